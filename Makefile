@@ -1,0 +1,75 @@
+# Every target starts from Python 3.11 (to 3.13) and pip; `make PYTHON=/path/to/python demo` names another interpreter.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
+PINS := pyproject.toml constraints.txt
+PEERS := .venv-peers
+
+.PHONY: help demo test test-all lint bench docs clean distclean
+
+help:
+	@echo "make demo      train a small language model in BabyAI-Text by online RL; results in runs/"
+	@echo "make test      lint, types, imports, and the tests, in under 20 minutes on two cores"
+	@echo "make test-all  the same with the slow tests, torch and peft"
+	@echo "make bench     our speed beside that of others; results in benchmarks/results/ and docs/benchmarks.md"
+	@echo "make lint      ruff, import-linter, mypy"
+	@echo "make docs      the documentation, in site/"
+	@echo "make clean     remove what was built; distclean: the virtual environments too"
+
+demo: $(VENV)/.base
+	$(BIN)/llmrl glam demo
+
+test: lint
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+
+test-all: $(VENV)/.torch lint
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache --no-logo
+	$(BIN)/mypy
+
+bench: $(VENV)/.torch $(PEERS)/.peers
+	$(BIN)/python -m benchmarks
+
+docs: $(VENV)/.docs
+	$(BIN)/mkdocs build --strict
+
+clean:
+	rm -rf build dist site *.egg-info .jax_cache .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf $(VENV) $(PEERS)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(not (3, 11) <= v < (3, 14) and f"{sys.executable} is Python {v.major}.{v.minor}; 3.11 to 3.13 is needed: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.base: $(PINS) | $(BIN)/python
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.dev: $(PINS) | $(BIN)/python
+	$(PIP) -e '.[dev]'
+	@touch $@ $(VENV)/.base
+
+# torch comes first: what wants torch would bring another one
+$(VENV)/.torch: $(PINS) | $(BIN)/python
+	$(PIP) torch==2.13.0
+	$(PIP) -e '.[dev,torch,track]'
+	@touch $@ $(VENV)/.dev $(VENV)/.base
+
+$(VENV)/.docs: $(PINS) | $(BIN)/python
+	$(PIP) -e '.[docs]'
+	@touch $@ $(VENV)/.base
+
+# the peers pin what we do not, so they live apart
+$(PEERS)/.peers: benchmarks/requirements-peers.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --disable-pip-version-check --quiet -r $<
+	$(PEERS)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps navix==0.7.4
+	@touch $@

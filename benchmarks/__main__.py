@@ -1,0 +1,62 @@
+"""`python -m benchmarks [names] [--quick]`: run benchmarks, record them, and make the page."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from benchmarks import harness, table
+from envs_jax.registry import nearest
+
+
+NOT_BENCHMARKS = ("__init__", "__main__", "harness", "table")
+
+
+def known() -> list[str]:
+    """The names of all benchmarks: the modules here that have a `run`."""
+    found = []
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        if path.stem not in NOT_BENCHMARKS and "\ndef run(" in path.read_text():
+            found.append(path.stem)
+    return found
+
+
+def main(names: Annotated[tuple[str, ...], tyro.conf.Positional] = (), quick: bool = False, here: bool = False) -> int:
+    """Run benchmarks beside their peers.
+
+    Args:
+        names: Which ones; none: all.
+        quick: A short pass that shows whether they work; its numbers do not enter the page.
+        here: Run in this process, not each in its own; for one name.
+    """
+    everything = known()
+    for name in names:
+        if name not in everything:
+            raise ValueError(
+                f"there is no benchmark {name!r}{nearest(name, everything)} (known: {', '.join(everything)})"
+            )
+    chosen = list(names or everything)
+    if here:
+        for name in chosen:
+            module = importlib.import_module(f"benchmarks.{name}")
+            harness.record(name, module.TITLE, module.run, quick)
+        return 0
+    failed = []
+    for name in chosen:
+        print(f"{name}:", flush=True)
+        if harness.execute(name, quick):
+            failed.append(name)
+    print(f"the table is {table.write().relative_to(harness.ROOT)}")
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    from llmrl_jax.run import cli
+
+    sys.exit(cli.guard(lambda: tyro.cli(main, prog="python -m benchmarks")))

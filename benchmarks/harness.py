@@ -1,0 +1,142 @@
+"""How benchmarks measure: compilation apart, medians of at least five, and the conditions written beside the numbers.
+
+A benchmark is a module with a `TITLE` and a function `run(quick: bool) -> Result`. Results go to
+`benchmarks/results/<name>.json`; `benchmarks.table` makes `docs/benchmarks.md` of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from llmrl_jax.run import info
+
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+REPEATS = 5
+OURS = "llmrl_jax"
+
+
+@dataclass
+class Row:
+    """One thing measured."""
+
+    case: str
+    """What is compared: rows of one case stand side by side."""
+    who: str
+    """`llmrl_jax`, or the peer."""
+    unit: str
+    """Of `samples`; more is better, unless it is seconds."""
+    samples: list[float]
+    """One value per repetition."""
+    compile_seconds: float | None = None
+    """Trace and compilation, not part of the samples; None where nothing compiles."""
+    note: str = ""
+    """What differs from the other rows, in a few words."""
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.samples)
+
+
+@dataclass
+class Result:
+    """What one benchmark found."""
+
+    rows: list[Row]
+    bars: list[str] = field(default_factory=list)
+    """What was aimed at, and whether it was met, one sentence each."""
+    notes: list[str] = field(default_factory=list)
+    """How it was measured."""
+
+
+def compiled(function: Callable, *args: Any, **jit_options: Any) -> tuple[Callable, float]:
+    """Trace and compile `function` for `args`. **Returns:** the compiled function and the seconds that took."""
+    started = time.perf_counter()
+    program = jax.jit(function, **jit_options).lower(*args).compile()
+    return program, time.perf_counter() - started
+
+
+def seconds(call: Callable[[], Any], *, repeats: int = REPEATS, warmup: int = 1) -> list[float]:
+    """The duration of each of `repeats` calls, after `warmup` calls; results are waited for."""
+    if repeats < REPEATS:
+        raise ValueError(f"repeats is {repeats}; a median of at least {REPEATS} is the rule")
+    for _ in range(warmup):
+        jax.block_until_ready(call())
+    times = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        jax.block_until_ready(call())
+        times.append(time.perf_counter() - started)
+    return times
+
+
+def rates(amount: float, times: Sequence[float]) -> list[float]:
+    """Amounts per second."""
+    return [amount / t for t in times]
+
+
+def peer_python() -> str | None:
+    """The interpreter of the peers' virtual environment; None where `make bench` has not built it."""
+    path = ROOT / os.environ.get("LLMRL_PEERS", ".venv-peers") / "bin" / "python"
+    return str(path) if path.exists() else None
+
+
+def run_peer(script: str | Path, *args: str, timeout: float = 1800) -> dict[str, Any]:
+    """Run a script with the peers' interpreter; the last line that it prints is JSON.
+
+    **Raises:** `FileNotFoundError` where that environment is missing; `RuntimeError` with the end of its output where
+    the script fails.
+    """
+    python = peer_python()
+    if python is None:
+        raise FileNotFoundError("the peers' environment .venv-peers is missing; `make bench` builds it")
+    env = {**os.environ, "JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", "cpu")}
+    command = [python, str(ROOT / "benchmarks" / script), *args]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=env, cwd=ROOT)
+    if done.returncode:
+        raise RuntimeError(f"{script} failed:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def record(name: str, title: str, run: Callable[[bool], Result], quick: bool) -> Path:
+    """Run a benchmark and write its JSON with the conditions that it ran under."""
+    before = info.machine()
+    started = time.perf_counter()
+    result = run(quick)
+    value = {
+        "name": name,
+        "title": title,
+        "quick": quick,
+        "date": time.strftime("%Y-%m-%d"),
+        "took_seconds": round(time.perf_counter() - started, 1),
+        "machine": before | {"load_average_after": round(os.getloadavg()[0], 2)},
+        "versions": info.versions(),
+        "peak_memory_gib": round(info.peak_memory_bytes() / 2**30, 2),
+        **asdict(result),
+    }
+    for row, made in zip(value["rows"], result.rows):
+        row["median"] = made.median
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}{'-quick' if quick else ''}.json"
+    path.write_text(json.dumps(value, indent=1) + "\n")
+    for row in result.rows:
+        print(f"  {row.case:<48} {row.who:<28} {row.median:>14,.4g} {row.unit}", flush=True)
+    return path
+
+
+def execute(name: str, quick: bool) -> int:
+    """Run one benchmark in a process of its own, so that none inherits another's memory, threads or caches."""
+    command = [sys.executable, "-m", "benchmarks", name, "--here", *(["--quick"] if quick else [])]
+    return subprocess.run(command, cwd=ROOT).returncode

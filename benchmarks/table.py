@@ -1,0 +1,78 @@
+"""Make `docs/benchmarks.md` of the recorded results."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import OURS, RESULTS, ROOT
+
+
+PAGE = ROOT / "docs" / "benchmarks.md"
+
+HEAD = """# Benchmarks
+
+Ours beside the peer, in one run on one machine (`make bench`). Medians of at least five repetitions after warm-up, the
+spread in brackets; compilation is never part of them and stands in a column of its own. Observations are folded into
+the carry, so that the compiler cannot leave them out. The last column is our median over the row's: above 1 we are
+faster. Figures of a loaded machine are lower bounds; its load average is given with each table.
+"""
+
+
+def number(x: float) -> str:
+    """Three significant digits: 0.0123, 4.56, 789, 12.3k, 1.23M."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(x) >= size:
+            return f"{x / size:.3g}{unit}"
+    return f"{x:.3g}"
+
+
+def _ratio(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    if row["who"] == OURS:
+        return ""
+    ours = [r for r in rows if r["case"] == row["case"] and r["who"] == OURS and r["unit"] == row["unit"]]
+    if not ours or not row["median"]:
+        return ""
+    best = ours[0]["median"]
+    ratio = row["median"] / best if row["unit"].startswith("s") and "/" not in row["unit"] else best / row["median"]
+    return f"{ratio:.3g}"
+
+
+def section(result: dict[str, Any]) -> str:
+    """One benchmark: its table, the bars, and the conditions."""
+    rows = result["rows"]
+    lines = [f"## {result['title']}", ""]
+    lines += ["| case | who | median | unit | compile (s) | ours / theirs |", "|---|---|---|---|---|---|"]
+    for row in rows:
+        samples = row["samples"]
+        spread = f" ({number(min(samples))} to {number(max(samples))})" if len(samples) > 1 else ""
+        compile_seconds = "" if row["compile_seconds"] is None else f"{row['compile_seconds']:.2f}"
+        who = f"**{row['who']}**" if row["who"] == OURS else row["who"]
+        who += f": {row['note']}" if row["note"] else ""
+        median = number(statistics.median(samples))
+        cells = [row["case"], who, f"{median}{spread}", row["unit"], compile_seconds, _ratio(row, rows)]
+        lines.append("| " + " | ".join(cells) + " |")
+    lines.append("")
+    lines += [f"- {text}" for text in (*result["bars"], *result["notes"])]
+    machine, versions = result["machine"], result["versions"]
+    lines.append(
+        f"- {result['date']}: {machine['cpu']}, {machine['cores']} cores, {machine['devices']}; load average "
+        f"{machine['load_average']} before and {machine['load_average_after']} after; Python {versions['python']}, "
+        f"jax {versions['jax']}; peak memory {result['peak_memory_gib']} GiB; {result['took_seconds']:.0f} s in all."
+    )
+    return "\n".join(lines) + "\n"
+
+
+def page(folder: Path = RESULTS) -> str:
+    """The whole page; results of quick runs are left out."""
+    results = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    return "\n".join([HEAD, *(section(r) for r in results if not r["quick"])])
+
+
+def write() -> Path:
+    """Write the page."""
+    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.write_text(page())
+    return PAGE

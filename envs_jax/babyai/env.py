@@ -1,0 +1,168 @@
+"""BabyAI as an `Environment`: `BabyAI-<level>-v0`, and `BabyAI-Text/<level>-v0`, which also says what it sees."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs_jax import spaces
+from envs_jax.babyai import glam, levels
+from envs_jax.babyai.constants import ACTIONS, AGENT, VIEW
+from envs_jax.babyai.levels import Level, draw
+from envs_jax.babyai.mission import CLAUSES, PUT_NEXT
+from envs_jax.babyai.state import STATE_MASK, STATE_SHIFT, Params, State
+from envs_jax.babyai.step import act
+from envs_jax.babyai.text import (
+    MISSION_LENGTH,
+    MISSIONS,
+    VIEW as SENTENCES,
+    mission_caption,
+    sentence_bound,
+    view_caption,
+)
+from envs_jax.babyai.verify import verify
+from envs_jax.babyai.view import view
+from envs_jax.env import Environment
+from envs_jax.registry import nearest
+
+
+LEVELS = {
+    "GoToRedBall": levels.go_to_red_ball,
+    "GoToRedBallGrey": levels.go_to_red_ball_grey,
+    "GoToRedBallNoDists": levels.go_to_red_ball_no_dists,
+    "GoToObj": levels.go_to_obj,
+    "GoToLocal": levels.go_to_local,
+    "PickupLoc": levels.pickup_loc,
+    "PutNextLocal": levels.put_next_local,
+    "OneRoom": levels.one_room,
+    "MixedTrainLocal": glam.mixed_train_local,
+    "MixedTestLocal": glam.mixed_test_local,
+    "PickUpSeqGoToLocal": glam.pick_up_seq_go_to_local,
+    "PickUpThenGoToLocal": glam.pick_up_then_go_to_local,
+    "GoToAfterPickUpLocal": glam.go_to_after_pick_up_local,
+    "PickUpSeqPickUpLocal": glam.pick_up_seq_pick_up_local,
+}
+"""Families of levels; an id stands for one of them and its options."""
+
+
+class BabyAI(Environment[State, Params]):
+    """One BabyAI level. Observations: `image` uint8 `[7, 7, 3]`, `direction` int32 `[]`, `mission` a caption of
+    `text.MISSIONS`, and with `text` also `text`, a caption of `text.VIEW` with up to `max_sentences` sentences.
+    `info`: `success` bool, `task` int32, an index into `task_names`."""
+
+    def __init__(self, level: Level, text: bool = False):
+        self.level, self.text = level, text
+        self.task_names = level.tasks
+        self.max_sentences = sentence_bound(level.num_objects)
+
+    @property
+    def default_params(self) -> Params:
+        return Params(
+            max_steps=np.int32(0),
+            reward_decay=np.float32(0.9),
+            task_weights=np.ones(len(self.task_names), np.float32),
+        )
+
+    @property
+    def action_names(self) -> tuple[str, ...]:
+        return ACTIONS
+
+    def observation_space(self, params):
+        found: dict[str, spaces.Space] = {
+            "image": spaces.Box(0, AGENT, (VIEW, VIEW, 3), np.uint8),
+            "direction": spaces.Discrete(4),
+            "mission": spaces.Box(-1, len(MISSIONS) - 1, (MISSION_LENGTH,), np.int16),
+        }
+        if self.text:
+            found["text"] = spaces.Box(-1, len(SENTENCES) - 1, (self.max_sentences,), np.int16)
+        return spaces.Dict(found)
+
+    def action_space(self, params):
+        return spaces.Discrete(len(ACTIONS))
+
+    def observe(self, state: State) -> dict[str, jax.Array]:
+        """The observation of a state."""
+        image = view(state.grid, state.position, state.direction, state.carrying)
+        obs = {"image": image, "direction": state.direction, "mission": state.mission_caption}
+        if self.text:
+            # without the barrier XLA's CPU compiler computes the view anew for every sentence: ten times the work
+            image = jax.lax.optimization_barrier(image)
+            obs = {**obs, "image": image, "text": view_caption(image, self.max_sentences)}
+        return obs
+
+    def step_limit(self, kind: jax.Array, task: jax.Array, params: Params) -> jax.Array:
+        """The step limit of an episode: int32 `[]`."""
+        navigations = jnp.sum(kind > 0) + jnp.sum(kind == PUT_NEXT)
+        own = self.level.rooms.size**2 * self.level.rooms_used(task) * navigations
+        return jnp.where(jnp.asarray(params.max_steps) > 0, params.max_steps, own).astype(jnp.int32)
+
+    def reset(self, key, params):
+        (layout, grid, (mission, mover, fixed)), task = draw(self.level, key, params)
+        cell = layout.cell.astype(jnp.int16)
+        packed = layout.packed().astype(jnp.int16)
+        state = State(
+            grid=grid.reshape(self.level.rooms.width, self.level.rooms.height),
+            object=packed & ~(STATE_MASK << STATE_SHIFT),
+            cell=cell,
+            content=jnp.zeros_like(cell),
+            tracked=cell,
+            carrying=jnp.int16(0),
+            position=layout.position.astype(jnp.int32),
+            direction=layout.direction.astype(jnp.int32),
+            step_count=jnp.int32(0),
+            max_steps=self.step_limit(mission.kind, task, params),
+            mission=mission,
+            mission_caption=mission_caption(mission),
+            mover=mover,
+            fixed=fixed,
+            held=jnp.full(CLAUSES, -1, jnp.int8),
+            met=jnp.zeros(CLAUSES, bool),
+            task=task,
+        )
+        return self.observe(state), state
+
+    def step(self, key, state, action, params):
+        action = jnp.asarray(action, jnp.int32)
+        state, ahead, thing = act(state, action)
+        state, success, failure = verify(state, action, ahead, thing, self.level.clauses, self.level.kinds)
+        # 1 - decay * steps / limit, as one division of integers, which rounds as the reference's float64 does
+        decay = jnp.round(jnp.asarray(params.reward_decay) * 1000)
+        limit = 1000 * state.max_steps.astype(jnp.float32)
+        reward = jnp.where(success, (limit - decay * state.step_count) / limit, 0.0).astype(jnp.float32)
+        info = {"success": success, "task": state.task}
+        truncated = state.step_count >= state.max_steps
+        return self.observe(state), state, reward, success | failure, truncated, info
+
+    def describe(self, obs) -> dict[str, str]:
+        said = {"mission": MISSIONS.render(obs["mission"])}
+        if self.text:
+            said["text"] = SENTENCES.render(obs["text"])
+        return said
+
+    def render(self, state) -> np.ndarray:
+        from envs_jax.babyai.render import render
+
+        return render(state)
+
+
+def make(level: str, text: bool = False, **options: Any) -> BabyAI:
+    """Build a level of `LEVELS`.
+
+    **Arguments:** `level`, a family; `text`, whether observations include BabyAI-Text's sentences; `options`, those
+    of the family (`room_size`, `num_dists`, `num_objs`).
+    **Raises:** `TypeError` for an option that the family lacks, `ValueError` for one out of range.
+    """
+    if level not in LEVELS:
+        raise KeyError(f"no BabyAI level is called {level!r}{nearest(level, list(LEVELS))}")
+    accepted = list(inspect.signature(LEVELS[level]).parameters)
+    for name, value in options.items():
+        if name not in accepted:
+            takes = ", ".join(accepted) or "no option"
+            raise TypeError(f"{level} has no option {name!r}{nearest(name, accepted)} (it takes {takes})")
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{level}: {name} is {value!r}; a whole number is needed")
+    return BabyAI(LEVELS[level](**options), text)

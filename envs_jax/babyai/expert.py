@@ -1,0 +1,170 @@
+"""A shortest-path expert for BabyAI's clauses, on the device: the source of demonstrations.
+
+It reads the true state, not the view. For the clause at hand it knows what to face and which action to take there,
+and finds the shortest way by breadth-first search backwards over poses (cell and heading), with sets of cells as
+words of bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs_jax.babyai.constants import (
+    BOX,
+    CLOSED,
+    DOOR,
+    DROP,
+    EMPTY,
+    FORWARD,
+    KEY,
+    LEFT,
+    LOCKED,
+    PICKUP,
+    RIGHT,
+    TOGGLE,
+)
+from envs_jax.babyai.mission import AFTER, GO_TO, NO_CLAUSE, OPEN_DOOR, PUT_NEXT
+from envs_jax.babyai.state import State, color_of, id_of, state_of, type_of
+from envs_jax.babyai.verify import member
+from envs_jax.babyai.view import front
+
+
+def _words(mask: jax.Array) -> jax.Array:
+    """Columns of a bool mask `[W, H]` as words of bits: uint32 `[W]`."""
+    bits = np.uint32(1) << np.arange(mask.shape[1], dtype=np.uint32)
+    return jnp.sum(jnp.where(mask, bits, np.uint32(0)), axis=1, dtype=jnp.uint32)
+
+
+def _behind(cells: jax.Array, heading: int) -> jax.Array:
+    """The cells from which one step in a heading leads into `cells` (words)."""
+    zero = jnp.zeros_like(cells[:1])
+    if heading == 0:
+        return jnp.concatenate([cells[1:], zero])
+    if heading == 1:
+        return cells >> 1
+    if heading == 2:
+        return jnp.concatenate([zero, cells[:-1]])
+    return cells << 1
+
+
+def _holds(words: jax.Array, position: jax.Array) -> jax.Array:
+    return words[position[0]] >> position[1].astype(jnp.uint32) & 1 == 1
+
+
+def _search(targets, free, movable, position, heading):
+    """The first move of a shortest way to face a target.
+
+    **Arguments:** words of cells: `targets`, to be faced; `free`, that can be walked on; `movable`, that could be
+    cleared, used only where there is no other way; the pose.
+    **Returns:** `(there, found, move)`: whether the pose faces a target already, whether there is a way, and its
+    first action (FORWARD, LEFT or RIGHT).
+    """
+    goals = jnp.stack([_behind(targets, h) for h in range(4)])
+    ahead = front(position, jnp.asarray(heading))
+
+    def moves(poses, walkable):
+        """Whether going forward, left or right leads into a set of poses."""
+        forward = _holds(poses[heading], ahead) & _holds(walkable, ahead)
+        return forward, _holds(poses[(heading - 1) & 3], position), _holds(poses[(heading + 1) & 3], position)
+
+    def grow(poses, walkable):
+        turned = poses | jnp.roll(poses, 1, 0) | jnp.roll(poses, -1, 0)
+        return turned | jnp.stack([_behind(poses[h] & walkable, h) for h in range(4)])
+
+    def searching(carry):
+        poses, forced, stuck = carry
+        found = jnp.any(jnp.stack(moves(poses, jnp.where(forced, free | movable, free))))
+        return ~found & ~stuck
+
+    def body(carry):
+        poses, forced, _ = carry
+        grown = grow(poses, jnp.where(forced, free | movable, free))
+        still = jnp.all(grown == poses)
+        # no way so far: once more, through what can be moved
+        return jnp.where(still & ~forced, goals, grown), forced | still, still & forced
+
+    start = (goals, jnp.bool_(False), jnp.bool_(False))
+    poses, forced, stuck = jax.lax.while_loop(searching, body, start)
+    forward, left, _ = moves(poses, jnp.where(forced, free | movable, free))
+    move = jnp.where(forward, FORWARD, jnp.where(left, LEFT, RIGHT))
+    return _holds(goals[heading], position), ~stuck, move
+
+
+def expert_action(state: State, env: Any) -> jax.Array:
+    """The next action of a shortest way to fulfil the mission.
+
+    Safe under `jit` and `vmap`, and always returns: where nothing can be done (the object is destroyed) it turns.
+    Ways through closed doors open them; objects in the only way are picked up and dropped elsewhere.
+
+    **Arguments:** `state`, of a BabyAI world; `env`, that world, perhaps wrapped, for its static facts.
+    **Returns:** int32 `[]`.
+    """
+    clauses = getattr(env, "unwrapped", env).level.clauses
+    width, height = state.grid.shape
+    cells = state.grid.astype(jnp.int32)
+    kind, door = type_of(cells), state_of(cells)
+    ids = np.arange(state.cell.shape[0])
+    hand = id_of(state.carrying.astype(jnp.int32))
+    heading = state.direction
+
+    # the clause at hand: the first unfulfilled one of the half whose turn it is
+    absent = state.mission.kind == NO_CLAUSE
+    done = [state.met[c] & (state.met[c + 1] | absent[c + 1]) for c in (0, 2)]
+    half = jnp.int32(0)
+    if 2 in clauses:
+        half = jnp.where(jnp.where(state.mission.order == AFTER, done[1], ~done[0]), 0, 2)
+    clause = half + state.met[half]
+    verb, mover, fixed = state.mission.kind[clause], state.mover[clause], state.fixed[clause]
+    wanted, beside = member(mover, ids), member(fixed, ids)
+
+    def where(objects, at):
+        """The cells of a set of objects, as a mask `[W, H]`."""
+        found = (at[:, None] == np.arange(width * height)) & objects[:, None]
+        return jnp.any(found, axis=0).reshape(width, height)
+
+    thing = state.object.astype(jnp.int32)
+    look = jnp.take(cells.reshape(-1), jnp.maximum(state.cell, 0))
+    locked = wanted & (type_of(look) == DOOR) & (state_of(look) == LOCKED)
+    holds_key = (hand >= 0) & (type_of(state.carrying) == KEY)
+    opens = locked & holds_key & (color_of(thing) == color_of(state.carrying.astype(jnp.int32)))
+    ready = (wanted & ~locked) | opens
+    door_colors = jnp.any(locked[:, None] & (color_of(thing)[:, None] == np.arange(6)), axis=0)
+    keys = (type_of(thing) == KEY) & door_colors[color_of(thing)]
+
+    # what to face, what to do there, and whether the hands are wrong for it
+    going, opening, putting = verb == GO_TO, verb == OPEN_DOOR, verb == PUT_NEXT
+    fetching_key = opening & ~jnp.any(ready)
+    carrying_it = putting & member(mover, hand)
+    mask = where(wanted, jnp.where(going, state.tracked, state.cell))
+    mask = jnp.where(opening, where(jnp.where(fetching_key, keys, ready), state.cell), mask)
+    near = _words(where(beside, state.cell))
+    around = _behind(near, 0) | _behind(near, 1) | _behind(near, 2) | _behind(near, 3)
+    empty = _words(kind == EMPTY)
+    targets = jnp.where(carrying_it, around & empty, _words(mask))
+    act = jnp.where(carrying_it, DROP, jnp.where(going, FORWARD, PICKUP))
+    act = jnp.where(opening & ~fetching_key, TOGGLE, act)
+    must_drop = (hand >= 0) & (act == PICKUP)
+
+    # with the wrong thing in hand, a way is wanted that does not lead over where it would be put
+    ahead = front(state.position, heading)
+    x, y = np.arange(width)[:, None], np.arange(height)
+    at_front = _words((x == ahead[0]) & (y == ahead[1]))
+    avoid = jnp.where(must_drop, at_front, np.uint32(0))
+    free = _words((kind == EMPTY) | (kind == DOOR) & (door != LOCKED)) & ~avoid
+    movable = _words((kind >= KEY) & (kind <= BOX)) & ~avoid
+    there, found, move = _search(targets, free, movable, state.position, heading)
+
+    front_kind, front_door = type_of(cells[ahead[0], ahead[1]]), state_of(cells[ahead[0], ahead[1]])
+    can_drop = front_kind == EMPTY
+    put_down = jnp.where(can_drop, DROP, RIGHT)
+    step = move
+    step = jnp.where((move == FORWARD) & (front_kind == DOOR) & (front_door == CLOSED), TOGGLE, step)
+    blocked = (move == FORWARD) & (front_kind >= KEY) & (front_kind <= BOX)
+    step = jnp.where(blocked, jnp.where(hand < 0, PICKUP, put_down), step)
+    step = jnp.where(there, act, step)
+    step = jnp.where(must_drop, jnp.where(can_drop & (found | there), DROP, RIGHT), step)
+    return jnp.where(found | there, step, RIGHT).astype(jnp.int32)

@@ -1,0 +1,262 @@
+"""The levels: how an episode's room, objects and mission are drawn (glam reference, sections 2.6, 6.1 and 6.6).
+
+Each level has minigrid's distribution (GLAM's levels: that of its fork). Where minigrid's tries for one object come
+to a uniform draw from the allowed cells, that draw is made directly; a world that minigrid rejects as a whole is
+rejected here too, until every row of a batch has an accepted one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs_jax.babyai.constants import BALL, BOX, COLORS, GREY, KEY, RED
+from envs_jax.babyai.layout import (
+    Dice,
+    Layout,
+    Rooms,
+    adjacent,
+    all_reachable,
+    apart,
+    draw_pose,
+    fill,
+    matches,
+    word,
+)
+from envs_jax.babyai.mission import (
+    ANY,
+    GO_TO,
+    LOCATIONS,
+    NO_CLAUSE,
+    PICK_UP,
+    PUT_NEXT,
+    SINGLE,
+)
+from envs_jax.babyai.state import MAX_OBJECTS, MAX_SIDE, Params
+
+
+LOOSE = (KEY, BALL, BOX)
+"""What `add_distractors` draws from."""
+
+Drawn = tuple[Layout, jax.Array, Any]
+"""A layout, its grid of packed cells int16 `[cells]`, and the mission with its object sets."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """The static facts of a level."""
+
+    rooms: Rooms
+    num_objects: int
+    """Objects in a world, doors included: `O`."""
+    tasks: tuple[str, ...]
+    kinds: frozenset[int]
+    """The kinds of clause that its missions use."""
+    clauses: tuple[int, ...]
+    """The clauses that its missions use."""
+    attempt: Callable[[Dice, jax.Array], Drawn]
+    """`(dice, task) -> drawn`: one try; the layout says whether it is accepted."""
+    rooms_used: Callable[[jax.Array], Any] = lambda task: 1
+    """`task -> rooms`, for the step limit."""
+    located: bool = False
+    """Whether its missions may say where an object lies from the start ("on your left")."""
+
+
+def draw(level: Level, key: jax.Array, params: Params) -> tuple[Drawn, jax.Array]:
+    """An accepted world of a level, and its task int32 `[]`."""
+    task = jnp.int32(0)
+    if len(level.tasks) > 1:
+        weights = jnp.cumsum(jnp.asarray(params.task_weights, jnp.float32))
+        share = jax.random.uniform(jax.random.fold_in(key, 0)) * weights[-1]
+        task = jnp.sum(share >= weights[:-1], dtype=jnp.int32)
+    count = Dice()
+    blank = jax.eval_shape(lambda task: level.attempt(count, task), task)
+    none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), blank)
+
+    def again(carry):
+        tries, _ = carry
+        bits = jax.random.bits(jax.random.fold_in(key, tries), (count.used,), jnp.uint32)
+        return tries + 1, level.attempt(Dice(bits), task)
+
+    _, drawn = jax.lax.while_loop(lambda carry: ~carry[1][0].accepted, again, (jnp.int32(1), none))
+    return drawn, task
+
+
+def descriptors(*clauses: tuple[int, list]) -> tuple[jax.Array, ...]:
+    """Arrays for `word`: clauses are `(index, [(type, color, location), ...])`."""
+    table: list = [[[ANY] * 3, [ANY] * 3] for _ in range(4)]
+    for index, named in clauses:
+        for k, descriptor in enumerate(named):
+            table[index][k] = list(descriptor)
+    rows = jnp.stack([jnp.stack([jnp.stack([jnp.asarray(v, jnp.int32) for v in d]) for d in c]) for c in table])
+    return rows[..., 0], rows[..., 1], rows[..., 2]
+
+
+def single(rooms: Rooms, layout: Layout, kind: int, *named):
+    """A mission of one clause, about one or two `(type, color, location)`."""
+    type, color, location = descriptors((0, list(named)))
+    return word(rooms, layout, [kind, NO_CLAUSE, NO_CLAUSE, NO_CLAUSE], SINGLE, type, color, location)
+
+
+def things(dice: Dice, n: int) -> tuple[jax.Array, jax.Array]:
+    """Types and colours of `n` loose objects, uniform and independent: int32 `[n]` each."""
+    look = dice.below(len(LOOSE) * len(COLORS), n)
+    return LOOSE[0] + look // len(COLORS), look % len(COLORS)
+
+
+def unique_things(dice: Dice, n: int) -> tuple[jax.Array, jax.Array]:
+    """The same, no two alike."""
+    look = dice.pick(len(LOOSE) * len(COLORS), n)
+    return LOOSE[0] + look // len(COLORS), look % len(COLORS)
+
+
+def agent_first(dice: Dice, rooms: Rooms, kind, color, walls=None):
+    """One room: the agent anywhere, then the objects two steps or more from it."""
+    floor = rooms.interior(0, 0)
+    pose = jnp.asarray(np.flatnonzero(floor).astype(np.int32))[dice.below(floor.sum())]
+    position = jnp.stack([pose // rooms.height, pose % rooms.height])
+    direction = dice.below(4)
+    cell, fits = dice.cells(floor & apart(rooms, position), kind.shape[0])
+    cell = jnp.where(kind > 0, cell, -1)
+    layout = Layout(kind, color, jnp.zeros_like(kind), cell, position, direction, fits)
+    return layout, fill(rooms.walls if walls is None else walls, layout.packed(), cell)
+
+
+def objects_first(dice: Dice, rooms: Rooms, kind, color):
+    """One room: the objects two steps or more from its centre, then the agent, facing no object."""
+    floor = rooms.interior(0, 0)
+    cell, fits = dice.cells(jnp.asarray(floor & apart(rooms, rooms.centre)), kind.shape[0])
+    layout = Layout(kind, color, jnp.zeros_like(kind), cell, jnp.zeros(2, jnp.int32), jnp.int32(0), fits)
+    grid = fill(rooms.walls, layout.packed(), cell)
+    position, direction, found = draw_pose(dice, rooms, grid, floor)
+    return layout.replace(position=position, direction=direction, accepted=fits & found), grid
+
+
+def check_room(name: str, room_size: int, count: int, *, agent_first: bool = True, unique: bool = False) -> Rooms:
+    """Refuse a room that can never hold its objects."""
+    if not 4 <= room_size <= MAX_SIDE:
+        raise ValueError(f"{name}: room_size is {room_size}; it runs from 4 to {MAX_SIDE}, walls included")
+    if not 1 <= count <= MAX_OBJECTS:
+        raise ValueError(f"{name}: {count} objects; a level has 1 to {MAX_OBJECTS}")
+    rooms = Rooms(room_size)
+    floor = rooms.interior(0, 0)
+    corner = (1, 1) if agent_first else rooms.centre
+    places = int((floor & apart(rooms, corner)).sum())
+    if count > places:
+        raise ValueError(
+            f"{name}: {count} objects cannot all lie two steps from the agent in a room of size {room_size}: its floor "
+            f"has {floor.sum()} cells, {places} of them far enough; take a larger room_size or fewer objects"
+        )
+    if unique and count > len(LOOSE) * len(COLORS):
+        raise ValueError(f"{name}: {count} different objects; there are {len(LOOSE) * len(COLORS)}")
+    return rooms
+
+
+def _go_to_red_ball(name: str, room_size: int, num_dists: int, grey: bool) -> Level:
+    rooms = check_room(name, room_size, num_dists + 1)
+
+    def attempt(dice, task):
+        kind, color = things(dice, num_dists + 1)
+        kind, color = kind.at[0].set(BALL), color.at[0].set(RED)
+        if grey:
+            color = color.at[1:].set(GREY)
+        layout, grid = agent_first(dice, rooms, kind, color)
+        layout = layout.replace(accepted=layout.accepted & all_reachable(rooms, grid, layout.position))
+        return layout, grid, single(rooms, layout, GO_TO, (BALL, RED, ANY))
+
+    return Level(rooms, num_dists + 1, ("go_to",), frozenset({GO_TO}), (0,), attempt)
+
+
+def go_to_red_ball(room_size: int = 8, num_dists: int = 7) -> Level:
+    """Go to the red ball, among distractors."""
+    return _go_to_red_ball("GoToRedBall", room_size, num_dists, False)
+
+
+def go_to_red_ball_grey(room_size: int = 8, num_dists: int = 7) -> Level:
+    """Go to the red ball, among grey distractors."""
+    return _go_to_red_ball("GoToRedBallGrey", room_size, num_dists, True)
+
+
+def go_to_red_ball_no_dists() -> Level:
+    """Go to the red ball, alone in the room."""
+    return _go_to_red_ball("GoToRedBallNoDists", 8, 0, False)
+
+
+def go_to_obj(room_size: int = 8) -> Level:
+    """Go to the only object."""
+    return _go_to_one("GoToObj", room_size, 1)
+
+
+def go_to_local(room_size: int = 8, num_dists: int = 8) -> Level:
+    """Go to one of `num_dists` objects."""
+    return _go_to_one("GoToLocal", room_size, num_dists)
+
+
+def _go_to_one(name: str, room_size: int, count: int) -> Level:
+    rooms = check_room(name, room_size, count)
+
+    def attempt(dice, task):
+        kind, color = things(dice, count)
+        layout, grid = agent_first(dice, rooms, kind, color)
+        layout = layout.replace(accepted=layout.accepted & all_reachable(rooms, grid, layout.position))
+        target = dice.below(count)
+        return layout, grid, single(rooms, layout, GO_TO, (kind[target], color[target], ANY))
+
+    return Level(rooms, count, ("go_to",), frozenset({GO_TO}), (0,), attempt)
+
+
+def pickup_loc(room_size: int = 8) -> Level:
+    """Pick up one of eight objects, described by type, perhaps colour, perhaps where it lies from the start."""
+    count = 8
+    rooms = check_room("PickupLoc", room_size, count, agent_first=False)
+    grids = np.meshgrid(
+        [ANY, *range(len(COLORS))], LOOSE, [ANY] * len(LOCATIONS) + list(range(len(LOCATIONS))), indexing="ij"
+    )
+    colors, types, places = (grid.reshape(-1) for grid in grids)
+
+    def attempt(dice, task):
+        kind, color = things(dice, count)
+        layout, grid = objects_first(dice, rooms, kind, color)
+        layout = layout.replace(accepted=layout.accepted & all_reachable(rooms, grid, layout.position))
+        # every descriptor as often as minigrid tries it (a location half of the time), among those that match
+        found = jnp.any(matches(rooms, layout, types, colors, places), axis=-1)
+        pick, _ = dice.cells(found, 1)
+        descriptor = tuple(jnp.asarray(a)[pick[0]] for a in (types, colors, places))
+        return layout, grid, single(rooms, layout, PICK_UP, descriptor)
+
+    return Level(rooms, count, ("pick_up",), frozenset({PICK_UP}), (0,), attempt, located=True)
+
+
+def put_next_local(room_size: int = 8, num_objs: int = 8) -> Level:
+    """Put one of `num_objs` different objects next to another one."""
+    rooms = check_room("PutNextLocal", room_size, num_objs, unique=True)
+    if num_objs < 2:
+        raise ValueError(f"PutNextLocal: num_objs is {num_objs}; at least 2 are needed")
+
+    def attempt(dice, task):
+        kind, color = unique_things(dice, num_objs)
+        layout, grid = agent_first(dice, rooms, kind, color)
+        a, b = dice.pick(num_objs, 2)
+        mission, mover, fixed = single(rooms, layout, PUT_NEXT, (kind[a], color[a], ANY), (kind[b], color[b], ANY))
+        reachable = all_reachable(rooms, grid, layout.position)
+        accepted = layout.accepted & reachable & ~adjacent(rooms, layout, mover[0], fixed[0])
+        return layout.replace(accepted=accepted), grid, (mission, mover, fixed)
+
+    return Level(rooms, num_objs, ("put_next",), frozenset({PUT_NEXT}), (0,), attempt)
+
+
+def one_room(room_size: int = 8) -> Level:
+    """Pick up the ball, the only object."""
+    rooms = check_room("OneRoom", room_size, 1, agent_first=False)
+
+    def attempt(dice, task):
+        color = dice.below(len(COLORS), 1)
+        layout, grid = objects_first(dice, rooms, jnp.full(1, BALL, jnp.int32), color)
+        return layout, grid, single(rooms, layout, PICK_UP, (BALL, ANY, ANY))
+
+    return Level(rooms, 1, ("pick_up",), frozenset({PICK_UP}), (0,), attempt)

@@ -1,0 +1,192 @@
+"""BabyAI in words: missions in BabyAI's own grammar, views in BabyAI-Text's (glam reference, sections 2.3 and 6.5)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from itertools import pairwise, product
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs_jax.babyai.constants import BALL, BOX, COLORS, DOOR, EMPTY, KEY, STATES, TYPES, UNSEEN, VIEW as SIDE, WALL
+from envs_jax.babyai.mission import AFTER, BEFORE, CLAUSES, GO_TO, NO_CLAUSE, PUT_NEXT, Mission
+from envs_jax.text import Limit, Phrasebook, compact
+
+
+# The view. Order of ids: carrying (3 types x 6 colours), walls ahead, left and right, then things in sight:
+# kind (door open, closed, locked, key, ball, box) x colour x place, places left column first and far to near.
+
+PORTABLE = (KEY, BALL, BOX)
+AGENT_X, AGENT_Y = SIDE // 2, SIDE - 1
+PLACES = tuple((i, j) for i in range(SIDE) for j in range(SIDE) if (i, j) != (AGENT_X, AGENT_Y))
+
+CARRY = 0
+WALL_AHEAD = CARRY + len(PORTABLE) * len(COLORS)
+WALL_LEFT = WALL_AHEAD + AGENT_Y
+WALL_RIGHT = WALL_LEFT + AGENT_X
+THING = WALL_RIGHT + AGENT_X
+
+WALL_SENTENCES = 3
+"""At most this many sentences of a caption speak of walls; every other one speaks of one object of the world."""
+
+
+def sentence_bound(num_objects: int) -> int:
+    """The sentences that a view can need in a world of `num_objects` objects, doors included: one for each (seen or
+    carried), three for walls; at most 48 places, a carried object and three walls in any world."""
+    return min(num_objects, len(PLACES) + 1) + WALL_SENTENCES
+
+
+def _steps(n: int) -> str:
+    return f"{n} step{'s' if n > 1 else ''}"
+
+
+def _where(i: int, j: int) -> str:
+    dx, dy = i - AGENT_X, AGENT_Y - j
+    parts = [f"{_steps(abs(dx))} {'left' if dx < 0 else 'right'}"] if dx else []
+    return " and ".join(parts + ([f"{_steps(dy)} forward"] if dy else []))
+
+
+def _view_phrases() -> list[str]:
+    things = [f"{state} {{}} {TYPES[DOOR]}" for state in STATES] + [f"{{}} {TYPES[t]}" for t in PORTABLE]
+    return [
+        *(f"You carry a {color} {TYPES[t]}" for t, color in product(PORTABLE, COLORS)),
+        *(f"You see a wall {_steps(n)} forward" for n in range(1, AGENT_Y + 1)),
+        *(f"You see a wall {_steps(n)} left" for n in range(1, AGENT_X + 1)),
+        *(f"You see a wall {_steps(n)} right" for n in range(1, AGENT_X + 1)),
+        *(f"You see a {t.format(c)} {_where(i, j)}" for t, c, (i, j) in product(things, COLORS, PLACES)),
+    ]
+
+
+VIEW = Phrasebook(_view_phrases(), separator=", ", name="babyai.VIEW")
+"""The sentences of BabyAI-Text. Levels hold walls, doors, keys, balls and boxes; nothing else has a sentence."""
+
+
+def _first_wall(types: jax.Array, base: int) -> jax.Array:
+    """The sentence for a ray of cells, nearest first: a wall if the first cell that is neither unseen nor empty is
+    one, else none."""
+    solid = (types != UNSEEN) & (types != EMPTY)
+    distance = jnp.argmax(solid)
+    wall = types[distance] == WALL
+    return jnp.where(wall, base + distance, -1).astype(jnp.int16)
+
+
+def view_caption(image: jax.Array, max_sentences: int) -> jax.Array:
+    """What BabyAI-Text says of a view: carried object, walls ahead, left and right, then every thing in sight, left
+    column first and far to near.
+
+    **Arguments:** `image`, uint8 `[7, 7, 3]`, indexed `[column, row]`, the agent at (3, 6) where the carried object
+    is drawn; `max_sentences`, `C`, see `sentence_bound`.
+    **Returns:** a caption of `VIEW`, int16 `[C]`; sentences beyond `C` are left out.
+    """
+    kind, color, state = (image[..., k].astype(jnp.int16) for k in range(3))
+    thing = jnp.where(kind == DOOR, state, kind + (len(STATES) - KEY))
+    named = (kind >= DOOR) & (kind <= BOX)
+    place = np.zeros((SIDE, SIDE), np.int16)
+    place[tuple(zip(*PLACES))] = np.arange(len(PLACES))
+    ids = jnp.where(named, THING + (thing * len(COLORS) + color) * len(PLACES) + place, -1).astype(jnp.int16)
+    flat, agent = ids.reshape(-1), AGENT_X * SIDE + AGENT_Y
+    held, held_color = kind[AGENT_X, AGENT_Y], color[AGENT_X, AGENT_Y]
+    carry = jnp.where((held >= KEY) & (held <= BOX), CARRY + (held - KEY) * len(COLORS) + held_color, -1)
+    walls = [
+        _first_wall(kind[AGENT_X, AGENT_Y - 1 :: -1], WALL_AHEAD),
+        _first_wall(kind[AGENT_X - 1 :: -1, AGENT_Y], WALL_LEFT),
+        _first_wall(kind[AGENT_X + 1 :, AGENT_Y], WALL_RIGHT),
+    ]
+    return compact(jnp.where(np.arange(flat.size) == agent, jnp.int16(-1), flat), max_sentences, [carry, *walls])
+
+
+def view_limits(size: int, doors: int) -> tuple[Limit, ...]:
+    """How often a caption of `size` sentences, as `sentence_bound` counts them, can say what in a world of so many
+    doors: for the tightest prompt that holds every caption."""
+    bases = (CARRY, WALL_AHEAD, WALL_LEFT, WALL_RIGHT, THING)
+    once = [Limit(range(base, end), 1) for base, end in pairwise(bases)]
+    key = THING + len(STATES) * len(COLORS) * len(PLACES)
+    return (*once, Limit(range(THING, key), doors), Limit(range(key, len(VIEW)), size - WALL_SENTENCES))
+
+
+# Missions. Phrases are whole words, so the comma of "A, then C" belongs to the noun before it.
+
+VERBS = ("go to", "open", "pick up", "put")
+NEXT_TO, AND, THEN, AFTER_YOU = range(len(VERBS), len(VERBS) + 4)
+NOUN = AFTER_YOU + 1
+NOUN_TYPES = ("object", "door", "key", "ball", "box")
+PLACE_WORDS = ("", " on your left", " on your right", " in front of you", " behind you")
+COMMAS = ("", ",")
+ARTICLES = ("the", "a")
+
+MISSION_LENGTH = CLAUSES * 4 + 3
+"""The phrases of the longest mission: four times `put X next to Y`, and three connectives."""
+
+
+def _noun_phrases() -> list[str]:
+    kinds = product(ARTICLES, ("", *(f"{color} " for color in COLORS)), NOUN_TYPES, PLACE_WORDS, COMMAS)
+    return [f"{article} {color}{kind}{place}{comma}" for article, color, kind, place, comma in kinds]
+
+
+MISSIONS = Phrasebook(
+    [*VERBS, "next to", "and", "then", "after you", *_noun_phrases()], separator=" ", name="babyai.MISSIONS"
+)
+"""The words of a mission: verbs, connectives, and noun phrases with their place and, before ", then", their comma."""
+
+
+def mission_caption(mission: Mission) -> jax.Array:
+    """The surface of a mission, as minigrid words it: a caption of `MISSIONS`, int16 `[MISSION_LENGTH]`."""
+    kind, order = mission.kind.astype(jnp.int16), mission.order.astype(jnp.int16)
+    there = kind != NO_CLAUSE
+    last = jnp.stack([~there[1], there[1]])
+    comma = jnp.concatenate([last & (order == BEFORE), jnp.zeros(2, bool)])
+    put = kind == PUT_NEXT
+    # the comma stands behind the last noun of the first half
+    commas = jnp.stack([comma & ~put, comma & put], axis=1).astype(jnp.int16)
+    article, color = mission.many.astype(jnp.int16), mission.color.astype(jnp.int16) + 1
+    type_ = jnp.maximum(mission.type.astype(jnp.int16) - DOOR + 1, 0)
+    place = mission.location.astype(jnp.int16) + 1
+    noun = article
+    for digit, base in (
+        (color, len(COLORS) + 1),
+        (type_, len(NOUN_TYPES)),
+        (place, len(PLACE_WORDS)),
+        (commas, len(COMMAS)),
+    ):
+        noun = noun * base + digit
+    noun = noun + NOUN
+
+    def only(present, value):
+        return jnp.where(present, value, -1).astype(jnp.int16)
+
+    clauses = jnp.stack(
+        [only(there, kind - 1), only(there, noun[:, 0]), only(put, NEXT_TO), only(put, noun[:, 1])], axis=1
+    )
+    sequel = jnp.where(order == BEFORE, THEN, only(order == AFTER, AFTER_YOU)).astype(jnp.int16)
+    parts = [clauses[0], only(there[1], AND)[None], clauses[1], sequel[None]]
+    parts += [clauses[2], only(there[3], AND)[None], clauses[3]]
+    return compact(jnp.concatenate(parts), MISSION_LENGTH)
+
+
+def mission_limits(
+    kinds: Collection[int] = range(GO_TO, PUT_NEXT + 1), clauses: int = CLAUSES, located: bool = True
+) -> tuple[int, tuple[Limit, ...]]:
+    """How long a mission can be: for the tightest prompt that holds every one.
+
+    **Arguments:** `kinds`, the kinds of clause that a level's missions use; `clauses`, how many at most; `located`,
+    whether a noun phrase may say where its object lies.
+    **Returns:** the phrases of the longest caption, and how often it can say what.
+    """
+    put = clauses if PUT_NEXT in kinds else 0
+    nouns = clauses + put
+    usable: list[int] = []
+    unusable: list[int] = []
+    digits = product(ARTICLES, range(len(COLORS) + 1), NOUN_TYPES, PLACE_WORDS, COMMAS)
+    for i, (_, _, _, place, comma) in enumerate(digits, NOUN):
+        (usable if (located or not place) and (clauses > 1 or not comma) else unusable).append(i)
+    verbs = [kind - GO_TO for kind in kinds]
+    unusable += [verb for verb in range(len(VERBS)) if verb not in verbs]
+    limits = (
+        Limit(tuple(verbs), clauses),
+        Limit((NEXT_TO,), put),
+        Limit((AND, THEN, AFTER_YOU), clauses - 1),
+        Limit(tuple(usable), nouns),
+        Limit(tuple(unusable), 0),
+    )
+    return clauses + put + nouns + clauses - 1, limits

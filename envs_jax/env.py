@@ -1,0 +1,122 @@
+"""The contract that every world keeps: pure `reset` and `step` over arrays, six values, no hidden reset."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+
+import jax
+import numpy as np
+
+from envs_jax.spaces import Discrete, Space
+
+
+State = TypeVar("State")
+Params = TypeVar("Params")
+
+Observation = Any
+"""An array or a dict of arrays."""
+Info = dict[str, Any]
+StepResult = tuple[Any, Any, jax.Array, jax.Array, jax.Array, Info]
+
+
+class Environment(Generic[State, Params]):
+    """One world, as a set of pure functions; holds only static facts (sizes, tables, names).
+
+    `reset` and `step` are safe under `jit`, `vmap` and `scan`. `params` is a pytree of numbers that may differ
+    between the rows of one compiled program. Nothing is reset implicitly: `envs_jax.resets` does that, by a policy
+    that the user names.
+    """
+
+    id: str = ""
+
+    @property
+    def default_params(self) -> Params:
+        """The parameters that the reference package uses. A pytree; every leaf may be traced."""
+        raise NotImplementedError
+
+    def reset(self, key: jax.Array, params: Params) -> tuple[Observation, State]:
+        """Start an episode.
+
+        **Arguments:** `key`, a typed PRNG key (scalar); `params`, see `default_params`.
+        **Returns:** the first observation and the state.
+        """
+        raise NotImplementedError
+
+    def step(self, key: jax.Array, state: State, action: jax.Array, params: Params) -> StepResult:
+        """Advance one step.
+
+        **Arguments:** `key`, a typed PRNG key; `state`; `action`, a member of `action_space`; `params`.
+        **Returns:** `(obs, state, reward, terminated, truncated, info)`: `reward` float32 `[]`, the flags bool `[]`
+        (both may be true at once), `info` a dict of the same structure on every step. `obs` belongs to the state
+        that the step reached, also when the episode ended there.
+        """
+        raise NotImplementedError
+
+    def observation_space(self, params: Params) -> Space:
+        """The space that every observation belongs to."""
+        raise NotImplementedError
+
+    def action_space(self, params: Params) -> Space:
+        """The space of actions."""
+        raise NotImplementedError
+
+    @property
+    def action_names(self) -> tuple[str, ...]:
+        """The actions in words, in order; for discrete worlds only."""
+        space = self.action_space(self.default_params)
+        if not isinstance(space, Discrete):
+            raise TypeError(f"{self.id} has no list of action names: its action space is {space}")
+        return tuple(f"action {i}" for i in range(space.n))
+
+    def describe(self, obs: Observation) -> dict[str, str]:
+        """The strings of one observation, on the host; empty for a world without text."""
+        return {}
+
+    def render(self, state: State) -> np.ndarray:
+        """A picture of one state: uint8 `[H, W, 3]`, on the host."""
+        raise NotImplementedError(f"{self.id or type(self).__name__} has no picture")
+
+
+class Wrapper(Environment[State, Params]):
+    """An environment that changes another one; forwards whatever it does not override."""
+
+    def __init__(self, env: Environment):
+        self.env = env
+
+    @property
+    def id(self) -> str:  # type: ignore[override]
+        return self.env.id
+
+    @property
+    def unwrapped(self) -> Environment:
+        """The innermost environment."""
+        env = self.env
+        while isinstance(env, Wrapper):
+            env = env.env
+        return env
+
+    @property
+    def default_params(self):
+        return self.env.default_params
+
+    def reset(self, key, params):
+        return self.env.reset(key, params)
+
+    def step(self, key, state, action, params):
+        return self.env.step(key, state, action, params)
+
+    def observation_space(self, params):
+        return self.env.observation_space(params)
+
+    def action_space(self, params):
+        return self.env.action_space(params)
+
+    @property
+    def action_names(self):
+        return self.env.action_names
+
+    def describe(self, obs):
+        return self.env.describe(obs)
+
+    def render(self, state):
+        return self.env.render(state)

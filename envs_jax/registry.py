@@ -1,0 +1,96 @@
+"""Environment ids: `register`, `make`, `ids`."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qsl
+
+from envs_jax.env import Environment
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One registered world: how to build it, and the keyword arguments that its id stands for."""
+
+    id: str
+    entry_point: str
+    """`module:function`, imported at the first `make`."""
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def load(self) -> Callable[..., Environment]:
+        module, _, name = self.entry_point.partition(":")
+        return getattr(importlib.import_module(module), name)
+
+
+_SPECS: dict[str, Spec] = {}
+
+
+def register(id: str, entry_point: str, **kwargs: Any) -> None:
+    """Register a world under `id`. `entry_point` is `"package.module:callable"`; `kwargs` go to that callable.
+
+    **Raises:** `ValueError` where the id is taken by something else.
+    """
+    spec = Spec(id, entry_point, kwargs)
+    if _SPECS.get(id, spec) != spec:
+        raise ValueError(f"the id {id!r} is registered already, as {_SPECS[id]}")
+    _SPECS[id] = spec
+
+
+def ids(prefix: str = "") -> list[str]:
+    """Every registered id that starts with `prefix`, in order of registration."""
+    return [id for id in _SPECS if id.startswith(prefix)]
+
+
+def nearest(name: str, names: list[str], n: int = 3) -> str:
+    """A clause that suggests the names closest to a wrong one; empty when none is close."""
+    lower = {candidate.lower(): candidate for candidate in names}
+    close = [lower[c] for c in difflib.get_close_matches(name.lower(), list(lower), n=n, cutoff=0.5)]
+    return f"; did you mean {' or '.join(repr(c) for c in close)}?" if close else ""
+
+
+def spec(id: str) -> Spec:
+    """The specification behind an id. **Raises** `KeyError`, naming the nearest ids, where there is none."""
+    if id not in _SPECS:
+        raise KeyError(
+            f"no environment is registered as {id!r}{nearest(id, list(_SPECS))} (`envs_jax.ids()` lists all)"
+        )
+    return _SPECS[id]
+
+
+def _literal(text: str) -> Any:
+    for convert in (int, float):
+        try:
+            return convert(text)
+        except ValueError:
+            pass
+    return {"true": True, "false": False, "none": None}.get(text.lower(), text)
+
+
+def make(id: str, **kwargs: Any) -> tuple[Environment, Any]:
+    """Build a world and its default parameters.
+
+    **Arguments:** `id`, as the reference package spells it, with static options after a question mark if wanted
+    (`"BabyAI-GoToLocal-v0?room_size=6&num_dists=2"`); `kwargs`, the same options by keyword, which win.
+    **Returns:** `(env, params)`.
+    **Raises:** `KeyError` for an unknown id, `TypeError` for an unknown option; both name the nearest.
+    """
+    base, _, query = id.partition("?")
+    found = spec(base)
+    options = {**{name: _literal(value) for name, value in parse_qsl(query, strict_parsing=bool(query))}, **kwargs}
+    build = found.load()
+    accepted = inspect.signature(build).parameters
+    if not any(p.kind is p.VAR_KEYWORD for p in accepted.values()):
+        for name in options:
+            if name not in accepted:
+                raise TypeError(
+                    f"{base!r} has no option {name!r}{nearest(name, list(accepted))} (it takes {', '.join(accepted)})"
+                )
+    env = build(**{**found.kwargs, **options})
+    if "id" not in vars(env):
+        env.id = id
+    return env, env.default_params

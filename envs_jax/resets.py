@@ -1,0 +1,170 @@
+"""A batch of environments, and what happens when one of their episodes ends.
+
+The reset policy is the largest cost choice of a procedural world (`always` against `pool` is 50 times on
+Crafter-like worlds), so it is named, never hidden.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from envs_jax import spaces
+from envs_jax.env import Environment, Wrapper
+
+
+ResetPolicy = Literal["always", "pool", "optimistic", "next_step", "none"]
+
+FRESH = 0xFFFFFFFF
+"""What the key of fresh episodes is folded with: no row has this number."""
+
+
+@struct.dataclass
+class VectorState:
+    """The state of a batch of `N` environments."""
+
+    env: Any
+    """The environments' states, leaves `[N, ...]`."""
+    pool: Any = None
+    """`(obs, state)` of prepared episodes, leaves `[K, ...]`; None unless the policy is `pool`."""
+    done: Any = None
+    """bool `[N]`, episodes that ended on the last step; None unless the policy is `next_step`."""
+
+
+def select(mask: jax.Array, on_true: Any, on_false: Any) -> Any:
+    """Choose whole rows of two pytrees, by a bool mask `[N]` over their leading axis."""
+
+    def pick(a, b):
+        m = mask.reshape(mask.shape + (1,) * (a.ndim - 1))
+        return jnp.where(m, a, b)
+
+    return jax.tree.map(pick, on_true, on_false)
+
+
+def hashed(key: jax.Array, n: int) -> jax.Array:
+    """One number for each of `n` rows, uint32 `[n]`, hashed from a key and the row: a choice, not a stream.
+
+    The finaliser of MurmurHash3 over the words of the key. It costs a tenth of a draw from `jax.random`, which in a
+    step of a small world is most of the time.
+    """
+    x = jnp.arange(n, dtype=jnp.uint32)
+    for word in jax.random.key_data(key):
+        x = x ^ word
+        x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
+        x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
+        x = x ^ (x >> 16)
+    return x
+
+
+class VectorEnv(Wrapper):
+    """`num_envs` copies of a world, stepped together, with a named reset policy.
+
+    * `always`: a fresh episode is generated for every row on every step and used where one ended. Exact, dear.
+    * `pool`: ended rows take a random one of `pool_size` prepared episodes; `refresh` renews the pool. The default.
+    * `optimistic`: `num_envs / reset_ratio` fresh episodes a step; rows share one when more end at once.
+    * `next_step`: Gymnasium's own: the step after the end ignores its action, resets, and pays nothing.
+    * `none`: nothing is reset.
+
+    The batch keeps the environment's contract with a leading axis `[N]`, and `info["final_observation"]` is the
+    observation before any reset. What row `i` draws is a function of `key` and `i`, so a row does not depend on how
+    many rows or devices there are; give a new `key` to each step.
+    """
+
+    def __init__(
+        self,
+        env: Environment,
+        num_envs: int,
+        *,
+        policy: ResetPolicy = "pool",
+        pool_size: int = 256,
+        reset_ratio: int = 16,
+        batched_params: bool = False,
+    ):
+        """**Arguments:** `env`; `num_envs`, `N`; `policy`, see above; `pool_size`, `K`; `reset_ratio`, rows per fresh
+        episode under `optimistic`; `batched_params`, whether every leaf of `params` has a leading axis `[N]` (then
+        `policy` cannot be `pool` or `optimistic`, whose episodes belong to no row)."""
+        super().__init__(env)
+        known = ResetPolicy.__args__  # type: ignore[attr-defined]
+        if policy not in known:
+            raise ValueError(f"unknown reset policy {policy!r}; it is one of {', '.join(known)}")
+        if num_envs < 1:
+            raise ValueError(f"num_envs is {num_envs}; at least 1 is needed")
+        if policy == "pool" and pool_size < 1:
+            raise ValueError(f"pool_size is {pool_size}; at least 1 is needed")
+        if policy == "optimistic" and num_envs % reset_ratio:
+            raise ValueError(f"num_envs {num_envs} is not a multiple of reset_ratio {reset_ratio}")
+        if batched_params and policy in ("pool", "optimistic"):
+            raise ValueError(f"batched_params needs the policy always, next_step or none, not {policy!r}")
+        self.num_envs, self.policy = num_envs, policy
+        self.pool_size, self.reset_ratio, self.batched_params = pool_size, reset_ratio, batched_params
+
+    def _keys(self, key: jax.Array, n: int) -> jax.Array:
+        return jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(n))
+
+    def _resets(self, key: jax.Array, params: Any, n: int):
+        axes = 0 if self.batched_params else None
+        return jax.vmap(self.env.reset, in_axes=(0, axes))(self._keys(key, n), params)
+
+    def reset(self, key, params):
+        first, fill = jax.random.split(key)
+        obs, state = self._resets(first, params, self.num_envs)
+        vector = VectorState(env=state)
+        if self.policy == "pool":
+            vector = self.refresh(fill, vector, params)
+        if self.policy == "next_step":
+            vector = vector.replace(done=jnp.zeros(self.num_envs, bool))
+        return obs, vector
+
+    def refresh(self, key: jax.Array, state: VectorState, params: Any) -> VectorState:
+        """A new pool of prepared episodes; the identity under every other policy."""
+        if self.policy != "pool":
+            return state
+        return state.replace(pool=self._resets(key, params, self.pool_size))
+
+    def step(self, key, state, action, params):
+        n = self.num_envs
+        axes = (0, 0, 0, 0 if self.batched_params else None)
+        obs, env, reward, terminated, truncated, info = jax.vmap(self.env.step, in_axes=axes)(
+            self._keys(key, n), state.env, action, params
+        )
+        if self.policy == "next_step":
+            skip, (fresh_obs, fresh_env) = state.done, self._resets(jax.random.fold_in(key, FRESH), params, n)
+            obs, env = select(skip, (fresh_obs, fresh_env), (obs, env))
+            reward = jnp.where(skip, 0.0, reward)
+            terminated, truncated = terminated & ~skip, truncated & ~skip
+            return (
+                obs,
+                state.replace(env=env, done=terminated | truncated),
+                reward,
+                terminated,
+                truncated,
+                {**info, "final_observation": obs},
+            )
+        info = {**info, "final_observation": obs}
+        done = terminated | truncated
+        if self.policy == "none":
+            return obs, state.replace(env=env), reward, terminated, truncated, info
+        if self.policy == "always":
+            fresh = self._resets(jax.random.fold_in(key, FRESH), params, n)
+        elif self.policy == "optimistic":
+            few = n // self.reset_ratio
+            rank = jnp.where(done, jnp.cumsum(done) - 1, 0) % few
+            fresh = jax.tree.map(lambda x: x[rank], self._resets(jax.random.fold_in(key, FRESH), params, few))
+        else:
+            index = hashed(key, n) % self.pool_size
+            fresh = jax.tree.map(lambda x: x[index], state.pool)
+        obs, env = select(done, fresh, (obs, env))
+        return obs, state.replace(env=env), reward, terminated, truncated, info
+
+    def observation_space(self, params):
+        return spaces.stack(self.env.observation_space(params), self.num_envs)
+
+    def action_space(self, params):
+        return spaces.stack(self.env.action_space(params), self.num_envs)
+
+    @property
+    def action_names(self):
+        return self.env.action_names

@@ -1,0 +1,104 @@
+"""Spaces: what an observation or an action may be, in Gymnasium's terms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+class Space:
+    """A set of arrays (or of dicts of arrays) that can be sampled and tested for membership."""
+
+    def sample(self, key: jax.Array) -> Any:
+        """A uniform member, for a typed PRNG `key`."""
+        raise NotImplementedError
+
+    def contains(self, x: Any) -> bool:
+        """Whether `x` is a member: shape, dtype and bounds. On the host."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Discrete(Space):
+    """The integers `0 .. n - 1`, as an int32 scalar."""
+
+    n: int
+    dtype: Any = np.int32
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return ()
+
+    def sample(self, key):
+        return jax.random.randint(key, (), 0, self.n, dtype=self.dtype)
+
+    def contains(self, x):
+        x = np.asarray(x)
+        return x.shape == () and np.issubdtype(x.dtype, np.integer) and 0 <= int(x) < self.n
+
+
+@dataclass(frozen=True)
+class Box(Space):
+    """Arrays of one shape and dtype between `low` and `high` (scalars or arrays, both inclusive)."""
+
+    low: Any
+    high: Any
+    shape: tuple[int, ...]
+    dtype: Any = np.float32
+
+    def sample(self, key):
+        low, high = (np.broadcast_to(np.asarray(b), self.shape) for b in (self.low, self.high))
+        if np.issubdtype(np.dtype(self.dtype), np.integer):
+            draw = jax.random.randint(key, self.shape, low.astype(np.int32), high.astype(np.int32) + 1)
+            return draw.astype(self.dtype)
+        finite = np.isfinite(low) & np.isfinite(high)
+        uniform = jax.random.uniform(key, self.shape, jnp.float32)
+        normal = jax.random.normal(jax.random.fold_in(key, 1), self.shape, jnp.float32)
+        low_, high_ = np.where(finite, low, 0.0), np.where(finite, high, 1.0)
+        bounded = low_ + uniform * (high_ - low_)
+        return jnp.where(finite, bounded, jnp.clip(normal, low, high)).astype(self.dtype)
+
+    def contains(self, x):
+        x = np.asarray(x)
+        return bool(
+            x.shape == tuple(self.shape)
+            and x.dtype == np.dtype(self.dtype)
+            and np.all(x >= self.low)
+            and np.all(x <= self.high)
+        )
+
+
+@dataclass(frozen=True)
+class Dict(Space):
+    """A dict of spaces, under fixed keys."""
+
+    spaces: Mapping[str, Space]
+
+    def sample(self, key):
+        names = sorted(self.spaces)
+        return {name: self.spaces[name].sample(k) for name, k in zip(names, jax.random.split(key, len(names)))}
+
+    def contains(self, x):
+        return (
+            isinstance(x, Mapping)
+            and set(x) == set(self.spaces)
+            and all(space.contains(x[name]) for name, space in self.spaces.items())
+        )
+
+
+def stack(space: Space, n: int) -> Space:
+    """The space of `n` members of `space` stacked on a new leading axis."""
+    if isinstance(space, Dict):
+        return Dict({name: stack(inner, n) for name, inner in space.spaces.items()})
+    if isinstance(space, Discrete):
+        return Box(0, space.n - 1, (n,), space.dtype)
+    if isinstance(space, Box):
+        shape = (n, *space.shape)
+        low, high = (np.broadcast_to(np.asarray(b), space.shape) for b in (space.low, space.high))
+        return Box(np.broadcast_to(low, shape), np.broadcast_to(high, shape), shape, space.dtype)
+    raise TypeError(f"cannot stack {space!r}")

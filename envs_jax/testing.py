@@ -1,0 +1,241 @@
+"""The conformance kit: what every registered world must pass, and what a new world is developed against.
+
+`check_contract` only traces (under a second); `check` also runs. Both raise `AssertionError`, naming the environment
+and what is wrong with it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs_jax.env import Environment
+from envs_jax.resets import ResetPolicy, VectorEnv, VectorState
+
+
+def _is_key(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _types(tree: Any) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Leaf path -> shape and dtype."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path): (tuple(x.shape), str(x.dtype)) for path, x in leaves}
+
+
+def _same_types(a: Any, b: Any, what: str) -> None:
+    one, two = _types(a), _types(b)
+    wrong = sorted(path for path in one.keys() | two.keys() if one.get(path) != two.get(path))
+    lines = [f"{path or 'it'}: {one.get(path)} and {two.get(path)}" for path in wrong]
+    assert not wrong, f"{what} differ in structure: {'; '.join(lines)}"
+
+
+def same(a: Any, b: Any, what: str, atol: float = 0.0) -> None:
+    """Assert that two pytrees are equal: bit for bit, or floats within `atol`."""
+    _same_types(a, b, what)
+    for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b)):
+        x, y = (np.asarray(jax.random.key_data(z) if _is_key(z) else z) for z in (x, y))
+        close = np.issubdtype(x.dtype, np.floating) and atol
+        equal = np.allclose(x, y, rtol=atol, atol=atol) if close else np.array_equal(x, y)
+        assert equal, f"{what} differ at {jax.tree_util.keystr(path) or 'their only leaf'}:\n{x}\n{y}"
+
+
+def _finite(tree: Any, what: str) -> None:
+    for path, x in jax.tree_util.tree_leaves_with_path(tree):
+        if not _is_key(x) and jnp.issubdtype(x.dtype, jnp.inexact):
+            assert np.all(np.isfinite(np.asarray(x))), f"{what}{jax.tree_util.keystr(path)} is not finite"
+
+
+def _rows(tree: Any, index: Any) -> Any:
+    return jax.tree.map(lambda x: x[index], tree)
+
+
+def _abstract(env: Environment, params: Any) -> tuple[Any, Any, Any, Any]:
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    obs, state = jax.eval_shape(env.reset, key, params)
+    action = jax.eval_shape(env.action_space(params).sample, key)
+    return obs, state, action, jax.eval_shape(env.step, key, state, action, params)
+
+
+def check_contract(env: Environment, params: Any, *, policies: tuple[ResetPolicy, ...] = ("pool",)) -> None:
+    """Check types and structure, without compiling anything.
+
+    `reset` and `step` trace; they agree on observation and state; observations have the shape and dtype of their
+    space; the reward is float32 and the two flags bool, all scalars; batched under every reset policy of `policies`,
+    the observation before a reset is there, and the state keeps its structure.
+    """
+    name = env.id or type(env).__name__
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    obs, state, action, result = _abstract(env, params)
+    assert isinstance(result, tuple) and len(result) == 6, f"{name}: step returns {len(result)} values, not 6"
+    after, next_state, reward, terminated, truncated, info = result
+    _same_types(obs, after, f"{name}: the observations of reset and step")
+    _same_types(state, next_state, f"{name}: the states before and after a step")
+    member = jax.eval_shape(env.observation_space(params).sample, key)
+    _same_types(obs, member, f"{name}: the observation and a member of its space")
+    for x, dtype, what in (
+        (reward, "float32", "reward"),
+        (terminated, "bool", "terminated"),
+        (truncated, "bool", "truncated"),
+    ):
+        assert x.shape == () and str(x.dtype) == dtype, f"{name}: {what} is {x.dtype}{list(x.shape)}, not {dtype}[]"
+    assert isinstance(info, dict), f"{name}: info is {type(info).__name__}, not a dict"
+    assert "final_observation" not in info, f"{name}: final_observation belongs to the batch, not to one environment"
+    for policy in policies:
+        batch = VectorEnv(env, 2, policy=policy, pool_size=2, reset_ratio=1)
+        obs, state, action, result = _abstract(batch, params)
+        what = f"{name} under the reset policy {policy}"
+        _same_types(state, result[1], f"{what}: the states before and after a step")
+        assert "final_observation" in result[5], f"{what}: no final_observation"
+        _same_types(obs, result[5]["final_observation"], f"{what}: the observation and the final one")
+
+
+def play(env: VectorEnv, params: Any, state: Any, key: jax.Array, steps: int) -> dict[str, Any]:
+    """Random play in a batch: the values of `VectorEnv.step` by their names (`obs`, `final`, `reward`, `terminated`,
+    `truncated`), with a leading axis `steps`, and `state`, the last."""
+    space = env.action_space(params)
+
+    def step(state, t):
+        act_key, step_key = jax.random.split(jax.random.fold_in(key, t))
+        obs, state, reward, terminated, truncated, info = env.step(step_key, state, space.sample(act_key), params)
+        final = info["final_observation"]
+        return state, {"obs": obs, "final": final, "reward": reward, "terminated": terminated, "truncated": truncated}
+
+    state, played = jax.lax.scan(step, state, jnp.arange(steps))
+    return {"state": state, **played}
+
+
+def check_x64(env: Environment, params: Any) -> None:
+    """Check that `jax_enable_x64` changes no type: worlds are 32-bit whatever the user's setting."""
+    narrow = _abstract(env, params)
+    with jax.enable_x64(True):
+        wide = _abstract(env, params)
+    _same_types(narrow, wide, f"{env.id}: with and without x64, types")
+
+
+def check_resets(
+    env: Environment, params: Any, state: Any, pool: Any, key: jax.Array, policies: tuple[ResetPolicy, ...], steps: int
+) -> None:
+    """Check that reset policies agree on everything but the episodes that they start.
+
+    From one state, with one key and one action, the reward, the flags and the observation before any reset are the
+    same under every policy, and so are the rows that go on.
+
+    **Arguments:** `state`, of `N` environments; `pool`, as in `VectorState`; `policies`, to compare with `none`.
+    """
+    num_envs, pool_size = (len(jax.tree.leaves(tree)[0]) for tree in (state, pool))
+    none = VectorEnv(env, num_envs, policy="none")
+    others = [VectorEnv(env, num_envs, policy=p, pool_size=pool_size, reset_ratio=2) for p in policies]
+    space = none.action_space(params)
+
+    @jax.jit
+    def compare(t, state):
+        act_key, step_key = jax.random.split(jax.random.fold_in(key, t))
+        action = space.sample(act_key)
+        states = [VectorState(state, pool if policy == "pool" else None) for policy in ("none", *policies)]
+        return [vector.step(step_key, s, action, params) for vector, s in zip((none, *others), states)]
+
+    for t in range(steps):
+        plain, *found = compare(t, state)
+        goes_on = np.flatnonzero(~(plain[3] | plain[4]))
+        for policy, result in zip(policies, found):
+            what = f"{env.id}, step {t}: the policies none and {policy}"
+            same(plain[2:5], result[2:5], f"{what}, reward and flags,")
+            same(plain[0], result[5]["final_observation"], f"{what}, the observation before a reset,")
+            same(_rows((plain[0], plain[1].env), goes_on), _rows((result[0], result[1].env), goes_on), f"{what}, rows,")
+        state = found[0][1].env
+
+
+def check_devices(
+    env: Environment, params: Any, state: Any, pool: Any, key: jax.Array, devices: int, steps: int, atol: float
+) -> None:
+    """Check that play is the same on one device and with its rows split over `devices`: bit for bit with `atol` 0.
+
+    Physics in floating point needs an `atol`: the compiler contracts products and sums by the shape that it sees.
+
+    **Raises:** `RuntimeError` where there are fewer devices.
+    """
+    if len(jax.devices()) < devices:
+        raise RuntimeError(f"{devices} devices are needed and {len(jax.devices())} present; see XLA_FLAGS")
+    num_envs, pool_size = (len(jax.tree.leaves(tree)[0]) for tree in (state, pool))
+    batch = VectorEnv(env, num_envs, policy="pool", pool_size=pool_size)
+    axis = (jax.sharding.AxisType.Auto,)
+    mesh = jax.make_mesh((devices,), ("rows",), axis, devices=jax.devices()[:devices])
+    split, whole = jax.NamedSharding(mesh, jax.P("rows")), jax.NamedSharding(mesh, jax.P())
+    run = jax.jit(lambda state, key: play(batch, params, state, key, steps))
+    here = run(VectorState(state, pool), key)
+    there = run(VectorState(jax.device_put(state, split), jax.device_put(pool, whole)), jax.device_put(key, whole))
+    for leaf in jax.tree.leaves(there["state"].env):
+        assert leaf.sharding.is_equivalent_to(split, leaf.ndim), f"{env.id}: play is not split over the devices"
+    same(here, there, f"{env.id}: play on one device and on {devices}", atol=atol)
+
+
+def check(
+    env: Environment,
+    params: Any,
+    *,
+    key: jax.Array | None = None,
+    steps: int = 8,
+    num_envs: int = 8,
+    policies: tuple[ResetPolicy, ...] = ("always", "pool", "optimistic"),
+    eager: bool = True,
+    devices: int = 0,
+    devices_atol: float = 0.0,
+) -> None:
+    """Check a world by running it: everything of `check_contract`, and more.
+
+    Random play of `num_envs` rows under `vmap` and `scan` is the same when repeated with the same key; every
+    observation is a member of its space; every leaf is finite; one row stepped alone, outside `vmap` and `scan`, is
+    the same, and without `jit` too; the reset policies agree (`check_resets`); x64 changes nothing (`check_x64`).
+
+    **Arguments:** `key`, of all randomness (default 0); `steps`; `num_envs`, even; `policies`, to compare (fewer
+    compile sooner); `eager`, whether to run without `jit` too, which is slow; `devices`, if not 0, split the rows
+    over so many devices and ask for the same play (`check_devices`); `devices_atol`, how far floats may differ then.
+    **Raises:** `AssertionError`.
+    """
+    name = env.id or type(env).__name__
+    key = jax.random.key(0) if key is None else key
+    check_contract(env, params, policies=("always", "pool", "optimistic", "next_step", "none"))
+    check_x64(env, params)
+
+    batch = VectorEnv(env, num_envs, policy="pool", pool_size=num_envs)
+    first, start = jax.jit(VectorEnv(env, num_envs, policy="none").reset)(key, params)
+    start = jax.jit(batch.refresh)(key, start, params)
+    run = jax.jit(lambda start, key: play(batch, params, start, key, steps))
+    played = run(start, key)
+    same(played, run(start, key), f"{name}: two runs with one key")
+    _finite((first, start, played), name)
+    space = env.observation_space(params)
+    seen: list[tuple[Any, tuple[int, ...]]] = [(first, ())]
+    seen += [(jax.device_get(played[what]), (t,)) for what in ("final", "obs") for t in range(steps)]
+    for batch_obs, at in seen:
+        for row in range(num_envs):
+            obs = _rows(batch_obs, (*at, row))
+            assert space.contains(obs), f"{name}: the observation {[*at, row]} is not in {space}:\n{obs}"
+
+    row = num_envs - 1
+    reset, step = jax.jit(env.reset), jax.jit(env.step)
+    reset_key = jax.random.fold_in(jax.random.split(key)[0], row)
+    alone, state = reset(reset_key, params)
+    same(alone, _rows(first, row), f"{name}: reset alone and under vmap", atol=1e-6)
+    if eager:
+        same((alone, state), env.reset(reset_key, params), f"{name}: reset with and without jit", atol=1e-6)
+    for t in range(steps):
+        act_key, step_key = jax.random.split(jax.random.fold_in(key, t))
+        action = batch.action_space(params).sample(act_key)[row]
+        arguments = jax.random.fold_in(step_key, row), state, action, params
+        result = step(*arguments)
+        if eager and t == 0:
+            same(result, env.step(*arguments), f"{name}: step with and without jit", atol=1e-6)
+        batched = [_rows(played[what], (t, row)) for what in ("final", "reward", "terminated", "truncated")]
+        found = [result[0], *result[2:5]]
+        same(found, batched, f"{name}, step {t}: a step alone and under vmap and scan", atol=1e-5)
+        state = result[1]
+        if result[3] | result[4]:
+            break
+    check_resets(env, params, start.env, start.pool, key, policies, steps)
+    if devices:
+        check_devices(env, params, start.env, start.pool, key, devices, steps, devices_atol)

@@ -1,0 +1,24 @@
+"""Text as integers on the device: phrasebooks, captions, and prompts whose tokens are assembled inside jit."""
+
+from envs_jax.text.compiled import CompiledPrompt
+from envs_jax.text.phrases import Caption, Phrasebook, Tokenizer, TokenTable, compact, pad_rows
+from envs_jax.text.prompt import Block, Choice, Limit, Literal, Part, Prompt, PromptError, Slot
+
+
+__all__ = [
+    "Block",
+    "Caption",
+    "Choice",
+    "CompiledPrompt",
+    "Limit",
+    "Literal",
+    "Part",
+    "Phrasebook",
+    "Prompt",
+    "PromptError",
+    "Slot",
+    "TokenTable",
+    "Tokenizer",
+    "compact",
+    "pad_rows",
+]

@@ -1,0 +1,266 @@
+"""A prompt as tokens inside jit: tables made on the host, proved against the tokenizer, assembled on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs_jax.text.phrases import Tokenizer, TokenTable, pad_rows
+from envs_jax.text.prompt import Prompt, PromptError, Slots, Unit
+
+
+class CompiledPrompt:
+    """A function from slots to tokens, for one environment; callers `vmap` it.
+
+    `compiled(slots)` returns `(tokens int32 [S], length int32 [])`, right-padded with `pad_id`; `S` is the attribute
+    `max_length`. Every unit of the template is a row of one flat token table; a position takes the last unit that
+    starts at or before it. Nothing is ever cut silently: `S` holds the longest case, and a prompt that is cut all the
+    same (under `overflow="report"`, or where a slot's `size` or `limits` are untrue of the world) has a `length`
+    above `S`, which a run has to look out for.
+    """
+
+    def __init__(
+        self,
+        prompt: Prompt,
+        tokenizer: Tokenizer,
+        max_length: int | None = None,
+        *,
+        heal: bool = True,
+        bos: bool | None = None,
+        overflow: str = "refuse",
+        samples: int = 64,
+    ):
+        """See `Prompt.compile`; `samples` random slots are checked against the tokenizer, besides every border."""
+        self.prompt, self.tokenizer, self.heal = prompt, tokenizer, heal
+        self.pad_id = tokenizer.pad_id
+        if bos and tokenizer.bos_id is None:
+            raise PromptError("the prompt shall begin with a beginning-of-sequence token, but the tokenizer has none")
+        self._bos = [tokenizer.bos_id] if tokenizer.bos_id is not None and bos is not False else []
+        self._rows: list[list[int]] = [[]]
+        self._bases: dict[tuple[str, ...], int] = {}
+        self._plan = [self._table(i) for i in range(len(prompt.units))]
+        self._end = self._tail_row()
+        self._check_borders()
+        lengths = np.array([len(row) for row in self._rows], np.int32)
+        self._lengths, self._starts = lengths, (np.cumsum(lengths) - lengths).astype(np.int32)
+        self._flat = np.array([t for row in self._rows for t in row] or [self.pad_id], np.int32)
+        needed = self.longest()
+        total = sum(needed.values())
+        if overflow not in ("refuse", "report"):
+            raise ValueError(f"overflow is {overflow!r}; it is refuse or report")
+        if max_length is not None and total > max_length and overflow == "refuse":
+            parts = ", ".join(f"{n} for {name}" for name, n in needed.items())
+            raise PromptError(
+                f"the longest prompt takes {total} tokens ({parts}), but there is room for {max_length}: keep fewer "
+                "observations, leave the list of actions out, take a model with more positions, or accept that the "
+                "rarest prompts are cut and counted (overflow='report')"
+            )
+        self.max_length: int = total if max_length is None else min(total, max_length)
+        self.verify([self._random_slots(np.random.default_rng(i)) for i in range(samples)])
+
+    # Tables, on the host.
+
+    def _before(self, place: int) -> str:
+        """A text that may stand right before a unit: the context in which it is tokenized."""
+        return self.prompt.units[place - 1].texts[0] if place else ""
+
+    def _after(self, context: str, text: str) -> list[int]:
+        """The tokens that `text` adds behind `context`."""
+        head, whole = self.tokenizer.encode(context), self.tokenizer.encode(context + text)
+        if whole[: len(head)] != head:
+            raise self._border_error(context, text)
+        return whole[len(head) :]
+
+    def _border_error(self, left: str, right: str) -> PromptError:
+        def show(ids: Sequence[int]) -> str:
+            return " ".join(repr(self.tokenizer.decode([i])) for i in ids)
+
+        head, whole = self.tokenizer.encode(left), self.tokenizer.encode(left + right)
+        same = next((i for i, (a, b) in enumerate(zip(head, whole)) if a != b), min(len(head), len(whole)))
+        return PromptError(
+            f"the tokenizer joins tokens across the border between {left!r} and {right!r} (near "
+            f"{show(whole[max(0, same - 2) : same + 3])}), so prompts cannot be assembled from parts: use a "
+            "tokenizer that cuts at white space, or move the border"
+        )
+
+    def _table(self, place: int) -> int:
+        """The first row of a unit's texts; units with the same texts share rows."""
+        texts = self.prompt.units[place].texts
+        if texts not in self._bases:
+            self._bases[texts] = len(self._rows)
+            context = self._before(place)
+            self._rows += [self._after(context, text) for text in texts]
+        return self._bases[texts]
+
+    def _tail_row(self) -> list[int]:
+        """The tokens of the white space that ends the prompt; none if the answer begins with it."""
+        if self.heal or not self.prompt.tail:
+            return []
+        return self._after(self.prompt.units[-1].texts[0], self.prompt.tail)
+
+    def _borders(self) -> set[tuple[int, int]]:
+        """The pairs of units that may stand side by side, whatever is absent between them."""
+        pairs: set[tuple[int, int]] = set()
+        open_: list[int] = []
+        for place, unit in enumerate(self.prompt.units):
+            pairs |= {(before, place) for before in open_}
+            pairs |= {(place, place)} if unit.size > 1 else set()
+            skippable = unit.optional or bool(unit.blocks)
+            open_ = [*open_, place] if skippable else [place]
+        return pairs
+
+    def _check_borders(self) -> None:
+        """Tokens on either side of a border depend at most on the two words to the left and to the right of it: every
+        such combination is tried.
+
+        A tokenizer that looks further is still caught by `verify`, by chance."""
+        units = self.prompt.units
+        for left, right in sorted(self._borders()):
+            tails = {" ".join(text.split()[-2:]): i for i, text in enumerate(units[left].texts)}
+            heads = {" ".join(text.split()[:2]): i for i, text in enumerate(units[right].texts)}
+            context = self._before(left)
+            start = self.tokenizer.encode(context)
+            for i in tails.values():
+                for j in heads.values():
+                    joined = self._rows[self._plan[left] + i] + self._rows[self._plan[right] + j]
+                    a, b = units[left].texts[i], units[right].texts[j]
+                    if self.tokenizer.encode(context + a + b) != start + joined:
+                        raise self._border_error(context + a, b)
+
+    def longest(self) -> dict[str, int]:
+        """The most tokens that each part can take: slots by name, the rest as "fixed text"."""
+        needed: dict[str, int] = {"fixed text": len(self._bos) + len(self._end)}
+        for unit, base in zip(self.prompt.units, self._plan):
+            lengths = [len(self._rows[base + i]) for i in range(len(unit.texts))]
+            name = unit.slot or "fixed text"
+            needed[name] = needed.get(name, 0) + _longest_caption(unit, lengths)
+        return needed
+
+    def _random_slots(self, rng: np.random.Generator) -> dict[str, Any]:
+        slots: dict[str, Any] = {}
+        for unit in self.prompt.units:
+            for name in unit.blocks:
+                slots.setdefault(name, bool(rng.integers(2)))
+            if unit.slot is None or unit.slot in slots:
+                continue
+            if not unit.optional:
+                slots[unit.slot] = rng.integers(len(unit.texts))
+                continue
+            banned = {i for limit in unit.limits if limit.at_most == 0 for i in limit.ids}
+            allowed = [i for i in range(len(unit.texts)) if i not in banned]
+            ids = rng.choice(allowed, rng.integers(unit.size + 1))
+            slots[unit.slot] = np.concatenate([ids, np.full(unit.size - len(ids), -1)]).astype(np.int32)
+        return slots
+
+    def tokens(self, slots: Slots) -> list[int]:
+        """The tokens for one environment, on the host, without padding; what `__call__` computes on the device."""
+        pieces = self.prompt.pieces(slots)
+        return self._bos + [t for place, i in pieces for t in self._rows[self._plan[place] + i]] + self._end
+
+    def verify(self, samples: Sequence[Slots] | Mapping[str, Any]) -> int:
+        """Check prompts against the tokenizer.
+
+        **Arguments:** `samples`, a sequence of slots; or one mapping of slots with a leading batch axis, for which
+        the function inside jit is checked too.
+        **Returns:** how many prompts were compared.
+        **Raises:** `PromptError` for the first whose tokens differ from those of its text.
+        """
+        if isinstance(samples, Mapping):
+            rows = len(next(iter(samples.values())))
+            assembled, lengths = map(np.asarray, jax.jit(jax.vmap(self.__call__))(samples))
+            samples = [{name: np.asarray(x)[i] for name, x in samples.items()} for i in range(rows)]
+            for slots, row, n in zip(samples, assembled, lengths):
+                if row[:n].tolist() != self.tokens(slots):
+                    text = self.prompt.render(slots)
+                    raise PromptError(f"{n} tokens were assembled for {text!r}, {len(self.tokens(slots))} are right")
+        for slots in samples:
+            text = self.prompt.render(slots, tail=not self.heal)
+            ours, theirs = self.tokens(slots), self._bos + list(self.tokenizer.encode(text))
+            if ours != theirs:
+                at = next((i for i, (a, b) in enumerate(zip(ours, theirs)) if a != b), min(len(ours), len(theirs)))
+                window = slice(max(0, at - 2), at + 3)
+                raise PromptError(
+                    f"assembled and whole tokens differ at {at}: {self.tokenizer.decode(ours[window])!r} is "
+                    f"{ours[window]}, but the tokenizer makes {theirs[window]} of it, in the prompt {text!r}"
+                )
+        return len(samples)
+
+    def candidates(self, answers: Sequence[str]) -> TokenTable:
+        """The tokens of the answers to be scored behind the prompt.
+
+        With `heal` an answer carries the white space that the prompt ends with, and its tokens are those that the
+        tokenizer gives it there. Without, it is tokenized by itself, as GLAM's own code did.
+        **Raises:** `PromptError` where an answer has no token, or joins with the prompt's end.
+        """
+        context = self.prompt.units[-1].texts[0]
+        if self.heal:
+            rows = [self._after(context, self.prompt.tail + answer) for answer in answers]
+        else:
+            rows = [list(self.tokenizer.encode(answer)) for answer in answers]
+        for answer, row in zip(answers, rows):
+            if not row:
+                raise PromptError(f"the answer {answer!r} has no token")
+        return pad_rows(rows, self.pad_id)
+
+    # Assembly, on the device.
+
+    def __call__(self, slots: Slots) -> tuple[jax.Array, jax.Array]:
+        """The tokens of one prompt, inside jit.
+
+        **Arguments:** `slots`, integer arrays and flags by name, see `Choice`, `Slot` and `Block`.
+        **Returns:** tokens int32 `[max_length]`, right-padded, and their number, int32 `[]`.
+        """
+        for name in self.prompt.names:
+            if name not in slots:
+                raise KeyError(f"the prompt needs a slot {name!r} (it got {', '.join(slots)})")
+        rows, lost = [], jnp.zeros((), bool)
+        for unit, base in zip(self.prompt.units, self._plan):
+            row = jnp.full((1,), base, jnp.int32)
+            present: Any = True
+            if unit.slot is not None:
+                ids = jnp.atleast_1d(jnp.asarray(slots[unit.slot]))
+                if ids.ndim != 1 or ids.shape[0] < unit.size or not jnp.issubdtype(ids.dtype, jnp.integer):
+                    raise TypeError(
+                        f"the slot {unit.slot!r} is {ids.dtype}{list(ids.shape)}; integers, at least [{unit.size}], "
+                        "are needed (map over a batch with jax.vmap)"
+                    )
+                lost |= jnp.any(ids[unit.size :] >= 0)
+                row = base + ids[: unit.size].astype(jnp.int32)
+                present = ids[: unit.size] >= 0
+            for name in unit.blocks:
+                present &= jnp.asarray(slots[name], bool)
+            rows.append(jnp.where(present, row, 0))
+        index = jnp.concatenate(rows)
+        sizes = jnp.asarray(self._lengths)[index]
+        ends = len(self._bos) + jnp.cumsum(sizes)
+        offsets = ends - sizes
+        jumps = jnp.asarray(self._starts)[index] - offsets
+        position = jnp.arange(self.max_length, dtype=jnp.int32)
+        source = position
+        for unit_number in range(index.shape[0]):  # a later unit wins, so empty ones leave no trace
+            source = jnp.where(position >= offsets[unit_number], position + jumps[unit_number], source)
+        length = ends[-1]
+        tokens = jnp.where(
+            position < length, jnp.asarray(self._flat)[jnp.where(position < length, source, 0)], self.pad_id
+        )
+        for k, token in enumerate(self._bos):
+            tokens = tokens.at[k].set(token)
+        for token in self._end:
+            tokens, length = jnp.where(position == length, token, tokens), length + 1
+        return tokens, jnp.where(lost, self.max_length + 1, length).astype(jnp.int32)
+
+
+def _longest_caption(unit: Unit, lengths: Sequence[int]) -> int:
+    """The most tokens that the phrases of one unit take together, under its size and limits."""
+    limited = {i for limit in unit.limits for i in limit.ids}
+    if len(limited) < sum(len(limit.ids) for limit in unit.limits):
+        raise PromptError(f"the limits of the slot {unit.slot!r} overlap")
+    free = max((n for i, n in enumerate(lengths) if i not in limited), default=0)
+    room = [free] * unit.size
+    for limit in unit.limits:
+        room += [max((lengths[i] for i in limit.ids), default=0)] * limit.at_most
+    return sum(sorted(room, reverse=True)[: unit.size])

@@ -1,0 +1,87 @@
+"""The fixed set of continuations that a policy chooses from, and the tree of their common prefixes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Trie:
+    """Candidates with common prefixes merged. Only tokens that something follows are nodes: no node is ever a leaf,
+    since the last token of a candidate is predicted, not read."""
+
+    tokens: tuple[int, ...]
+    """The token of each of `M` nodes; a parent comes before its children."""
+    depths: tuple[int, ...]
+    """Distance from the prompt, 0 for a first token."""
+    ancestors: np.ndarray
+    """bool `[M, M]`: node i sees node j, itself included."""
+    source: np.ndarray
+    """int32 `[A, W]`: where token w of candidate a is predicted: 0, the last prompt token, or 1 + a node."""
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """`A` token sequences of at most `W` tokens. Static and hashable: part of the program, not of its data.
+
+    Build one from lists of token ids, or with `Candidates.encode` from strings.
+    """
+
+    sequences: tuple[tuple[int, ...], ...]
+
+    def __init__(self, sequences: Sequence[Sequence[int]]):
+        """**Raises:** `ValueError` where there is no candidate, or one has no token."""
+        kept = tuple(tuple(int(t) for t in sequence) for sequence in sequences)
+        if not kept:
+            raise ValueError("there are no candidates; at least 1 is needed")
+        for i, sequence in enumerate(kept):
+            if not sequence:
+                raise ValueError(f"candidate {i} is empty; each needs at least 1 token to have a probability")
+            if min(sequence) < 0:
+                raise ValueError(f"candidate {i} holds the token {min(sequence)}; tokens are at least 0")
+        object.__setattr__(self, "sequences", kept)
+
+    @staticmethod
+    def encode(tokenizer: Any, texts: Sequence[str]) -> Candidates:
+        """Candidates from strings, by a tokenizer's `encode(text) -> list[int]`."""
+        return Candidates([tokenizer.encode(text) for text in texts])
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    @property
+    def width(self) -> int:
+        """Tokens of the longest candidate, `W`."""
+        return max(len(s) for s in self.sequences)
+
+    @cached_property
+    def tokens(self) -> np.ndarray:
+        """int32 `[A, W]`, 0 after each candidate's end."""
+        out = np.zeros((len(self), self.width), np.int32)
+        for row, sequence in zip(out, self.sequences, strict=True):
+            row[: len(sequence)] = sequence
+        return out
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """int32 `[A]`."""
+        return np.array([len(s) for s in self.sequences], np.int32)
+
+    @cached_property
+    def trie(self) -> Trie:
+        """The tree of common prefixes."""
+        nodes: dict[tuple[int, ...], int] = {}
+        source = np.zeros((len(self), self.width), np.int32)
+        for a, sequence in enumerate(self.sequences):
+            for w in range(1, len(sequence)):
+                source[a, w] = 1 + nodes.setdefault(sequence[:w], len(nodes))
+        ancestors = np.zeros((len(nodes), len(nodes)), bool)
+        for path, i in nodes.items():
+            for w in range(1, len(path) + 1):
+                ancestors[i, nodes[path[:w]]] = True
+        return Trie(tuple(p[-1] for p in nodes), tuple(len(p) - 1 for p in nodes), ancestors, source)

@@ -1,0 +1,282 @@
+"""`LlamaConfig`: the architecture of a Llama, and its two-way translation to Hugging Face's `config.json`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from envs_jax.registry import nearest
+
+
+RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn"]
+ROPE_TYPES: tuple[str, ...] = RopeType.__args__  # type: ignore[attr-defined]
+
+_ROPE_FIELDS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
+    "default": (frozenset(), frozenset()),
+    "linear": (frozenset({"factor"}), frozenset()),
+    "dynamic": (frozenset({"factor"}), frozenset()),
+    "llama3": (
+        frozenset({"factor", "low_freq_factor", "high_freq_factor"}),
+        frozenset({"original_max_position_embeddings"}),
+    ),
+    "yarn": (
+        frozenset({"factor"}),
+        frozenset(
+            {
+                "original_max_position_embeddings",
+                "attention_factor",
+                "beta_fast",
+                "beta_slow",
+                "mscale",
+                "mscale_all_dim",
+                "truncate",
+            }
+        ),
+    ),
+}
+
+
+def _check_type(kind: str) -> None:
+    if kind not in ROPE_TYPES:
+        close = nearest(str(kind), list(ROPE_TYPES))
+        raise ValueError(f"rope_type {kind!r} is not supported{close} (supported: {', '.join(ROPE_TYPES)})")
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """Rotary position frequencies: the base, and the scaling that stretches them over a longer context."""
+
+    theta: float = 10_000.0
+    """The base of the geometric series of wavelengths."""
+    type: RopeType = "default"
+    factor: float = 1.0
+    """How many times longer the context becomes (every type but `default`)."""
+    low_freq_factor: float = 1.0
+    """`llama3`: wavelengths above `original_max_position_embeddings / low_freq_factor` are scaled in full."""
+    high_freq_factor: float = 4.0
+    """`llama3`: wavelengths below `original_max_position_embeddings / high_freq_factor` are left alone."""
+    original_max_position_embeddings: int | None = None
+    """`llama3`, `yarn`: the context before stretching; None means the model's `max_position_embeddings`."""
+    attention_factor: float | None = None
+    """`yarn`: multiplies cosines and sines; None means the paper's `0.1 ln(factor) + 1`."""
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+    """`yarn`: whether the bounds of the ramp are rounded to whole dimensions."""
+
+    def __post_init__(self):
+        _check_type(self.type)
+
+    @staticmethod
+    def from_hf(config: Mapping[str, Any]) -> RopeConfig:
+        """Read `rope_parameters` (transformers 5) or `rope_theta` with `rope_scaling` (transformers 4)."""
+        raw = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        if any(isinstance(value, Mapping) for value in raw.values()):
+            raise ValueError("rope_parameters differ between kinds of layers, which a Llama does not have")
+        fields = dict(raw)
+        kind: Any = fields.pop("rope_type", None) or fields.pop("type", None) or "default"
+        fields.pop("type", None)
+        theta = fields.pop("rope_theta", None) or config.get("rope_theta") or 10_000.0
+        partial = fields.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor") or 1.0
+        if partial != 1.0:
+            raise ValueError(f"partial_rotary_factor is {partial}; only whole heads are rotated here (1.0)")
+        _check_type(kind)
+        required, optional = _ROPE_FIELDS[kind]
+        for name in sorted(required):
+            if fields.get(name) is None:
+                raise ValueError(f"rope_type {kind!r} needs {name!r} in rope_parameters (or rope_scaling)")
+        unknown = sorted(set(fields) - required - optional)
+        # transformers ignores `factor` and the like of a default rope; anything else unread would be a silent error.
+        if unknown and kind != "default":
+            close = nearest(unknown[0], [*required, *optional])
+            raise ValueError(f"rope_type {kind!r} has no field {unknown[0]!r}{close}")
+        kept = {k: v for k, v in fields.items() if v is not None and k in required | optional}
+        return RopeConfig(theta=float(theta), type=kind, **kept)
+
+    def to_hf(self, max_position_embeddings: int) -> dict[str, Any]:
+        """The `rope_parameters` of transformers 5."""
+        required, optional = _ROPE_FIELDS[self.type]
+        fields = {name: getattr(self, name) for name in sorted(required | optional)}
+        if "original_max_position_embeddings" in fields:
+            fields["original_max_position_embeddings"] = self.original(max_position_embeddings)
+        kept = {name: value for name, value in fields.items() if value is not None}
+        return {"rope_type": self.type, "rope_theta": self.theta, **kept}
+
+    def original(self, max_position_embeddings: int) -> int:
+        """The context length before stretching."""
+        return self.original_max_position_embeddings or max_position_embeddings
+
+
+# Fields of a Llama's config.json that change what is computed and that are not implemented: field -> the value that is.
+_ONLY: dict[str, Any] = {
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "attention_dropout": 0.0,
+    "sliding_window": None,
+    "quantization_config": None,
+}
+_DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class LlamaConfig:
+    """The architecture of a Llama (Touvron et al. 2023). Sizes only: precision belongs to the module."""
+
+    vocab_size: int
+    hidden_size: int
+    """Width of the residual stream, `D`."""
+    intermediate_size: int
+    """Width of the gated MLP, `F`."""
+    num_hidden_layers: int
+    num_attention_heads: int
+    """Query heads, `H`."""
+    num_key_value_heads: int | None = None
+    """Key and value heads, `K`; each serves `H / K` query heads. None means `H`."""
+    head_dim: int | None = None
+    """None means `D / H`."""
+    max_position_embeddings: int = 2048
+    """Longest sequence, in tokens."""
+    rms_norm_eps: float = 1e-6
+    tie_word_embeddings: bool = False
+    """Whether the head is the transpose of the embedding."""
+    rope: RopeConfig = RopeConfig()
+    initializer_range: float = 0.02
+    """Standard deviation of fresh weights."""
+    bos_token_id: int | None = None
+    eos_token_id: int | None = None
+    pad_token_id: int | None = None
+    dtype: str = "float32"
+    """What the weights are stored in: float32, bfloat16 or float16."""
+
+    def __post_init__(self):
+        if self.num_key_value_heads is None:
+            object.__setattr__(self, "num_key_value_heads", self.num_attention_heads)
+        if self.head_dim is None:
+            if self.hidden_size % self.num_attention_heads:
+                raise ValueError(
+                    f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads "
+                    f"{self.num_attention_heads}; give head_dim"
+                )
+            object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
+        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+                     "num_key_value_heads", "head_dim", "max_position_embeddings"):  # fmt: skip
+            if not getattr(self, name) >= 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; at least 1 is needed")
+        if self.num_attention_heads % self.kv_heads:
+            raise ValueError(
+                f"num_attention_heads {self.num_attention_heads} is not a multiple of "
+                f"num_key_value_heads {self.kv_heads}"
+            )
+        if self.size % 2:
+            raise ValueError(f"head_dim is {self.head_dim}; rotary positions need an even one")
+        if self.dtype not in _DTYPES:
+            raise ValueError(f"dtype {self.dtype!r} is not supported (supported: {', '.join(_DTYPES)})")
+
+    @property
+    def kv_heads(self) -> int:
+        """`num_key_value_heads`, never None."""
+        return self.num_key_value_heads or self.num_attention_heads
+
+    @property
+    def size(self) -> int:
+        """`head_dim`, never None."""
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    @property
+    def groups(self) -> int:
+        """Query heads that share one key and value head, `G`."""
+        return self.num_attention_heads // self.kv_heads
+
+    @staticmethod
+    def from_hf(config: Mapping[str, Any]) -> LlamaConfig:
+        """Read a `config.json` of transformers 4 or 5.
+
+        **Raises:** `ValueError` for another architecture, or for a field whose value is not implemented, by name.
+        """
+        kind = config.get("model_type")
+        if kind != "llama":
+            raise ValueError(f"model_type {kind!r} is not supported; this is a Llama (model_type 'llama')")
+        for name, only in _ONLY.items():
+            if (value := config.get(name)) not in (None, only):
+                raise ValueError(f"config field {name} is {value!r}; only {only!r} is implemented")
+        fields = {f.name for f in dataclasses.fields(LlamaConfig)} - {"rope", "dtype", "eos_token_id"}
+        required = {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"}
+        for name in sorted(required):
+            if config.get(name) is None:
+                raise ValueError(f"config field {name} is missing")
+        kept = {name: config[name] for name in sorted(fields) if config.get(name) is not None}
+        eos = config.get("eos_token_id")
+        dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
+        return LlamaConfig(
+            **kept,
+            rope=RopeConfig.from_hf(config),
+            # Some checkpoints list several end tokens; the first is the one that ends a text.
+            eos_token_id=eos[0] if isinstance(eos, list | tuple) else eos,
+            dtype=dtype,
+        )
+
+    def to_hf(self) -> dict[str, Any]:
+        """The `config.json` of transformers 5, which `from_hf` reads back unchanged."""
+        own = dataclasses.asdict(self)
+        own.pop("rope")
+        return {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            **own,
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "mlp_bias": False,
+            "attention_dropout": 0.0,
+            "rope_parameters": self.rope.to_hf(self.max_position_embeddings),
+        }
+
+    @staticmethod
+    def preset(name: str, vocab_size: int, **changes: Any) -> LlamaConfig:
+        """A named size, with `changes` to its fields. **Raises** `KeyError`, naming the nearest."""
+        if name not in PRESETS:
+            raise KeyError(f"no preset {name!r}{nearest(name, list(PRESETS))} (there are {', '.join(PRESETS)})")
+        return LlamaConfig(vocab_size=vocab_size, **{**PRESETS[name], **changes})
+
+    @property
+    def matmul_params(self) -> int:
+        """Weights that multiply every token: all matrices and the head, without the embedding table."""
+        d, h = self.hidden_size, self.size
+        attention = 2 * d * self.num_attention_heads * h + 2 * d * self.kv_heads * h
+        return self.num_hidden_layers * (attention + 3 * d * self.intermediate_size) + d * self.vocab_size
+
+    def flops_per_token(self, context: int, *, logits: bool = True) -> float:
+        """Forward floating-point operations per token, averaged over a causal context of `context` tokens.
+
+        `2 N + 2 L T H h`, where `N` counts the matrices (the head too when `logits`) and the second term is the causal
+        half of scores and values (jax_llm reference, section 2.2). Training costs 3 times this in full, 2 times
+        with frozen weights and LoRA.
+        """
+        n = self.matmul_params - (0 if logits else self.hidden_size * self.vocab_size)
+        return 2.0 * n + 2.0 * self.num_hidden_layers * context * self.num_attention_heads * self.size
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    # The demo's policy: every multiplication counts on two cores.
+    "tiny": {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": True,
+    },
+    # The scoring benchmark's: 27 million weights with a vocabulary of 4,096.
+    "small": {
+        "hidden_size": 512,
+        "intermediate_size": 1376,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 2048,
+    },
+}

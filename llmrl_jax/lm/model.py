@@ -1,0 +1,268 @@
+"""`Llama`: the language model, a flax module around a scan over stacked layers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jaxtyping import Array, Float, Int
+
+from llmrl_jax.lm import declare
+from llmrl_jax.lm.cache import Cache
+from llmrl_jax.lm.config import LlamaConfig
+from llmrl_jax.lm.layers import Source, attend, gated_mlp, layer_slice, project, rms_norm
+from llmrl_jax.lm.lora import LoRAConfig
+from llmrl_jax.lm.rope import rotate, rotations
+from llmrl_jax.parallel.partition import constrain
+
+
+AnyArray = Array | np.ndarray
+Angles = tuple[jax.Array, jax.Array]
+
+
+@struct.dataclass
+class LMOutput:
+    """What a pass over `N` of `S` tokens returns (`N = S` unless `at` chose some)."""
+
+    logits: Float[Array, "B N V"] | None
+    """float32; None where they were not asked for."""
+    hidden: Float[Array, "B N D"]
+    """Hidden states after the last norm."""
+    cache: Cache | None = None
+
+
+class Llama(nn.Module):
+    """A Llama with optional adapters.
+
+    Collections: `params`, the base; `lora`, adapters in float32, made by `init` where `lora` is set. At `apply` the
+    adapters are off unless their collection is given, so base and adapted policy share one set of weights.
+
+    The layers are stacked, `[L, ...]` a leaf, and run in a `jax.lax.scan`, or written out when there are few. (A plain
+    scan over a declared tree, not `nn.scan`, so that the last layer may compute only the positions that are wanted.)
+    """
+
+    config: LlamaConfig
+    lora: LoRAConfig | None = None
+    dtype: Any = jnp.float32
+    """What is computed in; norms, softmax, rotations and logits are float32 always."""
+    param_dtype: Any = jnp.float32
+    remat: bool = False
+    """Recompute each layer's activations in the backward pass: less memory, a third more time."""
+    unroll: int | None = None
+    """Layers per step of the scan. As many as there are, or more, writes them out; None does so up to 4 layers."""
+
+    def setup(self):
+        for name, tree in declare.declare(self.config).items():
+            value = self.param(name, lambda key, t=tree: declare.make(t, key, self.param_dtype))
+            setattr(self, f"_{name}", value)
+        if self.is_initializing() and self.lora is not None:
+            tree = declare.declare_lora(self.config, self.lora.rank, self.lora.targets)["layers"]
+            self.variable("lora", "layers", lambda: declare.make(tree, self.make_rng("params"), jnp.float32))
+        self._adapters: Any = self.get_variable("lora", "layers")
+        if self._adapters is not None and self.lora is None:
+            raise ValueError("a lora collection was given to a model built without LoRAConfig: its scale is unknown")
+
+    def declared(self) -> dict[str, declare.Tree]:
+        """The declaration of every parameter, by collection."""
+        trees = {"params": declare.declare(self.config)}
+        if self.lora is not None:
+            trees["lora"] = declare.declare_lora(self.config, self.lora.rank, self.lora.targets)
+        return trees
+
+    def logical_axes(self) -> dict[str, declare.Tree]:
+        """The logical axes of every parameter, by collection, for `llmrl_jax.parallel.shardings`."""
+        return {name: declare.axes(tree) for name, tree in self.declared().items()}
+
+    def abstract(self) -> dict[str, declare.Tree]:
+        """The shape and dtype of every parameter, by collection, without allocating any."""
+        dtypes = {"params": self.param_dtype, "lora": jnp.float32}
+        return {name: declare.abstract(tree, dtypes[name]) for name, tree in self.declared().items()}
+
+    def __call__(
+        self,
+        tokens: Int[AnyArray, "B S"],
+        *,
+        lengths: Int[AnyArray, "B"] | None = None,
+        positions: Int[AnyArray, "B S"] | None = None,
+        cache: Cache | None = None,
+        at: Int[AnyArray, "B N"] | None = None,
+        logits: bool = True,
+    ) -> LMOutput:
+        """One pass. Padding is told by `lengths` or `positions`, never by a token's id.
+
+        **Arguments:** `tokens`; `lengths`, of right-padded rows; or `positions`, of any padding, with -1 at pads;
+        neither means whole rows from position 0 (after what the `cache` holds); `cache`, to read and extend;
+        `at`, indices in `[0, S)` of the tokens whose hidden states and logits are wanted; `logits`, whether to
+        compute them.
+        **Returns:** `LMOutput`. States of padded tokens mean nothing.
+        """
+        if lengths is not None and positions is not None:
+            raise ValueError("give lengths or positions, not both")
+        steps = jnp.arange(tokens.shape[1])
+        extended = None
+        key_positions: Any = positions
+        where: Any = steps[None]
+        if cache is not None:
+            if positions is None:
+                positions = cache.lengths()[:, None] + steps
+                positions = positions if lengths is None else jnp.where(steps < lengths[:, None], positions, -1)
+            extended = cache.append(positions)
+            key_positions = extended.positions
+        if positions is None:
+            # Pads stand to the right, so a causal mask hides them from every token.
+            mask = steps[:, None] >= steps
+        else:
+            mask = (key_positions[:, None] >= 0) & (key_positions[:, None] <= positions[:, :, None])
+            where = positions
+        angles = rotations(self.config, where)
+
+        def body(x, layer, pick):
+            params, lora, kv = layer
+            keys, values = self._keys_values(x, params, lora, angles)
+            if cache is not None:
+                at_slot = (0, cache.index, 0, 0)
+                keys, values = (
+                    jax.lax.dynamic_update_slice(old, new.astype(old.dtype), at_slot)
+                    for old, new in zip(kv, (keys, values), strict=True)
+                )
+            kept = None if cache is None else (keys, values)
+            sources = (keys.astype(self.dtype), values.astype(self.dtype))
+            return self._finish(x, params, lora, angles, [Source(sources[0], sources[1], mask)], pick), kept
+
+        pick = None if at is None else lambda a: self._take(a, at)
+        kv = None if cache is None else (cache.keys, cache.values)
+        x, kept = self._layers_run(body, self._embed(tokens), kv, pick)
+        if extended is not None:
+            extended = dataclasses.replace(extended, keys=kept[0], values=kept[1])
+        hidden = rms_norm(x, self._norm["scale"], self.config.rms_norm_eps)
+        return LMOutput(self.head(hidden) if logits else None, hidden, extended)
+
+    def tree(
+        self,
+        tokens: Int[AnyArray, "B S"],
+        lengths: Int[AnyArray, "B"],
+        nodes: Sequence[int],
+        depths: Sequence[int],
+        ancestors: np.ndarray,
+        prefix: Sequence[int] = (),
+    ) -> Float[Array, "B N D"]:
+        """One pass over prompts and a tree of `M` continuations, the same tree for every row.
+
+        **Arguments:** `tokens`, right-padded prompts; `lengths`, at least 1; `nodes`, the token of each node of the
+        tree; `depths`, from 0; `ancestors`, bool `[M, M]`, whether node i sees node j (itself included); `prefix`,
+        tokens that stand before every prompt: computed once, at batch 1, and shared.
+        **Returns:** hidden states of each row's last prompt token and of the nodes.
+        """
+        prompt, count, before = tokens.shape[1], len(nodes), len(prefix)
+        steps = jnp.arange(prompt)
+        depth = jnp.asarray(np.asarray(depths, np.int32))
+        static = rotations(self.config, before + steps)
+        moving = rotations(self.config, before + lengths[:, None] + depth)
+        angles: Any = tuple(
+            jnp.concatenate([jnp.broadcast_to(s, (m.shape[0], *s.shape)), m], axis=1) if count else s[None]
+            for s, m in zip(static, moving, strict=True)
+        )
+        sees = jnp.concatenate([steps[:, None] >= steps, jnp.ones((count, prompt), bool)], axis=0)
+        sees = jnp.concatenate([sees, jnp.asarray(np.vstack([np.zeros((prompt, count), bool), ancestors]))], axis=1)
+        real = jnp.concatenate([steps < lengths[:, None], jnp.ones((tokens.shape[0], count), bool)], axis=1)
+        mask = sees & real[:, None, :]
+        x = self._embed(tokens)
+        if count:
+            branch = self._embed(jnp.asarray(np.asarray(nodes, np.int32)))
+            x = jnp.concatenate([x, jnp.broadcast_to(branch, (x.shape[0], *branch.shape))], axis=1)
+        head = self._embed(jnp.asarray(np.asarray([prefix], np.int32))) if before else None
+        head_angles = rotations(self.config, jnp.arange(before)[None])
+        head_mask = jnp.arange(before)[:, None] >= jnp.arange(before)
+
+        def pick(a):
+            if a.shape[0] == 1:
+                a = jnp.broadcast_to(a, (tokens.shape[0], *a.shape[1:]))
+            return jnp.concatenate([self._take(a, lengths[:, None] - 1), a[:, prompt:]], axis=1)
+
+        def body(carry, layer, pick):
+            x, head = carry
+            params, lora, _ = layer
+            keys, values = self._keys_values(x, params, lora, angles)
+            sources = [Source(keys, values, mask)]
+            if head is not None:
+                own = self._keys_values(head, params, lora, head_angles)
+                sources.append(Source(own[0][0], own[1][0], None))
+                if pick is None:
+                    head = self._finish(head, params, lora, head_angles, [Source(own[0], own[1], head_mask)], None)
+            return (self._finish(x, params, lora, angles, sources, pick), head), None
+
+        (x, _), _ = self._layers_run(body, (x, head), None, pick, lambda carry: (pick(carry[0]), None))
+        return rms_norm(x, self._norm["scale"], self.config.rms_norm_eps)
+
+    def head(self, hidden: Float[Array, "*b D"]) -> Float[Array, "*b V"]:
+        """Logits of hidden states, float32."""
+        if self.config.tie_word_embeddings:
+            kernel = self._embed_tokens["embedding"].astype(self.dtype)
+            return jnp.einsum("...d,vd->...v", hidden, kernel, preferred_element_type=jnp.float32)
+        kernel = self._lm_head["kernel"].astype(self.dtype)
+        return jnp.einsum("...d,dv->...v", hidden, kernel, preferred_element_type=jnp.float32)
+
+    def _embed(self, tokens: AnyArray) -> jax.Array:
+        x = jnp.asarray(self._embed_tokens["embedding"])[tokens].astype(self.dtype)
+        return constrain(x, "batch", None, None) if x.ndim == 3 else x
+
+    @staticmethod
+    def _take(x: jax.Array, at: Int[AnyArray, "B N"]) -> jax.Array:
+        if x.shape[0] == 1:
+            x = jnp.broadcast_to(x, (at.shape[0], *x.shape[1:]))
+        return jnp.take_along_axis(x, at.reshape(at.shape + (1,) * (x.ndim - 2)), axis=1)
+
+    @property
+    def _scale(self) -> float:
+        return self.lora.scale if self.lora is not None else 0.0
+
+    def _keys_values(self, x, params, lora, angles: Angles):
+        own = (lora or {}).get("self_attn")
+        x = rms_norm(x, params["input_layernorm"]["scale"], self.config.rms_norm_eps)
+        keys, values = (project(x, name, params["self_attn"], own, self._scale) for name in ("k_proj", "v_proj"))
+        return rotate(keys, *angles), values
+
+    def _finish(self, x, params, lora, angles: Angles, sources: list[Source], pick: Callable | None):
+        """The rest of a layer, for all its tokens or for those that `pick` takes along axis 1."""
+        if pick is not None:
+            x, angles = pick(x), (pick(angles[0]), pick(angles[1]))
+            masks = [s.mask if s.mask is None or s.mask.ndim == 3 else s.mask[None] for s in sources]
+            masks = [m if m is None else pick(m) for m in masks]
+            sources = [s._replace(mask=m) for s, m in zip(sources, masks, strict=True)]
+        own, eps = lora or {}, self.config.rms_norm_eps
+        normed = rms_norm(x, params["input_layernorm"]["scale"], eps)
+        query = rotate(project(normed, "q_proj", params["self_attn"], own.get("self_attn"), self._scale), *angles)
+        out = project(attend(query, sources), "o_proj", params["self_attn"], own.get("self_attn"), self._scale, 2)
+        x = x + out
+        normed = rms_norm(x, params["post_attention_layernorm"]["scale"], eps)
+        return constrain(x + gated_mlp(normed, params["mlp"], own.get("mlp"), self._scale), "batch", None, None)
+
+    def _layers_run(self, body, carry, kv, pick, pick_carry=None):
+        """Run `body(carry, (params, lora, kv), pick)` over the layers.
+
+        Where the layers are written out the last one gets `pick` and computes only what it takes; a scan, whose
+        steps are alike, computes all and picks afterwards (slicing the last layer off would copy the weights).
+        """
+        count = self.config.num_hidden_layers
+        stacked = (self._layers, self._adapters, kv)
+        written = self.unroll >= count if self.unroll is not None else count <= 4
+
+        def step(pick=None):
+            run = partial(body, pick=pick)
+            return jax.checkpoint(run, prevent_cse=written) if self.remat else run
+
+        if not written:
+            carry, kept = jax.lax.scan(step(), carry, stacked, unroll=self.unroll or 1)
+            return (carry if pick is None else (pick_carry or pick)(carry)), kept
+        outs = []
+        for i in range(count):
+            carry, out = step(pick if i == count - 1 else None)(carry, layer_slice(stacked, i))
+            outs.append(out)
+        return carry, (None if kv is None else jax.tree.map(lambda *a: jnp.stack(a), *outs))

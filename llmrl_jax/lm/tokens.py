@@ -1,0 +1,178 @@
+"""Tokenizers: a word-level one made from a program's own texts, and those of published models.
+
+All of them keep the protocol `envs_jax.text.Tokenizer`: `encode` adds no special token, `decode` drops none, and the
+special ids are attributes. They work on the host, when a program is built; inside jit there are only their tables.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, SupportsInt
+
+from envs_jax.text import Tokenizer
+
+
+if TYPE_CHECKING:
+    import tokenizers
+
+__all__ = ["FastTokenizer", "Tokenizer", "WordTokenizer", "load_tokenizer"]
+
+TOKENIZER_FILE, CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
+SPECIALS = ("bos_token", "eos_token", "pad_token")
+
+
+class FastTokenizer:
+    """A `tokenizers.Tokenizer` with the ids of its special tokens."""
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        bos_token: str | None = None,
+        eos_token: str | None = None,
+        pad_token: str | None = None,
+    ):
+        """**Arguments:** `backend`; the special tokens by name, each None where the model has none. Padding falls back
+        on the end-of-sequence token, then on id 0; it is never told from text by its id, only by lengths.
+
+        **Raises:** `ValueError` for a special token that is not in the vocabulary."""
+        self.backend = backend
+        self.specials = {"bos_token": bos_token, "eos_token": eos_token, "pad_token": pad_token}
+        self.bos_id, self.eos_id, pad = (self._id(name, token) for name, token in self.specials.items())
+        self.pad_id: int = next((i for i in (pad, self.eos_id) if i is not None), 0)
+        self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+
+    def _id(self, name: str, token: str | None) -> int | None:
+        found = None if token is None else self.backend.token_to_id(token)
+        if token is not None and found is None:
+            raise ValueError(
+                f"the {name} {token!r} is not in the tokenizer's vocabulary of {self.backend.get_vocab_size()}"
+            )
+        return found
+
+    def encode(self, text: str) -> list[int]:
+        """The token ids of `text`, without special tokens."""
+        return self.backend.encode(text, add_special_tokens=False).ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """`encode` of each text, in parallel."""
+        return [e.ids for e in self.backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def decode(self, ids: Iterable[SupportsInt]) -> str:
+        """The text of token ids, special tokens included."""
+        return self.backend.decode([int(i) for i in ids], skip_special_tokens=False)
+
+    def save(self, folder: str | Path) -> None:
+        """Write `tokenizer.json` and `tokenizer_config.json`, which `load_tokenizer`, `tokenizers` and transformers'
+        `AutoTokenizer` read."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.backend.save(str(folder / TOKENIZER_FILE))
+        config: dict[str, Any] = {name: token for name, token in self.specials.items() if token is not None}
+        config["tokenizer_class"] = "PreTrainedTokenizerFast"
+        (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+class WordTokenizer(FastTokenizer):
+    """One token for each word between white space, marks included ("left," and "left" are two tokens).
+
+    It has no unknown token: a word that it was not made from is an error, not a loss. White space itself, newlines
+    too, has no token.
+    """
+
+    PAD, EOS = "<pad>", "<eos>"
+
+    def __init__(self, backend: tokenizers.Tokenizer):
+        super().__init__(backend, eos_token=self.EOS, pad_token=self.PAD)
+        self._vocabulary = backend.get_vocab()
+
+    @classmethod
+    def from_texts(cls, texts: Iterable[str]) -> WordTokenizer:
+        """The tokenizer of every word in `texts`, in alphabetical order behind `<pad>` and `<eos>`.
+
+        **Raises:** `ValueError` where there is no word, or one that is a special token."""
+        import tokenizers
+        from tokenizers import models, pre_tokenizers
+
+        words = sorted({word for text in texts for word in text.split()})
+        if not words:
+            raise ValueError("a word tokenizer needs at least one word")
+        for special in (cls.PAD, cls.EOS):
+            if special in words:
+                raise ValueError(f"the word {special!r} is taken: it is a special token")
+        vocabulary = {word: i for i, word in enumerate([cls.PAD, cls.EOS, *words])}
+        backend = tokenizers.Tokenizer(models.WordLevel(vocabulary))
+        backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        backend.add_special_tokens([cls.PAD, cls.EOS])
+        return cls(backend)
+
+    @classmethod
+    def from_prompt(cls, prompt: Any, answers: Iterable[str] = ()) -> WordTokenizer:
+        """The tokenizer of everything that an `envs_jax.text.Prompt` can say, and of the answers to it."""
+        return cls.from_texts([*(text for unit in prompt.units for text in unit.texts), *answers])
+
+    def _check(self, text: str) -> None:
+        for word in text.split():
+            if word not in self._vocabulary:
+                close = difflib.get_close_matches(word, list(self._vocabulary), n=3)
+                hint = f"; the nearest are {', '.join(map(repr, close))}" if close else ""
+                raise ValueError(f"the word {word!r} is not among the {self.vocab_size} of this tokenizer{hint}")
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of the words of `text`. **Raises** `ValueError` for a word that the tokenizer does not have."""
+        self._check(text)
+        return super().encode(text)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """`encode` of each text, in parallel."""
+        for text in texts:
+            self._check(text)
+        return super().encode_batch(texts)
+
+
+def load_tokenizer(path_or_id: str | Path) -> FastTokenizer:
+    """A tokenizer from a folder with `tokenizer.json`, from such a file, or by its id on the Hugging Face hub.
+
+    Files are read with `tokenizers` alone; anything else goes through transformers' `AutoTokenizer`, which never
+    runs code from the hub.
+    **Raises:** `FileNotFoundError` for a path that does not exist, `ValueError` for a tokenizer without a fast form.
+    """
+    path = Path(path_or_id)
+    file = path if path.suffix == ".json" else path / TOKENIZER_FILE
+    if file.is_file():
+        return _from_file(file)
+    local = path.is_absolute() or path.suffix == ".json" or str(path_or_id).startswith((".", "~"))
+    if local and not path.is_dir():
+        raise FileNotFoundError(f"there is no tokenizer at {path_or_id}: neither a folder nor a {TOKENIZER_FILE}")
+    from transformers import AutoTokenizer
+
+    slow_or_fast = AutoTokenizer.from_pretrained(str(path_or_id), trust_remote_code=False)
+    backend = getattr(slow_or_fast, "backend_tokenizer", None)
+    if backend is None:
+        raise ValueError(f"the tokenizer of {path_or_id} has no fast form ({TOKENIZER_FILE}); convert it first")
+    specials = {name: getattr(slow_or_fast, name, None) for name in SPECIALS}
+    return FastTokenizer(backend, **{name: None if token is None else str(token) for name, token in specials.items()})
+
+
+def _from_file(file: Path) -> FastTokenizer:
+    import tokenizers
+    from tokenizers import models
+
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:
+        raise ValueError(
+            f"{file} is not a tokenizer that `tokenizers` {tokenizers.__version__} reads: {error}"
+        ) from error
+    backend.no_padding()
+    backend.no_truncation()
+    words = isinstance(backend.model, models.WordLevel)
+    if words and all(backend.token_to_id(token) is not None for token in (WordTokenizer.PAD, WordTokenizer.EOS)):
+        return WordTokenizer(backend)
+    beside = file.parent / CONFIG_FILE
+    config = json.loads(beside.read_text(encoding="utf-8")) if beside.is_file() else {}
+    tokens = {name: config.get(name) for name in SPECIALS}
+    return FastTokenizer(backend, **{n: t["content"] if isinstance(t, dict) else t for n, t in tokens.items()})

@@ -1,0 +1,18 @@
+"""One device mesh for everything: its axes, the rules that shard arrays over it, and the start of several hosts."""
+
+from llmrl_jax.parallel.hosts import initialize
+from llmrl_jax.parallel.mesh import AXES, MeshSpec, make_mesh
+from llmrl_jax.parallel.partition import RULES, batch_sharding, constrain, replicated, shardings
+
+
+__all__ = [
+    "AXES",
+    "RULES",
+    "MeshSpec",
+    "batch_sharding",
+    "constrain",
+    "initialize",
+    "make_mesh",
+    "replicated",
+    "shardings",
+]

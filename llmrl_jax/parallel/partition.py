@@ -1,0 +1,110 @@
+"""From the logical name of an array's axis to the mesh axes it is split over, by one table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from envs_jax.registry import nearest
+
+
+Rules = Mapping[str, tuple[str, ...]]
+
+RULES: Rules = {
+    "batch": ("data", "fsdp"),
+    "layers": (),
+    "embed": ("fsdp",),
+    "vocab": ("tensor",),
+    "heads": ("tensor",),
+    "kv_heads": ("tensor",),
+    "mlp": ("tensor",),
+}
+"""Logical axis -> mesh axes. An axis without a name (None) is never split."""
+
+
+def _spec(path: str, shape: tuple[int, ...], axes: Any, mesh: Mesh, rules: Rules) -> PartitionSpec:
+    if not isinstance(axes, tuple) or len(axes) != len(shape):
+        raise ValueError(f"{path} has shape {shape}, its logical axes are {axes!r}; give a name or None per dimension")
+    parts: list[Any] = []
+    for dim, (size, axis) in enumerate(zip(shape, axes, strict=True)):
+        if axis is None:
+            parts.append(None)
+            continue
+        if axis not in rules:
+            close = nearest(axis, list(rules))
+            raise ValueError(f"{path}, dimension {dim}: no rule for the logical axis {axis!r}{close}")
+        over = tuple(a for a in rules[axis] if mesh.shape[a] > 1)
+        ways = math.prod(mesh.shape[a] for a in over)
+        if size % ways:
+            product = " x ".join(f"{a}={mesh.shape[a]}" for a in over)
+            raise ValueError(
+                f"{path}, dimension {dim} ({axis}) has size {size}, which {product}"
+                f"{f' = {ways}' if len(over) > 1 else ''} does not divide: {size} / {ways} = {size / ways:.2f}; "
+                f"choose a mesh whose {' x '.join(over)} divides {size}"
+            )
+        parts.append(over if len(over) > 1 else over[0] if over else None)
+    return PartitionSpec(*parts)
+
+
+def shardings(abstract_tree: Any, logical_axes: Any, mesh: Mesh, rules: Rules = RULES) -> Any:
+    """The sharding of every leaf.
+
+    **Arguments:** `abstract_tree`, arrays or `jax.ShapeDtypeStruct`s; `logical_axes`, a tree of the same structure
+    (it may hold more) whose leaves are tuples with one logical name or None per dimension; `mesh`; `rules`.
+    **Returns:** a tree of `NamedSharding`.
+    **Raises:** `ValueError` for a leaf without axes, an axis without a rule, or a size that its mesh axes do not
+    divide: the leaf's path, the dimension, the axis and the arithmetic are named.
+    """
+
+    def of(path, leaf):
+        names = logical_axes
+        text = jax.tree_util.keystr(path, simple=True, separator="/")
+        for entry in path:
+            key: Any = getattr(entry, "key", getattr(entry, "idx", getattr(entry, "name", None)))
+            try:
+                names = names[key] if not hasattr(entry, "name") else getattr(names, key)
+            except (KeyError, IndexError, TypeError, AttributeError):
+                raise ValueError(f"{text} has no logical axes: every leaf must be matched") from None
+        return NamedSharding(mesh, _spec(text, tuple(leaf.shape), names, mesh, rules))
+
+    return jax.tree_util.tree_map_with_path(of, abstract_tree)
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """A whole copy on every device."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def batch_sharding(mesh: Mesh, axis: int = 0, size: int | None = None) -> NamedSharding:
+    """Dimension `axis` split over data and fsdp, the rest whole.
+
+    **Arguments:** `axis`, 0 for `[B, ...]`, 1 for `[T, B, ...]`; `size`, the length of that dimension, if it is to be
+    checked now.
+    **Raises:** `ValueError`, with the arithmetic, where data x fsdp does not divide `size`.
+    """
+    over = RULES["batch"]
+    ways = math.prod(mesh.shape[a] for a in over)
+    if size is not None and size % ways:
+        product = " x ".join(f"{a}={mesh.shape[a]}" for a in over)
+        raise ValueError(f"a batch of {size} is not divided by {product} = {ways}: {size} / {ways} = {size / ways:.2f}")
+    return NamedSharding(mesh, PartitionSpec(*([None] * axis), over))
+
+
+def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
+    """Ask the compiler to keep `x` sharded by its logical axes, under the mesh of `jax.set_mesh`; else the identity.
+
+    Dimensions that the mesh does not divide are left to the compiler: an activation, unlike a parameter, may be odd.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or any(name not in mesh.shape for axis in axes if axis for name in RULES[axis]):
+        return x
+    parts: list[Any] = []
+    for size, axis in zip(x.shape, axes, strict=True):
+        over = tuple(a for a in RULES[axis] if mesh.shape[a] > 1) if axis else ()
+        divides = over and size % math.prod(mesh.shape[a] for a in over) == 0
+        parts.append(over if divides else PartitionSpec.UNCONSTRAINED)
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(*parts))

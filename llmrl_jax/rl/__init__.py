@@ -1,0 +1,1 @@
+"""Reinforcement learning: distributions, returns, networks, rollouts, and one file per algorithm."""

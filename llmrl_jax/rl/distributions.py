@@ -1,0 +1,155 @@
+"""Action distributions: batched, pytrees, float32."""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Bool, Float
+
+
+class Distribution(Protocol):
+    """What a policy returns: a batch of distributions over actions, leaves `[..., *]`."""
+
+    def noise(self, key: jax.Array) -> jax.Array:
+        """The randomness of one action per row; needs only shapes, so that it can be drawn ahead of the policy.
+
+        What row `i` draws is a function of `key` and `i` (jax's counters): neither the number of rows nor the devices
+        that hold them matter."""
+
+    def choose(self, noise: jax.Array) -> jax.Array:
+        """The actions that some noise stands for."""
+
+    def sample(self, key: jax.Array) -> jax.Array:
+        """One action per row: `choose(noise(key))`."""
+
+    def log_prob(self, action: jax.Array) -> jax.Array:
+        """Log-probability (density) of each row's action, float32."""
+
+    def entropy(self) -> jax.Array:
+        """Entropy of each row in nats, float32."""
+
+    def mode(self) -> jax.Array:
+        """The likeliest action of each row."""
+
+
+@struct.dataclass
+class Categorical:
+    """One of `A` actions, by unnormalised log-probabilities `[..., A]`."""
+
+    logits: jax.Array
+
+    @classmethod
+    def masked(cls, logits: Float[Array, "*B A"], allowed: Bool[Array, "*#B A"]) -> Categorical:
+        """The distribution over the allowed actions only; at least one per row must be."""
+        floor = jnp.finfo(jnp.float32).min / 2  # finite, so that entropy and gradients stay so
+        return cls(jnp.where(allowed, logits.astype(jnp.float32), floor))
+
+    @property
+    def log_probs(self) -> Float[Array, "*B A"]:
+        return jax.nn.log_softmax(self.logits.astype(jnp.float32), axis=-1)
+
+    @property
+    def probs(self) -> Float[Array, "*B A"]:
+        return jax.nn.softmax(self.logits.astype(jnp.float32), axis=-1)
+
+    def noise(self, key):
+        return jax.random.gumbel(key, self.logits.shape)
+
+    def choose(self, noise):
+        return jnp.argmax(self.logits.astype(jnp.float32) + noise, axis=-1).astype(jnp.int32)
+
+    def sample(self, key):
+        return self.choose(self.noise(key))
+
+    def log_prob(self, action):
+        chosen = action[..., None] == jnp.arange(self.logits.shape[-1])  # a gather's gradient would be a scatter
+        return jnp.sum(jnp.where(chosen, self.log_probs, 0.0), axis=-1)
+
+    def entropy(self):
+        log_probs = self.log_probs
+        return -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
+
+    def mode(self):
+        return jnp.argmax(self.logits, axis=-1).astype(jnp.int32)
+
+
+def _normal_log_prob(x: jax.Array, mean: jax.Array, log_std: jax.Array) -> jax.Array:
+    z = (x - mean) * jnp.exp(-log_std)
+    return -0.5 * z * z - log_std - 0.5 * math.log(2 * math.pi)
+
+
+@struct.dataclass
+class Normal:
+    """A diagonal Gaussian over actions `[..., D]`; log-probabilities and entropies are summed over `D`."""
+
+    mean: jax.Array
+    log_std: jax.Array
+    """Broadcast against `mean`."""
+
+    def noise(self, key):
+        return jax.random.normal(key, self.mean.shape)
+
+    def choose(self, noise):
+        return self.mean + jnp.exp(self.log_std) * noise
+
+    def sample(self, key):
+        return self.choose(self.noise(key))
+
+    def log_prob(self, action):
+        return jnp.sum(_normal_log_prob(action, self.mean, self.log_std), axis=-1)
+
+    def entropy(self):
+        each = jnp.broadcast_to(self.log_std, self.mean.shape) + 0.5 * (1 + math.log(2 * math.pi))
+        return jnp.sum(each, axis=-1)
+
+    def mode(self):
+        return self.mean
+
+
+@struct.dataclass
+class TanhNormal:
+    """A diagonal Gaussian squashed by tanh into the box `(low, high)`."""
+
+    mean: jax.Array
+    """Before the squashing."""
+    log_std: jax.Array
+    low: jax.Array
+    """Bounds of actions, broadcast against `mean`; finite."""
+    high: jax.Array
+
+    @property
+    def _half(self) -> jax.Array:
+        return (self.high - self.low) / 2
+
+    def _squash(self, x: jax.Array) -> jax.Array:
+        return self.low + self._half * (jnp.tanh(x) + 1)
+
+    def _log_slope(self, x: jax.Array) -> jax.Array:
+        """log of d action / d x: log(half) + log(1 - tanh(x)^2), in the form that does not cancel."""
+        return jnp.log(self._half) + 2 * (math.log(2) - x - jax.nn.softplus(-2 * x))
+
+    def noise(self, key):
+        return jax.random.normal(key, self.mean.shape)
+
+    def choose(self, noise):
+        return self._squash(self.mean + jnp.exp(self.log_std) * noise)
+
+    def sample(self, key):
+        return self.choose(self.noise(key))
+
+    def log_prob(self, action):
+        inside = jnp.clip((action - self.low) / self._half - 1, -1 + 1e-6, 1 - 1e-6)
+        x = jnp.arctanh(inside)
+        return jnp.sum(_normal_log_prob(x, self.mean, self.log_std) - self._log_slope(x), axis=-1)
+
+    def entropy(self):
+        """The Gaussian's entropy plus the log-slope at the mean; there is no closed form."""
+        return Normal(self.mean, self.log_std).entropy() + jnp.sum(self._log_slope(self.mean), axis=-1)
+
+    def mode(self):
+        """The squashed mean, which is the median."""
+        return self._squash(self.mean)

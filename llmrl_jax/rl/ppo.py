@@ -1,0 +1,403 @@
+"""Proximal policy optimisation (Schulman et al., 1707.06347), for any policy: an MLP, a CNN, a GRU, a language model.
+
+One update plays `num_steps` steps in `num_envs` environments, then takes `epochs` x `minibatches` gradient steps.
+Play, advantages and gradient steps are one pure function of the state, so it runs whole on the device, shards over a
+mesh, and vmaps over seeds and over the float hyper-parameters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from envs_jax.env import Environment, Wrapper
+from envs_jax.resets import VectorEnv
+from llmrl_jax.rl.learner import Learner
+from llmrl_jax.rl.policy import Policy
+from llmrl_jax.rl.returns import gae
+from llmrl_jax.rl.rollout import Runner, collect, episode_metrics, start
+from llmrl_jax.rl.shuffle import permutations
+
+
+ROWS = ("data", "fsdp")
+"""The mesh axes over which environments are split."""
+
+
+@dataclass(frozen=True)
+class PPOConfig:
+    """Hyper-parameters. Floats are traced (`state.hparams`): they can differ between the rows of a vmap."""
+
+    num_envs: int = 16
+    """Environments played at once; over a mesh, a multiple of its data x fsdp devices."""
+    num_steps: int = 64
+    """Steps per environment and update."""
+    epochs: int = 4
+    """Passes over the steps of an update."""
+    minibatches: int = 4
+    """Gradient steps per epoch; divides num_envs x num_steps (with a recurrent policy: num_envs)."""
+    microbatches: int = 1
+    """Parts in which a minibatch's gradient is computed one after the other, to save memory; divides the minibatch."""
+    gamma: float = 0.99
+    """Discount per step, 0 to 1."""
+    gae_lambda: float = 0.95
+    """Lambda of generalised advantage estimation, 0 to 1."""
+    learning_rate: float = 2.5e-4
+    """Step size of Adam."""
+    schedule: Literal["constant", "linear"] = "constant"
+    """Whether the learning rate stays, or falls linearly to zero over `schedule_updates`."""
+    schedule_updates: int = 0
+    """Updates after which a linear schedule has reached zero; used with `schedule` linear only."""
+    clip_eps: float = 0.2
+    """How far the probability ratio may leave 1 before the policy loss is clipped."""
+    value_clip: float = 0.2
+    """How far a value may leave its old one before the value loss is clipped, in units of return; inf: never."""
+    value_loss_coef: float = 0.5
+    """Weight of the value loss."""
+    entropy_coef: float = 0.01
+    """Weight of the entropy bonus, per nat."""
+    max_grad_norm: float = 0.5
+    """Global norm to which gradients are clipped; inf: never."""
+    adam_b1: float = 0.9
+    """Adam's decay of the mean."""
+    adam_b2: float = 0.999
+    """Adam's decay of the square."""
+    adam_eps: float = 1e-5
+    """Adam's epsilon."""
+    normalize_advantages: bool = True
+    """Whether advantages are brought to mean 0 and deviation 1 within each minibatch."""
+    target_kl: float = math.inf
+    """No further gradient step in an update after a minibatch whose approximate KL exceeds it, in nats; inf: off."""
+    reset: Literal["pool", "always", "optimistic"] = "pool"
+    """How episodes restart, see `envs_jax.VectorEnv`; the pool is renewed before every update."""
+    pool_size: int = 256
+    """Prepared episodes, with `reset` pool."""
+    reset_ratio: int = 16
+    """Environments per fresh episode and step, with `reset` optimistic; divides num_envs."""
+    bootstrap_truncation: bool = True
+    """Whether a time-out is worth the value of its last observation; False treats it as terminal, as GLAM does."""
+    value_broadcast: Literal["off", "glam"] = "off"
+    """`glam`: every value is compared with every return of its microbatch, as the published code does by mistake,
+    so that values are pulled to the mean return (glam reference, section 3.3)."""
+
+
+GLAM = PPOConfig(
+    num_envs=32,
+    num_steps=40,
+    epochs=4,
+    minibatches=20,
+    gamma=0.99,
+    gae_lambda=0.99,
+    learning_rate=1e-6,
+    normalize_advantages=False,
+)
+"""GLAM's published hyper-parameters (glam reference, section 3.3): 1,280 steps and 80 gradient steps per update, in
+minibatches of 64. What the code got wrong is not in it: add `bootstrap_truncation=False, value_broadcast="glam"`."""
+
+_MAY_BE_INFINITE = ("value_clip", "max_grad_norm", "target_kl")
+
+
+@struct.dataclass
+class PPOState:
+    """Everything that PPO carries from update to update."""
+
+    params: Any
+    """What is trained."""
+    frozen: Any
+    """What the policy reads and nothing changes."""
+    opt_state: Any
+    """Adam's moments."""
+    runner: Runner
+    """The environments, in the middle of their episodes."""
+    hparams: dict[str, jax.Array]
+    """The config's floats by name, float32 `[]`."""
+    key: jax.Array
+    """The key of the whole run; update `i` uses `fold_in(key, i)`."""
+    update: jax.Array
+    """int32 `[]`, updates done."""
+
+
+@struct.dataclass
+class Batch:
+    """Recorded steps as the loss reads them; leaves `[T, B, ...]`, `carry` `[1, B, ...]`."""
+
+    obs: Any
+    action: jax.Array
+    log_prob: jax.Array
+    value: jax.Array
+    advantage: jax.Array
+    returns: jax.Array
+    first: jax.Array
+    carry: Any
+
+
+def ppo_loss(
+    params: Any, frozen: Any, batch: Batch, policy: Policy, hparams: dict[str, Any], value_broadcast: str = "off"
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """The clipped objective (1707.06347, eq. 7 and 9), with the value loss clipped alike.
+
+    **Returns:** the loss, and a dict of float32 scalars: its parts, `approx_kl` (Schulman's `ratio - 1 - log ratio`),
+    `clip_fraction`, and `ratio_error`, the largest `|ratio - 1|`.
+    """
+    carry = jax.tree.map(lambda x: x[0], batch.carry)
+    distribution, value = policy.unroll(params, frozen, batch.obs, carry, batch.first)
+    log_ratio = distribution.log_prob(batch.action) - batch.log_prob
+    ratio = jnp.exp(log_ratio)
+    clipped = jnp.clip(ratio, 1 - hparams["clip_eps"], 1 + hparams["clip_eps"])
+    policy_loss = -jnp.mean(jnp.minimum(ratio * batch.advantage, clipped * batch.advantage))
+
+    old, returns = batch.value, batch.returns
+    if value_broadcast == "glam":  # published shapes: values [B, 1] against old values and returns [B]
+        value, old, returns = value.reshape(-1, 1), old.reshape(-1), returns.reshape(-1)
+    near = old + jnp.clip(value - old, -hparams["value_clip"], hparams["value_clip"])
+    value_loss = jnp.mean(jnp.maximum((value - returns) ** 2, (near - returns) ** 2))
+
+    entropy = jnp.mean(distribution.entropy())
+    loss = policy_loss + hparams["value_loss_coef"] * value_loss - hparams["entropy_coef"] * entropy
+    return loss, {
+        "loss": loss,
+        "policy_loss": policy_loss,
+        "value_loss": value_loss,
+        "entropy": entropy,
+        "approx_kl": jnp.mean(ratio - 1 - log_ratio),
+        "clip_fraction": jnp.mean((jnp.abs(ratio - 1) > hparams["clip_eps"]).astype(jnp.float32)),
+        "ratio_error": jnp.max(jnp.abs(ratio - 1)),
+    }
+
+
+def make_ppo(
+    config: PPOConfig,
+    env: Environment,
+    env_params: Any,
+    policy: Policy,
+    mesh: Mesh | None = None,
+) -> Learner:
+    """Build PPO as a `Learner`.
+
+    **Arguments:** `config`; `env`, one environment, wrapped (with `EpisodeStatistics`, innermost), not batched;
+    `env_params`; `policy`; `mesh`, over whose axes data and fsdp the environments are split. Parameters stay where
+    `policy.init` put them on the mesh; what it left on one device is copied to all.
+    **Returns:** the learner. Its metrics are those of `ppo_loss` (means over the gradient steps), `grad_norm` (before
+    clipping), `explained_variance`, `value_mean`, `advantage_mean`, `advantage_std`, `gradient_steps`,
+    `first_ratio_error` (`ratio_error` of the first minibatch, bounded by 1e-5), `nonfinite` (1 where a loss or
+    gradient was not finite, bounded by 0), and those of `episode_metrics`.
+    **Raises:** `ValueError` where sizes do not divide (the arithmetic is shown) or an option is out of range.
+    """
+    _check(config, env, env_params, policy, mesh)
+    vector = VectorEnv(
+        env, config.num_envs, policy=config.reset, pool_size=config.pool_size, reset_ratio=config.reset_ratio
+    )
+    task_names = tuple(getattr(env.unwrapped if isinstance(env, Wrapper) else env, "task_names", ()))
+    steps_per_update = config.num_envs * config.num_steps
+    units = config.num_envs if policy.recurrent else steps_per_update  # what minibatches are made of
+    total = config.epochs * config.minibatches
+
+    def split(tree: Any, axis: int = 0) -> Any:
+        """Split an axis of every leaf over the devices."""
+        if mesh is None:
+            return tree
+        return jax.lax.with_sharding_constraint(tree, NamedSharding(mesh, PartitionSpec(*[None] * axis, ROWS)))
+
+    def copied(tree: Any) -> Any:
+        """A whole copy on every device."""
+        if mesh is None:
+            return tree
+        return jax.lax.with_sharding_constraint(tree, NamedSharding(mesh, PartitionSpec()))
+
+    def settled(tree: Any) -> Any:
+        """Leaves that lie on the mesh as they are, others copied to every device."""
+        if mesh is None:
+            return tree
+
+        def settle(x, mesh=mesh):
+            placed = isinstance(x.sharding, NamedSharding) and x.sharding.mesh == mesh
+            return x if placed else jax.device_put(x, NamedSharding(mesh, PartitionSpec()))
+
+        return jax.tree.map(settle, tree)
+
+    def place(runner: Runner) -> Runner:
+        env_state = runner.env_state
+        return Runner(
+            env_params=copied(runner.env_params),
+            env_state=env_state.replace(env=split(env_state.env), pool=copied(env_state.pool)),
+            obs=split(runner.obs),
+            carry=split(runner.carry),
+            first=split(runner.first),
+        )
+
+    def adam(hparams):
+        return optax.scale_by_adam(hparams["adam_b1"], hparams["adam_b2"], hparams["adam_eps"])
+
+    def init(key: jax.Array) -> PPOState:
+        env_key, policy_key, run_key = jax.random.split(key, 3)
+        runner = start(vector, env_params, policy, env_key)
+        params, frozen = policy.init(policy_key, runner.obs)
+        params, frozen = settled((params, frozen))
+        floats = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.type == "float"}
+        hparams = {name: jnp.float32(x) for name, x in floats.items()}
+        opt_state = settled(adam(hparams).init(params))  # its moments lie where the parameters do
+        return PPOState(params, frozen, opt_state, place(runner), *copied((hparams, run_key, jnp.int32(0))))
+
+    def gradient(loss: Callable, params: Any, batch: Batch) -> tuple[Any, dict[str, jax.Array]]:
+        """The gradient over a minibatch, in microbatches, and the loss's metrics."""
+
+        def part(batch):
+            return jax.grad(loss, has_aux=True)(params, split(batch, 1))
+
+        k = config.microbatches
+        if k == 1:
+            return part(batch)
+        # part j takes rows j, j + k, ...: each part then lies on all devices
+        parts = jax.tree.map(
+            lambda x: jnp.moveaxis(x.reshape(x.shape[0], x.shape[1] // k, k, *x.shape[2:]), 2, 0), batch
+        )
+
+        def add(total, batch):
+            grads, metrics = part(batch)
+            return jax.tree.map(jnp.add, total, grads), metrics
+
+        grads, metrics = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), parts)
+        means = {name: jnp.mean(x) for name, x in metrics.items()}
+        return jax.tree.map(lambda g: g / k, grads), means | {"ratio_error": jnp.max(metrics["ratio_error"])}
+
+    def learn(state: PPOState, batch: Batch, key: jax.Array) -> tuple[Any, Any, dict[str, jax.Array]]:
+        """`epochs` x `minibatches` gradient steps, fewer when the KL exceeds its target."""
+        hparams = state.hparams
+        learning_rate = hparams["learning_rate"]
+        if config.schedule == "linear":
+            learning_rate *= jnp.maximum(0.0, 1 - state.update / config.schedule_updates)
+
+        def loss(params, batch):
+            return ppo_loss(params, state.frozen, batch, policy, hparams, config.value_broadcast)
+
+        order = permutations(key, config.epochs, units).reshape(total, units // config.minibatches)
+
+        def gradient_step(loop):
+            i, params, opt_state, sums, _ = loop
+            minibatch = jax.tree.map(lambda x: x.at[:, order[i]].get(mode="promise_in_bounds"), batch)
+            if config.normalize_advantages:
+                a = minibatch.advantage
+                minibatch = minibatch.replace(advantage=(a - jnp.mean(a)) / (jnp.std(a) + 1e-8))
+            grads, metrics = gradient(loss, params, minibatch)
+            norm = optax.tree.norm(grads)
+            scale = jnp.minimum(1.0, hparams["max_grad_norm"] / jnp.maximum(norm, 1e-12))
+            grads = jax.tree.map(lambda g: g * scale, grads)
+            direction, opt_state = adam(hparams).update(grads, opt_state)
+            params = jax.tree.map(lambda p, d: p - learning_rate * d, params, direction)
+            error = metrics.pop("ratio_error")
+            kl = metrics["approx_kl"]
+            metrics |= {"grad_norm": norm, "first_ratio_error": jnp.where(i == 0, error, 0.0)}
+            return i + 1, params, opt_state, jax.tree.map(jnp.add, sums, metrics), kl > hparams["target_kl"]
+
+        names = ("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
+        sums = {name: jnp.float32(0) for name in (*names, "first_ratio_error")}
+        loop = (jnp.int32(0), state.params, state.opt_state, sums, jnp.bool(False))
+        loop = jax.lax.while_loop(lambda loop: (loop[0] < total) & ~loop[4], gradient_step, loop)
+        done, params, opt_state, sums, _ = loop
+        metrics = {name: sums[name] / done for name in names} | {"first_ratio_error": sums["first_ratio_error"]}
+        sound = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["grad_norm"])
+        return params, opt_state, metrics | {"gradient_steps": done, "nonfinite": ~sound}
+
+    def update(state: PPOState) -> tuple[PPOState, dict[str, jax.Array]]:
+        with contextlib.nullcontext() if mesh is None else jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            pool_key, play_key, shuffle_key = jax.random.split(jax.random.fold_in(state.key, state.update), 3)
+            runner = state.runner
+            runner = runner.replace(env_state=vector.refresh(pool_key, runner.env_state, runner.env_params))
+            runner, rollout = collect(
+                vector,
+                policy,
+                state.params,
+                state.frozen,
+                runner,
+                play_key,
+                config.num_steps,
+                bootstrap_truncation=config.bootstrap_truncation,
+                constrain=split,
+            )
+            advantage, returns = gae(
+                rollout.reward,
+                rollout.value,
+                rollout.next_value,
+                rollout.terminated,
+                rollout.truncated,
+                state.hparams["gamma"],
+                state.hparams["gae_lambda"],
+            )
+            batch = Batch(
+                rollout.obs,
+                rollout.action,
+                rollout.log_prob,
+                rollout.value,
+                advantage,
+                returns,
+                rollout.first,
+                jax.tree.map(lambda x: x[None], rollout.carry),
+            )
+            if not policy.recurrent:  # every step is an environment of its own, one step long
+                batch = jax.tree.map(
+                    lambda x: jnp.swapaxes(x, 0, 1).reshape(1, x.shape[0] * x.shape[1], *x.shape[2:]), batch
+                )
+            params, opt_state, metrics = learn(state, copied(batch), shuffle_key)
+            spread = jnp.var(returns)
+            unexplained = jnp.where(spread > 0, jnp.var(returns - rollout.value) / jnp.maximum(spread, 1e-12), 1.0)
+            metrics |= {
+                "explained_variance": 1 - unexplained,
+                "value_mean": jnp.mean(rollout.value),
+                "advantage_mean": jnp.mean(advantage),
+                "advantage_std": jnp.std(advantage),
+                **episode_metrics(rollout, task_names),
+            }
+            state = state.replace(params=params, opt_state=opt_state, runner=place(runner), update=state.update + 1)
+            return state, {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()}
+
+    return Learner(init, update, steps_per_update, {"first_ratio_error": 1e-5, "nonfinite": 0.0})
+
+
+def _check(config: PPOConfig, env: Environment, env_params: Any, policy: Policy, mesh: Mesh | None) -> None:
+    for name in ("num_envs", "num_steps", "epochs", "minibatches", "microbatches", "pool_size", "reset_ratio"):
+        if getattr(config, name) < 1:
+            raise ValueError(f"{name} is {getattr(config, name)}; at least 1 is needed")
+    for field in dataclasses.fields(config):
+        x = getattr(config, field.name)
+        if field.type == "float" and (x < 0 or math.isnan(x) or math.isinf(x) and field.name not in _MAY_BE_INFINITE):
+            raise ValueError(f"{field.name} is {x}; a non-negative number is needed")
+    for name in ("gamma", "gae_lambda", "adam_b1", "adam_b2"):
+        if getattr(config, name) > 1:
+            raise ValueError(f"{name} is {getattr(config, name)}; at most 1 makes sense")
+    if config.schedule == "linear" and config.schedule_updates < 1:
+        raise ValueError("a linear schedule needs schedule_updates, the update at which it reaches zero")
+    if config.reset not in ("pool", "always", "optimistic"):
+        raise ValueError(
+            f"reset is {config.reset!r}; PPO needs one that resets within the step: pool, always, optimistic"
+        )
+    rows, what = config.num_envs, f"num_envs {config.num_envs}"
+    if not policy.recurrent:
+        rows, what = rows * config.num_steps, f"{what} x num_steps {config.num_steps} = {rows * config.num_steps}"
+    for name in ("minibatches", "microbatches"):
+        parts = getattr(config, name)
+        if rows % parts:
+            raise ValueError(f"{what} is not divided by {name}: {rows} / {parts} = {rows / parts:.2f}")
+        rows, what = rows // parts, f"{what} / {name} {parts} = {rows // parts}"
+    if mesh is not None:
+        ways = math.prod(mesh.shape[axis] for axis in ROWS)
+        devices = " x ".join(f"{axis} {mesh.shape[axis]}" for axis in ROWS) + f" = {ways} devices"
+        for size, text in ((config.num_envs, f"num_envs {config.num_envs}"), (rows, what)):
+            if size % ways:
+                raise ValueError(f"{text} is not divided by {devices}: {size} / {ways} = {size / ways:.2f}")
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    _, state = jax.eval_shape(env.reset, key, env_params)
+    action = jax.eval_shape(env.action_space(env_params).sample, key)
+    info = jax.eval_shape(env.step, key, state, action, env_params)[5]
+    if "episode_return" not in info:
+        raise ValueError(
+            "the environment does not report episode_return; wrap it in EpisodeStatistics (envs_jax.wrappers)"
+        )

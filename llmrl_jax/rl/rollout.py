@@ -1,0 +1,178 @@
+"""Playing a policy in a batch of environments: the part that every on-policy algorithm shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Bool, Float
+
+from envs_jax.resets import VectorEnv
+from llmrl_jax.rl.policy import Policy
+
+
+@struct.dataclass
+class Runner:
+    """Where play stands, in the middle of episodes; all that is needed to go on exactly."""
+
+    env_params: Any
+    env_state: Any
+    obs: Any
+    """What the policy sees next, leaves `[N, ...]`."""
+    carry: Any
+    """The policy's memory, leaves `[N, ...]`."""
+    first: jax.Array
+    """bool `[N]`, rows whose `obs` starts an episode."""
+
+
+@struct.dataclass
+class Rollout:
+    """`T` recorded steps of `N` environments; leaves `[T, N, ...]`."""
+
+    obs: Any
+    action: jax.Array
+    log_prob: jax.Array
+    """Of the action, under the policy that chose it."""
+    value: jax.Array
+    """The critic's value of `obs`."""
+    next_value: Any
+    """The critic's value of the observation that the step reached, before any reset; void where terminated."""
+    reward: jax.Array
+    terminated: jax.Array
+    truncated: jax.Array
+    first: jax.Array
+    """Whether `obs` starts an episode."""
+    carry: Any
+    """The policy's memory before the first step, leaves `[N, ...]`."""
+    info: dict[str, jax.Array]
+    """Those of `EPISODE_INFO` that the environment reports."""
+
+
+EPISODE_INFO = ("episode_return", "episode_length", "success", "task")
+"""The entries of an environment's `info` that `episode_metrics` reads."""
+
+
+def start(env: VectorEnv, env_params: Any, policy: Policy, key: jax.Array) -> Runner:
+    """Reset every environment."""
+    env_params = jax.tree.map(
+        lambda x: jax.lax.convert_element_type(x, jnp.result_type(x)), env_params
+    )  # no weak types
+    obs, env_state = jax.jit(env.reset)(key, env_params)
+    return Runner(env_params, env_state, obs, policy.initial_carry(env.num_envs), jnp.ones(env.num_envs, bool))
+
+
+def _next_values(
+    evaluate: Callable[[Any, Any], Float[Array, " N"]],
+    final_obs: Any,
+    carry: Any,
+    value: Float[Array, "T N"],
+    terminated: Bool[Array, "T N"],
+    truncated: Bool[Array, "T N"],
+) -> Float[Array, "T N"]:
+    """The value of every observation that a step reached, at the price of a few forward passes.
+
+    Where the episode goes on it is the next step's value. What is left, truncated steps and the last one, is
+    evaluated in rounds: each round takes the earliest such step of every environment, so there are as many rounds as
+    the busiest environment has such steps: one, plus its truncations. It is exact, and rows never leave their device.
+    """
+    steps = jnp.arange(value.shape[0])[:, None]
+    open_ended = (truncated | (steps == steps[-1])) & ~terminated
+
+    def one_round(loop):
+        pending, next_value = loop
+        t = jnp.argmax(pending, axis=0)
+
+        def pick(x):
+            return jax.vmap(lambda column, i: column[i], in_axes=(1, 0))(x, t)
+
+        here = pending & (steps == t)
+        found = evaluate(jax.tree.map(pick, final_obs), jax.tree.map(pick, carry))
+        return pending & ~here, jnp.where(here, found, next_value)
+
+    shifted = jnp.concatenate([value[1:], jnp.zeros_like(value[:1])])
+    return jax.lax.while_loop(lambda loop: jnp.any(loop[0]), one_round, (open_ended, shifted))[1]
+
+
+def collect(
+    env: VectorEnv,
+    policy: Policy,
+    params: Any,
+    frozen: Any,
+    runner: Runner,
+    key: jax.Array,
+    num_steps: int,
+    *,
+    bootstrap_truncation: bool = True,
+    constrain: Callable[[Any], Any] = lambda rows: rows,
+) -> tuple[Runner, Rollout]:
+    """Play `num_steps` steps in every environment.
+
+    **Arguments:** `env`, whose resets are within the step (not `next_step` or `none`); `policy`, `params`, `frozen`;
+    `runner`, from `start` or from the last call; `key`, of this rollout; `bootstrap_truncation`, False to record
+    time-outs as terminal; `constrain`, applied to pytrees of rows `[N, ...]`, to keep them on their devices.
+    **Returns:** the runner after the last step, and the record.
+    """
+
+    def step(runner, draws):
+        key, noise = draws
+        distribution, value, carry = policy.step(params, frozen, runner.obs, runner.carry, runner.first)
+        action = distribution.choose(noise)
+        obs, env_state, reward, terminated, truncated, info = env.step(key, runner.env_state, action, runner.env_params)
+        done = terminated | truncated
+        record = Rollout(
+            obs=runner.obs,
+            action=action,
+            log_prob=distribution.log_prob(action),
+            value=value,
+            next_value=(),
+            reward=reward,
+            terminated=terminated if bootstrap_truncation else done,
+            truncated=truncated,
+            first=runner.first,
+            carry=(),
+            info={name: info[name] for name in EPISODE_INFO if name in info},
+        )
+        runner = runner.replace(env_state=env_state, obs=constrain(obs), carry=constrain(carry), first=constrain(done))
+        return runner, (record, info["final_observation"], carry)
+
+    keys = jax.vmap(lambda t: jax.random.split(jax.random.fold_in(key, t)))(jnp.arange(num_steps))
+    shapes, _, _ = jax.eval_shape(policy.step, params, frozen, runner.obs, runner.carry, runner.first)
+    noise = jax.vmap(shapes.noise)(keys[:, 0])
+    after, (rollout, final_obs, carries) = jax.lax.scan(step, runner, (keys[:, 1], noise))
+    no = jnp.zeros_like(runner.first)
+    next_value = _next_values(
+        lambda obs, carry: policy.step(params, frozen, constrain(obs), constrain(carry), no)[1],
+        final_obs,
+        carries,
+        rollout.value,
+        rollout.terminated,
+        rollout.truncated,
+    )
+    return after, rollout.replace(next_value=next_value, carry=runner.carry)
+
+
+def episode_metrics(rollout: Rollout, task_names: Sequence[str] = ()) -> dict[str, jax.Array]:
+    """Means over the episodes that ended in a rollout.
+
+    **Returns:** float32 scalars: `episodes`, how many ended; `episode_return`, `episode_length` and `success`, their
+    means, nan where none ended; for a world with several tasks `episodes/<task>` and `success/<task>` likewise.
+    """
+    done = rollout.terminated | rollout.truncated
+    info = rollout.info
+
+    def mean(x, mask):
+        return jnp.sum(jnp.where(mask, x, 0).astype(jnp.float32)) / jnp.sum(mask)
+
+    metrics = {"episodes": jnp.sum(done).astype(jnp.float32)}
+    for name in ("episode_return", "episode_length", "success"):
+        if name in info:
+            metrics[name] = mean(info[name], done)
+    if len(task_names) > 1 and {"task", "success"} <= set(info):
+        for index, task in enumerate(task_names):
+            mask = done & (info["task"] == index)
+            metrics[f"episodes/{task}"] = jnp.sum(mask).astype(jnp.float32)
+            metrics[f"success/{task}"] = mean(info["success"], mask)
+    return metrics

@@ -1,0 +1,1 @@
+"""The run: the outer loop over jitted updates, checkpoints, metrics, pictures, and the command line."""

@@ -1,0 +1,316 @@
+"""GLAM: a language model as the policy, improved by online RL."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import jax
+import tyro
+
+from llmrl_jax.run import config as configs, stats
+from llmrl_jax.run.checkpoint import Checkpoints
+from llmrl_jax.run.config import FREE, RunConfig
+from llmrl_jax.run.episode import write_episode
+from llmrl_jax.run.folder import open_folder, write_summary
+from llmrl_jax.run.loop import RunResult, train as run_training
+from llmrl_jax.systems.glam.build import Glam, build
+from llmrl_jax.systems.glam.clone import CloneConfig, make_clone, save_prior
+from llmrl_jax.systems.glam.config import GlamConfig
+from llmrl_jax.systems.glam.episode import record_episode
+from llmrl_jax.systems.glam.evaluate import Episodes, make_evaluator
+from llmrl_jax.systems.glam.presets import DEMO, DEMO_CLONE, DEMO_STEPS, preset
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """A run of GLAM: what is learnt, and how the run is kept."""
+
+    preset: str = field(default="glam", metadata=FREE)
+    """Starting point: `glam` (published values), `glam-code` (with the released code's quirks), `demo`."""
+    glam: Annotated[GlamConfig, tyro.conf.arg(name="")] = field(default_factory=lambda: preset("glam"))
+    steps: int = field(default=1_500_000, metadata=FREE)
+    """Environment steps over all environments, rounded up to whole updates."""
+    eval_episodes: int = field(default=200, metadata=FREE)
+    """Held-out episodes per evaluation while training (`run.eval_every` says when)."""
+    run: RunConfig = field(default_factory=RunConfig)
+
+
+HELD_OUT = 0x4E1D
+"""Folded into the seed for episodes that are not trained on."""
+
+
+def summarise(episodes: Episodes, tasks: Sequence[str]) -> dict[str, float]:
+    """Success with its 95% Wilson interval, return and length; per task where there are several."""
+
+    def rate(chosen: Any) -> dict[str, float]:
+        found = stats.wilson(int(episodes.success[chosen].sum()), int(episodes.success[chosen].size))
+        return {"success": found.mean, "success_low": found.low, "success_high": found.high}
+
+    out = rate(slice(None))
+    out["episode_return"] = float(episodes.episode_return.mean())
+    out["episode_length"] = float(episodes.episode_length.mean())
+    out["episodes"] = float(episodes.success.size)
+    if len(tasks) > 1:
+        for i, task in enumerate(tasks):
+            out |= {f"{task}/{name}": value for name, value in rate(episodes.task == i).items()}
+    return out
+
+
+def _tasks(glam: Glam) -> Sequence[str]:
+    return getattr(glam.env.unwrapped, "task_names", ("task",))  # type: ignore[attr-defined]
+
+
+def _evaluation(glam: Glam, episodes: int, greedy: bool) -> Callable[[Any, jax.Array], dict[str, float]]:
+    run = make_evaluator(glam.env, glam.env_params, glam.policy, episodes=episodes, greedy=greedy)
+    return lambda state, key: summarise(run(state.params, state.frozen, key), _tasks(glam))
+
+
+def _updates(learner: Any, steps: int) -> int:
+    if steps < 1:
+        raise ValueError(f"steps is {steps}; at least 1 is needed")
+    return -(-steps // learner.steps_per_update)
+
+
+def _train(config: TrainConfig) -> int:
+    glam = build(config.glam)
+    learner = glam.learner()
+    evaluate = _evaluation(glam, config.eval_episodes, greedy=False) if config.run.eval_every else None
+    result = run_training(
+        learner,
+        config.run,
+        num_updates=_updates(learner, config.steps),
+        evaluate=evaluate,
+        full_config=config,
+        command="glam",
+    )
+    _finish(result)
+    return 0
+
+
+def _finish(result: RunResult) -> None:
+    values = {
+        "steps": result.steps,
+        "steps_per_second": round(result.steps_per_second, 1),
+        "train_seconds": round(result.seconds, 1),
+        "compile_seconds": round(result.compile_seconds, 1),
+        "stopped": result.stopped,
+    }
+    write_summary(result.folder, values)
+    print(f"{result.steps} steps at {result.steps_per_second:.0f} steps/s; everything is in {result.folder}")
+
+
+def _option(args: Sequence[str], name: str) -> str | None:
+    """The value of a flag on the command line, `--name value` or `--name=value`."""
+    for i, arg in enumerate(args):
+        if arg == name and i + 1 < len(args):
+            return args[i + 1]
+        if arg.startswith(f"{name}="):
+            return arg.partition("=")[2]
+    return None
+
+
+def _prepare_train(args: Sequence[str]) -> Callable[..., int]:
+    """`train` with the defaults that the command line asks for: a preset's, or those of the run to resume."""
+    name = _option(args, "--run.name")
+    if "--run.resume" in args and name:
+        saved = Path(_option(args, "--run.out") or RunConfig().out).expanduser() / name / "config.json"
+        default = configs.load_config(TrainConfig, saved)
+        default = replace(default, run=replace(default.run, resume=True))
+    else:
+        chosen = _option(args, "--preset") or "glam"
+        default = TrainConfig(preset=chosen, glam=preset(chosen))
+
+    def train(config: Annotated[TrainConfig, tyro.conf.arg(name="")] = default) -> int:
+        return _train(config)
+
+    train.__doc__ = _train_command.__doc__
+    return train
+
+
+def _train_command() -> int:
+    """Train a language model in BabyAI-Text by PPO, from a preset; any flag beside it wins.
+
+    With `--run.name NAME --run.resume` the settings of that run are taken from its own config.json."""
+    raise AssertionError("prepared by _prepare_train")
+
+
+_train_command.prepare = _prepare_train  # type: ignore[attr-defined]
+
+
+def _load_run(folder: Path, checkpoint: int) -> tuple[TrainConfig, Glam, Any, int]:
+    """A finished or interrupted run: its settings, program and a checkpoint's state."""
+    config = configs.load_config(TrainConfig, folder / "config.json")
+    glam = build(config.glam)
+    state = glam.learner().init(jax.random.key(config.run.seed))
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+    with Checkpoints(folder, config=config, read_only=True) as checkpoints:
+        state, update = checkpoints.restore(like, None if checkpoint < 0 else checkpoint)
+    return config, glam, state, update
+
+
+def evaluate(
+    folder: tyro.conf.Positional[Path],
+    episodes: int = 1000,
+    checkpoint: int = -1,
+    seed: int = 0,
+    gif: bool = False,
+) -> None:
+    """Play held-out episodes with a run's checkpoint: greedy and sampled, per task, with 95% intervals.
+
+    Args:
+        folder: The run's folder, `runs/NAME`.
+        episodes: Episodes for each way of acting.
+        checkpoint: Which checkpoint, by its update; -1: the newest.
+        seed: Seed of the episodes.
+        gif: Also write `episode.gif` into the folder.
+    """
+    if not (folder / "config.json").exists():
+        raise FileNotFoundError(f"there is no run in {folder}: it has no config.json")
+    config, glam, state, update = _load_run(folder, checkpoint)
+    key = jax.random.fold_in(jax.random.key(seed), HELD_OUT)
+    found = {}
+    for name, greedy in (("sampled", False), ("greedy", True)):
+        found[name] = _evaluation(glam, episodes, greedy)(state, key)
+    print(f"{folder}, checkpoint of update {update}, {config.glam.env}, {episodes} episodes each")
+    print(_table(found, _tasks(glam)))
+    written = folder / f"eval-{update}.json"
+    configs.save_config({"update": update, "env": config.glam.env, "seed": seed, **found}, written)
+    if gif:
+        _write_gif(glam, state, key, folder)
+
+
+def _table(found: Mapping[str, Mapping[str, float]], tasks: Sequence[str]) -> str:
+    """Success by row of `found` and by task, with intervals."""
+    columns = ["", *(tasks if len(tasks) > 1 else ())]
+    header = ["success", "all" if len(tasks) > 1 else tasks[0], *columns[1:]]
+    rows = [header]
+    for name, values in found.items():
+        cells = [name]
+        for task in columns:
+            prefix = f"{task}/" if task else ""
+            rate, low, high = (values[f"{prefix}{part}"] for part in ("success", "success_low", "success_high"))
+            cells.append(f"{rate:.3f} [{low:.3f}, {high:.3f}]")
+        rows.append(cells)
+    widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
+    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+def _write_gif(glam: Glam, state: Any, key: jax.Array, folder: Path) -> None:
+    """An episode of a handful of steps, if one of the first few is; else the last of them."""
+    for i in range(5):
+        frames, success = record_episode(
+            glam.env, glam.env_params, glam.policy, state.params, state.frozen, jax.random.fold_in(key, i)
+        )
+        if len(frames) > 5:
+            break
+    write_episode(folder / "episode.gif", frames, success, glam.env.action_names)
+
+
+def demo(
+    steps: int = 0,
+    episodes: int = 1000,
+    max_seconds: float = 0.0,
+    run: RunConfig = RunConfig(),  # noqa: B008 - frozen
+) -> int:
+    """Make a small Llama, give it a prior by imitation, improve it by PPO, and show what RL added. Downloads nothing.
+
+    The prior is a stand-in for pre-training: the model imitates text demonstrations of an expert that often acts at
+    random. It is saved as an ordinary model folder, and RL starts from that folder as from any other.
+
+    Args:
+        steps: Environment steps of RL; 0: as many as the demo needs.
+        episodes: Held-out episodes for each evaluation, before and after.
+        max_seconds: Time budget of RL in seconds; 0: none.
+        run: How the run is kept.
+    """
+    run = replace(run, max_seconds=max_seconds or run.max_seconds)
+    prior_then_ppo(DEMO, DEMO_CLONE, steps or DEMO_STEPS, run, episodes=episodes, command="glam-demo")
+    return 0
+
+
+def prior_then_ppo(
+    glam_config: GlamConfig,
+    clone_config: CloneConfig,
+    steps: int,
+    run: RunConfig,
+    *,
+    episodes: int = 1000,
+    command: str = "glam",
+) -> dict[str, Any]:
+    """Imitate, improve by PPO, and measure both: what `llmrl glam demo` and the experiments do.
+
+    **Arguments:** `glam_config`, with the `embedded` model; `clone_config`; `steps` of RL; `run`; `episodes`, held
+    out, for each evaluation; `command`, what an unnamed run is called after.
+    **Returns:** what `summary.json` says.
+    """
+    started = time.monotonic()
+    folder = open_folder(run, command)
+    print(f"1/3  a small Llama imitates a noisy expert in {glam_config.env}: the stand-in for pre-training", flush=True)
+    blank = build(replace(glam_config, tune="full"))
+    clone = run_training(
+        make_clone(clone_config, blank.env, blank.env_params, blank.policy),
+        RunConfig(name="imitation", out=str(folder), seed=run.seed, log_every=5, progress=run.progress),
+        num_updates=clone_config.updates,
+        full_config=clone_config,
+        title="imitation",
+        shown={"clone_loss": "loss", "clone_agreement": "agreement"},
+    )
+    prior = save_prior(folder / "prior", blank, clone.state.params["params"])
+    print("2/3  PPO improves it: the base is frozen; LoRA adapters and a value head learn", flush=True)
+    config = TrainConfig(preset="demo", glam=replace(glam_config, model=str(prior)), steps=steps, run=run)
+    glam = build(config.glam)
+    learner = glam.learner()
+    key = jax.random.fold_in(jax.random.key(run.seed), HELD_OUT)
+    judge = _evaluation(glam, episodes, greedy=False)
+    judged: list[tuple[int, dict[str, float]]] = []
+
+    def judge_same_episodes(state: Any, _: jax.Array) -> dict[str, float]:
+        judged.append((int(state.update), judge(state, key)))
+        return judged[-1][1]
+
+    updates = _updates(learner, steps)
+    result = run_training(
+        learner,
+        replace(run, eval_every=run.eval_every or updates),
+        num_updates=updates,
+        evaluate=judge_same_episodes,
+        full_config=config,
+        folder=folder,
+        title="PPO",
+    )
+    if result.stopped.startswith("SIG"):
+        print(
+            f"The run stands at step {result.steps}; `llmrl glam train --run.name {folder.name} --run.resume` goes on."
+        )
+        return {"stopped": result.stopped}
+    print(f"3/3  {episodes} held-out episodes, before and after", flush=True)
+    before = judged[0][1]
+    after = judged[-1][1] if judged[-1][0] == result.update else judge(result.state, key)
+    greedy = _evaluation(glam, episodes, greedy=True)(result.state, key)
+    _write_gif(glam, result.state, jax.random.fold_in(key, 1), folder)
+    summary = {
+        "env": glam_config.env,
+        "prior": "imitation of a noisy expert, the stand-in for pre-training",
+        "before": before,
+        "after": after,
+        "after_greedy": greedy,
+        "steps": result.steps,
+        "steps_per_second": round(result.steps_per_second, 1),
+        "rl_seconds": round(result.seconds, 1),
+        "imitation_seconds": round(clone.seconds, 1),
+        "compile_seconds": round(clone.compile_seconds + result.compile_seconds, 1),
+        "total_seconds": round(time.monotonic() - started, 1),
+        "stopped": result.stopped,
+    }
+    write_summary(folder, summary)
+    rows = {"before RL": before, "after RL": after, "after RL, greedy": greedy}
+    print(_table(rows, _tasks(glam)))
+    print(f"{result.steps} steps of RL at {result.steps_per_second:.0f} steps/s; pictures and numbers are in {folder}")
+    return summary
+
+
+COMMANDS = {"demo": demo, "train": _train_command, "eval": evaluate}

@@ -1,0 +1,35 @@
+"""Moving pictures of episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+
+def write_gif(path: str | Path, frames: Sequence[np.ndarray], *, fps: float = 4.0, hold: float = 1.0) -> Path:
+    """Write frames as an animated GIF that repeats.
+
+    **Arguments:** `path`; `frames`, uint8 `[H, W, 3]` each, all of one shape; `fps`, frames per second; `hold`, seconds
+    that the last frame stays.
+    **Raises:** `ValueError` where there is no frame, or one has another shape or dtype.
+    """
+    if not len(frames):
+        raise ValueError("a GIF needs at least one frame")
+    first = np.asarray(frames[0])
+    for i, frame in enumerate(frames):
+        frame = np.asarray(frame)
+        if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[-1] != 3 or frame.shape != first.shape:
+            raise ValueError(
+                f"frame {i} is {frame.dtype}{list(frame.shape)}; expected uint8[H, W, 3], as the first: "
+                f"{list(first.shape)}"
+            )
+    from PIL import Image
+
+    images = [Image.fromarray(np.ascontiguousarray(frame)) for frame in frames]
+    pause = round(1000 / fps)
+    times = [pause] * (len(images) - 1) + [max(pause, round(1000 * hold))]
+    path = Path(path)
+    images[0].save(path, save_all=True, append_images=images[1:], duration=times, loop=0, optimize=True)
+    return path

@@ -1,0 +1,173 @@
+"""Where metrics go: `metrics.jsonl` always, TensorBoard and Weights & Biases on request."""
+
+from __future__ import annotations
+
+import json
+import math
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+
+COUNT = "episodes"
+"""The metric that counts the episodes that ended in an update; it weighs the metrics of episodes."""
+
+_OF_EPISODES = ("success", "episode_return", "episode_length")
+
+
+@runtime_checkable
+class Sink(Protocol):
+    """Something that records one line of metrics at a time."""
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Record a line: `kind`, `update`, and numbers."""
+
+    def close(self) -> None:
+        """Let go of files."""
+
+
+def is_of_episodes(name: str) -> bool:
+    """Whether a metric averages over ended episodes (`success`, `success/<task>`, `episode_return`, ...)."""
+    return name.split("/")[0] in _OF_EPISODES
+
+
+def window(rows: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """One line of metrics from those of several updates.
+
+    **Arguments:** `rows`, metric name -> one value per update; nan where an update has nothing to report.
+    **Returns:** means without the nans; metrics of episodes are weighed by the count `episodes` (for `success/<task>`
+    by `episodes/<task>` where that exists), and counts are summed.
+    """
+    line = {}
+    for name, values in rows.items():
+        head, _, task = name.partition("/")
+        if head == COUNT:
+            line[name] = float(np.nansum(values))
+            continue
+        weights = np.ones_like(values, dtype=np.float64)
+        count = f"{COUNT}/{task}" if task and f"{COUNT}/{task}" in rows else COUNT
+        if is_of_episodes(name) and count in rows:
+            weights = np.asarray(rows[count], np.float64)
+        keep = ~np.isnan(values) & ~np.isnan(weights) & (weights > 0)
+        line[name] = float(np.average(values[keep], weights=weights[keep])) if keep.any() else math.nan
+    return line
+
+
+class JsonLines:
+    """`metrics.jsonl`: one JSON object a line, flushed; nan and infinities are null."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self._file = self.path.open("a")
+
+    def write(self, line):
+        clean = {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in line.items()
+        }
+        self._file.write(json.dumps(clean) + "\n")
+        self._file.flush()
+
+    def close(self):
+        self._file.close()
+
+
+def read(path: str | Path) -> list[dict[str, Any]]:
+    """The lines of a `metrics.jsonl`; a torn last line is left out. null reads as nan."""
+    lines = []
+    for text in Path(path).read_text().splitlines():
+        try:
+            line = json.loads(text)
+        except json.JSONDecodeError:
+            continue
+        lines.append({name: math.nan if value is None else value for name, value in line.items()})
+    return lines
+
+
+def truncate(path: str | Path, update: int) -> dict[str, Any]:
+    """Cut a `metrics.jsonl` back to the lines up to `update`, so that a resumed run writes each line once.
+
+    **Returns:** the last training line that stays; empty when there is none.
+    """
+    path = Path(path)
+    if not path.exists():
+        return {}
+    kept: list[str] = []
+    last: dict[str, Any] = {}
+    for text in path.read_text().splitlines():
+        try:
+            line = json.loads(text)
+        except json.JSONDecodeError:
+            continue
+        if line["update"] <= update:
+            kept.append(text + "\n")
+            last = line if line["kind"] == "train" else last
+    fresh = path.with_suffix(".tmp")
+    fresh.write_text("".join(kept))
+    fresh.replace(path)
+    return last
+
+
+class TensorBoard:
+    """TensorBoard event files, one scalar per metric and kind."""
+
+    def __init__(self, folder: str | Path, first: int = 0):
+        """**Arguments:** `folder`, where the event files go; `first`, the update from which on earlier ones are void.
+        **Raises:** `ModuleNotFoundError` with the remedy, where tensorboardX is not installed."""
+        try:
+            from tensorboardX import SummaryWriter
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError("tensorboard needs the extra: pip install 'llmrl-jax[track]'") from error
+        self._writer = SummaryWriter(str(folder), purge_step=first)
+
+    def write(self, line):
+        for name, value in line.items():
+            if isinstance(value, (int, float)) and name != "update" and math.isfinite(value):
+                self._writer.add_scalar(f"{line['kind']}/{name}", value, line["update"])
+
+    def close(self):
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """A Weights & Biases run; a resumed run continues it by the id kept in `<folder>/wandb_id`."""
+
+    def __init__(self, project: str, folder: str | Path, config: Any = None):
+        """**Arguments:** `project`; `folder`, the run's; `config`, JSON values to show beside it.
+        **Raises:** `ModuleNotFoundError` with the remedy, where wandb is not installed."""
+        try:
+            import wandb
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError("wandb needs the extra: pip install 'llmrl-jax[track]'") from error
+        folder = Path(folder)
+        kept = folder / "wandb_id"
+        if not kept.exists():
+            kept.write_text(uuid.uuid4().hex[:12])
+        self._run = wandb.init(
+            project=project, name=folder.name, id=kept.read_text(), resume="allow", dir=str(folder), config=config
+        )
+
+    def write(self, line):
+        numbers = {f"{line['kind']}/{n}": v for n, v in line.items() if isinstance(v, (int, float)) and n != "update"}
+        self._run.log(numbers, step=line["update"])
+
+    def close(self):
+        self._run.finish()
+
+
+class Sinks:
+    """Several sinks as one."""
+
+    def __init__(self, sinks: Sequence[Sink]):
+        self.sinks = list(sinks)
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        for sink in self.sinks:
+            sink.write(line)
+
+    def close(self) -> None:
+        for sink in self.sinks:
+            sink.close()

@@ -1,0 +1,67 @@
+"""Intervals for what a run reports."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+
+Z95 = 1.959963984540054
+"""The 97.5% quantile of the standard normal distribution."""
+
+
+class Estimate(NamedTuple):
+    """A mean and its 95% interval."""
+
+    mean: float
+    low: float
+    high: float
+    n: int
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+def wilson(successes: float, n: int, z: float = Z95) -> Estimate:
+    """A success rate with Wilson's score interval (Wilson 1927), which stays in [0, 1] and holds for few episodes.
+
+    **Arguments:** `successes`, how many of `n` episodes succeeded; `z`, the normal quantile of the interval.
+    **Returns:** the rate and its interval; nan and [0, 1] for no episode.
+    **Raises:** `ValueError` unless `0 <= successes <= n`.
+    """
+    if not 0 <= successes <= n:
+        raise ValueError(f"{successes} successes of {n} episodes is impossible")
+    if n == 0:
+        return Estimate(math.nan, 0.0, 1.0, 0)
+    p = successes / n
+    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    # at 0 and at 1 rounding would leave the rate just outside of its interval
+    return Estimate(p, max(0.0, min(p, centre - half)), min(1.0, max(p, centre + half)), n)
+
+
+def mean_interval(values, z: float = Z95) -> Estimate:
+    """A mean with its normal 95% interval; nan values are left out. One value has an interval of no width."""
+    x = np.asarray(values, np.float64).ravel()
+    x = x[np.isfinite(x)]
+    if not x.size:
+        return Estimate(math.nan, math.nan, math.nan, 0)
+    half = z * x.std(ddof=1) / math.sqrt(x.size) if x.size > 1 else 0.0
+    return Estimate(float(x.mean()), float(x.mean() - half), float(x.mean() + half), int(x.size))
+
+
+def bootstrap(values, statistic=np.mean, *, resamples: int = 2000, seed: int = 0, level: float = 0.95) -> Estimate:
+    """A statistic with its percentile bootstrap interval (Efron 1979), for values that are far from normal.
+
+    **Arguments:** `values`, shape `[n]`; `statistic`, a function of `(array, axis=...)`; `resamples`; `seed`; `level`.
+    """
+    x = np.asarray(values, np.float64).ravel()
+    x = x[np.isfinite(x)]
+    if not x.size:
+        return Estimate(math.nan, math.nan, math.nan, 0)
+    rng = np.random.default_rng(seed)
+    draws = statistic(x[rng.integers(0, x.size, (resamples, x.size))], axis=1)
+    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
+    return Estimate(float(statistic(x, axis=0)), float(low), float(high), int(x.size))

@@ -1,0 +1,101 @@
+"""Small facts about pytrees of arrays: leaves by name, placement, checksums, finiteness."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+
+def is_key(x: Any) -> bool:
+    """Whether an array (or its abstract value) holds typed PRNG keys."""
+    return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def named_leaves(tree: Any) -> dict[str, Any]:
+    """The leaves of a pytree by their dotted names, in the tree's order.
+
+    **Raises:** `ValueError` where two leaves have one name.
+    """
+    leaves: dict[str, Any] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        if name in leaves:
+            raise ValueError(f"two leaves of the state are named {name!r}; a checkpoint needs distinct names")
+        leaves[name] = leaf
+    return leaves
+
+
+def mesh_of(tree: Any) -> jax.sharding.Mesh | None:
+    """The mesh over which any leaf is placed; None where all lie on single devices."""
+    for leaf in jax.tree.leaves(tree):
+        if isinstance(getattr(leaf, "sharding", None), NamedSharding) and leaf.sharding.mesh.size > 1:
+            return leaf.sharding.mesh
+    return None
+
+
+def settle(state: Any) -> Any:
+    """A state that keeps its types and its place from call to call.
+
+    Weak types become strong, and leaves outside the mesh of the others are replicated over it, so that one compiled
+    program accepts its own output.
+    """
+    mesh = mesh_of(state)
+
+    def fix(x):
+        if not isinstance(x, jax.Array):
+            x = jnp.asarray(x)
+        if not is_key(x) and x.weak_type:
+            x = jax.lax.convert_element_type(x, x.dtype)
+        if mesh is not None and not isinstance(x.sharding, NamedSharding):
+            x = jax.device_put(x, NamedSharding(mesh, PartitionSpec()))
+        return x
+
+    return jax.tree.map(fix, state)
+
+
+def _bits(x: jax.Array) -> jax.Array:
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        x = jnp.stack([x.real, x.imag], -1)
+    if x.dtype == bool:
+        return x.astype(jnp.uint32)
+    width = {1: jnp.uint8, 2: jnp.uint16}.get(x.dtype.itemsize, jnp.uint32)
+    return jax.lax.bitcast_convert_type(x, width).astype(jnp.uint32)
+
+
+def _checksum(x: jax.Array) -> jax.Array:
+    bits = _bits(x)
+    weight = jnp.ones(bits.shape, jnp.uint32)
+    for axis in range(bits.ndim):
+        even = np.uint32((2 * 2654435761 + 4 * axis) % 2**32)
+        weight = weight + even * jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis)
+    return jnp.sum(bits * weight, dtype=jnp.uint32)
+
+
+@jax.jit
+def _checksums(leaves: list[jax.Array]) -> list[jax.Array]:
+    return [_checksum(x) for x in leaves]
+
+
+def checksums(leaves: dict[str, jax.Array]) -> dict[str, int]:
+    """A 32-bit checksum of the bits of each array, computed where it lies.
+
+    A position-weighted sum modulo 2^32: the same on any number of devices, since the order of addition is free.
+    """
+    return dict(zip(leaves, (int(x) for x in jax.device_get(_checksums(list(leaves.values()))))))
+
+
+@jax.jit
+def _finite(leaves: list[jax.Array]) -> jax.Array:
+    return jnp.stack([jnp.all(jnp.isfinite(x)) for x in leaves])
+
+
+def non_finite(tree: Any) -> list[str]:
+    """The names of the floating leaves that hold a nan or an infinity."""
+    leaves = {n: x for n, x in named_leaves(tree).items() if jnp.issubdtype(x.dtype, jnp.floating) and x.size}
+    if not leaves:
+        return []
+    return [name for name, ok in zip(leaves, np.asarray(_finite(list(leaves.values())))) if not ok]

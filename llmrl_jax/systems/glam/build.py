@@ -1,0 +1,149 @@
+"""From settings to a program: the world in its wrappers, the prompt, the model, the policy, the learner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import envs_jax
+from envs_jax.env import Environment
+from envs_jax.history import PromptHistory
+from envs_jax.text import CompiledPrompt, Tokenizer
+from envs_jax.wrappers import EpisodeStatistics, ScaleReward
+from llmrl_jax import lm
+from llmrl_jax.lm.tokens import WordTokenizer, load_tokenizer
+from llmrl_jax.parallel import make_mesh, shardings
+from llmrl_jax.rl.learner import Learner
+from llmrl_jax.rl.ppo import make_ppo
+from llmrl_jax.systems.glam.config import EMBEDDED, EmbeddedConfig, GlamConfig
+from llmrl_jax.systems.glam.policy import ScoringPolicy
+from llmrl_jax.systems.glam.prompt import GlamPrompt, glam_prompt
+
+
+@dataclass(frozen=True)
+class Glam:
+    """Everything that a run of GLAM is made of."""
+
+    config: GlamConfig
+    env: Environment
+    """The world in its wrappers, not batched."""
+    env_params: Any
+    prompt: GlamPrompt
+    compiled: CompiledPrompt
+    tokenizer: Tokenizer
+    policy: ScoringPolicy
+    mesh: jax.sharding.Mesh | None
+
+    def learner(self) -> Learner:
+        """PPO on the policy."""
+        return make_ppo(self.config.ppo, self.env, self.env_params, self.policy, mesh=self.mesh)
+
+
+class FirstActions(envs_jax.Wrapper):
+    """The world with its first `n` actions only, as GLAM's restricted action sets have it."""
+
+    def __init__(self, env: Environment, n: int):
+        super().__init__(env)
+        known = env.action_names
+        if not 1 <= n <= len(known):
+            raise ValueError(f"num_actions is {n}, but {env.id} has {len(known)} actions: {', '.join(known)}")
+        self.n = n
+
+    def action_space(self, params):
+        return envs_jax.spaces.Discrete(self.n)
+
+    @property
+    def action_names(self):
+        return self.env.action_names[: self.n]
+
+
+def make_world(config: GlamConfig) -> tuple[Environment, Any]:
+    """The world of a configuration in its wrappers, not batched, and its parameters.
+
+    **Raises:** `KeyError` for an unknown id, `TypeError` for a world without text.
+    """
+    env, params = envs_jax.make(config.env)
+    env = EpisodeStatistics(FirstActions(env, config.num_actions))
+    return PromptHistory(ScaleReward(env, config.reward_scale), config.history), params
+
+
+def embedded_config(sizes: EmbeddedConfig, tokenizer: Tokenizer, positions: int) -> lm.LlamaConfig:
+    """The configuration of the small Llama for a tokenizer and a prompt."""
+    if sizes.hidden_size % sizes.heads:
+        raise ValueError(f"hidden_size {sizes.hidden_size} is not a multiple of heads {sizes.heads}")
+    return lm.LlamaConfig(
+        vocab_size=-(-tokenizer.vocab_size // 8) * 8,  # a multiple of 8, so that meshes divide it
+        hidden_size=sizes.hidden_size,
+        intermediate_size=sizes.intermediate_size,
+        num_hidden_layers=sizes.layers,
+        num_attention_heads=sizes.heads,
+        num_key_value_heads=sizes.heads,
+        max_position_embeddings=positions,
+        tie_word_embeddings=False,
+        bos_token_id=tokenizer.bos_id,
+        eos_token_id=tokenizer.eos_id,
+    )
+
+
+def _base(model: lm.Llama, mesh: jax.sharding.Mesh | None, key: jax.Array) -> Any:
+    """Base parameters drawn at random, placed on the mesh."""
+    out = None if mesh is None else shardings(model.abstract()["params"], model.logical_axes()["params"], mesh)
+    draw = jax.jit(lambda k: model.init(k, jnp.zeros((1, 1), jnp.int32))["params"], out_shardings=out)
+    return draw(key)
+
+
+def build(config: GlamConfig, mesh: jax.sharding.Mesh | None = None) -> Glam:
+    """Assemble a configuration, checking it before anything is allocated or compiled.
+
+    **Arguments:** `config`; `mesh`, in place of `config.mesh`.
+    **Raises:** `KeyError` for unknown names, `ValueError` for sizes that do not fit together, `PromptError` for a
+    tokenizer that cannot assemble the prompt or a prompt longer than the model's positions, `FileNotFoundError`
+    or `ValueError` for a model that cannot be loaded.
+    """
+    if mesh is None and config.mesh:
+        mesh = make_mesh(config.mesh)
+    if config.score_rows < 0:
+        raise ValueError(f"score_rows is {config.score_rows}; 0 or more is needed")
+    env, env_params = make_world(config)
+    template = glam_prompt(env, env.action_names, history=config.history, list_actions=config.list_actions)
+    heal = config.candidate_space == "healed"
+    dtype = jnp.dtype(config.dtype)
+    tuned = None if config.tune == "full" else config.lora
+    limit = config.max_prompt or None
+    if config.model == EMBEDDED:
+        tokenizer: Tokenizer = WordTokenizer.from_prompt(template.prompt, template.actions)
+        compiled = template.compile(tokenizer, limit, heal=heal)
+        sizes = embedded_config(config.embedded, tokenizer, compiled.max_length + 16)
+        model = lm.Llama(sizes, lora=tuned, dtype=dtype, remat=config.remat)
+        base = partial(_base, model.clone(lora=None), mesh)
+    else:
+        tokenizer = load_tokenizer(config.model)
+        found = lm.read_config(config.model)
+        answers = max(len(tokenizer.encode(f" {name}")) for name in template.actions)
+        room = found.max_position_embeddings - answers
+        compiled = template.compile(tokenizer, min(limit or room, room), heal=heal)
+        model = lm.Llama(found, lora=tuned, dtype=dtype, param_dtype=dtype, remat=config.remat)
+        base = partial(_load, config.model, mesh, dtype)
+    table = compiled.candidates(template.actions)
+    candidates = lm.Candidates([row[:n].tolist() for row, n in zip(table.tokens, table.lengths)])
+    policy = ScoringPolicy(
+        model=model,
+        candidates=candidates,
+        prompts=template.batched(compiled),
+        base=base,
+        value_head=lm.ValueHead(config.value_width),
+        scoring=config.scoring,
+        stop_value_gradient=config.stop_value_gradient,
+        rows=config.score_rows,
+        mesh=mesh,
+    )
+    return Glam(config, env, env_params, template, compiled, tokenizer, policy, mesh)
+
+
+def _load(path: str, mesh: jax.sharding.Mesh | None, dtype: Any, key: jax.Array) -> Any:
+    """Base parameters from files; the key is not needed."""
+    return lm.load(path, mesh=mesh, dtype=dtype)[1]["params"]

@@ -1,0 +1,139 @@
+"""Behaviour cloning of demonstrations: the stand-in for pre-training in runs that download nothing.
+
+A language model brings to GLAM what it read; a model drawn at random has read nothing. Cloning the text
+demonstrations of a noisy expert gives it a prior of a chosen strength, which RL then improves. It is a stand-in, and
+every summary calls it one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+
+from envs_jax.babyai.expert import expert_action
+from envs_jax.resets import VectorEnv
+from llmrl_jax import lm
+from llmrl_jax.rl.learner import Learner
+from llmrl_jax.systems.glam.policy import ScoringPolicy
+
+
+if TYPE_CHECKING:
+    from llmrl_jax.systems.glam.build import Glam
+
+
+@dataclass(frozen=True)
+class CloneConfig:
+    """How the prior is made."""
+
+    updates: int = 60
+    """Gradient steps."""
+    batch_size: int = 512
+    """Demonstrated steps per gradient step: one from each of so many environments."""
+    stride: int = 4
+    """Environment steps between two gradient steps, so that batches differ."""
+    noise: float = 0.5
+    """Probability with which the expert acts uniformly at random instead (the clone imitates that too)."""
+    learning_rate: float = 3e-3
+    """Adam, after 10% of warm-up, decayed by a cosine to zero."""
+    max_grad_norm: float = 1.0
+    """Global norm to which gradients are clipped."""
+
+
+@struct.dataclass
+class CloneState:
+    """Everything that cloning carries from update to update."""
+
+    params: Any
+    frozen: Any
+    opt_state: Any
+    env_state: Any
+    obs: Any
+    key: jax.Array
+    update: jax.Array
+
+
+def innermost(state: Any) -> Any:
+    """The world's own state, under whatever wrappers added."""
+    while hasattr(state, "env"):
+        state = state.env
+    return state
+
+
+def make_clone(
+    config: CloneConfig,
+    env: Any,
+    env_params: Any,
+    policy: ScoringPolicy,
+) -> Learner:
+    """A learner whose update imitates one batch of demonstrations.
+
+    **Arguments:** `env`, wrapped as for RL, not batched; `policy`, with every weight tuned (no adapters).
+    The loss is the negative log-probability of the demonstrated action's tokens after the prompt, as in supervised
+    fine-tuning, so the model learns to write actions, not merely to rank them.
+    """
+    num_actions = env.action_space(env_params).n
+    batch = VectorEnv(env, config.batch_size, policy="pool", pool_size=config.batch_size)
+    schedule = optax.warmup_cosine_decay_schedule(
+        0.0, config.learning_rate, max(1, config.updates // 10), max(2, config.updates)
+    )
+    optimizer = optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.adam(schedule))
+
+    def demonstrate(key: jax.Array, env_state: Any) -> jax.Array:
+        choose, pick = jax.random.split(key)
+        best = jax.vmap(lambda state: expert_action(state, env))(innermost(env_state.env))
+        random = jax.random.randint(pick, best.shape, 0, num_actions)
+        noisy = jax.random.bernoulli(choose, config.noise, best.shape)
+        return jnp.where(noisy, random, jnp.minimum(best, num_actions - 1)).astype(jnp.int32)
+
+    def init(key: jax.Array) -> CloneState:
+        env_key, model_key, run_key = jax.random.split(key, 3)
+        obs, env_state = jax.jit(batch.reset)(env_key, env_params)
+        params, frozen = policy.init(model_key, obs)
+        return CloneState(params, frozen, optimizer.init(params), env_state, obs, run_key, jnp.int32(0))
+
+    def loss_fn(params, frozen, obs, action):
+        scores = policy.scores(params, frozen, obs).sum
+        chosen = jnp.take_along_axis(scores, action[:, None], axis=1)[:, 0]
+        return -jnp.mean(chosen), jnp.mean(jnp.argmax(scores, axis=-1) == action)
+
+    def update(state: CloneState) -> tuple[CloneState, dict[str, jax.Array]]:
+        key = jax.random.fold_in(state.key, state.update)
+
+        def play(carry, t):
+            obs, env_state = carry
+            act_key, step_key = jax.random.split(jax.random.fold_in(key, t))
+            action = demonstrate(act_key, env_state)
+            obs, env_state, *_ = batch.step(step_key, env_state, action, env_params)
+            return (obs, env_state), None
+
+        (obs, env_state), _ = jax.lax.scan(play, (state.obs, state.env_state), jnp.arange(config.stride))
+        env_state = batch.refresh(jax.random.fold_in(key, config.stride), env_state, env_params)
+        action = demonstrate(jax.random.fold_in(key, config.stride + 1), env_state)
+        (loss, agreement), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params, state.frozen, obs, action)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        state = state.replace(
+            params=optax.apply_updates(state.params, updates),
+            opt_state=opt_state,
+            env_state=env_state,
+            obs=obs,
+            update=state.update + 1,
+        )
+        return state, {"clone_loss": loss, "clone_agreement": agreement, "grad_norm": optax.tree.norm(grads)}
+
+    return Learner(init=init, update=update, steps_per_update=config.batch_size * config.stride)
+
+
+def save_prior(folder: str | Path, glam: Glam, params: Any) -> Path:
+    """Write what was cloned as an ordinary model folder, tokenizer included, for `--model FOLDER`.
+
+    **Arguments:** `folder`, which does not exist yet; `glam`, the program that was cloned; `params`, the base.
+    """
+    path = lm.save_hf(folder, glam.policy.model.config, params)
+    glam.tokenizer.save(path)  # type: ignore[attr-defined]
+    return path

@@ -1,0 +1,78 @@
+"""GLAM's settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from llmrl_jax.lm import LoRAConfig
+from llmrl_jax.rl.ppo import PPOConfig
+from llmrl_jax.systems.glam.policy import Scoring
+
+
+EMBEDDED = "embedded"
+"""The name of the model that is made on the spot: a small Llama with random weights."""
+
+
+@dataclass(frozen=True)
+class EmbeddedConfig:
+    """The small Llama that `--model embedded` makes; its tokenizer has one token for each word of the prompt."""
+
+    hidden_size: int = 64
+    """Width of the residual stream."""
+    layers: int = 2
+    """Transformer layers."""
+    heads: int = 4
+    """Attention heads; must divide `hidden_size`."""
+    intermediate_size: int = 128
+    """Width of the gated feed-forward layer."""
+
+
+@dataclass(frozen=True)
+class GlamConfig:
+    """What is learnt, by which model, in which world."""
+
+    env: str = "BabyAI-Text/MixedTrainLocal-v0"
+    """World, one of `llmrl envs list BabyAI-Text`."""
+    model: str = EMBEDDED
+    """A folder with config.json, safetensors and tokenizer.json, a Hugging Face hub id, or `embedded`: a small Llama
+    with random weights, made on the spot."""
+    embedded: EmbeddedConfig = field(default_factory=EmbeddedConfig)
+    """Sizes of the `embedded` model."""
+    tune: Literal["lora", "full"] = "lora"
+    """Train adapters over a frozen base, or every weight (as the paper does)."""
+    lora: LoRAConfig = field(default_factory=LoRAConfig)
+    """The adapters, where `tune` is `lora`."""
+    num_actions: int = 6
+    """How many of the world's actions the agent may choose from, in their canonical order: 3 or 6 in the paper."""
+    history: int = 3
+    """Observations in the prompt, with the actions between them."""
+    list_actions: bool = True
+    """Whether the prompt begins with the list of possible actions."""
+    max_prompt: int = 0
+    """Tokens that the prompt may take; building fails if the longest case needs more. 0: as many as it needs, up to
+    the model's positions."""
+    candidate_space: Literal["healed", "separate"] = "healed"
+    """Where the space between prompt and action goes: to the action, where tokenizers want it, or to the prompt, with
+    the action tokenised apart (compat with the released code)."""
+    scoring: Scoring = "sum"
+    """How scores become action logits: `sum` of token log-probabilities, `mean` per token, or the released code's
+    `raw_logits` or `max_normalised`."""
+    value_width: int = 1024
+    """Width of the value head's two hidden layers."""
+    stop_value_gradient: bool = False
+    """Keep the critic's gradient out of the language model."""
+    reward_scale: float = 20.0
+    """The learner sees the world's reward times this."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type in which the model computes; adapters, log-probabilities and losses are float32 in any case."""
+    score_rows: int = 0
+    """Prompts scored at once, where that divides a batch; 0: all together. On a CPU groups of 32 stay in its cache and
+    go twice as fast; on an accelerator leave it 0."""
+    remat: bool = False
+    """Recompute activations in the backward pass: slower, but it needs far less memory."""
+    mesh: str = ""
+    """Devices by axis, as in `data=4,fsdp=2`: environments are split over `data`, weights over `fsdp` and `tensor`.
+    Empty: one device."""
+    ppo: PPOConfig = field(default_factory=PPOConfig)
+    """The learner."""

@@ -1,0 +1,108 @@
+"""The language model as the policy: a prompt in, a distribution over action strings and a value out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from llmrl_jax.lm import Candidates, Llama, Scores, ValueHead, score
+from llmrl_jax.parallel import shardings
+from llmrl_jax.rl.distributions import Categorical
+
+
+Scoring = Literal["sum", "mean", "raw_logits", "max_normalised"]
+"""How scores become action logits (glam reference, section 3.1).
+
+* `sum`: the log-probability of the whole action string, as the paper defines it. The default.
+* `mean`: per token, against the bias towards short actions (TWOSOME, 2401.14151).
+* `raw_logits`: compat with the released code: decoder logits summed without a log-softmax.
+* `max_normalised`: compat with the code of February 2023: probabilities divided by the largest, then a softmax;
+  no action can exceed e / (e + A - 1).
+"""
+
+
+def action_logits(scores: Scores, scoring: Scoring) -> Float[Array, "B A"]:
+    """Unnormalised log-probabilities of the candidates under a definition of `Scoring`, float32."""
+    if scoring == "sum":
+        return scores.sum
+    if scoring == "mean":
+        return scores.mean
+    if scoring == "raw_logits":
+        return scores.raw_sum
+    top = jnp.max(scores.sum, axis=-1, keepdims=True)
+    return jnp.where(top < math.log(1e-45), 0.0, jnp.exp(scores.sum - top))
+
+
+@dataclass(frozen=True)
+class ScoringPolicy:
+    """GLAM's agent, as a `llmrl_jax.rl.policy.Policy`.
+
+    The trained parameters are `{"lora": ..., "value": ...}` over a frozen base, or `{"params": ..., "value": ...}`
+    where everything is tuned. Actor and critic share the model: the value is an MLP on the hidden state of the last
+    prompt token (section 3.2), so that one forward pass serves both.
+    """
+
+    model: Llama
+    """The language model; its `lora` field says whether adapters are trained."""
+    candidates: Candidates
+    """The action strings as tokens, `A` of them."""
+    prompts: Callable[[Any], tuple[Array, Array]]
+    """From a batched observation to `(tokens int32[B, S], lengths int32[B])`, inside jit."""
+    base: Callable[[jax.Array], Any]
+    """From a key to the base parameters: loaded from a folder, or drawn at random."""
+    value_head: ValueHead
+    scoring: Scoring = "sum"
+    stop_value_gradient: bool = False
+    """Whether the critic leaves the shared trunk alone."""
+    rows: int = 0
+    """Prompts scored at once, where that divides the batch; 0: all of them. On a CPU small groups stay in its cache."""
+    mesh: jax.sharding.Mesh | None = None
+    """Where the weights live; None: on one device."""
+    recurrent: bool = False
+
+    def init(self, key: jax.Array, obs: Any) -> tuple[Any, Any]:
+        """**Returns:** `(params, frozen)`: what PPO trains, and the base that it must not touch (`{}` if tuned)."""
+        base_key, lora_key, head_key = jax.random.split(key, 3)
+        base = self.base(base_key)
+        hidden = jnp.zeros((1, self.model.config.hidden_size), jnp.float32)
+        whole = None if self.mesh is None else jax.NamedSharding(self.mesh, jax.P())
+        value = jax.jit(lambda k: self.value_head.init(k, hidden)["params"], out_shardings=whole)(head_key)
+        if self.model.lora is None:
+            return {"params": base, "value": value}, {}
+        out = None
+        if self.mesh is not None:
+            out = shardings(self.model.abstract()["lora"], self.model.logical_axes()["lora"], self.mesh)
+        token = jnp.zeros((1, 1), jnp.int32)
+        adapters = jax.jit(lambda k: self.model.init(k, token)["lora"], out_shardings=out)(lora_key)
+        return {"lora": adapters, "value": value}, {"params": base}
+
+    def initial_carry(self, batch_size: int) -> tuple[()]:
+        return ()
+
+    def scores(self, params: Any, frozen: Any, obs: Any) -> Scores:
+        """The candidates' scores for a batch of observations."""
+        variables = {**frozen, **{name: tree for name, tree in params.items() if name != "value"}}
+        tokens, lengths = self.prompts(obs)
+        rows = self.rows if self.rows and tokens.shape[0] % self.rows == 0 else None
+        return score(self.model, variables, tokens, lengths, self.candidates, rows=rows)
+
+    def _heads(self, params: Any, frozen: Any, obs: Any) -> tuple[Categorical, Float[Array, " B"]]:
+        scores = self.scores(params, frozen, obs)
+        hidden = jax.lax.stop_gradient(scores.hidden) if self.stop_value_gradient else scores.hidden
+        value: Any = self.value_head.apply({"params": params["value"]}, hidden.astype(jnp.float32))
+        return Categorical(action_logits(scores, self.scoring)), value
+
+    def step(self, params: Any, frozen: Any, obs: Any, carry: Any, first: Bool[Array, " B"]):
+        return *self._heads(params, frozen, obs), carry
+
+    def unroll(self, params: Any, frozen: Any, obs: Any, carry: Any, first: Bool[Array, "T B"]):
+        steps, batch = first.shape
+        flat = jax.tree.map(lambda x: x.reshape(steps * batch, *x.shape[2:]), obs)
+        distribution, value = self._heads(params, frozen, flat)
+        return jax.tree.map(lambda x: x.reshape(steps, batch, *x.shape[1:]), (distribution, value))

@@ -1,0 +1,66 @@
+"""Starting points: the published settings, the released code's, and the demo's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from envs_jax.registry import nearest
+from llmrl_jax.lm import LoRAConfig
+from llmrl_jax.rl import ppo
+from llmrl_jax.rl.ppo import PPOConfig
+from llmrl_jax.systems.glam.clone import CloneConfig
+from llmrl_jax.systems.glam.config import GlamConfig
+
+
+GLAM = GlamConfig(ppo=ppo.GLAM)
+"""The published values, but for what `docs/systems/glam.md` lists."""
+
+GLAM_CODE = replace(
+    GLAM,
+    tune="full",
+    scoring="raw_logits",
+    candidate_space="separate",
+    ppo=replace(ppo.GLAM, value_broadcast="glam", bootstrap_truncation=False),
+)
+"""The released code, quirks included (glam reference, section 3)."""
+
+DEMO = GlamConfig(
+    env="BabyAI-Text/GoToLocalS6N2-v0",
+    history=1,
+    list_actions=False,
+    value_width=64,
+    reward_scale=1.0,
+    score_rows=32,
+    lora=LoRAConfig(
+        rank=8, alpha=16.0, targets=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    ),
+    ppo=PPOConfig(
+        num_envs=64,
+        num_steps=32,
+        epochs=2,
+        minibatches=16,
+        microbatches=4,
+        learning_rate=1e-3,
+        gamma=0.97,
+        gae_lambda=0.95,
+        entropy_coef=0.01,
+        normalize_advantages=True,
+    ),
+)
+"""The smallest setting in which RL visibly improves a language model on two cores: one observation in the prompt and
+no list of actions, since prompt length is what a small model pays for."""
+
+DEMO_CLONE = CloneConfig(updates=60, batch_size=256, noise=0.75)
+"""The demo's prior: few enough updates, and noisy enough an expert, that there is something left to learn."""
+
+DEMO_STEPS = 40 * 64 * 32
+"""The demo's environment steps of PPO."""
+
+PRESETS: dict[str, GlamConfig] = {"glam": GLAM, "glam-code": GLAM_CODE, "demo": DEMO}
+
+
+def preset(name: str) -> GlamConfig:
+    """The preset of that name. **Raises** `KeyError`, naming the nearest, where there is none."""
+    if name not in PRESETS:
+        raise KeyError(f"there is no preset {name!r}{nearest(name, list(PRESETS))} (there are {', '.join(PRESETS)})")
+    return PRESETS[name]

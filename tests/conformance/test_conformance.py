@@ -1,0 +1,109 @@
+"""Every registered world keeps the contract; one of each kind is run through the whole kit."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import envs_jax
+from envs_jax import testing
+from envs_jax.env import Environment
+from envs_jax.spaces import Box, Discrete
+
+
+SMALL = [*envs_jax.ids("CartPole"), *envs_jax.ids("Debug-")]
+GRIDS = ["BabyAI-GoToLocalS5N2-v0"]
+OTHERS = [id for id in envs_jax.ids() if id not in SMALL + GRIDS]
+
+
+@pytest.mark.parametrize("id", envs_jax.ids())
+def test_contract(id):
+    testing.check_contract(*envs_jax.make(id))
+
+
+@pytest.mark.parametrize("id", SMALL)
+def test_whole_kit(id):
+    policies = ("always", "pool", "optimistic") if id == "CartPole-v1" else ("pool",)
+    atol = 1e-4 if id == "CartPole-v1" else 0.0
+    testing.check(*envs_jax.make(id), steps=24, policies=policies, devices=8, devices_atol=atol)
+
+
+@pytest.mark.parametrize("id", GRIDS)
+def test_whole_kit_of_a_grid_world(id):
+    testing.check(*envs_jax.make(id), steps=24, policies=("pool",), eager=False, devices=8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("id", OTHERS)
+def test_whole_kit_of_the_rest(id):
+    testing.check(*envs_jax.make(id), steps=80, policies=("pool",), eager=False, devices=8)
+
+
+class Stub(Environment):
+    """Counts to 3; then it terminates and truncates at once. `fault` breaks one clause of the contract."""
+
+    id = "Stub"
+
+    def __init__(self, fault=""):
+        self.fault = fault
+
+    @property
+    def default_params(self):
+        return {"length": 3}
+
+    def reset(self, key, params):
+        return jnp.zeros(1, jnp.float32), jnp.int32(0)
+
+    def step(self, key, state, action, params):
+        state = state + 1
+        obs = jnp.full(1, state, jnp.float32)
+        reward, over = jnp.float32(1), state >= params["length"]
+        terminated, info = over, {}
+        if self.fault == "observation":
+            obs = jnp.zeros(2, jnp.float32)
+        if self.fault == "state":
+            state = state.astype(jnp.float32)
+        if self.fault == "reward":
+            reward = jnp.int32(1)
+        if self.fault == "flag":
+            terminated = over.astype(jnp.float32)
+        if self.fault == "info":
+            info = {"final_observation": obs}
+        if self.fault == "x64":
+            obs = jnp.full(1, jnp.arange(3.0).sum())
+        if self.fault == "space":
+            obs = obs + 100
+        if self.fault == "finite":
+            reward = reward / (state - 2)
+        return obs, state, reward, terminated, over, info
+
+    def observation_space(self, params):
+        return Box(0.0, 50.0, (1,), np.float32)
+
+    def action_space(self, params):
+        return Discrete(2)
+
+
+def test_terminated_and_truncated_at_once():
+    env = Stub()
+    testing.check(env, env.default_params, steps=5, devices=8)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("observation", "observations of reset and step"),
+        ("state", "states before and after"),
+        ("reward", "reward is int32"),
+        ("flag", "terminated is float32"),
+        ("info", "final_observation belongs to the batch"),
+        ("x64", "x64"),
+        ("space", "is not in"),
+        ("finite", "not finite"),
+    ],
+)
+def test_the_kit_finds(fault, message):
+    env = Stub(fault)
+    with pytest.raises(AssertionError, match=message):
+        testing.check(env, env.default_params, steps=3)

@@ -1,0 +1,112 @@
+"""What the README and the pages show is what happens.
+
+Every block fenced as `python` runs; those of one page run in order, in one process, as a reader would. A block fenced
+as `python slow` runs with the slow tests, one as `python no-run` never. Shell blocks run where they are fenced as
+`sh run`, with the project's programs on the path. Pages run in an empty folder.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+
+ROOT = Path(__file__).parent.parent.parent
+LIMIT = 300
+"""Seconds that a page may take."""
+FENCE = re.compile(r"^( *)(?:```)([^\n`]*)\n(.*?)^\1```[ ]*$", re.M | re.S)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block that runs."""
+
+    language: str
+    slow: bool
+    line: int
+    code: str
+
+
+def blocks(text: str) -> list[Block]:
+    """The blocks of a page that run, in order."""
+    found = []
+    for match in FENCE.finditer(text):
+        language, *tags = match[2].split() or [""]
+        if language == "python" and "no-run" not in tags or language == "sh" and "run" in tags:
+            indent = len(match[1])
+            code = "".join(line[indent:] for line in match[3].splitlines(keepends=True))
+            found.append(Block(language, "slow" in tags, text.count("\n", 0, match.start()) + 1, code))
+    return found
+
+
+def run(page: str, chosen: list[Block], folder: Path) -> None:
+    """Run blocks one after another; consecutive Python blocks share a process."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    env = {**os.environ, "PATH": path, "JAX_PLATFORMS": "cpu", "MPLBACKEND": "agg"}
+    python = ""
+    for i, block in enumerate(chosen):
+        if block.language == "python":
+            # empty lines keep the page's own line numbers in tracebacks
+            python += "\n" * (block.line - python.count("\n")) + block.code
+            if i + 1 < len(chosen) and chosen[i + 1].language == "python":
+                continue
+            (folder / "page.py").write_text(python)
+            command, python = [sys.executable, "page.py"], ""
+        else:
+            command = ["bash", "-euo", "pipefail", "-c", block.code]
+        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=LIMIT)
+        assert done.returncode == 0, (
+            f"{page}, block at line {block.line}:\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
+        )
+
+
+PAGES = {
+    str(path.relative_to(ROOT)): found
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+    if path.exists() and (found := blocks(path.read_text()))
+}
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if any(not b.slow for b in PAGES[p])])
+def test_page(page, tmp_path):
+    run(page, [block for block in PAGES[page] if not block.slow], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [p for p in PAGES if any(b.slow for b in PAGES[p])])
+def test_slow_page(page, tmp_path):
+    run(page, PAGES[page], tmp_path)
+
+
+def test_the_rule(tmp_path):
+    text = "\n".join(
+        ["x", "```python", "a = 1", "```", "```python no-run", "1/0", "```", "```sh", "false", "```"]
+        + ["1. item", "   ```python", "   assert a == 1", "   ```", "```sh run", "echo hi > out", "```"]
+        + ["```python slow", "b = 2", "```"]
+    )
+    found = blocks(text)
+    assert [(b.language, b.slow, b.line) for b in found] == [
+        ("python", False, 2),
+        ("python", False, 12),
+        ("sh", False, 15),
+        ("python", True, 18),
+    ]
+    run("page", found, tmp_path)
+    assert (tmp_path / "out").read_text() == "hi\n"
+    with pytest.raises(AssertionError, match="block at line 1:(.|\n)*ZeroDivisionError"):
+        run("page", blocks("```python\n1/0\n```\n"), tmp_path)
+
+
+def test_links_between_pages_lead_somewhere():
+    missing = []
+    for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
+        for target in re.findall(r"\]\(([^)\s]+)\)", FENCE.sub("", path.read_text())):
+            if not re.match(r"[a-z]+:|#", target) and not (path.parent / target.split("#")[0]).exists():
+                missing.append(f"{path.relative_to(ROOT)}: {target}")
+    assert not missing

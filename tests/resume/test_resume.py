@@ -1,0 +1,179 @@
+"""A run that is cut and continued in a new process gives the same bits as one that never stopped."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llmrl_jax.run import metrics
+
+
+SCRIPT = Path(__file__).parent / "tiny.py"
+TIMING = ("seconds", "steps_per_second")
+
+
+def command(out: Path, name: str, *options: str) -> list[str]:
+    common = ["--run.out", str(out), "--run.name", name, "--run.log-every", "3", "--run.checkpoint-every", "4"]
+    return [sys.executable, str(SCRIPT), *common, "--run.eval-every", "5", *options]
+
+
+def run(out: Path, name: str, *options: str, code: int = 0, **settings) -> subprocess.CompletedProcess:
+    done = subprocess.run(command(out, name, *options), capture_output=True, text=True, timeout=300, **settings)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
+
+
+def bits(folder: Path) -> dict[str, np.ndarray]:
+    with np.load(folder / "final.npz") as arrays:
+        return dict(arrays)
+
+
+def lines(folder: Path) -> list[dict]:
+    """What was logged, without the clock's readings."""
+    found = metrics.read(folder / "metrics.jsonl")
+    return [{n: repr(v) for n, v in line.items() if n not in TIMING} for line in found]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """40 updates without a stop."""
+    out = tmp_path_factory.mktemp("runs")
+    run(out, "whole", "--num-updates", "40")
+    return out / "whole"
+
+
+def assert_same(folder: Path, whole: Path) -> None:
+    found, wanted = bits(folder), bits(whole)
+    assert set(found) == set(wanted) and len(wanted) > 10
+    for name in wanted:
+        assert found[name].dtype == wanted[name].dtype
+        np.testing.assert_array_equal(found[name], wanted[name], err_msg=name)
+
+
+def test_two_halves_are_the_whole(whole, tmp_path):
+    run(tmp_path, "halves", "--num-updates", "20")
+    run(tmp_path, "halves", "--num-updates", "40", "--run.resume")
+    assert_same(tmp_path / "halves", whole)
+    # the first half ended with a line and an evaluation at its own last update, 20, which the whole has not at 20
+    train = [x for x in metrics.read(tmp_path / "halves" / "metrics.jsonl") if x["kind"] == "train"]
+    assert np.cumsum([x["updates"] for x in train]).tolist() == [x["update"] for x in train]
+    assert train[-1]["update"] == 40
+
+
+def test_killed_in_the_middle(whole, tmp_path):
+    """SIGKILL while updates go on; the lines after the last checkpoint are written anew, once."""
+    child = subprocess.Popen(
+        command(tmp_path, "killed", "--num-updates", "40", "--pause", "0.5"),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    folder = tmp_path / "killed"
+    limit = time.monotonic() + 90
+    while time.monotonic() < limit:
+        saved = [p.name for p in (folder / "checkpoints").glob("*") if p.name.isdigit()]
+        written = metrics.read(folder / "metrics.jsonl") if (folder / "metrics.jsonl").exists() else []
+        if saved and written and written[-1]["update"] > max(map(int, saved)):
+            break
+        time.sleep(0.02)
+    child.kill()
+    assert child.wait() == -signal.SIGKILL
+    last = max(int(p.name) for p in (folder / "checkpoints").glob("*") if p.name.isdigit())
+    assert 0 < last < 40 and metrics.read(folder / "metrics.jsonl")[-1]["update"] > last
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "upd')  # a torn line
+    run(tmp_path, "killed", "--num-updates", "40", "--run.resume")
+    assert_same(folder, whole)
+    assert lines(folder) == lines(whole)
+
+
+@pytest.mark.parametrize(
+    "learner, devices",
+    [
+        ("tiny", 8),
+        ("ppo", 1),
+        pytest.param("ppo", 4, marks=pytest.mark.slow),
+        ("glam", 1),
+        pytest.param("glam", 8, marks=pytest.mark.slow),
+    ],
+)
+def test_every_learner_continues_in_the_middle_of_its_episodes(learner, devices, tmp_path):
+    """6 updates at once are the same as 3, a death, and 3 in a new process: every leaf, every line of metrics."""
+    options = ["--learner", learner, "--devices", str(devices), "--run.eval-every", "0", "--run.checkpoint-every", "3"]
+    run(tmp_path, "whole", *options, "--num-updates", "6")
+    # what a process leaves that dies after its checkpoint of update 3 and before that of update 6
+    shutil.copytree(tmp_path / "whole", tmp_path / "died")
+    shutil.rmtree(tmp_path / "died" / "checkpoints" / "6")
+    (tmp_path / "died" / "final.npz").unlink()
+    run(tmp_path, "died", *options, "--num-updates", "6", "--run.resume")
+    assert_same(tmp_path / "died", tmp_path / "whole")
+    assert lines(tmp_path / "died") == lines(tmp_path / "whole")
+
+
+def test_terminated_and_continued(whole, tmp_path):
+    child = subprocess.Popen(
+        command(tmp_path, "ended", "--num-updates", "40", "--pause", "0.5"), stdout=subprocess.PIPE, text=True
+    )
+    folder = tmp_path / "ended"
+    limit = time.monotonic() + 90
+    while not (folder / "checkpoints" / "4").exists() and time.monotonic() < limit:
+        time.sleep(0.05)
+    child.send_signal(signal.SIGTERM)
+    out, _ = child.communicate(timeout=60)
+    assert child.returncode == 0 and "stopped by SIGTERM: saved at update" in out and "--run.resume" in out
+    run(tmp_path, "ended", "--num-updates", "40", "--run.resume")
+    assert_same(folder, whole)
+
+
+def test_back_to_an_older_checkpoint(whole, tmp_path):
+    run(tmp_path, "back", "--num-updates", "40", "--run.keep", "9")
+    run(tmp_path, "back", "--num-updates", "40", "--run.resume", "--run.resume-from", "24", "--run.keep", "9")
+    assert_same(tmp_path / "back", whole)
+    assert lines(tmp_path / "back") == lines(whole)
+
+
+def test_refusals(whole):
+    out = whole.parent
+    again = run(out, "whole", code=2)
+    assert again.stderr.startswith("error: the run") and "--run.resume" in again.stderr
+    other = run(out, "whole", "--run.resume", "--learning-rate", "0.2", code=2)
+    assert "learning_rate: 0.05 -> 0.2" in other.stderr and "Traceback" not in other.stderr
+    absent = run(out, "whol", "--run.resume", code=2)
+    assert "did you mean 'whole'" in absent.stderr
+
+
+def test_disk_full(tmp_path):
+    """Files may not grow past a limit: the first checkpoint that exceeds it stops the run, older ones stay whole."""
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, 150_000))
+
+    run(tmp_path, "full", "--size", "128", "--num-updates", "4")
+    before = sorted(p.name for p in (tmp_path / "full" / "checkpoints").iterdir())
+    done = run(
+        tmp_path,
+        "full",
+        "--size",
+        "128",
+        "--num-updates",
+        "12",
+        "--run.resume",
+        code=1,
+        preexec_fn=limit,
+        env=_no_cache(),
+    )
+    assert "could not be written" in done.stderr and "last good checkpoint is that of update 4" in done.stderr
+    assert [p.name for p in sorted((tmp_path / "full" / "checkpoints").iterdir()) if p.name.isdigit()] == before
+    run(tmp_path, "full", "--size", "128", "--num-updates", "12", "--run.resume")
+
+
+def _no_cache() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}

@@ -1,0 +1,186 @@
+"""A learner as small as can be that still has every kind of leaf, and a script that trains it."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import tyro
+from flax import struct
+
+from llmrl_jax.run.config import FREE, RunConfig
+
+
+class State(struct.PyTreeNode):
+    params: Any
+    opt: Any
+    frozen: Any
+    key: jax.Array
+    envs: Any
+    update: jax.Array
+
+
+@dataclass(frozen=True)
+class TinyLearner:
+    """Fits a linear map under noise; its `envs` walk at random, and report an episode now and then."""
+
+    learning_rate: float = 0.05
+    break_at: int = -1
+    """The update whose loss is nan; -1: none."""
+    off_at: int = -1
+    """The update whose `ratio_error` exceeds its bound; -1: none."""
+    size: int = 8
+    steps_per_update: int = 16
+    mesh: Any = None
+
+    @property
+    def bounds(self):
+        return {"ratio_error": 1e-5}
+
+    @property
+    def optimizer(self):
+        return optax.adam(self.learning_rate)
+
+    def init(self, key):
+        a, b, c, d = jax.random.split(key, 4)
+        params = {"w": jax.random.normal(a, (self.size, self.size)), "half": jnp.ones(3, jnp.bfloat16)}
+        state = State(
+            params=params,
+            opt=self.optimizer.init(params),
+            frozen={"target": jax.random.normal(b, (self.size, self.size)), "words": jnp.arange(5, dtype=jnp.int16)},
+            key=c,
+            envs={
+                "position": jnp.zeros(self.steps_per_update),
+                "keys": jax.random.split(d, self.steps_per_update),
+                "flag": jnp.zeros(self.steps_per_update, bool),
+                "empty": jnp.zeros((0, 3)),
+            },
+            update=jnp.int32(0),
+        )
+        if self.mesh is not None:
+            rows = jax.NamedSharding(self.mesh, jax.P("data"))
+            spread = {name: jax.device_put(state.envs[name], rows) for name in ("position", "keys")}
+            state = state.replace(envs={**state.envs, **spread})
+        return state
+
+    def update(self, state):
+        key, noise = jax.random.split(state.key)
+        keys = jax.vmap(lambda k: jax.random.fold_in(k, state.update))(state.envs["keys"])
+        position = state.envs["position"] + jax.vmap(jax.random.normal)(keys)
+        x = jax.random.normal(noise, (self.size, self.size)) + jnp.mean(position)
+
+        def loss(params):
+            error = x @ (params["w"] - state.frozen["target"]) + 0.0 * params["half"].astype(jnp.float32).sum()
+            return jnp.mean(error**2)
+
+        value, grads = jax.value_and_grad(loss)(state.params)
+        updates, opt = self.optimizer.update(grads, state.opt)
+        done = position > 2
+        episodes = done.sum()
+        metrics = {
+            "loss": jnp.where(state.update + 1 == self.break_at, jnp.nan, value),
+            "ratio_error": jnp.where(state.update + 1 == self.off_at, 1e-3, 0.0),
+            "episodes": episodes,
+            "success": jnp.where(episodes > 0, (done & (position > 2.5)).sum() / jnp.maximum(episodes, 1), jnp.nan),
+        }
+        new = state.replace(
+            params=optax.apply_updates(state.params, updates),
+            opt=opt,
+            key=key,
+            envs={**state.envs, "position": jnp.where(done, 0.0, position), "flag": done},
+            update=state.update + 1,
+        )
+        return new, metrics
+
+
+@dataclass(frozen=True)
+class Config:
+    run: RunConfig = field(default_factory=RunConfig)
+    learner: Literal["tiny", "ppo", "glam"] = "tiny"
+    """What to train: the learner above, PPO with a GRU in a world of few steps, or a small Llama by PPO."""
+    devices: int = 1
+    """Devices over which environments are split."""
+    learning_rate: float = 0.05
+    """Step size of Adam."""
+    size: int = 8
+    """Width of the map."""
+    num_updates: int = field(default=40, metadata=FREE)
+    """Updates in all."""
+    pause: float = field(default=0.0, metadata=FREE)
+    """Seconds to sleep at each evaluation, so that a signal finds the run busy."""
+
+
+def evaluate(state, key):
+    error = jnp.mean((state.params["w"] - state.frozen["target"]) ** 2) + 1e-3 * jax.random.normal(key)
+    return {"error": error, "error_low": error, "error_high": error}
+
+
+def dump(state, path):
+    """Every leaf's bits, for comparison across processes."""
+    from llmrl_jax.run import trees
+
+    leaves = trees.named_leaves(state)
+    raw = {name: jax.random.key_data(x) if trees.is_key(x) else x for name, x in leaves.items()}
+    arrays = {name: np.asarray(x) for name, x in raw.items()}
+    np.savez(path, **{n: x.view(np.uint16) if x.dtype.name == "bfloat16" else x for n, x in arrays.items()})
+
+
+def make(config: Config) -> Any:
+    """The learner of a configuration."""
+    mesh = None
+    if config.devices > 1:
+        from llmrl_jax.parallel import make_mesh
+
+        mesh = make_mesh(f"data={config.devices}")
+    if config.learner == "tiny":
+        return TinyLearner(learning_rate=config.learning_rate, size=config.size, mesh=mesh)
+    if config.learner == "ppo":
+        import envs_jax
+        from envs_jax.wrappers import EpisodeStatistics
+        from llmrl_jax.rl.networks import NetworkPolicy
+        from llmrl_jax.rl.ppo import PPOConfig, make_ppo
+
+        env, params = envs_jax.make("Debug-Recall-v0")
+        policy = NetworkPolicy(env.action_space(params), hidden=(8,), memory=8)
+        options = PPOConfig(num_envs=8, num_steps=7, epochs=2, minibatches=2, pool_size=8)
+        return make_ppo(options, EpisodeStatistics(env), params, policy, mesh=mesh)
+    from dataclasses import replace
+
+    from llmrl_jax.systems.glam.build import build
+    from llmrl_jax.systems.glam.config import EmbeddedConfig
+    from llmrl_jax.systems.glam.presets import DEMO
+
+    small = replace(
+        DEMO,
+        env="BabyAI-Text/GoToObjS4-v0",
+        embedded=EmbeddedConfig(hidden_size=16, layers=2, heads=2, intermediate_size=16),
+        value_width=8,
+        ppo=replace(DEMO.ppo, num_envs=8, num_steps=8, minibatches=2, epochs=1, pool_size=8),
+    )
+    return build(small, mesh).learner()
+
+
+def main(config: Annotated[Config, tyro.conf.arg(name="")]) -> int:
+    """Train one of the learners."""
+    import time
+
+    from llmrl_jax.run.loop import train
+
+    def watched(state, key):
+        time.sleep(config.pause)
+        return evaluate(state, key) if config.learner == "tiny" else {}
+
+    result = train(make(config), config.run, num_updates=config.num_updates, evaluate=watched, full_config=config)
+    dump(result.state, result.folder / "final.npz")
+    return 0
+
+
+if __name__ == "__main__":
+    from llmrl_jax.run import cli
+
+    sys.exit(cli.guard(lambda: tyro.cli(main)))

@@ -1,0 +1,291 @@
+"""The core of envs_jax: registry, spaces, reset policies, wrappers, and the debug worlds' rules."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import envs_jax
+from envs_jax import spaces
+from envs_jax.control.debug import Aim, Catch, CatchState, DebugParams, DebugState, Match, Recall
+from envs_jax.env import Environment
+from envs_jax.resets import VectorEnv, hashed, select
+from envs_jax.wrappers import EpisodeStatistics, ScaleReward
+
+
+# --- registry ---------------------------------------------------------------------------------------------------------
+
+
+def test_make_takes_options_in_the_id_and_by_keyword():
+    env, params = envs_jax.make("Debug-Match-v0?n=7")
+    assert env.n == 7 and env.id == "Debug-Match-v0?n=7" and params.length == 20
+    assert envs_jax.make("Debug-Match-v0?n=7", n=5)[0].n == 5
+    assert envs_jax.make("CartPole-v1?sutton_barto_reward=true")[0].sutton_barto_reward is True
+
+
+@pytest.mark.parametrize(
+    ("id", "error", "message"),
+    [
+        ("CartPol-v1", KeyError, "did you mean 'CartPole-v1'"),
+        ("BabyAI-GoToLocl-v0", KeyError, "BabyAI-GoToLocal-v0"),
+        ("CartPole-v1?sutton_barto=true", TypeError, "did you mean 'sutton_barto_reward'"),
+    ],
+)
+def test_wrong_names_get_the_nearest(id, error, message):
+    with pytest.raises(error, match=message):
+        envs_jax.make(id)
+
+
+def test_an_id_is_taken_once():
+    envs_jax.register("CartPole-v1", "envs_jax.control.cartpole:CartPole")  # the same again is harmless
+    with pytest.raises(ValueError, match="registered already"):
+        envs_jax.register("CartPole-v1", "elsewhere:CartPole")
+
+
+def test_ids_by_prefix():
+    assert envs_jax.ids("CartPole") == ["CartPole-v1"]
+    assert len(envs_jax.ids()) == len(set(envs_jax.ids()))
+
+
+# --- spaces -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Discrete(3),
+        spaces.Box(-1.0, 2.0, (2, 3)),
+        spaces.Box(0, 255, (4,), np.uint8),
+        spaces.Box(np.array([-np.inf, 0], np.float32), np.array([np.inf, 1], np.float32), (2,)),
+        spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Box(0, 1, (1,))}),
+    ],
+)
+def test_samples_are_members_and_so_are_stacks(space):
+    for i in range(20):
+        assert space.contains(space.sample(jax.random.key(i)))
+    stacked = spaces.stack(space, 3)
+    member = stacked.sample(jax.random.key(0))
+    assert stacked.contains(member)
+    assert space.contains(jax.tree.map(lambda x: x[1], member))
+
+
+def test_membership_is_strict():
+    assert not spaces.Discrete(3).contains(3)
+    assert not spaces.Discrete(3).contains(np.float32(1))
+    box = spaces.Box(0.0, 1.0, (2,))
+    assert not box.contains(np.array([0, 1.5], np.float32))
+    assert not box.contains(np.array([0, 1], np.float64))
+    assert not box.contains(np.zeros(3, np.float32))
+    assert not spaces.Dict({"a": box}).contains({"b": np.zeros(2, np.float32)})
+    integers = np.asarray([spaces.Box(0, 3, (), np.uint8).sample(jax.random.key(i)) for i in range(100)])
+    assert set(integers.tolist()) == {0, 1, 2, 3}  # both bounds are reached
+
+
+# --- reset policies ---------------------------------------------------------------------------------------------------
+
+
+class Counter(Environment):
+    """The observation is (a number drawn at the reset, steps since); row `i` ends after `1 + i` steps if told so."""
+
+    @property
+    def default_params(self):
+        return {"length": jnp.int32(3)}
+
+    def reset(self, key, params):
+        state = jnp.stack([jax.random.uniform(key), 0.0])
+        return state, state
+
+    def step(self, key, state, action, params):
+        state = state.at[1].add(1)
+        over = state[1] >= params["length"]
+        return state, state, state[1], jnp.bool(False), over, {}
+
+    def observation_space(self, params):
+        return spaces.Box(0.0, 100.0, (2,))
+
+    def action_space(self, params):
+        return spaces.Discrete(1)
+
+
+def played(policy, steps=4, **options):
+    """Observations `[steps + 1, N, 2]` and the five other values `[steps, ...]`."""
+    env = VectorEnv(Counter(), 4, policy=policy, **options)
+    params = env.default_params
+    obs, state = env.reset(jax.random.key(0), params)
+    seen, rest, step = [obs], [], jax.jit(env.step)
+    for t in range(steps):
+        obs, state, *others = step(jax.random.key(t + 1), state, jnp.zeros(4, jnp.int32), params)
+        seen.append(obs)
+        rest.append(others)
+    return np.stack(seen), jax.tree.map(lambda *x: np.stack(x), *rest), state
+
+
+@pytest.mark.parametrize(
+    "options", [{"policy": "pool", "pool_size": 8}, {"policy": "always"}, {"policy": "optimistic", "reset_ratio": 2}]
+)
+def test_resets_within_the_step(options):
+    obs, (reward, _, truncated, info), _ = played(**options)
+    np.testing.assert_array_equal(obs[:, 0, 1], [0, 1, 2, 0, 1])
+    np.testing.assert_array_equal(info["final_observation"][:, 0, 1], [1, 2, 3, 1])
+    np.testing.assert_array_equal(truncated[:, 0], [False, False, True, False])
+    np.testing.assert_array_equal(reward[:, 0], [1, 2, 3, 1])
+    assert np.all(obs[3, :, 0] != obs[0, :, 0])  # a fresh episode in each row
+
+
+def test_pool_gives_prepared_episodes_and_refresh_renews_them():
+    env = VectorEnv(Counter(), 64, policy="pool", pool_size=3)
+    params = {"length": jnp.int32(1)}
+    _, state = env.reset(jax.random.key(0), params)
+    obs = env.step(jax.random.key(1), state, jnp.zeros(64, jnp.int32), params)[0]
+    assert set(np.asarray(obs[:, 0]).tolist()) == set(np.asarray(state.pool[0][:, 0]).tolist())
+    fresh = env.refresh(jax.random.key(2), state, params)
+    assert not set(np.asarray(fresh.pool[0][:, 0]).tolist()) & set(np.asarray(state.pool[0][:, 0]).tolist())
+    np.testing.assert_array_equal(fresh.env, state.env)
+
+
+def test_every_prepared_episode_is_chosen_equally_often():
+    keys = jax.random.split(jax.random.key(0), 500)
+    choices = np.asarray(jax.vmap(lambda k: hashed(k, 40) % 10)(keys)).astype(int)  # 20,000 of 10
+    assert np.all(np.abs(np.bincount(choices.ravel()) - 2000) < 220)  # 5 standard deviations
+    between = (choices[:, 1:] - choices[:, :-1]) % 10  # neighbours are independent of each other
+    assert np.all(np.abs(np.bincount(between.ravel()) - 1950) < 220)
+
+
+def test_optimistic_rows_share_only_when_they_must():
+    env = VectorEnv(Counter(), 4, policy="optimistic", reset_ratio=2)
+    params = {"length": jnp.int32(2)}
+    _, state = env.reset(jax.random.key(0), params)
+    apart = state.replace(env=state.env.at[:, 1].set(jnp.array([1.0, 0.0, 1.0, 0.0])))  # rows 0 and 2 end now
+    obs = env.step(jax.random.key(1), apart, jnp.zeros(4, jnp.int32), params)[0]
+    assert obs[0, 0] != obs[2, 0]
+    together = state.replace(env=state.env.at[:, 1].set(1.0))
+    obs = env.step(jax.random.key(1), together, jnp.zeros(4, jnp.int32), params)[0]
+    assert len(set(np.asarray(obs[:, 0]).tolist())) == 2
+
+
+def test_next_step_pays_nothing_for_the_reset():
+    """Gymnasium's own vector semantics."""
+    obs, (reward, _, truncated, info), _ = played("next_step", steps=5)
+    np.testing.assert_array_equal(obs[:, 0, 1], [0, 1, 2, 3, 0, 1])
+    np.testing.assert_array_equal(reward[:, 0], [1, 2, 3, 0, 1])
+    np.testing.assert_array_equal(truncated[:, 0], [False, False, True, False, False])
+    np.testing.assert_array_equal(info["final_observation"], obs[1:])
+
+
+def test_none_resets_nothing():
+    obs, (_, _, truncated, _), _ = played("none")
+    np.testing.assert_array_equal(obs[:, 0, 1], [0, 1, 2, 3, 4])
+    np.testing.assert_array_equal(truncated[:, 0], [False, False, True, True])
+
+
+def test_a_row_does_not_depend_on_the_number_of_rows():
+    few, many = (VectorEnv(Match(), n, policy="pool", pool_size=4) for n in (2, 16))
+    for env in (few, many):
+        env.obs, state = env.reset(jax.random.key(0), env.default_params)
+        length = DebugParams(length=1)  # every step ends an episode, so the choice from the pool is seen too
+        env.next = env.step(jax.random.key(1), state, jnp.zeros(env.num_envs, jnp.int32), length)
+    np.testing.assert_array_equal(few.obs, many.obs[:2])
+    np.testing.assert_array_equal(few.next[0], many.next[0][:2])
+    np.testing.assert_array_equal(few.next[5]["final_observation"], many.next[5]["final_observation"][:2])
+
+
+def test_parameters_per_row():
+    env = VectorEnv(Counter(), 3, policy="always", batched_params=True)
+    params = {"length": jnp.array([1, 2, 3])}
+    _, state = env.reset(jax.random.key(0), params)
+    truncated = env.step(jax.random.key(1), state, jnp.zeros(3, jnp.int32), params)[4]
+    assert truncated.tolist() == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"policy": "sometimes"}, "unknown reset policy 'sometimes'"),
+        ({"num_envs": 0}, "num_envs is 0"),
+        ({"pool_size": 0}, "pool_size is 0"),
+        ({"policy": "optimistic", "reset_ratio": 3}, "4 is not a multiple of reset_ratio 3"),
+        ({"batched_params": True}, "batched_params"),
+    ],
+)
+def test_bad_batches(options, message):
+    with pytest.raises(ValueError, match=message):
+        VectorEnv(Counter(), **{"num_envs": 4, **options})
+
+
+def test_select_picks_whole_rows():
+    mask = jnp.array([True, False])
+    picked = select(
+        mask,
+        {"a": jnp.ones((2, 3)), "k": jax.random.split(jax.random.key(0))},
+        {"a": jnp.zeros((2, 3)), "k": jax.random.split(jax.random.key(1))},
+    )
+    np.testing.assert_array_equal(picked["a"], [[1, 1, 1], [0, 0, 0]])
+    assert jnp.array_equal(
+        jax.random.key_data(picked["k"][1]), jax.random.key_data(jax.random.split(jax.random.key(1))[1])
+    )
+
+
+# --- wrappers ---------------------------------------------------------------------------------------------------------
+
+
+def test_statistics_are_of_the_worlds_own_reward():
+    env = VectorEnv(ScaleReward(EpisodeStatistics(Counter()), 10.0), 2, policy="pool", pool_size=2)
+    params = env.default_params
+    _, state = env.reset(jax.random.key(0), params)
+    returns, lengths, rewards = [], [], []
+    for t in range(4):
+        _, state, reward, _, _, info = env.step(jax.random.key(t), state, jnp.zeros(2, jnp.int32), params)
+        returns.append(float(info["episode_return"][0]))
+        lengths.append(int(info["episode_length"][0]))
+        rewards.append(float(reward[0]))
+    assert returns == [1, 3, 6, 1] and lengths == [1, 2, 3, 1] and rewards == [10, 20, 30, 10]
+
+
+def test_wrappers_pass_the_rest_on():
+    env = ScaleReward(EpisodeStatistics(envs_jax.make("CartPole-v1")[0]), 2.0)
+    assert env.id == "CartPole-v1" and env.action_names == ("push left", "push right")
+    assert type(env.unwrapped).__name__ == "CartPole"
+    _, state = env.reset(jax.random.key(0), env.default_params)
+    assert env.render(state).shape == (200, 480, 3)
+
+
+# --- the debug worlds -------------------------------------------------------------------------------------------------
+
+
+def act(env, state, action, params=None):
+    return env.step(jax.random.key(0), state, jnp.asarray(action), env.default_params if params is None else params)
+
+
+def test_match_and_aim():
+    state = DebugState(jnp.int32(2), jnp.int32(19))
+    _, _, reward, terminated, truncated, _ = act(Match(), state, 2)
+    assert (float(reward), bool(terminated), bool(truncated)) == (1, False, True)
+    assert float(act(Match(), state, 1)[2]) == 0
+    state = DebugState(jnp.array([0.5]), jnp.int32(0))
+    result = act(Aim(), state, [-0.25])
+    assert float(result[2]) == 0.25 and not result[4]
+
+
+def test_recall():
+    env = Recall()
+    state = DebugState(jnp.int32(1), jnp.int32(0))
+    obs, state, reward, terminated, _, _ = act(env, state, 1)
+    np.testing.assert_array_equal(obs, [0, 0, 0])
+    assert float(reward) == 0 and not terminated
+    last = state.replace(time=jnp.int32(5))
+    _, _, reward, terminated, _, info = act(env, last, 1)
+    assert float(reward) == 1 and terminated and info["success"]
+    assert float(act(env, last, 0)[2]) == -1
+    first = [env.reset(jax.random.key(i), env.default_params)[0].tolist() for i in range(20)]
+    assert [1, 0, 0] in first and [0, 1, 0] in first
+
+
+def test_catch():
+    env = Catch()
+    state = CatchState(jnp.int32(3), jnp.int32(2), jnp.int32(4))
+    obs, _, reward, terminated, _, info = act(env, state, 2)
+    assert float(reward) == 1 and terminated and info["success"] and int(obs.sum()) == 1
+    obs, _, reward, *_ = act(env, state, 0)
+    assert float(reward) == -1 and obs[5, 3, 0] == 1 and obs[5, 1, 0] == 1

@@ -1,0 +1,236 @@
+"""GLAM's policy, prior and evaluation, on sizes that compile in seconds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import envs_jax
+from envs_jax.babyai.expert import expert_action
+from envs_jax.wrappers import EpisodeStatistics
+from llmrl_jax.lm import Scores
+from llmrl_jax.rl.distributions import Categorical
+from llmrl_jax.systems.glam.build import build, make_world
+from llmrl_jax.systems.glam.clone import CloneConfig, innermost, make_clone, save_prior
+from llmrl_jax.systems.glam.config import EmbeddedConfig
+from llmrl_jax.systems.glam.evaluate import make_evaluator
+from llmrl_jax.systems.glam.policy import action_logits
+from llmrl_jax.systems.glam.presets import DEMO, GLAM, PRESETS, preset
+
+
+TINY = replace(
+    DEMO,
+    env="BabyAI-Text/GoToObjS4-v0",
+    embedded=EmbeddedConfig(hidden_size=16, layers=1, heads=2, intermediate_size=16),
+    value_width=8,
+    ppo=replace(DEMO.ppo, num_envs=4, num_steps=4, minibatches=2, microbatches=1, epochs=1, pool_size=8),
+)
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return build(TINY)
+
+
+@pytest.fixture(scope="module")
+def batch(tiny):
+    env = envs_jax.VectorEnv(tiny.env, 6, policy="none")
+    return jax.jit(env.reset)(jax.random.key(3), tiny.env_params)[0]
+
+
+def scores(total, mean, raw):
+    total = jnp.asarray([total], jnp.float32)
+    zeros = jnp.zeros((1, total.shape[1], 2), jnp.float32)
+    return Scores(
+        sum=total,
+        mean=jnp.asarray([mean], jnp.float32),
+        log_probs=zeros,
+        raw_sum=jnp.asarray([raw], jnp.float32),
+        hidden=jnp.zeros((1, 3), jnp.float32),
+    )
+
+
+def test_each_definition_of_the_action_probabilities():
+    found = scores([np.log(0.5), np.log(0.25)], [-1.0, -2.0], [3.0, 7.0])
+    assert np.allclose(action_logits(found, "sum"), [[np.log(0.5), np.log(0.25)]])
+    assert np.allclose(action_logits(found, "mean"), [[-1.0, -2.0]])
+    assert np.allclose(action_logits(found, "raw_logits"), [[3.0, 7.0]])
+    assert np.allclose(action_logits(found, "max_normalised"), [[1.0, 0.5]])
+
+
+@pytest.mark.parametrize("actions, cap", [(3, 0.576), (6, 0.352), (9, 0.254)])
+def test_the_first_released_code_capped_every_probability(actions, cap):
+    """Glam reference, section 3.1: e / (e + A - 1)."""
+    certain = scores([0.0] + [-80.0] * (actions - 1), [0.0] * actions, [0.0] * actions)
+    probs = Categorical(action_logits(certain, "max_normalised")).probs
+    assert float(probs[0, 0]) == pytest.approx(cap, abs=6e-4)
+
+
+def test_the_first_released_code_was_uniform_where_all_probabilities_vanish():
+    nothing = scores([-200.0, -150.0], [0.0, 0.0], [0.0, 0.0])
+    assert np.allclose(action_logits(nothing, "max_normalised"), 0.0)
+
+
+def test_adapters_are_trained_over_a_base_that_is_not(tiny, batch):
+    params, frozen = tiny.policy.init(jax.random.key(0), batch)
+    assert set(params) == {"lora", "value"} and set(frozen) == {"params"}
+
+    def total(params):
+        distribution, value, _ = tiny.policy.step(params, frozen, batch, (), jnp.zeros(6, bool))
+        return jnp.sum(distribution.log_probs[:, 0]) + jnp.sum(value)
+
+    grads = jax.jit(jax.grad(total))(params)
+    norms = jax.tree.map(lambda g: float(jnp.abs(g).max()), grads["lora"]["layers"])
+    assert norms["self_attn"]["q_proj"]["b"] > 0 and norms["mlp"]["down_proj"]["b"] > 0
+
+
+def test_step_and_unroll_agree_in_every_bit_that_matters(tiny, batch):
+    params, frozen = tiny.policy.init(jax.random.key(0), batch)
+    first = jnp.zeros(6, bool)
+    step, value, _ = jax.jit(tiny.policy.step)(params, frozen, batch, (), first)
+    two = jax.tree.map(lambda x: jnp.stack([x, x]), batch)
+    unrolled, values = jax.jit(tiny.policy.unroll)(params, frozen, two, (), jnp.zeros((2, 6), bool))
+    assert np.allclose(step.log_probs, unrolled.log_probs[1], atol=1e-6)
+    assert np.allclose(value, values[0], atol=1e-6)
+
+
+def test_full_tuning_trains_every_weight(batch):
+    glam = build(replace(TINY, tune="full"))
+    params, frozen = glam.policy.init(jax.random.key(0), batch)
+    assert set(params) == {"params", "value"} and frozen == {}
+
+
+def test_the_value_gradient_can_be_kept_out_of_the_model(tiny, batch):
+    params, frozen = tiny.policy.init(jax.random.key(0), batch)
+    params["lora"] = jax.tree.map(lambda x: x + 0.01, params["lora"])
+
+    def value(lora, policy):
+        return jnp.sum(policy.step({**params, "lora": lora}, frozen, batch, (), jnp.zeros(6, bool))[1])
+
+    def reach(policy):
+        return max(float(jnp.abs(g).max()) for g in jax.tree.leaves(jax.grad(value)(params["lora"], policy)))
+
+    assert reach(tiny.policy) > 0
+    assert reach(replace(tiny.policy, stop_value_gradient=True)) == 0
+
+
+class Expert:
+    """The shortest-path expert as a policy that sees the state: for testing the evaluator."""
+
+    recurrent = False
+
+    def __init__(self, env):
+        self.env = env
+
+    def initial_carry(self, batch_size):
+        return ()
+
+    def step(self, params, frozen, obs, carry, first):
+        return Categorical(jax.nn.one_hot(obs["action"], 7) * 100.0), jnp.zeros(first.shape, jnp.float32), carry
+
+
+class Told(envs_jax.Wrapper):
+    """The observation is what the expert would do."""
+
+    def reset(self, key, params):
+        _, state = self.env.reset(key, params)
+        return {"action": expert_action(innermost(state), self.env)}, state
+
+    def step(self, key, state, action, params):
+        _, state, *rest = self.env.step(key, state, action, params)
+        return {"action": expert_action(innermost(state), self.env)}, state, *rest
+
+
+def test_evaluation_plays_whole_episodes_from_fresh_resets():
+    env, params = envs_jax.make("BabyAI-GoToLocalS6N2-v0")
+    env = Told(EpisodeStatistics(env))
+    found = make_evaluator(env, params, Expert(env), episodes=20, greedy=True, batch_size=8)((), (), jax.random.key(0))
+    assert found.success.shape == (20,) and found.success.all()
+    # the reward of a success tells its length: 1 - 0.9 t / 36
+    assert np.allclose(found.episode_return, 1 - 0.9 * found.episode_length / 36, atol=1e-6)
+    assert len(set(found.episode_length.tolist())) > 3
+
+
+def test_evaluation_needs_an_episode(tiny):
+    with pytest.raises(ValueError, match="episodes is 0"):
+        make_evaluator(tiny.env, tiny.env_params, tiny.policy, episodes=0, greedy=True)
+
+
+def test_cloning_lowers_the_loss_and_is_saved_as_a_model_folder(tmp_path):
+    glam = build(replace(TINY, tune="full"))
+    learner = make_clone(
+        CloneConfig(updates=30, batch_size=32, noise=0.2, learning_rate=3e-2), glam.env, glam.env_params, glam.policy
+    )
+    state = learner.init(jax.random.key(0))
+    state, metrics = jax.jit(lambda s: jax.lax.scan(lambda s, _: learner.update(s), s, None, length=30))(state)
+    loss = metrics["clone_loss"]
+    assert float(loss[-5:].mean()) < 0.6 * float(loss[0])
+
+    folder = save_prior(tmp_path / "prior", glam, state.params["params"])
+    loaded = build(replace(TINY, model=str(folder)))
+    env = envs_jax.VectorEnv(glam.env, 5, policy="none")
+    obs, _ = env.reset(jax.random.key(1), glam.env_params)
+    params, frozen = loaded.policy.init(jax.random.key(9), obs)
+    fresh = loaded.policy.scores(params, frozen, obs).sum  # adapters start at zero, so this is the base
+    assert np.allclose(fresh, glam.policy.scores(state.params, state.frozen, obs).sum, atol=1e-5)
+
+
+def test_the_published_values():
+    """Glam reference, sections 1.2 and 3.3."""
+    ppo = GLAM.ppo
+    assert (ppo.num_envs * ppo.num_steps, ppo.epochs, ppo.minibatches) == (1280, 4, 20)
+    assert (ppo.learning_rate, ppo.adam_eps, ppo.gamma, ppo.gae_lambda) == (1e-6, 1e-5, 0.99, 0.99)
+    assert (ppo.clip_eps, ppo.entropy_coef, ppo.value_loss_coef, ppo.max_grad_norm) == (0.2, 0.01, 0.5, 0.5)
+    assert (GLAM.reward_scale, GLAM.history, GLAM.num_actions, GLAM.value_width) == (20.0, 3, 6, 1024)
+    assert not ppo.normalize_advantages and ppo.bootstrap_truncation
+    code = PRESETS["glam-code"]
+    assert code.scoring == "raw_logits" and code.tune == "full" and code.ppo.value_broadcast == "glam"
+    assert not code.ppo.bootstrap_truncation and code.candidate_space == "separate"
+
+
+def test_where_the_space_before_an_action_goes():
+    healed, separate = (build(replace(TINY, candidate_space=way)).compiled for way in ("healed", "separate"))
+    assert healed.heal and not separate.heal
+
+
+def test_wrong_names_suggest_the_nearest():
+    with pytest.raises(KeyError, match="did you mean 'glam-code'"):
+        preset("glam-coed")
+    with pytest.raises(KeyError, match="MixedTrainLocal-v0"):
+        build(replace(TINY, env="BabyAI-Text/MixedTranLocal-v0"))
+
+
+def test_sizes_that_do_not_fit_are_refused_before_anything_is_built():
+    with pytest.raises(ValueError, match="num_actions is 9, but .* has 7"):
+        build(replace(TINY, num_actions=9))
+    with pytest.raises(ValueError, match="hidden_size 16 is not a multiple of heads 3"):
+        build(replace(TINY, embedded=replace(TINY.embedded, heads=3)))
+    with pytest.raises(ValueError, match="there is room for 10"):
+        build(replace(TINY, max_prompt=10))
+    with pytest.raises(TypeError, match="BabyAI-Text/"):
+        build(replace(TINY, env="BabyAI-GoToObjS4-v0"))
+
+
+def test_a_prompt_longer_than_the_models_positions_is_refused(tmp_path, tiny):
+    import json
+
+    glam = build(replace(TINY, tune="full"))
+    params, _ = glam.policy.init(
+        jax.random.key(0),
+        jax.vmap(lambda k: glam.env.reset(k, glam.env_params)[0])(jax.random.split(jax.random.key(0), 2)),
+    )
+    folder = save_prior(tmp_path / "short", glam, params["params"])
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 20}))
+    with pytest.raises(ValueError, match="longest prompt takes .* room for 18"):
+        build(replace(TINY, model=str(folder)))
+
+
+def test_only_the_first_actions_are_offered():
+    env, params = make_world(replace(TINY, num_actions=3))
+    assert env.action_names == ("turn left", "turn right", "go forward")
+    assert env.action_space(params).n == 3

@@ -1,0 +1,106 @@
+"""Reading configurations: what is understood, and what is refused by name."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from llmrl_jax.lm import LlamaConfig, LoRAConfig, RopeConfig
+from llmrl_jax.lm.rope import inverse_frequencies
+
+
+BASE = {
+    "model_type": "llama",
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+def test_defaults_follow_from_the_sizes():
+    config = LlamaConfig.from_hf({**BASE, "num_key_value_heads": None, "rope_theta": 500000.0})
+    assert (config.kv_heads, config.size, config.groups, config.rope.theta) == (4, 16, 1, 500000.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "qwen2"}, "model_type 'qwen2'"),
+        ({"attention_bias": True}, "attention_bias is True"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"vocab_size": None}, "vocab_size is missing"),
+        ({"num_key_value_heads": 3}, "4 is not a multiple of num_key_value_heads 3"),
+        ({"num_attention_heads": 5, "num_key_value_heads": 5}, "64 is not a multiple of num_attention_heads 5"),
+        ({"head_dim": 7}, "head_dim is 7"),
+        ({"dtype": "int8"}, "'int8' is not supported"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "'longrope' is not supported"),
+        ({"rope_scaling": {"type": "liner", "factor": 2.0}}, "did you mean 'linear'"),
+        ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}, "needs 'factor'"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "factr": 1}}, "no field 'factr'"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "differ between kinds of layers"),
+    ],
+)
+def test_what_is_not_implemented_is_named(change, message):
+    with pytest.raises(ValueError, match=message):
+        LlamaConfig.from_hf({**BASE, **change})
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        RopeConfig(),
+        RopeConfig(theta=5e5, type="linear", factor=2.0),
+        RopeConfig(type="dynamic", factor=2.0),
+        RopeConfig(type="llama3", factor=8.0, original_max_position_embeddings=1024),
+        RopeConfig(type="yarn", factor=4.0, original_max_position_embeddings=512, beta_fast=16.0, truncate=False),
+    ],
+    ids=lambda rope: rope.type,
+)
+def test_hugging_face_and_back(rope):
+    config = LlamaConfig(100, 64, 96, 2, 4, 2, 24, rope=rope, dtype="bfloat16", eos_token_id=2)
+    assert LlamaConfig.from_hf(config.to_hf()) == config
+
+
+def test_frequencies_by_hand():
+    config = LlamaConfig(100, 16, 16, 1, 4, rope=RopeConfig(theta=100.0, type="linear", factor=4.0))
+    np.testing.assert_allclose(inverse_frequencies(config)[0], [1 / 4, 0.1 / 4], rtol=1e-6)
+    # Wavelengths 2 pi and 20 pi: the first is short for a context of 128 / 4, the second long for 50.
+    llama3 = RopeConfig(
+        theta=100.0, type="llama3", factor=8.0, low_freq_factor=2.56, original_max_position_embeddings=128
+    )
+    np.testing.assert_allclose(
+        inverse_frequencies(LlamaConfig(100, 16, 16, 1, 4, rope=llama3))[0], [1.0, 0.1 / 8], rtol=1e-6
+    )
+    yarn = RopeConfig(theta=100.0, type="yarn", factor=4.0, original_max_position_embeddings=128)
+    assert inverse_frequencies(LlamaConfig(100, 16, 16, 1, 4, rope=yarn))[1] == pytest.approx(0.1 * math.log(4.0) + 1)
+
+
+def test_flops_by_hand():
+    config = LlamaConfig(10, 8, 16, 3, 2, 1)
+    # q and o: 8x8 each, k and v: 8x4 each, the MLP 3 times 8x16, three layers; the head 8x10.
+    matrices = 3 * (2 * 64 + 2 * 32 + 3 * 128)
+    assert config.matmul_params == matrices + 80
+    assert config.flops_per_token(5) == 2 * (matrices + 80) + 2 * 3 * 5 * 2 * 4
+    assert config.flops_per_token(5, logits=False) == 2 * matrices + 2 * 3 * 5 * 2 * 4
+
+
+def test_presets_and_their_neighbours():
+    assert LlamaConfig.preset("tiny", 50, num_hidden_layers=1).hidden_size == 64
+    with pytest.raises(KeyError, match="did you mean 'tiny'"):
+        LlamaConfig.preset("tinny", 50)
+
+
+def test_lora_is_checked():
+    assert LoRAConfig(rank=4, alpha=8.0).scale == 2.0
+    assert LoRAConfig(rank=4, alpha=8.0, rslora=True).scale == 4.0
+    with pytest.raises(ValueError, match="did you mean 'q_proj'"):
+        LoRAConfig(targets=("q_prj",))
+    with pytest.raises(ValueError, match="rank is 0"):
+        LoRAConfig(rank=0)

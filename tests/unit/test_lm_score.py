@@ -1,0 +1,117 @@
+"""Scoring candidates: against whole passes, and independent of everything that must not matter."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from llmrl_jax.lm import Candidates, Llama, LlamaConfig, LoRAConfig, score, score_naive
+from tests.lm_random import random_variables
+
+
+CONFIG = LlamaConfig(30, 16, 24, 2, 4, 2, max_position_embeddings=32)
+MODEL = Llama(CONFIG, lora=LoRAConfig(rank=2))
+CANDIDATES = Candidates([[3, 4], [3, 5], [6], [3, 4, 7, 8], [9, 0], [3]])
+TOKENS = np.random.default_rng(1).integers(0, 30, (4, 9)).astype(np.int32)
+LENGTHS = np.array([9, 1, 5, 7], np.int32)
+PREFIX = (11, 12, 3)
+
+
+@pytest.fixture(scope="module")
+def variables():
+    return random_variables(MODEL)
+
+
+@pytest.fixture(scope="module")
+def scores(variables):
+    return jax.jit(lambda v, t, n: score(MODEL, v, t, n, CANDIDATES))(variables, TOKENS, LENGTHS)
+
+
+def test_the_tree_merges_prefixes_and_reads_no_last_token():
+    trie = Candidates([[3, 4], [3, 5], [6], [3, 4, 7]]).trie
+    assert trie.tokens == (3, 4) and trie.depths == (0, 1)
+    np.testing.assert_array_equal(trie.ancestors, [[True, False], [True, True]])
+    np.testing.assert_array_equal(trie.source, [[0, 1, 0], [0, 1, 0], [0, 0, 0], [0, 1, 2]])
+
+
+def test_empty_candidates_are_refused():
+    with pytest.raises(ValueError, match="candidate 1 is empty"):
+        Candidates([[1], []])
+    with pytest.raises(ValueError, match="no candidates"):
+        Candidates([])
+
+
+def test_one_row_by_the_definition(variables, scores):
+    """log p of [3, 4, 7, 8] after row 2, from plain logits."""
+    sequence = np.concatenate([TOKENS[2, :5], [3, 4, 7, 8]])[None]
+    out = jax.jit(MODEL.apply)(variables, sequence)
+    log_probs = np.asarray(jax.nn.log_softmax(out.logits))[0]
+    want = [log_probs[4 + w, token] for w, token in enumerate([3, 4, 7, 8])]
+    np.testing.assert_allclose(scores.log_probs[2, 3], want, atol=2e-5)
+    np.testing.assert_allclose(scores.sum[2, 3], sum(want), atol=5e-5)
+    np.testing.assert_allclose(scores.mean[2, 3], sum(want) / 4, atol=2e-5)
+    raw = [out.logits[0, 4 + w, token] for w, token in enumerate([3, 4, 7, 8])]
+    np.testing.assert_allclose(scores.raw_sum[2, 3], sum(raw), atol=5e-5)
+    np.testing.assert_allclose(scores.hidden[2], out.hidden[0, 4], atol=2e-5)
+    np.testing.assert_array_equal(scores.log_probs[:, 2, 1:], 0)
+
+
+@functools.cache
+def whole_passes(prefix):
+    return outcome(score_naive, MODEL, prefix)
+
+
+def outcome(function, model, prefix):
+    def loss(v):
+        s = function(model, v, TOKENS, LENGTHS, CANDIDATES, prefix)
+        return (s.sum * jnp.arange(1.0, 7.0)).mean() + s.hidden.sum(), s
+
+    return jax.jit(jax.grad(loss, has_aux=True))(random_variables(MODEL))
+
+
+@pytest.mark.parametrize("prefix", [(), PREFIX], ids=["bare", "prefix"])
+@pytest.mark.parametrize("unroll", [None, 1], ids=["written", "scanned"])
+def test_scores_and_gradients_are_those_of_whole_passes(prefix, unroll):
+    grad, got = outcome(score, Llama(CONFIG, lora=MODEL.lora, unroll=unroll), prefix)
+    naive_grad, want = whole_passes(prefix)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=5e-5), got, want)
+    scale = max(float(np.abs(g).max()) for g in jax.tree.leaves(naive_grad))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * scale), grad, naive_grad)
+
+
+def test_scores_do_not_depend_on_batch_padding_or_order(variables, scores):
+    run = jax.jit(score, static_argnums=(0, 4))
+    alone = run(MODEL, variables, TOKENS[2:3, :5], LENGTHS[2:3], CANDIDATES)
+    np.testing.assert_allclose(alone.sum[0], scores.sum[2], atol=2e-5)
+    filled = np.where(np.arange(14) < LENGTHS[:, None], np.pad(TOKENS, ((0, 0), (0, 5))), 29)
+    np.testing.assert_allclose(run(MODEL, variables, filled, LENGTHS, CANDIDATES).sum, scores.sum, atol=2e-5)
+    order = [4, 2, 0, 5, 3, 1]
+    shuffled = Candidates([CANDIDATES.sequences[i] for i in order])
+    got = run(MODEL, variables, TOKENS, LENGTHS, shuffled).sum
+    np.testing.assert_allclose(got, scores.sum[:, np.array(order)], atol=2e-5)
+
+
+def test_token_zero_is_a_token(scores):
+    """[9, 0] must count the probability of its 0; a pad told by its id would not."""
+    assert (scores.log_probs[:, 4, 1] < 0).all()
+
+
+def test_rows_at_a_time(variables, scores):
+    grouped = jax.jit(lambda v: score(MODEL, v, TOKENS, LENGTHS, CANDIDATES, rows=2))(variables)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), grouped, scores)
+    text = str(jax.make_jaxpr(lambda v: score(MODEL, v, TOKENS, LENGTHS, CANDIDATES, rows=2))(variables))
+    assert "scan" in text
+    with pytest.raises(ValueError, match="3, which does not divide a batch of 4"):
+        score(MODEL, variables, TOKENS, LENGTHS, CANDIDATES, rows=3)
+
+
+def test_a_prompt_that_does_not_fit_is_refused(variables):
+    long = np.zeros((1, 28), np.int32)
+    with pytest.raises(ValueError, match="need 35 positions; the model has 32"):
+        score(MODEL, variables, long, np.array([28]), CANDIDATES, PREFIX)
+    with pytest.raises(ValueError, match="the token 30"):
+        score(MODEL, variables, TOKENS, LENGTHS, Candidates([[30]]))

@@ -1,0 +1,87 @@
+"""Meshes and partition rules: their arithmetic, and what they refuse."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AxisType, PartitionSpec
+
+from llmrl_jax.parallel import MeshSpec, batch_sharding, constrain, initialize, make_mesh, replicated, shardings
+
+
+def test_specifications_are_read():
+    assert MeshSpec.parse("data=4, fsdp=2") == MeshSpec(4, 2, 1)
+    assert MeshSpec.parse("") == MeshSpec(1, 1, 1)
+    mesh = make_mesh("data=2,tensor=4")
+    assert dict(mesh.shape) == {"data": 2, "fsdp": 1, "tensor": 4}
+    assert mesh.axis_types == (AxisType.Auto,) * 3
+    assert make_mesh("fsdp=2").devices.size == 2
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("data=4,fsdp=3", "data=4 x fsdp=3 needs 12 devices, 8 are present"),
+        ("data=3", "data=3 needs 3 devices, which does not divide the 8 present"),
+        ("fdsp=2", "no mesh axis 'fdsp'; did you mean 'fsdp'"),
+        ("data", "not NAME=NUMBER"),
+        ("data=x", "not NAME=NUMBER"),
+        ("data=2,data=4", "data is given twice"),
+        ("data=0", "data is 0; at least 1"),
+    ],
+)
+def test_bad_specifications_show_the_arithmetic(spec, message):
+    with pytest.raises(ValueError, match=message):
+        make_mesh(spec)
+
+
+def leaf(*shape):
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def test_leaves_are_sharded_by_name():
+    mesh = make_mesh("data=2,fsdp=2,tensor=2")
+    tree = {"a": {"kernel": leaf(3, 8, 4)}, "b": [leaf(6, 4)]}
+    axes = {"a": {"kernel": ("layers", "embed", "heads")}, "b": [("batch", None)], "more": ("embed",)}
+    with pytest.raises(ValueError, match=r"b/0, dimension 0 \(batch\) has size 6, which data=2 x fsdp=2 = 4"):
+        shardings(tree, axes, mesh)
+    tree["b"] = [leaf(8, 4)]
+    got = shardings(tree, axes, mesh)
+    assert got["a"]["kernel"].spec == PartitionSpec(None, "fsdp", "tensor")
+    assert got["b"][0].spec == PartitionSpec(("data", "fsdp"), None)
+
+
+def test_unmatched_leaves_are_refused():
+    mesh = make_mesh("fsdp=2")
+    with pytest.raises(ValueError, match="a/bias has no logical axes"):
+        shardings({"a": {"bias": leaf(4)}}, {"a": {"kernel": ("embed",)}}, mesh)
+    with pytest.raises(ValueError, match="a, dimension 0: no rule for the logical axis 'embd'; did you mean 'embed'"):
+        shardings({"a": leaf(4)}, {"a": ("embd",)}, mesh)
+    with pytest.raises(ValueError, match=r"a has shape \(4, 4\), its logical axes are"):
+        shardings({"a": leaf(4, 4)}, {"a": ("embed",)}, mesh)
+
+
+def test_batches_are_split_over_data_and_fsdp():
+    mesh = make_mesh("data=2,fsdp=2,tensor=2")
+    x = jax.device_put(jnp.arange(24.0).reshape(3, 8), batch_sharding(mesh, axis=1, size=8))
+    assert x.addressable_shards[0].data.shape == (3, 2)
+    with pytest.raises(ValueError, match=r"a batch of 6 is not divided by data=2 x fsdp=2 = 4: 6 / 4 = 1\.50"):
+        batch_sharding(mesh, size=6)
+    assert jax.device_put(jnp.ones(3), replicated(mesh)).addressable_shards[0].data.shape == (3,)
+
+
+def test_constraints_act_under_a_mesh_only():
+    x = jnp.ones((8, 3))
+    assert constrain(x, "batch", None) is x
+    with jax.set_mesh(make_mesh("data=4")):
+        spread = jax.jit(lambda a: constrain(a * 2, "batch", None))(x)
+        assert spread.addressable_shards[0].data.shape == (2, 3)
+        odd = jax.jit(lambda a: constrain(a * 2, "batch", None))(jnp.ones((3, 3)))
+        assert odd.shape == (3, 3)
+
+
+def test_starting_hosts_needs_all_or_nothing():
+    with pytest.raises(ValueError, match="num_processes, process_id missing"):
+        initialize("localhost:1234")
+    assert initialize().startswith("process 0 of 1: cpu 0")

@@ -1,0 +1,93 @@
+"""Distributions: densities by hand, samples by frequency, rows independent of one another."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from llmrl_jax.rl.distributions import Categorical, Normal, TanhNormal
+
+
+def test_categorical_by_hand():
+    d = Categorical(jnp.log(jnp.array([[1.0, 2.0, 5.0]])) + 7)
+    np.testing.assert_allclose(d.probs, [[0.125, 0.25, 0.625]], rtol=1e-6)
+    np.testing.assert_allclose(d.log_prob(jnp.array([1])), [math.log(0.25)], rtol=1e-6)
+    entropy = -sum(p * math.log(p) for p in (0.125, 0.25, 0.625))
+    np.testing.assert_allclose(d.entropy(), [entropy], rtol=1e-6)
+    assert d.mode().tolist() == [2]
+    assert d.log_prob(jnp.array([1])).dtype == jnp.float32
+
+
+def test_categorical_samples_with_its_probabilities():
+    d = Categorical(jnp.log(jnp.tile(jnp.array([0.1, 0.2, 0.7]), (20000, 1))))
+    counts = np.bincount(np.asarray(d.sample(jax.random.key(0))), minlength=3) / 20000
+    np.testing.assert_allclose(counts, [0.1, 0.2, 0.7], atol=0.012)
+
+
+def test_masked_actions_are_never_taken_and_leave_no_nan():
+    logits = jnp.tile(jnp.array([9.0, 0.0, 0.0]), (1000, 1))
+    d = Categorical.masked(logits, jnp.array([False, True, True]))
+    assert set(np.asarray(d.sample(jax.random.key(0))).tolist()) == {1, 2}
+    np.testing.assert_allclose(d.entropy(), math.log(2), rtol=1e-6)
+    np.testing.assert_allclose(d.probs[0], [0.0, 0.5, 0.5])
+    only = Categorical.masked(logits[:1], jnp.array([[False, True, False]]))
+    np.testing.assert_allclose(only.entropy(), 0.0, atol=1e-6)
+
+    def loss(x):
+        d = Categorical.masked(x, jnp.array([False, True, True]))
+        return jnp.sum(d.entropy() + d.log_prob(jnp.ones(1000, jnp.int32)))
+
+    assert jnp.all(jnp.isfinite(jax.grad(loss)(logits)))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda n: Categorical(jnp.zeros((n, 5))),
+        lambda n: Normal(jnp.zeros((n, 2)), jnp.zeros((n, 2))),
+        lambda n: TanhNormal(jnp.zeros((n, 2)), jnp.zeros((n, 2)), jnp.full((n, 2), -1.0), jnp.full((n, 2), 3.0)),
+    ],
+)
+def test_a_rows_sample_does_not_depend_on_the_other_rows(make):
+    key = jax.random.key(3)
+    few, many = make(4).sample(key), make(64).sample(key)
+    np.testing.assert_array_equal(few, many[:4])
+    assert len(np.unique(np.asarray(many), axis=0)) > 1
+
+
+def test_normal_by_hand():
+    d = Normal(jnp.array([[1.0, 2.0]]), jnp.log(jnp.array([[1.0, 2.0]])))
+    # z = (1, -1): log density = -0.5 - 0.5 log 2 pi  +  -0.5 - log 2 - 0.5 log 2 pi
+    expected = -1 - math.log(2) - math.log(2 * math.pi)
+    np.testing.assert_allclose(d.log_prob(jnp.array([[2.0, 0.0]])), [expected], rtol=1e-6)
+    np.testing.assert_allclose(d.entropy(), [1 + math.log(2 * math.pi) + math.log(2)], rtol=1e-6)
+    draws = Normal(jnp.full((20000, 1), 3.0), jnp.full((20000, 1), math.log(2))).sample(jax.random.key(0))
+    assert abs(float(draws.mean()) - 3) < 0.06 and abs(float(draws.std()) - 2) < 0.06
+
+
+def test_tanh_normal_is_a_density_over_its_box():
+    grid = jnp.linspace(-2, 4, 20001)[1:-1, None]
+    shape = grid.shape
+    d = TanhNormal(jnp.full(shape, 0.3), jnp.full(shape, -0.5), jnp.full(shape, -2.0), jnp.full(shape, 4.0))
+    assert abs(float(jnp.sum(jnp.exp(d.log_prob(grid)))) * 6 / 20000 - 1) < 1e-3
+    draws = d.sample(jax.random.key(0))
+    assert float(draws.min()) > -2 and float(draws.max()) < 4
+    np.testing.assert_allclose(d.mode()[0], -2 + 3 * (math.tanh(0.3) + 1), rtol=1e-5)
+
+
+def test_tanh_normal_entropy_is_exact_where_the_squashing_is_linear():
+    shape = (1, 1)
+    d = TanhNormal(jnp.zeros(shape), jnp.full(shape, -4.0), jnp.full(shape, -1.0), jnp.full(shape, 1.0))
+    np.testing.assert_allclose(d.entropy(), Normal(d.mean, d.log_std).entropy(), atol=1e-5)
+
+
+def test_log_prob_gradient_of_an_action_at_the_bound_is_finite():
+    def loss(mean):
+        one = jnp.ones((1, 1))
+        return TanhNormal(mean, 0 * one, -one, one).log_prob(one)[0]
+
+    assert jnp.isfinite(jax.grad(loss)(jnp.zeros((1, 1)))).all()

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import enum
+import json
+import math
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+import jax
+import pytest
+
+from llmrl_jax.run import config as configs
+from llmrl_jax.run.config import FREE, RunConfig
+from llmrl_jax.run.folder import open_folder, write_summary
+
+
+class Colour(enum.Enum):
+    RED = 1
+    BLUE = 2
+
+
+@dataclass(frozen=True)
+class Inner:
+    rates: tuple[float, ...] = (0.1, math.inf)
+    pair: tuple[int, str] = (1, "x")
+    colour: Colour = Colour.BLUE
+    kind: Literal["a", "b"] = "b"
+
+
+@dataclass(frozen=True)
+class Outer:
+    inner: Inner = field(default_factory=Inner)
+    path: Path | None = None
+    table: dict[str, int] = field(default_factory=lambda: {"k": 3})
+    total: int = field(default=5, metadata=FREE)
+    run: RunConfig = field(default_factory=RunConfig)
+
+
+def test_round_trip(tmp_path):
+    config = Outer(path=Path("a/b"), inner=Inner(rates=(1.0, 2.5), colour=Colour.RED))
+    for value in (Outer(), config):
+        configs.save_config(value, tmp_path / "config.json")
+        assert configs.load_config(Outer, tmp_path / "config.json") == value
+    json.loads((tmp_path / "config.json").read_text(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+@pytest.mark.parametrize(
+    "value, message",
+    [
+        ({"iner": {}}, "Outer has no field 'iner'; did you mean 'inner'"),
+        ({"inner": {"rate": []}}, "Inner has no field 'rate' in inner; did you mean 'rates'"),
+        ({"inner": {"rates": ["x"]}}, r"inner.rates\[0\] is 'x'; expected float"),
+        ({"inner": {"pair": [1]}}, "inner.pair is .*; expected 2 values"),
+        ({"inner": {"kind": "c"}}, "inner.kind is 'c'; expected one of 'a', 'b'"),
+        ({"inner": {"colour": "GREEN"}}, "expected one of RED, BLUE"),
+        ({"total": True}, "total is True; expected int"),
+        ({"table": {"k": "x"}}, "table.k is 'x'; expected int"),
+        ({"path": 3}, "path is 3; expected Path or NoneType"),
+    ],
+)
+def test_wrong_json_is_named(value, message):
+    with pytest.raises(ValueError, match=message):
+        configs.from_json(Outer, value)
+
+
+def test_missing_and_torn_files(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no configuration at"):
+        configs.load_config(Outer, tmp_path / "none.json")
+    (tmp_path / "torn.json").write_text('{"inner": ')
+    with pytest.raises(ValueError, match="not valid JSON"):
+        configs.load_config(Outer, tmp_path / "torn.json")
+
+
+def test_a_value_that_json_cannot_hold():
+    with pytest.raises(TypeError, match="cannot hold"):
+        configs.to_json({"x": object()})
+
+
+def test_identity_leaves_out_what_may_change():
+    one = Outer()
+    other = replace(one, total=9, run=replace(one.run, name="n", log_every=7, keep=5))
+    assert configs.identity(one) == configs.identity(other)
+    assert configs.differences(configs.identity(one), configs.identity(other)) == []
+    third = replace(one, inner=replace(one.inner, kind="a"), run=replace(one.run, seed=1))
+    found = configs.differences(configs.identity(one), configs.identity(third))
+    assert found == ['inner.kind: "b" -> "a"', "run.seed: 0 -> 1"]
+    assert configs.differences({"a": 1}, {"b": 2}) == ["a: 1 -> absent", "b: absent -> 2"]
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"log_every": 0}, "log_every is 0; it must be at least 1"),
+        ({"seed": -1}, "seed is -1"),
+        ({"max_seconds": -2.0}, "max_seconds"),
+        ({"name": "a/b"}, "must be one folder's name"),
+        ({"resume": True}, "needs the name"),
+        ({"resume_from": 3}, "only with resume"),
+    ],
+)
+def test_run_config_refuses(options, message):
+    with pytest.raises(ValueError, match=message):
+        RunConfig(**options)
+
+
+def test_folders(tmp_path):
+    out = str(tmp_path)
+    folder = open_folder(RunConfig(name="alpha", out=out))
+    (folder / "config.json").write_text("{}")
+    with pytest.raises(FileExistsError, match="--run.resume"):
+        open_folder(RunConfig(name="alpha", out=out))
+    assert open_folder(RunConfig(name="alpha", out=out, resume=True)) == folder
+    with pytest.raises(FileNotFoundError, match="did you mean 'alpha'"):
+        open_folder(RunConfig(name="alpa", out=out, resume=True))
+    first = open_folder(RunConfig(out=out), "demo")
+    (first / "config.json").write_text("{}")
+    second = open_folder(RunConfig(out=out), "demo")
+    assert first.name.startswith("demo-") and second != first
+
+
+def test_summary_says_what_it_was_measured_with(tmp_path):
+    path = write_summary(tmp_path, {"success": 0.5, "nested": {"a": (1, 2)}})
+    found = json.loads(path.read_text())
+    assert found["success"] == 0.5 and found["nested"] == {"a": [1, 2]}
+    assert found["versions"]["jax"] == jax.__version__
+    assert found["machine"]["cores"] >= 1 and found["peak_memory_gib"] > 0
+
+
+def test_compilation_cache_fills_a_folder(tmp_path):
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs", "jax_enable_compilation_cache")
+    before = {name: getattr(jax.config, name) for name in names}
+    try:
+        configs.use_compilation_cache(str(tmp_path / "cache"))
+        assert jax.config.jax_compilation_cache_dir == str(tmp_path / "cache")
+        assert (tmp_path / "cache").is_dir()
+        configs.use_compilation_cache("off")
+        assert not jax.config.jax_enable_compilation_cache
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import json
+import math
+import sys
+import types
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from llmrl_jax.run import media, metrics, plots, progress
+
+
+def test_window_weighs_episodes():
+    rows = {
+        "episodes": np.array([1.0, 3.0, 0.0]),
+        "success": np.array([1.0, 0.0, np.nan]),
+        "episodes/a": np.array([1.0, 0.0, 0.0]),
+        "success/a": np.array([1.0, np.nan, np.nan]),
+        "episode_return": np.array([np.nan, np.nan, np.nan]),
+        "loss": np.array([1.0, 2.0, 6.0]),
+    }
+    line = metrics.window(rows)
+    assert line["episodes"] == 4 and line["success"] == 0.25 and line["success/a"] == 1.0
+    assert line["loss"] == 3.0 and math.isnan(line["episode_return"])
+
+
+def test_json_lines_are_json_and_read_back(tmp_path):
+    sink = metrics.JsonLines(tmp_path / "m.jsonl")
+    sink.write({"kind": "train", "update": 1, "loss": math.nan, "list": [1.0, 2.0]})
+    text = (tmp_path / "m.jsonl").read_text()  # before closing: a killed run keeps its lines
+    sink.close()
+    assert json.loads(text)["loss"] is None
+    assert math.isnan(metrics.read(tmp_path / "m.jsonl")[0]["loss"])
+
+
+def test_truncate_cuts_past_the_checkpoint_and_a_torn_line(tmp_path):
+    path = tmp_path / "m.jsonl"
+    lines = [{"kind": "train", "update": u, "seconds": u / 2} for u in (1, 2, 3)]
+    path.write_text("".join(json.dumps(x) + "\n" for x in lines) + '{"kind": "tra')
+    assert metrics.truncate(path, 2) == lines[1]
+    assert [x["update"] for x in metrics.read(path)] == [1, 2]
+    assert metrics.truncate(tmp_path / "absent.jsonl", 2) == {}
+
+
+def test_tensorboard_records_scalars(tmp_path):
+    sink = metrics.TensorBoard(tmp_path)
+    sink.write({"kind": "train", "update": 3, "loss": 0.5, "success": math.nan})
+    sink.close()
+    event = next(tmp_path.glob("events*")).read_bytes()
+    assert b"train/loss" in event and b"train/success" not in event
+
+
+def test_missing_extras_name_the_remedy(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ModuleNotFoundError, match=r"llmrl-jax\[track\]"):
+        metrics.TensorBoard(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match=r"llmrl-jax\[track\]"):
+        metrics.WeightsAndBiases("project", tmp_path)
+
+
+def test_wandb_continues_by_id(tmp_path, monkeypatch):
+    calls = []
+
+    class Run:
+        def log(self, numbers, step):
+            calls.append((numbers, step))
+
+        def finish(self):
+            calls.append("finished")
+
+    fake = types.ModuleType("wandb")
+    fake.init = lambda **options: calls.append(options) or Run()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    for update in (1, 2):
+        sink = metrics.WeightsAndBiases("project", tmp_path, {"a": 1})
+        sink.write({"kind": "train", "update": update, "loss": 1.0})
+        sink.close()
+    assert calls[0]["id"] == calls[3]["id"] and calls[0]["resume"] == "allow" and calls[0]["config"] == {"a": 1}
+    assert calls[1] == ({"train/loss": 1.0}, 1) and calls[2] == "finished"
+
+
+def test_learning_curve(tmp_path):
+    sink = metrics.JsonLines(tmp_path / "metrics.jsonl")
+    for u in range(1, 30):
+        success = math.nan if u % 7 == 0 else 1 - math.exp(-u / 8)
+        sink.write(
+            {"kind": "train", "update": u, "steps": 100 * u, "episodes": 8.0, "success": success, "loss": 1.0 / u}
+        )
+    sink.write({"kind": "eval", "update": 20, "steps": 2000, "success": 0.9, "success_low": 0.8, "success_high": 0.95})
+    sink.close()
+    path = plots.learning_curve(tmp_path)
+    picture = np.asarray(Image.open(path))
+    assert picture.shape[0] > 300 and len(np.unique(picture.reshape(-1, picture.shape[-1]), axis=0)) > 50
+    # a run without episodes shows its losses; one without numbers nothing
+    (tmp_path / "metrics.jsonl").write_text('{"kind": "train", "update": 1, "steps": 5, "loss": 0.5}\n')
+    assert plots.learning_curve(tmp_path) == path
+    (tmp_path / "metrics.jsonl").write_text("")
+    assert plots.learning_curve(tmp_path) is None
+
+
+def test_band_is_wilsons_over_the_pooled_neighbours():
+    from llmrl_jax.run import stats
+
+    values, weights = np.array([0.5, 1.0, 0.0]), np.array([2.0, 2.0, 4.0])
+    mean, low, high = plots._band(values, weights, True, half=1)
+    assert (mean[1], low[1], high[1]) == stats.wilson(3, 8)[:3]
+    assert (mean[0], low[0], high[0]) == stats.wilson(3, 4)[:3]
+
+
+def test_gif(tmp_path):
+    frames = [np.full((8, 12, 3), 40 * i, np.uint8) for i in range(4)]
+    path = media.write_gif(tmp_path / "e.gif", frames, fps=5, hold=2.0)
+    with Image.open(path) as image:
+        assert image.n_frames == 4 and image.size == (12, 8)
+        durations = []
+        for i in range(4):
+            image.seek(i)
+            durations.append(image.info["duration"])
+    assert durations == [200, 200, 200, 2000]
+    with pytest.raises(ValueError, match="at least one"):
+        media.write_gif(path, [])
+    with pytest.raises(ValueError, match="frame 1 is uint8"):
+        media.write_gif(path, [frames[0], frames[0][:4]])
+
+
+def test_progress_lines(capsys):
+    bar = progress.Progress("lines", "run", 10)
+    bar.report({"kind": "train", "update": 5, "success": 0.5, "episode_return": math.nan}, 12_345.0)
+    bar.report({"kind": "train", "update": 6, "success": math.nan}, 2e6)
+    bar.close()
+    out = capsys.readouterr().out
+    assert "5/10  12.3k steps/s  success 0.500  left 0:00:00" in out
+    assert "6/10  2M steps/s  success 0.500" in out  # the last known value stays
+    assert progress.duration(3661) == "1:01:01" and progress.duration(math.inf) == "-:--:--"
+
+
+def test_progress_bar(capsys):
+    bar = progress.Progress("bar", "run", 10)
+    bar.report({"kind": "train", "update": 5, "success": 0.5}, 10.0)
+    bar.say("a sentence with [brackets]")
+    bar.close()
+    out = capsys.readouterr().out
+    assert "success 0.500" in out and "a sentence with [brackets]" in out

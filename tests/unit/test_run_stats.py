@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from llmrl_jax.run import stats
+
+
+def test_wilson_agrees_with_the_published_table():
+    # Newcombe 1998, Statistics in Medicine 17:857, table I, method 3 (score without continuity correction).
+    for r, n, low, high in ((81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611)):
+        found = stats.wilson(r, n)
+        assert found.mean == r / n
+        assert found.low == pytest.approx(low, abs=5e-5)
+        assert found.high == pytest.approx(high, abs=5e-5)
+    assert stats.wilson(29, 29)[1:3] == pytest.approx((0.8830, 1.0), abs=5e-5)
+
+
+def test_wilson_of_nothing_and_of_the_impossible():
+    assert math.isnan(stats.wilson(0, 0).mean) and stats.wilson(0, 0)[1:3] == (0.0, 1.0)
+    with pytest.raises(ValueError, match="5 successes of 3"):
+        stats.wilson(5, 3)
+
+
+def test_mean_interval_by_hand():
+    found = stats.mean_interval([1.0, 2.0, 3.0, np.nan])
+    half = 1.959963984540054 * 1.0 / math.sqrt(3)
+    assert found == pytest.approx((2.0, 2.0 - half, 2.0 + half, 3))
+    assert stats.mean_interval([4.0]) == (4.0, 4.0, 4.0, 1)
+    assert stats.mean_interval([]).n == 0
+
+
+def test_bootstrap_is_near_the_normal_interval_where_that_holds():
+    x = np.random.default_rng(0).normal(size=400)
+    a, b = stats.bootstrap(x), stats.mean_interval(x)
+    assert a.mean == pytest.approx(b.mean)
+    assert a.low == pytest.approx(b.low, abs=0.02) and a.high == pytest.approx(b.high, abs=0.02)
+    assert stats.bootstrap(x, seed=1) != a
+    assert stats.bootstrap(x, np.median).mean == np.median(x)
+
+
+@pytest.mark.parametrize("n", [1, 7, 12, 1000])
+def test_a_rate_lies_within_its_interval_at_both_ends(n):
+    for successes in (0, n):
+        found = stats.wilson(successes, n)
+        assert found.low <= found.mean <= found.high

@@ -1,0 +1,104 @@
+"""Tokenizers: made from words, saved and read back, and refused where they would lose text."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from envs_jax.text import Choice, Literal, Phrasebook, Prompt, Tokenizer
+from llmrl_jax.lm.tokens import FastTokenizer, WordTokenizer, load_tokenizer
+
+
+TEXT = " \n Observation 0: You see a red ball 1 step left, \n Action 0: go forward"
+
+
+def test_words_keep_their_marks():
+    tokenizer = WordTokenizer.from_texts(["turn left, turn \n right", "turn left"])
+    assert tokenizer.vocab_size == 6
+    assert tokenizer.encode("turn left, turn left") == [5, 3, 5, 2]
+    assert tokenizer.encode(" \n ") == []
+    assert tokenizer.decode([5, 3, 4]) == "turn left, right"
+    assert (tokenizer.pad_id, tokenizer.eos_id, tokenizer.bos_id) == (0, 1, None)
+    assert tokenizer.encode_batch(["left", "turn right"]) == [[2], [5, 4]]
+    assert WordTokenizer.from_texts(["turn left", "turn left, right"]).encode("right turn") == [4, 5]
+
+
+def test_unknown_words_are_refused():
+    tokenizer = WordTokenizer.from_texts(["turn left"])
+    with pytest.raises(ValueError, match="'lefty' is not among the 4 .* nearest are 'left'"):
+        tokenizer.encode("turn lefty")
+    with pytest.raises(ValueError, match="'up'"):
+        tokenizer.encode_batch(["turn", "up"])
+    with pytest.raises(ValueError, match="at least one word"):
+        WordTokenizer.from_texts([" "])
+    with pytest.raises(ValueError, match="special"):
+        WordTokenizer.from_texts(["a <pad>"])
+
+
+def test_words_of_a_prompt():
+    prompt = Prompt(Literal("Action: "), Choice("last", Phrasebook(["turn left", "drop"]), suffix=","))
+    tokenizer = WordTokenizer.from_prompt(prompt, ["turn left", "drop"])
+    assert tokenizer.decode(range(tokenizer.vocab_size)) == "<pad> <eos> Action: drop drop, left left, turn"
+
+
+@pytest.mark.parametrize("kind", ["bpe", "sentencepiece", "words"])
+def test_saved_tokenizers_are_the_same_again(kind, request, tmp_path):
+    words = WordTokenizer.from_texts([TEXT])
+    tokenizer: FastTokenizer = words if kind == "words" else request.getfixturevalue(kind)
+    assert isinstance(tokenizer, Tokenizer)
+    tokenizer.save(tmp_path / "model")
+    again = load_tokenizer(tmp_path / "model")
+    assert type(again) is type(tokenizer)
+    for name in ("vocab_size", "pad_id", "bos_id", "eos_id"):
+        assert getattr(again, name) == getattr(tokenizer, name)
+    assert again.encode(TEXT) == tokenizer.encode(TEXT)
+    assert again.decode(again.encode(TEXT)).split() == TEXT.split()
+    assert load_tokenizer(tmp_path / "model" / "tokenizer.json").encode(TEXT) == tokenizer.encode(TEXT)
+
+
+@pytest.mark.slow
+def test_saved_tokenizers_are_what_transformers_reads(bpe, sentencepiece, tmp_path):
+    from transformers import AutoTokenizer
+
+    for kind in (bpe, sentencepiece):
+        kind.save(tmp_path / "model")
+        theirs = AutoTokenizer.from_pretrained(tmp_path / "model", trust_remote_code=False)
+        assert theirs.encode(TEXT, add_special_tokens=False) == kind.encode(TEXT)
+        assert (theirs.bos_token_id, theirs.eos_token_id) == (kind.bos_id, kind.eos_id)
+
+
+def test_special_tokens_are_told_by_the_files(bpe, tmp_path):
+    bpe.save(tmp_path)
+    config = {"bos_token": {"content": "<|begin_of_text|>"}, "eos_token": None, "pad_token": "<|end_of_text|>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    found = load_tokenizer(tmp_path)
+    assert (found.bos_id, found.eos_id, found.pad_id) == (0, None, 1)
+    assert found.encode("go")[:1] != [0]  # no special token is added
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>"}))
+    with pytest.raises(ValueError, match="bos_token '<s>' is not in"):
+        load_tokenizer(tmp_path)
+
+
+def test_bad_paths_are_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no tokenizer at"):
+        load_tokenizer(tmp_path / "none")
+    with pytest.raises(FileNotFoundError, match="neither a folder"):
+        load_tokenizer("./none")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match="is not a tokenizer"):
+        load_tokenizer(tmp_path)
+
+
+def test_llama2_rules(sentencepiece):
+    assert sentencepiece.backend.encode("go", add_special_tokens=False).tokens[0].startswith("▁")
+    newline = sentencepiece.backend.token_to_id("<0x0A>")
+    assert newline in sentencepiece.encode("agent: \n Goal")
+    assert sentencepiece.decode(sentencepiece.encode("agent: \n Goal")) == "agent: \n Goal"
+
+
+def test_files_need_no_transformers(bpe, tmp_path, monkeypatch):
+    bpe.save(tmp_path)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert load_tokenizer(tmp_path).vocab_size == bpe.vocab_size
