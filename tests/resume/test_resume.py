@@ -151,18 +151,18 @@ def test_refusals(whole):
 
 
 def test_disk_full(tmp_path):
-    """Files may not grow past a limit: the first checkpoint that exceeds it stops the run, older ones stay whole."""
+    """Files may not grow past what one array needs: the next checkpoint stops the run, older ones stay whole."""
 
     def limit():
         resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, 150_000))
 
-    run(tmp_path, "full", "--size", "128", "--num-updates", "4")
+    run(tmp_path, "full", "--size", "256", "--num-updates", "4")
     before = sorted(p.name for p in (tmp_path / "full" / "checkpoints").iterdir())
     done = run(
         tmp_path,
         "full",
         "--size",
-        "128",
+        "256",
         "--num-updates",
         "12",
         "--run.resume",
@@ -172,7 +172,7 @@ def test_disk_full(tmp_path):
     )
     assert "could not be written" in done.stderr and "last good checkpoint is that of update 4" in done.stderr
     assert [p.name for p in sorted((tmp_path / "full" / "checkpoints").iterdir()) if p.name.isdigit()] == before
-    run(tmp_path, "full", "--size", "128", "--num-updates", "12", "--run.resume")
+    run(tmp_path, "full", "--size", "256", "--num-updates", "12", "--run.resume")
 
 
 def _no_cache() -> dict[str, str]:

@@ -179,6 +179,38 @@ def test_cloning_lowers_the_loss_and_is_saved_as_a_model_folder(tmp_path):
     assert np.allclose(fresh, glam.policy.scores(state.params, state.frozen, obs).sum, atol=1e-5)
 
 
+def test_cloning_expects_over_the_noise():
+    """Half of the loss is the expert's action and half the mean over all: one number by hand, no draw in it."""
+    glam = build(replace(TINY, tune="full"))
+    config = CloneConfig(updates=2, batch_size=8, noise=0.5, stride=1)
+    learner = make_clone(config, glam.env, glam.env_params, glam.policy)
+    before = learner.init(jax.random.key(0))
+    after, metrics = jax.jit(learner.update)(before)
+    scores = glam.policy.scores(before.params, before.frozen, after.obs).sum
+    env_states = innermost(after.env_state.env)
+    best = jax.vmap(lambda state: expert_action(state, glam.env))(env_states)
+    best = jnp.minimum(best, scores.shape[1] - 1)
+    expected = -jnp.mean(0.5 * jnp.take_along_axis(scores, best[:, None], 1)[:, 0] + 0.5 * scores.mean(1))
+    assert float(metrics["clone_loss"]) == pytest.approx(float(expected), abs=1e-4)
+    assert float(metrics["clone_agreement"]) == pytest.approx(float((scores.argmax(1) == best).mean()))
+
+
+def test_paddings_by_length_change_no_score():
+    """`score_widths` is speed alone, and refused where it cannot work."""
+    plain, sorted_ = (build(replace(TINY, score_rows=2, score_widths=n)) for n in (1, 3))
+    assert len(sorted_.policy.widths) == 2 and plain.policy.widths == ()
+    env = envs_jax.VectorEnv(plain.env, 6, policy="none")
+    obs, _ = env.reset(jax.random.key(1), plain.env_params)
+    params, frozen = plain.policy.init(jax.random.key(2), obs)
+    expected = plain.policy.scores(params, frozen, obs)
+    found = sorted_.policy.scores(params, frozen, obs)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), found, expected)
+    with pytest.raises(ValueError, match="score_widths is 3, which sorts prompts into groups of score_rows"):
+        build(replace(TINY, score_rows=0, score_widths=3))
+    with pytest.raises(ValueError, match="score_widths is 0"):
+        build(replace(TINY, score_widths=0))
+
+
 def test_the_published_values():
     """Glam reference, sections 1.2 and 3.3."""
     ppo = GLAM.ppo

@@ -109,6 +109,26 @@ def test_rows_at_a_time(variables, scores):
         score(MODEL, variables, TOKENS, LENGTHS, CANDIDATES, rows=3)
 
 
+def test_widths_follow_the_lengths(variables):
+    """Sorted groups at their own padding: the same scores and gradients, and only as many widths as asked for."""
+    tokens = np.random.default_rng(2).integers(0, 30, (8, 9)).astype(np.int32)
+    lengths = np.array([9, 1, 5, 3, 2, 8, 4, 1], np.int32)
+
+    def run(variables, **how):
+        found = score(MODEL, variables, tokens, lengths, CANDIDATES, **how)
+        return jnp.mean(found.sum * jnp.arange(6)) + jnp.mean(found.hidden), found
+
+    plain, sorted_ = (
+        jax.jit(jax.value_and_grad(functools.partial(run, **how), has_aux=True))(variables)
+        for how in ({}, {"rows": 2, "widths": (1, 4)})
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), plain, sorted_)
+    text = str(jax.make_jaxpr(lambda v: run(v, rows=2, widths=(1, 4))[0])(variables))
+    assert "cond" in text and "i32[2,4]" in text
+    with pytest.raises(ValueError, match=r"\(0, 4\); they must lie between 1 and the prompts' 9"):
+        run(variables, rows=2, widths=(0, 4))
+
+
 def test_a_prompt_that_does_not_fit_is_refused(variables):
     long = np.zeros((1, 28), np.int32)
     with pytest.raises(ValueError, match="need 35 positions; the model has 32"):

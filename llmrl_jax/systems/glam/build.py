@@ -108,6 +108,13 @@ def build(config: GlamConfig, mesh: jax.sharding.Mesh | None = None) -> Glam:
         mesh = make_mesh(config.mesh)
     if config.score_rows < 0:
         raise ValueError(f"score_rows is {config.score_rows}; 0 or more is needed")
+    if config.score_widths < 1:
+        raise ValueError(f"score_widths is {config.score_widths}; at least 1 is needed")
+    if config.score_widths > 1 and (mesh is not None or not config.score_rows):
+        raise ValueError(
+            f"score_widths is {config.score_widths}, which sorts prompts into groups of score_rows: it needs "
+            "score_rows above 0 and no mesh; leave it 1"
+        )
     env, env_params = make_world(config)
     template = glam_prompt(env, env.action_names, history=config.history, list_actions=config.list_actions)
     heal = config.candidate_space == "healed"
@@ -139,9 +146,15 @@ def build(config: GlamConfig, mesh: jax.sharding.Mesh | None = None) -> Glam:
         scoring=config.scoring,
         stop_value_gradient=config.stop_value_gradient,
         rows=config.score_rows,
+        widths=_widths(compiled.max_length, config.score_widths),
         mesh=mesh,
     )
     return Glam(config, env, env_params, template, compiled, tokenizer, policy, mesh)
+
+
+def _widths(longest: int, count: int) -> tuple[int, ...]:
+    """Paddings below the longest prompt, evenly spaced."""
+    return tuple(-(-longest * k // count) for k in range(1, count))
 
 
 def _load(path: str, mesh: jax.sharding.Mesh | None, dtype: Any, key: jax.Array) -> Any:

@@ -75,7 +75,9 @@ def make_clone(
 
     **Arguments:** `env`, wrapped as for RL, not batched; `policy`, with every weight tuned (no adapters).
     The loss is the negative log-probability of the demonstrated action's tokens after the prompt, as in supervised
-    fine-tuning, so the model learns to write actions, not merely to rank them.
+    fine-tuning, so the model learns to write actions, not merely to rank them. It is the expectation over the noisy
+    expert's choice rather than one draw of it: the same gradient on average, with far less variance.
+    `clone_agreement` is how often the clone's likeliest action is the expert's own.
     """
     num_actions = env.action_space(env_params).n
     batch = VectorEnv(env, config.batch_size, policy="pool", pool_size=config.batch_size)
@@ -84,12 +86,9 @@ def make_clone(
     )
     optimizer = optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.adam(schedule))
 
-    def demonstrate(key: jax.Array, env_state: Any) -> jax.Array:
-        choose, pick = jax.random.split(key)
+    def expert(env_state: Any) -> jax.Array:
         best = jax.vmap(lambda state: expert_action(state, env))(innermost(env_state.env))
-        random = jax.random.randint(pick, best.shape, 0, num_actions)
-        noisy = jax.random.bernoulli(choose, config.noise, best.shape)
-        return jnp.where(noisy, random, jnp.minimum(best, num_actions - 1)).astype(jnp.int32)
+        return jnp.minimum(best, num_actions - 1).astype(jnp.int32)
 
     def init(key: jax.Array) -> CloneState:
         env_key, model_key, run_key = jax.random.split(key, 3)
@@ -97,25 +96,28 @@ def make_clone(
         params, frozen = policy.init(model_key, obs)
         return CloneState(params, frozen, optimizer.init(params), env_state, obs, run_key, jnp.int32(0))
 
-    def loss_fn(params, frozen, obs, action):
+    def loss_fn(params, frozen, obs, best):
         scores = policy.scores(params, frozen, obs).sum
-        chosen = jnp.take_along_axis(scores, action[:, None], axis=1)[:, 0]
-        return -jnp.mean(chosen), jnp.mean(jnp.argmax(scores, axis=-1) == action)
+        chosen = jnp.take_along_axis(scores, best[:, None], axis=1)[:, 0]
+        expected = (1 - config.noise) * chosen + config.noise * jnp.mean(scores, axis=1)
+        return -jnp.mean(expected), jnp.mean(jnp.argmax(scores, axis=-1) == best)
 
     def update(state: CloneState) -> tuple[CloneState, dict[str, jax.Array]]:
         key = jax.random.fold_in(state.key, state.update)
 
         def play(carry, t):
             obs, env_state = carry
-            act_key, step_key = jax.random.split(jax.random.fold_in(key, t))
-            action = demonstrate(act_key, env_state)
+            noise_key, pick_key, step_key = jax.random.split(jax.random.fold_in(key, t), 3)
+            best = expert(env_state)
+            random = jax.random.randint(pick_key, best.shape, 0, num_actions)
+            action = jnp.where(jax.random.bernoulli(noise_key, config.noise, best.shape), random, best)
             obs, env_state, *_ = batch.step(step_key, env_state, action, env_params)
             return (obs, env_state), None
 
         (obs, env_state), _ = jax.lax.scan(play, (state.obs, state.env_state), jnp.arange(config.stride))
         env_state = batch.refresh(jax.random.fold_in(key, config.stride), env_state, env_params)
-        action = demonstrate(jax.random.fold_in(key, config.stride + 1), env_state)
-        (loss, agreement), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params, state.frozen, obs, action)
+        best = expert(env_state)
+        (loss, agreement), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params, state.frozen, obs, best)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         state = state.replace(
             params=optax.apply_updates(state.params, updates),

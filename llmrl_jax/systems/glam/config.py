@@ -67,8 +67,11 @@ class GlamConfig:
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type in which the model computes; adapters, log-probabilities and losses are float32 in any case."""
     score_rows: int = 0
-    """Prompts scored at once, where that divides a batch; 0: all together. On a CPU groups of 32 stay in its cache and
+    """Prompts scored at once, where that divides a batch; 0: all together. On a CPU groups of 16 stay in its cache and
     go twice as fast; on an accelerator leave it 0."""
+    score_widths: int = 1
+    """How many paddings a group of `score_rows` prompts may choose from, evenly spaced up to the longest prompt: it
+    takes the shortest that holds it, after sorting by length. More: less work on padding, longer compilation."""
     remat: bool = False
     """Recompute activations in the backward pass: slower, but it needs far less memory."""
     mesh: str = ""

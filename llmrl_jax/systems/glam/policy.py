@@ -62,6 +62,8 @@ class ScoringPolicy:
     """Whether the critic leaves the shared trunk alone."""
     rows: int = 0
     """Prompts scored at once, where that divides the batch; 0: all of them. On a CPU small groups stay in its cache."""
+    widths: tuple[int, ...] = ()
+    """Paddings from which each group of `rows` takes the shortest that holds it, see `llmrl_jax.lm.score`."""
     mesh: jax.sharding.Mesh | None = None
     """Where the weights live; None: on one device."""
     recurrent: bool = False
@@ -90,7 +92,7 @@ class ScoringPolicy:
         variables = {**frozen, **{name: tree for name, tree in params.items() if name != "value"}}
         tokens, lengths = self.prompts(obs)
         rows = self.rows if self.rows and tokens.shape[0] % self.rows == 0 else None
-        return score(self.model, variables, tokens, lengths, self.candidates, rows=rows)
+        return score(self.model, variables, tokens, lengths, self.candidates, rows=rows, widths=self.widths)
 
     def _heads(self, params: Any, frozen: Any, obs: Any) -> tuple[Categorical, Float[Array, " B"]]:
         scores = self.scores(params, frozen, obs)
