@@ -31,15 +31,20 @@ class Experiment:
         default_factory=lambda: replace(
             DEMO,
             env="BabyAI-Text/GoToLocal-v0",
-            ppo=replace(DEMO.ppo, learning_rate=2e-3, entropy_coef=0.003),
+            embedded=replace(DEMO.embedded, heads=2),
+            score_rows=16,
+            score_widths=5,
+            ppo=replace(DEMO.ppo, num_envs=128, microbatches=1, entropy_coef=0.005),
         )
     )
-    clone: CloneConfig = field(default_factory=lambda: CloneConfig(updates=2000, batch_size=256, noise=0.3))
+    clone: CloneConfig = field(
+        default_factory=lambda: CloneConfig(updates=5000, batch_size=64, noise=0.5, learning_rate=2e-3)
+    )
     steps: int = 1_000_000
     """Environment steps of RL."""
     episodes: int = 1000
     """Held-out episodes, before and after."""
-    run: RunConfig = field(default_factory=lambda: RunConfig(checkpoint_every=20))
+    run: RunConfig = field(default_factory=lambda: RunConfig(checkpoint_every=20, eval_every=50))
 
 
 def main() -> None:
