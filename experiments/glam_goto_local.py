@@ -34,11 +34,18 @@ class Experiment:
             embedded=replace(DEMO.embedded, heads=2),
             score_rows=16,
             score_widths=5,
-            ppo=replace(DEMO.ppo, num_envs=128, microbatches=1, entropy_coef=0.005),
+            ppo=replace(
+                DEMO.ppo,
+                num_envs=128,
+                microbatches=1,
+                learning_rate=2e-3,
+                value_loss_coef=1.0,
+                entropy_coef=0.005,
+            ),
         )
     )
     clone: CloneConfig = field(
-        default_factory=lambda: CloneConfig(updates=5000, batch_size=64, noise=0.5, learning_rate=2e-3)
+        default_factory=lambda: CloneConfig(updates=6000, batch_size=64, noise=0.3, learning_rate=2e-3)
     )
     steps: int = 1_000_000
     """Environment steps of RL."""

@@ -13,14 +13,18 @@ from envs_jax.text.phrases import Tokenizer, TokenTable, pad_rows
 from envs_jax.text.prompt import Prompt, PromptError, Slots, Unit
 
 
+BLOCK = 32
+"""Positions that are assembled together, from those parts of the template that can reach them."""
+
+
 class CompiledPrompt:
     """A function from slots to tokens, for one environment; callers `vmap` it.
 
     `compiled(slots)` returns `(tokens int32 [S], length int32 [])`, right-padded with `pad_id`; `S` is the attribute
     `max_length`. Every unit of the template is a row of one flat token table; a position takes the last unit that
-    starts at or before it. Nothing is ever cut silently: `S` holds the longest case, and a prompt that is cut all the
-    same (under `overflow="report"`, or where a slot's `size` or `limits` are untrue of the world) has a `length`
-    above `S`, which a run has to look out for.
+    starts at or before it, of those that can reach it. Nothing is ever cut silently: `S` holds the longest case, and a prompt that is cut all the
+    same (under `overflow="report"`, or where a slot's `size` or `limits` are untrue of the world, or a caption has a
+    phrase behind its padding) has a `length` above `S`, which a run has to look out for.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class CompiledPrompt:
                 "rarest prompts are cut and counted (overflow='report')"
             )
         self.max_length: int = total if max_length is None else min(total, max_length)
+        self._blocks = self._entries_by_block()
         self.verify([self._random_slots(np.random.default_rng(i)) for i in range(samples)])
 
     # Tables, on the host.
@@ -139,6 +144,26 @@ class CompiledPrompt:
             name = unit.slot or "fixed text"
             needed[name] = needed.get(name, 0) + _longest_caption(unit, lengths)
         return needed
+
+    def _entries_by_block(self) -> list[list[int]]:
+        """For each block of positions, the entries (units, or places of a slot) that can have a token there.
+
+        An entry begins behind the least that must stand before it, and ends before the most that can. The limits of
+        slots, which a world may break, are not counted on."""
+        blocks: list[list[int]] = [[] for _ in range(0, self.max_length, BLOCK)]
+        certain: list[tuple[tuple[str, ...], int]] = []
+        end, number = len(self._bos), 0
+        for unit, base in zip(self.prompt.units, self._plan):
+            sizes = [len(self._rows[base + i]) for i in range(len(unit.texts))]
+            start = len(self._bos) + sum(least for needs, least in certain if set(needs) <= set(unit.blocks))
+            for place in range(unit.size if unit.slot is not None else 1):
+                end += max(sizes)
+                for b, block in enumerate(blocks):
+                    if start + place * min(sizes) < (b + 1) * BLOCK and end > b * BLOCK:
+                        block.append(number)
+                number += 1
+            certain.append((unit.blocks, 0 if unit.optional else min(sizes)))
+        return blocks
 
     def _random_slots(self, rng: np.random.Generator) -> dict[str, Any]:
         slots: dict[str, Any] = {}
@@ -231,6 +256,7 @@ class CompiledPrompt:
                 lost |= jnp.any(ids[unit.size :] >= 0)
                 row = base + ids[: unit.size].astype(jnp.int32)
                 present = ids[: unit.size] >= 0
+                lost |= jnp.any(present[1:] & ~present[:-1])  # a phrase behind padding
             for name in unit.blocks:
                 present &= jnp.asarray(slots[name], bool)
             rows.append(jnp.where(present, row, 0))
@@ -239,10 +265,15 @@ class CompiledPrompt:
         ends = len(self._bos) + jnp.cumsum(sizes)
         offsets = ends - sizes
         jumps = jnp.asarray(self._starts)[index] - offsets
+        sources = []
+        for first, entries in zip(range(0, self.max_length, BLOCK), self._blocks):
+            here = jnp.arange(first, min(first + BLOCK, self.max_length), dtype=jnp.int32)
+            source = here
+            for entry in entries:  # a later one wins, so empty ones leave no trace
+                source = jnp.where(here >= offsets[entry], here + jumps[entry], source)
+            sources.append(source)
         position = jnp.arange(self.max_length, dtype=jnp.int32)
-        source = position
-        for unit_number in range(index.shape[0]):  # a later unit wins, so empty ones leave no trace
-            source = jnp.where(position >= offsets[unit_number], position + jumps[unit_number], source)
+        source = jnp.concatenate(sources)
         length = ends[-1]
         tokens = jnp.where(
             position < length, jnp.asarray(self._flat)[jnp.where(position < length, source, 0)], self.pad_id

@@ -10,7 +10,17 @@ import pytest
 
 import envs_jax
 from envs_jax.history import PromptHistory
-from envs_jax.text import Block, Choice, Limit, Literal, Phrasebook, Prompt, PromptError, Slot
+from envs_jax.text import (
+    Block,
+    Choice,
+    Limit,
+    Literal,
+    Phrasebook,
+    Prompt,
+    PromptError,
+    Slot,
+    compiled as compiled_module,
+)
 from llmrl_jax.lm.tokens import FastTokenizer, WordTokenizer
 from llmrl_jax.systems.glam.prompt import glam_prompt
 
@@ -72,6 +82,29 @@ def test_tokens_inside_jit_are_those_of_the_text(bpe, heal, bos):
         assert row[:n].tolist() == whole == compiled.tokens(case)
         assert (row[n:] == bpe.pad_id).all()
     assert int(lengths.max()) == compiled.max_length == sum(compiled.longest().values())  # the last case is the longest
+
+
+@pytest.mark.parametrize("size", [1, 4, 1000])
+def test_blocks_of_positions_leave_no_part_out(bpe, monkeypatch, size):
+    """However positions are cut into blocks, every part that can reach a block is looked for there, and few others."""
+    monkeypatch.setattr(compiled_module, "BLOCK", size)
+    compiled = template().compile(bpe, bos=True)
+    random = np.random.default_rng(size)
+    cases = [
+        filled(random.integers(0, 3, random.integers(0, 4)), random.integers(2), random.integers(2), pair)
+        for pair in [(-1, -1), (0, -1), (1, 2), (2, 2)] * 8
+    ]
+    assert compiled.verify(jax.tree.map(lambda *rows: np.stack(rows), *cases)) == 32
+    if size == 1:
+        assert len(compiled._blocks) == compiled.max_length and sum(map(len, compiled._blocks)) < 0.7 * 9 * len(
+            compiled._blocks
+        )
+
+
+def test_a_phrase_behind_padding_is_reported(bpe):
+    compiled = template().compile(bpe)
+    broken = CASES[0] | {"first": np.array([-1, 0, -1], np.int16)}
+    assert int(jax.jit(compiled)(broken)[1]) > compiled.max_length
 
 
 def test_answers_take_the_white_space_with_them(bpe):
