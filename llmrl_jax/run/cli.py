@@ -20,9 +20,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from llmrl_jax.chat.errors import ChatError
+
 
 COMMANDS_PACKAGE = "llmrl_jax.run.commands"
-USER_ERRORS = (KeyError, ValueError, TypeError, OSError, ModuleNotFoundError)
+USER_ERRORS = (KeyError, ValueError, TypeError, OSError, ModuleNotFoundError, ChatError)
 """What our own code raises where the user's input cannot be right."""
 
 

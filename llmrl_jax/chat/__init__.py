@@ -1,0 +1,61 @@
+"""Asking a chat model for advice: one protocol, and what stands behind and around it.
+
+Behind: any OpenAI-compatible server, a scripted adviser. Around, in this order from the outside: a cache, a recorder, a
+budget. Nothing here imports `openai` or opens a file before it is used.
+"""
+
+from llmrl_jax.chat.budget import Budget, Budgeted, Spent
+from llmrl_jax.chat.cache import Cached, CacheMode
+from llmrl_jax.chat.client import OpenAIChat, ServerConfig
+from llmrl_jax.chat.costs import Price, cost, load_prices
+from llmrl_jax.chat.errors import (
+    BadReply,
+    BudgetExceeded,
+    CacheError,
+    ChatError,
+    ReplayMiss,
+    ServerError,
+    TimedOut,
+    UnparsedReply,
+)
+from llmrl_jax.chat.jsonl import export_jsonl, import_jsonl, read_jsonl
+from llmrl_jax.chat.protocol import ChatModel, ChatReply, ChatRequest, Choice, Message, Usage
+from llmrl_jax.chat.recorder import Recorder
+from llmrl_jax.chat.scripted import ScriptedAdviser
+from llmrl_jax.chat.structured import JsonParser, Parsed, ask
+
+
+__all__ = [
+    "BadReply",
+    "Budget",
+    "BudgetExceeded",
+    "Budgeted",
+    "CacheError",
+    "CacheMode",
+    "Cached",
+    "ChatError",
+    "ChatModel",
+    "ChatReply",
+    "ChatRequest",
+    "Choice",
+    "JsonParser",
+    "Message",
+    "OpenAIChat",
+    "Parsed",
+    "Price",
+    "Recorder",
+    "ReplayMiss",
+    "ScriptedAdviser",
+    "ServerConfig",
+    "ServerError",
+    "Spent",
+    "TimedOut",
+    "UnparsedReply",
+    "Usage",
+    "ask",
+    "cost",
+    "export_jsonl",
+    "import_jsonl",
+    "load_prices",
+    "read_jsonl",
+]

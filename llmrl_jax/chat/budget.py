@@ -1,0 +1,199 @@
+"""A budget: the request that could exceed it is not sent."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from llmrl_jax.chat.costs import Prices, cost, load_prices
+from llmrl_jax.chat.errors import BudgetExceeded, ChatError
+from llmrl_jax.chat.protocol import ChatModel, ChatReply, ChatRequest, Usage, outcomes_of, settle
+
+
+MESSAGE_TOKENS = 16
+"""An allowance for what a chat template puts around a message."""
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What has been used up."""
+
+    calls: int = 0
+    """Requests that were sent."""
+    tokens: int = 0
+    """Prompt and completion."""
+    usd: float | None = 0.0
+    """None once something was spent whose price is not known."""
+
+    def __add__(self, other: Spent) -> Spent:
+        usd = None if self.usd is None or other.usd is None else self.usd + other.usd
+        return Spent(self.calls + other.calls, self.tokens + other.tokens, usd)
+
+    def __sub__(self, other: Spent) -> Spent:
+        usd = None if self.usd is None or other.usd is None else self.usd - other.usd
+        return Spent(self.calls - other.calls, self.tokens - other.tokens, usd)
+
+
+def prompt_bound(request: ChatRequest) -> int:
+    """At least as many tokens as the prompt has: byte-level tokenizers, and those that fall back to bytes, make at
+    most one of each byte. It is some four times the truth in English; a tokenizer's own count is tighter."""
+    return sum(len(m.content.encode()) + MESSAGE_TOKENS for m in request.messages)
+
+
+class Budget:
+    """How many calls, tokens or dollars may be spent; shared by as many models and threads as are to share it.
+
+    Before a request is sent, the most that it can take is set aside: its prompt (`count`) and `n` times `max_tokens`.
+    When the reply is there, what it really took is spent and the rest is free again. So the sum never passes a limit;
+    it ends a little below. What a server bills without telling (a reply without usage, an attempt that was cut off
+    or timed out) is counted as the most that it can have been. An attempt that the client below repeats is known of
+    only afterwards: such repeats alone can carry the sum past a limit, and then stop everything after them.
+
+    **Arguments:** `calls`, `tokens`, `usd`, limits, or None; `prices`, by model name (None: those of `load_prices`);
+    `count`, a bound on a request's prompt tokens; `spent`, where a resumed run begins.
+    """
+
+    def __init__(
+        self,
+        *,
+        calls: int | None = None,
+        tokens: int | None = None,
+        usd: float | None = None,
+        prices: Prices | None = None,
+        count: Callable[[ChatRequest], int] = prompt_bound,
+        spent: Spent | None = None,
+    ):
+        self.limits: dict[str, float | None] = {"calls": calls, "tokens": tokens, "usd": usd}
+        for name, limit in self.limits.items():
+            if limit is not None and not limit >= 0:
+                raise ValueError(f"the budget of {name} is {limit}; it must be at least 0, or None for no limit")
+        self.prices = load_prices() if prices is None else prices
+        self._count = count
+        self._spent = spent or Spent()
+        self._reserved = Spent()
+        self._in_flight = 0
+        self._changed = threading.Condition()
+
+    @property
+    def spent(self) -> Spent:
+        """What has been spent so far."""
+        with self._changed:
+            return self._spent
+
+    def report(self) -> Mapping[str, Any]:
+        """`calls`, `tokens` and `usd` spent, for logs."""
+        return asdict(self.spent)
+
+    def check(self, model: str) -> None:
+        """**Raises:** `ValueError` where dollars are limited and the model's price is unknown."""
+        if self.limits["usd"] is not None and model not in self.prices:
+            raise ValueError(
+                f"the budget is in USD and {model!r} has no price; add one to prices (Price(0, 0) if it is free), "
+                "or limit calls or tokens"
+            )
+
+    def most(self, model: str, request: ChatRequest) -> Spent:
+        """The most that one attempt of a request can take. Some servers bill the prompt once per sample."""
+        usage = Usage(self._count(request) * request.n, request.n * request.max_tokens)
+        return Spent(1, usage.total, cost(usage, model, self.prices))
+
+    def admit(self, mosts: Sequence[Spent]) -> int:
+        """Set aside what requests can take, for as many of them, from the first on, as fit; wait for those in flight
+        where not even the first fits beside them.
+
+        **Arguments:** `mosts`, of each request (`most`).
+        **Returns:** how many were admitted, at least 1; each must be handed to `settle` afterwards.
+        **Raises:** `BudgetExceeded` where the first does not fit, and nothing is in flight.
+        """
+        with self._changed:
+            while True:
+                admitted = 0
+                for most in mosts:
+                    if not self._fits(self._spent + self._reserved + most):
+                        break
+                    self._reserved += most
+                    self._in_flight += 1
+                    admitted += 1
+                if admitted:
+                    return admitted
+                if not self._in_flight:
+                    raise BudgetExceeded(self._refusal(mosts[0]))
+                self._changed.wait()
+
+    def settle(self, model: str, most: Spent, outcome: ChatReply | ChatError | None) -> None:
+        """Spend what a request took and free the rest; None is a request of which nothing is known."""
+        if outcome is None:
+            took = most
+        elif isinstance(outcome, ChatError):
+            took = Spent(1, 0, 0.0)
+        elif outcome.cached >= len(outcome.choices):
+            took = Spent()
+        elif outcome.usage is None:
+            took = most
+        else:
+            took = Spent(1, outcome.usage.total, cost(outcome.usage, model, self.prices))
+        for _ in range(outcome.lost if outcome is not None else 0):
+            took += replace(most, calls=0)
+        with self._changed:
+            self._reserved -= most
+            self._in_flight -= 1
+            if not self._in_flight:
+                self._reserved = Spent()  # no dust of rounding stays, nor an unknown price
+            self._spent += took
+            self._changed.notify_all()
+
+    def _fits(self, total: Spent) -> bool:
+        for name, limit in self.limits.items():
+            value = getattr(total, name)
+            if limit is not None and (value is None or value > limit):
+                return False
+        return True
+
+    def _refusal(self, most: Spent) -> str:
+        parts = []
+        for name, limit in self.limits.items():
+            if limit is not None:
+                spent, more = (_number(getattr(x, name)) for x in (self._spent, most))
+                parts.append(f"{spent} of {_number(limit)} {name} are spent, and the next request may take {more}")
+        return f"the budget stops here: {'; '.join(parts)}; raise it, or lower max_tokens"
+
+
+def _number(value: float | None) -> str:
+    return "an unknown number" if value is None else f"{value:.6g}"
+
+
+class Budgeted:
+    """A chat model within a budget (`ChatModel`). A cache belongs around it, not inside: what it holds is free.
+
+    **Arguments:** `model`, the one that answers; `budget`, which others may share.
+    **Raises:** `ValueError` where dollars are limited and the model's price is unknown; `complete` also raises
+    `BudgetExceeded`, whose `outcomes` hold the replies of those requests of the batch that still fitted.
+    """
+
+    def __init__(self, model: ChatModel, budget: Budget):
+        budget.check(model.name)
+        self.model = model
+        self.budget = budget
+        self.name = model.name
+
+    def complete(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
+        """Answer a batch, in as many parts as the budget makes of it (`ChatModel.complete`)."""
+        mosts = [self.budget.most(self.name, request) for request in requests]
+        outcomes: list[ChatReply | ChatError] = []
+        while (start := len(outcomes)) < len(requests):
+            try:
+                end = start + self.budget.admit(mosts[start:])
+            except BudgetExceeded as error:
+                outcomes += [error] * (len(requests) - start)
+                break
+            got: list[ChatReply | ChatError] = []
+            try:
+                got = outcomes_of(self.model, requests[start:end])
+            finally:  # also where the model was interrupted: what was set aside is then spent
+                for most, outcome in itertools.zip_longest(mosts[start:end], got):
+                    self.budget.settle(self.name, most, outcome)
+            outcomes += got
+        return settle(outcomes)

@@ -1,0 +1,148 @@
+"""A cache in front of any chat model, so that an experiment pays for a question once and can be repeated without it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, get_args
+
+from llmrl_jax.chat.errors import ChatError, ReplayMiss
+from llmrl_jax.chat.protocol import ChatModel, ChatReply, ChatRequest, outcomes_of, sample_key, settle
+from llmrl_jax.chat.store import Row, Store
+
+
+CacheMode = Literal["off", "read", "write", "replay"]
+"""off: ask always, store nothing. read: ask for what is missing, store nothing. write: ask for what is missing, and
+store it. replay: never ask; what is missing is an error."""
+
+
+class Cached:
+    """A chat model whose replies are kept (`ChatModel`).
+
+    What is kept is a sample, under a hash of the model's name, the messages, every sampling parameter, and the
+    sample's index. Errors are never kept. Requests that are in flight already, in this object or this batch, are not
+    sent again: their callers share one reply, or one error. Among processes the first reply to be stored is everyone's.
+
+    **Arguments:** `model`, the one that answers; in the mode `replay` only its name is used, and a name alone will do;
+    `path`, of the SQLite file; `mode`; `namespace`, a word of yours in every key: use one where models of one name
+    differ (two fine-tunings behind the same server), or where an experiment is to draw afresh.
+    **Raises:** `CacheError` where the file cannot be used; `complete` also raises `ReplayMiss`, and what `model` does.
+    """
+
+    def __init__(
+        self,
+        model: ChatModel | str,
+        path: str | Path,
+        mode: CacheMode = "write",
+        *,
+        namespace: str = "",
+    ):
+        if mode not in get_args(CacheMode):
+            raise ValueError(f"the cache's mode is {mode!r}; known are {', '.join(get_args(CacheMode))}")
+        if isinstance(model, str) and mode != "replay":
+            raise ValueError(f"the cache has only the name {model!r} of a model, which will do for replay, not {mode}")
+        self._model: ChatModel | None = None if isinstance(model, str) else model
+        self.name = model if isinstance(model, str) else model.name
+        self.mode = mode
+        self.namespace = namespace
+        self.path = Path(path)
+        self._store: Store | None = None
+        if mode != "off":
+            self._store = Store(path, read_only=mode != "write")
+        self._lock = threading.Lock()
+        self._flying: dict[str, Future[ChatReply]] = {}
+
+    def complete(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
+        """Answer a batch from the cache and, where the mode allows, from the model (`ChatModel.complete`)."""
+        if self.mode == "off" and self._model is not None:
+            return self._model.complete(requests)
+        keys = [[sample_key(self.name, r, r.sample + i, self.namespace) for i in range(r.n)] for r in requests]
+        futures: dict[str, Future[ChatReply]] = {}
+        mine: set[str] = set()
+        with self._lock:
+            for key in dict.fromkeys(key for group in keys for key in group):
+                if key not in self._flying:
+                    self._flying[key] = Future()
+                    mine.add(key)
+                futures[key] = self._flying[key]
+        try:
+            self._lead(requests, keys, mine, futures)
+        finally:
+            with self._lock:
+                for key in mine:
+                    del self._flying[key]
+                    if not futures[key].done():  # we were interrupted, and nobody shall wait for ever
+                        futures[key].set_exception(
+                            ChatError("the thread that was asking this stopped before it had a reply")
+                        )
+        # What another thread or an earlier request of this batch asked for costs nothing a second time.
+        outcomes = []
+        for group in keys:
+            outcomes.append(_gather([(futures[key], key in mine) for key in group]))
+            mine -= set(group)
+        return settle(outcomes)
+
+    def _lead(
+        self,
+        requests: Sequence[ChatRequest],
+        keys: list[list[str]],
+        mine: set[str],
+        futures: dict[str, Future[ChatReply]],
+    ) -> None:
+        """Answer those samples that no other thread is asking for already."""
+        # Looked up after they were claimed: a thread that stored one and let go of it is seen in either place.
+        found = self._store.get(sorted(mine)) if self._store is not None and mine else {}
+        for key, reply in found.items():
+            futures[key].set_result(replace(reply, cached=1))
+        missing = mine - set(found)
+        asks: list[tuple[ChatRequest, list[str]]] = []
+        for request, group in zip(requests, keys):
+            run: list[str] = []
+            for i, key in enumerate([*group, ""]):  # neighbours that are missing are asked for together
+                if key in missing:
+                    missing.discard(key)
+                    run.append(key)
+                elif run:
+                    asks.append((replace(request, n=len(run), sample=request.sample + i - len(run)), run))
+                    run = []
+        if self._model is None or self.mode == "replay":
+            for request, run in asks:
+                for key in run:
+                    futures[key].set_exception(ReplayMiss(self._miss(request, key)))
+            return
+        outcomes = outcomes_of(self._model, [request for request, _ in asks])
+        rows, fresh = [], {}
+        for (request, run), outcome in zip(asks, outcomes):
+            if isinstance(outcome, ChatError):
+                for key in run:
+                    futures[key].set_exception(outcome)
+                continue
+            for i, (key, part) in enumerate(zip(run, outcome.split())):
+                rows.append(Row(self.name, replace(request, n=1, sample=request.sample + i), part, self.namespace))
+                fresh[key] = part
+        if self.mode == "write" and self._store is not None and rows:
+            if self._store.put(rows) < len(rows):  # another process was first
+                fresh |= {key: replace(reply, cached=0) for key, reply in self._store.get(list(fresh)).items()}
+        for key, part in fresh.items():
+            futures[key].set_result(part)
+
+    def _miss(self, request: ChatRequest, key: str) -> str:
+        last = request.messages[-1].content
+        text = last if len(last) <= 200 else "..." + last[-200:]
+        return (
+            f"the cache {self.path} does not hold sample {request.sample} of {self.name!r} "
+            f"(temperature {request.temperature}, seed {request.seed}, max_tokens {request.max_tokens}, "
+            f"namespace {self.namespace!r}, key {key[:12]}) for the request that ends in {text!r}; "
+            "ask it once in the mode write, or import a recording of it"
+        )
+
+
+def _gather(futures: Sequence[tuple[Future[ChatReply], bool]]) -> ChatReply | ChatError:
+    try:
+        parts = [(future.result(), paid) for future, paid in futures]
+    except ChatError as error:
+        return error
+    return ChatReply.join([part if paid else replace(part, cached=1) for part, paid in parts])

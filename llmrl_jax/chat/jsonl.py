@@ -1,0 +1,87 @@
+"""JSON lines: what caches exchange and papers publish, one sample or one recorded request a line."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from llmrl_jax.chat.errors import CacheError
+from llmrl_jax.chat.protocol import ChatReply, ChatRequest, canonical
+from llmrl_jax.chat.store import Row, Store
+
+
+def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
+    """The lines of a recording or an export; a last line without its newline was cut off, and is left out.
+
+    **Raises:** `CacheError` naming the line that is not a JSON object.
+    """
+    lines = Path(path).read_bytes().split(b"\n")[:-1]
+    records = []
+    for number, line in enumerate(lines, 1):
+        try:
+            record = json.loads(line)
+            if not isinstance(record, dict):
+                raise ValueError("not a JSON object")
+        except ValueError as error:
+            raise CacheError(f"line {number} of {path} cannot be read: {error}") from None
+        records.append(record)
+    return records
+
+
+def export_jsonl(cache: str | Path, path: str | Path) -> int:
+    """Write a cache as JSON lines, a sample each, sorted by key, so equal caches give equal files.
+
+    **Arguments:** `cache`, an SQLite file; `path`, replaced once the new file is whole.
+    **Returns:** the number of lines.
+    """
+    path, count = Path(path), 0
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, partial = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".partial")
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            for row in Store(cache, read_only=True).rows():
+                line = {"key": row.key, "namespace": row.namespace, "model": row.model}
+                file.write(canonical({**line, "request": row.request.to_json(), "reply": row.reply.to_json()}) + "\n")
+                count += 1
+        os.chmod(partial, 0o644)
+        os.replace(partial, path)
+    except BaseException:
+        Path(partial).unlink(missing_ok=True)
+        raise
+    return count
+
+
+def import_jsonl(path: str | Path, cache: str | Path, *, namespace: str | None = None) -> int:
+    """Read an export, or a recording, into a cache, all lines or none. Samples that the cache holds stay as they are.
+
+    **Arguments:** `path`, the JSONL file; `cache`, the SQLite file, made where it is missing; `namespace`, to put the
+    samples into; None keeps the lines' own (a recording's have none: the empty one).
+    **Returns:** the number of samples that were new. Errors in a recording are not replies, and are passed over.
+    **Raises:** `CacheError` naming the line that cannot be read, or whose key does not belong to its content.
+    """
+    rows = []
+    for number, record in enumerate(read_jsonl(path), 1):
+        if "error" in record:
+            continue
+        try:
+            space = record.get("namespace", "")
+            request, reply = ChatRequest.from_json(record["request"]), ChatReply.from_json(record["reply"])
+            if len(reply.choices) != request.n:
+                raise ValueError(f"{request.n} samples were asked for and {len(reply.choices)} stand there")
+            model = record["model"]
+            if not isinstance(model, str) or not isinstance(space, str):
+                raise ValueError("model and namespace must be strings")
+            parts = [
+                Row(model, replace(request, n=1, sample=request.sample + i), part, space)
+                for i, part in enumerate(reply.split())
+            ]
+            if "key" in record and [record["key"]] != [row.key for row in parts]:
+                raise ValueError("its key is not that of its content; the file was edited")
+        except (ValueError, TypeError, KeyError) as error:
+            raise CacheError(f"line {number} of {path} is no sample: {type(error).__name__}: {error}") from None
+        rows += parts if namespace is None else [replace(row, namespace=namespace) for row in parts]
+    return Store(cache).put(rows)

@@ -1,0 +1,290 @@
+"""What is asked of a chat model and what it answers: one protocol for servers, local models and scripted advisers.
+
+Everything here is a plain value that goes to JSON and back unchanged, so that replies can be cached, recorded and
+published. A request for `n` samples is `n` questions that share a prompt: each sample has an index, and what is cached
+is a sample, so that asking for eight after five asks for three.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Protocol, runtime_checkable
+
+from llmrl_jax.chat.errors import ChatError
+
+
+ROLES = ("system", "user", "assistant")
+
+FORMAT = 1
+"""Of the JSON below. It enters every cache key, so a changed meaning can never meet an old reply."""
+
+_OWNED = frozenset(
+    ("model", "messages", "n", "temperature", "top_p", "max_tokens", "max_completion_tokens", "seed", "stop", "stream")
+)
+_SECRET = ("api_key", "apikey", "authorization", "password", "secret")
+
+
+@dataclass(frozen=True)
+class Message:
+    """One turn of a conversation."""
+
+    role: str
+    """system, user or assistant."""
+    content: str
+
+    def __post_init__(self) -> None:
+        if self.role not in ROLES:
+            raise ValueError(f"a message has the role {self.role!r}; known roles are {', '.join(ROLES)}")
+        try:
+            self.content.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"a message's text cannot be written as UTF-8: {error.reason} at {error.start}") from None
+
+
+def _tidy(value: Any, name: str, low: float, high: float = math.inf) -> float:
+    number = float(value)
+    if not low <= number <= high or math.isinf(number):
+        raise ValueError(f"{name} is {value}; it must lie in [{low:g}, {high:g}]")
+    return number
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """A conversation to be continued, and how."""
+
+    messages: tuple[Message, ...]
+    """At least one."""
+    temperature: float | None = 1.0
+    """None leaves it to the server: some reasoning models refuse any other value than their own."""
+    top_p: float | None = None
+    """Sample from the smallest set of tokens with this much probability; None leaves it to the server."""
+    max_tokens: int = 512
+    """The most tokens that a sample may have. There is no default of the server's, because a budget needs a bound."""
+    seed: int | None = None
+    """Of sample 0; the others' seeds follow from it and their index. None lets the server draw."""
+    stop: tuple[str, ...] = ()
+    """Strings at which a sample ends; they are not part of it."""
+    n: int = 1
+    """How many samples."""
+    sample: int = 0
+    """The index of the first of them. Asking the same with another index is another draw, also through a cache."""
+    extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Further fields of the request's body, as the server spells them (`top_k`, `response_format`,
+    `reasoning_effort`, ...). JSON values; they enter the cache key."""
+
+    def __post_init__(self) -> None:
+        put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731
+        if isinstance(self.stop, str):
+            raise ValueError(f"stop is the string {self.stop!r}; give a tuple of strings")
+        put("messages", tuple(self.messages))
+        put("stop", tuple(self.stop))
+        if not self.messages:
+            raise ValueError("a request has no messages; give at least one")
+        if not all(self.stop):
+            raise ValueError("stop holds an empty string, at which every sample would end at once; leave it out")
+        if self.temperature is not None:
+            put("temperature", _tidy(self.temperature, "temperature", 0.0))
+        if self.top_p is not None:
+            put("top_p", _tidy(self.top_p, "top_p", 0.0, 1.0))
+        for name, low in (("max_tokens", 1), ("n", 1), ("sample", 0)):
+            if getattr(self, name) < low:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {low}")
+        for name in self.extra:
+            if name in _OWNED:
+                raise ValueError(f"extra holds {name!r}, which has a place of its own in a request; set it there")
+            if any(word in name.lower() for word in _SECRET):
+                raise ValueError(f"extra holds {name!r}; requests are cached and recorded, so they carry no secrets")
+        try:
+            text = json.dumps(dict(self.extra), allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"extra is not JSON: {error}") from None
+        put("extra", json.loads(text))
+
+    def then(self, *messages: Message) -> ChatRequest:
+        """The same request with further messages."""
+        return replace(self, messages=self.messages + messages)
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {**asdict(self), "stop": list(self.stop), "messages": [asdict(m) for m in self.messages]}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ChatRequest:
+        """The inverse of `to_json`. **Raises:** `ValueError` for a field that is unknown, missing or wrong."""
+        return cls(**{**_known(cls, data), "messages": tuple(Message(**_known(Message, m)) for m in data["messages"])})
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens, as the server counted them."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    """Those of the prompt that the server had in its own cache; some bill them at a lower price."""
+
+    @property
+    def total(self) -> int:
+        """Prompt and completion."""
+        return self.prompt_tokens + self.completion_tokens
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.cached_tokens + other.cached_tokens,
+        )
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One sample."""
+
+    text: str
+    finish_reason: str = "stop"
+    """stop: it ended by itself or at a stop string; length: `max_tokens` cut it; anything else is the server's word."""
+
+
+@dataclass(frozen=True)
+class ChatReply:
+    """The samples of one request."""
+
+    choices: tuple[Choice, ...]
+    """`n` of them, in the order of their indices."""
+    model: str
+    """What the server says that answered, which may be more exact than what was asked."""
+    usage: Usage | None = None
+    """What was billed for these samples when they were first drawn; None where the server does not tell."""
+    fingerprint: str | None = None
+    """The server's word for its weights and configuration (`system_fingerprint`)."""
+    seconds: float = 0.0
+    """From sending to receiving."""
+    lost: int = 0
+    """Attempts before this one that may have been billed without a report."""
+    cached: int = 0
+    """How many of the samples came out of a cache, and so cost nothing this time."""
+
+    @property
+    def text(self) -> str:
+        """The first sample's."""
+        return self.choices[0].text
+
+    def split(self) -> list[ChatReply]:
+        """One reply per sample. Shares of tokens add up to the whole: the first has the prompt and the remainder."""
+        n = len(self.choices)
+        parts = []
+        for i, choice in enumerate(self.choices):
+            usage = self.usage
+            if usage is not None:
+                each, rest = divmod(usage.completion_tokens, n)
+                usage = replace(usage, completion_tokens=each + rest) if i == 0 else Usage(0, each)
+            first = i == 0
+            parts.append(
+                replace(
+                    self,
+                    choices=(choice,),
+                    usage=usage,
+                    seconds=self.seconds if first else 0.0,
+                    lost=self.lost if first else 0,
+                    cached=int(i < self.cached),
+                )
+            )
+        return parts
+
+    @classmethod
+    def join(cls, parts: Sequence[ChatReply]) -> ChatReply:
+        """The inverse of `split`. Tokens are unknown where one part's are."""
+        usages = [part.usage for part in parts]
+        known = [usage for usage in usages if usage is not None]
+        return cls(
+            choices=tuple(choice for part in parts for choice in part.choices),
+            model=parts[0].model,
+            usage=sum(known, Usage()) if len(known) == len(usages) else None,
+            fingerprint=parts[0].fingerprint,
+            seconds=sum(part.seconds for part in parts),
+            lost=sum(part.lost for part in parts),
+            cached=sum(part.cached for part in parts),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values, without `cached`, which is not the reply's but this call's."""
+        data = {**asdict(self), "choices": [asdict(choice) for choice in self.choices]}
+        del data["cached"]
+        return data
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ChatReply:
+        """The inverse of `to_json`. **Raises:** `ValueError` for a field that is unknown, missing or wrong."""
+        values = _known(cls, data)
+        values["choices"] = tuple(Choice(**_known(Choice, c)) for c in data["choices"])
+        if values.get("usage") is not None:
+            values["usage"] = Usage(**_known(Usage, values["usage"]))
+        return cls(**values)
+
+
+@runtime_checkable
+class ChatModel(Protocol):
+    """Anything that answers. Wrappers (a cache, a budget, a recorder) are chat models around another."""
+
+    name: str
+    """Which model this is. It enters cache keys and price look-ups, so two models must not share it."""
+
+    def complete(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
+        """Answer a batch.
+
+        **Arguments:** `requests`, answered independently of one another.
+        **Returns:** one reply per request, in order, with `n` choices each.
+        **Raises:** `ChatError`, the first one, where a request got no reply; its `outcomes` hold what became of all.
+        """
+
+
+def settle(outcomes: Sequence[ChatReply | ChatError]) -> list[ChatReply]:
+    """The replies. **Raises:** the first error among the outcomes, a copy that carries them all."""
+    replies = [outcome for outcome in outcomes if isinstance(outcome, ChatReply)]
+    if len(replies) == len(outcomes):
+        return replies
+    error = copy.copy(next(outcome for outcome in outcomes if isinstance(outcome, ChatError)))
+    error.outcomes = tuple(outcomes)
+    raise error
+
+
+def outcomes_of(model: ChatModel, requests: Sequence[ChatRequest]) -> list[ChatReply | ChatError]:
+    """What became of each request of a batch: the inverse of `settle`."""
+    if not requests:
+        return []
+    try:
+        replies = model.complete(requests)
+    except ChatError as error:
+        return list(error.outcomes) if len(error.outcomes) == len(requests) else [error] * len(requests)
+    if [len(reply.choices) for reply in replies] != [request.n for request in requests]:
+        raise ValueError(
+            f"the chat model {model.name!r} broke its contract: {len(requests)} requests for "
+            f"{[request.n for request in requests]} samples got {[len(reply.choices) for reply in replies]}"
+        )
+    return list(replies)
+
+
+def canonical(data: Any) -> str:
+    """JSON with one spelling per value."""
+    return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+def sample_key(model: str, request: ChatRequest, sample: int, namespace: str = "") -> str:
+    """The address of one sample: a SHA-256 of all that it may depend on, in hexadecimal."""
+    data = {**request.to_json(), "model": model, "sample": sample, "namespace": namespace, "format": FORMAT}
+    del data["n"]
+    return hashlib.sha256(canonical(data).encode()).hexdigest()
+
+
+def _known(cls: type, data: Any) -> dict[str, Any]:
+    if not isinstance(data, Mapping):
+        raise ValueError(f"a {cls.__name__} is a JSON object, not {type(data).__name__}")
+    unknown = sorted(set(data) - {f.name for f in fields(cls)})
+    if unknown:
+        raise ValueError(f"a {cls.__name__} has no field {unknown[0]!r}")
+    return dict(data)

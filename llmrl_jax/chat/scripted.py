@@ -1,0 +1,45 @@
+"""Scripted advisers: rules that answer in a language model's stead, and are never called one."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from llmrl_jax.chat.protocol import ChatReply, ChatRequest, Choice, Message, Usage, sample_key
+
+
+class ScriptedAdviser(ABC):
+    """The base of every scripted adviser: a subclass writes `advise`.
+
+    It answers in text, as a model would, so that its replies pass through the same parser; that is all that its
+    callers ever see of it. Its name begins with `scripted-adviser/`, and stands so in caches, records and figures.
+    It needs no network, costs nothing, and gives the same reply to the same request.
+    """
+
+    @property
+    def name(self) -> str:
+        """`scripted-adviser/` and the class's name."""
+        return f"scripted-adviser/{type(self).__name__}"
+
+    @abstractmethod
+    def advise(self, messages: Sequence[Message], rng: random.Random) -> str:
+        """The reply's text.
+
+        **Arguments:** `messages`, the conversation; `rng`, which depends on the request and the sample's index alone:
+        draw from it where several answers are to differ, or where the adviser is to err at some rate.
+        """
+
+    def complete(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
+        """Answer a batch (`ChatModel.complete`); stop strings end a text, tokens are not counted."""
+        return [self._reply(request) for request in requests]
+
+    def _reply(self, request: ChatRequest) -> ChatReply:
+        choices = []
+        for sample in range(request.sample, request.sample + request.n):
+            seed = hashlib.sha256(sample_key(self.name, request, sample).encode()).digest()
+            text = self.advise(request.messages, random.Random(seed))
+            ends = [at for at in map(text.find, request.stop) if at >= 0]
+            choices.append(Choice(text[: min(ends, default=len(text))]))
+        return ChatReply(tuple(choices), model=self.name, usage=Usage())

@@ -1,0 +1,154 @@
+"""Replies on disk: one SQLite file, one row per sample, addressed by content. JSON inside, nothing pickled.
+
+Safe under several threads and processes of one machine (write-ahead log, waiting for locks). The log needs shared
+memory, so the file must not lie on a network file system that several machines write to: give each its own, and join
+them through JSONL.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmrl_jax.chat.errors import CacheError
+from llmrl_jax.chat.protocol import FORMAT, ChatReply, ChatRequest, canonical, sample_key
+
+
+LOCK_SECONDS = 60.0
+"""How long to wait for another process's write."""
+
+_CHUNK = 500
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS samples (
+  key TEXT PRIMARY KEY, namespace TEXT NOT NULL, model TEXT NOT NULL, request TEXT NOT NULL, reply TEXT NOT NULL
+) WITHOUT ROWID
+"""
+
+
+def _use_log(db: sqlite3.Connection) -> None:
+    """Switch to the write-ahead log. Another process may be about to do the same, and SQLite does not wait for that."""
+    for attempt in range(100):
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError:
+            if attempt == 99:
+                raise
+            time.sleep(0.02)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One sample: a request for it alone, and a reply with one choice."""
+
+    model: str
+    request: ChatRequest
+    reply: ChatReply
+    namespace: str = ""
+
+    @property
+    def key(self) -> str:
+        """Its address."""
+        return sample_key(self.model, self.request, self.request.sample, self.namespace)
+
+
+class Store:
+    """A file of samples.
+
+    Connections live for one operation, so a store may be used from any thread and after a fork, and holds no lock.
+
+    **Arguments:** `path`; `read_only`, which creates nothing, and reads files in folders that cannot be written.
+    **Raises:** `CacheError` where the file is missing (`read_only`), damaged, no cache, or of another format.
+    """
+
+    def __init__(self, path: str | Path, *, read_only: bool = False):
+        self.path = Path(path)
+        self._read_only = read_only
+        if read_only:
+            if not self.path.is_file():
+                raise CacheError(f"there is no cache {self.path}; give its path, or fill it in the mode write")
+        else:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self._connect() as db:
+            version = db.execute("PRAGMA user_version").fetchone()[0]
+            tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            if tables and ("samples" not in tables or version != FORMAT):
+                what = f"a cache of format {version}" if "samples" in tables else "a database of something else"
+                raise CacheError(f"{self.path} is {what}; this program reads format {FORMAT}: name another file")
+            if not read_only and not tables:
+                # One transaction, so that no other process sees the table without its version.
+                db.execute("BEGIN IMMEDIATE")
+                db.execute(_SCHEMA)
+                db.execute(f"PRAGMA user_version = {FORMAT}")
+                db.execute("COMMIT")
+                _use_log(db)
+
+    @contextmanager
+    def _connect(self) -> Iterator[sqlite3.Connection]:
+        uri = self.path.absolute().as_uri()
+        if self._read_only:
+            # A reader too needs the log's shared memory beside the file, and takes it away again. Where it cannot
+            # write, nobody can, and the file stands still.
+            writable = all(os.access(p, os.W_OK) for p in (self.path, self.path.absolute().parent))
+            uri += "?mode=rw" if writable else "?immutable=1"
+        db = None
+        try:
+            db = sqlite3.connect(uri, uri=True, timeout=LOCK_SECONDS)
+            # A power cut may lose the last replies but not damage the file; a crash of this program loses nothing.
+            db.execute("PRAGMA synchronous = NORMAL")
+            db.execute(f"PRAGMA query_only = {int(self._read_only)}")
+            yield db
+        except sqlite3.Error as error:
+            raise CacheError(
+                f"the cache {self.path} cannot be used: {error}; if it is damaged, move it away and import its JSONL"
+            ) from error
+        finally:
+            if db is not None:
+                db.close()
+
+    def get(self, keys: Sequence[str]) -> dict[str, ChatReply]:
+        """The samples that are there, by key. **Raises:** `CacheError` for one that cannot be read."""
+        found: dict[str, ChatReply] = {}
+        with self._connect() as db:
+            for start in range(0, len(keys), _CHUNK):
+                part = keys[start : start + _CHUNK]
+                marks = ",".join("?" * len(part))
+                rows = db.execute(f"SELECT key, reply FROM samples WHERE key IN ({marks})", part)
+                for key, text in rows:
+                    found[key] = self._reply(key, text)
+        return found
+
+    def put(self, rows: Iterable[Row]) -> int:
+        """Add samples, all or none. What is there stays: the first reply to be stored is the reply.
+
+        **Returns:** how many were new.
+        """
+        values = [
+            (r.key, r.namespace, r.model, canonical(r.request.to_json()), canonical(r.reply.to_json())) for r in rows
+        ]
+        with self._connect() as db, db:
+            before = db.total_changes
+            db.executemany("INSERT OR IGNORE INTO samples VALUES (?, ?, ?, ?, ?)", values)
+            return db.total_changes - before
+
+    def rows(self) -> Iterator[Row]:
+        """All samples, in the order of their keys."""
+        with self._connect() as db:
+            for key, space, model, request, reply in db.execute("SELECT * FROM samples ORDER BY key"):
+                yield Row(model, ChatRequest.from_json(json.loads(request)), self._reply(key, reply), space)
+
+    def __len__(self) -> int:
+        with self._connect() as db:
+            return db.execute("SELECT count(*) FROM samples").fetchone()[0]
+
+    def _reply(self, key: str, text: str) -> ChatReply:
+        try:
+            return ChatReply.from_json(json.loads(text))
+        except (ValueError, TypeError, KeyError) as error:
+            raise CacheError(f"the cache {self.path} holds an unreadable reply under {key}: {error}") from None

@@ -1,0 +1,207 @@
+"""Prices and budgets, with sums worked out by hand."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+
+from llmrl_jax.chat import (
+    Budget,
+    Budgeted,
+    BudgetExceeded,
+    Cached,
+    ChatReply,
+    ChatRequest,
+    Choice,
+    Message,
+    Price,
+    ServerError,
+    Spent,
+    Usage,
+    cost,
+    load_prices,
+)
+from llmrl_jax.chat.budget import prompt_bound
+from llmrl_jax.chat.protocol import settle
+
+
+PRICES = {"m": Price(input=2.0, output=8.0, cached_input=0.5)}
+
+
+def ask(text="four", **fields):
+    return ChatRequest((Message("user", text),), **{"max_tokens": 30, **fields})
+
+
+class Model:
+    """Takes 5 tokens for every prompt and 3 for every sample, unless told otherwise."""
+
+    name = "m"
+
+    def __init__(self, outcome=None):
+        self.asked: list[ChatRequest] = []
+        self.outcome = outcome
+
+    def complete(self, requests):
+        self.asked += requests
+        outcomes = [self.outcome or ChatReply((Choice("x"),) * r.n, "m-dated", Usage(5, 3 * r.n)) for r in requests]
+        return settle(outcomes)
+
+
+def test_costs_by_hand():
+    # 600 fresh prompt tokens at 2, 400 cached ones at 0.5, 100 of completion at 8, per million
+    assert cost(Usage(1000, 100, 400), "m", PRICES) == pytest.approx((1200 + 200 + 800) / 1e6)
+    assert cost(Usage(1000, 100, 400), "m", {"m": Price(2.0, 8.0)}) == pytest.approx(2800 / 1e6)
+    assert cost(Usage(1000, 100), "m", {"m": Price(0, 0)}) == 0
+
+
+def test_what_is_not_known_costs_none_and_not_nothing():
+    assert cost(Usage(1, 1), "m-dated", PRICES) is None
+    assert cost(None, "m", PRICES) is None
+
+
+def test_the_table_is_extended_by_a_file(tmp_path):
+    assert load_prices()["gpt-4o-mini"] == Price(0.15, 0.6, 0.075)
+    mine = tmp_path / "mine.json"
+    mine.write_text(json.dumps({"prices": {"local": {"input": 0, "output": 0}, "gpt-4o": {"input": 9, "output": 9}}}))
+    prices = load_prices(mine)
+    assert prices["local"] == Price(0, 0) and prices["gpt-4o"] == Price(9, 9) and "o3" in prices
+    for text, match in (
+        ('{"prices": {"x": {"input": 1}}}', "price of 'x' cannot be read"),
+        ('{"prices": {"x": {"input": -1, "output": 1}}}', "-1 USD"),
+        ('{"prices": {"x": 3}}', "price of 'x' cannot be read"),
+        ('{"x": {"input": 1, "output": 1}}', "holds no prices"),
+        ("[1]", "holds no prices"),
+        ("{", "mine.json is not JSON"),
+    ):
+        mine.write_text(text)
+        with pytest.raises(ValueError, match=match):
+            load_prices(mine)
+
+
+def test_the_bound_of_a_prompt_counts_bytes():
+    assert prompt_bound(ask("Grüße")) == 7 + 16
+
+
+def test_calls_are_counted_and_stop():
+    model, budget = Model(), Budget(calls=2)
+    budgeted = Budgeted(model, budget)
+    budgeted.complete([ask()])
+    with pytest.raises(BudgetExceeded, match="2 of 2 calls are spent, and the next request may take 1") as caught:
+        budgeted.complete([ask("a"), ask("b"), ask("c")])
+    kept = caught.value.outcomes
+    assert kept[0].text == "x" and all(isinstance(k, BudgetExceeded) for k in kept[1:])
+    assert len(model.asked) == 2 and budget.spent == Spent(2, 16, None)
+
+
+def test_tokens_are_set_aside_before_and_counted_after():
+    """A request can take 4 + 16 of prompt and 30: 50. It takes 8. So 58 tokens allow two, and 57 allow one."""
+    for limit, allowed in ((49, 0), (50, 1), (57, 1), (58, 2), (65, 2), (66, 3)):
+        model, budget = Model(), Budget(tokens=limit)
+        with pytest.raises(BudgetExceeded, match=f"of {limit} tokens"):
+            Budgeted(model, budget).complete([ask() for _ in range(4)])
+        assert len(model.asked) == allowed and budget.spent.tokens == 8 * allowed <= limit
+
+
+def test_a_tighter_count_allows_more():
+    budget = Budget(tokens=35, count=lambda request: 5)
+    assert Budgeted(Model(), budget).complete([ask()])[0].text == "x"
+
+
+def test_dollars_by_hand():
+    """At most 20 x 2 + 30 x 8 = 280 millionths; 5 x 2 + 3 x 8 = 34 are taken."""
+    model, budget = Model(), Budget(usd=320e-6, prices=PRICES)
+    with pytest.raises(BudgetExceeded, match="6.8e-05 of 0.00032 usd are spent, and the next request may take 0.00028"):
+        Budgeted(model, budget).complete([ask() for _ in range(4)])
+    assert len(model.asked) == 2 and budget.report() == {"calls": 2, "tokens": 16, "usd": pytest.approx(68e-6)}
+
+
+def test_dollars_need_a_price():
+    with pytest.raises(ValueError, match="'m' has no price"):
+        Budgeted(Model(), Budget(usd=1.0))
+    budget = Budget(tokens=1000)
+    Budgeted(Model(), budget).complete([ask()])
+    assert budget.spent.usd is None
+    with pytest.raises(ValueError, match="budget of calls is -1"):
+        Budget(calls=-1)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "tokens"),
+    [
+        (ChatReply((Choice("x"),), "m"), 50),  # no usage: the most it can have been
+        (ChatReply((Choice("x"),), "m", Usage(5, 3), lost=2), 8 + 2 * 50),
+        (ServerError("no", status=500), 0),
+        (ServerError("cut", lost=1), 50),
+    ],
+)
+def test_what_a_server_does_not_tell_counts_in_full(outcome, tokens):
+    budget = Budget(tokens=1000)
+    try:
+        Budgeted(Model(outcome), budget).complete([ask()])
+    except ServerError:
+        pass
+    assert (budget.spent.calls, budget.spent.tokens) == (1, tokens)
+
+
+def test_an_interrupted_request_counts_in_full():
+    class Interrupted(Model):
+        def complete(self, requests):
+            raise KeyboardInterrupt
+
+    budget = Budget(tokens=1000)
+    with pytest.raises(KeyboardInterrupt):
+        Budgeted(Interrupted(), budget).complete([ask(), ask()])
+    assert (budget.spent.calls, budget.spent.tokens) == (2, 100)
+
+
+def test_what_a_cache_holds_is_free(tmp_path):
+    budget = Budget(calls=1)
+    cached = Cached(Budgeted(Model(), budget), tmp_path / "c")
+    cached.complete([ask()])
+    cached.complete([ask()])
+    outside = Budget(calls=5)
+    Budgeted(cached, outside).complete([ask()])
+    assert budget.spent.calls == 1 and outside.spent == Spent()
+
+
+def test_a_resumed_run_goes_on_counting():
+    first = Budget(calls=3)
+    Budgeted(Model(), first).complete([ask(), ask()])
+    second = Budget(calls=3, spent=first.spent)
+    with pytest.raises(BudgetExceeded):
+        Budgeted(Model(), second).complete([ask(), ask()])
+    assert second.spent.calls == 3
+
+
+def test_threads_never_pass_the_limit_together():
+    """Each request can take 50 of 400 and takes 8, so 44 go through, however they interleave: after 44, 48 are left."""
+    budget, peak, lock = Budget(tokens=400), [0, 0], threading.Lock()
+
+    class Watching(Model):
+        def complete(self, requests):
+            with lock:
+                peak[0] += len(requests)
+                peak[1] = max(peak)
+            try:
+                return super().complete(requests)
+            finally:
+                with lock:
+                    peak[0] -= len(requests)
+
+    model = Watching()
+
+    def run():
+        for _ in range(20):
+            try:
+                Budgeted(model, budget).complete([ask()])
+            except BudgetExceeded:
+                return
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert len(model.asked) == 44 and budget.spent.tokens == 352 and peak[1] <= 8
