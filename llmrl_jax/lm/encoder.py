@@ -1,0 +1,332 @@
+"""Sentence encoders on the device: BERT and its kin (MiniLM) in flax, pooled to one vector a text.
+
+`encoder_weights.load_encoder` reads them; `phrase_table` embeds what a world can say, to be gathered from inside jit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal, Protocol
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jaxtyping import Array, Float, Int
+
+from envs_jax.text import Phrasebook
+from llmrl_jax.lm import declare
+from llmrl_jax.lm.layers import AnyArray, Source, attend, project
+from llmrl_jax.lm.tokens import FastTokenizer
+
+
+Pooling = Literal["mean", "cls", "pooler"]
+POOLINGS: tuple[str, ...] = Pooling.__args__  # type: ignore[attr-defined]
+
+
+class TextEncoder(Protocol):
+    """What turns texts into vectors: a `SentenceEncoder`, or the stand-in `HashedEncoder`."""
+
+    name: str
+    """What a log or a cache should call it."""
+    dim: int
+
+    def encode_texts(self, texts: Sequence[str]) -> np.ndarray:
+        """The embeddings float32 `[N, dim]` of `N` texts, on the host."""
+        ...
+
+
+@dataclass(frozen=True)
+class BertConfig:
+    """The architecture: layer norms after each residual sum, exact GELU, learned absolute positions."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    max_position_embeddings: int = 512
+    type_vocab_size: int = 2
+    layer_norm_eps: float = 1e-12
+    initializer_range: float = 0.02
+
+    def __post_init__(self):
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"num_attention_heads is {self.num_attention_heads}, which does not divide a hidden_size of "
+                f"{self.hidden_size}"
+            )
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> BertConfig:
+        """From the fields of a `config.json`. **Raises:** `ValueError` for a field that is missing or unsupported."""
+        wanted = {
+            # The first releases do not say that they are BERT.
+            "model_type": ("bert", "bert"),
+            "hidden_act": ("gelu", "gelu"),
+            "position_embedding_type": ("absolute", "absolute"),
+            "is_decoder": (False, False),
+            "add_cross_attention": (False, False),
+        }
+        for name, (default, only) in wanted.items():
+            if (found := config.get(name, default)) != only:
+                raise ValueError(f"{name} is {found!r}; a sentence encoder here supports {only!r} alone")
+        named = {f.name: config[f.name] for f in fields(cls) if f.name in config}
+        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
+            if name not in named:
+                raise ValueError(f"it lacks the field {name}, which BERT needs")
+        return cls(**named)
+
+
+def declare_bert(config: BertConfig, pooler: bool) -> declare.Tree:
+    """The `params` collection, layers stacked: `[L, ...]`. The `pooler` only where it is asked for."""
+    d, layers, std = config.hidden_size, config.num_hidden_layers, config.initializer_range
+    heads = (config.num_attention_heads, d // config.num_attention_heads)
+
+    def leaf(shape: tuple[int, ...], init: Any, hf: str, hf_shape: tuple[int, ...], fan_in: int = 0) -> declare.Leaf:
+        shape = (layers, *shape) if "{}" in hf else shape
+        return declare.Leaf(shape, (None,) * len(shape), init, scale=std, hf=hf, hf_shape=hf_shape, fan_in=fan_in)
+
+    def table(rows: int, hf: str) -> declare.Tree:
+        return {"embedding": leaf((rows, d), "normal", f"embeddings.{hf}_embeddings.weight", (rows, d))}
+
+    def norm(hf: str) -> declare.Tree:
+        return {
+            "scale": leaf((d,), "ones", f"{hf}.LayerNorm.weight", (d,)),
+            "bias": leaf((d,), "zeros", f"{hf}.LayerNorm.bias", (d,)),
+        }
+
+    def dense(ins: tuple[int, ...], outs: tuple[int, ...], hf: str) -> declare.Tree:
+        flat = (int(np.prod(outs)), int(np.prod(ins)))
+        return {
+            "kernel": leaf((*ins, *outs), "normal", f"{hf}.weight", flat, fan_in=len(ins)),
+            "bias": leaf(outs, "zeros", f"{hf}.bias", flat[:1]),
+        }
+
+    at = "encoder.layer.{}"
+    tree = {
+        "embeddings": {
+            "word": table(config.vocab_size, "word"),
+            "position": table(config.max_position_embeddings, "position"),
+            "token_type": table(config.type_vocab_size, "token_type"),
+            "norm": norm("embeddings"),
+        },
+        "layers": {
+            "attention": {
+                **{name: dense((d,), heads, f"{at}.attention.self.{name}") for name in ("query", "key", "value")},
+                "output": dense(heads, (d,), f"{at}.attention.output.dense"),
+                "norm": norm(f"{at}.attention.output"),
+            },
+            "mlp": {
+                "up": dense((d,), (config.intermediate_size,), f"{at}.intermediate.dense"),
+                "down": dense((config.intermediate_size,), (d,), f"{at}.output.dense"),
+                "norm": norm(f"{at}.output"),
+            },
+        },
+    }
+    return {**tree, "pooler": {"dense": dense((d,), (d,), "pooler.dense")}} if pooler else tree
+
+
+def layer_norm(x: jax.Array, params: Mapping, eps: float) -> jax.Array:
+    """Layer norm with a bias, its statistics in float32, in the dtype of `x`."""
+    wide = x.astype(jnp.float32)
+    wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
+    wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
+    return (wide * params["scale"].astype(jnp.float32) + params["bias"].astype(jnp.float32)).astype(x.dtype)
+
+
+@struct.dataclass
+class BertOutput:
+    """What a pass over `[B, S]` tokens returns."""
+
+    hidden: Float[Array, "B S D"]
+    """The last layer's states; those of padded tokens mean nothing."""
+    pooled: Float[Array, "B D"] | None
+    """tanh of a matrix times the first token's state; None for a model without its pooler."""
+
+
+class Bert(nn.Module):
+    """BERT (Devlin et al. 2019) for inference: no dropout. Differentiable."""
+
+    config: BertConfig
+    pooler: bool = False
+    dtype: Any = jnp.float32
+    """What is computed in; norms and softmax are float32 always."""
+    param_dtype: Any = jnp.float32
+
+    def setup(self):
+        for name, tree in declare_bert(self.config, self.pooler).items():
+            value = self.param(name, lambda key, t=tree: declare.make(t, key, self.param_dtype))
+            setattr(self, f"_{name}", value)
+
+    def abstract(self) -> dict[str, declare.Tree]:
+        """The shape and dtype of every parameter, by collection, without allocating any."""
+        return {"params": declare.abstract(declare_bert(self.config, self.pooler), self.param_dtype)}
+
+    def __call__(
+        self,
+        tokens: Int[AnyArray, "B S"],
+        lengths: Int[AnyArray, "B"],
+        token_types: Int[AnyArray, "B S"] | None = None,
+    ) -> BertOutput:
+        """One pass over right-padded rows; `token_types` (None: all 0) tells the first text of a pair from the second.
+
+        Padding is told by `lengths`, never by a token's id.
+        **Raises:** `ValueError` where `S` exceeds the positions.
+        """
+        config, steps = self.config, tokens.shape[1]
+        if steps > config.max_position_embeddings:
+            raise ValueError(
+                f"rows of {steps} tokens need {steps} positions; the encoder has {config.max_position_embeddings} "
+                "(max_position_embeddings): cut them"
+            )
+        tables = self._embeddings
+        x = tables["word"]["embedding"][tokens] + tables["position"]["embedding"][:steps]
+        types = tables["token_type"]["embedding"]
+        x = x + (types[0] if token_types is None else types[token_types])
+        x = layer_norm(x.astype(self.dtype), tables["norm"], config.layer_norm_eps)
+        real = jnp.arange(steps) < jnp.asarray(lengths)[:, None]
+        x, _ = jax.lax.scan(lambda x, params: (self._layer(x, real[:, None, :], params), None), x, self._layers)
+        return BertOutput(x, jnp.tanh(project(x[:, 0], "dense", self._pooler, None, 1.0)) if self.pooler else None)
+
+    def _layer(self, x: jax.Array, mask: jax.Array, params: Mapping) -> jax.Array:
+        attention, mlp, eps = params["attention"], params["mlp"], self.config.layer_norm_eps
+        query, key, value = (project(x, name, attention, None, 1.0) for name in ("query", "key", "value"))
+        seen = attend(query, [Source(key, value, mask)])
+        x = layer_norm(x + project(seen, "output", attention, None, 1.0, fan_in=2), attention["norm"], eps)
+        wide = jax.nn.gelu(project(x, "up", mlp, None, 1.0), approximate=False)
+        return layer_norm(x + project(wide, "down", mlp, None, 1.0), mlp["norm"], eps)
+
+
+def check_options(model: Bert, pooling: str, max_length: int) -> None:
+    """**Raises:** `ValueError` for an unknown pooling, one whose weights the model lacks, or an impossible length."""
+    if pooling not in POOLINGS:
+        raise ValueError(f"pooling is {pooling!r}; supported: {', '.join(POOLINGS)}")
+    if pooling == "pooler" and not model.pooler:
+        raise ValueError("pooling is 'pooler', but the model was built without one: Bert(config, pooler=True)")
+    if not 2 < max_length <= model.config.max_position_embeddings:
+        raise ValueError(
+            f"max_length is {max_length}; it must leave room for a token between the two special ones and not "
+            f"exceed the encoder's {model.config.max_position_embeddings} positions"
+        )
+
+
+class SentenceEncoder:
+    """A `Bert`, its weights, its tokenizer and what becomes of its states: one vector `[D]` a text."""
+
+    def __init__(
+        self,
+        model: Bert,
+        variables: Any,
+        tokenizer: FastTokenizer,
+        *,
+        name: str,
+        pooling: Pooling,
+        normalize: bool,
+        max_length: int,
+        cls_id: int,
+        sep_id: int,
+        lowercase: bool = False,
+    ):
+        """**Arguments:** `pooling`: `mean` of the real tokens' states, `cls`, the first token's, or `pooler`, BERT's
+        own tanh layer over that one; `normalize`, whether to divide by the L2 norm; `max_length`, in tokens, the two
+        special ones included: what is longer is cut; `lowercase`, whether texts are lowered before the tokenizer sees
+        them. `name` is for logs and caches.
+
+        **Raises:** what `check_options` does.
+        """
+        check_options(model, pooling, max_length)
+        self.model, self.variables, self.tokenizer, self.name = model, variables, tokenizer, name
+        self.pooling, self.normalize, self.max_length = pooling, normalize, max_length
+        self.cls_id, self.sep_id, self.lowercase = cls_id, sep_id, lowercase
+        self.dim: int = model.config.hidden_size
+        self._jitted = jax.jit(self.apply)
+
+    def __repr__(self) -> str:
+        how = f"{self.pooling}{', normalised' if self.normalize else ''}"
+        return f"SentenceEncoder({self.name!r}, {self.dim} wide, {how}, at most {self.max_length} tokens)"
+
+    def apply(
+        self,
+        variables: Any,
+        tokens: Int[AnyArray, "B S"],
+        lengths: Int[AnyArray, "B"],
+        token_types: Int[AnyArray, "B S"] | None = None,
+    ) -> Float[Array, "B D"]:
+        """The embeddings of token rows that hold their special tokens (`frame` adds them); pure, for jit and grad.
+
+        **Returns:** float32 `[B, D]`; a row of length 0 gives zeros.
+        """
+        out: Any = self.model.apply(variables, tokens, lengths, token_types)
+        length = jnp.asarray(lengths)[:, None]
+        hidden = out.hidden.astype(jnp.float32)
+        if self.pooling == "mean":
+            real = jnp.arange(tokens.shape[1]) < length
+            vector = jnp.where(real[..., None], hidden, 0.0).sum(1) / jnp.maximum(length, 1)
+        else:
+            vector = hidden[:, 0] if self.pooling == "cls" else out.pooled.astype(jnp.float32)
+            vector = jnp.where(length > 0, vector, 0.0)
+        if not self.normalize:
+            return vector
+        # The bound stands under the root, so that the gradient of a zero row is zero, not NaN.
+        return vector * jax.lax.rsqrt(jnp.maximum(jnp.square(vector).sum(-1, keepdims=True), 1e-24))
+
+    def frame(
+        self, tokens: Int[AnyArray, "B S"], lengths: Int[AnyArray, "B"]
+    ) -> tuple[Int[Array, "B T"], Int[Array, "B"]]:
+        """Token rows as the encoder wants them: [CLS], at most `max_length - 2` of the row, [SEP]; inside jit.
+
+        The rows are of `tokenizer.encode`, or of an `envs_jax.text.Prompt` built with it.
+        """
+        kept = min(tokens.shape[1], self.max_length - 2)
+        count = jnp.minimum(lengths, kept)
+        framed = jnp.pad(jnp.asarray(tokens)[:, :kept], ((0, 0), (1, 1)), constant_values=self.cls_id)
+        last = jnp.arange(kept + 2) == count[:, None] + 1
+        return jnp.where(last, self.sep_id, framed), count + 2
+
+    def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
+        """The token ids of each text, special tokens included, cut to `max_length`."""
+        if isinstance(texts, str):
+            raise TypeError(f"texts must be a sequence of strings, not the one string {texts[:40]!r}: put it in a list")
+        rows = self.tokenizer.encode_batch([text.lower() for text in texts] if self.lowercase else list(texts))
+        return [[self.cls_id, *row[: self.max_length - 2], self.sep_id] for row in rows]
+
+    def encode_texts(self, texts: Sequence[str], *, batch_size: int = 64) -> np.ndarray:
+        """The embeddings float32 `[N, D]` of `N` texts, on the host.
+
+        Texts are sorted by length, so that a batch pads little; a padded shape is compiled once, and there are few
+        of them (powers of two). The last bits of a row depend on the shape of its batch.
+        """
+        if batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
+        rows = self.tokenize(texts)
+        order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
+        batches = [order[i : i + batch_size] for i in range(0, len(rows), batch_size)]
+        # All batches are sent off before the first is fetched.
+        found = [self._jitted(self.variables, *self._pad([rows[i] for i in batch], batch_size)) for batch in batches]
+        out = np.zeros((len(rows), self.dim), np.float32)
+        for batch, vectors in zip(batches, found):
+            out[batch] = np.asarray(vectors)[: len(batch)]
+        return out
+
+    def _pad(self, rows: list[list[int]], most: int) -> tuple[np.ndarray, np.ndarray]:
+        """Rows in a shape of few: tokens `[B, S]` and lengths `[B]`, 0 for the rows that fill up."""
+        width = min(self.max_length, max(8, 1 << (max(map(len, rows)) - 1).bit_length()))
+        tokens = np.zeros((min(most, 1 << (len(rows) - 1).bit_length()), width), np.int32)
+        lengths = np.zeros(len(tokens), np.int32)
+        for i, row in enumerate(rows):
+            tokens[i, : len(row)], lengths[i] = row, len(row)
+        return tokens, lengths
+
+
+def phrase_table(encoder: TextEncoder, phrases: Phrasebook | Sequence[str]) -> Float[Array, "P D"]:
+    """The embeddings of every phrase of a book, in the order of their ids, to gather from inside jit (`look_up`)."""
+    return jnp.asarray(encoder.encode_texts(phrases.phrases if isinstance(phrases, Phrasebook) else phrases))
+
+
+def look_up(table: Float[AnyArray, "P D"], caption: Int[AnyArray, "*B C"]) -> Float[Array, "*B C D"]:
+    """The embedding of each phrase of a caption, zeros where it is -1; inside jit."""
+    ids = jnp.asarray(caption)
+    return jnp.where(ids[..., None] >= 0, jnp.take(jnp.asarray(table), jnp.maximum(ids, 0), axis=0), 0.0)

