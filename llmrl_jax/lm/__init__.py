@@ -1,36 +1,64 @@
-"""The language model: a Llama in flax, its adapters, candidate scoring, and Hugging Face's files."""
+"""Language models: a Llama in flax, adapters, scoring, sampling, sentence encoders, and Hugging Face's files."""
 
-from llmrl_jax.lm.cache import Cache
+from llmrl_jax.lm.cache import Branches, Cache
 from llmrl_jax.lm.candidates import Candidates
 from llmrl_jax.lm.config import LlamaConfig, RopeConfig
+from llmrl_jax.lm.encoder import Bert, BertConfig, SentenceEncoder, TextEncoder, look_up, phrase_table
+from llmrl_jax.lm.encoder_weights import any_encoder, load_encoder, load_minilm
+from llmrl_jax.lm.generate import Finish, Generation, generate, stream
+from llmrl_jax.lm.hashed import HashedEncoder
 from llmrl_jax.lm.heads import ValueHead
-from llmrl_jax.lm.lora import LoRAConfig, merge
+from llmrl_jax.lm.lora import LoRAConfig, PatternedLoRA, merge, unmerge
 from llmrl_jax.lm.model import Llama, LMOutput
+from llmrl_jax.lm.peft import load_adapter, save_adapter
+from llmrl_jax.lm.sampling import SamplingConfig
 from llmrl_jax.lm.score import Scores, score, score_naive
+from llmrl_jax.lm.stops import StopStrings
 from llmrl_jax.lm.tokens import FastTokenizer, Tokenizer, WordTokenizer, load_tokenizer
 from llmrl_jax.lm.weights import load, load_hf, locate, read_config, save_hf
 
 
 __all__ = [
+    "Bert",
+    "BertConfig",
+    "Branches",
     "Cache",
     "Candidates",
     "FastTokenizer",
+    "Finish",
+    "Generation",
+    "HashedEncoder",
     "LMOutput",
     "Llama",
     "LlamaConfig",
     "LoRAConfig",
+    "PatternedLoRA",
     "RopeConfig",
+    "SamplingConfig",
     "Scores",
+    "SentenceEncoder",
+    "StopStrings",
+    "TextEncoder",
     "Tokenizer",
     "ValueHead",
     "WordTokenizer",
+    "any_encoder",
+    "generate",
     "load",
+    "load_adapter",
+    "load_encoder",
     "load_hf",
+    "load_minilm",
     "load_tokenizer",
     "locate",
+    "look_up",
     "merge",
+    "phrase_table",
     "read_config",
+    "save_adapter",
     "save_hf",
     "score",
     "score_naive",
+    "stream",
+    "unmerge",
 ]

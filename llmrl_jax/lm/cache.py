@@ -1,4 +1,4 @@
-"""The KV cache: keys and values of the tokens so far, in arrays of a fixed capacity."""
+"""The KV cache: keys and values of the tokens so far, in arrays of a fixed capacity; and of what branches off them."""
 
 from __future__ import annotations
 
@@ -49,3 +49,35 @@ class Cache:
         """The cache with the next `S` slots taken by `positions`; their keys and values follow layer by layer."""
         at = jax.lax.dynamic_update_slice(self.positions, jnp.asarray(positions, jnp.int32), (0, self.index))
         return dataclasses.replace(self, positions=at, index=self.index + positions.shape[1])
+
+
+@struct.dataclass
+class Branches:
+    """`n` continuations of each of `B` prompts, up to `T` tokens each. What they have in common is held once.
+
+    Heads stand before tokens here: decoding reads all tokens of a head at every step, and in the order of `Cache` it
+    would have to turn them each time.
+    """
+
+    prompt_keys: Float[Array, "L B K S h"]
+    prompt_values: Float[Array, "L B K S h"]
+    lengths: Int[Array, "B"]
+    """Tokens of each prompt; what stands behind them is padding."""
+    keys: Float[Array, "L B n K T h"]
+    values: Float[Array, "L B n K T h"]
+    index: Int[Array, ""]
+    """Tokens of each continuation so far: all of them grow together."""
+
+    @staticmethod
+    def create(prompts: Cache, lengths: Int[Array | np.ndarray, "B"], count: int, capacity: int) -> Branches:
+        """`count` empty continuations for up to `capacity` tokens, behind right-padded prompts of `lengths` tokens."""
+        layers, batch, _, heads, size = prompts.keys.shape
+        empty = jnp.zeros((layers, batch, count, heads, capacity, size), prompts.keys.dtype)
+        return Branches(
+            prompt_keys=prompts.keys.swapaxes(2, 3),
+            prompt_values=prompts.values.swapaxes(2, 3),
+            lengths=jnp.asarray(lengths, jnp.int32),
+            keys=empty,
+            values=empty,
+            index=jnp.zeros((), jnp.int32),
+        )

@@ -1,4 +1,4 @@
-"""`LlamaConfig`: the architecture of a Llama, and its two-way translation to Hugging Face's `config.json`."""
+"""`LlamaConfig`: the architecture of a Llama or one of its kin, and its translation to and from `config.json`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any, Literal
 from envs_jax.registry import nearest
 
 
+Family = Literal["llama", "mistral", "qwen2", "qwen3"]
+FAMILIES: tuple[str, ...] = Family.__args__  # type: ignore[attr-defined]
 RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn"]
 ROPE_TYPES: tuple[str, ...] = RopeType.__args__  # type: ignore[attr-defined]
 
@@ -36,6 +38,12 @@ _ROPE_FIELDS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
         ),
     ),
 }
+
+
+def _check_family(kind: Any) -> None:
+    if kind not in FAMILIES:
+        close = nearest(str(kind), list(FAMILIES))
+        raise ValueError(f"model_type {kind!r} is not supported{close} (supported: {', '.join(FAMILIES)})")
 
 
 def _check_type(kind: str) -> None:
@@ -111,21 +119,35 @@ class RopeConfig:
         return self.original_max_position_embeddings or max_position_embeddings
 
 
-# Fields of a Llama's config.json that change what is computed and that are not implemented: field -> the value that is.
+WINDOWED, FULL = "sliding_attention", "full_attention"
+
+# Fields of config.json that change what is computed and that are not implemented: field -> the value that is.
 _ONLY: dict[str, Any] = {
     "hidden_act": "silu",
     "attention_bias": False,
     "mlp_bias": False,
     "attention_dropout": 0.0,
-    "sliding_window": None,
     "quantization_config": None,
+    "use_mrope": False,
+}
+# What transformers takes for a field that a family's config.json lacks, where that is not our default.
+_ABSENT: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"num_key_value_heads": 8, "max_position_embeddings": 131_072, "sliding_window": 4096},
+    "qwen2": {"num_key_value_heads": 32, "max_position_embeddings": 32_768},
+    "qwen3": {"num_key_value_heads": 32, "max_position_embeddings": 32_768, "head_dim": 128},
 }
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """The architecture of a Llama (Touvron et al. 2023). Sizes only: precision belongs to the module."""
+    """The architecture of a Llama (Touvron et al. 2023), a Mistral, a Qwen2 or a Qwen3.
+
+    Sizes only: precision belongs to the module. The families share all but three things: Qwen2's queries, keys and
+    values have biases; Qwen3 norms each head's queries and keys; Mistral, and where they say so the Qwens, attend to
+    a window of the last tokens only.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -152,6 +174,12 @@ class LlamaConfig:
     pad_token_id: int | None = None
     dtype: str = "float32"
     """What the weights are stored in: float32, bfloat16 or float16."""
+    model_type: Family = "llama"
+    """The family, as Hugging Face names it."""
+    sliding_window: int | None = None
+    """A token sees itself and the `sliding_window - 1` tokens before it; None: all before it."""
+    sliding_layers: tuple[bool, ...] | None = None
+    """Which layers the window binds (the Qwens); None: every one."""
 
     def __post_init__(self):
         if self.num_key_value_heads is None:
@@ -176,6 +204,40 @@ class LlamaConfig:
             raise ValueError(f"head_dim is {self.head_dim}; rotary positions need an even one")
         if self.dtype not in _DTYPES:
             raise ValueError(f"dtype {self.dtype!r} is not supported (supported: {', '.join(_DTYPES)})")
+        _check_family(self.model_type)
+        self._check_window()
+
+    def _check_window(self) -> None:
+        if self.sliding_window is None:
+            if self.sliding_layers is not None:
+                raise ValueError("sliding_layers is given without sliding_window")
+            return
+        if self.model_type == "llama":
+            raise ValueError(
+                f"sliding_window is {self.sliding_window}, which a 'llama' does not have (a 'mistral' does)"
+            )
+        if self.sliding_window < 1:
+            raise ValueError(f"sliding_window is {self.sliding_window}; at least 1 is needed (None: no window)")
+        if self.sliding_layers is None:
+            return
+        if len(self.sliding_layers) != self.num_hidden_layers:
+            raise ValueError(f"sliding_layers says {len(self.sliding_layers)} layers of {self.num_hidden_layers}")
+        if self.model_type == "mistral" and not all(self.sliding_layers):
+            raise ValueError("a 'mistral' has its window in every layer; sliding_layers says otherwise")
+        if not any(self.sliding_layers):
+            object.__setattr__(self, "sliding_window", None)
+        if len(set(self.sliding_layers)) == 1:
+            object.__setattr__(self, "sliding_layers", None)
+
+    @property
+    def qkv_bias(self) -> bool:
+        """Whether queries, keys and values have biases."""
+        return self.model_type == "qwen2"
+
+    @property
+    def qk_norm(self) -> bool:
+        """Whether each head's queries and keys are normed, before they are rotated."""
+        return self.model_type == "qwen3"
 
     @property
     def kv_heads(self) -> int:
@@ -198,13 +260,17 @@ class LlamaConfig:
 
         **Raises:** `ValueError` for another architecture, or for a field whose value is not implemented, by name.
         """
-        kind = config.get("model_type")
-        if kind != "llama":
-            raise ValueError(f"model_type {kind!r} is not supported; this is a Llama (model_type 'llama')")
+        kind: Any = config.get("model_type")
+        _check_family(kind)
+        for name in config.get("architectures") or ():
+            if not str(name).endswith("ForCausalLM"):
+                raise ValueError(f"architecture {name!r} is not supported; save the model as a {kind} ...ForCausalLM")
         for name, only in _ONLY.items():
             if (value := config.get(name)) not in (None, only):
                 raise ValueError(f"config field {name} is {value!r}; only {only!r} is implemented")
-        fields = {f.name for f in dataclasses.fields(LlamaConfig)} - {"rope", "dtype", "eos_token_id"}
+        config = {**_ABSENT[kind], **config}
+        derived = {"rope", "dtype", "eos_token_id", "sliding_window", "sliding_layers"}
+        fields = {f.name for f in dataclasses.fields(LlamaConfig)} - derived
         required = {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"}
         for name in sorted(required):
             if config.get(name) is None:
@@ -218,21 +284,35 @@ class LlamaConfig:
             # Some checkpoints list several end tokens; the first is the one that ends a text.
             eos_token_id=eos[0] if isinstance(eos, list | tuple) else eos,
             dtype=dtype,
+            **_window(config),
         )
 
     def to_hf(self) -> dict[str, Any]:
         """The `config.json` of transformers 5, which `from_hf` reads back unchanged."""
         own = dataclasses.asdict(self)
-        own.pop("rope")
+        for name in ("rope", "sliding_window", "sliding_layers"):
+            own.pop(name)
         return {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
+            "architectures": [f"{self.model_type.capitalize()}ForCausalLM"],
             **own,
             "hidden_act": "silu",
-            "attention_bias": False,
-            "mlp_bias": False,
             "attention_dropout": 0.0,
             "rope_parameters": self.rope.to_hf(self.max_position_embeddings),
+            **self._family_fields(),
+        }
+
+    def _family_fields(self) -> dict[str, Any]:
+        if self.model_type == "llama":
+            return {"attention_bias": False, "mlp_bias": False}
+        if self.model_type == "mistral":
+            return {"sliding_window": self.sliding_window}
+        slides = self.sliding_layers or (self.sliding_window is not None,) * self.num_hidden_layers
+        return {
+            **({"attention_bias": False} if self.model_type == "qwen3" else {}),
+            "use_sliding_window": self.sliding_window is not None,
+            "sliding_window": self.sliding_window,
+            "max_window_layers": slides.index(True) if True in slides else self.num_hidden_layers,
+            "layer_types": [WINDOWED if s else FULL for s in slides],
         }
 
     @staticmethod
@@ -258,6 +338,27 @@ class LlamaConfig:
         """
         n = self.matmul_params - (0 if logits else self.hidden_size * self.vocab_size)
         return 2.0 * n + 2.0 * self.num_hidden_layers * context * self.num_attention_heads * self.size
+
+
+def _window(config: Mapping[str, Any]) -> dict[str, Any]:
+    """`sliding_window` and `sliding_layers` of a config.json; a Qwen's window counts only if it is said to be used."""
+    kind, window, count = config["model_type"], config.get("sliding_window"), config["num_hidden_layers"]
+    qwen, types = kind in ("qwen2", "qwen3"), config.get("layer_types")
+    if qwen and not config.get("use_sliding_window"):
+        window = None
+    first = config.get("max_window_layers", 28) if qwen else 0
+    slides = [window is not None and i >= first for i in range(count)]
+    if types is not None:
+        for name in types:
+            if name not in (WINDOWED, FULL):
+                raise ValueError(f"layer_types holds {name!r}; only {WINDOWED!r} and {FULL!r} are implemented")
+        named = [name == WINDOWED for name in types]
+        if any(named) and window is None:
+            raise ValueError(f"layer_types holds {WINDOWED!r}, but the configuration uses no sliding_window")
+        if not qwen and named != slides:
+            raise ValueError(f"layer_types does not fit a {kind!r}, whose layers are alike; remove it")
+        slides = named
+    return {"sliding_window": window, "sliding_layers": tuple(slides) if window is not None else None}
 
 
 PRESETS: dict[str, dict[str, Any]] = {

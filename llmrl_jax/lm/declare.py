@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from llmrl_jax.lm.config import LlamaConfig
+from llmrl_jax.lm.lora import LoRAConfig
 
 
 Tree = dict[str, Any]
@@ -36,13 +37,25 @@ class Leaf:
     """Hugging Face's shape of one layer: `[out..., in]` for a projection, whose axes are turned to `[in, out...]`."""
     fan_in: int = 0
     """How many of the axes (after the layer's) are inputs: they stand last in Hugging Face's layout. 0: no turning."""
+    columns: tuple[int, ...] = ()
+    """Of a LoRA matrix `a [L, in..., r]` whose layers have different ranks: how many columns each layer has; the rest
+    are zero. Empty: all."""
+
+    @property
+    def stacked(self) -> bool:
+        """Whether the first axis is that of the layers, each of which is a tensor of Hugging Face's."""
+        return "{}" in (self.hf or "")
 
     def make(self, key: jax.Array, dtype: Any) -> jax.Array:
         """A fresh value."""
         if self.init == "normal":
             return (self.scale * jax.random.normal(key, self.shape)).astype(dtype)
         if self.init == "uniform":
-            return jax.random.uniform(key, self.shape, minval=-self.scale, maxval=self.scale).astype(dtype)
+            value = jax.random.uniform(key, self.shape, minval=-self.scale, maxval=self.scale)
+            if self.columns:
+                wide = (-1, *(1 for _ in self.shape[1:]))
+                value = jnp.where(jnp.arange(self.shape[-1]) < jnp.array(self.columns).reshape(wide), value, 0.0)
+            return value.astype(dtype)
         return (jnp.ones if self.init == "ones" else jnp.zeros)(self.shape, dtype)
 
 
@@ -93,6 +106,25 @@ def declare(config: LlamaConfig) -> Tree:
                 fan_in=len(ins),
             )
         }
+        if config.qkv_bias and name in ("q_proj", "k_proj", "v_proj"):
+            tree[p.block][name]["bias"] = Leaf(
+                (layers, *outs),
+                ("layers", *(a for a, _ in p.outputs)),
+                "zeros",
+                hf=f"model.layers.{{}}.{p.block}.{name}.bias",
+                hf_shape=(math.prod(outs),),
+            )
+    if config.qk_norm:
+        for name in ("q_norm", "k_norm"):
+            tree["self_attn"][name] = {
+                "scale": Leaf(
+                    (layers, config.size),
+                    ("layers", None),
+                    "ones",
+                    hf=f"model.layers.{{}}.self_attn.{name}.weight",
+                    hf_shape=(config.size,),
+                )
+            }
     d, vocab = config.hidden_size, config.vocab_size
     for name in ("input_layernorm", "post_attention_layernorm"):
         tree[name] = {
@@ -116,19 +148,23 @@ def declare(config: LlamaConfig) -> Tree:
     return whole
 
 
-def declare_lora(config: LlamaConfig, rank: int, targets: tuple[str, ...]) -> Tree:
+def declare_lora(config: LlamaConfig, lora: LoRAConfig) -> Tree:
     """The `lora` collection: `a [L, in..., r]`, uniform as in PEFT, and `b [L, r, out...]`, zero."""
     tree: Tree = {}
+    layers = config.num_hidden_layers
     for name, p in projections(config).items():
-        if name not in targets:
+        if name not in lora.targets:
             continue
         ins, outs = [n for _, n in p.inputs], [n for _, n in p.outputs]
-        layers = config.num_hidden_layers
+        ranks = tuple(lora.rank_at(name, i) for i in range(layers))
+        rank = max(ranks)
+        columns = () if min(ranks) == rank else ranks
         bound = 1.0 / math.sqrt(math.prod(ins))
         tree.setdefault(p.block, {})[name] = {
-            "a": Leaf((layers, *ins, rank), ("layers", *(a for a, _ in p.inputs), None), "uniform", bound),
+            "a": Leaf((layers, *ins, rank), ("layers", *(a for a, _ in p.inputs), None), "uniform", bound,
+                      columns=columns),
             "b": Leaf((layers, rank, *outs), ("layers", None, *(a for a, _ in p.outputs)), "zeros"),
-        }
+        }  # fmt: skip
     return {"layers": tree}
 
 

@@ -7,7 +7,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+
+AnyArray = Array | np.ndarray
 
 
 class Source(NamedTuple):
@@ -17,6 +21,13 @@ class Source(NamedTuple):
     value: Float[Array, "*b t k h"]
     mask: Bool[Array, "*b q t"] | None
     """Which of them each query sees; None means all."""
+    axes: str | None = None
+    """The order of their axes: b rows, q queries (each with keys of its own), t tokens, k heads, h. None: as above."""
+
+    @property
+    def order(self) -> str:
+        """`axes`, never None."""
+        return self.axes or ("btkh" if self.key.ndim == 4 else "tkh")
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
@@ -27,13 +38,28 @@ def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
 
 
 def project(x: jax.Array, name: str, params: Mapping, lora: Mapping | None, scale: float, fan_in: int = 1) -> jax.Array:
-    """`x W`, over the last `fan_in` axes of `x`, and `+ s (x A) B` where the matrix has an adapter."""
+    """`x W`, over the last `fan_in` axes of `x`, `+ bias` and `+ s (x A) B` where the matrix has them."""
     axes = tuple(range(-fan_in, 0))
     y = jnp.tensordot(x, params[name]["kernel"].astype(x.dtype), axes=(axes, tuple(range(fan_in))))
+    if "bias" in params[name]:
+        y = y + params[name]["bias"].astype(x.dtype)
     if lora and name in lora:
         a, b = lora[name]["a"].astype(x.dtype), lora[name]["b"].astype(x.dtype)
         y = y + scale * jnp.tensordot(jnp.tensordot(x, a, axes=(axes, tuple(range(fan_in)))), b, axes=1)
     return y
+
+
+def within(window: int, queries: Int[AnyArray, "b q"], keys: Int[AnyArray, "c t"]) -> Bool[Array, "d q t"]:
+    """Whether a key stands among the last `window` positions before a query, its own included; `d` is `b` or `c`."""
+    return jnp.asarray(keys)[:, None, :] > jnp.asarray(queries)[:, :, None] - window
+
+
+def windowed(mask: jax.Array | None, near: jax.Array | None, slides: Any) -> jax.Array | None:
+    """A mask narrowed to the keys `near`, in the layers that `slides` (None: in every one)."""
+    if near is None:
+        return mask
+    near = near if slides is None else near | ~jnp.asarray(slides)
+    return near if mask is None else mask & near
 
 
 def attend(query: Float[Array, "b q n h"], sources: list[Source]) -> Float[Array, "b q n h"]:
@@ -43,12 +69,11 @@ def attend(query: Float[Array, "b q n h"], sources: list[Source]) -> Float[Array
     repeated, neither over a group's heads nor, for a source without a batch axis, over rows.
     """
     b, q, n, h = query.shape
-    kv = sources[0].key.shape[-2]
+    kv = sources[0].key.shape[sources[0].order.index("k")]
     grouped = (query * h**-0.5).reshape(b, q, kv, n // kv, h)
     scores = []
     for source in sources:
-        keys = "btkh" if source.key.ndim == 4 else "tkh"
-        s = jnp.einsum(f"bqkgh,{keys}->bkgqt", grouped, source.key, preferred_element_type=jnp.float32)
+        s = jnp.einsum(f"bqkgh,{source.order}->bkgqt", grouped, source.key, preferred_element_type=jnp.float32)
         if source.mask is not None:
             mask = source.mask if source.mask.ndim == 2 else source.mask[:, None, None]
             s = jnp.where(mask, s, jnp.finfo(jnp.float32).min)
@@ -58,9 +83,8 @@ def attend(query: Float[Array, "b q n h"], sources: list[Source]) -> Float[Array
     total = sum(w.sum(-1) for w in weights)
     out: Any = 0.0
     for weight, source in zip(weights, sources, strict=True):
-        values = "btkh" if source.value.ndim == 4 else "tkh"
         out = out + jnp.einsum(
-            f"bkgqt,{values}->bqkgh", weight.astype(query.dtype), source.value, preferred_element_type=jnp.float32
+            f"bkgqt,{source.order}->bqkgh", weight.astype(query.dtype), source.value, preferred_element_type=jnp.float32
         )
     out = out / jnp.moveaxis(total, -1, 1)[..., None]
     return out.reshape(b, q, n, h).astype(query.dtype)

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from envs_jax.registry import nearest
 
 
-TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+BLOCKS = {
+    "q_proj": "self_attn",
+    "k_proj": "self_attn",
+    "v_proj": "self_attn",
+    "o_proj": "self_attn",
+    "gate_proj": "mlp",
+    "up_proj": "mlp",
+    "down_proj": "mlp",
+}
+"""The matrices of a layer, and the block that each stands in."""
+TARGETS = tuple(BLOCKS)
 
 
 @dataclass(frozen=True)
@@ -43,6 +55,101 @@ class LoRAConfig:
         """`s`, which multiplies the adapter's output."""
         return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
+    def rank_at(self, target: str, layer: int) -> int:
+        """The rank of a matrix of a layer; 0 where it has no adapter."""
+        return self.rank if target in self.targets else 0
+
+    def scale_at(self, target: str, layer: int) -> float:
+        """The scale of a matrix of a layer."""
+        return self.scale
+
+
+@dataclass(frozen=True)
+class PatternedLoRA(LoRAConfig):
+    """Adapters whose rank or alpha differ between matrices or layers: PEFT's `rank_pattern` and `alpha_pattern`.
+
+    Both name a matrix in all layers (`"k_proj"`) or in one (`"layers.3.self_attn.k_proj"`), which goes before.
+    Layers of a lower rank than others are padded with zeros, which have no gradient and so stay zero.
+    """
+
+    ranks: tuple[tuple[str, int], ...] = ()
+    """Other ranks; 0 leaves the matrix without an adapter."""
+    alphas: tuple[tuple[str, float], ...] = ()
+    """Other alphas."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not self.alpha > 0:
+            raise ValueError(f"LoRA alpha is {self.alpha}; beside patterns it must be positive")
+        for name, value in (*self.ranks, *self.alphas):
+            matrix = name.rpartition(".")[2]
+            parts = name.split(".")
+            layered = len(parts) == 4 and parts[1].isdecimal() and name == module(matrix, int(parts[1]))
+            if matrix not in self.targets or not (layered or name == matrix):
+                raise ValueError(
+                    f"LoRA pattern {name!r} names none of the targets {', '.join(self.targets)}; "
+                    "write 'k_proj' or 'layers.3.self_attn.k_proj'"
+                )
+            if value < 0:
+                raise ValueError(f"LoRA pattern {name!r} is {value}; it must not be negative")
+
+    def rank_at(self, target: str, layer: int) -> int:
+        """The rank of a matrix of a layer; 0 where it has no adapter."""
+        return int(_lookup(self.ranks, target, layer, super().rank_at(target, layer)))
+
+    def scale_at(self, target: str, layer: int) -> float:
+        """The scale of a matrix of a layer."""
+        rank = self.rank_at(target, layer) or 1
+        return _lookup(self.alphas, target, layer, self.alpha) / (math.sqrt(rank) if self.rslora else rank)
+
+
+def module(target: str, layer: int) -> str:
+    """The name of a matrix in a layer, as `layers.3.self_attn.k_proj`."""
+    return f"layers.{layer}.{BLOCKS.get(target)}.{target}"
+
+
+def _lookup(pattern: tuple[tuple[str, float], ...], target: str, layer: int, default: float) -> float:
+    found = dict(pattern)
+    return found.get(module(target, layer), found.get(target, default))
+
+
+def _scales(config: LoRAConfig, target: str, layers: int) -> np.ndarray:
+    return np.array([config.scale_at(target, i) for i in range(layers)], np.float32)
+
+
+def rescale(adapters: Any, config: LoRAConfig) -> Any:
+    """Adapters (the collection's `layers`) whose one scale is `config.scale`: what differs from it goes into `b`."""
+    if not isinstance(config, PatternedLoRA):
+        return adapters
+
+    def fold(target: str, ab: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        b = ab["b"]
+        ratio = _scales(config, target, b.shape[0]) / config.scale
+        return {**ab, "b": b * ratio.reshape(-1, *(1 for _ in b.shape[1:]))}
+
+    return {block: {name: fold(name, ab) for name, ab in own.items()} for block, own in adapters.items()}
+
+
+def _shift(params: Any, lora: Any, config: LoRAConfig, sign: float) -> Any:
+    """`W + sign s A B` for every matrix with an adapter, in float32 throughout, cast back to the dtype of `W`."""
+
+    def fold(target: str, kernel: jax.Array, ab: Mapping[str, jax.Array]) -> jax.Array:
+        a, b = ab["a"].astype(jnp.float32), ab["b"].astype(jnp.float32)
+        layers, rank = a.shape[0], a.shape[-1]
+        a, b = a.reshape(layers, -1, rank), b.reshape(layers, rank, -1)
+        # The highest precision: accelerators would otherwise round the factors to 10 bits or fewer.
+        delta = jnp.einsum("lir,lro->lio", a, b, precision=jax.lax.Precision.HIGHEST)
+        delta = delta * (sign * _scales(config, target, layers))[:, None, None]
+        return (kernel.astype(jnp.float32) + delta.reshape(kernel.shape)).astype(kernel.dtype)
+
+    layers = dict(params["layers"])
+    for block, matrices in lora["layers"].items():
+        layers[block] = dict(layers[block])
+        for name, ab in matrices.items():
+            own = layers[block][name]
+            layers[block][name] = {**own, "kernel": fold(name, own["kernel"], ab)}
+    return {**params, "layers": layers}
+
 
 def merge(params: Any, lora: Any, config: LoRAConfig) -> Any:
     """Fold adapters into the weights: `W + s A B`, summed in float32 and cast back to the dtype of `W`.
@@ -50,16 +157,15 @@ def merge(params: Any, lora: Any, config: LoRAConfig) -> Any:
     **Arguments:** `params` and `lora`, the model's two collections.
     **Returns:** a new `params`; the one given is untouched.
     """
+    return _shift(params, lora, config, 1.0)
 
-    def fold(kernel: jax.Array, ab: dict[str, jax.Array]) -> jax.Array:
-        a, b = ab["a"].astype(jnp.float32), ab["b"].astype(jnp.float32)
-        layers, rank = a.shape[0], a.shape[-1]
-        delta = jnp.einsum("lir,lro->lio", a.reshape(layers, -1, rank), b.reshape(layers, rank, -1))
-        return (kernel.astype(jnp.float32) + config.scale * delta.reshape(kernel.shape)).astype(kernel.dtype)
 
-    layers = dict(params["layers"])
-    for block, matrices in lora["layers"].items():
-        layers[block] = dict(layers[block])
-        for name, ab in matrices.items():
-            layers[block][name] = {**layers[block][name], "kernel": fold(layers[block][name]["kernel"], ab)}
-    return {**params, "layers": layers}
+def unmerge(params: Any, lora: Any, config: LoRAConfig) -> Any:
+    """Take merged adapters out again: `W - s A B`, in float32, cast back to the dtype of `W`.
+
+    It gives back the weights before `merge` up to rounding in that dtype: with weights in bfloat16 keep the originals.
+
+    **Arguments:** `params`, merged; `lora`, what was merged into it.
+    **Returns:** a new `params`; the one given is untouched.
+    """
+    return _shift(params, lora, config, -1.0)

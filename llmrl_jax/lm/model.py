@@ -15,10 +15,10 @@ from flax import struct
 from jaxtyping import Array, Float, Int
 
 from llmrl_jax.lm import declare
-from llmrl_jax.lm.cache import Cache
+from llmrl_jax.lm.cache import Branches, Cache
 from llmrl_jax.lm.config import LlamaConfig
-from llmrl_jax.lm.layers import Source, attend, gated_mlp, layer_slice, project, rms_norm
-from llmrl_jax.lm.lora import LoRAConfig
+from llmrl_jax.lm.layers import Source, attend, gated_mlp, layer_slice, project, rms_norm, windowed, within
+from llmrl_jax.lm.lora import LoRAConfig, rescale
 from llmrl_jax.lm.rope import rotate, rotations
 from llmrl_jax.parallel.partition import constrain
 
@@ -63,17 +63,19 @@ class Llama(nn.Module):
             value = self.param(name, lambda key, t=tree: declare.make(t, key, self.param_dtype))
             setattr(self, f"_{name}", value)
         if self.is_initializing() and self.lora is not None:
-            tree = declare.declare_lora(self.config, self.lora.rank, self.lora.targets)["layers"]
+            tree = declare.declare_lora(self.config, self.lora)["layers"]
             self.variable("lora", "layers", lambda: declare.make(tree, self.make_rng("params"), jnp.float32))
         self._adapters: Any = self.get_variable("lora", "layers")
         if self._adapters is not None and self.lora is None:
             raise ValueError("a lora collection was given to a model built without LoRAConfig: its scale is unknown")
+        if self._adapters is not None and self.lora is not None:
+            self._adapters = rescale(self._adapters, self.lora)
 
     def declared(self) -> dict[str, declare.Tree]:
         """The declaration of every parameter, by collection."""
         trees = {"params": declare.declare(self.config)}
         if self.lora is not None:
-            trees["lora"] = declare.declare_lora(self.config, self.lora.rank, self.lora.targets)
+            trees["lora"] = declare.declare_lora(self.config, self.lora)
         return trees
 
     def logical_axes(self) -> dict[str, declare.Tree]:
@@ -91,6 +93,7 @@ class Llama(nn.Module):
         *,
         lengths: Int[AnyArray, "B"] | None = None,
         positions: Int[AnyArray, "B S"] | None = None,
+        segments: Int[AnyArray, "B S"] | None = None,
         cache: Cache | None = None,
         at: Int[AnyArray, "B N"] | None = None,
         logits: bool = True,
@@ -98,13 +101,16 @@ class Llama(nn.Module):
         """One pass. Padding is told by `lengths` or `positions`, never by a token's id.
 
         **Arguments:** `tokens`; `lengths`, of right-padded rows; or `positions`, of any padding, with -1 at pads;
-        neither means whole rows from position 0 (after what the `cache` holds); `cache`, to read and extend;
+        neither means whole rows from position 0 (after what the `cache` holds); `segments`, with `positions`: tokens
+        attend only to those of their own segment, so that a row may hold several texts; `cache`, to read and extend;
         `at`, indices in `[0, S)` of the tokens whose hidden states and logits are wanted; `logits`, whether to
         compute them.
         **Returns:** `LMOutput`. States of padded tokens mean nothing.
         """
         if lengths is not None and positions is not None:
             raise ValueError("give lengths or positions, not both")
+        if segments is not None and (positions is None or cache is not None):
+            raise ValueError("segments need positions, which begin anew in every segment, and no cache")
         steps = jnp.arange(tokens.shape[1])
         extended = None
         key_positions: Any = positions
@@ -118,13 +124,17 @@ class Llama(nn.Module):
         if positions is None:
             # Pads stand to the right, so a causal mask hides them from every token.
             mask = steps[:, None] >= steps
+            near = self._near(where, where, tokens.shape[1])
         else:
             mask = (key_positions[:, None] >= 0) & (key_positions[:, None] <= positions[:, :, None])
+            if segments is not None:
+                mask &= jnp.asarray(segments)[:, None] == jnp.asarray(segments)[:, :, None]
             where = positions
+            near = self._near(where, key_positions)
         angles = rotations(self.config, where)
 
         def body(x, layer, pick):
-            params, lora, kv = layer
+            params, lora, kv, slides = layer
             keys, values = self._keys_values(x, params, lora, angles)
             if cache is not None:
                 at_slot = (0, cache.index, 0, 0)
@@ -134,7 +144,8 @@ class Llama(nn.Module):
                 )
             kept = None if cache is None else (keys, values)
             sources = (keys.astype(self.dtype), values.astype(self.dtype))
-            return self._finish(x, params, lora, angles, [Source(sources[0], sources[1], mask)], pick), kept
+            source = Source(sources[0], sources[1], windowed(mask, near, slides))
+            return self._finish(x, params, lora, angles, [source], pick), kept
 
         pick = None if at is None else lambda a: self._take(a, at)
         kv = None if cache is None else (cache.keys, cache.values)
@@ -181,6 +192,14 @@ class Llama(nn.Module):
         head_angles = rotations(self.config, jnp.arange(before)[None])
         head_mask = jnp.arange(before)[:, None] >= jnp.arange(before)
 
+        first = jnp.arange(before)[None]
+        places = jnp.concatenate(
+            [jnp.broadcast_to(before + steps, (tokens.shape[0], prompt)), before + lengths[:, None] + depth], axis=1
+        )
+        longest = before + prompt + count
+        near, near_head = self._near(places, places, longest), self._near(first, first, longest)
+        near_prefix = self._near(places, first, longest)
+
         def pick(a):
             if a.shape[0] == 1:
                 a = jnp.broadcast_to(a, (tokens.shape[0], *a.shape[1:]))
@@ -188,18 +207,56 @@ class Llama(nn.Module):
 
         def body(carry, layer, pick):
             x, head = carry
-            params, lora, _ = layer
+            params, lora, _, slides = layer
             keys, values = self._keys_values(x, params, lora, angles)
-            sources = [Source(keys, values, mask)]
+            sources = [Source(keys, values, windowed(mask, near, slides))]
             if head is not None:
                 own = self._keys_values(head, params, lora, head_angles)
-                sources.append(Source(own[0][0], own[1][0], None))
+                sources.append(Source(own[0][0], own[1][0], windowed(None, near_prefix, slides)))
                 if pick is None:
-                    head = self._finish(head, params, lora, head_angles, [Source(own[0], own[1], head_mask)], None)
+                    seen = windowed(head_mask, near_head, slides)
+                    head = self._finish(head, params, lora, head_angles, [Source(own[0], own[1], seen)], None)
             return (self._finish(x, params, lora, angles, sources, pick), head), None
 
         (x, _), _ = self._layers_run(body, (x, head), None, pick, lambda carry: (pick(carry[0]), None))
         return rms_norm(x, self._norm["scale"], self.config.rms_norm_eps)
+
+    def decode(self, tokens: Int[AnyArray, "B n"], branches: Branches) -> tuple[Float[Array, "B n D"], Branches]:
+        """One more token of every continuation of every prompt.
+
+        The continuations of a prompt are queries of one attention over its keys, which are read once for all of them.
+        The layers are scanned whatever `unroll` says, with the cache in the carry: a step writes one slot in place.
+        (Written out, XLA copies each layer's weights out of the stack at every step: half the speed.)
+
+        **Returns:** the tokens' hidden states after the last norm, and the branches with them.
+        """
+        index = branches.index
+        prompt, own = jnp.arange(branches.prompt_keys.shape[3]), jnp.arange(branches.keys.shape[4])
+        before = branches.lengths[:, None]
+        angles = rotations(self.config, jnp.broadcast_to(before + index, tokens.shape))
+        # All continuations are at the same place: one query stands for them in the masks.
+        masks = ((prompt < before)[:, None], (own <= index)[None])
+        longest = prompt.size + own.size
+        near = [self._near(before + index, keys, longest) for keys in (prompt[None], before + own)]
+
+        def step(carry, layer):
+            x, *own = carry
+            i, params, lora, prompts, slides = layer
+            new = self._keys_values(x, params, lora, angles)
+            own = [
+                jax.lax.dynamic_update_slice(old, n[None, :, :, :, None].astype(old.dtype), (i, 0, 0, 0, index, 0))
+                for old, n in zip(own, new, strict=True)
+            ]
+            keys, values = (jax.lax.dynamic_index_in_dim(o, i, keepdims=False) for o in own)
+            seen = [windowed(m, n, slides) for m, n in zip(masks, near, strict=True)]
+            sources = [Source(prompts[0], prompts[1], seen[0], "bkth"), Source(keys, values, seen[1], "bqkth")]
+            return (self._finish(x, params, lora, angles, sources, None), *own), None
+
+        prompts = (branches.prompt_keys, branches.prompt_values)
+        layers = (jnp.arange(self.config.num_hidden_layers), self._layers, self._adapters, prompts, self._slides)
+        (x, keys, values), _ = jax.lax.scan(step, (self._embed(tokens), branches.keys, branches.values), layers)
+        hidden = rms_norm(x, self._norm["scale"], self.config.rms_norm_eps)
+        return hidden, dataclasses.replace(branches, keys=keys, values=values, index=index + 1)
 
     def head(self, hidden: Float[Array, "*b D"]) -> Float[Array, "*b V"]:
         """Logits of hidden states, float32."""
@@ -219,6 +276,18 @@ class Llama(nn.Module):
             x = jnp.broadcast_to(x, (at.shape[0], *x.shape[1:]))
         return jnp.take_along_axis(x, at.reshape(at.shape + (1,) * (x.ndim - 2)), axis=1)
 
+    def _near(self, queries: AnyArray, keys: AnyArray, longest: int | None = None) -> jax.Array | None:
+        """Which keys stand in the window; None where there is none, or where `longest` tokens fit into it."""
+        window = self.config.sliding_window
+        if window is None or (longest is not None and longest <= window):
+            return None
+        return within(window, queries, keys)
+
+    @property
+    def _slides(self) -> np.ndarray | None:
+        """Whether the window binds each layer; None where it binds all or there is none."""
+        return None if self.config.sliding_layers is None else np.array(self.config.sliding_layers)
+
     @property
     def _scale(self) -> float:
         return self.lora.scale if self.lora is not None else 0.0
@@ -227,7 +296,13 @@ class Llama(nn.Module):
         own = (lora or {}).get("self_attn")
         x = rms_norm(x, params["input_layernorm"]["scale"], self.config.rms_norm_eps)
         keys, values = (project(x, name, params["self_attn"], own, self._scale) for name in ("k_proj", "v_proj"))
-        return rotate(keys, *angles), values
+        return rotate(self._normed(keys, params, "k_norm"), *angles), values
+
+    def _normed(self, heads: jax.Array, params: Any, name: str) -> jax.Array:
+        """Queries or keys after Qwen3's norm of each head; the same elsewhere."""
+        if not self.config.qk_norm:
+            return heads
+        return rms_norm(heads, params["self_attn"][name]["scale"], self.config.rms_norm_eps)
 
     def _finish(self, x, params, lora, angles: Angles, sources: list[Source], pick: Callable | None):
         """The rest of a layer, for all its tokens or for those that `pick` takes along axis 1."""
@@ -238,20 +313,22 @@ class Llama(nn.Module):
             sources = [s._replace(mask=m) for s, m in zip(sources, masks, strict=True)]
         own, eps = lora or {}, self.config.rms_norm_eps
         normed = rms_norm(x, params["input_layernorm"]["scale"], eps)
-        query = rotate(project(normed, "q_proj", params["self_attn"], own.get("self_attn"), self._scale), *angles)
+        query = project(normed, "q_proj", params["self_attn"], own.get("self_attn"), self._scale)
+        query = rotate(self._normed(query, params, "q_norm"), *angles)
         out = project(attend(query, sources), "o_proj", params["self_attn"], own.get("self_attn"), self._scale, 2)
         x = x + out
         normed = rms_norm(x, params["post_attention_layernorm"]["scale"], eps)
         return constrain(x + gated_mlp(normed, params["mlp"], own.get("mlp"), self._scale), "batch", None, None)
 
     def _layers_run(self, body, carry, kv, pick, pick_carry=None):
-        """Run `body(carry, (params, lora, kv), pick)` over the layers.
+        """Run `body(carry, (params, lora, kv, slides), pick)` over the layers; `slides`, where layers differ in that,
+        says whether the window binds a layer.
 
         Where the layers are written out the last one gets `pick` and computes only what it takes; a scan, whose
         steps are alike, computes all and picks afterwards (slicing the last layer off would copy the weights).
         """
         count = self.config.num_hidden_layers
-        stacked = (self._layers, self._adapters, kv)
+        stacked = (self._layers, self._adapters, kv, self._slides)
         written = self.unroll >= count if self.unroll is not None else count <= 4
 
         def step(pick=None):

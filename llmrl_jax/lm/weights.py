@@ -1,41 +1,32 @@
-"""Hugging Face's folders, in and out: `config.json` and safetensors, one file or many."""
+"""Hugging Face's folders, in and out: `config.json` and safetensors, one file or many, each as a stream."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
-import os
-import shutil
-from collections.abc import Iterator
-from contextlib import ExitStack
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, SingleDeviceSharding
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 
 from llmrl_jax.lm import declare
 from llmrl_jax.lm.config import LlamaConfig
 from llmrl_jax.lm.lora import LoRAConfig
 from llmrl_jax.lm.model import Llama
+from llmrl_jax.lm.tensors import DTYPES, Spec, TensorFile, empty, new_folder, pickles, read_json, spec, write_file
 from llmrl_jax.parallel.partition import shardings
 
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-_STORED = ("F32", "BF16", "F16")
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
+_STAGED = 4 << 20
+"""Bytes up to which a stacked leaf is read at once; a larger one goes to its devices layer by layer."""
 
 
 def read_config(path: str | Path) -> LlamaConfig:
@@ -44,7 +35,7 @@ def read_config(path: str | Path) -> LlamaConfig:
     if not file.is_file():
         raise FileNotFoundError(f"{file.parent} holds no {CONFIG}: it is not a model folder of Hugging Face's layout")
     try:
-        return LlamaConfig.from_hf(_json(file))
+        return LlamaConfig.from_hf(read_json(file))
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
 
@@ -63,7 +54,7 @@ def locate(path_or_id: str | Path, *, revision: str | None = None) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    wanted = ["*.json", "*.safetensors", "tokenizer.model"]
+    wanted = ["*.json", "*.safetensors", "tokenizer.model", "vocab.txt", "chat_template.jinja"]
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=wanted, local_files_only=True))
     except LocalEntryNotFoundError:
@@ -81,34 +72,36 @@ def locate(path_or_id: str | Path, *, revision: str | None = None) -> Path:
 def _layer_names(leaf: declare.Leaf) -> list[str]:
     """Hugging Face's names of a leaf's tensors, one for each layer of a stacked leaf."""
     assert leaf.hf is not None
-    return [leaf.hf.format(i) for i in range(leaf.shape[0])] if "{}" in leaf.hf else [leaf.hf]
+    return [leaf.hf.format(i) for i in range(leaf.shape[0])] if leaf.stacked else [leaf.hf]
 
 
 class _Files:
     """The open safetensors files of a folder, and which of them holds a tensor."""
 
     def __init__(self, folder: Path, stack: ExitStack):
+        listed: dict[str, str] = {}
         if (folder / INDEX).is_file():
-            weight_map = _json(folder / INDEX).get("weight_map", {})
-            names = sorted(set(weight_map.values()))
+            listed = read_json(folder / INDEX).get("weight_map") or {}
+            names = sorted(set(listed.values()))
         elif (folder / SINGLE).is_file():
             names = [SINGLE]
         else:
-            found = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pth", ".pt", ".gguf"))
-            also = f"; it holds {found[0]}, which must be converted to safetensors first" if found else ""
-            raise FileNotFoundError(f"{folder} holds no weights, neither {SINGLE} nor {INDEX}{also}")
-        self.where: dict[str, Any] = {}
+            raise FileNotFoundError(f"{folder} holds no weights, neither {SINGLE} nor {INDEX}{pickles(folder)}")
         for name in names:
-            if not (folder / name).is_file():
-                raise FileNotFoundError(f"{folder / INDEX} lists {name}, which is not in the folder")
-            try:
-                file = stack.enter_context(safe_open(folder / name, "np"))
-            except SafetensorError as error:
-                raise ValueError(f"{folder / name} is damaged or cut short: {error}") from None
-            self.where.update(dict.fromkeys(file.keys(), file))
-
-    def piece(self, name: str) -> Any:
-        return self.where[name].get_slice(name)
+            if Path(name).name != name or not name.endswith(".safetensors"):
+                raise ValueError(f"{folder / INDEX} lists {name!r}, which is not the name of a safetensors file there")
+        if missing := [name for name in names if not (folder / name).is_file()]:
+            more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+            raise FileNotFoundError(
+                f"{folder / INDEX} lists {missing[0]}{more}, which is not in the folder: copy or download it again"
+            )
+        self.where: dict[str, TensorFile] = {}
+        for name in names:
+            file = stack.enter_context(closing(TensorFile(folder / name)))
+            self.where.update(dict.fromkeys(file.specs, file))
+        for tensor, name in listed.items():
+            if tensor not in self.where:
+                raise ValueError(f"{folder / INDEX} says that {name} holds the tensor {tensor}, which it does not")
 
     def check(self, leaves: list[declare.Leaf], config: LlamaConfig) -> None:
         """Compare names, shapes and dtypes with the declaration, from the headers alone."""
@@ -119,39 +112,51 @@ class _Files:
             hint = "; should tie_word_embeddings be true?" if missing == ["lm_head.weight"] else ""
             raise ValueError(f"the weights lack the tensor {missing[0]}{more}{hint}")
         for name, shape in wanted.items():
-            piece = self.piece(name)
-            if tuple(piece.get_shape()) != shape:
-                raise ValueError(f"tensor {name} has shape {tuple(piece.get_shape())}; {CONFIG} asks for {shape}")
-            if piece.get_dtype() not in _STORED:
-                raise ValueError(f"tensor {name} is stored as {piece.get_dtype()}; supported: {', '.join(_STORED)}")
+            kind, found = self.where[name].specs[name]
+            if found != shape:
+                raise ValueError(f"tensor {name} has shape {found}; {CONFIG} asks for {shape}")
+            if kind not in DTYPES:
+                raise ValueError(
+                    f"tensor {name} is stored as {kind}; supported: {', '.join(DTYPES)} (a quantised model must be "
+                    "written again in one of these)"
+                )
         ignored = {"lm_head.weight"} if config.tie_word_embeddings else set()
         extra = [
             n for n in self.where if n not in wanted and n not in ignored and not n.endswith("rotary_emb.inv_freq")
         ]
         if extra:
             more = f" (and {len(extra) - 1} more)" if len(extra) > 1 else ""
-            raise ValueError(f"the weights hold the tensor {extra[0]}{more}, which this Llama would not read")
+            raise ValueError(
+                f"the weights hold the tensor {extra[0]}{more}, which a {config.model_type!r} model would not read"
+            )
 
-    def read(self, leaf: declare.Leaf, dtype: Any, index: tuple[slice, ...]) -> np.ndarray:
-        """The part `index` of a leaf, in our layout; nothing else is read from the disk."""
+    def read(self, leaf: declare.Leaf, dtype: Any, index: tuple[slice, ...], first: int = 0) -> np.ndarray:
+        """The part `index` of a leaf, in our layout; `first` is the layer at which the leaf is taken to begin."""
         spans = [s.indices(n)[:2] for s, n in zip(index, leaf.shape, strict=True)]
-        names = _layer_names(leaf)
-        stacked = "{}" in (leaf.hf or "")
-        if stacked:
-            names, spans = names[slice(*spans[0])], spans[1:]
-        dims = leaf.shape[1:] if stacked else leaf.shape
-        part = tuple(b - a for a, b in spans)
-        groups = [range(len(dims))] if not leaf.fan_in else [range(leaf.fan_in, len(dims)), range(leaf.fan_in)]
-        rows = tuple(_flat(spans, dims, g) for g in groups) if leaf.fan_in else tuple(slice(*s) for s in spans)
+        sizes = tuple(stop - start for start, stop in spans)
+        lead = 1 if leaf.stacked else 0
+        # Kept as the file has it, outputs before inputs; jax turns the view around faster than NumPy would.
+        ins, outs = sizes[lead : lead + leaf.fan_in], sizes[lead + leaf.fan_in :]
+        out = empty((*sizes[:lead], *outs, *ins), dtype)
+        for i in range(*spans[0]) if lead else (0,):
+            own = out[i - spans[0][0]] if lead else out
+            self._one(leaf, (leaf.hf or "").format(first + i), spans[lead:], own)
+        turned = (*range(lead), *range(lead + len(outs), out.ndim), *range(lead, lead + len(outs)))
+        return out.transpose(turned)
 
-        def one(name: str) -> np.ndarray:
-            tensor = self.piece(name)[rows]
-            return (tensor.T if leaf.fan_in else tensor).reshape(part).astype(dtype)
+    def _one(self, leaf: declare.Leaf, name: str, spans: list[tuple[int, int]], out: np.ndarray) -> None:
+        """Read a tensor's part into `out`, which has the file's order of axes but those of a group apart."""
+        dims = leaf.shape[1:] if leaf.stacked else leaf.shape
+        axes = range(len(dims))
+        if leaf.fan_in:
+            groups: Sequence[Sequence[int]] = [axes[leaf.fan_in :], axes[: leaf.fan_in]]
+        else:
+            groups = [axes] if len(leaf.hf_shape) == 1 else [[i] for i in axes]
+        part = tuple(_flat(spans, dims, group) for group in groups)
+        self.where[name].fill(name, out.reshape([s.stop - s.start for s in part]), part)
 
-        return np.stack([one(name) for name in names]) if stacked else one(names[0])
 
-
-def _flat(spans: list[tuple[int, int]], dims: tuple[int, ...], group: range) -> slice:
+def _flat(spans: list[tuple[int, int]], dims: tuple[int, ...], group: Sequence[int]) -> slice:
     """The range of a flattened group of axes of which only the first is cut."""
     inner = math.prod(dims[i] for i in group[1:])
     assert all(spans[i] == (0, dims[i]) for i in group[1:]), "only the first axis of a group is ever sharded"
@@ -159,11 +164,41 @@ def _flat(spans: list[tuple[int, int]], dims: tuple[int, ...], group: range) -> 
     return slice(start * inner, stop * inner)
 
 
+@lru_cache
+def _blank(shape: tuple[int, ...], dtype: Any, place: Sharding) -> Callable[[], jax.Array]:
+    """A program that makes an array of zeros where it belongs; kept, like the next, so that it is compiled once."""
+    return jax.jit(partial(jnp.zeros, shape, dtype), out_shardings=place)
+
+
+@lru_cache
+def _writer(place: Sharding) -> Callable[[jax.Array, jax.Array, int], jax.Array]:
+    """A program that writes one layer of a stacked leaf in place."""
+
+    def put(whole, layer, i):
+        return jax.lax.dynamic_update_slice_in_dim(whole, layer, i, 0)
+
+    return jax.jit(put, donate_argnums=0, out_shardings=place)
+
+
+def _place(files: _Files, leaf: declare.Leaf, place: Sharding, dtype: Any) -> jax.Array:
+    """A leaf on its devices. A large stacked one is written into an array that is already there, layer by layer."""
+    if not leaf.stacked or math.prod(leaf.shape) * jnp.dtype(dtype).itemsize <= _STAGED:
+        return jax.make_array_from_callback(leaf.shape, place, partial(files.read, leaf, dtype))
+    one = dataclasses.replace(leaf, shape=(1, *leaf.shape[1:]))
+    whole = _blank(leaf.shape, jnp.dtype(dtype), place)()
+    for i in range(leaf.shape[0]):
+        layer = jax.make_array_from_callback(one.shape, place, partial(files.read, one, dtype, first=i))
+        # Waiting keeps one layer in the host's memory, not all those in flight.
+        whole = _writer(place)(whole, layer, i).block_until_ready()
+    return whole
+
+
 def load_hf(
     path: str | Path, mesh: Mesh | None = None, *, dtype: Any = jnp.float32, lora: LoRAConfig | None = None
 ) -> tuple[Llama, dict[str, Any]]:
-    """Read a model folder. Everything is checked from the headers before anything is allocated; then each device's
-    part of each leaf is read and placed, so that no host holds more than one leaf.
+    """Read a model folder. Everything is checked from the headers before anything is allocated; then the tensors are
+    read and placed one by one, each device's part alone, so that beside what the devices hold a host needs no more
+    than the largest tensor and a tenth of the model.
 
     **Arguments:** `path`, a folder with `config.json` and safetensors; `mesh`, over which the weights are sharded
     (None: whole, on the first device); `dtype`, of weights and computation; `lora`, the adapters of the model that
@@ -185,7 +220,7 @@ def load_hf(
         files = _Files(folder, stack)
         files.check(leaves, config)
         arrays = [
-            jax.make_array_from_callback(leaf.shape, place, partial(files.read, leaf, dtype))
+            _place(files, leaf, place, dtype)
             for leaf, place in zip(leaves, structure.flatten_up_to(places), strict=True)
         ]
     return model, {"params": jax.tree.unflatten(structure, arrays)}
@@ -203,65 +238,55 @@ def load(
     return load_hf(locate(path_or_id, revision=revision), mesh, dtype=dtype, lora=lora)
 
 
-def _tensors(config: LlamaConfig, params: Any) -> Iterator[tuple[str, np.ndarray]]:
-    """Every tensor by Hugging Face's name and in its layout, one at a time."""
-    tree = declare.declare(config)
+def _leaves(config: LlamaConfig, params: Any) -> Iterator[tuple[declare.Leaf, Any]]:
+    """Every parameter beside its declaration. **Raises:** `ValueError` for one of another shape or out of reach."""
     structure: Any
-    leaves, structure = jax.tree.flatten(tree, is_leaf=declare.is_leaf)
+    leaves, structure = jax.tree.flatten(declare.declare(config), is_leaf=declare.is_leaf)
     for leaf, array in zip(leaves, structure.flatten_up_to(params), strict=True):
         if tuple(array.shape) != leaf.shape:
             raise ValueError(f"{leaf.hf} has shape {tuple(array.shape)}; the configuration asks for {leaf.shape}")
-        names = _layer_names(leaf)
-        for i, name in enumerate(names):
-            value = np.asarray(jax.device_get(array[i] if "{}" in (leaf.hf or "") else array))
-            turned = value.reshape(leaf.hf_shape[::-1]).T if leaf.fan_in else value
-            yield name, np.ascontiguousarray(turned)
+        if not getattr(array, "is_fully_addressable", True):
+            raise ValueError(f"{leaf.hf} lies on several processes; gather it before it is written")
+        yield leaf, array
+
+
+def hf_tensor(leaf: declare.Leaf, array: Any, layer: int = 0) -> np.ndarray:
+    """A parameter, or one layer of a stacked one, as NumPy in Hugging Face's layout."""
+    value = np.asarray(jax.device_get(array[layer] if leaf.stacked else array))
+    turned = value.reshape(leaf.hf_shape[::-1]).T if leaf.fan_in else value.reshape(leaf.hf_shape)
+    return np.ascontiguousarray(turned)
 
 
 def save_hf(path: str | Path, config: LlamaConfig, params: Any, *, max_shard_bytes: int = 5_000_000_000) -> Path:
     """Write a folder that `transformers` loads: `config.json` and safetensors, in several files above a size.
 
-    The folder appears whole or not at all. Adapters are not written: `merge` them first.
+    The folder appears whole or not at all. Tensors are fetched and written one by one. Adapters are not written:
+    `merge` them first, or write them apart with `save_adapter`.
 
     **Arguments:** `path`, a folder that does not exist yet; `config`; `params`, the collection; `max_shard_bytes`.
     **Returns:** `path`.
     **Raises:** `FileExistsError` where `path` exists; `ValueError` for parameters of another configuration.
     """
     path = Path(path)
-    if path.exists():
-        raise FileExistsError(f"{path} exists already; give a new folder")
-    dtype = jnp.dtype(jax.tree.leaves(params)[0].dtype).name
-    draft = path.parent / f".{path.name}.partial-{os.getpid()}"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft.mkdir()
-    try:
-        shards: list[list[str]] = []
-        held: dict[str, np.ndarray] = {}
-        total = 0
-
-        def flush() -> None:
-            save_file(held, draft / f"shard-{len(shards)}", metadata={"format": "pt"})
-            shards.append(list(held))
-            held.clear()
-
-        for name, tensor in _tensors(config, params):
-            if held and sum(t.nbytes for t in held.values()) + tensor.nbytes > max_shard_bytes:
-                flush()
-            held[name] = tensor
-            total += tensor.nbytes
-        flush()
-        weight_map = {}
-        for i, names in enumerate(shards):
+    tensors: list[tuple[str, Spec, declare.Leaf, Any, int]] = []
+    for leaf, array in _leaves(config, params):
+        for i, name in enumerate(_layer_names(leaf)):
+            tensors.append((name, Spec(spec(name, array).dtype, leaf.hf_shape), leaf, array, i))
+    shards: list[list[tuple[str, Spec, declare.Leaf, Any, int]]] = [[]]
+    for tensor in tensors:
+        if shards[-1] and sum(t[1].nbytes for t in shards[-1]) + tensor[1].nbytes > max_shard_bytes:
+            shards.append([])
+        shards[-1].append(tensor)
+    weight_map = {}
+    with new_folder(path) as draft:
+        for i, shard in enumerate(shards):
             file = SINGLE if len(shards) == 1 else f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors"
-            (draft / f"shard-{i}").rename(draft / file)
-            weight_map.update(dict.fromkeys(names, file))
+            write_file(draft / file, [t[:2] for t in shard], (hf_tensor(*t[2:]) for t in shard))
+            weight_map.update({t[0]: file for t in shard})
         if len(shards) > 1:
-            index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+            index = {"metadata": {"total_size": sum(t[1].nbytes for t in tensors)}, "weight_map": weight_map}
             (draft / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+        dtype = jnp.dtype(jax.tree.leaves(params)[0].dtype).name
         written = dataclasses.replace(config, dtype=dtype).to_hf()
         (draft / CONFIG).write_text(json.dumps(written, indent=2) + "\n")
-        draft.rename(path)
-    except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)
-        raise
     return path

@@ -30,7 +30,24 @@ def test_defaults_follow_from_the_sizes():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "qwen2"}, "model_type 'qwen2'"),
+        ({"model_type": "qwen4"}, "model_type .qwen4.*did you mean"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "'LlamaForSequenceClassification' is not supported"),
+        ({"sliding_window": 8}, "sliding_window is 8, which a 'llama' does not have"),
+        ({"model_type": "mistral", "sliding_window": 0}, "sliding_window is 0"),
+        ({"model_type": "mistral", "layer_types": ["full_attention"] * 2}, "layer_types does not fit a 'mistral'"),
+        ({"model_type": "qwen2", "layer_types": ["sliding_attention"] * 2}, "uses no sliding_window"),
+        ({"model_type": "qwen3", "layer_types": ["chunked_attention"] * 2}, "'chunked_attention'"),
+        (
+            {
+                "model_type": "qwen3",
+                "use_sliding_window": True,
+                "sliding_window": 8,
+                "layer_types": ["sliding_attention"],
+            },
+            "1 layers of 2",
+        ),
+        ({"model_type": "qwen3", "attention_bias": True}, "attention_bias is True"),
+        ({"model_type": "qwen2", "use_mrope": True}, "use_mrope is True"),
         ({"attention_bias": True}, "attention_bias is True"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
@@ -66,6 +83,49 @@ def test_what_is_not_implemented_is_named(change, message):
 def test_hugging_face_and_back(rope):
     config = LlamaConfig(100, 64, 96, 2, 4, 2, 24, rope=rope, dtype="bfloat16", eos_token_id=2)
     assert LlamaConfig.from_hf(config.to_hf()) == config
+
+
+@pytest.mark.parametrize(
+    ("fields", "window", "layers"),
+    [
+        # As the published folders spell it: Mistral 7B 0.1 and 0.3, Qwen2.5 7B, and what transformers 5 writes.
+        ({"model_type": "mistral", "sliding_window": 4096}, 4096, None),
+        ({"model_type": "mistral", "sliding_window": None}, None, None),
+        ({"model_type": "mistral"}, 4096, None),
+        ({"model_type": "qwen2", "use_sliding_window": False, "sliding_window": 9, "max_window_layers": 0}, None, None),
+        ({"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 0}, 9, None),
+        ({"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 9}, None, None),
+        (
+            {"model_type": "qwen3", "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
+            9,
+            (False, True),
+        ),
+        (
+            {
+                "model_type": "qwen3",
+                "use_sliding_window": True,
+                "sliding_window": 9,
+                "layer_types": ["sliding_attention", "full_attention"],
+            },
+            9,
+            (True, False),
+        ),
+    ],
+    ids=str,
+)
+def test_windows(fields, window, layers):
+    config = LlamaConfig.from_hf({**BASE, **fields, "head_dim": 8})
+    assert (config.sliding_window, config.sliding_layers) == (window, layers)
+    assert LlamaConfig.from_hf(config.to_hf()) == config
+
+
+def test_what_a_family_leaves_out_is_what_transformers_takes():
+    bare = {k: v for k, v in BASE.items() if k != "num_key_value_heads"} | {"num_attention_heads": 32}
+    assert LlamaConfig.from_hf(bare).kv_heads == 32
+    mistral = LlamaConfig.from_hf({**bare, "model_type": "mistral"})
+    assert (mistral.kv_heads, mistral.max_position_embeddings, mistral.qkv_bias) == (8, 131072, False)
+    qwen3 = LlamaConfig.from_hf({**bare, "model_type": "qwen3"})
+    assert (qwen3.kv_heads, qwen3.size, qwen3.qk_norm, qwen3.max_position_embeddings) == (32, 128, True, 32768)
 
 
 def test_frequencies_by_hand():

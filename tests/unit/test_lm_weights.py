@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from contextlib import closing
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from llmrl_jax import lm
+from llmrl_jax.lm import tensors, weights
 from llmrl_jax.parallel import make_mesh
 from tests.lm_random import random_variables
 
@@ -43,6 +46,34 @@ def test_round_trip_on_a_mesh(params, tmp_path, shard):
     jax.tree.map(np.testing.assert_array_equal, variables["params"], params)
     kernel = variables["params"]["layers"]["self_attn"]["q_proj"]["kernel"]
     assert kernel.shape == (2, 16, 4, 4) and kernel.addressable_shards[0].data.shape == (2, 4, 2, 4)
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
+@pytest.mark.parametrize(("mesh", "ways"), [(None, 1), ("fsdp=4,tensor=2", 8), ("data=2,fsdp=2,tensor=2", 4)])
+def test_layer_by_layer_is_all_at_once(mesh, ways, kind, tmp_path, monkeypatch):
+    """Biases and norms too; and no more than a device's part of one tensor is staged at a time."""
+    config = dataclasses.replace(CONFIG, model_type=kind)
+    want = random_variables(lm.Llama(config))["params"]
+    folder = lm.save_hf(tmp_path / "m", config, want, max_shard_bytes=5000)
+    staged = []
+    monkeypatch.setattr(weights, "empty", lambda *args: staged.append(args[0]) or tensors.empty(*args))
+    monkeypatch.setattr(weights, "_STAGED", 0)
+    _, variables = lm.load(folder, mesh and make_mesh(mesh))
+    jax.tree.map(np.testing.assert_array_equal, variables["params"], want)
+    assert max(np.prod(shape) for shape in staged) == CONFIG.hidden_size * CONFIG.vocab_size // ways
+
+
+def test_large_tensors_are_read_in_blocks(tmp_path, monkeypatch):
+    monkeypatch.setattr(tensors, "_BLOCK", 100)
+    monkeypatch.setattr(tensors, "_PAGES", 64)
+    value = np.arange(70 * 9, dtype=np.float32).reshape(70, 9)
+    tensors.write_file(tmp_path / "x.safetensors", [("a", tensors.spec("a", value))], [value])
+    np.testing.assert_array_equal(load_file(tmp_path / "x.safetensors")["a"], value)
+    with closing(tensors.TensorFile(tmp_path / "x.safetensors")) as file:
+        for part in ((slice(3, 61), slice(0, 9)), (slice(0, 70), slice(2, 5)), (slice(1, 2), slice(8, 9))):
+            out = np.zeros(value[part].shape[::-1], np.float16)
+            file.fill("a", out.T, part)
+            np.testing.assert_array_equal(out.T, value[part].astype(np.float16))
 
 
 def test_bfloat16_is_stored_and_read(params, tmp_path):
@@ -84,9 +115,51 @@ def test_a_damaged_file_is_named(folder):
         lm.load(folder)
 
 
+def edit_index(folder, change):
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    change(index["weight_map"])
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+TENSOR = "model.norm.weight"
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (lambda f: (f / "model-00002-of-00005.safetensors").unlink(), r"lists model-00002-of-00005.*copy or download"),
+        (
+            lambda f: edit_index(f, lambda m: m.update({TENSOR: "../x.safetensors"})),
+            r"'\.\./x\.safetensors'.*not the name",
+        ),
+        (lambda f: edit_index(f, lambda m: m.update({TENSOR: "model.bin"})), r"'model\.bin'.*not the name"),
+        (
+            lambda f: edit_index(f, lambda m: m.update({"model.other": "model-00001-of-00005.safetensors"})),
+            r"model-00001-of-00005\.safetensors holds the tensor model\.other, which it does not",
+        ),
+        (lambda f: (f / "model.safetensors.index.json").write_text("{"), r"index\.json is not JSON"),
+        (lambda f: (f / "config.json").write_text("[]"), r"config\.json holds list"),
+        (
+            lambda f: (f / "model-00003-of-00005.safetensors").write_bytes(b"\x80\x02}q\x00."),
+            r"model-00003-of-00005\.safetensors is damaged",
+        ),
+    ],
+    ids=["missing", "outside", "pickle", "elsewhere", "index", "config", "not-safetensors"],
+)
+def test_a_fault_is_named_before_anything_is_allocated(fault, message, params, tmp_path, monkeypatch):
+    folder = lm.save_hf(tmp_path / "m", CONFIG, params, max_shard_bytes=5000)
+    assert len(list(folder.glob("*.safetensors"))) == 5
+    monkeypatch.setattr(weights, "_place", lambda *args: pytest.fail("something was allocated"))
+    fault(folder)
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        lm.load(folder)
+
+
 def test_missing_files_are_named(folder, tmp_path):
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(FileNotFoundError, match=r"neither model\.safetensors.*pytorch_model\.bin.*converted"):
+    with pytest.raises(
+        FileNotFoundError, match=r"neither model\.safetensors.*pytorch_model\.bin.*never read.*converted"
+    ):
         lm.load(folder)
     (folder / "config.json").unlink()
     with pytest.raises(FileNotFoundError, match=r"holds no config\.json"):
@@ -124,6 +197,26 @@ def test_saving_is_whole_or_not_at_all(params, tmp_path):
     lm.save_hf(tmp_path / "m", CONFIG, params)
     with pytest.raises(FileExistsError):
         lm.save_hf(tmp_path / "m", CONFIG, params)
+
+
+def test_a_disk_that_fills_leaves_nothing_behind(params, tmp_path, monkeypatch):
+    write = tensors.write_file
+
+    def full(path, *args):
+        if "00002" in path.name:
+            raise OSError(28, "No space left on device")
+        write(path, *args)
+
+    monkeypatch.setattr(weights, "write_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        lm.save_hf(tmp_path / "m", CONFIG, params, max_shard_bytes=5000)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_integers_are_not_written(params, tmp_path):
+    with pytest.raises(ValueError, match=r"model\.norm\.weight has dtype int32; cast it"):
+        lm.save_hf(tmp_path / "m", CONFIG, {**params, "norm": {"scale": np.ones(16, np.int32)}})
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_mesh_that_does_not_divide_is_refused_before_reading(folder):

@@ -1,0 +1,282 @@
+"""Sampling continuations of prompts, on the device from the first token to the last."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from llmrl_jax.lm.cache import Branches, Cache
+from llmrl_jax.lm.model import AnyArray, Llama
+from llmrl_jax.lm.sampling import SamplingConfig, draw, log_prob, process
+from llmrl_jax.lm.stops import StopStrings
+from llmrl_jax.lm.tokens import Tokenizer
+
+
+class Finish(enum.IntEnum):
+    """Why a continuation ended."""
+
+    RUNNING = 0
+    """It has not: only while streaming."""
+    LENGTH = 1
+    """It has `max_new_tokens` tokens."""
+    STOP_TOKEN = 2
+    """Its last token is a stop token."""
+    STOP_STRING = 3
+    """Its last token completed a stop string."""
+
+
+@struct.dataclass
+class Generation:
+    """`n` continuations of `B` prompts, of up to `T` tokens. Behind a continuation's end everything is 0."""
+
+    tokens: Int[Array, "B n T"]
+    """int32. The stop token, or the one that completed a stop string, is the last."""
+    lengths: Int[Array, "B n"]
+    """int32, at least 1."""
+    log_probs: Float[Array, "B n T"]
+    """float32: of each token under the model itself, `log_softmax(logits)`, whatever it was drawn from. What a
+    forward pass over prompt and continuation gives (to 1e-5 in float32), so what a learner's ratio compares with."""
+    sampled_log_probs: Float[Array, "B n T"]
+    """float32: of each token under what it was drawn from, with penalty, temperature and truncation, normalised over
+    the tokens left; 0 where greedy. The same as `log_probs` where none of them is set."""
+    finish: Int[Array, "B n"]
+    """int32, a `Finish`."""
+
+    def texts(self, tokenizer: Tokenizer, stops: StopStrings | None = None) -> list[list[str]]:
+        """The continuations as text, on the host, without the stop token and from the stop string on."""
+        tokens, finish = np.asarray(self.tokens), np.asarray(self.finish)
+        ends = np.asarray(self.lengths) - (finish == Finish.STOP_TOKEN)
+        cut = stops.cut if stops else str
+        return [[cut(tokenizer.decode(t[:e])) for t, e in zip(*row)] for row in zip(tokens, ends)]
+
+
+@struct.dataclass
+class _State:
+    """The loop's carry. Everything that grows is written in place."""
+
+    step: Int[Array, ""]
+    """Tokens of each continuation so far, those that have ended included."""
+    branches: Branches
+    keys: Key[Array, "B n"]
+    seen: Bool[Array, "B n V"] | None
+    """Tokens of prompt and continuation, where a repetition penalty asks."""
+    automaton: Int[Array, "B n"] | None
+    """State of the stop strings."""
+    out: Generation
+
+
+def generate(
+    model: Llama,
+    variables: Any,
+    tokens: Int[AnyArray, "B S"],
+    lengths: Int[AnyArray, "B"],
+    key: jax.Array,
+    config: SamplingConfig,
+    *,
+    stops: StopStrings | None = None,
+    rows: Int[AnyArray, "B"] | None = None,
+) -> Generation:
+    """Sample continuations of every prompt.
+
+    A prompt is read once, whatever the number of its continuations. They are then written in one `while_loop`, which
+    ends with the last of them. It is compiled for each `model`, for the shapes, and for `config` (but not for the
+    values of its arrays), and may be called inside another `jit`.
+
+    What a row draws follows from its key alone: not from its batch, its padding, or the other samples. (With JAX's
+    default keys, threefry. Logits of another batch size may differ in their last bit, as sums are then taken in
+    another order; a draw changes only where two tokens tie to that bit.)
+
+    **Arguments:** `model`, `variables` (with `lora` where adapters are to act); `tokens`, right-padded prompts;
+    `lengths`, at least 1; `key`, one of `jax.random.key`, folded with each row's number, or one for each row;
+    `config`; `stops`, strings that end a continuation; `rows`, the rows' numbers, by default their places in the batch.
+    **Returns:** `Generation`.
+    **Raises:** `ValueError` where prompt and continuation do not fit into the model's positions, a stop token is not
+    in its vocabulary, `stops` were built for another one, or key and rows do not fit the batch. All before compiling.
+    """
+    fixed, traced, keys = _prepare(model, tokens, lengths, key, config, stops, rows)
+    return _generate(model, fixed, variables, traced, stops, tokens, lengths, keys)
+
+
+def stream(
+    model: Llama,
+    variables: Any,
+    tokens: Int[AnyArray, "B S"],
+    lengths: Int[AnyArray, "B"],
+    key: jax.Array,
+    config: SamplingConfig,
+    *,
+    stops: StopStrings | None = None,
+    rows: Int[AnyArray, "B"] | None = None,
+    every: int = 8,
+) -> Iterator[Generation]:
+    """`generate`, a few tokens at a time: for servers, progress and callbacks.
+
+    The same loop, left every so many steps and entered again with its state donated: no callback out of the device,
+    nothing that a compiler may drop or repeat, and the caller may stop early by dropping the iterator.
+
+    **Arguments:** those of `generate`; `every`, steps between two results.
+    **Returns:** an iterator over what there is so far, of NumPy arrays; the last is what `generate` returns.
+    **Raises:** what `generate` raises, at the call.
+    """
+    if every < 1:
+        raise ValueError(f"every is {every}; at least 1 step is needed between two results")
+    fixed, traced, keys = _prepare(model, tokens, lengths, key, config, stops, rows)
+
+    def results() -> Iterator[Generation]:
+        until = every
+        state = _begin_jit(model, fixed, variables, traced, stops, tokens, lengths, keys)
+        while True:
+            state = _advance_jit(model, fixed, variables, traced, stops, state, until)
+            out = jax.device_get(state.out)
+            yield out
+            if (out.finish != Finish.RUNNING).all():
+                return
+            until += every
+
+    return results()
+
+
+def _prepare(model, tokens, lengths, key, config, stops, rows) -> tuple[SamplingConfig, dict[str, Any], jax.Array]:
+    """The options in two parts, and a key for each row; every error that can be told before compiling."""
+    limit, vocab = model.config.max_position_embeddings, model.config.vocab_size
+    batch, prompt = tokens.shape
+    if prompt + config.max_new_tokens > limit:
+        raise ValueError(
+            f"prompts padded to {prompt} tokens and max_new_tokens {config.max_new_tokens} need "
+            f"{prompt + config.max_new_tokens} positions; the model has {limit} (max_position_embeddings): ask for at "
+            f"most {max(limit - prompt, 0)} new tokens, or pad less"
+        )
+    if lengths.shape != (batch,):
+        raise ValueError(f"lengths have shape {lengths.shape}; one for each of {batch} prompts is needed")
+    if not isinstance(lengths, jax.core.Tracer) and not (1 <= np.min(lengths) and np.max(lengths) <= prompt):
+        raise ValueError(f"lengths are {np.asarray(lengths)}; they must lie between 1 and the padded {prompt}")
+    if config.stop_tokens is None:
+        eos = model.config.eos_token_id
+        config = dataclasses.replace(config, stop_tokens=() if eos is None else (eos,))
+    for token in config.stop_tokens:
+        if not 0 <= token < vocab:
+            raise ValueError(f"the stop token {token} cannot occur: the model's vocabulary is 0 to {vocab - 1}")
+    if stops is not None and stops.table.shape[1] != vocab:
+        raise ValueError(
+            f"stop strings were built for {stops.table.shape[1]} tokens, the model has {vocab}: give "
+            "StopStrings.build the model's vocab_size"
+        )
+    fixed, traced = config.split()
+    for name, value in traced.items():
+        if jnp.shape(value) not in ((), (batch,)):
+            raise ValueError(f"{name} has shape {jnp.shape(value)}; give one number, or one for each of {batch} rows")
+    if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        raise ValueError(f"the key has dtype {key.dtype}; give a typed key, of jax.random.key")
+    if key.shape not in ((), (batch,)):
+        raise ValueError(f"the key has shape {key.shape}; give one, or one for each of {batch} rows")
+    if key.shape == ():
+        rows = np.arange(batch) if rows is None else rows
+        if rows.shape != (batch,):
+            raise ValueError(f"rows have shape {rows.shape}; one for each of {batch} prompts is needed")
+        return fixed, traced, jax.vmap(jax.random.fold_in, (None, 0))(key, rows)
+    if rows is not None:
+        raise ValueError("rows number the rows for one key; here each row has a key already: give one or the other")
+    return fixed, traced, key
+
+
+def _begin(model, fixed, variables, traced, stops, tokens, lengths, keys) -> _State:
+    """Read the prompts and draw the first token of every continuation."""
+    config = dataclasses.replace(fixed, **traced)
+    (batch, prompt), count, capacity = tokens.shape, config.samples, config.max_new_tokens
+    cache = Cache.create(model.config, batch, prompt, model.dtype)
+    read: Any = model.apply(variables, tokens, lengths=lengths, cache=cache, at=jnp.asarray(lengths)[:, None] - 1)
+    seen = None
+    if config.penalises:
+        real = jnp.arange(prompt) < jnp.asarray(lengths)[:, None]
+        rows = jnp.arange(batch)[:, None]
+        seen = jnp.zeros((batch, model.config.vocab_size), bool).at[rows, tokens].max(real)
+        seen = jnp.broadcast_to(seen[:, None], (batch, count, seen.shape[-1]))
+    whole = (batch, count, capacity)
+    state = _State(
+        step=jnp.zeros((), jnp.int32),
+        branches=Branches.create(read.cache, lengths, count, capacity),
+        keys=jax.vmap(lambda k: jax.vmap(partial(jax.random.fold_in, k))(jnp.arange(count)))(keys),
+        seen=seen,
+        automaton=None if stops is None else jnp.zeros((batch, count), jnp.int32),
+        out=Generation(
+            tokens=jnp.zeros(whole, jnp.int32),
+            lengths=jnp.zeros((batch, count), jnp.int32),
+            log_probs=jnp.zeros(whole, jnp.float32),
+            sampled_log_probs=jnp.zeros(whole, jnp.float32),
+            finish=jnp.zeros((batch, count), jnp.int32),
+        ),
+    )
+    logits = jnp.broadcast_to(read.logits, (batch, count, read.logits.shape[-1]))
+    return _append(config, stops, state, logits)
+
+
+def _append(config: SamplingConfig, stops: StopStrings | None, state: _State, logits: jax.Array) -> _State:
+    """The state with one more token of every continuation, drawn from what the model says."""
+    out, step = state.out, state.step
+    keys = jax.vmap(jax.vmap(jax.random.fold_in, (0, None)), (0, None))(state.keys, step)
+    processed = process(logits, state.seen, config)
+    tokens, sampled = draw(processed, keys, config)
+    running = out.finish == Finish.RUNNING
+    tokens = jnp.where(running, tokens, 0).astype(jnp.int32)
+
+    def write(old, new):
+        return jax.lax.dynamic_update_slice(old, jnp.where(running, new, 0)[..., None], (0, 0, step))
+
+    seen, automaton = state.seen, state.automaton
+    if seen is not None:
+        batch, count = tokens.shape
+        seen = seen.at[jnp.arange(batch)[:, None], jnp.arange(count), tokens].max(running)
+    finish = jnp.where(step + 1 == config.max_new_tokens, Finish.LENGTH, Finish.RUNNING)
+    if stops is not None:
+        automaton = stops.table[automaton, tokens].astype(jnp.int32)
+        finish = jnp.where(automaton == stops.matched, Finish.STOP_STRING, finish)
+    if config.stop_tokens:
+        finish = jnp.where(jnp.isin(tokens, np.array(config.stop_tokens)), Finish.STOP_TOKEN, finish)
+    return dataclasses.replace(
+        state,
+        step=step + 1,
+        seen=seen,
+        automaton=automaton,
+        out=Generation(
+            tokens=write(out.tokens, tokens),
+            lengths=out.lengths + running,
+            log_probs=write(out.log_probs, log_prob(logits, tokens)),
+            sampled_log_probs=write(out.sampled_log_probs, sampled),
+            finish=jnp.where(running, finish, out.finish).astype(jnp.int32),
+        ),
+    )
+
+
+def _advance(model, fixed, variables, traced, stops, state: _State, until) -> _State:
+    """Go on until every continuation has ended, or has `until` tokens."""
+    config = dataclasses.replace(fixed, **traced)
+
+    def goes_on(state: _State):
+        return (state.step < until) & jnp.any(state.out.finish == Finish.RUNNING)
+
+    def body(state: _State) -> _State:
+        last = jax.lax.dynamic_index_in_dim(state.out.tokens, state.step - 1, axis=2, keepdims=False)
+        hidden, branches = model.apply(variables, last, state.branches, method=Llama.decode)
+        logits = model.apply(variables, hidden, method=Llama.head)
+        return _append(config, stops, dataclasses.replace(state, branches=branches), logits)
+
+    return jax.lax.while_loop(goes_on, body, state)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _generate(model, fixed, variables, traced, stops, tokens, lengths, keys) -> Generation:
+    state = _begin(model, fixed, variables, traced, stops, tokens, lengths, keys)
+    return _advance(model, fixed, variables, traced, stops, state, fixed.max_new_tokens).out
+
+
+_begin_jit = jax.jit(_begin, static_argnums=(0, 1))
+_advance_jit = jax.jit(_advance, static_argnums=(0, 1), donate_argnums=5)

@@ -1,0 +1,183 @@
+"""How the next token is drawn: the options, the distribution they make of the model's, and the draw."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jaxtyping import Array, Bool, Float, Int, Key
+
+
+FLOATS = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+"""The options that may be traced, with the values that change nothing."""
+
+
+def _known(value: Any) -> np.ndarray | None:
+    """The numbers of an option, None where they are traced (or a stand-in of some `jax.tree.map`)."""
+    if isinstance(value, jax.core.Tracer) or not isinstance(value, int | float | np.ndarray | np.generic | jax.Array):
+        return None
+    return np.asarray(value)
+
+
+@struct.dataclass
+class SamplingConfig:
+    """The options of `generate`. Those of the distribution apply in transformers' order: repetition penalty,
+    temperature, top-k, top-p, min-p.
+
+    The four floats may be numbers, which are compiled in, or arrays, `[]` or one for each row `[B]`, which are traced:
+    then one program serves every value. With numbers alone it can be hashed, and given to `jax.jit` as static.
+    """
+
+    max_new_tokens: int = struct.field(pytree_node=False)
+    """`T`: tokens of a continuation at most, its stop token included."""
+    temperature: float | Array = 1.0
+    """Divides the logits. 0 is greedy: the most probable token, the first of equals."""
+    top_k: int = struct.field(pytree_node=False, default=0)
+    """Keep the `k` most probable tokens, and any that equal the last of them. 0 keeps all."""
+    top_p: float | Array = 1.0
+    """Keep the most probable tokens until their probabilities sum to this (Holtzman et al. 2019), and any that equal
+    the last of them. 1 keeps all."""
+    min_p: float | Array = 0.0
+    """Keep tokens at least this times as probable as the most probable one (Nguyen et al. 2024). 0 keeps all."""
+    repetition_penalty: float | Array = 1.0
+    """Divide positive logits of tokens that the prompt or the continuation holds by this, multiply negative ones
+    (Keskar et al. 2019). 1 changes nothing; tokens repeat less above it."""
+    samples: int = struct.field(pytree_node=False, default=1)
+    """`n`: continuations of each prompt."""
+    stop_tokens: tuple[int, ...] | None = struct.field(pytree_node=False, default=None)
+    """Tokens that end a continuation, of which they are the last. None means the model's `eos_token_id`, if any."""
+
+    def __post_init__(self):
+        for name in ("max_new_tokens", "samples"):
+            if not getattr(self, name) >= 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; at least 1 is needed")
+        if self.top_k < 0:
+            raise ValueError(f"top_k is {self.top_k}; give a number of tokens, or 0 to keep all")
+        limits: dict[str, tuple[Any, str]] = {
+            "temperature": (lambda x: (x >= 0) & np.isfinite(x), "at least 0 is needed, where 0 is greedy"),
+            "top_p": (lambda x: (x > 0) & (x <= 1), "it must lie in (0, 1], where 1 keeps all tokens"),
+            "min_p": (lambda x: (x >= 0) & (x <= 1), "it must lie in [0, 1], where 0 keeps all tokens"),
+            "repetition_penalty": (lambda x: (x > 0) & np.isfinite(x), "it must be above 0, where 1 changes nothing"),
+        }
+        for name, (fits, expected) in limits.items():
+            value = _known(getattr(self, name))
+            if value is not None and not np.all(fits(value)):
+                raise ValueError(f"{name} is {getattr(self, name)}; {expected}")
+        if self.stop_tokens is not None:
+            object.__setattr__(self, "stop_tokens", tuple(int(t) for t in self.stop_tokens))
+
+    def split(self) -> tuple[SamplingConfig, dict[str, Any]]:
+        """`(fixed, traced)`: this, hashable, without its arrays, and these by name."""
+        traced = {name: v for name in FLOATS if not isinstance(v := getattr(self, name), int | float)}
+        numbers: dict[str, Any] = {name: FLOATS[name] for name in traced}
+        return dataclasses.replace(self, **numbers), traced
+
+    @property
+    def greedy(self) -> bool:
+        """Whether nothing is ever drawn."""
+        return isinstance(self.temperature, int | float) and self.temperature == 0
+
+    @property
+    def penalises(self) -> bool:
+        """Whether the tokens so far matter to the distribution."""
+        return not _is(self.repetition_penalty, 1.0)
+
+
+def _is(value: Any, number: float) -> bool:
+    return isinstance(value, int | float) and value == number
+
+
+def _per_row(value: float | Array) -> float | Array:
+    """An option, to be broadcast against `[B, n, V]`."""
+    return value if isinstance(value, int | float) else jnp.asarray(value, jnp.float32).reshape(-1, 1, 1)
+
+
+def penalise(
+    logits: Float[Array, "B n V"], seen: Bool[Array, "B n V"], penalty: float | Array
+) -> Float[Array, "B n V"]:
+    """Logits with those of the tokens that were seen made smaller."""
+    penalty = _per_row(penalty)
+    return jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
+
+
+def nucleus(probs: Float[Array, "*b V"], p: float | Array) -> Float[Array, "*b 1"]:
+    """The probability that a token needs to be among the most probable ones that sum to `p`.
+
+    A token is, where those more probable than it sum to less. The least such number is found by halving the interval
+    of float32 from 0 to the largest, whose bits are ordered as they are. That is 31 sums; a sort of a vocabulary of
+    128,000 takes thirty times as long on a CPU.
+    """
+
+    def halve(_, bounds):
+        low, high = bounds
+        middle = low + (high - low) // 2
+        more = jnp.where(probs > jax.lax.bitcast_convert_type(middle, jnp.float32), probs, 0.0)
+        enough = more.sum(-1, keepdims=True) < p
+        return jnp.where(enough, low, middle + 1), jnp.where(enough, middle, high)
+
+    largest = jax.lax.bitcast_convert_type(probs.max(-1, keepdims=True), jnp.int32)
+    _, border = jax.lax.fori_loop(0, 31, halve, (jnp.zeros_like(largest), largest))
+    # Nothing is to be removed at 1, where the sum of all the others may reach it by rounding.
+    return jnp.where(p < 1, jax.lax.bitcast_convert_type(border, jnp.float32), 0.0)
+
+
+def truncate(logits: Float[Array, "B n V"], config: SamplingConfig) -> Float[Array, "B n V"]:
+    """Logits with `-inf` where top-k, top-p and min-p remove a token. The most probable one always stays.
+
+    Each of the three keeps what is above a border, so equals are kept together, and the order of the vocabulary does
+    not matter.
+    """
+    if config.top_k:
+        best = jax.lax.top_k(logits, min(config.top_k, logits.shape[-1]))[0]
+        # The least, not the last: XLA makes a whole sort of a slice of top_k.
+        logits = jnp.where(logits >= best.min(-1, keepdims=True), logits, -jnp.inf)
+    if not _is(config.top_p, 1.0):
+        probs = jax.nn.softmax(logits, axis=-1)
+        logits = jnp.where(probs >= nucleus(probs, _per_row(config.top_p)), logits, -jnp.inf)
+    if not _is(config.min_p, 0.0):
+        ratio = jnp.log(jnp.asarray(_per_row(config.min_p), jnp.float32))
+        logits = jnp.where(logits >= logits.max(-1, keepdims=True) + ratio, logits, -jnp.inf)
+    return logits
+
+
+def process(
+    logits: Float[Array, "B n V"], seen: Bool[Array, "B n V"] | None, config: SamplingConfig
+) -> Float[Array, "B n V"]:
+    """The logits of the distribution that tokens are drawn from, `-inf` where one cannot be.
+
+    **Arguments:** `logits`, the model's; `seen`, the tokens of prompt and continuation so far, None where there is no
+    repetition penalty; `config`. Where the temperature is 0 it only decides which logit is the largest.
+    """
+    if seen is not None:
+        logits = penalise(logits, seen, config.repetition_penalty)
+    if config.greedy:
+        return logits
+    warm = _per_row(config.temperature)
+    logits = logits / (warm if isinstance(warm, int | float) else jnp.where(warm > 0, warm, 1.0))
+    return truncate(logits, config)
+
+
+def draw(
+    logits: Float[Array, "B n V"], keys: Key[Array, "B n"], config: SamplingConfig
+) -> tuple[Int[Array, "B n"], Float[Array, "B n"]]:
+    """A token for each row of processed logits, and its log-probability under them: 0 where greedy."""
+    best = jnp.argmax(logits, axis=-1)
+    if config.greedy:
+        return best, jnp.zeros(best.shape, jnp.float32)
+    # A key for each row, so that what one draws depends on no other.
+    tokens = jax.vmap(jax.vmap(jax.random.categorical))(keys, logits)
+    log_probs = log_prob(logits, tokens)
+    if isinstance(config.temperature, int | float):
+        return tokens, log_probs
+    greedy = _per_row(config.temperature)[..., 0] == 0  # type: ignore[index]
+    return jnp.where(greedy, best, tokens), jnp.where(greedy, 0.0, log_probs)
+
+
+def log_prob(logits: Float[Array, "B n V"], tokens: Int[Array, "B n"]) -> Float[Array, "B n"]:
+    """The log-probability of a token of each row."""
+    chosen = jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
+    return chosen - jax.nn.logsumexp(logits, axis=-1)

@@ -1,0 +1,192 @@
+"""Stop strings as an automaton over tokens, so that a loop on the device can end at text."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jaxtyping import Array, Int
+
+from llmrl_jax.lm.tokens import FastTokenizer
+
+
+@struct.dataclass
+class StopStrings:
+    """Strings that end a continuation as soon as its text holds one, wherever the borders of tokens fall.
+
+    An Aho-Corasick automaton over bytes (Aho and Corasick 1975), closed over tokens: the state says how much of a
+    string the text ends with, and one look-up takes it past a whole token. Only the continuation's own text counts.
+    """
+
+    table: Int[Array, "M V"]
+    """The state after token `v` in state `m`. State 0 is the first; the last one, which is never left, has matched."""
+    strings: tuple[str, ...] = struct.field(pytree_node=False)
+
+    @staticmethod
+    def build(tokenizer: FastTokenizer, strings: Sequence[str], vocab_size: int) -> StopStrings:
+        """**Arguments:** `tokenizer`; `strings`, at least one; `vocab_size`, the model's, which may be padded.
+
+        **Raises:** `ValueError` for an empty string, for one that no sequence of tokens can spell, and for a
+        tokenizer whose tokens have no text of their own.
+        """
+        if isinstance(strings, str) or not strings:
+            raise ValueError(f"stop strings are {strings!r}; give a list of at least 1 string")
+        for text in strings:
+            if not text:
+                raise ValueError("a stop string is empty, which every text holds; leave it out")
+        spelled = token_bytes(tokenizer, vocab_size)
+        for text in dict.fromkeys(strings):
+            if not _reachable(_token_table(_byte_table([text.encode()]), spelled)):
+                raise ValueError(
+                    f"the stop string {text!r} cannot occur: no sequence of the tokenizer's {tokenizer.vocab_size} "
+                    "tokens spells it; give a text that the model can write"
+                )
+        table = _token_table(_byte_table([text.encode() for text in strings]), spelled)
+        return StopStrings(jnp.asarray(table), tuple(strings))
+
+    @property
+    def matched(self) -> int:
+        """The state in which some string has occurred."""
+        return self.table.shape[0] - 1
+
+    def cut(self, text: str) -> str:
+        """`text` up to the first stop string in it, which is left out."""
+        return text[: min((at for s in self.strings if (at := text.find(s)) >= 0), default=len(text))]
+
+
+def token_bytes(tokenizer: FastTokenizer, vocab_size: int) -> list[bytes]:
+    """What each token adds to a text that it does not begin, in UTF-8; nothing where there is no such token.
+
+    Read from the tokenizer's kind of decoder, then checked against what the tokenizer itself decodes.
+
+    **Raises:** `ValueError` for another kind of decoder, or where the two differ.
+    """
+    names = {i: name for name, i in tokenizer.backend.get_vocab(with_added_tokens=True).items()}
+    spell = _speller(tokenizer)
+    spelled = [spell(names[i]) if i in names else b"" for i in range(max(names) + 1)]
+    _verify(tokenizer, names, spelled)
+    return (spelled + [b""] * vocab_size)[:vocab_size]
+
+
+def _speller(tokenizer: FastTokenizer) -> Callable[[str], bytes]:
+    """The bytes of a token, from its name in the vocabulary."""
+    decoder = tokenizer.backend.decoder
+    if decoder is None:  # tokens are then joined by spaces
+        return lambda name: b" " + name.encode()
+    whole = json.loads(decoder.__getstate__())
+    steps = whole["decoders"] if whole["type"] == "Sequence" else [whole]
+    kinds = [step["type"] for step in steps]
+    if kinds == ["ByteLevel"]:
+        return _byte_level
+    replaced = []
+    for i, step in enumerate(steps):
+        # What follows Fuse acts on the text as a whole, across tokens.
+        alone = "Fuse" not in kinds[:i]
+        if step["type"] == "Metaspace" and alone:
+            replaced.append((step["replacement"], " "))
+        elif step["type"] == "Replace" and "String" in step["pattern"] and alone:
+            replaced.append((step["pattern"]["String"], step["content"]))
+        # Strip then acts on its beginning only, which no continuation is.
+        elif not (step["type"] in ("ByteFallback", "Fuse") or step["type"] == "Strip" and step["stop"] == 0):
+            raise ValueError(
+                f"stop strings need tokens with a text of their own; a decoder of {' and '.join(kinds)} is not known "
+                "to give them (ByteLevel, Metaspace, Replace, ByteFallback, Fuse and Strip are): use stop_tokens"
+            )
+
+    def spell(name: str) -> bytes:
+        if "ByteFallback" in kinds and re.fullmatch("<0x[0-9A-F]{2}>", name):
+            return bytes.fromhex(name[3:5])
+        for old, new in replaced:
+            name = name.replace(old, new)
+        return name.encode()
+
+    return spell
+
+
+def _byte_level(name: str) -> bytes:
+    """GPT-2's alphabet: a printable byte is its own character, the others follow from U+0100 on."""
+    try:
+        return bytes(_ALPHABET[c] for c in name)
+    except KeyError:  # an added token, kept as it is
+        return name.encode()
+
+
+_PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = [b for b in range(256) if b not in _PRINTABLE]
+_ALPHABET = {**{chr(b): b for b in _PRINTABLE}, **{chr(0x100 + i): b for i, b in enumerate(_OTHERS)}}
+
+
+def _verify(tokenizer: FastTokenizer, names: dict[int, str], spelled: list[bytes]) -> None:
+    """Each token that is text by itself, behind a plain one, against the tokenizer's own decoding."""
+    first = next((i for i, name in names.items() if name.isascii() and name.isalnum()), min(names))
+    texts = {}
+    for i in names:
+        try:
+            texts[i] = spelled[i].decode()
+        except UnicodeDecodeError:
+            continue  # a part of a character
+    before = tokenizer.decode([first])
+    decoded = tokenizer.backend.decode_batch([[first, i] for i in texts], skip_special_tokens=False)
+    for (i, text), got in zip(texts.items(), decoded, strict=True):
+        if got != before + text:
+            raise ValueError(
+                f"token {i} ({names[i]!r}) was taken to add {text!r}, but behind {before!r} the tokenizer decodes "
+                f"{got!r}; stop strings would not be exact: use stop_tokens"
+            )
+
+
+def _byte_table(strings: Sequence[bytes]) -> np.ndarray:
+    """The automaton over bytes, int32 `[M, 256]`: the last state is absorbing and means that some string occurred."""
+    children: list[dict[int, int]] = [{}]
+    ends: list[bool] = [False]
+    for string in strings:
+        node = 0
+        for byte in string:
+            if byte not in children[node]:
+                children[node][byte] = len(children)
+                children.append({})
+                ends.append(False)
+            node = children[node][byte]
+        ends[node] = True
+    matched = len(children)
+    table = np.zeros((matched + 1, 256), np.int32)
+    table[matched] = matched
+    suffix = [0] * len(children)
+    # A node's longest suffix in the tree is shallower than the node: by depth, its row is already there.
+    queue = [0]
+    for node in queue:
+        ends[node] |= ends[suffix[node]]
+        table[node] = table[suffix[node]] if node else 0
+        for byte, child in children[node].items():
+            suffix[child] = int(table[node, byte]) if node else 0
+            table[node, byte] = child
+            queue.append(child)
+    return np.where(np.array([*ends, True])[table], matched, table).astype(np.int32)
+
+
+def _token_table(over_bytes: np.ndarray, spelled: Sequence[bytes]) -> np.ndarray:
+    """The automaton over tokens, `[M, V]`: the bytes of each token in turn, from every state."""
+    states = len(over_bytes)
+    lengths = np.array([len(s) for s in spelled])
+    letters = np.zeros((len(spelled), max(int(lengths.max()), 1)), np.uint8)
+    for row, text in zip(letters, spelled, strict=True):
+        row[: len(text)] = np.frombuffer(text, np.uint8)
+    table = np.repeat(np.arange(states, dtype=np.int32)[:, None], len(spelled), axis=1)
+    for i in range(int(lengths.max())):
+        longer = np.flatnonzero(lengths > i)
+        table[:, longer] = over_bytes[table[:, longer], letters[longer, i]]
+    return table.astype(np.int16) if states < 2**15 else table
+
+
+def _reachable(table: np.ndarray) -> bool:
+    """Whether some sequence of tokens leads from the first state to the last."""
+    found, queue = {0}, [0]
+    for state in queue:
+        new = set(np.unique(table[state]).tolist()) - found
+        found |= new
+        queue.extend(new)
+    return len(table) - 1 in found

@@ -1,0 +1,184 @@
+"""Safetensors files as streams: read by parts and written tensor by tensor, so that no file is ever held whole."""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+
+DTYPES: dict[str, Any] = {"F32": jnp.float32, "BF16": jnp.bfloat16, "F16": jnp.float16}
+"""The dtypes that are read and written, by their names in the format."""
+_NAMES = {jnp.dtype(dtype).name: name for name, dtype in DTYPES.items()}
+_BLOCK = 4 << 20
+"""Bytes that are read at once."""
+_PAGES = 1 << 20
+"""Bytes from which an array gets pages of its own."""
+PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+
+class Spec(NamedTuple):
+    """What a header says of a tensor."""
+
+    dtype: str
+    """A key of `DTYPES`, or another name of the format."""
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in the file; only for a dtype in `DTYPES`."""
+        return math.prod(self.shape) * jnp.dtype(DTYPES[self.dtype]).itemsize
+
+
+def spec(name: str, array: Any) -> Spec:
+    """How `array` would be written. **Raises:** `ValueError` for a dtype other than float32, bfloat16 and float16."""
+    kind = jnp.dtype(array.dtype).name
+    if kind not in _NAMES:
+        raise ValueError(f"{name} has dtype {kind}; cast it to one of {', '.join(_NAMES)} to write it")
+    return Spec(_NAMES[kind], tuple(array.shape))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object. **Raises:** `ValueError`, naming the file, for anything else."""
+    try:
+        value = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} holds {type(value).__name__}, not a JSON object")
+    return value
+
+
+def pickles(folder: Path) -> str:
+    """What to say of a folder without safetensors that holds pickled weights; empty if it holds none."""
+    found = sorted(p.name for p in folder.iterdir() if p.suffix in PICKLED)
+    if not found:
+        return ""
+    return (
+        f"; it holds {found[0]}, a pickle, which can run code and is never read here: it must be converted to "
+        "safetensors first (where you trust it, load it with torch and save_pretrained it)"
+    )
+
+
+def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """An array that is not filled. A large one has pages of its own, which go back to the system when it goes (the heap
+    would keep them), and is aligned, so that a CPU device takes it over without a copy."""
+    nbytes = math.prod(shape) * jnp.dtype(dtype).itemsize
+    return np.ndarray(shape, dtype, mmap.mmap(-1, nbytes)) if nbytes >= _PAGES else np.empty(shape, dtype)
+
+
+class TensorFile:
+    """An open safetensors file. The library checks its header; parts are then read with `pread`: a mapped file would
+    count as memory of the process, up to all of it.
+    """
+
+    def __init__(self, path: Path):
+        """**Raises:** `ValueError`, naming the file, where it is damaged or cut short."""
+        try:
+            with safe_open(path, "np"):
+                pass
+        except SafetensorError as error:
+            raise ValueError(f"{path} is damaged or cut short: {error}; copy or download it again") from None
+        self.path = path
+        self._file = open(path, "rb", buffering=0)
+        size = int.from_bytes(self._file.read(8), "little")
+        header = json.loads(self._file.read(size))
+        header.pop("__metadata__", None)
+        self.specs = {name: Spec(entry["dtype"], tuple(entry["shape"])) for name, entry in header.items()}
+        self._start = {name: 8 + size + entry["data_offsets"][0] for name, entry in header.items()}
+        self._kept: tuple[str, np.ndarray] | None = None
+
+    def close(self) -> None:
+        """Close the file; nothing is read from it afterwards."""
+        self._file.close()
+        self._kept = None
+
+    def fill(self, name: str, out: np.ndarray, part: tuple[slice, ...] | None = None) -> None:
+        """Copy a part of a tensor into `out`, in the dtype of `out`.
+
+        **Arguments:** `name`; `out`, a view of the part's shape; `part`, a slice with whole bounds for each axis
+        (None: everything).
+        """
+        kind, shape = self.specs[name]
+        part = part or tuple(slice(0, n) for n in shape)
+        if any((s.start, s.stop) != (0, n) for s, n in zip(part[1:], shape[1:], strict=True)):
+            # Columns: the parts of other devices are the rest of the same rows, so what was read is kept for them.
+            if self._kept is None or self._kept[0] != name:
+                self._kept = None
+                whole = empty(shape, DTYPES[kind])
+                self._rows(name, whole, 0, shape[0])
+                self._kept = (name, whole)
+            out[...] = self._kept[1][part]
+            return
+        rows = part[0] if shape else slice(0, 1)
+        self._rows(name, out if shape else out.reshape(1), rows.start, rows.stop)
+
+    def _rows(self, name: str, out: np.ndarray, start: int, stop: int) -> None:
+        kind, shape = self.specs[name]
+        width, inner = math.prod(shape[1:]), shape[1:]
+        itemsize = jnp.dtype(DTYPES[kind]).itemsize
+        step = max(1, _BLOCK // max(1, width * itemsize))
+        direct = out.dtype == DTYPES[kind] and out.flags.c_contiguous
+        for row in range(start, stop, step):
+            count = min(step, stop - row)
+            part = out[row - start : row - start + count]
+            block = part if direct else empty((count, *inner), DTYPES[kind])
+            raw = block.reshape(-1).view(np.uint8).data
+            at = self._start[name] + row * width * itemsize
+            while raw:
+                got = os.preadv(self._file.fileno(), [raw], at)
+                if not got:
+                    raise ValueError(f"{self.path} was cut short while {name} was read from it; copy it again")
+                raw, at = raw[got:], at + got
+            if not direct:
+                part[...] = block
+
+
+def write_file(path: Path, specs: Sequence[tuple[str, Spec]], arrays: Iterable[np.ndarray]) -> None:
+    """Write a safetensors file tensor by tensor.
+
+    **Arguments:** `specs`, the name and kind of each tensor, in order; `arrays`, their values, drawn one at a time.
+    """
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, entry in specs:
+        header[name] = {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": [end, end + entry.nbytes]}
+        end += entry.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for (name, entry), array in zip(specs, arrays, strict=True):
+            assert spec(name, array) == entry, name
+            file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A draft to write into, which becomes `path` when the block ends, and is removed where it raises.
+
+    **Raises:** `FileExistsError` where `path` exists.
+    """
+    if path.exists():
+        raise FileExistsError(f"{path} exists already; give a new folder")
+    draft = path.parent / f".{path.name}.partial-{os.getpid()}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft.mkdir()
+    try:
+        yield draft
+        draft.rename(path)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
