@@ -21,10 +21,11 @@ class CompiledPrompt:
     """A function from slots to tokens, for one environment; callers `vmap` it.
 
     `compiled(slots)` returns `(tokens int32 [S], length int32 [])`, right-padded with `pad_id`; `S` is the attribute
-    `max_length`. Every unit of the template is a row of one flat token table; a position takes the last unit that
-    starts at or before it, of those that can reach it. Nothing is ever cut silently: `S` holds the longest case, and a prompt that is cut all the
-    same (under `overflow="report"`, or where a slot's `size` or `limits` are untrue of the world, or a caption has a
-    phrase behind its padding) has a `length` above `S`, which a run has to look out for.
+    `max_length`. Every unit of the template is a row of one flat token table; a position takes the last
+    unit that starts at or before it, of those that can reach it. Nothing is ever cut silently: `S` holds the longest
+    case, and a prompt that is cut all the same (under `overflow="report"`, or where a slot's `size` or `limits` are
+    untrue of the world, or a caption has a phrase behind its padding) has a `length` above `S`, which a run has to
+    look out for.
     """
 
     def __init__(

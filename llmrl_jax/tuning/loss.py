@@ -1,0 +1,47 @@
+"""Log-probabilities of given tokens, without the logits of all positions in memory at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from llmrl_jax.lm import Llama
+
+
+def token_log_probs(
+    model: Llama,
+    variables: Any,
+    hidden: Float[Array, "B S D"],
+    targets: Int[Array, "B S"],
+    chunk: int = 0,
+) -> tuple[Float[Array, "B S"], Float[Array, "B S"]]:
+    """The log-probability of each target under the head's softmax, and that softmax's entropy.
+
+    **Arguments:** `model`, `variables`; `hidden`, states after the last norm; `targets`; `chunk`, positions whose
+    logits exist at once, which must divide `S` (0: all): the backward pass computes each chunk's logits again, so
+    memory is `B x chunk x V` instead of `B x S x V`.
+    **Returns:** both float32, in nats.
+    **Raises:** `ValueError` for a chunk that does not divide `S`.
+    """
+
+    def at(hidden, targets):
+        logits: Any = model.apply(variables, hidden, method=Llama.head)
+        log_probs = jax.nn.log_softmax(logits, axis=-1)
+        chosen = jnp.take_along_axis(log_probs, targets[..., None], axis=-1)[..., 0]
+        return chosen, -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
+
+    length = targets.shape[1]
+    if not chunk or chunk >= length:
+        return at(hidden, targets)
+    if length % chunk:
+        raise ValueError(f"a chunk of {chunk} positions does not divide {length}")
+
+    def split(x):
+        return jnp.moveaxis(x.reshape(x.shape[0], -1, chunk, *x.shape[2:]), 1, 0)
+
+    one = jax.checkpoint(lambda parts: at(*parts))
+    found = jax.lax.map(one, (split(hidden), split(targets)))
+    return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(targets.shape), found)

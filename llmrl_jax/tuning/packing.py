@@ -1,0 +1,95 @@
+"""Examples of different lengths in rows of one length, several to a row, none seeing another."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import numpy as np
+from flax import struct
+
+from llmrl_jax.tuning.rows import DataError, Example
+
+
+@struct.dataclass
+class Packed:
+    """`N` rows of `S` tokens."""
+
+    tokens: np.ndarray
+    """int32 `[N, S]`, padded on the right with 0."""
+    positions: np.ndarray
+    """int32 `[N, S]`, from 0 in every example; -1 at padding."""
+    segments: np.ndarray
+    """int32 `[N, S]`, which example of its row a token belongs to, from 1; 0 at padding."""
+    learn: np.ndarray
+    """bool `[N, S]`, whether the token is to be predicted; never the first of an example, which nothing precedes."""
+
+
+def pack(
+    examples: Iterable[Example],
+    length: int,
+    *,
+    several: bool = True,
+    overflow: Literal["refuse", "cut"] = "refuse",
+    names: Sequence[str] = (),
+) -> Packed:
+    """Lay examples into rows: the longest first, each into the fullest row that still has room for it.
+
+    **Arguments:** `examples`; `length` `S` of a row; `several`, False for one example a row; `overflow`, what happens
+    to an example longer than a row: `refuse`, or `cut` off its end; `names`, of the examples, for errors.
+    **Returns:** `Packed`, in an order that depends on nothing but the examples.
+    **Raises:** `DataError` where there is no example, one is longer than a row, or one has nothing to learn.
+    """
+    if length < 2:
+        raise ValueError(f"rows of {length} tokens hold nothing to predict; at least 2 are needed")
+    kept: list[Example] = []
+    for i, example in enumerate(examples):
+        name = names[i] if i < len(names) else f"example {i}"
+        if len(example.tokens) > length:
+            if overflow == "refuse":
+                raise DataError(
+                    f"{name} has {len(example.tokens)} tokens, a row {length}: make rows longer (length), or cut "
+                    "what does not fit (overflow cut)"
+                )
+            example = Example(example.tokens[:length], example.learn[:length])
+        if not any(example.learn[1:]):
+            raise DataError(f"{name}: within {length} tokens there is nothing to learn; make rows longer (length)")
+        kept.append(example)
+    if not kept:
+        raise DataError("there is no example in the data")
+    rows = _fill([len(e.tokens) for e in kept], length) if several else [[i] for i in range(len(kept))]
+    shape = (len(rows), length)
+    packed = Packed(
+        np.zeros(shape, np.int32), np.full(shape, -1, np.int32), np.zeros(shape, np.int32), np.zeros(shape, bool)
+    )
+    for r, row in enumerate(rows):
+        start = 0
+        for segment, i in enumerate(row, 1):
+            example, n = kept[i], len(kept[i].tokens)
+            here = slice(start, start + n)
+            packed.tokens[r, here] = example.tokens
+            packed.positions[r, here] = np.arange(n)
+            packed.segments[r, here] = segment
+            packed.learn[r, here] = example.learn
+            packed.learn[r, start] = False
+            start += n
+    return packed
+
+
+def _fill(sizes: Sequence[int], length: int) -> list[list[int]]:
+    """Best fit, longest first: the rows as lists of examples."""
+    rows: list[list[int]] = []
+    open_: list[tuple[int, int]] = []  # (room left, row), ascending
+    for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        at = bisect.bisect_left(open_, (sizes[i], -1))
+        if at == len(open_):
+            rows.append([i])
+            room, row = length - sizes[i], len(rows) - 1
+        else:
+            room, row = open_.pop(at)
+            rows[row].append(i)
+            room -= sizes[i]
+        if room > 1:  # an example has at least two tokens
+            bisect.insort(open_, (room, row))
+    return rows

@@ -1,0 +1,145 @@
+"""Rows of text for fine-tuning: read from JSONL or parquet, turned into tokens, the part to be learnt marked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from envs_jax.registry import nearest
+from llmrl_jax.lm.tokens import FastTokenizer
+from llmrl_jax.tuning.template import ChatTemplate, TemplateError
+
+
+FORMS = "`prompt` and `response`, or `messages` (a list of objects with `role` and `content`)"
+
+
+class DataError(ValueError):
+    """A row that cannot be used; the message names the file and the line."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """One row as tokens."""
+
+    tokens: list[int]
+    learn: list[bool]
+    """Which of the tokens the model is to predict; the others are only read."""
+
+
+def read_rows(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows of a `.jsonl` or `.parquet` file, each with its name for errors (`file.jsonl:12`, counted from 1).
+
+    **Raises:** `FileNotFoundError`; `DataError` for another kind of file, or a line that is not a JSON object.
+    """
+    path = Path(path)
+    if not path.is_file():
+        here = sorted(p.name for p in path.parent.glob("*")) if path.parent.is_dir() else []
+        raise FileNotFoundError(f"there is no data file {path}{nearest(path.name, here)}")
+    if path.suffix in (".jsonl", ".ndjson"):
+        yield from _read_jsonl(path)
+    elif path.suffix == ".parquet":
+        yield from _read_parquet(path)
+    else:
+        raise DataError(f"{path} is neither .jsonl nor .parquet")
+
+
+def _read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise DataError(f"{path.name}:{number} is not JSON: {error.msg} at column {error.colno}") from error
+            if not isinstance(row, dict):
+                raise DataError(f"{path.name}:{number} is a {type(row).__name__}; an object with {FORMS} is needed")
+            yield f"{path.name}:{number}", row
+
+
+def _read_parquet(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    try:
+        from pyarrow import parquet
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("parquet files need pyarrow: pip install 'llmrl-jax[data]', or use JSONL") from error
+    with parquet.ParquetFile(path) as file:
+        number = 0
+        for batch in file.iter_batches():
+            for row in batch.to_pylist():
+                number += 1
+                yield f"{path.name}:{number}", row
+
+
+def encode_row(
+    row: Mapping[str, Any], name: str, tokenizer: FastTokenizer, template: ChatTemplate | None = None
+) -> Example:
+    """The tokens of one row.
+
+    A `prompt` and a `response`: the prompt is read, the response and the end-of-sequence token are learnt. Their
+    tokens are those of the whole text where the prompt's own tokens begin it, as they do when a model answers the
+    prompt; where the tokenizer joins over the border, the two are tokenized apart.
+    `messages`: rendered by the model's chat template; what the assistant says is learnt, with the mark that ends it.
+
+    **Arguments:** `row`; `name`, for errors; `tokenizer`; `template`, needed for messages.
+    **Raises:** `DataError` for a row of neither form, a field that is not text, nothing to learn, or messages without
+    a template.
+    """
+    if "messages" in row:
+        if template is None:
+            raise DataError(
+                f"{name} has messages, but the model has no chat template (tokenizer_config.json); use prompt and "
+                "response, or a model that was made for chat"
+            )
+        return _encode_messages(row["messages"], name, tokenizer, template)
+    for field in ("prompt", "response"):
+        if field not in row:
+            raise DataError(f"{name} has no {field!r}{nearest(field, list(row))}; a row has {FORMS}")
+        if not isinstance(row[field], str):
+            raise DataError(f"{name}: {field!r} is a {type(row[field]).__name__}, not text")
+    if not row["response"]:
+        raise DataError(f"{name}: the response is empty, so there is nothing to learn")
+    head = tokenizer.encode(row["prompt"])
+    whole = tokenizer.encode(row["prompt"] + row["response"])
+    if whole[: len(head)] != head:
+        whole = head + tokenizer.encode(row["response"])
+    start = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
+    end = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
+    read = len(start) + len(head)
+    tokens = start + whole + end
+    return Example(tokens, [i >= read for i in range(len(tokens))])
+
+
+def _encode_messages(messages: Any, name: str, tokenizer: FastTokenizer, template: ChatTemplate) -> Example:
+    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+        raise DataError(f"{name}: messages is {type(messages).__name__}; a list of at least one message is needed")
+    for i, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise DataError(f"{name}: message {i} has no role; it needs a role and a content")
+        if not isinstance(message.get("content"), str):
+            raise DataError(f"{name}: message {i} has no text as its content")
+    if all(message["role"] != "assistant" for message in messages):
+        raise DataError(f"{name}: the assistant says nothing, so there is nothing to learn")
+    text, spans = "", []
+    for i, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        try:
+            asked = template.render(messages[:i], add_generation_prompt=True)
+            answered = template.render(messages[: i + 1])
+        except TemplateError as error:
+            raise DataError(f"{name}: {error}") from error
+        if not asked.startswith(text) or not answered.startswith(asked):
+            raise DataError(
+                f"{name}: the chat template rewrites what came before message {i}, so what the assistant said cannot "
+                "be told from what it read; split the row into one for each answer"
+            )
+        spans.append((len(asked), len(answered)))
+        text = answered
+    encoded = tokenizer.backend.encode(text, add_special_tokens=False)
+    learn = [any(a <= start and end <= b and start < end for a, b in spans) for start, end in encoded.offsets]
+    if not any(learn):
+        raise DataError(f"{name}: no token lies within what the assistant says")
+    return Example(list(encoded.ids), learn)
