@@ -1,0 +1,97 @@
+"""`llmrl lm`: a small model is fine-tuned from its folder, resumed, asked; what it cannot use is named."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from llmrl_jax import lm
+from llmrl_jax.run import cli
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model that knows a few words, and rows to learn by heart."""
+    root = tmp_path_factory.mktemp("lm")
+    tokenizer = lm.WordTokenizer.from_texts(["red green blue sky grass blood what colour is ?"])
+    config = lm.LlamaConfig(16, 32, 48, 2, 4, 2, max_position_embeddings=24, eos_token_id=tokenizer.eos_id)
+    params = jax.jit(lm.Llama(config).init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
+    params["lm_head"]["kernel"] *= 20.0
+    lm.save_hf(root / "model", config, params)
+    tokenizer.save(root / "model")
+    facts = {"sky": "blue", "grass": "green", "blood": "red"}
+    rows = [{"prompt": f"what colour is {thing} ?", "response": f" {colour}"} for thing, colour in facts.items()]
+    (root / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return root
+
+
+def tune(folder, *options):
+    args = ["lm", "sft", "--model", folder / "model", "--data", folder / "rows.jsonl", "--length", "8", "--no-pack"]
+    args += ["--sft.batch-size", "3", "--sft.learning-rate", "0.03", "--run.out", folder / "runs"]
+    return cli.main([str(a) for a in [*args, "--run.progress", "off", *options]])
+
+
+def test_it_learns_is_resumed_and_answers(folder, capsys):
+    options = ["--epochs", "200", "--lora.targets", *lm.declare.projections(lm.read_config(folder / "model"))]
+    held_out = ["--eval-data", folder / "rows.jsonl"]
+    assert tune(folder, *options, *held_out, "--run.name", "whole") == 0
+    assert "3 examples in 3 rows of 8" in capsys.readouterr().out
+    run = folder / "runs" / "whole"
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    evals = [line["loss"] for line in lines if line["kind"] == "eval"]
+    assert len(evals) == 2 and evals[1] < 0.02 * evals[0]
+    assert json.loads((run / "summary.json").read_text())["written"] == "adapter"
+    assert (run / "learning_curve.png").stat().st_size > 1000
+
+    ask = ["lm", "generate", "what colour is grass ?", "--model", str(folder / "model"), "--temperature", "0"]
+    assert cli.main([*ask, "--adapter", str(run / "adapter"), "--max-new-tokens", "3"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "green"
+    assert (
+        cli.main(
+            [*ask, "--adapter", str(run / "adapter"), "--stop", "green", "--samples", "2", "--max-new-tokens", "3"]
+        )
+        == 0
+    )
+    assert capsys.readouterr().out.count("stop_string") == 2
+
+    # stopped at once by its time budget, then resumed: the same bits
+    assert tune(folder, *options, "--run.name", "cut", "--run.max-seconds", "1e-9") == 0
+    assert json.loads((folder / "runs" / "cut" / "summary.json").read_text())["stopped"] == "time budget"
+    assert not (folder / "runs" / "cut" / "adapter").exists()
+    assert tune(folder, *options, "--run.name", "cut", "--run.resume") == 0
+    both = [lm.load_adapter(folder / "runs" / n / "adapter", *lm.load(folder / "model"))[1] for n in ("whole", "cut")]
+    jax.tree.map(np.testing.assert_array_equal, *both)
+
+
+def test_full_tuning_writes_a_model(folder, capsys):
+    assert tune(folder, "--tune", "full", "--epochs", "1", "--run.name", "full") == 0
+    written = folder / "runs" / "full" / "model"
+    assert lm.load_tokenizer(written).encode("what") == lm.load_tokenizer(folder / "model").encode("what")
+    _, variables = lm.load(written)
+    _, base = lm.load(folder / "model")
+    assert not np.allclose(variables["params"]["norm"]["scale"], base["params"]["norm"]["scale"], atol=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--length", "100"], "length is 100, but the model has 24 positions"),
+        (["--length", "4"], "rows.jsonl:1 has 7 tokens, a row 4"),
+        (["--epochs", "0"], "epochs is 0"),
+        (["--sft.batch-size", "4"], "fewer than the 4 of one batch"),
+        (["--data", "nowhere.jsonl"], "there is no data file nowhere.jsonl"),
+    ],
+)
+def test_what_cannot_be(folder, capsys, options, message):
+    assert tune(folder, *options, "--run.name", "never") == 2
+    assert message in capsys.readouterr().err
+    assert not (folder / "runs" / "never").exists()
+
+
+def test_a_model_without_a_chat_template_is_not_chatted_with(folder, capsys):
+    assert cli.main(["lm", "generate", "what", "--model", str(folder / "model"), "--chat"]) == 2
+    assert "has no chat template" in capsys.readouterr().err
