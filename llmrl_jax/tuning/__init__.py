@@ -1,5 +1,6 @@
-"""Fine-tuning of language models on text: rows, packing, chat templates, supervised fine-tuning."""
+"""Fine-tuning of language models on text: rows, packing, chat templates; supervised, and by reward (GRPO, RLOO)."""
 
+from llmrl_jax.tuning.grpo import GRPOConfig, Prompts, make_grpo, text_reward
 from llmrl_jax.tuning.loss import token_log_probs
 from llmrl_jax.tuning.packing import Packed, pack
 from llmrl_jax.tuning.rows import DataError, Example, encode_row, read_rows
@@ -11,13 +12,17 @@ __all__ = [
     "ChatTemplate",
     "DataError",
     "Example",
+    "GRPOConfig",
     "Packed",
+    "Prompts",
     "SFTConfig",
     "TemplateError",
     "encode_row",
     "make_evaluation",
+    "make_grpo",
     "make_sft",
     "pack",
     "read_rows",
+    "text_reward",
     "token_log_probs",
 ]

@@ -86,8 +86,29 @@ def learning_rates(config: SFTConfig, updates: int) -> optax.Schedule:
     return optax.join_schedules([lambda n: peak * (n + 1) / (rise + 1), fall], [rise]) if rise else fall
 
 
-def _placed(x: jax.Array, mesh: Mesh) -> bool:
-    return isinstance(x.sharding, NamedSharding) and x.sharding.mesh == mesh
+def first_params(model: Llama, variables: Any, key: jax.Array, mesh: Mesh | None) -> Any:
+    """What is trained, to begin with: the adapters of `variables`, fresh ones, or every weight. A copy, since updates
+    are made in place."""
+    trained = "params" if model.lora is None else "lora"
+    params = variables.get(trained)
+    if params is None:
+        out = None if mesh is None else shardings(model.abstract()["lora"], model.logical_axes()["lora"], mesh)
+        token = jnp.zeros((1, 1), jnp.int32)
+        return jax.jit(lambda k: model.init(k, token)["lora"], out_shardings=out)(key)
+    return jax.tree.map(jnp.copy, params)
+
+
+def placed(state: Any, mesh: Mesh | None) -> Any:
+    """The state with what lies on one device copied to all of a mesh; what is on the mesh stays as it is."""
+    if mesh is None:
+        return state
+    whole = NamedSharding(mesh, PartitionSpec())
+
+    def place(x):
+        there = isinstance(x.sharding, NamedSharding) and x.sharding.mesh == mesh
+        return x if there else jax.device_put(x, whole)
+
+    return jax.tree.map(place, state)
 
 
 def _decayed(params: Any) -> Any:
@@ -152,22 +173,11 @@ def make_sft(
 
     def init(key: jax.Array) -> SFTState:
         adapter_key, run_key = jax.random.split(key)
-        params = variables.get(trained)
-        if params is None:
-            out = None
-            if mesh is not None:
-                out = shardings(model.abstract()["lora"], model.logical_axes()["lora"], mesh)
-            token = jnp.zeros((1, 1), jnp.int32)
-            params = jax.jit(lambda k: model.init(k, token)["lora"], out_shardings=out)(adapter_key)
-        params = jax.tree.map(jnp.copy, params)  # updates are made in place
-        whole = None if mesh is None else NamedSharding(mesh, PartitionSpec())
-        held = jax.tree.map(lambda x: jax.device_put(jnp.asarray(x), whole), data)
+        params = first_params(model, variables, adapter_key, mesh)
+        held = jax.tree.map(jnp.asarray, data)
         base = {} if trained == "params" else {"params": variables["params"]}
         state = SFTState(params, {"base": base, "data": held}, optimizer(params).init(params), run_key, jnp.int32(0))
-        if mesh is None:
-            return state
-        # Adam's moments lie where the parameters do; what is on one device is copied to all
-        return jax.tree.map(lambda x: x if _placed(x, mesh) else jax.device_put(x, whole), state)
+        return placed(state, mesh)
 
     def gradient(params: Any, base: Any, batch: Packed) -> tuple[jax.Array, jax.Array, jax.Array, Any]:
         count = jnp.maximum(1, jnp.sum(targets(batch)[1]))

@@ -232,23 +232,8 @@ def demo(
     return 0
 
 
-def prior_then_ppo(
-    glam_config: GlamConfig,
-    clone_config: CloneConfig,
-    steps: int,
-    run: RunConfig,
-    *,
-    episodes: int = 1000,
-    command: str = "glam",
-) -> dict[str, Any]:
-    """Imitate, improve by PPO, and measure both: what `llmrl glam demo` and the experiments do.
-
-    **Arguments:** `glam_config`, with the `embedded` model; `clone_config`; `steps` of RL; `run`; `episodes`, held
-    out, for each evaluation; `command`, what an unnamed run is called after.
-    **Returns:** what `summary.json` says.
-    """
-    started = time.monotonic()
-    folder = open_folder(run, command)
+def _imitate(glam_config: GlamConfig, clone_config: CloneConfig, run: RunConfig, folder: Path) -> RunResult:
+    """Clone the noisy expert, and write the model to `folder/prior`."""
     print(f"1/3  a small Llama imitates a noisy expert in {glam_config.env}: the stand-in for pre-training", flush=True)
     blank = build(replace(glam_config, tune="full"))
     clone = run_training(
@@ -259,9 +244,35 @@ def prior_then_ppo(
         title="imitation",
         shown={"clone_loss": "loss", "clone_agreement": "agreement"},
     )
-    prior = save_prior(folder / "prior", blank, clone.state.params["params"])
+    save_prior(folder / "prior", blank, clone.state.params["params"])
+    return clone
+
+
+def prior_then_ppo(
+    glam_config: GlamConfig,
+    clone_config: CloneConfig,
+    steps: int,
+    run: RunConfig,
+    *,
+    episodes: int = 1000,
+    command: str = "glam",
+    prior: str = "",
+) -> dict[str, Any]:
+    """Imitate, improve by PPO, and measure both: what `llmrl glam demo` and the experiments do.
+
+    **Arguments:** `glam_config`, with the `embedded` model; `clone_config`; `steps` of RL; `run`; `episodes`, held
+    out, for each evaluation; `command`, what an unnamed run is called after; `prior`, the folder of a model that was
+    cloned before, to leave the imitation out.
+    **Returns:** what `summary.json` says.
+    """
+    started = time.monotonic()
+    folder = open_folder(run, command)
+    clone = None
+    if not prior:
+        clone = _imitate(glam_config, clone_config, run, folder)
+        prior = str(folder / "prior")
     print("2/3  PPO improves it: the base is frozen; LoRA adapters and a value head learn", flush=True)
-    config = TrainConfig(preset="demo", glam=replace(glam_config, model=str(prior)), steps=steps, run=run)
+    config = TrainConfig(preset="demo", glam=replace(glam_config, model=prior), steps=steps, run=run)
     glam = build(config.glam)
     learner = glam.learner()
     key = jax.random.fold_in(jax.random.key(run.seed), HELD_OUT)
@@ -301,8 +312,8 @@ def prior_then_ppo(
         "steps": result.steps,
         "steps_per_second": round(result.steps_per_second, 1),
         "rl_seconds": round(result.seconds, 1),
-        "imitation_seconds": round(clone.seconds, 1),
-        "compile_seconds": round(clone.compile_seconds + result.compile_seconds, 1),
+        "imitation_seconds": round(clone.seconds, 1) if clone else None,
+        "compile_seconds": round(result.compile_seconds + (clone.compile_seconds if clone else 0.0), 1),
         "total_seconds": round(time.monotonic() - started, 1),
         "stopped": result.stopped,
     }

@@ -60,6 +60,8 @@ class GlamConfig:
     `raw_logits` or `max_normalised`."""
     value_width: int = 1024
     """Width of the value head's two hidden layers."""
+    value_activation: Literal["sigmoid", "relu", "tanh"] = "sigmoid"
+    """Between the value head's layers: `sigmoid` is GLAM's; `relu` learns faster."""
     stop_value_gradient: bool = False
     """Keep the critic's gradient out of the language model."""
     reward_scale: float = 20.0

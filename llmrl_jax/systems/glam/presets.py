@@ -29,6 +29,7 @@ DEMO = GlamConfig(
     history=1,
     list_actions=False,
     value_width=64,
+    value_activation="relu",
     reward_scale=1.0,
     score_rows=32,
     lora=LoRAConfig(

@@ -1,0 +1,174 @@
+"""GRPO: advantages and loss by hand, ratios that begin at 1, and a model that learns what is rewarded."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from llmrl_jax.lm import Llama, LlamaConfig, LoRAConfig, WordTokenizer, declare
+from llmrl_jax.tuning import GRPOConfig, Prompts, make_grpo, text_reward
+from llmrl_jax.tuning.grpo import Samples, advantages, grpo_loss, policy_log_probs
+
+
+WORDS = WordTokenizer.from_texts(["red green blue sky grass is"])
+CONFIG = LlamaConfig(8, 16, 24, 2, 4, 2, max_position_embeddings=16, eos_token_id=WORDS.eos_id)
+FULL = Llama(CONFIG)
+LORA = Llama(CONFIG, lora=LoRAConfig(rank=4, targets=tuple(declare.projections(CONFIG))))
+ROWS = [{"prompt": "sky is", "answer": "blue"}, {"prompt": "is grass is", "answer": "green"}]
+
+
+def prompts_of(rows, copies=1):
+    tokens = [WORDS.encode(row["prompt"]) for row in rows] * copies
+    width = max(map(len, tokens))
+    padded = np.array([t + [WORDS.pad_id] * (width - len(t)) for t in tokens], np.int32)
+    return Prompts(padded, np.array([len(t) for t in tokens], np.int32))
+
+
+PROMPTS = prompts_of(ROWS)
+SMALL = GRPOConfig(prompts=2, group=4, max_new_tokens=3, microbatches=2, learning_rate=1e-2)
+
+
+def first_is_blue(found, places):
+    return (found.tokens[..., 0] == WORDS.encode("blue")[0]).astype(jnp.float32)
+
+
+@pytest.fixture(scope="module")
+def variables():
+    params = jax.jit(FULL.init)(jax.random.key(1), jnp.zeros((1, 1), jnp.int32))["params"]
+    return {"params": params | {"lm_head": {"kernel": 12 * params["lm_head"]["kernel"]}}}
+
+
+def test_advantages_by_hand():
+    rewards = jnp.array([[1.0, 0.0, 0.0, 0.0], [2.0, 2.0, 2.0, 2.0]])
+    zero = np.zeros(4)
+    np.testing.assert_allclose(advantages(rewards, "centred"), [[0.75, -0.25, -0.25, -0.25], zero])
+    np.testing.assert_allclose(advantages(rewards, "leave_one_out"), [[1, -1 / 3, -1 / 3, -1 / 3], zero], rtol=1e-6)
+    deviation = math.sqrt(3) / 4 + 1e-4
+    np.testing.assert_allclose(advantages(rewards, "grpo")[0], np.array([0.75, *[-0.25] * 3]) / deviation, rtol=1e-6)
+
+
+def hand_samples(variables):
+    """Two continuations, of 2 and of 1 tokens, of prompts of 2 and 1; log-probabilities by whole passes."""
+    rows = [([3, 4], [5, 6]), ([2], [7])]
+    tokens = np.array([[3, 4, 5, 6], [2, 7, 0, 0]], np.int32)
+    known = []
+    for prompt, answer in rows:
+        logits = FULL.apply(variables, np.array([prompt + answer])).logits[0]
+        log_probs = np.asarray(jax.nn.log_softmax(logits / 0.5, axis=-1))
+        known.append([log_probs[len(prompt) - 1 + i, t] for i, t in enumerate(answer)])
+    return known, Samples(
+        tokens=jnp.asarray(tokens),
+        prompt_lengths=jnp.array([2, 1]),
+        lengths=jnp.array([2, 1]),
+        continuation=jnp.array([[5, 6], [7, 0]]),
+        log_prob=jnp.zeros((2, 2)),
+        reference=jnp.zeros((2, 2)),
+        advantage=jnp.array([1.0, -2.0]),
+    )
+
+
+@pytest.mark.parametrize("aggregate", ["token", "sequence"])
+def test_the_loss_by_hand(variables, aggregate):
+    known, samples = hand_samples(variables)
+    (a, b), (c,) = known
+    found, entropy = policy_log_probs(FULL, variables, samples, 0.5)
+    np.testing.assert_allclose([found[0, 0], found[0, 1], found[1, 0]], [a, b, c], atol=1e-5)
+    assert (entropy > 0).all() and (entropy < math.log(8) + 1e-5).all()
+    # ratios 1.1 and 2 where the advantage is 1, 1.5 where it is -2; the second is clipped, the third is not
+    old = jnp.array([[a - math.log(1.1), b - math.log(2)], [c - math.log(1.5), 0.0]])
+    base = jnp.array([[a + math.log(3), b], [c, 0.0]])
+    samples = samples.replace(log_prob=old, reference=base)
+    config = GRPOConfig(temperature=0.5, aggregate=aggregate, kl_coef=0.5)
+    loss, metrics = grpo_loss(FULL, variables, samples, config, 2, 3)
+    gains, kl = [1.1, 1.2, -3.0], 3 - math.log(3) - 1
+    if aggregate == "token":
+        expected = -sum(gains) / 3 + 0.5 * kl / 3
+    else:
+        expected = -((gains[0] + gains[1]) / 2 + gains[2]) / 2 + 0.5 * (kl / 2) / 2
+    assert float(loss) == pytest.approx(expected, abs=1e-4)
+    assert float(metrics["kl_to_base"]) == pytest.approx(kl / 3, abs=1e-4)
+    # both ratios above 1.2 are outside; whether the loss takes the clipped one depends on the advantage
+    assert float(metrics["clip_fraction"]) == pytest.approx(2 / 3)
+    assert float(metrics["ratio_error"]) == pytest.approx(1.0, abs=1e-4)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_ratios_begin_at_one_and_the_base_is_where_it_was(variables, temperature):
+    config = replace(SMALL, temperature=temperature, kl_coef=0.1)
+    learner = make_grpo(config, LORA, variables, PROMPTS, first_is_blue)
+    state = learner.init(jax.random.key(0))
+    update = jax.jit(learner.update)
+    state, metrics = update(state)
+    assert float(metrics["first_ratio_error"]) < 1e-4
+    assert abs(float(metrics["kl_to_base"])) < 1e-6 and float(metrics["nonfinite"]) == 0
+    assert 1 <= float(metrics["length"]) <= 3 and 0 <= float(metrics["unfinished"]) <= 1
+    for _ in range(5):
+        state, metrics = update(state)
+    assert float(metrics["kl_to_base"]) > 1e-6
+    jax.tree.map(np.testing.assert_array_equal, state.frozen["base"], variables)
+    assert update._cache_size() == 1
+
+
+def test_microbatches_change_memory_only(variables):
+    states = []
+    for parts in (1, 4):
+        config = replace(SMALL, microbatches=parts, kl_coef=0.1, learning_rate=1e-3)
+        learner = make_grpo(config, FULL, variables, PROMPTS, first_is_blue)
+        states.append(jax.jit(learner.update)(learner.init(jax.random.key(0))))
+    (one, a), (parts_, b) = states
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=3e-4), one.params, parts_.params)
+    for name in ("loss", "entropy", "kl_to_base", "grad_norm", "reward"):
+        assert float(a[name]) == pytest.approx(float(b[name]), abs=1e-5), name
+
+
+@pytest.mark.parametrize(
+    ("model", "config"),
+    [
+        (LORA, replace(SMALL, advantage="leave_one_out", learning_rate=1e-2, entropy_coef=0.04)),
+        (FULL, replace(SMALL, advantage="grpo", epochs=2, minibatches=2, aggregate="sequence", learning_rate=5e-3)),
+    ],
+    ids=["reinforce", "grpo"],
+)
+def test_it_learns_what_a_python_function_rewards(variables, model, config):
+    """Each prompt has its own right word, from chance to nearly always; under a frozen random head to most often."""
+    asked = []
+
+    def right(prompts, completions, rows):
+        asked.append(prompts)
+        return [float(text.split()[:1] == [row["answer"]]) for text, row in zip(completions, rows, strict=True)]
+
+    config = replace(config, group=16, max_new_tokens=2)
+    learner = make_grpo(config, model, variables, PROMPTS, text_reward(right, WORDS, ROWS))
+    state = learner.init(jax.random.key(0))
+    state, metrics = jax.jit(lambda s: jax.lax.scan(lambda s, _: learner.update(s), s, None, length=150))(state)
+    jax.block_until_ready(state)
+    assert metrics["reward"][:3].mean() < 0.3
+    assert metrics["reward"][-10:].mean() > (0.9 if model is FULL else 0.6), metrics["reward"]
+    assert set(asked[0]) == {"sky is", "is grass is"} and len(asked[0]) == 32
+
+
+def test_a_reward_function_of_the_wrong_shape_is_named(variables):
+    learner = make_grpo(SMALL, FULL, variables, PROMPTS, text_reward(lambda p, c, r: [1.0], WORDS, ROWS))
+    with pytest.raises(Exception, match=r"gave \(1,\), not one number for each of 8 texts"):
+        jax.block_until_ready(jax.jit(learner.update)(learner.init(jax.random.key(0))))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"group": 1}, "at least 2 are needed"),
+        ({"temperature": 0.0}, "temperature is 0.0; above 0"),
+        ({"prompts": 3}, "2 prompts, fewer than the 3"),
+        ({"minibatches": 3}, "prompts 2 x group 4 = 8 rows are not divided by minibatches 3"),
+        ({"kl_coef": -1.0}, "kl_coef is -1.0"),
+        ({"max_new_tokens": 0}, "max_new_tokens is 0"),
+    ],
+)
+def test_bad_configurations(variables, options, message):
+    with pytest.raises(ValueError, match=message):
+        make_grpo(replace(SMALL, **options), FULL, variables, PROMPTS, first_is_blue)
