@@ -26,7 +26,13 @@ def ours(steps: int, repeats: int) -> tuple[list[float], float, list[float]]:
     updates = steps // 512
     env, params = envs_jax.make("CartPole-v1")
     config = PPOConfig(
-        num_envs=4, num_steps=128, epochs=4, minibatches=4, learning_rate=2.5e-4, schedule_updates=updates
+        num_envs=4,
+        num_steps=128,
+        unroll=4,
+        epochs=4,
+        minibatches=4,
+        learning_rate=2.5e-4,
+        schedule_updates=updates,
     )
     learner = make_ppo(config, EpisodeStatistics(env), params, NetworkPolicy(env.action_space(params)))
     state = learner.init(jax.random.key(0))

@@ -31,7 +31,8 @@ class Experiment:
         default_factory=lambda: replace(
             DEMO,
             env="BabyAI-Text/GoToLocal-v0",
-            embedded=replace(DEMO.embedded, heads=2),
+            embedded=replace(DEMO.embedded, layers=3),
+            lora=replace(DEMO.lora, rank=16, alpha=32.0),
             score_rows=16,
             score_widths=5,
             ppo=replace(
@@ -40,23 +41,26 @@ class Experiment:
                 microbatches=1,
                 learning_rate=2e-3,
                 value_loss_coef=1.0,
+                gamma=0.98,
                 entropy_coef=0.005,
             ),
         )
     )
     clone: CloneConfig = field(
-        default_factory=lambda: CloneConfig(updates=6000, batch_size=64, noise=0.3, learning_rate=2e-3)
+        default_factory=lambda: CloneConfig(updates=8000, batch_size=64, noise=0.3, learning_rate=2e-3)
     )
-    steps: int = 1_000_000
+    steps: int = 2_000_000
     """Environment steps of RL."""
     episodes: int = 1000
     """Held-out episodes, before and after."""
+    prior: str = ""
+    """Folder of a prior made before (`runs/NAME/prior`), to begin with RL; empty: make it."""
     run: RunConfig = field(default_factory=lambda: RunConfig(checkpoint_every=20, eval_every=50))
 
 
 def main() -> None:
     x = tyro.cli(Experiment, description=__doc__)
-    prior_then_ppo(x.glam, x.clone, x.steps, x.run, episodes=x.episodes, command="glam-goto-local")
+    prior_then_ppo(x.glam, x.clone, x.steps, x.run, episodes=x.episodes, command="glam-goto-local", prior=x.prior)
 
 
 if __name__ == "__main__":

@@ -42,6 +42,8 @@ class PPOConfig:
     """Environments played at once; over a mesh, a multiple of its data x fsdp devices."""
     num_steps: int = 64
     """Steps per environment and update."""
+    unroll: int = 1
+    """Steps written out in one turn of the rollout's loop: a little faster where a step is tiny, longer to compile."""
     epochs: int = 4
     """Passes over the steps of an update."""
     minibatches: int = 4
@@ -355,6 +357,7 @@ def make_ppo(
                 config.num_steps,
                 bootstrap_truncation=config.bootstrap_truncation,
                 constrain=split,
+                unroll=config.unroll,
             )
             advantage, returns = gae(
                 rollout.reward,
@@ -396,7 +399,16 @@ def make_ppo(
 
 
 def _check(config: PPOConfig, env: Environment, env_params: Any, policy: Policy, mesh: Mesh | None) -> None:
-    for name in ("num_envs", "num_steps", "epochs", "minibatches", "microbatches", "pool_size", "reset_ratio"):
+    for name in (
+        "num_envs",
+        "num_steps",
+        "unroll",
+        "epochs",
+        "minibatches",
+        "microbatches",
+        "pool_size",
+        "reset_ratio",
+    ):
         if getattr(config, name) < 1:
             raise ValueError(f"{name} is {getattr(config, name)}; at least 1 is needed")
     for field in dataclasses.fields(config):

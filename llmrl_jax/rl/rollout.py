@@ -107,12 +107,14 @@ def collect(
     *,
     bootstrap_truncation: bool = True,
     constrain: Callable[[Any], Any] = lambda rows: rows,
+    unroll: int = 1,
 ) -> tuple[Runner, Rollout]:
     """Play `num_steps` steps in every environment.
 
     **Arguments:** `env`, whose resets are within the step (not `next_step` or `none`); `policy`, `params`, `frozen`;
     `runner`, from `start` or from the last call; `key`, of this rollout; `bootstrap_truncation`, False to record
-    time-outs as terminal; `constrain`, applied to pytrees of rows `[N, ...]`, to keep them on their devices.
+    time-outs as terminal; `constrain`, applied to pytrees of rows `[N, ...]`, to keep them on their devices; `unroll`,
+    steps written out in one turn of the loop.
     **Returns:** the runner after the last step, and the record.
     """
 
@@ -141,7 +143,7 @@ def collect(
     keys = jax.vmap(lambda t: jax.random.split(jax.random.fold_in(key, t)))(jnp.arange(num_steps))
     shapes, _, _ = jax.eval_shape(policy.step, params, frozen, runner.obs, runner.carry, runner.first)
     noise = jax.vmap(shapes.noise)(keys[:, 0])
-    after, (rollout, final_obs, carries) = jax.lax.scan(step, runner, (keys[:, 1], noise))
+    after, (rollout, final_obs, carries) = jax.lax.scan(step, runner, (keys[:, 1], noise), unroll=unroll)
     no = jnp.zeros_like(runner.first)
     next_value = _next_values(
         lambda obs, carry: policy.step(params, frozen, constrain(obs), constrain(carry), no)[1],

@@ -176,7 +176,7 @@ STATIC = {
 
 
 def test_every_option_is_tried():
-    tried = {*STATIC, *FLOATS, "microbatches", "schedule_updates"}  # the last two have tests of their own
+    tried = {*STATIC, *FLOATS, "microbatches", "schedule_updates", "unroll"}  # the last three have tests of their own
     assert tried == {f.name for f in dataclasses.fields(PPOConfig)}
 
 
@@ -203,6 +203,15 @@ def test_microbatches_change_memory_only(tiny):
     np.testing.assert_allclose(flat(base.params), flat(split.params), atol=1e-5)
     assert set(parts) == set(metrics)
     np.testing.assert_allclose(metrics["grad_norm"], parts["grad_norm"], rtol=1e-4)
+
+
+def test_unrolling_changes_speed_only(tiny):
+    state, update = tiny
+    unrolled = jax.jit(learner_of(replace(TINY, unroll=4)).update)
+    (base, _), (other, _) = update(state), unrolled(state)
+    jax.tree.map(np.testing.assert_array_equal, base.runner.env_state.env, other.runner.env_state.env)
+    np.testing.assert_allclose(flat(base.params), flat(other.params), atol=1e-5)
+    assert "unroll=4" in str(jax.make_jaxpr(unrolled)(state)) and "unroll=4" not in str(jax.make_jaxpr(update)(state))
 
 
 def test_packing_changes_speed_only(tiny, monkeypatch):
