@@ -1,13 +1,12 @@
 """A small Llama learns GoToLocal (8 x 8, 8 objects) by PPO, towards 0.9 success, on two cores.
 
-The same program as `llmrl glam demo` on a harder level: eight objects, six actions, prompts of up to 134 tokens. The
+The same program as `llmrl glam demo` on a harder level: eight objects, six actions, prompts of up to 130 tokens. The
 prior is imitation of an expert that acts at random part of the time, the stand-in for pre-training; the rest is RL.
 
     python experiments/glam_goto_local.py --run.name goto-local
+    python experiments/glam_goto_local.py --run.name again --prior runs/goto-local/prior
 
-Not finished yet. With a short prior (64,000 demonstrated steps of an expert that is random half of the time or more)
-the model moves well but has not learnt to look for the object that the goal names, and 60,000 steps of PPO left
-success at 0.6. The prior below is eight times as long.
+It has not reached 0.9 yet: docs/systems/glam.md says how far it came, and how fast.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ DEMO = GlamConfig(
 """The smallest setting in which RL visibly improves a language model on two cores: one observation in the prompt and
 no list of actions, since prompt length is what a small model pays for."""
 
-DEMO_CLONE = CloneConfig(updates=80, batch_size=64, noise=0.75)
+DEMO_CLONE = CloneConfig(updates=60, batch_size=64, noise=0.75)
 """The demo's prior: few enough updates, and noisy enough an expert, that there is something left to learn."""
 
 DEMO_STEPS = 40 * 64 * 32
