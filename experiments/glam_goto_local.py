@@ -31,18 +31,9 @@ class Experiment:
             DEMO,
             env="BabyAI-Text/GoToLocal-v0",
             embedded=replace(DEMO.embedded, layers=3),
-            lora=replace(DEMO.lora, rank=16, alpha=32.0),
             score_rows=16,
             score_widths=5,
-            ppo=replace(
-                DEMO.ppo,
-                num_envs=128,
-                microbatches=1,
-                learning_rate=2e-3,
-                value_loss_coef=1.0,
-                gamma=0.98,
-                entropy_coef=0.005,
-            ),
+            ppo=replace(DEMO.ppo, num_envs=128, microbatches=1, entropy_coef=0.005),
         )
     )
     clone: CloneConfig = field(
