@@ -18,12 +18,12 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
-from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from envs_jax.env import Environment, Wrapper
 from envs_jax.resets import VectorEnv
 from llmrl_jax.rl.learner import Learner
+from llmrl_jax.rl.packed import Packed
 from llmrl_jax.rl.policy import Policy
 from llmrl_jax.rl.returns import gae
 from llmrl_jax.rl.rollout import Runner, collect, episode_metrics, start
@@ -107,30 +107,6 @@ GLAM = PPOConfig(
 minibatches of 64. What the code got wrong is not in it: add `bootstrap_truncation=False, value_broadcast="glam"`."""
 
 _MAY_BE_INFINITE = ("value_clip", "max_grad_norm", "target_kl")
-
-
-PACK_BELOW = 100_000
-"""Parameters, in all, below which gradient steps see them as one vector."""
-
-
-class Packed:
-    """A small pytree as one vector, so that Adam is one operation and not one for every leaf."""
-
-    def __init__(self, params: Any, really: bool):
-        self.really = really
-        self._tree = ravel_pytree(params)[1] if really else None
-
-    def one(self, tree: Any) -> Any:
-        """The vector of a tree."""
-        return ravel_pytree(tree)[0] if self.really else tree
-
-    def tree(self, vector: Any) -> Any:
-        """The tree of a vector."""
-        return self._tree(vector) if self._tree else vector
-
-    def each(self, change: Callable, opt_state: optax.ScaleByAdamState) -> optax.ScaleByAdamState:
-        """Adam's moments, changed alike."""
-        return opt_state._replace(mu=change(opt_state.mu), nu=change(opt_state.nu))
 
 
 @struct.dataclass
@@ -274,12 +250,6 @@ def make_ppo(
         opt_state = settled(adam(hparams).init(params))  # its moments lie where the parameters do
         return PPOState(params, frozen, opt_state, place(runner), *copied((hparams, run_key, jnp.int32(0))))
 
-    def pack(params: Any) -> Packed:
-        leaves = jax.tree.leaves(params)
-        alike = len({x.dtype for x in leaves}) == 1
-        small = sum(x.size for x in leaves) <= PACK_BELOW
-        return Packed(params, mesh is None and alike and small)
-
     def gradient(loss: Callable, params: Any, batch: Batch) -> tuple[Any, dict[str, jax.Array]]:
         """The gradient over a minibatch, in microbatches, and the loss's metrics."""
 
@@ -305,7 +275,7 @@ def make_ppo(
     def learn(state: PPOState, batch: Batch, key: jax.Array) -> tuple[Any, Any, dict[str, jax.Array]]:
         """`epochs` x `minibatches` gradient steps, fewer when the KL exceeds its target."""
         hparams = state.hparams
-        packed = pack(state.params)
+        packed = Packed(state.params, allowed=mesh is None)
         learning_rate = hparams["learning_rate"]
         if config.schedule == "linear":
             learning_rate *= jnp.maximum(0.0, 1 - state.update / config.schedule_updates)

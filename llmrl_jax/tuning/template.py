@@ -23,12 +23,10 @@ class ChatTemplate:
         """**Arguments:** `source`, the template; `specials`, the special tokens by name (`bos_token`, ...).
 
         **Raises:** `TemplateError` where the source is not Jinja."""
-        try:
-            from jinja2 import TemplateSyntaxError
-            from jinja2.ext import loopcontrols
-            from jinja2.sandbox import ImmutableSandboxedEnvironment
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError("chat templates need jinja2: pip install jinja2") from error
+        from jinja2 import TemplateSyntaxError
+        from jinja2.ext import loopcontrols
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
         environment.filters["tojson"] = lambda x, **how: json.dumps(x, ensure_ascii=False, **how)
         environment.globals["raise_exception"] = _refuse
