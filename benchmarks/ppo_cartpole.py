@@ -84,7 +84,8 @@ def run(quick: bool) -> Result:
     ]
     notes = [
         "Both: 4 environments x 128 steps, 4 epochs, 4 minibatches, learning rate 2.5e-4, two tanh layers of 64; "
-        "every seed is one call of one compiled program; rejax runs half before ours and half after.",
+        "every seed is one call of one compiled program; rejax runs half before ours and half after. "
+        "Our rollout's loop is unrolled four times (`unroll`).",
         "Ours resets from a pool of 256 episodes, renewed in every update; rejax makes a reset for every row and step.",
         "Returns: ours of the episodes that ended in the last 50 updates, rejax's of its own 128 evaluation episodes.",
     ]

@@ -19,7 +19,7 @@ from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from llmrl_jax.lm import Generation, Llama, SamplingConfig, StopStrings, generate
+from llmrl_jax.lm import Finish, Generation, Llama, SamplingConfig, StopStrings, generate
 from llmrl_jax.rl.learner import Learner
 from llmrl_jax.rl.shuffle import permutations
 from llmrl_jax.tuning.sft import ROWS, first_params, placed
@@ -280,7 +280,7 @@ def make_grpo(
             "reward_std": jnp.mean(spread),
             "idle_groups": jnp.mean(spread < 1e-6),
             "length": jnp.mean(lengths),
-            "unfinished": jnp.mean(found.finish == 1),
+            "unfinished": jnp.mean(found.finish == Finish.LENGTH),
         }
 
     def gradient(params: Any, frozen: Any, batch: Samples) -> tuple[jax.Array, dict[str, jax.Array], Any]:
