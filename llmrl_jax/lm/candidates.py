@@ -33,9 +33,12 @@ class Candidates:
     """
 
     sequences: tuple[tuple[int, ...], ...]
+    words: tuple[int, ...] = ()
+    """How many words each candidate has, for scores per word; empty: unknown."""
 
-    def __init__(self, sequences: Sequence[Sequence[int]]):
-        """**Raises:** `ValueError` where there is no candidate, or one has no token."""
+    def __init__(self, sequences: Sequence[Sequence[int]], words: Sequence[int] = ()):
+        """**Raises:** `ValueError` where there is no candidate, one has no token, or `words` are not one positive
+        number for each."""
         kept = tuple(tuple(int(t) for t in sequence) for sequence in sequences)
         if not kept:
             raise ValueError("there are no candidates; at least 1 is needed")
@@ -44,12 +47,15 @@ class Candidates:
                 raise ValueError(f"candidate {i} is empty; each needs at least 1 token to have a probability")
             if min(sequence) < 0:
                 raise ValueError(f"candidate {i} holds the token {min(sequence)}; tokens are at least 0")
+        if words and (len(words) != len(kept) or min(words) < 1):
+            raise ValueError(f"words are {tuple(words)}; one number of at least 1 is needed for each of {len(kept)}")
         object.__setattr__(self, "sequences", kept)
+        object.__setattr__(self, "words", tuple(int(n) for n in words))
 
     @staticmethod
     def encode(tokenizer: Any, texts: Sequence[str]) -> Candidates:
-        """Candidates from strings, by a tokenizer's `encode(text) -> list[int]`."""
-        return Candidates([tokenizer.encode(text) for text in texts])
+        """Candidates from strings, by a tokenizer's `encode(text) -> list[int]`. Words are what spaces divide."""
+        return Candidates([tokenizer.encode(text) for text in texts], [max(1, len(text.split())) for text in texts])
 
     def __len__(self) -> int:
         return len(self.sequences)

@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
+from envs_jax.registry import nearest
+from llmrl_jax.lm.cache import Branches, Cache
 from llmrl_jax.lm.candidates import Candidates
+from llmrl_jax.lm.config import LlamaConfig
+from llmrl_jax.lm.declare import projections
 from llmrl_jax.lm.model import AnyArray, Llama
+
+
+Form = Literal["auto", "tree", "branches", "naive"]
+"""How candidates are computed; the scores are the same.
+
+* `tree`: one pass over the prompt and the tree of the candidates' common prefixes.
+* `branches`: the prompt once, into a cache, then every candidate a token at a time behind it, as in sampling: no
+  attention between candidates and one token's logits at a time, for hundreds of candidates.
+* `naive`: a whole pass for every candidate.
+* `auto`: the one that multiplies least, see `costs`.
+"""
+
+MASKED = float(np.finfo(np.float32).min) / 2
+"""The score of a candidate that a mask rules out: no probability, and no NaN in a gradient or an entropy."""
 
 
 @struct.dataclass
@@ -23,6 +42,8 @@ class Scores:
     """The joint log-probability of a candidate's tokens: GLAM's logits, without length normalisation."""
     mean: Float[Array, "B A"]
     """The same per token."""
+    per_word: Float[Array, "B A"] | None
+    """The same per word (TWOSOME, 2401.14151); None where the candidates do not know their words."""
     log_probs: Float[Array, "B A W"]
     """Of each token; 0 after a candidate's end."""
     raw_sum: Float[Array, "B A"]
@@ -45,13 +66,51 @@ def _check(model: Llama, prompt: int, prefix: int, candidates: Candidates) -> No
         raise ValueError(f"a candidate holds the token {top}; the model's vocabulary ends at {config.vocab_size - 1}")
 
 
+def costs(config: LlamaConfig, prompt: int, candidates: Candidates, prefix: int = 0) -> dict[str, float]:
+    """Multiply-adds of each form of `score` for one prompt: what `form="auto"` goes by.
+
+    A count, and not a timing, so that a run's bits do not depend on what else the machine did when it started.
+    Measured times are beside it in `docs/benchmarks.md`.
+
+    **Arguments:** `prompt` and `prefix`, tokens; `candidates`.
+    **Returns:** from `tree`, `branches` and `naive` to their multiply-adds.
+    """
+    layers, width = config.num_hidden_layers, config.hidden_size
+    matrices = sum(math.prod(n for _, n in (*p.inputs, *p.outputs)) for p in projections(config).values())
+    pair = 2 * config.num_attention_heads * config.size
+    head = width * config.vocab_size
+    count, longest, nodes = len(candidates), candidates.width, len(candidates.trie.tokens)
+    whole = prefix + prompt
+
+    def pass_over(tokens: float, pairs: float, predictions: float) -> float:
+        return float(layers * (tokens * matrices + pairs * pair) + predictions * head)
+
+    steps = longest - 1
+    return {
+        "tree": pass_over(prompt + nodes, (prompt + nodes) * (whole + nodes), 1 + nodes),
+        "branches": pass_over(
+            whole + count * steps, whole * whole + count * steps * (whole + longest), 1 + count * steps
+        ),
+        "naive": count * pass_over(whole + longest, (whole + longest) ** 2, longest),
+    }
+
+
 def _collect(raw: jax.Array, normaliser: jax.Array, candidates: Candidates, hidden: jax.Array) -> Scores:
     """From each token's logit and its log-normaliser, both `[B, A, W]`."""
     real = np.arange(candidates.width) < candidates.lengths[:, None]
     log_probs = jnp.where(real, raw - normaliser, 0.0)
     total = log_probs.sum(-1)
     mean = total / candidates.lengths.astype(np.float32)
-    return Scores(total, mean, log_probs, jnp.where(real, raw, 0.0).sum(-1), hidden)
+    per_word = total / np.asarray(candidates.words, np.float32) if candidates.words else None
+    return Scores(total, mean, per_word, log_probs, jnp.where(real, raw, 0.0).sum(-1), hidden)
+
+
+def _masked(scores: Scores, mask: Any) -> Scores:
+    ruled = {
+        name: None if (value := getattr(scores, name)) is None else jnp.where(mask, value, MASKED)
+        for name in ("sum", "mean", "per_word", "raw_sum")
+    }
+    return scores.replace(**ruled)
 
 
 def score(
@@ -62,18 +121,23 @@ def score(
     candidates: Candidates,
     prefix: Sequence[int] = (),
     *,
+    mask: Bool[AnyArray, "B A"] | None = None,
+    form: str = "auto",
     rows: int | None = None,
     widths: Sequence[int] = (),
 ) -> Scores:
-    """Score every candidate as a continuation of every prompt, in one pass.
+    """Score every candidate as a continuation of every prompt.
 
-    The prompt is read once. The candidates' tokens, merged into the tree of their common prefixes, follow it in the
-    same pass, each seeing the prompt and its own ancestors, at the positions it would have alone. Logits exist only
-    where they are read. Rows do not affect one another, nor do candidates, nor does padding. Differentiable.
+    The prompt is read once. In the usual form, `tree`, the candidates' tokens, merged into the tree of their common
+    prefixes, follow it in the same pass, each seeing the prompt and its own ancestors, at the positions it would have
+    alone. Logits exist only where they are read. Rows do not affect one another, nor do candidates, nor does padding.
+    Differentiable.
 
     **Arguments:** `model`, `variables` (with `lora` where adapters are to act); `tokens`, right-padded prompts;
     `lengths`, at least 1; `candidates`; `prefix`, token ids that stand before every prompt (an instruction, say),
-    not repeated in `tokens`: computed once for the batch; `rows`, how many prompts to take at
+    not repeated in `tokens`: computed once for the batch in the form `tree`; `mask`, which candidates each row has:
+    the others' sums are `MASKED` (all are computed, since the program does not depend on the mask); `form`, see
+    `Form`; `rows`, how many prompts to take at
     a time, which must divide `B`: less memory, and on a CPU two to three times the speed where activations then fit
     the cache; the backward pass computes each group's forward pass again. None takes all at once; `widths`, with
     `rows`: paddings shorter than `S`. Prompts are sorted by length, each group is padded to the shortest of these that
@@ -85,15 +149,33 @@ def score(
     """
     _check(model, tokens.shape[1], len(prefix), candidates)
     batch = tokens.shape[0]
+    if mask is not None:
+        if mask.shape != (batch, len(candidates)):
+            raise ValueError(
+                f"the mask is {mask.shape}, but there are {batch} prompts and {len(candidates)} candidates"
+            )
+        found = score(model, variables, tokens, lengths, candidates, prefix, form=form, rows=rows, widths=widths)
+        return _masked(found, mask)
+    if form == "auto":
+        count = costs(model.config, tokens.shape[1], candidates, len(prefix))
+        form = min(count, key=count.__getitem__)
+    if form not in get_args(Form):
+        raise ValueError(
+            f"no form {form!r}{nearest(form, list(get_args(Form)))}; there are {', '.join(get_args(Form))}"
+        )
     if rows is not None and rows < batch:
         if rows < 1 or batch % rows:
             raise ValueError(f"rows is {rows}, which does not divide a batch of {batch}")
         if widths:
-            return _score_sorted(model, variables, tokens, lengths, candidates, prefix, rows, widths)
+            return _score_sorted(model, variables, tokens, lengths, candidates, prefix, rows, widths, form)
         # Every group takes rows from all over the batch, so that each device of a mesh keeps its own.
         groups = jax.tree.map(lambda x: x.reshape(rows, -1, *x.shape[1:]).swapaxes(0, 1), (tokens, lengths))
-        one = jax.checkpoint(lambda group: score(model, variables, group[0], group[1], candidates, prefix))
+        one = jax.checkpoint(lambda group: score(model, variables, group[0], group[1], candidates, prefix, form=form))
         return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(batch, *x.shape[2:]), jax.lax.map(one, groups))
+    if form == "naive":
+        return score_naive(model, variables, tokens, lengths, candidates, prefix)
+    if form == "branches":
+        return _score_branches(model, variables, tokens, lengths, candidates, prefix)
     trie = candidates.trie
     hidden: Any = model.apply(
         variables,
@@ -120,6 +202,7 @@ def _score_sorted(
     prefix: Sequence[int],
     rows: int,
     widths: Sequence[int],
+    form: str,
 ) -> Scores:
     """`score` in groups of prompts of like length, each padded to the shortest width that holds it."""
     batch, longest = tokens.shape
@@ -128,7 +211,7 @@ def _score_sorted(
     sizes = sorted({*widths, longest})
 
     def at(width: int):
-        return lambda group: score(model, variables, group[0][:, :width], group[1], candidates, prefix)
+        return lambda group: score(model, variables, group[0][:, :width], group[1], candidates, prefix, form=form)
 
     branches = [at(width) for width in sizes]
 
@@ -143,6 +226,44 @@ def _score_sorted(
     return jax.tree.map(lambda x: x.reshape(batch, *x.shape[2:])[back], scores)
 
 
+def _behind(prefix: Sequence[int], tokens: Any, lengths: Any) -> tuple[Any, Any]:
+    """Prompts with the prefix written before each."""
+    if not prefix:
+        return jnp.asarray(tokens), jnp.asarray(lengths)
+    head = jnp.broadcast_to(jnp.asarray(prefix, tokens.dtype), (tokens.shape[0], len(prefix)))
+    return jnp.concatenate([head, tokens], axis=1), lengths + len(prefix)
+
+
+def _score_branches(
+    model: Llama, variables: Any, tokens: Any, lengths: Any, candidates: Candidates, prefix: Sequence[int]
+) -> Scores:
+    """`score` with candidates decoded side by side behind their prompt's cache."""
+    tokens, lengths = _behind(prefix, tokens, lengths)
+    batch, count, steps = tokens.shape[0], len(candidates), candidates.width - 1
+    empty = Cache.create(model.config, batch, tokens.shape[1], model.dtype)
+    out: Any = model.apply(variables, tokens, lengths=lengths, cache=empty, at=(lengths - 1)[:, None])
+    branches = Branches.create(out.cache, lengths, count, max(1, steps))
+    read, predicted = np.asarray(candidates.tokens.T), np.asarray(candidates.tokens.T)[1:]
+
+    def step(branches, at):
+        token, following = at
+        rows = jnp.broadcast_to(token, (batch, count))
+        hidden, branches = model.apply(variables, rows, branches, method=Llama.decode)
+        logits: Any = model.apply(variables, hidden, method=Llama.head)
+        chosen = jnp.take_along_axis(logits, jnp.broadcast_to(following, (batch, count))[..., None], axis=-1)
+        return branches, (chosen[..., 0], jax.nn.logsumexp(logits, axis=-1))
+
+    first = out.logits[:, 0]
+    normaliser = jnp.broadcast_to(jax.nn.logsumexp(first, axis=-1)[:, None], (batch, count))
+    raw, norms = first[:, read[0]][..., None], normaliser[..., None]
+    if steps:
+        _, later = jax.lax.scan(step, branches, (read[:-1], predicted))
+        raw, norms = (
+            jnp.concatenate([a, jnp.moveaxis(b, 0, -1)], axis=-1) for a, b in zip((raw, norms), later, strict=True)
+        )
+    return _collect(raw, norms, candidates, out.hidden[:, 0])
+
+
 def score_naive(
     model: Llama,
     variables: Any,
@@ -154,9 +275,7 @@ def score_naive(
     """What `score` computes, by a whole pass for every candidate: the oracle that it is tested against."""
     _check(model, tokens.shape[1], len(prefix), candidates)
     batch, width = tokens.shape[0], candidates.width
-    if prefix:
-        head = jnp.broadcast_to(jnp.asarray(prefix, tokens.dtype), (batch, len(prefix)))
-        tokens, lengths = jnp.concatenate([head, tokens], axis=1), lengths + len(prefix)
+    tokens, lengths = _behind(prefix, tokens, lengths)
     place = lengths[:, None] + np.arange(width)
     rows = np.arange(batch)[:, None]
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from llmrl_jax.lm import Candidates, Llama, LlamaConfig, LoRAConfig, score, score_naive
+from llmrl_jax.lm.score import MASKED, costs
 from tests.lm_random import random_variables
 
 
@@ -71,6 +72,73 @@ def outcome(function, model, prefix):
         return (s.sum * jnp.arange(1.0, 7.0)).mean() + s.hidden.sum(), s
 
     return jax.jit(jax.grad(loss, has_aux=True))(random_variables(MODEL))
+
+
+@pytest.mark.parametrize("prefix", [(), PREFIX], ids=["bare", "prefix"])
+def test_branches_give_what_whole_passes_give(prefix):
+    grad, got = outcome(functools.partial(score, form="branches"), MODEL, prefix)
+    naive_grad, want = whole_passes(prefix)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=5e-5), got, want)
+    scale = max(float(np.abs(g).max()) for g in jax.tree.leaves(naive_grad))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * scale), grad, naive_grad)
+
+
+def test_single_tokens_need_no_branch(variables):
+    one = Candidates([[3], [5]])
+    run = jax.jit(functools.partial(score, MODEL), static_argnums=3, static_argnames="form")
+    want = run(variables, TOKENS, LENGTHS, one, form="tree")
+    for form in ("branches", "naive"):
+        got = run(variables, TOKENS, LENGTHS, one, form=form)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), got, want)
+
+
+def test_the_form_is_the_one_that_multiplies_least():
+    """By hand: 2 layers of D 16, 4 heads of 4 (2 for keys), MLP 24; 3 prompt tokens; [3, 4] and [3, 5]."""
+    two = Candidates([[3, 4], [3, 5]])
+    matrices = 16 * 16 + 2 * 16 * 8 + 16 * 16 + 3 * 16 * 24
+    found = costs(CONFIG, 3, two)
+    # one node: 4 tokens, each seeing 4; two predictions
+    assert found["tree"] == 2 * (4 * matrices + 4 * 4 * 32) + 2 * 16 * 30
+    # 3 tokens seeing 3, then 2 tokens seeing 3 + 2; three predictions
+    assert found["branches"] == 2 * (5 * matrices + (9 + 10) * 32) + 3 * 16 * 30
+    assert found["naive"] == 2 * (2 * (5 * matrices + 25 * 32) + 2 * 16 * 30)
+    many = Candidates(np.random.default_rng(0).integers(0, 30, (3000, 3)).tolist())
+    assert min(found, key=found.get) == "tree"
+    many_costs = costs(CONFIG, 3, many)
+    assert min(many_costs, key=many_costs.get) == "branches", "three thousand candidates must not attend to one another"
+
+
+def test_a_mask_rules_candidates_out_row_by_row(variables, scores):
+    mask = np.ones((4, 6), bool)
+    mask[1, :5] = False
+    mask[2, 3] = False
+
+    def entropy(v):
+        found = score(MODEL, v, TOKENS, LENGTHS, CANDIDATES, mask=mask)
+        log_p = jax.nn.log_softmax(found.sum)
+        return -jnp.sum(jnp.exp(log_p) * log_p), (found, log_p)
+
+    grads, (got, log_p) = jax.jit(jax.grad(entropy, has_aux=True))(variables)
+    np.testing.assert_allclose(np.asarray(got.sum)[mask], np.asarray(scores.sum)[mask], atol=2e-5)
+    assert (np.asarray(got.sum)[~mask] == MASKED).all() and (np.asarray(got.mean)[~mask] == MASKED).all()
+    assert np.exp(log_p)[1].tolist() == [0, 0, 0, 0, 0, 1] and np.isfinite(log_p).all()
+    assert all(np.isfinite(g).all() for g in jax.tree.leaves(grads))
+    with pytest.raises(ValueError, match=r"the mask is \(4, 5\), but there are 4 prompts and 6 candidates"):
+        score(MODEL, variables, TOKENS, LENGTHS, CANDIDATES, mask=mask[:, :5])
+
+
+def test_scores_per_word(variables, scores):
+    assert scores.per_word is None
+    known = Candidates(CANDIDATES.sequences, words=[2, 1, 1, 2, 1, 1])
+    found = jax.jit(lambda v: score(MODEL, v, TOKENS, LENGTHS, known))(variables)
+    np.testing.assert_allclose(found.per_word, scores.sum / np.array([2, 1, 1, 2, 1, 1]), atol=2e-5)
+    with pytest.raises(ValueError, match=r"words are \(1, 2\); one number of at least 1 is needed for each of 6"):
+        Candidates(CANDIDATES.sequences, words=[1, 2])
+
+
+def test_an_unknown_form_is_named(variables):
+    with pytest.raises(ValueError, match="no form 'trie'.*tree"):
+        score(MODEL, variables, TOKENS, LENGTHS, CANDIDATES, form="trie")
 
 
 @pytest.mark.parametrize("prefix", [(), PREFIX], ids=["bare", "prefix"])

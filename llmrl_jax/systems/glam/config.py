@@ -56,7 +56,7 @@ class GlamConfig:
     """Where the space between prompt and action goes: to the action, where tokenizers want it, or to the prompt, with
     the action tokenised apart (compat with the released code)."""
     scoring: Scoring = "sum"
-    """How scores become action logits: `sum` of token log-probabilities, `mean` per token, or the released code's
+    """How scores become action logits: `sum` of token log-probabilities, `mean` per token, `per_word`, or the released code's
     `raw_logits` or `max_normalised`."""
     value_width: int = 1024
     """Width of the value head's two hidden layers."""
