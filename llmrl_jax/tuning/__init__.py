@@ -1,9 +1,10 @@
 """Fine-tuning of language models on text: rows, packing, chat templates; supervised, and by reward (GRPO, RLOO)."""
 
-from llmrl_jax.tuning.grpo import GRPOConfig, Prompts, make_grpo, text_reward
+from llmrl_jax.tuning.grpo import GRPOConfig, Prompts, make_grpo, make_reward_evaluation, pad_prompts, text_reward
 from llmrl_jax.tuning.loss import token_log_probs
 from llmrl_jax.tuning.packing import Packed, pack
-from llmrl_jax.tuning.rows import DataError, Example, encode_row, read_rows
+from llmrl_jax.tuning.rewards import REWARDS, load_reward
+from llmrl_jax.tuning.rows import DataError, Example, encode_prompt, encode_row, read_rows
 from llmrl_jax.tuning.sft import SFTConfig, make_evaluation, make_sft
 from llmrl_jax.tuning.template import ChatTemplate, TemplateError
 
@@ -14,14 +15,19 @@ __all__ = [
     "Example",
     "GRPOConfig",
     "Packed",
+    "REWARDS",
     "Prompts",
     "SFTConfig",
     "TemplateError",
+    "encode_prompt",
     "encode_row",
+    "load_reward",
     "make_evaluation",
     "make_grpo",
+    "make_reward_evaluation",
     "make_sft",
     "pack",
+    "pad_prompts",
     "read_rows",
     "text_reward",
     "token_log_probs",

@@ -8,12 +8,13 @@ policy of the KL term is the base without its adapters: no second model is kept,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -77,6 +78,15 @@ class Prompts:
     """int32 `[N, S]`, padded on the right."""
     lengths: Any
     """int32 `[N]`, at least 1."""
+
+
+def pad_prompts(rows: Sequence[Sequence[int]], pad: int) -> Prompts:
+    """Token lists as `Prompts`, padded on the right to the longest."""
+    lengths = np.array([len(row) for row in rows], np.int32)
+    tokens = np.full((len(rows), lengths.max()), pad, np.int32)
+    for padded, row in zip(tokens, rows, strict=True):
+        padded[: len(row)] = row
+    return Prompts(tokens, lengths)
 
 
 @struct.dataclass
@@ -166,7 +176,7 @@ def grpo_loss(
 def text_reward(
     function: Callable[[list[str], list[str], list[Mapping[str, Any]]], Any],
     tokenizer: Any,
-    rows: list[Mapping[str, Any]],
+    rows: Sequence[Mapping[str, Any]],
     stops: StopStrings | None = None,
 ) -> Reward:
     """A Python function on text as a `Reward`: the device waits for the host.
@@ -174,7 +184,6 @@ def text_reward(
     **Arguments:** `function(prompts, completions, rows) -> floats`, one per completion, the same for the same
     arguments (a resumed run relies on it); `tokenizer`; `rows`, the data, whose `prompt` is passed on.
     """
-    import numpy as np
 
     def on_host(tokens, lengths, finish, places):
         found = Generation(tokens, lengths, tokens, tokens, finish)
@@ -323,6 +332,43 @@ def make_grpo(
         return state, {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()}
 
     return Learner(init, update, rows, {"first_ratio_error": 1e-4, "nonfinite": 0.0})
+
+
+def make_reward_evaluation(
+    config: GRPOConfig, model: Llama, prompts: Prompts, reward: Reward, *, stops: StopStrings | None = None
+) -> Callable[[GRPOState, jax.Array], dict[str, float]]:
+    """The mean reward on held-out prompts: `evaluate(state, key) -> {reward, length, unfinished}`.
+
+    **Arguments:** as `make_grpo`'s; each prompt is answered once, as the policy samples, `config.prompts` at a time.
+    """
+    trained = "params" if model.lora is None else "lora"
+    count, batch = prompts.tokens.shape[0], min(config.prompts, prompts.tokens.shape[0])
+    # the last batch is filled up with prompts that were already asked, which count for nothing
+    places = np.resize(np.arange(count), (-(-count // batch), batch)).astype(np.int32)
+    counts = np.arange(places.size).reshape(places.shape) < count
+    sampling = SamplingConfig(config.max_new_tokens, config.temperature, stop_tokens=config.stop_tokens)
+
+    @jax.jit
+    def answer(params: Any, base: Any, key: jax.Array) -> dict[str, jax.Array]:
+        def one(part):
+            chosen, counted = part
+            keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(chosen)
+            asked = jax.tree.map(lambda x: jnp.asarray(x)[chosen], prompts)
+            found = generate(model, {**base, trained: params}, asked.tokens, asked.lengths, keys, sampling, stops=stops)
+            values = {
+                "reward": reward(found, chosen)[:, 0],
+                "length": found.lengths[:, 0],
+                "unfinished": found.finish[:, 0] == Finish.LENGTH,
+            }
+            return {name: jnp.sum(jnp.where(counted, x, 0)) for name, x in values.items()}
+
+        return jax.tree.map(lambda x: jnp.sum(x) / count, jax.lax.map(one, (places, counts)))
+
+    def evaluate(state: GRPOState, key: jax.Array) -> dict[str, float]:
+        found = answer(state.params, state.frozen["base"], key)
+        return {name: float(value) for name, value in found.items()}
+
+    return evaluate
 
 
 def _in_parts(model: Llama, base: Any, samples: Samples, config: GRPOConfig, part: int) -> Float[Array, "R T"]:

@@ -112,7 +112,41 @@ def encode_row(
     return Example(tokens, [i >= read for i in range(len(tokens))])
 
 
-def _encode_messages(messages: Any, name: str, tokenizer: FastTokenizer, template: ChatTemplate) -> Example:
+def encode_prompt(
+    row: Mapping[str, Any], name: str, tokenizer: FastTokenizer, template: ChatTemplate | None = None
+) -> tuple[str, list[int]]:
+    """What a model is to answer, as text and as tokens: a row's `prompt`, or its `messages` up to the assistant's turn.
+
+    **Arguments:** as `encode_row`'s; what else the row holds is for the reward.
+    **Returns:** the text, and its tokens behind the beginning-of-sequence token (which a chat template writes itself).
+    **Raises:** `DataError` for a row of neither form, or a field that is not text.
+    """
+    if "messages" in row:
+        if template is None:
+            raise DataError(f"{name} has messages, but the model has no chat template; give a prompt")
+        messages = row["messages"]
+        _check_messages(messages, name)
+        if messages[-1]["role"] == "assistant":
+            messages = messages[:-1]
+        if not messages:
+            raise DataError(f"{name}: nobody but the assistant says anything")
+        try:
+            text = template.render(messages, add_generation_prompt=True)
+        except TemplateError as error:
+            raise DataError(f"{name}: {error}") from error
+        return text, tokenizer.encode(text)
+    if "prompt" not in row:
+        raise DataError(f"{name} has no 'prompt'{nearest('prompt', list(row))}; a row has prompt, or messages")
+    if not isinstance(row["prompt"], str):
+        raise DataError(f"{name}: 'prompt' is a {type(row['prompt']).__name__}, not text")
+    start = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
+    tokens = start + tokenizer.encode(row["prompt"])
+    if not tokens:
+        raise DataError(f"{name}: the prompt has no token")
+    return row["prompt"], tokens
+
+
+def _check_messages(messages: Any, name: str) -> None:
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise DataError(f"{name}: messages is {type(messages).__name__}; a list of at least one message is needed")
     for i, message in enumerate(messages):
@@ -120,6 +154,10 @@ def _encode_messages(messages: Any, name: str, tokenizer: FastTokenizer, templat
             raise DataError(f"{name}: message {i} has no role; it needs a role and a content")
         if not isinstance(message.get("content"), str):
             raise DataError(f"{name}: message {i} has no text as its content")
+
+
+def _encode_messages(messages: Any, name: str, tokenizer: FastTokenizer, template: ChatTemplate) -> Example:
+    _check_messages(messages, name)
     if all(message["role"] != "assistant" for message in messages):
         raise DataError(f"{name}: the assistant says nothing, so there is nothing to learn")
     text, spans = "", []

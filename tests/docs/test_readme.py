@@ -2,13 +2,15 @@
 
 Every block fenced as `python` runs; those of one page run in order, in one process, as a reader would. A block fenced
 as `python slow` runs with the slow tests, one as `python no-run` never. Shell blocks run where they are fenced as
-`sh run`, with the project's programs on the path. Pages run in an empty folder.
+`sh run`, with the project's programs on the path, or `sh run needs=curl` where that program is installed. Pages run in
+an empty folder.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -38,6 +40,9 @@ def blocks(text: str) -> list[Block]:
     found = []
     for match in FENCE.finditer(text):
         language, *tags = match[2].split() or [""]
+        missing = [t for t in tags if t.startswith("needs=") and shutil.which(t.removeprefix("needs=")) is None]
+        if missing:
+            continue
         if language == "python" and "no-run" not in tags or language == "sh" and "run" in tags:
             indent = len(match[1])
             code = "".join(line[indent:] for line in match[3].splitlines(keepends=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -67,10 +68,13 @@ def test_it_learns_is_resumed_and_answers(folder, capsys):
     jax.tree.map(np.testing.assert_array_equal, *both)
 
 
-def test_full_tuning_writes_a_model(folder, capsys):
-    assert tune(folder, "--tune", "full", "--epochs", "1", "--run.name", "full") == 0
+def test_full_tuning_writes_a_model(folder, tmp_path):
+    chats = shutil.copytree(folder / "model", tmp_path / "model")
+    (chats / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }} {% endfor %}")
+    assert tune(folder, "--tune", "full", "--epochs", "1", "--run.name", "full", "--model", chats) == 0
     written = folder / "runs" / "full" / "model"
     assert lm.load_tokenizer(written).encode("what") == lm.load_tokenizer(folder / "model").encode("what")
+    assert (written / "chat_template.jinja").read_text() == (chats / "chat_template.jinja").read_text()
     _, variables = lm.load(written)
     _, base = lm.load(folder / "model")
     assert not np.allclose(variables["params"]["norm"]["scale"], base["params"]["norm"]["scale"], atol=0)
@@ -95,3 +99,45 @@ def test_what_cannot_be(folder, capsys, options, message):
 def test_a_model_without_a_chat_template_is_not_chatted_with(folder, capsys):
     assert cli.main(["lm", "generate", "what", "--model", str(folder / "model"), "--chat"]) == 2
     assert "has no chat template" in capsys.readouterr().err
+
+
+def reward(folder, *options):
+    args = ["lm", "grpo", "--model", folder / "model", "--data", folder / "rows.jsonl", "--reward", "contains"]
+    args += ["--grpo.prompts", "3", "--grpo.group", "16", "--grpo.max-new-tokens", "3", "--run.out", folder / "runs"]
+    args += ["--grpo.learning-rate", "0.02", "--grpo.temperature", "4", "--tune", "full", "--run.progress", "off"]
+    return cli.main([str(a) for a in [*args, *options]])
+
+
+def test_rewards_teach_what_was_never_shown(folder, capsys):
+    assert reward(folder, "--updates", "60", "--eval-data", folder / "rows.jsonl", "--run.name", "grpo") == 0
+    assert "rows.jsonl: 3 prompts of up to" in capsys.readouterr().out
+    run = folder / "runs" / "grpo"
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    evals = [line["reward"] for line in lines if line["kind"] == "eval"]
+    assert len(evals) == 2 and evals[0] < 0.7 and evals[1] > 0.9, evals
+    assert json.loads((run / "summary.json").read_text())["written"] == "model"
+    ask = ["lm", "generate", "what colour is grass ?", "--model", str(run / "model"), "--temperature", "0"]
+    assert cli.main([*ask, "--max-new-tokens", "3"]) == 0
+    assert "green" in capsys.readouterr().out.splitlines()[-1]
+
+    # stopped by its time budget and resumed: the same bits, though the reward is a Python function
+    assert reward(folder, "--updates", "4", "--run.name", "r-whole") == 0
+    assert reward(folder, "--updates", "4", "--run.name", "r-cut", "--run.max-seconds", "1e-9") == 0
+    assert reward(folder, "--updates", "4", "--run.name", "r-cut", "--run.resume") == 0
+    both = [lm.load(folder / "runs" / name / "model")[1] for name in ("r-whole", "r-cut")]
+    jax.tree.map(np.testing.assert_array_equal, *both)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--reward", "exacct"], "no reward 'exacct'"),
+        (["--max-prompt", "3"], "rows.jsonl:1: the prompt has 5 tokens, more than --max-prompt 3"),
+        (["--grpo.max-new-tokens", "30"], "more than the model's 24 positions"),
+        (["--updates", "0"], "updates is 0"),
+        (["--grpo.prompts", "4"], "there are 3 prompts, fewer than the 4"),
+    ],
+)
+def test_grpo_names_what_it_cannot_use(folder, capsys, options, message):
+    assert reward(folder, *options) != 0
+    assert message in " ".join(capsys.readouterr().err.split())

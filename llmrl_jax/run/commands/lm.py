@@ -10,9 +10,11 @@ import jax
 import tyro
 
 from llmrl_jax import lm
-from llmrl_jax.lm.peft import load_adapter, save_adapter
+from llmrl_jax.lm.peft import load_adapter
 from llmrl_jax.lm.tokens import FastTokenizer, load_tokenizer
 from llmrl_jax.parallel import make_mesh
+from llmrl_jax.run.commands._grpo import grpo
+from llmrl_jax.run.commands._tuned import write_tuned
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.run.folder import write_summary
 from llmrl_jax.run.loop import train as run_training
@@ -116,27 +118,10 @@ def sft(config: Annotated[TuneConfig, tyro.conf.arg(name="")]) -> int:
         "stopped": result.stopped,
     }
     if not result.stopped:
-        values["written"] = _write(result.folder, config, model, result.state, tokenizer, folder)
+        values["written"] = write_tuned(result.folder, config.model, model, result.state, tokenizer, template)
     write_summary(result.folder, values)
     print(f"{result.update} updates at {result.steps_per_second:.0f} tokens/s; everything is in {result.folder}")
     return 0
-
-
-def _write(folder: Path, config: TuneConfig, model: Any, state: Any, tokenizer: FastTokenizer, base: Path) -> str:
-    """The adapters in peft's format, or the model in transformers'. A run that was resumed after it wrote keeps what
-    it has: the same bits."""
-    name = "adapter" if config.tune == "lora" else "model"
-    if (folder / name).exists():
-        return name
-    if config.tune == "lora":
-        variables = {**state.frozen["base"], "lora": state.params}
-        save_adapter(
-            folder / name, model, variables, base=config.model if not Path(config.model).exists() else str(base)
-        )
-    else:
-        lm.save_hf(folder / name, model.config, state.params)
-        tokenizer.save(folder / name)
-    return name
 
 
 def generate(
@@ -204,4 +189,4 @@ def generate(
         print(continuation)
 
 
-COMMANDS = {"sft": sft, "generate": generate}
+COMMANDS = {"sft": sft, "grpo": grpo, "generate": generate}

@@ -1,0 +1,143 @@
+"""`llmrl lm grpo`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import jax
+import tyro
+
+from llmrl_jax import lm
+from llmrl_jax.lm.tokens import FastTokenizer, load_tokenizer
+from llmrl_jax.parallel import make_mesh
+from llmrl_jax.run.commands._tuned import write_tuned
+from llmrl_jax.run.config import FREE, RunConfig
+from llmrl_jax.run.folder import write_summary
+from llmrl_jax.run.loop import train as run_training
+from llmrl_jax.tuning import (
+    REWARDS,
+    ChatTemplate,
+    GRPOConfig,
+    Prompts,
+    encode_prompt,
+    load_reward,
+    make_grpo,
+    make_reward_evaluation,
+    pad_prompts,
+    read_rows,
+    text_reward,
+)
+
+
+@dataclass(frozen=True)
+class GrpoRun:
+    """A run of GRPO: which model, on which prompts, rewarded for what, and how the run is kept."""
+
+    model: str
+    """A folder with config.json, safetensors and tokenizer.json, or a Hugging Face hub id."""
+    data: Path
+    """Prompts, .jsonl or .parquet: `prompt`, or `messages` for the model's chat template, and what the reward reads."""
+    reward: str
+    """`exact`, `contains` or `last-number` (against the row's `response`), or your own `FILE.py:FUNCTION`, which is
+    run: function(prompts, completions, rows) -> a number for each completion."""
+    eval_data: str = ""
+    """Prompts to measure the reward on, at the start, every `run.eval_every` updates and at the end; empty: none."""
+    updates: int = field(default=100, metadata=FREE)
+    """Updates; each samples `grpo.prompts` x `grpo.group` completions."""
+    max_prompt: int = 512
+    """Tokens of the longest prompt that is taken; a longer one is refused by its line."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a completion."""
+    tune: Literal["lora", "full"] = "lora"
+    """Train adapters over a frozen base, or every weight."""
+    lora: lm.LoRAConfig = field(default_factory=lm.LoRAConfig)
+    """The adapters, where `tune` is `lora`."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of the frozen base and of what the model computes; adapters and the loss are float32 in any case."""
+    remat: bool = False
+    """Recompute activations in the backward pass: slower, but it needs far less memory."""
+    mesh: str = ""
+    """Devices by axis, as in `data=4,fsdp=2`. Empty: one device."""
+    grpo: GRPOConfig = field(default_factory=GRPOConfig)
+    """The learner."""
+    run: RunConfig = field(default_factory=lambda: RunConfig(checkpoint_every=0))
+
+
+def _read(
+    path: Path, tokenizer: FastTokenizer, template: ChatTemplate | None, longest: int
+) -> tuple[list[dict[str, Any]], Prompts]:
+    """The rows of a file, their rendered prompt under `prompt`, and the prompts' tokens."""
+    rows, tokens = [], []
+    for name, row in read_rows(path):
+        text, ids = encode_prompt(row, name, tokenizer, template)
+        if len(ids) > longest:
+            raise ValueError(f"{name}: the prompt has {len(ids)} tokens, more than --max-prompt {longest}")
+        rows.append({**row, "prompt": text})
+        tokens.append(ids)
+    if not rows:
+        raise ValueError(f"{path} has no rows")
+    return rows, pad_prompts(tokens, tokenizer.pad_id)
+
+
+def grpo(config: Annotated[GrpoRun, tyro.conf.arg(name="")]) -> int:
+    """Improve a language model by rewards on what it writes: GRPO, or REINFORCE with leave-one-out.
+
+    Writes `adapter/`, which peft loads (or `model/`, which transformers loads, with `--tune full`)."""
+    if config.updates < 1:
+        raise ValueError(f"updates is {config.updates}; at least 1 is needed")
+    reward = load_reward(config.reward)
+    folder = lm.locate(config.model)
+    tokenizer, template = load_tokenizer(folder), ChatTemplate.load(folder)
+    shape = lm.read_config(folder)
+    rows, prompts = _read(config.data, tokenizer, template, config.max_prompt)
+    held_out = _read(Path(config.eval_data), tokenizer, template, config.max_prompt) if config.eval_data else None
+    longest = max(p.tokens.shape[1] for p in (prompts, *([held_out[1]] if held_out else [])))
+    if longest + config.grpo.max_new_tokens > shape.max_position_embeddings:
+        raise ValueError(
+            f"the longest prompt has {longest} tokens and a completion up to {config.grpo.max_new_tokens} "
+            f"(grpo.max_new_tokens): more than the model's {shape.max_position_embeddings} positions"
+        )
+    if config.reward in REWARDS:
+        for file, read in ((config.data, rows), (config.eval_data, held_out[0] if held_out else [])):
+            for place, row in enumerate(read, 1):
+                if not isinstance(row.get("response"), str):
+                    raise ValueError(f"row {place} of {file} has no `response`, which the reward {config.reward} reads")
+    mesh = make_mesh(config.mesh) if config.mesh else None
+    dtype = jax.numpy.dtype(config.dtype)
+    tuned = config.lora if config.tune == "lora" else None
+    model, variables = lm.load(folder, mesh=mesh, dtype=dtype, lora=tuned)
+    model = model.clone(dtype=dtype, remat=config.remat)
+    stops = lm.StopStrings.build(tokenizer, config.stop, shape.vocab_size) if config.stop else None
+    learner = make_grpo(
+        config.grpo, model, variables, prompts, text_reward(reward, tokenizer, rows, stops), stops=stops, mesh=mesh
+    )
+    run, evaluate = config.run, None
+    if held_out is not None:
+        judged = text_reward(reward, tokenizer, held_out[0], stops)
+        evaluate = make_reward_evaluation(config.grpo, model, held_out[1], judged, stops=stops)
+        run = replace(run, eval_every=run.eval_every or config.updates)
+    print(f"{config.data.name}: {len(rows)} prompts of up to {prompts.tokens.shape[1]} tokens", flush=True)
+    result = run_training(
+        learner,
+        run,
+        num_updates=config.updates,
+        evaluate=evaluate,
+        full_config=config,
+        command="grpo",
+        shown={"reward": "reward", "length": "length", "entropy": "entropy"},
+    )
+    values: dict[str, Any] = {
+        "prompts": len(rows),
+        "updates": result.update,
+        "completions_per_second": round(result.steps_per_second, 1),
+        "train_seconds": round(result.seconds, 1),
+        "compile_seconds": round(result.compile_seconds, 1),
+        "stopped": result.stopped,
+    }
+    if not result.stopped:
+        values["written"] = write_tuned(result.folder, config.model, model, result.state, tokenizer, template)
+    write_summary(result.folder, values)
+    print(f"{result.update} updates at {result.steps_per_second:.1f} completions/s; everything is in {result.folder}")
+    return 0
