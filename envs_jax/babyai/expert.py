@@ -1,6 +1,6 @@
 """A shortest-path expert for BabyAI's clauses, on the device: the source of demonstrations.
 
-It reads the true state, not the view. For the clause at hand it knows what to face and which action to take there,
+It reads the true state, not the view, unless it is told to look for things as the agent has to. For the clause at hand it knows what to face and which action to take there,
 and finds the shortest way by breadth-first search backwards over poses (cell and heading), with sets of cells as
 words of bits.
 """
@@ -30,7 +30,7 @@ from envs_jax.babyai.constants import (
 from envs_jax.babyai.mission import AFTER, GO_TO, NO_CLAUSE, OPEN_DOOR, PUT_NEXT
 from envs_jax.babyai.state import State, color_of, id_of, state_of, type_of
 from envs_jax.babyai.verify import member
-from envs_jax.babyai.view import front
+from envs_jax.babyai.view import front, window
 
 
 def _words(mask: jax.Array) -> jax.Array:
@@ -94,13 +94,15 @@ def _search(targets, free, movable, position, heading):
     return _holds(goals[heading], position), ~stuck, move
 
 
-def expert_action(state: State, env: Any) -> jax.Array:
+def expert_action(state: State, env: Any, seen_only: bool = False) -> jax.Array:
     """The next action of a shortest way to fulfil the mission.
 
     Safe under `jit` and `vmap`, and always returns: where nothing can be done (the object is destroyed) it turns.
     Ways through closed doors open them; objects in the only way are picked up and dropped elsewhere.
 
-    **Arguments:** `state`, of a BabyAI world; `env`, that world, perhaps wrapped, for its static facts.
+    **Arguments:** `state`, of a BabyAI world; `env`, that world, perhaps wrapped, for its static facts; `seen_only`,
+    turn left while nothing that the clause is about is in view, as an agent must that cannot know where it is. Meant
+    for single rooms: what stands behind a door or farther aside than the view's three cells is never found so.
     **Returns:** int32 `[]`.
     """
     clauses = getattr(env, "unwrapped", env).level.clauses
@@ -167,4 +169,10 @@ def expert_action(state: State, env: Any) -> jax.Array:
     step = jnp.where(blocked, jnp.where(hand < 0, PICKUP, put_down), step)
     step = jnp.where(there, act, step)
     step = jnp.where(must_drop, jnp.where(can_drop & (found | there), DROP, RIGHT), step)
-    return jnp.where(found | there, step, RIGHT).astype(jnp.int32)
+    step = jnp.where(found | there, step, RIGHT)
+    if seen_only:
+        seen_cells, seen = window(state.grid, state.position, heading)
+        in_view = jnp.any((id_of(seen_cells)[:, None] == ids) & seen[:, None], axis=0)
+        sought = jnp.where(carrying_it, beside, jnp.where(fetching_key, keys, wanted))
+        step = jnp.where(jnp.any(in_view & sought), step, LEFT)
+    return step.astype(jnp.int32)

@@ -93,13 +93,11 @@ def visible(clear: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
     return far, near
 
 
-def view(grid: jax.Array, position: jax.Array, direction: jax.Array, carrying: jax.Array) -> jax.Array:
-    """The observed image.
+def window(grid: jax.Array, position: jax.Array, direction: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """What lies in the 49 cells of the view, and which of them are seen.
 
-    **Arguments:** `grid`, int16 `[W, H]` of packed cells; `position`, int32 `[2]`; `direction`, int32 `[]`;
-    `carrying`, int16 `[]`, packed, 0 for nothing.
-    **Returns:** uint8 `[7, 7, 3]`: type, colour, state of the cell at column i (left to right), row j (far to near);
-    zeros where unseen. The agent's own cell shows what it carries.
+    **Arguments:** `grid`, int16 `[W, H]` of packed cells; `position`, int32 `[2]`; `direction`, int32 `[]`.
+    **Returns:** packed cells, int32 `[49]`, walls outside of the grid; bool `[49]`. Column by column, far to near.
     """
     width, height = grid.shape
     ahead = np.repeat(AGENT_J - np.arange(VIEW)[None], VIEW, 0).reshape(-1).astype(np.int32)
@@ -115,8 +113,17 @@ def view(grid: jax.Array, position: jax.Array, direction: jax.Array, carrying: j
     clear = (kind != WALL) & ((kind != DOOR) | (state_of(cells) == OPEN))
     words = [jnp.sum(jnp.where(clear, bits, np.uint32(0)), dtype=jnp.uint32) for bits in _BITS]
     far, near = visible((words[0], words[1]))
-    seen = (jnp.where(_BITS[0] > 0, far, near) & (_BITS[0] | _BITS[1])) != 0
+    return cells, (jnp.where(_BITS[0] > 0, far, near) & (_BITS[0] | _BITS[1])) != 0
 
+
+def view(grid: jax.Array, position: jax.Array, direction: jax.Array, carrying: jax.Array) -> jax.Array:
+    """The observed image.
+
+    **Arguments:** as in `window`; `carrying`, int16 `[]`, packed, 0 for nothing.
+    **Returns:** uint8 `[7, 7, 3]`: type, colour, state of the cell at column i (left to right), row j (far to near);
+    zeros where unseen. The agent's own cell shows what it carries.
+    """
+    cells, seen = window(grid, position, direction)
     own = np.arange(VIEW * VIEW) == AGENT_I * VIEW + AGENT_J
     cells = jnp.where(own, jnp.where(carrying > 0, carrying, EMPTY_CELL).astype(jnp.int32), cells)
     cells = jnp.where(seen, cells, 0)

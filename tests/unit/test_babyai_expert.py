@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import envs_jax
-from envs_jax.babyai.constants import DX, DY, EMPTY
+from envs_jax.babyai.constants import DX, DY, EMPTY, LEFT
 from envs_jax.babyai.expert import expert_action
-from envs_jax.babyai.state import type_of
+from envs_jax.babyai.state import color_of, type_of
 
 
 @functools.cache
@@ -78,6 +78,27 @@ def test_it_masters_every_kind_of_clause_and_recovers_from_chance():
     assert length.mean() < 12  # minigrid's bot needs about as many
     _, total, _ = episodes("BabyAI-MixedTrainLocal-v0", 256, 128, noise=0.25)
     assert (total > 0).mean() > 0.95  # a random toggle may destroy what was asked for
+
+
+def test_it_looks_for_what_it_cannot_see():
+    """Left while the image shows nothing of the goal's kind and colour, else what the all-seeing expert does."""
+    env, params = envs_jax.make("BabyAI-GoToLocal-v0")
+    keys = jax.random.split(jax.random.key(5), 200)
+    obs, states = jax.jit(jax.vmap(env.reset, in_axes=(0, None)))(keys, params)
+    looking, knowing = (
+        jax.jit(jax.vmap(functools.partial(lambda seen, state: expert_action(state, env, seen), seen)))(states)
+        for seen in (True, False)
+    )
+    first = np.array([int(m[0]) for m in states.mover])
+    which = np.array([(word & -word).bit_length() - 1 for word in first.tolist()])
+    thing = np.asarray(states.object)[np.arange(200), which].astype(int)
+    image = np.asarray(obs["image"])
+    kind, color = np.asarray(type_of(thing)), np.asarray(color_of(thing))
+    shown = (image[..., 0] == kind[:, None, None]) & (image[..., 1] == color[:, None, None])
+    visible = shown.any((1, 2))
+    assert 20 < visible.sum() < 180
+    assert (np.asarray(looking)[~visible] == LEFT).all()
+    np.testing.assert_array_equal(np.asarray(looking)[visible], np.asarray(knowing)[visible])
 
 
 def test_it_answers_where_nothing_can_be_done():

@@ -14,6 +14,9 @@ from envs_jax.babyai.expert import expert_action
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.lm import Scores
 from llmrl_jax.rl.distributions import Categorical
+from llmrl_jax.run.commands import glam as glam_commands
+from llmrl_jax.run.commands.glam import _imitate
+from llmrl_jax.run.config import RunConfig
 from llmrl_jax.systems.glam.build import build, make_world
 from llmrl_jax.systems.glam.clone import CloneConfig, innermost, make_clone, save_prior
 from llmrl_jax.systems.glam.config import EmbeddedConfig
@@ -48,6 +51,7 @@ def scores(total, mean, raw):
     return Scores(
         sum=total,
         mean=jnp.asarray([mean], jnp.float32),
+        per_word=total / 3,
         log_probs=zeros,
         raw_sum=jnp.asarray([raw], jnp.float32),
         hidden=jnp.zeros((1, 3), jnp.float32),
@@ -58,6 +62,7 @@ def test_each_definition_of_the_action_probabilities():
     found = scores([np.log(0.5), np.log(0.25)], [-1.0, -2.0], [3.0, 7.0])
     assert np.allclose(action_logits(found, "sum"), [[np.log(0.5), np.log(0.25)]])
     assert np.allclose(action_logits(found, "mean"), [[-1.0, -2.0]])
+    assert np.allclose(action_logits(found, "per_word"), [[np.log(0.5) / 3, np.log(0.25) / 3]])
     assert np.allclose(action_logits(found, "raw_logits"), [[3.0, 7.0]])
     assert np.allclose(action_logits(found, "max_normalised"), [[1.0, 0.5]])
 
@@ -193,6 +198,38 @@ def test_cloning_expects_over_the_noise():
     expected = -jnp.mean(0.5 * jnp.take_along_axis(scores, best[:, None], 1)[:, 0] + 0.5 * scores.mean(1))
     assert float(metrics["clone_loss"]) == pytest.approx(float(expected), abs=1e-4)
     assert float(metrics["clone_agreement"]) == pytest.approx(float((scores.argmax(1) == best).mean()))
+
+
+def test_imitation_goes_on_from_an_easier_world(tmp_path):
+    """The second lesson begins with what the first learnt; worlds of other words are refused."""
+    config = CloneConfig(updates=2, first_env="BabyAI-Text/GoToObj-v0", first_updates=3, batch_size=8, stride=1)
+    run = RunConfig(name="r", out=str(tmp_path), progress="off")
+    first, second = _imitate(TINY, config, run, tmp_path)
+    assert (first.update, second.update) == (3, 2)
+    blank = build(replace(TINY, tune="full"))
+    learner = make_clone(replace(config, updates=2), blank.env, blank.env_params, blank.policy, first.state.params)
+    begun = learner.init(jax.random.key(0))
+    jax.tree.map(np.testing.assert_array_equal, begun.params, first.state.params)
+    for _ in range(2):
+        begun, _ = jax.jit(learner.update)(begun)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), begun.params, second.state.params)
+    with pytest.raises(ValueError, match="PickupLoc.* have not the same words"):
+        _imitate(TINY, replace(config, first_env="BabyAI-Text/PickupLoc-v0"), run, tmp_path / "other")
+
+
+def test_a_stop_in_imitation_stops_the_run(tmp_path, monkeypatch, capsys):
+    real = glam_commands.run_training
+
+    def interrupted(*args, **how):
+        assert how["title"] == "imitation", "RL began after a stop"
+        return replace(real(*args, **how), stopped="SIGTERM")
+
+    monkeypatch.setattr(glam_commands, "run_training", interrupted)
+    run = RunConfig(name="r", out=str(tmp_path), progress="off")
+    config = CloneConfig(updates=1, batch_size=8, stride=1)
+    assert glam_commands.prior_then_ppo(TINY, config, 16, run, episodes=4) == {"stopped": "SIGTERM"}
+    assert not (tmp_path / "r" / "prior").exists()
+    assert "Stopped in imitation" in capsys.readouterr().out
 
 
 def test_paddings_by_length_change_no_score():

@@ -232,20 +232,35 @@ def demo(
     return 0
 
 
-def _imitate(glam_config: GlamConfig, clone_config: CloneConfig, run: RunConfig, folder: Path) -> RunResult:
-    """Clone the noisy expert, and write the model to `folder/prior`."""
-    print(f"1/3  a small Llama imitates a noisy expert in {glam_config.env}: the stand-in for pre-training", flush=True)
-    blank = build(replace(glam_config, tune="full"))
-    clone = run_training(
-        make_clone(clone_config, blank.env, blank.env_params, blank.policy),
-        RunConfig(name="imitation", out=str(folder), seed=run.seed, log_every=5, progress=run.progress),
-        num_updates=clone_config.updates,
-        full_config=clone_config,
-        title="imitation",
-        shown={"clone_loss": "loss", "clone_agreement": "agreement"},
-    )
-    save_prior(folder / "prior", blank, clone.state.params["params"])
-    return clone
+def _imitate(glam_config: GlamConfig, clone_config: CloneConfig, run: RunConfig, folder: Path) -> list[RunResult]:
+    """Clone the noisy expert, first in the easier world if there is one, and write the model to `folder/prior`.
+
+    **Returns:** the runs; where the last was stopped, nothing was written."""
+    lessons = [("imitation", glam_config.env, clone_config.updates)]
+    if clone_config.first_env:
+        lessons.insert(0, ("imitation-first", clone_config.first_env, clone_config.first_updates))
+    blanks = [build(replace(glam_config, env=env, tune="full")) for _, env, _ in lessons]
+    words = [blank.tokenizer.backend.get_vocab() for blank in blanks]  # type: ignore[attr-defined]
+    if words[0] != words[-1]:
+        raise ValueError(f"{clone_config.first_env} and {glam_config.env} have not the same words: one model has one")
+    done: list[RunResult] = []
+    for (name, env, updates), blank in zip(lessons, blanks, strict=True):
+        print(f"1/3  a small Llama imitates a noisy expert in {env}: the stand-in for pre-training", flush=True)
+        config = replace(clone_config, updates=updates)
+        before = done[-1].state.params if done else None
+        clone = run_training(
+            make_clone(config, blank.env, blank.env_params, blank.policy, before),
+            RunConfig(name=name, out=str(folder), seed=run.seed, log_every=5, progress=run.progress),
+            num_updates=updates,
+            full_config=config,
+            title="imitation",
+            shown={"clone_loss": "loss", "clone_agreement": "agreement"},
+        )
+        done.append(clone)
+        if clone.stopped:
+            return done
+    save_prior(folder / "prior", blanks[-1], done[-1].state.params["params"])
+    return done
 
 
 def prior_then_ppo(
@@ -267,9 +282,12 @@ def prior_then_ppo(
     """
     started = time.monotonic()
     folder = open_folder(run, command)
-    clone = None
+    lessons: list[RunResult] = []
     if not prior:
-        clone = _imitate(glam_config, clone_config, run, folder)
+        lessons = _imitate(glam_config, clone_config, run, folder)
+        if lessons[-1].stopped:
+            print(f"Stopped in imitation, before RL; begin anew with another name ({folder} holds what was done).")
+            return {"stopped": lessons[-1].stopped}
         prior = str(folder / "prior")
     print("2/3  PPO improves it: the base is frozen; LoRA adapters and a value head learn", flush=True)
     config = TrainConfig(preset="demo", glam=replace(glam_config, model=prior), steps=steps, run=run)
@@ -312,8 +330,8 @@ def prior_then_ppo(
         "steps": result.steps,
         "steps_per_second": round(result.steps_per_second, 1),
         "rl_seconds": round(result.seconds, 1),
-        "imitation_seconds": round(clone.seconds, 1) if clone else None,
-        "compile_seconds": round(result.compile_seconds + (clone.compile_seconds if clone else 0.0), 1),
+        "imitation_seconds": round(sum(lesson.seconds for lesson in lessons), 1) if lessons else None,
+        "compile_seconds": round(result.compile_seconds + sum(lesson.compile_seconds for lesson in lessons), 1),
         "total_seconds": round(time.monotonic() - started, 1),
         "stopped": result.stopped,
     }

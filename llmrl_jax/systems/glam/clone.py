@@ -33,12 +33,20 @@ class CloneConfig:
 
     updates: int = 60
     """Gradient steps."""
+    first_env: str = ""
+    """An easier world of the same phrases, imitated before: what text refers to is learnt sooner where there is less
+    of it. Empty: none."""
+    first_updates: int = 0
+    """Gradient steps in `first_env`."""
     batch_size: int = 512
     """Demonstrated steps per gradient step: one from each of so many environments."""
     stride: int = 4
     """Environment steps between two gradient steps, so that batches differ."""
     noise: float = 0.5
     """Probability with which the expert acts uniformly at random instead (the clone imitates that too)."""
+    seen_only: bool = False
+    """Whether the expert looks for a goal that is out of view, turning left, or knows where it is. What an expert
+    does for reasons that the text does not show cannot be learnt from it."""
     learning_rate: float = 3e-3
     """Adam, after 10% of warm-up, decayed by a cosine to zero."""
     max_grad_norm: float = 1.0
@@ -70,10 +78,12 @@ def make_clone(
     env: Any,
     env_params: Any,
     policy: ScoringPolicy,
+    params: Any = None,
 ) -> Learner:
     """A learner whose update imitates one batch of demonstrations.
 
-    **Arguments:** `env`, wrapped as for RL, not batched; `policy`, with every weight tuned (no adapters).
+    **Arguments:** `env`, wrapped as for RL, not batched; `policy`, with every weight tuned (no adapters); `params`,
+    where to begin, None: at random.
     The loss is the negative log-probability of the demonstrated action's tokens after the prompt, as in supervised
     fine-tuning, so the model learns to write actions, not merely to rank them. It is the expectation over the noisy
     expert's choice rather than one draw of it: the same gradient on average, with far less variance.
@@ -87,14 +97,15 @@ def make_clone(
     optimizer = optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.adam(schedule))
 
     def expert(env_state: Any) -> jax.Array:
-        best = jax.vmap(lambda state: expert_action(state, env))(innermost(env_state.env))
+        best = jax.vmap(lambda state: expert_action(state, env, config.seen_only))(innermost(env_state.env))
         return jnp.minimum(best, num_actions - 1).astype(jnp.int32)
 
     def init(key: jax.Array) -> CloneState:
         env_key, model_key, run_key = jax.random.split(key, 3)
         obs, env_state = jax.jit(batch.reset)(env_key, env_params)
-        params, frozen = policy.init(model_key, obs)
-        return CloneState(params, frozen, optimizer.init(params), env_state, obs, run_key, jnp.int32(0))
+        fresh, frozen = policy.init(model_key, obs)
+        begin = fresh if params is None else jax.tree.map(jnp.copy, params)
+        return CloneState(begin, frozen, optimizer.init(begin), env_state, obs, run_key, jnp.int32(0))
 
     def loss_fn(params, frozen, obs, best):
         scores = policy.scores(params, frozen, obs).sum
