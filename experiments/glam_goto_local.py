@@ -37,7 +37,15 @@ class Experiment:
         )
     )
     clone: CloneConfig = field(
-        default_factory=lambda: CloneConfig(updates=8000, batch_size=64, noise=0.3, learning_rate=2e-3)
+        default_factory=lambda: CloneConfig(
+            updates=9000,
+            first_env="BabyAI-Text/GoToRedBall-v0",
+            first_updates=600,
+            batch_size=64,
+            noise=0.25,
+            seen_only=True,
+            learning_rate=2e-3,
+        )
     )
     steps: int = 2_000_000
     """Environment steps of RL."""

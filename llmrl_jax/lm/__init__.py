@@ -11,6 +11,7 @@ from llmrl_jax.lm.heads import ValueHead
 from llmrl_jax.lm.lora import LoRAConfig, PatternedLoRA, merge, unmerge
 from llmrl_jax.lm.model import Llama, LMOutput
 from llmrl_jax.lm.peft import load_adapter, save_adapter
+from llmrl_jax.lm.quantize import Quantized, dequantize, nbytes, quantize
 from llmrl_jax.lm.sampling import SamplingConfig
 from llmrl_jax.lm.score import Scores, costs, score, score_naive
 from llmrl_jax.lm.stops import StopStrings
@@ -33,6 +34,7 @@ __all__ = [
     "LlamaConfig",
     "LoRAConfig",
     "PatternedLoRA",
+    "Quantized",
     "RopeConfig",
     "SamplingConfig",
     "Scores",
@@ -44,6 +46,7 @@ __all__ = [
     "WordTokenizer",
     "any_encoder",
     "costs",
+    "dequantize",
     "generate",
     "load",
     "load_adapter",
@@ -54,7 +57,9 @@ __all__ = [
     "locate",
     "look_up",
     "merge",
+    "nbytes",
     "phrase_table",
+    "quantize",
     "read_config",
     "save_adapter",
     "save_hf",

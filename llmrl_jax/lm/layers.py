@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from llmrl_jax.lm.quantize import Quantized, matmul
+
 
 AnyArray = Array | np.ndarray
 
@@ -38,9 +40,16 @@ def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
 
 
 def project(x: jax.Array, name: str, params: Mapping, lora: Mapping | None, scale: float, fan_in: int = 1) -> jax.Array:
-    """`x W`, over the last `fan_in` axes of `x`, `+ bias` and `+ s (x A) B` where the matrix has them."""
+    """`x W`, over the last `fan_in` axes of `x`, `+ bias` and `+ s (x A) B` where the matrix has them.
+
+    A quantised `W` is turned into floats for the product alone; it is a constant, and gradients go to `A` and `B`.
+    """
     axes = tuple(range(-fan_in, 0))
-    y = jnp.tensordot(x, params[name]["kernel"].astype(x.dtype), axes=(axes, tuple(range(fan_in))))
+    kernel = params[name]["kernel"]
+    if isinstance(kernel, Quantized):
+        y = matmul(x, kernel, x.dtype)
+    else:
+        y = jnp.tensordot(x, kernel.astype(x.dtype), axes=(axes, tuple(range(fan_in))))
     if "bias" in params[name]:
         y = y + params[name]["bias"].astype(x.dtype)
     if lora and name in lora:

@@ -133,7 +133,7 @@ def rescale(adapters: Any, config: LoRAConfig) -> Any:
 def _shift(params: Any, lora: Any, config: LoRAConfig, sign: float) -> Any:
     """`W + sign s A B` for every matrix with an adapter, in float32 throughout, cast back to the dtype of `W`."""
 
-    def fold(target: str, kernel: jax.Array, ab: Mapping[str, jax.Array]) -> jax.Array:
+    def fold(target: str, kernel: Any, ab: Mapping[str, jax.Array]) -> jax.Array:
         a, b = ab["a"].astype(jnp.float32), ab["b"].astype(jnp.float32)
         layers, rank = a.shape[0], a.shape[-1]
         a, b = a.reshape(layers, -1, rank), b.reshape(layers, rank, -1)
@@ -153,6 +153,8 @@ def _shift(params: Any, lora: Any, config: LoRAConfig, sign: float) -> Any:
 
 def merge(params: Any, lora: Any, config: LoRAConfig) -> Any:
     """Fold adapters into the weights: `W + s A B`, summed in float32 and cast back to the dtype of `W`.
+
+    Into a quantised base it gives float32 matrices: quantised again, changes smaller than a step would be lost.
 
     **Arguments:** `params` and `lora`, the model's two collections.
     **Returns:** a new `params`; the one given is untouched.

@@ -19,6 +19,7 @@ from llmrl_jax.lm.cache import Branches, Cache
 from llmrl_jax.lm.config import LlamaConfig
 from llmrl_jax.lm.layers import Source, attend, gated_mlp, layer_slice, project, rms_norm, windowed, within
 from llmrl_jax.lm.lora import LoRAConfig, rescale
+from llmrl_jax.lm.quantize import Quantized, any_quantized, check_shapes, matmul
 from llmrl_jax.lm.rope import rotate, rotations
 from llmrl_jax.parallel.partition import constrain
 
@@ -60,7 +61,11 @@ class Llama(nn.Module):
 
     def setup(self):
         for name, tree in declare.declare(self.config).items():
-            value = self.param(name, lambda key, t=tree: declare.make(t, key, self.param_dtype))
+            value: Any = self.get_variable("params", name)
+            if any_quantized(value):  # flax would compare codes and scales with the floats that `init` makes
+                check_shapes(value, tree, name)
+            else:
+                value = self.param(name, lambda key, t=tree: declare.make(t, key, self.param_dtype))
             setattr(self, f"_{name}", value)
         if self.is_initializing() and self.lora is not None:
             tree = declare.declare_lora(self.config, self.lora)["layers"]
@@ -263,7 +268,10 @@ class Llama(nn.Module):
         if self.config.tie_word_embeddings:
             kernel = self._embed_tokens["embedding"].astype(self.dtype)
             return jnp.einsum("...d,vd->...v", hidden, kernel, preferred_element_type=jnp.float32)
-        kernel = self._lm_head["kernel"].astype(self.dtype)
+        kernel = self._lm_head["kernel"]
+        if isinstance(kernel, Quantized):
+            return matmul(hidden.astype(self.dtype), kernel, jnp.float32)
+        kernel = kernel.astype(self.dtype)
         return jnp.einsum("...d,dv->...v", hidden, kernel, preferred_element_type=jnp.float32)
 
     def _embed(self, tokens: AnyArray) -> jax.Array:

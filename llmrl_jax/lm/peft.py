@@ -23,6 +23,7 @@ from llmrl_jax.lm import declare
 from llmrl_jax.lm.config import LlamaConfig
 from llmrl_jax.lm.lora import BLOCKS, TARGETS, LoRAConfig, PatternedLoRA, module
 from llmrl_jax.lm.model import Llama
+from llmrl_jax.lm.quantize import is_quantized
 from llmrl_jax.lm.tensors import DTYPES, TensorFile, new_folder, pickles, read_json, spec, write_file
 from llmrl_jax.lm.weights import hf_tensor, locate
 from llmrl_jax.parallel.partition import shardings
@@ -286,6 +287,8 @@ def _replaced(file: TensorFile, saved: Saved, params: Any) -> Any:
         old: Any = params
         for part in path:
             old = old[part]
+        if is_quantized(old):
+            raise ValueError(f"{key} replaces a matrix that is quantised in the base: leave it out of quantize_targets")
         if path not in fresh:
             fresh[path] = np.array(old)
         out = fresh[path][layer] if leaf.stacked else fresh[path]
@@ -296,7 +299,7 @@ def _replaced(file: TensorFile, saved: Saved, params: Any) -> Any:
         new = fresh.get(tuple(k.key for k in path))
         return old if new is None else jax.device_put(new, getattr(old, "sharding", None))
 
-    return jax.tree_util.tree_map_with_path(swap, params) if fresh else params
+    return jax.tree_util.tree_map_with_path(swap, params, is_leaf=is_quantized) if fresh else params
 
 
 def save_adapter(

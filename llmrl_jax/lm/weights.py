@@ -18,8 +18,16 @@ from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 
 from llmrl_jax.lm import declare
 from llmrl_jax.lm.config import LlamaConfig
-from llmrl_jax.lm.lora import LoRAConfig
+from llmrl_jax.lm.lora import TARGETS, LoRAConfig
 from llmrl_jax.lm.model import Llama
+from llmrl_jax.lm.quantize import (
+    Quantized,
+    check_options,
+    encoder,
+    is_quantized,
+    quantize as quantize_params,
+    quantized_shardings,
+)
 from llmrl_jax.lm.tensors import DTYPES, Spec, TensorFile, empty, new_folder, pickles, read_json, spec, write_file
 from llmrl_jax.parallel.partition import shardings
 
@@ -193,20 +201,49 @@ def _place(files: _Files, leaf: declare.Leaf, place: Sharding, dtype: Any) -> ja
     return whole
 
 
+def _place_quantized(files: _Files, leaf: declare.Leaf, place: Sharding, parts: Quantized, shapes: Quantized) -> Any:
+    """A leaf quantised on its devices, layer by layer: no more than one of its matrices ever exists in floats.
+
+    A matrix is read in the dtype of its file and quantised from that, not from what it would be rounded to.
+    """
+    one = dataclasses.replace(leaf, shape=(1, *leaf.shape[1:])) if leaf.stacked else leaf
+    encode = encoder(shapes.kind, shapes.fan_in, leaf.stacked, parts)
+    whole: Any = None
+    for i, name in enumerate(_layer_names(leaf)):
+        dtype = DTYPES[files.where[name].specs[name].dtype]
+        layer = jax.make_array_from_callback(one.shape, place, partial(files.read, one, dtype, first=i))
+        coded = encode(layer)
+        if not leaf.stacked:
+            return jax.block_until_ready(coded)
+        if whole is None:
+            whole = jax.tree.map(lambda x, p: _blank(x.shape, x.dtype, p)(), shapes, parts)
+        whole = jax.block_until_ready(jax.tree.map(lambda p, x, new, i=i: _writer(p)(x, new, i), parts, whole, coded))
+    return whole
+
+
 def load_hf(
-    path: str | Path, mesh: Mesh | None = None, *, dtype: Any = jnp.float32, lora: LoRAConfig | None = None
+    path: str | Path,
+    mesh: Mesh | None = None,
+    *,
+    dtype: Any = jnp.float32,
+    lora: LoRAConfig | None = None,
+    quantize: str | None = None,
+    quantize_targets: Sequence[str] = TARGETS,
 ) -> tuple[Llama, dict[str, Any]]:
     """Read a model folder. Everything is checked from the headers before anything is allocated; then the tensors are
     read and placed one by one, each device's part alone, so that beside what the devices hold a host needs no more
-    than the largest tensor and a tenth of the model.
+    than the largest tensor and a tenth of the model. A matrix to be quantised is so as soon as it is read.
 
     **Arguments:** `path`, a folder with `config.json` and safetensors; `mesh`, over which the weights are sharded
     (None: whole, on the first device); `dtype`, of weights and computation; `lora`, the adapters of the model that
-    is returned (`model.init` makes them; they are not in `variables`).
+    is returned (`model.init` makes them; they are not in `variables`); `quantize`, `int8` or `nf4`: the kind in which
+    matrices are kept, frozen (None: as floats); `quantize_targets`, which matrices, as in `lm.quantize`.
     **Returns:** `(model, {"params": ...})`.
     **Raises:** `FileNotFoundError` for a missing file; `ValueError` for an unsupported architecture or field, a
-    missing, extra or misshapen tensor, or a mesh that does not divide a leaf: each by name.
+    missing, extra or misshapen tensor, or a mesh that does not divide a leaf or a block: each by name.
     """
+    if quantize is not None:
+        check_options(quantize, quantize_targets)
     folder = Path(path)
     config = read_config(folder)
     model = Llama(config, lora=lora, dtype=dtype, param_dtype=dtype)
@@ -214,14 +251,26 @@ def load_hf(
     whole = SingleDeviceSharding(jax.devices()[0])
     abstract = declare.abstract(tree, dtype)
     places = jax.tree.map(lambda _: whole, abstract) if mesh is None else shardings(abstract, declare.axes(tree), mesh)
+    shapes: Any = abstract
+    parts: Any = places
+    if quantize is not None:
+        shapes = jax.eval_shape(partial(quantize_params, kind=quantize, targets=quantize_targets), abstract)
+        parts = (
+            jax.tree.map(lambda _: whole, shapes)
+            if mesh is None
+            else quantized_shardings(shapes, declare.axes(tree), mesh)
+        )
     structure: Any
     leaves, structure = jax.tree.flatten(tree, is_leaf=declare.is_leaf)
+    each = zip(leaves, *map(structure.flatten_up_to, (places, parts, shapes)), strict=True)
     with ExitStack() as stack:
         files = _Files(folder, stack)
         files.check(leaves, config)
         arrays = [
-            _place(files, leaf, place, dtype)
-            for leaf, place in zip(leaves, structure.flatten_up_to(places), strict=True)
+            _place_quantized(files, leaf, place, own, shape)
+            if is_quantized(shape)
+            else _place(files, leaf, place, dtype)
+            for leaf, place, own, shape in each
         ]
     return model, {"params": jax.tree.unflatten(structure, arrays)}
 
@@ -232,10 +281,13 @@ def load(
     *,
     dtype: Any = jnp.float32,
     lora: LoRAConfig | None = None,
+    quantize: str | None = None,
+    quantize_targets: Sequence[str] = TARGETS,
     revision: str | None = None,
 ) -> tuple[Llama, dict[str, Any]]:
     """`load_hf` of a local folder, or of a hub id (`OWNER/NAME`, at `revision`) from the local cache or the network."""
-    return load_hf(locate(path_or_id, revision=revision), mesh, dtype=dtype, lora=lora)
+    folder = locate(path_or_id, revision=revision)
+    return load_hf(folder, mesh, dtype=dtype, lora=lora, quantize=quantize, quantize_targets=quantize_targets)
 
 
 def _leaves(config: LlamaConfig, params: Any) -> Iterator[tuple[declare.Leaf, Any]]:
@@ -243,6 +295,11 @@ def _leaves(config: LlamaConfig, params: Any) -> Iterator[tuple[declare.Leaf, An
     structure: Any
     leaves, structure = jax.tree.flatten(declare.declare(config), is_leaf=declare.is_leaf)
     for leaf, array in zip(leaves, structure.flatten_up_to(params), strict=True):
+        if is_quantized(array):
+            raise ValueError(
+                f"{leaf.hf} is quantised ({array.kind}), which this format does not hold: write the adapters alone "
+                "(save_adapter), or write lm.dequantize(params), at a float's size and with the rounding left in"
+            )
         if tuple(array.shape) != leaf.shape:
             raise ValueError(f"{leaf.hf} has shape {tuple(array.shape)}; the configuration asks for {leaf.shape}")
         if not getattr(array, "is_fully_addressable", True):

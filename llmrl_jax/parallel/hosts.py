@@ -3,9 +3,182 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import re
+import socket
+import sys
+import time
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Sharding
+
+
+Mode = Literal["auto", "per-gpu", "per-node"]
+"""Who owns which GPUs: `per-gpu`, a process each; `per-node`, one process all of its node's; `auto`, the node's are
+dealt out evenly among its processes."""
+
+_LABEL_BYTES = 256
+
+
+@dataclass(frozen=True)
+class HostsConfig:
+    """The processes of one program. Under SLURM's srun and Open MPI's mpirun nothing needs to be given."""
+
+    coordinator: str | None = None
+    """HOST:PORT at which process 0 listens; every process must be able to reach it."""
+    num_processes: int | None = None
+    """How many processes there are."""
+    process_id: int | None = None
+    """Which of them this one is, from 0."""
+    local_device_ids: tuple[int, ...] | None = None
+    """Which of the GPUs that it sees this process owns, from 0; by default as `mode` says."""
+    mode: Literal["auto", "per-gpu", "per-node", "off"] = "auto"
+    """One process per GPU, or one per node with all its GPUs; `auto`: a node's GPUs are dealt out evenly among its
+    processes. `off`: stay alone, also where a launcher started several processes."""
+    timeout: int = 300
+    """Seconds to wait for the others."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a process stands among those that a launcher started."""
+
+    launcher: str
+    num_processes: int
+    process_id: int
+    local_processes: int
+    """Processes on this node."""
+    local_id: int
+    """Which of them this one is, from 0."""
+    coordinator: str | None
+    """None where the launcher does not tell the first process' host."""
+
+
+def launched(environ: Mapping[str, str] = os.environ) -> Place | None:
+    """What SLURM (srun) or Open MPI (mpirun) says of this process; None outside of them, or where it is alone.
+
+    Under SLURM it is the *step* that counts: a script of sbatch, or a shell of salloc, is one process whatever the
+    job's number of tasks is.
+
+    **Raises:** `ValueError` where a variable of the launcher is missing or is no number.
+    """
+    if "SLURM_STEP_NUM_TASKS" in environ and "SLURM_PROCID" in environ:
+        place = _slurm(environ)
+    elif "OMPI_COMM_WORLD_SIZE" in environ:
+        place = _open_mpi(environ)
+    else:
+        return None
+    return place if place.num_processes > 1 else None
+
+
+def expected() -> bool:
+    """Whether a launcher or the environment says that there are other processes to join."""
+    return launched() is not None or "JAX_COORDINATOR_ADDRESS" in os.environ
+
+
+def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = environ.get(name)
+    if text is None and default is not None:
+        return default
+    if text is None or not text.isdecimal():
+        raise ValueError(f"the environment's {name} is {text!r}; the launcher should have set it to a number")
+    return int(text)
+
+
+def _port(environ: Mapping[str, str], seed: int) -> int:
+    """A port that all processes of a job agree on, from the upper end of the ephemeral range, as jax chooses it."""
+    return _number(environ, "JAX_COORDINATOR_PORT", 61440 + seed % 4096)
+
+
+def _first_host(nodes: str) -> str:
+    """The first of SLURM's list of nodes: `n1`, `n1,m2`, `n[001-015],m2`, `n[3,7]-ib`."""
+    found = re.match(r"([^,\[]+)(?:\[([^\],-]+)[^\]]*\])?([^,\[]*)", nodes)
+    if not found:
+        raise ValueError(f"SLURM's list of nodes is {nodes!r}, which is not understood; give --hosts.coordinator")
+    return f"{found[1]}{found[2] or ''}{found[3]}"
+
+
+def _tasks_here(text: str, node: int) -> int:
+    """SLURM's `4(x2),3` is 4, 4, 3: the entry of a node."""
+    counts: list[int] = []
+    for part in text.split(","):
+        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if not found:
+            raise ValueError(f"SLURM's tasks per node are {text!r}, which is not understood")
+        counts += [int(found[1])] * int(found[2] or 1)
+    if node >= len(counts):
+        raise ValueError(f"SLURM's tasks per node are {text!r}, but this is node {node}")
+    return counts[node]
+
+
+def _slurm(environ: Mapping[str, str]) -> Place:
+    size = _number(environ, "SLURM_STEP_NUM_TASKS")
+    nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
+    seed = _number(environ, "SLURM_JOB_ID", 0) + _number(environ, "SLURM_STEP_ID", 0)
+    tasks = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE") or str(size)
+    return Place(
+        launcher="SLURM",
+        num_processes=size,
+        process_id=_number(environ, "SLURM_PROCID"),
+        local_processes=_tasks_here(tasks, _number(environ, "SLURM_NODEID", 0)),
+        local_id=_number(environ, "SLURM_LOCALID"),
+        coordinator=f"{_first_host(nodes)}:{_port(environ, seed)}" if nodes else None,
+    )
+
+
+def _open_mpi(environ: Mapping[str, str]) -> Place:
+    size, here = (_number(environ, f"OMPI_COMM_WORLD_{name}") for name in ("SIZE", "LOCAL_SIZE"))
+    # Open MPI 4 names the launcher's address; 5 does not, but where all are on one node it is not needed
+    uri = environ.get("OMPI_MCA_orte_hnp_uri", "")
+    found = re.search(r"tcp://([^,:]+)|tcp6://\[([^,\]]+)", uri)
+    host = "127.0.0.1" if size == here else next(filter(None, found.groups()), None) if found else None
+    job = environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid") or uri
+    return Place(
+        launcher="Open MPI",
+        num_processes=size,
+        process_id=_number(environ, "OMPI_COMM_WORLD_RANK"),
+        local_processes=here,
+        local_id=_number(environ, "OMPI_COMM_WORLD_LOCAL_RANK"),
+        coordinator=f"{host}:{_port(environ, zlib.crc32(job.encode()))}" if host else None,
+    )
+
+
+def own_devices(place: Place, mode: Mode = "auto", environ: Mapping[str, str] = os.environ) -> list[int] | None:
+    """Which of the GPUs that it sees a process owns, by their place in that list; None: all.
+
+    What it sees is told by `CUDA_VISIBLE_DEVICES` (or ROCm's), which launchers set. A process that sees a single GPU
+    beside others on its node was bound to it already (`--gpus-per-task`).
+
+    **Raises:** `ValueError` where the GPUs cannot be dealt out as `mode` says.
+    """
+    count, rank = place.local_processes, place.local_id
+    if mode == "per-node" and count > 1:
+        raise ValueError(
+            f"mode per-node is one process per node, but {place.launcher} started {count} on this one: start one "
+            "(--ntasks-per-node=1), or choose --hosts.mode per-gpu"
+        )
+    if mode == "per-node" or mode == "auto" and count == 1:
+        return None
+    names = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+    listed = next((environ[name] for name in names if environ.get(name)), None)
+    if listed is None:
+        return [rank]
+    seen = len(listed.split(","))
+    if seen == 1:
+        return [0]
+    share = seen // count
+    if seen % count or mode == "per-gpu" and share > 1:
+        wanted = "one each (mode per-gpu)" if mode == "per-gpu" else "equal shares"
+        raise ValueError(
+            f"{place.launcher} started {count} processes on this node, which sees {seen} GPUs ({listed}); for {wanted} "
+            f"start {seen} (--ntasks-per-node={seen}), or ask for {count} GPUs"
+        )
+    return list(range(rank * share, (rank + 1) * share))
 
 
 def initialize(
@@ -14,32 +187,132 @@ def initialize(
     process_id: int | None = None,
     *,
     local_device_ids: Sequence[int] | None = None,
+    mode: Mode = "auto",
     timeout: int = 300,
 ) -> str:
     """Join this process to the others; call it before anything else touches a device.
 
-    With all of `coordinator`, `num_processes` and `process_id`, those are used. With none, a SLURM job with several
-    tasks (or another launcher that jax knows) is detected; outside of one, nothing is done. On CPUs the processes
-    speak through gloo.
+    What is not given is taken from the launcher, SLURM's srun or Open MPI's mpirun, else from the environment
+    (`JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES`, `JAX_PROCESS_ID`). With nothing given and no launcher nothing is
+    done. On CPUs the processes speak through gloo.
 
     **Arguments:** `coordinator`, `host:port` of process 0; `num_processes`; `process_id`, from 0; `local_device_ids`,
-    which of the node's devices this process owns: give them where there is one process per node, since jax then takes
-    SLURM to mean one process per GPU (jax_llm reference, section 5); `timeout`, seconds to wait for the others.
-    **Returns:** a line per process and device, to print.
-    **Raises:** `ValueError` where only some of the three are given.
+    which of the GPUs that it sees this process owns (None: as `mode` says); `mode`, see `Mode`; `timeout`, seconds to
+    wait for the others.
+    **Returns:** a table to print: each process, its host, its devices.
+    **Raises:** `ValueError` where only some of the three are known, or one is out of range; `ConnectionError` where
+    the processes do not find one another.
     """
-    given = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
-    missing = [name for name, value in given.items() if value is None]
-    if missing and len(missing) < len(given):
-        raise ValueError(f"{', '.join(missing)} missing: give all of {', '.join(given)}, or none")
-    several = int(os.environ.get("SLURM_NTASKS", "1")) > 1 and "SLURM_PROCID" in os.environ
-    if not missing or several:
+    place = launched()
+    coordinator, num_processes, process_id = _known(place, coordinator, num_processes, process_id)
+    if coordinator is not None:
+        assert num_processes is not None and process_id is not None
+        if local_device_ids is None and place is not None:
+            local_device_ids = own_devices(place, mode)
+        _reach(coordinator, process_id, num_processes, timeout)
         if "cpu" in (getattr(jax.config, "jax_platforms", None) or ""):
             jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.distributed.initialize(
-            coordinator, num_processes, process_id, local_device_ids=local_device_ids, initialization_timeout=timeout
+            coordinator,
+            num_processes,
+            process_id,
+            local_device_ids=local_device_ids,
+            cluster_detection_method="deactivate",
+            initialization_timeout=timeout,
         )
-    return "\n".join(
-        f"process {d.process_index} of {jax.process_count()}: {d.platform} {d.id} ({d.device_kind})"
-        for d in jax.devices()
-    )
+    return device_table()
+
+
+def _known(
+    place: Place | None, coordinator: str | None, num_processes: int | None, process_id: int | None
+) -> tuple[str | None, int | None, int | None]:
+    """The three facts, from what was given, the launcher and the environment; all None where there are none."""
+    environ = os.environ
+    if coordinator is None:
+        coordinator = environ.get("JAX_COORDINATOR_ADDRESS") or (place.coordinator if place else None)
+    if num_processes is None:
+        found = place.num_processes if place else _number(environ, "JAX_NUM_PROCESSES", -1)
+        num_processes = None if found < 0 else found
+    if process_id is None:
+        found = place.process_id if place else _number(environ, "JAX_PROCESS_ID", -1)
+        process_id = None if found < 0 else found
+    known = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
+    missing = [name for name, value in known.items() if value is None]
+    if len(missing) == len(known):
+        return None, None, None
+    if missing:
+        by = f" ({place.launcher} does not tell)" if place else ""
+        raise ValueError(f"{', '.join(missing)} missing{by}: give all of {', '.join(known)}, or none")
+    assert coordinator is not None and num_processes is not None and process_id is not None
+    host, colon, port = coordinator.rpartition(":")
+    if not (host and colon and port.isdecimal() and 0 < int(port) < 65536):
+        raise ValueError(f"the coordinator is {coordinator!r}; HOST:PORT is needed, as in 10.0.0.1:1234")
+    if not 0 <= process_id < num_processes:
+        raise ValueError(f"process_id is {process_id}; of {num_processes} processes it is 0 to {num_processes - 1}")
+    return coordinator, num_processes, process_id
+
+
+def put(x: Any, sharding: Sharding) -> jax.Array:
+    """`jax.device_put` of what every process has alike, also of typed keys, which it refuses over several processes."""
+    if not isinstance(x, jax.Array) or not jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return jax.device_put(x, sharding)
+    return jax.random.wrap_key_data(jax.device_put(jax.random.key_data(x), sharding), impl=jax.random.key_impl(x))
+
+
+def gather(tree: Any) -> Any:
+    """A tree whose arrays every process can read whole: those that lie on several processes come to the host. All
+    processes must ask together."""
+    if jax.process_count() == 1:
+        return tree
+    from jax.experimental import multihost_utils
+
+    def whole(x: Any) -> Any:
+        if not isinstance(x, jax.Array) or x.is_fully_addressable:
+            return x
+        return np.asarray(multihost_utils.process_allgather(x, tiled=True))
+
+    return jax.tree.map(whole, tree)
+
+
+def _reach(coordinator: str, process_id: int, num_processes: int, timeout: int) -> None:
+    """Wait until the coordinator answers: jax itself would abort the process, without an exception, where none does."""
+    if process_id == 0:
+        others = num_processes - 1
+        print(f"process 0 of {num_processes} waits at {coordinator} for {others} more", file=sys.stderr, flush=True)
+        return
+    host, _, port = coordinator.rpartition(":")
+    limit = time.monotonic() + timeout
+    while True:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+            return
+        except OSError as error:
+            if time.monotonic() > limit:
+                raise ConnectionError(
+                    f"process {process_id} of {num_processes} found no coordinator at {coordinator} in {timeout} s "
+                    f"({error}); is process 0 running, and can this host reach it?"
+                ) from error
+        time.sleep(0.2)
+
+
+def device_table() -> str:
+    """Each process, its host, and its devices as the host numbers them. All processes must ask together."""
+    ids = ",".join(str(i if d.local_hardware_id is None else d.local_hardware_id) for i, d in enumerate(_local()))
+    label = f"{socket.gethostname()[:64]}\t{ids}".encode()[:_LABEL_BYTES]
+    labels = np.frombuffer(label.ljust(_LABEL_BYTES, b"\0"), np.uint8)[None]
+    if jax.process_count() > 1:
+        from jax.experimental import multihost_utils
+
+        labels = np.asarray(multihost_utils.process_allgather(labels[0]))
+    rows = [("process", "host", "devices", "kind")]
+    for process, raw in enumerate(labels):
+        host, _, ids = raw.tobytes().rstrip(b"\0").decode(errors="replace").partition("\t")
+        own = [d for d in jax.devices() if d.process_index == process]
+        kind = f"{len(own)} x {own[0].device_kind} ({own[0].platform})" if own else "none"
+        rows.append((str(process), host, ids, kind))
+    widths = [max(len(row[i]) for row in rows) for i in range(3)]
+    return "\n".join("  ".join([*(c.ljust(w) for c, w in zip(row, widths)), row[-1]]) for row in rows)
+
+
+def _local() -> list[jax.Device]:
+    return [d for d in jax.devices() if d.process_index == jax.process_index()]

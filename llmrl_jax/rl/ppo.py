@@ -22,6 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from envs_jax.env import Environment, Wrapper
 from envs_jax.resets import VectorEnv
+from llmrl_jax.parallel.hosts import put
 from llmrl_jax.rl.learner import Learner
 from llmrl_jax.rl.packed import Packed
 from llmrl_jax.rl.policy import Policy
@@ -223,7 +224,7 @@ def make_ppo(
 
         def settle(x, mesh=mesh):
             placed = isinstance(x.sharding, NamedSharding) and x.sharding.mesh == mesh
-            return x if placed else jax.device_put(x, NamedSharding(mesh, PartitionSpec()))
+            return x if placed else put(x, NamedSharding(mesh, PartitionSpec()))
 
         return jax.tree.map(settle, tree)
 

@@ -1,17 +1,23 @@
 """The command line: `llmrl <group> <command> [options]`.
 
-A group is a module in `llmrl_jax/run/commands/`; it defines `COMMANDS`, a mapping from a command's name to a function.
+A group is a module in `llmrl_jax/run/commands/`; it defines `COMMANDS`, a mapping from a command's name to a function,
+or `COMMAND`, the one function that there is (`llmrl <group> [options]`).
 tyro makes the options from the function's signature (a dataclass argument annotated with
 `tyro.conf.arg(name="")` gives its fields, each documented by the docstring under it). The first line of the module's
 docstring describes the group, that of the function the command. Modules are imported only when their group is used.
 A command returns None or an exit code. Where its defaults depend on the command line (a preset, a run to resume), its
 attribute `prepare` makes the function to call from the arguments.
+
+Before any command stand `--hosts.*`, which join several processes into one program (`llmrl_jax.parallel.hosts`), and
+`--slurm.*`, which submit the rest of the line to SLURM in place of running it (`llmrl_jax.run.slurm`).
 """
 
 from __future__ import annotations
 
 import ast
+import dataclasses
 import dis
+import functools
 import importlib
 import os
 import sys
@@ -86,27 +92,106 @@ def _message(error: BaseException) -> str:
     return str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
 
 
-def _run(args: list[str], prog: str) -> int:
+def _find(args: list[str], prog: str) -> tuple[Callable[..., Any], str, list[str]] | None:
+    """The command that the first two arguments name, with its full name, and the arguments left for it; None where
+    help was asked for and printed."""
     groups = _groups()
     about = "Reinforcement learning with language models, in one XLA program."
-    about += "\nAnywhere: --debug shows the traceback of an error; --version prints the version."
+    about += "\nAnywhere: --debug shows the traceback of an error; --version prints the version;"
+    about += "\n--hosts.* joins several processes, --slurm.* submits to SLURM (--hosts.help, --slurm.help)."
     group = _choose(args, prog, "group", groups, about)
     if group is None:
-        return 0
+        return None
     module = importlib.import_module(f"{COMMANDS_PACKAGE}.{group}")
+    if hasattr(module, "COMMAND"):
+        return module.COMMAND, f"{prog} {group}", args[1:]
     commands: dict[str, Callable[..., Any]] = module.COMMANDS
     rows = {name: _first_line(f.__doc__) for name, f in commands.items()}
     name = _choose(args[1:], f"{prog} {group}", "command", rows, groups[group])
     if name is None:
-        return 0
-    import tyro
-
+        return None
     command = commands[name]
     prepare = getattr(command, "prepare", None)
     if prepare is not None:  # a command whose defaults depend on its arguments: a preset, a run to resume
         command = prepare(args[2:])
-    result = tyro.cli(command, prog=f"{prog} {group} {name}", args=args[2:])
+    return command, f"{prog} {group} {name}", args[2:]
+
+
+def _run(args: list[str], prog: str) -> int:
+    found = _find(args, prog)
+    if found is None:
+        return 0
+    import tyro
+
+    command, name, left = found
+    result = tyro.cli(command, prog=name, args=left)
     return result if isinstance(result, int) else 0
+
+
+def _take(args: Sequence[str], prefix: str, kind: Any, prog: str) -> tuple[Any, list[str]]:
+    """The flags `--<prefix>.*` as a `kind` (its defaults where there are none), and the other arguments.
+
+    **Raises:** `_Usage` for an unknown one, naming the nearest.
+    """
+    asks = f"--{prefix}.help" in args
+    if not asks and not any(a.startswith(f"--{prefix}.") for a in args):
+        return kind(), list(args)
+    import tyro
+
+    flags: Any = dataclasses.make_dataclass("Flags", [(prefix, kind, dataclasses.field(default_factory=kind))])
+    if asks:
+        tyro.cli(flags, prog=prog, args=["--help"])
+    found: Any = tyro.cli(flags, prog=prog, args=list(args), return_unknown_args=True)
+    taken, left = found
+    for arg in left:
+        if arg.startswith(f"--{prefix}."):
+            from envs_jax.registry import nearest
+
+            known = [f"--{prefix}.{f.name.replace('_', '-')}" for f in dataclasses.fields(kind)]
+            name = arg.partition("=")[0]
+            raise _Usage(f"error: unknown flag {name!r}{nearest(name, known)} (known: {', '.join(known)})")
+    return getattr(taken, prefix), left
+
+
+def _join_hosts(args: Sequence[str], prog: str) -> list[str]:
+    """Join the processes that the flags or a launcher name, and print who owns which devices. Touches no device where
+    this process is alone. **Returns:** the other arguments."""
+    from llmrl_jax.parallel import hosts
+
+    config, left = _take(args, "hosts", hosts.HostsConfig, prog)
+    given = (config.coordinator, config.num_processes, config.process_id) != (None, None, None)
+    if config.mode == "off" or not (given or hosts.expected()):
+        return left
+    table = hosts.initialize(**{f.name: getattr(config, f.name) for f in dataclasses.fields(config)})
+    import jax
+
+    if jax.process_index() == 0:
+        print(table, flush=True)
+    return left
+
+
+def _submit(args: Sequence[str], prog: str) -> int | None:
+    """Submit the rest of a command line that holds `--slurm.*`, after parsing it. None where it holds none."""
+    if not any(a.startswith("--slurm.") for a in args):
+        return None
+    from llmrl_jax.run import slurm
+
+    config, left = _take(args, "slurm", slurm.SlurmConfig, prog)
+    if clash := [a for a in left if a.startswith("--hosts.")]:
+        raise _Usage(f"error: {clash[0]} beside --slurm.*: the job's processes join as --slurm.mode says; leave it out")
+    found = _find(left, prog)
+    if found is None:
+        return 0
+    import tyro
+
+    command, name, rest = found
+
+    @functools.wraps(command)
+    def parsed(*args: Any, **kwargs: Any) -> list[Any]:
+        return [*args, *kwargs.values()]
+
+    slurm.submit(config, left, tyro.cli(parsed, prog=name, args=rest))
+    return 0
 
 
 def _default_compilation_cache() -> None:
@@ -164,9 +249,13 @@ def main(args: Sequence[str] | None = None, prog: str = "llmrl") -> int:
         return 0
 
     def run() -> int:
-        if not _asks_for_help(left):
-            _default_compilation_cache()
-        return _run(left, prog)
+        if _asks_for_help(left):
+            return _run(left, prog)
+        submitted = _submit(left, prog)
+        if submitted is not None:
+            return submitted
+        _default_compilation_cache()
+        return _run(_join_hosts(left, prog), prog)
 
     return guard(run, debug)
 

@@ -178,6 +178,8 @@ def train(
     if config.compilation_cache:
         configs.use_compilation_cache(config.compilation_cache)
     full_config = config if full_config is None else full_config
+    if folder is None and not config.name and jax.process_count() > 1:
+        raise ValueError("a run of several processes needs a name that all of them know: give --run.name")
     folder = open_folder(config, command) if folder is None else Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     if state is None:
@@ -191,9 +193,9 @@ def train(
             state = None  # its memory is needed for what is read
             state, update = checkpoints.restore(like, None if config.resume_from < 0 else config.resume_from)
             checkpoints.discard_after(update)
-        if config.resume:
-            before = sinks.truncate(folder / "metrics.jsonl", update)
         if jax.process_index() == 0:
+            if config.resume:
+                before = sinks.truncate(folder / "metrics.jsonl", update)
             configs.save_config(full_config, folder / "config.json")
         run = _Run(learner, config, full_config, folder, checkpoints, evaluate, num_updates, update, before)
         bar = show.Progress(

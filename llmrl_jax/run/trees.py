@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from llmrl_jax.parallel.hosts import put
+
 
 def is_key(x: Any) -> bool:
     """Whether an array (or its abstract value) holds typed PRNG keys."""
@@ -51,7 +53,7 @@ def settle(state: Any) -> Any:
         if not is_key(x) and x.weak_type:
             x = jax.lax.convert_element_type(x, x.dtype)
         if mesh is not None and not isinstance(x.sharding, NamedSharding):
-            x = jax.device_put(x, NamedSharding(mesh, PartitionSpec()))
+            x = put(x, NamedSharding(mesh, PartitionSpec()))
         return x
 
     return jax.tree.map(fix, state)

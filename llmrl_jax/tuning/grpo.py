@@ -21,6 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from llmrl_jax.lm import Finish, Generation, Llama, SamplingConfig, StopStrings, generate
+from llmrl_jax.lm.quantize import any_quantized
 from llmrl_jax.rl.learner import Learner
 from llmrl_jax.rl.shuffle import permutations
 from llmrl_jax.tuning.sft import ROWS, first_params, placed
@@ -224,6 +225,8 @@ def make_grpo(
     **Raises:** `ValueError` where sizes do not divide or an option is out of range.
     """
     _check(config, prompts, mesh)
+    if model.lora is None and any_quantized(variables["params"]):
+        raise ValueError("the base is quantised, and so frozen: give the model a LoRAConfig")
     count = prompts.tokens.shape[0]
     per_epoch = count // config.prompts
     rows = config.prompts * config.group

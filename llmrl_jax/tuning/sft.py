@@ -16,7 +16,9 @@ from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from llmrl_jax.lm import Llama
+from llmrl_jax.lm.quantize import any_quantized
 from llmrl_jax.parallel import shardings
+from llmrl_jax.parallel.hosts import put
 from llmrl_jax.rl.learner import Learner
 from llmrl_jax.rl.shuffle import permutations
 from llmrl_jax.tuning.loss import token_log_probs
@@ -106,7 +108,7 @@ def placed(state: Any, mesh: Mesh | None) -> Any:
 
     def place(x):
         there = isinstance(x.sharding, NamedSharding) and x.sharding.mesh == mesh
-        return x if there else jax.device_put(x, whole)
+        return x if there else put(x, whole)
 
     return jax.tree.map(place, state)
 
@@ -154,6 +156,8 @@ def make_sft(
     **Raises:** `ValueError` where sizes do not divide, an option is out of range, or there are too few rows.
     """
     _check(config, data, updates, mesh)
+    if model.lora is None and any_quantized(variables["params"]):
+        raise ValueError("the base is quantised, and so frozen: give the model a LoRAConfig")
     rows = data.tokens.shape[0]
     per_epoch = rows // config.batch_size
     rate = learning_rates(config, updates)

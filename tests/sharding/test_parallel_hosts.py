@@ -1,8 +1,9 @@
-"""Two processes with two simulated devices each, as one program."""
+"""Two processes with two simulated devices each, as one program: by arguments, and as a launcher's environment says."""
 
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 PROGRAM = """
 import sys
 from llmrl_jax.parallel import batch_sharding, initialize, make_mesh
+from llmrl_jax.parallel.hosts import gather, put
 table = initialize(f"localhost:{sys.argv[2]}", 2, int(sys.argv[1]))
 import jax, numpy as np
 mesh = make_mesh("data=2,fsdp=2")
@@ -22,26 +24,56 @@ try:
     make_mesh("data=2")
 except ValueError as error:
     print(error)
-print(len(table.splitlines()), len(x.addressable_shards), float(total))
+key = put(jax.random.key(3), jax.NamedSharding(mesh, jax.P()))
+drawn = jax.jit(jax.random.normal, out_shardings=jax.NamedSharding(mesh, jax.P()))(key)
+alike = float(drawn) == float(jax.random.normal(jax.random.key(3)))
+print("gathered:", (gather({"x": x})["x"] == rows).all(), "key:", alike)
+print(table)
+print(len(x.addressable_shards), float(total))
 """
 
 
-def test_two_processes_are_one_program():
+def free_port() -> str:
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
+        return str(probe.getsockname()[1])
+
+
+def both(commands, environments=({}, {})) -> list[str]:
+    """Run a command in each of two processes; what each printed."""
     env = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
-    root = Path(__file__).parents[2]
-    command = [sys.executable, "-c", PROGRAM]
-    both = [
+    started = [
         subprocess.Popen(
-            [*command, str(i), str(port)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, cwd=root
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**env, **own},
+            cwd=Path(__file__).parents[2],
+            text=True,
         )
-        for i in range(2)
+        for command, own in zip(commands, environments, strict=True)
     ]
-    ended = [(process.communicate(timeout=120), process.returncode) for process in both]
-    for (out, err), code in ended:
-        assert code == 0, err.decode()
-        said = out.decode()  # gloo prints there too
+    ended = [(process.communicate(timeout=120), process.returncode) for process in started]
+    for (_, err), code in ended:
+        assert code == 0, err
+    return [out for (out, _), _ in ended]
+
+
+TABLE = re.compile(r"process +host +devices +kind\n0 +(\S+) +0,1 +2 x cpu \(cpu\)\n1 +\1 +0,1 +2 x cpu \(cpu\)\n")
+
+
+def test_two_processes_are_one_program():
+    port = free_port()
+    for said in both([[sys.executable, "-c", PROGRAM, str(i), port] for i in range(2)]):  # gloo prints there too
         assert "data=2 needs 2 devices; with several processes it must use all 4" in said
-        assert f"4 2 {float(sum(i * i for i in range(8)))}" in said
+        assert f"2 {float(sum(i * i for i in range(8)))}" in said
+        assert TABLE.search(said) and "gathered: True key: True" in said
+
+
+def test_a_command_joins_the_processes_of_its_launcher():
+    command = [sys.executable, "-m", "llmrl_jax.run.cli", "envs", "list", "Debug-Catch"]
+    mpi = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "JAX_COORDINATOR_PORT": free_port()}
+    ranks = [{**mpi, **{f"OMPI_COMM_WORLD_{name}": str(i) for name in ("RANK", "LOCAL_RANK")}} for i in range(2)]
+    first, second = both([command, command], ranks)
+    assert TABLE.search(first) and "Debug-Catch-v0" in first
+    assert not TABLE.search(second) and "Debug-Catch-v0" in second

@@ -48,7 +48,7 @@ def test_what_is_missing_or_unknown(capsys):
     code, _, err = call(capsys)
     assert code == 2 and "a group is missing" in err
     code, _, err = call(capsys, "env", "list")
-    assert code == 2 and "unknown group 'env'; did you mean 'envs'?" in err
+    assert code == 2 and "unknown group 'env'; did you mean 'envs'" in err
     code, _, err = call(capsys, "envs")
     assert code == 2 and "a command is missing" in err
     code, _, err = call(capsys, "envs", "lst")

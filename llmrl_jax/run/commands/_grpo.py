@@ -12,7 +12,7 @@ import tyro
 from llmrl_jax import lm
 from llmrl_jax.lm.tokens import FastTokenizer, load_tokenizer
 from llmrl_jax.parallel import make_mesh
-from llmrl_jax.run.commands._tuned import write_tuned
+from llmrl_jax.run.commands._tuned import Quantize, frozen_kind, write_tuned
 from llmrl_jax.run.config import FREE, RunConfig
 from llmrl_jax.run.folder import write_summary
 from llmrl_jax.run.loop import train as run_training
@@ -54,11 +54,13 @@ class GrpoRun:
     """Train adapters over a frozen base, or every weight."""
     lora: lm.LoRAConfig = field(default_factory=lm.LoRAConfig)
     """The adapters, where `tune` is `lora`."""
+    quantize: Quantize = "none"
+    """Keep the frozen base's matrices in 8.5 (int8) or 4.5 (nf4) bits a weight; with adapters only."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the frozen base and of what the model computes; adapters and the loss are float32 in any case."""
     remat: bool = False
     """Recompute activations in the backward pass: slower, but it needs far less memory."""
-    mesh: str = ""
+    mesh: str = field(default="", metadata=FREE)
     """Devices by axis, as in `data=4,fsdp=2`. Empty: one device."""
     grpo: GRPOConfig = field(default_factory=GRPOConfig)
     """The learner."""
@@ -107,7 +109,8 @@ def grpo(config: Annotated[GrpoRun, tyro.conf.arg(name="")]) -> int:
     mesh = make_mesh(config.mesh) if config.mesh else None
     dtype = jax.numpy.dtype(config.dtype)
     tuned = config.lora if config.tune == "lora" else None
-    model, variables = lm.load(folder, mesh=mesh, dtype=dtype, lora=tuned)
+    kind = frozen_kind(config.quantize, config.tune)
+    model, variables = lm.load(folder, mesh=mesh, dtype=dtype, lora=tuned, quantize=kind)
     model = model.clone(dtype=dtype, remat=config.remat)
     stops = lm.StopStrings.build(tokenizer, config.stop, shape.vocab_size) if config.stop else None
     learner = make_grpo(

@@ -13,9 +13,10 @@ from llmrl_jax import lm
 from llmrl_jax.lm.peft import load_adapter
 from llmrl_jax.lm.tokens import FastTokenizer, load_tokenizer
 from llmrl_jax.parallel import make_mesh
+from llmrl_jax.run.commands._fit import fit
 from llmrl_jax.run.commands._grpo import grpo
-from llmrl_jax.run.commands._tuned import write_tuned
-from llmrl_jax.run.config import RunConfig
+from llmrl_jax.run.commands._tuned import Quantize, frozen_kind, write_tuned
+from llmrl_jax.run.config import FREE, RunConfig
 from llmrl_jax.run.folder import write_summary
 from llmrl_jax.run.loop import train as run_training
 from llmrl_jax.tuning import (
@@ -52,11 +53,13 @@ class TuneConfig:
     """Train adapters over a frozen base, or every weight."""
     lora: lm.LoRAConfig = field(default_factory=lm.LoRAConfig)
     """The adapters, where `tune` is `lora`."""
+    quantize: Quantize = "none"
+    """Keep the frozen base's matrices in 8.5 (int8) or 4.5 (nf4) bits a weight; with adapters only."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the frozen base and of what the model computes; adapters and the loss are float32 in any case."""
     remat: bool = False
     """Recompute activations in the backward pass: slower, but it needs far less memory."""
-    mesh: str = ""
+    mesh: str = field(default="", metadata=FREE)
     """Devices by axis, as in `data=4,fsdp=2`. Empty: one device."""
     sft: SFTConfig = field(default_factory=SFTConfig)
     """The learner."""
@@ -90,8 +93,9 @@ def sft(config: Annotated[TuneConfig, tyro.conf.arg(name="")]) -> int:
     held_out = read_data(Path(config.eval_data), tokenizer, template, config) if config.eval_data else None
     mesh = make_mesh(config.mesh) if config.mesh else None
     tuned = config.lora if config.tune == "lora" else None
+    kind = frozen_kind(config.quantize, config.tune)
     dtype = jax.numpy.dtype(config.dtype)
-    model, variables = lm.load(folder, mesh=mesh, dtype=dtype, lora=tuned)
+    model, variables = lm.load(folder, mesh=mesh, dtype=dtype, lora=tuned, quantize=kind)
     model = model.clone(dtype=dtype, remat=config.remat)
     updates = max(1, round(config.epochs * (len(data.tokens) // config.sft.batch_size)))
     learner = make_sft(config.sft, model, variables, data, updates, mesh)
@@ -128,6 +132,7 @@ def generate(
     model: str,
     prompt: Annotated[str, tyro.conf.Positional],
     adapter: str = "",
+    quantize: Quantize = "none",
     chat: bool = False,
     samples: int = 1,
     max_new_tokens: int = 128,
@@ -145,6 +150,7 @@ def generate(
         model: A folder with config.json, safetensors and tokenizer.json, or a Hugging Face hub id.
         prompt: The text to go on from.
         adapter: A peft adapter to put on the model: a folder or hub id; empty: none.
+        quantize: Keep the matrices in 8.5 (int8) or 4.5 (nf4) bits a weight.
         chat: Put the prompt into the model's chat template, as what the user says.
         samples: Continuations.
         max_new_tokens: Tokens in a continuation, at most.
@@ -168,7 +174,7 @@ def generate(
     tokens = start + tokenizer.encode(text)
     if not tokens:
         raise ValueError("the prompt is empty, and the tokenizer has no beginning-of-sequence token to start from")
-    llama, variables = lm.load(folder)
+    llama, variables = lm.load(folder, quantize=frozen_kind(quantize, "lora"))
     if adapter:
         llama, variables = load_adapter(adapter, llama, variables)
     stops = lm.StopStrings.build(tokenizer, stop, llama.config.vocab_size) if stop else None
@@ -189,4 +195,4 @@ def generate(
         print(continuation)
 
 
-COMMANDS = {"sft": sft, "grpo": grpo, "generate": generate}
+COMMANDS = {"sft": sft, "grpo": grpo, "generate": generate, "fit": fit}

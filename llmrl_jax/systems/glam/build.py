@@ -89,11 +89,12 @@ def embedded_config(sizes: EmbeddedConfig, tokenizer: Tokenizer, positions: int)
     )
 
 
-def _base(model: lm.Llama, mesh: jax.sharding.Mesh | None, key: jax.Array) -> Any:
+def _base(model: lm.Llama, mesh: jax.sharding.Mesh | None, kind: str | None, key: jax.Array) -> Any:
     """Base parameters drawn at random, placed on the mesh."""
     out = None if mesh is None else shardings(model.abstract()["params"], model.logical_axes()["params"], mesh)
     draw = jax.jit(lambda k: model.init(k, jnp.zeros((1, 1), jnp.int32))["params"], out_shardings=out)
-    return draw(key)
+    params = draw(key)
+    return params if kind is None else lm.quantize(params, kind)
 
 
 def build(config: GlamConfig, mesh: jax.sharding.Mesh | None = None) -> Glam:
@@ -106,6 +107,9 @@ def build(config: GlamConfig, mesh: jax.sharding.Mesh | None = None) -> Glam:
     """
     if mesh is None and config.mesh:
         mesh = make_mesh(config.mesh)
+    if config.quantize != "none" and config.tune == "full":
+        raise ValueError(f"quantize is {config.quantize}, which freezes the base: take tune lora, or quantize none")
+    kind = None if config.quantize == "none" else config.quantize
     if config.score_rows < 0:
         raise ValueError(f"score_rows is {config.score_rows}; 0 or more is needed")
     if config.score_widths < 1:
@@ -126,7 +130,7 @@ def build(config: GlamConfig, mesh: jax.sharding.Mesh | None = None) -> Glam:
         compiled = template.compile(tokenizer, limit, heal=heal)
         sizes = embedded_config(config.embedded, tokenizer, compiled.max_length + 16)
         model = lm.Llama(sizes, lora=tuned, dtype=dtype, remat=config.remat)
-        base = partial(_base, model.clone(lora=None), mesh)
+        base = partial(_base, model.clone(lora=None), mesh, kind)
     else:
         tokenizer = load_tokenizer(config.model)
         found = lm.read_config(config.model)
@@ -134,9 +138,12 @@ def build(config: GlamConfig, mesh: jax.sharding.Mesh | None = None) -> Glam:
         room = found.max_position_embeddings - answers
         compiled = template.compile(tokenizer, min(limit or room, room), heal=heal)
         model = lm.Llama(found, lora=tuned, dtype=dtype, param_dtype=dtype, remat=config.remat)
-        base = partial(_load, config.model, mesh, dtype)
+        base = partial(_load, config.model, mesh, dtype, kind)
     table = compiled.candidates(template.actions)
-    candidates = lm.Candidates([row[:n].tolist() for row, n in zip(table.tokens, table.lengths)])
+    candidates = lm.Candidates(
+        [row[:n].tolist() for row, n in zip(table.tokens, table.lengths)],
+        [len(name.split()) for name in template.actions],
+    )
     policy = ScoringPolicy(
         model=model,
         candidates=candidates,
@@ -157,6 +164,6 @@ def _widths(longest: int, count: int) -> tuple[int, ...]:
     return tuple(-(-longest * k // count) for k in range(1, count))
 
 
-def _load(path: str, mesh: jax.sharding.Mesh | None, dtype: Any, key: jax.Array) -> Any:
+def _load(path: str, mesh: jax.sharding.Mesh | None, dtype: Any, kind: str | None, key: jax.Array) -> Any:
     """Base parameters from files; the key is not needed."""
-    return lm.load(path, mesh=mesh, dtype=dtype)[1]["params"]
+    return lm.load(path, mesh=mesh, dtype=dtype, quantize=kind)[1]["params"]

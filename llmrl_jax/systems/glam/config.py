@@ -43,6 +43,8 @@ class GlamConfig:
     """Train adapters over a frozen base, or every weight (as the paper does)."""
     lora: LoRAConfig = field(default_factory=LoRAConfig)
     """The adapters, where `tune` is `lora`."""
+    quantize: Literal["none", "int8", "nf4"] = "none"
+    """Keep the frozen base's matrices in 8.5 (int8) or 4.5 (nf4) bits a weight; with adapters only."""
     num_actions: int = 6
     """How many of the world's actions the agent may choose from, in their canonical order: 3 or 6 in the paper."""
     history: int = 3
@@ -56,8 +58,8 @@ class GlamConfig:
     """Where the space between prompt and action goes: to the action, where tokenizers want it, or to the prompt, with
     the action tokenised apart (compat with the released code)."""
     scoring: Scoring = "sum"
-    """How scores become action logits: `sum` of token log-probabilities, `mean` per token, `per_word`, or the released code's
-    `raw_logits` or `max_normalised`."""
+    """How scores become action logits: `sum` of token log-probabilities, `mean` per token, `per_word`, or the released
+    code's `raw_logits` or `max_normalised`."""
     value_width: int = 1024
     """Width of the value head's two hidden layers."""
     value_activation: Literal["sigmoid", "relu", "tanh"] = "sigmoid"
@@ -76,7 +78,7 @@ class GlamConfig:
     takes the shortest that holds it, after sorting by length. More: less work on padding, longer compilation."""
     remat: bool = False
     """Recompute activations in the backward pass: slower, but it needs far less memory."""
-    mesh: str = ""
+    mesh: str = field(default="", metadata={"resume": "free"})  # `llmrl_jax.run.config.FREE`, a layer above
     """Devices by axis, as in `data=4,fsdp=2`: environments are split over `data`, weights over `fsdp` and `tensor`.
     Empty: one device."""
     ppo: PPOConfig = field(default_factory=PPOConfig)

@@ -1,0 +1,87 @@
+"""Our Llama behind an OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import Any, Literal
+
+import jax.numpy as jnp
+
+from llmrl_jax.serve.app import LOOPBACK, Limits, make_app
+from llmrl_jax.serve.engine import Engine
+from llmrl_jax.serve.served import Served
+from llmrl_jax.serve.server import is_loopback, listen, read_key, run, url_of
+
+
+def serve(
+    model: str,
+    adapter: str = "",
+    name: str = "",
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    api_key_env: str = "",
+    allow_anyone: bool = False,
+    max_batch: int = 16,
+    max_queue: int = 64,
+    max_request_bytes: int = 1_000_000,
+    context: int = 0,
+    default_tokens: int = 512,
+    dtype: Literal["float32", "bfloat16"] = "float32",
+    quantize: Literal["none", "int8", "nf4"] = "none",
+) -> None:
+    """Serve a language model: /v1/models, /v1/completions, /v1/chat/completions, /v1/score and /health.
+
+    Args:
+        model: A folder with config.json, safetensors and tokenizer.json, or a Hugging Face hub id.
+        adapter: A peft adapter to put on the model: a folder or hub id; empty: none.
+        name: The name that requests give as `model`; empty: the folder's or the hub id.
+        host: Address to listen at; only this machine reaches the default.
+        port: Port to listen at; 0: any that is free.
+        api_key_env: The environment variable that holds the key which requests must bear; empty: no key.
+        allow_anyone: Listen at an address that others reach, without a key.
+        max_batch: Continuations that are written at a time.
+        max_queue: Prompts that may wait; more are told to come back later.
+        max_request_bytes: Bytes that a request may have.
+        context: Tokens of a prompt and its answer together; 0: as many as the model has positions.
+        default_tokens: Tokens of a chat answer where a request does not say how many.
+        dtype: Type of the weights and of what the model computes.
+        quantize: Keep the matrices in 8.5 (int8) or 4.5 (nf4) bits a weight.
+    """
+    key = read_key(api_key_env)
+    here = is_loopback(host)
+    if not here and not key and not allow_anyone:
+        raise ValueError(
+            f"{host} is reached from other machines, and there is no key: name the environment variable that holds one "
+            "(--api-key-env), or say that anyone may ask (--allow-anyone)"
+        )
+    limits = Limits(request_bytes=max_request_bytes, requests=max_batch + 2 * max_queue, default_tokens=default_tokens)
+    sock = listen(host, port)
+    try:
+        kind = None if quantize == "none" else quantize
+        served = Served.load(model, adapter=adapter, name=name, context=context, dtype=jnp.dtype(dtype), quantize=kind)
+        with Engine(served, max_batch=max_batch, max_queue=max_queue) as engine:
+            app = make_app(engine, key=key, limits=limits, hosts=LOOPBACK if here and not key else None)
+            chat = "" if served.template else " (no chat template: no /v1/chat/completions)"
+            print(f"{served.name} ({served.fingerprint}) answers at {url_of(sock)}{chat}", flush=True)
+            _until_told(app, sock)
+    finally:
+        sock.close()
+    print("stopped", flush=True)
+
+
+def _until_told(app: Any, sock: Any) -> None:
+    """Serve until SIGINT or SIGTERM; uvicorn raises the signal again when it has stopped."""
+    before = None
+    if threading.current_thread() is threading.main_thread():
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        run(app, sock)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
+
+
+COMMAND = serve

@@ -1,0 +1,248 @@
+"""Submitting a command to SLURM: `llmrl <group> <command> ... --slurm.partition gpu --slurm.nodes 2`.
+
+submitit (extra `slurm`) writes the batch script and hands it to sbatch. What runs in the job is the same command line
+without the `--slurm.*` flags, in a process of its own, as which the processes of the job join through `--hosts.mode`.
+Shortly before the job's time is up, SLURM sends SIGUSR2: the run saves and stops, and the job goes back to the queue,
+where it goes on with `--run.resume`. A SIGTERM (a preemption, or `scancel`) makes it save and stop as well; whether the
+job is queued again is then SLURM's to say.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from llmrl_jax.run.config import RunConfig
+
+
+SAVE_SIGNAL = "USR2"
+"""What SLURM sends when the time is nearly up. (submitit's choice; NCCL may take USR1.)"""
+_LINGER_S = 600
+"""How long a process that was told to end waits for SLURM to end it."""
+
+
+@dataclass(frozen=True)
+class SlurmConfig:
+    """Where and how long a job runs. With any of these flags a command is submitted in place of being run."""
+
+    partition: str = ""
+    """Queue; empty: the cluster's default."""
+    time: str = "1:00:00"
+    """Time limit, as sbatch spells it: MINUTES, H:MM:SS or D-HH:MM:SS."""
+    nodes: int = 1
+    """Machines."""
+    gpus_per_node: int = 0
+    """GPUs of each machine; 0: none."""
+    mode: Literal["per-gpu", "per-node"] = "per-node"
+    """One process per node, which owns all its GPUs, or one per GPU."""
+    cpus_per_task: int = 0
+    """Cores of each process; 0: the cluster's default."""
+    mem: str = ""
+    """Memory of each node, as 64G; empty: the cluster's default."""
+    account: str = ""
+    """Account to charge; empty: the user's default."""
+    qos: str = ""
+    """Quality of service; empty: the default."""
+    constraint: str = ""
+    """Features that nodes must have."""
+    exclude: str = ""
+    """Nodes to leave out."""
+    nodelist: str = ""
+    """Nodes to use."""
+    extra: tuple[str, ...] = ()
+    """Further options of sbatch, as NAME=VALUE, or NAME alone: `--slurm.extra reservation=mine exclusive`."""
+    setup: tuple[str, ...] = ()
+    """Lines of shell that the batch script runs first, such as 'module load cuda'."""
+    name: str = ""
+    """Name of the job; empty: that of the run."""
+    folder: str = ""
+    """Where script and logs go; every node must see it. Empty: `slurm/` in the run's folder, or `slurm/` here."""
+    grace: int = 120
+    """Seconds before the time limit at which the run saves and stops."""
+    requeues: int = 100
+    """How often the job may go back to the queue and resume; 0: it ends at its time limit, and when preempted."""
+
+    def __post_init__(self):
+        lows = {"nodes": 1, "gpus_per_node": 0, "cpus_per_task": 0, "grace": 1, "requeues": 0}
+        for name, low in lows.items():
+            if getattr(self, name) < low:
+                raise ValueError(f"--slurm.{name.replace('_', '-')} is {getattr(self, name)}; at least {low} is needed")
+        if self.mode == "per-gpu" and not self.gpus_per_node:
+            raise ValueError("--slurm.mode per-gpu starts a process for each GPU: give --slurm.gpus-per-node as well")
+        if self.grace >= self.seconds:
+            raise ValueError(f"--slurm.grace is {self.grace} s, but the job's time is {self.time} ({self.seconds} s)")
+
+    @property
+    def seconds(self) -> int:
+        """The time limit. **Raises:** `ValueError` for a spelling that sbatch does not know."""
+        found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", self.time)
+        if not found:
+            raise ValueError(f"--slurm.time is {self.time!r}; MINUTES, H:MM:SS or D-HH:MM:SS is needed")
+        days, *rest = found.groups()
+        a, b, c = (int(x) if x is not None else 0 for x in rest)
+        if days is not None:  # D-HH[:MM[:SS]]
+            total = ((int(days) * 24 + a) * 60 + b) * 60 + c
+        else:  # MM, MM:SS or HH:MM:SS
+            total = (a * 60 + b) * 60 + c if rest[2] is not None else a * 60 + b
+        if not total:
+            raise ValueError(f"--slurm.time is {self.time!r}; a job needs some time")
+        return total
+
+    @property
+    def tasks_per_node(self) -> int:
+        """Processes on each node."""
+        return self.gpus_per_node if self.mode == "per-gpu" else 1
+
+
+@dataclass(frozen=True)
+class Job:
+    """What each process of a job calls: the command line, in a process of its own."""
+
+    args: tuple[str, ...]
+    """Of `llmrl`, without `--slurm.*`."""
+    run: str
+    """The run's folder, which has a config.json once there is something to resume; empty: a command without one."""
+    requeues: int
+    program: tuple[str, ...] = (sys.executable, "-m", "llmrl_jax.run.cli")
+
+    def command(self, restarts: int) -> list[str]:
+        """The command line of the job's first start (0) or a later one, which resumes."""
+        resumes = restarts and self.run and (Path(self.run) / "config.json").exists()
+        more = ["--run.resume"] if resumes and "--run.resume" not in self.args else []
+        return [*self.program, *self.args, *more]
+
+    def __call__(self) -> None:
+        """Run the command, and ask it to save and stop when SLURM says so. Ends the process with its exit code."""
+        restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+        told: list[int] = []
+        save = getattr(signal, f"SIG{SAVE_SIGNAL}")
+        # ignored signals stay so in a child, handled ones do not: some clusters signal the children too
+        signal.signal(save, signal.SIG_IGN)
+        command = self.command(restarts)
+        print(f"start {restarts + 1}: {' '.join(command)}", flush=True)
+        child = subprocess.Popen(command)
+
+        def ask(number: int, frame: Any) -> None:
+            told.append(number)
+            child.send_signal(signal.SIGTERM)
+
+        for number in (save, signal.SIGTERM):
+            signal.signal(number, ask)
+        code = child.wait()
+        if told and code == 0:
+            self._leave(told, restarts, save)
+        if code:
+            sys.exit(code if code > 0 else 128 - code)
+
+    def _leave(self, told: Sequence[int], restarts: int, save: int) -> None:
+        """After the run has saved: go back to the queue where the time was up, and wait to be ended."""
+        if signal.SIGTERM in told:
+            print("SIGTERM: the run has saved; SLURM decides whether the job is queued again", flush=True)
+        elif restarts >= self.requeues:
+            print(f"the time is up, and the job was queued again {restarts} times already: it ends here", flush=True)
+            return
+        elif int(os.environ.get("SLURM_PROCID", "0")) == 0:
+            job = os.environ["SLURM_JOB_ID"]
+            print(f"the time is up: the run has saved; job {job} goes back to the queue", flush=True)
+            subprocess.run(["scontrol", "requeue", job], check=True, timeout=60)
+        time.sleep(_LINGER_S)
+        sys.exit(128 + signal.SIGTERM)
+
+
+def submit(config: SlurmConfig, args: Sequence[str], parsed: Iterable[Any] = ()) -> str:
+    """Submit a command, and print the job's id and where its logs go.
+
+    **Arguments:** `config`; `args`, the command line without `--slurm.*`; `parsed`, the values that the command's
+    function would get, among which its `RunConfig` is looked for.
+    **Returns:** the job's id.
+    **Raises:** `ModuleNotFoundError` where submitit is missing, `FileNotFoundError` where SLURM is, `ValueError` for
+    options that sbatch refuses.
+    """
+    try:
+        import submitit
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(
+            "submitting to SLURM needs submitit: pip install 'llmrl_jax[slurm]' (in a checkout: '.[slurm]')"
+        ) from None
+    if missing := [tool for tool in ("sbatch", "srun") if not shutil.which(tool)]:
+        raise FileNotFoundError(f"{' and '.join(missing)} not found: submit from a machine with SLURM's commands")
+    job, name = make_job(config, args, parsed)
+    folder = Path(config.folder or (Path(job.run) / "slurm" if job.run else "slurm")).expanduser().absolute()
+    executor = submitit.SlurmExecutor(folder=folder, max_num_timeout=config.requeues)
+    executor.update_parameters(**parameters(config, name))
+    try:
+        found = executor.submit(job)
+    except submitit.core.utils.FailedJobError as error:
+        said = " ".join(str(error).split())
+        raise ValueError(f"sbatch refused the job: {said[:500]}") from None
+    processes = config.nodes * config.tasks_per_node
+    print(
+        f"job {found.job_id} ({name}): {config.nodes} nodes x {config.tasks_per_node} = {processes} processes "
+        f"({config.mode}), {config.gpus_per_node} GPUs a node, {config.time}\n"
+        f"script: {found.paths.submission_file}\n"
+        f"logs:   {found.paths.stdout}, {found.paths.stderr} (of process 0)\n"
+        f"cancel: scancel {found.job_id}"
+    )
+    return found.job_id
+
+
+def make_job(config: SlurmConfig, args: Sequence[str], parsed: Iterable[Any] = ()) -> tuple[Job, str]:
+    """What the job calls, and its name. A run without a name gets one, so that a later start finds it."""
+    run = _run_config(parsed)
+    left = [*args]
+    stamp = f"{'-'.join(args[:2])}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = ""
+    if run is not None:
+        if not run.name:
+            left += ["--run.name", stamp]
+        folder = str((Path(run.out).expanduser() / (run.name or stamp)).absolute())
+    left += ["--hosts.mode", config.mode]
+    name = config.name or (Path(folder).name if folder else stamp)
+    return Job(tuple(left), folder, config.requeues), name
+
+
+def _run_config(values: Iterable[Any]) -> RunConfig | None:
+    for value in values:
+        found = value if isinstance(value, RunConfig) else getattr(value, "run", None)
+        if isinstance(found, RunConfig):
+            return found
+    return None
+
+
+def parameters(config: SlurmConfig, name: str) -> dict[str, Any]:
+    """What submitit is asked for."""
+    asked: dict[str, Any] = {
+        "job_name": name,
+        "nodes": config.nodes,
+        "ntasks_per_node": config.tasks_per_node,
+        # submitit reckons in minutes; sbatch reads the spelling that was given
+        "time": -(-config.seconds // 60),
+        "setup": list(config.setup) or None,
+    }
+    if config.cpus_per_task:
+        # srun no longer takes this from sbatch
+        asked |= {"cpus_per_task": config.cpus_per_task, "srun_args": [f"--cpus-per-task={config.cpus_per_task}"]}
+    asked |= {field: value for field in _SAME if (value := getattr(config, field))}
+    further: dict[str, Any] = {
+        "time": config.time,
+        "signal": f"{SAVE_SIGNAL}@{config.grace}",
+        "requeue" if config.requeues else "no-requeue": True,
+    }
+    for option in config.extra:
+        key, equals, value = option.removeprefix("--").partition("=")
+        if not re.fullmatch(r"[a-z][a-z-]*", key):
+            raise ValueError(f"--slurm.extra {option!r} is not NAME=VALUE, or NAME, of an option of sbatch")
+        further[key] = value if equals else True
+    return {key: value for key, value in asked.items() if value is not None} | {"additional_parameters": further}
+
+
+_SAME = ("partition", "gpus_per_node", "mem", "account", "qos", "constraint", "exclude", "nodelist")

@@ -1,0 +1,34 @@
+"""Our own Llama where a chat model can stand: in this process, and behind an OpenAI-compatible server.
+
+starlette and uvicorn (the extra `serve`) are imported when a server is made, not before.
+"""
+
+from llmrl_jax.serve.app import Limits, make_app
+from llmrl_jax.serve.engine import Busy, Engine, Job, Stopping, Work
+from llmrl_jax.serve.errors import ApiError
+from llmrl_jax.serve.local import LocalLlama
+from llmrl_jax.serve.sampler import Ask, Sample, Sampler, Sampling
+from llmrl_jax.serve.scorer import Scorer
+from llmrl_jax.serve.served import Served
+from llmrl_jax.serve.server import background, run
+
+
+__all__ = [
+    "ApiError",
+    "Ask",
+    "Busy",
+    "Engine",
+    "Job",
+    "Limits",
+    "LocalLlama",
+    "Sample",
+    "Sampler",
+    "Sampling",
+    "Scorer",
+    "Served",
+    "Stopping",
+    "Work",
+    "background",
+    "make_app",
+    "run",
+]

@@ -1,0 +1,33 @@
+"""What a request can be refused for, in OpenAI's format."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class ApiError(Exception):
+    """A request that gets no answer. Its message is for whoever asked, so it holds no more than they sent."""
+
+    def __init__(
+        self,
+        message: str,
+        status: int = 400,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+    ):
+        """**Arguments:** `message`; `status`, of HTTP; `param`, the field that is at fault; `code`, OpenAI's word;
+        `retry_after`, seconds after which to try again."""
+        super().__init__(message)
+        self.status, self.param, self.code, self.retry_after = status, param, code, retry_after
+
+    @property
+    def kind(self) -> str:
+        """OpenAI's `type`."""
+        named = {401: "authentication_error", 429: "rate_limit_error"}
+        return named.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+
+    def body(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {"error": {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}}

@@ -1,0 +1,151 @@
+"""A model that is asked things: its weights, its tokenizer, its chat template, and how its texts end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from llmrl_jax import lm
+from llmrl_jax.lm.tensors import read_json
+from llmrl_jax.tuning import ChatTemplate
+
+
+GENERATION = "generation_config.json"
+
+
+@dataclass(frozen=True, eq=False)
+class Served:
+    """A language model and what turns text into its tokens."""
+
+    name: str
+    """By which it is asked for."""
+    model: lm.Llama
+    variables: Any
+    """`{"params": ...}`, with `lora` where adapters are to act."""
+    tokenizer: lm.FastTokenizer
+    template: ChatTemplate | None = None
+    """None: it is not chatted with, only continued."""
+    stop_tokens: tuple[int, ...] | None = None
+    """Tokens that end a text. None: the end-of-sequence tokens of the model's configuration and of the tokenizer."""
+    context: int = 0
+    """Tokens of prompt and answer together, at most. 0: the model's `max_position_embeddings`."""
+
+    def __post_init__(self) -> None:
+        limit, vocab = self.model.config.max_position_embeddings, self.model.config.vocab_size
+        if not self.name:
+            raise ValueError("the model's name is empty; give the one by which it is asked for")
+        if not 0 <= self.context <= limit:
+            raise ValueError(
+                f"context is {self.context}; the model has {limit} positions: give 1 to {limit}, or 0 for all"
+            )
+        object.__setattr__(self, "context", self.context or limit)
+        ends = (self.model.config.eos_token_id, self.tokenizer.eos_id) if self.stop_tokens is None else self.stop_tokens
+        kept = tuple(dict.fromkeys(int(t) for t in ends if t is not None))
+        for token in kept:
+            if not 0 <= token < vocab:
+                raise ValueError(f"the stop token {token} cannot occur: the model's vocabulary is 0 to {vocab - 1}")
+        object.__setattr__(self, "stop_tokens", kept)
+
+    @classmethod
+    def load(
+        cls,
+        path_or_id: str | Path,
+        *,
+        adapter: str | Path = "",
+        name: str = "",
+        context: int = 0,
+        dtype: Any = jnp.float32,
+        quantize: str | None = None,
+    ) -> Served:
+        """A model folder or hub id, with its tokenizer and chat template.
+
+        **Arguments:** `path_or_id`; `adapter`, a PEFT adapter to put on it, a folder or hub id; `name`, by default the
+        folder's or the id, and the adapter's; `context`, see the field; `dtype`, of weights and computation;
+        `quantize`, `int8` or `nf4`, see `lm.load`.
+        **Raises:** what `lm.load`, `lm.load_adapter` and `lm.load_tokenizer` raise.
+        """
+        folder = lm.locate(path_or_id)
+        tokenizer, template = lm.load_tokenizer(folder), ChatTemplate.load(folder)
+        model, variables = lm.load(folder, dtype=dtype, quantize=quantize)
+        if adapter:
+            model, variables = lm.load_adapter(adapter, model, variables)
+        parts = [_name(path) for path in (path_or_id, adapter) if path]
+        ends = [*_ends(folder, lm.read_config(folder).eos_token_id), tokenizer.eos_id]
+        stop = tuple(t for t in ends if t is not None and 0 <= t < model.config.vocab_size)
+        return cls(name or "+".join(parts), model, variables, tokenizer, template, stop, context)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Eight hexadecimal digits that follow from every bit of the weights and from the configuration."""
+        leaves = jax.tree_util.tree_leaves_with_path(self.variables)
+        sums = [f"{jax.tree_util.keystr(path)} {_checksum(leaf)}" for path, leaf in leaves]
+        import hashlib
+
+        text = "\n".join([repr(self.model.config), repr(self.model.lora), str(self.model.dtype), *sums])
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text to go on from, behind the beginning-of-sequence token where the model has one.
+
+        **Raises:** `ValueError` where there is none, or a word that the tokenizer does not have."""
+        start = self.tokenizer.bos_id
+        tokens = self.tokenizer.encode(text)
+        if start is not None and tokens[:1] != [start]:
+            tokens = [start, *tokens]
+        return self.check(tokens)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """The tokens of a conversation up to where the assistant's answer begins.
+
+        **Raises:** `ValueError` where the model has no chat template, or that refuses the messages."""
+        if self.template is None:
+            raise ValueError(f"the model {self.name!r} has no chat template, so it has no chat; ask for a completion")
+        return self.check(self.tokenizer.encode(self.template.render(messages, add_generation_prompt=True)))
+
+    def check(self, tokens: Sequence[int]) -> list[int]:
+        """The tokens. **Raises:** `ValueError` where there is none, or one outside of the vocabulary."""
+        if not tokens:
+            raise ValueError("the prompt is empty, and the tokenizer has no beginning-of-sequence token to start from")
+        low, high, vocab = min(tokens), max(tokens), self.model.config.vocab_size
+        if low < 0 or high >= vocab:
+            wrong = low if low < 0 else high
+            raise ValueError(f"the prompt holds the token {wrong}; the model's vocabulary is 0 to {vocab - 1}")
+        return list(tokens)
+
+
+def _name(path: str | Path) -> str:
+    """Of a folder its last part, of a hub id the whole."""
+    folder = Path(path).expanduser()
+    return folder.resolve().name if folder.is_dir() else str(path)
+
+
+def _ends(folder: Path, default: int | None) -> list[int | None]:
+    """Every end token that a folder names: chat models often have one for a text and another for a turn."""
+    found: list[int | None] = [default]
+    for name in ("config.json", GENERATION):
+        if (folder / name).is_file():
+            value = read_json(folder / name).get("eos_token_id")
+            found += [t for t in (value if isinstance(value, list) else [value]) if isinstance(t, int)]
+    return found
+
+
+@jax.jit
+def _weighted_sum(leaf: jax.Array) -> jax.Array:
+    """Of a leaf's bits, each word weighted by its place, modulo 2^32."""
+    words = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[leaf.dtype.itemsize]
+    bits = jax.lax.bitcast_convert_type(leaf, words).astype(jnp.uint32)
+    for axis in reversed(range(bits.ndim)):
+        weights = 2 * jnp.arange(bits.shape[axis], dtype=jnp.uint32) + 1
+        bits = jnp.sum(bits * weights.reshape((-1,) + (1,) * (bits.ndim - 1 - axis)), axis=axis, dtype=jnp.uint32)
+    return bits
+
+
+def _checksum(leaf: Any) -> str:
+    return f"{np.shape(leaf)} {leaf.dtype} {int(_weighted_sum(leaf)):08x}"

@@ -1,0 +1,385 @@
+"""OpenAI's requests as ours, and our answers as theirs.
+
+A field that would change the answer and that we cannot honour is refused by its name: an answer that silently leaves it
+out looks like one that does not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from llmrl_jax.chat.wire import quote
+from llmrl_jax.serve.errors import ApiError
+from llmrl_jax.serve.sampler import Ask, ContextOverflow, Sample, Sampler, Sampling
+from llmrl_jax.serve.scorer import Pair, Scorer
+from llmrl_jax.serve.served import Served
+
+
+_READ = frozenset(
+    ("model", "max_tokens", "n", "seed", "stop", "stream", "stream_options", "temperature", "top_p", "logprobs")
+    + ("top_k", "min_p", "repetition_penalty")
+)
+_UNHEARD = frozenset(
+    ("user", "metadata", "store", "service_tier", "safety_identifier", "parallel_tool_calls")
+    + ("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options")
+)
+"""Fields that do not change the answer."""
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "logit_bias": ({},),
+    "modalities": (["text"],),
+    "presence_penalty": (0,),
+    "response_format": ({"type": "text"},),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "top_logprobs": (0,),
+}
+"""Fields that we know only at the values that change nothing."""
+_INSTEAD = {
+    "echo": "; /v1/score gives the log-probabilities of a text",
+    "best_of": "; ask for n, and choose",
+    "top_logprobs": "; the log-probability of the token that was drawn is all there is",
+    "response_format": "; llmrl_jax.chat.ask validates a reply and asks again",
+}
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+
+
+@dataclass(frozen=True)
+class Request:
+    """A completion or a chat completion, understood."""
+
+    asks: tuple[Ask, ...]
+    """One for each prompt."""
+    stream: bool = False
+    usage: bool = False
+    """Whether a stream ends with what it took."""
+
+
+@dataclass(frozen=True)
+class ScoreRequest:
+    """Prompts and candidates, understood."""
+
+    pairs: tuple[Pair, ...]
+    """Prompt by prompt."""
+    prompts: int
+    candidates: int
+
+
+def read_completion(body: Mapping[str, Any], sampler: Sampler, default_tokens: int = 16) -> Request:
+    """A body of `/v1/completions`. **Raises:** `ApiError`, naming the field."""
+    _refuse_others(body, sampler.served, {"prompt"})
+    prompts = [_encoded(sampler.served, prompt) for prompt in _prompts(body)]
+    logprobs = _integer(body, "logprobs", -1, 0)
+    if logprobs > 0:
+        raise _unhonoured("logprobs", logprobs, (0,), _INSTEAD["top_logprobs"])
+    return _request(body, sampler, prompts, "max_tokens", default_tokens, logprobs == 0)
+
+
+def read_chat(body: Mapping[str, Any], sampler: Sampler, default_tokens: int = 512) -> Request:
+    """A body of `/v1/chat/completions`. **Raises:** `ApiError`, naming the field."""
+    _refuse_others(body, sampler.served, {"messages", "max_completion_tokens"})
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise ApiError(f"messages is {quote(messages)}; a list of at least 1 message is needed", param="messages")
+    said = [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    limit = "max_tokens"
+    if body.get("max_completion_tokens") is not None:
+        limit = "max_completion_tokens"
+        if body.get("max_tokens") not in (None, body[limit]):
+            raise ApiError("max_tokens and max_completion_tokens differ; give one of them", param="max_tokens")
+    tokens = _blamed("messages", lambda: sampler.served.encode_chat(said))
+    return _request(body, sampler, [tokens], limit, default_tokens, _boolean(body, "logprobs"))
+
+
+def read_score(body: Mapping[str, Any], scorer: Scorer) -> ScoreRequest:
+    """A body of `/v1/score`. **Raises:** `ApiError`, naming the field."""
+    known = {"model", "prompt", "candidates"}
+    for name in sorted(set(body) - known - _UNHEARD):
+        raise ApiError(f"the field {name!r} is unknown here; known are {', '.join(sorted(known))}", param=name)
+    _check_model(body, scorer.served)
+    prompts, candidates = _prompts(body), body.get("candidates")
+    if not isinstance(candidates, list) or not candidates or not all(map(_is_prompt, candidates)):
+        raise ApiError(
+            f"candidates is {quote(candidates)}; a list of at least 1 text, or list of token ids, is needed",
+            param="candidates",
+        )
+
+    def encode(prompt, candidate) -> Pair:
+        return _blamed("candidates", lambda: scorer.encode(prompt, candidate))
+
+    for prompt in prompts:
+        _encoded(scorer.served, prompt)
+    pairs = tuple(encode(prompt, candidate) for prompt in prompts for candidate in candidates)
+    return ScoreRequest(pairs, len(prompts), len(candidates))
+
+
+def _request(body, sampler: Sampler, prompts: Sequence[list[int]], limit: str, default: int, pieces: bool) -> Request:
+    stop = body.get("stop")
+    stop = [] if stop is None else [stop] if isinstance(stop, str) else stop
+    if not isinstance(stop, list) or not all(isinstance(s, str) for s in stop):
+        raise ApiError(f"stop is {quote(stop)}; a text or a list of texts is needed", param="stop")
+    options: dict[str, Any] = {"n": _integer(body, "n", 1, 1), "top_k": _integer(body, "top_k", 0, 0)}
+    for name, default_value in (("temperature", 1.0), ("top_p", 1.0), ("min_p", 0.0), ("repetition_penalty", 1.0)):
+        options[name] = _number(body, name, default_value)
+    if body.get("seed") is not None:
+        options["seed"] = _integer(body, "seed", 0, -(2**63))
+    asks: list[Ask] = []
+    for row, tokens in enumerate(prompts):
+        room = max(1, min(default, sampler.served.context - len(tokens)))
+        options["max_tokens"] = _integer(body, limit, room, 1)
+        how = _blamed("", lambda: Sampling(stop=tuple(stop), pieces=pieces, **options))
+        options["seed"] = how.seed  # one for all prompts, also where it was drawn
+        ask = Ask(tuple(tokens), how, row)
+        asks.append(_blamed("", partial(sampler.check, ask)))
+    stream = _boolean(body, "stream")
+    after = body.get("stream_options") or {}
+    if not isinstance(after, dict) or set(after) - {"include_usage", "include_obfuscation"}:
+        raise ApiError(f"stream_options is {quote(after)}; only include_usage is known", param="stream_options")
+    if after and not stream:
+        raise ApiError("stream_options is given, and stream is not true", param="stream_options")
+    return Request(tuple(asks), stream, _boolean(after, "include_usage"))
+
+
+def _refuse_others(body: Mapping[str, Any], served: Served, own: set[str]) -> None:
+    """Fields that cannot be honoured, and another model's name."""
+    for name, value in body.items():
+        if value is None or name in _READ or name in own or name in _UNHEARD:
+            continue
+        if name not in _NEUTRAL:
+            raise ApiError(f"the field {name!r} is not known to this server; leave it out", param=name)
+        if not any(
+            value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in _NEUTRAL[name]
+        ):
+            raise _unhonoured(name, value, _NEUTRAL[name], _INSTEAD.get(name, ""))
+    _check_model(body, served)
+
+
+def _unhonoured(name: str, value: Any, neutral: Sequence[Any], instead: str) -> ApiError:
+    known = " or ".join(quote(v) if v != "" else '""' for v in neutral)
+    return ApiError(f"{name} is {quote(value)}, which this server cannot honour: only {known} is{instead}", param=name)
+
+
+def _check_model(body: Mapping[str, Any], served: Served) -> None:
+    name = body.get("model")
+    if not isinstance(name, str):
+        raise ApiError(f"model is {quote(name)}; this server's is {served.name!r}", param="model")
+    if name != served.name:
+        raise ApiError(
+            f"there is no model {quote(name)!r} here; this server's is {served.name!r}",
+            404,
+            param="model",
+            code="model_not_found",
+        )
+
+
+def _blamed(param: str, call: Callable[[], Any]) -> Any:
+    """What a call returns; its `ValueError` as one of the field `param`, or of the one that it begins with."""
+    try:
+        return call()
+    except ContextOverflow as error:
+        raise ApiError(str(error), param=param or None, code="context_length_exceeded") from None
+    except ValueError as error:
+        raise ApiError(str(error), param=param or str(error).split()[0]) from None
+
+
+def _is_prompt(value: Any) -> bool:
+    tokens = isinstance(value, list) and all(isinstance(t, int) and not isinstance(t, bool) for t in value)
+    return isinstance(value, str) or tokens
+
+
+def _prompts(body: Mapping[str, Any]) -> list[Any]:
+    """Each a text or a list of tokens."""
+    prompt = body.get("prompt")
+    if _is_prompt(prompt) and prompt != []:
+        return [prompt]
+    if isinstance(prompt, list) and prompt and all(map(_is_prompt, prompt)):
+        return prompt
+    raise ApiError(
+        f"prompt is {quote(prompt)}; a text, a list of token ids, or a list of either is needed", param="prompt"
+    )
+
+
+def _encoded(served: Served, prompt: Any) -> list[int]:
+    return _blamed("prompt", lambda: served.encode(_text(prompt)) if isinstance(prompt, str) else served.check(prompt))
+
+
+def _text(text: str) -> str:
+    """**Raises:** `ValueError` for half a character, which JSON can spell and no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"a text cannot be written as UTF-8: {error.reason} at {error.start}") from None
+    return text
+
+
+def _message(message: Any, where: str) -> dict[str, str]:
+    if not isinstance(message, dict):
+        raise ApiError(f"{where} is {quote(message)}; an object with role and content is needed", param="messages")
+    for name in sorted(set(message) - {"role", "content"}):
+        if message[name] is not None:
+            raise ApiError(f"{where} has the field {name!r}, which this server cannot honour", param="messages")
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str) or role not in _ROLES:
+        raise ApiError(f"{where}.role is {quote(role)}; known roles are {', '.join(_ROLES)}", param="messages")
+    if isinstance(content, list):
+        for part in content:
+            if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+                raise ApiError(f"{where}.content holds {quote(part)}; only parts of text are read", param="messages")
+        content = "".join(part["text"] for part in content)
+    if not isinstance(content, str):
+        raise ApiError(f"{where}.content is {quote(content)}; a text is needed", param="messages")
+    return {"role": _ROLES[role], "content": _blamed("messages", lambda: _text(content))}
+
+
+def _integer(body: Mapping[str, Any], name: str, default: int, low: int) -> int:
+    value = body.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        raise ApiError(f"{name} is {quote(value)}; an integer of at least {low} is needed", param=name)
+    return value
+
+
+def _number(body: Mapping[str, Any], name: str, default: float) -> float:
+    value = body.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise ApiError(f"{name} is {quote(value)}; a number is needed", param=name)
+    return float(value) if abs(value) < 1e30 else float("inf")
+
+
+def _boolean(body: Mapping[str, Any], name: str) -> bool:
+    value = body.get(name)
+    if not isinstance(value, bool | None):
+        raise ApiError(f"{name} is {quote(value)}; true or false is needed", param=name)
+    return bool(value)
+
+
+class Answer:
+    """The bodies of one request's answer, whole or in chunks.
+
+    **Arguments:** `served`; `asks`; `chat`, which of the two formats; `request_id`, an id that the answer's follows.
+    """
+
+    def __init__(self, served: Served, asks: Sequence[Ask], chat: bool, request_id: str):
+        self._served, self._asks, self._chat = served, asks, chat
+        prefix = "chatcmpl" if chat else "cmpl"
+        self._head = {
+            "id": f"{prefix}-{request_id.removeprefix('req_')}",
+            "created": int(time.time()),
+            "model": served.name,
+            "system_fingerprint": served.fingerprint,
+        }
+        self._shown: dict[int, Sample] = {}
+
+    def whole(self, found: Sequence[Sequence[Sample]]) -> dict[str, Any]:
+        """Of all samples of every prompt."""
+        choices: list[dict[str, Any]] = []
+        for sample in (sample for samples in found for sample in samples):
+            choice: dict[str, Any] = {"index": len(choices), "finish_reason": sample.finish}
+            if self._chat:
+                choice["message"] = {"role": "assistant", "content": sample.text, "refusal": None}
+            else:
+                choice["text"] = sample.text
+            choices.append({**choice, "logprobs": self._log_probs(sample, Sample("", 0, ""))})
+        kind = "chat.completion" if self._chat else "text_completion"
+        return {**self._head, "object": kind, "choices": choices, "usage": self.usage(found)}
+
+    def chunks(self, prompt: int, samples: Sequence[Sample]) -> list[dict[str, Any]]:
+        """What is new in the samples of a prompt."""
+        n, found = self._asks[0].how.n, []
+        for index, sample in enumerate(samples, prompt * n):
+            before = self._shown.get(index, Sample("", 0, ""))
+            if self._chat and index not in self._shown:
+                found.append(self._chunk(index, {"role": "assistant", "content": ""}, None, None))
+            self._shown[index] = sample
+            new = sample.text[len(before.text) :]
+            if new or len(sample.pieces) > len(before.pieces):
+                said: Any = {"content": new} if self._chat else new
+                found.append(self._chunk(index, said, None, self._log_probs(sample, before)))
+            if sample.finish and not before.finish:
+                found.append(self._chunk(index, {} if self._chat else "", sample.finish, None))
+        return found
+
+    def last_chunk(self, found: Sequence[Sequence[Sample]]) -> dict[str, Any]:
+        """With what the stream took, and no choice."""
+        kind = "chat.completion.chunk" if self._chat else "text_completion"
+        return {**self._head, "object": kind, "choices": [], "usage": self.usage(found)}
+
+    def usage(self, found: Sequence[Sequence[Sample]]) -> dict[str, int]:
+        """Tokens: a prompt counts once, whatever the number of its samples."""
+        prompt = sum(len(ask.tokens) for ask in self._asks)
+        completion = sum(sample.count for samples in found for sample in samples)
+        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+    def _chunk(self, index: int, said: Any, finish: str | None, log_probs: Any) -> dict[str, Any]:
+        choice = {"index": index, "delta" if self._chat else "text": said, "finish_reason": finish}
+        kind = "chat.completion.chunk" if self._chat else "text_completion"
+        return {**self._head, "object": kind, "choices": [{**choice, "logprobs": log_probs}]}
+
+    def _log_probs(self, sample: Sample, before: Sample) -> dict[str, Any] | None:
+        """Of the tokens behind those that were shown before."""
+        if not self._asks[0].how.pieces:
+            return None
+        at = len(before.pieces)
+        pieces, log_probs = sample.pieces[at:], sample.log_probs[at:]
+        if self._chat:
+            each = [
+                {"token": piece, "logprob": value, "bytes": list(piece.encode()), "top_logprobs": []}
+                for piece, value in zip(pieces, log_probs)
+            ]
+            return {"content": each, "refusal": None}
+        starts = [len("".join(sample.pieces[: at + i])) for i in range(len(pieces))]
+        return {
+            "tokens": list(pieces),
+            "token_logprobs": list(log_probs),
+            "top_logprobs": None,
+            "text_offset": starts,
+        }
+
+
+def score_body(request: ScoreRequest, served: Served, log_probs: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """The answer of `/v1/score`."""
+    data = []
+    for i in range(request.prompts):
+        candidates = []
+        for a in range(request.candidates):
+            at = i * request.candidates + a
+            pair, values = request.pairs[at], log_probs[at]
+            total = sum(values)
+            candidates.append(
+                {
+                    "index": a,
+                    "tokens": list(pair.candidate),
+                    "log_probs": list(values),
+                    "sum": total,
+                    "mean": total / len(values),
+                }
+            )
+        data.append({"index": i, "candidates": candidates})
+    prompt = sum(len(request.pairs[i * request.candidates].prompt) for i in range(request.prompts))
+    total_tokens = prompt + sum(len(pair.candidate) for pair in request.pairs)
+    usage = {"prompt_tokens": prompt, "total_tokens": total_tokens}
+    head = {"object": "score", "model": served.name, "system_fingerprint": served.fingerprint}
+    return {**head, "data": data, "usage": usage}
+
+
+def model_body(served: Served, created: int) -> dict[str, Any]:
+    """An entry of `/v1/models`."""
+    return {
+        "id": served.name,
+        "object": "model",
+        "created": created,
+        "owned_by": "llmrl_jax",
+        "max_model_len": served.context,
+    }

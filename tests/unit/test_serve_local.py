@@ -1,0 +1,361 @@
+"""Our Llama as a chat model: what `lm.generate` says, whatever is asked beside it, in few programs."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import itertools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from llmrl_jax import lm
+from llmrl_jax.chat import (
+    Budget,
+    Budgeted,
+    BudgetExceeded,
+    Cached,
+    ChatReply,
+    ChatRequest,
+    Message,
+    Recorder,
+    ServerError,
+    read_jsonl,
+)
+from llmrl_jax.chat.protocol import outcomes_of
+from llmrl_jax.chat.wire import sample_seed
+from llmrl_jax.lm.rope import rotations
+from llmrl_jax.serve import Ask, LocalLlama, Sampler, Sampling, Served
+from llmrl_jax.serve.sampler import _Reader, _roomy, width
+from llmrl_jax.tuning import ChatTemplate
+from tests.lm_random import random_variables
+
+
+generating = importlib.import_module("llmrl_jax.lm.generate")
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+)
+CONFIG = lm.LlamaConfig(420, 16, 24, 2, 2, 1, max_position_embeddings=256)
+
+
+@pytest.fixture(scope="module")
+def served(bpe):
+    config = dataclasses.replace(CONFIG, vocab_size=bpe.vocab_size, eos_token_id=bpe.eos_id)
+    model = lm.Llama(config, unroll=1)
+    variables = {"params": random_variables(model)["params"]}
+    return Served("tiny", model, variables, bpe, ChatTemplate(TEMPLATE, {}))
+
+
+@pytest.fixture(scope="module")
+def llama(served):
+    return LocalLlama(served, max_batch=8)
+
+
+def ask(text="Colors: red", **options):
+    return ChatRequest((Message("user", text),), **{"max_tokens": 12, "seed": 3, **options})
+
+
+def generated(served, request, config):
+    """What `lm.generate` says to one request alone, without padding."""
+    tokens = served.encode_chat([{"role": m.role, "content": m.content} for m in request.messages])
+    key = jax.random.key(sample_seed(request.seed, request.sample))
+    stops = (
+        lm.StopStrings.build(served.tokenizer, request.stop, served.model.config.vocab_size) if request.stop else None
+    )
+    rows, lengths = np.array([tokens], np.int32), np.array([len(tokens)], np.int32)
+    found = lm.generate(served.model, served.variables, rows, lengths, key, config, stops=stops)
+    return found, found.texts(served.tokenizer, stops)[0], len(tokens)
+
+
+def test_it_says_what_generate_says(served, llama):
+    request = ask(n=3, temperature=0.8, top_p=0.95)
+    config = lm.SamplingConfig(12, temperature=0.8, top_p=0.95, samples=3)
+    found, texts, prompt = generated(served, request, config)
+    reply = llama.complete([request])[0]
+    assert [choice.text for choice in reply.choices] == texts
+    assert reply.usage.prompt_tokens == prompt and reply.usage.completion_tokens == found.lengths.sum()
+    reasons = {lm.Finish.LENGTH: "length", lm.Finish.STOP_TOKEN: "stop"}
+    assert [c.finish_reason for c in reply.choices] == [reasons[int(f)] for f in found.finish[0]]
+    assert reply.model == "tiny" and reply.fingerprint == served.fingerprint and reply.seconds > 0
+    # the samples from index 5 on are those of another seed, as a server is asked for them
+    later = dataclasses.replace(request, sample=5)
+    assert [c.text for c in llama.complete([later])[0].choices] == generated(served, later, config)[1]
+    assert llama.complete([later])[0].text != reply.text
+
+
+def test_a_text_does_not_depend_on_what_is_asked_beside_it(llama):
+    requests = [
+        ask("drop", max_tokens=9),
+        ask("Colors: " + "red, " * 9, temperature=0.5, seed=4),
+        ask("go forward", max_tokens=70),
+        ask("pick up", temperature=0.0),
+        ask("turn left", n=2, top_p=0.9, extra={"top_k": 5, "min_p": 0.01, "repetition_penalty": 1.3}),
+        ask("toggle"),
+        ask("drop", max_tokens=9, seed=8),
+    ]
+    alone = [llama.complete([request])[0] for request in requests]
+    together = llama.complete(requests[::-1])[::-1]
+    assert [[c.text for c in reply.choices] for reply in together] == [
+        [c.text for c in reply.choices] for reply in alone
+    ]
+    assert [reply.usage for reply in together] == [reply.usage for reply in alone]
+    assert [c.finish_reason for r in together for c in r.choices] == [c.finish_reason for r in alone for c in r.choices]
+    assert together[0].text != together[6].text  # another seed
+    free = [llama.complete([ask(seed=None)])[0].text for _ in range(3)]
+    assert len(set(free)) > 1
+
+
+def test_few_programs_serve_many_prompts(served, llama):
+    llama.complete([ask()])
+    before = generating._begin_jit._cache_size(), generating._advance_jit._cache_size()
+    requests = [
+        ask("a" * (1 + i), max_tokens=1 + 3 * i, seed=i, temperature=0.1 + 0.1 * i, stop=(f"{i}",)) for i in range(20)
+    ]
+    lengths = {len(served.encode_chat([{"role": "user", "content": "a" * (1 + i)}])) for i in range(20)}
+    assert len(lengths) > 10
+    for request in requests:
+        llama.complete([request])
+    after = generating._begin_jit._cache_size(), generating._advance_jit._cache_size()
+    assert [b - a for a, b in zip(before, after)] == [0, 0]
+    assert [width(n, 256) for n in (1, 64, 65, 129, 200)] == [64, 64, 128, 256, 256]
+    assert [width(n, 100) for n in (1, 65)] == [64, 100]
+
+
+def test_stop_strings_end_a_text_where_the_device_would(served, llama):
+    whole = llama.complete([ask(max_tokens=40)])[0].text
+    free = ask(max_tokens=40)
+    tried = 0
+    for at in range(3, len(whole) - 3, 5):
+        stop = whole[at : at + 3]
+        if "\ufffd" in stop:
+            continue
+        tried += 1
+        request = dataclasses.replace(free, stop=(stop, "never said"))
+        with_device = generated(served, dataclasses.replace(request, stop=(stop,)), lm.SamplingConfig(40))
+        reply = llama.complete([request])[0]
+        assert reply.text == with_device[1][0] == whole[: whole.find(stop)]
+        assert reply.choices[0].finish_reason == "stop"
+        assert reply.usage.completion_tokens == int(with_device[0].lengths[0, 0])
+        if tried == 3:
+            break
+    assert tried == 3
+
+
+def test_it_stands_behind_cache_recorder_and_budget(llama, tmp_path):
+    budgeted = Budgeted(llama, Budget(calls=2))
+    chain = Cached(Recorder(budgeted, tmp_path / "asked.jsonl"), tmp_path / "replies.sqlite")
+    assert chain.name == llama.name == f"tiny@{llama.served.fingerprint}"
+    first = chain.complete([ask(n=2)])[0]
+    assert first.cached == 0 and chain.complete([ask(n=2)])[0].cached == 2
+    assert [c.text for c in chain.complete([ask(n=2)])[0].choices] == [c.text for c in first.choices]
+    chain.complete([ask("another")])
+    with pytest.raises(BudgetExceeded):
+        chain.complete([ask("a third")])
+    assert len(list(read_jsonl(tmp_path / "asked.jsonl"))) >= 2
+
+
+def test_what_it_cannot_answer_is_named_and_the_rest_is_answered(llama):
+    requests = [
+        ask("x " * 150, max_tokens=200),
+        ask(),
+        ask(extra={"logit_bias": {"5": 1}}),
+        ask(n=9),
+        ask(extra={"top_k": "many"}),
+        ask(extra={"min_p": 2}),
+    ]
+    outcomes = outcomes_of(llama, requests)
+    assert isinstance(outcomes[1], ChatReply)
+    said = [str(outcome) for outcome in outcomes if isinstance(outcome, ServerError)]
+    assert "and max_tokens is 200: together" in said[0] and "the context is 256; " in said[0]
+    assert 'logit_bias is {"5": 1}, which this server cannot honour' in said[1]
+    assert "n is 9; at most 8 continuations" in said[2]
+    assert "top_k is many; an integer" in said[3]
+    assert "min_p is 2.0; it must lie in [0, 1]" in said[4]
+    assert all(outcome.status == 400 for i, outcome in enumerate(outcomes) if i != 1)
+
+
+def test_it_needs_a_chat_template_and_sound_options(served):
+    with pytest.raises(ValueError, match="'tiny' has no chat template"):
+        LocalLlama(dataclasses.replace(served, template=None))
+    with pytest.raises(ValueError, match="max_batch is 0"):
+        LocalLlama(served, max_batch=0)
+    with pytest.raises(ValueError, match="context is 300; the model has 256 positions"):
+        dataclasses.replace(served, context=300)
+    with pytest.raises(ValueError, match="the stop token 9999 cannot occur"):
+        dataclasses.replace(served, stop_tokens=(9999,))
+    with pytest.raises(ValueError, match="name is empty"):
+        dataclasses.replace(served, name="")
+    for options, said in (
+        ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"temperature": -1.0}, "temperature is -1.0; it must lie in"),
+        ({"temperature": float("nan")}, "temperature is nan"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0"),
+        ({"stop": ("",)}, "stop holds an empty string"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            Sampling(**{"max_tokens": 1, **options})
+
+
+def test_a_folder_says_how_its_texts_end(served, tmp_path):
+    config = served.model.config
+    lm.save_hf(tmp_path / "model", config, served.variables["params"])
+    served.tokenizer.save(tmp_path / "model")
+    (tmp_path / "model" / "chat_template.jinja").write_text(TEMPLATE)
+    loaded = Served.load(tmp_path / "model")
+    assert loaded.name == "model" and loaded.stop_tokens == (config.eos_token_id,) and loaded.context == 256
+    assert loaded.template is not None
+
+    # a token that the text above would go on behind
+    greedy = Sampling(12, temperature=0.0)
+    prompt = Ask(tuple(loaded.encode("Colors: red")), greedy)
+    said = generating.generate(
+        served.model,
+        served.variables,
+        np.array([prompt.tokens], np.int32),
+        np.array([len(prompt.tokens)], np.int32),
+        jax.random.key(0),
+        lm.SamplingConfig(12, temperature=0.0),
+    ).tokens[0, 0]
+    end = int(said[4])
+    assert end not in said[:4]
+    (tmp_path / "model" / "generation_config.json").write_text(json.dumps({"eos_token_id": [config.eos_token_id, end]}))
+    loaded = Served.load(tmp_path / "model")
+    assert loaded.stop_tokens == (config.eos_token_id, end)
+    last = list(Sampler(loaded).run([prompt]))[-1][0][0]
+    assert (last.count, last.finish) == (5, "stop")
+    assert last.text == loaded.tokenizer.decode(said[:4])
+
+
+def test_fingerprints_tell_weights_apart(served):
+    params = served.variables["params"]
+    again = dataclasses.replace(served, variables={"params": jax.tree.map(jnp.asarray, params)})
+    assert again.fingerprint == served.fingerprint
+    embedding = np.array(params["embed_tokens"]["embedding"])
+    embedding[7, 3] = np.nextafter(embedding[7, 3], 1)
+    swapped = np.array(params["embed_tokens"]["embedding"])[::-1].copy()
+    prints = {served.fingerprint}
+    for other in (embedding, swapped):
+        changed = {**params, "embed_tokens": {"embedding": other}}
+        prints.add(dataclasses.replace(served, variables={"params": changed}).fingerprint)
+    half = jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), params)
+    prints.add(dataclasses.replace(served, variables={"params": half}).fingerprint)
+    assert len(prints) == 4
+
+
+def test_adapters_act(served, tmp_path):
+    lm.save_hf(tmp_path / "model", served.model.config, served.variables["params"])
+    served.tokenizer.save(tmp_path / "model")
+    adapted = served.model.clone(lora=lm.LoRAConfig(rank=2))
+    variables = random_variables(adapted, scale=1.0)
+    variables = {"params": served.variables["params"], "lora": variables["lora"]}
+    lm.save_adapter(tmp_path / "adapter", adapted, variables, base="tiny")
+    both = Served.load(tmp_path / "model", adapter=tmp_path / "adapter")
+    assert both.name == "model+adapter" and both.fingerprint != served.fingerprint
+    prompt = Ask(tuple(both.encode("Colors: red")), Sampling(12, temperature=0.0))
+    merged = {"params": lm.merge(both.variables["params"], both.variables["lora"], both.model.lora)}
+    plain = dataclasses.replace(both, model=served.model, variables=merged)
+    texts = [list(Sampler(s).run([prompt]))[-1][0][0].text for s in (both, plain, served)]
+    assert texts[0] == texts[1] != texts[2]
+
+
+@pytest.mark.parametrize("kind", ["default", "linear", "dynamic", "llama3", "yarn"])
+def test_room_for_padding_changes_no_position(kind):
+    options = {"llama3": {"low_freq_factor": 1.0, "high_freq_factor": 4.0}}.get(kind, {})
+    rope = lm.RopeConfig(type=kind, factor=1.0 if kind == "default" else 2.0, **options)
+    model = lm.Llama(dataclasses.replace(CONFIG, rope=rope))
+    positions = np.arange(256)[None]
+    for before, after in zip(rotations(model.config, positions), rotations(_roomy(model).config, positions)):
+        np.testing.assert_array_equal(before, after)
+    assert _roomy(model).config.max_position_embeddings == 512
+
+
+PIECES = {
+    1: b"ab",
+    2: "é".encode()[:1],
+    3: "é".encode()[1:],
+    4: b"cd",
+    5: b"STO",
+    6: b"Px",
+    7: b" S",
+    8: "🙂".encode()[:2],
+}
+
+
+def decode(ids):
+    return b"".join(PIECES[int(i)] for i in ids).decode("utf-8", "replace")
+
+
+@pytest.mark.parametrize("cuts", [[9], [1, 2, 3, 4, 5, 6, 9], [2, 5, 9], [3, 9]])
+def test_a_text_grows_and_is_never_taken_back(cuts):
+    tokens = np.array([1, 2, 3, 7, 4, 5, 6, 1, 1])
+    log_probs = -np.arange(9, dtype=np.float32)
+    reader = _Reader(decode, Sampling(20, stop=("STOP", "zz"), pieces=True))
+    seen = []
+    for cut in cuts:
+        reader.read(tokens, cut, log_probs, 0)
+        seen.append(reader.sample())
+    assert all(b.text.startswith(a.text) for a, b in itertools.pairwise(seen))
+    assert all("".join(s.pieces) == s.text[: len("".join(s.pieces))] for s in seen)
+    assert not any("\ufffd" in s.text or "ST" in s.text for s in seen)
+    last = seen[-1]
+    assert (last.text, last.finish, last.count) == ("abé Scd", "stop", 7)
+    assert last.pieces == ("ab", "", "é", " S", "cd") and last.log_probs == (-0.0, -1.0, -2.0, -3.0, -4.0)
+    reader.read(tokens, 9, log_probs, 1)  # it has ended, whatever comes
+    assert reader.sample() == last
+
+
+def test_texts_that_end_in_half_a_character_or_a_token():
+    log_probs = np.zeros(4, np.float32)
+    reader = _Reader(decode, Sampling(2, pieces=True))
+    reader.read(np.array([1, 8, 0, 0]), 1, log_probs, 0)
+    assert reader.sample().text == "ab" and not reader.finish
+    reader.read(np.array([1, 8, 4, 4]), 4, log_probs, 0)  # others of the batch go on
+    assert reader.sample().text == "ab\ufffd" and reader.sample().finish == "length"
+    assert reader.sample().pieces == ("ab", "\ufffd") and reader.sample().count == 2
+    reader = _Reader(decode, Sampling(4))
+    reader.read(np.array([1, 4, 6, 0]), 3, log_probs, int(lm.Finish.STOP_TOKEN))
+    assert reader.sample() == dataclasses.replace(reader.sample(), text="abcd", count=3, finish="stop")
+    reader = _Reader(decode, Sampling(2))
+    reader.read(np.array([1, 4, 6, 0]), 3, log_probs, int(lm.Finish.STOP_TOKEN))  # it came too late
+    assert (reader.sample().text, reader.sample().count, reader.sample().finish) == ("abcd", 2, "length")
+    held = _Reader(decode, Sampling(9, stop=("dST",)))
+    held.read(np.array([1, 4, 0, 0]), 2, log_probs, 0)
+    assert held.sample().text == "abc"
+
+
+def test_prompts_of_one_seed_draw_apart(served):
+    sampler = Sampler(served, max_batch=4)
+    how = Sampling(10, seed=5)
+    asks = [Ask(tuple(served.encode("red")), how, row) for row in (0, 1)]
+    found = list(sampler.run(asks))[-1]
+    assert found[0][0].text != found[1][0].text
+    want = lm.generate(
+        served.model,
+        served.variables,
+        np.array([asks[0].tokens] * 2, np.int32),
+        np.full(2, len(asks[0].tokens), np.int32),
+        jax.random.key(5),
+        lm.SamplingConfig(10),
+    ).texts(served.tokenizer)
+    assert [samples[0].text for samples in found] == [row[0] for row in want]
+    assert sampler.batches([asks[0]] * 9) == [[0, 1, 2, 3], [4, 5, 6, 7], [8]]
+    three = Ask(asks[0].tokens, dataclasses.replace(how, n=3))
+    assert sampler.capacity(three) == 1 and sampler.batches([three, asks[0], three]) == [[0], [2], [1]]
+
+
+def test_empty_and_strange_prompts(served):
+    assert served.encode("") == [served.tokenizer.bos_id]
+    no_start = dataclasses.replace(served, tokenizer=lm.FastTokenizer(served.tokenizer.backend, eos_token=None))
+    with pytest.raises(ValueError, match="the prompt is empty"):
+        no_start.encode("")
+    with pytest.raises(ValueError, match="holds the token 5000"):
+        served.check([1, 5000])
+    with pytest.raises(ValueError, match="holds the token -1"):
+        served.check([1, -1])
+    refusing = dataclasses.replace(served, template=ChatTemplate("{{ raise_exception('users first') }}", {}))
+    with pytest.raises(ServerError, match="users first"):
+        LocalLlama(refusing, name="x").complete([ask()])
+    assert LocalLlama(refusing, name="x").complete([]) == []
