@@ -20,6 +20,7 @@ from llmrl_jax.run.config import RunConfig
 from llmrl_jax.systems.glam.clone import CloneConfig
 from llmrl_jax.systems.glam.config import GlamConfig
 from llmrl_jax.systems.glam.presets import DEMO
+from llmrl_jax.systems.glam.reading import ReadingConfig
 
 
 @dataclass(frozen=True)
@@ -38,15 +39,14 @@ class Experiment:
     )
     clone: CloneConfig = field(
         default_factory=lambda: CloneConfig(
-            updates=9000,
-            first_env="BabyAI-Text/GoToRedBall-v0",
-            first_updates=600,
+            updates=3000,
             batch_size=64,
             noise=0.25,
             seen_only=True,
-            learning_rate=2e-3,
+            learning_rate=1e-3,
         )
     )
+    reading: ReadingConfig = field(default_factory=lambda: ReadingConfig(updates=5000, rows=40_000))
     steps: int = 2_000_000
     """Environment steps of RL."""
     episodes: int = 1000
@@ -58,7 +58,16 @@ class Experiment:
 
 def main() -> None:
     x = tyro.cli(Experiment, description=__doc__)
-    prior_then_ppo(x.glam, x.clone, x.steps, x.run, episodes=x.episodes, command="glam-goto-local", prior=x.prior)
+    prior_then_ppo(
+        x.glam,
+        x.clone,
+        x.steps,
+        x.run,
+        episodes=x.episodes,
+        command="glam-goto-local",
+        prior=x.prior,
+        reading=x.reading,
+    )
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from llmrl_jax.systems.glam.config import EmbeddedConfig
 from llmrl_jax.systems.glam.evaluate import make_evaluator
 from llmrl_jax.systems.glam.policy import action_logits
 from llmrl_jax.systems.glam.presets import DEMO, GLAM, PRESETS, preset
+from llmrl_jax.systems.glam.reading import ReadingConfig, question, reading_rows
 
 
 TINY = replace(
@@ -200,21 +201,41 @@ def test_cloning_expects_over_the_noise():
     assert float(metrics["clone_agreement"]) == pytest.approx(float((scores.argmax(1) == best).mean()))
 
 
-def test_imitation_goes_on_from_an_easier_world(tmp_path):
-    """The second lesson begins with what the first learnt; worlds of other words are refused."""
-    config = CloneConfig(updates=2, first_env="BabyAI-Text/GoToObj-v0", first_updates=3, batch_size=8, stride=1)
-    run = RunConfig(name="r", out=str(tmp_path), progress="off")
-    first, second = _imitate(TINY, config, run, tmp_path)
-    assert (first.update, second.update) == (3, 2)
+def test_reading_asks_for_what_was_shown():
+    """The goal first and unnamed, the nearest of several alike; nothing asked of an empty view."""
+    text = (
+        "Goal of the agent: go to a red ball Observation 0: You see a wall 2 steps forward, You see a red ball 3 steps "
+        "left and 2 steps forward, You see a blue key 1 step right, You see a red ball 4 steps forward, Action 0:"
+    )
+    rng = np.random.default_rng(0)
+    pieces, learn = question(text, rng)
+    assert pieces == [" 4 steps forward,", " blue key", " 1 step right,"]
+    assert learn == [True, False, True]
+    pieces, learn = question(text.replace("go to a red ball", "go to a red box"), rng)
+    assert sorted(pieces[::2]) == [" blue key", " red ball"] and learn == [False, True, False, True]
+    assert question("Goal of the agent: go to a red ball Observation 0: You see a wall 2 steps forward,", rng) is None
+
+
+def test_reading_comes_before_imitation(tmp_path):
+    """Texts of the world are fine-tuned on, imitation begins with what was read; worlds of other words are refused."""
     blank = build(replace(TINY, tune="full"))
-    learner = make_clone(replace(config, updates=2), blank.env, blank.env_params, blank.policy, first.state.params)
+    row = reading_rows(blank, 3, seed=1)[0]
+    text = blank.tokenizer.backend.decode(row.tokens)
+    taught = blank.tokenizer.backend.decode([t for t, learn in zip(row.tokens, row.learn, strict=True) if learn])
+    assert text.startswith("Goal of the agent: go to ") and "Action 0: " in text
+    assert taught and text.endswith(f"Action 0: {taught}"), "one object, the goal: all that follows is learnt"
+
+    reading = ReadingConfig(updates=3, env="BabyAI-Text/GoToObjS4-v0", rows=40, batch_size=8)
+    config = CloneConfig(updates=2, batch_size=8, stride=1)
+    run = RunConfig(name="r", out=str(tmp_path), progress="off")
+    read, cloned = _imitate(TINY, config, run, tmp_path, reading)
+    assert (read.update, cloned.update) == (3, 2)
+    learner = make_clone(config, blank.env, blank.env_params, blank.policy, read.state.params)
     begun = learner.init(jax.random.key(0))
-    jax.tree.map(np.testing.assert_array_equal, begun.params, first.state.params)
+    jax.tree.map(np.testing.assert_array_equal, begun.params["params"], read.state.params)
     for _ in range(2):
         begun, _ = jax.jit(learner.update)(begun)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), begun.params, second.state.params)
-    with pytest.raises(ValueError, match="PickupLoc.* have not the same words"):
-        _imitate(TINY, replace(config, first_env="BabyAI-Text/PickupLoc-v0"), run, tmp_path / "other")
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), begun.params, cloned.state.params)
 
 
 def test_a_stop_in_imitation_stops_the_run(tmp_path, monkeypatch, capsys):

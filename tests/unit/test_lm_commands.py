@@ -120,7 +120,10 @@ def test_rewards_teach_what_was_never_shown(folder, capsys):
     assert cli.main([*ask, "--max-new-tokens", "3"]) == 0
     assert "green" in capsys.readouterr().out.splitlines()[-1]
 
-    # stopped by its time budget and resumed: the same bits, though the reward is a Python function
+
+@pytest.mark.slow
+def test_rewarding_is_resumed_to_the_bit(folder):
+    """Stopped by its time budget and resumed: the same bits, though the reward is a Python function."""
     assert reward(folder, "--updates", "4", "--run.name", "r-whole") == 0
     assert reward(folder, "--updates", "4", "--run.name", "r-cut", "--run.max-seconds", "1e-9") == 0
     assert reward(folder, "--updates", "4", "--run.name", "r-cut", "--run.resume") == 0

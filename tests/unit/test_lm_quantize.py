@@ -368,6 +368,7 @@ def test_the_peak_of_loading(tmp_path):
 # --- learning ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_fine_tuning_learns_and_resumes_over_a_quantised_base(variables, quantized, tmp_path):
     rng = np.random.default_rng(0)
     data = pack([Example(rng.integers(1, 48, 8).tolist(), [True] * 8) for _ in range(4)], 16)

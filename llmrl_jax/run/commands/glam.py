@@ -23,6 +23,8 @@ from llmrl_jax.systems.glam.config import GlamConfig
 from llmrl_jax.systems.glam.episode import record_episode
 from llmrl_jax.systems.glam.evaluate import Episodes, make_evaluator
 from llmrl_jax.systems.glam.presets import DEMO, DEMO_CLONE, DEMO_STEPS, preset
+from llmrl_jax.systems.glam.reading import ReadingConfig, reading_rows
+from llmrl_jax.tuning import SFTConfig, make_sft, pack
 
 
 @dataclass(frozen=True)
@@ -232,34 +234,54 @@ def demo(
     return 0
 
 
-def _imitate(glam_config: GlamConfig, clone_config: CloneConfig, run: RunConfig, folder: Path) -> list[RunResult]:
-    """Clone the noisy expert, first in the easier world if there is one, and write the model to `folder/prior`.
+def _read(glam_config: GlamConfig, config: ReadingConfig, run: RunConfig, folder: Path) -> RunResult:
+    """Fine-tune a blank model on the reading lesson's texts."""
+    blank = build(replace(glam_config, env=config.env, tune="full"))
+    print(f"1/3  a small Llama reads {config.rows} texts about {config.env}", flush=True)
+    rows = reading_rows(blank, config.rows, run.seed)
+    data = pack(rows, max(len(row.tokens) for row in rows))
+    model = blank.policy.model
+    model = model.clone(config=replace(model.config, max_position_embeddings=2 * data.tokens.shape[1]))
+    variables = jax.jit(model.init)(jax.random.key(run.seed), jax.numpy.zeros((1, 1), jax.numpy.int32))
+    how = SFTConfig(
+        config.batch_size, learning_rate=config.learning_rate, warmup=0.05, final_fraction=0.1, adam_b2=0.98
+    )
+    return run_training(
+        make_sft(how, model, variables, data, config.updates),
+        RunConfig(name="reading", out=str(folder), seed=run.seed, log_every=5, progress=run.progress),
+        num_updates=config.updates,
+        full_config=config,
+        title="reading",
+        shown={"loss": "loss"},
+    )
+
+
+def _imitate(
+    glam_config: GlamConfig, clone_config: CloneConfig, run: RunConfig, folder: Path, reading: ReadingConfig
+) -> list[RunResult]:
+    """Clone the noisy expert, after the reading lesson if there is one, and write the model to `folder/prior`.
 
     **Returns:** the runs; where the last was stopped, nothing was written."""
-    lessons = [("imitation", glam_config.env, clone_config.updates)]
-    if clone_config.first_env:
-        lessons.insert(0, ("imitation-first", clone_config.first_env, clone_config.first_updates))
-    blanks = [build(replace(glam_config, env=env, tune="full")) for _, env, _ in lessons]
-    words = [blank.tokenizer.backend.get_vocab() for blank in blanks]  # type: ignore[attr-defined]
-    if words[0] != words[-1]:
-        raise ValueError(f"{clone_config.first_env} and {glam_config.env} have not the same words: one model has one")
+    blank = build(replace(glam_config, tune="full"))
     done: list[RunResult] = []
-    for (name, env, updates), blank in zip(lessons, blanks, strict=True):
-        print(f"1/3  a small Llama imitates a noisy expert in {env}: the stand-in for pre-training", flush=True)
-        config = replace(clone_config, updates=updates)
-        before = done[-1].state.params if done else None
-        clone = run_training(
-            make_clone(config, blank.env, blank.env_params, blank.policy, before),
-            RunConfig(name=name, out=str(folder), seed=run.seed, log_every=5, progress=run.progress),
-            num_updates=updates,
-            full_config=config,
+    if reading.updates:
+        done.append(_read(glam_config, reading, run, folder))
+        if done[-1].stopped:
+            return done
+    print(f"1/3  a small Llama imitates a noisy expert in {glam_config.env}: the stand-in for pre-training", flush=True)
+    base = done[-1].state.params if done else None
+    done.append(
+        run_training(
+            make_clone(clone_config, blank.env, blank.env_params, blank.policy, base),
+            RunConfig(name="imitation", out=str(folder), seed=run.seed, log_every=5, progress=run.progress),
+            num_updates=clone_config.updates,
+            full_config=clone_config,
             title="imitation",
             shown={"clone_loss": "loss", "clone_agreement": "agreement"},
         )
-        done.append(clone)
-        if clone.stopped:
-            return done
-    save_prior(folder / "prior", blanks[-1], done[-1].state.params["params"])
+    )
+    if not done[-1].stopped:
+        save_prior(folder / "prior", blank, done[-1].state.params["params"])
     return done
 
 
@@ -272,19 +294,20 @@ def prior_then_ppo(
     episodes: int = 1000,
     command: str = "glam",
     prior: str = "",
+    reading: ReadingConfig = ReadingConfig(),  # noqa: B008 - frozen
 ) -> dict[str, Any]:
     """Imitate, improve by PPO, and measure both: what `llmrl glam demo` and the experiments do.
 
     **Arguments:** `glam_config`, with the `embedded` model; `clone_config`; `steps` of RL; `run`; `episodes`, held
     out, for each evaluation; `command`, what an unnamed run is called after; `prior`, the folder of a model that was
-    cloned before, to leave the imitation out.
+    cloned before, to leave the imitation out; `reading`, a lesson before imitation.
     **Returns:** what `summary.json` says.
     """
     started = time.monotonic()
     folder = open_folder(run, command)
     lessons: list[RunResult] = []
     if not prior:
-        lessons = _imitate(glam_config, clone_config, run, folder)
+        lessons = _imitate(glam_config, clone_config, run, folder, reading)
         if lessons[-1].stopped:
             print(f"Stopped in imitation, before RL; begin anew with another name ({folder} holds what was done).")
             return {"stopped": lessons[-1].stopped}
@@ -321,9 +344,10 @@ def prior_then_ppo(
     after = judged[-1][1] if judged[-1][0] == result.update else judge(result.state, key)
     greedy = _evaluation(glam, episodes, greedy=True)(result.state, key)
     _write_gif(glam, result.state, jax.random.fold_in(key, 1), folder)
+    taught = "reading, then imitation" if reading.updates else "imitation"
     summary = {
         "env": glam_config.env,
-        "prior": "imitation of a noisy expert, the stand-in for pre-training",
+        "prior": f"{taught} of a noisy expert, the stand-in for pre-training",
         "before": before,
         "after": after,
         "after_greedy": greedy,

@@ -33,11 +33,6 @@ class CloneConfig:
 
     updates: int = 60
     """Gradient steps."""
-    first_env: str = ""
-    """An easier world of the same phrases, imitated before: what text refers to is learnt sooner where there is less
-    of it. Empty: none."""
-    first_updates: int = 0
-    """Gradient steps in `first_env`."""
     batch_size: int = 512
     """Demonstrated steps per gradient step: one from each of so many environments."""
     stride: int = 4
@@ -78,12 +73,12 @@ def make_clone(
     env: Any,
     env_params: Any,
     policy: ScoringPolicy,
-    params: Any = None,
+    base: Any = None,
 ) -> Learner:
     """A learner whose update imitates one batch of demonstrations.
 
-    **Arguments:** `env`, wrapped as for RL, not batched; `policy`, with every weight tuned (no adapters); `params`,
-    where to begin, None: at random.
+    **Arguments:** `env`, wrapped as for RL, not batched; `policy`, with every weight tuned (no adapters); `base`,
+    weights of the model to begin with, None: at random.
     The loss is the negative log-probability of the demonstrated action's tokens after the prompt, as in supervised
     fine-tuning, so the model learns to write actions, not merely to rank them. It is the expectation over the noisy
     expert's choice rather than one draw of it: the same gradient on average, with far less variance.
@@ -104,7 +99,7 @@ def make_clone(
         env_key, model_key, run_key = jax.random.split(key, 3)
         obs, env_state = jax.jit(batch.reset)(env_key, env_params)
         fresh, frozen = policy.init(model_key, obs)
-        begin = fresh if params is None else jax.tree.map(jnp.copy, params)
+        begin = fresh if base is None else {**fresh, "params": jax.tree.map(jnp.copy, base)}
         return CloneState(begin, frozen, optimizer.init(begin), env_state, obs, run_key, jnp.int32(0))
 
     def loss_fn(params, frozen, obs, best):

@@ -1,0 +1,117 @@
+"""Reading before imitation: text about what stands where, from the world's own captions, asked and answered.
+
+A pre-trained model knows that "a blue key" in one place of a text refers to what another place says of the blue key. A
+model drawn at random takes long to find that out from actions alone: swapping the goal of a GoToLocal prompt moved the
+action probabilities of one that had imitated 576,000 of them by 0.006 (`docs/systems/glam.md`). Here the end of every
+prompt repeats its captions, the goal's first (without its name) and the others in any order, so that most of what is to
+be learnt is reference. It is part of the stand-in for pre-training, and summaries say so.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs_jax.babyai.expert import expert_action
+from envs_jax.resets import VectorEnv
+from llmrl_jax.systems.glam.clone import innermost
+from llmrl_jax.tuning import Example
+
+
+if TYPE_CHECKING:
+    from llmrl_jax.systems.glam.build import Glam
+
+
+GOAL = re.compile(r"go to (?:a|the) (\w+ \w+)")
+SEEN = re.compile(r"You see an? (\w+ (?:ball|box|key)) ([^,]+),")
+
+
+@dataclass(frozen=True)
+class ReadingConfig:
+    """The reading lesson."""
+
+    updates: int = 0
+    """Gradient steps; 0: no lesson."""
+    env: str = "BabyAI-Text/GoToLocalS7N4-v0"
+    """The world whose captions are read; its words are those of the world that is learnt."""
+    rows: int = 40_000
+    """Texts, each read as often as the updates allow."""
+    batch_size: int = 32
+    """Texts in a gradient step."""
+    learning_rate: float = 2e-3
+    """Adam's peak, after 5% of warm-up, decayed by a cosine to a tenth."""
+
+
+def question(text: str, order: np.random.Generator) -> tuple[list[str], list[bool]] | None:
+    """What follows a prompt: pieces of text, and which of them are to be learnt. None where nothing is in view.
+
+    Where the goal is comes first and without its name, as the prompt has just said what the goal is, if one of its kind
+    is in view; of several alike, the nearest. The others' names are given: which comes next is nobody's to know.
+    """
+    seen: dict[str, str] = {}
+    for name, where in sorted(SEEN.findall(text), key=lambda found: sum(map(int, re.findall(r"\d+", found[1])))):
+        seen.setdefault(name, where)
+    goal = GOAL.search(text)
+    names = list(seen)
+    order.shuffle(names)
+    pieces: list[str] = []
+    learn: list[bool] = []
+    if goal and goal[1] in seen:
+        names.remove(goal[1])
+        pieces, learn = [f" {seen[goal[1]]},"], [True]
+    for name in names:
+        pieces += [f" {name}", f" {seen[name]},"]
+        learn += [False, True]
+    return (pieces, learn) if pieces else None
+
+
+def reading_rows(glam: Glam, count: int, seed: int, noise: float = 0.5, batch: int = 512) -> list[Example]:
+    """`count` texts from states that an expert comes by, half of its actions random.
+
+    **Arguments:** `glam`, the program whose world is looked at and whose prompts are gone on with; `seed`.
+    """
+    env: Any = glam.env
+    params = glam.env_params
+    worlds: Any = VectorEnv(env, batch, policy="pool", pool_size=batch)
+    num_actions = env.action_space(params).n
+
+    @jax.jit
+    def play(obs: Any, state: Any, key: jax.Array) -> Any:
+        def step(carry, key):
+            obs, state = carry
+            best = jax.vmap(lambda s: expert_action(s, env, True))(innermost(state.env))
+            a, b, c = jax.random.split(key, 3)
+            random = jax.random.randint(b, best.shape, 0, num_actions)
+            action = jnp.where(jax.random.bernoulli(a, noise, best.shape), random, jnp.minimum(best, num_actions - 1))
+            obs, state, *_ = worlds.step(c, state, action, params)
+            return (obs, state), None
+
+        (obs, state), _ = jax.lax.scan(step, (obs, state), jax.random.split(key, 4))
+        state = worlds.refresh(jax.random.fold_in(key, 4), state, params)
+        return obs, state, *glam.policy.prompts(obs)
+
+    order = np.random.default_rng(seed)
+    key = jax.random.key(seed)
+    obs, state = jax.jit(worlds.reset)(key, params)
+    rows: list[Example] = []
+    tokenizer: Any = glam.tokenizer
+    while len(rows) < count:
+        key = jax.random.fold_in(key, len(rows))
+        obs, state, tokens, lengths = play(obs, state, key)
+        for row, length in zip(np.asarray(tokens), np.asarray(lengths), strict=True):
+            ids = row[:length].tolist()
+            asked = question(tokenizer.backend.decode(ids), order)
+            if asked is None:
+                continue
+            learn = [False] * len(ids)
+            for piece, taught in zip(*asked, strict=True):
+                new = tokenizer.encode(piece)
+                ids += new
+                learn += [taught] * len(new)
+            rows.append(Example(ids, learn))
+    return rows[:count]
