@@ -253,6 +253,19 @@ def test_a_stop_in_imitation_stops_the_run(tmp_path, monkeypatch, capsys):
     assert "Stopped in imitation" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_what_was_interrupted_ends_with_the_same_summary(tmp_path):
+    """Stopped after one of three updates and resumed: the prior is found again, and so is the success before RL."""
+    run = RunConfig(name="whole", out=str(tmp_path), progress="off")
+    config = CloneConfig(updates=2, batch_size=8, stride=1)
+    whole = glam_commands.prior_then_ppo(TINY, config, 48, run, episodes=20)
+    cut = replace(run, name="cut")
+    glam_commands.prior_then_ppo(TINY, config, 16, cut, episodes=20)
+    resumed = glam_commands.prior_then_ppo(TINY, config, 48, replace(cut, resume=True), episodes=20)
+    for name in ("before", "after", "after_greedy", "steps"):
+        assert resumed[name] == whole[name], name
+
+
 def test_paddings_by_length_change_no_score():
     """`score_widths` is speed alone, and refused where it cannot work."""
     plain, sorted_ = (build(replace(TINY, score_rows=2, score_widths=n)) for n in (1, 3))

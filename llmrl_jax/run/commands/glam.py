@@ -306,6 +306,8 @@ def prior_then_ppo(
     started = time.monotonic()
     folder = open_folder(run, command)
     lessons: list[RunResult] = []
+    if run.resume and (folder / "prior").exists():
+        prior = str(folder / "prior")
     if not prior:
         lessons = _imitate(glam_config, clone_config, run, folder, reading)
         if lessons[-1].stopped:
@@ -335,13 +337,14 @@ def prior_then_ppo(
         title="PPO",
     )
     if result.stopped.startswith("SIG"):
-        print(
-            f"The run stands at step {result.steps}; `llmrl glam train --run.name {folder.name} --run.resume` goes on."
-        )
+        again = f"--run.name {folder.name} --run.resume"
+        print(f"The run stands at step {result.steps}; the same command goes on with {again}.")
         return {"stopped": result.stopped}
     print(f"3/3  {episodes} held-out episodes, before and after", flush=True)
-    before = judged[0][1]
-    after = judged[-1][1] if judged[-1][0] == result.update else judge(result.state, key)
+    # a resumed run has not seen its own beginning: made anew, it is the same
+    begun = None if judged and judged[0][0] == 0 else learner.init(jax.random.key(run.seed))
+    before = judged[0][1] if begun is None else judge(begun, key)
+    after = judged[-1][1] if judged and judged[-1][0] == result.update else judge(result.state, key)
     greedy = _evaluation(glam, episodes, greedy=True)(result.state, key)
     _write_gif(glam, result.state, jax.random.fold_in(key, 1), folder)
     taught = "reading, then imitation" if reading.updates else "imitation"
