@@ -124,7 +124,7 @@ def test_types_and_quantised_bases(model):
     assert base() == base(dtype="bfloat16", param_dtype="float32") == on_device(variables)
     assert base(dtype="bfloat16") == base() // 2
     for kind in ("int8", "nf4"):
-        coded = lm.quantize.quantize(variables["params"], kind)
+        coded = lm.quantize(variables["params"], kind)
         assert base(quantize=kind) == on_device(coded) < base() // 2
 
 
