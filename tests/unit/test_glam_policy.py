@@ -166,6 +166,7 @@ def test_evaluation_needs_an_episode(tiny):
         make_evaluator(tiny.env, tiny.env_params, tiny.policy, episodes=0, greedy=True)
 
 
+@pytest.mark.slow
 def test_cloning_lowers_the_loss_and_is_saved_as_a_model_folder(tmp_path):
     glam = build(replace(TINY, tune="full"))
     learner = make_clone(
@@ -216,6 +217,7 @@ def test_reading_asks_for_what_was_shown():
     assert question("Goal of the agent: go to a red ball Observation 0: You see a wall 2 steps forward,", rng) is None
 
 
+@pytest.mark.slow
 def test_reading_comes_before_imitation(tmp_path):
     """Texts of the world are fine-tuned on, imitation begins with what was read; worlds of other words are refused."""
     blank = build(replace(TINY, tune="full"))

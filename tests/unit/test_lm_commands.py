@@ -108,6 +108,7 @@ def reward(folder, *options):
     return cli.main([str(a) for a in [*args, *options]])
 
 
+@pytest.mark.slow
 def test_rewards_teach_what_was_never_shown(folder, capsys):
     assert reward(folder, "--updates", "60", "--eval-data", folder / "rows.jsonl", "--run.name", "grpo") == 0
     assert "rows.jsonl: 3 prompts of up to" in capsys.readouterr().out
