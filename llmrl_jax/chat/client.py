@@ -8,7 +8,6 @@ is sent, and sent to no host that it was not meant for.
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 import time
@@ -20,6 +19,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from llmrl_jax.chat.errors import ChatError, ServerError, TimedOut
+from llmrl_jax.chat.keys import read_key
 from llmrl_jax.chat.protocol import ChatReply, ChatRequest, settle
 from llmrl_jax.chat.wire import from_wire, quote, redact, retry_after, to_wire
 
@@ -144,7 +144,7 @@ class _Session:
 
         self._asyncio, self._openai, self._tenacity = asyncio, openai, tenacity
         self._config = config
-        self._key = _read_key(config)
+        self._key = read_key(_key_variable(config), f"for {config.base_url}")
         self._sleep = sleep or asyncio.sleep
         self._slots = asyncio.Semaphore(config.concurrency)
         self._loop = asyncio.new_event_loop()
@@ -293,15 +293,3 @@ def _stop(loop: Any) -> None:
 def _key_variable(config: ServerConfig) -> str:
     official = urlsplit(config.base_url).hostname == _OPENAI_HOST
     return config.key_variable or ("OPENAI_API_KEY" if official else "")
-
-
-def _read_key(config: ServerConfig) -> str:
-    variable = _key_variable(config)
-    if not variable:
-        return ""
-    key = os.environ.get(variable, "")
-    if not key:
-        raise ValueError(f"the environment variable {variable} is empty; it must hold the key for {config.base_url}")
-    if not key.isascii() or not key.isprintable() or " " in key:
-        raise ValueError(f"the environment variable {variable} holds a blank or an unprintable character; mend it")
-    return key

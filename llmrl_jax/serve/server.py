@@ -31,20 +31,6 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def read_key(variable: str) -> str:
-    """The key in an environment variable; none without one.
-
-    **Raises:** `ValueError` where the variable is empty, or holds what is no key."""
-    if not variable:
-        return ""
-    key = os.environ.get(variable, "")
-    if not key:
-        raise ValueError(f"the environment variable {variable} is empty; it must hold the key that requests will bear")
-    if not key.isascii() or not key.isprintable() or " " in key:
-        raise ValueError(f"the environment variable {variable} holds a blank or an unprintable character; mend it")
-    return key
-
-
 def listen(host: str, port: int) -> socket.socket:
     """A socket that is bound; port 0 takes any that is free. **Raises:** `ValueError` where it cannot be."""
     if not 0 <= port < 2**16:

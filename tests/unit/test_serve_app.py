@@ -22,6 +22,7 @@ import pytest
 
 from llmrl_jax import lm
 from llmrl_jax.chat import ChatRequest, Message, OpenAIChat, ServerConfig, ServerError
+from llmrl_jax.chat.keys import read_key
 from llmrl_jax.run import cli
 from llmrl_jax.run.commands import serve as command
 from llmrl_jax.serve import (
@@ -41,7 +42,7 @@ from llmrl_jax.serve import (
 )
 from llmrl_jax.serve.app import LOOPBACK
 from llmrl_jax.serve.scorer import _log_probs
-from llmrl_jax.serve.server import is_loopback, listen, read_key, url_of
+from llmrl_jax.serve.server import is_loopback, listen, url_of
 from llmrl_jax.tuning import ChatTemplate
 from tests.lm_random import random_variables
 
@@ -563,11 +564,11 @@ def test_addresses_and_keys(monkeypatch):
     assert [is_loopback(h) for h in ("0.0.0.0", "::", "", "10.0.0.1", "my.host")] == [False] * 5
     monkeypatch.setenv("A_KEY", "two words")
     with pytest.raises(ValueError, match="A_KEY holds a blank"):
-        read_key("A_KEY")
+        read_key("A_KEY", "that requests will bear")
     monkeypatch.setenv("A_KEY", "")
     with pytest.raises(ValueError, match="A_KEY is empty"):
-        read_key("A_KEY")
-    assert read_key("") == ""
+        read_key("A_KEY", "that requests will bear")
+    assert read_key("", "of nobody") == ""
     with listen("127.0.0.1", 0) as sock, socket.create_connection(sock.getsockname()) as caller:
         taken, _ = sock.accept()
         with taken:  # what asyncio goes by to send at once

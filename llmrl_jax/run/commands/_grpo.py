@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-import jax
 import tyro
 
 from llmrl_jax import lm
 from llmrl_jax.lm.tokens import FastTokenizer, load_tokenizer
-from llmrl_jax.parallel import make_mesh
-from llmrl_jax.run.commands._tuned import Quantize, frozen_kind, write_tuned
-from llmrl_jax.run.config import FREE, RunConfig
+from llmrl_jax.run.commands._tuned import Tuned, write_tuned
+from llmrl_jax.run.config import FREE
 from llmrl_jax.run.folder import write_summary
 from llmrl_jax.run.loop import train as run_training
 from llmrl_jax.tuning import (
@@ -31,12 +29,10 @@ from llmrl_jax.tuning import (
 )
 
 
-@dataclass(frozen=True)
-class GrpoRun:
+@dataclass(frozen=True, kw_only=True)
+class GrpoRun(Tuned):
     """A run of GRPO: which model, on which prompts, rewarded for what, and how the run is kept."""
 
-    model: str
-    """A folder with config.json, safetensors and tokenizer.json, or a Hugging Face hub id."""
     data: Path
     """Prompts, .jsonl or .parquet: `prompt`, or `messages` for the model's chat template, and what the reward reads."""
     reward: str
@@ -50,21 +46,8 @@ class GrpoRun:
     """Tokens of the longest prompt that is taken; a longer one is refused by its line."""
     stop: tuple[str, ...] = ()
     """Strings that end a completion."""
-    tune: Literal["lora", "full"] = "lora"
-    """Train adapters over a frozen base, or every weight."""
-    lora: lm.LoRAConfig = field(default_factory=lm.LoRAConfig)
-    """The adapters, where `tune` is `lora`."""
-    quantize: Quantize = "none"
-    """Keep the frozen base's matrices in 8.5 (int8) or 4.5 (nf4) bits a weight; with adapters only."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the frozen base and of what the model computes; adapters and the loss are float32 in any case."""
-    remat: bool = False
-    """Recompute activations in the backward pass: slower, but it needs far less memory."""
-    mesh: str = field(default="", metadata=FREE)
-    """Devices by axis, as in `data=4,fsdp=2`. Empty: one device."""
     grpo: GRPOConfig = field(default_factory=GRPOConfig)
     """The learner."""
-    run: RunConfig = field(default_factory=lambda: RunConfig(checkpoint_every=0))
 
 
 def _read(
@@ -106,12 +89,7 @@ def grpo(config: Annotated[GrpoRun, tyro.conf.arg(name="")]) -> int:
             for place, row in enumerate(read, 1):
                 if not isinstance(row.get("response"), str):
                     raise ValueError(f"row {place} of {file} has no `response`, which the reward {config.reward} reads")
-    mesh = make_mesh(config.mesh) if config.mesh else None
-    dtype = jax.numpy.dtype(config.dtype)
-    tuned = config.lora if config.tune == "lora" else None
-    kind = frozen_kind(config.quantize, config.tune)
-    model, variables = lm.load(folder, mesh=mesh, dtype=dtype, lora=tuned, quantize=kind)
-    model = model.clone(dtype=dtype, remat=config.remat)
+    model, variables, mesh = config.load(folder)
     stops = lm.StopStrings.build(tokenizer, config.stop, shape.vocab_size) if config.stop else None
     learner = make_grpo(
         config.grpo, model, variables, prompts, text_reward(reward, tokenizer, rows, stops), stops=stops, mesh=mesh

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from llmrl_jax import lm
 from llmrl_jax.lm.tokens import FastTokenizer
+from llmrl_jax.parallel import make_mesh
 from llmrl_jax.parallel.hosts import gather
+from llmrl_jax.run.config import FREE, RunConfig
 from llmrl_jax.tuning import ChatTemplate
 
 
@@ -17,12 +22,38 @@ Quantize = Literal["none", "int8", "nf4"]
 """How a frozen base is kept."""
 
 
-def frozen_kind(quantize: Quantize, tune: str) -> str | None:
-    """What `lm.load(quantize=)` takes. **Raises** `ValueError` where every weight is to be tuned: codes have no
-    gradient."""
-    if quantize != "none" and tune == "full":
-        raise ValueError(f"quantize is {quantize}, which freezes the base: take --tune lora, or quantize none")
-    return None if quantize == "none" else quantize
+@dataclass(frozen=True, kw_only=True)
+class Tuned:
+    """What fine-tuning asks of a model, whatever it learns from."""
+
+    model: str
+    """A folder with config.json, safetensors and tokenizer.json, or a Hugging Face hub id."""
+    tune: Literal["lora", "full"] = "lora"
+    """Train adapters over a frozen base, or every weight."""
+    lora: lm.LoRAConfig = field(default_factory=lm.LoRAConfig)
+    """The adapters, where `tune` is `lora`."""
+    quantize: Quantize = "none"
+    """Keep the frozen base's matrices in 8.5 (int8) or 4.5 (nf4) bits a weight; with adapters only."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of the frozen base and of what the model computes; adapters and the loss are float32 in any case."""
+    remat: bool = False
+    """Recompute activations in the backward pass: slower, but it needs far less memory."""
+    mesh: str = field(default="", metadata=FREE)
+    """Devices by axis, as in `data=4,fsdp=2`. Empty: one device."""
+    run: RunConfig = field(default_factory=lambda: RunConfig(checkpoint_every=0))
+
+    def __post_init__(self):
+        if self.quantize != "none" and self.tune == "full":
+            raise ValueError(f"quantize is {self.quantize}, which freezes the base: take --tune lora, or quantize none")
+
+    def load(self, folder: Path) -> tuple[lm.Llama, dict[str, Any], Mesh | None]:
+        """The model, its weights on the mesh, and the mesh."""
+        mesh = make_mesh(self.mesh) if self.mesh else None
+        dtype = jnp.dtype(self.dtype)
+        adapters = self.lora if self.tune == "lora" else None
+        kind = None if self.quantize == "none" else self.quantize
+        model, variables = lm.load(folder, mesh=mesh, dtype=dtype, lora=adapters, quantize=kind)
+        return model.clone(dtype=dtype, remat=self.remat), variables, mesh
 
 
 def write_tuned(

@@ -12,11 +12,9 @@ import tyro
 from llmrl_jax import lm
 from llmrl_jax.lm.peft import load_adapter
 from llmrl_jax.lm.tokens import FastTokenizer, load_tokenizer
-from llmrl_jax.parallel import make_mesh
 from llmrl_jax.run.commands._fit import fit
 from llmrl_jax.run.commands._grpo import grpo
-from llmrl_jax.run.commands._tuned import Quantize, frozen_kind, write_tuned
-from llmrl_jax.run.config import FREE, RunConfig
+from llmrl_jax.run.commands._tuned import Quantize, Tuned, write_tuned
 from llmrl_jax.run.folder import write_summary
 from llmrl_jax.run.loop import train as run_training
 from llmrl_jax.tuning import (
@@ -31,12 +29,10 @@ from llmrl_jax.tuning import (
 )
 
 
-@dataclass(frozen=True)
-class TuneConfig:
+@dataclass(frozen=True, kw_only=True)
+class TuneConfig(Tuned):
     """A run of supervised fine-tuning: which model, on which text, and how the run is kept."""
 
-    model: str
-    """A folder with config.json, safetensors and tokenizer.json, or a Hugging Face hub id."""
     data: Path
     """Rows to learn, .jsonl or .parquet: `prompt` and `response`, or `messages` for the model's chat template."""
     eval_data: str = ""
@@ -49,21 +45,8 @@ class TuneConfig:
     """What happens to an example longer than a row: an error that names it, or its end is cut off."""
     epochs: float = 1.0
     """Passes over the rows."""
-    tune: Literal["lora", "full"] = "lora"
-    """Train adapters over a frozen base, or every weight."""
-    lora: lm.LoRAConfig = field(default_factory=lm.LoRAConfig)
-    """The adapters, where `tune` is `lora`."""
-    quantize: Quantize = "none"
-    """Keep the frozen base's matrices in 8.5 (int8) or 4.5 (nf4) bits a weight; with adapters only."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the frozen base and of what the model computes; adapters and the loss are float32 in any case."""
-    remat: bool = False
-    """Recompute activations in the backward pass: slower, but it needs far less memory."""
-    mesh: str = field(default="", metadata=FREE)
-    """Devices by axis, as in `data=4,fsdp=2`. Empty: one device."""
     sft: SFTConfig = field(default_factory=SFTConfig)
     """The learner."""
-    run: RunConfig = field(default_factory=lambda: RunConfig(checkpoint_every=0))
 
 
 def read_data(path: Path, tokenizer: FastTokenizer, template: ChatTemplate | None, config: TuneConfig) -> Packed:
@@ -91,12 +74,7 @@ def sft(config: Annotated[TuneConfig, tyro.conf.arg(name="")]) -> int:
     tokenizer, template = load_tokenizer(folder), ChatTemplate.load(folder)
     data = read_data(config.data, tokenizer, template, config)
     held_out = read_data(Path(config.eval_data), tokenizer, template, config) if config.eval_data else None
-    mesh = make_mesh(config.mesh) if config.mesh else None
-    tuned = config.lora if config.tune == "lora" else None
-    kind = frozen_kind(config.quantize, config.tune)
-    dtype = jax.numpy.dtype(config.dtype)
-    model, variables = lm.load(folder, mesh=mesh, dtype=dtype, lora=tuned, quantize=kind)
-    model = model.clone(dtype=dtype, remat=config.remat)
+    model, variables, mesh = config.load(folder)
     updates = max(1, round(config.epochs * (len(data.tokens) // config.sft.batch_size)))
     learner = make_sft(config.sft, model, variables, data, updates, mesh)
     evaluate = None
@@ -174,7 +152,7 @@ def generate(
     tokens = start + tokenizer.encode(text)
     if not tokens:
         raise ValueError("the prompt is empty, and the tokenizer has no beginning-of-sequence token to start from")
-    llama, variables = lm.load(folder, quantize=frozen_kind(quantize, "lora"))
+    llama, variables = lm.load(folder, quantize=None if quantize == "none" else quantize)
     if adapter:
         llama, variables = load_adapter(adapter, llama, variables)
     stops = lm.StopStrings.build(tokenizer, stop, llama.config.vocab_size) if stop else None

@@ -8,10 +8,11 @@ from typing import Any, Literal
 
 import jax.numpy as jnp
 
+from llmrl_jax.chat.keys import read_key
 from llmrl_jax.serve.app import LOOPBACK, Limits, make_app
 from llmrl_jax.serve.engine import Engine
 from llmrl_jax.serve.served import Served
-from llmrl_jax.serve.server import is_loopback, listen, read_key, run, url_of
+from llmrl_jax.serve.server import is_loopback, listen, run, url_of
 
 
 def serve(
@@ -48,7 +49,7 @@ def serve(
         dtype: Type of the weights and of what the model computes.
         quantize: Keep the matrices in 8.5 (int8) or 4.5 (nf4) bits a weight.
     """
-    key = read_key(api_key_env)
+    key = read_key(api_key_env, "that requests will bear")
     here = is_loopback(host)
     if not here and not key and not allow_anyone:
         raise ValueError(
