@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax import spaces
-from envs_jax.babyai import glam, levels
+from envs_jax.babyai import glam, levels, locks, mazes, synth
 from envs_jax.babyai.constants import ACTIONS, AGENT, VIEW
 from envs_jax.babyai.levels import Level, draw
 from envs_jax.babyai.mission import CLAUSES, PUT_NEXT
-from envs_jax.babyai.state import STATE_MASK, STATE_SHIFT, Params, State
+from envs_jax.babyai.state import EMPTY_CELL, STATE_MASK, STATE_SHIFT, Params, State
 from envs_jax.babyai.step import act
 from envs_jax.babyai.text import (
     MISSION_LENGTH,
@@ -24,7 +24,7 @@ from envs_jax.babyai.text import (
     sentence_bound,
     view_caption,
 )
-from envs_jax.babyai.verify import verify
+from envs_jax.babyai.verify import members, verify
 from envs_jax.babyai.view import view
 from envs_jax.env import Environment
 from envs_jax.registry import nearest
@@ -39,6 +39,39 @@ LEVELS = {
     "PickupLoc": levels.pickup_loc,
     "PutNextLocal": levels.put_next_local,
     "OneRoom": levels.one_room,
+    "GoTo": mazes.go_to,
+    "GoToImpUnlock": locks.go_to_imp_unlock,
+    "GoToSeq": synth.go_to_seq,
+    "GoToRedBlueBall": mazes.go_to_red_blue_ball,
+    "GoToDoor": mazes.go_to_door,
+    "GoToObjDoor": mazes.go_to_obj_door,
+    "Open": mazes.open_any,
+    "OpenRedDoor": mazes.open_red_door,
+    "OpenDoor": mazes.open_door,
+    "OpenTwoDoors": mazes.open_two_doors,
+    "OpenDoorsOrder": mazes.open_doors_order,
+    "Pickup": mazes.pickup,
+    "UnblockPickup": mazes.unblock_pickup,
+    "PickupDist": mazes.pickup_dist,
+    "PickupAbove": mazes.pickup_above,
+    "PutNext": mazes.put_next,
+    "PutNextMaze": mazes.put_next_maze,
+    "Unlock": locks.unlock,
+    "UnlockLocal": locks.unlock_local,
+    "KeyInBox": locks.key_in_box,
+    "UnlockPickup": locks.unlock_pickup,
+    "BlockedUnlockPickup": locks.blocked_unlock_pickup,
+    "UnlockToUnlock": locks.unlock_to_unlock,
+    "ActionObjDoor": mazes.action_obj_door,
+    "FindObj": mazes.find_obj,
+    "KeyCorridor": locks.key_corridor,
+    "MoveTwoAcross": mazes.move_two_across,
+    "Synth": synth.synth,
+    "SynthLoc": synth.synth_loc,
+    "SynthSeq": synth.synth_seq,
+    "MiniBossLevel": synth.mini_boss_level,
+    "BossLevel": synth.boss_level,
+    "BossLevelNoUnlock": synth.boss_level_no_unlock,
     "MixedTrainLocal": glam.mixed_train_local,
     "MixedTestLocal": glam.mixed_test_local,
     "PickUpSeqGoToLocal": glam.pick_up_seq_go_to_local,
@@ -54,8 +87,9 @@ class BabyAI(Environment[State, Params]):
     `text.MISSIONS`, and with `text` also `text`, a caption of `text.VIEW` with up to `max_sentences` sentences.
     `info`: `success` bool, `task` int32, an index into `task_names`."""
 
-    def __init__(self, level: Level, text: bool = False):
+    def __init__(self, level: Level, text: bool = False, *, done_actions: bool = False, compat: bool = False):
         self.level, self.text = level, text
+        self.done_actions, self.compat = done_actions, compat
         self.task_names = level.tasks
         self.max_sentences = sentence_bound(level.num_objects)
 
@@ -96,19 +130,24 @@ class BabyAI(Environment[State, Params]):
 
     def step_limit(self, kind: jax.Array, task: jax.Array, params: Params) -> jax.Array:
         """The step limit of an episode: int32 `[]`."""
+        level, rooms = self.level, self.level.rooms
         navigations = jnp.sum(kind > 0) + jnp.sum(kind == PUT_NEXT)
-        own = self.level.rooms.size**2 * self.level.rooms_used(task) * navigations
+        used = rooms.rows * rooms.columns if level.rooms_used is None else level.rooms_used(task)
+        own = rooms.size**2 * used * navigations if level.max_steps is None else level.max_steps
         return jnp.where(jnp.asarray(params.max_steps) > 0, params.max_steps, own).astype(jnp.int32)
 
     def reset(self, key, params):
         (layout, grid, (mission, mover, fixed)), task = draw(self.level, key, params)
         cell = layout.cell.astype(jnp.int16)
         packed = layout.packed().astype(jnp.int16)
+        content = jnp.zeros_like(cell)
+        for box, thing in self.level.boxed:
+            content = content.at[box].set(packed[thing])
         state = State(
             grid=grid.reshape(self.level.rooms.width, self.level.rooms.height),
             object=packed & ~(STATE_MASK << STATE_SHIFT),
             cell=cell,
-            content=jnp.zeros_like(cell),
+            content=content,
             tracked=cell,
             carrying=jnp.int16(0),
             position=layout.position.astype(jnp.int32),
@@ -121,14 +160,42 @@ class BabyAI(Environment[State, Params]):
             fixed=fixed,
             held=jnp.full(CLAUSES, -1, jnp.int8),
             met=jnp.zeros(CLAUSES, bool),
+            matched=jnp.zeros(CLAUSES, bool),
             task=task,
         )
+        if self.level.in_hand:
+            taken = self._in_hand(state)
+            # minigrid's first observation shows the thing where it lay
+            return self.observe(state if self.compat else taken), taken
         return self.observe(state), state
+
+    def _in_hand(self, state: State) -> State:
+        """The state with the object of the mission taken up from where it lies. With `compat` the verifier goes on
+        believing it to be there, as in minigrid."""
+        own = members(state.mover[0], state.cell.shape[0])
+        cell = jnp.where(own, jnp.int16(-1), state.cell)
+        flat = state.grid.reshape(-1)
+        here = jnp.sum(jnp.where(own, state.cell, 0), dtype=jnp.int32)
+        return state.replace(
+            carrying=jnp.sum(jnp.where(own, state.object, 0), dtype=jnp.int16),
+            cell=cell,
+            tracked=state.tracked if self.compat else cell,
+            grid=flat.at[here].set(EMPTY_CELL).reshape(state.grid.shape),
+        )
 
     def step(self, key, state, action, params):
         action = jnp.asarray(action, jnp.int32)
         state, ahead, thing = act(state, action)
-        state, success, failure = verify(state, action, ahead, thing, self.level.clauses, self.level.kinds)
+        state, success, failure = verify(
+            state,
+            action,
+            ahead,
+            thing,
+            self.level.clauses,
+            self.level.kinds,
+            done_actions=self.done_actions,
+            compat=self.compat,
+        )
         # 1 - decay * steps / limit, as one division of integers, which rounds as the reference's float64 does
         decay = jnp.round(jnp.asarray(params.reward_decay) * 1000)
         limit = 1000 * state.max_steps.astype(jnp.float32)
@@ -149,20 +216,29 @@ class BabyAI(Environment[State, Params]):
         return render(state)
 
 
-def make(level: str, text: bool = False, **options: Any) -> BabyAI:
+def make(level: str, text: bool = False, done_actions: bool = False, compat: str = "", **options: Any) -> BabyAI:
     """Build a level of `LEVELS`.
 
-    **Arguments:** `level`, a family; `text`, whether observations include BabyAI-Text's sentences; `options`, those
-    of the family (`room_size`, `num_dists`, `num_objs`).
+    **Arguments:** `level`, a family; `text`, whether observations include BabyAI-Text's sentences; `done_actions`,
+    whether a clause is only achieved by saying so, with the action `done` on the step after; `compat`, empty, or
+    `minigrid` for minigrid 3.2.0 with its bugs (glam reference, section 6.7); `options`, those of the family
+    (`room_size`, `num_dists`, ...).
     **Raises:** `TypeError` for an option that the family lacks, `ValueError` for one out of range.
     """
     if level not in LEVELS:
         raise KeyError(f"no BabyAI level is called {level!r}{nearest(level, list(LEVELS))}")
-    accepted = list(inspect.signature(LEVELS[level]).parameters)
+    if compat not in ("", "minigrid"):
+        raise ValueError(f"{level}: compat is {compat!r}; leave it empty, or take minigrid")
+    accepted = dict(inspect.signature(LEVELS[level]).parameters)
+    quirky = accepted.pop("compat", None) is not None
     for name, value in options.items():
         if name not in accepted:
             takes = ", ".join(accepted) or "no option"
-            raise TypeError(f"{level} has no option {name!r}{nearest(name, accepted)} (it takes {takes})")
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{level}: {name} is {value!r}; a whole number is needed")
-    return BabyAI(LEVELS[level](**options), text)
+            raise TypeError(f"{level} has no option {name!r}{nearest(name, list(accepted))} (it takes {takes})")
+        kind = type(accepted[name].default)
+        if type(value) is not kind:
+            wanted = {int: "a whole number", bool: "true or false", str: "a word"}[kind]
+            raise TypeError(f"{level}: {name} is {value!r}; {wanted} is needed")
+    if quirky:
+        options["compat"] = compat == "minigrid"
+    return BabyAI(LEVELS[level](**options), text, done_actions=done_actions, compat=compat == "minigrid")

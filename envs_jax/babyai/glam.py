@@ -99,7 +99,7 @@ def _mixed(name: str, room_size: int, num_dists: int, names, doors, name_door: b
         verbs = jnp.where(in_sequence, verbs, jnp.stack([verb, 0, 0, 0]))
         table = [jnp.where(in_sequence, s, t) for s, t in zip(sequence, alone)]
         mission, mover, fixed = word(rooms, layout, verbs, jnp.where(in_sequence, order, SINGLE), *table)
-        clash = (task == PUT) & ((mover[0] & fixed[0] != 0) | adjacent(rooms, layout, mover[0], fixed[0]))
+        clash = (task == PUT) & (jnp.any(mover[0] & fixed[0] != 0) | adjacent(rooms, layout, mover[0], fixed[0]))
         two = (task == PUT) | in_sequence
         accepted = layout.accepted & (named | ~two) & ~clash & all_reachable(rooms, grid, layout.position)
         return layout.replace(accepted=accepted), grid, (mission, mover, fixed)

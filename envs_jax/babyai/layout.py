@@ -12,7 +12,7 @@ from flax import struct
 from envs_jax.babyai.constants import DOOR, DX, DY, EMPTY, WALL
 from envs_jax.babyai.mission import ANY, LOCATIONS, NO_CLAUSE, PUT_NEXT, SINGLE, Mission
 from envs_jax.babyai.state import EMPTY_CELL, WALL_CELL, pack, type_of
-from envs_jax.babyai.verify import object_set
+from envs_jax.babyai.verify import members, object_set
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,14 @@ class Dice:
         tickets = jnp.where(allowed, tickets, -1)
         places = jnp.argmax(tickets)[None] if k == 1 else jax.lax.top_k(tickets, k)[1]
         return places.astype(jnp.int32), jnp.sum(allowed) >= k
+
+    def among(self, allowed: jax.Array) -> jax.Array:
+        """One place, uniform among the allowed, from one word: int32 `[]`; 0 where none is.
+
+        **Arguments:** `allowed`, bool `[n]`.
+        """
+        rank = jnp.cumsum(allowed.astype(jnp.int32))
+        return jnp.sum(rank <= self.below(jnp.maximum(rank[-1], 1)), dtype=jnp.int32) % allowed.shape[0]
 
     def pick(self, n: int, k: int) -> jax.Array:
         """`k` of `n` things in random order: int32 `[k]`."""
@@ -189,12 +197,12 @@ def matches(rooms: Rooms, layout: Layout, type, color, location) -> jax.Array:
     return alike & there & (layout.kind > 0) & (layout.cell >= 0)
 
 
-def word(rooms: Rooms, layout: Layout, kind, order=SINGLE, type=None, color=None, location=None):
+def word(rooms: Rooms, layout: Layout, kind, order=SINGLE, type=None, color=None, location=None, strict=None):
     """A mission about a layout, with the objects it means.
 
     **Arguments:** `kind`, int32 `[4]`; `order`, int32 `[]`; `type`, `color`, `location`, int32 `[4, 2]` (entries of
-    absent clauses are ignored; `location` None is none anywhere).
-    **Returns:** the mission, and the sets `mover` and `fixed`, uint32 `[4]`.
+    absent clauses are ignored; `location` None is none anywhere); `strict`, bool `[4]`, None for no clause.
+    **Returns:** the mission, and the sets `mover` and `fixed`, uint32 `[4, S]`.
     """
     kind = jnp.asarray(kind, jnp.int32)
     present = jnp.stack([kind != NO_CLAUSE, kind == PUT_NEXT], axis=1)
@@ -209,15 +217,14 @@ def word(rooms: Rooms, layout: Layout, kind, order=SINGLE, type=None, color=None
         color=color,
         location=location,
         many=jnp.sum(found, axis=-1) > 1,
-        strict=jnp.zeros(4, bool),
+        strict=jnp.zeros(4, bool) if strict is None else jnp.asarray(strict, bool),
     )
     return mission, sets[:, 0], sets[:, 1]
 
 
 def adjacent(rooms: Rooms, layout: Layout, a: jax.Array, b: jax.Array) -> jax.Array:
-    """Whether some object of the set `a` (bits) lies one step from some object of `b`."""
+    """Whether some object of the set `a` lies one step from some object of `b`: bool `[...]` for sets `[..., S]`."""
     x, y = layout.cell // rooms.height, layout.cell % rooms.height
-    beside = abs(x[:, None] - x) + abs(y[:, None] - y) == 1
-    ids = np.arange(layout.cell.shape[0], dtype=np.uint32)
-    in_a, in_b = (a >> ids & 1) == 1, (b >> ids & 1) == 1
-    return jnp.any(beside & in_a[:, None] & in_b & (layout.cell >= 0) & (layout.cell >= 0)[:, None])
+    beside = (abs(x[:, None] - x) + abs(y[:, None] - y) == 1) & (layout.cell >= 0) & (layout.cell >= 0)[:, None]
+    n = layout.cell.shape[0]
+    return jnp.any(beside & members(a, n)[..., :, None] & members(b, n)[..., None, :], axis=(-2, -1))

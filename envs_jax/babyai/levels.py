@@ -61,8 +61,14 @@ class Level:
     """The clauses that its missions use."""
     attempt: Callable[[Dice, jax.Array], Drawn]
     """`(dice, task) -> drawn`: one try; the layout says whether it is accepted."""
-    rooms_used: Callable[[jax.Array], Any] = lambda task: 1
-    """`task -> rooms`, for the step limit."""
+    rooms_used: Callable[[jax.Array], Any] | None = None
+    """`task -> rooms`, for the step limit; None: all of them."""
+    max_steps: int | None = None
+    """The step limit, where it does not follow from the rooms and the mission."""
+    boxed: tuple[tuple[int, int], ...] = ()
+    """Pairs of objects: a box, and what it holds."""
+    in_hand: bool = False
+    """Whether the agent starts with the object of its mission in hand."""
     located: bool = False
     """Whether its missions may say where an object lies from the start ("on your left")."""
 
@@ -97,10 +103,11 @@ def descriptors(*clauses: tuple[int, list]) -> tuple[jax.Array, ...]:
     return rows[..., 0], rows[..., 1], rows[..., 2]
 
 
-def single(rooms: Rooms, layout: Layout, kind: int, *named):
+def single(rooms: Rooms, layout: Layout, kind, *named, strict: bool = False):
     """A mission of one clause, about one or two `(type, color, location)`."""
     type, color, location = descriptors((0, list(named)))
-    return word(rooms, layout, [kind, NO_CLAUSE, NO_CLAUSE, NO_CLAUSE], SINGLE, type, color, location)
+    kinds = jnp.stack([jnp.asarray(kind, jnp.int32), *[jnp.int32(NO_CLAUSE)] * 3])
+    return word(rooms, layout, kinds, SINGLE, type, color, location, [strict, False, False, False])
 
 
 def things(dice: Dice, n: int) -> tuple[jax.Array, jax.Array]:

@@ -25,6 +25,7 @@ from envs_jax.babyai.mission import (
 )
 from envs_jax.babyai.state import EMPTY_CELL, STATE_MASK, STATE_SHIFT, WALL_CELL, Params, State, pack
 from envs_jax.babyai.text import MISSION_LENGTH, MISSIONS, mission_caption
+from envs_jax.babyai.verify import object_set
 from envs_jax.env import Wrapper
 
 
@@ -172,12 +173,14 @@ class _Importer:
             many=np.zeros((CLAUSES, 2), bool),
             strict=np.zeros(CLAUSES, bool),
         )
-        sets = np.zeros((CLAUSES, 2), np.uint32)
+        sets = np.zeros((CLAUSES, 2, level.num_objects), bool)
         held, met = np.full(CLAUSES, -1, np.int8), np.zeros(CLAUSES, bool)
+        matched = np.zeros(CLAUSES, bool)
         for slot, instr, done in self.clauses:
             mission.kind[slot] = KINDS[type(instr).__name__]
             mission.strict[slot] = getattr(instr, "strict", False)
             met[slot], held[slot] = done, self._id(getattr(instr, "preCarrying", None))
+            matched[slot] = instr.lastStepMatch
             for k, desc in enumerate(_descriptors(instr)):
                 mission.type[slot, k] = ANY if desc.type is None else TYPES.index(desc.type)
                 mission.color[slot, k] = ANY if desc.color is None else COLORS.index(desc.color)
@@ -185,10 +188,11 @@ class _Importer:
                 mission.many[slot, k] = len(desc.obj_set) > 1
                 for thing in desc.obj_set:
                     if self._id(thing) >= 0:
-                        sets[slot, k] |= np.uint32(1) << np.uint32(self._id(thing))
+                        sets[slot, k, self._id(thing)] = True
         kinds = [int(mission.kind[slot]) for slot, _, _ in self.clauses]
         name = TASKS[kinds[0]] if len(kinds) == 1 else "pick_up_seq_go_to"
         limit = int(self.params.max_steps) or int(source.max_steps)
+        words = np.asarray(object_set(sets))
         return State(
             grid=grid,
             object=codes,
@@ -202,10 +206,11 @@ class _Importer:
             max_steps=np.int32(limit),
             mission=mission,
             mission_caption=np.asarray(_caption(mission)).reshape(MISSION_LENGTH),
-            mover=sets[:, 0],
-            fixed=sets[:, 1],
+            mover=words[:, 0],
+            fixed=words[:, 1],
             held=held,
             met=met,
+            matched=matched,
             task=np.int32(level.tasks.index(name) if name in level.tasks else 0),
         )
 

@@ -16,8 +16,8 @@ TYPE_MASK, COLOR_MASK, STATE_MASK = 15, 7, 3
 EMPTY_CELL = EMPTY
 WALL_CELL = WALL | GREY << COLOR_SHIFT
 
-MAX_OBJECTS = 32
-"""Objects (doors included) in one world: sets of objects are bits of a uint32."""
+MAX_OBJECTS = 62
+"""Objects (doors included) in one world: ids fit six bits of a cell."""
 
 MAX_SIDE = 22
 """Cells along a side of the largest grid (3 x 3 rooms of size 8)."""
@@ -64,7 +64,8 @@ class Params:
 
 @struct.dataclass
 class State:
-    """One episode. `W x H` is the grid, `O` the number of objects, doors included. Cells are numbered `x * H + y`."""
+    """One episode. `W x H` is the grid, `O` the number of objects, doors included; sets of objects are `S` words of 32
+    bits (see `verify.members`). Cells are numbered `x * H + y`."""
 
     grid: jax.Array
     """int16 `[W, H]`, packed cells."""
@@ -90,12 +91,15 @@ class State:
     mission_caption: jax.Array
     """int16 `[MISSION_LENGTH]`, the mission in words."""
     mover: jax.Array
-    """uint32 `[4]`, per clause, the set of objects that match its first descriptor."""
+    """uint32 `[4, S]`, per clause, the set of objects that match its first descriptor."""
     fixed: jax.Array
-    """uint32 `[4]`, the same for the second descriptor of `put next`."""
+    """uint32 `[4, S]`, the same for the second descriptor of `put next`."""
     held: jax.Array
     """int8 `[4]`, per clause, the object id in hand when the clause was last consulted, -1 for none."""
     met: jax.Array
     """bool `[4]`, clauses that have succeeded."""
+    matched: jax.Array
+    """bool `[4]`, clauses whose condition held when last consulted: what a `done` action claims. Only where the level
+    asks for it (`done_actions`)."""
     task: jax.Array
     """int32 `[]`, index into `env.task_names`."""

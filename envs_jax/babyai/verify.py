@@ -8,21 +8,34 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs_jax.babyai.constants import DOOR, DROP, OPEN, PICKUP, TOGGLE
+from envs_jax.babyai.constants import DONE, DOOR, DROP, OPEN, PICKUP, TOGGLE
 from envs_jax.babyai.mission import AFTER, BEFORE, GO_TO, NO_CLAUSE, OPEN_DOOR, PICK_UP, PUT_NEXT, SINGLE
 from envs_jax.babyai.state import State, id_of, state_of, type_of
 
 
+WORD = 32
+
+
 def object_set(mask: jax.Array) -> jax.Array:
-    """A bool mask `[..., O]` over objects as bits of a uint32 `[...]`."""
-    bits = np.uint32(1) << np.arange(mask.shape[-1], dtype=np.uint32)
-    return jnp.where(mask, bits, np.uint32(0)).sum(-1, dtype=jnp.uint32)
+    """A bool mask `[..., O]` over objects as words of bits: uint32 `[..., S]`, `S = ceil(O / 32)`."""
+    count = -(-mask.shape[-1] // WORD)
+    whole = jnp.pad(mask, [(0, 0)] * (mask.ndim - 1) + [(0, count * WORD - mask.shape[-1])])
+    bits = np.uint32(1) << np.arange(WORD, dtype=np.uint32)
+    return jnp.where(whole.reshape(*mask.shape[:-1], count, WORD), bits, np.uint32(0)).sum(-1, dtype=jnp.uint32)
+
+
+def members(objects: jax.Array, n: int) -> jax.Array:
+    """The first `n` objects that a set uint32 `[..., S]` holds: bool `[..., n]`."""
+    ids = np.arange(n)
+    return objects[..., ids // WORD] >> (ids % WORD).astype(np.uint32) & 1 == 1
 
 
 def member(objects: jax.Array, id: jax.Array) -> jax.Array:
-    """Whether the object `id` (-1: none) is in a set of bits."""
-    bit = objects >> jnp.maximum(id, 0).astype(jnp.uint32) & 1
-    return (bit == 1) & (id >= 0)
+    """Whether the object `id` `[...]` (-1: none) is in a set uint32 `[S]`: bool `[...]`."""
+    held, word = jnp.zeros(jnp.shape(id), jnp.uint32), jnp.asarray(id) // WORD
+    for k in range(objects.shape[-1]):
+        held = jnp.where(word == k, objects[..., k], held)
+    return (held >> (jnp.asarray(id) % WORD).astype(jnp.uint32) & 1 == 1) & (id >= 0)
 
 
 def verify(
@@ -32,22 +45,31 @@ def verify(
     front_cell: jax.Array,
     clauses: tuple[int, ...],
     kinds: frozenset[int],
+    *,
+    done_actions: bool = False,
+    compat: bool = False,
 ) -> tuple[State, jax.Array, jax.Array]:
     """Judge the mission after an action.
 
     **Arguments:** `state`, after the action, with `tracked` refreshed where the action was a drop; `action`, int32
     `[]`; `front`, int32 `[2]`, the cell in front of the agent now; `front_cell`, its packed content; `clauses` and
-    `kinds`, the clauses and kinds of clause that missions of this level may have (others are never looked at).
+    `kinds`, the clauses and kinds of clause that missions of this level may have (others are never looked at);
+    `done_actions`, whether a clause only succeeds by the action `done` on the step after its condition held, and any
+    other `done` fails it; `compat`, minigrid's way of failing sequences, see below.
     **Returns:** `(state, success, failure)`, the state with its memories written.
 
     A clause is consulted only while it matters: the second half of a sequence from the step on which the first one
     succeeded (that step included), and neither half once it has succeeded. Its memory of the carried object is
     written only when it is consulted, as in minigrid.
+
+    The action that completes the first half of a sequence does not fail the second. In minigrid it does: a strict
+    "open A, then open B" fails when A opens, and so does every sequence of `done_actions`; there, a premature `done`
+    never fails an `and` either (glam reference, sections 6.5 and 6.7).
     """
     height = state.grid.shape[1]
     front_index = front[0] * height + front[1]
     hand = id_of(state.carrying)
-    at_front = beside_front = jnp.uint32(0)
+    at_front = beside_front = jnp.zeros_like(state.mover[0])
     if GO_TO in kinds:
         at_front = object_set(state.tracked == front_index)
     if PUT_NEXT in kinds:
@@ -60,7 +82,7 @@ def verify(
         kind, held, strict = state.mission.kind[c], state.held[c], state.mission.strict[c]
         success, failure = jnp.bool_(False), jnp.bool_(False)
         if GO_TO in kinds:
-            success |= (kind == GO_TO) & (at_front & state.mover[c] != 0)
+            success |= (kind == GO_TO) & jnp.any(at_front & state.mover[c] != 0)
         if OPEN_DOOR in kinds:
             asked = (kind == OPEN_DOOR) & (action == TOGGLE)
             right = member(state.mover[c], id_of(front_cell)) & (state_of(front_cell) == OPEN)
@@ -73,36 +95,51 @@ def verify(
             failure |= asked & ~right & strict & (hand >= 0)
         if PUT_NEXT in kinds:
             put = (kind == PUT_NEXT) & (action == DROP) & (hand < 0)
-            success |= put & member(state.mover[c], held) & (beside_front & state.fixed[c] != 0)
+            success |= put & member(state.mover[c], held) & jnp.any(beside_front & state.fixed[c] != 0)
             failure |= (kind == PUT_NEXT) & (action == PICKUP) & strict & (hand >= 0)
         return success, failure
 
-    verdicts = {c: judge(c) for c in clauses}
+    holds = {c: judge(c) for c in clauses}
+    claims = action == DONE
+    if done_actions:
+        verdicts = {c: (claims & state.matched[c], claims & ~state.matched[c]) for c in clauses}
+    else:
+        verdicts = holds
     halves = [[c for c in clauses if c // 2 == h] for h in (0, 1)]
     absent = {c: state.mission.kind[c] == NO_CLAUSE for c in clauses}
 
-    def done(half: list[int]):
-        each = [state.met[c] | verdicts[c][0] | (absent[c] if c % 2 else False) for c in half]
+    def done(half: list[int], now: bool = True):
+        each = [state.met[c] | (verdicts[c][0] if now else False) | (absent[c] if c % 2 else False) for c in half]
         return functools.reduce(jnp.logical_and, each)
 
     # A half counts as done with what this action did. Whichever half comes later is consulted only then; as a clause
     # depends on no other one, the two need not be judged in their order in time.
     order = state.mission.order
     active, success = [jnp.bool_(True), jnp.bool_(False)], done(halves[0])
+    lenient = [jnp.bool_(False), jnp.bool_(False)]
     if halves[1]:
         first, second = success, done(halves[1])
         active = [(order != AFTER) | second, (order == AFTER) | (order == BEFORE) & first]
         success = first & (second | (order == SINGLE))
+        if not compat:
+            lenient = [(order == AFTER) & ~done(halves[1], False), (order == BEFORE) & ~done(halves[0], False)]
 
-    met, held, failure = list(state.met), list(state.held), jnp.bool_(False)
+    met, held, matched, failure = list(state.met), list(state.held), list(state.matched), jnp.bool_(False)
+    bad = {}
     for c in clauses:
         consulted = active[c // 2] & ~state.met[c]
-        ok, bad = verdicts[c]
+        ok, wrong = verdicts[c]
         met[c] = met[c] | consulted & ok
         if {PICK_UP, PUT_NEXT} & kinds:
             held[c] = jnp.where(consulted, hand.astype(jnp.int8), held[c])
-        # a failed arm of an `and` fails nothing
-        paired = [other for other in clauses if other == (c ^ 1)]
-        alone = absent[paired[0]] if paired and c % 2 == 0 else jnp.bool_(c % 2 == 0)
-        failure |= consulted & bad & alone
-    return state.replace(met=jnp.stack(met), held=jnp.stack(held)), success, failure
+        if done_actions:
+            matched[c] = jnp.where(consulted & ~claims, holds[c][0], matched[c])
+        bad[c] = consulted & wrong & ~lenient[c // 2]
+    for half in halves:
+        # a failed arm of an `and` fails nothing, unless both arms claim to be done and neither is
+        both = bad[half[0]] & bad[half[1]] if len(half) == 2 and done_actions and not compat else jnp.bool_(False)
+        if half:
+            alone = absent[half[1]] if len(half) == 2 else jnp.bool_(True)
+            failure |= bad[half[0]] & alone | both
+    state = state.replace(met=jnp.stack(met), held=jnp.stack(held), matched=jnp.stack(matched))
+    return state, success, failure

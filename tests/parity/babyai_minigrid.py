@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import signal
 from dataclasses import dataclass
 
 import gymnasium
@@ -11,6 +12,7 @@ import minigrid  # noqa: F401  (registers its ids)
 import numpy as np
 from minigrid.core.roomgrid import RoomGrid
 from minigrid.envs.babyai.core.levelgen import LevelGen
+from minigrid.envs.babyai.core.roomgrid_level import RoomGridLevel
 from minigrid.envs.babyai.core.verifier import (
     AfterInstr,
     BeforeInstr,
@@ -97,6 +99,18 @@ class GlamLevel(LevelGen):
         return True
 
 
+class PutNextMaze(RoomGridLevel):
+    """The PutNext of BabyAI's paper, which minigrid 3.2.0 lacks, by its description: 18 things in a maze."""
+
+    def gen_mission(self):
+        self.place_agent()
+        self.connect_all()
+        things = self.add_distractors(num_distractors=18, all_unique=False)
+        self.check_objs_reachable()
+        a, b = self._rand_subset(things, 2)
+        self.instrs = PutNextInstr(ObjDesc(a.type, a.color), ObjDesc(b.type, b.color))
+
+
 MIX = ("go_to", "pick_up", "put_next", "pick_up_seq_go_to", "open")
 
 GLAM = {
@@ -114,6 +128,8 @@ def build(id: str):
     name = id.removeprefix("BabyAI-").rsplit("-", 1)[0]
     if name in GLAM:
         return [GlamLevel(**options) for options in GLAM[name]]
+    if name == "PutNext":
+        return [PutNextMaze()]
     if name == "GoToLocalS8N16":
         return [gymnasium.make("BabyAI-GoToLocal-v0", num_dists=16).unwrapped]
     return [gymnasium.make(id).unwrapped]
@@ -123,6 +139,22 @@ def quietly(function, *args, **kwargs):
     """Call something of minigrid, which prints a line for each rejected world."""
     with contextlib.redirect_stdout(io.StringIO()):
         return function(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def within(seconds: float):
+    """Raise `TimeoutError` where something takes longer: minigrid's bot hangs on some worlds."""
+
+    def late(*_):
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @dataclass
@@ -158,7 +190,8 @@ def record(env, seed: int, steps: int, take_over) -> tuple[object, Episode]:
         nonlocal bot
         if bot is not None:
             try:
-                wanted = int(quietly(bot.replan, action))
+                with within(1.0):
+                    wanted = int(quietly(bot.replan, action))
                 # the bot cannot recover from an opened box, so it is jostled with movements only
                 return int(rng.integers(3)) if rng.random() < 0.125 else wanted
             except Exception:
@@ -174,6 +207,8 @@ def record(env, seed: int, steps: int, take_over) -> tuple[object, Episode]:
             bot, action = (BabyAIBot(env) if seed % 2 else None), None
             break
     taken = take_over(env)
+    if env.carrying is not None:
+        obs = env.gen_obs()  # where a world starts with something in hand, minigrid's first observation is stale
     first, rows = (obs["image"].copy(), int(obs["direction"])), []
     mission = obs["mission"]
     while not done and len(rows) < steps:

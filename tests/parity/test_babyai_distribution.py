@@ -15,8 +15,8 @@ import pytest
 from scipy.stats import chi2_contingency
 
 import envs_jax
-from envs_jax.babyai.constants import COLORS, DOOR, DX, DY, TYPES, WALL
-from envs_jax.babyai.state import color_of, type_of
+from envs_jax.babyai.constants import COLORS, DOOR, DX, DY, STATES, TYPES, WALL
+from envs_jax.babyai.state import color_of, state_of, type_of
 from envs_jax.babyai.text import MISSIONS
 from tests.parity.babyai_minigrid import GLAM, TEST_ONLY, TRAIN_BANS, build, quietly
 
@@ -27,25 +27,37 @@ NOUN = re.compile(r"(the|a) ((?:\w+ )??)(key|ball|box|door)((?: (?:in front of|b
 
 
 def features(things, position, direction, mission):
-    """A world as `(feature, value)` pairs; things are `(type, color, x, y)` by name and place."""
+    """A world as `(feature, value)` pairs; things are `(type, color, x, y, state)` by name and place, the state that of
+    a door or, for a box, what is in it."""
     x, y = position
     yield "agent", (x, y)
     yield "direction", direction
     yield "count", len(things)
-    yield "in front", any((i, j) == (x + DX[direction], y + DY[direction]) for _, _, i, j in things)
+    yield "in front", any((i, j) == (x + DX[direction], y + DY[direction]) for _, _, i, j, _ in things)
     loose = [t for t in things if t[0] != "door"]
-    for kind, color, i, j in things:
+    doors = [t for t in things if t[0] == "door"]
+    for kind, color, i, j, state in things:
         if kind == "door":
             yield "door", (i, j)
             yield "door color", color
-            yield "sides of the door", (x < i, any(t[2] > i for t in loose))
+            yield "door state", state
+            yield "sides of the door", (x < i, y < j, sum(t[2] > i for t in loose))
         else:
             yield "look", (kind, color)
             yield "cell", (i, j)
             yield "offset", (i - x, j - y)
+            yield "inside", state
+    yield "doors", len(doors)
+    yield "colors of doors", len({t[1] for t in doors})
+    shut = {t[1] for t in doors if t[4] == "locked"}
+    yield "locked", len(shut)
+    yield "keys that fit", sum(t[0] == "key" and t[1] in shut for t in loose)
+    for t in doors:
+        if t[4] == "locked":
+            yield "doors like the locked one", sum(d[1] == t[1] for d in doors)
     beside = [(a, b) for a in things for b in things if abs(a[2] - b[2]) + abs(a[3] - b[3]) == 1]
     yield "neighbours", len(beside) // 2
-    yield "neighbours of the agent", sum(abs(i - x) + abs(j - y) < 2 for _, _, i, j in things)
+    yield "neighbours of the agent", sum(abs(i - x) + abs(j - y) < 2 for _, _, i, j, _ in things)
     yield "pattern", NOUN.sub("X", mission)
     nouns = NOUN.findall(mission)
     for place, noun in enumerate(nouns):
@@ -65,7 +77,9 @@ def lawful(id, things, position, mission, grid):
         return False
     if name in GLAM and name != "MixedTestLocal" and named & set(TRAIN_BANS):
         return False
-    blocked = {(i, j) for kind, _, i, j in things if kind != "door"}
+    if envs_jax.make(id)[0].level.rooms.rows * envs_jax.make(id)[0].level.rooms.columns > 1 and name not in GLAM:
+        return True
+    blocked = {(i, j) for kind, _, i, j, _ in things if kind != "door"}
     frontier, seen = [position], set()
     while frontier:
         at = frontier.pop()
@@ -74,7 +88,7 @@ def lawful(id, things, position, mission, grid):
         seen.add(at)
         if at not in blocked and type_of(grid[at]) != WALL:
             frontier += [(at[0] + dx, at[1] + dy) for dx, dy in zip(DX, DY)]
-    reachable = all((i, j) in seen for _, _, i, j in things)
+    reachable = all((i, j) in seen for _, _, i, j, _ in things)
     if not mission.startswith("put"):
         return reachable
     (_, ca, ka, _), (_, cb, kb, _) = NOUN.findall(mission)
@@ -83,13 +97,20 @@ def lawful(id, things, position, mission, grid):
     return reachable and not near and (ca, ka) != (cb, kb)
 
 
+def _state(thing):
+    """What features call the state of one of minigrid's objects."""
+    if thing.type == "door":
+        return "open" if thing.is_open else "locked" if thing.is_locked else "closed"
+    return (thing.contains.type, thing.contains.color) if thing.contains is not None else None
+
+
 def theirs(source, n, seed):
     tables = collections.defaultdict(collections.Counter)
     quietly(source.reset, seed=seed)
     for _ in range(n):
         quietly(source.reset)
         cells = [(k % source.width, k // source.width, thing) for k, thing in enumerate(source.grid.grid)]
-        things = [(c.type, c.color, i, j) for i, j, c in cells if c is not None and c.type != "wall"]
+        things = [(c.type, c.color, i, j, _state(c)) for i, j, c in cells if c is not None and c.type != "wall"]
         position = tuple(int(v) for v in source.agent_pos)
         for name, value in features(things, position, int(source.agent_dir), source.mission):
             tables[name][value] += 1
@@ -101,9 +122,14 @@ def ours(id, states):
     height = states.grid.shape[2]
     for i in range(len(states.direction)):
         kinds, colors, cells = type_of(states.object[i]), color_of(states.object[i]), states.cell[i]
-        things = [
-            (TYPES[k], COLORS[c], int(at) // height, int(at) % height) for k, c, at in zip(kinds, colors, cells) if k
-        ]
+        things = []
+        for k, c, at, content in zip(kinds, colors, cells, states.content[i]):
+            if k and at >= 0:
+                x, y = int(at) // height, int(at) % height
+                state = STATES[state_of(states.grid[i, x, y])] if k == DOOR else None
+                if content:
+                    state = (TYPES[type_of(content)], COLORS[color_of(content)])
+                things.append((TYPES[k], COLORS[c], x, y, state))
         mission = MISSIONS.render(states.mission_caption[i])
         position = tuple(states.position[i].tolist())
         assert lawful(id, things, position, mission, states.grid[i].astype(int)), f"world {i}: {mission}: {things}"

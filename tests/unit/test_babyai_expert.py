@@ -47,7 +47,7 @@ def shortest(state):
     """Actions from a state to a pose that faces the mission's object, by search forwards over poses."""
     free = type_of(state.grid.astype(int)) == EMPTY
     height = free.shape[1]
-    goals = {(int(c) // height, int(c) % height) for i, c in enumerate(state.cell) if int(state.mover[0]) >> i & 1}
+    goals = {(int(c) // height, int(c) % height) for i, c in enumerate(state.cell) if int(state.mover[0, 0]) >> i & 1}
     start = (*state.position.tolist(), int(state.direction))
     queue, found = collections.deque([start]), {start: 0}
     while queue:
@@ -89,7 +89,7 @@ def test_it_looks_for_what_it_cannot_see():
         jax.jit(jax.vmap(functools.partial(lambda seen, state: expert_action(state, env, seen), seen)))(states)
         for seen in (True, False)
     )
-    first = np.array([int(m[0]) for m in states.mover])
+    first = states.mover[:, 0, 0]
     which = np.array([(word & -word).bit_length() - 1 for word in first.tolist()])
     thing = np.asarray(states.object)[np.arange(200), which].astype(int)
     image = np.asarray(obs["image"])
@@ -104,6 +104,6 @@ def test_it_looks_for_what_it_cannot_see():
 def test_it_answers_where_nothing_can_be_done():
     env, params = envs_jax.make("BabyAI-GoToLocalS5N2-v0")
     _, state = jax.jit(env.reset)(jax.random.key(0), params)
-    lost = state.replace(mover=jnp.zeros(4, jnp.uint32))
+    lost = state.replace(mover=jnp.zeros((4, 1), jnp.uint32))
     action = jax.jit(lambda state: expert_action(state, env))(lost)
     assert action.dtype == jnp.int32 and env.action_space(params).contains(np.asarray(action))

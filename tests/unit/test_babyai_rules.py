@@ -89,7 +89,7 @@ def world(things=(), agent=(4, 4, UP), clauses=(), order=SINGLE, walls=(), limit
         many=np.zeros((4, 2), bool),
         strict=np.zeros(4, bool),
     )
-    sets = np.zeros((4, 2), np.uint32)
+    sets = np.zeros((4, 2, 1), np.uint32)
     for slot, kind, movers, *rest in clauses:
         mission.kind[slot], mission.strict[slot] = kind, bool(rest[1:] and rest[1])
         for k, objects in enumerate([movers, rest[0] if rest else []]):
@@ -111,6 +111,7 @@ def world(things=(), agent=(4, 4, UP), clauses=(), order=SINGLE, walls=(), limit
         fixed=sets[:, 1],
         held=np.full(4, -1, np.int8),
         met=np.zeros(4, bool),
+        matched=np.zeros(4, bool),
         task=np.int32(0),
     )
 
@@ -332,6 +333,56 @@ def test_both_arms_of_and_are_latched_and_their_failures_ignored(step):
     assert play(step, state, RIGHT, PICKUP)[0] == [GOING, GOING]  # the wrong thing, strictly: ignored inside an `and`
 
 
+@pytest.fixture(scope="module")
+def variants():
+    """Steps of worlds with `done_actions` and with `compat`, `[done_actions][compat]`."""
+
+    def make(done, compat):
+        jitted = jax.jit(BabyAI(ENV.level, done_actions=done, compat=compat).step)
+        return lambda state, action: jitted(jax.random.key(0), state, action, PARAMS)
+
+    return [[make(done, compat) for compat in (False, True)] for done in (False, True)]
+
+
+FAILED = (0.0, True, False)
+
+
+def test_the_act_that_completes_the_first_half_fails_the_second_in_minigrid_only(variants):
+    things = [(DOOR, BLUE, 4, 3, CLOSED), (DOOR, RED, 3, 4, CLOSED)]
+    clauses = [(0, OPEN_DOOR, [0], [], True), (2, OPEN_DOOR, [1], [], True)]
+    for order, first, then in ((BEFORE, [TOGGLE], [LEFT, TOGGLE]), (AFTER, [LEFT, TOGGLE], [RIGHT, TOGGLE])):
+        state = world(things, clauses=clauses, order=order)
+        log, _ = play(variants[0][False], state, *first, *then)
+        assert [terminated for _, terminated, _ in log] == [False] * (len(log) - 1) + [True] and log[-1][0] > 0
+        assert play(variants[0][True], state, *first)[0][-1] == FAILED
+        # afterwards a wrong door fails in both: the first one again
+        log, _ = play(variants[0][False], state, *first, TOGGLE)
+        assert log[-1] == FAILED
+
+
+def test_done_actions_claim_what_held_one_step_before(variants):
+    step = variants[True][False]
+    state = world([(BALL, RED, 3, 4), (KEY, BLUE, 5, 4)], clauses=[(0, GO_TO, [0])])
+    log, _ = play(step, state, LEFT, DONE)
+    assert log[0] == GOING and log[1][0] > 0.9 and log[1][1]
+    assert play(step, state, DONE)[0] == [FAILED]
+    assert play(step, state, LEFT, RIGHT, DONE)[0][-1] == FAILED  # it no longer holds
+    assert play(step, state, LEFT, TOGGLE, DONE)[0][-1][0] > 0  # any action leaves it in front
+
+
+def test_done_actions_in_sequences_and_pairs(variants):
+    things = [(BALL, RED, 3, 4), (KEY, BLUE, 5, 4)]
+    then = world(things, clauses=[(0, GO_TO, [0]), (2, GO_TO, [1])], order=BEFORE)
+    actions = (LEFT, DONE, RIGHT, RIGHT, DONE)
+    assert play(variants[True][False], then, *actions)[0][-1][0] > 0.9
+    assert play(variants[True][True], then, *actions[:2])[0][-1] == FAILED  # minigrid: the second half is not done yet
+    both = world(things, clauses=[(0, GO_TO, [0]), (1, GO_TO, [1])])
+    assert play(variants[True][False], both, *actions)[0][-1][0] > 0.9
+    assert play(variants[True][False], both, DONE)[0] == [FAILED]
+    assert play(variants[True][True], both, DONE)[0] == [GOING]  # minigrid compares an int with `is`
+    assert play(variants[True][False], both, LEFT, DONE, DONE)[0][-1] == GOING  # one arm is met: no failure
+
+
 # Options
 
 
@@ -348,6 +399,16 @@ def test_options_of_ids_are_checked():
         envs_jax.make("BabyAI-PutNextLocal-v0", num_objs=19)
     with pytest.raises(ValueError, match="two rooms of size 12 are 23 cells wide; 22 is the limit"):
         envs_jax.make("BabyAI-MixedTrainLocal-v0", room_size=12)
+    with pytest.raises(TypeError, match="doors_open is 3; true or false is needed"):
+        envs_jax.make("BabyAI-GoTo-v0", doors_open=3)
+    with pytest.raises(ValueError, match="select_by is 'size'; it is either, color or loc"):
+        envs_jax.make("BabyAI-OpenDoor-v0?select_by=size")
+    with pytest.raises(ValueError, match="compat is 'gym'; leave it empty, or take minigrid"):
+        envs_jax.make("BabyAI-GoTo-v0?compat=gym")
+    with pytest.raises(ValueError, match="3 x 3 rooms of size 9 are 25 x 25 cells; 22 along a side is the limit"):
+        envs_jax.make("BabyAI-GoTo-v0?room_size=9")
+    with pytest.raises(ValueError, match="18 things on 36 cells of floor|19 things on 16 cells of floor"):
+        envs_jax.make("BabyAI-Synth-v0?room_size=4&num_rows=2&num_cols=2")
     with pytest.raises(TypeError, match="num_dists is 'many'"):
         envs_jax.make("BabyAI-GoToLocal-v0?num_dists=many")
     with pytest.raises(KeyError, match="did you mean 'BabyAI-GoToLocal-v0'"):

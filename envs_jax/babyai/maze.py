@@ -1,0 +1,227 @@
+"""Rooms joined by doors: where doors can be, which of them connect a maze, and things and agents within rooms
+(glam reference, section 6.6).
+
+Rooms are numbered row by row; the sides of a room are 0 right, 1 down, 2 left, 3 up. An edge is a wall that two rooms
+share: room by room, the right one before the lower one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from envs_jax.babyai.constants import CLOSED, COLORS, DOOR, DX, DY, EMPTY, LOCKED, WALL
+from envs_jax.babyai.layout import Dice, Layout, Rooms, fill
+from envs_jax.babyai.state import type_of
+
+
+@dataclass(frozen=True)
+class Maze(Rooms):
+    """Rooms with the tables of their walls."""
+
+    @property
+    def count(self) -> int:
+        return self.rows * self.columns
+
+    def room(self, column: int, row: int) -> int:
+        """The number of a room."""
+        return row * self.columns + column
+
+    @cached_property
+    def edges(self) -> tuple[tuple[int, int, int], ...]:
+        """Every edge: its first room, its second, and the side of the first on which it lies, 0 or 1."""
+        found = []
+        for row in range(self.rows):
+            for column in range(self.columns):
+                here = self.room(column, row)
+                if column < self.columns - 1:
+                    found.append((here, here + 1, 0))
+                if row < self.rows - 1:
+                    found.append((here, here + self.columns, 1))
+        return tuple(found)
+
+    @cached_property
+    def ends(self) -> np.ndarray:
+        """The two rooms of every edge: int32 `[E, 2]`."""
+        return np.array([edge[:2] for edge in self.edges], np.int32).reshape(-1, 2)
+
+    @cached_property
+    def edge_of(self) -> np.ndarray:
+        """The edge on each side of each room, -1 for an outer wall: int32 `[R, 4]`."""
+        table = np.full((self.count, 4), -1, np.int32)
+        for e, (first, second, side) in enumerate(self.edges):
+            table[first, side], table[second, side + 2] = e, e
+        return table
+
+    @cached_property
+    def slots(self) -> np.ndarray:
+        """The cells of every edge in which a door can be: int32 `[E, size - 2]`."""
+        step = self.size - 1
+        found = []
+        for first, _, side in self.edges:
+            x, y = first % self.columns * step, first // self.columns * step
+            for k in range(1, step):
+                i, j = (x + step, y + k) if side == 0 else (x + k, y + step)
+                found.append(i * self.height + j)
+        return np.array(found, np.int32).reshape(len(self.edges), self.size - 2)
+
+    @cached_property
+    def inside(self) -> np.ndarray:
+        """The floor of every room: int32 `[R, (size - 2)**2]`."""
+        rooms = [self.interior(r % self.columns, r // self.columns) for r in range(self.count)]
+        return np.stack([np.flatnonzero(room) for room in rooms]).astype(np.int32)
+
+    @cached_property
+    def within(self) -> np.ndarray:
+        """Every room with its walls: int32 `[R, size**2]`."""
+        x, y = self.xy
+        step, found = self.size - 1, []
+        for r in range(self.count):
+            left, top = r % self.columns * step, r // self.columns * step
+            square = (x >= left) & (x < left + self.size) & (y >= top) & (y < top + self.size)
+            found.append(np.flatnonzero(square))
+        return np.stack(found).astype(np.int32)
+
+    @property
+    def middle(self) -> int:
+        """The room in which minigrid believes the agent to be until it is placed."""
+        return self.room(self.columns // 2, self.rows // 2)
+
+
+@struct.dataclass
+class Doors:
+    """What stands on each of `E` edges."""
+
+    present: jax.Array
+    """bool `[E]`."""
+    cell: jax.Array
+    """int32 `[E]`, where a door would be."""
+    color: jax.Array
+    """int32 `[E]`."""
+    lock: jax.Array
+    """int32 `[E]`, door states."""
+
+
+def closed_doors(dice: Dice, maze: Maze, present) -> Doors:
+    """Closed doors of random colours in random slots.
+
+    **Arguments:** `present`, bool `[E]`.
+    """
+    count = len(maze.edges)
+    cell = jnp.asarray(maze.slots)[np.arange(count), dice.below(maze.size - 2, count)]
+    color = dice.below(len(COLORS), count)
+    return Doors(jnp.asarray(present, bool), cell, color, jnp.full(count, CLOSED, jnp.int32))
+
+
+def locked(doors: Doors, edge, color) -> Doors:
+    """The same with a locked door of a colour on one edge (int32 `[]`)."""
+    there = np.arange(doors.present.shape[0]) == edge
+    return Doors(
+        doors.present | there,
+        doors.cell,
+        jnp.where(there, color, doors.color),
+        jnp.where(there, LOCKED, doors.lock),
+    )
+
+
+def connect(dice: Dice, maze: Maze, present, sealed=None) -> jax.Array:
+    """minigrid's `connect_all`: doors on walls in random order, until every room can be reached from every other.
+
+    **Arguments:** `present`, bool `[E]`, edges that are open or have a door; `sealed`, bool `[R]`, rooms that get no
+    other door.
+    **Returns:** bool `[E]`, all edges with a passage now.
+    """
+    first, second = maze.ends[:, 0], maze.ends[:, 1]
+    count = len(maze.edges)
+    allowed = ~jnp.asarray(present)
+    if sealed is not None:
+        allowed &= ~(sealed[first] | sealed[second])
+    order = jnp.argsort(jnp.where(allowed, dice.bits(count) >> 1, np.uint32(0xFFFFFFFF)))
+    # those that are there already come first, whatever the others do
+    rooms = np.arange(maze.count)
+    side = jnp.asarray(maze.ends)
+
+    def join(label, edge, wanted):
+        a, b = side[edge, 0], side[edge, 1]
+        of_a = jnp.sum(jnp.where(rooms == a, label, 0))
+        of_b = jnp.sum(jnp.where(rooms == b, label, 0))
+        return jnp.where(wanted & (label == of_b), of_a, label)
+
+    label = jax.lax.fori_loop(
+        0, count, lambda e, label: join(label, e, jnp.asarray(present)[e]), jnp.asarray(rooms, jnp.int32)
+    )
+
+    def add(k, carry):
+        label, passage = carry
+        edge = order[k]
+        wanted = jnp.any(label != label[0]) & allowed[edge]
+        return join(label, edge, wanted), passage | (wanted & (np.arange(count) == edge))
+
+    return jax.lax.fori_loop(0, count, add, (label, jnp.asarray(present)))[1]
+
+
+def scatter(dice: Dice, maze: Maze, room: jax.Array, free: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Different cells for `K` things, each uniform among the free floor of its room: minigrid's `place_in_room`, one
+    after the other.
+
+    **Arguments:** `room`, int32 `[K]`; `free`, bool `[cells]`.
+    **Returns:** int32 `[K]`, and whether there was room for all.
+    """
+    inside = maze.inside
+    count, size = inside.shape
+    tickets = jnp.where(free[inside], (dice.bits(count * size) >> 1).reshape(count, size).astype(jnp.int32), -1)
+    # the place of each cell in the order of its room's tickets; comparing is cheaper than sorting at this size
+    rank = jnp.sum(tickets[:, None, :] > tickets[:, :, None], axis=2, dtype=jnp.int32)
+    things = np.arange(room.shape[0])
+    nth = jnp.sum((room[None] == room[:, None]) & (things[None] < things[:, None]), axis=1, dtype=jnp.int32)
+    chosen = (rank[room] == nth[:, None]) & (tickets[room] >= 0)
+    cell = jnp.sum(jnp.where(chosen, jnp.asarray(inside)[room], 0), axis=1, dtype=jnp.int32)
+    return cell, jnp.all(jnp.sum(chosen, axis=1) == 1)
+
+
+def pose_in(dice: Dice, maze: Maze, grid: jax.Array, room) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """A uniform pose in a room, on an empty cell and facing an empty cell or a wall: minigrid's `place_agent`.
+
+    **Arguments:** `grid`, int16 `[cells]`; `room`, int32 `[]`.
+    **Returns:** position int32 `[2]`, direction int32 `[]`, and whether there was such a pose.
+    """
+    cells = jnp.asarray(maze.within)[room]
+    kind = type_of(grid)
+    steps = np.array([dx * maze.height + dy for dx, dy in zip(DX, DY)], np.int32)
+    ahead = jnp.take(kind, cells[:, None] + steps, mode="clip")
+    free = (kind[cells] == EMPTY)[:, None] & ((ahead == EMPTY) | (ahead == WALL))
+    pose = dice.among(free.reshape(-1))
+    cell = cells[pose // 4]
+    return jnp.stack([cell // maze.height, cell % maze.height]), pose % 4, jnp.any(free)
+
+
+def pose_anywhere(dice: Dice, maze: Maze, room=None) -> tuple[jax.Array, jax.Array]:
+    """A uniform pose in an empty maze, or in one room of it: position int32 `[2]`, direction int32 `[]`."""
+    room = dice.below(maze.count) if room is None else room
+    cell = jnp.asarray(maze.inside)[room, dice.below(maze.inside.shape[1])]
+    return jnp.stack([cell // maze.height, cell % maze.height]), dice.below(4)
+
+
+def assemble(
+    maze: Maze, kind, color, cell, doors: Doors, position, direction, accepted, walls=None
+) -> tuple[Layout, jax.Array]:
+    """Things, then doors on all edges, as a layout and its grid.
+
+    **Arguments:** `kind`, `color`, `cell`, int32 `[K]` of the loose things; `walls`, bool `[cells]`, if some were
+    taken away.
+    """
+    layout = Layout(
+        kind=jnp.concatenate([jnp.asarray(kind, jnp.int32), jnp.where(doors.present, DOOR, 0)]),
+        color=jnp.concatenate([jnp.asarray(color, jnp.int32), jnp.where(doors.present, doors.color, 0)]),
+        lock=jnp.concatenate([jnp.zeros(len(kind), jnp.int32), jnp.where(doors.present, doors.lock, 0)]),
+        cell=jnp.concatenate([jnp.asarray(cell, jnp.int32), jnp.where(doors.present, doors.cell, -1)]),
+        position=position,
+        direction=direction,
+        accepted=accepted,
+    )
+    return layout, fill(maze.walls if walls is None else walls, layout.packed(), layout.cell)

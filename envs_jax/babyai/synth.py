@@ -1,0 +1,194 @@
+"""BabyAI's level generator: every mission that its language can say (glam reference, section 6.6, `LevelGen`)."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs_jax.babyai.constants import BALL, BOX, COLORS, DOOR, KEY, LOCKED
+from envs_jax.babyai.layout import Dice, Layout, adjacent, all_reachable, matches, word
+from envs_jax.babyai.levels import Level, things
+from envs_jax.babyai.locks import agent_outside, elsewhere, locked_room
+from envs_jax.babyai.maze import Maze, closed_doors, connect, locked, scatter
+from envs_jax.babyai.mazes import check_maze, clear
+from envs_jax.babyai.mission import (
+    AFTER,
+    ANY,
+    BEFORE,
+    GO_TO,
+    LOCATIONS,
+    NO_CLAUSE,
+    OPEN_DOOR,
+    PICK_UP,
+    PUT_NEXT,
+    SINGLE,
+)
+
+
+KINDS = (GO_TO, PICK_UP, OPEN_DOOR, PUT_NEXT)
+
+NAMED = (BOX, BALL, KEY, DOOR)
+"""The types that a mission may name."""
+
+FORMS = ("action", "and", "seq")
+
+
+def _descriptors(located: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Every descriptor as often as minigrid draws it, as types, colours and locations: int32 `[D]` each. A colour is
+    named six times in seven; where a level says locations, half of the descriptors do."""
+    places = [ANY] * len(LOCATIONS) + list(range(len(LOCATIONS))) if located else [ANY]
+    grids = np.meshgrid(NAMED, [ANY, *range(len(COLORS))], places, indexing="ij")
+    types, colors, locations = (grid.reshape(-1).astype(np.int32) for grid in grids)
+    return types, colors, locations
+
+
+def _inside(maze: Maze, layout: Layout, room) -> jax.Array:
+    """Which objects lie in a room or on its walls: bool `[O]`."""
+    step = maze.size - 1
+    left, top = room % maze.columns * step, room // maze.columns * step
+    x, y = layout.cell // maze.height, layout.cell % maze.height
+    return (x >= left) & (x < left + maze.size) & (y >= top) & (y < top + maze.size)
+
+
+def generator(
+    name: str,
+    *,
+    room_size: int = 8,
+    num_rows: int = 3,
+    num_cols: int = 3,
+    num_dists: int = 18,
+    locked_room_prob: float = 0.5,
+    locations: bool = True,
+    unblocking: bool = True,
+    implicit_unlock: bool = True,
+    kinds: tuple[int, ...] = KINDS,
+    forms: tuple[str, ...] = FORMS,
+) -> Level:
+    """A level of random missions.
+
+    **Arguments:** `locked_room_prob`, how often one room is locked, its key elsewhere; `locations`, whether
+    descriptors may say where a thing lies from the start; `unblocking`, whether things may have to be moved out of the
+    way; `implicit_unlock`, whether everything that a descriptor means may lie in the locked room; `kinds` of clause and
+    `forms` of mission, each as likely as the next.
+    """
+    may_lock = locked_room_prob > 0
+    loose = num_dists + may_lock
+    maze = check_maze(name, room_size, num_rows, num_cols, loose)
+    types, colors, places = _descriptors(locations)
+    fit = np.stack([types >= 0, types != DOOR, types == DOOR, types != DOOR])
+    """Which descriptors each kind of clause may use, in the order of `KINDS`."""
+    allowed = fit[[KINDS.index(kind) for kind in kinds]]
+    kind_table = np.array(kinds, np.int32)
+
+    def leaves(dice: Dice):
+        """The kinds of four clauses, some absent, and how the halves are joined."""
+        form = jnp.asarray(np.array([FORMS.index(f) for f in forms], np.int32))[dice.below(len(forms))]
+        pairs = dice.below(2, 2) == 0
+        kind = jnp.asarray(kind_table)[dice.below(len(kinds), 4)]
+        seq = form == FORMS.index("seq")
+        there = jnp.stack([jnp.bool_(True), jnp.where(seq, pairs[0], form == FORMS.index("and")), seq, seq & pairs[1]])
+        order = jnp.where(seq, jnp.where(dice.below(2) == 0, BEFORE, AFTER), SINGLE)
+        return jnp.where(there, kind, NO_CLAUSE), order
+
+    def attempt(dice, task):
+        no_room = jnp.int32(-1)
+        room, edge, paint = locked_room(dice, maze) if may_lock else (no_room, no_room, no_room)
+        doors = closed_doors(dice, maze, np.zeros(len(maze.edges), bool))
+        kind, color = things(dice, num_dists)
+        rooms = dice.below(maze.count, num_dists)
+        if may_lock:
+            here = dice.below(1 << 16) < round(locked_room_prob * (1 << 16))
+            key_room = elsewhere(dice, maze, room)
+            room, edge = jnp.where(here, room, -1), jnp.where(here, edge, -1)
+            doors = locked(doors, edge, paint)
+            # the key is object 0; where no room is locked it is left out, and takes no place
+            kind = jnp.concatenate([jnp.where(here, KEY, 0)[None], kind])
+            color = jnp.concatenate([paint[None], color])
+            rooms = jnp.concatenate([jnp.where(here, key_room, -1)[None], rooms])
+        doors = doors.replace(present=connect(dice, maze, doors.present, np.arange(maze.count) == room))
+        cell, fits = scatter(dice, maze, rooms, clear(maze, maze.centre))
+        cell = jnp.where(kind > 0, cell, -1)
+        layout, grid = agent_outside(dice, maze, kind, color, cell, doors, fits, room)
+        if not unblocking:
+            layout = layout.replace(accepted=layout.accepted & all_reachable(maze, grid, layout.position))
+
+        found = matches(maze, layout, types, colors, places)
+        if not implicit_unlock and may_lock:
+            found &= (room < 0) | ~_inside(maze, layout, room)
+        meant = jnp.any(found, axis=-1)
+        verbs, order = leaves(dice)
+        table = jnp.asarray(allowed)
+        which = jnp.argmax(verbs[:, None] == kind_table, axis=1)
+        first = jnp.stack([dice.among(meant & table[which[c]]) for c in range(4)])
+        second = jnp.stack([dice.among(meant) for c in range(4)])
+        picks = jnp.stack([first, second], axis=1)
+        used = jnp.stack([verbs != NO_CLAUSE, verbs == PUT_NEXT], axis=1)
+        usable = jnp.stack([jnp.any(meant & table[which], axis=1), jnp.broadcast_to(jnp.any(meant), 4)], axis=1)
+        says = [jnp.asarray(a)[picks] for a in (types, colors, places)]
+        mission, mover, fixed = word(maze, layout, verbs, order, *says)
+        both = jnp.any(mover & fixed != 0, axis=-1) | adjacent(maze, layout, mover, fixed)
+        wrong = (used & ~usable) | ((verbs == PUT_NEXT) & both)[:, None]
+        if unblocking:
+            # no mission about a key that opens a door
+            shut = (layout.kind == DOOR) & (layout.lock == LOCKED)
+            opens = jnp.any(shut & (layout.color == says[1][..., None]), axis=-1)
+            wrong |= used & (says[0] == KEY) & opens
+        return layout.replace(accepted=layout.accepted & ~jnp.any(wrong)), grid, (mission, mover, fixed)
+
+    clauses = {"action": (0,), "and": (0, 1), "seq": (0, 1, 2, 3)}[max(forms, key=FORMS.index)]
+    return Level(maze, loose + len(maze.edges), ("instruction",), frozenset(kinds), clauses, attempt, located=locations)
+
+
+def go_to_seq(room_size: int = 8, num_rows: int = 3, num_cols: int = 3, num_dists: int = 18) -> Level:
+    """Go to things, in any form of mission; nothing is locked, and nothing is in the way."""
+    return generator(
+        "GoToSeq",
+        room_size=room_size,
+        num_rows=num_rows,
+        num_cols=num_cols,
+        num_dists=num_dists,
+        locked_room_prob=0,
+        locations=False,
+        unblocking=False,
+        kinds=(GO_TO,),
+    )
+
+
+def synth(room_size: int = 8, num_rows: int = 3, num_cols: int = 3, num_dists: int = 18) -> Level:
+    """One clause of any kind, without locations."""
+    return generator(
+        "Synth",
+        room_size=room_size,
+        num_rows=num_rows,
+        num_cols=num_cols,
+        num_dists=num_dists,
+        locations=False,
+        implicit_unlock=False,
+        forms=("action",),
+    )
+
+
+def synth_loc() -> Level:
+    """One clause of any kind, with locations."""
+    return generator("SynthLoc", implicit_unlock=False, forms=("action",))
+
+
+def synth_seq() -> Level:
+    """Every form of mission; nothing that it means lies only in the locked room."""
+    return generator("SynthSeq", implicit_unlock=False)
+
+
+def mini_boss_level() -> Level:
+    """Everything, in four small rooms."""
+    return generator("MiniBossLevel", room_size=5, num_rows=2, num_cols=2, num_dists=7, locked_room_prob=0.25)
+
+
+def boss_level() -> Level:
+    """Everything."""
+    return generator("BossLevel")
+
+
+def boss_level_no_unlock() -> Level:
+    """Everything but locked doors."""
+    return generator("BossLevelNoUnlock", locked_room_prob=0, implicit_unlock=False)
