@@ -25,6 +25,9 @@ LEVEL = "GoToLocal-v0"
 NUM_ENVS, POOL = 1024, 256
 BAR, TEXT_BAR = 150, 80
 
+NEAREST = ("navix:Navix-GoToDoor-8x8-v0", "navix:Navix-DoorKey-8x8-v0", "xland-minigrid:MiniGrid-DoorKey-8x8")
+"""Levels of other packages, for `peer_grids.py`."""
+
 
 def compiler_options() -> dict[str, Any]:
     """What suits a grid world alone on a CPU: XLA's older loop emitters, which jax 0.12 no longer has."""
@@ -33,11 +36,12 @@ def compiler_options() -> dict[str, Any]:
 
 
 def ours(
-    id: str, num_envs: int, steps: int, options: dict[str, Any], prompt_window: int = 0
+    id: str, num_envs: int, steps: int, options: dict[str, Any], prompt_window: int = 0, fresh_pool: int = 0
 ) -> tuple[list[float], float]:
     """Samples of steps per second, and compile seconds. Every leaf of every observation enters the carry.
 
     `prompt_window`: 0 for the world's observations; `n` for prompt tokens with `n` observations in their window.
+    `fresh_pool`: 0 for a pool made beforehand; `n` for one of `n` worlds that every rollout makes anew.
     """
     env, params = envs_jax.make(id)
     look: Callable[[Any], Any] = lambda obs: obs  # noqa: E731
@@ -45,7 +49,7 @@ def ours(
         env = PromptHistory(env, prompt_window)
         prompt = glam_prompt(env, history=prompt_window, list_actions=prompt_window > 1)
         look = prompt.batched(prompt.compile(WordTokenizer.from_prompt(prompt.prompt, prompt.actions)))
-    venv = envs_jax.VectorEnv(env, num_envs, policy="pool", pool_size=POOL)
+    venv = envs_jax.VectorEnv(env, num_envs, policy="pool", pool_size=fresh_pool or POOL)
     _, state = jax.jit(venv.reset)(jax.random.key(0), params)
 
     def rollout(key, state, total):
@@ -57,6 +61,8 @@ def ours(
             seen = [*jax.tree.leaves(look(obs)), reward, terminated, truncated]
             return (state, total + sum(jnp.sum(x.astype(jnp.int32)) for x in seen)), None
 
+        if fresh_pool:
+            state = venv.refresh(jax.random.fold_in(key, 1), state, params)
         return jax.lax.scan(body, (state, total), jax.random.split(key, steps))[0]
 
     carry = [state, jnp.int32(0)]
@@ -70,12 +76,12 @@ def ours(
     return rates(num_envs * steps, seconds(once, repeats=REPEATS + 2)), compile_seconds
 
 
-def minigrid(steps: int) -> list[float]:
+def minigrid(id: str, steps: int) -> list[float]:
     """One minigrid environment, actions drawn beforehand, its printed lines thrown away."""
     import gymnasium
     import minigrid  # noqa: F401
 
-    env = gymnasium.make(f"BabyAI-{LEVEL}").unwrapped
+    env = gymnasium.make(id).unwrapped
     actions = np.random.default_rng(0).integers(0, 7, (REPEATS + 1, steps)).tolist()
     samples = []
     with contextlib.redirect_stdout(io.StringIO()):
@@ -95,7 +101,7 @@ def run(quick: bool) -> Result:
     num_envs, steps = (128, 20) if quick else (NUM_ENVS, 200)
     case = f"BabyAI-{LEVEL}"
     view, seconds_ = ours(case, num_envs, steps, compiler_options())
-    theirs = minigrid(500 if quick else 5000)
+    theirs = minigrid(case, 500 if quick else 5000)
     rows = [
         Row(case, OURS, "steps/s", view, seconds_, "view, direction, mission"),
         Row(case, "minigrid 3.2.0", "steps/s", theirs, None, "one process; the same observations"),
@@ -115,7 +121,7 @@ def run(quick: bool) -> Result:
         rows.append(Row(f"{case}, {name}", OURS, "steps/s", samples, seconds_, "tokens by words" if window else ""))
         medians[name] = rows[-1].median
     if not quick:
-        for who, found in run_peer("peer_grids.py", str(num_envs), str(steps), str(REPEATS)).items():
+        for who, found in run_peer("peer_grids.py", str(num_envs), str(steps), str(REPEATS), *NEAREST).items():
             if "error" in found:
                 rows.append(Row(who, who, "steps/s", [float("nan")], None, found["error"]))
             else:

@@ -1,4 +1,4 @@
-"""The JAX grid worlds nearest to BabyAI-GoToLocal, under random actions; run by the peers' interpreter.
+"""Levels of other JAX grid worlds (`navix:ID`, `xland-minigrid:ID`) under random actions, by the peers' interpreter.
 
 Neither has BabyAI's missions. Both reset automatically inside their own `step`; observations go into the carry.
 """
@@ -64,13 +64,11 @@ def xminigrid_level(id, *args):
 if __name__ == "__main__":
     sizes = [int(n) for n in sys.argv[1:4]]
     found = {}
-    for who, level, id in (
-        ("navix", navix_level, "Navix-GoToDoor-8x8-v0"),
-        ("navix", navix_level, "Navix-DoorKey-8x8-v0"),
-        ("xland-minigrid", xminigrid_level, "MiniGrid-DoorKey-8x8"),
-    ):
+    levels = {"navix": navix_level, "xland-minigrid": xminigrid_level}
+    for name in sys.argv[4:]:
+        who, id = name.split(":")
         try:
-            found[f"{who} {id}"] = level(id, *sizes)
+            found[f"{who} {id}"] = levels[who](id, *sizes)
         except Exception as error:  # one that does not run here must not lose the others
             found[f"{who} {id}"] = {"error": f"{type(error).__name__}: {error}"[:200]}
     print(json.dumps(found))
