@@ -21,10 +21,10 @@ demo: $(VENV)/.base
 	$(BIN)/llmrl glam demo
 
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+	LLMRL_XLA_LEVEL=0 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" --durations=20 --durations-min=5
 
 test-all: $(VENV)/.torch lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile --durations=20 --durations-min=5
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

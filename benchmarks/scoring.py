@@ -99,6 +99,46 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def _phrases(count: int, length: int, shared: int) -> lm.Candidates:
+    """`count` candidates of `length` tokens, of which the first `shared` are the same in all of them."""
+    rng = np.random.default_rng(1)
+    head = rng.integers(3, 2000, shared).tolist()
+    return lm.Candidates([head + rng.integers(2000, 4000, length - shared).tolist() for _ in range(count)])
+
+
+def _forms(quick: bool) -> tuple[list[Row], list[str]]:
+    """The forms of `score`, and whether `auto` takes the fastest."""
+    config = lm.LlamaConfig.preset("small", 4096, **({"num_hidden_layers": 1} if quick else {}))
+    model = lm.Llama(config)
+    variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
+    cases = {
+        (192, "6 actions of 3 tokens"): ACTIONS,
+        (192, "32 phrases of 8 tokens, 6 of them shared"): _phrases(32, 8, 6),
+        (16, "4 phrases of 24 tokens, none shared"): _phrases(4, 24, 0),
+    }
+    rows, bars = [], []
+    for (prompt, what), candidates in cases.items():
+        tokens = np.random.default_rng(0).integers(3, 4096, (BATCH, prompt)).astype(np.int32)
+        args = (variables, jnp.asarray(tokens), jnp.full(BATCH, prompt, jnp.int32))
+        costs = lm.costs(model.config, prompt, candidates)
+        case = f"{what}, under {prompt} tokens, batch {BATCH}"
+        medians, want = {}, None
+        for form in costs:
+            program, took = compiled(
+                lambda v, t, n, form=form, c=candidates: lm.score(model, v, t, n, c, form=form).sum, *args
+            )
+            got = np.asarray(program(*args))
+            np.testing.assert_allclose(got, got if want is None else want, atol=1e-3)
+            want = got
+            note = f"{costs[form] / 1e9:.2f}G multiply-adds"
+            times = seconds(lambda program=program, args=args: program(*args))
+            rows.append(Row(case, f"{OURS}, {form}", "prompts/s", rates(BATCH, times), took, note))
+            medians[form] = rows[-1].median
+        chosen, best = min(costs, key=costs.__getitem__), max(medians, key=medians.__getitem__)
+        bars.append(f"{case}: auto takes {chosen}, at {medians[chosen] / medians[best]:.2f} of the fastest, {best}.")
+    return rows, bars
+
+
 def _demo(batch: int, prompt: int, rows_at_once: int | None) -> list[Row]:
     """The demo's policy: two layers of width 64, adapters on queries and values."""
     config = lm.LlamaConfig.preset("tiny", 200)
@@ -129,6 +169,8 @@ def _demo(batch: int, prompt: int, rows_at_once: int | None) -> list[Row]:
 def run(quick: bool = False) -> Result:
     """Prompts scored per second."""
     rows, bars = _large(quick)
+    for more, into in zip(_forms(quick), (rows, bars)):
+        into += more  # type: ignore[operator]
     for batch, prompt, group in [(64, 64, None)] if quick else [(64, 64, None), (64, 96, None), (256, 64, 32)]:
         rows += _demo(batch, prompt, group)
     notes = [

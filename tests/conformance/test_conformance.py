@@ -14,10 +14,36 @@ from envs_jax.spaces import Box, Discrete
 
 SMALL = [*envs_jax.ids("CartPole"), *envs_jax.ids("Debug-")]
 GRIDS = ["BabyAI-GoToLocalS5N2-v0"]
-OTHERS = [id for id in envs_jax.ids() if id not in SMALL + GRIDS]
+LARGE = [
+    "BabyAI-PutNextLocal-v0",
+    "BabyAI-MixedTrainLocal-v0",
+    "BabyAI-GoTo-v0",
+    "BabyAI-Unlock-v0",
+    "BabyAI-KeyInBox-v0",
+    "BabyAI-PutNextS5N2Carrying-v0",
+    "BabyAI-KeyCorridorS3R3-v0",
+    "BabyAI-MiniBossLevel-v0",
+    "BabyAI-BossLevel-v0",
+    "BabyAI-Text/GoToLocal-v0",
+    "BabyAI-Text/BossLevel-v0",
+]
 
 
-@pytest.mark.parametrize("id", envs_jax.ids())
+def first_of_each_kind():
+    """The ids of which none before is built by the same code: sizes and counts left out, text looked at once."""
+    found = {}
+    for id in envs_jax.ids():
+        spec = envs_jax.registry.spec(id)
+        text = spec.kwargs.get("text", False)
+        found.setdefault((spec.entry_point, text or spec.kwargs.get("level")), id)
+    return set(found.values())
+
+
+KINDS = first_of_each_kind()
+ALL = [id if id in KINDS else pytest.param(id, marks=pytest.mark.slow) for id in envs_jax.ids()]
+
+
+@pytest.mark.parametrize("id", ALL)
 def test_contract(id):
     testing.check_contract(*envs_jax.make(id))
 
@@ -35,8 +61,8 @@ def test_whole_kit_of_a_grid_world(id):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("id", OTHERS)
-def test_whole_kit_of_the_rest(id):
+@pytest.mark.parametrize("id", LARGE)
+def test_whole_kit_of_larger_worlds(id):
     testing.check(*envs_jax.make(id), steps=80, policies=("pool",), eager=False, devices=8)
 
 

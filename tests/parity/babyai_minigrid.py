@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import signal
 from dataclasses import dataclass
 
 import gymnasium
@@ -141,20 +140,21 @@ def quietly(function, *args, **kwargs):
         return function(*args, **kwargs)
 
 
-@contextlib.contextmanager
-def within(seconds: float):
-    """Raise `TimeoutError` where something takes longer: minigrid's bot hangs on some worlds."""
+class Bot(BabyAIBot):
+    """minigrid's bot, stopped where it would go on looking for ways for ever, as it does on some worlds."""
 
-    def late(*_):
-        raise TimeoutError
+    PATIENCE = 300
+    """Searches for one action; an ordinary one takes a handful."""
 
-    before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+    def replan(self, action_taken=None):
+        self.searches = 0
+        return super().replan(action_taken)
+
+    def _shortest_path(self, *args, **kwargs):
+        self.searches += 1
+        if self.searches > self.PATIENCE:
+            raise TimeoutError(f"{self.searches} searches for one action")
+        return super()._shortest_path(*args, **kwargs)
 
 
 @dataclass
@@ -184,14 +184,13 @@ def record(env, seed: int, steps: int, take_over) -> tuple[object, Episode]:
     """
     rng = np.random.default_rng(seed)
     obs, _ = quietly(env.reset, seed=seed)
-    bot, action, done = (BabyAIBot(env) if seed % 2 else None), None, False
+    bot, action, done = (Bot(env) if seed % 2 else None), None, False
 
     def choose():
         nonlocal bot
         if bot is not None:
             try:
-                with within(1.0):
-                    wanted = int(quietly(bot.replan, action))
+                wanted = int(quietly(bot.replan, action))
                 # the bot cannot recover from an opened box, so it is jostled with movements only
                 return int(rng.integers(3)) if rng.random() < 0.125 else wanted
             except Exception:
@@ -204,7 +203,7 @@ def record(env, seed: int, steps: int, take_over) -> tuple[object, Episode]:
         obs, _, terminated, truncated, _ = env.step(action)
         if terminated or truncated:
             obs, _ = quietly(env.reset, seed=seed)
-            bot, action = (BabyAIBot(env) if seed % 2 else None), None
+            bot, action = (Bot(env) if seed % 2 else None), None
             break
     taken = take_over(env)
     if env.carrying is not None:
