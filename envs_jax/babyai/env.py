@@ -11,6 +11,7 @@ import numpy as np
 
 from envs_jax import spaces
 from envs_jax.babyai import glam, levels, locks, mazes, synth
+from envs_jax.babyai.books import books
 from envs_jax.babyai.constants import ACTIONS, AGENT, VIEW
 from envs_jax.babyai.levels import Level, draw
 from envs_jax.babyai.mission import CLAUSES, PUT_NEXT
@@ -19,7 +20,7 @@ from envs_jax.babyai.step import act
 from envs_jax.babyai.text import (
     MISSION_LENGTH,
     MISSIONS,
-    VIEW as SENTENCES,
+    faithful_caption,
     mission_caption,
     sentence_bound,
     view_caption,
@@ -84,14 +85,24 @@ LEVELS = {
 
 class BabyAI(Environment[State, Params]):
     """One BabyAI level. Observations: `image` uint8 `[7, 7, 3]`, `direction` int32 `[]`, `mission` a caption of
-    `text.MISSIONS`, and with `text` also `text`, a caption of `text.VIEW` with up to `max_sentences` sentences.
+    `books.missions`, and with `text` also `text`, a caption of `books.view` with up to `max_sentences` sentences.
     `info`: `success` bool, `task` int32, an index into `task_names`."""
 
-    def __init__(self, level: Level, text: bool = False, *, done_actions: bool = False, compat: bool = False):
+    def __init__(
+        self,
+        level: Level,
+        text: bool = False,
+        *,
+        describe: str = "glam",
+        language: str = "english",
+        done_actions: bool = False,
+        compat: bool = False,
+    ):
         self.level, self.text = level, text
+        self.books, self.faithful, self.language = books(describe, language), describe == "faithful", language
         self.done_actions, self.compat = done_actions, compat
         self.task_names = level.tasks
-        self.max_sentences = sentence_bound(level.num_objects)
+        self.max_sentences = sentence_bound(level.num_objects, self.faithful)
 
     @property
     def default_params(self) -> Params:
@@ -112,7 +123,7 @@ class BabyAI(Environment[State, Params]):
             "mission": spaces.Box(-1, len(MISSIONS) - 1, (MISSION_LENGTH,), np.int16),
         }
         if self.text:
-            found["text"] = spaces.Box(-1, len(SENTENCES) - 1, (self.max_sentences,), np.int16)
+            found["text"] = spaces.Box(-1, len(self.books.view) - 1, (self.max_sentences,), np.int16)
         return spaces.Dict(found)
 
     def action_space(self, params):
@@ -125,7 +136,13 @@ class BabyAI(Environment[State, Params]):
         if self.text:
             # without the barrier XLA's CPU compiler computes the view anew for every sentence: ten times the work
             image = jax.lax.optimization_barrier(image)
-            obs = {**obs, "image": image, "text": view_caption(image, self.max_sentences)}
+            if self.faithful:
+                here = state.position[0] * state.grid.shape[1] + state.position[1]
+                under = jnp.take(state.grid.reshape(-1), here, mode="clip")
+                caption = faithful_caption(image, under, self.max_sentences)
+            else:
+                caption = view_caption(image, self.max_sentences)
+            obs = {**obs, "image": image, "text": caption}
         return obs
 
     def step_limit(self, kind: jax.Array, task: jax.Array, params: Params) -> jax.Array:
@@ -205,9 +222,9 @@ class BabyAI(Environment[State, Params]):
         return self.observe(state), state, reward, success | failure, truncated, info
 
     def describe(self, obs) -> dict[str, str]:
-        said = {"mission": MISSIONS.render(obs["mission"])}
+        said = {"mission": self.books.missions.render(obs["mission"])}
         if self.text:
-            said["text"] = SENTENCES.render(obs["text"])
+            said["text"] = self.books.view.render(obs["text"])
         return said
 
     def render(self, state) -> np.ndarray:
@@ -216,12 +233,21 @@ class BabyAI(Environment[State, Params]):
         return render(state)
 
 
-def make(level: str, text: bool = False, done_actions: bool = False, compat: str = "", **options: Any) -> BabyAI:
+def make(
+    level: str,
+    text: bool = False,
+    describe: str = "glam",
+    language: str = "english",
+    done_actions: bool = False,
+    compat: str = "",
+    **options: Any,
+) -> BabyAI:
     """Build a level of `LEVELS`.
 
-    **Arguments:** `level`, a family; `text`, whether observations include BabyAI-Text's sentences; `done_actions`,
-    whether a clause is only achieved by saying so, with the action `done` on the step after; `compat`, empty, or
-    `minigrid` for minigrid 3.2.0 with its bugs (glam reference, section 6.7); `options`, those of the family
+    **Arguments:** `level`, a family; `text`, whether observations include BabyAI-Text's sentences; `describe`, those
+    of BabyAI-Text (`glam`) or `faithful` ones; `language`, `english` or `french`: other words, the same captions;
+    `done_actions`, whether a clause is only achieved by saying so, with the action `done` on the step after; `compat`,
+    empty, or `minigrid` for minigrid 3.2.0 with its bugs (glam reference, section 6.7); `options`, those of the family
     (`room_size`, `num_dists`, ...).
     **Raises:** `TypeError` for an option that the family lacks, `ValueError` for one out of range.
     """
@@ -241,4 +267,11 @@ def make(level: str, text: bool = False, done_actions: bool = False, compat: str
             raise TypeError(f"{level}: {name} is {value!r}; {wanted} is needed")
     if quirky:
         options["compat"] = compat == "minigrid"
-    return BabyAI(LEVELS[level](**options), text, done_actions=done_actions, compat=compat == "minigrid")
+    return BabyAI(
+        LEVELS[level](**options),
+        text,
+        describe=describe,
+        language=language,
+        done_actions=done_actions,
+        compat=compat == "minigrid",
+    )

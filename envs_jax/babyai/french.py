@@ -1,6 +1,7 @@
-"""BabyAI-Text in French, as GLAM's fork words it (glam reference, sections 2.3 and 2.4): the same ids, other phrases.
+"""BabyAI-Text in French: the ids of the English books, other phrases (glam reference, sections 2.3 and 2.4).
 
-The fork translates "go to" missions only; the other verbs and connectives are this package's.
+`VIEW_FRENCH` and `MISSIONS_FRENCH` are as GLAM's fork words them, its English words and its articles included; the fork
+translates "go to" missions only, the other verbs and connectives are this package's. The faithful books are French.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from envs_jax.babyai.text import (
     AGENT_Y,
     ARTICLES,
     COMMAS,
+    FAITHFUL,
     MISSIONS,
     NOUN_TYPES,
     PLACE_WORDS,
@@ -23,9 +25,13 @@ from envs_jax.text import Phrasebook
 
 
 NOUNS = {"object": "objet", "door": "porte", "key": "clef", "ball": "balle", "box": "boîte"}
+PORTABLE = ("key", "ball", "box")
 ADJECTIVES = ("rouge", "verte", "bleue", "violette", "jaune", "grise")
+MASCULINE = ("rouge", "vert", "bleu", "violet", "jaune", "gris")
 STATES = ("ouverte", "fermée", "fermée à clef")
 SIDES = ("", " à ta gauche", " à ta droite", " devant toi", " derrière toi")
+WORDS = ("aller à", "ouvrir", "ramasser", "poser", "à côté de", "et", "puis", "mais d'abord")
+"""The verbs and connectives of `MISSIONS`. "A after you C" is "A but first C": so C can stay an infinitive."""
 
 ACTIONS = {
     "turn left": "tourner à gauche",
@@ -44,42 +50,73 @@ ACTIONS = {
 """GLAM's translations, its spelling included."""
 
 
-def _where(i: int, j: int) -> str:
+def _where(i: int, j: int, before: str) -> str:
+    """`before`: what stands before each distance."""
     dx, dy = i - AGENT_X, AGENT_Y - j
-    parts = [f"{abs(dx)} pas à {'gauche' if dx < 0 else 'droite'}"] if dx else []
-    return " et ".join(parts + ([f"{dy} pas devant"] if dy else []))
+    parts = [f"{before}{abs(dx)} pas à {'gauche' if dx < 0 else 'droite'}"] if dx else []
+    return " et ".join(parts + ([f"{before}{dy} pas devant"] if dy else []))
 
 
-def _view_phrases() -> list[str]:
-    things = [f"porte {{}} {state}" for state in STATES] + [f"{NOUNS[t]} {{}}" for t in ("key", "ball", "box")]
+def _view_phrases(carried: list[str], before: str) -> list[str]:
+    """`carried`: noun and adjective of what is carried, type by type; `before`, as of `_where`."""
+    things = [f"porte {{}} {state}" for state in STATES] + [f"{NOUNS[t]} {{}}" for t in PORTABLE]
     return [
-        *(f"Tu portes une {t} {c}" for t, c in product(("key", "ball", "box"), COLORS)),  # English words, as the fork
+        *(f"Tu portes une {thing}" for thing in carried),
         *(f"Tu vois un mur à {n} pas devant" for n in range(1, AGENT_Y + 1)),
         *(f"Tu vois un mur à {n} pas à gauche" for n in range(1, AGENT_X + 1)),
         *(f"Tu vois un mur à {n} pas à droite" for n in range(1, AGENT_X + 1)),
-        *(f"Tu vois une {t.format(c)} {_where(i, j)}" for t, c, (i, j) in product(things, ADJECTIVES, PLACES)),
+        *(f"Tu vois une {t.format(c)} {_where(i, j, before)}" for t, c, (i, j) in product(things, ADJECTIVES, PLACES)),
     ]
 
 
-def _noun_phrase(article: str, color: str, kind: str, side: str, comma: str) -> str:
+def _glam_noun_phrase(article: str, color: str, kind: str, side: str, comma: str) -> str:
     """GLAM's article is "une" wherever the English goal has the letter a ("ball", "a key"), else "la"."""
     english = f"{article} {color} {kind}"
     words = ("une" if "a" in english else "la", NOUNS[kind], ADJECTIVES[COLORS.index(color)] if color else "")
     return " ".join(word for word in words if word) + side + comma
 
 
-VIEW_FRENCH = Phrasebook(_view_phrases(), separator=", ", name="babyai.VIEW_FRENCH")
-"""The sentences of `VIEW`, id for id."""
+def _noun_phrase(article: str, color: str, kind: str, side: str, comma: str) -> str:
+    if kind == "object":
+        noun, adjectives = ("l'" if article == "the" else "un ") + NOUNS[kind], MASCULINE
+    else:
+        noun, adjectives = ("la " if article == "the" else "une ") + NOUNS[kind], ADJECTIVES
+    return noun + (f" {adjectives[COLORS.index(color)]}" if color else "") + side + comma
+
+
+_NOUN_PHRASES = tuple(product(ARTICLES, ("", *COLORS), NOUN_TYPES, SIDES, COMMAS))
+
+VIEW_FRENCH = Phrasebook(
+    _view_phrases([f"{t} {c}" for t, c in product(PORTABLE, COLORS)], before=""),
+    separator=", ",
+    name="babyai.VIEW_FRENCH",
+)
+"""The sentences of `VIEW`, id for id, in the words of GLAM's fork."""
 
 MISSIONS_FRENCH = Phrasebook(
-    [
-        *("aller à", "ouvrir", "ramasser", "poser", "à côté de", "et", "puis", "après avoir"),
-        *(_noun_phrase(*words) for words in product(ARTICLES, ("", *COLORS), NOUN_TYPES, SIDES, COMMAS)),
-    ],
+    [*WORDS, *(_glam_noun_phrase(*words) for words in _NOUN_PHRASES)],
     separator=" ",
     name="babyai.MISSIONS_FRENCH",
     distinct=False,
 )
 """The words of `MISSIONS`, id for id; GLAM's articles make some of them equal."""
 
-assert len(VIEW_FRENCH) == len(VIEW) and len(MISSIONS_FRENCH) == len(MISSIONS) and len(SIDES) == len(PLACE_WORDS)
+FAITHFUL_FRENCH = Phrasebook(
+    [
+        *_view_phrases([f"{NOUNS[t]} {c}" for t, c in product(PORTABLE, ADJECTIVES)], before="à "),
+        *(f"Tu te tiens dans une porte {c} {STATES[0]}" for c in ADJECTIVES),
+    ],
+    separator=", ",
+    name="babyai.FAITHFUL_FRENCH",
+)
+"""The sentences of `FAITHFUL`, id for id."""
+
+FAITHFUL_MISSIONS_FRENCH = Phrasebook(
+    [*WORDS, *(_noun_phrase(*words) for words in _NOUN_PHRASES)],
+    separator=" ",
+    name="babyai.FAITHFUL_MISSIONS_FRENCH",
+)
+"""The words of `MISSIONS`, id for id, with the articles and genders of French."""
+
+assert len(VIEW_FRENCH) == len(VIEW) and len(FAITHFUL_FRENCH) == len(FAITHFUL)
+assert len(MISSIONS_FRENCH) == len(FAITHFUL_MISSIONS_FRENCH) == len(MISSIONS) and len(SIDES) == len(PLACE_WORDS)

@@ -14,6 +14,7 @@ from envs_jax.babyai.constants import (
     BLUE,
     BOX,
     CLOSED,
+    COLORS,
     DOOR,
     DX,
     DY,
@@ -158,3 +159,23 @@ def render(state: State) -> np.ndarray:
         drawn = tile(int(type_of(cell)), int(color_of(cell)), int(state_of(cell)), heading, bool(lit[x, y]))
         picture[y * TILE : (y + 1) * TILE, x * TILE : (x + 1) * TILE] = drawn
     return picture
+
+
+LETTERS = {WALL: "W", KEY: "K", BALL: "A", BOX: "B"}
+DOOR_LETTERS = {CLOSED: "D", LOCKED: "L"}
+HEADINGS = (">>", "VV", "<<", "^^")
+
+
+def letters(state: State) -> str:
+    """The state in letters, as MiniGrid prints it: two to a cell, for what is there and its colour, on the host.
+
+    An open door is two underscores, the agent two arrowheads.
+    """
+    cells = np.asarray(state.grid).astype(int)
+    names = {(x, y): HEADINGS[int(state.direction)] for x, y in [np.asarray(state.position).tolist()]}
+    for (x, y), cell in np.ndenumerate(cells):
+        kind, door = int(type_of(cell)), int(state_of(cell))
+        letter = DOOR_LETTERS.get(door, "__") if kind == DOOR else LETTERS.get(kind, "  ")
+        name = letter if len(letter) > 1 else letter + COLORS[int(color_of(cell))][0].upper()
+        names.setdefault((x, y), name)
+    return "\n".join("".join(names[x, y] for x in range(cells.shape[0])) for y in range(cells.shape[1]))

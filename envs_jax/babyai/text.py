@@ -1,21 +1,41 @@
-"""BabyAI in words: missions in BabyAI's own grammar, views in BabyAI-Text's (glam reference, sections 2.3 and 6.5)."""
+"""BabyAI in words: missions in BabyAI's own grammar, views in BabyAI-Text's or in a faithful one.
+
+The sources are the glam reference, sections 2.3 and 6.5. BabyAI-Text's own grammar hides walls behind whatever stands
+before them, is silent about the door that the agent stands in, and says "a open door". The faithful grammar keeps its
+sentences and their order, and mends that.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from itertools import pairwise, product
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs_jax.babyai.constants import BALL, BOX, COLORS, DOOR, EMPTY, KEY, STATES, TYPES, UNSEEN, VIEW as SIDE, WALL
+from envs_jax.babyai.constants import (
+    BALL,
+    BOX,
+    COLORS,
+    DOOR,
+    EMPTY,
+    KEY,
+    OPEN,
+    STATES,
+    TYPES,
+    UNSEEN,
+    VIEW as SIDE,
+    WALL,
+)
 from envs_jax.babyai.mission import AFTER, BEFORE, CLAUSES, GO_TO, NO_CLAUSE, PUT_NEXT, Mission
+from envs_jax.babyai.state import color_of, state_of, type_of
 from envs_jax.text import Limit, Phrasebook, compact
 
 
 # The view. Order of ids: carrying (3 types x 6 colours), walls ahead, left and right, then things in sight:
-# kind (door open, closed, locked, key, ball, box) x colour x place, places left column first and far to near.
+# kind (door open, closed, locked, key, ball, box) x colour x place, places left column first and far to near; last, in
+# the faithful grammar alone, the open door (6 colours) that the agent stands in.
 
 PORTABLE = (KEY, BALL, BOX)
 AGENT_X, AGENT_Y = SIDE // 2, SIDE - 1
@@ -26,15 +46,17 @@ WALL_AHEAD = CARRY + len(PORTABLE) * len(COLORS)
 WALL_LEFT = WALL_AHEAD + AGENT_Y
 WALL_RIGHT = WALL_LEFT + AGENT_X
 THING = WALL_RIGHT + AGENT_X
+STAND = THING + (len(STATES) + len(PORTABLE)) * len(COLORS) * len(PLACES)
 
 WALL_SENTENCES = 3
 """At most this many sentences of a caption speak of walls; every other one speaks of one object of the world."""
 
 
-def sentence_bound(num_objects: int) -> int:
-    """The sentences that a view can need in a world of `num_objects` objects, doors included: one for each (seen or
-    carried), three for walls; at most 48 places, a carried object and three walls in any world."""
-    return min(num_objects, len(PLACES) + 1) + WALL_SENTENCES
+def sentence_bound(num_objects: int, faithful: bool = False) -> int:
+    """The sentences that a view can need in a world of `num_objects` objects, doors included: one for each (seen,
+    carried or, if `faithful`, stood in), three for walls. At most 48 places, a carried object, a door stood in if
+    `faithful`, and three walls in any world."""
+    return min(num_objects, len(PLACES) + 1 + faithful) + WALL_SENTENCES
 
 
 def _steps(n: int) -> str:
@@ -47,38 +69,41 @@ def _where(i: int, j: int) -> str:
     return " and ".join(parts + ([f"{_steps(dy)} forward"] if dy else []))
 
 
-def _view_phrases() -> list[str]:
-    things = [f"{state} {{}} {TYPES[DOOR]}" for state in STATES] + [f"{{}} {TYPES[t]}" for t in PORTABLE]
+def _view_phrases(article: str) -> list[str]:
+    """`article`: that of an open door."""
+    doors = [f"{article if state == 'open' else 'a'} {state} {{}} {TYPES[DOOR]}" for state in STATES]
+    things = doors + [f"a {{}} {TYPES[t]}" for t in PORTABLE]
     return [
         *(f"You carry a {color} {TYPES[t]}" for t, color in product(PORTABLE, COLORS)),
         *(f"You see a wall {_steps(n)} forward" for n in range(1, AGENT_Y + 1)),
         *(f"You see a wall {_steps(n)} left" for n in range(1, AGENT_X + 1)),
         *(f"You see a wall {_steps(n)} right" for n in range(1, AGENT_X + 1)),
-        *(f"You see a {t.format(c)} {_where(i, j)}" for t, c, (i, j) in product(things, COLORS, PLACES)),
+        *(f"You see {t.format(c)} {_where(i, j)}" for t, c, (i, j) in product(things, COLORS, PLACES)),
     ]
 
 
-VIEW = Phrasebook(_view_phrases(), separator=", ", name="babyai.VIEW")
+VIEW = Phrasebook(_view_phrases("a"), separator=", ", name="babyai.VIEW")
 """The sentences of BabyAI-Text. Levels hold walls, doors, keys, balls and boxes; nothing else has a sentence."""
 
+FAITHFUL = Phrasebook(
+    [*_view_phrases("an"), *(f"You stand in an open {color} {TYPES[DOOR]}" for color in COLORS)],
+    separator=", ",
+    name="babyai.FAITHFUL",
+)
+"""The sentences of the faithful grammar: those of `VIEW`, id for id, with "an open", and six more."""
 
-def _first_wall(types: jax.Array, base: int) -> jax.Array:
-    """The sentence for a ray of cells, nearest first: a wall if the first cell that is neither unseen nor empty is
-    one, else none."""
-    solid = (types != UNSEEN) & (types != EMPTY)
-    distance = jnp.argmax(solid)
+
+def _wall(types: jax.Array, base: int, through: bool) -> jax.Array:
+    """The sentence for a ray of cells, nearest first: its nearest wall where the ray goes `through` all else, or a wall
+    only where it is the first cell that is neither unseen nor empty."""
+    stops = types == WALL if through else (types != UNSEEN) & (types != EMPTY)
+    distance = jnp.argmax(stops)
     wall = types[distance] == WALL
     return jnp.where(wall, base + distance, -1).astype(jnp.int16)
 
 
-def view_caption(image: jax.Array, max_sentences: int) -> jax.Array:
-    """What BabyAI-Text says of a view: carried object, walls ahead, left and right, then every thing in sight, left
-    column first and far to near.
-
-    **Arguments:** `image`, uint8 `[7, 7, 3]`, indexed `[column, row]`, the agent at (3, 6) where the carried object
-    is drawn; `max_sentences`, `C`, see `sentence_bound`.
-    **Returns:** a caption of `VIEW`, int16 `[C]`; sentences beyond `C` are left out.
-    """
+def _caption(image: jax.Array, max_sentences: int, through: bool, stand: Sequence[jax.Array] = ()) -> jax.Array:
+    """The caption of a view: carried object, the sentences `stand`, walls (`through`, as of `_wall`), things."""
     kind, color, state = (image[..., k].astype(jnp.int16) for k in range(3))
     thing = jnp.where(kind == DOOR, state, kind + (len(STATES) - KEY))
     named = (kind >= DOOR) & (kind <= BOX)
@@ -89,20 +114,47 @@ def view_caption(image: jax.Array, max_sentences: int) -> jax.Array:
     held, held_color = kind[AGENT_X, AGENT_Y], color[AGENT_X, AGENT_Y]
     carry = jnp.where((held >= KEY) & (held <= BOX), CARRY + (held - KEY) * len(COLORS) + held_color, -1)
     walls = [
-        _first_wall(kind[AGENT_X, AGENT_Y - 1 :: -1], WALL_AHEAD),
-        _first_wall(kind[AGENT_X - 1 :: -1, AGENT_Y], WALL_LEFT),
-        _first_wall(kind[AGENT_X + 1 :, AGENT_Y], WALL_RIGHT),
+        _wall(kind[AGENT_X, AGENT_Y - 1 :: -1], WALL_AHEAD, through),
+        _wall(kind[AGENT_X - 1 :: -1, AGENT_Y], WALL_LEFT, through),
+        _wall(kind[AGENT_X + 1 :, AGENT_Y], WALL_RIGHT, through),
     ]
-    return compact(jnp.where(np.arange(flat.size) == agent, jnp.int16(-1), flat), max_sentences, [carry, *walls])
+    others = jnp.where(np.arange(flat.size) == agent, jnp.int16(-1), flat)
+    return compact(others, max_sentences, [carry, *stand, *walls])
 
 
-def view_limits(size: int, doors: int) -> tuple[Limit, ...]:
+def view_caption(image: jax.Array, max_sentences: int) -> jax.Array:
+    """What BabyAI-Text says of a view: carried object, walls ahead, left and right, then every thing in sight, left
+    column first and far to near.
+
+    **Arguments:** `image`, uint8 `[7, 7, 3]`, indexed `[column, row]`, the agent at (3, 6) where the carried object
+    is drawn; `max_sentences`, `C`, see `sentence_bound`.
+    **Returns:** a caption of `VIEW`, int16 `[C]`; sentences beyond `C` are left out.
+    """
+    return _caption(image, max_sentences, through=False)
+
+
+def faithful_caption(image: jax.Array, under: jax.Array, max_sentences: int) -> jax.Array:
+    """What is so in a view: carried object, the open door stood in, the nearest wall in sight ahead, left and right,
+    whatever stands before it, then every thing in sight as BabyAI-Text orders them.
+
+    **Arguments:** `image` and `max_sentences`, as of `view_caption`; `under`, an integer `[]`, the packed cell that the
+    agent stands on, which no view shows.
+    **Returns:** a caption of `FAITHFUL`, int16 `[C]`; sentences beyond `C` are left out.
+    """
+    under = jnp.asarray(under, jnp.int32)
+    doorway = (type_of(under) == DOOR) & (state_of(under) == OPEN)
+    stand = jnp.where(doorway, STAND + color_of(under), -1).astype(jnp.int16)
+    return _caption(image, max_sentences, through=True, stand=[stand])
+
+
+def view_limits(size: int, doors: int, faithful: bool = False) -> tuple[Limit, ...]:
     """How often a caption of `size` sentences, as `sentence_bound` counts them, can say what in a world of so many
-    doors: for the tightest prompt that holds every caption."""
+    doors: for the tightest prompt that holds every caption of `VIEW` or, if `faithful`, of `FAITHFUL`."""
     bases = (CARRY, WALL_AHEAD, WALL_LEFT, WALL_RIGHT, THING)
     once = [Limit(range(base, end), 1) for base, end in pairwise(bases)]
     key = THING + len(STATES) * len(COLORS) * len(PLACES)
-    return (*once, Limit(range(THING, key), doors), Limit(range(key, len(VIEW)), size - WALL_SENTENCES))
+    stand = (Limit(range(STAND, len(FAITHFUL)), min(doors, 1)),) if faithful else ()
+    return (*once, Limit(range(THING, key), doors), Limit(range(key, STAND), size - WALL_SENTENCES), *stand)
 
 
 # Missions. Phrases are whole words, so the comma of "A, then C" belongs to the noun before it.

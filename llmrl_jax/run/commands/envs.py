@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
@@ -60,23 +61,30 @@ def play(
     seed: int = 0,
     picture: Literal["auto", "colour", "ascii", "off"] = "auto",
     max_steps: int = 0,
+    actions: str = "",
+    gif: Path | None = None,
 ) -> None:
     """Play a discrete world: type an action's number, name or key; r starts anew, ? helps, q quits.
 
-    Reads a key at a time from a terminal, else a line at a time (so that a game can be scripted).
+    Reads a key at a time from a terminal (arrows too), else a line at a time; `--actions` needs neither.
 
     Args:
         id: Id of the world, as `llmrl envs list` spells it; options after a question mark.
         seed: Seed of the episodes.
         picture: How to draw the state: colour (24-bit terminal), ascii, off; auto draws in colour on a terminal.
         max_steps: Steps after which to stop; 0: none.
+        actions: Actions to take instead of reading any, between commas, by number, name or key ("go forward, 2, r").
+        gif: Where to write what was played as a moving picture.
     """
-    from llmrl_jax.run.play import Game
+    from llmrl_jax.run.play import Game, has_picture, typed
 
-    interactive = sys.stdin.isatty() and sys.stdout.isatty()
+    live = not actions and sys.stdin.isatty() and sys.stdout.isatty()
     if picture == "auto":
-        picture = "colour" if sys.stdout.isatty() else "off"
-    Game(id, seed=seed, picture=picture, max_steps=max_steps).play(interactive)
+        import envs_jax
+
+        picture = "colour" if sys.stdout.isatty() and has_picture(envs_jax.make(id)[0]) else "off"
+    game = Game(id, seed=seed, picture=picture, max_steps=max_steps, gif=gif, live=live)
+    game.play(iter(game.script(actions) if actions else typed() if live else sys.stdin))
 
 
 def _named_spaces(space: Any) -> list[tuple[str, Any]]:

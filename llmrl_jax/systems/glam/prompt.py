@@ -10,7 +10,8 @@ import jax
 from jaxtyping import Array, Int
 
 from envs_jax.babyai import french
-from envs_jax.babyai.text import MISSIONS, VIEW, mission_limits, view_limits
+from envs_jax.babyai.books import books
+from envs_jax.babyai.text import mission_limits, view_limits
 from envs_jax.env import Environment, Wrapper
 from envs_jax.registry import nearest
 from envs_jax.text import Block, Choice, CompiledPrompt, Literal as Text, Part, Phrasebook, Prompt, Slot, Tokenizer
@@ -62,18 +63,21 @@ def glam_prompt(
     *,
     history: int = 3,
     list_actions: bool = True,
-    language: str = "english",
+    language: str | None = None,
 ) -> GlamPrompt:
     """GLAM's prompt for a BabyAI-Text world: the possible actions, the goal, and the last observations and actions.
 
     **Arguments:** `env`, wrapped in `PromptHistory(env, history)` or about to be; `actions`, the words for the
     world's first actions (default: its own names without "done", the canonical six); `history`, observations in the
     window; `list_actions`, whether the prompt begins with the list of actions (15 words that never change);
-    `language`, "english" or "french", of the observations, the goal and GLAM's own action names.
+    `language`, "english" or "french", of the observations, the goal and GLAM's own action names; None: the world's.
     **Returns:** the template and what goes with it. Its slots are as narrow as the world's level allows.
     **Raises:** `ValueError` for another language, window or list of actions than can be, `TypeError` for a world
     without text.
     """
+    inner = env.unwrapped if isinstance(env, Wrapper) else env
+    if language is None:
+        language = getattr(inner, "language", "english")
     if language not in HEADS:
         raise ValueError(f"no prompt in {language!r}{nearest(language, list(HEADS))}; english or french")
     observation = env.observation_space(env.default_params)
@@ -91,11 +95,12 @@ def glam_prompt(
     if language == "french":
         names = tuple(french.ACTIONS.get(name, name) for name in names)
     size = parts["text"].shape[-1]
-    level = (env.unwrapped if isinstance(env, Wrapper) else env).level  # type: ignore[attr-defined]
+    level, faithful = inner.level, inner.faithful  # type: ignore[attr-defined]
     rows, columns = level.rooms.rows, level.rooms.columns
-    sentences = view_limits(size, doors=rows * (columns - 1) + columns * (rows - 1))
+    sentences = view_limits(size, doors=rows * (columns - 1) + columns * (rows - 1), faithful=faithful)
     longest, words = mission_limits(level.kinds, len(level.clauses), level.located)
-    view, goals = (VIEW, MISSIONS) if language == "english" else (french.VIEW_FRENCH, french.MISSIONS_FRENCH)
+    spoken = books("faithful" if faithful else "glam", language)
+    view, goals = spoken.view, spoken.missions
     mission = Slot("mission", goals, longest, prefix=" ", suffix="", limits=words)
     texts = [Slot(f"text_{k}", view, size, suffix=", ", limits=sentences) for k in range(history)]
     heads = HEADS[language] if list_actions else ("", HEADS[language][1])

@@ -1,0 +1,43 @@
+"""Which phrasebooks a BabyAI world speaks from: by the grammar of its descriptions and by language."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from envs_jax.babyai import french
+from envs_jax.babyai.text import FAITHFUL, MISSIONS, VIEW
+from envs_jax.registry import nearest
+from envs_jax.text import Phrasebook
+
+
+@dataclass(frozen=True)
+class Books:
+    """The books of missions and of views. Captions do not depend on the language: only the words do."""
+
+    missions: Phrasebook
+    view: Phrasebook
+
+
+BOOKS = {
+    ("glam", "english"): Books(MISSIONS, VIEW),
+    ("glam", "french"): Books(french.MISSIONS_FRENCH, french.VIEW_FRENCH),
+    ("faithful", "english"): Books(MISSIONS, FAITHFUL),
+    ("faithful", "french"): Books(french.FAITHFUL_MISSIONS_FRENCH, french.FAITHFUL_FRENCH),
+}
+"""By grammar (GLAM's own, byte for byte, or one that says what is there) and language."""
+
+
+def books(describe: str = "glam", language: str = "english") -> Books:
+    """The books of a grammar and a language.
+
+    **Raises:** `ValueError` for one that there is not, naming the nearest.
+    """
+    for value, what, known in (
+        (describe, "grammar of descriptions", list(dict.fromkeys(d for d, _ in BOOKS))),
+        (language, "language", list(dict.fromkeys(spoken for _, spoken in BOOKS))),
+    ):
+        if value not in known:
+            raise ValueError(
+                f"no {what} is called {value!r}{nearest(str(value), known)} (there are {', '.join(known)})"
+            )
+    return BOOKS[describe, language]
