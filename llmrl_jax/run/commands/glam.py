@@ -1,4 +1,4 @@
-"""GLAM: a language model as the policy, improved by online RL."""
+"""GLAM: a language model as the policy, improved by online RL; and the baselines that it is compared with."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from llmrl_jax.run.config import FREE, RunConfig
 from llmrl_jax.run.episode import write_episode
 from llmrl_jax.run.folder import open_folder, write_summary
 from llmrl_jax.run.loop import RunResult, train as run_training
-from llmrl_jax.systems.glam.build import Glam, build
+from llmrl_jax.systems.glam.agents import Agent, make_agent
+from llmrl_jax.systems.glam.build import build
 from llmrl_jax.systems.glam.clone import CloneConfig, make_clone, save_prior
 from llmrl_jax.systems.glam.config import GlamConfig
 from llmrl_jax.systems.glam.episode import record_episode
 from llmrl_jax.systems.glam.evaluate import Episodes, make_evaluator
-from llmrl_jax.systems.glam.presets import DEMO, DEMO_CLONE, DEMO_STEPS, preset
+from llmrl_jax.systems.glam.policy import ScoringPolicy
+from llmrl_jax.systems.glam.presets import DEMO, DEMO_CLONE, DEMO_STEPS, OF_AGENT, preset
 from llmrl_jax.systems.glam.reading import ReadingConfig, reading_rows
 from llmrl_jax.tuning import SFTConfig, make_sft, pack
 
@@ -32,7 +34,8 @@ class TrainConfig:
     """A run of GLAM: what is learnt, and how the run is kept."""
 
     preset: str = field(default="glam", metadata=FREE)
-    """Starting point: `glam` (published values), `glam-code` (with the released code's quirks), `demo`."""
+    """Starting point: `glam` (published values), `glam-code` (with the released code's quirks), `demo`; the ablations
+    `aflan`, `npae`, `npa`, `npe`; the baselines `symbolic` and `drrn`. Where none is named, that of the agent."""
     glam: Annotated[GlamConfig, tyro.conf.arg(name="")] = field(default_factory=lambda: preset("glam"))
     steps: int = field(default=1_500_000, metadata=FREE)
     """Environment steps over all environments, rounded up to whole updates."""
@@ -62,13 +65,13 @@ def summarise(episodes: Episodes, tasks: Sequence[str]) -> dict[str, float]:
     return out
 
 
-def _tasks(glam: Glam) -> Sequence[str]:
-    return getattr(glam.env.unwrapped, "task_names", ("task",))  # type: ignore[attr-defined]
+def _tasks(agent: Agent) -> Sequence[str]:
+    return getattr(agent.env.unwrapped, "task_names", ("task",))  # type: ignore[attr-defined]
 
 
-def _evaluation(glam: Glam, episodes: int, greedy: bool) -> Callable[[Any, jax.Array], dict[str, float]]:
-    run = make_evaluator(glam.env, glam.env_params, glam.policy, episodes=episodes, greedy=greedy)
-    return lambda state, key: summarise(run(state.params, state.frozen, key), _tasks(glam))
+def _evaluation(agent: Agent, episodes: int, greedy: bool) -> Callable[[Any, jax.Array], dict[str, float]]:
+    run = make_evaluator(agent.env, agent.env_params, agent.policy, episodes=episodes, greedy=greedy)
+    return lambda state, key: summarise(run(state.params, state.frozen, key), _tasks(agent))
 
 
 def _updates(learner: Any, steps: int) -> int:
@@ -78,9 +81,9 @@ def _updates(learner: Any, steps: int) -> int:
 
 
 def _train(config: TrainConfig) -> int:
-    glam = build(config.glam)
-    learner = glam.learner()
-    evaluate = _evaluation(glam, config.eval_episodes, greedy=False) if config.run.eval_every else None
+    agent = make_agent(config.glam)
+    learner = agent.learner()
+    evaluate = _evaluation(agent, config.eval_episodes, greedy=False) if config.run.eval_every else None
     result = run_training(
         learner,
         config.run,
@@ -123,7 +126,7 @@ def _prepare_train(args: Sequence[str]) -> Callable[..., int]:
         default = configs.load_config(TrainConfig, saved)
         default = replace(default, run=replace(default.run, resume=True))
     else:
-        chosen = _option(args, "--preset") or "glam"
+        chosen = _option(args, "--preset") or OF_AGENT.get(_option(args, "--agent") or "llm", "glam")
         default = TrainConfig(preset=chosen, glam=preset(chosen))
 
     def train(config: Annotated[TrainConfig, tyro.conf.arg(name="")] = default) -> int:
@@ -134,7 +137,9 @@ def _prepare_train(args: Sequence[str]) -> Callable[..., int]:
 
 
 def _train_command() -> int:
-    """Train a language model in BabyAI-Text by PPO, from a preset; any flag beside it wins.
+    """Train a language model in BabyAI-Text by PPO, or a baseline by its own; any flag wins over the preset.
+
+    `--agent symbolic` and `--agent drrn` begin with the published settings of these baselines.
 
     With `--run.name NAME --run.resume` the settings of that run are taken from its own config.json."""
     raise AssertionError("prepared by _prepare_train")
@@ -143,15 +148,16 @@ def _train_command() -> int:
 _train_command.prepare = _prepare_train  # type: ignore[attr-defined]
 
 
-def _load_run(folder: Path, checkpoint: int) -> tuple[TrainConfig, Glam, Any, int]:
-    """A finished or interrupted run: its settings, program and a checkpoint's state."""
+def _load_run(folder: Path, checkpoint: int) -> tuple[TrainConfig, Any, Any, int]:
+    """A finished or interrupted run: its settings, its `Agent` (a `Glam` where that is the language model) and a
+    checkpoint's state."""
     config = configs.load_config(TrainConfig, folder / "config.json")
-    glam = build(config.glam)
-    state = glam.learner().init(jax.random.key(config.run.seed))
+    agent = make_agent(config.glam)
+    state = agent.learner().init(jax.random.key(config.run.seed))
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
     with Checkpoints(folder, config=config, read_only=True) as checkpoints:
         state, update = checkpoints.restore(like, None if checkpoint < 0 else checkpoint)
-    return config, glam, state, update
+    return config, agent, state, update
 
 
 def evaluate(
@@ -172,17 +178,17 @@ def evaluate(
     """
     if not (folder / "config.json").exists():
         raise FileNotFoundError(f"there is no run in {folder}: it has no config.json")
-    config, glam, state, update = _load_run(folder, checkpoint)
+    config, agent, state, update = _load_run(folder, checkpoint)
     key = jax.random.fold_in(jax.random.key(seed), HELD_OUT)
     found = {}
     for name, greedy in (("sampled", False), ("greedy", True)):
-        found[name] = _evaluation(glam, episodes, greedy)(state, key)
+        found[name] = _evaluation(agent, episodes, greedy)(state, key)
     print(f"{folder}, checkpoint of update {update}, {config.glam.env}, {episodes} episodes each")
-    print(_table(found, _tasks(glam)))
+    print(_table(found, _tasks(agent)))
     written = folder / f"eval-{update}.json"
     configs.save_config({"update": update, "env": config.glam.env, "seed": seed, **found}, written)
     if gif:
-        _write_gif(glam, state, key, folder)
+        _write_gif(agent, state, key, folder)
 
 
 def _table(found: Mapping[str, Mapping[str, float]], tasks: Sequence[str]) -> str:
@@ -201,15 +207,15 @@ def _table(found: Mapping[str, Mapping[str, float]], tasks: Sequence[str]) -> st
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
 
 
-def _write_gif(glam: Glam, state: Any, key: jax.Array, folder: Path) -> None:
+def _write_gif(agent: Agent, state: Any, key: jax.Array, folder: Path) -> None:
     """An episode of a handful of steps, if one of the first few is; else the last of them."""
     for i in range(5):
         frames, success = record_episode(
-            glam.env, glam.env_params, glam.policy, state.params, state.frozen, jax.random.fold_in(key, i)
+            agent.env, agent.env_params, agent.policy, state.params, state.frozen, jax.random.fold_in(key, i)
         )
         if len(frames) > 5:
             break
-    write_episode(folder / "episode.gif", frames, success, glam.env.action_names)
+    write_episode(folder / "episode.gif", frames, success, agent.env.action_names)
 
 
 def demo(
@@ -234,9 +240,14 @@ def demo(
     return 0
 
 
+def _blank(config: GlamConfig) -> GlamConfig:
+    """What reads and imitates before there is a prior: the same model, all of it trained, writing actions as text."""
+    return replace(config, tune="full", init="pretrained", policy="scoring")
+
+
 def _read(glam_config: GlamConfig, config: ReadingConfig, run: RunConfig, folder: Path) -> RunResult:
     """Fine-tune a blank model on the reading lesson's texts."""
-    blank = build(replace(glam_config, env=config.env, tune="full"))
+    blank = build(replace(_blank(glam_config), env=config.env))
     print(f"1/3  a small Llama reads {config.rows} texts about {config.env}", flush=True)
     rows = reading_rows(blank, config.rows, run.seed)
     data = pack(rows, max(len(row.tokens) for row in rows))
@@ -262,7 +273,8 @@ def _imitate(
     """Clone the noisy expert, after the reading lesson if there is one, and write the model to `folder/prior`.
 
     **Returns:** the runs; where the last was stopped, nothing was written."""
-    blank = build(replace(glam_config, tune="full"))
+    blank = build(_blank(glam_config))
+    assert isinstance(blank.policy, ScoringPolicy)  # which `_blank` asks for
     done: list[RunResult] = []
     if reading.updates:
         done.append(_read(glam_config, reading, run, folder))
@@ -316,10 +328,10 @@ def prior_then_ppo(
         prior = str(folder / "prior")
     print("2/3  PPO improves it: the base is frozen; LoRA adapters and a value head learn", flush=True)
     config = TrainConfig(preset="demo", glam=replace(glam_config, model=prior), steps=steps, run=run)
-    glam = build(config.glam)
-    learner = glam.learner()
+    agent = make_agent(config.glam)
+    learner = agent.learner()
     key = jax.random.fold_in(jax.random.key(run.seed), HELD_OUT)
-    judge = _evaluation(glam, episodes, greedy=False)
+    judge = _evaluation(agent, episodes, greedy=False)
     judged: list[tuple[int, dict[str, float]]] = []
 
     def judge_same_episodes(state: Any, _: jax.Array) -> dict[str, float]:
@@ -345,8 +357,8 @@ def prior_then_ppo(
     begun = None if judged and judged[0][0] == 0 else learner.init(jax.random.key(run.seed))
     before = judged[0][1] if begun is None else judge(begun, key)
     after = judged[-1][1] if judged and judged[-1][0] == result.update else judge(result.state, key)
-    greedy = _evaluation(glam, episodes, greedy=True)(result.state, key)
-    _write_gif(glam, result.state, jax.random.fold_in(key, 1), folder)
+    greedy = _evaluation(agent, episodes, greedy=True)(result.state, key)
+    _write_gif(agent, result.state, jax.random.fold_in(key, 1), folder)
     taught = "reading, then imitation" if reading.updates else "imitation"
     summary = {
         "env": glam_config.env,
@@ -364,7 +376,7 @@ def prior_then_ppo(
     }
     write_summary(folder, summary)
     rows = {"before RL": before, "after RL": after, "after RL, greedy": greedy}
-    print(_table(rows, _tasks(glam)))
+    print(_table(rows, _tasks(agent)))
     print(f"{result.steps} steps of RL at {result.steps_per_second:.0f} steps/s; pictures and numbers are in {folder}")
     return summary
 

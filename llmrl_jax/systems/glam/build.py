@@ -20,13 +20,14 @@ from llmrl_jax.parallel import make_mesh, shardings
 from llmrl_jax.rl.learner import Learner
 from llmrl_jax.rl.ppo import make_ppo
 from llmrl_jax.systems.glam.config import EMBEDDED, EmbeddedConfig, GlamConfig
-from llmrl_jax.systems.glam.policy import ScoringPolicy
+from llmrl_jax.systems.glam.heads import ActionHead, HeadsPolicy
+from llmrl_jax.systems.glam.policy import LanguagePolicy, ScoringPolicy
 from llmrl_jax.systems.glam.prompt import GlamPrompt, glam_prompt
 
 
 @dataclass(frozen=True)
 class Glam:
-    """Everything that a run of GLAM is made of."""
+    """Everything that a run of GLAM's language model is made of."""
 
     config: GlamConfig
     env: Environment
@@ -35,7 +36,7 @@ class Glam:
     prompt: GlamPrompt
     compiled: CompiledPrompt
     tokenizer: Tokenizer
-    policy: ScoringPolicy
+    policy: LanguagePolicy
     mesh: jax.sharding.Mesh | None
 
     def learner(self) -> Learner:
@@ -119,6 +120,8 @@ def build(config: GlamConfig, mesh: jax.sharding.Mesh | None = None) -> Glam:
             f"score_widths is {config.score_widths}, which sorts prompts into groups of score_rows: it needs "
             "score_rows above 0 and no mesh; leave it 1"
         )
+    if config.policy == "heads" and config.scoring != "sum":
+        raise ValueError(f"scoring is {config.scoring}, but the policy heads scores no action strings; leave it sum")
     env, env_params = make_world(config)
     template = glam_prompt(env, env.action_names, history=config.history, list_actions=config.list_actions)
     heal = config.candidate_space == "healed"
@@ -128,6 +131,10 @@ def build(config: GlamConfig, mesh: jax.sharding.Mesh | None = None) -> Glam:
     if config.model == EMBEDDED:
         tokenizer: Tokenizer = WordTokenizer.from_prompt(template.prompt, template.actions)
         compiled = template.compile(tokenizer, limit, heal=heal)
+        if config.init == "embeddings":
+            raise ValueError(
+                "init is embeddings, but the embedded model has none to keep: give --model, or init random"
+            )
         sizes = embedded_config(config.embedded, tokenizer, compiled.max_length + 16)
         model = lm.Llama(sizes, lora=tuned, dtype=dtype, remat=config.remat)
         base = partial(_base, model.clone(lora=None), mesh, kind)
@@ -138,24 +145,33 @@ def build(config: GlamConfig, mesh: jax.sharding.Mesh | None = None) -> Glam:
         room = found.max_position_embeddings - answers
         compiled = template.compile(tokenizer, min(limit or room, room), heal=heal)
         model = lm.Llama(found, lora=tuned, dtype=dtype, param_dtype=dtype, remat=config.remat)
-        base = partial(_load, config.model, mesh, dtype, kind)
-    table = compiled.candidates(template.actions)
-    candidates = lm.Candidates(
-        [row[:n].tolist() for row, n in zip(table.tokens, table.lengths)],
-        [len(name.split()) for name in template.actions],
-    )
-    policy = ScoringPolicy(
-        model=model,
-        candidates=candidates,
-        prompts=template.batched(compiled),
-        base=base,
-        value_head=lm.ValueHead(config.value_width, config.value_activation),
-        scoring=config.scoring,
-        stop_value_gradient=config.stop_value_gradient,
-        rows=config.score_rows,
-        widths=_widths(compiled.max_length, config.score_widths),
-        mesh=mesh,
-    )
+        blank = model.clone(lora=None)
+        base = {
+            "pretrained": partial(_load, config.model, mesh, dtype, kind),
+            "random": partial(_base, blank, mesh, kind),
+            "embeddings": partial(_base_with_embeddings, config.model, blank, mesh, kind),
+        }[config.init]
+    shared: dict[str, Any] = {
+        "model": model,
+        "prompts": template.batched(compiled),
+        "base": base,
+        "value_head": lm.ValueHead(config.value_width, config.value_activation),
+        "stop_value_gradient": config.stop_value_gradient,
+        "rows": config.score_rows,
+        "widths": _widths(compiled.max_length, config.score_widths),
+        "mesh": mesh,
+    }
+    policy: LanguagePolicy
+    if config.policy == "heads":
+        head = ActionHead(len(template.actions), config.value_width, config.value_activation)
+        policy = HeadsPolicy(action_head=head, **shared)
+    else:
+        table = compiled.candidates(template.actions)
+        candidates = lm.Candidates(
+            [row[:n].tolist() for row, n in zip(table.tokens, table.lengths)],
+            [len(name.split()) for name in template.actions],
+        )
+        policy = ScoringPolicy(candidates=candidates, scoring=config.scoring, **shared)
     return Glam(config, env, env_params, template, compiled, tokenizer, policy, mesh)
 
 
@@ -167,3 +183,9 @@ def _widths(longest: int, count: int) -> tuple[int, ...]:
 def _load(path: str, mesh: jax.sharding.Mesh | None, dtype: Any, kind: str | None, key: jax.Array) -> Any:
     """Base parameters from files; the key is not needed."""
     return lm.load(path, mesh=mesh, dtype=dtype, quantize=kind)[1]["params"]
+
+
+def _base_with_embeddings(path: str, model: lm.Llama, mesh: jax.sharding.Mesh | None, kind: str | None, key: jax.Array):
+    """Base parameters drawn at random, but for the token embeddings, which come from files."""
+    kept = _load(path, mesh, model.dtype, None, key)["embed_tokens"]
+    return {**_base(model, mesh, kind, key), "embed_tokens": kept}

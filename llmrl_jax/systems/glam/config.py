@@ -7,11 +7,22 @@ from typing import Literal
 
 from llmrl_jax.lm import LoRAConfig
 from llmrl_jax.rl.ppo import PPOConfig
+from llmrl_jax.systems.glam.drrn import DRRNConfig
 from llmrl_jax.systems.glam.policy import Scoring
+from llmrl_jax.systems.glam.symbolic import SymbolicConfig
 
 
 EMBEDDED = "embedded"
 """The name of the model that is made on the spot: a small Llama with random weights."""
+
+AgentName = Literal["llm", "symbolic", "drrn", "random"]
+"""Who plays (glam reference, section 4).
+
+* `llm`: the language model, which learns by PPO: GLAM's own.
+* `symbolic`: Symbolic-PPO, a recurrent network that sees the grid itself.
+* `drrn`: DRRN, Q-learning on the same text.
+* `random`: any action as likely as any other; nothing is learnt.
+"""
 
 
 @dataclass(frozen=True)
@@ -32,6 +43,9 @@ class EmbeddedConfig:
 class GlamConfig:
     """What is learnt, by which model, in which world."""
 
+    agent: AgentName = "llm"
+    """Who learns: `llm`, the language model; the baselines `symbolic` (Symbolic-PPO) and `drrn`. Each reads its own
+    settings only, and refuses others that were changed."""
     env: str = "BabyAI-Text/MixedTrainLocal-v0"
     """World, one of `llmrl envs list BabyAI-Text`."""
     model: str = EMBEDDED
@@ -39,6 +53,12 @@ class GlamConfig:
     with random weights, made on the spot."""
     embedded: EmbeddedConfig = field(default_factory=EmbeddedConfig)
     """Sizes of the `embedded` model."""
+    init: Literal["pretrained", "random", "embeddings"] = "pretrained"
+    """What the base begins with: the model's own weights, a random draw in their place, or a random draw with the
+    model's own token embeddings (the ablations NPA and NPAE; with scoring, NPE)."""
+    policy: Literal["scoring", "heads"] = "scoring"
+    """How the model chooses: by the scores of action strings, or by an MLP with a logit for each action on the
+    prompt's hidden state (the ablations AFlan, NPAE and NPA)."""
     tune: Literal["lora", "full"] = "lora"
     """Train adapters over a frozen base, or every weight (as the paper does)."""
     lora: LoRAConfig = field(default_factory=LoRAConfig)
@@ -61,9 +81,9 @@ class GlamConfig:
     """How scores become action logits: `sum` of token log-probabilities, `mean` per token, `per_word`, or the released
     code's `raw_logits` or `max_normalised`."""
     value_width: int = 1024
-    """Width of the value head's two hidden layers."""
+    """Width of the two hidden layers of the value head, and of the action head if there is one."""
     value_activation: Literal["sigmoid", "relu", "tanh"] = "sigmoid"
-    """Between the value head's layers: `sigmoid` is GLAM's; `relu` learns faster."""
+    """Between the layers of these heads: `sigmoid` is GLAM's; `relu` learns faster."""
     stop_value_gradient: bool = False
     """Keep the critic's gradient out of the language model."""
     reward_scale: float = 20.0
@@ -82,4 +102,8 @@ class GlamConfig:
     """Devices by axis, as in `data=4,fsdp=2`: environments are split over `data`, weights over `fsdp` and `tensor`.
     Empty: one device."""
     ppo: PPOConfig = field(default_factory=PPOConfig)
-    """The learner."""
+    """The learner of the agents `llm` and `symbolic`."""
+    symbolic: SymbolicConfig = field(default_factory=SymbolicConfig)
+    """The network of the agent `symbolic`."""
+    drrn: DRRNConfig = field(default_factory=DRRNConfig)
+    """The agent `drrn`."""

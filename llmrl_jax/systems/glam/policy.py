@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
@@ -44,9 +45,9 @@ def action_logits(scores: Scores, scoring: Scoring) -> Float[Array, "B A"]:
     return jnp.where(top < math.log(1e-45), 0.0, jnp.exp(scores.sum - top))
 
 
-@dataclass(frozen=True)
-class ScoringPolicy:
-    """GLAM's agent, as a `llmrl_jax.rl.policy.Policy`.
+@dataclass(frozen=True, kw_only=True)
+class LanguagePolicy:
+    """What GLAM's agents share, whichever way they choose: a model that reads prompts, and a critic on what it read.
 
     The trained parameters are `{"lora": ..., "value": ...}` over a frozen base, or `{"params": ..., "value": ...}`
     where everything is tuned. Actor and critic share the model: the value is an MLP on the hidden state of the last
@@ -55,14 +56,11 @@ class ScoringPolicy:
 
     model: Llama
     """The language model; its `lora` field says whether adapters are trained."""
-    candidates: Candidates
-    """The action strings as tokens, `A` of them."""
     prompts: Callable[[Any], tuple[Array, Array]]
     """From a batched observation to `(tokens int32[B, S], lengths int32[B])`, inside jit."""
     base: Callable[[jax.Array], Any]
     """From a key to the base parameters: loaded from a folder, or drawn at random."""
     value_head: ValueHead
-    scoring: Scoring = "sum"
     stop_value_gradient: bool = False
     """Whether the critic leaves the shared trunk alone."""
     rows: int = 0
@@ -77,39 +75,68 @@ class ScoringPolicy:
         """**Returns:** `(params, frozen)`: what PPO trains, and the base that it must not touch (`{}` if tuned)."""
         base_key, lora_key, head_key = jax.random.split(key, 3)
         base = self.base(base_key)
-        hidden = jnp.zeros((1, self.model.config.hidden_size), jnp.float32)
-        whole = None if self.mesh is None else jax.NamedSharding(self.mesh, jax.P())
-        value = jax.jit(lambda k: self.value_head.init(k, hidden)["params"], out_shardings=whole)(head_key)
+        heads = self.init_heads(head_key)
         if self.model.lora is None:
-            return {"params": base, "value": value}, {}
+            return {"params": base, **heads}, {}
         out = None
         if self.mesh is not None:
             out = shardings(self.model.abstract()["lora"], self.model.logical_axes()["lora"], self.mesh)
         token = jnp.zeros((1, 1), jnp.int32)
         adapters = jax.jit(lambda k: self.model.init(k, token)["lora"], out_shardings=out)(lora_key)
-        return {"lora": adapters, "value": value}, {"params": base}
+        return {"lora": adapters, **heads}, {"params": base}
+
+    def init_heads(self, key: jax.Array) -> dict[str, Any]:
+        """Parameters of what reads the hidden state, by name."""
+        return {"value": self.init_head(self.value_head, key)}
+
+    def init_head(self, head: nn.Module, key: jax.Array) -> Any:
+        """A head's parameters, whole on every device."""
+        hidden = jnp.zeros((1, self.model.config.hidden_size), jnp.float32)
+        whole = None if self.mesh is None else jax.NamedSharding(self.mesh, jax.P())
+        return jax.jit(lambda k: head.init(k, hidden)["params"], out_shardings=whole)(key)
 
     def initial_carry(self, batch_size: int) -> tuple[()]:
         return ()
 
-    def scores(self, params: Any, frozen: Any, obs: Any) -> Scores:
-        """The candidates' scores for a batch of observations."""
-        variables = {**frozen, **{name: tree for name, tree in params.items() if name != "value"}}
+    def read(self, params: Any, frozen: Any, obs: Any, candidates: Candidates) -> Scores:
+        """The scores of candidates after the prompts of a batch of observations, and the prompts' hidden states."""
+        variables = {**frozen, **{name: params[name] for name in ("lora", "params") if name in params}}
         tokens, lengths = self.prompts(obs)
         rows = self.rows if self.rows and tokens.shape[0] % self.rows == 0 else None
-        return score(self.model, variables, tokens, lengths, self.candidates, rows=rows, widths=self.widths)
+        return score(self.model, variables, tokens, lengths, candidates, rows=rows, widths=self.widths)
 
-    def _heads(self, params: Any, frozen: Any, obs: Any) -> tuple[Categorical, Float[Array, " B"]]:
-        scores = self.scores(params, frozen, obs)
-        hidden = jax.lax.stop_gradient(scores.hidden) if self.stop_value_gradient else scores.hidden
+    def value(self, params: Any, hidden: Float[Array, "B D"]) -> Float[Array, " B"]:
+        """The critic's word on the prompts' hidden states."""
+        hidden = jax.lax.stop_gradient(hidden) if self.stop_value_gradient else hidden
         value: Any = self.value_head.apply({"params": params["value"]}, hidden.astype(jnp.float32))
-        return Categorical(action_logits(scores, self.scoring)), value
+        return value
+
+    def decide(self, params: Any, frozen: Any, obs: Any) -> tuple[Categorical, Float[Array, " B"]]:
+        """The distribution over actions, and the value, of each row."""
+        raise NotImplementedError
 
     def step(self, params: Any, frozen: Any, obs: Any, carry: Any, first: Bool[Array, " B"]):
-        return *self._heads(params, frozen, obs), carry
+        return *self.decide(params, frozen, obs), carry
 
     def unroll(self, params: Any, frozen: Any, obs: Any, carry: Any, first: Bool[Array, "T B"]):
         steps, batch = first.shape
         flat = jax.tree.map(lambda x: x.reshape(steps * batch, *x.shape[2:]), obs)
-        distribution, value = self._heads(params, frozen, flat)
+        distribution, value = self.decide(params, frozen, flat)
         return jax.tree.map(lambda x: x.reshape(steps, batch, *x.shape[1:]), (distribution, value))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoringPolicy(LanguagePolicy):
+    """GLAM's agent, as a `llmrl_jax.rl.policy.Policy`: it chooses among action strings by their probabilities."""
+
+    candidates: Candidates
+    """The action strings as tokens, `A` of them."""
+    scoring: Scoring = "sum"
+
+    def scores(self, params: Any, frozen: Any, obs: Any) -> Scores:
+        """The candidates' scores for a batch of observations."""
+        return self.read(params, frozen, obs, self.candidates)
+
+    def decide(self, params: Any, frozen: Any, obs: Any) -> tuple[Categorical, Float[Array, " B"]]:
+        scores = self.scores(params, frozen, obs)
+        return Categorical(action_logits(scores, self.scoring)), self.value(params, scores.hidden)

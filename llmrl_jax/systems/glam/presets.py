@@ -1,4 +1,4 @@
-"""Starting points: the published settings, the released code's, and the demo's."""
+"""Starting points: the published settings, the released code's, the ablations' and baselines', and the demo's."""
 
 from __future__ import annotations
 
@@ -23,6 +23,32 @@ GLAM_CODE = replace(
     ppo=replace(ppo.GLAM, value_broadcast="glam", bootstrap_truncation=False),
 )
 """The released code, quirks included (glam reference, section 3)."""
+
+NPE = replace(GLAM, tune="full", init="embeddings")
+AFLAN = replace(GLAM, tune="full", policy="heads")
+NPAE = replace(AFLAN, init="embeddings")
+NPA = replace(AFLAN, init="random")
+"""The ablations, by the paper's names (glam reference, section 1.1): no pretraining but for the embeddings (NPE), an
+action head (AFlan), both (NPAE), and an action head with no pretraining at all (NPA). Each wants a model."""
+
+SYMBOLIC = GlamConfig(
+    agent="symbolic",
+    ppo=PPOConfig(
+        num_envs=64,
+        num_steps=40,
+        epochs=4,
+        minibatches=2,
+        gamma=0.99,
+        gae_lambda=0.99,
+        learning_rate=1e-4,
+        normalize_advantages=False,
+    ),
+)
+"""Symbolic-PPO's published values (glam reference, sections 1.2 and 4.2): 2,560 steps an update, in minibatches of
+1,280; what differs in the network is told in `llmrl_jax.systems.glam.symbolic`."""
+
+DRRN = GlamConfig(agent="drrn")
+"""DRRN's published values (glam reference, section 4.1)."""
 
 DEMO = GlamConfig(
     env="BabyAI-Text/GoToLocalS6N2-v0",
@@ -57,7 +83,20 @@ DEMO_CLONE = CloneConfig(updates=60, batch_size=64, noise=0.75)
 DEMO_STEPS = 40 * 64 * 32
 """The demo's environment steps of PPO."""
 
-PRESETS: dict[str, GlamConfig] = {"glam": GLAM, "glam-code": GLAM_CODE, "demo": DEMO}
+PRESETS: dict[str, GlamConfig] = {
+    "glam": GLAM,
+    "glam-code": GLAM_CODE,
+    "demo": DEMO,
+    "aflan": AFLAN,
+    "npae": NPAE,
+    "npa": NPA,
+    "npe": NPE,
+    "symbolic": SYMBOLIC,
+    "drrn": DRRN,
+}
+
+OF_AGENT = {"llm": "glam", "symbolic": "symbolic", "drrn": "drrn"}
+"""The preset that an agent begins with where none is named."""
 
 
 def preset(name: str) -> GlamConfig:
