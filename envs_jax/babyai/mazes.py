@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs_jax.babyai.constants import BALL, BLUE, COLORS, DOOR, LOCKED, OPEN, RED
+from envs_jax.babyai.constants import BALL, BLUE, COLORS, DOOR, GREY, LOCKED, OPEN, RED
 from envs_jax.babyai.layout import Dice, Layout, adjacent, all_reachable, apart, fill, word
 from envs_jax.babyai.levels import LOOSE, Level, agent_first, check_room, descriptors, single, things, unique_things
 from envs_jax.babyai.maze import (
@@ -328,9 +328,9 @@ def open_doors_order(num_doors: int = 2, debug: bool = False) -> Level:
     return Level(maze, len(maze.edges), ("open",), kinds, (0, 2), attempt, max_steps=20 * 36)
 
 
-def pickup_dist(debug: bool = False) -> Level:
+def pickup_dist(debug: bool = False, compat: bool = False) -> Level:
     """Pick up one of five different things, named by its type, its colour or both. With `debug`, picking up another
-    one fails."""
+    one fails. With `compat` it is always "a grey object", because minigrid counts its grey walls."""
     maze = check_maze("PickupDist", 7, 1, 1, 5)
 
     def attempt(dice, task):
@@ -340,7 +340,11 @@ def pickup_dist(debug: bool = False) -> Level:
         layout, grid = placed(dice, maze, kind, color, cell, doors, fits, 0)
         target, by = dice.below(5), dice.below(3)
         named = (jnp.where(by == 1, ANY, kind[target]), jnp.where(by == 0, ANY, color[target]), ANY)
-        return layout, grid, single(maze, layout, PICK_UP, named, strict=debug)
+        mission, mover, fixed = single(maze, layout, PICK_UP, named, strict=debug)
+        if compat:
+            wall_too = (named[0] == ANY) & (named[1] == GREY)
+            mission = mission.replace(many=mission.many.at[0, 0].set(mission.many[0, 0] | wall_too))
+        return layout, grid, (mission, mover, fixed)
 
     return Level(maze, 5, ("pick_up",), frozenset({PICK_UP}), (0,), attempt)
 

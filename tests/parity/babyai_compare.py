@@ -20,9 +20,11 @@ QUIRKY = (
     "BabyAI-GoToImpUnlock-v0",
     "BabyAI-OpenDoorsOrderN2Debug-v0",
     "BabyAI-OpenDoorsOrderN4Debug-v0",
+    "BabyAI-PickupDist-v0",
+    "BabyAI-PickupDistDebug-v0",
 )
-"""Levels in which what happens after the start differs from minigrid by default: more objects than the correct worlds
-have, and sequences that fail as they succeed."""
+"""Levels that differ from minigrid by default: more objects than the correct worlds have, sequences that fail as they
+succeed, and walls that count as grey objects."""
 
 
 def spelled(id):

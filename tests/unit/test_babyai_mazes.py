@@ -14,6 +14,7 @@ from envs_jax.babyai.constants import BALL, DOOR, KEY, LOCKED, WALL
 from envs_jax.babyai.layout import Dice
 from envs_jax.babyai.maze import Maze, connect, scatter
 from envs_jax.babyai.state import color_of, state_of, type_of
+from envs_jax.babyai.text import MISSIONS
 from envs_jax.babyai.verify import member, members, object_set
 
 
@@ -135,6 +136,15 @@ def test_what_starts_in_hand_is_seen_there():
     stale, theirs = drawn("BabyAI-PutNextS5N2Carrying-v0?compat=minigrid", 20)
     assert (stale["image"][:, 3, 6, 0] == 1).all() and (type_of(theirs.carrying) >= KEY).all()
     assert ((theirs.tracked >= 0).sum(1) == 4).all()
+
+
+def test_walls_are_no_grey_objects():
+    articles = {}
+    for compat in ("", "?compat=minigrid"):
+        obs, _ = drawn(f"BabyAI-PickupDist-v0{compat}")
+        said = {MISSIONS.render(caption) for caption in obs["mission"]}
+        articles[compat] = {text.split()[2] for text in said if text.endswith("grey object")}
+    assert articles == {"": {"a", "the"}, "?compat=minigrid": {"a"}}
 
 
 @pytest.mark.parametrize("compat, steps", [("", 288), ("minigrid", 72)])

@@ -13,6 +13,7 @@ import tyro
 
 from llmrl_jax.run import config as configs, stats
 from llmrl_jax.run.checkpoint import Checkpoints
+from llmrl_jax.run.commands._glam_tests import compare, export, test
 from llmrl_jax.run.config import FREE, RunConfig
 from llmrl_jax.run.episode import write_episode
 from llmrl_jax.run.folder import open_folder, write_summary
@@ -381,4 +382,11 @@ def prior_then_ppo(
     return summary
 
 
-COMMANDS = {"demo": demo, "train": _train_command, "eval": evaluate}
+COMMANDS = {
+    "demo": demo,
+    "train": _train_command,
+    "eval": evaluate,
+    "test": test,
+    "compare": compare,
+    "export": export,
+}

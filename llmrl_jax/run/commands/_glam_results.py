@@ -1,0 +1,158 @@
+"""What came of post-training tests: tables, bars, and the published form of a run's log."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llmrl_jax.run import compare as runs_compared, figures, metrics as sinks, stats
+from llmrl_jax.run.plots import INK
+
+
+Z99 = 2.5758293035489004
+"""The 99.5% quantile of the standard normal distribution, of the paper's 99% intervals."""
+
+WAYS = ("sampled", "greedy")
+
+
+@dataclass
+class Tested:
+    """Someone who takes the tests: a run, a model that was never trained here, or chance."""
+
+    name: str
+    kind: str
+    """Its column in the paper's table, or what else it is."""
+    folder: Path
+    """Where its results go, under `test/`."""
+    facts: dict[str, Any]
+    """What its results depend on besides the test."""
+    settings: dict[str, Any]
+    """Those of a run; agents that share them but for the seed are one bar."""
+    env: str
+    """The world of tests that name none."""
+    trained_on: str = ""
+    records: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What `tests.json` says of each test."""
+
+
+def estimate(group: Sequence[Tested], test: str, way: str, task: str = "") -> stats.Estimate | None:
+    """The success of a group: a single agent's with its 99% Wilson interval; over several seeds their mean, with the
+    99% normal interval of the published `test_results.py` (deviation with n - 1). None where there is none."""
+    prefix = f"{task}/" if task else ""
+    found = [agent.records[test][way] for agent in group if way in agent.records[test]]
+    found = [values for values in found if f"{prefix}success" in values]
+    if not found:
+        return None
+    rates = [float(values[f"{prefix}success"]) for values in found]  # nan, where a task never came up, is a string
+    if len(found) > 1:
+        return stats.mean_interval(rates, Z99)
+    low, high, n = (found[0][f"{prefix}{part}"] for part in ("success_low", "success_high", "episodes"))
+    return stats.Estimate(rates[0], low, high, int(n))
+
+
+def _said(found: stats.Estimate | None) -> str:
+    return "-" if found is None or math.isnan(found.mean) else str(found)
+
+
+def tests_table(group: Sequence[Tested]) -> str:
+    """What a group reached in every test, beside the paper; then by task; then why tests were not played."""
+    first = group[0]
+    rows = [["success, 99% intervals", *WAYS, f"paper ({first.kind})"]]
+    notes, tasks = [], []
+    for name, record in first.records.items():
+        if "skipped" in record:
+            notes.append(f"{name} was not played: {record['skipped']}")
+            rows.append([name, *("not played" for _ in WAYS), "-"])
+            continue
+        paper = record["paper"].get(first.kind)
+        found = (_said(estimate(group, name, way)) for way in WAYS)
+        rows.append([name, *found, "-" if paper is None else f"{paper:.2f}"])
+        tasks += [task for task in record["tasks"] if len(record["tasks"]) > 1 and task not in tasks]
+    lines = [figures.text_table(rows)]
+    if tasks:
+        played = [name for name, record in first.records.items() if len(record.get("tasks", ())) > 1]
+        cells = ([name, *(_said(estimate(group, name, "sampled", task)) for task in tasks)] for name in played)
+        lines += ["", figures.text_table([["sampled, by task", *tasks], *cells])]
+    return "\n".join([*lines, *([""] if notes else []), *notes])
+
+
+def draw_tests(groups: Sequence[Sequence[Tested]], path: str | Path) -> Path:
+    """Draw the success of sampled actions in every test, a bar for each group with its 99% interval; the paper's
+    heights are black lines. **Returns:** the picture."""
+    names = list(groups[0][0].records)
+    figure, axis = figures.new_axis(max(6.0, 0.5 * len(names) * (1 + len(groups) / 2)), 4.6)
+    width = 0.8 / len(groups)
+    marks: list[tuple[float, float]] = []
+    for i, group in enumerate(groups):
+        places = np.arange(len(names)) + (i - (len(groups) - 1) / 2) * width
+        found = [estimate(group, name, "sampled") for name in names]
+        there = [(x, e) for x, e in zip(places, found, strict=True) if e is not None]
+        means = np.array([e.mean for _, e in there])
+        bars = [means - [e.low for _, e in there], [e.high for _, e in there] - means]
+        axis.bar([x for x, _ in there], means, width * 0.92, color=figures.color(i), label=runs_compared.label(group))
+        axis.errorbar([x for x, _ in there], means, bars, fmt="none", ecolor=INK, elinewidth=0.9, capsize=2)
+        heights = [(x, group[0].records[n].get("paper", {}).get(group[0].kind)) for x, n in zip(places, names)]
+        marks += [(x, height) for x, height in heights if height is not None]
+    if marks:
+        ends = ([x + side * width / 2 for x, _ in marks] for side in (-1, 1))
+        axis.hlines([height for _, height in marks], *ends, "k", label="its like in the paper")
+    axis.set_xticks(range(len(names)), names, rotation=35, ha="right", fontsize=8)
+    axis.set_ylim(0, 1.02)
+    axis.margins(x=0.01)
+    axis.set_ylabel("success", color=INK)
+    figure.legend(frameon=False, fontsize=8.5, loc="outside upper center", ncols=len(groups) + 1)
+    return figures.save(figure, path)
+
+
+LOG_COLUMNS = (
+    *("update", "episodes", "frames", "FPS", "duration"),
+    *(f"return_{of}" for of in ("mean", "std", "min", "max")),
+    "success_rate",
+    *(f"reshaped_return_{of}" for of in ("mean", "std", "min", "max")),
+    *(f"reshaped_return_bonus_{of}" for of in ("mean", "std", "min", "max")),
+    *(f"num_frames_{of}" for of in ("mean", "std", "min", "max")),
+    *("entropy", "policy_loss", "value_loss", "loss", "grad_norm"),
+)
+"""The header of the published `log.csv` (glam reference, section 1.3)."""
+
+
+def write_log(folder: str | Path, reward_scale: float) -> Path:
+    """Write `log.csv` in the published columns, from the training lines of a run's `metrics.jsonl`.
+
+    Episodes and frames are counted from the beginning, the duration is in seconds of training. What a run does not
+    record stays empty: deviations, least and largest values; means where no episode ended. There is no bonus: 0.
+
+    **Arguments:** `folder`, the run's; `reward_scale`, by which the learner's reward is the world's.
+    **Returns:** the file.
+    **Raises:** `FileNotFoundError` where the run has no metrics.
+    """
+    source, path = Path(folder) / "metrics.jsonl", Path(folder) / "log.csv"
+    if not source.exists():
+        raise FileNotFoundError(f"there are no metrics in {folder}: it has no metrics.jsonl")
+    episodes = 0
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, LOG_COLUMNS, restval="")
+        writer.writeheader()
+        for line in (line for line in sinks.read(source) if line["kind"] == "train"):
+            episodes += int(line.get(sinks.COUNT, 0))
+            row = {
+                "update": line["update"],
+                "episodes": episodes,
+                "frames": line["steps"],
+                "FPS": line["steps_per_second"],
+                "duration": line["seconds"],
+                "return_mean": line.get("episode_return", math.nan),
+                "success_rate": line.get("success", math.nan),
+                "reshaped_return_mean": line.get("episode_return", math.nan) * reward_scale,
+                "num_frames_mean": line.get("episode_length", math.nan),
+                **{name: 0.0 for name in LOG_COLUMNS if name.startswith("reshaped_return_bonus_")},
+                **{name: line.get(name, math.nan) for name in LOG_COLUMNS[-5:]},
+            }
+            writer.writerow({name: "" if math.isnan(value) else value for name, value in row.items()})
+    return path

@@ -1,0 +1,236 @@
+"""`llmrl glam test`, `compare` and `export`: what became of runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import tyro
+
+from llmrl_jax.run import compare as runs_compared, config as configs, stats
+from llmrl_jax.run.commands._glam_results import Z99, Tested, draw_tests, tests_table, write_log
+from llmrl_jax.systems.glam.agents import make_agent, untrained
+from llmrl_jax.systems.glam.config import GlamConfig
+from llmrl_jax.systems.glam.evaluate import Episodes
+from llmrl_jax.systems.glam.posttest import (
+    TESTS,
+    Outcome,
+    PostTest,
+    paper_row,
+    parse_test,
+    run_random,
+    run_tests,
+    write_returns,
+)
+from llmrl_jax.systems.glam.presets import preset as find_preset
+
+
+Play = Callable[[Sequence[PostTest]], Iterator[Outcome]]
+ZERO_SHOT = "Flan-T5 0-shot"
+
+
+def _measured(episodes: Episodes, tasks: Sequence[str]) -> dict[str, float]:
+    """Success with its 99% Wilson interval, in all and per task, return and length."""
+    found = {
+        "episode_return": float(episodes.episode_return.mean()),
+        "episode_length": float(episodes.episode_length.mean()),
+    }
+    parts = {"": slice(None), **({f"{t}/": episodes.task == i for i, t in enumerate(tasks)} if len(tasks) > 1 else {})}
+    for prefix, chosen in parts.items():
+        won = episodes.success[chosen]
+        rate = stats.wilson(int(won.sum()), int(won.size), Z99)
+        found |= {f"{prefix}success": rate.mean, f"{prefix}success_low": rate.low, f"{prefix}success_high": rate.high}
+        found[f"{prefix}episodes"] = float(rate.n)
+    return found
+
+
+def _record(outcome: Outcome, paper: Mapping[str, float]) -> dict[str, Any]:
+    test = outcome.test
+    record: dict[str, Any] = {"env": outcome.env, "rewrite": test.rewrite, "language": test.language}
+    if outcome.skipped:
+        return {**record, "skipped": outcome.skipped}
+    measured = {way: _measured(episodes, outcome.tasks) for way, episodes in outcome.episodes.items()}
+    return {**record, "actions": outcome.actions, "tasks": outcome.tasks, "paper": dict(paper), **measured}
+
+
+def _take(agent: Tested, play: Play, tests: Sequence[PostTest], reuse: bool) -> None:
+    """Have an agent take the tests, and keep `tests.json` up to date after each."""
+    path = agent.folder / "test" / "tests.json"
+    saved = json.loads(path.read_text()) if path.exists() else {}
+
+    def stands(test: PostTest) -> bool:
+        found = saved.get(test.name, {})
+        same = {**agent.facts, "env": test.env or agent.env}
+        return reuse and all(found.get(name) == value for name, value in same.items())
+
+    for outcome in play([test for test in tests if not stands(test)]):
+        record = _record(outcome, paper_row(outcome.test, agent.env, agent.trained_on))
+        saved[outcome.test.name] = configs.to_json({**record, **agent.facts})
+        path.parent.mkdir(parents=True, exist_ok=True)
+        configs.save_config(saved, path)
+        write_returns(agent.folder, outcome, zero_shot=agent.kind == ZERO_SHOT)
+        told = outcome.skipped or ", ".join(f"{way} {record[way]['success']:.3f}" for way in outcome.episodes)
+        print(f"{agent.name}: {outcome.test.name}: {told}", flush=True)
+    agent.records = {test.name: saved[test.name] for test in tests}
+    reasons = [record.get("skipped", "") for record in agent.records.values()]
+    if all(reasons):
+        raise ValueError(f"{agent.name} can take none of the tests: {reasons[0]}")
+
+
+def _kind(config: GlamConfig) -> str:
+    """The name of a trained agent in the paper's table, or its own."""
+    if config.agent != "llm":
+        return {"drrn": "DRRN", "symbolic": "Symbolic-PPO"}[config.agent]
+    if config.policy == "scoring":
+        return {"pretrained": "GFlan-T5", "embeddings": "NPE", "random": "NP"}[config.init]
+    return {"pretrained": "AFlan", "embeddings": "NPAE", "random": "NPA"}[config.init]
+
+
+def _of_run(folder: Path, checkpoint: int, env: str, key: jax.Array, asked: dict[str, Any]):
+    """A run's newest or chosen checkpoint: the agent, how it plays, its settings."""
+    from llmrl_jax.run.commands.glam import _load_run  # late, as that module registers this one's commands
+
+    if not (folder / "config.json").exists():
+        raise FileNotFoundError(f"there is no run in {folder}: it has no config.json")
+    config, player, state, update = _load_run(folder, checkpoint)
+    params, frozen, trained_on = state.params, state.frozen, config.glam.env
+    player = replace(player, config=replace(player.config, env=env or trained_on))
+    agent = Tested(
+        name=folder.name,
+        kind=_kind(config.glam),
+        folder=folder,
+        facts={"update": update, **asked},
+        settings=runs_compared.settings_of(config, folder),
+        env=player.config.env,
+        trained_on=trained_on,
+    )
+    return agent, lambda tests: run_tests(player, params, frozen, tests, key, asked["episodes"]), config.glam
+
+
+def _zero_shot(config: GlamConfig, out: Path, key: jax.Array, asked: dict[str, Any]) -> tuple[Tested, Play]:
+    if config.agent != "llm":
+        raise ValueError(
+            f"a zero-shot model has no prompts of the agent {config.agent}: name a language model's run first"
+        )
+    player = make_agent(replace(config, init="pretrained", policy="scoring"))
+    params, frozen = untrained(player, jax.random.key(asked["seed"]))
+    name = f"{Path(config.model).name}_zero_shot"
+    facts, settings = {"model": config.model, **asked}, {"zero_shot": config.model}
+    agent = Tested(name=name, kind=ZERO_SHOT, folder=out / name, facts=facts, settings=settings, env=config.env)
+    return agent, lambda tests: run_tests(player, params, frozen, tests, key, asked["episodes"])
+
+
+def _chance(config: GlamConfig, out: Path, key: jax.Array, asked: dict[str, Any]) -> tuple[Tested, Play]:
+    facts, settings = {"num_actions": config.num_actions, **asked}, {"random": config.num_actions}
+    agent = Tested("random", "Random", out / "random", facts, settings, config.env)
+    return agent, lambda tests: run_random(config, tests, key, asked["episodes"])
+
+
+def test(
+    runs: tyro.conf.Positional[tuple[Path, ...]] = (),
+    model: str = "",
+    random: bool = False,
+    preset: str = "",
+    env: str = "",
+    tests: tuple[str, ...] = TESTS,
+    episodes: int = 1000,
+    checkpoint: int = -1,
+    seed: int = 0,
+    reuse: bool = False,
+    out: Path = Path("runs/tests"),
+) -> None:
+    """Give runs GLAM's post-training tests: other words, actions, levels and French, sampled and greedy, beside the
+    paper.
+
+    Writes the published `test/<env>/return_per_episode/*.npy` and `tests.json` into the folder of each run, and a
+    picture, `tests.png`: into the run's `test/`, or into `out` where there are several agents. Runs that differ in
+    their seed alone are one row and one bar.
+
+    Args:
+        runs: Folders of runs, `runs/NAME`.
+        model: Also a model that was never trained here (zero-shot): a folder or hub id. Its prompts are those of the
+            first run, or of the preset.
+        random: Also an agent that acts uniformly at random.
+        preset: Without a run: whose prompts and actions (default: glam).
+        env: The world of those tests that name none; empty: the one that the run was trained in, or the preset's.
+        tests: What to change, see `llmrl_jax/systems/glam/posttest.py`; parts join with +, as in go_to+french.
+        episodes: Episodes of each test and way of acting.
+        checkpoint: Which checkpoint of the runs, by its update; -1: the newest.
+        seed: Seed of the episodes.
+        reuse: Take from tests.json what was played before with the same checkpoint, seed and episodes.
+        out: Where results go that belong to no run.
+    """
+    from llmrl_jax.run.commands.glam import HELD_OUT
+
+    if not (runs or model or random):
+        raise ValueError("there is nobody to test: name a run's folder, --model or --random")
+    if runs and preset:
+        raise ValueError(f"preset is {preset}, but the settings are those of {runs[0]}: leave one out")
+    if episodes < 1:
+        raise ValueError(f"episodes is {episodes}; at least 1 is needed")
+    chosen = [parse_test(name) for name in tests]
+    if not chosen:
+        raise ValueError("no test is named; leave --tests out for all of them")
+    key = jax.random.fold_in(jax.random.key(seed), HELD_OUT)
+    asked = {"seed": seed, "episodes": episodes}
+    base = None if runs else find_preset(preset or "glam")
+    agents: list[Tested] = []
+    for folder in runs:
+        agent, play, config = _of_run(folder, checkpoint, env, key, asked)
+        base = base or config
+        _take(agent, play, chosen, reuse)
+        agents.append(agent)
+    assert base is not None
+    base = replace(base, env=env or base.env)
+    if model:
+        agent, play = _zero_shot(replace(base, model=model), out, key, asked)
+        _take(agent, play, chosen, reuse)
+        agents.append(agent)
+    if random:
+        agent, play = _chance(base, out, key, asked)
+        _take(agent, play, chosen, reuse)
+        agents.append(agent)
+    groups = runs_compared.by_settings(agents)
+    for group in groups:
+        print(f"\n{runs_compared.label(group)}, {episodes} episodes each\n{tests_table(group)}")
+    path = draw_tests(groups, (out if len(agents) > 1 else agents[0].folder / "test") / "tests.png")
+    print(f"\nThe picture is {path}")
+
+
+def compare(runs: tyro.conf.Positional[tuple[Path, ...]], bar: float = 0.8, out: Path = Path("compare.png")) -> None:
+    """Lay runs side by side: success, steps to a bar, sample efficiency, speed, settings that differ; and a picture.
+
+    Runs that differ in their seed alone are one line.
+
+    Args:
+        runs: Folders of runs, `runs/NAME`.
+        bar: The success whose first reaching is looked for, averaged over ten lines of metrics.
+        out: Where to draw the learning curves.
+    """
+    from llmrl_jax.run.commands.glam import TrainConfig
+
+    if not runs:
+        raise ValueError("there is nothing to compare: name the folders of runs")
+    if not 0 < bar <= 1:
+        raise ValueError(f"bar is {bar}; a success rate above 0 and up to 1 is needed")
+    groups = runs_compared.by_settings([runs_compared.read_run(folder, TrainConfig) for folder in runs])
+    print(runs_compared.table(groups, bar))
+    differing = runs_compared.differences(groups)
+    print(f"\n{differing}" if differing else "\nThe settings are the same.")
+    print(f"\nIntervals are 95%. The curves are in {runs_compared.draw(groups, out)}")
+
+
+def export(run: tyro.conf.Positional[Path]) -> None:
+    """Write a run's metrics as the published code's log.csv, for scripts that plot it.
+
+    Args:
+        run: The run's folder, `runs/NAME`.
+    """
+    from llmrl_jax.run.commands.glam import TrainConfig
+
+    config = configs.load_config(TrainConfig, run / "config.json")
+    print(f"{write_log(run, config.glam.reward_scale)} has the columns of the published log.csv")

@@ -1,0 +1,47 @@
+"""What the pictures of several runs share: a canvas, axes as those of `llmrl_jax.run.plots`, colours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from llmrl_jax.run.plots import EVAL, INK, TRAIN
+
+
+COLORS = (TRAIN, EVAL, "#228833", "#ccbb44", "#66ccee", "#aa3377", "#999999")
+"""Of lines or bars, in order; more than seven begin again."""
+
+
+def color(i: int) -> str:
+    """The colour of the `i`-th line or bar."""
+    return COLORS[i % len(COLORS)]
+
+
+def new_axis(width: float, height: float) -> tuple[Any, Any]:
+    """A figure of that many inches with one axis, drawn without a window. **Returns:** `(figure, axis)`."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=140, layout="constrained")
+    FigureCanvasAgg(figure)
+    axis = figure.subplots()
+    axis.grid(axis="y", color="#dddddd", lw=0.7)
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.spines[["left", "bottom"]].set_color("#999999")
+    axis.tick_params(colors=INK, labelsize=9)
+    return figure, axis
+
+
+def save(figure: Any, path: str | Path) -> Path:
+    """Write a figure; its folder is made if it is new."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+    return path
+
+
+def text_table(rows: list[list[str]]) -> str:
+    """Rows of cells, the first of them the header, as lines with aligned columns."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)

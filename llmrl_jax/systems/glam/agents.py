@@ -1,0 +1,165 @@
+"""Every agent of GLAM's comparison behind one face: who plays, in which world, and how it learns (glam reference,
+sections 1 and 4)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+import envs_jax
+from envs_jax.env import Environment
+from envs_jax.registry import nearest
+from envs_jax.wrappers import EpisodeStatistics, ScaleReward
+from llmrl_jax.lm.tokens import WordTokenizer
+from llmrl_jax.parallel import make_mesh
+from llmrl_jax.rl.distributions import Categorical, Distribution
+from llmrl_jax.rl.learner import Learner
+from llmrl_jax.rl.ppo import make_ppo
+from llmrl_jax.systems.glam.build import FirstActions, build, make_world
+from llmrl_jax.systems.glam.config import GlamConfig
+from llmrl_jax.systems.glam.drrn import DRRNPolicy, make_drrn
+from llmrl_jax.systems.glam.prompt import glam_prompt
+from llmrl_jax.systems.glam.symbolic import SymbolicPolicy, SymbolicView
+
+
+class Player(Protocol):
+    """The part of `llmrl_jax.rl.policy.Policy` that playing needs; see there."""
+
+    def init(self, key: jax.Array, obs: Any) -> tuple[Any, Any]: ...
+
+    def initial_carry(self, batch_size: int) -> Any: ...
+
+    def step(
+        self, params: Any, frozen: Any, obs: Any, carry: Any, first: Bool[Array, " B"]
+    ) -> tuple[Distribution, Float[Array, " B"], Any]: ...
+
+
+class Agent(Protocol):
+    """An agent and its world; `make_evaluator(agent.env, agent.env_params, agent.policy, ...)` plays it."""
+
+    @property
+    def config(self) -> GlamConfig: ...
+
+    @property
+    def env(self) -> Environment:
+        """The world in the wrappers that this agent sees it through, not batched."""
+        ...
+
+    @property
+    def env_params(self) -> Any: ...
+
+    @property
+    def policy(self) -> Player: ...
+
+    def learner(self) -> Learner:
+        """What trains it. **Raises** `ValueError` for an agent that does not learn."""
+        ...
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """An agent without a language model; see `Agent`."""
+
+    config: GlamConfig
+    env: Environment
+    env_params: Any
+    policy: Player
+    make_learner: Callable[[], Learner] | None
+    """None for an agent that does not learn."""
+
+    def learner(self) -> Learner:
+        if self.make_learner is None:
+            raise ValueError(f"the agent {self.config.agent} does not learn; those that do are llm, symbolic and drrn")
+        return self.make_learner()
+
+
+def untrained(agent: Agent, key: jax.Array) -> tuple[Any, Any]:
+    """`(params, frozen)` before any learning, to play with: a language model's are its zero-shot ones."""
+    obs, _ = jax.jit(agent.env.reset)(key, agent.env_params)
+    return agent.policy.init(key, jax.tree.map(lambda x: x[None], obs))
+
+
+def make_agent(config: GlamConfig) -> Agent:
+    """The agent `config.agent`, with its world.
+
+    **Raises:** `ValueError` for changed settings that the agent does not read, and what `build` raises.
+    """
+    if config.agent not in AGENTS:
+        raise KeyError(
+            f"there is no agent {config.agent!r}{nearest(config.agent, list(AGENTS))} (there are {', '.join(AGENTS)})"
+        )
+    make, reads = AGENTS[config.agent]
+    usual = GlamConfig()
+    changed = [f.name for f in dataclasses.fields(config) if getattr(config, f.name) != getattr(usual, f.name)]
+    unread = [name for name in changed if name not in reads]
+    if unread:
+        raise ValueError(
+            f"the agent {config.agent} does not read {', '.join(unread)}, which differ from their defaults: leave them "
+            f"out, or begin with a preset of this agent (it reads {', '.join(sorted(reads))})"
+        )
+    return make(config)
+
+
+def _symbolic_world(config: GlamConfig) -> tuple[Environment, Any]:
+    """The world without its text, in its wrappers."""
+    env, params = envs_jax.make(config.env)
+    env = EpisodeStatistics(FirstActions(SymbolicView(env), config.num_actions))
+    return ScaleReward(env, config.reward_scale), params
+
+
+def _symbolic(config: GlamConfig) -> Baseline:
+    env, params = _symbolic_world(config)
+    policy = SymbolicPolicy(env, config.symbolic)
+    mesh = make_mesh(config.mesh) if config.mesh else None
+    return Baseline(config, env, params, policy, lambda: make_ppo(config.ppo, env, params, policy, mesh=mesh))
+
+
+def _drrn(config: GlamConfig) -> Baseline:
+    env, params = make_world(config)
+    template = glam_prompt(env, env.action_names, history=config.history, list_actions=config.list_actions)
+    tokenizer = WordTokenizer.from_prompt(template.prompt, template.actions)
+    compiled = template.compile(tokenizer, config.max_prompt or None)
+    actions = compiled.candidates(template.actions)
+    policy = DRRNPolicy(config.drrn, tokenizer.vocab_size, template.batched(compiled), actions)
+    return Baseline(config, env, params, policy, lambda: make_drrn(config.drrn, env, params, policy))
+
+
+@dataclass(frozen=True)
+class RandomPolicy:
+    """Every action as likely as any other; it has no parameters and values nothing."""
+
+    num_actions: int
+
+    def init(self, key: jax.Array, obs: Any) -> tuple[tuple[()], tuple[()]]:
+        return (), ()
+
+    def initial_carry(self, batch_size: int) -> tuple[()]:
+        return ()
+
+    def step(self, params: Any, frozen: Any, obs: Any, carry: Any, first: Bool[Array, " B"]):
+        rows = first.shape[0]
+        return Categorical(jnp.zeros((rows, self.num_actions))), jnp.zeros(rows), carry
+
+
+def _random(config: GlamConfig) -> Baseline:
+    env, params = _symbolic_world(config)
+    return Baseline(config, env, params, RandomPolicy(config.num_actions), None)
+
+
+_ALL = {f.name for f in dataclasses.fields(GlamConfig)}
+_WORLD = {"agent", "env", "num_actions", "reward_scale"}
+
+AGENTS: dict[str, tuple[Callable[[GlamConfig], Agent], set[str]]] = {
+    "llm": (build, _ALL - {"symbolic", "drrn"}),
+    "symbolic": (_symbolic, _WORLD | {"mesh", "ppo", "symbolic"}),
+    "drrn": (_drrn, _WORLD | {"history", "list_actions", "max_prompt", "drrn"}),
+    "random": (_random, _ALL),
+}
+"""Agents by name, each with the settings of `GlamConfig` that it reads; chance, which may stand in for any other agent,
+lets all of them pass."""

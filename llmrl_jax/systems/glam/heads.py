@@ -1,0 +1,51 @@
+"""Action heads in place of scored strings: the ablation of GLAM's policy (glam reference, sections 1.1 and 3.2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from llmrl_jax.lm import Candidates
+from llmrl_jax.rl.distributions import Categorical
+from llmrl_jax.systems.glam.policy import LanguagePolicy
+
+
+class ActionHead(nn.Module):
+    """`llmrl_jax.lm.ValueHead` with a logit for each action where that has one number; float32."""
+
+    actions: int
+    """Logits."""
+    width: int = 1024
+    """Units of each of the two layers."""
+    activation: Literal["sigmoid", "relu", "tanh"] = "sigmoid"
+    """Between the layers."""
+
+    @nn.compact
+    def __call__(self, hidden: Float[Array, "*b D"]) -> Float[Array, "*b A"]:
+        """The logits of each state."""
+        x = hidden.astype(jnp.float32)
+        for name in ("hidden_1", "hidden_2"):
+            x = getattr(nn, self.activation)(nn.Dense(self.width, name=name)(x))
+        return nn.Dense(self.actions, name="logits")(x)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadsPolicy(LanguagePolicy):
+    """An agent that reads the prompt as `ScoringPolicy` does, and then chooses by an MLP on the last token's hidden
+    state: what the actions are called is lost on it. `params` has `"action"` beside `"value"`."""
+
+    action_head: ActionHead
+
+    def init_heads(self, key: jax.Array) -> dict[str, Any]:
+        return super().init_heads(key) | {"action": self.init_head(self.action_head, jax.random.fold_in(key, 1))}
+
+    def decide(self, params: Any, frozen: Any, obs: Any) -> tuple[Categorical, Float[Array, " B"]]:
+        # one candidate of one token adds nothing to the pass over the prompt: its score is dead code
+        hidden = self.read(params, frozen, obs, Candidates([[0]])).hidden
+        logits: Any = self.action_head.apply({"params": params["action"]}, hidden.astype(jnp.float32))
+        return Categorical(logits), self.value(params, hidden)

@@ -1,0 +1,290 @@
+"""Post-training tests: other words, other actions and other levels, played with what training left.
+
+Glam reference, sections 1.3 (files), 2.7 (rewrites) and 5 (results).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import envs_jax
+from envs_jax.env import Environment
+from envs_jax.history import PromptHistory
+from envs_jax.registry import nearest
+from envs_jax.text import PromptError
+from envs_jax.wrappers import EpisodeStatistics, ScaleReward
+from llmrl_jax.lm import Candidates
+from llmrl_jax.systems.glam.agents import Agent, RandomPolicy, make_agent
+from llmrl_jax.systems.glam.build import FirstActions, Glam, _widths
+from llmrl_jax.systems.glam.config import GlamConfig
+from llmrl_jax.systems.glam.evaluate import Episodes, make_evaluator
+from llmrl_jax.systems.glam.heads import HeadsPolicy
+from llmrl_jax.systems.glam.policy import ScoringPolicy
+from llmrl_jax.systems.glam.prompt import glam_prompt
+from llmrl_jax.systems.glam.rewrites import (
+    EXTRA_ACTIONS,
+    NO_MODIFICATION,
+    REWRITES,
+    SYNONYMS,
+    ExtraActions,
+    find_rewrite,
+    rewritten,
+    unknown_words,
+)
+
+
+TEXT = "BabyAI-Text/"
+MIXED, GO_TO = f"{TEXT}MixedTrainLocal-v0", f"{TEXT}GoToLocal-v0"
+"""Where the published agents were trained."""
+
+PARTS: dict[str, dict[str, str]] = {
+    **{name: {"rewrite": name} for name in REWRITES["english"]},
+    **{name: {"actions": name} for name in (*SYNONYMS, "extra_actions")},
+    "test_tasks": {"env": f"{TEXT}MixedTestLocal-v0"},
+    "composition": {"env": f"{TEXT}PickUpSeqPickUpLocal-v0"},
+    "go_to": {"env": GO_TO},
+    "french": {"language": "french"},
+}
+"""What a test changes, by name; `+` joins several."""
+
+TESTS = (
+    *REWRITES["english"],
+    "test_tasks",
+    "composition",
+    "synonym_actions",
+    "second_synonym_actions",
+    "extra_actions",
+    "go_to",
+    "go_to+french",
+)
+"""The published tests, and the English base of the French one."""
+
+AGENTS = ("Random", "DRRN", "NPAE", "Flan-T5 0-shot", "GFlan-T5")
+
+PAPER: dict[str, dict[str, float]] = {
+    NO_MODIFICATION: dict(zip(AGENTS, (0.15, 0.14, 0.17, 0.11, 0.89), strict=True)),
+    "other_name_same_categories": dict(zip(AGENTS, (0.15, 0.15, 0.16, 0.09, 0.87), strict=True)),
+    "no_meaning_words": dict(zip(AGENTS, (0.15, 0.16, 0.16, 0.11, 0.77), strict=True)),
+    "composition": dict(zip(AGENTS, (0.05, 0.06, 0.06, 0.02, 0.12), strict=True)),
+    "synonym_actions": dict(zip(AGENTS, (0.15, 0.17, 0.16, 0.01, 0.12), strict=True)),
+    "go_to+french": dict(zip(AGENTS, (0.30, 0.31, 0.30, 0.03, 0.01), strict=True)),
+    "go_to": {"Flan-T5 0-shot": 0.27, "GFlan-T5": 0.99},
+}
+"""The paper's success by test and agent: heights of a figure, within 0.01 (glam reference, section 5)."""
+
+
+class NotTestable(ValueError):
+    """A test that this agent cannot be given."""
+
+
+@dataclass(frozen=True)
+class PostTest:
+    """A change of what an agent meets; empty fields leave that as it was in training."""
+
+    name: str
+    rewrite: str = NO_MODIFICATION
+    """A key of `rewrites.REWRITES`."""
+    actions: str = ""
+    """A key of `rewrites.SYNONYMS`, or `extra_actions`."""
+    env: str = ""
+    """A world's id."""
+    language: str = "english"
+
+
+def parse_test(name: str) -> PostTest:
+    """The test of that name: one of `PARTS`, or several of them, as in `go_to+french`.
+
+    **Raises:** `KeyError` for an unknown part, naming the nearest; `ValueError` for two parts that change the same.
+    """
+    fields: dict[str, str] = {}
+    for part in name.split("+"):
+        if part not in PARTS:
+            raise KeyError(f"there is no test {part!r}{nearest(part, list(PARTS))} (there are {', '.join(PARTS)})")
+        for changed, value in PARTS[part].items():
+            if changed in fields:
+                raise ValueError(f"the test {name!r} names {fields[changed]} and {value}: only one {changed} can be")
+            fields[changed] = value
+    test = PostTest(name, **fields)
+    if test.language == "french" and test.actions in SYNONYMS:
+        raise ValueError(f"the test {name!r} is in French, in which {test.actions} has no words")
+    return test
+
+
+def published_env(env: str, language: str = "english") -> str:
+    """What GLAM's files call a world: `BabyAI-MixedTrainLocal-v0`, `BabyAI-GoToFrench-v0`."""
+    name = "BabyAI-" + env.removeprefix(TEXT).removeprefix("BabyAI-")
+    if language == "french":
+        name = name.replace("GoToLocal-", "GoTo-").replace("-v0", "French-v0")
+    return name
+
+
+def paper_row(test: PostTest, env: str, trained_on: str = "") -> dict[str, float]:
+    """The paper's success by agent; empty where it has none for a test, or for agents of another world.
+
+    **Arguments:** `env`, the world of tests that name none; `trained_on`, the world that the agent was trained in,
+    empty for one that never was.
+    """
+    mixed, go_to = published_env(MIXED), published_env(GO_TO)
+    trained = not trained_on or published_env(trained_on) in (mixed, *([go_to] if test.env == GO_TO else []))
+    return dict(PAPER.get(test.name, {})) if trained and (test.env or published_env(env) == mixed) else {}
+
+
+def action_words(config: GlamConfig, test: PostTest, names: Sequence[str]) -> tuple[str, ...]:
+    """What the actions are called in a test; `names`, in training."""
+    if test.actions in SYNONYMS:
+        return SYNONYMS[test.actions][: config.num_actions]
+    return (*names[: config.num_actions], *(EXTRA_ACTIONS if test.actions else ()))
+
+
+def _acting(config: GlamConfig, test: PostTest) -> tuple[Environment, Any]:
+    """The world of a test with its actions, and its parameters."""
+    env, params = envs_jax.make(test.env or config.env)
+    if test.actions == "extra_actions":
+        return EpisodeStatistics(ExtraActions(env, config.num_actions, EXTRA_ACTIONS)), params
+    return EpisodeStatistics(FirstActions(env, config.num_actions)), params
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A test made ready for an agent."""
+
+    env: Environment
+    """Wrapped, not batched."""
+    env_params: Any
+    policy: Any
+    actions: tuple[str, ...]
+    """The words for the actions, as the prompt of an English test has them."""
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        return tuple(getattr(self.env.unwrapped, "task_names", ("task",)))  # type: ignore[attr-defined]
+
+    def play(self, params: Any, frozen: Any, key: jax.Array, episodes: int, greedy: bool) -> Episodes:
+        """Whole episodes from fresh resets, see `make_evaluator`."""
+        run = make_evaluator(self.env, self.env_params, self.policy, episodes=episodes, greedy=greedy)
+        return run(params, frozen, key)
+
+
+def prepare(agent: Agent, test: PostTest) -> Trial:
+    """A test made ready for an agent that has learnt: the same weights, in the test's world, behind its words.
+
+    **Raises:** `NotTestable` where the agent cannot read what the test says; `PromptError` where its prompts are longer
+    than the model's positions or cannot be assembled.
+    """
+    config = agent.config
+    if isinstance(agent, Glam):
+        return _language(agent, test)
+    if test != PostTest(test.name, env=test.env):
+        raise NotTestable(f"the agent {config.agent} knows the words and actions of training only, or none")
+    other = make_agent(replace(config, env=test.env or config.env))
+    return Trial(other.env, other.env_params, other.policy, action_words(config, test, other.env.action_names))
+
+
+def _language(glam: Glam, test: PostTest) -> Trial:
+    """`prepare` for a language model: another prompt, and other candidates where it scores any."""
+    config, policy, tokenizer = glam.config, glam.policy, glam.tokenizer
+    env, env_params = _acting(config, test)
+    env = PromptHistory(ScaleReward(env, config.reward_scale), config.history)
+    words = action_words(config, test, env.action_names)
+    template = glam_prompt(env, words, history=config.history, list_actions=config.list_actions, language=test.language)
+    template = rewritten(template, find_rewrite(test.rewrite, test.language))
+    unknown = unknown_words(tokenizer, template)
+    if unknown:
+        shown = ", ".join(unknown[:6]) + (f" and {len(unknown) - 6} more" if len(unknown) > 6 else "")
+        raise NotTestable(
+            f"the tokenizer has no token for {shown}: this test needs a model with an open vocabulary (a byte-level or "
+            "SentencePiece tokenizer, by --model)"
+        )
+    if isinstance(policy, HeadsPolicy) and len(words) != policy.action_head.actions:
+        raise NotTestable(f"the action head has {policy.action_head.actions} logits, but the test {len(words)} actions")
+    longest = max(len(tokenizer.encode(f" {name}")) for name in template.actions)
+    room = policy.model.config.max_position_embeddings - longest
+    compiled = template.compile(tokenizer, room, heal=glam.compiled.heal)
+    changed: dict[str, Any] = {
+        "prompts": template.batched(compiled),
+        "widths": _widths(compiled.max_length, config.score_widths),
+    }
+    if isinstance(policy, ScoringPolicy):
+        table = compiled.candidates(template.actions)
+        changed["candidates"] = Candidates(
+            [row[:n].tolist() for row, n in zip(table.tokens, table.lengths)],
+            [len(name.split()) for name in template.actions],
+        )
+    return Trial(env, env_params, replace(policy, **changed), words)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a test."""
+
+    test: PostTest
+    env: str
+    """The world's id."""
+    actions: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
+    episodes: Mapping[str, Episodes] = field(default_factory=dict)
+    """By way of acting: `sampled`, `greedy`; empty where the test was not played."""
+    skipped: str = ""
+    """Why the test was not played."""
+
+
+def run_tests(
+    agent: Agent, params: Any, frozen: Any, tests: Sequence[PostTest], key: jax.Array, episodes: int
+) -> Iterator[Outcome]:
+    """Play tests, one after the other: `episodes` sampled ones and as many greedy ones of each.
+
+    Every test begins from the same key. A test that the agent cannot be given is told, not left out.
+    """
+    for test in tests:
+        env = test.env or agent.config.env
+        try:
+            trial = prepare(agent, test)
+        except (NotTestable, PromptError) as error:
+            yield Outcome(test, env, skipped=str(error))
+            continue
+        ways = {"sampled": False, "greedy": True}
+        played = {way: trial.play(params, frozen, key, episodes, greedy) for way, greedy in ways.items()}
+        yield Outcome(test, env, trial.actions, trial.tasks, played)
+
+
+def run_random(config: GlamConfig, tests: Sequence[PostTest], key: jax.Array, episodes: int) -> Iterator[Outcome]:
+    """Play tests uniformly at random. Words mean nothing to it: tests of the same world and number of actions share
+    their episodes."""
+    known: dict[tuple[str, int], Episodes] = {}
+    for test in tests:
+        env, env_params = _acting(config, test)
+        words = action_words(config, test, env.action_names)
+        trial = Trial(env, env_params, RandomPolicy(len(words)), words)
+        name = test.env or config.env
+        if (name, len(words)) not in known:
+            known[name, len(words)] = trial.play((), (), key, episodes, greedy=False)
+        yield Outcome(test, name, words, trial.tasks, {"sampled": known[name, len(words)]})
+
+
+def write_returns(folder: str | Path, outcome: Outcome, *, zero_shot: bool = False) -> list[Path]:
+    """Write `test/<env>/return_per_episode/<test>[_<new actions>][_zero_shot].npy`, as the published tests do.
+
+    Each holds the returns of the sampled episodes, float64 `[N]`, unscaled; a success is a return above 0. The greedy
+    ones, which the published code does not play, end in `_greedy`.
+
+    **Arguments:** `folder`, the run's; `zero_shot`, whether the model was never trained here.
+    **Returns:** the files.
+    """
+    test = outcome.test
+    place = Path(folder) / "test" / published_env(outcome.env, test.language) / "return_per_episode"
+    stem = test.rewrite
+    if test.actions:
+        stem = "_".join([stem, *(name.replace(" ", "_") for name in outcome.actions)])
+    written = []
+    for way, episodes in outcome.episodes.items():
+        place.mkdir(parents=True, exist_ok=True)
+        ending = ("_zero_shot" if zero_shot else "") + ("_greedy" if way == "greedy" else "")
+        written.append(place / f"{stem}{ending}.npy")
+        np.save(written[-1], np.asarray(episodes.episode_return, np.float64))
+    return written

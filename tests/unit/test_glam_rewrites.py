@@ -1,0 +1,186 @@
+"""GLAM's generalisation tests: what the prompt says in other words (glam reference, section 2.7)."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tokenizers
+from tokenizers import models, pre_tokenizers
+
+import envs_jax
+from envs_jax.babyai import french
+from envs_jax.history import PromptHistory
+from llmrl_jax.lm.tokens import FastTokenizer, WordTokenizer
+from llmrl_jax.systems.glam.prompt import glam_prompt
+from llmrl_jax.systems.glam.rewrites import (
+    EXTRA_ACTIONS,
+    REWRITES,
+    SYNONYMS,
+    ExtraActions,
+    find_rewrite,
+    rewritten,
+    unknown_words,
+)
+
+
+CANONICAL = ("turn left", "turn right", "go forward", "pick up", "drop", "toggle")
+
+
+@pytest.fixture(scope="module")
+def world():
+    env, params = envs_jax.make("BabyAI-Text/MixedTrainLocal-v0")
+    return PromptHistory(env, 3), params
+
+
+@pytest.fixture(scope="module")
+def observations(world):
+    """Those of 24 environments after 1, 4 and 12 random steps: all tasks, doors, things carried, windows half full."""
+    env, params = world
+    batch = envs_jax.VectorEnv(env, 24, policy="none")
+
+    @jax.jit
+    def play(key):
+        obs, state = batch.reset(key, params)
+
+        def step(carry, key):
+            _, state = carry
+            action = jax.random.randint(key, (24,), 0, 6)
+            obs, state, *_ = batch.step(key, state, action, params)
+            return (obs, state), obs
+
+        return jax.lax.scan(step, (obs, state), jax.random.split(key, 12))[1]
+
+    seen = jax.tree.map(np.asarray, play(jax.random.key(5)))
+    return [jax.tree.map(lambda x, t=t, i=i: x[t, i], seen) for t in (0, 3, 11) for i in range(24)]
+
+
+@pytest.mark.parametrize(
+    "name, said",
+    [
+        ("no_modification_test", "Goal of the agent: put the red key next to the grey box, You see a yellow ball"),
+        (
+            "other_name_same_categories",
+            "Goal of the agent: put the red chair next to the grey car, You see a yellow table",
+        ),
+        ("adj_synonym", "Goal of the agent: put the vermilion key next to the silver box, You see a golden ball"),
+        ("no_meaning_nouns", "Goal of the agent: put the red dax next to the grey afze, You see a yellow xolo"),
+        ("no_meaning_adj", "Goal of the agent: put the faze key next to the sil box, You see a gakul ball"),
+        ("no_meaning_words", "Goal of the agent: put the faze dax next to the sil afze, You see a gakul xolo"),
+        (
+            "change_intro_first_personne_speaker",
+            "I would like the agent to: put the red key next to the grey box, You see a yellow ball",
+        ),
+        (
+            "change_intro_first_personne_agent",
+            "You have to: put the red key next to the grey box, You see a yellow ball",
+        ),
+    ],
+)
+def test_what_each_published_rewrite_says(name, said):
+    text = "Goal of the agent: put the red key next to the grey box, You see a yellow ball"
+    assert find_rewrite(name)(text) == said
+
+
+def test_the_french_dictionaries():
+    text = "But de l'agent: aller à la clef verte, Tu vois une boîte bleue, une balle violette, une porte grise"
+    assert find_rewrite("other_name_same_categories", "french")(text) == (
+        "But de l'agent: aller à la chaise verte, Tu vois une voiture bleue, une table violette, une porte grise"
+    )
+    assert find_rewrite("adj_synonym", "french")("rouge verte bleue violette jaune grise") == (
+        "vermilion jade cyan mauve dorée argent"
+    )
+    assert find_rewrite("no_meaning_words", "french")("clef balle boîte rouge verte bleue violette jaune grise") == (
+        "dax xolo afze faze jatu croh vurst gakul sil"
+    )
+    assert find_rewrite("change_intro_first_personne_speaker", "french")(text).startswith("Je veux que l'agent fasse: ")
+    assert find_rewrite("change_intro_first_personne_agent", "french")(text).startswith("Tu dois faire: ")
+
+
+@pytest.mark.parametrize("language", ["english", "french"])
+def test_rewriting_the_phrases_is_rewriting_the_prompt(world, observations, language):
+    template = glam_prompt(world[0], language=language)
+    changed = dict.fromkeys(REWRITES[language], 0)
+    for name, rewrite in REWRITES[language].items():
+        other = rewritten(template, rewrite)
+        for obs in observations:
+            before, after = template.render(obs), other.render(obs)
+            assert after == rewrite(before)
+            changed[name] += after != before
+    assert changed.pop("no_modification_test") == 0
+    assert all(changed.values()), f"a rewrite that nothing was tried on: {changed}"
+
+
+def test_no_published_rewrite_touches_a_name_of_an_action():
+    """So that it does not matter whether candidates are rewritten: the published code leaves them as they are."""
+    english = (*CANONICAL, *EXTRA_ACTIONS, *(name for names in SYNONYMS.values() for name in names))
+    for language, names in {"english": english, "french": tuple(french.ACTIONS.values())}.items():
+        for rewrite in REWRITES[language].values():
+            assert tuple(map(rewrite, names)) == names
+
+
+def test_candidates_are_rewritten_with_the_prompt(world):
+    from llmrl_jax.systems.glam.rewrites import Rewrite
+
+    other = rewritten(glam_prompt(world[0]), Rewrite("up", (("pick up", "take"),)))
+    assert other.actions == ("turn left", "turn right", "go forward", "take", "drop", "toggle")
+
+
+def test_a_byte_level_tokenizer_takes_every_rewrite(bpe, observations):
+    """Tokens assembled on the device are the tokenizer's own for the rewritten string."""
+    env = PromptHistory(envs_jax.make("BabyAI-Text/MixedTrainLocal-v0")[0], 3)
+    template = glam_prompt(env)
+    rewrite = find_rewrite("no_meaning_words")
+    other = rewritten(template, rewrite)
+    assert unknown_words(bpe, other) == []
+    compiled = other.compile(bpe)
+    prompts = jax.jit(other.batched(compiled))
+    some = observations[::9]
+    tokens, lengths = map(np.asarray, prompts(jax.tree.map(lambda *x: jnp.stack(x), *some)))
+    for obs, row, n in zip(some, tokens, lengths, strict=True):
+        assert row[:n].tolist() == [bpe.bos_id, *bpe.encode(rewrite(template.render(obs)).rstrip())]
+
+
+def test_words_that_a_tokenizer_does_not_have(world):
+    template = glam_prompt(world[0])
+    words = WordTokenizer.from_prompt(template.prompt, template.actions)
+    assert unknown_words(words, template) == []
+    assert unknown_words(words, rewritten(template, find_rewrite("no_meaning_nouns"))) == ["afze", "dax", "xolo"]
+    assert unknown_words(words, glam_prompt(world[0], SYNONYMS["synonym_actions"])) == [
+        *("ahead", "move", "release", "rotate", "switch", "take")
+    ]
+    vocabulary = {"<unk>": 0, **{word: i for i, word in enumerate(words.backend.get_vocab(), 1)}}
+    backend = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    other = rewritten(template, find_rewrite("other_name_same_categories"))
+    assert unknown_words(FastTokenizer(backend), other) == ["car", "chair", "table"]
+
+
+def test_extra_actions_do_nothing():
+    base, params = envs_jax.make("BabyAI-Text/GoToObjS4-v0")
+    env = ExtraActions(base, 6, EXTRA_ACTIONS)
+    assert env.action_names == (*CANONICAL, "sleep", "do nothing", "think") and env.action_space(params).n == 9
+    _, state = jax.jit(env.reset)(jax.random.key(0), params)
+    step, plain = jax.jit(env.step), jax.jit(base.step)
+    for action in range(9):
+        after = step(jax.random.key(1), state, jnp.int32(action), params)[1]
+        expected = plain(jax.random.key(1), state, jnp.int32(min(action, 6)), params)[1]
+        jax.tree.map(np.testing.assert_array_equal, after, expected)
+        if action >= 6:
+            jax.tree.map(np.testing.assert_array_equal, after, state.replace(step_count=np.int32(1)))
+    few = ExtraActions(base, 3, EXTRA_ACTIONS)
+    after = jax.jit(few.step)(jax.random.key(1), state, jnp.int32(3), params)[1]
+    jax.tree.map(np.testing.assert_array_equal, after, state.replace(step_count=np.int32(1)))
+
+
+def test_wrong_names_are_refused():
+    with pytest.raises(KeyError, match="did you mean 'no_meaning_nouns'"):
+        find_rewrite("no_meaning_noun")
+    with pytest.raises(KeyError, match="english or french"):
+        find_rewrite("adj_synonym", "german")
+    base, _ = envs_jax.make("BabyAI-Text/GoToObjS4-v0")
+    with pytest.raises(ValueError, match="n is 7, but .* has 6 actions that do something"):
+        ExtraActions(base, 7, EXTRA_ACTIONS)
+    with pytest.raises(ValueError, match="have the same name"):
+        ExtraActions(base, 6, ("drop",))
