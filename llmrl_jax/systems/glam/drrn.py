@@ -43,8 +43,8 @@ class DRRNConfig:
     batch_size: int = 64
     """Remembered steps in a gradient step."""
     replay_size: int = 1_500_000
-    """Steps remembered at most; room for all is taken at once, 150 to 400 bytes for each in BabyAI-Text. The published
-    memory has room for 5,000,000, of which its runs of 1,500,000 steps fill no more than this."""
+    """Steps remembered at most; room for all is taken at once, in checkpoints too: 265 bytes for each in
+    MixedTrainLocal. The published memory has room for 5,000,000, of which runs of 1,500,000 steps fill no more."""
     embedding_dim: int = 128
     """Width of the tokens' embeddings."""
     hidden_dim: int = 128
