@@ -134,7 +134,8 @@ def _forms(quick: bool) -> tuple[list[Row], list[str]]:
             times = seconds(lambda program=program, args=args: program(*args))
             rows.append(Row(case, f"{OURS}, {form}", "prompts/s", rates(BATCH, times), took, note))
             medians[form] = rows[-1].median
-        chosen, best = min(costs, key=costs.__getitem__), max(medians, key=medians.__getitem__)
+        chosen = lm.choose_form(model.config, prompt, candidates)
+        best = max(medians, key=medians.__getitem__)
         bars.append(f"{case}: auto takes {chosen}, at {medians[chosen] / medians[best]:.2f} of the fastest, {best}.")
     return rows, bars
 

@@ -13,7 +13,7 @@ from llmrl_jax.lm.model import Llama, LMOutput
 from llmrl_jax.lm.peft import load_adapter, save_adapter
 from llmrl_jax.lm.quantize import Quantized, dequantize, nbytes, quantize
 from llmrl_jax.lm.sampling import SamplingConfig
-from llmrl_jax.lm.score import Scores, costs, score, score_naive
+from llmrl_jax.lm.score import Scores, choose_form, costs, score, score_naive
 from llmrl_jax.lm.stops import StopStrings
 from llmrl_jax.lm.tokens import FastTokenizer, Tokenizer, WordTokenizer, load_tokenizer
 from llmrl_jax.lm.weights import load, load_hf, locate, read_config, save_hf
@@ -45,6 +45,7 @@ __all__ = [
     "ValueHead",
     "WordTokenizer",
     "any_encoder",
+    "choose_form",
     "costs",
     "dequantize",
     "generate",

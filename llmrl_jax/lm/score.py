@@ -67,10 +67,7 @@ def _check(model: Llama, prompt: int, prefix: int, candidates: Candidates) -> No
 
 
 def costs(config: LlamaConfig, prompt: int, candidates: Candidates, prefix: int = 0) -> dict[str, float]:
-    """Multiply-adds of each form of `score` for one prompt: what `form="auto"` goes by.
-
-    A count, and not a timing, so that a run's bits do not depend on what else the machine did when it started.
-    Measured times are beside it in `docs/benchmarks.md`.
+    """Multiply-adds of each form of `score` for one prompt.
 
     **Arguments:** `prompt` and `prefix`, tokens; `candidates`.
     **Returns:** from `tree`, `branches` and `naive` to their multiply-adds.
@@ -93,6 +90,21 @@ def costs(config: LlamaConfig, prompt: int, candidates: Candidates, prefix: int 
         ),
         "naive": count * pass_over(whole + longest, (whole + longest) ** 2, longest),
     }
+
+
+PRICE = {"tree": 1.0, "branches": 1.5, "naive": 1.0}
+"""What a multiply-add of each form takes beside one of `tree`'s, as measured on a CPU (1.3 to 2.6 for `branches`, whose
+second pass is short and copies the cache; see `docs/benchmarks.md`)."""
+
+
+def choose_form(config: LlamaConfig, prompt: int, candidates: Candidates, prefix: int = 0) -> str:
+    """The form that `score` takes by itself: the least of `costs` times `PRICE`.
+
+    By counts and fixed prices, and not by a timing, so that a run's bits do not depend on what else the machine did
+    when it started.
+    """
+    counted = costs(config, prompt, candidates, prefix)
+    return min(counted, key=lambda form: counted[form] * PRICE[form])
 
 
 def _collect(raw: jax.Array, normaliser: jax.Array, candidates: Candidates, hidden: jax.Array) -> Scores:
@@ -157,8 +169,7 @@ def score(
         found = score(model, variables, tokens, lengths, candidates, prefix, form=form, rows=rows, widths=widths)
         return _masked(found, mask)
     if form == "auto":
-        count = costs(model.config, tokens.shape[1], candidates, len(prefix))
-        form = min(count, key=count.__getitem__)
+        form = choose_form(model.config, tokens.shape[1], candidates, len(prefix))
     if form not in get_args(Form):
         raise ValueError(
             f"no form {form!r}{nearest(form, list(get_args(Form)))}; there are {', '.join(get_args(Form))}"
