@@ -124,4 +124,8 @@ def __getattr__(name: str):
         from envs_jax.babyai.expert import expert_action
 
         return expert_action
+    if name in ("bot_action", "initial_memory"):
+        from envs_jax.babyai import bot
+
+        return getattr(bot, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,84 @@
+"""The BabyAI bot, beside minigrid's: actions chosen and stepped a second, whole episodes after one another."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import time
+
+import jax
+import jax.numpy as jnp
+
+import envs_jax
+from benchmarks.harness import OURS, REPEATS, Result, Row, compiled, rates, seconds
+
+
+TITLE = "BabyAI's bot: actions a second, beside minigrid's"
+
+LEVELS = ("GoToLocal-v0", "GoTo-v0", "BossLevel-v0")
+NUM_ENVS, STEPS, BAR = 512, 64, 50
+
+
+def ours(id: str, num_envs: int, steps: int) -> tuple[list[float], float]:
+    """Samples of actions per second, and compile seconds; ended episodes go on from a pool of prepared worlds."""
+    env, params = envs_jax.make(id)
+    venv = envs_jax.VectorEnv(env, num_envs, policy="pool", pool_size=num_envs)
+    blank = jax.tree.map(lambda x: jnp.broadcast_to(x, (num_envs, *jnp.shape(x))), envs_jax.babyai.initial_memory(env))
+    _, state = jax.jit(venv.reset)(jax.random.key(0), params)
+
+    def rollout(key, state, memory, total):
+        def body(carry, key):
+            state, memory, total = carry
+            action, memory = jax.vmap(envs_jax.babyai.bot_action)(state.env, memory)
+            _, state, reward, terminated, truncated, _ = venv.step(key, state, action, params)
+            memory = envs_jax.resets.select(terminated | truncated, blank, memory)
+            return (state, memory, total + jnp.sum(action) + jnp.sum(reward > 0)), None
+
+        return jax.lax.scan(body, (state, memory, total), jax.random.split(key, steps))[0]
+
+    carry = [state, blank, jnp.int32(0)]
+    program, compile_seconds = compiled(rollout, jax.random.key(1), *carry)
+
+    def once():
+        carry[:] = program(jax.random.key(2), *carry)
+        return carry[-1]
+
+    return rates(num_envs * steps, seconds(once)), compile_seconds
+
+
+def minigrid(id: str, episodes: int) -> list[float]:
+    """minigrid's bot and world, episodes after one another; those on which it gives up end there."""
+    import gymnasium
+    import minigrid  # noqa: F401
+    from minigrid.utils.baby_ai_bot import BabyAIBot
+
+    env, samples = gymnasium.make(id).unwrapped, []
+    with contextlib.redirect_stdout(io.StringIO()):
+        for repeat in range(REPEATS):
+            count, started = 0, time.perf_counter()
+            for episode in range(episodes):
+                env.reset(seed=1000 * repeat + episode)
+                bot, action, done = BabyAIBot(env), None, False
+                while not done and count < 100_000:
+                    try:
+                        action = bot.replan(action)
+                    except Exception:
+                        break
+                    *_, terminated, truncated, _ = env.step(action)
+                    count, done = count + 1, terminated or truncated
+            samples.append(count / (time.perf_counter() - started))
+    return samples
+
+
+def run(quick: bool) -> Result:
+    """Actions per second."""
+    rows, bars = [], []
+    for level in LEVELS[:1] if quick else LEVELS:
+        id = f"BabyAI-{level}"
+        samples, compile_seconds = ours(id, 32 if quick else NUM_ENVS, 8 if quick else STEPS)
+        rows.append(Row(id, OURS, "actions/s", samples, compile_seconds, "bot, world and view"))
+        rows.append(Row(id, "minigrid 3.2.0", "actions/s", minigrid(id, 3 if quick else 20), None, "one process"))
+        ratio = rows[-2].median / rows[-1].median
+        bars.append(f"{id}: {ratio:.0f} times minigrid's bot (aim: {BAR}, {'met' if ratio >= BAR else 'missed'})")
+    notes = [f"{NUM_ENVS} worlds in one scan of {STEPS} steps; a fresh memory where an episode ended."]
+    return Result(rows, bars, notes)

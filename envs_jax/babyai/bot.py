@@ -1,0 +1,204 @@
+"""A bot that masters BabyAI's levels by what it has seen, on the device.
+
+It remembers which cells it has seen, and nothing else: every step is planned anew by fixed priorities, so no plan can
+come to disagree with the world. What has to be brought somewhere (a key to a door, a thing next to another) is fetched
+only once the way to that place is known and clear; what stands in the way is cleared before, with empty hands. So
+nothing is taken up that would have to be put down again at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from envs_jax.babyai.bot_known import Known, Task, current_task, in_view, survey
+from envs_jax.babyai.bot_search import aside, facing, first_move, gains, harmless, obstacles
+from envs_jax.babyai.cells import around, holds
+from envs_jax.babyai.constants import BOX, DONE, DROP, FORWARD, KEY, PICKUP, RIGHT, TOGGLE
+from envs_jax.babyai.mission import GO_TO, OPEN_DOOR, PICK_UP, PUT_NEXT
+from envs_jax.babyai.state import State, color_of, type_of
+from envs_jax.babyai.verify import members
+from envs_jax.babyai.view import front
+
+
+@struct.dataclass
+class Memory:
+    """What the bot remembers of an episode."""
+
+    seen: jax.Array
+    """uint32 `[W]`, the cells seen so far (`cells.py`)."""
+
+
+def initial_memory(env: Any) -> Memory:
+    """The memory at the start of an episode of a BabyAI world `env`, perhaps wrapped."""
+    return Memory(seen=jnp.zeros(getattr(env, "unwrapped", env).level.rooms.width, jnp.uint32))
+
+
+def bot_action(state: State, memory: Memory, omniscient: bool = False) -> tuple[jax.Array, Memory]:
+    """The next action, of minigrid's seven.
+
+    Safe under `jit`, `vmap` and `scan`, and always answers: where nothing is left to try it turns.
+
+    **Arguments:** `state`, of a BabyAI world; `memory`, from `initial_memory` or the last call; `omniscient`, knows the
+    whole grid from the start (though not what boxes hide).
+    **Returns:** the action, int32 `[]`, and the memory with what is in view now.
+    """
+    width, height = state.grid.shape
+    seen = memory.seen | in_view(state)
+    task = current_task(state)
+    known = survey(state, jnp.full_like(seen, (1 << height) - 1) if omniscient else seen, task)
+    aim = _aim(state, task, known)
+
+    # what to face; or what to clear away first, if the way there is blocked
+    goal = jnp.where(aim.places, known.places, known.cells(aim.things))
+    beyond = jnp.where(aim.looking, _any_heading(known.views), around(goal))
+    hidden = known.reach[1] & ~known.reach[0]
+    first = obstacles(jnp.where(aim.clearing, beyond, np.uint32(0)), hidden, known.movable, known.near[0])
+    faced = jnp.where(aim.clearing, first, goal & known.near[0])
+    looking = aim.looking & ~aim.clearing
+    goals = jnp.where(looking, known.views, facing(faced))
+
+    # Hands must be empty for taking something. What is in them is put down where it does no harm, preferably not on the
+    # way to what is to be taken either, which is all that counts for what the clause ends with; and not where it was.
+    busy = known.hand >= 0
+    release = task.in_hand & ((task.kind == GO_TO) | (task.kind == PICK_UP))
+    putting_down = busy & (release | aim.clearing | (aim.act == PICKUP))
+    last = (task.kind == PICK_UP) & ~aim.clearing & jnp.any(aim.things & task.wanted)
+    floor = known.empty & jnp.where(last, ~np.uint32(0), ~known.taken)
+    good = facing(harmless(floor, known.open, known.walls)) & known.reach[0]
+    stands = jnp.where(putting_down & ~release, around(faced), np.uint32(0))
+    beside_way = aside(stands, known.reach[0], floor)
+    anywhere = facing(known.empty) & known.reach[0]
+    down = _prefer(_if(release, anywhere), _if(last, beside_way), good & beside_way, good, beside_way, anywhere)
+    goals = jnp.where(putting_down, down, goals) & known.reach[0]
+    act = jnp.where(putting_down, DROP, jnp.where(aim.clearing, PICKUP, aim.act))
+
+    turns = gains(known.unseen, state.position)
+    there, found, move = first_move(goals, known.reach[0], state.position, state.direction, turns)
+
+    ahead = front(state.position, state.direction)
+    opens = (move == FORWARD) & holds(known.closed, ahead[0], ahead[1])
+    action = jnp.where(there, act, jnp.where(opens, TOGGLE, move))
+    # what is put next to something must have been in hand when the clause was last consulted
+    early = (task.kind == PUT_NEXT) & (action == DROP) & task.in_hand & (task.held != known.hand)
+    action = jnp.where((action == NOTHING) | early, jnp.where(busy, PICKUP, DROP), action)
+    action = jnp.where(there | found, action, RIGHT)
+    return jnp.where(task.claimed, DONE, action).astype(jnp.int32), Memory(seen=seen)
+
+
+NOTHING = DONE
+"""Stands for an action without effect: taking something with full hands, or putting something down with empty ones."""
+
+
+class Aim(NamedTuple):
+    """What to do next: to act on one of some things, or only to clear the way to one of them."""
+
+    things: jax.Array
+    """bool `[O]`."""
+    act: jax.Array
+    clearing: jax.Array
+    places: jax.Array
+    """Whether not the things, but `Known.places` are meant."""
+    looking: jax.Array
+    """Whether not the things, but views of something unseen are meant."""
+
+
+def _aim(state: State, task: Task, known: Known) -> Aim:
+    """The priorities."""
+    thing, carried = state.object.astype(jnp.int32), state.carrying.astype(jnp.int32)
+    kind, color = type_of(thing), color_of(thing)
+    tests = jnp.stack([known.near[0], known.near[1], known.locked])
+    walk, clear, locked = holds(tests, known.x, known.y) & known.placed
+    locked &= clear
+
+    def at(things, act, clearing=False):
+        return Aim(things, jnp.int32(act), jnp.bool_(clearing), jnp.bool_(False), jnp.bool_(False))
+
+    def get(things, act):
+        """To act on one of some things, wherever the way to the nearest is clear, else on the blocked ones."""
+        open_way = jnp.any(things & walk)
+        return at(things & jnp.where(open_way, walk, clear), act, ~open_way)
+
+    def known_way(things):
+        return jnp.any(things & clear)
+
+    nothing = jnp.zeros_like(task.wanted)
+    place = at(nothing, DROP)._replace(places=jnp.bool_(True))
+    look = at(nothing, RIGHT)._replace(looking=jnp.bool_(True))
+
+    # unlocking: the doors for which there is a key, in hand before others; where the task is to open doors, these
+    colors = color[:, None] == np.arange(6)
+    keys = (kind == KEY) & clear
+    of_key = jnp.any(keys[:, None] & colors, axis=0)
+    fits = locked & (type_of(carried) == KEY) & (color_of(carried) == color)
+    with_key = locked & jnp.any(of_key & colors, axis=1)
+    asked = (task.kind == OPEN_DOOR) & task.wanted
+    fits_asked, with_key_asked = fits & asked, with_key & asked
+    only = jnp.any(fits_asked | with_key_asked)
+    fits, with_key = jnp.where(only, fits_asked, fits), jnp.where(only, with_key_asked, with_key)
+    holding = jnp.any(fits)
+    doors = jnp.where(holding, fits, with_key)
+    ready = doors & walk
+    of_door = jnp.any(jnp.where(jnp.any(ready), ready, doors)[:, None] & colors, axis=0)
+    fetched = keys & jnp.any(of_door & colors, axis=1)
+    unlock = _choose((holding | ~jnp.any(ready), get(doors, TOGGLE)), get(fetched, PICKUP))
+
+    # finding what is not known yet
+    seen_from = [jnp.any(known.views & known.reach[k] != 0) for k in (0, 1)]
+    needed = jnp.any(members(state.mover | state.fixed, thing.shape[0]), axis=0)
+    boxes = (kind == BOX) & ~needed
+    cornered = (task.kind == PUT_NEXT) & task.beside
+    find = _choose(
+        (seen_from[0], look),
+        (seen_from[1], look._replace(clearing=jnp.bool_(True))),
+        (jnp.any(doors), unlock),
+        (known_way(boxes), get(boxes, TOGGLE)),
+        (known_way(cornered), get(cornered, PICKUP)),
+        at(nothing, RIGHT),
+    )
+
+    wanted = task.wanted & ~(locked & ~fits & (task.kind == OPEN_DOOR))
+    act = jnp.where(task.kind == OPEN_DOOR, TOGGLE, jnp.where(task.kind == GO_TO, NOTHING, PICKUP))
+    open_place, blocked_place = (jnp.any(known.places & known.near[k] != 0) for k in (0, 1))
+    put = _choose(
+        (~task.in_hand & ~known_way(wanted), find),
+        (task.in_hand & open_place, place),
+        (open_place | task.fixed_in_hand, get(wanted, PICKUP)),
+        (blocked_place, place._replace(clearing=jnp.bool_(True))),
+        ((carried == 0) & seen_from[0], get(wanted, PICKUP)),
+        find,
+    )
+    return _choose(
+        (task.kind == PUT_NEXT, put),
+        (known_way(wanted), get(wanted, act)),
+        (only, unlock),
+        find,
+    )
+
+
+def _choose(*cases: Any) -> Aim:
+    """The first aim whose condition holds: `(condition, aim), ..., aim`."""
+    *conditional, chosen = cases
+    for condition, aim in reversed(conditional):
+        chosen = jax.tree.map(lambda a, b: jnp.where(condition, a, b), aim, chosen)  # noqa: B023
+    return chosen
+
+
+def _if(condition: jax.Array, cells: jax.Array) -> jax.Array:
+    return jnp.where(condition, cells, np.uint32(0))
+
+
+def _prefer(*sets: jax.Array) -> jax.Array:
+    """The first set that has a member."""
+    *better, chosen = sets
+    for cells in reversed(better):
+        chosen = jnp.where(jnp.any(cells != 0), cells, chosen)
+    return chosen
+
+
+def _any_heading(poses: jax.Array) -> jax.Array:
+    return poses[0] | poses[1] | poses[2] | poses[3]

@@ -1,0 +1,153 @@
+"""What the bot knows when it decides: the clause at hand, what it has seen of the grid, and what it can get at."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs_jax.babyai.bot_search import viewpoints
+from envs_jax.babyai.cells import around, flood, holds, marked, single, words
+from envs_jax.babyai.constants import BOX, CLOSED, DOOR, EMPTY, KEY, LOCKED, OPEN, VIEW, WALL
+from envs_jax.babyai.mission import AFTER, GO_TO, NO_CLAUSE, OPEN_DOOR
+from envs_jax.babyai.state import State, id_of, state_of, type_of
+from envs_jax.babyai.verify import member, members
+from envs_jax.babyai.view import AGENT_I, AGENT_J, front, window
+
+
+class Task(NamedTuple):
+    """The clause at hand."""
+
+    kind: jax.Array
+    strict: jax.Array
+    held: jax.Array
+    """The object that its verifier takes to be in hand."""
+    claimed: jax.Array
+    """Whether all that is left is the action `done`."""
+    wanted: jax.Array
+    """bool `[O]`, what it is about, or moves."""
+    beside: jax.Array
+    """bool `[O]`, next to what."""
+    in_hand: jax.Array
+    """Whether something wanted is carried."""
+    fixed_in_hand: jax.Array
+    """Whether something of `beside` is."""
+
+
+def current_task(state: State) -> Task:
+    """The first unfulfilled clause of the half whose turn it is."""
+    absent = state.mission.kind == NO_CLAUSE
+    done = [state.met[c] & (state.met[c + 1] | absent[c + 1]) for c in (0, 2)]
+    half = jnp.where(jnp.where(state.mission.order == AFTER, done[1], ~done[0]), 0, 2)
+    clause = half + state.met[half]
+    count = state.cell.shape[0]
+    return Task(
+        kind=state.mission.kind[clause],
+        strict=state.mission.strict[clause],
+        held=state.held[clause],
+        claimed=state.matched[clause],
+        wanted=members(state.mover[clause], count),
+        beside=members(state.fixed[clause], count),
+        in_hand=member(state.mover[clause], id_of(state.carrying)),
+        fixed_in_hand=member(state.fixed[clause], id_of(state.carrying)),
+    )
+
+
+class Known(NamedTuple):
+    """What the bot knows: sets of cells (`cells.py`) that it has seen, and which objects it can get at."""
+
+    seen: jax.Array
+    unseen: jax.Array
+    """The rest, without the grid's border: that is wall."""
+    empty: jax.Array
+    open: jax.Array
+    """Empty, or an open door."""
+    closed: jax.Array
+    """Closed doors that are not locked."""
+    locked: jax.Array
+    walls: jax.Array
+    movable: jax.Array
+    """Keys, balls and boxes, unless taking one fails the task."""
+    taken: jax.Array
+    """Where the thing in hand lay when it was taken, as far as its verifier could say."""
+    reach: jax.Array
+    """`[2, W]`, what the agent can walk to, and what it could with the movable things cleared away."""
+    near: jax.Array
+    """`[2, W]`, the cells beside those: what can be faced."""
+    views: jax.Array
+    """`[4, W]`, by heading: from where something unseen can be seen."""
+    x: jax.Array
+    y: jax.Array
+    """`[O]`, where objects lie; what is to be gone to, where its verifier believes it to be."""
+    placed: jax.Array
+    """`[O]`, whether they lie anywhere, and that cell has been seen."""
+    hand: jax.Array
+    """The object carried, -1 for none."""
+    places: jax.Array
+    """Empty cells next to what the task puts a thing next to."""
+
+    def cells(self, objects: jax.Array) -> jax.Array:
+        """The cells of a set of objects bool `[O]`."""
+        return marked(self.x, self.y, objects & self.placed, self.seen.shape[0])
+
+
+def survey(state: State, seen: jax.Array, task: Task) -> Known:
+    """What the true grid shows in the cells `seen`, uint32 `[W]`."""
+    width, height = state.grid.shape
+    cell = state.grid.astype(jnp.int32)
+    kind, door = type_of(cell), state_of(cell)
+    is_door = kind == DOOR
+    empty = words(kind == EMPTY) & seen
+    open = words((kind == EMPTY) | is_door & (door == OPEN)) & seen
+    closed = words(is_door & (door == CLOSED)) & seen
+    loose = words((kind >= KEY) & (kind <= BOX)) & seen
+
+    # a strict clause fails by opening another door, or by taking another thing
+    movable = jnp.where(task.strict & (task.kind != GO_TO) & (task.kind != OPEN_DOOR), np.uint32(0), loose)
+    free = open | jnp.where(task.strict & (task.kind == OPEN_DOOR), np.uint32(0), closed)
+    x, y = state.position[0], state.position[1]
+    here = single(x, y, width)
+    reach = flood(jnp.stack([here, here]), jnp.stack([free, free | movable]))
+    inside = np.full(width, (1 << height - 1) - 2, np.uint32)
+    inside[[0, -1]] = 0
+    unseen = ~seen & inside
+
+    hand = id_of(state.carrying.astype(jnp.int32))
+    own = np.arange(state.cell.shape[0]) == hand
+    taken = jnp.max(jnp.where(own, state.tracked, -1)).astype(jnp.int32)
+    at = jnp.where((task.kind == GO_TO) & task.wanted, state.tracked, state.cell).astype(jnp.int32)
+    at_x, at_y = at // height, at % height
+    placed = (at >= 0) & holds(seen, at_x, at_y)
+    return Known(
+        seen=seen,
+        unseen=unseen,
+        empty=empty,
+        open=open,
+        closed=closed,
+        locked=words(is_door & (door == LOCKED)) & seen,
+        walls=words(kind == WALL) & seen,
+        movable=movable,
+        taken=jnp.where(taken >= 0, single(taken // height, taken % height, width), np.uint32(0)),
+        reach=reach,
+        near=around(reach) & seen,
+        views=viewpoints(unseen, open | loose),
+        x=at_x,
+        y=at_y,
+        placed=placed,
+        hand=hand,
+        places=around(marked(at_x, at_y, task.beside & placed, width)) & empty,
+    )
+
+
+def in_view(state: State) -> jax.Array:
+    """The cells in view: uint32 `[W]`."""
+    width, height = state.grid.shape
+    aside, ahead = np.divmod(np.arange(VIEW * VIEW), VIEW)
+    aside, ahead = aside - AGENT_I, AGENT_J - ahead
+    step = front(jnp.zeros(2, jnp.int32), state.direction)
+    x = state.position[0] + step[0] * ahead - step[1] * aside
+    y = state.position[1] + step[1] * ahead + step[0] * aside
+    _, lit = window(state.grid, state.position, state.direction)
+    return marked(x, y, lit & (y >= 0) & (y < height), width)

@@ -1,0 +1,164 @@
+"""Where to go and how: the searches behind the bot, on sets of cells (`cells.py`) and of poses.
+
+A set of poses is uint32 `[4, W]`: for each heading, the cells.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs_jax.babyai.cells import around, behind, holds
+from envs_jax.babyai.constants import FORWARD, LEFT, RIGHT, VIEW
+from envs_jax.babyai.view import front
+
+
+AHEAD, ASIDE = VIEW - 1, VIEW // 2
+"""How far the view reaches forwards, and to each side."""
+
+
+def facing(cells: jax.Array) -> jax.Array:
+    """The poses that face a set of cells."""
+    return jnp.stack([behind(cells, heading) for heading in range(4)])
+
+
+def first_move(
+    goals: jax.Array, walkable: jax.Array, position: jax.Array, heading: jax.Array, turns: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The first action of a shortest way to a pose: breadth-first search backwards from all goals at once.
+
+    **Arguments:** `goals`, poses; `walkable`, cells; the pose, int32 `[2]` and `[]`; `turns`, int32 `[4]`, how much
+    each heading is liked, where either turn is as short.
+    **Returns:** whether the pose is a goal, whether there is a way, and FORWARD, LEFT or RIGHT.
+    """
+    x, y = position[0], position[1]
+    ahead = front(position, heading)
+    enters = holds(walkable, ahead[0], ahead[1])
+    left, right = (heading - 1) & 3, (heading + 1) & 3
+
+    def moves(poses):
+        here = holds(poses, x, y)
+        return holds(poses, ahead[0], ahead[1])[heading] & enters, here[left], here[right]
+
+    def searching(carry):
+        poses, stuck = carry
+        forward, turn_left, turn_right = moves(poses)
+        return ~(forward | turn_left | turn_right | stuck)
+
+    def body(carry):
+        poses, _ = carry
+        onward = poses & walkable
+        grown = poses | jnp.roll(poses, 1, 0) | jnp.roll(poses, -1, 0)
+        grown = grown | jnp.stack([behind(onward[h], h) for h in range(4)])
+        return grown, jnp.all(grown == poses)
+
+    poses, stuck = jax.lax.while_loop(searching, body, (goals, jnp.bool_(False)))
+    forward, turn_left, turn_right = moves(poses)
+    turn_left &= ~turn_right | (turns[left] >= turns[right])
+    move = jnp.where(forward, FORWARD, jnp.where(turn_left, LEFT, RIGHT))
+    return holds(goals, x, y)[heading], ~stuck, move
+
+
+def gains(unseen: jax.Array, position: jax.Array) -> jax.Array:
+    """How many unseen cells the view would cover in each heading, if nothing hid them: int32 `[4]`."""
+    x, y = position[0], position[1].astype(jnp.uint32)
+    line = np.uint32((1 << VIEW) - 1) << y
+    rows = jnp.stack([line >> ASIDE, line, line >> ASIDE, line >> AHEAD])
+    first = jnp.stack([x, x - ASIDE, x - AHEAD, x - ASIDE])[:, None]
+    column = np.arange(unseen.shape[0])
+    covered = jnp.where((column >= first) & (column < first + VIEW), unseen & rows[:, None], np.uint32(0))
+    return jnp.sum(jax.lax.population_count(covered).astype(jnp.int32), axis=-1)
+
+
+def obstacles(target: jax.Array, hidden: jax.Array, movable: jax.Array, near: jax.Array) -> jax.Array:
+    """What to clear away first on a shortest way to a target that only leads over movable things.
+
+    **Arguments:** sets of cells: `target`; `hidden`, what can be walked on once things are moved, and not before;
+    `movable`, where those things lie; `near`, the cells beside those that can be walked on now.
+    **Returns:** the cells of the outermost things to clear.
+    """
+
+    def body(carry):
+        cells, _ = carry
+        grown = cells | around(cells) & hidden
+        return grown, jnp.any(grown != cells)
+
+    def searching(carry):
+        cells, grew = carry
+        return grew & ~jnp.any(cells & movable & near)
+
+    cells, _ = jax.lax.while_loop(searching, body, (target & hidden, jnp.any(target & hidden)))
+    return cells & movable & near
+
+
+def aside(target: jax.Array, walkable: jax.Array, empty: jax.Array) -> jax.Array:
+    """Poses in which a thing can be put down without cutting off the way to a target.
+
+    What lies farther from the target than the agent does is not on its shortest way there.
+
+    **Arguments:** sets of cells: `target`, to be walked to; `walkable`; `empty`, where things can be put down.
+    **Returns:** poses.
+    """
+
+    def body(carry):
+        cells, last, poses = carry
+        fresh = around(last) & walkable & ~cells
+        poses = poses | facing(fresh & empty) & last
+        return cells | fresh, fresh, poses
+
+    start = target & walkable
+    none = jnp.zeros((4, *target.shape), jnp.uint32)
+    return jax.lax.while_loop(lambda carry: jnp.any(carry[1] != 0), body, (start, start, none))[2]
+
+
+def viewpoints(unseen: jax.Array, clear: jax.Array) -> jax.Array:
+    """Poses that show an unseen cell.
+
+    Only what is certain to be lit counts: cells on a straight line ahead, and aside from its end.
+
+    **Arguments:** sets of cells: `unseen`; `clear`, those known to be transparent.
+    **Returns:** poses.
+    """
+    both = jnp.stack([unseen, unseen])
+
+    def sideways(_, sides):
+        vertical, horizontal = sides
+        up_down = behind(vertical, 1) | behind(vertical, 3)
+        left_right = behind(horizontal, 0) | behind(horizontal, 2)
+        return sides | jnp.stack([up_down, left_right]) & clear
+
+    sides = jax.lax.fori_loop(0, ASIDE, sideways, both)
+    poses = jnp.concatenate([sides, sides])
+
+    def ahead(_, poses):
+        return poses | jnp.stack([behind(poses[h], h) for h in range(4)]) & clear
+
+    poses = jax.lax.fori_loop(0, AHEAD - 1, ahead, poses)
+    return poses | jnp.stack([behind(poses[h], h) for h in range(4)])
+
+
+def harmless(empty: jax.Array, open: jax.Array, seen_walls: jax.Array) -> jax.Array:
+    """Empty cells where a thing can be put down without blocking anything.
+
+    Judged by the ring of eight cells around: those that can be walked on must remain connected, and whatever else is
+    there, unless it is a wall, must keep a free cell beside it.
+
+    **Arguments:** sets of cells: `empty`, seen ones; `open`, the cells known to be walked on; `seen_walls`.
+    """
+    steps = ((-1, -1), (0, -1), (1, -1), (1, 0), (1, 1), (0, 1), (-1, 1), (-1, 0))
+
+    def shifted(cells, dx, dy):
+        cells = jnp.roll(cells, -dx, -1) if dx else cells
+        return cells >> 1 if dy == 1 else cells << 1 if dy == -1 else cells
+
+    free = [shifted(open, *step) for step in steps]
+    thing = [shifted(~(open | seen_walls), *step) for step in steps]
+    ones = twos = fours = bad = jnp.zeros_like(empty)
+    for i in range(8):
+        bad |= thing[i] & ~free[i - 1] & ~free[(i + 1) % 8]
+        # count how often free and taken alternate around the ring, in three planes of bits
+        change = free[i] ^ free[i - 1]
+        carry = ones & change
+        ones, twos, fours = ones ^ change, twos ^ carry, fours | twos & carry
+    return empty & ~bad & ~fours
