@@ -82,7 +82,7 @@ def test_the_loss_curve_is_that_of_peft_and_torch(tmp_path, tune):
         learner.init(jax.random.key(2))
     )
     np.testing.assert_allclose(metrics["loss"], want, rtol=2e-4)
-    assert want[-1] < (0.98 if tune == "lora" else 0.5) * want[0]
+    assert want[-1] < (0.98 if tune == "lora" else 0.6) * want[0]
 
     if tune == "full":
         model.save_pretrained(tmp_path / "theirs")
