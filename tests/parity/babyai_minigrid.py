@@ -176,15 +176,15 @@ WILD = np.array([0.17, 0.17, 0.3, 0.12, 0.1, 0.12, 0.02])
 """Random actions, with enough forward that something happens."""
 
 
-def record(env, seed: int, steps: int, take_over) -> tuple[object, Episode]:
+def record(env, seed: int, steps: int, take_over, make_bot=Bot) -> tuple[object, Episode]:
     """Play one episode of minigrid, and take it over at its start or, for every fourth seed, in its middle.
 
-    Even seeds act at random. Odd seeds follow minigrid's bot, with one random action in eight. `take_over(env)` is
-    called once; what it returns is returned with the record.
+    Even seeds act at random. Odd seeds follow the bot that `make_bot(env)` makes, with one random action in eight.
+    `take_over(env)` is called once; what it returns is returned with the record.
     """
     rng = np.random.default_rng(seed)
     obs, _ = quietly(env.reset, seed=seed)
-    bot, action, done = (Bot(env) if seed % 2 else None), None, False
+    bot, action, done = (make_bot(env) if seed % 2 else None), None, False
 
     def choose():
         nonlocal bot
@@ -203,7 +203,7 @@ def record(env, seed: int, steps: int, take_over) -> tuple[object, Episode]:
         obs, _, terminated, truncated, _ = env.step(action)
         if terminated or truncated:
             obs, _ = quietly(env.reset, seed=seed)
-            bot, action = (Bot(env) if seed % 2 else None), None
+            bot, action = (make_bot(env) if seed % 2 else None), None
             break
     taken = take_over(env)
     if env.carrying is not None:

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import envs_jax
-from tests.parity.babyai_compare import IDS, Comparison, compare, spelled
+from tests.parity.babyai_compare import IDS, UNSOLVED, Comparison, compare, spelled
 
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "environments"
@@ -20,10 +20,11 @@ SEEDS = 100
 INTRODUCTION = """# BabyAI beside minigrid, level by level
 
 For every id, {seeds} episodes of minigrid 3.2.0 were taken over with `import_state`, half of them at random and half
-after minigrid's own bot (one action in eight at random), some at their start and some in their middle, and played here
-with the same actions. Compared at every step: the image, the direction, the mission, the reward, `terminated` and
-`truncated`. *Steps* are those compared; *reached* are the episodes that ended in success, *failed* those that a strict
-mission ended; *differences* counts levels' worlds that came out otherwise at any step.
+after minigrid's own bot, one action in eight at random (after ours where that one never succeeds: {unsolved}); some at
+their start and some in their middle; and played here with the same actions. Compared at every step: the image, the
+direction, the mission, the reward, `terminated` and `truncated`. *Steps* are those compared; *reached* are the episodes
+that ended in success, *failed* those that a strict mission ended; *differences* counts levels' worlds that came out
+otherwise at any step.
 
 Made by `python -m tests.parity.babyai_table`. {count} ids, {steps} steps, {different} differences.
 
@@ -64,6 +65,7 @@ def write(found: Iterable[Comparison]) -> None:
     RECORD.write_text(json.dumps([asdict(c) for c in found], indent=0) + "\n")
     head = INTRODUCTION.format(
         seeds=SEEDS,
+        unsolved=", ".join(f"`{id}`" for id in UNSOLVED),
         count=len(found),
         steps=f"{sum(c.steps for c in found):,}",
         different=sum(bool(c.difference) for c in found),
