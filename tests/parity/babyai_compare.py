@@ -9,8 +9,8 @@ import jax
 import numpy as np
 
 import envs_jax
-from envs_jax.babyai.text import MISSIONS
 from envs_jax.babyai import bot_action, initial_memory
+from envs_jax.babyai.text import MISSIONS
 from tests.parity.babyai_minigrid import Bot, build, record
 
 
