@@ -8,7 +8,7 @@ policy of the KL term is the base without its adapters: no second model is kept,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,15 +20,12 @@ from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from llmrl_jax.lm import Finish, Generation, Llama, SamplingConfig, StopStrings, generate
+from llmrl_jax.lm import Finish, Llama, SamplingConfig, StopStrings, generate
 from llmrl_jax.lm.quantize import any_quantized
 from llmrl_jax.rl.learner import Learner
 from llmrl_jax.rl.shuffle import permutations
+from llmrl_jax.tuning.rewards import Reward, total_and_parts
 from llmrl_jax.tuning.sft import ROWS, first_params, placed
-
-
-Reward = Callable[[Generation, Int[Array, " P"]], Float[Array, "P n"]]
-"""From the continuations of `P` prompts, and the prompts' places in the data, to a reward for each, inside jit."""
 
 
 @dataclass(frozen=True)
@@ -174,35 +171,6 @@ def grpo_loss(
     return loss, metrics
 
 
-def text_reward(
-    function: Callable[[list[str], list[str], list[Mapping[str, Any]]], Any],
-    tokenizer: Any,
-    rows: Sequence[Mapping[str, Any]],
-    stops: StopStrings | None = None,
-) -> Reward:
-    """A Python function on text as a `Reward`: the device waits for the host.
-
-    **Arguments:** `function(prompts, completions, rows) -> floats`, one per completion, the same for the same
-    arguments (a resumed run relies on it); `tokenizer`; `rows`, the data, whose `prompt` is passed on.
-    """
-
-    def on_host(tokens, lengths, finish, places):
-        found = Generation(tokens, lengths, tokens, tokens, finish)
-        texts = found.texts(tokenizer, stops)
-        chosen = [rows[int(i)] for i in places for _ in range(tokens.shape[1])]
-        prompts = [str(row.get("prompt", "")) for row in chosen]
-        scores = np.asarray(function(prompts, [t for row in texts for t in row], chosen), np.float32)
-        if scores.shape != (tokens.shape[0] * tokens.shape[1],):
-            raise ValueError(f"the reward function gave {scores.shape}, not one number for each of {len(chosen)} texts")
-        return scores.reshape(tokens.shape[:2])
-
-    def reward(found: Generation, places: Int[Array, " P"]) -> Float[Array, "P n"]:
-        shape = jax.ShapeDtypeStruct(found.tokens.shape[:2], jnp.float32)
-        return jax.pure_callback(on_host, shape, found.tokens, found.lengths, found.finish, places)
-
-    return reward
-
-
 def make_grpo(
     config: GRPOConfig,
     model: Llama,
@@ -218,10 +186,11 @@ def make_grpo(
     **Arguments:** `config`; `model` and `variables`, see `make_sft`; `prompts`, at least `config.prompts` of them;
     `reward`, inside jit, or `text_reward` of a Python function; `stops`, strings that end a continuation; `mesh`, over
     whose axes data and fsdp the rows are split.
-    **Returns:** the learner. Its metrics are `reward` (mean), `reward_std` (within groups), `idle_groups` (the fraction
-    whose rewards are all alike, which teach nothing), `length`, `unfinished` (the fraction cut at `max_new_tokens`),
-    `loss`, `entropy`, `approx_kl`, `clip_fraction`, `grad_norm`, `kl_to_base` with a KL term, `first_ratio_error`
-    (bounded by 1e-4: sampling steps token by token, the loss reads rows whole) and `nonfinite` (bounded by 0).
+    **Returns:** the learner. Its metrics are `reward` (mean), `reward/<part>` if it has parts, `reward_std` (within
+    groups), `idle_groups` (the fraction whose rewards are all alike, which teach nothing), `length`, `unfinished` (the
+    fraction cut at `max_new_tokens`), `loss`, `entropy`, `approx_kl`, `clip_fraction`, `grad_norm`, `kl_to_base` with
+    a KL term, `first_ratio_error` (bounded by 1e-4: sampling steps token by token, the loss reads rows whole) and
+    `nonfinite` (bounded by 0).
     **Raises:** `ValueError` where sizes do not divide or an option is out of range.
     """
     _check(config, prompts, mesh)
@@ -264,7 +233,7 @@ def make_grpo(
         )
         variables = policy(state.params, state.frozen)
         found = generate(model, variables, batch.tokens, batch.lengths, keys, sampling, stops=stops)
-        rewards = reward(found, chosen).astype(jnp.float32)
+        rewards, terms = total_and_parts(reward(found, chosen))
 
         def flat(x):
             return split(x.reshape(rows, *x.shape[2:]))
@@ -289,6 +258,7 @@ def make_grpo(
         spread = jnp.std(rewards, axis=1)
         return samples, {
             "reward": jnp.mean(rewards),
+            **{name: jnp.mean(term) for name, term in terms.items()},
             "reward_std": jnp.mean(spread),
             "idle_groups": jnp.mean(spread < 1e-6),
             "length": jnp.mean(lengths),
@@ -340,7 +310,8 @@ def make_grpo(
 def make_reward_evaluation(
     config: GRPOConfig, model: Llama, prompts: Prompts, reward: Reward, *, stops: StopStrings | None = None
 ) -> Callable[[GRPOState, jax.Array], dict[str, float]]:
-    """The mean reward on held-out prompts: `evaluate(state, key) -> {reward, length, unfinished}`.
+    """The mean reward on held-out prompts: `evaluate(state, key) -> {reward, length, unfinished}`, and the parts of the
+    reward if it has any.
 
     **Arguments:** as `make_grpo`'s; each prompt is answered once, as the policy samples, `config.prompts` at a time.
     """
@@ -358,8 +329,10 @@ def make_reward_evaluation(
             keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(chosen)
             asked = jax.tree.map(lambda x: jnp.asarray(x)[chosen], prompts)
             found = generate(model, {**base, trained: params}, asked.tokens, asked.lengths, keys, sampling, stops=stops)
+            rewards, terms = total_and_parts(reward(found, chosen))
             values = {
-                "reward": reward(found, chosen)[:, 0],
+                "reward": rewards[:, 0],
+                **{name: term[:, 0] for name, term in terms.items()},
                 "length": found.lengths[:, 0],
                 "unfinished": found.finish[:, 0] == Finish.LENGTH,
             }

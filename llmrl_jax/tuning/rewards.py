@@ -9,9 +9,22 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
 from envs_jax.registry import nearest
+from llmrl_jax.lm import Generation, StopStrings
 
 
+Rewards = Float[Array, "P n"]
+Reward = Callable[[Generation, Int[Array, " P"]], Rewards | dict[str, Rewards]]
+"""From the continuations of `P` prompts, and the prompts' places in the data, to a reward for each, inside jit; or to
+several by name, whose sum is the reward and of which each is reported."""
+
+
+TextFunction = Callable[[list[str], list[str], list[Mapping[str, Any]]], Any]
 TextReward = Callable[[list[str], list[str], list[Mapping[str, Any]]], Sequence[float]]
 """`function(prompts, completions, rows) -> floats`: one for each completion; `rows` are the data's, whole."""
 
@@ -75,3 +88,52 @@ def load_reward(name: str) -> TextReward:
         names = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
         raise AttributeError(f"{where} has no function {function!r}{nearest(function, names)}")
     return found
+
+
+def total_and_parts(found: Rewards | dict[str, Rewards]) -> tuple[Rewards, dict[str, Rewards]]:
+    """What a `Reward` gave, as the rewards and, under `reward/<name>`, the parts that they are the sum of."""
+    if not isinstance(found, dict):
+        return found.astype(jnp.float32), {}
+    parts = {f"reward/{name}": part.astype(jnp.float32) for name, part in found.items()}
+    return sum(parts.values(), start=jnp.float32(0)), parts
+
+
+def from_text(
+    function: TextFunction,
+    tokenizer: Any,
+    rows: Sequence[Mapping[str, Any]],
+    stops: StopStrings | None = None,
+    shape: tuple[int, ...] = (),
+) -> Callable[[Generation, Int[Array, " P"]], Float[Array, "P n ..."]]:
+    """A Python function on text, inside jit: the device waits for the host.
+
+    **Arguments:** `function(prompts, completions, rows)`, which gives an array of `shape` for each completion, and the
+    same for the same arguments (a resumed run relies on it); `tokenizer`; `rows`, the data, whose `prompt` is passed
+    on; `stops`, strings that end a completion.
+    **Returns:** float32 `[P, n, *shape]` from `n` continuations of each of `P` prompts.
+    """
+
+    def on_host(tokens, lengths, finish, places):
+        found = Generation(tokens, lengths, tokens, tokens, finish)
+        texts = [text for row in found.texts(tokenizer, stops) for text in row]
+        chosen = [rows[int(i)] for i in places for _ in range(tokens.shape[1])]
+        values = np.asarray(function([str(row.get("prompt", "")) for row in chosen], texts, chosen), np.float32)
+        if values.shape != (len(texts), *shape):
+            each = f"an array of {list(shape)}" if shape else "one number"
+            raise ValueError(
+                f"the function on text gave {list(values.shape)}, not {each} for each of {len(texts)} texts"
+            )
+        return values.reshape(*tokens.shape[:2], *shape)
+
+    def read(found: Generation, places: Int[Array, " P"]) -> Float[Array, "P n ..."]:
+        out = jax.ShapeDtypeStruct((*found.tokens.shape[:2], *shape), jnp.float32)
+        return jax.pure_callback(on_host, out, found.tokens, found.lengths, found.finish, places)
+
+    return read
+
+
+def text_reward(
+    function: TextReward, tokenizer: Any, rows: Sequence[Mapping[str, Any]], stops: StopStrings | None = None
+) -> Reward:
+    """A Python function on text as a `Reward`, see `from_text`: a number for each completion."""
+    return from_text(function, tokenizer, rows, stops)

@@ -157,9 +157,27 @@ def test_it_learns_what_a_python_function_rewards(variables, model, config):
     assert set(asked[0]) == {"sky is", "is grass is"} and len(asked[0]) == 2 * config.group
 
 
+def test_a_reward_in_parts_is_their_sum_and_each_is_reported(variables):
+    def parts(found, places):
+        whole = first_is_blue(found, places)
+        return {"right": whole * 0.75, "there": jnp.full_like(whole, 0.5)}
+
+    def whole(found, places):
+        return first_is_blue(found, places) * 0.75 + 0.5
+
+    states = []
+    for reward in (parts, whole):
+        learner = make_grpo(SMALL, FULL, variables, PROMPTS, reward)
+        states.append(jax.jit(learner.update)(learner.init(jax.random.key(0))))
+    (ours, metrics), (same, _) = states
+    jax.tree.map(np.testing.assert_array_equal, ours.params, same.params)
+    assert float(metrics["reward/there"]) == 0.5
+    assert float(metrics["reward"]) == pytest.approx(float(metrics["reward/right"]) + 0.5)
+
+
 def test_a_reward_function_of_the_wrong_shape_is_named(variables):
     learner = make_grpo(SMALL, FULL, variables, PROMPTS, text_reward(lambda p, c, r: [1.0], WORDS, ROWS))
-    with pytest.raises(Exception, match=r"gave \(1,\), not one number for each of 8 texts"):
+    with pytest.raises(Exception, match=r"gave \[1\], not one number for each of 8 texts"):
         jax.block_until_ready(jax.jit(learner.update)(learner.init(jax.random.key(0))))
 
 
