@@ -17,7 +17,7 @@ from envs_jax.babyai.text import MISSIONS
 from llmrl_jax.rl.ppo import PPOConfig
 from llmrl_jax.systems.glam.agents import make_agent
 from llmrl_jax.systems.glam.presets import SYMBOLIC
-from llmrl_jax.systems.glam.recurrent import LSTM
+from llmrl_jax.systems.glam.recurrent import LSTM, Conv
 from llmrl_jax.systems.glam.symbolic import (
     MissionWords,
     SymbolicConfig,
@@ -224,7 +224,7 @@ def test_the_mission_and_the_view_count(tiny, played, drawn, step):
         assert rows.any() and np.abs(np.asarray(base - changed)).max(axis=1)[rows].min() > 1e-6, name
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # and so with LLVM's optimisations: without them XLA 0.10.2 makes nan of this gradient
 def test_ppo_learns_by_what_it_acted_by(tiny):
     learner = tiny.learner()
     state = learner.init(jax.random.key(0))
@@ -280,3 +280,12 @@ def test_bad_sizes():
         SymbolicConfig(image_dim=12)
     with pytest.raises(ValueError, match="symbolic recurrence is 0"):
         SymbolicConfig(recurrence=0)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_convolution_is_the_library_s(size):
+    x = jax.random.normal(jax.random.key(0), (2, 5, 4, 3))
+    ours, theirs = Conv(7, size), nn.Conv(7, (size, size), padding=1)
+    variables = ours.init(jax.random.key(1), x)
+    assert variables["params"]["kernel"].shape == (size, size, 3, 7)
+    np.testing.assert_allclose(ours.apply(variables, x), theirs.apply(variables, x), atol=1e-5)

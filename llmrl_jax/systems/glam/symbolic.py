@@ -27,7 +27,7 @@ from envs_jax.babyai.text import MISSIONS, mission_limits
 from envs_jax.env import Environment, Wrapper
 from envs_jax.text import Prompt, Slot
 from llmrl_jax.rl.distributions import Categorical
-from llmrl_jax.systems.glam.recurrent import GRU, LSTM, uniform, unit_columns
+from llmrl_jax.systems.glam.recurrent import GRU, LSTM, Conv, unit_columns
 
 
 GROUP = 16
@@ -132,11 +132,6 @@ def halved(x: Float[Array, "N H W C"]) -> Float[Array, "N h w C"]:
     return x.reshape(n, height // 2, 2, width // 2, 2, channels).max(axis=(2, 4))
 
 
-def _conv(inputs: int, features: int, size: int, name: str) -> nn.Conv:
-    draw = uniform(inputs * size * size)
-    return nn.Conv(features, (size, size), padding=1, kernel_init=draw, bias_init=draw, name=name)
-
-
 def _norm(name: str) -> nn.GroupNorm:
     # the variance as a mean of squares less a squared mean would lose the digits that acting and learning agree in
     return nn.GroupNorm(None, group_size=GROUP, epsilon=1e-5, use_fast_variance=False, name=name)
@@ -148,8 +143,8 @@ class FiLM(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "N H W C"], mission: Float[Array, "N D"]) -> Float[Array, "N H W C"]:
         channels = x.shape[-1]
-        x = nn.relu(_norm("norm_1")(_conv(channels, channels, 3, "conv_1")(x)))
-        x = _conv(channels, channels, 3, "conv_2")(x)
+        x = nn.relu(_norm("norm_1")(Conv(channels, 3, name="conv_1")(x)))
+        x = Conv(channels, 3, name="conv_2")(x)
         scale, shift = (nn.Dense(channels, kernel_init=unit_columns, name=name)(mission) for name in ("scale", "shift"))
         x = x * scale[:, None, None] + shift[:, None, None]
         return nn.relu(_norm("norm_2")(x))
@@ -176,9 +171,9 @@ class SymbolicNetwork(nn.Module):
         sizes, rows = self.sizes, steps * batch
         embed = nn.Embed(self.vocab_size, sizes.instr_dim, embedding_init=nn.initializers.normal(1.0), name="words")
         mission = GRU(sizes.instr_dim, name="mission")(embed(words.reshape(rows, -1)), lengths.reshape(rows))
-        x = _conv(3, sizes.image_dim, 2, "conv_1")(image.reshape(rows, *image.shape[2:]))
+        x = Conv(sizes.image_dim, 2, name="conv_1")(image.reshape(rows, *image.shape[2:]))
         x = halved(nn.relu(_norm("norm_1")(x)))  # 8 x 8 to 4 x 4
-        x = _conv(sizes.image_dim, sizes.image_dim, 3, "conv_2")(x)
+        x = Conv(sizes.image_dim, 3, name="conv_2")(x)
         x = halved(nn.relu(_norm("norm_2")(x)))
         for name in ("film_1", "film_2"):
             x = FiLM(name=name)(x, mission)

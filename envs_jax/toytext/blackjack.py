@@ -1,0 +1,149 @@
+"""Blackjack-v1 as Gymnasium 1.3 has it (Sutton and Barto, example 5.1)."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import numpy as np
+
+from envs_jax import spaces
+from envs_jax.toytext import board
+from envs_jax.toytext.tables import Outcome, TabularEnvironment, tabulate
+
+
+CARDS = {card: 4 / 13 if card == 10 else 1 / 13 for card in range(1, 11)}
+"""The values of cards, the ace 1, and how likely each is: the deck is infinite."""
+
+Hand = tuple[int, bool, bool]
+"""The sum, whether an ace counts 11 in it, and whether these are two cards that make 21."""
+
+HANDS: list[Hand] = [
+    *((total, False, False) for total in range(4, 32)),
+    *((total, True, False) for total in range(12, 22)),
+    (21, True, True),
+]
+"""The hands of a player: without a usable ace (over 21: bust), with one, and the natural."""
+
+INDEX = {held: index for index, held in enumerate(HANDS)}
+
+DEALERS = 110
+"""Pairs of the dealer's cards: the open one, and the other, which may be unseen."""
+
+STICK = 0
+UNSEEN = 0
+"""In the place of the dealer's second card, while it has not been drawn."""
+
+
+def hand(cards: list[int]) -> Hand:
+    """What counts of the cards of a hand."""
+    usable = 1 in cards and sum(cards) + 10 <= 21
+    return sum(cards) + 10 * usable, usable, sorted(cards) == [1, 10]
+
+
+def draw(held: Hand, card: int) -> Hand:
+    """A hand of at least two cards, with a further one."""
+    total, usable, _ = held
+    low = total - 10 * usable + card
+    usable = (usable or card == 1) and low + 10 <= 21
+    return low + 10 * usable, usable, False
+
+
+def encode(player: Hand, shown: int, hidden: int) -> int:
+    """The row of the table, of the player's hand and the dealer's two cards; `hidden` may be `UNSEEN`."""
+    return INDEX[player] * DEALERS + (shown - 1) * 11 + hidden
+
+
+def decode(index: int) -> tuple[Hand, int, int]:
+    """The player's hand and the dealer's two cards; the inverse of `encode`."""
+    held, dealer = divmod(index, DEALERS)
+    return HANDS[held], dealer // 11 + 1, dealer % 11
+
+
+@functools.cache
+def _dealt(held: Hand) -> dict[int, float]:
+    """The final scores of a dealer who holds a hand (bust: 0), with their probabilities. He draws up to 17."""
+    if held[0] >= 17:
+        return {held[0] if held[0] <= 21 else 0: 1.0}
+    scores: dict[int, float] = {}
+    for card, prob in CARDS.items():
+        for score, share in _dealt(draw(held, card)).items():
+            scores[score] = scores.get(score, 0.0) + prob * share
+    return scores
+
+
+def _pay(player: Hand, dealer: Hand, score: int, natural: bool, sab: bool) -> float:
+    """The reward of sticking with a hand against the first two cards and the final score of the dealer."""
+    if sab and player[2] and not dealer[2]:
+        return 1.0
+    if natural and not sab and player[2] and score < 21:
+        return 1.5
+    return float(np.sign(player[0] - score))
+
+
+class Blackjack(TabularEnvironment):
+    """Come closer to 21 than the dealer, but not beyond.
+
+    Observation: int32 `[3]`: the player's sum, the dealer's open card, whether the player has a usable ace. Actions:
+    stick (0), hit (1). Reward: 1, 0 or -1 at the end. Terminated by sticking, or beyond 21; no time limit.
+
+    The dealer's second card is drawn when he turns it up; nobody can tell, and `optimal_values` does not peek.
+    """
+
+    names = ("stick", "hit")
+    reference = "BlackjackEnv"
+
+    def __init__(self, natural: bool = False, sab: bool = True):
+        """**Arguments:** `natural`, whether winning with a natural pays 1.5; `sab`, Sutton and Barto's rules instead,
+        by which a natural wins unless the dealer has one too. The defaults are those of Gymnasium's registry."""
+        self.natural, self.sab = natural, sab
+        drawn: dict[Hand, list[Outcome]] = {}
+        """Of drawing to a hand that may be drawn to, as far as the hand goes."""
+        for held in HANDS:
+            if held[0] <= 21:
+                hands = [(prob, draw(held, card)) for card, prob in CARDS.items()]
+                drawn[held] = [(p, INDEX[h], -1.0 if h[0] > 21 else 0.0, h[0] > 21) for p, h in hands]
+
+        def stick(player, shown, hidden):
+            """Rewards and their probabilities."""
+            rewards: dict[float, float] = {}
+            for card, share in CARDS.items() if hidden == UNSEEN else [(hidden, 1.0)]:
+                dealer = hand([shown, card])
+                for score, prob in _dealt(dealer).items():
+                    reward = _pay(player, dealer, score, natural, sab)
+                    rewards[reward] = rewards.get(reward, 0.0) + share * prob
+            return rewards
+
+        def outcomes(index, action):
+            player, shown, hidden = decode(index)
+            if player[0] > 21:
+                return [(1.0, index, 0.0, True)]
+            if action == STICK:
+                return [(prob, index, reward, True) for reward, prob in stick(player, shown, hidden).items()]
+            return [(prob, after * DEALERS + index % DEALERS, *rest) for prob, after, *rest in drawn[player]]
+
+        ranks = [min(rank, 10) for rank in range(1, 14)]
+        starts = [encode(hand([a, b]), shown, UNSEEN) for shown, a, b in itertools.product(ranks, repeat=3)]
+        size = len(HANDS) * DEALERS
+        seen = [(total, shown, usable) for (total, usable, _), shown, _ in map(decode, range(size))]
+        super().__init__(tabulate(size, 2, outcomes), starts, observations=np.array(seen, np.int32))
+
+    def observation_space(self, params):
+        return spaces.Box(0, np.array([31, 10, 1], np.int32), (3,), np.int32)
+
+    def read(self, inner):
+        if not hasattr(inner, "player"):
+            raise ValueError("the BlackjackEnv has no cards yet; call its reset first")
+        theirs, ours = (bool(inner.natural), bool(inner.sab)), (self.natural, self.sab)
+        if theirs != ours:
+            raise ValueError(f"the BlackjackEnv has (natural, sab) = {theirs}, {self.id} {ours}; make both the same")
+        return encode(hand(inner.player), *inner.dealer[:2])
+
+    def render(self, state):
+        """The dealer's open card above, the player's sum below with a star for a usable ace: uint8 `[160, 128, 3]`."""
+        (total, usable, _), shown, _ = decode(int(state.index))
+        picture = np.full((160, 128, 3), (7, 99, 36), np.uint8)
+        picture[12:72, 42:86] = board.WHITE
+        board.write(picture, "A" if shown == 1 else str(shown), 28, 64, board.RED)
+        board.write(picture, f"{total}*" if usable else str(total), 104, 64, board.WHITE)
+        return picture

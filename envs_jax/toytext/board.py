@@ -1,0 +1,63 @@
+"""Boards of cells: moving on one, and drawing it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+TILE = 32
+"""Pixels along a side of a cell."""
+
+Color = tuple[int, int, int]
+WHITE, BLACK, GRAY = (255, 255, 255), (0, 0, 0), (150, 150, 150)
+RED, GREEN, BLUE, YELLOW = (214, 60, 48), (60, 160, 72), (52, 94, 190), (240, 196, 48)
+
+
+def neighbor(cell: int, move: tuple[int, int], shape: tuple[int, int]) -> int:
+    """The cell (row-major index) that a move of `(rows, columns)` leads to; the edge of the board stops it."""
+    row, column = divmod(cell, shape[1])
+    row = min(max(row + move[0], 0), shape[0] - 1)
+    return row * shape[1] + min(max(column + move[1], 0), shape[1] - 1)
+
+
+def draw(cells: Sequence[Sequence[Color]]) -> np.ndarray:
+    """A board of coloured cells, with lines between: uint8 `[32 R, 32 C, 3]`."""
+    picture = np.kron(np.array(cells, np.uint8), np.ones((TILE, TILE, 1), np.uint8))
+    picture[::TILE] = picture[:, ::TILE] = GRAY
+    return picture
+
+
+def disc(picture: np.ndarray, cell: int, color: Color, radius: float = 0.31) -> None:
+    """Draw a disc, its `radius` in units of the cell, into a cell of a board."""
+    row, column = divmod(cell, picture.shape[1] // TILE)
+    y, x = (np.mgrid[:TILE, :TILE] + 0.5) / TILE - 0.5
+    picture[row * TILE : (row + 1) * TILE, column * TILE : (column + 1) * TILE][x * x + y * y <= radius**2] = color
+
+
+def wall(picture: np.ndarray, cell: int, move: tuple[int, int]) -> None:
+    """Draw a thick line on the border of a cell that a move would cross."""
+    row, column = divmod(cell, picture.shape[1] // TILE)
+    top, left = row * TILE, column * TILE
+    down, right = top + TILE, left + TILE
+    if move[0]:
+        edge = down if move[0] > 0 else top
+        picture[max(edge - 2, 0) : edge + 2, left:right] = BLACK
+    else:
+        edge = right if move[1] > 0 else left
+        picture[top:down, max(edge - 2, 0) : edge + 2] = BLACK
+
+
+GLYPHS = dict(
+    zip("0123456789A*", "75557 26227 71747 71717 55711 74717 74757 71122 75757 75717 25755 05250".split(), strict=True)
+)
+"""Letters of five rows by three columns: the bits of an octal digit are a row."""
+
+
+def write(picture: np.ndarray, text: str, top: int, middle: int, color: Color, scale: int = 6) -> None:
+    """Write digits, A and * on a picture, centered on a column, `scale` pixels to a dot of a letter."""
+    rows = ["0".join(f"{int(GLYPHS[letter][row]):03b}" for letter in text) for row in range(5)]
+    dots = np.kron(np.array([list(map(int, row)) for row in rows], bool), np.ones((scale, scale), bool))
+    left = middle - dots.shape[1] // 2
+    picture[top : top + dots.shape[0], left : left + dots.shape[1]][dots] = color

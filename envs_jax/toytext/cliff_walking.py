@@ -1,0 +1,49 @@
+"""CliffWalking-v1 and CliffWalkingSlippery-v1 as Gymnasium 1.3 has them (Sutton and Barto, example 6.6)."""
+
+from __future__ import annotations
+
+from envs_jax.toytext import board
+from envs_jax.toytext.tables import TabularEnvironment, tabulate
+
+
+SHAPE = (4, 12)
+START, GOAL = 36, 47
+CLIFF = range(37, 47)
+
+MOVES = ((-1, 0), (0, 1), (1, 0), (0, -1))
+"""Up, right, down, left, as (rows, columns)."""
+
+
+class CliffWalking(TabularEnvironment):
+    """Walk from one end of a cliff to the other without falling.
+
+    Observation: the cell of a board of 4 by 12, row-major, an int32 scalar. Actions: up, right, down, left; if
+    slippery, that or one of the two across it, each with probability 1/3. Reward: -1, and -100 for a fall, which leads
+    back to the start. Terminated at the goal; no time limit (section 5 of the props reference sets 100).
+    """
+
+    names = ("up", "right", "down", "left")
+    reference = "CliffWalkingEnv"
+
+    def __init__(self, is_slippery: bool = False):
+        """**Arguments:** `is_slippery`, whether moves may go astray."""
+        turns = (-1, 0, 1) if is_slippery else (0,)
+
+        def outcomes(cell, action):
+            found = []
+            for turn in turns:
+                there = board.neighbor(cell, MOVES[(action + turn) % 4], SHAPE)
+                fall = there in CLIFF
+                found.append((1 / len(turns), START if fall else there, -100 if fall else -1, there == GOAL))
+            return found
+
+        super().__init__(tabulate(SHAPE[0] * SHAPE[1], 4, outcomes), [START])
+
+    def render(self, state):
+        """The board from above, the agent a red disc: uint8 `[128, 384, 3]`."""
+        ground: list[board.Color] = [(200, 220, 170)] * (SHAPE[0] * SHAPE[1])
+        ground[CLIFF.start : CLIFF.stop] = [(90, 70, 60)] * len(CLIFF)
+        ground[GOAL] = board.YELLOW
+        picture = board.draw([ground[row * SHAPE[1] : (row + 1) * SHAPE[1]] for row in range(SHAPE[0])])
+        board.disc(picture, int(state.index), board.RED)
+        return picture

@@ -1,0 +1,100 @@
+"""FrozenLake-v1 as Gymnasium 1.3 has it: over the ice to the goal, past the holes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from envs_jax.registry import nearest
+from envs_jax.toytext import board
+from envs_jax.toytext.tables import TabularEnvironment, tabulate
+
+
+MAPS = {
+    "4x4": ("SFFF", "FHFH", "FFFH", "HFFG"),
+    "8x8": ("SFFFFFFF", "FFFFFFFF", "FFFHFFFF", "FFFFFHFF", "FFFHFFFF", "FHHFFFHF", "FHFFHFHF", "FFFHFFFG"),
+}
+
+MOVES = ((0, -1), (1, 0), (0, 1), (-1, 0))
+"""Left, down, right, up, as (rows, columns)."""
+
+COLORS: dict[str, board.Color] = {"S": (190, 225, 240), "F": (225, 240, 250), "H": (40, 70, 120), "G": board.YELLOW}
+
+
+def random_map(seed: int, size: int = 8, p: float = 0.8) -> list[str]:
+    """A map of `size` by `size` cells, frozen with probability `p`, on which the goal can be reached.
+
+    The same map as `generate_random_map(size, p, seed)` of Gymnasium.
+    """
+    if size < 2 or not 0 < p <= 1:
+        raise ValueError(f"size is {size} and p {p}; a map needs a size of at least 2, and p in (0, 1]")
+    rng = np.random.default_rng(seed)
+    while True:
+        cells = rng.choice(["F", "H"], (size, size), p=[p, 1 - p])
+        cells[0, 0], cells[-1, -1] = "S", "G"
+        reached, frontier = {0}, [0]
+        while frontier:
+            cell = frontier.pop()
+            new = {board.neighbor(cell, move, (size, size)) for move in MOVES} - reached
+            frontier += [there for there in new if cells.flat[there] != "H"]
+            reached.update(frontier)
+        if size * size - 1 in reached:
+            return ["".join(row) for row in cells]
+
+
+class FrozenLake(TabularEnvironment):
+    """Walk from the start (S) over frozen cells (F) to the goal (G), past holes (H).
+
+    Observation: the cell, row-major, an int32 scalar. Actions: left, down, right, up; on slippery ice the move is
+    the intended one with probability `success_rate`, else one of the two across it. Reward: 1 at the goal, else 0.
+    Terminated at the goal and in a hole; truncated after 100 steps (8x8: 200).
+    """
+
+    names = ("left", "down", "right", "up")
+    reference = "FrozenLakeEnv"
+
+    def __init__(
+        self,
+        desc: Sequence[str] | None = None,
+        map_name: str = "4x4",
+        is_slippery: bool = True,
+        success_rate: float = 1.0 / 3.0,
+        reward_schedule: tuple[float, float, float] = (1, 0, 0),
+        max_steps: int = 100,
+    ):
+        """**Arguments:** `desc`, rows of the letters S, F, H and G (see `random_map`), which wins over `map_name`,
+        "4x4" or "8x8"; `is_slippery`; `success_rate`, of a move on slippery ice; `reward_schedule`, the rewards for
+        reaching goal, hole, and any other cell; `max_steps`, the default time limit."""
+        if desc is None and map_name not in MAPS:
+            raise ValueError(
+                f"there is no map {map_name!r}{nearest(str(map_name), list(MAPS))} (give one of {', '.join(MAPS)}, "
+                "or a desc, such as random_map(seed))"
+            )
+        if not 0 <= success_rate <= 1:
+            raise ValueError(f"success_rate is {success_rate}; it is a probability, from 0 to 1")
+        self.desc = tuple(MAPS[map_name] if desc is None else desc)
+        letters = "".join(self.desc)
+        if len({len(row) for row in self.desc}) != 1 or not set(letters) <= set("SFHG") or "S" not in letters:
+            raise ValueError(f"the map {list(self.desc)} is not of equally long rows of S, F, H and G with an S in it")
+        shape = len(self.desc), len(self.desc[0])
+        side = (1.0 - success_rate) / 2.0
+        rewards = dict(zip("GHFS", (*reward_schedule, reward_schedule[2])))
+
+        def outcomes(cell, action):
+            if letters[cell] in "GH":
+                return [(1.0, cell, 0, True)]
+            found = []
+            for turn, prob in ((-1, side), (0, success_rate), (1, side)) if is_slippery else ((0, 1.0),):
+                there = board.neighbor(cell, MOVES[(action + turn) % 4], shape)
+                found.append((prob, there, rewards[letters[there]], letters[there] in "GH"))
+            return found
+
+        starts = [cell for cell, letter in enumerate(letters) if letter == "S"]
+        super().__init__(tabulate(len(letters), 4, outcomes), starts, max_steps)
+
+    def render(self, state):
+        """The lake from above, the agent a red disc: uint8 `[32 R, 32 C, 3]`."""
+        picture = board.draw([[COLORS[letter] for letter in row] for row in self.desc])
+        board.disc(picture, int(state.index), board.RED)
+        return picture

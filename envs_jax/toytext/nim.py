@@ -1,0 +1,61 @@
+"""Nim-v0, the world that ProPS brings along (props reference, section 5.1)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from envs_jax.registry import nearest
+from envs_jax.toytext import board
+from envs_jax.toytext.tables import TabularEnvironment, tabulate
+
+
+REMOVES = {"1-3": (1, 2, 3), "0-2": (0, 1, 2)}
+"""What the three actions remove, in both published readings."""
+
+
+class Nim(TabularEnvironment):
+    """Take one to three sticks in turn with an opponent; who takes the last one loses.
+
+    The opponent leaves one more than a multiple of four, and takes at random where that is impossible. Observation: the
+    sticks left, an int32 scalar. Reward: 1 where the opponent took the last one, -1 where the player did or took a
+    number that is not allowed; either ends the episode.
+    """
+
+    reference = "NimEnv"
+
+    def __init__(self, initial_sticks: int = 10, actions: str = "1-3"):
+        """**Arguments:** `initial_sticks`; `actions`, what they remove: "1-3", or "0-2", of which 0 is not allowed. The
+        release of ProPS removes what the action says, and its configuration without semantics offers 0, 1 and 2."""
+        if actions not in REMOVES:
+            raise ValueError(f"actions is {actions!r}{nearest(str(actions), list(REMOVES))} (it is 1-3 or 0-2)")
+        if initial_sticks < 1:
+            raise ValueError(f"initial_sticks is {initial_sticks}; at least 1 is needed")
+        self.initial_sticks, self.removes = initial_sticks, REMOVES[actions]
+        self.names = tuple(f"remove {n}" for n in self.removes)
+
+        def outcomes(sticks, action):
+            left = sticks - self.removes[action]
+            if left < 0 or left == sticks:
+                return [(1.0, sticks, -1, True)]
+            if left == 0:
+                return [(1.0, 0, -1, True)]
+            reply = (left - 1) % 4
+            replies = [reply] if reply else range(1, min(3, left) + 1)
+            return [(1 / len(replies), left - n, int(left == n), left == n) for n in replies]
+
+        super().__init__(tabulate(initial_sticks + 1, 3, outcomes), [initial_sticks])
+
+    def read(self, inner):
+        if inner.initial_sticks != self.initial_sticks:
+            raise ValueError(
+                f"the NimEnv starts with {inner.initial_sticks} sticks, {self.id} with {self.initial_sticks}; "
+                "make both with the same"
+            )
+        return int(inner.current_sticks)
+
+    def render(self, state):
+        """The sticks that are left, side by side: uint8 `[64, 16 (N + 1), 3]`."""
+        picture = np.full((64, 16 * (self.initial_sticks + 1), 3), board.WHITE, np.uint8)
+        for stick in range(1, int(state.index) + 1):
+            picture[8:56, 16 * stick - 3 : 16 * stick + 3] = (160, 110, 60)
+        return picture

@@ -1,0 +1,193 @@
+"""Worlds that are a table: for every state and action the outcomes, each with probability, reward and end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from envs_jax import spaces
+from envs_jax.env import Environment
+
+
+NO_LIMIT = 2**31 - 1
+"""The time limit of a world that Gymnasium registers without one: never reached."""
+
+Outcome = tuple[float, int, float, bool]
+"""Probability, next state, reward, terminated: the tuples of Gymnasium's `env.P[state][action]`."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A finite Markov decision process: `S` states, `A` actions, at most `K` outcomes of each action.
+
+    Rows with fewer outcomes are padded with others of probability 0.
+    """
+
+    prob: np.ndarray
+    """float64 `[S, A, K]`."""
+    successor: np.ndarray
+    """int32 `[S, A, K]`, the state that an outcome leads to."""
+    reward: np.ndarray
+    """float64 `[S, A, K]`."""
+    terminated: np.ndarray
+    """bool `[S, A, K]`."""
+    count: np.ndarray
+    """int32 `[S, A]`, how many of the `K` are no padding."""
+
+
+def tabulate(num_states: int, num_actions: int, outcomes: Callable[[int, int], Sequence[Outcome]]) -> Table:
+    """The table of the process whose `outcomes(state, action)` are given as Gymnasium lists them."""
+    listed = [[outcomes(s, a) for a in range(num_actions)] for s in range(num_states)]
+    count = np.array([[len(found) for found in row] for row in listed], np.int32)
+    filled = np.zeros((num_states, num_actions, count.max(), 4))
+    for (s, a), n in np.ndenumerate(count):
+        filled[s, a, :n] = listed[s][a]
+        filled[s, a, n:, 1] = s
+    return Table(
+        prob=filled[..., 0],
+        successor=filled[..., 1].astype(np.int32),
+        reward=filled[..., 2],
+        terminated=filled[..., 3].astype(bool),
+        count=count,
+    )
+
+
+@struct.dataclass
+class ToyTextParams:
+    """What may vary between the rows of one compiled program."""
+
+    max_steps: Any = NO_LIMIT
+    """Steps until truncation."""
+
+
+@struct.dataclass
+class ToyTextState:
+    """Where in the table the episode is, and the clock."""
+
+    index: jax.Array
+    """int32 `[]`, the state's row of the table."""
+    time: jax.Array
+    """int32 `[]`, steps since the reset."""
+
+
+class TabularEnvironment(Environment[ToyTextState, ToyTextParams]):
+    """A world given by its table. Episodes start in a random one of `starts`; `info["prob"]` is the outcome's
+    probability (float32 `[]`), as in Gymnasium."""
+
+    names: tuple[str, ...]
+    """Of the actions, in order."""
+    reference: str
+    """Name of the class that `import_state` reads."""
+
+    def __init__(
+        self, table: Table, starts: Sequence[int], max_steps: int = NO_LIMIT, observations: np.ndarray | None = None
+    ):
+        """**Arguments:** `table`; `starts`, states that are equally likely at first (one may stand there repeatedly);
+        `max_steps`, the default time limit; `observations`, int32 `[S, ...]`, what is seen of each state (default: its
+        index)."""
+        self.table, self.max_steps = table, max_steps
+        self.starts = np.asarray(starts, np.int32)
+        size, self.num_actions, width = table.prob.shape
+        self.observations = np.arange(size, dtype=np.int32) if observations is None else observations
+        self._sees_all = observations is None
+        # An outcome is chosen by how many thresholds a uniform number has reached: the last outcome takes what is
+        # left, and padding is out of reach. Everything that a step needs lies in one row, so that it gathers once.
+        threshold = np.cumsum(table.prob, axis=-1)
+        threshold[np.arange(width) >= table.count[..., None] - 1] = np.inf
+        columns = (threshold, table.successor, table.reward, table.terminated, table.prob)
+        self._rows = np.stack(columns, axis=-1).reshape(size * self.num_actions, width, 5).astype(np.float32)
+
+    @property
+    def initial(self) -> np.ndarray:
+        """The distribution of first states: float64 `[S]`."""
+        return np.bincount(self.starts, minlength=len(self.table.prob)) / len(self.starts)
+
+    @property
+    def default_params(self):
+        return ToyTextParams(max_steps=self.max_steps)
+
+    def _observe(self, index: jax.Array) -> jax.Array:
+        return index if self._sees_all else jnp.asarray(self.observations)[index]
+
+    def reset(self, key, params):
+        index = jnp.int32(self.starts[0])
+        if len(self.starts) > 1:
+            index = jnp.asarray(self.starts)[jax.random.randint(key, (), 0, len(self.starts), jnp.int32)]
+        return self._observe(index), ToyTextState(index, jnp.int32(0))
+
+    def step(self, key, state, action, params):
+        chance = self._rows.shape[1] > 1
+        uniform = jax.random.uniform(key, (), jnp.float32) if chance else jnp.float32(0)
+        return self.advance(uniform, state, action, params)
+
+    def advance(self, uniform: jax.Array, state: ToyTextState, action: jax.Array, params: ToyTextParams):
+        """`step`, with its random number given: `uniform`, float32 `[]` in [0, 1), picks the outcome by the cumulative
+        probabilities, as Gymnasium's `categorical_sample` does."""
+        index = state.index * self.num_actions + action.astype(jnp.int32)
+        row = jnp.take(jnp.asarray(self._rows), index, axis=0, mode="clip")
+        chosen = jnp.sum(uniform >= row[:, 0], dtype=jnp.int32)
+        picked = jnp.arange(len(row), dtype=jnp.int32) == chosen
+        successor, reward, terminated, prob = jnp.where(picked[:, None], row[:, 1:], 0.0).sum(0)
+        state = ToyTextState(successor.astype(jnp.int32), state.time + 1)
+        truncated = state.time >= params.max_steps
+        return self._observe(state.index), state, reward, terminated > 0, truncated, {"prob": prob}
+
+    def observation_space(self, params):
+        return spaces.Discrete(int(self.observations.max()) + 1)
+
+    def action_space(self, params):
+        return spaces.Discrete(self.num_actions)
+
+    @property
+    def action_names(self):
+        return self.names
+
+    def read(self, inner: Any) -> int:
+        """The row of the table for a live reference environment, unwrapped.
+
+        **Raises:** `ValueError` before its first reset, and where its options make it another world.
+        """
+        if getattr(inner, "s", None) is None:
+            raise ValueError(f"the {self.reference} has no state yet; call its reset first")
+        index = int(inner.s)
+        for action, outcomes in inner.P.get(index, {}).items():
+            n = len(outcomes)
+            fields = self.table.prob, self.table.successor, self.table.reward, self.table.terminated
+            ours = np.array([field[index, action, :n] for field in fields])
+            if n != self.table.count[index, action] or not np.array_equal(ours, np.transpose(outcomes)):
+                raise ValueError(
+                    f"the {self.reference} has other outcomes of action {action} in state {index} than {self.id}: "
+                    f"{outcomes}; make both with the same options"
+                )
+        return index
+
+
+def elapsed_steps(gymnasium_env: Any) -> int:
+    """How many steps the `TimeLimit` around a Gymnasium environment has counted since the reset; 0 without one."""
+    layer = gymnasium_env
+    while layer is not gymnasium_env.unwrapped:
+        if type(layer).__name__ == "TimeLimit":
+            return layer._elapsed_steps or 0
+        layer = layer.env
+    return 0
+
+
+def import_state(gymnasium_env: Any, env: TabularEnvironment, params: ToyTextParams) -> tuple[jax.Array, ToyTextState]:
+    """Take over a live toy text environment: Gymnasium's, ProPS's `NimEnv`, gym-maze's `MazeEnv`, reset.
+
+    **Returns:** `(obs, state)` as `env.reset` would, for the same point in the episode: what is hidden (the dealer's
+    second card, whether the passenger is fickle) and the clock of a `TimeLimit` included.
+    **Raises:** `TypeError` for another environment, `ValueError` before its first reset or for other options.
+    """
+    inner = gymnasium_env.unwrapped
+    lineage = [cls.__name__ for cls in type(inner).__mro__]
+    if env.reference not in lineage:
+        raise TypeError(f"{lineage[0]} is not the {env.reference} that {env.id} re-implements")
+    index = jnp.int32(env.read(inner))
+    return env._observe(index), ToyTextState(index, jnp.int32(elapsed_steps(gymnasium_env)))
