@@ -107,22 +107,3 @@ class CartPole(Environment[CartPoleState, CartPoleParams]):
         along, across = dx * np.sin(theta) + dy * np.cos(theta), dx * np.cos(theta) - dy * np.sin(theta)
         picture[(np.abs(across) < 4) & (along > 0) & (along < 80)] = (202, 152, 101)
         return picture
-
-
-def import_state(gymnasium_env: Any, env: CartPole, params: CartPoleParams) -> tuple[jax.Array, CartPoleState]:
-    """Take over a live Gymnasium CartPole-v1, made by `gymnasium.make` and reset.
-
-    **Returns:** `(obs, state)` as `env.reset` would, for the same point in the episode.
-    **Raises:** `TypeError` for another environment, `ValueError` before its first reset.
-    """
-    inner = gymnasium_env.unwrapped
-    if type(inner).__name__ != "CartPoleEnv":
-        raise TypeError(f"{type(inner).__name__} is not Gymnasium's CartPoleEnv")
-    if inner.state is None:
-        raise ValueError("the Gymnasium environment has no state yet; call its reset first")
-    layer, elapsed = gymnasium_env, 0
-    while layer is not inner:
-        elapsed = getattr(layer, "_elapsed_steps", elapsed) or 0 if type(layer).__name__ == "TimeLimit" else elapsed
-        layer = layer.env
-    physics = jnp.asarray(inner.state, jnp.float32)
-    return physics, CartPoleState(physics, jnp.int32(elapsed))

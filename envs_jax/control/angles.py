@@ -1,0 +1,13 @@
+"""Angles on the circle."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+
+def wrap(angle: jax.Array) -> jax.Array:
+    """The same angle within `[-pi, pi]`, in radians."""
+    return angle - 2 * math.pi * jnp.round(angle / (2 * math.pi))
