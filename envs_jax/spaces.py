@@ -56,6 +56,8 @@ class Box(Space):
         if np.issubdtype(np.dtype(self.dtype), np.integer):
             draw = jax.random.randint(key, self.shape, low.astype(np.int32), high.astype(np.int32) + 1)
             return draw.astype(self.dtype)
+        if np.dtype(self.dtype) == np.bool_:
+            return jax.random.bernoulli(key, 0.5, self.shape)
         finite = np.isfinite(low) & np.isfinite(high)
         uniform = jax.random.uniform(key, self.shape, jnp.float32)
         normal = jax.random.normal(jax.random.fold_in(key, 1), self.shape, jnp.float32)

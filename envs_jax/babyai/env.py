@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax import spaces
+from envs_jax.actions import MASK, mask_space
 from envs_jax.babyai import glam, levels, locks, mazes, synth
 from envs_jax.babyai.books import books
 from envs_jax.babyai.constants import ACTIONS, AGENT, VIEW
@@ -25,6 +26,7 @@ from envs_jax.babyai.text import (
     sentence_bound,
     view_caption,
 )
+from envs_jax.babyai.useful import useful_actions
 from envs_jax.babyai.verify import members, verify
 from envs_jax.babyai.view import view
 from envs_jax.env import Environment
@@ -85,7 +87,8 @@ LEVELS = {
 
 class BabyAI(Environment[State, Params]):
     """One BabyAI level. Observations: `image` uint8 `[7, 7, 3]`, `direction` int32 `[]`, `mission` a caption of
-    `books.missions`, and with `text` also `text`, a caption of `books.view` with up to `max_sentences` sentences.
+    `books.missions`, and with `text` also `text`, a caption of `books.view` with up to `max_sentences` sentences; with
+    `actions` "useful" also `action_mask` bool `[7]`, see `useful.useful_actions`.
     `info`: `success` bool, `task` int32, an index into `task_names`."""
 
     def __init__(
@@ -96,9 +99,10 @@ class BabyAI(Environment[State, Params]):
         describe: str = "glam",
         language: str = "english",
         done_actions: bool = False,
+        actions: str = "all",
         compat: bool = False,
     ):
-        self.level, self.text = level, text
+        self.level, self.text, self.actions = level, text, actions
         self.books, self.faithful, self.language = books(describe, language), describe == "faithful", language
         self.done_actions, self.compat = done_actions, compat
         self.task_names = level.tasks
@@ -124,6 +128,8 @@ class BabyAI(Environment[State, Params]):
         }
         if self.text:
             found["text"] = spaces.Box(-1, len(self.books.view) - 1, (self.max_sentences,), np.int16)
+        if self.actions == "useful":
+            found[MASK] = mask_space(len(ACTIONS))
         return spaces.Dict(found)
 
     def action_space(self, params):
@@ -131,6 +137,12 @@ class BabyAI(Environment[State, Params]):
 
     def observe(self, state: State) -> dict[str, jax.Array]:
         """The observation of a state."""
+        return {**self._see(state), **self._offer(state)}
+
+    def _offer(self, state: State) -> dict[str, jax.Array]:
+        return {MASK: useful_actions(state, self.done_actions)} if self.actions == "useful" else {}
+
+    def _see(self, state: State) -> dict[str, jax.Array]:
         image = view(state.grid, state.position, state.direction, state.carrying)
         obs = {"image": image, "direction": state.direction, "mission": state.mission_caption}
         if self.text:
@@ -183,7 +195,7 @@ class BabyAI(Environment[State, Params]):
         if self.level.in_hand:
             taken = self._in_hand(state)
             # minigrid's first observation shows the thing where it lay
-            return self.observe(state if self.compat else taken), taken
+            return {**self._see(state if self.compat else taken), **self._offer(taken)}, taken
         return self.observe(state), state
 
     def _in_hand(self, state: State) -> State:
@@ -239,6 +251,7 @@ def make(
     describe: str = "glam",
     language: str = "english",
     done_actions: bool = False,
+    actions: str = "all",
     compat: str = "",
     **options: Any,
 ) -> BabyAI:
@@ -246,7 +259,8 @@ def make(
 
     **Arguments:** `level`, a family; `text`, whether observations include BabyAI-Text's sentences; `describe`, those
     of BabyAI-Text (`glam`) or `faithful` ones; `language`, `english` or `french`: other words, the same captions;
-    `done_actions`, whether a clause is only achieved by saying so, with the action `done` on the step after; `compat`,
+    `done_actions`, whether a clause is only achieved by saying so, with the action `done` on the step after; `actions`,
+    which of them are offered: `all`, or `useful`, those that change anything (a mask in the observation); `compat`,
     empty, or `minigrid` for minigrid 3.2.0 with its bugs (glam reference, section 6.7); `options`, those of the family
     (`room_size`, `num_dists`, ...).
     **Raises:** `TypeError` for an option that the family lacks, `ValueError` for one out of range.
@@ -255,6 +269,8 @@ def make(
         raise KeyError(f"no BabyAI level is called {level!r}{nearest(level, list(LEVELS))}")
     if compat not in ("", "minigrid"):
         raise ValueError(f"{level}: compat is {compat!r}; leave it empty, or take minigrid")
+    if actions not in ("all", "useful"):
+        raise ValueError(f"{level}: actions is {actions!r}{nearest(actions, ['all', 'useful'])}; all or useful")
     accepted = dict(inspect.signature(LEVELS[level]).parameters)
     quirky = accepted.pop("compat", None) is not None
     for name, value in options.items():
@@ -273,5 +289,6 @@ def make(
         describe=describe,
         language=language,
         done_actions=done_actions,
+        actions=actions,
         compat=compat == "minigrid",
     )

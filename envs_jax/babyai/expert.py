@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from envs_jax.babyai.bot_search import facing
+from envs_jax.babyai.cells import around, behind, holds, single, words
 from envs_jax.babyai.constants import (
     BOX,
     CLOSED,
@@ -33,28 +35,6 @@ from envs_jax.babyai.verify import member
 from envs_jax.babyai.view import front, window
 
 
-def _words(mask: jax.Array) -> jax.Array:
-    """Columns of a bool mask `[W, H]` as words of bits: uint32 `[W]`."""
-    bits = np.uint32(1) << np.arange(mask.shape[1], dtype=np.uint32)
-    return jnp.sum(jnp.where(mask, bits, np.uint32(0)), axis=1, dtype=jnp.uint32)
-
-
-def _behind(cells: jax.Array, heading: int) -> jax.Array:
-    """The cells from which one step in a heading leads into `cells` (words)."""
-    zero = jnp.zeros_like(cells[:1])
-    if heading == 0:
-        return jnp.concatenate([cells[1:], zero])
-    if heading == 1:
-        return cells >> 1
-    if heading == 2:
-        return jnp.concatenate([zero, cells[:-1]])
-    return cells << 1
-
-
-def _holds(words: jax.Array, position: jax.Array) -> jax.Array:
-    return words[position[0]] >> position[1].astype(jnp.uint32) & 1 == 1
-
-
 def _search(targets, free, movable, position, heading):
     """The first move of a shortest way to face a target.
 
@@ -63,17 +43,18 @@ def _search(targets, free, movable, position, heading):
     **Returns:** `(there, found, move)`: whether the pose faces a target already, whether there is a way, and its
     first action (FORWARD, LEFT or RIGHT).
     """
-    goals = jnp.stack([_behind(targets, h) for h in range(4)])
+    goals = facing(targets)
     ahead = front(position, jnp.asarray(heading))
 
     def moves(poses, walkable):
         """Whether going forward, left or right leads into a set of poses."""
-        forward = _holds(poses[heading], ahead) & _holds(walkable, ahead)
-        return forward, _holds(poses[(heading - 1) & 3], position), _holds(poses[(heading + 1) & 3], position)
+        forward = holds(poses[heading], ahead[0], ahead[1]) & holds(walkable, ahead[0], ahead[1])
+        here = holds(poses, position[0], position[1])
+        return forward, here[(heading - 1) & 3], here[(heading + 1) & 3]
 
     def grow(poses, walkable):
         turned = poses | jnp.roll(poses, 1, 0) | jnp.roll(poses, -1, 0)
-        return turned | jnp.stack([_behind(poses[h] & walkable, h) for h in range(4)])
+        return turned | jnp.stack([behind(poses[h] & walkable, h) for h in range(4)])
 
     def searching(carry):
         poses, forced, stuck = carry
@@ -91,7 +72,7 @@ def _search(targets, free, movable, position, heading):
     poses, forced, stuck = jax.lax.while_loop(searching, body, start)
     forward, left, _ = moves(poses, jnp.where(forced, free | movable, free))
     move = jnp.where(forward, FORWARD, jnp.where(left, LEFT, RIGHT))
-    return _holds(goals[heading], position), ~stuck, move
+    return holds(goals, position[0], position[1])[heading], ~stuck, move
 
 
 def expert_action(state: State, env: Any, seen_only: bool = False) -> jax.Array:
@@ -143,21 +124,18 @@ def expert_action(state: State, env: Any, seen_only: bool = False) -> jax.Array:
     carrying_it = putting & member(mover, hand)
     mask = where(wanted, jnp.where(going, state.tracked, state.cell))
     mask = jnp.where(opening, where(jnp.where(fetching_key, keys, ready), state.cell), mask)
-    near = _words(where(beside, state.cell))
-    around = _behind(near, 0) | _behind(near, 1) | _behind(near, 2) | _behind(near, 3)
-    empty = _words(kind == EMPTY)
-    targets = jnp.where(carrying_it, around & empty, _words(mask))
+    near = words(where(beside, state.cell))
+    empty = words(kind == EMPTY)
+    targets = jnp.where(carrying_it, around(near) & empty, words(mask))
     act = jnp.where(carrying_it, DROP, jnp.where(going, FORWARD, PICKUP))
     act = jnp.where(opening & ~fetching_key, TOGGLE, act)
     must_drop = (hand >= 0) & (act == PICKUP)
 
     # with the wrong thing in hand, a way is wanted that does not lead over where it would be put
     ahead = front(state.position, heading)
-    x, y = np.arange(width)[:, None], np.arange(height)
-    at_front = _words((x == ahead[0]) & (y == ahead[1]))
-    avoid = jnp.where(must_drop, at_front, np.uint32(0))
-    free = _words((kind == EMPTY) | (kind == DOOR) & (door != LOCKED)) & ~avoid
-    movable = _words((kind >= KEY) & (kind <= BOX)) & ~avoid
+    avoid = jnp.where(must_drop, single(ahead[0], ahead[1], width), np.uint32(0))
+    free = words((kind == EMPTY) | (kind == DOOR) & (door != LOCKED)) & ~avoid
+    movable = words((kind >= KEY) & (kind <= BOX)) & ~avoid
     there, found, move = _search(targets, free, movable, state.position, heading)
 
     front_kind, front_door = type_of(cells[ahead[0], ahead[1]]), state_of(cells[ahead[0], ahead[1]])

@@ -231,8 +231,10 @@ class ChatReply:
 class ChatModel(Protocol):
     """Anything that answers. Wrappers (a cache, a budget, a recorder) are chat models around another."""
 
-    name: str
-    """Which model this is. It enters cache keys and price look-ups, so two models must not share it."""
+    @property
+    def name(self) -> str:
+        """Which model this is. It enters cache keys and price look-ups, so two models must not share it."""
+        ...
 
     def complete(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
         """Answer a batch.

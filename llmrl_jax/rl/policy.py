@@ -7,7 +7,16 @@ from typing import Any, Protocol
 import jax
 from jaxtyping import Array, Bool, Float
 
-from llmrl_jax.rl.distributions import Distribution
+from envs_jax.actions import mask_of
+from llmrl_jax.rl.distributions import Categorical, Distribution
+
+
+def over_offered(logits: Float[Array, "*B A"], obs: Any) -> Categorical:
+    """The distribution over those actions that an observation offers (`envs_jax.actions`); all, where it says nothing.
+
+    The mask is part of the observation, so that acting and learning see the same one."""
+    mask = mask_of(obs)
+    return Categorical(logits) if mask is None else Categorical.masked(logits, mask)
 
 
 class Policy(Protocol):
@@ -48,3 +57,42 @@ class Policy(Protocol):
 
         **Arguments:** `obs`, leaves `[T, B, ...]`; `carry`, that of before the first step.
         """
+
+
+class Auxiliary(Protocol):
+    """What else a policy learns from the passes that it makes anyway: a prediction at every step, with its own loss.
+
+    `step` and `unroll` are those of `Policy` with the prediction as a last value, leaves `[B, ...]` and `[T, B, ...]`.
+    """
+
+    @property
+    def name(self) -> str:
+        """What its metrics are called after: the loss is `<name>_loss`."""
+        ...
+
+    @property
+    def coef(self) -> float:
+        """Weight of its loss beside the policy's."""
+        ...
+
+    def step(
+        self, params: Any, frozen: Any, obs: Any, carry: Any, first: Bool[Array, " B"]
+    ) -> tuple[Distribution, Float[Array, " B"], Any, Any]: ...
+
+    def unroll(
+        self, params: Any, frozen: Any, obs: Any, carry: Any, first: Bool[Array, "T B"]
+    ) -> tuple[Distribution, Float[Array, "T B"], Any]: ...
+
+    def targets(self, params: Any, frozen: Any, rollout: Any, runner: Any) -> Any:
+        """What it should have predicted, leaves `[T, N, ...]`.
+
+        **Arguments:** `rollout`, a `llmrl_jax.rl.rollout.Rollout` with the predictions made; `runner`, after it.
+        """
+
+    def loss(self, prediction: Any, target: Any) -> Float[Array, ""]:
+        """The mean loss of predictions, leaves `[T, B, ...]` both."""
+        ...
+
+    def report(self, rollout: Any, target: Any, task_names: tuple[str, ...]) -> dict[str, jax.Array]:
+        """float32 scalars on how good the predictions of a rollout were; nan where there is nothing to tell."""
+        ...

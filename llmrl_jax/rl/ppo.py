@@ -25,7 +25,7 @@ from envs_jax.resets import VectorEnv
 from llmrl_jax.parallel.hosts import put
 from llmrl_jax.rl.learner import Learner
 from llmrl_jax.rl.packed import Packed
-from llmrl_jax.rl.policy import Policy
+from llmrl_jax.rl.policy import Auxiliary, Policy
 from llmrl_jax.rl.returns import gae
 from llmrl_jax.rl.rollout import Runner, collect, episode_metrics, start
 from llmrl_jax.rl.shuffle import permutations
@@ -142,18 +142,31 @@ class Batch:
     returns: jax.Array
     first: jax.Array
     carry: Any
+    target: Any = ()
+    """Of the auxiliary, if there is one."""
 
 
 def ppo_loss(
-    params: Any, frozen: Any, batch: Batch, policy: Policy, hparams: dict[str, Any], value_broadcast: str = "off"
+    params: Any,
+    frozen: Any,
+    batch: Batch,
+    policy: Policy,
+    hparams: dict[str, Any],
+    value_broadcast: str = "off",
+    auxiliary: Auxiliary | None = None,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """The clipped objective (1707.06347, eq. 7 and 9), with the value loss clipped alike.
+    """The clipped objective (1707.06347, eq. 7 and 9), with the value loss clipped alike, and the auxiliary's loss.
 
     **Returns:** the loss, and a dict of float32 scalars: its parts, `approx_kl` (Schulman's `ratio - 1 - log ratio`),
     `clip_fraction`, and `ratio_error`, the largest `|ratio - 1|`.
     """
     carry = jax.tree.map(lambda x: x[0], batch.carry)
-    distribution, value = policy.unroll(params, frozen, batch.obs, carry, batch.first)
+    seen = (params, frozen, batch.obs, carry, batch.first)
+    prediction: Any = ()
+    if auxiliary is None:
+        distribution, value = policy.unroll(*seen)
+    else:
+        distribution, value, prediction = auxiliary.unroll(*seen)
     log_ratio = distribution.log_prob(batch.action) - batch.log_prob
     ratio = jnp.exp(log_ratio)
     clipped = jnp.clip(ratio, 1 - hparams["clip_eps"], 1 + hparams["clip_eps"])
@@ -167,7 +180,13 @@ def ppo_loss(
 
     entropy = jnp.mean(distribution.entropy())
     loss = policy_loss + hparams["value_loss_coef"] * value_loss - hparams["entropy_coef"] * entropy
+    beside = {}
+    if auxiliary is not None:
+        found = auxiliary.loss(prediction, batch.target)
+        loss += auxiliary.coef * found
+        beside = {f"{auxiliary.name}_loss": found}
     return loss, {
+        **beside,
         "loss": loss,
         "policy_loss": policy_loss,
         "value_loss": value_loss,
@@ -184,16 +203,18 @@ def make_ppo(
     env_params: Any,
     policy: Policy,
     mesh: Mesh | None = None,
+    auxiliary: Auxiliary | None = None,
 ) -> Learner:
     """Build PPO as a `Learner`.
 
     **Arguments:** `config`; `env`, one environment, wrapped (with `EpisodeStatistics`, innermost), not batched;
-    `env_params`; `policy`; `mesh`, over whose axes data and fsdp the environments are split. Parameters stay where
-    `policy.init` put them on the mesh; what it left on one device is copied to all.
+    `env_params`; `policy`; `mesh`, over whose axes data and fsdp the environments are split (parameters stay where
+    `policy.init` put them on the mesh; what it left on one device is copied to all); `auxiliary`, what the policy
+    learns to predict on the side, from parameters that `policy.init` drew.
     **Returns:** the learner. Its metrics are those of `ppo_loss` (means over the gradient steps), `grad_norm` (before
     clipping), `explained_variance`, `value_mean`, `advantage_mean`, `advantage_std`, `gradient_steps`,
     `first_ratio_error` (`ratio_error` of the first minibatch, bounded by 1e-5), `nonfinite` (1 where a loss or
-    gradient was not finite, bounded by 0), and those of `episode_metrics`.
+    gradient was not finite, bounded by 0), those of `episode_metrics`, and the auxiliary's.
     **Raises:** `ValueError` where sizes do not divide (the arithmetic is shown) or an option is out of range.
     """
     _check(config, env, env_params, policy, mesh)
@@ -282,7 +303,8 @@ def make_ppo(
             learning_rate *= jnp.maximum(0.0, 1 - state.update / config.schedule_updates)
 
         def loss(params, batch):
-            return ppo_loss(packed.tree(params), state.frozen, batch, policy, hparams, config.value_broadcast)
+            tree = packed.tree(params)
+            return ppo_loss(tree, state.frozen, batch, policy, hparams, config.value_broadcast, auxiliary)
 
         order = permutations(key, config.epochs, units).reshape(total, units // config.minibatches)
 
@@ -303,7 +325,8 @@ def make_ppo(
             metrics |= {"grad_norm": norm, "first_ratio_error": jnp.where(i == 0, error, 0.0)}
             return i + 1, params, opt_state, jax.tree.map(jnp.add, sums, metrics), kl > hparams["target_kl"]
 
-        names = ("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
+        names = ["loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm"]
+        names += [] if auxiliary is None else [f"{auxiliary.name}_loss"]
         sums = {name: jnp.float32(0) for name in (*names, "first_ratio_error")}
         loop = (jnp.int32(0), packed.one(state.params), packed.each(packed.one, state.opt_state), sums, jnp.bool(False))
         loop = jax.lax.while_loop(lambda loop: (loop[0] < total) & ~loop[4], gradient_step, loop)
@@ -329,7 +352,11 @@ def make_ppo(
                 bootstrap_truncation=config.bootstrap_truncation,
                 constrain=split,
                 unroll=config.unroll,
+                auxiliary=auxiliary,
             )
+            target: Any = ()
+            if auxiliary is not None:
+                target = auxiliary.targets(state.params, state.frozen, rollout, runner)
             advantage, returns = gae(
                 rollout.reward,
                 rollout.value,
@@ -348,6 +375,7 @@ def make_ppo(
                 returns,
                 rollout.first,
                 jax.tree.map(lambda x: x[None], rollout.carry),
+                target,
             )
             if not policy.recurrent:  # every step is an environment of its own, one step long
                 batch = jax.tree.map(
@@ -362,6 +390,7 @@ def make_ppo(
                 "advantage_mean": jnp.mean(advantage),
                 "advantage_std": jnp.std(advantage),
                 **episode_metrics(rollout, task_names),
+                **({} if auxiliary is None else auxiliary.report(rollout, target, task_names)),
             }
             state = state.replace(params=params, opt_state=opt_state, runner=place(runner), update=state.update + 1)
             return state, {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()}

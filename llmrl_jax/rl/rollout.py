@@ -11,7 +11,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Float
 
 from envs_jax.resets import VectorEnv
-from llmrl_jax.rl.policy import Policy
+from llmrl_jax.rl.policy import Auxiliary, Policy
 
 
 @struct.dataclass
@@ -49,6 +49,8 @@ class Rollout:
     """The policy's memory before the first step, leaves `[N, ...]`."""
     info: dict[str, jax.Array]
     """Those of `EPISODE_INFO` that the environment reports."""
+    prediction: Any = ()
+    """What an auxiliary predicted from `obs`, see `llmrl_jax.rl.policy.Auxiliary`; `()` where there is none."""
 
 
 EPISODE_INFO = ("episode_return", "episode_length", "success", "task")
@@ -108,19 +110,24 @@ def collect(
     bootstrap_truncation: bool = True,
     constrain: Callable[[Any], Any] = lambda rows: rows,
     unroll: int = 1,
+    auxiliary: Auxiliary | None = None,
 ) -> tuple[Runner, Rollout]:
     """Play `num_steps` steps in every environment.
 
     **Arguments:** `env`, whose resets are within the step (not `next_step` or `none`); `policy`, `params`, `frozen`;
     `runner`, from `start` or from the last call; `key`, of this rollout; `bootstrap_truncation`, False to record
     time-outs as terminal; `constrain`, applied to pytrees of rows `[N, ...]`, to keep them on their devices; `unroll`,
-    steps written out in one turn of the loop.
+    steps written out in one turn of the loop; `auxiliary`, whose predictions are recorded too.
     **Returns:** the runner after the last step, and the record.
     """
 
+    def act(runner):
+        seen = (params, frozen, runner.obs, runner.carry, runner.first)
+        return (*policy.step(*seen), ()) if auxiliary is None else auxiliary.step(*seen)
+
     def step(runner, draws):
         key, noise = draws
-        distribution, value, carry = policy.step(params, frozen, runner.obs, runner.carry, runner.first)
+        distribution, value, carry, prediction = act(runner)
         action = distribution.choose(noise)
         obs, env_state, reward, terminated, truncated, info = env.step(key, runner.env_state, action, runner.env_params)
         done = terminated | truncated
@@ -136,6 +143,7 @@ def collect(
             first=runner.first,
             carry=(),
             info={name: info[name] for name in EPISODE_INFO if name in info},
+            prediction=prediction,
         )
         runner = runner.replace(env_state=env_state, obs=constrain(obs), carry=constrain(carry), first=constrain(done))
         return runner, (record, info["final_observation"], carry)

@@ -55,7 +55,7 @@ class Checkpoints:
         self.folder = Path(folder).absolute()
         self.root, self.frozen_root = self.folder / "checkpoints", self.folder / "frozen"
         self.best, self.identity, self.read_only = best, configs.identity(config), read_only
-        self.compare = config is not None
+        self.config = config
         if read_only and not self.root.is_dir():
             raise FileNotFoundError(f"there are no checkpoints in {folder}")
         policies = [checkpoint_managers.LatestN(keep)]
@@ -189,7 +189,9 @@ class Checkpoints:
     def _check_identity(self, meta: Mapping[str, Any], update: int) -> None:
         if meta.get("format") != FORMAT:
             raise CheckpointError(f"checkpoint {update} has format {meta.get('format')}; this version reads {FORMAT}")
-        changed = configs.differences(meta["identity"], self.identity) if self.compare else []
+        changed = []
+        if self.config is not None:
+            changed = configs.differences(configs.completed(meta["identity"], self.config), self.identity)
         if changed:
             raise CheckpointError(
                 f"checkpoint {update} in {self.root} is of another configuration: {'; '.join(changed)} "

@@ -196,6 +196,27 @@ def identity(config: Any) -> dict[str, Any]:
     return {} if config is None else dict(_flat(config, ""))
 
 
+def completed(saved: Mapping[str, Any], config: Any, name: str = "") -> dict[str, Any]:
+    """A saved identity with the options that the configuration has had since, at the defaults `load_config` gives them.
+
+    **Arguments:** `saved`, from `identity`; `config`, the configuration now; `name`, its own dotted name.
+    """
+    found = dict(saved)
+    for f in dataclasses.fields(config):
+        place = f"{name}.{f.name}".lstrip(".")
+        if f.metadata.get("resume") == "free":
+            continue
+        value = getattr(config, f.name)
+        if not any(known == place or known.startswith(f"{place}.") for known in saved):
+            if f.default is not dataclasses.MISSING:
+                found |= _flat(f.default, place)
+            elif f.default_factory is not dataclasses.MISSING:
+                found |= _flat(f.default_factory(), place)
+        elif dataclasses.is_dataclass(value):
+            found |= completed(found, value, place)
+    return found
+
+
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """The options in which two identities differ, each as `name: saved -> now`."""
     absent = object()

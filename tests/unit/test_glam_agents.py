@@ -30,6 +30,7 @@ SMALL = {
     "symbolic": replace(SYMBOLIC, env=WORLD, symbolic=SymbolicConfig(image_dim=16, instr_dim=4, memory_dim=4)),
     "drrn": replace(DRRN, env=WORLD, drrn=DRRNConfig(embedding_dim=4, hidden_dim=4, replay_size=128)),
     "random": GlamConfig(agent="random", env=WORLD),
+    "bot": GlamConfig(agent="bot", env=WORLD),
 }
 
 

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llmrl_jax.run import trees
+from llmrl_jax.run import config as configs, trees
 from llmrl_jax.run.checkpoint import CheckpointError, Checkpoints, restore_state
+from llmrl_jax.run.config import FREE, load_config
 
 
 sys.path.append(str(Path(__file__).parent.parent / "resume"))
@@ -128,6 +129,55 @@ def test_another_configuration_is_refused_by_name(states, folder):
         restore_state(folder, states[0], config=other)
     longer = dataclasses.replace(Config(), num_updates=99, run=dataclasses.replace(Config().run, name="n", keep=9))
     assert restore_state(folder, states[0], config=longer)[1] == 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Inner:
+    old: float = 1.0
+    new: float = 2.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Since:
+    """A configuration that has grown: an option, one of an inner part, and a whole part."""
+
+    steps: int
+    rate: float = 0.5
+    inner: Inner = Inner(old=3.0)
+    part: Inner = dataclasses.field(default_factory=lambda: Inner(new=7.0))
+    note: str = dataclasses.field(default="", metadata=FREE)
+
+
+BEFORE = {"steps": 4, "inner.old": 3.0}
+
+
+def test_an_older_configuration_is_completed_as_its_file_is(tmp_path):
+    """By the same defaults: an inner part's own for a part that was there, the outer one's for a part that was not."""
+    assert configs.completed(BEFORE, Since(4)) == configs.identity(Since(4, inner=Inner(3.0, 2.0)))
+    (tmp_path / "config.json").write_text(json.dumps({"steps": 4, "inner": {"old": 3.0}}))
+    assert configs.completed(BEFORE, Since(4)) == configs.identity(load_config(Since, tmp_path / "config.json"))
+    assert configs.completed({}, Since(4)) == {k: v for k, v in configs.identity(Since(4)).items() if k != "steps"}
+
+
+def test_a_run_of_before_an_option_was_added_goes_on(states, tmp_path):
+    with Checkpoints(tmp_path, config=Since(4)) as checkpoints:
+        checkpoints.identity = BEFORE  # as an older version wrote it
+        checkpoints.save(0, states[0])
+    assert restore_state(tmp_path, states[0], config=Since(4))[1] == 0
+    assert restore_state(tmp_path, states[0], config=Since(4, note="free"))[1] == 0
+    for changed, told in {
+        Since(4, rate=0.1): "rate: 0.5 -> 0.1",
+        Since(4, part=Inner()): "part.new: 7.0 -> 2.0",
+        Since(4, inner=Inner(3.0, 5.0)): "inner.new: 2.0 -> 5.0",
+        Since(5): "steps: 4 -> 5",
+    }.items():
+        with pytest.raises(CheckpointError, match=rf"another configuration: {told} \(saved"):
+            restore_state(tmp_path, states[0], config=changed)
+    with Checkpoints(tmp_path / "more", config=Since(4)) as checkpoints:
+        checkpoints.identity = {**BEFORE, "gone": 1}
+        checkpoints.save(0, states[0])
+    with pytest.raises(CheckpointError, match="gone: 1 -> absent"):
+        restore_state(tmp_path / "more", states[0], config=Since(4))
 
 
 def test_another_state_is_refused_by_name(states, folder):

@@ -12,18 +12,21 @@ import jax
 import tyro
 
 from llmrl_jax.run import compare as runs_compared, config as configs, stats
-from llmrl_jax.run.commands._glam_results import Z99, Tested, draw_tests, tests_table, write_log
+from llmrl_jax.run.commands._glam_results import WAYS, Z99, Tested, draw_tests, estimate, tests_table, write_log
 from llmrl_jax.systems.glam.agents import make_agent, untrained
 from llmrl_jax.systems.glam.config import GlamConfig
 from llmrl_jax.systems.glam.evaluate import Episodes
 from llmrl_jax.systems.glam.posttest import (
     TESTS,
+    VARIANT_TESTS,
     Outcome,
     PostTest,
     paper_row,
     parse_test,
+    prepare,
     run_random,
     run_tests,
+    world_of,
     write_returns,
 )
 from llmrl_jax.systems.glam.presets import preset as find_preset
@@ -31,6 +34,7 @@ from llmrl_jax.systems.glam.presets import preset as find_preset
 
 Play = Callable[[Sequence[PostTest]], Iterator[Outcome]]
 ZERO_SHOT = "Flan-T5 0-shot"
+CLONED = "BC"
 
 
 def _measured(episodes: Episodes, tasks: Sequence[str]) -> dict[str, float]:
@@ -50,7 +54,8 @@ def _measured(episodes: Episodes, tasks: Sequence[str]) -> dict[str, float]:
 
 def _record(outcome: Outcome, paper: Mapping[str, float]) -> dict[str, Any]:
     test = outcome.test
-    record: dict[str, Any] = {"env": outcome.env, "rewrite": test.rewrite, "language": test.language}
+    parts = {"rewrite": test.rewrite, "language": test.language, "variant": test.variant}
+    record: dict[str, Any] = {"env": outcome.env, **parts}
     if outcome.skipped:
         return {**record, "skipped": outcome.skipped}
     measured = {way: _measured(episodes, outcome.tasks) for way, episodes in outcome.episodes.items()}
@@ -64,7 +69,7 @@ def _take(agent: Tested, play: Play, tests: Sequence[PostTest], reuse: bool) -> 
 
     def stands(test: PostTest) -> bool:
         found = saved.get(test.name, {})
-        same = {**agent.facts, "env": test.env or agent.env}
+        same = {**agent.facts, "env": world_of(test, agent.env)}
         return reuse and all(found.get(name) == value for name, value in same.items())
 
     for outcome in play([test for test in tests if not stands(test)]):
@@ -79,6 +84,24 @@ def _take(agent: Tested, play: Play, tests: Sequence[PostTest], reuse: bool) -> 
     reasons = [record.get("skipped", "") for record in agent.records.values()]
     if all(reasons):
         raise ValueError(f"{agent.name} can take none of the tests: {reasons[0]}")
+
+
+def _spread(group: Sequence[Tested]) -> str:
+    """Success over the prompts that say the same, beside that of training."""
+    own, *others = VARIANT_TESTS
+    lines = []
+    for way in WAYS:
+        found = {name: estimate(group, name, way) for name in VARIANT_TESTS}
+        rates = {name: rate.mean for name, rate in found.items() if rate is not None}
+        played = [name for name in others if name in rates]
+        if own in rates and played:
+            worst = min(played, key=lambda name: rates[name])
+            mean = sum(rates[name] for name in played) / len(played)
+            lines.append(
+                f"{way}: {rates[own]:.3f} with the prompt of training; with {len(played)} others {mean:.3f} in the "
+                f"mean, {rates[worst]:.3f} at the least ({worst})"
+            )
+    return "\n".join(lines)
 
 
 def _kind(config: GlamConfig) -> str:
@@ -118,10 +141,18 @@ def _zero_shot(config: GlamConfig, out: Path, key: jax.Array, asked: dict[str, A
         )
     player = make_agent(replace(config, init="pretrained", policy="scoring"))
     params, frozen = untrained(player, jax.random.key(asked["seed"]))
-    name = f"{Path(config.model).name}_zero_shot"
-    facts, settings = {"model": config.model, **asked}, {"zero_shot": config.model}
-    agent = Tested(name=name, kind=ZERO_SHOT, folder=out / name, facts=facts, settings=settings, env=config.env)
+    cloned = _clone_of(Path(config.model))
+    kind = CLONED if cloned else ZERO_SHOT
+    name = cloned or f"{Path(config.model).name}_zero_shot"
+    facts, settings = {"model": config.model, **asked}, {"cloned" if cloned else "zero_shot": config.model}
+    agent = Tested(name=name, kind=kind, folder=out / name, facts=facts, settings=settings, env=config.env)
     return agent, lambda tests: run_tests(player, params, frozen, tests, key, asked["episodes"])
+
+
+def _clone_of(model: Path) -> str:
+    """The name of the run of `llmrl glam clone` that wrote a model; empty for any other model."""
+    told = model.resolve().parent / "summary.json"
+    return told.parent.name if told.is_file() and "demonstrations" in json.loads(told.read_text()) else ""
 
 
 def _chance(config: GlamConfig, out: Path, key: jax.Array, asked: dict[str, Any]) -> tuple[Tested, Play]:
@@ -130,13 +161,34 @@ def _chance(config: GlamConfig, out: Path, key: jax.Array, asked: dict[str, Any]
     return agent, lambda tests: run_random(config, tests, key, asked["episodes"])
 
 
+def _bot(config: GlamConfig, out: Path, key: jax.Array, asked: dict[str, Any]) -> tuple[Tested, Play]:
+    """Words mean nothing to the bot, and it never hesitates: tests of the same world share their episodes, and so do
+    both ways of acting."""
+    known: dict[str, Outcome] = {}
+
+    def play(tests: Sequence[PostTest]) -> Iterator[Outcome]:
+        for test in tests:
+            env = world_of(test, config.env)
+            if env not in known:
+                plain = PostTest(test.name)
+                trial = prepare(make_agent(replace(config, agent="bot", env=env)), plain)
+                episodes = trial.play((), (), key, asked["episodes"], greedy=True)
+                known[env] = Outcome(plain, env, trial.actions, trial.tasks, dict.fromkeys(WAYS, episodes))
+            yield replace(known[env], test=test)
+
+    facts, settings = {"num_actions": config.num_actions, **asked}, {"bot": config.num_actions}
+    return Tested("bot", "Bot", out / "bot", facts, settings, config.env), play
+
+
 def test(
     runs: tyro.conf.Positional[tuple[Path, ...]] = (),
     model: str = "",
     random: bool = False,
+    bot: bool = False,
     preset: str = "",
     env: str = "",
     tests: tuple[str, ...] = TESTS,
+    variants: bool = False,
     episodes: int = 1000,
     checkpoint: int = -1,
     seed: int = 0,
@@ -152,12 +204,15 @@ def test(
 
     Args:
         runs: Folders of runs, `runs/NAME`.
-        model: Also a model that was never trained here (zero-shot): a folder or hub id. Its prompts are those of the
-            first run, or of the preset.
+        model: Also a model that RL never trained (zero-shot, or what `llmrl glam clone` wrote): a folder or hub id. Its
+            prompts are those of the first run, or of the preset.
         random: Also an agent that acts uniformly at random.
+        bot: Also BabyAI's bot, which plans from what it has seen of the grid.
         preset: Without a run: whose prompts and actions (default: glam).
         env: The world of those tests that name none; empty: the one that the run was trained in, or the preset's.
         tests: What to change, see `llmrl_jax/systems/glam/posttest.py`; parts join with +, as in go_to+french.
+        variants: The prompt of training beside others that say the same, see `llmrl_jax/systems/glam/variants.py`: in
+            place of the published tests, or beside the tests that are named.
         episodes: Episodes of each test and way of acting.
         checkpoint: Which checkpoint of the runs, by its update; -1: the newest.
         seed: Seed of the episodes.
@@ -166,12 +221,14 @@ def test(
     """
     from llmrl_jax.run.commands.glam import HELD_OUT
 
-    if not (runs or model or random):
-        raise ValueError("there is nobody to test: name a run's folder, --model or --random")
+    if not (runs or model or random or bot):
+        raise ValueError("there is nobody to test: name a run's folder, --model, --random or --bot")
     if runs and preset:
         raise ValueError(f"preset is {preset}, but the settings are those of {runs[0]}: leave one out")
     if episodes < 1:
         raise ValueError(f"episodes is {episodes}; at least 1 is needed")
+    if variants:
+        tests = tuple(dict.fromkeys((*(() if tests == TESTS else tests), *VARIANT_TESTS)))
     chosen = [parse_test(name) for name in tests]
     if not chosen:
         raise ValueError("no test is named; leave --tests out for all of them")
@@ -190,13 +247,16 @@ def test(
         agent, play = _zero_shot(replace(base, model=model), out, key, asked)
         _take(agent, play, chosen, reuse)
         agents.append(agent)
-    if random:
-        agent, play = _chance(base, out, key, asked)
-        _take(agent, play, chosen, reuse)
-        agents.append(agent)
+    for wanted, make in ((random, _chance), (bot, _bot)):
+        if wanted:
+            agent, play = make(base, out, key, asked)
+            _take(agent, play, chosen, reuse)
+            agents.append(agent)
     groups = runs_compared.by_settings(agents)
     for group in groups:
         print(f"\n{runs_compared.label(group)}, {episodes} episodes each\n{tests_table(group)}")
+        if variants and (spread := _spread(group)):
+            print(f"\n{spread}")
     path = draw_tests(groups, (out if len(agents) > 1 else agents[0].folder / "test") / "tests.png")
     print(f"\nThe picture is {path}")
 

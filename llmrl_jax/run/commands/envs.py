@@ -1,4 +1,4 @@
-"""List, describe and play the worlds."""
+"""List, describe and play the worlds; have a bot demonstrate them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
+
+from llmrl_jax.run.commands._demos import demos
 
 
 def list_ids(filter: Annotated[str, tyro.conf.Positional] = "") -> None:
@@ -130,4 +132,4 @@ def _print_strings(strings: dict[str, str]) -> None:
         print(f"  {name}:" + "".join(f"\n    {line}" for line in text.split("\n")))
 
 
-COMMANDS: dict[str, Callable[..., Any]] = {"list": list_ids, "show": show, "play": play}
+COMMANDS: dict[str, Callable[..., Any]] = {"list": list_ids, "show": show, "play": play, "demos": demos}

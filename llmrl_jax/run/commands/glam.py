@@ -13,6 +13,7 @@ import tyro
 
 from llmrl_jax.run import config as configs, stats
 from llmrl_jax.run.checkpoint import Checkpoints
+from llmrl_jax.run.commands._clone import clone
 from llmrl_jax.run.commands._glam_tests import compare, export, test
 from llmrl_jax.run.config import FREE, RunConfig
 from llmrl_jax.run.episode import write_episode
@@ -21,6 +22,7 @@ from llmrl_jax.run.loop import RunResult, train as run_training
 from llmrl_jax.systems.glam.agents import Agent, make_agent
 from llmrl_jax.systems.glam.build import build
 from llmrl_jax.systems.glam.clone import CloneConfig, make_clone, save_prior
+from llmrl_jax.systems.glam.competence import calibration
 from llmrl_jax.systems.glam.config import GlamConfig
 from llmrl_jax.systems.glam.episode import record_episode
 from llmrl_jax.systems.glam.evaluate import Episodes, make_evaluator
@@ -50,11 +52,14 @@ HELD_OUT = 0x4E1D
 
 
 def summarise(episodes: Episodes, tasks: Sequence[str]) -> dict[str, float]:
-    """Success with its 95% Wilson interval, return and length; per task where there are several."""
+    """Success with its 95% Wilson interval, return and length, and how true estimates of success were where the policy
+    gives any; per task where there are several."""
 
     def rate(chosen: Any) -> dict[str, float]:
-        found = stats.wilson(int(episodes.success[chosen].sum()), int(episodes.success[chosen].size))
-        return {"success": found.mean, "success_low": found.low, "success_high": found.high}
+        won = episodes.success[chosen]
+        found = stats.wilson(int(won.sum()), int(won.size))
+        guessed = {} if episodes.estimate is None else calibration(episodes.estimate[chosen], won)
+        return {"success": found.mean, "success_low": found.low, "success_high": found.high, **guessed}
 
     out = rate(slice(None))
     out["episode_return"] = float(episodes.episode_return.mean())
@@ -192,8 +197,12 @@ def evaluate(
         _write_gif(agent, state, key, folder)
 
 
+ESTIMATES = {"estimate": "estimated beforehand", "brier": "Brier score", "calibration_error": "calibration error"}
+"""How `_table` calls what `calibration` found."""
+
+
 def _table(found: Mapping[str, Mapping[str, float]], tasks: Sequence[str]) -> str:
-    """Success by row of `found` and by task, with intervals."""
+    """Success by row of `found` and by task, with intervals; below each, how it was estimated beforehand."""
     columns = ["", *(tasks if len(tasks) > 1 else ())]
     header = ["success", "all" if len(tasks) > 1 else tasks[0], *columns[1:]]
     rows = [header]
@@ -204,6 +213,10 @@ def _table(found: Mapping[str, Mapping[str, float]], tasks: Sequence[str]) -> st
             rate, low, high = (values[f"{prefix}{part}"] for part in ("success", "success_low", "success_high"))
             cells.append(f"{rate:.3f} [{low:.3f}, {high:.3f}]")
         rows.append(cells)
+        for part, said in ESTIMATES.items():
+            if part in values:
+                guessed = (values[f"{task}/{part}" if task else part] for task in columns)
+                rows.append([f"  {said}", *(f"{value:.3f}" for value in guessed)])
     widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
 
@@ -385,6 +398,7 @@ def prior_then_ppo(
 COMMANDS = {
     "demo": demo,
     "train": _train_command,
+    "clone": clone,
     "eval": evaluate,
     "test": test,
     "compare": compare,

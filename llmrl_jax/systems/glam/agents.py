@@ -13,7 +13,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 import envs_jax
-from envs_jax.env import Environment
+from envs_jax.babyai.bot import Memory, bot_action
+from envs_jax.babyai.env import BabyAI
+from envs_jax.env import Environment, Wrapper
 from envs_jax.registry import nearest
 from envs_jax.wrappers import EpisodeStatistics, ScaleReward
 from llmrl_jax.lm.tokens import WordTokenizer
@@ -106,15 +108,15 @@ def make_agent(config: GlamConfig) -> Agent:
     return make(config)
 
 
-def _symbolic_world(config: GlamConfig) -> tuple[Environment, Any]:
-    """The world without its text, in its wrappers."""
+def _seen_world(config: GlamConfig, view: Callable[[Environment], Environment]) -> tuple[Environment, Any]:
+    """The world without its text, seen as `view` has it, in its wrappers."""
     env, params = envs_jax.make(config.env)
-    env = EpisodeStatistics(FirstActions(SymbolicView(env), config.num_actions))
+    env = EpisodeStatistics(FirstActions(view(env), config.num_actions))
     return ScaleReward(env, config.reward_scale), params
 
 
 def _symbolic(config: GlamConfig) -> Baseline:
-    env, params = _symbolic_world(config)
+    env, params = _seen_world(config, SymbolicView)
     policy = SymbolicPolicy(env, config.symbolic)
     mesh = make_mesh(config.mesh) if config.mesh else None
     return Baseline(config, env, params, policy, lambda: make_ppo(config.ppo, env, params, policy, mesh=mesh))
@@ -148,8 +150,66 @@ class RandomPolicy:
 
 
 def _random(config: GlamConfig) -> Baseline:
-    env, params = _symbolic_world(config)
+    env, params = _seen_world(config, SymbolicView)
     return Baseline(config, env, params, RandomPolicy(config.num_actions), None)
+
+
+class StateView(Wrapper):
+    """A BabyAI world whose observation is its state: the bot reads from it what an agent in its place has seen."""
+
+    def __init__(self, env: Environment):
+        """**Raises:** `TypeError` for another world."""
+        super().__init__(env)
+        if not isinstance(env, BabyAI):
+            raise TypeError(f"the bot plays BabyAI's levels only, and {env.id or type(env).__name__!r} is none of them")
+
+    def reset(self, key, params):
+        _, state = self.env.reset(key, params)
+        return state, state
+
+    def step(self, key, state, action, params):
+        _, state, *rest = self.env.step(key, state, action, params)
+        return state, state, *rest
+
+    def observation_space(self, params):
+        raise TypeError("what the bot observes is the world's state, for which there is no space")
+
+    def describe(self, obs):
+        return self.env.describe(self.env.observe(obs))  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class BotPolicy:
+    """BabyAI's bot (`envs_jax.babyai.bot_action`) on the observations of `StateView`; it has no parameters, values
+    nothing, and never hesitates: sampled or greedy, it does the same."""
+
+    num_actions: int
+    width: int
+    """Columns of the grid."""
+
+    def init(self, key: jax.Array, obs: Any) -> tuple[tuple[()], tuple[()]]:
+        return (), ()
+
+    def initial_carry(self, batch_size: int) -> Memory:
+        return Memory(seen=jnp.zeros((batch_size, self.width), jnp.uint32))
+
+    def step(self, params: Any, frozen: Any, obs: Any, carry: Memory, first: Bool[Array, " B"]):
+        memory = Memory(seen=jnp.where(first[:, None], jnp.uint32(0), carry.seen))
+        action, memory = jax.vmap(bot_action)(obs, memory)
+        # where only going is allowed, the bot's idle drop before its goal becomes a step that the goal blocks
+        chosen = jnp.minimum(action, self.num_actions - 1)[:, None] == jnp.arange(self.num_actions)
+        return Categorical.masked(jnp.zeros(chosen.shape), chosen), jnp.zeros(first.shape), memory
+
+
+def _bot(config: GlamConfig) -> Baseline:
+    env, params = _seen_world(config, StateView)
+    world: Any = env.unwrapped  # type: ignore[attr-defined]
+    known = len(world.action_names)
+    if world.done_actions and config.num_actions < known:
+        raise ValueError(
+            f"{config.env} is won by saying done, but num_actions is {config.num_actions}, without it: take {known}"
+        )
+    return Baseline(config, env, params, BotPolicy(config.num_actions, world.level.rooms.width), None)
 
 
 _ALL = {f.name for f in dataclasses.fields(GlamConfig)}
@@ -160,6 +220,7 @@ AGENTS: dict[str, tuple[Callable[[GlamConfig], Agent], set[str]]] = {
     "symbolic": (_symbolic, _WORLD | {"mesh", "ppo", "symbolic"}),
     "drrn": (_drrn, _WORLD | {"history", "list_actions", "max_prompt", "drrn"}),
     "random": (_random, _ALL),
+    "bot": (_bot, _ALL),
 }
-"""Agents by name, each with the settings of `GlamConfig` that it reads; chance, which may stand in for any other agent,
-lets all of them pass."""
+"""Agents by name, each with the settings of `GlamConfig` that it reads; chance and the bot, which may stand in for any
+other agent, let all of them pass."""

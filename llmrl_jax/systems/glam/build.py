@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 import envs_jax
+from envs_jax.actions import MASK, OtherActions
 from envs_jax.env import Environment
 from envs_jax.history import PromptHistory
 from envs_jax.text import CompiledPrompt, Tokenizer
@@ -19,6 +21,7 @@ from llmrl_jax.lm.tokens import WordTokenizer, load_tokenizer
 from llmrl_jax.parallel import make_mesh, shardings
 from llmrl_jax.rl.learner import Learner
 from llmrl_jax.rl.ppo import make_ppo
+from llmrl_jax.systems.glam.competence import Competence
 from llmrl_jax.systems.glam.config import EMBEDDED, EmbeddedConfig, GlamConfig
 from llmrl_jax.systems.glam.heads import ActionHead, HeadsPolicy
 from llmrl_jax.systems.glam.policy import LanguagePolicy, ScoringPolicy
@@ -40,11 +43,13 @@ class Glam:
     mesh: jax.sharding.Mesh | None
 
     def learner(self) -> Learner:
-        """PPO on the policy."""
-        return make_ppo(self.config.ppo, self.env, self.env_params, self.policy, mesh=self.mesh)
+        """PPO on the policy, and on its prediction of success where it makes one."""
+        coef = self.config.competence_coef
+        auxiliary = Competence(self.policy, coef) if coef else None
+        return make_ppo(self.config.ppo, self.env, self.env_params, self.policy, self.mesh, auxiliary)
 
 
-class FirstActions(envs_jax.Wrapper):
+class FirstActions(OtherActions):
     """The world with its first `n` actions only, as GLAM's restricted action sets have it."""
 
     def __init__(self, env: Environment, n: int):
@@ -53,6 +58,9 @@ class FirstActions(envs_jax.Wrapper):
         if not 1 <= n <= len(known):
             raise ValueError(f"num_actions is {n}, but {env.id} has {len(known)} actions: {', '.join(known)}")
         self.n = n
+
+    def offered(self, mask):
+        return mask[: self.n]
 
     def action_space(self, params):
         return envs_jax.spaces.Discrete(self.n)
@@ -68,8 +76,15 @@ def make_world(config: GlamConfig) -> tuple[Environment, Any]:
     **Raises:** `KeyError` for an unknown id, `TypeError` for a world without text.
     """
     env, params = envs_jax.make(config.env)
-    env = EpisodeStatistics(FirstActions(env, config.num_actions))
-    return PromptHistory(ScaleReward(env, config.reward_scale), config.history), params
+    return prompted(EpisodeStatistics(FirstActions(env, config.num_actions)), config), params
+
+
+def prompted(env: Environment, config: GlamConfig) -> Environment:
+    """A world with its actions as a policy is prompted with it: the window of `config`, and the mask of the actions
+    where the world has one."""
+    parts = getattr(env.observation_space(env.default_params), "spaces", {})
+    kept = [MASK] if MASK in parts else []
+    return PromptHistory(ScaleReward(env, config.reward_scale), config.history, keep=kept)
 
 
 def embedded_config(sizes: EmbeddedConfig, tokenizer: Tokenizer, positions: int) -> lm.LlamaConfig:
@@ -120,6 +135,14 @@ def build(config: GlamConfig, mesh: jax.sharding.Mesh | None = None) -> Glam:
             f"score_widths is {config.score_widths}, which sorts prompts into groups of score_rows: it needs "
             "score_rows above 0 and no mesh; leave it 1"
         )
+    if not 0 <= config.competence_coef < math.inf:
+        raise ValueError(
+            f"competence_coef is {config.competence_coef}; 0 (no such head) or a positive number is needed"
+        )
+    if config.stop_competence_gradient and not config.competence_coef:
+        raise ValueError(
+            "stop_competence_gradient is set, but competence_coef is 0: there is no such head to keep apart"
+        )
     if config.policy == "heads" and config.scoring != "sum":
         raise ValueError(f"scoring is {config.scoring}, but the policy heads scores no action strings; leave it sum")
     env, env_params = make_world(config)
@@ -157,6 +180,10 @@ def build(config: GlamConfig, mesh: jax.sharding.Mesh | None = None) -> Glam:
         "base": base,
         "value_head": lm.ValueHead(config.value_width, config.value_activation),
         "stop_value_gradient": config.stop_value_gradient,
+        "competence_head": lm.ValueHead(config.value_width, config.value_activation)
+        if config.competence_coef
+        else None,
+        "stop_competence_gradient": config.stop_competence_gradient,
         "rows": config.score_rows,
         "widths": _widths(compiled.max_length, config.score_widths),
         "mesh": mesh,

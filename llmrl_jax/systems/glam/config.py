@@ -15,13 +15,14 @@ from llmrl_jax.systems.glam.symbolic import SymbolicConfig
 EMBEDDED = "embedded"
 """The name of the model that is made on the spot: a small Llama with random weights."""
 
-AgentName = Literal["llm", "symbolic", "drrn", "random"]
+AgentName = Literal["llm", "symbolic", "drrn", "random", "bot"]
 """Who plays (glam reference, section 4).
 
 * `llm`: the language model, which learns by PPO: GLAM's own.
 * `symbolic`: Symbolic-PPO, a recurrent network that sees the grid itself.
 * `drrn`: DRRN, Q-learning on the same text.
 * `random`: any action as likely as any other; nothing is learnt.
+* `bot`: BabyAI's bot, which plans from what it has seen of the grid; nothing is learnt.
 """
 
 
@@ -86,6 +87,10 @@ class GlamConfig:
     """Between the layers of these heads: `sigmoid` is GLAM's; `relu` learns faster."""
     stop_value_gradient: bool = False
     """Keep the critic's gradient out of the language model."""
+    competence_coef: float = 0.0
+    """Weight of the loss of a head that predicts from each prompt whether the goal will be reached; 0: no such head."""
+    stop_competence_gradient: bool = False
+    """Keep this head's gradient out of the language model."""
     reward_scale: float = 20.0
     """The learner sees the world's reward times this."""
     dtype: Literal["float32", "bfloat16"] = "float32"

@@ -12,6 +12,8 @@ from flax import struct
 
 from envs_jax.env import Environment
 from envs_jax.resets import VectorEnv, select
+from llmrl_jax.systems.glam.competence import success_probability
+from llmrl_jax.systems.glam.policy import LanguagePolicy
 
 
 @struct.dataclass
@@ -26,6 +28,8 @@ class Episodes:
     """int32 `[N]`, steps."""
     task: Any
     """int32 `[N]`, index into `env.task_names`."""
+    estimate: Any = None
+    """float32 `[N]`, the probability of success at the first observation, where the policy estimates it; else None."""
 
 
 def make_evaluator(
@@ -43,6 +47,7 @@ def make_evaluator(
         raise ValueError(f"episodes is {episodes}; at least 1 is needed")
     batch_size = min(batch_size, episodes)
     batch = VectorEnv(env, batch_size, policy="none")
+    estimates = isinstance(policy, LanguagePolicy) and policy.competence_head is not None
 
     @jax.jit
     def run(policy_params: Any, frozen: Any, key: jax.Array) -> Episodes:
@@ -77,7 +82,10 @@ def make_evaluator(
             return t + 1, obs, state, carry, done | ends, jnp.zeros_like(first), results
 
         loop = (jnp.int32(0), obs, state, carry, done, jnp.ones(batch_size, bool), blank)
-        return jax.lax.while_loop(unfinished, advance, loop)[-1]
+        results = jax.lax.while_loop(unfinished, advance, loop)[-1]
+        if estimates:
+            results = results.replace(estimate=success_probability(policy, policy_params, frozen, obs))
+        return results
 
     def evaluate(policy_params: Any, frozen: Any, key: jax.Array) -> Episodes:
         parts = []

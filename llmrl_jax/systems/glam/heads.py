@@ -12,6 +12,7 @@ from jaxtyping import Array, Float
 
 from llmrl_jax.lm import Candidates
 from llmrl_jax.rl.distributions import Categorical
+from llmrl_jax.rl.policy import over_offered
 from llmrl_jax.systems.glam.policy import LanguagePolicy
 
 
@@ -44,8 +45,8 @@ class HeadsPolicy(LanguagePolicy):
     def init_heads(self, key: jax.Array) -> dict[str, Any]:
         return super().init_heads(key) | {"action": self.init_head(self.action_head, jax.random.fold_in(key, 1))}
 
-    def decide(self, params: Any, frozen: Any, obs: Any) -> tuple[Categorical, Float[Array, " B"]]:
+    def consider(self, params: Any, frozen: Any, obs: Any) -> tuple[Categorical, Float[Array, "B D"]]:
         # one candidate of one token adds nothing to the pass over the prompt: its score is dead code
         hidden = self.read(params, frozen, obs, Candidates([[0]])).hidden
         logits: Any = self.action_head.apply({"params": params["action"]}, hidden.astype(jnp.float32))
-        return Categorical(logits), self.value(params, hidden)
+        return over_offered(logits, obs), hidden

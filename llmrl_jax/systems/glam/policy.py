@@ -12,9 +12,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from envs_jax.actions import mask_of
 from llmrl_jax.lm import Candidates, Llama, Scores, ValueHead, score
 from llmrl_jax.parallel import shardings
 from llmrl_jax.rl.distributions import Categorical
+from llmrl_jax.rl.policy import over_offered
 
 
 Scoring = Literal["sum", "mean", "per_word", "raw_logits", "max_normalised"]
@@ -63,6 +65,10 @@ class LanguagePolicy:
     value_head: ValueHead
     stop_value_gradient: bool = False
     """Whether the critic leaves the shared trunk alone."""
+    competence_head: ValueHead | None = None
+    """Predicts whether the goal will be reached, see `llmrl_jax.systems.glam.competence`; None: nobody does."""
+    stop_competence_gradient: bool = False
+    """Whether this head leaves the shared trunk alone."""
     rows: int = 0
     """Prompts scored at once, where that divides the batch; 0: all of them. On a CPU small groups stay in its cache."""
     widths: tuple[int, ...] = ()
@@ -87,7 +93,10 @@ class LanguagePolicy:
 
     def init_heads(self, key: jax.Array) -> dict[str, Any]:
         """Parameters of what reads the hidden state, by name."""
-        return {"value": self.init_head(self.value_head, key)}
+        heads = {"value": self.init_head(self.value_head, key)}
+        if self.competence_head is not None:
+            heads["competence"] = self.init_head(self.competence_head, jax.random.fold_in(key, 2))
+        return heads
 
     def init_head(self, head: nn.Module, key: jax.Array) -> Any:
         """A head's parameters, whole on every device."""
@@ -98,12 +107,15 @@ class LanguagePolicy:
     def initial_carry(self, batch_size: int) -> tuple[()]:
         return ()
 
-    def read(self, params: Any, frozen: Any, obs: Any, candidates: Candidates) -> Scores:
-        """The scores of candidates after the prompts of a batch of observations, and the prompts' hidden states."""
+    def read(
+        self, params: Any, frozen: Any, obs: Any, candidates: Candidates, mask: Bool[Array, "B A"] | None = None
+    ) -> Scores:
+        """The scores of candidates after the prompts of a batch of observations, and the prompts' hidden states;
+        `mask`, see `llmrl_jax.lm.score`."""
         variables = {**frozen, **{name: params[name] for name in ("lora", "params") if name in params}}
         tokens, lengths = self.prompts(obs)
         rows = self.rows if self.rows and tokens.shape[0] % self.rows == 0 else None
-        return score(self.model, variables, tokens, lengths, candidates, rows=rows, widths=self.widths)
+        return score(self.model, variables, tokens, lengths, candidates, mask=mask, rows=rows, widths=self.widths)
 
     def value(self, params: Any, hidden: Float[Array, "B D"]) -> Float[Array, " B"]:
         """The critic's word on the prompts' hidden states."""
@@ -111,18 +123,35 @@ class LanguagePolicy:
         value: Any = self.value_head.apply({"params": params["value"]}, hidden.astype(jnp.float32))
         return value
 
-    def decide(self, params: Any, frozen: Any, obs: Any) -> tuple[Categorical, Float[Array, " B"]]:
-        """The distribution over actions, and the value, of each row."""
+    def competence(self, params: Any, hidden: Float[Array, "B D"]) -> Float[Array, " B"]:
+        """The log-odds of success, from the prompts' hidden states. **Raises** `ValueError` without such a head."""
+        if self.competence_head is None:
+            raise ValueError("this policy predicts no success: it has no competence_head (competence_coef is 0)")
+        hidden = jax.lax.stop_gradient(hidden) if self.stop_competence_gradient else hidden
+        odds: Any = self.competence_head.apply({"params": params["competence"]}, hidden.astype(jnp.float32))
+        return odds
+
+    def consider(self, params: Any, frozen: Any, obs: Any) -> tuple[Categorical, Float[Array, "B D"]]:
+        """The distribution over the offered actions, and the prompt's hidden state, of each row."""
         raise NotImplementedError
+
+    def decide(self, params: Any, frozen: Any, obs: Any) -> tuple[Categorical, Float[Array, " B"]]:
+        """The distribution over the offered actions, and the value, of each row."""
+        distribution, hidden = self.consider(params, frozen, obs)
+        return distribution, self.value(params, hidden)
 
     def step(self, params: Any, frozen: Any, obs: Any, carry: Any, first: Bool[Array, " B"]):
         return *self.decide(params, frozen, obs), carry
 
     def unroll(self, params: Any, frozen: Any, obs: Any, carry: Any, first: Bool[Array, "T B"]):
-        steps, batch = first.shape
-        flat = jax.tree.map(lambda x: x.reshape(steps * batch, *x.shape[2:]), obs)
-        distribution, value = self.decide(params, frozen, flat)
-        return jax.tree.map(lambda x: x.reshape(steps, batch, *x.shape[1:]), (distribution, value))
+        return over_steps(lambda flat: self.decide(params, frozen, flat), obs, first)
+
+
+def over_steps(decide: Callable[[Any], Any], obs: Any, first: Bool[Array, "T B"]) -> Any:
+    """What `decide` makes of the rows of all steps at once, leaves `[T, B, ...]` again."""
+    steps, batch = first.shape
+    flat = jax.tree.map(lambda x: x.reshape(steps * batch, *x.shape[2:]), obs)
+    return jax.tree.map(lambda x: x.reshape(steps, batch, *x.shape[1:]), decide(flat))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,9 +163,10 @@ class ScoringPolicy(LanguagePolicy):
     scoring: Scoring = "sum"
 
     def scores(self, params: Any, frozen: Any, obs: Any) -> Scores:
-        """The candidates' scores for a batch of observations."""
+        """The candidates' scores for a batch of observations, those of actions that are not offered too."""
         return self.read(params, frozen, obs, self.candidates)
 
-    def decide(self, params: Any, frozen: Any, obs: Any) -> tuple[Categorical, Float[Array, " B"]]:
-        scores = self.scores(params, frozen, obs)
-        return Categorical(action_logits(scores, self.scoring)), self.value(params, scores.hidden)
+    def consider(self, params: Any, frozen: Any, obs: Any) -> tuple[Categorical, Float[Array, "B D"]]:
+        # the mask in the scores too, since `max_normalised` sets each beside the best that is offered
+        scores = self.read(params, frozen, obs, self.candidates, mask_of(obs))
+        return over_offered(action_logits(scores, self.scoring), obs), scores.hidden

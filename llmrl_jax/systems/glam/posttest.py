@@ -15,13 +15,12 @@ import numpy as np
 
 import envs_jax
 from envs_jax.env import Environment
-from envs_jax.history import PromptHistory
 from envs_jax.registry import nearest
 from envs_jax.text import PromptError
-from envs_jax.wrappers import EpisodeStatistics, ScaleReward
+from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.lm import Candidates
 from llmrl_jax.systems.glam.agents import Agent, RandomPolicy, make_agent
-from llmrl_jax.systems.glam.build import FirstActions, Glam, _widths
+from llmrl_jax.systems.glam.build import FirstActions, Glam, _widths, prompted
 from llmrl_jax.systems.glam.config import GlamConfig
 from llmrl_jax.systems.glam.evaluate import Episodes, make_evaluator
 from llmrl_jax.systems.glam.heads import HeadsPolicy
@@ -37,6 +36,7 @@ from llmrl_jax.systems.glam.rewrites import (
     rewritten,
     unknown_words,
 )
+from llmrl_jax.systems.glam.variants import ENGLISH, VARIANTS, find_variant
 
 
 TEXT = "BabyAI-Text/"
@@ -46,6 +46,7 @@ MIXED, GO_TO = f"{TEXT}MixedTrainLocal-v0", f"{TEXT}GoToLocal-v0"
 PARTS: dict[str, dict[str, str]] = {
     **{name: {"rewrite": name} for name in REWRITES["english"]},
     **{name: {"actions": name} for name in (*SYNONYMS, "extra_actions")},
+    **{name: {"variant": name} for name in VARIANTS},
     "test_tasks": {"env": f"{TEXT}MixedTestLocal-v0"},
     "composition": {"env": f"{TEXT}PickUpSeqPickUpLocal-v0"},
     "go_to": {"env": GO_TO},
@@ -64,6 +65,9 @@ TESTS = (
     "go_to+french",
 )
 """The published tests, and the English base of the French one."""
+
+VARIANT_TESTS = (NO_MODIFICATION, *VARIANTS)
+"""The prompt of training, and the others that say the same."""
 
 AGENTS = ("Random", "DRRN", "NPAE", "Flan-T5 0-shot", "GFlan-T5")
 
@@ -95,6 +99,8 @@ class PostTest:
     env: str = ""
     """A world's id."""
     language: str = "english"
+    variant: str = ""
+    """A key of `variants.VARIANTS`."""
 
 
 def parse_test(name: str) -> PostTest:
@@ -113,6 +119,8 @@ def parse_test(name: str) -> PostTest:
     test = PostTest(name, **fields)
     if test.language == "french" and test.actions in SYNONYMS:
         raise ValueError(f"the test {name!r} is in French, in which {test.actions} has no words")
+    if test.language == "french" and test.variant in ENGLISH:
+        raise ValueError(f"the test {name!r} is in French, in which {test.variant} has no words")
     return test
 
 
@@ -142,9 +150,16 @@ def action_words(config: GlamConfig, test: PostTest, names: Sequence[str]) -> tu
     return (*names[: config.num_actions], *(EXTRA_ACTIONS if test.actions else ()))
 
 
+def world_of(test: PostTest, env: str) -> str:
+    """The id of a test's world: `env`, that of tests that name none, or its own, which then offers its actions as `env`
+    does."""
+    offers = [option for option in env.partition("?")[2].split("&") if option.startswith("actions=")]
+    return "?".join([test.env, *offers]) if test.env else env
+
+
 def _acting(config: GlamConfig, test: PostTest) -> tuple[Environment, Any]:
     """The world of a test with its actions, and its parameters."""
-    env, params = envs_jax.make(test.env or config.env)
+    env, params = envs_jax.make(world_of(test, config.env))
     if test.actions == "extra_actions":
         return EpisodeStatistics(ExtraActions(env, config.num_actions, EXTRA_ACTIONS)), params
     return EpisodeStatistics(FirstActions(env, config.num_actions)), params
@@ -182,7 +197,7 @@ def prepare(agent: Agent, test: PostTest) -> Trial:
         return _language(agent, test)
     if test != PostTest(test.name, env=test.env):
         raise NotTestable(f"the agent {config.agent} knows the words and actions of training only, or none")
-    other = make_agent(replace(config, env=test.env or config.env))
+    other = make_agent(replace(config, env=world_of(test, config.env)))
     return Trial(other.env, other.env_params, other.policy, action_words(config, test, other.env.action_names))
 
 
@@ -190,9 +205,16 @@ def _language(glam: Glam, test: PostTest) -> Trial:
     """`prepare` for a language model: another prompt, and other candidates where it scores any."""
     config, policy, tokenizer = glam.config, glam.policy, glam.tokenizer
     env, env_params = _acting(config, test)
-    env = PromptHistory(ScaleReward(env, config.reward_scale), config.history)
+    env = prompted(env, config)
     words = action_words(config, test, env.action_names)
-    template = glam_prompt(env, words, history=config.history, list_actions=config.list_actions, language=test.language)
+    said: dict[str, Any] = {
+        "history": config.history,
+        "list_actions": config.list_actions,
+        "language": test.language,
+    }
+    template = glam_prompt(env, words, **said, wording=find_variant(test.variant, test.language))
+    if test.variant and template.prompt.units == glam_prompt(env, words, **said).prompt.units:
+        raise NotTestable(f"{test.variant} changes the list of actions, which the prompt of training does not have")
     template = rewritten(template, find_rewrite(test.rewrite, test.language))
     unknown = unknown_words(tokenizer, template)
     if unknown:
@@ -242,7 +264,7 @@ def run_tests(
     Every test begins from the same key. A test that the agent cannot be given is told, not left out.
     """
     for test in tests:
-        env = test.env or agent.config.env
+        env = world_of(test, agent.config.env)
         try:
             trial = prepare(agent, test)
         except (NotTestable, PromptError) as error:
@@ -261,14 +283,15 @@ def run_random(config: GlamConfig, tests: Sequence[PostTest], key: jax.Array, ep
         env, env_params = _acting(config, test)
         words = action_words(config, test, env.action_names)
         trial = Trial(env, env_params, RandomPolicy(len(words)), words)
-        name = test.env or config.env
+        name = world_of(test, config.env)
         if (name, len(words)) not in known:
             known[name, len(words)] = trial.play((), (), key, episodes, greedy=False)
         yield Outcome(test, name, words, trial.tasks, {"sampled": known[name, len(words)]})
 
 
 def write_returns(folder: str | Path, outcome: Outcome, *, zero_shot: bool = False) -> list[Path]:
-    """Write `test/<env>/return_per_episode/<test>[_<new actions>][_zero_shot].npy`, as the published tests do.
+    """Write `test/<env>/return_per_episode/<test>[_<variant>][_<new actions>][_zero_shot].npy`, as the published tests
+    do; there are no variants among those.
 
     Each holds the returns of the sampled episodes, float64 `[N]`, unscaled; a success is a return above 0. The greedy
     ones, which the published code does not play, end in `_greedy`.
@@ -278,7 +301,7 @@ def write_returns(folder: str | Path, outcome: Outcome, *, zero_shot: bool = Fal
     """
     test = outcome.test
     place = Path(folder) / "test" / published_env(outcome.env, test.language) / "return_per_episode"
-    stem = test.rewrite
+    stem = f"{test.rewrite}_{test.variant}" if test.variant else test.rewrite
     if test.actions:
         stem = "_".join([stem, *(name.replace(" ", "_") for name in outcome.actions)])
     written = []

@@ -3,25 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Int
 
+from envs_jax.actions import MASK
 from envs_jax.babyai import french
 from envs_jax.babyai.books import books
 from envs_jax.babyai.text import mission_limits, view_limits
 from envs_jax.env import Environment, Wrapper
 from envs_jax.registry import nearest
-from envs_jax.text import Block, Choice, CompiledPrompt, Literal as Text, Part, Phrasebook, Prompt, Slot, Tokenizer
+from envs_jax.text import (
+    Block,
+    Choice,
+    CompiledPrompt,
+    Limit,
+    Literal as Text,
+    Part,
+    Phrasebook,
+    Prompt,
+    Slot,
+    Tokenizer,
+)
+from envs_jax.text.phrases import compact
 
 
-HEADS = {
-    "english": ("Possible action of the agent:", "Goal of the agent:"),
-    "french": ("Actions possibles pour l'agent:", "But de l'agent:"),
+@dataclass(frozen=True)
+class Wording:
+    """What a prompt says around the world's own words, white space included; the defaults are GLAM's, byte for byte."""
+
+    actions: str = "Possible action of the agent:"
+    """Before the list of actions; empty: no list."""
+    after_actions: str = ""
+    goal: str = "Goal of the agent:"
+    after_goal: str = ""
+    between: str = " \n "
+    """Between the list of actions and the goal."""
+    goal_first: bool = False
+    """Whether the goal stands before the list of actions."""
+    observation: str = " \n Observation {k}: "
+    """Before the sentences of observation `k` of the window, 0 the oldest."""
+    sentence: tuple[str, str] = ("", ", ")
+    """Before and after each sentence."""
+    action: str = "\n Action {k}: "
+    """Before the action that followed observation `k`, and at the end."""
+    after_action: str = ""
+    """After an action of the past."""
+
+
+WORDINGS = {
+    "english": Wording(),
+    "french": Wording(actions="Actions possibles pour l'agent:", goal="But de l'agent:"),
 }
-"""What stands before the list of actions and before the goal."""
+"""The published prompts, by language."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +70,8 @@ class GlamPrompt:
     """The answers, in the order of the world's actions; the candidates to be scored."""
     history: int
     """Observations in the window, at most."""
+    lists_offered: bool = False
+    """Whether the prompt lists those actions only that the observation's `action_mask` offers."""
 
     def slots(self, obs: Mapping[str, Array]) -> dict[str, Array]:
         """The slots for the observation of one environment."""
@@ -42,6 +81,13 @@ class GlamPrompt:
             if k:
                 slots[f"action_{k - 1}"] = obs["actions"][k - 1]
                 slots[f"observation_{k}"] = obs["count"] > k
+        if self.lists_offered:
+            ids = jnp.arange(len(self.actions))
+            offered = jnp.asarray(obs[MASK])[: len(self.actions)]
+            last = jnp.max(jnp.where(offered, ids, 0))
+            # the last one apart, since no comma follows it
+            slots["offered"] = compact(jnp.where(offered & (ids < last), ids, -1), max(1, len(self.actions) - 1))
+            slots["last_offered"] = last
         return slots
 
     def render(self, obs: Mapping[str, Array]) -> str:
@@ -64,13 +110,16 @@ def glam_prompt(
     history: int = 3,
     list_actions: bool = True,
     language: str | None = None,
+    wording: Mapping[str, Any] | None = None,
 ) -> GlamPrompt:
     """GLAM's prompt for a BabyAI-Text world: the possible actions, the goal, and the last observations and actions.
 
     **Arguments:** `env`, wrapped in `PromptHistory(env, history)` or about to be; `actions`, the words for the
     world's first actions (default: its own names without "done", the canonical six); `history`, observations in the
-    window; `list_actions`, whether the prompt begins with the list of actions (15 words that never change);
-    `language`, "english" or "french", of the observations, the goal and GLAM's own action names; None: the world's.
+    window; `list_actions`, whether the prompt begins with the list of actions (15 words that never change, unless the
+    world offers other actions in every state: then those that it offers); `language`, "english" or "french", of the
+    observations, the goal and GLAM's own action names; None: the world's; `wording`, fields of `Wording` that differ
+    from the published ones.
     **Returns:** the template and what goes with it. Its slots are as narrow as the world's level allows.
     **Raises:** `ValueError` for another language, window or list of actions than can be, `TypeError` for a world
     without text.
@@ -78,8 +127,8 @@ def glam_prompt(
     inner = env.unwrapped if isinstance(env, Wrapper) else env
     if language is None:
         language = getattr(inner, "language", "english")
-    if language not in HEADS:
-        raise ValueError(f"no prompt in {language!r}{nearest(language, list(HEADS))}; english or french")
+    if language not in WORDINGS:
+        raise ValueError(f"no prompt in {language!r}{nearest(language, list(WORDINGS))}; english or french")
     observation = env.observation_space(env.default_params)
     parts = getattr(observation, "spaces", {})
     if "text" not in parts or "mission" not in parts:
@@ -102,20 +151,44 @@ def glam_prompt(
     spoken = books("faithful" if faithful else "glam", language)
     view, goals = spoken.view, spoken.missions
     mission = Slot("mission", goals, longest, prefix=" ", suffix="", limits=words)
-    texts = [Slot(f"text_{k}", view, size, suffix=", ", limits=sentences) for k in range(history)]
-    heads = HEADS[language] if list_actions else ("", HEADS[language][1])
-    return GlamPrompt(Prompt(*_template(heads, names, mission, texts)), names, history)
+    said = replace(WORDINGS[language], **(wording or {}))
+    if not list_actions:
+        said = replace(said, actions="")
+    before, after = said.sentence
+    texts = [Slot(f"text_{k}", view, size, prefix=before, suffix=after, limits=sentences) for k in range(history)]
+    varies = bool(said.actions) and MASK in parts
+    return GlamPrompt(Prompt(*_template(said, names, varies, mission, texts)), names, history, varies)
 
 
-def _template(heads: tuple[str, str], names: tuple[str, ...], mission: Slot, texts: list[Slot]) -> Iterator[Part]:
-    """The template, byte for byte: every observation ends in an open "Action k: ", which the next block answers."""
-    if heads[0]:
-        yield Text(heads[0] + ",".join(f" {name}" for name in names) + " \n ")
-    yield from (Text(heads[1]), mission)
+def _listed(wording: Wording, names: tuple[str, ...], varies: bool) -> Iterator[Part]:
+    """The list of actions: all of them, or those that are offered."""
+    yield Text(wording.actions)
+    if varies:
+        book = Phrasebook(names, name="actions")
+        once = tuple(Limit((i,), 1) for i in range(len(names)))
+        yield Slot("offered", book, max(1, len(names) - 1), prefix=" ", suffix=",", limits=once)
+        yield Choice("last_offered", book, prefix=" ")
+    else:
+        yield Text(",".join(f" {name}" for name in names))
+    yield Text(wording.after_actions)
+
+
+def _template(
+    wording: Wording, names: tuple[str, ...], varies: bool, mission: Slot, texts: list[Slot]
+) -> Iterator[Part]:
+    """The template: every observation ends in an open "Action k: ", which the next block answers."""
+    goal: list[Part] = [Text(wording.goal), mission, Text(wording.after_goal)]
+    if wording.actions:
+        heads = [list(_listed(wording, names, varies)), goal]
+        first, second = reversed(heads) if wording.goal_first else heads
+        yield from (*first, Text(wording.between), *second)
+    else:
+        yield from goal
     book = Phrasebook(names, name="actions")
     for k, text in enumerate(texts):
-        parts = (Text(f" \n Observation {k}: "), text, Text(f"\n Action {k}: "))
+        parts = (Text(wording.observation.format(k=k)), text, Text(wording.action.format(k=k)))
         if k:
-            yield Block(f"observation_{k}", (Choice(f"action_{k - 1}", book), *parts))
+            answered = Choice(f"action_{k - 1}", book, suffix=wording.after_action)
+            yield Block(f"observation_{k}", (answered, *parts))
         else:
             yield from parts

@@ -18,7 +18,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from envs_jax import spaces
-from envs_jax.env import Environment, Wrapper
+from envs_jax.actions import OtherActions
+from envs_jax.env import Environment
 from envs_jax.registry import nearest
 from envs_jax.text import Block, Literal, Part, Phrasebook, Prompt, Tokenizer
 from llmrl_jax.systems.glam.prompt import GlamPrompt
@@ -174,10 +175,11 @@ def unknown_words(tokenizer: Tokenizer, template: GlamPrompt) -> list[str]:
     return sorted({word.rstrip(",:") for word in words if not known(word)})
 
 
-class ExtraActions(Wrapper):
+class ExtraActions(OtherActions):
     """A BabyAI world with its first `n` actions and further ones that do nothing.
 
     Each of these is the world's "done", which no level heeds, as in the published code (glam reference, section 2.2).
+    A world that offers useful actions only offers none of them.
     """
 
     def __init__(self, env: Environment, n: int, names: tuple[str, ...]):
@@ -192,7 +194,10 @@ class ExtraActions(Wrapper):
         self.n, self.names = n, names
 
     def step(self, key, state, action, params):
-        return self.env.step(key, state, jnp.where(action < self.n, action, self.idle), params)
+        return super().step(key, state, jnp.where(action < self.n, action, self.idle), params)
+
+    def offered(self, mask):
+        return jnp.concatenate([mask[: self.n], jnp.zeros(len(self.names), bool)])
 
     def action_space(self, params):
         return spaces.Discrete(self.n + len(self.names))

@@ -1,0 +1,102 @@
+"""MuJoCo tasks: evaluations of linear policies on two cores, beside Gymnasium's two vector environments."""
+
+from __future__ import annotations
+
+import functools
+import time
+
+import jax
+import numpy as np
+
+import envs_jax
+from benchmarks.harness import OURS, REPEATS, Result, Row, compiled, rates, seconds
+from benchmarks.props_evaluate import split
+from llmrl_jax.systems.props.evaluate import episode_keys, make_evaluator
+from llmrl_jax.systems.props.policies import make_policy
+
+
+TITLE = "MuJoCo tasks: policy evaluations, 64 policies x 20 episodes, beside Gymnasium"
+
+IDS = (
+    "InvertedPendulum-v5",
+    "InvertedDoublePendulum-v5",
+    "Reacher-v5",
+    "Swimmer-v5",
+    "Hopper-v5",
+    "Walker2d-v5",
+    "HalfCheetah-v5",
+)
+POLICIES, EPISODES, STEPS = 64, 20, 100
+DIFFERENT = 8
+"""Candidates among the policies; Gymnasium, which plays one after the other, plays each of them once a repetition."""
+BAR = 2
+"""How many times either vector environment is aimed at."""
+
+BALANCED = (0.4, 6.0, 0.6, 2.5, 0.0)
+"""InvertedPendulum's published parameters, whose episodes last to the limit (props reference, section 8)."""
+
+
+def ours(id: str, params: np.ndarray, episodes: int, steps: int) -> tuple[list[float], float]:
+    """Samples of evaluations per second, and compile seconds; every repetition plays other episodes."""
+    env, env_params = envs_jax.make(id)
+    evaluate = make_evaluator(env, env_params.replace(max_steps=steps), make_policy(env, env_params))
+    keys = [
+        jax.vmap(lambda key: episode_keys(key, episodes))(jax.random.split(jax.random.key(i), len(params)))
+        for i in range(REPEATS + 1)
+    ]
+    program, compile_seconds = compiled(lambda params, keys: evaluate(params, keys).returns, params, keys[0])
+    turn = iter(keys)
+    return rates(len(params), seconds(lambda: program(params, next(turn)))), compile_seconds
+
+
+def gymnasium_vector(kind: str, id: str, params: np.ndarray, episodes: int, steps: int) -> list[float]:
+    """One policy after the other in a vector environment with an environment for each episode, up to the last one's
+    end. `kind`: `"SyncVectorEnv"`, in this process, or `"AsyncVectorEnv"`, each in a process of its own."""
+    import gymnasium
+
+    # forked from a server that has touched no device: XLA's threads do not survive a fork
+    context = {"context": "forkserver"} if kind == "AsyncVectorEnv" else {}
+    make = functools.partial(gymnasium.make, id, max_episode_steps=steps)
+    envs = getattr(gymnasium.vector, kind)([make] * episodes, **context)
+    weights, bias = split(params, envs.single_observation_space.shape[0])
+    samples = []
+    for repeat in range(REPEATS + 1):
+        started = time.perf_counter()
+        for i in range(len(params)):
+            obs, _ = envs.reset(seed=1000 * repeat + i)
+            over = np.zeros(episodes, bool)
+            while not over.all():
+                obs, _, terminated, truncated, _ = envs.step((obs @ weights[i] + bias[i]).astype(np.float32))
+                over |= terminated | truncated
+        samples.append(len(params) / (time.perf_counter() - started))
+    envs.close()
+    return samples[1:]
+
+
+def run(quick: bool) -> Result:
+    """Policy evaluations per second: ours, SyncVectorEnv's, AsyncVectorEnv's."""
+    policies, different, steps = (16, 2, 20) if quick else (POLICIES, DIFFERENT, STEPS)
+    rows, bars = [], []
+    cases = {f"{id}, first candidates": id for id in IDS} | {f"{IDS[0]}, candidates that balance": IDS[0]}
+    for case, id in cases.items():
+        policy = make_policy(*envs_jax.make(id))
+        params = np.asarray(policy.sample(jax.random.key(0), different))
+        if case.endswith("balance"):
+            params = np.tile(np.float32(BALANCED), (different, 1))
+        samples, compile_seconds = ours(id, np.tile(params, (policies // different, 1)), EPISODES, steps)
+        rows.append(Row(case, OURS, "evaluations/s", samples, compile_seconds, "C MuJoCo"))
+        mine = rows[-1].median
+        for kind in ("SyncVectorEnv", "AsyncVectorEnv"):
+            who = f"Gymnasium {kind}"
+            rows.append(Row(case, who, "evaluations/s", gymnasium_vector(kind, id, params, EPISODES, steps)))
+            ratio = mine / rows[-1].median
+            bars.append(f"{case}: {ratio:.1f} times {who} (aim: {BAR}, {'met' if ratio >= BAR else 'missed'})")
+    notes = [
+        f"Linear policies of the published class, {EPISODES} episodes each, of {steps} steps at most; an evaluation is "
+        f"all episodes of one policy, up to the last one's end. Ours: {policies} policies at once, in one program, "
+        f"{different} different ones, each {policies // different} times. Gymnasium: those {different}, one after the "
+        f"other, in a vector environment of {EPISODES}.",
+        "All compute the same float64 physics in C MuJoCo: what differs is what is done around it, and which rows are "
+        "still computed after their episode's end.",
+    ]
+    return Result(rows, bars, notes)

@@ -1,0 +1,128 @@
+"""Policy evaluations: what one step of a search over linear policies costs, beside Gymnasium's and gymnax's ways."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from benchmarks.harness import OURS, REPEATS, Result, Row, compiled, rates, run_peer, seconds
+from llmrl_jax.systems.props import tasks
+from llmrl_jax.systems.props.evaluate import episode_keys, make_evaluator
+
+
+TITLE = "ProPS: policy evaluations, 64 policies x 20 episodes, beside Gymnasium and gymnax"
+
+POLICIES, EPISODES = 64, 20
+SYNC = "Gymnasium SyncVectorEnv"
+BAR = 40
+"""How many times SyncVectorEnv is aimed at."""
+
+BALANCED = (-0.05, 0.05, -0.25, 0.25, -2, 2, -2.5, 2.5, 0.05, 0.06)
+"""CartPole's published parameters, whose episodes last to the limit (props reference, section 8)."""
+
+
+def populations(count: int) -> dict[str, tuple[str, np.ndarray]]:
+    """Case -> task, and float32 `[count, n]`: first candidates, whose episodes are short where poles fall, and good
+    ones, whose episodes are long."""
+    first = {task: tasks.get(task).make()[2].sample(jax.random.key(0), count) for task in ("cartpole", "mountain_car")}
+    good = np.tile(np.float32(BALANCED), (count, 1))
+    return {
+        "CartPole-v1, first candidates": ("cartpole", np.asarray(first["cartpole"])),
+        "CartPole-v1, candidates that balance": ("cartpole", good),
+        "MountainCar-v0, first candidates": ("mountain_car", np.asarray(first["mountain_car"])),
+    }
+
+
+def ours(task: str, params: np.ndarray, episodes: int) -> tuple[list[float], float]:
+    """Samples of evaluations per second, and compile seconds; every repetition plays other episodes."""
+    evaluate = make_evaluator(*tasks.get(task).make())
+    keys = [episode_keys(jax.random.key(i), episodes) for i in range(REPEATS + 2)]
+    program, compile_seconds = compiled(lambda params, keys: evaluate(params, keys).returns, params, keys[0])
+    turn = iter(keys * 2)
+    return rates(len(params), seconds(lambda: program(params, next(turn)), warmup=2)), compile_seconds
+
+
+def split(params: np.ndarray, features: int) -> tuple[np.ndarray, np.ndarray]:
+    """W `[P, S, A]` and b `[P, 1, A]` of linear policies."""
+    actions = params.shape[1] // (features + 1)
+    return params[:, : features * actions].reshape(-1, features, actions), params[:, None, features * actions :]
+
+
+def gymnasium_returns(envs, weights: np.ndarray, bias: np.ndarray, seed: int) -> np.ndarray:
+    """The returns `[P, E]` of whole episodes in a vector environment of `P * E`, up to the last one's end."""
+    shape = (len(weights), envs.num_envs // len(weights))
+    obs, _ = envs.reset(seed=seed)
+    returns, over = np.zeros(shape), np.zeros(shape, bool)
+    while not over.all():
+        actions = np.argmax(obs.reshape(*shape, -1) @ weights + bias, axis=-1)
+        obs, reward, terminated, truncated, _ = envs.step(actions.ravel())
+        returns += reward.reshape(shape) * ~over
+        over |= (terminated | truncated).reshape(shape)
+    return returns
+
+
+def gymnasium_sync(id: str, params: np.ndarray, episodes: int) -> list[float]:
+    """One policy after the other in a SyncVectorEnv with an environment for each episode: none waits for the others'
+    longest episode."""
+    import gymnasium
+
+    envs = gymnasium.make_vec(id, num_envs=episodes, vectorization_mode="sync")
+    weights, bias = split(params, envs.single_observation_space.shape[0])
+    samples = []
+    for repeat in range(REPEATS):
+        started = time.perf_counter()
+        for i in range(len(params)):
+            gymnasium_returns(envs, weights[i : i + 1], bias[i : i + 1], 1000 * repeat + i)
+        samples.append(len(params) / (time.perf_counter() - started))
+    return samples
+
+
+def gymnasium_numpy(id: str, params: np.ndarray, episodes: int) -> list[float]:
+    """All policies and episodes at once in Gymnasium's environment that is written in vectorised NumPy."""
+    import gymnasium
+
+    envs = gymnasium.make_vec(id, num_envs=len(params) * episodes, vectorization_mode="vector_entry_point")
+    weights, bias = split(params, envs.single_observation_space.shape[0])
+    samples = []
+    for repeat in range(REPEATS + 1):
+        started = time.perf_counter()
+        gymnasium_returns(envs, weights, bias, repeat)
+        samples.append(len(params) / (time.perf_counter() - started))
+    return samples[1:]
+
+
+def run(quick: bool) -> Result:
+    """Policy evaluations per second: ours, Gymnasium's two vector environments, gymnax's rollouts."""
+    count, episodes = (8, 5) if quick else (POLICIES, EPISODES)
+    rows, bars = [], []
+    for case, (task, params) in populations(count).items():
+        id = tasks.get(task).env
+        samples, compile_seconds = ours(task, params, episodes)
+        mine = Row(case, OURS, "evaluations/s", samples, compile_seconds)
+        sync = gymnasium_sync(id, params, episodes)
+        peers = [Row(case, SYNC, "evaluations/s", sync, None, "one policy after the other")]
+        if task == "cartpole":
+            samples = gymnasium_numpy(id, params, episodes)
+            peers.append(Row(case, "Gymnasium CartPoleVectorEnv", "evaluations/s", samples, None, "vectorised NumPy"))
+        if not quick:
+            with tempfile.TemporaryDirectory() as folder:
+                np.save(Path(folder) / "params.npy", params)
+                found = run_peer("peer_props.py", id, f"{folder}/params.npy", str(episodes), str(REPEATS))
+            note = "every episode to the time limit"
+            peers.append(Row(case, "gymnax 0.0.9", "evaluations/s", found["samples"], found["compile_seconds"], note))
+        rows += [mine, *peers]
+        for peer in peers:
+            ratio, aim = mine.median / peer.median, BAR if peer.who == SYNC else 1
+            verdict = "met" if ratio >= aim else "missed"
+            bars.append(f"{case}: {ratio:.1f} times {peer.who} (aim: {aim}, {verdict})")
+    notes = [
+        f"{count} linear policies of the published classes, {episodes} episodes each; an evaluation is all episodes of "
+        "one policy. Every repetition begins its episodes anew, resets included; all stop with the last episode, but "
+        "for gymnax, whose rollout always takes as many steps as the time limit.",
+        "gymnax: RolloutWrapper.population_rollout with the same parameters, returns only, so that XLA drops the rest.",
+    ]
+    return Result(rows, bars, notes)

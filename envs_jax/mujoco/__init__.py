@@ -1,0 +1,13 @@
+"""Gymnasium's MuJoCo tasks, v5, on C MuJoCo or MJX (props reference, section 5).
+
+MuJoCo, and Gymnasium for its models, are looked for when a task is made; MJX when it is first used.
+"""
+
+from envs_jax.mujoco.reference import import_state
+from envs_jax.registry import register
+
+
+__all__ = ["import_state"]
+
+for _task in ("InvertedPendulum", "InvertedDoublePendulum", "Reacher", "Swimmer", "Hopper", "Walker2d", "HalfCheetah"):
+    register(f"{_task}-v5", f"envs_jax.mujoco.tasks:{_task}")

@@ -1,0 +1,142 @@
+"""A task over physics: what all of Gymnasium's MuJoCo tasks share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from envs_jax import spaces
+from envs_jax.env import Environment
+from envs_jax.mujoco.physics import Backend, Moment, Physics, load_model
+from envs_jax.mujoco.physics_c import PhysicsC
+from envs_jax.mujoco.physics_mjx import PhysicsMjx
+from envs_jax.mujoco.render import Painter
+
+
+@struct.dataclass
+class MujocoState:
+    """The physics, the clock, and what an episode that ended goes on to show."""
+
+    physics: Any
+    """The state of `env.physics`; `env.physics.decode` gives its numbers."""
+    obs: jax.Array
+    """float32 `[n]`, the observation of this state."""
+    time: jax.Array
+    """int32 `[]`, steps since the reset."""
+    terminated: jax.Array
+    """bool `[]`."""
+    truncated: jax.Array
+    """bool `[]`."""
+
+
+class MujocoEnv(Environment[MujocoState, Any]):
+    """What one of Gymnasium's MuJoCo tasks is made of, for a subclass to fill in.
+
+    Observation: float32, unbounded. Action: float32 `[nu]` within the model's limits, beyond which only its cost
+    grows. An episode that has ended stands still: a further step returns the same observation and flags, reward and
+    info of 0, and under C costs nothing, so that a batch is as fast as what is left of it.
+    """
+
+    xml_file: str
+    """The model's file among Gymnasium's."""
+    frame_skip: int
+    """Time steps of the model per step."""
+    read: tuple[str, ...] = ()
+    """Fields of `mjData` that `observe` and `judge` need beside places and speeds."""
+    camera: Mapping[str, Any] = {}
+    """How the free camera stands, where the model has no camera of the name `track`."""
+
+    def __init__(
+        self,
+        physics: Backend = "auto",
+        xml_file: str | None = None,
+        frame_skip: int | None = None,
+        threads: int | None = None,
+    ):
+        """**Arguments:** `physics`, `"c"` for C MuJoCo on the host's threads, `"mjx"` for MJX on the device, `"auto"`
+        for C where jax computes on a CPU and MJX elsewhere; `xml_file`, another model, by its path; `frame_skip`,
+        another number of time steps per step; `threads`, for C (default: all cores of the process).
+
+        **Raises:** `ValueError` for a value that cannot be; `ModuleNotFoundError` and `FileNotFoundError` as
+        `load_model`.
+        """
+        known = Backend.__args__  # type: ignore[attr-defined]
+        if physics not in known:
+            raise ValueError(f"unknown physics {physics!r}; it is one of {', '.join(known)}")
+        if frame_skip is not None and frame_skip < 1:
+            raise ValueError(f"frame_skip is {frame_skip}; at least 1 is needed")
+        if threads is not None and threads < 1:
+            raise ValueError(f"threads is {threads}; at least 1 is needed")
+        self.backend, self.threads = physics, threads
+        self.model = load_model(xml_file or self.xml_file)
+        self.frame_skip = frame_skip or self.frame_skip
+        self.dt: float = self.model.opt.timestep * self.frame_skip
+        """Seconds per step."""
+
+    @cached_property
+    def physics(self) -> Physics:
+        """The physics, chosen at first use: until then no device is touched."""
+        backend = self.backend
+        if backend == "auto":
+            backend = "c" if jax.default_backend() == "cpu" else "mjx"
+        if backend == "mjx":
+            return PhysicsMjx(self.model, self.frame_skip, self.read)
+        return PhysicsC(self.model, self.frame_skip, self.read, self.threads)
+
+    def start(self, key: jax.Array, params: Any) -> tuple[jax.Array, jax.Array]:
+        """Draw where an episode starts: float32 `[nq]` and `[nv]`."""
+        raise NotImplementedError
+
+    def observe(self, xp: Any, now: Moment) -> Any:
+        """The observation of a moment, `[..., n]`. `xp`, here and in `judge`, is as in `physics.Look`."""
+        raise NotImplementedError
+
+    def judge(
+        self, xp: Any, before: Moment, after: Moment, action: Any, params: Any
+    ) -> tuple[Any, Any, dict[str, Any]]:
+        """Reward, whether the episode terminates, and info, of a step with `action` `[..., nu]`; each `[...]`."""
+        raise NotImplementedError
+
+    def look(self, xp: Any, before: Moment, after: Moment, action: Any, params: Any) -> tuple[Any, ...]:
+        """What a step shows of the physics: observation, reward, terminated, info."""
+        return self.observe(xp, after), *self.judge(xp, before, after, action, params)
+
+    def reset(self, key, params):
+        qpos, qvel = self.start(key, params)
+        physics, obs = self.physics.begin(qpos, qvel, lambda xp, _, now: self.observe(xp, now))
+        return obs, MujocoState(physics, obs, jnp.int32(0), jnp.bool_(False), jnp.bool_(False))
+
+    def step(self, key, state, action, params):
+        going = ~(state.terminated | state.truncated)
+        action = jnp.asarray(action, jnp.float32)
+        numbers = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params)
+        physics, seen = self.physics.advance(state.physics, action, going, self.look, action, numbers)
+        obs, reward, terminated, info = seen
+        time = state.time + going
+        obs = jnp.where(going, obs, state.obs)
+        terminated = jnp.where(going, terminated, state.terminated)
+        truncated = jnp.where(going, time >= params.max_steps, state.truncated)
+        reward, info = jax.tree.map(lambda x: jnp.where(going, x, jnp.zeros_like(x)), (reward, info))
+        return obs, MujocoState(physics, obs, time, terminated, truncated), reward, terminated, truncated, info
+
+    def observation_space(self, params):
+        obs = self.physics.seen(lambda xp, _, now: self.observe(xp, now), ())
+        return spaces.Box(-np.inf, np.inf, obs.shape, np.float32)
+
+    def action_space(self, params):
+        low, high = self.model.actuator_ctrlrange.astype(np.float32).T
+        return spaces.Box(low, high, low.shape, np.float32)
+
+    @cached_property
+    def _painter(self) -> Painter:
+        return Painter(self.model, self.camera)
+
+    def render(self, state):
+        """The scene as Gymnasium shows it, uint8 `[480, 480, 3]`. **Raises** `RuntimeError` without OpenGL."""
+        return self._painter.picture(self.physics.decode(state.physics)[: self.model.nq])

@@ -1,0 +1,145 @@
+"""What a task knows of rigid-body physics: how a state begins and advances, and what can be seen of it.
+
+Nothing here belongs to one task. `physics_c` computes on the host's threads with C MuJoCo, `physics_mjx` on the device
+with MJX; both carry the same numbers.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import importlib
+import importlib.util
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+
+Backend = Literal["auto", "c", "mjx"]
+
+Look = Callable[..., Any]
+"""`look(xp, before, after, *args) -> pytree`, a task's part: what is made of two `Moment`s, and of `args`, arrays.
+
+`xp` is NumPy, with a batch of float64 moments (any number of leading axes), or jax.numpy, with a single one of float32:
+so it uses only what both have, and counts axes from the last. Leaves that are not bool come out as float32."""
+
+
+@struct.dataclass
+class Moment:
+    """Where everything is."""
+
+    qpos: Any
+    """`[..., nq]`, positions, in metres and radians."""
+    qvel: Any
+    """`[..., nv]`, velocities."""
+    read: Mapping[str, Any]
+    """The fields of MuJoCo's `mjData` that the task asked for, each `[..., *its shape]`; none in a moment before."""
+
+
+def require(module: str) -> Any:
+    """Import `mujoco` or a part of it. **Raises** `ModuleNotFoundError`, naming the extra, where it is missing."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"MuJoCo's tasks need {module}: install the extra `control` (`pip install 'llmrl-jax[control]'`)",
+            name=error.name,
+        ) from error
+
+
+def load_model(xml_file: str) -> Any:
+    """Compile a MuJoCo model.
+
+    **Arguments:** `xml_file`, a path, or the name of one of Gymnasium's own models (`"hopper.xml"`), which is read from
+    where gymnasium is installed.
+    **Returns:** a `mujoco.MjModel`.
+    **Raises:** `ModuleNotFoundError` without mujoco or gymnasium, `FileNotFoundError` where there is no such file.
+    """
+    mujoco = require("mujoco")
+    path = Path(xml_file)
+    if path.name == xml_file:
+        found = importlib.util.find_spec("gymnasium")
+        if found is None or found.origin is None:
+            raise ModuleNotFoundError(
+                f"{xml_file} is a model of Gymnasium's: install gymnasium, or pass `xml_file` a path", name="gymnasium"
+            )
+        path = Path(found.origin).parent / "envs" / "mujoco" / "assets" / xml_file
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no MuJoCo model at {path} (xml_file is {xml_file!r})")
+    return mujoco.MjModel.from_xml_path(str(path))
+
+
+def collides(model: Any) -> bool:
+    """Whether any two geoms of a `mujoco.MjModel` may ever be in contact, by its masks and explicit pairs."""
+    pairs = (model.geom_contype[:, None] & model.geom_conaffinity[None, :]) != 0
+    np.fill_diagonal(pairs, False)
+    return bool(pairs.any() or model.npair or model.nflex)
+
+
+class Physics:
+    """A model, how many of its time steps make one step of the world, and what is read of it.
+
+    A state holds the `size` numbers that decide what comes next: positions, velocities, activations of the actuators,
+    and the accelerations from which the constraint solver starts, in the order of MuJoCo's `mj_getState`.
+    """
+
+    def __init__(self, model: Any, frame_skip: int, read: tuple[str, ...] = ()):
+        """**Arguments:** `model`, a `mujoco.MjModel`; `frame_skip`, time steps; `read`, the names of fields of
+        `mjData` that a `Look` sees."""
+        mujoco = require("mujoco")
+        flags = mujoco.mjtState
+        if not collides(model):  # a fourth of the time of a small model goes into looking for what cannot be
+            model = copy.copy(model)
+            model.opt.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_CONTACT)
+        self.model, self.frame_skip = model, frame_skip
+        self.spec = int(flags.mjSTATE_QPOS | flags.mjSTATE_QVEL | flags.mjSTATE_ACT | flags.mjSTATE_WARMSTART)
+        self.size: int = mujoco.mj_stateSize(model, self.spec)
+        data = mujoco.MjData(model)
+        self.read = {name: np.shape(getattr(data, name)) for name in read}
+
+    def begin(self, qpos: jax.Array, qvel: jax.Array, look: Look, *args: Any) -> tuple[jax.Array, Any]:
+        """A world at given places and speeds, `[nq]` and `[nv]`, its other numbers worked out.
+
+        **Returns:** the state, and what `look` made of it (`before` and `after` are the same moment).
+        """
+        raise NotImplementedError
+
+    def advance(
+        self, state: jax.Array, ctrl: jax.Array, going: jax.Array, look: Look, *args: Any
+    ) -> tuple[jax.Array, Any]:
+        """`frame_skip` time steps under constant controls.
+
+        **Arguments:** `state`; `ctrl`, float32 `[nu]`; `going`, bool `[]`: where it is False the state stays as it is,
+        at no cost under C, and what is seen means nothing; `look` and its `args`.
+        **Returns:** the state, and what `look` made of the moments before and after.
+        """
+        raise NotImplementedError
+
+    def encode(self, numbers: np.ndarray) -> Any:
+        """A state from its numbers, float64 `[..., size]`, on the host."""
+        raise NotImplementedError
+
+    def decode(self, state: Any) -> np.ndarray:
+        """The numbers of a state, float64 `[..., size]`, on the host."""
+        raise NotImplementedError
+
+    def moment(self, numbers: Any, read: Mapping[str, Any]) -> Moment:
+        """The places and speeds among a state's numbers, and what was read beside them."""
+        nq = self.model.nq
+        return Moment(numbers[..., :nq], numbers[..., nq : nq + self.model.nv], read)
+
+    def seen(self, look: Look, args: tuple[Any, ...]) -> Any:
+        """The shapes and types of what `look` makes of one world, as `jax.ShapeDtypeStruct`s."""
+        blank = functools.partial(jax.ShapeDtypeStruct, dtype=np.float32)
+        numbers, read = blank((self.size,)), {name: blank(shape) for name, shape in self.read.items()}
+
+        def once(numbers, read, args):
+            return look(jnp, self.moment(numbers, {}), self.moment(numbers, read), *args)
+
+        found = jax.eval_shape(once, numbers, read, args)
+        return jax.tree.map(lambda x: blank(x.shape, dtype=bool if x.dtype == bool else np.float32), found)

@@ -1,0 +1,124 @@
+"""C MuJoCo under `jit`, `vmap` and `scan`: one call to the host for a whole batch, whose rows are shared by threads."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs_jax.mujoco.physics import Look, Physics, require
+
+
+ROWS = 8
+"""The fewest rows that are worth another thread."""
+PIECES = 4
+"""Pieces of a batch for each thread, so that one which is held up holds up little."""
+
+
+@functools.cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="mujoco")
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class PhysicsC(Physics):
+    """A state is uint32 `[size, 2]`, the bits of its float64 numbers: nothing is lost between two steps.
+
+    So a trajectory is that of a C program which never left its `mjData`, to the bit. The host is reached by
+    `jax.pure_callback`, once for any nesting of `vmap`s, and touches nothing but NumPy and MuJoCo there. Under a mesh
+    with automatic axes all rows are computed by one process's call; in a `shard_map` each device calls for its own.
+    """
+
+    def __init__(self, model: Any, frame_skip: int, read: tuple[str, ...] = (), threads: int | None = None):
+        """**Arguments:** as of `Physics`; `threads`, that share a batch (default: the cores of this process)."""
+        super().__init__(model, frame_skip, read)
+        if threads is not None and threads < 1:
+            raise ValueError(f"threads is {threads}; at least 1 is needed")
+        self.threads = cores() if threads is None else threads
+        self._mujoco = require("mujoco")
+        self._inputs = self.spec | int(self._mujoco.mjtState.mjSTATE_CTRL)
+        self._spare: list[Any] = []
+
+    def begin(self, qpos, qvel, look, *args):
+        return self._call(self._forward, (qpos, qvel), jnp.bool_(True), look, args)
+
+    def advance(self, state, ctrl, going, look, *args):
+        return self._call(self._step, (state, ctrl), going, look, args)
+
+    def encode(self, numbers):
+        words = np.ascontiguousarray(numbers, np.float64).view(np.uint32)
+        return words.reshape(*np.shape(numbers), 2)
+
+    def decode(self, state):
+        return np.ascontiguousarray(state, np.uint32).view(np.float64)[..., 0]
+
+    def _forward(self, data: Any) -> None:
+        self._mujoco.mj_forward(self.model, data)
+
+    def _step(self, data: Any) -> None:
+        self._mujoco.mj_step(self.model, data, self.frame_skip)
+
+    def _call(self, run: Callable, inputs: tuple[Any, ...], going: jax.Array, look: Look, args: tuple[Any, ...]) -> Any:
+        seen = self.seen(look, args)
+        results = jax.ShapeDtypeStruct((self.size, 2), np.uint32), seen
+        host = functools.partial(self._host, run, look, seen)
+        return jax.pure_callback(host, results, inputs, going, args, vmap_method="expand_dims")
+
+    def _host(self, run: Callable, look: Look, seen: Any, inputs: Any, going: Any, args: Any) -> tuple[np.ndarray, Any]:
+        """Advance a batch. Every array has the same number of leading axes, of size 1 where it was not batched."""
+        inputs, going, args = jax.tree.map(np.asarray, (inputs, going, args))
+        axes = going.ndim
+        batch = np.broadcast_shapes(*(x.shape[:axes] for x in jax.tree.leaves((inputs, going, args))))
+        rows = np.zeros((*batch, self._mujoco.mj_stateSize(self.model, self._inputs)))
+        filled = 0  # by begin, only places and speeds: the rest of a new world is zero
+        for x in inputs:
+            x = self.decode(x) if x.dtype == np.uint32 else x
+            rows[..., filled : filled + x.shape[-1]] = x
+            filled += x.shape[-1]
+        before = rows[..., : self.size]
+        after = before.copy()
+        read = {name: np.zeros((*batch, *shape)) for name, shape in self.read.items()}
+        chosen = np.flatnonzero(np.broadcast_to(going, batch))
+        self._share(run, chosen, [x.reshape(-1, *x.shape[axes:]) for x in (rows, after, *read.values())])
+        with np.errstate(all="ignore"):  # rows that stand still may hold anything
+            args = jax.tree.map(lambda x: x.astype(np.float64) if x.dtype == np.float32 else x, args)
+            found = look(np, self.moment(before, {}), self.moment(after, read), *args)
+            found = jax.tree.map(lambda s, x: np.broadcast_to(np.asarray(x, s.dtype), batch + s.shape), seen, found)
+        return self.encode(after), found
+
+    def _share(self, run: Callable, chosen: np.ndarray, arrays: list[np.ndarray]) -> None:
+        """Have the threads advance the chosen rows of `arrays`, flat, in place."""
+        pieces = min(self.threads * PIECES, len(chosen) // ROWS) if self.threads > 1 else 1
+        if pieces < 2:
+            self._some(run, chosen, arrays)
+            return
+        for _ in _pool(self.threads).map(lambda some: self._some(run, some, arrays), np.array_split(chosen, pieces)):
+            pass
+
+    def _some(self, run: Callable, chosen: np.ndarray, arrays: list[np.ndarray]) -> None:
+        """Advance some rows, one after the other, in one `mjData`. MuJoCo lets go of Python's lock in each step."""
+        rows, after, *read = arrays
+        model, inputs, spec = self.model, self._inputs, self.spec
+        set_state, get_state = self._mujoco.mj_setState, self._mujoco.mj_getState
+        try:
+            data = self._spare.pop()
+        except IndexError:
+            data = self._mujoco.MjData(model)
+        fields = list(zip(read, (getattr(data, name) for name in self.read)))
+        for i in chosen.tolist():
+            set_state(model, data, rows[i], inputs)
+            run(data)
+            get_state(model, data, after[i], spec)
+            for array, field in fields:
+                array[i] = field
+        self._spare.append(data)

@@ -1,0 +1,76 @@
+"""MJX: MuJoCo's physics as an XLA program, for accelerators."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs_jax.mujoco.physics import Physics, require
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """Say what to do about a model that MJX does not know, or fails on under this version of jax."""
+    try:
+        yield
+    except (NotImplementedError, TypeError) as error:
+        raise RuntimeError(
+            f"mujoco-mjx {importlib.metadata.version('mujoco-mjx')} cannot compute this model under jax "
+            f"{jax.__version__} ({error}): update mujoco-mjx, or use physics='c'"
+        ) from error
+
+
+class PhysicsMjx(Physics):
+    """A state is float32 `[size]`.
+
+    Two things differ from C: numbers are float32, so trajectories part where contacts amplify that; and fields are
+    read at the state that a step reaches, where C MuJoCo leaves those of the last stage of its Runge-Kutta integrator.
+
+    XLA of jax below 0.12 compiles long chains of bodies badly on a CPU; there, give the `jit` around it
+    `compiler_options={"xla_cpu_use_fusion_emitters": False}`, or use C, which is faster still.
+    """
+
+    def __init__(self, model: Any, frame_skip: int, read: tuple[str, ...] = ()):
+        """**Arguments:** as of `Physics`. **Raises:** `ModuleNotFoundError` without mujoco-mjx, `RuntimeError`
+        for a model that it cannot compute."""
+        super().__init__(model, frame_skip, read)
+        self._mjx = require("mujoco.mjx")
+        with _explained(), jax.ensure_compile_time_eval():  # this may be the trace of a step
+            self._compiled = self._mjx.put_model(model)
+            self._blank = self._mjx.make_data(model)
+
+    def begin(self, qpos, qvel, look, *args):
+        with _explained():
+            data = self._mjx.forward(self._compiled, self._blank.replace(qpos=qpos, qvel=qvel))
+        return self._result(data, self.moment(self._numbers(data), {}), data, look, args)
+
+    def advance(self, state, ctrl, going, look, *args):
+        nq, nv = self.model.nq, self.model.nv
+        qpos, qvel, act, warmstart = jnp.split(state, np.cumsum([nq, nv, self.model.na]))
+        data = self._blank.replace(qpos=qpos, qvel=qvel, act=act, qacc_warmstart=warmstart, ctrl=ctrl)
+        with _explained():
+            data = jax.lax.fori_loop(0, self.frame_skip, lambda _, d: self._mjx.step(self._compiled, d), data)
+            readable = self._mjx.forward(self._compiled, data) if self.read else data
+        after, seen = self._result(data, self.moment(state, {}), readable, look, args)
+        return jnp.where(going, after, state), seen
+
+    def encode(self, numbers):
+        return np.asarray(numbers, np.float32)
+
+    def decode(self, state):
+        return np.asarray(state, np.float64)
+
+    def _numbers(self, data: Any) -> jax.Array:
+        return jnp.concatenate([data.qpos, data.qvel, data.act, data.qacc_warmstart]).astype(jnp.float32)
+
+    def _result(self, data: Any, before: Any, readable: Any, look: Any, args: tuple[Any, ...]) -> tuple[jax.Array, Any]:
+        numbers = self._numbers(data)
+        after = self.moment(numbers, {name: getattr(readable, name) for name in self.read})
+        found = look(jnp, before, after, *args)
+        return numbers, jax.tree.map(lambda s, x: x.astype(s.dtype), self.seen(look, args), found)

@@ -1,0 +1,52 @@
+"""Taking over a live MuJoCo environment of Gymnasium, in the middle of an episode too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs_jax.env import Wrapper
+from envs_jax.mujoco.env import MujocoEnv, MujocoState
+from envs_jax.mujoco.physics import require
+
+
+def import_state(gymnasium_env: Any, env: Any, params: Any) -> tuple[jax.Array, MujocoState]:
+    """The pair that `reset` would return, for the point at which one of Gymnasium's v5 environments is now.
+
+    **Arguments:** `gymnasium_env`, made by `gymnasium.make`, reset at least once; `env`, the same task of
+    `envs_jax.make`, perhaps wrapped; `params`, its parameters.
+    **Returns:** `(obs, state)` of the innermost `env`.
+    **Raises:** `TypeError` for another environment; `ValueError` before its first reset, or where the two differ in
+    their model, their `frame_skip`, or the size of what they observe.
+    """
+    while isinstance(env, Wrapper):
+        env = env.env
+    inner = gymnasium_env.unwrapped
+    if not isinstance(env, MujocoEnv) or type(inner).__name__ != f"{type(env).__name__}Env":
+        raise TypeError(f"{type(inner).__name__} is not what {type(env).__name__} re-implements")
+    counted = gymnasium_env.has_wrapper_attr("_elapsed_steps")
+    time = gymnasium_env.get_wrapper_attr("_elapsed_steps") if counted else 0
+    if time is None:
+        raise ValueError("the Gymnasium environment has no state yet; call its reset first")
+    sizes = [(m.nq, m.nv, m.nu, m.nbody, m.opt.timestep) for m in (inner.model, env.model)]
+    if sizes[0] != sizes[1] or inner.frame_skip != env.frame_skip:
+        raise ValueError(
+            f"the models differ: nq, nv, nu, nbody, time step and frame_skip are {(*sizes[0], inner.frame_skip)} in "
+            f"Gymnasium and {(*sizes[1], env.frame_skip)} here; make both of one xml_file and frame_skip"
+        )
+    physics, size = env.physics, env.observation_space(params).shape
+    if inner.observation_space.shape != size:
+        raise ValueError(
+            f"Gymnasium observes {inner.observation_space.shape}, this world {size}: give both the same "
+            "exclude_current_positions_from_observation"
+        )
+    numbers = np.zeros(physics.size)
+    require("mujoco").mj_getState(inner.model, inner.data, numbers, physics.spec)
+    now = physics.moment(numbers, {name: np.array(getattr(inner.data, name)) for name in physics.read})
+    obs, _, terminated, _ = env.look(np, now, now, np.zeros(env.model.nu), params)
+    obs, terminated = jnp.asarray(obs, jnp.float32), jnp.asarray(terminated, bool)
+    truncated = jnp.asarray(time >= params.max_steps)
+    return obs, MujocoState(jnp.asarray(physics.encode(numbers)), obs, jnp.int32(time), terminated, truncated)

@@ -1,0 +1,317 @@
+"""The seven tasks, with the observations, rewards, ends and starts of Gymnasium 1.3's v5 environments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from envs_jax.mujoco.env import MujocoEnv
+from envs_jax.mujoco.physics import Backend
+
+
+@struct.dataclass
+class PendulumParams:
+    """Of the inverted pendulum."""
+
+    reset_noise_scale: Any = 0.01
+    """Places and speeds start within this distance of 0."""
+    max_steps: Any = 1000
+    """Steps until truncation."""
+
+
+@struct.dataclass
+class DoublePendulumParams:
+    """Of the inverted double pendulum."""
+
+    healthy_reward: Any = 10.0
+    """For each step on which it has not fallen."""
+    reset_noise_scale: Any = 0.1
+    """Places start within this distance of 0; the standard deviation of speeds."""
+    max_steps: Any = 1000
+    """Steps until truncation."""
+
+
+@struct.dataclass
+class ReacherParams:
+    """Of the arm that reaches for a target."""
+
+    reward_dist_weight: Any = 1.0
+    """Of the distance between fingertip and target."""
+    reward_control_weight: Any = 1.0
+    """Of the squared action."""
+    max_steps: Any = 50
+    """Steps until truncation."""
+
+
+@struct.dataclass
+class RunnerParams:
+    """Of everything that is to move forward."""
+
+    forward_reward_weight: Any = 1.0
+    """Of the speed along x."""
+    ctrl_cost_weight: Any = 1e-3
+    """Of the squared action."""
+    reset_noise_scale: Any = 5e-3
+    """How far a start is from the model's own pose."""
+    max_steps: Any = 1000
+    """Steps until truncation."""
+
+
+@struct.dataclass
+class WalkerParams(RunnerParams):
+    """Of a walker that can fall."""
+
+    healthy_reward: Any = 1.0
+    """For each step on which it has not fallen."""
+    healthy_z_range: Any = (0.8, 2.0)
+    """Heights of the torso between which it has not fallen, metres."""
+    healthy_angle_range: Any = (-1.0, 1.0)
+    """Angles of the torso between which it has not fallen, radians."""
+    terminate_when_unhealthy: Any = True
+    """Whether a fall ends the episode."""
+
+
+@struct.dataclass
+class HopperParams(WalkerParams):
+    """Of the hopper."""
+
+    healthy_z_range: Any = (0.7, np.inf)
+    healthy_angle_range: Any = (-0.2, 0.2)
+    healthy_state_range: Any = (-100.0, 100.0)
+    """Between which all places but x and z, and all speeds, must be."""
+
+
+def uniform(key: jax.Array, size: int, scale: Any) -> jax.Array:
+    """float32 `[size]` between `-scale` and `scale`."""
+    return jax.random.uniform(key, (size,), jnp.float32, -1.0, 1.0) * scale
+
+
+class InvertedPendulum(MujocoEnv):
+    """Keep a pole upright on a cart, by a force on the cart.
+
+    Observation `[4]`: place and angle, and their speeds. Reward: 1 for each step. Terminated when the angle exceeds
+    0.2.
+    """
+
+    xml_file, frame_skip, camera = "inverted_pendulum.xml", 2, {"distance": 2.04}
+
+    @property
+    def default_params(self):
+        return PendulumParams()
+
+    def start(self, key, params):
+        places, speeds = jax.random.split(key)
+        return tuple(uniform(k, 2, params.reset_noise_scale) for k in (places, speeds))
+
+    def observe(self, xp, now):
+        return xp.concatenate([now.qpos, now.qvel], axis=-1)
+
+    def judge(self, xp, before, after, action, params):
+        finite = xp.isfinite(self.observe(xp, after)).all(axis=-1)
+        terminated = ~finite | (xp.abs(after.qpos[..., 1]) > 0.2)
+        reward = xp.where(terminated, 0.0, 1.0)
+        return reward, terminated, {"reward_survive": reward}
+
+
+class InvertedDoublePendulum(MujocoEnv):
+    """Keep two poles upright, one on the other, by a force on the cart below.
+
+    Observation `[9]`: the cart's place, sines and cosines of the two angles, all speeds within 10, and the force that
+    keeps the cart on its rail, within 10. Reward: `healthy_reward`, less what the tip is off its highest place and the
+    poles move. Terminated when the tip is no higher than 1.
+    """
+
+    xml_file, frame_skip = "inverted_double_pendulum.xml", 5
+    read = ("site_xpos", "qfrc_constraint")
+    camera = {"distance": 4.1225, "lookat": (0.0, 0.0, 0.1225)}
+
+    @property
+    def default_params(self):
+        return DoublePendulumParams()
+
+    def start(self, key, params):
+        places, speeds = jax.random.split(key)
+        return uniform(places, 3, params.reset_noise_scale), jax.random.normal(speeds, (3,)) * params.reset_noise_scale
+
+    def observe(self, xp, now):
+        cart, angles = now.qpos[..., :1], now.qpos[..., 1:]
+        rail = now.read["qfrc_constraint"][..., :1]
+        parts = [cart, xp.sin(angles), xp.cos(angles), xp.clip(now.qvel, -10, 10), xp.clip(rail, -10, 10)]
+        return xp.concatenate(parts, axis=-1)
+
+    def judge(self, xp, before, after, action, params):
+        x, z = (after.read["site_xpos"][..., 0, axis] for axis in (0, 2))
+        terminated = z <= 1
+        info = {
+            "reward_survive": params.healthy_reward * ~terminated,
+            "distance_penalty": -(0.01 * x**2 + (z - 2) ** 2),
+            "velocity_penalty": -(1e-3 * after.qvel[..., 1] ** 2 + 5e-3 * after.qvel[..., 2] ** 2),
+        }
+        return sum(info.values()), terminated, info
+
+
+class Reacher(MujocoEnv):
+    """Bring the tip of a two-jointed arm to a target, in the plane.
+
+    Observation `[10]`: cosines and sines of the two angles, the target's place, the angles' speeds, and the way from
+    the target to the fingertip. Reward: less for their distance and for the squared action. Never terminated.
+    """
+
+    xml_file, frame_skip, read = "reacher.xml", 2, ("xpos",)
+
+    @property
+    def default_params(self):
+        return ReacherParams()
+
+    def start(self, key, params):
+        angles, speeds, radius, direction = jax.random.split(key, 4)
+        # uniform in a disc of radius 0.2, where Gymnasium draws from a square until it hits the disc
+        radius = 0.2 * jnp.sqrt(jax.random.uniform(radius))
+        direction = jax.random.uniform(direction, (), jnp.float32, 0.0, 2 * np.pi)
+        goal = radius * jnp.stack([jnp.cos(direction), jnp.sin(direction)])
+        still = jnp.zeros(2, jnp.float32)
+        return jnp.concatenate([uniform(angles, 2, 0.1), goal]), jnp.concatenate([uniform(speeds, 2, 0.005), still])
+
+    def _way(self, now):
+        fingertip, target = (self.model.body(name).id for name in ("fingertip", "target"))
+        places = now.read["xpos"]
+        return places[..., fingertip, :] - places[..., target, :]
+
+    def observe(self, xp, now):
+        angles = now.qpos[..., :2]
+        parts = [xp.cos(angles), xp.sin(angles), now.qpos[..., 2:], now.qvel[..., :2], self._way(now)[..., :2]]
+        return xp.concatenate(parts, axis=-1)
+
+    def judge(self, xp, before, after, action, params):
+        distance = xp.linalg.norm(self._way(after), axis=-1)
+        info = {
+            "reward_dist": -distance * params.reward_dist_weight,
+            "reward_ctrl": -xp.square(action).sum(axis=-1) * params.reward_control_weight,
+        }
+        return sum(info.values()), xp.zeros_like(distance, dtype=bool), info
+
+
+class Runner(MujocoEnv):
+    """What moves forward: the reward is the speed along x, less the squared action."""
+
+    hidden = 1
+    """Places that are not observed, of those along which the world is the same everywhere."""
+    fastest = np.inf
+    """Where observed speeds are clipped."""
+
+    def __init__(
+        self,
+        exclude_current_positions_from_observation: bool = True,
+        physics: Backend = "auto",
+        xml_file: str | None = None,
+        frame_skip: int | None = None,
+        threads: int | None = None,
+    ):
+        """**Arguments:** `exclude_current_positions_from_observation`, as Gymnasium's option of that name; the others
+        as of `MujocoEnv`."""
+        super().__init__(physics, xml_file, frame_skip, threads)
+        self.exclude_current_positions_from_observation = exclude_current_positions_from_observation
+
+    def start(self, key, params):
+        places, speeds = jax.random.split(key)
+        noise = uniform(speeds, self.model.nv, params.reset_noise_scale)
+        return self._pose(places, params), noise
+
+    def _pose(self, key, params):
+        pose = jnp.asarray(self.model.qpos0, jnp.float32)
+        return pose + uniform(key, self.model.nq, params.reset_noise_scale)
+
+    def observe(self, xp, now):
+        first = self.hidden if self.exclude_current_positions_from_observation else 0
+        speeds = now.qvel if self.fastest == np.inf else xp.clip(now.qvel, -self.fastest, self.fastest)
+        return xp.concatenate([now.qpos[..., first:], speeds], axis=-1)
+
+    def judge(self, xp, before, after, action, params):
+        speed = (after.qpos[..., 0] - before.qpos[..., 0]) / self.dt
+        rewards = {
+            "reward_forward": params.forward_reward_weight * speed,
+            "reward_ctrl": -params.ctrl_cost_weight * xp.square(action).sum(axis=-1),
+        }
+        info = {"x_position": after.qpos[..., 0], "x_velocity": speed, **rewards}
+        return sum(rewards.values()), xp.zeros_like(speed, dtype=bool), info
+
+
+class Swimmer(Runner):
+    """A chain of three links in a viscous plane. Observation `[8]`: angles and all speeds. Never terminated."""
+
+    xml_file, frame_skip, hidden = "swimmer.xml", 4, 2
+
+    @property
+    def default_params(self):
+        return RunnerParams(ctrl_cost_weight=1e-4, reset_noise_scale=0.1)
+
+    def judge(self, xp, before, after, action, params):
+        reward, terminated, info = super().judge(xp, before, after, action, params)
+        place = after.qpos[..., :2]
+        info["y_position"] = place[..., 1]
+        info["y_velocity"] = (place[..., 1] - before.qpos[..., 1]) / self.dt
+        info["distance_from_origin"] = xp.linalg.norm(place, axis=-1)
+        return reward, terminated, info
+
+
+class HalfCheetah(Runner):
+    """A two-legged runner in the plane. Observation `[17]`: height, angles and all speeds. Never terminated."""
+
+    xml_file, frame_skip, camera = "half_cheetah.xml", 5, {"distance": 4.0}
+
+    @property
+    def default_params(self):
+        return RunnerParams(ctrl_cost_weight=0.1, reset_noise_scale=0.1)
+
+    def start(self, key, params):
+        places, speeds = jax.random.split(key)
+        return self._pose(places, params), jax.random.normal(speeds, (self.model.nv,)) * params.reset_noise_scale
+
+
+class Walker2d(Runner):
+    """Two legs in the plane. Observation `[17]`: height, angles, and all speeds within 10.
+
+    Beside a runner's reward, `healthy_reward` while height and angle of the torso are in range; terminated when not.
+    """
+
+    xml_file, frame_skip, fastest = "walker2d_v5.xml", 4, 10.0
+
+    @property
+    def default_params(self):
+        return WalkerParams()
+
+    def healthy(self, xp: Any, now: Any, params: Any) -> Any:
+        """Whether it has not fallen, bool `[...]`."""
+        height, angle = now.qpos[..., 1], now.qpos[..., 2]
+        (low, high), (left, right) = params.healthy_z_range, params.healthy_angle_range
+        return (low < height) & (height < high) & (left < angle) & (angle < right)
+
+    def judge(self, xp, before, after, action, params):
+        reward, _, info = super().judge(xp, before, after, action, params)
+        healthy = self.healthy(xp, after, params)
+        info["z_distance_from_origin"] = after.qpos[..., 1] - self.model.qpos0[1]
+        info["reward_survive"] = healthy * params.healthy_reward
+        terminated = ~healthy & (params.terminate_when_unhealthy != 0)
+        return reward + info["reward_survive"], terminated, info
+
+
+class Hopper(Walker2d):
+    """One leg in the plane. Observation `[11]`: height, angles, and all speeds within 10.
+
+    As `Walker2d`, within narrower limits, and with one on every other place and speed.
+    """
+
+    xml_file = "hopper.xml"
+
+    @property
+    def default_params(self):
+        return HopperParams()
+
+    def healthy(self, xp, now, params):
+        low, high = (xp.asarray(bound)[..., None] for bound in params.healthy_state_range)
+        rest = xp.concatenate([now.qpos[..., 2:], now.qvel], axis=-1)
+        return super().healthy(xp, now, params) & ((low < rest) & (rest < high)).all(axis=-1)

@@ -1,0 +1,160 @@
+"""A small Llama learns by GRPO to propose better policies for a world, in minutes on two cores.
+
+The model is made on the spot. Its prior, a stand-in for pre-training, is imitation of the scripted adviser, of whose
+replies a part is spoiled: a parameter is missing, beyond the box, set twice, or the whole line stands in the history
+already; and a part of the rest proposes anything within the box. So the model comes to know the form of an answer, not
+always to keep it, and little of which policies are good. The rest is `llmrl props finetune`.
+docs/systems/props.md has the numbers, `experiments/results/props_finetune/` the log.
+
+    python experiments/props_finetune.py --run.name props-finetune
+    python experiments/props_finetune.py --run.name props-finetune --run.resume
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import tokenizers
+import tyro
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from llmrl_jax.chat import Message
+from llmrl_jax.lm import FastTokenizer, Llama, LlamaConfig, LoRAConfig, lora, save_hf
+from llmrl_jax.run.commands._props_finetune import FinetuneRun, finetune_model
+from llmrl_jax.run.config import RunConfig
+from llmrl_jax.run.loop import train
+from llmrl_jax.systems.props.adviser import PolicyAdviser
+from llmrl_jax.systems.props.finetune import FinetuneConfig, Question, Setting, make_questions, make_settings
+from llmrl_jax.systems.props.history import Format
+from llmrl_jax.tuning import GRPOConfig, SFTConfig, encode_row, make_sft, pack
+
+
+EOS = "<eos>"
+PRIOR = 0x5F7
+"""Folded into the seed: the prior has its own random policies."""
+
+
+@dataclass(frozen=True)
+class PriorConfig:
+    """The model, and what it imitates."""
+
+    prompts: int = 1500
+    """Questions of each task, with one reply to each."""
+    poor: float = 0.7
+    """The fraction of replies that propose anything within the box."""
+    malformed: float = 0.3
+    """The fraction of replies that are spoiled."""
+    vocabulary: int = 1024
+    hidden_size: int = 128
+    layers: int = 3
+    updates: int = 600
+    sft: SFTConfig = field(default_factory=lambda: SFTConfig(batch_size=16, learning_rate=3e-3))
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """GRPO of a small Llama on one task."""
+
+    data: FinetuneConfig = field(
+        default_factory=lambda: FinetuneConfig(
+            tasks=("mountain_car_continuous",), policies=1500, history=3, eval_prompts=64, explain=False
+        )
+    )
+    prior: PriorConfig = field(default_factory=PriorConfig)
+    updates: int = 200
+    grpo: GRPOConfig = field(
+        default_factory=lambda: GRPOConfig(prompts=8, group=8, max_new_tokens=48, learning_rate=1e-3)
+    )
+    run: RunConfig = field(default_factory=lambda: RunConfig(name="props-finetune", checkpoint_every=50, eval_every=50))
+
+
+def reply(question: Question, setting: Setting, prior: PriorConfig, rng: random.Random) -> str:
+    """The line of the scripted adviser, or of something worse."""
+    policy, form = setting.policy, Format()
+    line = PolicyAdviser().advise([Message("user", question.text)], rng).splitlines()[0]
+    parts = line.split("; ")
+    if rng.random() < prior.poor:
+        drawn = (round(rng.uniform(policy.low, policy.high), policy.decimals) for _ in parts)
+        parts = form.params(list(drawn)).split("; ")
+    if rng.random() >= prior.malformed:
+        return "; ".join(parts)
+    place = rng.randrange(len(parts))
+    name, value = parts[place].split(": ")
+    spoiled = (
+        [*parts[:place], *parts[place + 1 :]],
+        [*parts[:place], f"{name}: {form.number(float(value) + 2 * policy.high)}", *parts[place + 1 :]],
+        [*parts, parts[place]],
+        form.params(rng.choice(question.shown).params).split("; "),
+    )
+    return "; ".join(rng.choice(spoiled))
+
+
+def train_tokenizer(texts: Sequence[str], size: int) -> FastTokenizer:
+    """A byte-level BPE that cuts nothing but digits apart, so that what all prompts share becomes few tokens."""
+    backend = tokenizers.Tokenizer(models.BPE())
+    cut = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), cut])
+    backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=[EOS], initial_alphabet=alphabet, show_progress=False)
+    backend.train_from_iterator(texts, trainer)
+    return FastTokenizer(backend, eos_token=EOS)
+
+
+def make_prior(data: FinetuneConfig, prior: PriorConfig, run: RunConfig) -> Path:
+    """Make the model in `<out>/<name>-prior/model`, unless it is there. **Returns:** that folder."""
+    folder = Path(run.out) / f"{run.name}-prior"
+    if (folder / "model" / "tokenizer.json").exists():
+        return folder / "model"
+    key = jax.random.fold_in(jax.random.key(run.seed), PRIOR)
+    # a fifth of the prompts is held out, for which there is no use here
+    asked = replace(data, policies=prior.prompts * data.history * 5 // 4 + 5 * data.history, held_out_tasks=())
+    settings = make_settings(asked, key)
+    questions, _ = make_questions(asked, settings)
+    rng = random.Random(run.seed)
+    replies = [reply(question, settings[question.setting], prior, rng) for question in questions]
+    tokenizer = train_tokenizer([q.text + r for q, r in zip(questions[::10], replies[::10])], prior.vocabulary)
+    rows = [{"prompt": q.text, "response": r} for q, r in zip(questions, replies)]
+    examples = [encode_row(row, f"reply {i}", tokenizer) for i, row in enumerate(rows)]
+    longest = max(len(example.tokens) for example in examples)
+    config = LlamaConfig(
+        tokenizer.vocab_size,
+        prior.hidden_size,
+        3 * prior.hidden_size,
+        prior.layers,
+        4,
+        max_position_embeddings=2 * longest,
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_id,
+    )
+    model = Llama(config)
+    variables = jax.jit(model.init)(jax.random.fold_in(key, 1), jnp.zeros((1, 1), jnp.int32))
+    print(f"prior: {len(examples)} replies, of {longest} tokens with their prompts; {config.matmul_params} weights")
+    learner = make_sft(prior.sft, model, variables, pack(examples, longest, several=False), prior.updates)
+    kept = RunConfig(name=folder.name, out=run.out, seed=run.seed, log_every=10, checkpoint_every=0)
+    result = train(
+        learner,
+        replace(kept, progress=run.progress, resume=(folder / "config.json").exists()),
+        num_updates=prior.updates,
+        command="prior",
+        shown={"loss": "loss"},
+    )
+    save_hf(folder / "model", config, result.state.params)
+    tokenizer.save(folder / "model")
+    return folder / "model"
+
+
+def main() -> None:
+    x = tyro.cli(Experiment, description=__doc__)
+    model = make_prior(x.data, x.prior, x.run)
+    adapters = LoRAConfig(rank=16, alpha=32.0, targets=lora.TARGETS)
+    finetune_model(FinetuneRun(model=str(model), data=x.data, lora=adapters, updates=x.updates, grpo=x.grpo, run=x.run))
+
+
+if __name__ == "__main__":
+    main()

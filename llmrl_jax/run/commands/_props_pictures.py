@@ -1,0 +1,87 @@
+"""Pictures of searches: how the best return rose, and where in the space of parameters it was found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llmrl_jax.run import figures
+from llmrl_jax.run.plots import INK
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The rounds of a search in which something was evaluated."""
+    if not path.exists():
+        return []
+    return [line for line in map(json.loads, path.read_text().splitlines()) if line.get("values")]
+
+
+def draw_curves(path: Path, logs: Mapping[str, Path], tasks: Sequence[Any]) -> Path | None:
+    """The best mean return so far over the episodes played: a line for each search, a panel for each task.
+
+    **Arguments:** `path`, of the picture; `logs`, of the searches, by name; `tasks`, theirs, in the same order.
+    **Returns:** the picture, or None where nothing was evaluated.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    panels: dict[str, tuple[Any, list[list[dict[str, Any]]]]] = {}
+    for log, task in zip(logs.values(), tasks, strict=True):
+        if lines := read_log(log):
+            panels.setdefault(task.name, (task, []))[1].append(lines)
+    if not panels:
+        return None
+    columns = min(4, len(panels))
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(4.2 * columns, 3.0 * rows), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = np.atleast_1d(figure.subplots(rows, columns)).reshape(-1)
+    for axis, (task, searches) in zip(axes, panels.values()):
+        for i, lines in enumerate(searches):
+            episodes = [line["episodes"] for line in lines]
+            axis.plot(episodes, [max(line["values"]) for line in lines], ".", ms=2, color=figures.color(i), alpha=0.3)
+            axis.plot(episodes, [line["best"] for line in lines], color=figures.color(i), lw=1.6)
+        if task.bound is not None:
+            axis.axhline(task.bound, color="#999999", lw=0.8, ls="--")
+        axis.set_title(task.title, fontsize=9.5, color=INK)
+        axis.set_xlabel("episodes", fontsize=8.5, color=INK)
+        axis.set_ylabel("mean return", fontsize=8.5, color=INK)
+        axis.grid(axis="y", color="#dddddd", lw=0.7)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.tick_params(colors=INK, labelsize=8)
+    for axis in axes[len(panels) :]:
+        axis.axis("off")
+    return figures.save(figure, path)
+
+
+def draw_parameters(folder: Path, log: Path, title: str) -> Path | None:
+    """`parameters.png`: every policy of a search, on the two directions in which they differ most (principal
+    components), coloured by its mean return (the lowest tenth alike, which would else take all of the scale), the best
+    one ringed.
+
+    **Returns:** the picture, or None where fewer than three policies were evaluated.
+    """
+    lines = read_log(log)
+    params = np.array([p for line in lines for p in line["params"]], np.float64)
+    values = np.array([v for line in lines for v in line["values"]], np.float64)
+    if len(values) < 3:
+        return None
+    centred = params - params.mean(axis=0)
+    _, sizes, directions = np.linalg.svd(centred, full_matrices=False)
+    flat = centred @ directions[:2].T
+    if flat.shape[1] < 2:
+        flat = np.concatenate([flat, np.zeros_like(flat)], axis=1)
+    shares = sizes**2 / max(float((sizes**2).sum()), 1e-12)
+    figure, axis = figures.new_axis(5.0, 4.0)
+    drawn = axis.scatter(flat[:, 0], flat[:, 1], c=values, s=16, cmap="viridis", lw=0, vmin=np.percentile(values, 10))
+    best = int(np.argmax(values))
+    axis.scatter(*flat[best], s=90, facecolors="none", edgecolors="#cc6677", lw=1.6)
+    figure.colorbar(drawn, ax=axis, label="mean return", extend="min")
+    for name, share, put in zip(("first", "second"), shares, (axis.set_xlabel, axis.set_ylabel)):
+        put(f"{name} component ({100 * share:.0f}% of the variance)", fontsize=8.5, color=INK)
+    axis.set_title(f"{title}: {len(values)} policies, the best at {values[best]:.2f}", fontsize=9.5, color=INK)
+    return figures.save(figure, folder / "parameters.png")

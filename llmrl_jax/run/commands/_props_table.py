@@ -1,0 +1,199 @@
+"""`llmrl props table`: the published tasks by several methods, beside the published figures."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from llmrl_jax.run import info
+from llmrl_jax.run.config import to_json
+from llmrl_jax.run.signals import StopRequest
+from llmrl_jax.systems.props.adviser import PolicyAdviser
+from llmrl_jax.systems.props.config import PropsConfig
+from llmrl_jax.systems.props.evaluate import make_evaluator
+from llmrl_jax.systems.props.optimizers import NUMERIC, make_numeric
+from llmrl_jax.systems.props.search import search
+from llmrl_jax.systems.props.study import Study
+from llmrl_jax.systems.props.tasks import PUBLISHED, Task, get
+
+
+SCRIPTED = "scripted"
+TITLES = {
+    SCRIPTED: "scripted adviser", "random_search": "random search", "hill_climbing": "hill climbing", "ars": "ARS",
+    "cma_es": "CMA-ES", "open_es": "OpenAI-ES", "cem": "CEM",
+}  # fmt: skip
+EPISODES = 20
+"""Of an evaluation, as published."""
+
+INTRODUCTION = """# ProPS: the fifteen tasks
+
+Mean return in {final} fresh episodes of the best policy of each search, over seeds (+- standard error over them),
+after the episodes that stand in the last column but one: the published budget is 400 proposals of 20 episodes, 8,000
+in all. All methods search the same parameters in the same box (linear policies in [-6, 6], tables over their actions).
+*Bound* is what no policy exceeds in the mean, where that is known exactly. The published columns are those of the
+paper's page, with gpt-4o and 10 seeds: they are means while searching, not in fresh episodes, and their spread is
+called a standard error in one place and a standard deviation in another. The *scripted adviser* is a fixed local search
+that answers in a language model's stead, through the same prompts and the same parser; it is no language model.
+
+Made by `llmrl props table`; the figures are in [props-table.json](props-table.json).
+
+"""
+
+
+def table(
+    tasks: tuple[str, ...] = ("all",),
+    methods: tuple[str, ...] = (SCRIPTED, "random_search", "ars", "cma_es"),
+    seeds: int = 10,
+    budget: int = 8000,
+    final_episodes: int = 100,
+    workers: int = 2,
+    out: Path = Path("docs/systems"),
+    work: Path = Path("runs/props-table"),
+    again: bool = False,
+) -> int:
+    """The fifteen tasks by several methods beside the published figures, as a page and JSON; goes on where it stopped.
+
+    Args:
+        tasks: Tasks, by name; `all`: the paper's fifteen.
+        methods: `scripted`, the scripted adviser, and numeric methods (random_search, hill_climbing, ars, cma_es,
+            open_es, cem).
+        seeds: Searches of each.
+        budget: Episodes of each search.
+        final_episodes: Fresh episodes for the best policy of each.
+        workers: Searches of the scripted adviser at a time.
+        out: Folder of the page `props-table.md` and of `props-table.json`.
+        work: Folder for the logs of the scripted adviser's searches.
+        again: Measure anew what is there already.
+    """
+    for name, value, least in (
+        ("seeds", seeds, 1), ("budget", budget, EPISODES), ("final_episodes", final_episodes, 2),
+        ("workers", workers, 1),
+    ):  # fmt: skip
+        if value < least:
+            raise ValueError(f"{name} is {value}; it must be at least {least}")
+    for method in methods:
+        if method != SCRIPTED and method not in NUMERIC:
+            raise ValueError(f"there is no method {method!r}; there are {SCRIPTED}, {', '.join(NUMERIC)}")
+    chosen = list(PUBLISHED) if list(tasks) == ["all"] else [get(name) for name in tasks]
+    record = out / "props-table.json"
+    rows: list[dict[str, Any]] = json.loads(record.read_text())["rows"] if record.exists() else []
+    with StopRequest() as request:
+        for task in chosen:
+            for method in methods:
+                asked = {"task": task.name, "method": method, "seeds": seeds, "budget": budget}
+                if any(row.items() >= asked.items() for row in rows) and not again:
+                    continue
+                if request.name:
+                    print(f"stopped by {request.name}; the same command goes on")
+                    return 0
+                found = asked | _measured(task, method, seeds, budget, final_episodes, workers, work, request)
+                if request.name and method == SCRIPTED:
+                    continue  # not whole
+                rows = [r for r in rows if (r["task"], r["method"]) != (task.name, method)] + [found]
+                _write(out, rows, final_episodes)
+                print(
+                    f"{task.name}, {method}: {found['final']:.2f} +- {found['standard_error']:.2f} "
+                    f"({found['seconds']:.0f} s)",
+                    flush=True,
+                )
+    return 0
+
+
+def _measured(
+    task: Task, method: str, seeds: int, budget: int, final: int, workers: int, work: Path, request: StopRequest
+) -> dict[str, Any]:
+    """A row: what was found, over seeds."""
+    started = time.monotonic()
+    if method == SCRIPTED:
+        values, best, steps = _by_adviser(task, seeds, budget, final, workers, work, request)
+    else:
+        values, best, steps = _by_numbers(task, method, seeds, budget, final)
+    spread = float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
+    return {
+        "final": float(np.mean(values)),
+        "standard_error": spread,
+        "finals": [float(v) for v in values],
+        "best": [float(v) for v in best],
+        "steps": int(np.sum(steps)),
+        "seconds": round(time.monotonic() - started, 1),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def _by_numbers(task: Task, method: str, seeds: int, budget: int, final: int) -> tuple[Any, Any, Any]:
+    env, env_params, policy = task.make()
+    evaluate = make_evaluator(env, env_params, policy)
+    run = jax.jit(
+        lambda key: search(
+            make_numeric(method, policy),
+            evaluate,
+            key,
+            budget=budget,
+            seeds=seeds,
+            episodes=EPISODES,
+            final_episodes=final,
+        )
+    )
+    found = jax.device_get(run(jax.random.key(0)))
+    return found.final.mean(axis=1, dtype=np.float64), found.value, found.steps
+
+
+def _by_adviser(
+    task: Task, seeds: int, budget: int, final: int, workers: int, work: Path, request: StopRequest
+) -> tuple[Any, Any, Any]:
+    """ProPS's loop with the scripted adviser; the warm-up counts."""
+    arm = task.props
+    warmup = min(arm.warmup, budget // EPISODES - 1)
+    iterations = max(1, budget // EPISODES - warmup)
+    config = PropsConfig(
+        iterations=iterations, episodes=EPISODES, warmup=warmup, final_episodes=final, warmup_episodes=EPISODES
+    )
+
+    def one(seed: int) -> dict[str, Any]:
+        chat = {"temperature": 1.0, "max_tokens": 100_000}
+        study = Study(task, config, seed, PolicyAdviser(), chat, work / f"{task.name}-{budget}-{seed}")
+        study.run(lambda: bool(request.name))
+        return study.judge()
+
+    with ThreadPoolExecutor(workers) as pool:
+        found = list(pool.map(one, range(seeds)))
+    return [f["final"] for f in found], [f["value"] for f in found], [f["steps"] for f in found]
+
+
+def _figure(pair: tuple[float, float] | None) -> str:
+    return "" if pair is None else f"{pair[0]:.2f} +- {pair[1]:.2f}"
+
+
+def _write(out: Path, rows: Sequence[dict[str, Any]], final: int) -> None:
+    """The page and its record."""
+    out.mkdir(parents=True, exist_ok=True)
+    facts = {"versions": info.versions(), "machine": info.machine()}
+    fresh = out / "props-table.tmp"
+    fresh.write_text(json.dumps(to_json({**facts, "rows": list(rows)}), indent=1) + "\n")
+    fresh.replace(out / "props-table.json")
+    methods = [m for m in TITLES if any(row["method"] == m for row in rows)]
+    head = ["task", "parameters", "bound", "best published baseline", "ProPS", "ProPS+", *(TITLES[m] for m in methods)]
+    head += ["seeds, episodes", "steps/s"]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for task in PUBLISHED:
+        mine = {row["method"]: row for row in rows if row["task"] == task.name}
+        if not mine:
+            continue
+        baseline = next(iter(task.published.items()))
+        cells = [task.title, str(task.num_params), "" if task.bound is None else f"{task.bound:g}"]
+        cells += [f"{baseline[0]} {_figure(baseline[1])}", *(_figure(task.published[m]) for m in ("ProPS", "ProPS+"))]
+        for m in methods:
+            row = mine.get(m)
+            cells.append("" if row is None else _figure((row["final"], row["standard_error"])))
+        cells.append("; ".join(sorted({f"{row['seeds']}, {row['budget']:,}" for row in mine.values()})))
+        fast = [row["steps"] / row["seconds"] for m, row in mine.items() if m != SCRIPTED and row["seconds"]]
+        cells.append(f"{max(fast):,.0f}" if fast else "")
+        lines.append("| " + " | ".join(cells) + " |")
+    (out / "props-table.md").write_text(INTRODUCTION.format(final=final) + "\n".join(lines) + "\n")

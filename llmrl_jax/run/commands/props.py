@@ -1,0 +1,258 @@
+"""ProPS: a language model searches for a policy's parameters; beside it numeric methods, and its fine-tuning."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+import tyro
+
+from envs_jax.registry import nearest
+from llmrl_jax.chat.errors import BudgetExceeded, ChatError
+from llmrl_jax.run import config as configs
+from llmrl_jax.run.chatting import Chat, ChatConfig, make_chat
+from llmrl_jax.run.commands._props_finetune import finetune
+from llmrl_jax.run.commands._props_pictures import draw_curves, draw_parameters
+from llmrl_jax.run.commands._props_table import table
+from llmrl_jax.run.config import FREE, RunConfig
+from llmrl_jax.run.figures import text_table
+from llmrl_jax.run.folder import open_folder, write_summary
+from llmrl_jax.run.media import write_gif
+from llmrl_jax.run.signals import StopRequest
+from llmrl_jax.systems.props.adviser import PolicyAdviser
+from llmrl_jax.systems.props.config import PropsConfig
+from llmrl_jax.systems.props.published import read_published
+from llmrl_jax.systems.props.study import Found, Study
+from llmrl_jax.systems.props.tasks import PUBLISHED, TASKS, get
+
+
+RESULT = "result.json"
+FRAMES = 80
+"""Pictures of an episode's states in a video, at most."""
+
+
+@dataclass(frozen=True)
+class PropsRun:
+    """Searches: which tasks, by which method, who is asked, and where it is written."""
+
+    config: str = field(default="", metadata=FREE)
+    """A YAML file: one of the two published schemas, or this command's own options; flags win over it."""
+    tasks: tuple[str, ...] = ("mountain_car_continuous",)
+    """Tasks, by name (`llmrl props list`) or world; `all`: the paper's fifteen."""
+    seeds: int = 1
+    """Searches of each task, with the seeds `seed`, `seed` + 1, ..."""
+    seed: int = 0
+    """Of the first."""
+    search: Annotated[PropsConfig, tyro.conf.arg(name="")] = field(default_factory=PropsConfig)
+    chat: ChatConfig = field(default_factory=ChatConfig)
+    video: bool = field(default=False, metadata=FREE)
+    """Also write an episode of the best policy of each search, `episode.gif`."""
+    workers: int = field(default=4, metadata=FREE)
+    """Searches at a time; what they ask a server goes out side by side."""
+    print_every: int = field(default=50, metadata=FREE)
+    """Rounds between two lines about a search; 0: only its end."""
+    name: str = field(default="", metadata=FREE)
+    """Name of the run; it writes to `<out>/<name>/`. Empty: `props` and the time."""
+    out: str = field(default="runs", metadata=FREE)
+    """Folder that holds all runs."""
+    resume: bool = field(default=False, metadata=FREE)
+    """Continue the run `<out>/<name>` from its logs."""
+
+    def __post_init__(self):
+        for name, least in (("seeds", 1), ("workers", 1), ("print_every", 0), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+        if not self.tasks:
+            raise ValueError("tasks is empty; name at least one, or all")
+
+
+def chosen_tasks(names: Sequence[str]) -> list[Any]:
+    """Tasks by name or world (`tasks.get`); `all` is the paper's table."""
+    return list(PUBLISHED) if list(names) == ["all"] else [get(name) for name in names]
+
+
+def _read_file(path: Path) -> PropsRun:
+    """The options that a YAML file stands for; what it is read otherwise is printed.
+
+    **Raises:** `FileNotFoundError`; `ValueError` for what is not YAML or holds an unknown key."""
+    import yaml
+
+    if not path.is_file():
+        here = sorted(p.name for p in path.parent.glob("*.y*ml")) if path.parent.is_dir() else []
+        raise FileNotFoundError(f"there is no configuration {path}{nearest(path.name, here)}")
+    try:
+        data = yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is not YAML: {error}") from None
+    if not isinstance(data, dict):
+        raise ValueError(f"{path} holds a {type(data).__name__}; keys with values are needed")
+    if "gym_env_name" not in data and "task" not in data:
+        return replace(configs.from_json(PropsRun, data), config=str(path))
+    found = read_published(data, path.name, path.parent)
+    print(f"{path.name}: the published schema `{found.schema}`")
+    for note in found.notes:
+        print(f"  note: {note}")
+    return PropsRun(
+        config=str(path),
+        tasks=(found.task,),
+        seeds=found.seeds,
+        search=found.config,
+        chat=ChatConfig(model=found.model, adapter=found.adapter),
+        video=found.record_video,
+        print_every=found.print_every or 50,
+        name=Path(found.logdir).name,
+    )
+
+
+def _prepare_run(args: Sequence[str]) -> Callable[..., int]:
+    """`run` with the defaults of the file or of the run to resume that the command line names."""
+    given = {name: _option(args, name) for name in ("--config", "--name", "--out")}
+    default = PropsRun()
+    if "--resume" in args and given["--name"]:
+        saved = Path(given["--out"] or default.out).expanduser() / str(given["--name"]) / "config.json"
+        default = replace(configs.load_config(PropsRun, saved), resume=True)
+    elif given["--config"]:
+        default = _read_file(Path(given["--config"]).expanduser())
+
+    def run(config: Annotated[PropsRun, tyro.conf.arg(name="")] = default) -> int:
+        return _run(config)
+
+    run.__doc__ = _run_command.__doc__
+    return run
+
+
+def _option(args: Sequence[str], name: str) -> str | None:
+    for i, arg in enumerate(args):
+        if arg == name and i + 1 < len(args):
+            return args[i + 1]
+        if arg.startswith(f"{name}="):
+            return arg.partition("=")[2]
+    return None
+
+
+def _run_command() -> int:
+    """Search for policies: ProPS, ProPS+, EvoLLM, the legacy dialogue, or a numeric method, on any of the tasks.
+
+    Without a model it asks a scripted adviser, which is no language model. `--config FILE` reads both published YAML
+    schemas unchanged; any flag wins over it. `--name NAME --resume` goes on where a run stopped."""
+    raise AssertionError("prepared by _prepare_run")
+
+
+_run_command.prepare = _prepare_run  # type: ignore[attr-defined]
+
+
+def _run(config: PropsRun) -> int:
+    tasks = chosen_tasks(config.tasks)
+    config.chat.check()
+    kept = RunConfig(name=config.name, out=config.out, resume=config.resume)
+    folder = open_folder(kept, "props")
+    if config.resume:
+        saved = configs.load_config(PropsRun, folder / "config.json")
+        if changed := configs.differences(configs.identity(saved), configs.identity(config)):
+            raise ValueError(f"{folder} was run with other options: {'; '.join(changed)}; choose another name")
+    chat = make_chat(config.chat, PolicyAdviser(), folder)
+    seeds = range(config.seed, config.seed + config.seeds)
+    studies = [
+        Study(task, config.search, seed, chat.model, config.chat.sampling, folder / f"{_plain(task.name)}-{seed}")
+        for task in tasks
+        for seed in seeds
+    ]
+    configs.save_config(config, folder / "config.json")
+    who = chat.model.name if config.search.asks else config.search.method
+    print(f"{len(studies)} searches by {config.search.method} ({who}); everything is in {folder}", flush=True)
+    with StopRequest() as request:
+        results = _search_all(studies, config, request)
+    return _finish(folder, config, studies, results, chat, request.name)
+
+
+def _plain(name: str) -> str:
+    return "".join(c if c.isalnum() or c in "_-" else "_" for c in name)
+
+
+def _search_all(studies: Sequence[Study], config: PropsRun, request: StopRequest) -> list[dict[str, Any]]:
+    """Every search to its end, or to where it was stopped."""
+    spent: list[str] = []
+
+    def one(study: Study) -> dict[str, Any]:
+        name = f"{study.task.name}, seed {study.seed}"
+
+        def report(found: Found) -> None:
+            if config.print_every and found.rounds % config.print_every == 0:
+                print(f"{name}: round {found.rounds}, best {found.value:.2f} ({found.episodes} episodes)", flush=True)
+
+        failure = ""
+        try:
+            study.run(lambda: bool(request.name or spent), report)
+        except BudgetExceeded as error:
+            spent.append(failure := str(error))
+        except ChatError as error:
+            failure = str(error)
+        found = study.judge() | {"finished": study.done}
+        if failure:
+            found["stopped"] = failure
+        if found["stopped"]:
+            print(f"{name}: stopped: {found['stopped']}", flush=True)
+        if study.done:
+            final = "nothing" if found["final"] is None else f"{found['final']:.2f}"
+            print(f"{name}: best {found['value']:.2f}, in fresh episodes {final}", flush=True)
+        (study.folder / RESULT).write_text(json.dumps(configs.to_json(found), indent=2) + "\n")
+        return found
+
+    with ThreadPoolExecutor(config.workers) as pool:
+        return list(pool.map(one, studies))
+
+
+def _finish(
+    folder: Path,
+    config: PropsRun,
+    studies: Sequence[Study],
+    results: list[dict[str, Any]],
+    chat: Chat,
+    stopped: str,
+) -> int:
+    """Pictures, the table and the summary."""
+    for study, result in zip(studies, results):
+        if config.video and result["params"] is not None:
+            key = jax.random.fold_in(study.key, 0x7FFFFFFE)
+            _, frames = study.recorder.play(jnp.asarray(result["params"], jnp.float32), key, FRAMES)
+            write_gif(study.folder / "episode.gif", frames, fps=15.0)
+        draw_parameters(study.folder, study.log, study.task.title)
+    draw_curves(folder / "curves.png", {s.folder.name: s.log for s in studies}, [s.task for s in studies])
+    rows = [["task", "seed", "best while searching", "in fresh episodes", "episodes", "steps"]]
+    for r in results:
+        final = "" if r["final"] is None else f"{r['final']:.2f} +- {r['final_standard_error'] or 0:.2f}"
+        rows.append([r["task"], str(r["seed"]), f"{r['value']:.2f}", final, str(r["episodes"]), str(r["steps"])])
+    print(text_table(rows))
+    values: dict[str, Any] = {
+        "method": config.search.method,
+        "asked": chat.model.name if config.search.asks else "",
+        "searches": results,
+    }
+    values |= {"spent": chat.budget.report(), "stopped": stopped}
+    write_summary(folder, values)
+    unfinished = sum(not r["finished"] for r in results)
+    if unfinished:
+        print(f"{unfinished} searches are not finished; go on with --name {folder.name} --resume")
+    return int(any(r["stopped"] for r in results))
+
+
+def list_tasks() -> None:
+    """The tasks: their worlds, policies and published figures."""
+    rows = [["task", "world", "parameters", "told optimum", "ProPS", "ProPS+"]]
+    for task in TASKS.values():
+        figures = [
+            f"{task.published[m][0]:.2f} +- {task.published[m][1]:.2f}" if m in task.published else ""
+            for m in ("ProPS", "ProPS+")
+        ]
+        told = "" if task.props.optimum is None else f"{task.props.optimum:g}"
+        rows.append([task.name, task.env, str(task.num_params), told, *figures])
+    print(text_table(rows))
+
+
+COMMANDS = {"run": _run_command, "list": list_tasks, "table": table, "finetune": finetune}

@@ -1,0 +1,259 @@
+"""Demonstrations as parquet: one row for each step, in words, so that any tool can read them (extra `data`)."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from envs_jax.babyai.env import BabyAI
+from envs_jax.registry import nearest
+from llmrl_jax.systems.glam.demos import Episode
+
+
+Keep = Literal["successes", "failures", "all"]
+"""Which episodes are written."""
+
+COLUMNS = {
+    "episode": "int32",
+    "step": "int32",
+    "seed": "int64",
+    "level": "string",
+    "mission": "string",
+    "text": "string",
+    "action": "int32",
+    "action_name": "string",
+    "reward": "float",
+    "terminated": "bool",
+    "truncated": "bool",
+    "success": "bool",
+    "direction": "int32",
+    "position": "fixed_size_list<element: int32>[2]",
+}
+"""Column -> type, as Arrow spells it. `text` joins the sentences by ", "; `success` is that of the whole episode;
+`direction` and `position` are the agent's before the action: 0 right, 1 down, 2 left, 3 up; x and y."""
+
+SPOKEN = ("level", "mission", "text", "action_name")
+"""The columns that repeat themselves: written as a dictionary."""
+
+METADATA = b"llmrl_jax.demos"
+FORMAT = 1
+GROUP = 20_000
+"""Rows of a row group, at least: what is held in memory at once."""
+
+
+class DemosError(ValueError):
+    """A file of demonstrations that cannot be used; the message says which, and what is wrong with it."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """What went into a file."""
+
+    played: int
+    """Episodes."""
+    succeeded: int
+    kept: int
+    steps: int
+    """Rows: those of the episodes kept."""
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """An episode of `T` steps, read back."""
+
+    number: int
+    success: bool
+    mission: str
+    text: tuple[str, ...]
+    """The observation at each step, `T` of them."""
+    action: np.ndarray
+    """int32 `[T]`."""
+    reward: np.ndarray
+    """float32 `[T]`."""
+
+
+def _parquet() -> Any:
+    try:
+        from pyarrow import parquet
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "demonstrations are parquet, which needs pyarrow: pip install 'llmrl-jax[data]'"
+        ) from error
+    return parquet
+
+
+def _schema() -> Any:
+    import pyarrow as pa
+
+    plain = {"string": pa.string(), "float": pa.float32(), "bool": pa.bool_(), "int32": pa.int32(), "int64": pa.int64()}
+    pair = pa.list_(pa.field("element", pa.int32()), 2)
+    return pa.schema([(name, plain.get(kind, pair)) for name, kind in COLUMNS.items()])
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[Path]:
+    """A draft that takes the place of `path` when the block ends, and is removed where it raises."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.parent / f".{path.name}.partial-{os.getpid()}"
+    try:
+        yield draft
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def write_demos(
+    path: str | Path,
+    episodes: Iterable[Episode],
+    world: BabyAI,
+    *,
+    seed: int,
+    facts: Mapping[str, Any],
+    keep: Keep = "successes",
+    pairs: int = 0,
+) -> Written:
+    """Write episodes as they come, row group by row group. The file appears whole or not at all.
+
+    **Arguments:** `path`, which ends in `.parquet` and does not exist yet; `episodes`, of `play_episodes`; `world`, the
+    text world that they were played in; `seed`, theirs; `facts`, what else the file's metadata say (who played,
+    versions, ...), as JSON values; `keep`; `pairs`, steps after which to stop, with the episode that reaches them (0:
+    after the last episode).
+    **Raises:** `ModuleNotFoundError` without pyarrow; `FileExistsError`; `ValueError` for another ending of the name.
+    """
+    parquet, path = _parquet(), Path(path)
+    import pyarrow as pa
+
+    if path.suffix != ".parquet":
+        raise ValueError(f"{path} does not end in .parquet, which is what demonstrations are")
+    if path.exists():
+        raise FileExistsError(f"{path} exists already; give another name")
+    played = succeeded = kept = steps = 0
+    limits: list[int] = []
+    schema = _schema()
+    rows: dict[str, list[Any]] = {name: [] for name in COLUMNS}
+    with _whole(path) as draft, parquet.ParquetWriter(draft, schema, use_dictionary=list(SPOKEN)) as writer:
+
+        def flush() -> None:
+            writer.write_table(pa.table(rows, schema))
+            for column in rows.values():
+                column.clear()
+
+        for episode in episodes:
+            played, succeeded = played + 1, succeeded + episode.success
+            limits.append(episode.max_steps)
+            if keep != "all" and episode.success != (keep == "successes"):
+                continue
+            kept, steps = kept + 1, steps + len(episode.action)
+            for name, values in _rows(episode, world, seed).items():
+                rows[name] += values
+            if len(rows["step"]) >= GROUP:
+                flush()
+            if pairs and steps >= pairs:
+                break
+        if rows["step"]:
+            flush()
+        told = {
+            "format": FORMAT,
+            "level": world.id,
+            "seed": seed,
+            "keep": keep,
+            "episodes_played": played,
+            "episodes_succeeded": succeeded,
+            "episodes_kept": kept,
+            "max_steps": [min(limits, default=0), max(limits, default=0)],
+            **facts,
+        }
+        writer.add_key_value_metadata({METADATA: json.dumps(told)})
+    return Written(played, succeeded, kept, steps)
+
+
+def _rows(episode: Episode, world: BabyAI, seed: int) -> dict[str, list[Any]]:
+    """The rows of an episode, by column."""
+    n, names = len(episode.action), world.action_names
+    mission = world.books.missions.render(episode.mission)
+    return {
+        "episode": [episode.number] * n,
+        "step": list(range(n)),
+        "seed": [seed] * n,
+        "level": [world.id] * n,
+        "mission": [mission] * n,
+        "text": [world.books.view.render(caption) for caption in episode.text],
+        "action": episode.action.tolist(),
+        "action_name": [names[a] for a in episode.action.tolist()],
+        "reward": episode.reward.tolist(),
+        "terminated": episode.terminated.tolist(),
+        "truncated": episode.truncated.tolist(),
+        "success": [episode.success] * n,
+        "direction": episode.direction.tolist(),
+        "position": episode.position.tolist(),
+    }
+
+
+def read_demos(path: str | Path) -> tuple[dict[str, Any], Iterator[Demonstration]]:
+    """What `write_demos` wrote: the metadata (`level`, `seed`, `keep`, `max_steps`, ...), and the episodes in order,
+    read as they are asked for.
+
+    **Raises:** `FileNotFoundError`; `DemosError` for a file without these metadata, or with a column missing or of
+    another type; and, while reading, for an episode whose steps are not all there.
+    """
+    parquet, path = _parquet(), Path(path)
+    if not path.is_file():
+        here = sorted(p.name for p in path.parent.glob("*.parquet")) if path.parent.is_dir() else []
+        raise FileNotFoundError(f"there is no file of demonstrations {path}{nearest(path.name, here)}")
+    try:
+        found = parquet.read_schema(path)
+        told = (parquet.read_metadata(path).metadata or {}).get(METADATA)
+    except Exception as error:
+        raise DemosError(f"{path} is not parquet: {error}") from error
+    if told is None:
+        raise DemosError(f"{path} says nothing of demonstrations in its metadata: `llmrl envs demos` writes such files")
+    metadata = json.loads(told)
+    if metadata.get("format") != FORMAT:
+        raise DemosError(f"{path} has the format {metadata.get('format')}; this version reads {FORMAT}")
+    wanted = _schema()
+    for name, kind in COLUMNS.items():
+        if name not in found.names:
+            raise DemosError(f"{path} has no column {name!r}{nearest(name, found.names)}")
+        if found.field(name).type != wanted.field(name).type:
+            raise DemosError(f"{path}: the column {name!r} is {found.field(name).type}, not {kind}")
+    return metadata, _episodes(parquet, path)
+
+
+def _episodes(parquet: Any, path: Path) -> Iterator[Demonstration]:
+    read = ("episode", "step", "mission", "text", "action", "reward", "terminated", "truncated", "success")
+    rows: list[dict[str, Any]] = []
+    with parquet.ParquetFile(path) as file:
+        for batch in file.iter_batches(columns=list(read)):
+            for row in batch.to_pylist():
+                if rows and row["episode"] != rows[0]["episode"]:
+                    yield _demonstration(rows, path)
+                    rows = []
+                rows.append(row)
+    if rows:
+        yield _demonstration(rows, path)
+
+
+def _demonstration(rows: list[dict[str, Any]], path: Path) -> Demonstration:
+    first, last = rows[0], rows[-1]
+    steps = [row["step"] for row in rows]
+    ends = [row["terminated"] or row["truncated"] for row in rows]
+    if steps != list(range(len(rows))) or ends != [False] * (len(rows) - 1) + [True]:
+        raise DemosError(
+            f"{path}: episode {first['episode']} is not whole: its steps run {steps[0]} .. {steps[-1]} over "
+            f"{len(rows)} rows, and {sum(ends)} of them end it (1 is needed, the last)"
+        )
+    return Demonstration(
+        number=first["episode"],
+        success=last["success"],
+        mission=first["mission"],
+        text=tuple(row["text"] for row in rows),
+        action=np.array([row["action"] for row in rows], np.int32),
+        reward=np.array([row["reward"] for row in rows], np.float32),
+    )

@@ -1,0 +1,71 @@
+"""One agent under several prompts that say the same: how far it learnt the task, and how far its prompt.
+
+Language models that were improved by RL under one prompt do worse under others ("prompt overfitting", Aissi et al.,
+2410.19920). The worlds' own words stay here, sentences, missions and actions; what changes is what the template says
+around them, and in which order. `llmrl_jax.systems.glam.rewrites` changes the words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from envs_jax.registry import nearest
+
+
+STRUCTURAL: dict[str, dict[str, Any]] = {
+    "goal_first": {"goal_first": True},
+    "no_action_list": {"actions": ""},
+    "bulleted": {
+        "observation": " \n Observation {k}:",
+        "sentence": (" \n - ", ""),
+        "action": " \n Action {k}: ",
+    },
+}
+"""Variants that change the order, leave something out, or separate otherwise: in any language."""
+
+ENGLISH: dict[str, dict[str, Any]] = {
+    "paraphrased": {
+        "actions": "Moves that you can make:",
+        "goal": "Task that you have to do:",
+        "observation": " \n Perception {k}: ",
+        "action": "\n Move {k}: ",
+    },
+    "tagged": {
+        "actions": "<actions>",
+        "after_actions": " </actions>",
+        "goal": "<goal>",
+        "after_goal": " </goal>",
+        "observation": " \n <observation> ",
+        "action": "</observation> \n <action> ",
+        "after_action": " </action>",
+    },
+    "prose": {
+        "actions": "In this world you can",
+        "after_actions": ".",
+        "between": " ",
+        "goal": "Your task is to",
+        "after_goal": ".",
+        "observation": " Look around: ",
+        "action": "so you decide to ",
+        "after_action": ".",
+    },
+}
+"""Variants in other English words: other labels, XML-like tags, sentences."""
+
+VARIANTS = {**STRUCTURAL, **ENGLISH}
+"""What each variant changes of `llmrl_jax.systems.glam.prompt.Wording`."""
+
+
+def find_variant(name: str, language: str = "english") -> Mapping[str, Any]:
+    """The fields of `Wording` that a variant changes; an empty name changes none.
+
+    **Raises:** `KeyError` for an unknown one, naming the nearest; `ValueError` for English words in another language.
+    """
+    if not name:
+        return {}
+    if name not in VARIANTS:
+        raise KeyError(f"there is no variant {name!r}{nearest(name, list(VARIANTS))} (there are {', '.join(VARIANTS)})")
+    if language != "english" and name in ENGLISH:
+        raise ValueError(f"the variant {name} has no words in {language}; those that have: {', '.join(STRUCTURAL)}")
+    return VARIANTS[name]

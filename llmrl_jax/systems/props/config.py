@@ -1,0 +1,261 @@
+"""ProPS's settings, and the optimizer that they describe."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from envs_jax.env import Environment
+from llmrl_jax.chat import ChatModel
+from llmrl_jax.systems.props.consult import Asking, OnFailure
+from llmrl_jax.systems.props.describe import describe
+from llmrl_jax.systems.props.evollm import EvoLLM
+from llmrl_jax.systems.props.history import HistoryView
+from llmrl_jax.systems.props.hybrid import Polished
+from llmrl_jax.systems.props.legacy import LegacyOptimizer, LegacyTemplates
+from llmrl_jax.systems.props.llm import LanguageModelOptimizer
+from llmrl_jax.systems.props.optimizers import NUMERIC, make_numeric
+from llmrl_jax.systems.props.parser import Grammar
+from llmrl_jax.systems.props.policies import Init, Kind, Policy
+from llmrl_jax.systems.props.prompts import ProposalPrompt, told_optimum
+from llmrl_jax.systems.props.tasks import Arm, Task
+
+
+Asked = Literal["props", "props+", "evollm", "legacy"]
+"""The methods that ask a model."""
+Method = Literal[
+    "props", "props+", "evollm", "legacy", "random_search", "hill_climbing", "ars", "cma_es", "open_es", "cem"
+]
+"""Who searches: `props`, the language model, which sees numbers only; `props+`, which also reads what the world is;
+`evollm`, which names the mean of the next generation; `legacy`, the dialogue over a matrix that came before; or a
+numeric method on the same parameters."""
+
+
+@dataclass(frozen=True)
+class PolicyConfig:
+    """The policy's form, where it is not the task's."""
+
+    kind: Kind | None = None
+    """None: linear with bias, or a table where states are numbered."""
+    rank: int = 0
+    """Numbers of a `projection`."""
+    init: Init | None = None
+    """How first policies are drawn; None: as the kind has it."""
+    low: float | None = None
+    """The box that is searched; None: -6 for linear policies, the actions' ids for tables."""
+    high: float | None = None
+    decimals: int | None = None
+    """Of a parameter in a prompt; None: 1, or 0 for a table."""
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """The options that are set, for `make_policy`."""
+        given = {"kind": self.kind, "init": self.init, "low": self.low, "high": self.high, "decimals": self.decimals}
+        return {name: v for name, v in given.items() if v is not None} | ({"rank": self.rank} if self.rank else {})
+
+
+@dataclass(frozen=True)
+class ReplyConfig:
+    """What a reply may be, and what follows where it is something else."""
+
+    beyond: Literal["reject", "clip", "keep"] = "reject"
+    """A parameter outside of the box."""
+    finer: Literal["reject", "round", "keep"] | None = None
+    """A number with too many decimals; None: rounded, but refused for a table."""
+    repeated: Literal["reject", "keep"] = "reject"
+    """A policy that was tried before."""
+    take: Literal["first", "last"] = "first"
+    """Which proposals, where a reply holds more than were asked for."""
+    retries: int = 4
+    """How often the reasons go back to the model; published: 5 attempts in all."""
+    on_failure: OnFailure = "skip"
+    """After that: `skip` the iteration, `repeat` the best policy, or `stop`. Each is in the log."""
+    failures: int = 10
+    """Failed iterations in a row that stop the search in any case."""
+    compat: Literal["", "paper"] = ""
+    """`paper`: the released parser, which heeds neither indices nor the box."""
+
+
+@dataclass(frozen=True)
+class TemplateConfig:
+    """A user's own prompts, under the published names; empty: ours."""
+
+    template_dir: str = ""
+    """Folder of the templates."""
+    llm_si_template_name: str = ""
+    """ProPS's prompt, or the legacy protocol's system message."""
+    llm_ui_template_name: str = ""
+    """The legacy protocol's question."""
+    llm_output_conversion_template_name: str = ""
+    """The legacy protocol's request to convert."""
+    env_desc_file: str = ""
+    """What a published template of ProPS+ includes, relative to its folder."""
+
+    @property
+    def folder(self) -> Path | None:
+        """`template_dir` as a path."""
+        return Path(self.template_dir).expanduser() if self.template_dir else None
+
+    def __post_init__(self):
+        given = (self.llm_si_template_name, self.llm_ui_template_name, self.llm_output_conversion_template_name)
+        if any(given) and not self.template_dir:
+            raise ValueError(f"the template {next(filter(None, given))!r} is named, but no template_dir to find it in")
+
+
+@dataclass(frozen=True)
+class PropsConfig:
+    """How parameters are searched for. What is 0 or None is as published for the task (props reference, section 5)."""
+
+    method: Method = "props"
+    iterations: int = 0
+    """Proposals of the model, or rounds as expensive as that of a numeric method; 0: as published, mostly 400."""
+    episodes: int = 0
+    """Episodes per evaluation; 0: as published, mostly 20."""
+    warmup: int | None = None
+    """Random policies before the first proposal; None: as published."""
+    warmup_episodes: int = 0
+    """Episodes for each of them; 0: as many as for the others. The release plays 1, and so mixes noise with means."""
+    max_steps: int = 0
+    """Steps of an episode; 0: the task's."""
+    proposals: int = 1
+    """Policies that one reply proposes."""
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    optimum: str = "true"
+    """The largest return, as prompts tell it: `true`, the published one, which is knowledge of an oracle (nothing where
+    none is published); `hidden`; or a number."""
+    step_size: float = 0.0
+    """The step that prompts suggest while exploring; 0: as published."""
+    hints: int = 0
+    """Of `props+`: 0 none, 1 a rule of behaviour, 2 also what it means for the parameters."""
+    hide: bool = False
+    """Of `props+`: leave out what anything means."""
+    explain: bool = True
+    """Ask for an explanation with every proposal; models that reason by themselves need not be asked."""
+    history: HistoryView = field(default_factory=HistoryView)
+    """Which rows a prompt shows."""
+    reply: ReplyConfig = field(default_factory=ReplyConfig)
+    templates: TemplateConfig = field(default_factory=TemplateConfig)
+    common: bool = True
+    """Whether the policies of one evaluation play the same episodes."""
+    polish: str = ""
+    """A numeric method that searches on from every proposal, `cma_es` say; empty: none."""
+    polish_rounds: int = 5
+    """Its rounds after each proposal."""
+    population: int = 5
+    """Of `evollm`: policies in a generation."""
+    block: int = 0
+    """Of `evollm`: parameters per question; 0: all."""
+    use_replay_buffer: bool = False
+    """Of `legacy`: show steps of an episode."""
+    buffer_rows: int = 100
+    """How many of them."""
+    reset_llm_conversation: bool = False
+    """Of `legacy`: forget the dialogue before every question."""
+    final_episodes: int = 1000
+    """Fresh episodes in which the best policy is judged at the end; while searching it was the luckiest of many."""
+
+    def __post_init__(self):
+        known = get_args(Method)
+        if self.method not in known:
+            raise ValueError(f"method is {self.method!r}; it is one of {', '.join(known)}")
+        for name, least in (
+            ("iterations", 0), ("episodes", 0), ("warmup", 0), ("warmup_episodes", 0), ("max_steps", 0),
+            ("proposals", 1), ("step_size", 0), ("polish_rounds", 1), ("final_episodes", 1),
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"{name} is {value}; it must be at least {least}")
+        if self.polish and self.polish not in NUMERIC:
+            raise ValueError(f"polish is {self.polish!r}; it is one of {', '.join(NUMERIC)}")
+        if self.polish and not self.asks:
+            raise ValueError(f"polish is for methods that ask a model; {self.method} is numeric itself")
+        if self.optimum not in ("true", "hidden") and not re.fullmatch(r"[+-]?\d+(\.\d*)?", self.optimum):
+            raise ValueError(f"optimum is {self.optimum!r}; it is 'true', 'hidden' or a number")
+
+    @property
+    def asks(self) -> bool:
+        """Whether a model is asked."""
+        return self.method in get_args(Asked)
+
+    def arm(self, task: Task) -> Arm:
+        """The published numbers of the task for this method, with those that are set here in their place."""
+        arm = task.plus if self.method == "props+" else task.props
+        unknown = not self.asks or self.optimum == "true" and arm.optimum is None
+        return Arm(
+            optimum=None if unknown else told_optimum(self._optimum, arm.optimum),
+            warmup=arm.warmup if self.warmup is None else self.warmup,
+            iterations=self.iterations or arm.iterations,
+            episodes=self.episodes or arm.episodes,
+            max_steps=self.max_steps or arm.max_steps,
+        )
+
+    @property
+    def _optimum(self) -> Any:
+        return self.optimum if self.optimum in ("true", "hidden") else float(self.optimum)
+
+
+def make_optimizer(
+    config: PropsConfig, task: Task, env: Environment, env_params: Any, policy: Policy, model: ChatModel, chat: Any
+) -> Any:
+    """The optimizer of one search.
+
+    **Arguments:** `env`, `env_params` and `policy`, of the task; `model`, who is asked where somebody is; `chat`,
+    `temperature` and `max_tokens` of its replies, by name.
+    **Raises:** `ValueError` or `FileNotFoundError` where settings do not go together, before anything is asked.
+    """
+    if not config.asks:
+        return make_numeric(config.method, policy)
+    arm = config.arm(task)
+    reply, templates = config.reply, config.templates
+    asking = Asking(retries=reply.retries, on_failure=reply.on_failure, failures=reply.failures, **chat)
+    options: dict[str, Any] = {} if reply.finer is None else {"finer": reply.finer}
+    options |= {name: getattr(reply, name) for name in ("beyond", "repeated", "take", "compat")}
+    description = partial(describe, env, env_params, policy, max_steps=arm.max_steps)
+    found: Any
+    if config.method == "evollm":
+        view = HistoryView(top=10, last=10, order="ascending")
+        found = EvoLLM(
+            model, policy, arm.iterations, population=config.population, block=config.block,
+            view=view if config.history == HistoryView() else config.history, asking=asking, warmup=max(1, arm.warmup),
+        )  # fmt: skip
+    elif config.method == "legacy":
+        found = LegacyOptimizer(
+            model,
+            policy,
+            arm.iterations,
+            environment=description(hints=config.hints, hide=config.hide),
+            templates=LegacyTemplates(
+                templates.folder,
+                templates.llm_si_template_name,
+                templates.llm_ui_template_name,
+                templates.llm_output_conversion_template_name,
+            ),
+            asking=asking,
+            use_replay_buffer=config.use_replay_buffer,
+            buffer_rows=config.buffer_rows,
+            reset_llm_conversation=config.reset_llm_conversation,
+        )
+    else:
+        plus = config.method == "props+"
+        name = templates.llm_si_template_name
+        prompt = ProposalPrompt(
+            policy,
+            iterations=arm.iterations,
+            optimum=arm.optimum,
+            step_size=config.step_size or task.step or 1.0,
+            environment=description(hints=config.hints, hide=config.hide) if plus else "",
+            explain=config.explain,
+            proposals=config.proposals,
+            template=templates.folder / name if templates.folder and name else None,
+            env_desc_file=templates.env_desc_file,
+        )
+        grammar = Grammar.of(policy, proposals=config.proposals, **options)
+        found = LanguageModelOptimizer(
+            model, prompt, grammar=grammar, view=config.history, asking=asking, warmup=arm.warmup
+        )
+    if config.polish:
+        found = Polished(found, make_numeric(config.polish, policy), rounds=config.polish_rounds)
+    return found

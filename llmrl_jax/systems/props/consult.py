@@ -1,0 +1,200 @@
+"""Asking a model for proposals: reasons are fed back, every attempt is recorded, and failing has a named end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from llmrl_jax.chat import ChatError, ChatModel, ChatReply, ChatRequest, Message
+from llmrl_jax.chat.protocol import outcomes_of
+from llmrl_jax.chat.structured import REPAIR
+from llmrl_jax.systems.props.history import Row, Trajectory
+from llmrl_jax.systems.props.parser import Reading, UnreadProposals
+
+
+OnFailure = Literal["skip", "repeat", "stop"]
+"""What follows when the retries are used up and no proposal could be read.
+
+* `skip`: the iteration is over; nothing is evaluated.
+* `repeat`: the best policy so far is evaluated once more (as a `skip` where there is none); in the legacy protocol the
+  last one.
+* `stop`: `NoProposal` is raised.
+
+Whichever it is, the record says so.
+"""
+
+Record = dict[str, Any]
+"""JSON values: all that one `ask` asked, got and made of it."""
+
+
+class NoProposal(RuntimeError):
+    """A model that could not be read, and is not to be asked again; `record` holds what it said."""
+
+    def __init__(self, message: str, record: Record):
+        super().__init__(message)
+        self.record = record
+
+
+@dataclass(frozen=True)
+class Asking:
+    """How a model is asked, and how often."""
+
+    temperature: float | None = 1.0
+    """None leaves it to the server."""
+    max_tokens: int = 2048
+    """Of a reply."""
+    retries: int = 4
+    """How often to ask again, with the reasons, after a reply that cannot be read (published: 5 attempts in all)."""
+    on_failure: OnFailure = "skip"
+    failures: int = 10
+    """More failed iterations than this in a row raise `NoProposal` in any case."""
+
+    def __post_init__(self):
+        for name in ("retries", "failures"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0")
+        if self.on_failure not in get_args(OnFailure):
+            raise ValueError(f"on_failure is {self.on_failure!r}; it is one of {', '.join(get_args(OnFailure))}")
+
+    def request(self, messages: Sequence[Message], key: jax.Array) -> ChatRequest:
+        """A request whose seed follows from a typed key, so that another run is another draw, also through a cache."""
+        seed = int(jax.random.bits(key, dtype=jnp.uint32)) >> 1
+        return ChatRequest(tuple(messages), temperature=self.temperature, max_tokens=self.max_tokens, seed=seed)
+
+    def check_length(self, tokens: int) -> None:
+        """**Raises** `ValueError` where a reply of that many tokens cannot be given."""
+        if tokens > self.max_tokens:
+            raise ValueError(
+                f"a reply takes about {tokens} tokens and max_tokens is {self.max_tokens}, which cuts it off; raise it"
+            )
+
+    def give_up(
+        self, who: str, best: Row | None, failures: int, record: Record
+    ) -> tuple[list[tuple[float, ...]], Record]:
+        """The candidates, if any, of an iteration without a proposal, and its record with the outcome.
+
+        **Arguments:** `who`, the model; `best`, what `repeat` repeats; `failures`, failed iterations in a row before
+        this.
+        **Raises:** `NoProposal`, see `on_failure` and `failures`.
+        """
+        if self.on_failure == "stop" or failures >= self.failures:
+            before = f" and {failures} failed iterations before it" if failures else ""
+            raise NoProposal(
+                f"{who} gave no proposal that could be read in iteration {record['iteration']}, after {self.retries} "
+                f"retries{before}; the record of this error holds its replies and the reasons",
+                {**record, "outcome": "stopped", "proposals": []},
+            )
+        repeated = [best.params] if self.on_failure == "repeat" and best is not None else []
+        outcome = "repeated" if repeated else "skipped"
+        return repeated, {**record, "outcome": outcome, "proposals": [list(p) for p in repeated]}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of one request and its retries."""
+
+    reading: Reading
+    """Of the last reply where it has no problems; else of the reply with the most proposals that could be taken."""
+    messages: tuple[Message, ...]
+    """What was said from the request's last message on, the last reply included."""
+    record: Record
+
+
+def consult(
+    model: ChatModel,
+    requests: Sequence[ChatRequest],
+    parses: Sequence[Callable[[str], Reading]],
+    retries: int,
+    again: Callable[[Reading], str] | None = None,
+) -> list[Answer]:
+    """Ask, parse, and ask again, with the reasons, where there are problems.
+
+    **Arguments:** `requests`, asked as one batch; `parses`, one for each; `retries`; `again`, what to say after a
+    reply with problems (None: the problems, and that the same is asked again).
+    **Raises:** `ChatError` where a request got no reply.
+    """
+    again = again or (lambda reading: REPAIR.format(error=UnreadProposals(reading)))
+    readings: list[list[Reading]] = [[] for _ in requests]
+    attempts: list[list[Record]] = [[] for _ in requests]
+    ended: dict[int, ChatRequest] = {}
+    waiting = dict(enumerate(requests))
+    for _ in range(retries + 1):
+        answered = waiting
+        waiting = {}
+        for i, outcome in zip(answered, outcomes_of(model, list(answered.values()))):
+            if isinstance(outcome, ChatError):
+                raise outcome
+            reading = parses[i](outcome.text)
+            readings[i].append(reading)
+            attempts[i].append(_attempt(outcome, reading))
+            ended[i] = answered[i].then(Message("assistant", outcome.text or "(no text)"))
+            if reading.problems:
+                waiting[i] = ended[i].then(Message("user", again(reading)))
+        if not waiting:
+            break
+    answers = []
+    for i, request in enumerate(requests):
+        last = readings[i][-1]
+        best = last if not last.problems else max(readings[i], key=lambda reading: len(reading.proposals))
+        said = ended[i].messages[len(request.messages) - 1 :]
+        prompt = [asdict(message) for message in request.messages]
+        answers.append(Answer(best, said, {"prompt": prompt, "seed": request.seed, "attempts": attempts[i]}))
+    return answers
+
+
+def _attempt(reply: ChatReply, reading: Reading) -> Record:
+    return {
+        "reply": reply.text,
+        "model": reply.model,
+        "finish_reason": reply.choices[0].finish_reason,
+        "proposals": [list(params) for params in reading.proposals],
+        "problems": [asdict(problem) for problem in reading.problems],
+        "notes": list(reading.notes),
+        "usage": None if reply.usage is None else asdict(reply.usage),
+        "seconds": reply.seconds,
+        "cached": bool(reply.cached),
+    }
+
+
+def as_candidates(proposals: Sequence[Sequence[float]], num_params: int) -> Float[Array, "P n"]:
+    """Proposals as float32 `[P, n]`; `P` may be 0."""
+    return jnp.asarray(np.asarray(proposals, np.float32).reshape(len(proposals), num_params))
+
+
+def rows_of(
+    params: Float[Array, "P n"],
+    values: Float[Array, " P"],
+    num_params: int,
+    trajectories: Sequence[Trajectory | None] | None = None,
+) -> tuple[Row, ...]:
+    """What was told, as rows.
+
+    **Raises:** `ValueError` for another number of parameters, a return that is not finite, or a list of trajectories of
+    another length.
+    """
+    table, returns = np.asarray(params, np.float32), np.asarray(values, np.float32)
+    if table.shape[-1] != num_params or returns.shape != table.shape[:1]:
+        raise ValueError(
+            f"params of shape {table.shape} and values of shape {returns.shape} were told; expected [P, {num_params}] "
+            "and [P]"
+        )
+    if not np.isfinite(returns).all() or not np.isfinite(table).all():
+        raise ValueError(f"what was told is not finite: the values are {returns.tolist()}; look at the evaluation")
+    if trajectories is None:
+        trajectories = [None] * len(returns)
+    if len(trajectories) != len(returns):
+        raise ValueError(
+            f"{len(trajectories)} trajectories were told for {len(returns)} policies; give one, or None, for each"
+        )
+    return tuple(Row(tuple(map(float, p)), float(v), episode) for p, v, episode in zip(table, returns, trajectories))
+
+
+def best_of(rows: Sequence[Row]) -> Row | None:
+    """The row with the highest return, the latest of them; None without rows."""
+    return max(enumerate(rows), key=lambda pair: (pair[1].value, pair[0]))[1] if rows else None

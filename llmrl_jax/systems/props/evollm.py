@@ -1,0 +1,113 @@
+"""EvoLLM-style search: the language model recombines a sorted, discretised population into the next mean.
+
+After Lange, Tian and Tang (2402.18381): members as integers, sorted from the lowest return to the highest, and a mean
+asked for that reaches an improved return; large policies are cut into blocks of parameters, each a question of its
+own. Sizes, the standard deviation and the improved return (`prompts.improved`) are ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import jax
+import jax.numpy as jnp
+
+from llmrl_jax.chat import ChatModel, Message
+from llmrl_jax.systems.props.consult import Asking, best_of, consult
+from llmrl_jax.systems.props.history import Format, Grid, HistoryView, Row, estimate_tokens
+from llmrl_jax.systems.props.llm import HostOptimizer
+from llmrl_jax.systems.props.parser import Grammar, parse
+from llmrl_jax.systems.props.policies import Policy
+from llmrl_jax.systems.props.prompts import MeanPrompt, improved
+
+
+@dataclass(frozen=True)
+class EvoLLM(HostOptimizer):
+    """An evolution strategy whose recombination is a question: the mean of the next generation.
+
+    A generation is that mean, and normal steps around it, clipped to the box and rounded to the policy's decimals.
+    """
+
+    model: ChatModel
+    policy: Policy
+    generations: int = 100
+    population: int = 5
+    """Candidates of a generation, the mean among them."""
+    std: float = 0.05
+    """Standard deviation of the steps, as a share of the box's width."""
+    resolution: int = 1000
+    """The box is cut into this many steps; for a table it is the number of actions less one."""
+    block: int = 0
+    """Parameters per question; 0: all in one."""
+    view: HistoryView = field(default_factory=lambda: HistoryView(top=10, last=10, order="ascending"))
+    asking: Asking = field(default_factory=Asking)
+    warmup: int = 20
+    """Random policies that are evaluated first (`Policy.sample`)."""
+    count: Callable[[str], int] = estimate_tokens
+    name: str = "evollm"
+
+    def __post_init__(self):
+        for name in ("generations", "population", "warmup"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if not self.std > 0 or self.block < 0:
+            raise ValueError(f"std is {self.std} and block {self.block}; std must be positive, block 0 or more")
+        if self.view.order != "ascending":
+            raise ValueError(f"order is {self.view.order!r}, but the members of EvoLLM are sorted; use 'ascending'")
+        size = self.block or self.policy.num_params
+        self.asking.check_length(self.count(self.form.params([self.policy.high] * min(size, self.policy.num_params))))
+
+    @property
+    def iterations(self) -> int:
+        return self.generations
+
+    @cached_property
+    def form(self) -> Format:
+        """Integers."""
+        low, high = self.policy.low, self.policy.high
+        return Format(grid=Grid(low, high, int(high - low) if self.policy.kind == "table" else self.resolution))
+
+    @cached_property
+    def blocks(self) -> list[slice]:
+        """The parameters of each question."""
+        size = self.block or self.policy.num_params
+        return [slice(start, start + size) for start in range(0, self.policy.num_params, size)]
+
+    def _propose(self, state, iteration, key):
+        grid = self.form.grid
+        best = best_of(state.rows)
+        if grid is None or best is None:  # never: the form has a grid, and the warm-up rows
+            raise ValueError("EvoLLM was asked for a mean before it was told anything")
+        prompt = MeanPrompt(grid.resolution, self.generations)
+        target = self.form.value(improved(self.view.select(state.rows)))
+        requests, parses = [], []
+        for i, part in enumerate(self.blocks):
+            rows = [Row(row.params[part], row.value) for row in state.rows]
+            size = len(best.params[part])
+            history = self.view.render(rows, self.form, self.count)
+            text = prompt.render(history, iteration, size=size, target=target, block=i + 1, blocks=len(self.blocks))
+            requests.append(self.asking.request([Message("user", text)], jax.random.fold_in(key, i)))
+            grammar = Grammar(size, 0, grid.resolution, 0, repeated="keep")
+            parses.append(lambda reply, grammar=grammar: parse(reply, grammar))
+        answers = consult(self.model, requests, parses, self.asking.retries)
+        unread = [i for i, answer in enumerate(answers) if not answer.reading.proposals]
+        record = {
+            "optimizer": self.name,
+            "iteration": iteration,
+            "model": self.model.name,
+            "blocks": [answer.record for answer in answers],
+        }
+        if unread:
+            record["unread"] = unread
+            return self.asking.give_up(self.model.name, best, state.failures, record)
+        mean = [value for answer in answers for value in grid.decode(answer.reading.proposals[0])]
+        candidates = self._around(jnp.asarray(mean, jnp.float32), jax.random.fold_in(key, len(self.blocks)))
+        return candidates, {**record, "outcome": "proposed", "mean": mean, "proposals": [list(c) for c in candidates]}
+
+    def _around(self, mean: jax.Array, key: jax.Array) -> list[tuple[float, ...]]:
+        """A generation."""
+        steps = jax.random.normal(key, (self.population, len(mean))).at[0].set(0.0)
+        drawn = mean + self.std * (self.policy.high - self.policy.low) * steps
+        return [tuple(row) for row in self.policy.clip(self.policy.round(drawn)).tolist()]

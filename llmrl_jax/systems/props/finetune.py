@@ -1,0 +1,367 @@
+"""Fine-tuning a language model as the optimizer: what it is asked, and how its answers are rewarded.
+
+Random policies are evaluated and shown as a history; the model proposes the next one, and what that earns in the world
+is the reward (props reference, section 7). The answers are read on the host, and evaluated on the device by the same
+program that evaluates any other policy.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from llmrl_jax.lm import Generation, StopStrings
+from llmrl_jax.lm.tokens import FastTokenizer
+from llmrl_jax.systems.props.describe import describe
+from llmrl_jax.systems.props.evaluate import Evaluator, episode_keys, make_evaluator
+from llmrl_jax.systems.props.history import Format, HistoryView, Row
+from llmrl_jax.systems.props.parser import Grammar, parse
+from llmrl_jax.systems.props.policies import Policy
+from llmrl_jax.systems.props.prompts import ProposalPrompt
+from llmrl_jax.systems.props.tasks import Task, get
+from llmrl_jax.tuning import ChatTemplate, encode_prompt, from_text
+from llmrl_jax.tuning.rewards import Reward
+
+
+HELD_OUT = 5
+"""One prompt in so many is held out: the published fifth."""
+
+LEVEL = 0.75
+"""The return that counts as 0 is this quantile of those of random policies. Not their mean: where large actions cost, a
+few policies go so low that standing still would come near to the optimum (Mountain Car: mean -1,600, optimum 100)."""
+
+PUBLISHED_REACH = 10.0
+"""The published data are drawn from U(-10, 10), beyond the box of 6 that the prompt names."""
+
+PUBLISHED_SCALES: Mapping[str, tuple[float, float]] = {"mountain_car_continuous": (-200.0, 100.0), "swimmer": (0, 250)}
+"""The returns that the published rewards count as 0 and as 1."""
+
+TAGGED = (
+    "First reason about the question inside <think> and </think>. Then give your answer, the line of parameters in the "
+    "form that you are asked for, inside <policy> and </policy>. Write nothing outside of the two pairs of tags."
+)
+"""The system message of `compat="paper"`, in our own words."""
+
+_TAGS = re.compile(r"<think>.*?</think>\s*<policy>(.*?)</policy>", re.DOTALL)
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True)
+class FinetuneConfig:
+    """What a model is asked while it is fine-tuned, and how answers are judged. The defaults are the corrected form."""
+
+    tasks: tuple[str, ...] = ("mountain_car_continuous", "cartpole")
+    """Tasks that the model learns on, by name (`llmrl props list`) or world."""
+    held_out_tasks: tuple[str, ...] = ()
+    """Tasks that it is only judged on, before and after."""
+    policies: int = 4000
+    """Random policies of each task, which the prompts show."""
+    history: int = 5
+    """Rows that a prompt shows; 1 as published, which leaves nothing to compare."""
+    episodes: int = 20
+    """Episodes whose mean is the return of a shown policy."""
+    judged_episodes: int = 20
+    """Episodes whose mean is the return of a proposed policy; 1 as published, which rewards luck."""
+    eval_prompts: int = 128
+    """Held-out prompts of a task that are asked, at most."""
+    method: Literal["props", "props+"] = "props"
+    """`props`: numbers only; `props+`: the prompt also describes the world."""
+    iterations: int = 400
+    """`N` of the "iteration 1 of N" that a prompt says."""
+    optimum: Literal["true", "hidden"] = "true"
+    """Whether prompts tell the published optimum, which is knowledge of an oracle; none where none is published."""
+    explain: bool = True
+    """Ask for an explanation below the proposal."""
+    compat: Literal["", "paper"] = ""
+    """`paper`: data drawn from U(-10, 10), beyond the box that the prompt names; answers in <think> and <policy> tags,
+    whose numbers nothing bounds; the published scales, and the published `improvement` with its wrong sign."""
+
+    def __post_init__(self):
+        for name in ("policies", "history", "episodes", "judged_episodes", "eval_prompts", "iterations"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; at least 1 is needed")
+        for name, known in (
+            ("method", ("props", "props+")),
+            ("optimum", ("true", "hidden")),
+            ("compat", ("", "paper")),
+        ):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; it is one of {', '.join(map(repr, known))}")
+        if not self.tasks:
+            raise ValueError("tasks is empty; name at least one to learn on")
+        names = [get(name).name for name in (*self.tasks, *self.held_out_tasks)]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"the task {twice[0]!r} is named twice among tasks and held_out_tasks; name it once")
+        if self.prompts < HELD_OUT:
+            raise ValueError(
+                f"{self.policies} policies in prompts of {self.history} rows make {self.prompts} prompts of a task; at "
+                f"least {HELD_OUT} are needed, one of them held out: raise policies, or lower history"
+            )
+        if self.compat == "paper":
+            for name in names:
+                if name not in PUBLISHED_SCALES:
+                    known = ", ".join(PUBLISHED_SCALES)
+                    raise ValueError(f"there are no published rewards for {name!r}, only for {known}; leave compat out")
+
+    @property
+    def prompts(self) -> int:
+        """Prompts of a task, those held out among them."""
+        return self.policies // self.history
+
+
+PUBLISHED = FinetuneConfig(tasks=("mountain_car_continuous",), history=1, judged_episodes=1, compat="paper")
+"""The published fine-tuning on Mountain Car (continuous)."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A task as a model is fine-tuned on it."""
+
+    task: Task
+    policy: Policy
+    evaluate: Evaluator
+    prompt: ProposalPrompt
+    low: float
+    """The return that counts as 0: of random policies, see `LEVEL`, or the published constant."""
+    high: float
+    """The return that counts as 1: the largest that is known, or the published constant."""
+    rows: tuple[Row, ...]
+    """Random policies and their mean returns."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A prompt, and what its answers are compared with."""
+
+    setting: int
+    """The place of its task."""
+    text: str
+    """What the user says."""
+    shown: tuple[Row, ...]
+
+    @property
+    def best(self) -> float:
+        """The largest return that is shown."""
+        return max(row.value for row in self.shown)
+
+
+def largest_return(task: Task) -> float:
+    """What no policy exceeds, where that is known; else the larger of the two published optima.
+
+    **Raises:** `ValueError` where there is neither."""
+    optima = [arm.optimum for arm in (task.props, task.plus) if arm.optimum is not None]
+    if task.bound is None and not optima:
+        raise ValueError(
+            f"the task {task.name!r} has no known optimum, so nothing to measure its returns by; choose another task"
+        )
+    return max(optima) if task.bound is None else task.bound
+
+
+def make_settings(config: FinetuneConfig, key: jax.Array) -> list[Setting]:
+    """Draw and evaluate the random policies of each task, those of a task in one program; the tasks that are learnt on
+    come first.
+
+    **Arguments:** `config`; `key`, typed, of which everything is drawn.
+    **Raises:** `ValueError` for a task without a known optimum, or one whose random policies reach it; what `Task.make`
+    and `describe` raise.
+    """
+    names = (*config.tasks, *config.held_out_tasks)
+    return [_make_setting(config, get(name), jax.random.fold_in(key, i)) for i, name in enumerate(names)]
+
+
+def _make_setting(config: FinetuneConfig, task: Task, key: jax.Array) -> Setting:
+    paper = config.compat == "paper"
+    high = 0.0 if paper else largest_return(task)
+    arm = task.plus if config.method == "props+" else task.props
+    env, env_params, policy = task.make(arm)
+    evaluate = make_evaluator(env, env_params, policy)
+    prompt = ProposalPrompt(
+        policy,
+        iterations=config.iterations,
+        optimum=arm.optimum if config.optimum == "true" else None,
+        step_size=task.step or 1.0,
+        environment=describe(env, env_params, policy) if config.method == "props+" else "",
+        explain=config.explain and not paper,  # the system message asks for it
+    )
+    draw_key, play_key = jax.random.split(key)
+    params = _draw(config, policy, draw_key)
+    keys = jax.vmap(lambda k: episode_keys(k, config.episodes))(episode_keys(play_key, config.policies))
+    values = np.asarray(evaluate(params, keys).mean, np.float64)
+    rows = tuple(Row(tuple(p), v) for p, v in zip(np.asarray(params, np.float64).tolist(), values.tolist()))
+    low = float(np.quantile(values, LEVEL))
+    if paper:
+        low, high = PUBLISHED_SCALES[task.name]
+    if not low < high:
+        raise ValueError(
+            f"a quarter of the random policies earn {low:.4g} on {task.name!r}, whose largest known return is "
+            f"{high:.4g}: there is nothing to improve; choose another task"
+        )
+    return Setting(task, policy, evaluate, prompt, low, high, rows)
+
+
+def _draw(config: FinetuneConfig, policy: Policy, key: jax.Array) -> Float[Array, "N n"]:
+    if config.compat == "paper":
+        reach = PUBLISHED_REACH
+        return jax.random.uniform(key, (config.policies, policy.num_params), jnp.float32, -reach, reach)
+    return replace(policy, init="box").sample(key, config.policies)
+
+
+def make_questions(config: FinetuneConfig, settings: Sequence[Setting]) -> tuple[list[Question], list[Question]]:
+    """The prompts: those to learn from, and those held out, of the held-out tasks too. No policy is in two prompts.
+
+    **Arguments:** `config`; `settings`, see `make_settings`.
+    """
+    learnt: list[Question] = []
+    held_out: list[Question] = []
+    aside = config.prompts // HELD_OUT
+    for place, setting in enumerate(settings):
+        found = []
+        for start in range(0, config.prompts * config.history, config.history):
+            shown = setting.rows[start : start + config.history]
+            found.append(Question(place, setting.prompt.render(HistoryView().render(shown, Format()), 1), shown))
+        if place < len(config.tasks):
+            learnt += found[:-aside]
+        held_out += found[-aside:][: config.eval_prompts]
+    return learnt, held_out
+
+
+def encode_question(
+    config: FinetuneConfig, question: Question, tokenizer: FastTokenizer, template: ChatTemplate | None
+) -> list[int]:
+    """The tokens of a prompt: messages in the model's chat template, or plain text where it has none."""
+    messages = [{"role": "user", "content": question.text}]
+    if config.compat == "paper":
+        messages.insert(0, {"role": "system", "content": TAGGED})
+    row: dict[str, Any] = {"messages": messages}
+    if template is None:
+        row = {"prompt": "\n\n".join(message["content"] for message in messages)}
+    return encode_prompt(row, "the prompt", tokenizer, template)[1]
+
+
+def read_answer(
+    config: FinetuneConfig, text: str, question: Question, policy: Policy
+) -> tuple[bool, bool, tuple[float, ...]]:
+    """What an answer is worth by its form, and the policy that it proposes.
+
+    **Returns:** whether the soft and the hard form are kept, and the parameters, none where the hard form is not. The
+    soft form is a whole set of parameters, whatever their values; the hard one is what `llmrl props run` accepts:
+    within the box, with no more decimals than asked for, and not in the history. Under `compat="paper"` they are the
+    tags, and the tags around the right number of parameters.
+    """
+    if config.compat == "paper":
+        match = _TAGS.search(text)
+        reading = parse(match[1].strip() if match else "", Grammar.of(policy, compat="paper"))
+        found = reading.proposals[0] if reading.proposals else ()
+        whole = bool(found) and max(map(abs, found)) <= _LARGEST
+        return match is not None, whole, found if whole else ()
+    form = Format()
+    loose = Grammar.of(policy, beyond="keep", finer="keep", repeated="keep")
+    soft = bool(parse(text, loose).proposals)
+    seen = {form.texts(row.params) for row in question.shown}
+    reading = parse(text, Grammar.of(policy), seen, form)
+    return soft, bool(reading.proposals), reading.proposals[0] if reading.proposals else ()
+
+
+def share(value: Float[Array, "P n"], low: Float[Array, "P 1"], high: Float[Array, "P 1"]) -> Float[Array, "P n"]:
+    """Where returns lie between `Setting.low` and `Setting.high`, from 0 to 1."""
+    return jnp.clip((value - low) / (high - low), 0.0, 1.0)
+
+
+def improvement(
+    config: FinetuneConfig,
+    value: Float[Array, "P n"],
+    best: Float[Array, "P 1"],
+    low: Float[Array, "P 1"],
+    high: Float[Array, "P 1"],
+) -> Float[Array, "P n"]:
+    """How much better a proposal is than the best policy that its prompt shows, from 0 to 1: the gain in `share`.
+
+    Under `compat="paper"` `clip((new - old) * new / old, 0, 1)`, or `new` where `old` is 0. That formula has the wrong
+    sign where the two returns lie on different sides of 0 (from -50 to 90 it gives 0, from 90 to -50 it gives 1), and,
+    being in units of return, calls nearly every gain complete.
+
+    **Arguments:** `value`, mean returns of the proposals; `best`, of what was shown; `low` and `high`, see `share`.
+    """
+    if config.compat == "paper":
+        gain = (value - best) * value / jnp.where(best == 0, 1.0, best)
+        return jnp.clip(jnp.where(best == 0, value, gain), 0.0, 1.0)
+    return jnp.maximum(share(value, low, high) - share(best, low, high), 0.0)
+
+
+def make_reward(
+    config: FinetuneConfig,
+    settings: Sequence[Setting],
+    questions: Sequence[Question],
+    tokenizer: Any,
+    key: jax.Array,
+    stops: StopStrings | None = None,
+) -> Reward:
+    """The reward of answers to `questions`, inside jit: the sum of four parts, each from 0 to 1.
+
+    `soft_format` and `hard_format`, see `read_answer`; `policy`, the mean return on the task's scale; `improvement`.
+    The last two are 0 where the hard form is not kept, or where the return is not a finite number. All answers to a
+    prompt play the same episodes, which ranks them with less noise; a task that is not in the batch costs nothing.
+
+    **Arguments:** `questions`, in the order of `make_grpo`'s prompts; `tokenizer`; `key`, of the episodes; `stops`,
+    strings that end an answer.
+    """
+    settings_of = np.array([q.setting for q in questions], np.int32)
+    asked = sorted(set(settings_of.tolist()))
+    widest = max(settings[i].policy.num_params for i in asked)
+    bests = np.array([q.best for q in questions], np.float32)
+    lows, highs = (np.array([getattr(s, name) for s in settings], np.float32) for name in ("low", "high"))
+
+    def on_text(prompts: list[str], completions: list[str], rows: list[Mapping[str, Any]]) -> np.ndarray:
+        found = np.zeros((len(completions), 2 + widest), np.float32)
+        for line, text, row in zip(found, completions, rows, strict=True):
+            question = row["question"]
+            soft, hard, params = read_answer(config, text, question, settings[question.setting].policy)
+            line[:2] = soft, hard
+            line[2 : 2 + len(params)] = params
+        return found
+
+    answers = from_text(on_text, tokenizer, [{"question": q} for q in questions], stops, shape=(2 + widest,))
+
+    def reward(found: Generation, places: Int[Array, " P"]) -> dict[str, Float[Array, "P n"]]:
+        read = answers(found, places)
+        soft, hard = read[..., 0], read[..., 1]
+        places_of = jnp.asarray(settings_of)[places]
+        keys = jax.vmap(lambda place: episode_keys(jax.random.fold_in(key, place), config.judged_episodes))(places)
+        value = jnp.zeros(hard.shape, jnp.float32)
+        for i in asked:
+            mine = (hard > 0) & (places_of == i)[:, None]
+            params = read[..., 2 : 2 + settings[i].policy.num_params]
+            value = jnp.where(mine, _returns(settings[i].evaluate, params, mine, keys), value)
+        good = (hard > 0) & jnp.isfinite(value)
+        low, high = (jnp.asarray(x)[places_of][:, None] for x in (lows, highs))
+        gained = improvement(config, value, jnp.asarray(bests)[places][:, None], low, high)
+        return {
+            "soft_format": soft,
+            "hard_format": hard,
+            "policy": jnp.where(good, share(value, low, high), 0.0),
+            "improvement": jnp.where(good, gained, 0.0),
+        }
+
+    return reward
+
+
+def _returns(
+    evaluate: Evaluator, params: Float[Array, "P n k"], mine: Bool[Array, "P n"], keys: Key[Array, "P E"]
+) -> Float[Array, "P n"]:
+    """The mean returns of the policies in `mine`; of the others, some number. Nothing is played where there is none."""
+    rows = params.reshape(-1, params.shape[-1])
+    chosen = mine.reshape(-1)
+    # what is not asked for repeats what is, so that no episode goes on for its sake
+    source = jnp.where(chosen, jnp.arange(chosen.size), jnp.argmax(chosen))
+
+    def play() -> Float[Array, " R"]:
+        return evaluate(rows[source], keys[source // mine.shape[1]]).mean
+
+    return jax.lax.cond(jnp.any(chosen), play, lambda: jnp.zeros(chosen.shape, jnp.float32)).reshape(mine.shape)

@@ -1,0 +1,210 @@
+"""The protocol before ProPS: a dialogue over one matrix, with a system message, and a request to convert what has the
+wrong size (props reference, section 3.5). The templates may be a user's own, under their published names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+from jaxtyping import Array, Float
+
+from llmrl_jax.chat import ChatModel, Message
+from llmrl_jax.systems.props.consult import Asking, Record, consult
+from llmrl_jax.systems.props.history import Format, Trajectory, render_rows
+from llmrl_jax.systems.props.llm import HostOptimizer, HostState
+from llmrl_jax.systems.props.matrices import matrix_shape, parse_matrix, render_matrix
+from llmrl_jax.systems.props.parser import Grammar, UnreadProposals
+from llmrl_jax.systems.props.policies import Policy
+from llmrl_jax.systems.props.templates import fill, load
+
+
+@dataclass(frozen=True)
+class LegacyTemplates:
+    """The three templates, by their published keys; an empty name is ours.
+
+    Slots: of `llm_ui_template_name`, as published, `episode_number`, `matrix_string`, `reward` and
+    `replay_buffer_string` (empty without a replay buffer); of `llm_output_conversion_template_name` `rows`,
+    `columns`, `shape` ("5x2") and `error`; of `llm_si_template_name` `shape`, `environment` and `actions` (ids that an
+    entry may be, None for numbers).
+    """
+
+    template_dir: Path | None = None
+    llm_si_template_name: str = ""
+    llm_ui_template_name: str = ""
+    llm_output_conversion_template_name: str = ""
+
+    def __post_init__(self):
+        names = (self.llm_si_template_name, self.llm_ui_template_name, self.llm_output_conversion_template_name)
+        if any(names) and self.template_dir is None:
+            raise ValueError(f"the template {next(filter(None, names))!r} has no template_dir; say where it is")
+        for which in ("system", "update", "convert"):  # what is missing is an error now, not at the first question
+            self.load(which)
+
+    def load(self, which: str) -> Any:
+        """A template: "system", "update" or "convert"."""
+        name = {
+            "system": self.llm_si_template_name,
+            "update": self.llm_ui_template_name,
+            "convert": self.llm_output_conversion_template_name,
+        }[which]
+        return load(name=name, folder=self.template_dir) if name else load(name=f"legacy_{which}.j2")
+
+
+@dataclass(frozen=True)
+class LegacyState(HostState):
+    """A history, and the dialogue."""
+
+    messages: tuple[Message, ...] = ()
+    """What was said after the system message."""
+    episodes: tuple[Trajectory, ...] = ()
+    """Of the last evaluation: the replay buffer, which is cleared before each."""
+
+
+@dataclass(frozen=True)
+class LegacyOptimizer(HostOptimizer):
+    """A dialogue: the matrix and its reward are shown, and a better one is asked for.
+
+    The first matrix is random. Where a reply cannot be read, its conversion is asked for; where that fails too,
+    `asking.on_failure` says what follows: "repeat" evaluates the last policy again (as published, silently), and its
+    `retries` are the tries to convert. Failed turns do not join the dialogue.
+    """
+
+    model: ChatModel
+    policy: Policy
+    episodes: int = 400
+    """How many matrices to ask for; no prompt speaks of it."""
+    environment: str = ""
+    """A description for our own system message (`describe.describe`)."""
+    templates: LegacyTemplates = field(default_factory=LegacyTemplates)
+    grammar: Grammar | None = None
+    """What numbers may be; None: as published, anything finite, and for a table whole actions."""
+    form: Format = field(default_factory=Format)
+    asking: Asking = field(default_factory=lambda: Asking(retries=3))
+    use_replay_buffer: bool = False
+    """Show `buffer_rows` steps in a row of one random evaluation episode."""
+    buffer_rows: int = 100
+    reset_llm_conversation: bool = False
+    """Forget the dialogue before every question. Otherwise it grows without bound, as published."""
+    name: str = "legacy"
+    warmup: int = field(default=1, init=False)
+
+    def __post_init__(self):
+        for name in ("episodes", "buffer_rows"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.grammar is not None and (self.grammar.num_params, self.grammar.proposals) != (
+            self.policy.num_params,
+            1,
+        ):
+            raise ValueError(
+                f"the grammar is not for one proposal of {self.policy.num_params} parameters: {self.grammar}"
+            )
+
+    @property
+    def iterations(self) -> int:
+        return self.episodes
+
+    @property
+    def reads(self) -> Grammar:
+        """The grammar in use."""
+        if self.grammar is not None:
+            return self.grammar
+        if self.policy.kind == "table":
+            return Grammar.of(self.policy, repeated="keep")
+        return Grammar.of(self.policy, beyond="keep", finer="keep", repeated="keep")
+
+    def init(self, key: jax.Array) -> LegacyState:
+        """The state before the first matrix, for a typed PRNG `key`."""
+        return LegacyState(key)
+
+    def tell(
+        self,
+        state: HostState,
+        params: Float[Array, "P n"],
+        values: Float[Array, " P"],
+        trajectories: Sequence[Trajectory | None] | None = None,
+        episodes: Sequence[Trajectory] = (),
+    ) -> LegacyState:
+        """See `HostOptimizer.tell`; `episodes`, those of the evaluation, of which the replay buffer is filled.
+
+        **Raises:** `ValueError` where the replay buffer is to be shown and there are none.
+        """
+        if self.use_replay_buffer and not episodes and len(values):
+            raise ValueError(
+                "the replay buffer is to be shown, and no episodes were told; pass the evaluation's episodes"
+            )
+        said = () if state.record is None else tuple(Message(**m) for m in state.record.get("dialogue", ()))
+        told = super().tell(state, params, values, trajectories)
+        assert isinstance(told, LegacyState)
+        kept = tuple(episodes) if len(values) else told.episodes
+        return replace(told, messages=told.messages + said, episodes=kept)
+
+    def replay(
+        self,
+        state: HostState,
+        params: Float[Array, "P n"],
+        values: Float[Array, " P"],
+        record: Record,
+        trajectories: Sequence[Trajectory | None] | None = None,
+        episodes: Sequence[Trajectory] = (),
+    ) -> LegacyState:
+        """What `ask` and `tell` made of the state, out of the log, without asking the model."""
+        return self.tell(replace(state, record=record), params, values, trajectories, episodes)
+
+    @property
+    def actions(self) -> list[int] | None:
+        """The ids that an entry may be, for a table."""
+        return list(range(self.policy.act_size)) if self.policy.kind == "table" else None
+
+    def _propose(self, state, iteration, key):
+        rows, columns = matrix_shape(self.policy)
+        shape = f"{rows}x{columns}"
+        if not state.rows:
+            raise ValueError("a matrix was asked for before any was evaluated; tell the first one's value first")
+        last = state.rows[-1]
+        slots = {
+            "episode_number": iteration,
+            "matrix_string": render_matrix(self.policy, last.params, self.form),
+            "reward": self.form.value(last.value),
+            "replay_buffer_string": self._buffer(state, key),
+        }
+        system = fill(
+            self.templates.load("system"), {"shape": shape, "environment": self.environment, "actions": self.actions}
+        )
+        earlier = () if self.reset_llm_conversation else state.messages
+        question = Message("user", fill(self.templates.load("update"), slots))
+        request = self.asking.request([Message("system", system), *earlier, question], key)
+
+        def convert(reading) -> str:
+            error = str(UnreadProposals(reading))
+            slots = {"rows": rows, "columns": columns, "shape": shape, "error": error}
+            return fill(self.templates.load("convert"), slots)
+
+        parses = [lambda reply: parse_matrix(reply, self.policy, self.reads)]
+        (answer,) = consult(self.model, [request], parses, self.asking.retries, convert)
+        record = {"optimizer": self.name, "iteration": iteration, "model": self.model.name, **answer.record}
+        if not answer.reading.proposals:
+            return self.asking.give_up(self.model.name, last, state.failures, record)
+        proposals = list(answer.reading.proposals)
+        dialogue = [asdict(message) for message in answer.messages]
+        return proposals, {
+            **record,
+            "outcome": "proposed",
+            "proposals": [list(p) for p in proposals],
+            "dialogue": dialogue,
+        }
+
+    def _buffer(self, state: LegacyState, key: jax.Array) -> str:
+        """Rows in a row of one of the episodes."""
+        if not self.use_replay_buffer:
+            return ""
+        which, where = jax.random.split(jax.random.fold_in(key, 1))
+        number = int(jax.random.randint(which, (), 0, len(state.episodes)))
+        episode = state.episodes[number]
+        start = int(jax.random.randint(where, (), 0, max(1, len(episode) - self.buffer_rows + 1)))
+        lines = render_rows(episode[start : start + self.buffer_rows])
+        numbered = [f"{number} | {step} | {line}" for step, line in enumerate(lines, start)]
+        return "\n".join(["Trajectory | Step | State | Action | Reward", *numbered])

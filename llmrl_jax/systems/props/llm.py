@@ -1,0 +1,189 @@
+"""ProPS and ProPS+: the language model is the optimizer (props reference, sections 1 and 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import jax
+from jaxtyping import Array, Float
+
+from llmrl_jax.chat import ChatModel, Message
+from llmrl_jax.systems.props.consult import Asking, Record, as_candidates, best_of, consult, rows_of
+from llmrl_jax.systems.props.history import Format, HistoryView, Row, Trajectory, estimate_tokens
+from llmrl_jax.systems.props.parser import Grammar, parse
+from llmrl_jax.systems.props.policies import Policy
+from llmrl_jax.systems.props.prompts import ProposalPrompt
+
+
+@dataclass(frozen=True)
+class HostState:
+    """What an optimizer that asks a model knows: all of it follows from the key and from what it was told."""
+
+    key: jax.Array
+    rounds: int = 0
+    """How often it was told something."""
+    rows: tuple[Row, ...] = ()
+    """All policies that were evaluated, in order."""
+    failures: int = 0
+    """Iterations in a row without a proposal."""
+    record: Record | None = None
+    """Of the last `ask`, for the run's log."""
+
+    def iteration(self, warmup: int) -> int:
+        """The iteration that is next, from 1 on; 0: the warm-up."""
+        return self.rounds + (warmup == 0)
+
+
+class HostOptimizer:
+    """What optimizers that ask a model have in common: a first round of random policies, and how they are told.
+
+    `ask` and `tell` run on the host. `ask` returns `[P, n]` with `P` the number of proposals, which may be smaller
+    than what was asked for and is 0 after a `skip`; such a round is told as well, with empty arrays. To resume, start
+    from `init` and `replay` every round of the log.
+    """
+
+    name: str
+    policy: Policy
+    warmup: int
+
+    def init(self, key: jax.Array) -> HostState:
+        """The state before the first candidate, for a typed PRNG `key`."""
+        return HostState(key)
+
+    def ask(self, state: HostState) -> tuple[Float[Array, "P n"], HostState]:
+        """The next candidates: at first the warm-up's, then the model's. `state.record` says how they came about.
+
+        **Raises:** `NoProposal`, see `Asking`; `ChatError` where the model gives no reply (`state` remains good);
+        `ValueError` beyond the last iteration that prompts speak of.
+        """
+        iteration = state.iteration(self.warmup)
+        if iteration == 0:
+            drawn = self.policy.sample(jax.random.fold_in(state.key, 0), self.warmup)
+            record: Record = {"optimizer": self.name, "iteration": 0, "outcome": "warmup", "proposals": drawn.tolist()}
+            return drawn, replace(state, record=record)
+        if iteration > self.iterations:
+            raise ValueError(
+                f"iteration {iteration} was asked for, but prompts speak of {self.iterations}; raise iterations"
+            )
+        proposals, record = self._propose(state, iteration, jax.random.fold_in(state.key, state.rounds))
+        return as_candidates(proposals, self.policy.num_params), replace(state, record=record)
+
+    def tell(
+        self,
+        state: HostState,
+        params: Float[Array, "P n"],
+        values: Float[Array, " P"],
+        trajectories: Sequence[Trajectory | None] | None = None,
+    ) -> HostState:
+        """Take the evaluated candidates into the history.
+
+        **Arguments:** as `Optimizer.tell`; `trajectories`, an episode of each candidate, for prompts that show them.
+        **Raises:** `ValueError` for another number of parameters, or what is not finite.
+        """
+        rows = rows_of(params, values, self.policy.num_params, trajectories)
+        failed = not rows or (state.record is not None and state.record["outcome"] == "repeated")
+        return replace(
+            state,
+            rounds=state.rounds + 1,
+            rows=state.rows + rows,
+            failures=state.failures + 1 if failed else 0,
+            record=None,
+        )
+
+    def replay(
+        self,
+        state: HostState,
+        params: Float[Array, "P n"],
+        values: Float[Array, " P"],
+        record: Record,
+        trajectories: Sequence[Trajectory | None] | None = None,
+    ) -> HostState:
+        """What `ask` and `tell` made of the state, out of the log, without asking the model."""
+        return self.tell(replace(state, record=record), params, values, trajectories)
+
+    def observe(self, state: HostState, params: Float[Array, "P n"], values: Float[Array, " P"]) -> HostState:
+        """Take policies into the history that somebody else tried; no round passes."""
+        return replace(state, rows=state.rows + rows_of(params, values, self.policy.num_params))
+
+    @property
+    def iterations(self) -> int:
+        """Of which prompts speak; the warm-up is not one of them."""
+        raise NotImplementedError
+
+    def _propose(self, state: HostState, iteration: int, key: jax.Array) -> tuple[list[tuple[float, ...]], Record]:
+        """The model's proposals, and the record of how they came about."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class LanguageModelOptimizer(HostOptimizer):
+    """ProPS, or ProPS+ where the prompt describes the world.
+
+    Every iteration is one question of its own: the history, and everything else, in a single message of the user's.
+    """
+
+    model: ChatModel
+    prompt: ProposalPrompt
+    grammar: Grammar | None = None
+    """What a reply must look like; None: `Grammar.of` the policy, for as many proposals as the prompt asks for."""
+    view: HistoryView = field(default_factory=HistoryView)
+    form: Format = field(default_factory=Format)
+    asking: Asking = field(default_factory=Asking)
+    warmup: int = 20
+    """Random policies that are evaluated first (`Policy.sample`); 0: none."""
+    count: Callable[[str], int] = estimate_tokens
+    """Of tokens, for `view.tokens`: a tokenizer's, where the limit is a hard one."""
+
+    def __post_init__(self):
+        if self.warmup < 0:
+            raise ValueError(f"warmup is {self.warmup}; it must be at least 0")
+        if self.form.grid is not None:
+            raise ValueError("form has a grid, whose integers these prompts do not speak of; it is for EvoLLM")
+        asked = (self.policy.num_params, self.prompt.proposals)
+        if (self.reads.num_params, self.reads.proposals) != asked:
+            raise ValueError(
+                f"the prompt asks for {asked[1]} proposals of {asked[0]} parameters, the grammar reads "
+                f"{self.reads.proposals} of {self.reads.num_params}; make them the same"
+            )
+        self.asking.check_length(asked[1] * self.count(self.form.params([self.policy.low] * asked[0])))
+
+    @property
+    def name(self) -> str:
+        """`props` or `props+`."""
+        return "props+" if self.prompt.environment or self.prompt.env_desc_file else "props"
+
+    @property
+    def policy(self) -> Policy:
+        return self.prompt.policy
+
+    @property
+    def iterations(self) -> int:
+        return self.prompt.iterations
+
+    @property
+    def reads(self) -> Grammar:
+        """The grammar in use."""
+        return self.grammar or Grammar.of(self.policy, proposals=self.prompt.proposals)
+
+    def _propose(self, state, iteration, key):
+        history = self.view.render(state.rows, self.form, self.count)
+        shown = bool(self.view.trajectory_steps) and any(row.trajectory is not None for row in state.rows)
+        text = self.prompt.render(history, iteration, trajectories=shown)
+        seen = {self.form.texts(row.params) for row in state.rows}
+        (answer,) = consult(
+            self.model,
+            [self.asking.request([Message("user", text)], key)],
+            [lambda reply: parse(reply, self.reads, seen, self.form)],
+            self.asking.retries,
+        )
+        reading = answer.reading
+        record = {"optimizer": self.name, "iteration": iteration, "model": self.model.name, **answer.record}
+        if not reading.proposals:
+            return self.asking.give_up(self.model.name, best_of(state.rows), state.failures, record)
+        record |= {
+            "outcome": "partial" if reading.problems else "proposed",
+            "proposals": [list(params) for params in reading.proposals],
+            "explanation": reading.explanation,
+        }
+        return list(reading.proposals), record

@@ -1,0 +1,70 @@
+"""Parameters as a matrix in text, and back: the layout of the legacy protocol (props reference, section 3.5)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from llmrl_jax.systems.props.history import Format
+from llmrl_jax.systems.props.parser import NUMBER, Grammar, Problem, Reading, parse, strip_thinking
+from llmrl_jax.systems.props.policies import Policy
+
+
+_LABEL = re.compile(r"[\s*#`]*(?:weights|bias|matrix|table)[\s*`]*:?[\s*`]*", re.IGNORECASE)
+_CUT = re.compile(r"[\s,;|\[\](){}]+")
+
+
+def matrix_shape(policy: Policy) -> tuple[int, int]:
+    """Rows and columns of a policy's matrix: an action per column and an input per row, the bias last; one column where
+    parameters have no such order."""
+    columns = 1 if policy.kind in ("table", "projection") else policy.act_size
+    return policy.num_params // columns, columns
+
+
+def render_matrix(policy: Policy, params: Sequence[float], form: Format | None = None) -> str:
+    """The matrix, a line per row; for a policy with bias under `Weights:`, and its last row under `Bias:`."""
+    rows, columns = matrix_shape(policy)
+    texts = (form or Format()).texts(params)
+    lines = [", ".join(texts[r * columns : (r + 1) * columns]) for r in range(rows)]
+    if policy.kind in ("linear", "sigmoid"):
+        lines = ["Weights:", *lines[:-1], "Bias:", lines[-1]]
+    return "\n".join(lines)
+
+
+def find_matrices(text: str) -> list[list[list[str]]]:
+    """Every block of lines that hold numbers alone, as texts. A label between weights and bias does not end a block;
+    a line of anything else, or another width, does."""
+    blocks: list[list[list[str]]] = []
+    open_ = False
+    for line in text.splitlines():
+        if not line.strip() or _LABEL.fullmatch(line):
+            continue
+        cells = [cell for cell in _CUT.split(line.strip().strip("*`")) if cell]
+        if not cells or not all(NUMBER.fullmatch(cell) for cell in cells):
+            open_ = False
+            continue
+        if not open_ or len(blocks[-1][0]) != len(cells):
+            blocks.append([])
+        blocks[-1].append(cells)
+        open_ = True
+    return blocks
+
+
+def parse_matrix(text: str, policy: Policy, grammar: Grammar) -> Reading:
+    """Read the matrix of a reply: the last one of the right size.
+
+    **Arguments:** `grammar`, for what its numbers may be.
+    """
+    rows, columns = matrix_shape(policy)
+    found = find_matrices(strip_thinking(text))
+    right = [block for block in found if (len(block), len(block[0])) == (rows, columns)]
+    if not right:
+        sizes = ", ".join(f"{len(block)}x{len(block[0])}" for block in found[-3:])
+        held = (
+            f"its matrices are {sizes}" if len(found) > 1 else f"its matrix is {sizes}" if found else "it has no matrix"
+        )
+        return Reading((), (Problem("form", f"{held}, where {rows}x{columns} was asked for"),), (), text)
+    cells = np.asarray(right[-1]).ravel().tolist()
+    return parse("; ".join(f"params[{i}]: {cell}" for i, cell in enumerate(cells)), grammar)

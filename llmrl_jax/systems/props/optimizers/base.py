@@ -1,0 +1,59 @@
+"""The contract of everything that proposes policy parameters, be it a language model or a numeric method."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Protocol
+
+import jax
+from jaxtyping import Array, Float
+
+from llmrl_jax.systems.props.policies import Policy
+
+
+State = Any
+"""Of one optimizer; opaque to all others."""
+
+Bounds = Literal["clip", "none"]
+"""What becomes of a candidate beyond the policy's box.
+
+* `clip`: every parameter is moved to the nearest bound, and it is the moved candidate that is evaluated and told.
+* `none`: it stays where it is, as in the published code, whose prompts name a box that nothing enforces.
+
+A table has no choice: its parameters are rounded to the nearest action and clipped in any case.
+"""
+
+
+class Optimizer(Protocol):
+    """Ask for candidates, evaluate them, tell their values; higher is better.
+
+    Numeric optimizers are pure: all three methods are jit- and vmap-safe, so that many seeds run in one program. A
+    language model's lives on the host, with the same methods.
+    """
+
+    name: str
+    """In lower case, as tables and commands call it."""
+
+    def init(self, key: jax.Array) -> State:
+        """The state before the first candidate, for a typed PRNG `key`."""
+
+    def ask(self, state: State) -> tuple[Float[Array, "P n"], State]:
+        """The next candidates, float32 `[P, n]`, and the state to tell their values to."""
+
+    def tell(self, state: State, params: Float[Array, "P n"], values: Float[Array, " P"]) -> State:
+        """Learn from evaluated candidates.
+
+        **Arguments:** `state`, of the last `ask`; `params`, float32 `[P, n]`, what was evaluated: the candidates asked
+        for, or others in their place; `values`, float32 `[P]`, their mean returns.
+        """
+
+
+def bounded(policy: Policy, params: Float[Array, "*B n"], bounds: Bounds) -> Float[Array, "*B n"]:
+    """Candidates as they are evaluated: within the box, and whole actions for a table; see `Bounds`."""
+    return policy.clip(params) if bounds == "clip" or policy.kind == "table" else params
+
+
+def require(name: str, **settings: float) -> None:
+    """**Raises** `ValueError`, naming the optimizer and the setting, unless every setting is positive."""
+    for setting, value in settings.items():
+        if not value > 0:
+            raise ValueError(f"{name}: {setting} is {value}; it must be positive")

@@ -1,0 +1,205 @@
+"""Evolution strategies: evosax's CMA-ES and OpenAI-ES behind our contract, and the cross-entropy method."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+from jaxtyping import Array, Float
+
+from llmrl_jax.systems.props.optimizers.base import Bounds, bounded, require
+from llmrl_jax.systems.props.policies import Policy
+
+
+def default_population(num_params: int) -> int:
+    """CMA-ES's own: 4 + floor(3 ln n) (Hansen, 1604.00772, eq. 48)."""
+    return 4 + math.floor(3 * math.log(num_params))
+
+
+def _algorithms() -> Any:
+    try:
+        import evosax.algorithms
+    except ImportError as error:
+        raise ImportError(
+            "CMA-ES and OpenAI-ES need evosax; install the extra `evolution` (pip install 'llmrl-jax[evolution]')"
+        ) from error
+    return evosax.algorithms
+
+
+@struct.dataclass
+class EvolutionState:
+    """A key, and the state of evosax."""
+
+    key: jax.Array
+    inner: Any
+
+
+class _Evosax:
+    """A distribution of evosax's, which minimises: it is told negated values.
+
+    On a table it works on real numbers, of which the nearest whole actions are evaluated; it is those that it is told
+    (as it is told the clipped ones elsewhere), so that steps smaller than a half change nothing.
+    """
+
+    policy: Policy
+    bounds: Bounds
+
+    @property
+    def strategy(self) -> Any:
+        """evosax's object, which holds static facts only."""
+        raise NotImplementedError
+
+    @property
+    def settings(self) -> Any:
+        """evosax's own parameters."""
+        return self.strategy.default_params
+
+    def init(self, key: jax.Array, start: Float[Array, " n"] | None = None) -> EvolutionState:
+        """`start`, the first mean; None: the middle of the box."""
+        key, draw = jax.random.split(key)
+        mean = self.policy.middle if start is None else start
+        return EvolutionState(key, self.strategy.init(draw, mean, self.settings))
+
+    def ask(self, state):
+        key, draw = jax.random.split(state.key)
+        params, inner = self.strategy.ask(draw, state.inner, self.settings)
+        return bounded(self.policy, params, self.bounds), EvolutionState(key, inner)
+
+    def tell(self, state, params, values):
+        inner, _ = self.strategy.tell(state.key, params, -values, state.inner, self.settings)
+        return state.replace(inner=inner)
+
+
+@dataclass(frozen=True)
+class CMAES(_Evosax):
+    """CMA-ES (Hansen, 1604.00772): adapts a full covariance to what did well."""
+
+    policy: Policy
+    population: int = 0
+    """Candidates per `ask`; 0: `default_population`."""
+    std: float = 0.0
+    """First standard deviation; 0: a quarter of the box's width, so that both bounds are two of them away."""
+    bounds: Bounds = "clip"
+    name: str = "cma_es"
+
+    def __post_init__(self):
+        require(self.name, population=self.population or 1, std=self.std or 1)
+
+    @cached_property
+    def strategy(self):
+        size = self.policy.num_params
+        return _algorithms().CMA_ES(self.population or default_population(size), jnp.zeros(size))
+
+    @property
+    def settings(self):
+        std = self.std or (self.policy.high - self.policy.low) / 4
+        return self.strategy.default_params.replace(std_init=jnp.float32(std))
+
+
+@dataclass(frozen=True)
+class OpenES(_Evosax):
+    """OpenAI's evolution strategy (Salimans et al., 1703.03864): mirrored noise, centred ranks, Adam."""
+
+    policy: Policy
+    population: int = 16
+    """Candidates per `ask`; even, since every step is taken both ways."""
+    std: float = 1.0
+    """Standard deviation of the noise in each parameter."""
+    learning_rate: float = 0.5
+    """Adam's: about how far each parameter moves in an update."""
+    bounds: Bounds = "clip"
+    name: str = "open_es"
+
+    def __post_init__(self):
+        require(self.name, population=self.population, std=self.std, learning_rate=self.learning_rate)
+        if self.population % 2:
+            raise ValueError(f"{self.name}: population is {self.population}; it must be even, for mirrored pairs")
+
+    @cached_property
+    def strategy(self):
+        return _algorithms().Open_ES(
+            self.population,
+            jnp.zeros(self.policy.num_params),
+            optimizer=optax.adam(self.learning_rate),
+            std_schedule=optax.constant_schedule(self.std),
+        )
+
+
+@struct.dataclass
+class CEMState:
+    """The distribution that candidates are drawn from."""
+
+    key: jax.Array
+    mean: jax.Array
+    """float32 `[n]`; for a table, probabilities `[n, A]`."""
+    std: jax.Array
+    """float32 `[n]`; for a table, unused zeros of that shape."""
+
+
+@dataclass(frozen=True)
+class CEM:
+    """The cross-entropy method: draw, keep the elite, fit the distribution to it.
+
+    A diagonal Gaussian with extra noise against early collapse (Szita and Lorincz, 2006), or, for a table, independent
+    probabilities of every state's actions (Rubinstein, 1999), moved part of the way. Candidates that are all worth the
+    same move nothing: an elite drawn at random would narrow the distribution for no reason (MountainCar's -200).
+    """
+
+    policy: Policy
+    population: int = 20
+    """Candidates per `ask`."""
+    elite: int = 5
+    """How many of them are fitted."""
+    std: float = 0.0
+    """First standard deviation; 0: a quarter of the box's width. Not for tables."""
+    extra_std: float = 0.1
+    """Added to the elite's, in quadrature. Not for tables."""
+    rate: float = 0.5
+    """How far a table's probabilities move to the elite's frequencies, in (0, 1]."""
+    bounds: Bounds = "clip"
+    name: str = "cem"
+
+    def __post_init__(self):
+        require(self.name, population=self.population, std=self.std or 1, extra_std=self.extra_std, rate=self.rate)
+        if not 1 <= self.elite <= self.population:
+            raise ValueError(f"{self.name}: elite is {self.elite}; it must be 1 to population, {self.population}")
+        if self.rate > 1:
+            raise ValueError(f"{self.name}: rate is {self.rate}; it is a share, in (0, 1]")
+
+    def init(self, key: jax.Array, start: Float[Array, " n"] | None = None) -> CEMState:
+        """`start`, the first mean; None: the middle of the box. A table starts with half of the probability on it, or
+        with all actions alike."""
+        size, actions = self.policy.num_params, self.policy.act_size
+        std = jnp.full(size, self.std or (self.policy.high - self.policy.low) / 4, jnp.float32)
+        if self.policy.kind != "table":
+            return CEMState(key, self.policy.middle if start is None else start, std)
+        alike = jnp.full((size, actions), 1 / actions, jnp.float32)
+        mean = alike if start is None else (alike + self._one_hot(start)) / 2
+        return CEMState(key, mean, jnp.zeros(size, jnp.float32))
+
+    def _one_hot(self, params: Float[Array, "*B n"]) -> Float[Array, "*B n A"]:
+        return jax.nn.one_hot((params - self.policy.low).astype(jnp.int32), self.policy.act_size)
+
+    def ask(self, state):
+        key, draw = jax.random.split(state.key)
+        shape = (self.population, self.policy.num_params)
+        if self.policy.kind == "table":
+            drawn = jax.random.categorical(draw, jnp.log(state.mean), shape=shape) + self.policy.low
+        else:
+            drawn = state.mean + state.std * jax.random.normal(draw, shape)
+        return bounded(self.policy, drawn.astype(jnp.float32), self.bounds), state.replace(key=key)
+
+    def tell(self, state, params, values):
+        elite = params[jax.lax.top_k(values, self.elite)[1]]
+        if self.policy.kind == "table":
+            mean, std = state.mean + self.rate * (self._one_hot(elite).mean(axis=0) - state.mean), state.std
+        else:
+            mean, std = jnp.mean(elite, axis=0), jnp.sqrt(jnp.var(elite, axis=0) + self.extra_std**2)
+        alike = jnp.max(values) == jnp.min(values)
+        return state.replace(mean=jnp.where(alike, state.mean, mean), std=jnp.where(alike, state.std, std))

@@ -1,0 +1,166 @@
+"""Random search, hill climbing, and augmented random search: what a model has to beat on the same parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Float
+
+from llmrl_jax.systems.props.optimizers.base import Bounds, bounded, require
+from llmrl_jax.systems.props.policies import Policy
+
+
+@dataclass(frozen=True)
+class RandomSearch:
+    """Fresh candidates every time, drawn as the policy's `init` says; nothing is learnt."""
+
+    policy: Policy
+    population: int = 8
+    """Candidates per `ask`."""
+    name: str = "random_search"
+
+    def __post_init__(self):
+        require(self.name, population=self.population)
+
+    def init(self, key: jax.Array) -> jax.Array:
+        return key
+
+    def ask(self, state):
+        state, draw = jax.random.split(state)
+        return self.policy.sample(draw, self.population), state
+
+    def tell(self, state, params, values):
+        return state
+
+
+@struct.dataclass
+class ClimberState:
+    """Where a hill climber stands."""
+
+    key: jax.Array
+    best: jax.Array
+    """float32 `[n]`."""
+    value: jax.Array
+    """float32 `[]`, what `best` was told to be worth; -inf before anything was told."""
+    first: jax.Array
+    """float32 `[P, n]`, what the first `ask` proposes."""
+
+
+@dataclass(frozen=True)
+class HillClimbing:
+    """Steps around the best candidate so far; the best of them replaces it, if it is at least as good.
+
+    Equals are accepted so that it wanders over plateaus instead of standing on them (MountainCar's -200). A table's
+    step gives one state another action.
+    """
+
+    policy: Policy
+    population: int = 8
+    """Candidates per `ask`."""
+    std: float = 1.0
+    """Standard deviation of a step in each parameter, which a table does not use."""
+    bounds: Bounds = "clip"
+    name: str = "hill_climbing"
+
+    def __post_init__(self):
+        require(self.name, population=self.population, std=self.std)
+
+    def init(self, key: jax.Array, start: Float[Array, " n"] | None = None) -> ClimberState:
+        """`start`, where to begin; None: at the best of `population` draws of the policy's."""
+        key, draw = jax.random.split(key)
+        if start is None:
+            first = self.policy.sample(draw, self.population)
+        else:
+            first = self._around(draw, start).at[0].set(start)
+        return ClimberState(key, first[0], jnp.float32(-jnp.inf), bounded(self.policy, first, self.bounds))
+
+    def _around(self, key: jax.Array, best: Float[Array, " n"]) -> Float[Array, "P n"]:
+        if self.policy.kind == "table":
+            return jax.vmap(lambda k: self._flipped(k, best))(jax.random.split(key, self.population))
+        return best + self.std * jax.random.normal(key, (self.population, self.policy.num_params))
+
+    def _flipped(self, key: jax.Array, best: Float[Array, " n"]) -> Float[Array, " n"]:
+        where, which = jax.random.split(key)
+        actions = self.policy.act_size
+        shift = jax.random.randint(which, (), 1, actions) if actions > 1 else 0
+        other = (best - self.policy.low + shift) % actions + self.policy.low
+        flip = jnp.arange(best.shape[0]) == jax.random.randint(where, (), 0, best.shape[0])
+        return jnp.where(flip, other, best)
+
+    def ask(self, state):
+        key, draw = jax.random.split(state.key)
+        moved = bounded(self.policy, self._around(draw, state.best), self.bounds)
+        return jnp.where(jnp.isneginf(state.value), state.first, moved), state.replace(key=key)
+
+    def tell(self, state, params, values):
+        top = jnp.argmax(values)
+        better = values[top] >= state.value
+        return state.replace(
+            best=jnp.where(better, params[top], state.best), value=jnp.where(better, values[top], state.value)
+        )
+
+
+@struct.dataclass
+class ARSState:
+    """Where augmented random search stands."""
+
+    key: jax.Array
+    mean: jax.Array
+    """float32 `[n]`, called M in the paper."""
+
+
+@dataclass(frozen=True)
+class ARS:
+    """Augmented random search (Mania, Guy and Recht, 1803.07055, algorithm 2), without its normalised states.
+
+    `M += step_size / (top * sigma_R) * sum over the top directions of (r_plus - r_minus) * delta`, where a direction's
+    rank is the better of its two returns, and `sigma_R` the standard deviation of the `2 * top` returns used. As in the
+    paper: V1 where `top` is all, V1-t where it is fewer, and basic random search (algorithm 1's precursor) without
+    `scale`. The directions are read off what was told, so that those cut short at the box count as what they were.
+    """
+
+    policy: Policy
+    directions: int = 4
+    """N: pairs of candidates per `ask`."""
+    top: int = 0
+    """b: pairs that are used; 0: all."""
+    step_size: float = 1.0
+    """alpha."""
+    noise: float = 0.5
+    """nu: standard deviation of a direction in each parameter."""
+    scale: bool = True
+    """Divide by sigma_R."""
+    bounds: Bounds = "clip"
+    name: str = "ars"
+
+    def __post_init__(self):
+        require(self.name, directions=self.directions, step_size=self.step_size, noise=self.noise)
+        if not 0 <= self.top <= self.directions:
+            raise ValueError(f"{self.name}: top is {self.top}; it must be 0 (all) to directions, {self.directions}")
+
+    def init(self, key: jax.Array, start: Float[Array, " n"] | None = None) -> ARSState:
+        """`start`, the first M; None: the middle of the box, zero for linear policies, as in the paper."""
+        return ARSState(key, self.policy.middle if start is None else start)
+
+    def ask(self, state):
+        key, draw = jax.random.split(state.key)
+        step = self.noise * jax.random.normal(draw, (self.directions, self.policy.num_params))
+        pairs = jnp.concatenate([state.mean + step, state.mean - step])
+        return bounded(self.policy, pairs, self.bounds), state.replace(key=key)
+
+    def tell(self, state, params, values):
+        """`params` are pairs: candidate `i` and candidate `i + directions`."""
+        top = self.top or self.directions
+        plus, minus = values[: self.directions], values[self.directions :]
+        _, used = jax.lax.top_k(jnp.maximum(plus, minus), top)
+        delta = (params[: self.directions] - params[self.directions :]) / (2 * self.noise)
+        spread = jnp.std(jnp.concatenate([plus[used], minus[used]])) if self.scale else jnp.float32(1)
+        slope = (plus[used] - minus[used]) @ delta[used] / top
+        change = jnp.where(spread > 0, slope / jnp.where(spread > 0, spread, 1), 0)  # all alike: nothing is known
+        mean = state.mean + self.step_size * change
+        # a table's M stays a point between actions: only what is asked is rounded
+        inside = jnp.clip(mean, self.policy.low, self.policy.high) if self.bounds == "clip" else mean
+        return state.replace(mean=inside)

@@ -1,0 +1,328 @@
+"""The two published YAML schemas, read unchanged: the release's, and that of the fine-tuning repository.
+
+Every key is read, and whatever is taken otherwise than the published programs take it is said in a note (props
+reference, sections 4 and 10). Files of templates need not be there: where a template is named and its folder is not on
+this machine, our own prompt of the same kind stands in, and a note says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from envs_jax.registry import nearest
+from llmrl_jax.systems.props.config import PolicyConfig, PropsConfig, ReplyConfig, TemplateConfig
+from llmrl_jax.systems.props.history import HistoryView
+from llmrl_jax.systems.props.tasks import TASKS, get
+
+
+RELEASE_TASKS = {
+    "cont_space_llm_num_optim": "props",
+    "cont_space_llm_num_optim_rndm_proj": "props",
+    "dist_state_llm_num_optim": "props",
+    "cont_state_llm_num_optim_semantics": "props+",
+    "dist_state_llm_num_optim_semantics": "props+",
+}
+"""Dispatch keys of the release, and the method that they stand for."""
+
+FINETUNE_TASKS = (
+    "mountaincar", "pendulum", "blackjack", "cartpole", "grid_world", "hopper", "mc_continuous", "inverted_pendulum",
+    "pong", "swimmer", "walker", "reacher", "double_pendulum", "inverted_double_pendulum", "half_cheetah", "maze",
+    "nim", "cliff_walking", "navigation",
+)  # fmt: skip
+"""Dispatch keys of the fine-tuning repository; which world it is says `gym_env_name`."""
+
+MUJOCO = ("InvertedPendulum", "InvertedDoublePendulum", "Reacher", "Swimmer", "Hopper", "Walker2d", "HalfCheetah")
+
+SHARED = {
+    "task", "num_episodes", "gym_env_name", "render_mode", "env_kwargs", "logdir", "max_traj_count", "max_traj_length",
+    "template_dir", "llm_si_template_name", "llm_output_conversion_template_name", "env_desc_file", "llm_model_name",
+    "num_evaluation_episodes", "warmup_episodes", "warmup_dir", "bias", "rank", "optimum",
+}  # fmt: skip
+RELEASE = SHARED | {
+    "dim_actions", "dim_states", "search_step_size", "ollama_num_ctx", "include_trajectories", "feedback_interval",
+    "param_min", "param_max", "buffer_top_k", "buffer_recent_j",
+}  # fmt: skip
+FINETUNE = SHARED | {
+    "experiments", "continuous", "num_position_bins", "num_theta_bins", "grid_size", "actions", "states",
+    "llm_ui_template_name", "model_type", "base_model", "record_video", "use_replay_buffer", "reset_llm_conversation",
+    "step_size", "print_episode", "max_limit", "title",
+}  # fmt: skip
+
+WORLDS = {
+    "CliffWalking-v0": "CliffWalking-v1",
+    "FrozenLake-v0": "FrozenLake-v1",
+    "gym_navigation:NavigationTrack-v0": "NavigationTrack-v0",
+    "gym_examples/Maze-v0": "maze-sample-3x3-v0",
+}
+"""Older or foreign spellings of worlds."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a published file asks for, in our terms."""
+
+    schema: str
+    """`release` or `finetune`."""
+    task: str
+    config: PropsConfig
+    model: str
+    """As `ChatConfig.model` spells it: a server's model, or `local:` and a folder or id."""
+    adapter: str
+    """A folder with adapters for it, where the model is `OFFLINE`."""
+    logdir: str
+    seeds: int
+    """Searches to run, `experiments` of them."""
+    record_video: bool
+    print_every: int
+    title: str
+    notes: tuple[str, ...]
+    """What is read otherwise than it was published."""
+
+
+def _none(value: Any) -> Any:
+    """The published files write null in several ways."""
+    return None if isinstance(value, str) and value.strip().lower() in ("none", "null", "") else value
+
+
+def _count(value: Any, name: str) -> int:
+    """The size of a list of lists, or a number."""
+    if isinstance(value, list):
+        inner = value[0] if len(value) == 1 and isinstance(value[0], list) else value
+        return len(inner)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} is {value!r}; it is a positive number, or a list of ids")
+    return value
+
+
+def read_published(data: Mapping[str, Any], where: str = "the file", folder: str | Path = ".") -> Published:
+    """Read one published configuration.
+
+    **Arguments:** `data`, the file's keys; `where`, its name for errors; `folder`, from which `template_dir` is looked
+    for where it is not found from here.
+    **Raises:** `ValueError` for a key, a task or a world that is not known, naming the nearest, and for sizes that do
+    not agree with the world's.
+    """
+    task_key = data.get("task")
+    if task_key in RELEASE_TASKS:
+        schema, known = "release", RELEASE
+    elif task_key in FINETUNE_TASKS:
+        schema, known = "finetune", FINETUNE
+    else:
+        names = [*RELEASE_TASKS, *FINETUNE_TASKS]
+        raise ValueError(f"{where}: task is {task_key!r}{nearest(str(task_key), names)} (known: {', '.join(names)})")
+    for key in data:
+        if key not in known:
+            raise ValueError(f"{where}: unknown key {key!r}{nearest(key, sorted(known))}")
+    values = {key: _none(value) for key, value in data.items()}
+    if "gym_env_name" not in values:
+        raise ValueError(f"{where}: gym_env_name is missing; it names the world, CartPole-v1 say")
+    reader = _Reader(schema, values, where, Path(folder))
+    return reader.read()
+
+
+class _Reader:
+    """One file on its way to `Published`."""
+
+    def __init__(self, schema: str, values: dict[str, Any], where: str, folder: Path):
+        self.schema, self.values, self.where, self.folder = schema, values, where, folder
+        self.notes: list[str] = []
+
+    def get(self, name: str, default: Any = None) -> Any:
+        value = self.values.get(name)
+        return default if value is None else value
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def read(self) -> Published:
+        task = self._task()
+        legacy = self.schema == "finetune" and self._is_legacy()
+        method: Any = RELEASE_TASKS.get(self.values["task"], "legacy" if legacy else "props")
+        if self.schema == "finetune" and not legacy and "semantic" in self.get("llm_si_template_name", ""):
+            method = "props+"
+        step = float(self.get("search_step_size", self.get("step_size", 0.0)))
+        optimum = self.get("optimum")
+        low, high = self.get("param_min"), self.get("param_max")
+        config = PropsConfig(
+            method=method,
+            iterations=int(self.get("num_episodes", 0)),
+            episodes=int(self.get("num_evaluation_episodes", 0)),
+            warmup=self.get("warmup_episodes", None if method == "legacy" else 0),
+            warmup_episodes=1 if self.schema == "release" else 0,
+            max_steps=self._limit(task),
+            policy=PolicyConfig(
+                kind=self._kind(),
+                rank=int(self.get("rank", 0)) if self._kind() == "projection" else 0,
+                init="uniform_3.5" if self.schema == "finetune" and get(task).step is not None else None,
+                low=None if low is None else float(low),
+                high=None if high is None else float(high),
+            ),
+            optimum="true" if optimum is None else f"{float(optimum):g}",
+            step_size=step,
+            history=self._history(method, task),
+            reply=ReplyConfig(retries=3 if legacy else 4, on_failure="repeat" if self.schema == "finetune" else "skip"),
+            templates=self._templates(method),
+            use_replay_buffer=legacy and bool(self.get("use_replay_buffer", False)),
+            reset_llm_conversation=legacy and bool(self.get("reset_llm_conversation", False)),
+        )
+        self._said_otherwise(legacy)
+        model, adapter = self._model()
+        return Published(
+            schema=self.schema,
+            task=task,
+            config=config,
+            model=model,
+            adapter=adapter,
+            logdir=str(self.get("logdir", "")),
+            seeds=int(self.get("experiments", 1)),
+            record_video=bool(self.get("record_video", False)),
+            print_every=int(self.get("print_episode", 0)),
+            title=str(self.get("title", "")),
+            notes=tuple(self.notes),
+        )
+
+    def _task(self) -> str:
+        """The task of the file's world, which must have the file's sizes."""
+        world = str(self.values["gym_env_name"])
+        wanted = WORLDS.get(world, world)
+        if wanted != world:
+            self.note(f"gym_env_name {world} is {wanted} here")
+        base, _, version = wanted.rpartition("-v")
+        if base in MUJOCO and version != "5":
+            self.note(f"gym_env_name {world} is played as {base}-v5")
+            wanted = f"{base}-v5"
+        options = dict(self.get("env_kwargs", {}))
+        slippery = options.pop("is_slippery", None)
+        if base == "CliffWalking" and slippery:
+            wanted = "CliffWalkingSlippery-v1"
+        elif slippery is not None and base != "CliffWalking" and not (base == "FrozenLake" and slippery):
+            options["is_slippery"] = slippery
+        tasks = {task.env: name for name, task in TASKS.items()}
+        if wanted not in tasks:
+            raise ValueError(
+                f"{self.where}: there is no task for gym_env_name {world!r}{nearest(wanted, list(tasks))} "
+                f"(there are {', '.join(tasks)})"
+            )
+        name = tasks[wanted]
+        query = "&".join(f"{key}={str(value).lower()}" for key, value in options.items())
+        name = f"{name}?{query}" if query else name
+        try:
+            env, params, policy = get(name).make()
+        except TypeError as error:
+            raise ValueError(f"{self.where}: env_kwargs: {error}") from None
+        names = ("dim_actions", "dim_states") if self.schema == "release" else ("actions", "states")
+        for key, size in zip(names, (policy.act_size, policy.obs_size)):
+            value = self.values.get(key)
+            if isinstance(value, list) and len(value) > 1 and isinstance(value[0], list):
+                continue  # a product of several ranges, as blackjack's
+            if value is not None and _count(value, key) != size:
+                raise ValueError(f"{self.where}: {key} says {_count(value, key)}, but {wanted} has {size}")
+        if "grid_size" in self.values and self.get("grid_size") ** 2 != policy.obs_size:
+            raise ValueError(f"{self.where}: grid_size {self.get('grid_size')} is not that of {wanted}")
+        return name
+
+    def _is_legacy(self) -> bool:
+        """The dialogue over a matrix, rather than the numeric prompt that came after it."""
+        names = " ".join(str(self.get(k, "")) for k in ("llm_si_template_name", "llm_ui_template_name"))
+        numeric = any(word in names for word in ("numeric", "num_optim", "semantic", "non_standard/"))
+        return not numeric or bool(self.get("use_replay_buffer", False)) and "numeric" not in names
+
+    def _kind(self) -> Any:
+        if self.values["task"] == "cont_space_llm_num_optim_rndm_proj":
+            return "projection"
+        return "linear_nobias" if self.get("bias") is False else None
+
+    def _limit(self, task: str) -> int:
+        """`max_traj_length`: the longest episode in the release, and since the last versions a length of history."""
+        length = int(self.get("max_traj_length", 0))
+        if self.schema == "finetune":
+            return 0
+        world = get(task).make()[1].max_steps
+        return length if length < int(world) else 0
+
+    def _history(self, method: str, task: str) -> HistoryView:
+        plus_table = method == "props+" and get(task).step is None
+        steps = 200 if plus_table or self.get("include_trajectories", False) else 0
+        top, recent = self.get("buffer_top_k"), self.get("buffer_recent_j")
+        if top is not None or recent is not None:
+            return HistoryView(top=top, last=recent, trajectory_steps=steps)
+        if method == "legacy":
+            return HistoryView()
+        key = "max_traj_count" if self.schema == "release" else "max_traj_length"
+        if key == "max_traj_length" and self.get(key) is not None:
+            self.note(
+                f"max_traj_length {self.get(key)} is how many rows of history a prompt shows, as in its last versions"
+            )
+        count = self.get(key)
+        return HistoryView(last=int(count) if count else None, trajectory_steps=steps)
+
+    def _templates(self, method: str) -> TemplateConfig:
+        """The user's templates where they are on this machine; ours, with a note, where they are not."""
+        named = {k: self.get(k, "") for k in ("llm_si_template_name", "llm_ui_template_name")}
+        named["llm_output_conversion_template_name"] = self.get("llm_output_conversion_template_name", "")
+        directory = self.get("template_dir", "")
+        if not directory or not named["llm_si_template_name"]:
+            return TemplateConfig()
+        places = [Path(directory).expanduser(), self.folder / directory]
+        found = next((place for place in places if place.is_dir()), None)
+        if found is None:
+            self.note(
+                f"there is no folder {directory} here, so the prompt is ours of the kind {method} in place of "
+                f"{named['llm_si_template_name']}"
+            )
+            return TemplateConfig()
+        if method != "legacy":
+            named = {"llm_si_template_name": named["llm_si_template_name"]}
+        for key, name in named.items():
+            if name and not (found / name).is_file():
+                there = sorted(str(path.relative_to(found)) for path in found.rglob("*.j2"))
+                raise ValueError(f"{self.where}: {key} {name!r} is not in {found}{nearest(name, there)}")
+        return TemplateConfig(str(found), env_desc_file=self.get("env_desc_file", ""), **named)
+
+    def _model(self) -> tuple[str, str]:
+        """`(model, adapter)`."""
+        name, kind = str(self.get("llm_model_name", "")), str(self.get("model_type", "")).upper()
+        if not name:
+            raise ValueError(f"{self.where}: llm_model_name is missing")
+        base = self.get("base_model")
+        if name.upper() == "OFFLINE":
+            kind, name = "OFFLINE", ""
+        if kind == "OFFLINE":
+            if not base:
+                raise ValueError(
+                    f"{self.where}: an OFFLINE model needs base_model, the folder or id that was fine-tuned"
+                )
+            return f"local:{base}", name
+        if kind == "HF":
+            return f"local:{name}", ""
+        if name.startswith("ollama:"):
+            self.note(f"{name} is the model {name.removeprefix('ollama:')} of the server at --chat.base-url")
+            return name.removeprefix("ollama:"), ""
+        return name, ""
+
+    def _said_otherwise(self, legacy: bool) -> None:
+        """Notes on keys that mean nothing here, or not what they say."""
+        if self.get("render_mode"):
+            self.note(f"render_mode {self.get('render_mode')}: nothing is shown while searching; see --video")
+        if self.get("warmup_dir"):
+            self.note("warmup_dir is not read: policies of the warm-up are drawn anew, from the seed")
+        if self.schema == "finetune" and not legacy and self.get("reset_llm_conversation") is False:
+            self.note("reset_llm_conversation is of the legacy protocol; every question stands alone, as published")
+        if not legacy and self.get("use_replay_buffer"):
+            self.note("use_replay_buffer is of the legacy protocol and is not read")
+        for name in ("continuous", "num_position_bins", "num_theta_bins"):
+            if name in self.values and (name == "continuous") != bool(self.get(name, False)):
+                self.note(f"{name}: {self.values[name]}; whether a policy is linear or a table follows from the world")
+        if "feedback_interval" in self.values:
+            self.note("feedback_interval is not read")
+        if "ollama_num_ctx" in self.values:
+            self.note("ollama_num_ctx is the server's to set")
+        if legacy and "max_traj_count" in self.values:
+            self.note(
+                "max_traj_count is not read, as in the published program: 100 rows of the replay buffer are shown"
+            )
+        if "max_limit" in self.values:
+            self.note("max_limit is not read: the curve's axis follows its values")

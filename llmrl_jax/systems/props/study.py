@@ -1,0 +1,263 @@
+"""One search: a task, a method, a seed. Every round is a line of a log, and a search goes on from its log alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from llmrl_jax.chat import ChatModel
+from llmrl_jax.systems.props.config import PropsConfig, make_optimizer
+from llmrl_jax.systems.props.consult import NoProposal
+from llmrl_jax.systems.props.episode import EpisodeRecorder
+from llmrl_jax.systems.props.evaluate import episode_keys, make_evaluator
+from llmrl_jax.systems.props.history import Trajectory, Transition
+from llmrl_jax.systems.props.tasks import Task
+
+
+LOG = "log.jsonl"
+"""A line per round: what was proposed, how it went, and, of a model, all that was said."""
+
+
+SHOWN = {"trajectories": "trajectories", "episodes": "replay_buffer"}
+"""Episodes that an optimizer is told beside the returns -> how a line of the log calls them."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search has found so far."""
+
+    params: tuple[float, ...] | None
+    """The policy with the highest mean return; None before any was evaluated."""
+    value: float
+    """That mean: the highest of many, so it flatters."""
+    rounds: int
+    candidates: int
+    """Policies that were evaluated, the warm-up's too."""
+    episodes: int
+    steps: int
+    """Environment steps."""
+    stopped: str = ""
+    """Why it ended early; empty where it did not."""
+
+
+class Study:
+    """One search, with its log in a folder.
+
+    **Arguments:** `task`; `config`; `seed`; `model`, who is asked, if somebody is; `chat`, `temperature` and
+    `max_tokens` of its replies; `folder`, which is made where it is missing. A log that is there is read, and the
+    search goes on behind it: the same as if it had never stopped, given the same replies.
+    **Raises:** what `make_optimizer` and `Task.make` raise; `ValueError` for a log that does not fit.
+    """
+
+    def __init__(
+        self, task: Task, config: PropsConfig, seed: int, model: ChatModel, chat: dict[str, Any], folder: str | Path
+    ):
+        self.task, self.config, self.seed = task, config, seed
+        self.arm = config.arm(task)
+        self.env, self.env_params, self.policy = task.make(self.arm, **config.policy.chosen)
+        self.optimizer = make_optimizer(config, task, self.env, self.env_params, self.policy, model, chat)
+        self.evaluate = make_evaluator(self.env, self.env_params, self.policy, max_steps=self.arm.max_steps)
+        self.recorder = EpisodeRecorder(self.env, self.env_params, self.policy, self.arm.max_steps)
+        self._ask, self._tell = self.optimizer.ask, self.optimizer.tell
+        if not config.asks:
+            self._ask, self._tell = jax.jit(self._ask), jax.jit(self._tell)
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        search_key, self.key = jax.random.split(jax.random.key(seed))
+        self.state = self.optimizer.init(search_key)
+        self.found = Found(None, -np.inf, 0, 0, 0, 0)
+        self._resume()
+
+    @property
+    def log(self) -> Path:
+        """The log's path."""
+        return self.folder / LOG
+
+    @property
+    def total(self) -> int:
+        """Policies that a numeric method may evaluate."""
+        return self.arm.iterations * self.config.proposals
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to search for."""
+        if self.found.stopped:
+            return True
+        if self.config.asks:
+            return self._host_state.rounds - (self._warmup > 0) >= self.arm.iterations
+        return self.found.candidates >= self.total
+
+    @property
+    def _host_state(self) -> Any:
+        return self.state.proposer if self.config.polish else self.state
+
+    @property
+    def _warmup(self) -> int:
+        return (self.optimizer.proposer if self.config.polish else self.optimizer).warmup if self.config.asks else 0
+
+    def run(
+        self, stop: Callable[[], bool] = lambda: False, report: Callable[[Found], None] = lambda found: None
+    ) -> Found:
+        """Go on until it is done, or `stop()` says so between two rounds. **Returns:** what was found."""
+        while not self.done and not stop():
+            self._round()
+            report(self.found)
+        return self.found
+
+    def _round(self) -> None:
+        started = time.monotonic()
+        try:
+            params, state = self._ask(self.state)
+        except NoProposal as error:
+            self._write({"round": self.found.rounds, "stopped": str(error), "record": error.record})
+            self._count(None, str(error))
+            return
+        record = getattr(state, "record", None)
+        asked = time.monotonic()
+        params = jnp.asarray(params, jnp.float32)
+        line: dict[str, Any] = {"round": self.found.rounds, "params": np.asarray(params).tolist()}
+        returns, lengths = self._evaluated(params, record)
+        values = jnp.asarray(returns.mean(axis=1) if returns.size else np.zeros(0), jnp.float32)
+        line |= {
+            "values": np.asarray(values).tolist(),
+            "returns": returns.tolist(),
+            "lengths": lengths.tolist(),
+            "ask_seconds": round(asked - started, 4),
+            "evaluate_seconds": round(time.monotonic() - asked, 4),
+        }
+        extra: dict[str, Any] = {}
+        if episodes := self._episodes(params, record):
+            extra = episodes
+            line |= {SHOWN[name]: [_to_json(t) for t in found] for name, found in episodes.items()}
+        if record is not None:
+            line["record"] = record
+        self.state = self._tell(state, params, values, **extra)
+        self._count(line)
+        best = {"best": self.found.value, "episodes": self.found.episodes, "steps": self.found.steps}
+        self._write(line | best)
+
+    def _evaluated(self, params: jax.Array, record: dict[str, Any] | None) -> tuple[np.ndarray, np.ndarray]:
+        """Returns and lengths `[P, E]`."""
+        count = params.shape[0]
+        if not count:
+            return np.zeros((0, 0), np.float32), np.zeros((0, 0), np.int32)
+        warmup = record is not None and record["outcome"] == "warmup"
+        episodes = self.config.warmup_episodes if warmup and self.config.warmup_episodes else self.arm.episodes
+        found = jax.device_get(self.evaluate(params, self._keys(count, episodes)))
+        return np.asarray(found.returns), np.asarray(found.lengths)
+
+    def _keys(self, count: int, episodes: int) -> jax.Array:
+        key = jax.random.fold_in(self.key, self.found.rounds)
+        if self.config.common:
+            return episode_keys(key, episodes)
+        return jax.vmap(lambda i: episode_keys(jax.random.fold_in(key, i), episodes))(jnp.arange(count))
+
+    def _episodes(self, params: jax.Array, record: dict[str, Any] | None) -> dict[str, Any]:
+        """The first episode of each policy, or all of them, where prompts show such."""
+        if not params.shape[0] or not self.config.asks or (record or {}).get("outcome") == "polish":
+            return {}
+        keys = self._keys(params.shape[0], self.arm.episodes)
+        keys = keys if keys.ndim == 2 else jnp.broadcast_to(keys, (params.shape[0], *keys.shape))
+        if self.config.history.trajectory_steps and self.config.method in ("props", "props+"):
+            return {"trajectories": [self.recorder.play(p, k[0])[0] for p, k in zip(params, keys)]}
+        if self.config.method == "legacy" and self.config.use_replay_buffer:
+            return {"episodes": [self.recorder.play(params[0], key)[0] for key in keys[0]]}
+        return {}
+
+    def _count(self, line: dict[str, Any] | None, stopped: str = "") -> None:
+        """Add a line to what was found."""
+        found = self.found
+        params, value = found.params, found.value
+        returns = line["returns"] if line else []
+        if line and line["values"]:
+            top = int(np.argmax(line["values"]))
+            if line["values"][top] > value:
+                params, value = tuple(line["params"][top]), line["values"][top]
+        self.found = Found(
+            params,
+            value,
+            found.rounds + 1,
+            found.candidates + len(returns),
+            found.episodes + sum(map(len, returns)),
+            found.steps + (int(sum(map(sum, line["lengths"]))) if line else 0),
+            stopped,
+        )
+
+    def _write(self, line: dict[str, Any]) -> None:
+        with self.log.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _resume(self) -> None:
+        """Tell the optimizer what the log says; a last line that was cut off is dropped."""
+        if not self.log.exists():
+            return
+        kept: list[str] = []
+        for text in self.log.read_text().splitlines():
+            try:
+                line = json.loads(text)
+            except json.JSONDecodeError:
+                break
+            if line["round"] != len(kept):
+                raise ValueError(f"{self.log}: line {len(kept) + 1} is of round {line['round']}; the log is not whole")
+            if "stopped" in line:  # asked once more, as the model may answer now
+                break
+            kept.append(text + "\n")
+            self._replay(line)
+        fresh = self.log.with_suffix(".tmp")
+        fresh.write_text("".join(kept))
+        fresh.replace(self.log)
+
+    def _replay(self, line: dict[str, Any]) -> None:
+        size = self.policy.num_params
+        params = np.asarray(line["params"], np.float32).reshape(-1, size)
+        values = jnp.asarray(line["values"], jnp.float32)
+        if self.config.asks:
+            extra = {name: [_from_json(t) for t in line[key]] for name, key in SHOWN.items() if key in line}
+            self.state = self.optimizer.replay(self.state, jnp.asarray(params), values, line["record"], **extra)
+        else:
+            asked, state = self._ask(self.state)
+            if not np.array_equal(np.asarray(asked), params):
+                raise ValueError(
+                    f"{self.log}: round {line['round']} holds other policies than {self.optimizer.name} asks for; "
+                    "was it written with other settings?"
+                )
+            self.state = self._tell(state, jnp.asarray(params), values)
+        self._count(line)
+
+    def judge(self) -> dict[str, Any]:
+        """The best policy in fresh episodes, as JSON values: what a table may quote."""
+        found = {**asdict(self.found), "task": self.task.name, "method": self.config.method, "seed": self.seed}
+        if self.found.params is None:
+            return {**found, "final": None}
+        keys = episode_keys(jax.random.fold_in(self.key, 0x7FFFFFFF), self.config.final_episodes)
+        played = jax.device_get(self.evaluate(jnp.asarray([self.found.params], jnp.float32), keys))
+        returns = np.asarray(played.returns, np.float64)[0]
+        return {
+            **found,
+            "final": float(returns.mean()),
+            "final_standard_error": float(returns.std(ddof=1) / np.sqrt(returns.size)) if returns.size > 1 else None,
+            "final_episodes": int(returns.size),
+            "final_length": float(np.mean(played.lengths)),
+        }
+
+
+def _to_json(trajectory: Trajectory) -> list[Any]:
+    return [[step.state, step.action, step.reward] for step in trajectory]
+
+
+def _from_json(steps: list[Any]) -> Trajectory:
+    def values(x: Any) -> Any:
+        return tuple(x) if isinstance(x, list) else x
+
+    return tuple(Transition(values(state), values(action), reward) for state, action, reward in steps)

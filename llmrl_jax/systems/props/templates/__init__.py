@@ -1,0 +1,65 @@
+"""The texts of prompts, and how a template is read: ours from this folder, a user's from theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+HERE = Path(__file__).parent
+
+
+def number(value: Any) -> str:
+    """A number in few digits."""
+    return f"{float(value):.4g}"
+
+
+def load(source: str = "", *, name: str = "", folder: str | Path | None = None) -> Template:
+    """A template that fails on a slot that nobody fills.
+
+    Templates run in Jinja's immutable sandbox: they read their slots, and nothing else.
+
+    **Arguments:** `source`, its text, or else `name`, of its file in `folder` (None: our own), from which it may
+    include others.
+    **Raises:** `FileNotFoundError` where there is no such file, naming those that are there; `ValueError` where it is
+    not Jinja.
+    """
+    from jinja2 import FileSystemLoader, StrictUndefined, TemplateNotFound, TemplateSyntaxError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    folder = HERE if folder is None else Path(folder)
+    environment = ImmutableSandboxedEnvironment(
+        loader=FileSystemLoader(folder),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=False,
+    )
+    environment.filters["num"] = number
+    try:
+        return environment.get_template(name) if name else environment.from_string(source)
+    except TemplateNotFound as error:
+        there = sorted(path.name for path in folder.glob("*.j2")) if folder.is_dir() else None
+        what = "there is no such folder" if there is None else f"it has {', '.join(there) or 'no *.j2'}"
+        raise FileNotFoundError(f"there is no template {error.name!r} in {folder}: {what}") from None
+    except TemplateSyntaxError as error:
+        raise ValueError(
+            f"the template {name or source!r} is not Jinja: {error.message} in line {error.lineno}"
+        ) from None
+
+
+def fill(template: Template, slots: Mapping[str, Any]) -> str:
+    """The template's text. **Raises:** `ValueError` where it wants a slot that is not there, or reaches for more."""
+    from jinja2 import TemplateError
+
+    try:
+        return template.render(slots).strip()
+    except TemplateError as error:
+        named = ", ".join(sorted(slots))
+        raise ValueError(
+            f"the template {template.name or ''!r} cannot be filled: {error}; its slots are {named}"
+        ) from None

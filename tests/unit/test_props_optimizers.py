@@ -1,0 +1,189 @@
+"""Numeric optimizers against hand-made updates, the box, and the runner's bookkeeping."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from llmrl_jax.systems.props.evaluate import Evaluation
+from llmrl_jax.systems.props.optimizers import ARS, CEM, CMAES, HillClimbing, OpenES, make_numeric
+from llmrl_jax.systems.props.policies import Policy
+from llmrl_jax.systems.props.search import search
+
+
+LINEAR = Policy("linear", 1, 2, discrete=False)  # 4 parameters in [-6, 6]
+TABLE = Policy("table", 6, 3, True, 0.0, 2.0, 0, "box")
+TARGET = jnp.asarray([2.0, -1.0, 4.0, 0.5])
+KEY = jax.random.key(0)
+
+
+def bowl(params, keys):
+    """-|x - TARGET|^2, in every episode alike."""
+    value = -jnp.sum((params - TARGET) ** 2, axis=1, keepdims=True)
+    returns = jnp.broadcast_to(value, (params.shape[0], keys.shape[-1]))
+    return Evaluation(returns, jnp.full(returns.shape, 3, jnp.int32))
+
+
+def test_ars_is_the_papers_update():
+    ars = ARS(LINEAR, directions=4, top=2, step_size=0.7, noise=0.5, bounds="none")
+    start = jnp.asarray([0.1, 0.2, 0.3, 0.4])
+    params, state = ars.ask(ars.init(KEY, start))
+    values = np.array([1.0, 5.0, 3.0, -9.0, 2.0, -4.0, 4.0, -8.0], np.float32)
+    told = ars.tell(state, params, jnp.asarray(values))
+    delta = (np.asarray(params[:4]) - np.asarray(start)) / 0.5
+    np.testing.assert_allclose(params[4:], start - 0.5 * delta, rtol=1e-5, atol=1e-6)
+    # the better of each pair: 2, 5, 4, -8; so pairs 1 and 2 are used
+    step = (5 + 4) * delta[1] + (3 - 4) * delta[2]
+    expected = start + 0.7 / (2 * np.std([5, -4, 3, 4])) * step
+    np.testing.assert_allclose(told.mean, expected, rtol=1e-5)
+    plain = ARS(LINEAR, directions=4, top=2, step_size=0.7, noise=0.5, scale=False, bounds="none")
+    np.testing.assert_allclose(plain.tell(state, params, jnp.asarray(values)).mean, start + 0.35 * step, rtol=1e-5)
+    still = ars.tell(state, params, jnp.zeros(8))  # a plateau: no spread to divide by
+    np.testing.assert_array_equal(still.mean, start)
+
+
+def test_ars_counts_directions_as_they_were_cut():
+    ars = ARS(LINEAR, directions=1, step_size=1.0, noise=1.0, scale=False)
+    state = ars.init(KEY, jnp.full(4, 5.5))
+    params = jnp.asarray([[6.0, 6, 6, 6], [4.5, 4.5, 4.5, 4.5]])
+    told = ars.tell(state, params, jnp.asarray([0.1, 0.0]))
+    np.testing.assert_allclose(told.mean, 5.5 + 0.1 * 0.75, rtol=1e-6)
+
+
+def test_cem_fits_the_elite():
+    cem = CEM(LINEAR, population=6, elite=2, extra_std=0.3)
+    params, state = cem.ask(cem.init(KEY))
+    told = cem.tell(state, params, jnp.asarray([0.0, 3.0, 1.0, 2.0, -1.0, 0.5]))
+    elite = np.asarray(params)[[1, 3]]
+    np.testing.assert_allclose(told.mean, elite.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(told.std, np.sqrt(elite.var(0) + 0.09), rtol=1e-5)
+    still = cem.tell(state, params, jnp.full(6, -200.0))  # a plateau says nothing
+    np.testing.assert_array_equal(still.mean, state.mean)
+    np.testing.assert_array_equal(still.std, state.std)
+
+
+def test_cem_on_a_table_moves_probabilities():
+    cem = CEM(TABLE, population=4, elite=2, rate=0.5)
+    state = cem.init(KEY)
+    np.testing.assert_allclose(state.mean, 1 / 3)
+    params = jnp.asarray([[0, 1, 2, 0, 0, 0], [0, 2, 2, 1, 0, 0], [1] * 6, [2] * 6], jnp.float32)
+    told = cem.tell(state, params, jnp.asarray([2.0, 1.0, 0.0, 0.0]))
+    np.testing.assert_allclose(told.mean[0], [1 / 6 + 1 / 2, 1 / 6, 1 / 6], rtol=1e-6)  # both took 0
+    np.testing.assert_allclose(told.mean[1], [1 / 6, 1 / 6 + 1 / 4, 1 / 6 + 1 / 4], rtol=1e-6)  # 1 and 2
+    kept = cem.init(KEY, params[0])
+    np.testing.assert_allclose(kept.mean[2], [1 / 6, 1 / 6, 2 / 3], rtol=1e-6)
+
+
+def test_hill_climbing_keeps_what_is_at_least_as_good():
+    climber = HillClimbing(LINEAR, population=3, std=0.2)
+    start = jnp.asarray([1.0, 2.0, 3.0, 4.0])
+    params, state = climber.ask(climber.init(KEY, start))
+    np.testing.assert_array_equal(params[0], start)
+    state = climber.tell(state, params, jnp.asarray([5.0, 5.0, 4.0]))
+    np.testing.assert_array_equal(state.best, start)
+    params, state = climber.ask(state)
+    assert 0 < jnp.abs(params - start).max() < 1.0
+    worse = climber.tell(state, params, jnp.asarray([4.0, 4.5, 4.9]))
+    np.testing.assert_array_equal(worse.best, start)
+    equal = climber.tell(state, params, jnp.asarray([4.0, 5.0, 4.9]))
+    np.testing.assert_array_equal(equal.best, params[1])
+
+
+def test_hill_climbing_on_a_table_changes_one_entry():
+    climber = HillClimbing(TABLE, population=200)
+    start = jnp.asarray([0.0, 1, 2, 0, 1, 2])
+    state = climber.init(KEY, start)
+    params, state = climber.ask(climber.tell(state, start[None], jnp.zeros(1)))
+    changed = np.asarray(params != start)
+    np.testing.assert_array_equal(changed.sum(1), 1)
+    assert (changed.sum(0) > 15).all()  # every state's turn
+    assert set(np.unique(params)) == {0.0, 1.0, 2.0}
+
+
+@functools.cache
+def settled(name, policy):
+    """The runner with that optimizer, compiled: three seeds on the bowl, or on matching 2, 1, 0, 2, 1, 0."""
+    evaluate = bowl if policy is LINEAR else match
+    run = functools.partial(search, make_numeric(name, policy), evaluate, seeds=3, episodes=2, final_episodes=4)
+    return jax.jit(functools.partial(run, budget=1200))(KEY)
+
+
+def match(params, keys):
+    hits = jnp.sum(params == jnp.asarray([2.0, 1, 0, 2, 1, 0]), axis=1, keepdims=True).astype(jnp.float32)
+    returns = jnp.broadcast_to(hits, (params.shape[0], keys.shape[-1]))
+    return Evaluation(returns, jnp.full(returns.shape, 3, jnp.int32))
+
+
+SLOW = functools.partial(pytest.param, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("name", ["hill_climbing", "ars", "cma_es", SLOW("open_es"), SLOW("cem")])
+def test_all_find_the_bottom_of_a_bowl(name):
+    found = settled(name, LINEAR)
+    assert float(found.value.max()) > -1.0
+    assert float(found.value.min()) > float(settled("random_search", LINEAR).value.max())
+    np.testing.assert_allclose(found.value, -jnp.sum((found.best - TARGET) ** 2, axis=1), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found.final, jnp.broadcast_to(found.value[:, None], (3, 4)), rtol=1e-5, atol=1e-6)
+    assert (jnp.diff(found.best_curve, axis=1) >= 0).all() and (found.mean_curve <= found.best_curve + 1e-5).all()
+    assert jnp.unique(found.best, axis=0).shape[0] == 3  # three seeds, three searches
+
+
+@pytest.mark.parametrize("name", ["cem", SLOW("hill_climbing"), SLOW("cma_es")])
+def test_tables_are_searched(name):
+    found = settled(name, TABLE)
+    assert float(found.value.max()) == 6.0
+    assert set(np.unique(found.best)) <= {0.0, 1.0, 2.0}
+
+
+def test_the_runner_counts():
+    found = settled("cma_es", LINEAR)  # 4 + floor(3 ln 4) = 8 candidates of 2 episodes: 75 iterations
+    assert found.best_curve.shape == (3, 75) and int(found.episodes[-1]) == 1200
+    np.testing.assert_array_equal(found.steps, 3 * 1200)
+    alone = search(make_numeric("random_search", LINEAR), bowl, KEY, budget=1200, episodes=2, final_episodes=4)
+    np.testing.assert_array_equal(alone.best[0], settled("random_search", LINEAR).best[0])  # a seed is its own
+
+
+def test_common_random_numbers():
+    seen = []
+
+    def evaluate(params, keys):
+        seen.append(keys.shape)
+        first = jax.vmap(jax.vmap(jax.random.uniform))(keys)
+        return Evaluation(first, jnp.ones(first.shape, jnp.int32))
+
+    run = functools.partial(search, make_numeric("random_search", LINEAR), evaluate, KEY, budget=160, episodes=20)
+    common, own = run(seeds=2), run(seeds=2, common=False)
+    assert seen == [(16, 20), (2, 100)] * 2
+    # with the same episodes all eight candidates are worth the same
+    np.testing.assert_allclose(common.best_curve, common.mean_curve, rtol=1e-6)
+    assert (own.best_curve > own.mean_curve + 0.01).all()
+
+
+def test_the_box_is_a_choice():
+    start = jnp.full(4, 6.0)
+    for name in ("ars", "cma_es"):
+        inside = make_numeric(name, LINEAR)
+        assert jnp.abs(inside.ask(inside.init(KEY, start))[0]).max() <= 6
+        beyond = make_numeric(name, LINEAR, bounds="none")
+        assert jnp.abs(beyond.ask(beyond.init(KEY, start))[0]).max() > 6
+
+
+def test_bad_input_is_named():
+    with pytest.raises(KeyError, match="no optimizer 'cmaes'; did you mean 'cma_es'"):
+        make_numeric("cmaes", LINEAR)
+    with pytest.raises(TypeError, match="'ars' has no option 'direction'; did you mean 'directions'"):
+        make_numeric("ars", LINEAR, direction=3)
+    with pytest.raises(ValueError, match="ars: top is 9; it must be 0 .all. to directions, 4"):
+        ARS(LINEAR, top=9)
+    with pytest.raises(ValueError, match="cem: elite is 0; it must be 1 to population, 20"):
+        CEM(LINEAR, elite=0)
+    with pytest.raises(ValueError, match="open_es: population is 5; it must be even"):
+        OpenES(LINEAR, population=5)
+    with pytest.raises(ValueError, match="hill_climbing: std is -1.0; it must be positive"):
+        HillClimbing(LINEAR, std=-1.0)
+    with pytest.raises(ValueError, match="budget of 100 episodes is less than one iteration of cma_es: 8 candidates"):
+        search(CMAES(LINEAR), bowl, KEY, budget=100)

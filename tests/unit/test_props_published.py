@@ -1,0 +1,174 @@
+"""The two published YAML schemas: read unchanged, and every wrong key named."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from llmrl_jax.systems.props.published import read_published
+
+
+# The keys and the kinds of values of the two published schemas; names and numbers are this test's own.
+RELEASE = """
+task: cont_space_llm_num_optim
+num_episodes: 40
+gym_env_name: CartPole-v1
+render_mode: null
+logdir: logs/cartpole_props
+dim_actions: 2
+dim_states: 4
+max_traj_count: 1000
+max_traj_length: 1000
+template_dir: agent/policy/templates
+llm_si_template_name: num_optim.j2
+llm_output_conversion_template_name: num_optim.j2
+llm_model_name: gpt-4o
+num_evaluation_episodes: 20
+warmup_episodes: 20
+warmup_dir: null
+bias: true
+optimum: 500
+search_step_size: 1.0
+"""
+RELEASE_PLUS = """
+task: dist_state_llm_num_optim_semantics
+num_episodes: 100
+gym_env_name: FrozenLake-v1
+render_mode: null
+logdir: logs/frozenlake_propsp
+dim_actions: [[0, 1, 2, 3]]
+dim_states: [[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]]
+max_traj_count: 1000
+max_traj_length: 50
+template_dir: agent/policy/templates
+llm_si_template_name: num_optim_candidates_semantics.j2
+llm_model_name: ollama:some-model:7b
+ollama_num_ctx: 4096
+llm_output_conversion_template_name: num_optim_candidates_semantics.j2
+num_evaluation_episodes: 20
+warmup_episodes: 0
+warmup_dir: null
+optimum: 1.0
+env_kwargs:
+  is_slippery: true
+env_desc_file: env_descriptions/frozenlake.j2
+"""
+SEED = """
+task: cartpole
+num_episodes: 100
+gym_env_name: CartPole-v1
+render_mode: None
+continuous: True
+num_position_bins: 0
+num_theta_bins: 0
+logdir: logs/cartpole_v1
+actions: 2
+states: 4
+max_traj_count: 20
+max_traj_length: 300
+template_dir: agent/policy/templates
+llm_si_template_name: cont_cartpole_si.j2
+llm_ui_template_name: cont_cartpole_episode.j2
+llm_output_conversion_template_name: cont_cartpole_llm_output_conversion.j2
+llm_model_name: gpt-4o
+num_evaluation_episodes: 20
+record_video: True
+use_replay_buffer: True
+reset_llm_conversation: False
+"""
+FINETUNED = """
+task: mc_continuous
+experiments: 3
+num_episodes: 100
+gym_env_name: MountainCarContinuous-v0
+render_mode: None
+logdir: logs/evaluation/numeric
+actions: 1
+states: 2
+max_traj_count: 20
+max_traj_length: 75
+template_dir: agent/policy/templates
+llm_si_template_name: numeric_optimization_3_params.j2
+llm_ui_template_name: non_standard/mountaincar_cont_episode.j2
+llm_output_conversion_template_name: output_conversion_3_params.j2
+env_desc_file: None
+llm_model_name: adapters/final
+model_type: OFFLINE
+base_model: some/base
+num_evaluation_episodes: 20
+warmup_episodes: 20
+step_size: 0.5
+reset_llm_conversation: False
+print_episode: 20
+max_limit: 100
+title: A title
+"""
+
+
+def test_the_release_s_schema():
+    found = read_published(yaml.safe_load(RELEASE))
+    assert (found.schema, found.task, found.config.method, found.model) == ("release", "cartpole", "props", "gpt-4o")
+    config = found.config
+    assert (config.iterations, config.episodes, config.warmup, config.warmup_episodes) == (40, 20, 20, 1)
+    assert (config.optimum, config.step_size, config.history.last, config.max_steps) == ("500", 1.0, 1000, 0)
+    assert config.templates.template_dir == "" and "no folder agent/policy/templates" in found.notes[0]
+
+
+def test_the_release_s_schema_of_props_plus():
+    found = read_published(yaml.safe_load(RELEASE_PLUS))
+    assert (found.task, found.config.method) == ("frozen_lake", "props+")
+    assert found.config.max_steps == 50 and found.config.history.trajectory_steps == 200
+    assert found.model == "some-model:7b" and any("--chat.base-url" in note for note in found.notes)
+
+
+def test_the_seed_s_schema_is_the_dialogue():
+    found = read_published(yaml.safe_load(SEED))
+    config = found.config
+    assert (found.schema, config.method, found.record_video) == ("finetune", "legacy", True)
+    assert config.use_replay_buffer and not config.reset_llm_conversation
+    assert (config.reply.retries, config.reply.on_failure) == (3, "repeat")
+    assert config.policy.init == "uniform_3.5"
+
+
+def test_the_fine_tuning_repository_s_schema():
+    found = read_published(yaml.safe_load(FINETUNED))
+    assert (found.config.method, found.seeds, found.print_every, found.title) == ("props", 3, 20, "A title")
+    assert (found.model, found.adapter) == ("local:some/base", "adapters/final")
+    assert found.config.step_size == 0.5 and found.config.history.last == 75
+    assert found.config.warmup_episodes == 0
+
+
+def test_templates_are_the_user_s_where_they_are(tmp_path):
+    folder = tmp_path / "agent" / "policy" / "templates"
+    folder.mkdir(parents=True)
+    (folder / "num_optim.j2").write_text("{{ rank }} {{ step_number }}")
+    found = read_published(yaml.safe_load(RELEASE), folder=tmp_path)
+    assert found.config.templates.template_dir == str(folder)
+    (folder / "num_optim.j2").rename(folder / "num_optima.j2")
+    with pytest.raises(ValueError, match=r"'num_optim.j2' is not in .*did you mean 'num_optima.j2'"):
+        read_published(yaml.safe_load(RELEASE), folder=tmp_path)
+
+
+def test_a_lake_that_is_not_slippery():
+    data = yaml.safe_load(RELEASE_PLUS) | {"env_kwargs": {"is_slippery": False}}
+    assert read_published(data).task == "frozen_lake?is_slippery=false"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_episode": 3}, r"unknown key 'num_episode'; did you mean 'num_episodes'"),
+        ({"task": "cont_space_llm_num_optimm"}, r"did you mean 'cont_space_llm_num_optim'"),
+        ({"gym_env_name": "CartPol-v1"}, r"no task for gym_env_name 'CartPol-v1'; did you mean 'CartPole-v1'"),
+        ({"dim_states": 5}, r"dim_states says 5, but CartPole-v1 has 4"),
+        (
+            {"gym_env_name": "Hopper-v5", "dim_states": None, "dim_actions": 2},
+            r"dim_actions says 2, but Hopper-v5 has 3",
+        ),
+        ({"llm_model_name": None}, r"llm_model_name is missing"),
+        ({"env_kwargs": {"gravity": 3}}, r"env_kwargs: .*no option 'gravity'"),
+    ],
+)
+def test_what_cannot_be_right_is_named(change, message):
+    with pytest.raises(ValueError, match=message):
+        read_published(yaml.safe_load(RELEASE) | change, "a.yaml")

@@ -1,0 +1,120 @@
+"""One search by every method: its log is whole, and a search goes on from its log alone."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from llmrl_jax.chat import ScriptedAdviser
+from llmrl_jax.systems.props.adviser import PolicyAdviser
+from llmrl_jax.systems.props.config import PolicyConfig, PropsConfig, ReplyConfig
+from llmrl_jax.systems.props.history import HistoryView
+from llmrl_jax.systems.props.study import Study
+from llmrl_jax.systems.props.tasks import get
+
+
+CHAT = {"temperature": 1.0, "max_tokens": 2048}
+SMALL = {"iterations": 4, "episodes": 3, "final_episodes": 5, "max_steps": 30}
+
+
+def study(folder, config, task="cartpole", seed=0, model=None):
+    return Study(get(task), config, seed, model or PolicyAdviser(), CHAT, folder)
+
+
+@pytest.mark.parametrize(
+    ("task", "options"),
+    [
+        ("cartpole", {"method": "props", "warmup": 2, "proposals": 2, "polish": "hill_climbing", "polish_rounds": 1}),
+        ("nim", {"method": "props+", "warmup": 1, "history": HistoryView(trajectory_steps=5), "max_steps": 10}),
+        ("cartpole", {"method": "legacy", "use_replay_buffer": True, "buffer_rows": 5}),
+        ("cartpole", {"method": "random_search", "iterations": 20}),
+    ],
+    ids=["props", "props+", "legacy", "numeric"],
+)
+def test_an_interrupted_search_goes_on_to_the_bit(tmp_path, task, options):
+    config = PropsConfig(**SMALL | options)
+    whole = study(tmp_path / "whole", config, task)
+    whole.run()
+    part = study(tmp_path / "part", config, task)
+    left = iter(range(2))
+    part.run(lambda: next(left, None) is None)
+    assert 0 < part.found.rounds < whole.found.rounds
+    with part.log.open("a") as file:
+        file.write('{"round": 2, "par')  # a line that a crash cut off
+    again = study(tmp_path / "part", config, task)
+    assert again.found == part.found
+    assert again.run() == whole.found and again.done
+    lines = [[json.loads(text) for text in s.log.read_text().splitlines()] for s in (whole, again)]
+    for a, b in zip(*lines, strict=True):
+        for clock in ("ask_seconds", "evaluate_seconds"):
+            a.pop(clock), b.pop(clock)
+        assert a == b
+    assert again.judge() == whole.judge()
+
+
+def test_a_log_says_what_was_evaluated(tmp_path):
+    config = PropsConfig(**SMALL | {"warmup": 2, "warmup_episodes": 1})
+    found = study(tmp_path, config).run()
+    lines = [json.loads(text) for text in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [np.shape(line["returns"]) for line in lines] == [(2, 1)] + [(1, 3)] * 4
+    assert found.candidates == 6 and found.episodes == 2 + 12 == lines[-1]["episodes"]
+    assert found.steps == sum(np.sum(line["lengths"]) for line in lines)
+    assert found.value == max(max(line["values"]) for line in lines) == lines[-1]["best"]
+    for line in lines:
+        np.testing.assert_allclose(line["values"], np.mean(line["returns"], axis=1), rtol=1e-6)
+    assert lines[1]["record"]["prompt"][0]["content"].count("f(params):") == 2
+    assert lines[1]["record"]["attempts"][0]["reply"].startswith("params[0]:")
+
+
+class Stubborn(ScriptedAdviser):
+    """It says the same, whatever it is asked."""
+
+    def advise(self, messages, rng):
+        return "params[0]: 1; params[1]: 2"
+
+
+def test_a_model_that_cannot_be_read_stops_a_search_with_its_reason(tmp_path):
+    config = PropsConfig(**SMALL | {"warmup": 1, "reply": ReplyConfig(retries=1, on_failure="stop")})
+    found = study(tmp_path, config, model=Stubborn()).run()
+    assert "gave no proposal that could be read in iteration 1" in found.stopped
+    line = json.loads((tmp_path / "log.jsonl").read_text().splitlines()[-1])
+    assert [attempt["problems"][0]["reason"] for attempt in line["record"]["attempts"]] == ["missing", "missing"]
+    skipping = PropsConfig(**SMALL | {"warmup": 1, "reply": ReplyConfig(retries=0)})
+    found = study(tmp_path / "skip", skipping, model=Stubborn()).run()
+    assert found.rounds == 5 and found.candidates == 1 and not found.stopped
+
+
+def test_a_log_of_other_settings_is_refused(tmp_path):
+    study(tmp_path, PropsConfig(**SMALL | {"method": "random_search"})).run()
+    with pytest.raises(ValueError, match="other policies than random_search asks for"):
+        study(tmp_path, PropsConfig(**SMALL | {"method": "random_search"}), seed=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "prop"}, "method is 'prop'; it is one of props"),
+        ({"episodes": -1}, "episodes is -1"),
+        ({"polish": "cmaes"}, "polish is 'cmaes'"),
+        ({"method": "ars", "polish": "cma_es"}, "ars is numeric itself"),
+        ({"optimum": "much"}, "optimum is 'much'"),
+    ],
+)
+def test_settings_that_cannot_be(options, message):
+    with pytest.raises(ValueError, match=message):
+        PropsConfig(**options)
+
+
+def test_a_policy_of_another_kind(tmp_path):
+    found = study(tmp_path, PropsConfig(**SMALL | {"policy": PolicyConfig(kind="projection", rank=3), "warmup": 1}))
+    assert found.policy.num_params == 3
+    with pytest.raises(TypeError, match="does not suit a 'table' policy"):
+        study(tmp_path, PropsConfig(policy=PolicyConfig(kind="table")))
+
+
+def test_the_dialogue_also_fills_tables(tmp_path):
+    config = PropsConfig(**SMALL | {"method": "legacy", "max_steps": 10})
+    found = study(tmp_path, config, "nim").run()
+    assert found.candidates == 5 and set(found.params) <= {0, 1, 2}
