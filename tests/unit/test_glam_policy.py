@@ -215,6 +215,10 @@ def test_reading_asks_for_what_was_shown():
     pieces, learn = question(text.replace("go to a red ball", "go to a red box"), rng)
     assert sorted(pieces[::2]) == [" blue key", " red ball"] and learn == [False, True, False, True]
     assert question("Goal of the agent: go to a red ball Observation 0: You see a wall 2 steps forward,", rng) is None
+    both = text.replace("go to a red ball", "go to a blue key after you pick up the red ball")
+    assert question(both, rng) == ([" 1 step right,", " 4 steps forward,"], [True, True])
+    door = "Goal of the agent: open the grey door Observation 0: You see a closed grey door 2 steps right, Action 0:"
+    assert question(door, rng) == ([" 2 steps right,"], [True])
 
 
 @pytest.mark.slow

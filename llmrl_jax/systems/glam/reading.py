@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from llmrl_jax.systems.glam.build import Glam
 
 
-GOAL = re.compile(r"go to (?:a|the) (\w+ \w+)")
-SEEN = re.compile(r"You see an? (\w+ (?:ball|box|key)) ([^,]+),")
+THING = r"\w+ (?:ball|box|key|door)"
+NAMED = re.compile(rf"(?:a|the) ({THING})")
+SEEN = re.compile(rf"You see an? (?:open |closed |locked )?({THING}) ([^,]+),")
 
 
 @dataclass(frozen=True)
@@ -50,21 +51,19 @@ class ReadingConfig:
 def question(text: str, order: np.random.Generator) -> tuple[list[str], list[bool]] | None:
     """What follows a prompt: pieces of text, and which of them are to be learnt. None where nothing is in view.
 
-    Where the goal is comes first and without its name, as the prompt has just said what the goal is, if one of its kind
-    is in view; of several alike, the nearest. The others' names are given: which comes next is nobody's to know.
+    Where the things of the goal are comes first, in the goal's order and without their names, as the prompt has just
+    said what the goal is; those that are in view, of several alike the nearest. The others' names are given: which
+    comes next is nobody's to know.
     """
     seen: dict[str, str] = {}
     for name, where in sorted(SEEN.findall(text), key=lambda found: sum(map(int, re.findall(r"\d+", found[1])))):
         seen.setdefault(name, where)
-    goal = GOAL.search(text)
+    goal = [name for name in dict.fromkeys(NAMED.findall(text.partition("You see")[0])) if name in seen]
     names = list(seen)
     order.shuffle(names)
-    pieces: list[str] = []
-    learn: list[bool] = []
-    if goal and goal[1] in seen:
-        names.remove(goal[1])
-        pieces, learn = [f" {seen[goal[1]]},"], [True]
-    for name in names:
+    pieces = [f" {seen[name]}," for name in goal]
+    learn = [True] * len(goal)
+    for name in (name for name in names if name not in goal):
         pieces += [f" {name}", f" {seen[name]},"]
         learn += [False, True]
     return (pieces, learn) if pieces else None

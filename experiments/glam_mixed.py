@@ -1,0 +1,67 @@
+"""The mixed task of the paper (five kinds of missions, 8 x 8 room, 8 objects) by PPO on a small Llama, from one prior.
+
+The prior plays the part of the pretrained model, so it is made once and every seed begins with it:
+
+    python experiments/glam_mixed.py --run.name mixed --run.seed 0
+    python experiments/glam_mixed.py --run.name mixed-1 --run.seed 1 --prior runs/mixed/prior
+    python experiments/glam_mixed.py --run.name mixed-2 --run.seed 2 --prior runs/mixed/prior
+
+Beside it, at the same number of steps: `llmrl glam train --agent symbolic` and `--agent drrn` on the same world. The
+numbers are in docs/systems/glam.md, the logs in `experiments/results/mixed/`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import tyro
+
+from llmrl_jax.run.commands.glam import prior_then_ppo
+from llmrl_jax.run.config import RunConfig
+from llmrl_jax.systems.glam.clone import CloneConfig
+from llmrl_jax.systems.glam.config import GlamConfig
+from llmrl_jax.systems.glam.presets import DEMO
+from llmrl_jax.systems.glam.reading import ReadingConfig
+
+
+ENV = "BabyAI-Text/MixedTrainLocal-v0"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """The mixed task by PPO on a small Llama."""
+
+    glam: GlamConfig = field(
+        default_factory=lambda: replace(
+            DEMO,
+            env=ENV,
+            embedded=replace(DEMO.embedded, layers=3),
+            score_rows=16,
+            score_widths=5,
+            ppo=replace(DEMO.ppo, num_envs=128, microbatches=1, entropy_coef=0.005),
+        )
+    )
+    clone: CloneConfig = field(
+        default_factory=lambda: CloneConfig(
+            updates=4500, batch_size=64, noise=0.25, seen_only=True, learning_rate=1e-3
+        )
+    )
+    reading: ReadingConfig = field(default_factory=lambda: ReadingConfig(updates=4000, env=ENV, rows=40_000))
+    steps: int = 54 * 128 * 32
+    """Environment steps of RL."""
+    episodes: int = 1000
+    """Held-out episodes, before and after."""
+    prior: str = ""
+    """Folder of a prior made before (`runs/NAME/prior`), to begin with RL; empty: make it."""
+    run: RunConfig = field(default_factory=lambda: RunConfig(checkpoint_every=20, eval_every=50))
+
+
+def main() -> None:
+    x = tyro.cli(Experiment, description=__doc__)
+    prior_then_ppo(
+        x.glam, x.clone, x.steps, x.run, episodes=x.episodes, command="glam-mixed", prior=x.prior, reading=x.reading
+    )
+
+
+if __name__ == "__main__":
+    main()
