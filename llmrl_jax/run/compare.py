@@ -69,8 +69,8 @@ class Run:
         return math.nan
 
     def final(self) -> stats.Estimate:
-        """Success in the last evaluation; without evaluations, over the last tenth of training's lines."""
-        if self.evals:
+        """Success in an evaluation in the last tenth of the run; without one, over that tenth of training's lines."""
+        if self.evals and self.evals[-1]["update"] >= 0.9 * self.train[-1]["update"]:
             last = self.evals[-1]
             low, high = (last.get(f"success_{end}", last["success"]) for end in ("low", "high"))
             return stats.Estimate(last["success"], low, high, int(last.get(sinks.COUNT, 0)))

@@ -58,6 +58,11 @@ def test_an_evaluation_is_the_better_final_number(tmp_path):
     assert run.final() == (0.7, 0.6, 0.8, 200)
 
 
+def test_an_evaluation_before_training_is_not_final(tmp_path):
+    (run,) = read(write_run(tmp_path / "a", RISING, evals=[(0, 0.1, 0.0, 0.2)]))
+    assert run.final() == stats.wilson(20, 20)
+
+
 def test_a_bar_is_not_reached_by_a_lucky_line(tmp_path):
     (run,) = read(write_run(tmp_path / "a", [1.0] * 9))
     assert math.isnan(run.steps_to(0.8)), "nine lines are no window of ten"
