@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs_jax.babyai.cells import around, behind, holds
+from envs_jax.babyai.cells import STRIDE, around, behind, holds, worlds_last
 from envs_jax.babyai.constants import FORWARD, LEFT, RIGHT, VIEW
 from envs_jax.babyai.view import front
 
@@ -18,9 +18,9 @@ AHEAD, ASIDE = VIEW - 1, VIEW // 2
 """How far the view reaches forwards, and to each side."""
 
 
-def facing(cells: jax.Array) -> jax.Array:
-    """The poses that face a set of cells."""
-    return jnp.stack([behind(cells, heading) for heading in range(4)])
+def facing(cells: jax.Array, axis: int = -1) -> jax.Array:
+    """The poses that face a set of cells; `axis` is that of its words."""
+    return jnp.stack([behind(cells, heading, axis) for heading in range(4)])
 
 
 def first_move(
@@ -32,32 +32,44 @@ def first_move(
     each heading is liked, where either turn is as short.
     **Returns:** whether the pose is a goal, whether there is a way, and FORWARD, LEFT or RIGHT.
     """
-    x, y = position[0], position[1]
-    ahead = front(position, heading)
-    enters = holds(walkable, ahead[0], ahead[1])
     left, right = (heading - 1) & 3, (heading + 1) & 3
 
-    def moves(poses):
-        here = holds(poses, x, y)
-        return holds(poses, ahead[0], ahead[1])[heading] & enters, here[left], here[right]
+    def search(goals, sought, walkable, position, heading):
+        """Which of the poses after FORWARD, LEFT and RIGHT are found first: bits uint32 `[3]`."""
+        ahead = front(position, heading)
+        x = jnp.stack([ahead[0], position[0], position[0]])
+        y = jnp.stack([ahead[1], position[1], position[1]]).astype(jnp.uint32)
+        word = jnp.stack([heading, (heading - 1) & 3, (heading + 1) & 3]) * walkable.shape[0] + x
+        enters = jnp.take_along_axis(walkable, x[:1], 0, mode="clip") >> y[:1] & 1
+        can = jnp.concatenate([enters, jnp.ones_like(enters), jnp.ones_like(enters)])
 
-    def searching(carry):
-        poses, stuck = carry
-        forward, turn_left, turn_right = moves(poses)
-        return ~(forward | turn_left | turn_right | stuck)
+        def hits(poses):
+            flat = poses.reshape(-1, *poses.shape[2:])
+            return jnp.take_along_axis(flat, word, 0, mode="clip") >> y & can
 
-    def body(carry):
-        poses, _ = carry
-        onward = poses & walkable
-        grown = poses | jnp.roll(poses, 1, 0) | jnp.roll(poses, -1, 0)
-        grown = grown | jnp.stack([behind(onward[h], h) for h in range(4)])
-        return grown, jnp.all(grown == poses)
+        def step(_, carry):
+            poses, found = carry
+            onward = poses & walkable
+            grown = poses | jnp.roll(poses, 1, 0) | jnp.roll(poses, -1, 0)
+            grown = grown | jnp.stack([behind(onward[h], h, 0) for h in range(4)])
+            return grown, jnp.where(jnp.any(found != 0, axis=0), found, hits(grown))
 
-    poses, stuck = jax.lax.while_loop(searching, body, (goals, jnp.bool_(False)))
-    forward, turn_left, turn_right = moves(poses)
+        def body(carry):
+            poses, found, _ = carry
+            grown, found = jax.lax.fori_loop(0, STRIDE, step, (poses, found))
+            return grown, found, jnp.any(grown != poses)
+
+        def searching(carry):
+            _, found, grew = carry
+            return grew & jnp.any(sought & jnp.all(found == 0, axis=0))
+
+        return jax.lax.while_loop(searching, body, (goals, hits(goals), jnp.bool_(True)))[1]
+
+    found = worlds_last(search)(goals, jnp.any(goals != 0), walkable, position, heading)
+    forward, turn_left, turn_right = found != 0
     turn_left &= ~turn_right | (turns[left] >= turns[right])
     move = jnp.where(forward, FORWARD, jnp.where(turn_left, LEFT, RIGHT))
-    return holds(goals, x, y)[heading], ~stuck, move
+    return holds(goals, position[0], position[1])[heading], jnp.any(found != 0), move
 
 
 def gains(unseen: jax.Array, position: jax.Array) -> jax.Array:
@@ -101,15 +113,22 @@ def aside(target: jax.Array, walkable: jax.Array, empty: jax.Array) -> jax.Array
     **Returns:** poses.
     """
 
-    def body(carry):
-        cells, last, poses = carry
-        fresh = around(last) & walkable & ~cells
-        poses = poses | facing(fresh & empty) & last
-        return cells | fresh, fresh, poses
+    def search(target, walkable, empty):
+        def step(_, carry):
+            cells, last, poses = carry
+            fresh = around(last, 0) & walkable & ~cells
+            poses = poses | facing(fresh & empty, 0) & last
+            return cells | fresh, fresh, poses
 
-    start = target & walkable
-    none = jnp.zeros((4, *target.shape), jnp.uint32)
-    return jax.lax.while_loop(lambda carry: jnp.any(carry[1] != 0), body, (start, start, none))[2]
+        start = target & walkable
+        none = jnp.zeros((4, *target.shape), jnp.uint32)
+        return jax.lax.while_loop(
+            lambda carry: jnp.any(carry[1] != 0),
+            lambda carry: jax.lax.fori_loop(0, STRIDE, step, carry),
+            (start, start, none),
+        )[2]
+
+    return worlds_last(search)(target, walkable, empty)
 
 
 def viewpoints(unseen: jax.Array, clear: jax.Array) -> jax.Array:
@@ -148,17 +167,23 @@ def harmless(empty: jax.Array, open: jax.Array, seen_walls: jax.Array) -> jax.Ar
     """
     steps = ((-1, -1), (0, -1), (1, -1), (1, 0), (1, 1), (0, 1), (-1, 1), (-1, 0))
 
-    def shifted(cells, dx, dy):
-        cells = jnp.roll(cells, -dx, -1) if dx else cells
-        return cells >> 1 if dy == 1 else cells << 1 if dy == -1 else cells
+    def ring(cells):
+        """What of a set lies on each of the eight sides: uint32 `[8, W]`."""
+        columns = {dx: jnp.roll(cells, -dx, 0) for dx in (-1, 0, 1)}
+        return jnp.stack([columns[dx] >> 1 if dy == 1 else columns[dx] << -dy for dx, dy in steps])
 
-    free = [shifted(open, *step) for step in steps]
-    thing = [shifted(~(open | seen_walls), *step) for step in steps]
-    ones = twos = fours = bad = jnp.zeros_like(empty)
-    for i in range(8):
-        bad |= thing[i] & ~free[i - 1] & ~free[(i + 1) % 8]
-        # count how often free and taken alternate around the ring, in three planes of bits
-        change = free[i] ^ free[i - 1]
-        carry = ones & change
-        ones, twos, fours = ones ^ change, twos ^ carry, fours | twos & carry
-    return empty & ~bad & ~fours
+    def judge(empty, open, seen_walls):
+        free, thing = ring(open), ring(~(open | seen_walls))
+
+        def side(i, carry):
+            ones, twos, fours, bad = carry
+            bad = bad | thing[i] & ~free[(i + 7) & 7] & ~free[(i + 1) & 7]
+            # count how often free and taken alternate around the ring, in three planes of bits
+            change = free[i] ^ free[(i + 7) & 7]
+            carried = ones & change
+            return ones ^ change, twos ^ carried, fours | twos & carried, bad
+
+        _, _, fours, bad = jax.lax.fori_loop(0, 8, side, (jnp.zeros_like(empty),) * 4)
+        return empty & ~bad & ~fours
+
+    return worlds_last(judge)(empty, open, seen_walls)

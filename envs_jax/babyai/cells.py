@@ -5,9 +5,17 @@ A border of walls is assumed, as BabyAI's grids have one: steps wrap around at t
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+
+STRIDE = 8
+"""Steps of a search between two looks at whether it has ended: over many worlds such a look costs as much as a step. An
+inner loop takes them, as XLA's CPU compiler merges steps that are written out, and computes each anew for the next."""
 
 
 def words(mask: jax.Array) -> jax.Array:
@@ -19,8 +27,15 @@ def words(mask: jax.Array) -> jax.Array:
 def marked(x: jax.Array, y: jax.Array, mask: jax.Array, width: int) -> jax.Array:
     """The cells `x`, `y`, integers `[N]`, where `mask` bool `[N]` holds, as a set; a cell may occur more than once."""
     bits = jnp.where(mask, np.uint32(1) << y.astype(jnp.uint32), np.uint32(0))
-    own = x == np.arange(width)[:, None]
-    return jax.lax.reduce(jnp.where(own, bits, np.uint32(0)), np.uint32(0), jax.lax.bitwise_or, (1,))
+
+    def mark(x, bits):
+        column = np.arange(width).reshape(-1, *[1] * (x.ndim - 1))
+        none = jnp.zeros((width, *x.shape[1:]), jnp.uint32)
+        return jax.lax.fori_loop(
+            0, x.shape[0], lambda i, cells: cells | jnp.where(column == x[i], bits[i], np.uint32(0)), none
+        )
+
+    return worlds_last(mark)(x, bits)
 
 
 def single(x: jax.Array, y: jax.Array, width: int) -> jax.Array:
@@ -33,25 +48,53 @@ def holds(cells: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.take(cells, x, axis=-1, mode="clip") >> y.astype(jnp.uint32) & 1 == 1
 
 
-def behind(cells: jax.Array, heading: int) -> jax.Array:
-    """The cells from which one step in a heading leads into a set."""
+def behind(cells: jax.Array, heading: int, axis: int = -1) -> jax.Array:
+    """The cells from which one step in a heading leads into a set; `axis` is that of its words."""
     if heading % 2 == 0:
-        return jnp.roll(cells, -1 if heading == 0 else 1, -1)
+        return jnp.roll(cells, -1 if heading == 0 else 1, axis)
     return cells >> 1 if heading == 1 else cells << 1
 
 
-def around(cells: jax.Array) -> jax.Array:
+def around(cells: jax.Array, axis: int = -1) -> jax.Array:
     """The cells beside those of a set, on its four sides."""
-    return behind(cells, 0) | behind(cells, 1) | behind(cells, 2) | behind(cells, 3)
+    return behind(cells, 0, axis) | behind(cells, 1, axis) | behind(cells, 2, axis) | behind(cells, 3, axis)
+
+
+def worlds_last(search: Callable[..., Any]) -> Callable[..., Any]:
+    """`search`, with the worlds of a batch as the last axis of its arrays, where `vmap` would put them first.
+
+    A step onto the next word is then a shift by a whole batch, which vectorises, and a loop in `search` is one for all
+    worlds: it says itself when the last one has ended, and no world's results are held back for that.
+
+    **Arguments:** `search`, of arrays of any number of further axes at the end, and of nothing else that is traced.
+    """
+    batched = jax.custom_batching.custom_vmap(search)
+
+    @batched.def_vmap
+    def rule(size, mapped, *args):
+        last = [
+            jnp.moveaxis(a, 0, -1) if m else jnp.broadcast_to(a[..., None], (*a.shape, size))
+            for a, m in zip(args, mapped)
+        ]
+        found = batched(*last)
+        return jax.tree.map(lambda x: jnp.moveaxis(x, -1, 0), found), jax.tree.map(lambda _: True, found)
+
+    return batched
 
 
 def flood(start: jax.Array, through: jax.Array) -> jax.Array:
     """What is reached from a set, itself included, by steps onto the cells of `through`."""
+    axis = start.ndim - 1
 
-    def body(carry):
-        cells, _ = carry
-        grown = cells | around(cells) & through
-        grown = grown | around(grown) & through
-        return grown, jnp.any(grown != cells)
+    def search(start, through):
+        def step(_, cells):
+            return cells | around(cells, axis) & through
 
-    return jax.lax.while_loop(lambda carry: carry[1], body, (start, jnp.bool_(True)))[0]
+        def body(carry):
+            cells, _ = carry
+            grown = jax.lax.fori_loop(0, STRIDE, step, cells)
+            return grown, jnp.any(grown != cells)
+
+        return jax.lax.while_loop(lambda carry: carry[1], body, (start, jnp.bool_(True)))[0]
+
+    return worlds_last(search)(start, through)

@@ -38,6 +38,7 @@ from envs_jax.babyai.mission import (
     SINGLE,
 )
 from envs_jax.babyai.state import MAX_OBJECTS, MAX_SIDE, Params
+from envs_jax.rejection import first_accepted
 
 
 LOOSE = (KEY, BALL, BOX)
@@ -81,16 +82,14 @@ def draw(level: Level, key: jax.Array, params: Params) -> tuple[Drawn, jax.Array
         share = jax.random.uniform(jax.random.fold_in(key, 0)) * weights[-1]
         task = jnp.sum(share >= weights[:-1], dtype=jnp.int32)
     count = Dice()
-    blank = jax.eval_shape(lambda task: level.attempt(count, task), task)
-    none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), blank)
+    jax.eval_shape(lambda task: level.attempt(count, task), task)
 
-    def again(carry):
-        tries, _ = carry
-        bits = jax.random.bits(jax.random.fold_in(key, tries), (count.used,), jnp.uint32)
-        return tries + 1, level.attempt(Dice(bits), task)
+    def attempt(number, key, task):
+        bits = jax.random.bits(jax.random.fold_in(key, number), (count.used,), jnp.uint32)
+        drawn = level.attempt(Dice(bits), task)
+        return drawn[0].accepted, drawn
 
-    _, drawn = jax.lax.while_loop(lambda carry: ~carry[1][0].accepted, again, (jnp.int32(1), none))
-    return drawn, task
+    return first_accepted(attempt, key, task), task
 
 
 def descriptors(*clauses: tuple[int, list]) -> tuple[jax.Array, ...]:

@@ -11,7 +11,7 @@ import pytest
 
 from envs_jax.babyai.bot import Memory, bot_action
 from envs_jax.babyai.bot_search import aside, facing, first_move, harmless, viewpoints
-from envs_jax.babyai.cells import words
+from envs_jax.babyai.cells import flood, holds, marked, words, worlds_last
 from envs_jax.babyai.constants import (
     BALL,
     BOX,
@@ -404,3 +404,68 @@ def test_its_moves_are_those_of_a_shortest_way():
         assert best is None or steps == best
         walked += best is not None
     assert walked > 15
+
+
+def test_a_batch_of_worlds_is_searched_as_each_alone():
+    """Ways of every length side by side, no way at all, and one set for all worlds; with one batch axis or two."""
+    rng, worlds = np.random.default_rng(4), 12
+    free = np.stack([drawn(rng, 0.1 + 0.05 * i) for i in range(worlds)])
+    goal = np.zeros_like(free)
+    for i in range(1, worlds):
+        goal[i].reshape(-1)[rng.choice(np.flatnonzero(drawn(rng, 0)))] = True
+    position = np.stack([divmod(int(rng.choice(np.flatnonzero(f))), 9) for f in free]).astype(np.int32)
+    heading = rng.integers(0, 4, worlds).astype(np.int32)
+
+    def look(goal, free, position, heading, empty):
+        goal, free, empty = words(goal), words(free), words(empty)
+        return (
+            first_move(facing(goal) & free, free, position, heading, jnp.arange(4)),
+            flood(goal, free),
+            aside(goal, free, empty),
+            harmless(empty, free, ~free),
+        )
+
+    args, empty = (goal, free, position, heading), drawn(rng, 0.2)
+    alone = jax.jit(look)
+    expected = [alone(*(a[i] for a in args), empty) for i in range(worlds)]
+    expected = jax.tree.map(lambda *x: np.stack(x), *expected)
+    axes = (0, 0, 0, 0, None)
+    jax.tree.map(np.testing.assert_array_equal, jax.jit(jax.vmap(look, axes))(*args, empty), expected)
+    twice = jax.jit(jax.vmap(jax.vmap(look, axes), axes))(*(a.reshape(3, 4, *a.shape[1:]) for a in args), empty)
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a.reshape(b.shape), b), twice, expected)
+    assert expected[0][1].any() and not expected[0][1].all()  # some goals can be reached, not all
+
+
+def test_what_is_reached_is_what_a_walk_finds():
+    rng = np.random.default_rng(5)
+    reach = jax.jit(jax.vmap(lambda start, free: flood(words(start), words(free))))
+    free = np.stack([drawn(rng, 0.35) for _ in range(20)])
+    starts = [(int(x), int(y)) for x, y in (divmod(int(rng.choice(np.flatnonzero(f))), 9) for f in free)]
+    start = np.zeros_like(free)
+    for i, cell in enumerate(starts):
+        start[(i, *cell)] = True
+    for i, cells in enumerate(np.asarray(reach(start, free))):
+        every = {(int(x), int(y)) for x, y in zip(*np.nonzero(free[i]))}
+        assert set(cells_of(cells)) == {cell for cell in every if way(free[i], starts[i], {cell}) is not None}
+
+
+def test_marks_may_fall_on_a_cell_twice():
+    x, y = jnp.asarray([[1, 1, 3], [0, 2, 2]]), jnp.asarray([[2, 2, 0], [1, 1, 4]])
+    mask = jnp.asarray([[True, True, False], [True, True, True]])
+    marks = jax.vmap(lambda x, y, mask: marked(x, y, mask, 4))(x, y, mask)
+    np.testing.assert_array_equal(marks, [[0, 4, 0, 0], [2, 0, 18, 0]])
+    assert holds(marks[1], jnp.int32(2), jnp.int32(4)) and not holds(marks[1], jnp.int32(3), jnp.int32(4))
+
+
+def test_the_worlds_of_a_batch_come_last():
+    shapes = []
+
+    def search(a, b):
+        shapes.append((a.shape, b.shape))
+        return a + b, {"twice": 2 * b}
+
+    a, b = jnp.arange(6.0).reshape(3, 2), jnp.arange(2.0)
+    total, rest = jax.vmap(worlds_last(search), (0, None))(a, b)
+    np.testing.assert_array_equal(total, a + b)
+    np.testing.assert_array_equal(rest["twice"], np.broadcast_to(2 * b, (3, 2)))
+    assert shapes == [((2,), (2,)), ((2, 3), (2, 3))]

@@ -168,3 +168,21 @@ def test_a_boss_asks_for_all_kinds_of_things():
     assert {(k > 0).sum() for k in kinds} == {1, 2, 3, 4}
     assert (states.mission.location >= 0).any() and (states.mission.type[..., 0] == BALL).any()
     assert (states.max_steps == 576 * ((kinds > 0).sum(1) + (kinds == 4).sum(1))).all()
+
+
+def test_a_world_depends_on_its_key_alone():
+    """Six objects on nine cells: most draws are rejected, and each row is drawn as often as it needs."""
+    env, params = envs_jax.make("BabyAI-GoToLocal-v0?room_size=5&num_dists=6")
+    keys = jax.random.split(jax.random.key(0), 32)
+    _, together = jax.jit(jax.vmap(env.reset, (0, None)))(keys, params)
+    alone = jax.jit(env.reset)
+    for i in (0, 13, 31):
+        _, state = alone(keys[i], params)
+        jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[i]), state, together)  # noqa: B023
+    tries = jax.vmap(lambda key: env.level.attempt(rolled_by(key), jnp.int32(0))[0].accepted)
+    assert np.asarray(tries(keys)).mean() < 0.5
+
+
+def rolled_by(key):
+    """The dice of a row's first attempt."""
+    return Dice(jax.random.bits(jax.random.fold_in(key, 1), (4096,), jnp.uint32))

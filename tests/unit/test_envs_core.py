@@ -11,6 +11,7 @@ import envs_jax
 from envs_jax import spaces
 from envs_jax.control.debug import Aim, Catch, CatchState, DebugParams, DebugState, Match, Recall
 from envs_jax.env import Environment
+from envs_jax.rejection import first_accepted
 from envs_jax.resets import VectorEnv, hashed, select
 from envs_jax.wrappers import EpisodeStatistics, ScaleReward
 
@@ -151,6 +152,43 @@ def test_every_prepared_episode_is_chosen_equally_often():
     assert np.all(np.abs(np.bincount(choices.ravel()) - 2000) < 220)  # 5 standard deviations
     between = (choices[:, 1:] - choices[:, :-1]) % 10  # neighbours are independent of each other
     assert np.all(np.abs(np.bincount(between.ravel()) - 1950) < 220)
+
+
+def test_drawing_again_gives_each_row_its_own_first_accepted_try():
+    """A sixth of all draws is accepted; rows draw alike in a batch, in two axes of batch, and alone."""
+
+    def attempt(number, seed):
+        word = (seed ^ number.astype(jnp.uint32)) * jnp.uint32(0x85EBCA6B)
+        drawn = (word ^ word >> 15) * jnp.uint32(0xC2B2AE35) >> 16
+        return drawn % 6 == 0, {"number": number, "drawn": jnp.stack([drawn, seed])}
+
+    seeds = jnp.arange(60, dtype=jnp.uint32) * 977
+    accepted, values = jax.vmap(lambda seed: jax.vmap(lambda n: attempt(n, seed))(jnp.arange(1, 80)))(seeds)
+    first = np.asarray(accepted).argmax(1)
+    assert np.asarray(accepted).any(1).all() and first.min() == 0 and first.max() > 12
+    expected = jax.tree.map(lambda x: np.asarray(x)[np.arange(60), first], values)
+    draw = jax.vmap(lambda seed: first_accepted(attempt, seed))
+    jax.tree.map(np.testing.assert_array_equal, jax.jit(draw)(seeds), expected)
+    twice = jax.jit(jax.vmap(draw))(seeds.reshape(5, 12))
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a.reshape(b.shape), b), twice, expected)
+    alone = jax.jit(lambda seed: first_accepted(attempt, seed))(seeds[7])
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[7]), alone, expected)
+
+
+def test_no_row_waits_for_the_unluckiest():
+    made = []
+
+    def attempt(number, needed, bonus):
+        jax.debug.callback(made.append, number)
+        return number >= needed, number + bonus
+
+    needed = jnp.asarray([1, 1, 1, 1, 1, 2, 1, 100])
+    found = jax.jit(jax.vmap(lambda n, bonus: first_accepted(attempt, n, bonus), (0, None)))(needed, jnp.int32(1000))
+    jax.effects_barrier()
+    np.testing.assert_array_equal(found, 1000 + needed)
+    # all eight; then two rows with four places each; then tries 6 to 13, 14 to 21, ..., 94 to 101 of the last one
+    assert len(made) == 8 * (1 + 1 + 12)
+    assert sorted(set(map(int, made))) == list(range(1, 102))
 
 
 def test_optimistic_rows_share_only_when_they_must():

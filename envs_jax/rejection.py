@@ -1,0 +1,60 @@
+"""Drawing again until a draw is accepted, for a whole batch: no row waits idly for the unluckiest one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def first_accepted(attempt: Callable[..., tuple[jax.Array, Any]], *args: jax.Array) -> Any:
+    """The value of the first try that is accepted; the tries are numbered from 1.
+
+    Under `vmap`, rows that have their value leave their place to the others: as many tries are made at a time as the
+    batch has rows, a row's next ones side by side where fewer rows than that are left. A row's value remains that of
+    its own first accepted try, whatever the size of the batch.
+
+    **Arguments:** `attempt`, `(number, *args) -> (accepted bool [], value)`, a function of nothing else that is traced;
+    its tries must be accepted with a probability above zero, or this never ends.
+    """
+
+    def search(*args):
+        blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(attempt, jnp.int32(1), *args))
+        start = (jnp.int32(1), (jnp.bool_(False), blank[1]))
+        return jax.lax.while_loop(
+            lambda carry: ~carry[1][0], lambda carry: (carry[0] + 1, attempt(carry[0], *args)), start
+        )[1][1]
+
+    batched = jax.custom_batching.custom_vmap(search)
+
+    @batched.def_vmap
+    def rule(size, mapped, *args):
+        rows = [a if m else jnp.broadcast_to(a, (size, *jnp.shape(a))) for a, m in zip(args, mapped)]
+        tries = jax.vmap(attempt)
+        _, blank = jax.eval_shape(tries, jnp.ones(size, jnp.int32), *rows)
+        places = jnp.arange(size)
+
+        def body(carry):
+            waiting, number, values = carry
+            count = jnp.sum(waiting)
+            share = size // count
+            rank = places // share
+            row = jnp.argsort(~waiting)[jnp.minimum(rank, count - 1)]
+            accepted, found = tries(number[row] + places % share, *[a[row] for a in rows])
+            # the places of a row stand side by side, in the order of its tries: the first one accepted counts
+            place = jnp.full(size, size).at[row].min(jnp.where(accepted & (rank < count), places, size))
+            won = place < size
+
+            def pick(new, old):
+                return jnp.where(won.reshape(-1, *[1] * (old.ndim - 1)), jnp.take(new, place, axis=0, mode="clip"), old)
+
+            return waiting & ~won, number + share, jax.tree.map(pick, found, values)
+
+        none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), blank)
+        start = (jnp.ones(size, bool), jnp.ones(size, jnp.int32), none)
+        values = jax.lax.while_loop(lambda carry: jnp.any(carry[0]), body, start)[2]
+        return values, jax.tree.map(lambda _: True, values)
+
+    return batched(*args)
