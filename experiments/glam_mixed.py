@@ -42,9 +42,7 @@ class Experiment:
         )
     )
     clone: CloneConfig = field(
-        default_factory=lambda: CloneConfig(
-            updates=4500, batch_size=64, noise=0.25, seen_only=True, learning_rate=1e-3
-        )
+        default_factory=lambda: CloneConfig(updates=4500, batch_size=64, noise=0.25, seen_only=True, learning_rate=1e-3)
     )
     reading: ReadingConfig = field(default_factory=lambda: ReadingConfig(updates=4000, env=ENV, rows=40_000))
     steps: int = 54 * 128 * 32

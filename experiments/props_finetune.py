@@ -4,7 +4,11 @@ The model is made on the spot. Its prior, a stand-in for pre-training, is imitat
 replies a part is spoiled: a parameter is missing, beyond the box, set twice, or the whole line stands in the history
 already; and a part of the rest proposes anything within the box. So the model comes to know the form of an answer, not
 always to keep it, and little of which policies are good. The rest is `llmrl props finetune`.
-docs/systems/props.md has the numbers, `experiments/results/props_finetune/` the log.
+
+On 64 held-out prompts of Mountain Car (continuous), in 150 updates or 6 minutes on one busy core, the hard form rises
+from 0.75 to 1.00, the policy's share of the scale from 0.11 to 0.74 and the improvement from 0.05 to 0.47. What it has
+found is to stand still, for a return of 0: a local optimum, since whoever moves and misses the goal pays for it.
+`experiments/results/props_finetune/` has the log.
 
     python experiments/props_finetune.py --run.name props-finetune
     python experiments/props_finetune.py --run.name props-finetune --run.resume
@@ -66,7 +70,7 @@ class Experiment:
         )
     )
     prior: PriorConfig = field(default_factory=PriorConfig)
-    updates: int = 200
+    updates: int = 150
     grpo: GRPOConfig = field(
         default_factory=lambda: GRPOConfig(prompts=8, group=8, max_new_tokens=48, learning_rate=1e-3)
     )

@@ -63,8 +63,8 @@ def around(cells: jax.Array, axis: int = -1) -> jax.Array:
 def worlds_last(search: Callable[..., Any]) -> Callable[..., Any]:
     """`search`, with the worlds of a batch as the last axis of its arrays, where `vmap` would put them first.
 
-    A step onto the next word is then a shift by a whole batch, which vectorises, and a loop in `search` is one for all
-    worlds: it says itself when the last one has ended, and no world's results are held back for that.
+    A step onto the next word is then a shift by a whole batch, which vectorises. A loop in `search` is one for all
+    worlds: it runs until the last of them has ended, and must leave what the others have found as it is.
 
     **Arguments:** `search`, of arrays of any number of further axes at the end, and of nothing else that is traced.
     """

@@ -2,7 +2,7 @@
 
 Each level has minigrid's distribution (GLAM's levels: that of its fork). Where minigrid's tries for one object come
 to a uniform draw from the allowed cells, that draw is made directly; a world that minigrid rejects as a whole is
-rejected here too, until every row of a batch has an accepted one.
+rejected here too, and drawn again.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from envs_jax.env import Environment
 from envs_jax.spaces import Box, Discrete
 
 
-SMALL = [*envs_jax.ids("CartPole"), *envs_jax.ids("Debug-")]
+SMALL = [*envs_jax.ids("CartPole"), *envs_jax.ids("Debug-"), "MountainCarContinuous-v0", "FrozenLake-v1"]
 GRIDS = ["BabyAI-GoToLocalS5N2-v0"]
 LARGE = [
     "BabyAI-PutNextLocal-v0",
@@ -133,3 +133,9 @@ def test_the_kit_finds(fault, message):
     env = Stub(fault)
     with pytest.raises(AssertionError, match=message):
         testing.check(env, env.default_params, steps=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("id", ["Hopper-v5", "InvertedDoublePendulum-v5"])
+def test_whole_kit_of_mujoco(id):
+    testing.check(*envs_jax.make(id), steps=24, eager=False)

@@ -20,23 +20,29 @@ from llmrl_jax.tuning import GRPOConfig, SFTConfig
 
 pytestmark = pytest.mark.slow
 DATA = FinetuneConfig(
-    tasks=("nim",), policies=400, history=2, episodes=20, judged_episodes=20, eval_prompts=40, explain=False
+    tasks=("mountain_car_continuous",),
+    policies=400,
+    history=2,
+    episodes=5,
+    judged_episodes=5,
+    eval_prompts=40,
+    explain=False,
 )
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     out = tmp_path_factory.mktemp("finetune")
-    kept = RunConfig(name="nim", out=str(out), progress="off", checkpoint_every=0)
+    kept = RunConfig(name="small", out=str(out), progress="off", checkpoint_every=0)
     prior = PriorConfig(
-        prompts=1000, vocabulary=512, hidden_size=64, layers=2, updates=250, sft=SFTConfig(learning_rate=5e-3)
+        prompts=600, hidden_size=64, layers=2, updates=300, sft=SFTConfig(batch_size=16, learning_rate=5e-3)
     )
     return FinetuneRun(
         model=str(make_prior(DATA, prior, kept)),
         data=DATA,
         lora=lm.LoRAConfig(rank=8, alpha=32.0, targets=lm.lora.TARGETS),
-        updates=80,
-        grpo=GRPOConfig(prompts=8, group=8, max_new_tokens=96, learning_rate=2e-3),
+        updates=40,
+        grpo=GRPOConfig(prompts=8, group=8, max_new_tokens=40, learning_rate=3e-3),
         run=kept,
     )
 
@@ -63,9 +69,22 @@ def test_a_run_is_resumed_to_the_bit(run):
 
 
 def test_the_command_takes_a_preset_and_a_run_to_resume(run, capsys):
-    args = ["props", "finetune", "--model", run.model, "--tasks", "nim", "--policies", "40", "--run.out", run.run.out]
+    args = [
+        "props",
+        "finetune",
+        "--model",
+        run.model,
+        "--tasks",
+        "nim",
+        "--policies",
+        "40",
+        "--history",
+        "2",
+        "--run.out",
+        run.run.out,
+    ]
     args += ["--run.name", "told", "--run.progress", "off", "--updates", "1", "--eval-prompts", "4", "--no-explain"]
-    args += ["--history", "2", "--grpo.max-new-tokens", "96", "--grpo.prompts", "4", "--grpo.group", "4"]
+    args += ["--grpo.max-new-tokens", "8", "--grpo.prompts", "4", "--grpo.group", "4"]
     assert cli.main([*args, "--grpo.microbatches", "1"]) == 0
     assert "Nim: 20 prompts; a return of" in capsys.readouterr().out
     again = ["props", "finetune", "--run.name", "told", "--run.out", run.run.out, "--run.resume", "--updates", "2"]

@@ -51,8 +51,8 @@ STEPS = {
     "PutNextS5N2Carrying": 161,
     "UnlockToUnlock": 1265,
 }
-"""Steps of all episodes together, as recorded when each search was a plain loop over one world: the faster ones find the
-same actions."""
+"""Steps of all episodes together, recorded when each world was searched by a loop of its own: what makes the searches
+faster must leave the actions as they are."""
 
 UNSOLVABLE = {"Unlock": 0.85, "GoToImpUnlock": 0.8}
 """Levels where a key may lie behind its own door (section 6.7), and the least share that must succeed."""

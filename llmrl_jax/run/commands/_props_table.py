@@ -180,7 +180,7 @@ def _write(out: Path, rows: Sequence[dict[str, Any]], final: int) -> None:
     fresh.replace(out / "props-table.json")
     methods = [m for m in TITLES if any(row["method"] == m for row in rows)]
     head = ["task", "parameters", "bound", "best published baseline", "ProPS", "ProPS+", *(TITLES[m] for m in methods)]
-    head += ["seeds, episodes", "steps/s"]
+    head += ["seeds, episodes", "steps/s, compilation included"]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for task in PUBLISHED:
         mine = {row["method"]: row for row in rows if row["task"] == task.name}
