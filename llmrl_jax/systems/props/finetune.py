@@ -107,8 +107,10 @@ class FinetuneConfig:
         if self.compat == "paper":
             for name in names:
                 if name not in PUBLISHED_SCALES:
-                    known = ", ".join(PUBLISHED_SCALES)
-                    raise ValueError(f"there are no published rewards for {name!r}, only for {known}; leave compat out")
+                    scaled = ", ".join(PUBLISHED_SCALES)
+                    raise ValueError(
+                        f"there are no published rewards for {name!r}, only for {scaled}; leave compat out"
+                    )
 
     @property
     def prompts(self) -> int:
