@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from llmrl_jax.lm import Generation
-from llmrl_jax.run.commands._props_finetune import FinetuneRun, preset
+from llmrl_jax.run.commands._props_finetune import FinetuneRun, finetune_model, preset
 from llmrl_jax.systems.props.evaluate import Evaluation, make_evaluator
 from llmrl_jax.systems.props.finetune import (
     PUBLISHED,
@@ -98,7 +98,7 @@ def test_improvement_by_hand():
     corrected = FinetuneConfig()
     np.testing.assert_allclose(gained(corrected, [20.0, -60.0, 60.0, 900.0], -50.0), [0.35, 0, 0.55, 0.75], rtol=1e-6)
     np.testing.assert_allclose(gained(corrected, [20.0, -110.0], -400.0), [0.6, 0], rtol=1e-6)
-    np.testing.assert_array_equal(gained(PUBLISHED, [20.0, 90.0, -49.0], -50.0), [0, 0, np.float32(0.98)])
+    np.testing.assert_allclose(gained(PUBLISHED, [20.0, 90.0, -49.0], -50.0), [0, 0, 0.98], rtol=1e-6)
     np.testing.assert_array_equal(gained(PUBLISHED, [-50.0, 60.0], 90.0), [1, 0])
     np.testing.assert_array_equal(gained(PUBLISHED, [2.25, 0.5], 2.0), [0.28125, 0])
     np.testing.assert_array_equal(gained(PUBLISHED, [0.25, -3.0], 0.0), [0.25, 0])
@@ -136,9 +136,9 @@ def test_rewards_by_hand(bpe):
     assert sorted(played) == ["a", "b"]
     np.testing.assert_array_equal(found["soft_format"], [[1, 1, 1, 0], [1, 1, 1, 0]])
     np.testing.assert_array_equal(found["hard_format"], [[1, 1, 0, 0], [1, 1, 0, 0]])
-    # 400 and half a point of noise on a scale to 500, from 20; 100 and 0 on one from -100 to 100, from 50
+    # 400 and half a point of noise on a scale to 500, from 20; above 100, and 0, on one from -100 to 100, from 50
     np.testing.assert_allclose(found["policy"], [[0.801, 0.801, 0, 0], [1, 0.5025, 0, 0]], atol=3e-4)
-    np.testing.assert_allclose(found["improvement"], [[0.761, 0.761, 0, 0], [0.2525, 0, 0, 0]], atol=6e-4)
+    np.testing.assert_allclose(found["improvement"], [[0.761, 0.761, 0, 0], [0.25, 0, 0, 0]], atol=6e-4)
     assert float(found["policy"][0, 0]) == float(found["policy"][0, 1])  # the same episodes
     played.clear()
     found = reward(written(bpe, [groups[0], ["?"] * 4]), jnp.array([0, 1]))
@@ -246,6 +246,8 @@ def test_presets_have_the_published_numbers():
     assert preset("corrected", "m") == FinetuneRun(model="m")
     with pytest.raises(ValueError, match="preset is 'paper'; it is one of corrected, published"):
         preset("paper", "m")
+    with pytest.raises(ValueError, match="the model is missing: give --model"):
+        finetune_model(preset("corrected"))
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ class FinetuneRun(Tuned):
     """The learner."""
 
 
-def preset(name: str, model: str) -> FinetuneRun:
+def preset(name: str, model: str = "") -> FinetuneRun:
     """A starting point, see `FinetuneRun.preset`.
 
     `published`: adapters of rank 8 and alpha 32 on all matrices but values and gates; 500 steps of 128 answers, 4 to a
@@ -63,7 +63,7 @@ def preset(name: str, model: str) -> FinetuneRun:
     reference, section 7). What the reference leaves open is as GRPO was published (2402.03300). Published prompts were
     cut to 512 tokens; here nothing is cut. Left out: the adapters' dropout, the falling step size, and the upload.
 
-    **Arguments:** `model`, a folder or a hub id. **Raises:** `ValueError` for another name.
+    **Arguments:** `model`, a folder or a hub id; it may be filled in later. **Raises:** `ValueError` for another name.
     """
     if name == "corrected":
         return FinetuneRun(model=model)
@@ -119,6 +119,8 @@ def _evaluation(
 
 def finetune_model(config: FinetuneRun) -> Path:
     """Fine-tune, and leave adapter and summary. **Returns:** the run's folder."""
+    if not config.model:
+        raise ValueError("the model is missing: give --model, a folder or a Hugging Face hub id")
     if config.updates < 1:
         raise ValueError(f"updates is {config.updates}; at least 1 is needed")
     folder = lm.locate(config.model)
@@ -192,7 +194,7 @@ def _prepare(args: Sequence[str]) -> Callable[..., int]:
         default = configs.load_config(FinetuneRun, saved)
         default = replace(default, run=replace(default.run, resume=True))
     else:
-        default = preset(_option(args, "--preset") or "corrected", tyro.MISSING)
+        default = preset(_option(args, "--preset") or "corrected")
 
     def run(config: Annotated[FinetuneRun, tyro.conf.arg(name="")] = default) -> int:
         finetune_model(config)
