@@ -171,8 +171,8 @@ def test_a_boss_asks_for_all_kinds_of_things():
 
 
 def test_a_world_depends_on_its_key_alone():
-    """Six objects on nine cells: most draws are rejected, and each row is drawn as often as it needs."""
-    env, params = envs_jax.make("BabyAI-GoToLocal-v0?room_size=5&num_dists=6")
+    """Four objects on nine cells: some draws are rejected, and each row is drawn as often as it needs."""
+    env, params = envs_jax.make("BabyAI-GoToLocal-v0?room_size=5&num_dists=4")
     keys = jax.random.split(jax.random.key(0), 32)
     _, together = jax.jit(jax.vmap(env.reset, (0, None)))(keys, params)
     alone = jax.jit(env.reset)
@@ -180,7 +180,7 @@ def test_a_world_depends_on_its_key_alone():
         _, state = alone(keys[i], params)
         jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[i]), state, together)  # noqa: B023
     tries = jax.vmap(lambda key: env.level.attempt(rolled_by(key), jnp.int32(0))[0].accepted)
-    assert np.asarray(tries(keys)).mean() < 0.5
+    assert np.asarray(tries(keys)).mean() < 1
 
 
 def rolled_by(key):
