@@ -86,6 +86,17 @@ def test_a_candidate_is_worth_the_same_alone(id):
     np.testing.assert_array_equal(few.lengths, together.lengths[:, 2:4])
 
 
+@pytest.mark.parametrize("common", [True, False])
+def test_gathering_what_still_plays_changes_no_bit(cartpole, common):
+    env, env_params, policy, _ = cartpole
+    params = jnp.concatenate([policy.sample(jax.random.key(3), 36), GOLDEN, policy.sample(jax.random.key(4), 13)])
+    keys = KEYS if common else jax.vmap(lambda k: jax.random.split(k, 5))(jax.random.split(jax.random.key(2), 50))
+    plain, gathered = (make_evaluator(env, env_params, policy, gathers=g)(params, keys) for g in (0, 2))
+    np.testing.assert_array_equal(gathered.lengths, plain.lengths)
+    np.testing.assert_array_equal(gathered.returns, plain.returns)
+    assert plain.lengths.max() == 500 and np.sum(plain.lengths > 100) < 50 // 4 * 5  # the last steps were of few
+
+
 def test_tables_are_worth_what_dynamic_programming_says():
     env, env_params, policy, evaluate = built("FrozenLake-v1")
     tables = jnp.stack([policy.sample(jax.random.key(0), 1)[0], jnp.asarray(best_table(env, env_params), jnp.float32)])
@@ -151,7 +162,12 @@ def test_physics_on_the_host():
     evaluate = make_evaluator(env, None, make_policy(env, None), max_steps=3)
     found = evaluate(jnp.asarray([[0.0, -1.0], [0.0, 1.0]]), KEYS[:2])
     np.testing.assert_array_equal(found.returns, [[1, 1], [6, 6]])
-    assert env.calls == [(2, 2)] * 3  # one call a step for the whole batch
+    assert env.calls == [(4,)] * 3  # one call a step for the whole batch
+    env.calls.clear()
+    falls = jnp.where(jnp.arange(64) < 50, -1.0, 1.0)
+    found = evaluate(jnp.stack([jnp.zeros(64), falls], axis=1), KEYS[:2])
+    np.testing.assert_array_equal(found.returns, np.where(falls < 0, 1, 6)[:, None] * np.ones(2))
+    assert env.calls == [(128,), (32,), (32,)]  # of the rows that still play
 
 
 def test_bad_input_is_named(cartpole):
@@ -166,6 +182,8 @@ def test_bad_input_is_named(cartpole):
         make_evaluator(Counter(), None, make_policy(Counter(), None))
     with pytest.raises(ValueError, match="max_steps is 0"):
         make_evaluator(env, env_params, policy, max_steps=0)
+    with pytest.raises(ValueError, match="gathers is -1; at least 0"):
+        make_evaluator(env, env_params, policy, gathers=-1)
 
 
 @pytest.mark.parametrize("name", [name for name, task in tasks.TASKS.items() if task.env in envs_jax.ids()])

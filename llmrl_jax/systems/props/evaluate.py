@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +34,9 @@ class Evaluation:
 Evaluator = Callable[[Float[Array, "P n"], Key[Array, "..."]], Evaluation]
 """`evaluate(params[P, n], keys)`, see `make_evaluator`."""
 
+FEWEST = 64
+"""Rows below which gathering what still plays saves nothing."""
+
 LONGEST = 1_000_000
 """Time limits above it are taken for none: nothing can stop a program on a device that waits for an episode's end."""
 
@@ -56,19 +60,25 @@ def proceed(
     return obs, state, reward, terminated | truncated
 
 
-def _spread(mask: Bool[Array, "P E"], ndim: int) -> Bool[Array, "P E ..."]:
-    return mask.reshape(mask.shape + (1,) * (ndim - 2))
+def _where(mask: Bool[Array, " B"], new: Any, old: Any) -> Any:
+    """Row by row, `new` where `mask` holds; trees of arrays with a leading axis `[B]`."""
+    return jax.tree.map(lambda n, o: jnp.where(mask.reshape(-1, *[1] * (n.ndim - 1)), n, o), new, old)
 
 
-def make_evaluator(env: Environment, env_params: Any, policy: Policy, *, max_steps: int | None = None) -> Evaluator:
+def make_evaluator(
+    env: Environment, env_params: Any, policy: Policy, *, max_steps: int | None = None, gathers: int | None = None
+) -> Evaluator:
     """Build `evaluate(params, keys) -> Evaluation`, pure and compiled.
 
     Every episode begins with a fresh reset and counts until it first ends; nothing is reset within. All play at once,
-    until the last has ended. What a policy earns in an episode depends on its parameters and that episode's key
-    alone, to the bit: not on how many others are evaluated beside it.
+    until the last has ended; where a quarter still plays, it is gathered and goes on by itself. What a policy earns in
+    an episode depends on its parameters and that episode's key alone, to the bit: not on how many others are evaluated
+    beside it.
 
     **Arguments:** `env`, not batched, and its `env_params`; `policy`; `max_steps`, steps after which an episode is
-    over whatever the world says, needed where `env_params` has no `max_steps`, or none in earnest.
+    over whatever the world says, needed where `env_params` has no `max_steps`, or none in earnest; `gathers`, how
+    many times what still plays is gathered at most. Each compiles the world's step once more. None: twice on a
+    CPU, where a step costs what its rows cost, and never on an accelerator, where the length of the loop counts.
 
     `evaluate` takes `params`, float32 `[P, n]`, and typed `keys`: `[E]` for common random numbers (every policy plays
     the same episodes, which ranks them with less noise), or `[P, E]`.
@@ -80,6 +90,36 @@ def make_evaluator(env: Environment, env_params: Any, policy: Policy, *, max_ste
     if limit < 1:
         raise ValueError(f"max_steps is {limit}; at least 1 is needed")
 
+    if gathers is None:
+        gathers = 2 if jax.default_backend() == "cpu" else 0
+    if gathers < 0:
+        raise ValueError(f"gathers is {gathers}; at least 0 is needed")
+    episodes = jax.vmap(functools.partial(proceed, env, env_params, policy), in_axes=(0, 0, None, 0, 0))
+
+    def play(params, keys, loop, gathers):
+        """`(returns [B], lengths [B])` of `B` episodes; `loop` is where they are: `(t, obs, state, over, returns,
+        lengths)`."""
+        rows = len(keys)
+        left = -(-rows // 4) if gathers and rows >= FEWEST else 0
+
+        def step(loop):
+            t, *before, over, returns, lengths = loop
+            *after, reward, ended = episodes(params, keys, t, *before)
+            # what has ended stands still: physics that runs on after a fall comes to huge numbers, slow to compute with
+            obs, state = _where(over, before, after)
+            returns = jnp.where(over, returns, returns + reward)
+            lengths = jnp.where(over, lengths, t + 1)
+            return t + 1, obs, state, over | ended | (t + 1 >= limit), returns, lengths
+
+        t, *loop = jax.lax.while_loop(lambda loop: jnp.sum(~loop[3]) > left, step, loop)
+        *_, over, returns, lengths = loop
+        if left:
+            chosen = jnp.argsort(over)[:left]  # stable: what still plays comes first
+            some = jax.tree.map(lambda x: x[chosen], (params, keys, loop))
+            more = play(*some[:2], (t, *some[2]), gathers - 1)
+            returns, lengths = returns.at[chosen].set(more[0]), lengths.at[chosen].set(more[1])
+        return returns, lengths
+
     @jax.jit
     def evaluate(params: Float[Array, "..."], keys: Key[Array, "..."]) -> Evaluation:
         if params.ndim != 2 or params.shape[1] != policy.num_params:
@@ -89,26 +129,14 @@ def make_evaluator(env: Environment, env_params: Any, policy: Policy, *, max_ste
         count, common = params.shape[0], keys.ndim == 1
         if keys.ndim not in (1, 2) or keys.shape[:-1] not in ((), (count,)):
             raise ValueError(f"keys are {list(keys.shape)}; they must be [E] or [P, E] with P = {count}")
-        resets = jax.vmap(functools.partial(begin, env, env_params))
-        obs, start = resets(keys) if common else jax.vmap(resets)(keys)
-        if common:
-            obs, start = jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *x.shape)), (obs, start))
-        episodes = jax.vmap(functools.partial(proceed, env, env_params, policy), in_axes=(None, 0, None, 0, 0))
-        every = jax.vmap(episodes, in_axes=(0, None if common else 0, None, 0, 0))
-
-        def step(loop):
-            t, *before, over, returns, lengths = loop
-            *after, reward, ended = every(params, keys, t, *before)
-            # what has ended stands still: physics that runs on after a fall comes to huge numbers, slow to compute with
-            obs, state = jax.tree.map(lambda old, new: jnp.where(_spread(over, old.ndim), old, new), before, after)
-            returns = jnp.where(over, returns, returns + reward)
-            lengths = jnp.where(over, lengths, t + 1)
-            return t + 1, obs, state, over | ended | (t + 1 >= limit), returns, lengths
-
         shape = (count, keys.shape[-1])
-        blank = (jnp.zeros(shape, bool), jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.int32))
-        loop = (jnp.int32(0), obs, start, *blank)
-        *_, returns, lengths = jax.lax.while_loop(lambda loop: ~jnp.all(loop[3]), step, loop)
-        return Evaluation(returns, lengths)
+        start = jax.vmap(functools.partial(begin, env, env_params))(keys.reshape(-1))  # (obs, state)
+        if common:
+            keys, start = jax.tree.map(lambda x: jnp.tile(x, (count, *[1] * (x.ndim - 1))), (keys, start))
+        keys, rows = keys.reshape(-1), math.prod(shape)
+        blank = (jnp.zeros(rows, bool), jnp.zeros(rows, jnp.float32), jnp.zeros(rows, jnp.int32))
+        loop = (jnp.int32(0), *start, *blank)
+        returns, lengths = play(jnp.repeat(params, shape[1], axis=0), keys, loop, gathers)
+        return Evaluation(returns.reshape(shape), lengths.reshape(shape))
 
     return evaluate

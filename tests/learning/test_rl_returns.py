@@ -1,0 +1,62 @@
+"""Advantages and returns against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from llmrl_jax.rl.returns import gae, lambda_returns
+
+
+def column(*x, dtype=jnp.float32):
+    return jnp.asarray(x, dtype)[:, None]
+
+
+NO = column(False, False, False, dtype=bool)
+
+
+def flags(step):
+    return column(*(t == step for t in range(3)), dtype=bool)
+
+
+REWARD, VALUE, NEXT = column(1, 2, 3), column(10, 20, 30), column(20, 30, 40)
+GAMMA, LAMBDA = 0.5, 0.5
+
+
+@pytest.mark.parametrize(
+    ("terminated", "truncated", "next_value", "expected"),
+    [
+        # deltas: 1 + 10 - 10 = 1;  2 + 15 - 20 = -3;  3 + 20 - 30 = -7.  A2 = -7, A1 = -3 - 7/4, A0 = 1 + A1/4
+        (NO, NO, NEXT, [1 - 4.75 / 4, -4.75, -7.0]),
+        # terminated at 1: delta1 = 2 - 20 = -18, no trace from step 2
+        (flags(1), NO, NEXT, [1 - 18 / 4, -18.0, -7.0]),
+        # truncated at 1: bootstraps from the last observation (here worth 6): delta1 = 2 + 3 - 20 = -15, no trace
+        (NO, flags(1), column(20, 6, 40), [1 - 15 / 4, -15.0, -7.0]),
+        # both at once: termination wins, whatever the last observation is worth
+        (flags(1), flags(1), column(20, 6, 40), [1 - 18 / 4, -18.0, -7.0]),
+        # truncated on the very last step: bootstraps as if it went on
+        (NO, flags(2), NEXT, [1 - 4.75 / 4, -4.75, -7.0]),
+        (flags(2), NO, NEXT, [1 + (-3 - 27 / 4) / 4, -3 - 27 / 4, -27.0]),
+    ],
+)
+def test_gae(terminated, truncated, next_value, expected):
+    advantages, returns = gae(REWARD, VALUE, next_value, terminated, truncated, GAMMA, LAMBDA)
+    np.testing.assert_allclose(advantages[:, 0], expected, rtol=1e-6)
+    np.testing.assert_allclose(returns[:, 0], np.asarray(expected) + [10, 20, 30], rtol=1e-6)
+    # the returns of GAE are TD(lambda) targets
+    targets = lambda_returns(REWARD, next_value, terminated, truncated, GAMMA, LAMBDA)
+    np.testing.assert_allclose(targets, returns, rtol=1e-6)
+
+
+def test_lambda_returns():
+    # G2 = 3 + 40/2 = 23;  G1 = 2 + (30 + 23)/4 = 15.25;  G0 = 1 + (20 + 15.25)/4
+    found = lambda_returns(REWARD, NEXT, NO, NO, GAMMA, LAMBDA)
+    np.testing.assert_allclose(found[:, 0], [1 + 35.25 / 4, 15.25, 23.0], rtol=1e-6)
+
+
+def test_limits_of_lambda():
+    one_step = lambda_returns(REWARD, NEXT, NO, NO, GAMMA, 0.0)
+    np.testing.assert_allclose(one_step[:, 0], [11.0, 17.0, 23.0])
+    to_the_end = lambda_returns(REWARD, NEXT, flags(2), NO, 1.0, 1.0)
+    np.testing.assert_allclose(to_the_end[:, 0], [6.0, 5.0, 3.0])
