@@ -7,6 +7,7 @@ rejected here too, and drawn again.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -143,6 +144,10 @@ def objects_first(dice: Dice, rooms: Rooms, kind, color):
     return layout.replace(position=position, direction=direction, accepted=fits & found), grid
 
 
+TRIES = 4096
+"""Random rooms in which objects were never all within reach, after which a level is refused."""
+
+
 def check_room(name: str, room_size: int, count: int, *, agent_first: bool = True, unique: bool = False) -> Rooms:
     """Refuse a room that can never hold its objects."""
     if not 4 <= room_size <= MAX_SIDE:
@@ -160,7 +165,39 @@ def check_room(name: str, room_size: int, count: int, *, agent_first: bool = Tru
         )
     if unique and count > len(LOOSE) * len(COLORS):
         raise ValueError(f"{name}: {count} different objects; there are {len(LOOSE) * len(COLORS)}")
+    if 3 * count > floor.sum() and not reachable_rooms(rooms, count, agent_first).any():
+        raise ValueError(
+            f"{name}: {count} objects on the {floor.sum()} cells of a room of size {room_size} shut one another in (in "
+            f"{TRIES} of {TRIES} random rooms), and a reset would search without end; take a larger room_size or fewer "
+            "objects"
+        )
     return rooms
+
+
+def reachable_rooms(rooms: Rooms, count: int, agent_first: bool) -> np.ndarray:
+    """Whether the agent reaches every object, in `TRIES` rooms drawn as `agent_first` or `objects_first` draw."""
+    cells = np.flatnonzero(rooms.interior(0, 0))
+    x, y = cells // rooms.height, cells % rooms.height
+    far = np.abs(x[:, None] - x) + np.abs(y[:, None] - y) >= 2
+    rng = np.random.default_rng(0)
+    places = rng.random((TRIES, len(cells)))
+    agent = rng.integers(len(cells), size=TRIES)
+    allowed = far[agent] if agent_first else np.broadcast_to(apart(rooms, rooms.centre)[cells], places.shape)
+    fits = allowed.sum(1) >= count
+    order = np.argsort(np.where(allowed, places, 2), axis=1)
+    taken = np.zeros(places.shape, bool)
+    np.put_along_axis(taken, order[:, :count], True, axis=1)
+    if not agent_first:
+        agent = np.argmax(np.where(taken, -1, rng.random(places.shape)), axis=1)
+    side = math.isqrt(len(cells))
+    grid = np.pad((np.arange(len(cells)) == agent[:, None]).reshape(TRIES, side, side), ((0, 0), (1, 1), (1, 1)))
+    seen, blocked = grid[:, 1:-1, 1:-1], taken.reshape(TRIES, side, side)
+    before = 0
+    while before < (before := int(seen.sum())):
+        free = grid.copy()
+        free[:, 1:-1, 1:-1] &= ~blocked
+        seen |= free[:, :-2, 1:-1] | free[:, 2:, 1:-1] | free[:, 1:-1, :-2] | free[:, 1:-1, 2:]
+    return fits & np.all(seen | ~blocked, axis=(1, 2))
 
 
 def _go_to_red_ball(name: str, room_size: int, num_dists: int, grey: bool) -> Level:

@@ -16,19 +16,11 @@ from envs_jax.control.navigation import NavigationState, NavigationTrack
 from envs_jax.control.pendulum import Pendulum, PendulumState
 from envs_jax.control.pong import Pong, PongState
 from envs_jax.env import Environment
+from envs_jax.reference import elapsed_steps
 
 
 def _floats(values: Any) -> jax.Array:
     return jnp.asarray(np.asarray(values, np.float64), jnp.float32)
-
-
-def _steps(env: Any) -> int:
-    """How many steps a `TimeLimit` around the innermost environment has counted since the reset; 0 without one."""
-    while env is not env.unwrapped:
-        if type(env).__name__ == "TimeLimit":
-            return env._elapsed_steps or 0
-        env = env.env
-    return 0
 
 
 def _cartpole(inner: Any, env: CartPole, time: jax.Array) -> tuple[jax.Array, CartPoleState]:
@@ -93,4 +85,4 @@ def import_state(gymnasium_env: Any, env: Environment, params: Any) -> tuple[jax
         raise TypeError(f"{type(inner).__name__} is not {name}, the original of {env.id}")
     if getattr(inner, attribute, None) is None:
         raise ValueError(f"the {name} has no state yet; call its reset first")
-    return read(inner, env, jnp.int32(_steps(gymnasium_env)))
+    return read(inner, env, jnp.int32(elapsed_steps(gymnasium_env)))

@@ -13,6 +13,7 @@ from flax import struct
 
 from envs_jax import spaces
 from envs_jax.env import Environment
+from envs_jax.reference import elapsed_steps
 
 
 NO_LIMIT = 2**31 - 1
@@ -166,16 +167,6 @@ class TabularEnvironment(Environment[ToyTextState, ToyTextParams]):
                     f"{outcomes}; make both with the same options"
                 )
         return index
-
-
-def elapsed_steps(gymnasium_env: Any) -> int:
-    """How many steps the `TimeLimit` around a Gymnasium environment has counted since the reset; 0 without one."""
-    layer = gymnasium_env
-    while layer is not gymnasium_env.unwrapped:
-        if type(layer).__name__ == "TimeLimit":
-            return layer._elapsed_steps or 0
-        layer = layer.env
-    return 0
 
 
 def import_state(gymnasium_env: Any, env: TabularEnvironment, params: ToyTextParams) -> tuple[jax.Array, ToyTextState]:

@@ -170,7 +170,6 @@ REPRESENTATIVE = (
     "BabyAI-PutNextLocalS5N3-v0",
     "BabyAI-OneRoomS8-v0",
     "BabyAI-MixedTrainLocal-v0",
-    "BabyAI-MixedTestLocal-v0",
     "BabyAI-PickUpSeqPickUpLocal-v0",
     "BabyAI-KeyCorridorS3R2-v0",
     "BabyAI-MiniBossLevel-v0",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import envs_jax
+from envs_jax.babyai import levels
 from envs_jax.babyai.constants import (
     BALL,
     BLUE,
@@ -31,7 +33,7 @@ from envs_jax.babyai.constants import (
     YELLOW,
 )
 from envs_jax.babyai.env import BabyAI
-from envs_jax.babyai.layout import Rooms
+from envs_jax.babyai.layout import Dice, Rooms
 from envs_jax.babyai.levels import Level
 from envs_jax.babyai.mission import AFTER, BEFORE, GO_TO, NO_CLAUSE, OPEN_DOOR, PICK_UP, PUT_NEXT, SINGLE, Mission
 from envs_jax.babyai.state import EMPTY_CELL, WALL_CELL, State, pack
@@ -393,6 +395,8 @@ def test_options_of_ids_are_checked():
         envs_jax.make("BabyAI-GoToLocal-v0", num_dist=2)
     with pytest.raises(ValueError, match="9 objects cannot all lie two steps from the agent in a room of size 5"):
         envs_jax.make("BabyAI-GoToLocal-v0", room_size=5, num_dists=9)
+    with pytest.raises(ValueError, match="6 objects on the 9 cells of a room of size 5 shut one another in"):
+        envs_jax.make("BabyAI-GoToLocal-v0", room_size=5, num_dists=6)  # its reset would never end
     with pytest.raises(ValueError, match="room_size is 30; it runs from 4 to 22"):
         envs_jax.make("BabyAI-GoToLocal-v0", room_size=30)
     with pytest.raises(ValueError, match="19 different objects; there are 18"):
@@ -446,3 +450,17 @@ def test_types_do_not_depend_on_x64(id):
     with jax.enable_x64(True):
         wide = jax.eval_shape(lambda key: env.reset(key, params), jax.random.key(0))
     assert jax.tree.map(lambda x: x.dtype, narrow) == jax.tree.map(lambda x: x.dtype, wide)
+
+
+def test_a_crowded_room_is_accepted_as_often_as_its_check_says():
+    level = levels.go_to_local(room_size=5, num_dists=4)
+    count = Dice()
+    jax.eval_shape(lambda task: level.attempt(count, task), jnp.int32(0))
+
+    def accepted(key):
+        return level.attempt(Dice(jax.random.bits(key, (count.used,), jnp.uint32)), jnp.int32(0))[0].accepted
+
+    drawn = jax.jit(jax.vmap(accepted))(jax.random.split(jax.random.key(0), 4096))
+    checked = levels.reachable_rooms(level.rooms, 4, agent_first=True)
+    assert abs(float(drawn.mean()) - checked.mean()) < 0.03  # 0.29; three standard errors of the difference
+    assert levels.reachable_rooms(level.rooms, 1, agent_first=False).all()

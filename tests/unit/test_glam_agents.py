@@ -57,6 +57,19 @@ def test_chance_takes_every_action_alike():
         agent.learner()
 
 
+@pytest.mark.parametrize("name", ["random", *(pytest.param(n, marks=pytest.mark.slow) for n in ("symbolic", "drrn"))])
+def test_what_is_not_offered_is_not_done(name):
+    agent = make_agent(replace(SMALL[name], env=f"{WORLD}?actions=useful", num_actions=7))
+    params, frozen = untrained(agent, jax.random.key(0))
+    obs, _ = jax.jit(jax.vmap(agent.env.reset, in_axes=(0, None)))(
+        jax.random.split(jax.random.key(2), 8), agent.env_params
+    )
+    step = jax.jit(agent.policy.step)
+    chance = step(params, frozen, obs, agent.policy.initial_carry(8), jnp.ones(8, bool))[0].probs
+    np.testing.assert_array_equal(chance > 0, obs["action_mask"])
+    assert not obs["action_mask"].all(axis=1).any()
+
+
 def test_settings_that_an_agent_does_not_read_are_refused():
     with pytest.raises(ValueError, match="the agent drrn does not read ppo, which differ"):
         make_agent(replace(DRRN, ppo=SYMBOLIC.ppo))

@@ -182,7 +182,8 @@ def test_cloning_lowers_the_loss_and_is_saved_as_a_model_folder(tmp_path):
     env = envs_jax.VectorEnv(glam.env, 5, policy="none")
     obs, _ = env.reset(jax.random.key(1), glam.env_params)
     params, frozen = loaded.policy.init(jax.random.key(9), obs)
-    fresh = loaded.policy.scores(params, frozen, obs).sum  # adapters start at zero, so this is the base
+    score = jax.jit(loaded.policy.scores)
+    fresh = score(params, frozen, obs).sum  # adapters start at zero, so this is the base
     assert np.allclose(fresh, glam.policy.scores(state.params, state.frozen, obs).sum, atol=1e-5)
 
 
@@ -193,9 +194,9 @@ def test_cloning_expects_over_the_noise():
     learner = make_clone(config, glam.env, glam.env_params, glam.policy)
     before = learner.init(jax.random.key(0))
     after, metrics = jax.jit(learner.update)(before)
-    scores = glam.policy.scores(before.params, before.frozen, after.obs).sum
+    scores = jax.jit(glam.policy.scores)(before.params, before.frozen, after.obs).sum
     env_states = innermost(after.env_state.env)
-    best = jax.vmap(lambda state: expert_action(state, glam.env))(env_states)
+    best = jax.jit(jax.vmap(lambda state: expert_action(state, glam.env)))(env_states)
     best = jnp.minimum(best, scores.shape[1] - 1)
     expected = -jnp.mean(0.5 * jnp.take_along_axis(scores, best[:, None], 1)[:, 0] + 0.5 * scores.mean(1))
     assert float(metrics["clone_loss"]) == pytest.approx(float(expected), abs=1e-4)
@@ -279,8 +280,8 @@ def test_paddings_by_length_change_no_score():
     env = envs_jax.VectorEnv(plain.env, 6, policy="none")
     obs, _ = env.reset(jax.random.key(1), plain.env_params)
     params, frozen = plain.policy.init(jax.random.key(2), obs)
-    expected = plain.policy.scores(params, frozen, obs)
-    found = sorted_.policy.scores(params, frozen, obs)
+    expected = jax.jit(plain.policy.scores)(params, frozen, obs)
+    found = jax.jit(sorted_.policy.scores)(params, frozen, obs)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), found, expected)
     with pytest.raises(ValueError, match="score_widths is 3, which sorts prompts into groups of score_rows"):
         build(replace(TINY, score_rows=0, score_widths=3))

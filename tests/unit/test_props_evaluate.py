@@ -69,8 +69,10 @@ def test_published_weights(cartpole):
     "id",
     [
         "CartPole-v1",
-        "FrozenLake-v1",
-        *(pytest.param(id, marks=pytest.mark.slow) for id in ("MountainCarContinuous-v0", "Acrobot-v1", "Pong-v0")),
+        *(
+            pytest.param(id, marks=pytest.mark.slow)
+            for id in ("FrozenLake-v1", "MountainCarContinuous-v0", "Acrobot-v1", "Pong-v0")
+        ),
     ],
 )
 def test_a_candidate_is_worth_the_same_alone(id):

@@ -9,12 +9,20 @@ import pytest
 
 from llmrl_jax.systems.props.history import Format
 from llmrl_jax.systems.props.matrices import find_matrices, parse_matrix, render_matrix
-from llmrl_jax.systems.props.parser import Grammar, UnreadProposals, parse, read, strip_thinking
+from llmrl_jax.systems.props.parser import Grammar, UnreadProposals, parse, strip_thinking
 from llmrl_jax.systems.props.policies import Policy
 
 
 THREE = Grammar(3, -6.0, 6.0, 1)
 FORM = Format()
+
+
+def read(text, grammar):
+    """What a reply says; raises where anything is wrong with it."""
+    reading = parse(text, grammar)
+    if reading.problems:
+        raise UnreadProposals(reading)
+    return reading
 
 
 def test_what_is_rendered_is_read():

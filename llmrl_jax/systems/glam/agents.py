@@ -22,6 +22,7 @@ from llmrl_jax.lm.tokens import WordTokenizer
 from llmrl_jax.parallel import make_mesh
 from llmrl_jax.rl.distributions import Categorical, Distribution
 from llmrl_jax.rl.learner import Learner
+from llmrl_jax.rl.policy import over_offered
 from llmrl_jax.rl.ppo import make_ppo
 from llmrl_jax.systems.glam.build import FirstActions, build, make_world
 from llmrl_jax.systems.glam.config import GlamConfig
@@ -134,7 +135,7 @@ def _drrn(config: GlamConfig) -> Baseline:
 
 @dataclass(frozen=True)
 class RandomPolicy:
-    """Every action as likely as any other; it has no parameters and values nothing."""
+    """Every action that is offered as likely as any other; it has no parameters and values nothing."""
 
     num_actions: int
 
@@ -146,7 +147,7 @@ class RandomPolicy:
 
     def step(self, params: Any, frozen: Any, obs: Any, carry: Any, first: Bool[Array, " B"]):
         rows = first.shape[0]
-        return Categorical(jnp.zeros((rows, self.num_actions))), jnp.zeros(rows), carry
+        return over_offered(jnp.zeros((rows, self.num_actions)), obs), jnp.zeros(rows), carry
 
 
 def _random(config: GlamConfig) -> Baseline:

@@ -20,11 +20,13 @@ import optax
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
+from envs_jax.actions import mask_of
 from envs_jax.env import Environment, Wrapper
 from envs_jax.resets import VectorEnv
 from envs_jax.text import TokenTable
 from llmrl_jax.rl.distributions import Categorical
 from llmrl_jax.rl.learner import Learner
+from llmrl_jax.rl.policy import over_offered
 from llmrl_jax.rl.replay import Replay, Ring
 from llmrl_jax.rl.rollout import EPISODE_INFO, Rollout, Runner, episode_metrics, start
 from llmrl_jax.systems.glam.recurrent import GRU, linear
@@ -156,13 +158,14 @@ class DRRNPolicy:
         return ()
 
     def q(self, params: Any, obs: Any) -> Float[Array, "B A"]:
-        """The value of every action."""
+        """The value of every action; of those that are not offered, minus infinity."""
         values: Any = self.network.apply({"params": params}, *self._inputs(obs))
-        return values
+        mask = mask_of(obs)
+        return values if mask is None else jnp.where(mask, values, -jnp.inf)
 
     def step(self, params: Any, frozen: Any, obs: Any, carry: Any, first: Bool[Array, " B"]):
         q = self.q(params, obs)
-        return Categorical(q), jnp.max(q, axis=-1), carry
+        return over_offered(q, obs), jnp.max(q, axis=-1), carry
 
 
 @struct.dataclass

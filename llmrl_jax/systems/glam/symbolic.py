@@ -23,10 +23,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from envs_jax import spaces
+from envs_jax.actions import MASK
 from envs_jax.babyai.text import MISSIONS, mission_limits
 from envs_jax.env import Environment, Wrapper
 from envs_jax.text import Prompt, Slot
 from llmrl_jax.rl.distributions import Categorical
+from llmrl_jax.rl.policy import over_offered
 from llmrl_jax.systems.glam.recurrent import GRU, LSTM, Conv, unit_columns
 
 
@@ -58,19 +60,20 @@ class SymbolicConfig:
 
 
 class SymbolicView(Wrapper):
-    """A BabyAI world seen as the published baseline sees it: `image` and `mission` only."""
+    """A BabyAI world seen as the published baseline sees it: `image` and `mission`, and which actions are offered where
+    the world says so."""
 
-    KEEP = ("image", "mission")
+    KEEP = ("image", "mission", MASK)
 
     def __init__(self, env: Environment):
         """**Raises:** `TypeError` for a world that lacks one of them."""
         super().__init__(env)
         parts = getattr(env.observation_space(env.default_params), "spaces", {})
-        if not set(self.KEEP) <= set(parts):
+        if not {"image", "mission"} <= set(parts):
             raise TypeError(f"{env.id!r} has no image with a mission; Symbolic-PPO plays the worlds named BabyAI-...")
 
     def _kept(self, obs: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: obs[name] for name in self.KEEP}
+        return {name: obs[name] for name in self.KEEP if name in obs}
 
     def reset(self, key, params):
         obs, state = self.env.reset(key, params)
@@ -222,7 +225,7 @@ class SymbolicPolicy:
     def _apply(self, params, obs, carry, first) -> tuple[Categorical, Any, Any]:
         found: Any = self.network.apply({"params": params}, *self._read(obs, first.shape), carry, first)
         logits, value, carry = found
-        return Categorical(logits), value, carry
+        return over_offered(logits, obs), value, carry
 
     def step(self, params, frozen, obs, carry, first):
         distribution, value, carry = self._apply(params, obs, carry, first[None])

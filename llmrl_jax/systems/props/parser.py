@@ -169,14 +169,6 @@ def parse(text: str, grammar: Grammar, seen: Collection[tuple[str, ...]] = (), f
     return Reading(tuple(proposals), tuple(problems), tuple(notes), "\n".join(prose).strip())
 
 
-def read(text: str, grammar: Grammar, seen: Collection[tuple[str, ...]] = (), form: Format | None = None) -> Reading:
-    """`parse`, for `chat.ask`. **Raises:** `UnreadProposals` where there are problems."""
-    reading = parse(text, grammar, seen, form)
-    if reading.problems:
-        raise UnreadProposals(reading)
-    return reading
-
-
 @dataclass
 class _Group:
     """Assignments that belong together, as text, and what is wrong with their lines."""
