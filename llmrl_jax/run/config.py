@@ -176,7 +176,14 @@ def load_config(cls: type[T], path: str | Path) -> T:
         value = json.loads(path.read_text())
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is not valid JSON: {error}") from error
-    return from_json(cls, value)
+    if isinstance(value, dict) and "model_type" in value:
+        raise ValueError(
+            f"{path} describes a language model ({value['model_type']}), not a run: pass that folder as --model"
+        )
+    try:
+        return from_json(cls, value)
+    except ValueError as error:
+        raise ValueError(f"{path} is not what this command wrote: {error}") from error
 
 
 # --- identity -------------------------------------------------------------------------------------------------------

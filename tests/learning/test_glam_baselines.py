@@ -21,8 +21,8 @@ WORLD = "BabyAI-Text/GoToLocalS5N2-v0"
 
 
 def success(agent, params, frozen):
-    run = make_evaluator(agent.env, agent.env_params, agent.policy, episodes=300, greedy=False)
-    return float(run(params, frozen, jax.random.key(9)).success.mean())
+    run = make_evaluator(agent.env, agent.env_params, agent.policy, episodes=300)
+    return float(run(params, frozen, jax.random.key(9), greedy=False).success.mean())
 
 
 def chance(**world):

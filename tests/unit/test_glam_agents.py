@@ -38,10 +38,22 @@ SMALL = {
 def test_every_agent_plays(name):
     agent = make_agent(SMALL[name])
     params, frozen = untrained(agent, jax.random.key(0))
-    run = make_evaluator(agent.env, agent.env_params, agent.policy, episodes=6, greedy=False)
-    found = run(params, frozen, jax.random.key(1))
+    run = make_evaluator(agent.env, agent.env_params, agent.policy, episodes=6)
+    found = run(params, frozen, jax.random.key(1), greedy=False)
     assert found.success.shape == (6,) and found.episode_length.min() >= 1 and found.episode_length.max() <= 16
     assert np.all((found.episode_return > 0) == found.success)  # the world's own reward, not the learner's
+
+
+def test_how_many_play_at_once_changes_no_episode():
+    agent = make_agent(SMALL["random"])
+    played = [
+        make_evaluator(agent.env, agent.env_params, agent.policy, episodes=30, lanes=lanes)(
+            (), (), jax.random.key(1), greedy=False
+        )
+        for lanes in (30, 4)
+    ]
+    jax.tree.map(np.testing.assert_array_equal, *played)
+    assert len(set(played[0].episode_length.tolist())) > 3 and 0 < played[0].success.mean() < 1
 
 
 def test_all_agents_are_tried():

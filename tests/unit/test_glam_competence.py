@@ -148,8 +148,8 @@ def test_its_gradient_reaches_the_model_unless_it_is_kept_out(glam, seen):
 @pytest.mark.slow
 def test_evaluation_sets_the_first_estimate_beside_the_outcome(glam, updates):
     state, _ = updates
-    run = make_evaluator(glam.env, glam.env_params, glam.policy, episodes=40, greedy=False)
-    found = run(state.params, state.frozen, jax.random.key(4))
+    run = make_evaluator(glam.env, glam.env_params, glam.policy, episodes=40, lanes=16)
+    found = run(state.params, state.frozen, jax.random.key(4), greedy=False)
     assert found.estimate.shape == (40,) and np.all((found.estimate > 0) & (found.estimate < 1))
     assert abs(found.estimate.mean() - found.success.mean()) < 0.3
     told = summarise(found, ("go_to",))

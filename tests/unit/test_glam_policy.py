@@ -154,16 +154,20 @@ class Told(envs_jax.Wrapper):
 def test_evaluation_plays_whole_episodes_from_fresh_resets():
     env, params = envs_jax.make("BabyAI-GoToLocalS6N2-v0")
     env = Told(EpisodeStatistics(env))
-    found = make_evaluator(env, params, Expert(env), episodes=20, greedy=True, batch_size=8)((), (), jax.random.key(0))
+    found = make_evaluator(env, params, Expert(env), episodes=20, lanes=8)((), (), jax.random.key(0), greedy=True)
     assert found.success.shape == (20,) and found.success.all()
     # the reward of a success tells its length: 1 - 0.9 t / 36
     assert np.allclose(found.episode_return, 1 - 0.9 * found.episode_length / 36, atol=1e-6)
     assert len(set(found.episode_length.tolist())) > 3
+    alone = make_evaluator(env, params, Expert(env), episodes=20, lanes=20)((), (), jax.random.key(0), greedy=True)
+    jax.tree.map(np.testing.assert_array_equal, found, alone)  # how many lanes there are changes no episode
 
 
 def test_evaluation_needs_an_episode(tiny):
     with pytest.raises(ValueError, match="episodes is 0"):
-        make_evaluator(tiny.env, tiny.env_params, tiny.policy, episodes=0, greedy=True)
+        make_evaluator(tiny.env, tiny.env_params, tiny.policy, episodes=0)
+    with pytest.raises(ValueError, match="lanes is 0"):
+        make_evaluator(tiny.env, tiny.env_params, tiny.policy, episodes=1, lanes=0)
 
 
 @pytest.mark.slow

@@ -145,9 +145,9 @@ def test_the_unmodified_test_is_the_evaluation(glam, weights):
     tests = [parse_test("no_modification_test")]
     (found,) = run_tests(glam, *weights, tests, jax.random.key(3), 6)
     assert (found.env, found.skipped, found.tasks) == (TINY.env, "", glam.env.unwrapped.task_names)
+    own = make_evaluator(glam.env, glam.env_params, glam.policy, episodes=6)
     for way, greedy in (("sampled", False), ("greedy", True)):
-        own = make_evaluator(glam.env, glam.env_params, glam.policy, episodes=6, greedy=greedy)
-        expected = own(*weights, jax.random.key(3))
+        expected = own(*weights, jax.random.key(3), greedy=greedy)
         jax.tree.map(np.testing.assert_array_equal, found.episodes[way], expected)
 
 

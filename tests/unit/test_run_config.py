@@ -70,6 +70,14 @@ def test_missing_and_torn_files(tmp_path):
     (tmp_path / "torn.json").write_text('{"inner": ')
     with pytest.raises(ValueError, match="not valid JSON"):
         configs.load_config(Outer, tmp_path / "torn.json")
+    (tmp_path / "model.json").write_text('{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}')
+    with pytest.raises(
+        ValueError, match=r"describes a language model \(llama\), not a run: pass that folder as --model"
+    ):
+        configs.load_config(Outer, tmp_path / "model.json")
+    (tmp_path / "other.json").write_text('{"nonesuch": 1}')
+    with pytest.raises(ValueError, match=r"other.json is not what this command wrote: Outer has no field 'nonesuch'"):
+        configs.load_config(Outer, tmp_path / "other.json")
 
 
 def test_a_value_that_json_cannot_hold():

@@ -127,12 +127,13 @@ def _judge(glam: Glam, episodes: int, seed: int) -> Callable[[Any], dict[str, di
     from llmrl_jax.run.commands.glam import HELD_OUT, _tasks, summarise
 
     key = jax.random.fold_in(jax.random.key(seed), HELD_OUT)
-    ways = {"sampled": False, "greedy": True} if episodes else {}
-    play = {
-        way: make_evaluator(glam.env, glam.env_params, glam.policy, episodes=episodes, greedy=greedy)
-        for way, greedy in ways.items()
+    if not episodes:
+        return lambda state: {}
+    play = make_evaluator(glam.env, glam.env_params, glam.policy, episodes=episodes)
+    ways = {"sampled": False, "greedy": True}
+    return lambda state: {
+        way: summarise(play(*acting(glam, state), key, greedy=greedy), _tasks(glam)) for way, greedy in ways.items()
     }
-    return lambda state: {way: summarise(run(*acting(glam, state), key), _tasks(glam)) for way, run in play.items()}
 
 
 def _write(folder: Path, config: CloneRun, glam: Glam, state: Any) -> list[str]:

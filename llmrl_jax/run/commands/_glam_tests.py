@@ -172,7 +172,7 @@ def _bot(config: GlamConfig, out: Path, key: jax.Array, asked: dict[str, Any]) -
             if env not in known:
                 plain = PostTest(test.name)
                 trial = prepare(make_agent(replace(config, agent="bot", env=env)), plain)
-                episodes = trial.play((), (), key, asked["episodes"], greedy=True)
+                episodes = trial.play((), (), key, asked["episodes"], {"greedy": True})["greedy"]
                 known[env] = Outcome(plain, env, trial.actions, trial.tasks, dict.fromkeys(WAYS, episodes))
             yield replace(known[env], test=test)
 

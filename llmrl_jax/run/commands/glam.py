@@ -75,9 +75,14 @@ def _tasks(agent: Agent) -> Sequence[str]:
     return getattr(agent.env.unwrapped, "task_names", ("task",))  # type: ignore[attr-defined]
 
 
-def _evaluation(agent: Agent, episodes: int, greedy: bool) -> Callable[[Any, jax.Array], dict[str, float]]:
-    run = make_evaluator(agent.env, agent.env_params, agent.policy, episodes=episodes, greedy=greedy)
-    return lambda state, key: summarise(run(state.params, state.frozen, key), _tasks(agent))
+def _evaluation(agent: Agent, episodes: int) -> Callable[..., dict[str, float]]:
+    """`(state, key, greedy=False) -> summary`, one compiled program."""
+    run = make_evaluator(agent.env, agent.env_params, agent.policy, episodes=episodes)
+
+    def evaluate(state: Any, key: jax.Array, greedy: bool = False) -> dict[str, float]:
+        return summarise(run(state.params, state.frozen, key, greedy=greedy), _tasks(agent))
+
+    return evaluate
 
 
 def _updates(learner: Any, steps: int) -> int:
@@ -89,7 +94,7 @@ def _updates(learner: Any, steps: int) -> int:
 def _train(config: TrainConfig) -> int:
     agent = make_agent(config.glam)
     learner = agent.learner()
-    evaluate = _evaluation(agent, config.eval_episodes, greedy=False) if config.run.eval_every else None
+    evaluate = _evaluation(agent, config.eval_episodes) if config.run.eval_every else None
     result = run_training(
         learner,
         config.run,
@@ -186,9 +191,8 @@ def evaluate(
         raise FileNotFoundError(f"there is no run in {folder}: it has no config.json")
     config, agent, state, update = _load_run(folder, checkpoint)
     key = jax.random.fold_in(jax.random.key(seed), HELD_OUT)
-    found = {}
-    for name, greedy in (("sampled", False), ("greedy", True)):
-        found[name] = _evaluation(agent, episodes, greedy)(state, key)
+    evaluate = _evaluation(agent, episodes)
+    found = {name: evaluate(state, key, greedy) for name, greedy in (("sampled", False), ("greedy", True))}
     print(f"{folder}, checkpoint of update {update}, {config.glam.env}, {episodes} episodes each")
     print(_table(found, _tasks(agent)))
     written = folder / f"eval-{update}.json"
@@ -345,7 +349,7 @@ def prior_then_ppo(
     agent = make_agent(config.glam)
     learner = agent.learner()
     key = jax.random.fold_in(jax.random.key(run.seed), HELD_OUT)
-    judge = _evaluation(agent, episodes, greedy=False)
+    judge = _evaluation(agent, episodes)
     judged: list[tuple[int, dict[str, float]]] = []
 
     def judge_same_episodes(state: Any, _: jax.Array) -> dict[str, float]:
@@ -371,7 +375,7 @@ def prior_then_ppo(
     begun = None if judged and judged[0][0] == 0 else learner.init(jax.random.key(run.seed))
     before = judged[0][1] if begun is None else judge(begun, key)
     after = judged[-1][1] if judged and judged[-1][0] == result.update else judge(result.state, key)
-    greedy = _evaluation(agent, episodes, greedy=True)(result.state, key)
+    greedy = judge(result.state, key, greedy=True)
     _write_gif(agent, result.state, jax.random.fold_in(key, 1), folder)
     taught = "reading, then imitation" if reading.updates else "imitation"
     summary = {

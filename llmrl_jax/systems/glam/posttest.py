@@ -180,10 +180,13 @@ class Trial:
     def tasks(self) -> tuple[str, ...]:
         return tuple(getattr(self.env.unwrapped, "task_names", ("task",)))  # type: ignore[attr-defined]
 
-    def play(self, params: Any, frozen: Any, key: jax.Array, episodes: int, greedy: bool) -> Episodes:
-        """Whole episodes from fresh resets, see `make_evaluator`."""
-        run = make_evaluator(self.env, self.env_params, self.policy, episodes=episodes, greedy=greedy)
-        return run(params, frozen, key)
+    def play(
+        self, params: Any, frozen: Any, key: jax.Array, episodes: int, ways: Mapping[str, bool]
+    ) -> dict[str, Episodes]:
+        """Whole episodes from fresh resets, see `make_evaluator`, for every way of acting: its name, and whether it is
+        greedy."""
+        run = make_evaluator(self.env, self.env_params, self.policy, episodes=episodes)
+        return {way: run(params, frozen, key, greedy=greedy) for way, greedy in ways.items()}
 
 
 def prepare(agent: Agent, test: PostTest) -> Trial:
@@ -270,23 +273,22 @@ def run_tests(
         except (NotTestable, PromptError) as error:
             yield Outcome(test, env, skipped=str(error))
             continue
-        ways = {"sampled": False, "greedy": True}
-        played = {way: trial.play(params, frozen, key, episodes, greedy) for way, greedy in ways.items()}
+        played = trial.play(params, frozen, key, episodes, {"sampled": False, "greedy": True})
         yield Outcome(test, env, trial.actions, trial.tasks, played)
 
 
 def run_random(config: GlamConfig, tests: Sequence[PostTest], key: jax.Array, episodes: int) -> Iterator[Outcome]:
     """Play tests uniformly at random. Words mean nothing to it: tests of the same world and number of actions share
     their episodes."""
-    known: dict[tuple[str, int], Episodes] = {}
+    known: dict[tuple[str, int], dict[str, Episodes]] = {}
     for test in tests:
         env, env_params = _acting(config, test)
         words = action_words(config, test, env.action_names)
         trial = Trial(env, env_params, RandomPolicy(len(words)), words)
         name = world_of(test, config.env)
         if (name, len(words)) not in known:
-            known[name, len(words)] = trial.play((), (), key, episodes, greedy=False)
-        yield Outcome(test, name, words, trial.tasks, {"sampled": known[name, len(words)]})
+            known[name, len(words)] = trial.play((), (), key, episodes, {"sampled": False})
+        yield Outcome(test, name, words, trial.tasks, known[name, len(words)])
 
 
 def write_returns(folder: str | Path, outcome: Outcome, *, zero_shot: bool = False) -> list[Path]:

@@ -115,8 +115,8 @@ def make_evaluator(
         *_, over, returns, lengths = loop
         if left:
             chosen = jnp.argsort(over)[:left]  # stable: what still plays comes first
-            some = jax.tree.map(lambda x: x[chosen], (params, keys, loop))
-            more = play(*some[:2], (t, *some[2]), gathers - 1)
+            params, keys, loop = jax.tree.map(lambda x: x[chosen], (params, keys, loop))
+            more = play(params, keys, (t, *loop), gathers - 1)
             returns, lengths = returns.at[chosen].set(more[0]), lengths.at[chosen].set(more[1])
         return returns, lengths
 
