@@ -32,6 +32,9 @@ class ChatConfig:
     """The environment variable with the server's key. Empty: OPENAI_API_KEY for OpenAI's host, none for others."""
     adapter: str = ""
     """A PEFT folder with adapters for a `local:` model."""
+    template: str = ""
+    """The chat template of a `local:` model: empty for its own; `plain` for messages one after the other, what models
+    without one were fine-tuned on; or a file."""
     temperature: float = 1.0
     """Of sampling; negative leaves it to the server."""
     max_tokens: int = 2048
@@ -72,6 +75,8 @@ class ChatConfig:
             raise ValueError(f"--chat.base-url is for the models of a server; {self.model!r} is in this process")
         if self.adapter and not self.model.startswith(LOCAL):
             raise ValueError(f"--chat.adapter needs a local: model, not {self.model!r}")
+        if self.template and not self.model.startswith(LOCAL):
+            raise ValueError(f"--chat.template is for a local: model, not {self.model!r}; a server has its own")
         if self.token_limit not in ("max_tokens", "max_completion_tokens"):
             raise ValueError(f"token_limit is {self.token_limit!r}; it is max_tokens or max_completion_tokens")
 
@@ -120,6 +125,6 @@ def make_chat(config: ChatConfig, adviser: ChatModel, folder: str | Path) -> Cha
     else:
         from llmrl_jax.serve import LocalLlama
 
-        asked = LocalLlama.load(config.model.removeprefix(LOCAL), adapter=config.adapter)
+        asked = LocalLlama.load(config.model.removeprefix(LOCAL), adapter=config.adapter, chat_template=config.template)
     recorded = Recorder(Budgeted(asked, budget), folder / "chat.jsonl")
     return Chat(Cached(recorded, cache, config.cache_mode), budget)

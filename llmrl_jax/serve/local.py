@@ -36,7 +36,10 @@ class LocalLlama:
 
     def __init__(self, served: Served, *, max_batch: int = 16, name: str = ""):
         if served.template is None:
-            raise ValueError(f"the model {served.name!r} has no chat template, so it cannot be chatted with")
+            raise ValueError(
+                f"the model {served.name!r} has no chat template, so it cannot be chatted with: take an "
+                "instruction-tuned model, or name a template for it: `plain`, or a file with one"
+            )
         self.served = served
         self.name = name or f"{served.name}@{served.fingerprint}"
         self._sampler = Sampler(served, max_batch)

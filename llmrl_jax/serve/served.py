@@ -63,16 +63,18 @@ class Served:
         context: int = 0,
         dtype: Any = jnp.float32,
         quantize: str | None = None,
+        chat_template: str = "",
     ) -> Served:
         """A model folder or hub id, with its tokenizer and chat template.
 
         **Arguments:** `path_or_id`; `adapter`, a PEFT adapter to put on it, a folder or hub id; `name`, by default the
         folder's or the id, and the adapter's; `context`, see the field; `dtype`, of weights and computation;
-        `quantize`, `int8` or `nf4`, see `lm.load`.
+        `quantize`, `int8` or `nf4`, see `lm.load`; `chat_template`, in place of the model's own: `plain`, messages one
+        after the other, or a file with a template.
         **Raises:** what `lm.load`, `lm.load_adapter` and `lm.load_tokenizer` raise.
         """
         folder = lm.locate(path_or_id)
-        tokenizer, template = lm.load_tokenizer(folder), ChatTemplate.load(folder)
+        tokenizer, template = lm.load_tokenizer(folder), ChatTemplate.load(folder, chat_template)
         model, variables = lm.load(folder, dtype=dtype, quantize=quantize)
         if adapter:
             model, variables = lm.load_adapter(adapter, model, variables)

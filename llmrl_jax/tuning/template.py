@@ -8,6 +8,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 
+PLAIN = "{{ bos_token }}{{ messages | map(attribute='content') | join('\n\n') }}"
+"""What is said, one message after the other, for models that never learnt whose turn it is."""
+
+
 class TemplateError(ValueError):
     """A chat template that cannot be read, or that refuses what it was given."""
 
@@ -37,8 +41,11 @@ class ChatTemplate:
             raise TemplateError(f"the chat template is not Jinja: {error.message} in line {error.lineno}") from error
 
     @classmethod
-    def load(cls, folder: str | Path) -> ChatTemplate | None:
-        """The template of a model folder, from `chat_template.jinja` or `tokenizer_config.json`; None without one."""
+    def load(cls, folder: str | Path, choice: str = "") -> ChatTemplate | None:
+        """The template of a model folder, from `chat_template.jinja` or `tokenizer_config.json`; None without one.
+
+        **Arguments:** `choice`, empty for the model's own; `plain` for `PLAIN`; else a file with a template.
+        **Raises:** `TemplateError` where that file is not there, or the template is not Jinja."""
         folder = Path(folder)
         config: dict[str, Any] = {}
         if (folder / "tokenizer_config.json").is_file():
@@ -48,6 +55,12 @@ class ChatTemplate:
             source = (folder / "chat_template.jinja").read_text(encoding="utf-8")
         if isinstance(source, list):  # several, by name
             source = next((x["template"] for x in source if x["name"] == "default"), None)
+        if choice == "plain":
+            source = PLAIN
+        elif choice:
+            if not Path(choice).is_file():
+                raise TemplateError(f"the chat template {choice!r} is neither plain nor a file")
+            source = Path(choice).read_text(encoding="utf-8")
         if not source:
             return None
         tokens = {name: config.get(name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}

@@ -55,6 +55,7 @@ def test_a_published_file_runs_unchanged(tmp_path, capsys):
         (["--tasks", "cartpol"], "no task 'cartpol'; did you mean 'cartpole'"),
         (["--config", "nowhere.yaml"], "there is no configuration nowhere.yaml"),
         (["--chat.base-url", "http://127.0.0.1:1/v1"], "is in this process"),
+        (["--chat.template", "plain"], "is for a local: model, not 'scripted'"),
         (["--seeds", "0"], "seeds is 0"),
     ],
 )

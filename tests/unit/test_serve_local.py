@@ -252,7 +252,7 @@ def test_adapters_act(served, tmp_path):
     variables = random_variables(adapted, scale=1.0)
     variables = {"params": served.variables["params"], "lora": variables["lora"]}
     lm.save_adapter(tmp_path / "adapter", adapted, variables, base="tiny")
-    both = Served.load(tmp_path / "model", adapter=tmp_path / "adapter")
+    both = Served.load(tmp_path / "model", adapter=tmp_path / "adapter", chat_template="plain")
     assert both.name == "model+adapter" and both.fingerprint != served.fingerprint
     prompt = Ask(tuple(both.encode("Colors: red")), Sampling(12, temperature=0.0))
     merged = {"params": lm.merge(both.variables["params"], both.variables["lora"], both.model.lora)}

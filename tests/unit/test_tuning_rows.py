@@ -151,6 +151,17 @@ def test_templates_stay_in_their_sandbox(source):
         ChatTemplate(source, {}).render([{"role": "user", "content": "x"}])
 
 
+def test_a_template_in_place_of_the_models_own(tmp_path):
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "own", "bos_token": "<s>"}')
+    said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How many?"}]
+    assert ChatTemplate.load(tmp_path).render(said) == "own"
+    assert ChatTemplate.load(tmp_path, "plain").render(said, add_generation_prompt=True) == "<s>Be brief.\n\nHow many?"
+    (tmp_path / "mine.jinja").write_text("{{ messages | length }}")
+    assert ChatTemplate.load(tmp_path, str(tmp_path / "mine.jinja")).render(said) == "2"
+    with pytest.raises(TemplateError, match="'chatml' is neither plain nor a file"):
+        ChatTemplate.load(tmp_path, "chatml")
+
+
 def test_a_template_that_is_not_jinja():
     with pytest.raises(TemplateError, match="not Jinja: .* in line 1"):
         ChatTemplate("{% for %}", {})

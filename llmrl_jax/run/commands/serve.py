@@ -18,6 +18,7 @@ from llmrl_jax.serve.server import is_loopback, listen, run, url_of
 def serve(
     model: str,
     adapter: str = "",
+    chat_template: str = "",
     name: str = "",
     host: str = "127.0.0.1",
     port: int = 8000,
@@ -36,6 +37,7 @@ def serve(
     Args:
         model: A folder with config.json, safetensors and tokenizer.json, or a Hugging Face hub id.
         adapter: A peft adapter to put on the model: a folder or hub id; empty: none.
+        chat_template: In place of the model's own: `plain`, messages one after the other, or a file with a template.
         name: The name that requests give as `model`; empty: the folder's or the hub id.
         host: Address to listen at; only this machine reaches the default.
         port: Port to listen at; 0: any that is free.
@@ -60,7 +62,15 @@ def serve(
     sock = listen(host, port)
     try:
         kind = None if quantize == "none" else quantize
-        served = Served.load(model, adapter=adapter, name=name, context=context, dtype=jnp.dtype(dtype), quantize=kind)
+        served = Served.load(
+            model,
+            adapter=adapter,
+            name=name,
+            context=context,
+            dtype=jnp.dtype(dtype),
+            quantize=kind,
+            chat_template=chat_template,
+        )
         with Engine(served, max_batch=max_batch, max_queue=max_queue) as engine:
             app = make_app(engine, key=key, limits=limits, hosts=LOOPBACK if here and not key else None)
             chat = "" if served.template else " (no chat template: no /v1/chat/completions)"
