@@ -80,13 +80,17 @@ class Run:
         return stats.wilson(min(float((success[tenth] * count[tenth]).sum()), n), n)
 
 
+OWN = "<run>/"
+"""What a place inside a run's own folder begins with."""
+
+
 def settings_of(config: Any, folder: Path) -> dict[str, Any]:
     """Every option that decides a run's results, by its dotted name; a place inside the run's own folder (a prior that
     it made for itself) is told from there."""
 
     def told(value: Any) -> Any:
         if isinstance(value, str) and f"/{folder.name}/" in f"/{value}":
-            return "<run>/" + f"/{value}".rpartition(f"/{folder.name}/")[2]
+            return OWN + f"/{value}".rpartition(f"/{folder.name}/")[2]
         return value
 
     return {name: told(value) for name, value in configs.identity(config).items()}
@@ -124,10 +128,21 @@ T = TypeVar("T", bound=Told)
 
 
 def by_settings(runs: Sequence[T]) -> list[list[T]]:
-    """The runs in groups that differ in their seed alone, each where its first run stands."""
+    """The runs in groups that differ in their seed alone, each where its first run stands.
+
+    Where a run began with what another run among them had made (`runs/FIRST/prior`), it stands with the one that made
+    it."""
+    places = {str(value) for run in runs for value in run.settings.values() if "/" in str(value)}
+
+    def told(run: T, value: Any) -> Any:
+        if not str(value).startswith(OWN):
+            return value
+        tail = f"/{run.name}/{str(value).removeprefix(OWN)}"
+        return next((place for place in sorted(places) if f"/{place}".endswith(tail)), value)
+
     groups: dict[str, list[T]] = {}
     for run in runs:
-        decides = {name: value for name, value in run.settings.items() if name != SEED}
+        decides = {name: told(run, value) for name, value in run.settings.items() if name != SEED}
         groups.setdefault(json.dumps(decides, sort_keys=True), []).append(run)
     return list(groups.values())
 

@@ -73,6 +73,17 @@ def test_lines_without_an_ended_episode_are_left_out(tmp_path):
     assert run.efficiency() == 0.75 and run.steps == 400
 
 
+def test_seeds_that_begin_with_one_runs_prior_stand_with_it(tmp_path):
+    """The experiments' way: the first run makes the prior, the others name it."""
+    made = "runs/first/prior"
+    runs = read(
+        write_run(tmp_path / "first", RISING, seed=0, model=made),
+        write_run(tmp_path / "second", RISING, seed=1, model=made),
+        write_run(tmp_path / "other", RISING, seed=2, model="runs/other/prior"),
+    )
+    assert [[run.name for run in group] for group in compare.by_settings(runs)] == [["first", "second"], ["other"]]
+
+
 def test_runs_that_differ_in_their_seed_are_one_line(tmp_path):
     runs = read(
         write_run(tmp_path / "a", RISING, seed=0, model=str(tmp_path / "a" / "prior")),
