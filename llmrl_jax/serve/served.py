@@ -85,12 +85,13 @@ class Served:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Eight hexadecimal digits that follow from every bit of the weights and from the configuration."""
+        """Eight hexadecimal digits that follow from every bit of the weights, the configuration and the template."""
         leaves = jax.tree_util.tree_leaves_with_path(self.variables)
         sums = [f"{jax.tree_util.keystr(path)} {_checksum(leaf)}" for path, leaf in leaves]
         import hashlib
 
-        text = "\n".join([repr(self.model.config), repr(self.model.lora), str(self.model.dtype), *sums])
+        template = "" if self.template is None else self.template.source
+        text = "\n".join([repr(self.model.config), repr(self.model.lora), str(self.model.dtype), template, *sums])
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
     def encode(self, text: str) -> list[int]:

@@ -31,6 +31,7 @@ from llmrl_jax.lm.rope import rotations
 from llmrl_jax.serve import Ask, LocalLlama, Sampler, Sampling, Served
 from llmrl_jax.serve.sampler import _Reader, _roomy, width
 from llmrl_jax.tuning import ChatTemplate
+from llmrl_jax.tuning.template import PLAIN
 from tests.lm_random import random_variables
 
 
@@ -242,7 +243,9 @@ def test_fingerprints_tell_weights_apart(served):
         prints.add(dataclasses.replace(served, variables={"params": changed}).fingerprint)
     half = jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), params)
     prints.add(dataclasses.replace(served, variables={"params": half}).fingerprint)
-    assert len(prints) == 4
+    # a cache of replies must not take one template's for another's
+    prints.add(dataclasses.replace(served, template=ChatTemplate(PLAIN, {})).fingerprint)
+    assert len(prints) == 5
 
 
 def test_adapters_act(served, tmp_path):

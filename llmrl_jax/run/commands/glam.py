@@ -191,8 +191,8 @@ def evaluate(
         raise FileNotFoundError(f"there is no run in {folder}: it has no config.json")
     config, agent, state, update = _load_run(folder, checkpoint)
     key = jax.random.fold_in(jax.random.key(seed), HELD_OUT)
-    evaluate = _evaluation(agent, episodes)
-    found = {name: evaluate(state, key, greedy) for name, greedy in (("sampled", False), ("greedy", True))}
+    play = _evaluation(agent, episodes)
+    found = {name: play(state, key, greedy) for name, greedy in (("sampled", False), ("greedy", True))}
     print(f"{folder}, checkpoint of update {update}, {config.glam.env}, {episodes} episodes each")
     print(_table(found, _tasks(agent)))
     written = folder / f"eval-{update}.json"

@@ -10,9 +10,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Float, Int, Key
 
 from envs_jax.env import Environment
+from envs_jax.resets import select
 from llmrl_jax.systems.props.policies import Policy
 
 
@@ -60,11 +61,6 @@ def proceed(
     return obs, state, reward, terminated | truncated
 
 
-def _where(mask: Bool[Array, " B"], new: Any, old: Any) -> Any:
-    """Row by row, `new` where `mask` holds; trees of arrays with a leading axis `[B]`."""
-    return jax.tree.map(lambda n, o: jnp.where(mask.reshape(-1, *[1] * (n.ndim - 1)), n, o), new, old)
-
-
 def make_evaluator(
     env: Environment, env_params: Any, policy: Policy, *, max_steps: int | None = None, gathers: int | None = None
 ) -> Evaluator:
@@ -106,7 +102,7 @@ def make_evaluator(
             t, *before, over, returns, lengths = loop
             *after, reward, ended = episodes(params, keys, t, *before)
             # what has ended stands still: physics that runs on after a fall comes to huge numbers, slow to compute with
-            obs, state = _where(over, before, after)
+            obs, state = select(over, before, after)
             returns = jnp.where(over, returns, returns + reward)
             lengths = jnp.where(over, lengths, t + 1)
             return t + 1, obs, state, over | ended | (t + 1 >= limit), returns, lengths
