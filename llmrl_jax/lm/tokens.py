@@ -7,6 +7,8 @@ special ids are attributes. They work on the host, when a program is built; insi
 from __future__ import annotations
 
 import difflib
+import hashlib
+import itertools
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -79,58 +81,71 @@ class FastTokenizer:
 class WordTokenizer(FastTokenizer):
     """One token for each word between white space, marks included ("left," and "left" are two tokens).
 
-    It has no unknown token: a word that it was not made from is an error, not a loss. White space itself, newlines
-    too, has no token.
+    It has no unknown token: a word that it was not made from is an error, not a loss, unless there are spare tokens
+    (`spare_ids`): then its marks are dropped until it is known, and what is left is hashed to one of these. The same
+    word is the same token everywhere; two of `n` other words share one of `s` with a probability of about n^2 / 2s.
+    White space itself, newlines too, has no token.
     """
 
     PAD, EOS = "<pad>", "<eos>"
+    SPARE, MARKS = "<spare_{}>", ",.:;!?"
 
     def __init__(self, backend: tokenizers.Tokenizer):
         super().__init__(backend, eos_token=self.EOS, pad_token=self.PAD)
         self._vocabulary = backend.get_vocab()
+        names = map(self.SPARE.format, itertools.count())
+        self.spare_ids: list[int] = [self._vocabulary[n] for n in itertools.takewhile(self._vocabulary.get, names)]
 
     @classmethod
-    def from_texts(cls, texts: Iterable[str]) -> WordTokenizer:
-        """The tokenizer of every word in `texts`, in alphabetical order behind `<pad>` and `<eos>`.
+    def from_texts(cls, texts: Iterable[str], spare: int = 0) -> WordTokenizer:
+        """The tokenizer of every word in `texts`, in alphabetical order behind `<pad>` and `<eos>`, and before `spare`
+        tokens for other words.
 
-        **Raises:** `ValueError` where there is no word, or one that is a special token."""
+        **Raises:** `ValueError` where there is no word, or one that is a special token, or `spare` is below 0."""
         import tokenizers
         from tokenizers import models, pre_tokenizers
 
         words = sorted({word for text in texts for word in text.split()})
         if not words:
             raise ValueError("a word tokenizer needs at least one word")
-        for special in (cls.PAD, cls.EOS):
+        if spare < 0:
+            raise ValueError(f"spare is {spare}; 0 or more tokens for other words can be had")
+        spares = [cls.SPARE.format(i) for i in range(spare)]
+        for special in (cls.PAD, cls.EOS, *spares):
             if special in words:
                 raise ValueError(f"the word {special!r} is taken: it is a special token")
-        vocabulary = {word: i for i, word in enumerate([cls.PAD, cls.EOS, *words])}
+        vocabulary = {word: i for i, word in enumerate([cls.PAD, cls.EOS, *words, *spares])}
         backend = tokenizers.Tokenizer(models.WordLevel(vocabulary))
         backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         backend.add_special_tokens([cls.PAD, cls.EOS])
         return cls(backend)
 
     @classmethod
-    def from_prompt(cls, prompt: Any, answers: Iterable[str] = ()) -> WordTokenizer:
+    def from_prompt(cls, prompt: Any, answers: Iterable[str] = (), spare: int = 0) -> WordTokenizer:
         """The tokenizer of everything that an `envs_jax.text.Prompt` can say, and of the answers to it."""
-        return cls.from_texts([*(text for unit in prompt.units for text in unit.texts), *answers])
+        return cls.from_texts([*(text for unit in prompt.units for text in unit.texts), *answers], spare)
 
-    def _check(self, text: str) -> None:
-        for word in text.split():
-            if word not in self._vocabulary:
-                close = difflib.get_close_matches(word, list(self._vocabulary), n=3)
-                hint = f"; the nearest are {', '.join(map(repr, close))}" if close else ""
-                raise ValueError(f"the word {word!r} is not among the {self.vocab_size} of this tokenizer{hint}")
+    def _known(self, word: str) -> str:
+        """The word, or the spare token that stands for it."""
+        if word in self._vocabulary:
+            return word
+        if self.spare_ids:
+            if len(word) > 1 and word[-1] in self.MARKS:
+                return self._known(word[:-1])
+            code = int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest())
+            return self.SPARE.format(code % len(self.spare_ids))
+        close = difflib.get_close_matches(word, list(self._vocabulary), n=3)
+        hint = f"; the nearest are {', '.join(map(repr, close))}" if close else ""
+        raise ValueError(f"the word {word!r} is not among the {self.vocab_size} of this tokenizer{hint}")
 
     def encode(self, text: str) -> list[int]:
-        """The ids of the words of `text`. **Raises** `ValueError` for a word that the tokenizer does not have."""
-        self._check(text)
-        return super().encode(text)
+        """The ids of the words of `text`. **Raises** `ValueError` for a word that the tokenizer does not have, where it
+        has no spare tokens."""
+        return super().encode(" ".join(map(self._known, text.split())))
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode` of each text, in parallel."""
-        for text in texts:
-            self._check(text)
-        return super().encode_batch(texts)
+        return super().encode_batch([" ".join(map(self._known, text.split())) for text in texts])
 
 
 def load_tokenizer(path_or_id: str | Path) -> FastTokenizer:

@@ -160,7 +160,8 @@ class _Server:
             scheme, _, given = request.headers.get("authorization", "").partition(" ")
             same = hmac.compare_digest(given.strip().encode(), self._key)
             if scheme.lower() != "bearer" or not same:
-                raise ApiError("the key is missing or wrong (Authorization: Bearer ...)", 401, code="invalid_api_key")
+                said = "the key is missing or wrong; the header Authorization has it behind the word bearer"
+                raise ApiError(said, 401, code="invalid_api_key")
 
     async def models(self, request: Request, request_id: str) -> Any:
         """The one model."""

@@ -12,7 +12,7 @@ import pytest
 import envs_jax
 from envs_jax.babyai.expert import expert_action
 from envs_jax.wrappers import EpisodeStatistics
-from llmrl_jax.lm import Scores
+from llmrl_jax.lm import Scores, WordTokenizer
 from llmrl_jax.rl.distributions import Categorical
 from llmrl_jax.run.commands import glam as glam_commands
 from llmrl_jax.run.commands.glam import _imitate
@@ -23,7 +23,7 @@ from llmrl_jax.systems.glam.config import EmbeddedConfig
 from llmrl_jax.systems.glam.evaluate import make_evaluator
 from llmrl_jax.systems.glam.policy import action_logits
 from llmrl_jax.systems.glam.presets import DEMO, GLAM, PRESETS, preset
-from llmrl_jax.systems.glam.reading import ReadingConfig, question, reading_rows
+from llmrl_jax.systems.glam.reading import ReadingConfig, invented_names, question, reading_rows
 
 
 TINY = replace(
@@ -224,6 +224,38 @@ def test_reading_asks_for_what_was_shown():
     assert question(both, rng) == ([" 1 step right,", " 4 steps forward,"], [True, True])
     door = "Goal of the agent: open the grey door Observation 0: You see a closed grey door 2 steps right, Action 0:"
     assert question(door, rng) == ([" 2 steps right,"], [True])
+
+
+def test_things_go_by_invented_names():
+    """A word becomes one spare token wherever it stands, other words stay, and each text draws its own."""
+    text = (
+        "Goal of the agent: go to a red ball Observation 0: You see a wall 2 steps forward, You see a red ball 4 steps "
+        "forward, You see a blue key 1 step right, Action 0: blue key 1 step right,"
+    )
+    tokenizer = WordTokenizer.from_texts([text], spare=16)
+    ids = tokenizer.encode(text)
+    draw = np.random.default_rng(3)
+    drawn = [invented_names(text, ids, tokenizer, draw) for _ in range(200)]
+    by_word = {word: [] for word in ("red", "ball", "blue", "key")}
+    for found in drawn:
+        other: dict[int, int] = {}
+        for old, new in zip(ids, found, strict=True):
+            assert other.setdefault(old, new) == new, "one token for a word throughout a text"
+        renamed = {tokenizer.backend.id_to_token(old): new for old, new in other.items() if old != new}
+        assert set(renamed) <= set(by_word) and set(renamed.values()) <= set(tokenizer.spare_ids)
+        assert len(set(renamed.values())) == len(renamed), "two words stay two words"
+        for word, tokens in by_word.items():
+            tokens.append(renamed.get(word))
+    for word, tokens in by_word.items():
+        assert 70 < sum(token is not None for token in tokens) < 130, word  # half of 200, 4 standard deviations
+        assert len(set(tokens)) == 17, word
+
+
+def test_reading_lessons_are_checked_first():
+    with pytest.raises(ValueError, match="invented is 1.5"):
+        ReadingConfig(invented=1.5)
+    with pytest.raises(ValueError, match="needs a model of 16 spare tokens"):
+        reading_rows(build(replace(TINY, tune="full")), 3, seed=1, invented=0.5)
 
 
 @pytest.mark.slow

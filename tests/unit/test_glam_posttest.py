@@ -34,7 +34,7 @@ from llmrl_jax.systems.glam.posttest import (
     write_returns,
 )
 from llmrl_jax.systems.glam.presets import DEMO
-from llmrl_jax.systems.glam.rewrites import EXTRA_ACTIONS, SYNONYMS, find_rewrite
+from llmrl_jax.systems.glam.rewrites import EXTRA_ACTIONS, REWRITES, SYNONYMS, find_rewrite
 
 
 TINY = replace(
@@ -158,6 +158,29 @@ def test_a_closed_vocabulary_is_told_and_not_filled_in():
     outcomes = list(run_tests(glam, (), (), [parse_test("adj_synonym"), parse_test("go_to")], jax.random.key(0), 2))
     assert "vermilion" in outcomes[0].skipped and outcomes[0].episodes == {}
     assert "the longest prompt takes" in outcomes[1].skipped, "more objects than the small model has positions for"
+
+
+def test_spare_words_make_every_test_playable():
+    """No prompt is refused or too long, what a test's words refer to stays apart, and one word is one token."""
+    sizes = replace(TINY.embedded, spare_words=128)
+    glam = build(replace(TINY, env="BabyAI-Text/MixedTrainLocal-v0", embedded=sizes))
+    tokenizer = glam.tokenizer
+    for name in ("no_meaning_words", "second_synonym_actions", "go_to+french", "french+adj_synonym", "prose", "tagged"):
+        trial = prepare(glam, parse_test(name))
+        assert len(set(trial.policy.candidates.sequences)) == len(trial.actions), name
+    for language, known in REWRITES.items():
+        for rewrite in known.values():
+            new = [word for old, word in rewrite.changes if " " not in old]
+            assert len({*map(tuple, map(tokenizer.encode, new))}) == len(new), (language, rewrite.name)
+    reset = envs_jax.VectorEnv(glam.env, 4, policy="none").reset
+    obs, _ = jax.jit(reset)(jax.random.key(0), glam.env_params)
+    test = parse_test("no_meaning_words")
+    tokens, lengths = map(np.asarray, jax.jit(prepare(glam, test).policy.prompts)(obs))
+    for i in range(4):
+        one = jax.tree.map(lambda x, i=i: np.asarray(x)[i], obs)
+        said = find_rewrite(test.rewrite)(glam.prompt.render(one))
+        assert tokens[i, : lengths[i]].tolist() == tokenizer.encode(said)
+        assert set(tokens[i, : lengths[i]]) & set(tokenizer.spare_ids)
 
 
 def test_agents_without_words_take_other_worlds_only():

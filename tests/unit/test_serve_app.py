@@ -588,7 +588,7 @@ def test_the_command(served, tmp_path, capfd, monkeypatch):
     assert cli.main([*model, "--host", "0.0.0.0", "--port", "0"]) == 2
     assert "0.0.0.0 is reached from other machines, and there is no key" in capfd.readouterr().err
     monkeypatch.delenv("NO_KEY", raising=False)
-    assert cli.main([*model, "--api-key-env", "NO_KEY"]) == 2
+    assert cli.main([*model, "--key-variable", "NO_KEY"]) == 2
     assert "the environment variable NO_KEY is empty" in capfd.readouterr().err
     assert cli.main(["serve", "--model", str(tmp_path / "nowhere"), "--port", "0"]) == 2
     assert "no model folder" in capfd.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 
@@ -35,6 +36,28 @@ def test_unknown_words_are_refused():
         WordTokenizer.from_texts([" "])
     with pytest.raises(ValueError, match="special"):
         WordTokenizer.from_texts(["a <pad>"])
+
+
+def test_spare_tokens_stand_for_other_words(tmp_path):
+    plain = WordTokenizer.from_texts(["turn left, turn right"])
+    spare = WordTokenizer.from_texts(["turn left, turn right"], spare=64)
+    assert plain.spare_ids == [] and spare.spare_ids == list(range(5, 69)) and spare.vocab_size == 69
+    assert spare.encode("turn right") == plain.encode("turn right"), "words of training keep their tokens"
+    first, dax, again, xolo = spare.encode("turn dax dax, xolo")
+    assert first == spare.encode("turn")[0] and dax == again != xolo and {dax, xolo} <= set(spare.spare_ids)
+    assert spare.encode("right.") == spare.encode("right"), "a mark is lost before a known word is"
+    assert spare.encode("left,.") == spare.encode("left,") and spare.encode("?!") == spare.encode("?")
+    assert spare.encode_batch(["xolo.", "dax,:"]) == [[xolo], [dax]]
+    # by hand: 8 bytes of BLAKE2b of "dax", big-endian, modulo 64
+    assert dax - 5 == int(hashlib.blake2b(b"dax", digest_size=8).hexdigest(), 16) % 64
+    spare.save(tmp_path)
+    read = load_tokenizer(tmp_path)
+    assert isinstance(read, WordTokenizer) and read.spare_ids == spare.spare_ids
+    assert read.encode("turn dax") == [first, dax]
+    with pytest.raises(ValueError, match="spare is -1"):
+        WordTokenizer.from_texts(["turn"], spare=-1)
+    with pytest.raises(ValueError, match="'<spare_0>' is taken"):
+        WordTokenizer.from_texts(["turn <spare_0>"], spare=1)
 
 
 def test_words_of_a_prompt():

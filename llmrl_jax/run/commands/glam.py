@@ -267,7 +267,7 @@ def _read(glam_config: GlamConfig, config: ReadingConfig, run: RunConfig, folder
     """Fine-tune a blank model on the reading lesson's texts."""
     blank = build(replace(_blank(glam_config), env=config.env))
     print(f"1/3  a small Llama reads {config.rows} texts about {config.env}", flush=True)
-    rows = reading_rows(blank, config.rows, run.seed)
+    rows = reading_rows(blank, config.rows, run.seed, invented=config.invented)
     data = pack(rows, max(len(row.tokens) for row in rows))
     model = blank.policy.model
     model = model.clone(config=replace(model.config, max_position_embeddings=2 * data.tokens.shape[1]))

@@ -22,7 +22,7 @@ def serve(
     name: str = "",
     host: str = "127.0.0.1",
     port: int = 8000,
-    api_key_env: str = "",
+    key_variable: str = "",
     allow_anyone: bool = False,
     max_batch: int = 16,
     max_queue: int = 64,
@@ -41,7 +41,7 @@ def serve(
         name: The name that requests give as `model`; empty: the folder's or the hub id.
         host: Address to listen at; only this machine reaches the default.
         port: Port to listen at; 0: any that is free.
-        api_key_env: The environment variable that holds the key which requests must bear; empty: no key.
+        key_variable: The environment variable that holds the key which requests must bear; empty: no key.
         allow_anyone: Listen at an address that others reach, without a key.
         max_batch: Continuations that are written at a time.
         max_queue: Prompts that may wait; more are told to come back later.
@@ -51,12 +51,12 @@ def serve(
         dtype: Type of the weights and of what the model computes.
         quantize: Keep the matrices in 8.5 (int8) or 4.5 (nf4) bits a weight.
     """
-    key = read_key(api_key_env, "that requests will bear")
+    key = read_key(key_variable, "that requests will bear")
     here = is_loopback(host)
     if not here and not key and not allow_anyone:
         raise ValueError(
             f"{host} is reached from other machines, and there is no key: name the environment variable that holds one "
-            "(--api-key-env), or say that anyone may ask (--allow-anyone)"
+            "(--key-variable), or say that anyone may ask (--allow-anyone)"
         )
     limits = Limits(request_bytes=max_request_bytes, requests=max_batch + 2 * max_queue, default_tokens=default_tokens)
     sock = listen(host, port)

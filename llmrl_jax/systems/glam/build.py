@@ -152,13 +152,14 @@ def build(config: GlamConfig, mesh: jax.sharding.Mesh | None = None) -> Glam:
     tuned = None if config.tune == "full" else config.lora
     limit = config.max_prompt or None
     if config.model == EMBEDDED:
-        tokenizer: Tokenizer = WordTokenizer.from_prompt(template.prompt, template.actions)
+        tokenizer: Tokenizer = WordTokenizer.from_prompt(template.prompt, template.actions, config.embedded.spare_words)
         compiled = template.compile(tokenizer, limit, heal=heal)
         if config.init == "embeddings":
             raise ValueError(
                 "init is embeddings, but the embedded model has none to keep: give --model, or init random"
             )
-        sizes = embedded_config(config.embedded, tokenizer, compiled.max_length + 16)
+        longest = compiled.max_length * (2 if config.embedded.spare_words else 1)
+        sizes = embedded_config(config.embedded, tokenizer, longest + 16)
         model = lm.Llama(sizes, lora=tuned, dtype=dtype, remat=config.remat)
         base = partial(_base, model.clone(lora=None), mesh, kind)
     else:

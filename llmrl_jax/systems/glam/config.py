@@ -38,6 +38,9 @@ class EmbeddedConfig:
     """Attention heads; must divide `hidden_size`."""
     intermediate_size: int = 128
     """Width of the gated feed-forward layer."""
+    spare_words: int = 0
+    """Tokens for words that no prompt of training has, which are hashed to them, and positions for prompts twice as
+    long; 0: such words are refused."""
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from llmrl_jax.tuning import Example
 
 
 if TYPE_CHECKING:
+    from llmrl_jax.lm.tokens import WordTokenizer
     from llmrl_jax.systems.glam.build import Glam
 
 
@@ -46,6 +47,14 @@ class ReadingConfig:
     """Texts in a gradient step."""
     learning_rate: float = 2e-3
     """Adam's peak, after 5% of warm-up, decayed by a cosine to a tenth."""
+    invented: float = 0.0
+    """Share of the texts in which about half of the colours and kinds of things go by words that mean nothing: spare
+    tokens (`EmbeddedConfig.spare_words`), drawn anew for each text. What is read is then that names refer, not only
+    which."""
+
+    def __post_init__(self):
+        if not 0 <= self.invented <= 1:
+            raise ValueError(f"invented is {self.invented}; a share between 0 and 1 is needed")
 
 
 def question(text: str, order: np.random.Generator) -> tuple[list[str], list[bool]] | None:
@@ -69,11 +78,32 @@ def question(text: str, order: np.random.Generator) -> tuple[list[str], list[boo
     return (pieces, learn) if pieces else None
 
 
-def reading_rows(glam: Glam, count: int, seed: int, noise: float = 0.5, batch: int = 512) -> list[Example]:
+def invented_names(text: str, ids: list[int], tokenizer: WordTokenizer, draw: np.random.Generator) -> list[int]:
+    """`ids` with about half of the colours and kinds of things that `text` sees in other words: spare tokens."""
+    words = sorted({word for name, _ in SEEN.findall(text) for word in name.split()})
+    renamed = [word for word, it in zip(words, draw.random(len(words)) < 0.5, strict=True) if it]
+    other: dict[int | None, int] = {}
+    for word, spare in zip(renamed, draw.choice(tokenizer.spare_ids, len(renamed), replace=False), strict=True):
+        forms = (word, *(f"{word}{mark}" for mark in tokenizer.MARKS))
+        other |= dict.fromkeys(map(tokenizer.backend.token_to_id, forms), int(spare))
+    return [other.get(i, i) for i in ids]
+
+
+def reading_rows(
+    glam: Glam, count: int, seed: int, noise: float = 0.5, batch: int = 512, invented: float = 0.0
+) -> list[Example]:
     """`count` texts from states that an expert comes by, half of its actions random.
 
-    **Arguments:** `glam`, the program whose world is looked at and whose prompts are gone on with; `seed`.
+    **Arguments:** `glam`, the program whose world is looked at and whose prompts are gone on with; `seed`; `invented`,
+    see `ReadingConfig`.
+    **Raises:** `ValueError` for invented words without spare tokens for them.
     """
+    tokenizer: Any = glam.tokenizer
+    if invented and len(getattr(tokenizer, "spare_ids", ())) < 16:
+        raise ValueError(
+            f"invented is {invented}, which needs a model of 16 spare tokens at least: give embedded.spare_words, or "
+            "leave it 0"
+        )
     env: Any = glam.env
     params = glam.env_params
     worlds: Any = VectorEnv(env, batch, policy="pool", pool_size=batch)
@@ -98,13 +128,13 @@ def reading_rows(glam: Glam, count: int, seed: int, noise: float = 0.5, batch: i
     key = jax.random.key(seed)
     obs, state = jax.jit(worlds.reset)(key, params)
     rows: list[Example] = []
-    tokenizer: Any = glam.tokenizer
     while len(rows) < count:
         key = jax.random.fold_in(key, len(rows))
         obs, state, tokens, lengths = play(obs, state, key)
         for row, length in zip(np.asarray(tokens), np.asarray(lengths), strict=True):
             ids = row[:length].tolist()
-            asked = question(tokenizer.backend.decode(ids), order)
+            text = tokenizer.backend.decode(ids)
+            asked = question(text, order)
             if asked is None:
                 continue
             learn = [False] * len(ids)
@@ -112,5 +142,7 @@ def reading_rows(glam: Glam, count: int, seed: int, noise: float = 0.5, batch: i
                 new = tokenizer.encode(piece)
                 ids += new
                 learn += [taught] * len(new)
+            if invented and order.random() < invented:
+                ids = invented_names(text, ids, tokenizer, order)
             rows.append(Example(ids, learn))
     return rows[:count]
