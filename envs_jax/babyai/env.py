@@ -11,7 +11,7 @@ import numpy as np
 
 from envs_jax import spaces
 from envs_jax.actions import MASK, mask_space
-from envs_jax.babyai import glam, levels, locks, mazes, synth
+from envs_jax.babyai import doors, glam, levels, locks, mazes, synth
 from envs_jax.babyai.books import books
 from envs_jax.babyai.constants import ACTIONS, AGENT, VIEW
 from envs_jax.babyai.levels import Level, draw
@@ -46,13 +46,13 @@ LEVELS = {
     "GoToImpUnlock": locks.go_to_imp_unlock,
     "GoToSeq": synth.go_to_seq,
     "GoToRedBlueBall": mazes.go_to_red_blue_ball,
-    "GoToDoor": mazes.go_to_door,
-    "GoToObjDoor": mazes.go_to_obj_door,
+    "GoToDoor": doors.go_to_door,
+    "GoToObjDoor": doors.go_to_obj_door,
     "Open": mazes.open_any,
-    "OpenRedDoor": mazes.open_red_door,
-    "OpenDoor": mazes.open_door,
-    "OpenTwoDoors": mazes.open_two_doors,
-    "OpenDoorsOrder": mazes.open_doors_order,
+    "OpenRedDoor": doors.open_red_door,
+    "OpenDoor": doors.open_door,
+    "OpenTwoDoors": doors.open_two_doors,
+    "OpenDoorsOrder": doors.open_doors_order,
     "Pickup": mazes.pickup,
     "UnblockPickup": mazes.unblock_pickup,
     "PickupDist": mazes.pickup_dist,
@@ -65,7 +65,7 @@ LEVELS = {
     "UnlockPickup": locks.unlock_pickup,
     "BlockedUnlockPickup": locks.blocked_unlock_pickup,
     "UnlockToUnlock": locks.unlock_to_unlock,
-    "ActionObjDoor": mazes.action_obj_door,
+    "ActionObjDoor": doors.action_obj_door,
     "FindObj": mazes.find_obj,
     "KeyCorridor": locks.key_corridor,
     "MoveTwoAcross": mazes.move_two_across,

@@ -19,6 +19,7 @@ from llmrl_jax.parallel import batch_sharding, make_mesh, shardings
 from llmrl_jax.run import fit as fits
 from llmrl_jax.run.commands import _fit
 from llmrl_jax.run.fit import FitConfig, fit
+from llmrl_jax.run.fit_programs import held, setting
 from llmrl_jax.run.loop import make_chunk
 from llmrl_jax.tuning import Packed, SFTConfig, make_sft
 
@@ -118,7 +119,7 @@ def test_scoring_and_grpo(model, workload):
 def test_types_and_quantised_bases(model):
     def base(**changes):
         config = FitConfig(model, "score", batch_size=4, length=8, mesh="tensor=2", **changes)
-        return fits.held(fits.setting(config, CONFIG, jax.devices()).variables["params"])[0]
+        return held(setting(config, CONFIG, jax.devices()).variables["params"])[0]
 
     variables = placed(lm.Llama(CONFIG), make_mesh("tensor=2"))
     assert base() == base(dtype="bfloat16", param_dtype="float32") == on_device(variables)
