@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from llmrl_jax.chat.errors import ChatError, ServerError, TimedOut
+from llmrl_jax.chat.errors import ChatError, ContextExceeded, ServerError, TimedOut
 from llmrl_jax.chat.keys import read_key
 from llmrl_jax.chat.protocol import ChatReply, ChatRequest, settle
 from llmrl_jax.chat.wire import from_wire, quote, redact, retry_after, to_wire
@@ -243,7 +243,8 @@ class _Session:
         said = f"status {status}: {quote(redact(str(error.message), self._key))}"
         if status in (401, 403):
             said += f"; the key is read from {_key_variable(self._config) or 'no variable (set key_variable)'}"
-        return ServerError(said, status=status, transient=transient, retry_after=wait)
+        kind = ContextExceeded if code == "context_length_exceeded" else ServerError
+        return kind(said, status=status, transient=transient, retry_after=wait)
 
     def _worth_another(self, error: BaseException) -> bool:
         if not isinstance(error, ServerError) or not error.transient:

@@ -39,6 +39,10 @@ class TimedOut(ServerError):
     """An attempt took longer than its time limit."""
 
 
+class ContextExceeded(ServerError):
+    """Prompt and reply together do not fit into the model's context."""
+
+
 class BadReply(ServerError):
     """A server answered with something that is not a chat completion."""
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from llmrl_jax.chat import ChatError, ChatReply, ChatRequest, Choice, ServerError, Usage
+from llmrl_jax.chat import ChatError, ChatReply, ChatRequest, Choice, ContextExceeded, ServerError, Usage
 from llmrl_jax.chat.protocol import settle
 from llmrl_jax.chat.wire import to_wire
 from llmrl_jax.serve.errors import ApiError
@@ -60,7 +60,8 @@ class LocalLlama:
             try:
                 asks += read_chat({**body, **extra}, self._sampler, request.max_tokens).asks
             except ApiError as error:
-                outcomes.append(ServerError(f"{self.name}: {error}", status=error.status))
+                kind = ContextExceeded if error.code == "context_length_exceeded" else ServerError
+                outcomes.append(kind(f"{self.name}: {error}", status=error.status))
             else:
                 places.append(i)
                 outcomes.append(ServerError(f"{self.name}: not answered"))

@@ -24,6 +24,7 @@ from llmrl_jax.chat import (
     ChatReply,
     ChatRequest,
     Choice,
+    ContextExceeded,
     Message,
     OpenAIChat,
     Recorder,
@@ -257,6 +258,13 @@ def test_what_trying_again_cannot_mend_is_not_tried_again(server, chat, waits, f
     with pytest.raises(ServerError, match=match):
         chat().complete([ask()])
     assert len(server.seen) == 1 and waits == []
+
+
+def test_a_prompt_that_is_too_long_has_its_own_error(server, chat):
+    server.always = status(400, {"message": "9000 tokens", "code": "context_length_exceeded"})
+    with pytest.raises(ContextExceeded, match="tiny at .*9000 tokens") as caught:
+        chat().complete([ask()])
+    assert caught.value.status == 400 and len(server.seen) == 1
 
 
 @pytest.mark.parametrize("fault", [silent, drip])

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llmrl_jax.chat import ChatReply, Choice, ScriptedAdviser, ServerError, Usage
+from llmrl_jax.chat import ChatReply, Choice, ContextExceeded, ScriptedAdviser, ServerError, Usage
 from llmrl_jax.systems.props.consult import Asking, NoProposal
 from llmrl_jax.systems.props.evollm import EvoLLM
 from llmrl_jax.systems.props.history import Format, Grid, HistoryView, Transition
@@ -134,6 +134,35 @@ def test_failing_has_a_named_end():
     with pytest.raises(NoProposal, match="no proposal that could be read in iteration 1") as caught:
         opt.ask(state)
     assert caught.value.record["outcome"] == "stopped" and len(caught.value.record["attempts"]) == 2
+
+
+def test_retries_end_where_they_do_not_fit_any_more():
+    class Small(Says):
+        """Answers one prompt, and has no room for what comes behind it."""
+
+        def complete(self, requests):
+            (request,) = requests
+            if len(request.messages) > 1:
+                raise ContextExceeded("400 tokens, and the context is 320")
+            return super().complete(requests)
+
+    asking = Asking(retries=4, failures=1)
+    opt = LanguageModelOptimizer(Small("no", "no", "params[0]: 1; params[1]: 1"), ProposalPrompt(TWO), asking=asking)
+    _, state = warm(opt, values=(1.0,) * opt.warmup)
+    params, state = opt.ask(state)
+    assert params.shape == (0, 2) and state.record["outcome"] == "skipped" and len(state.record["attempts"]) == 1
+    assert state.record["retries_ended"] == "400 tokens, and the context is 320"
+    state = opt.tell(state, params, jnp.zeros(0))
+    with pytest.raises(NoProposal):
+        opt.ask(state)
+
+    class Smaller(Small):
+        def complete(self, requests):
+            raise ContextExceeded("never")
+
+    opt = LanguageModelOptimizer(Smaller(), ProposalPrompt(TWO), warmup=0)
+    with pytest.raises(ContextExceeded, match="never"):
+        opt.ask(opt.init(KEY))
 
 
 def test_a_server_s_error_passes_through():

@@ -20,6 +20,7 @@ from llmrl_jax.chat import (
     Cached,
     ChatReply,
     ChatRequest,
+    ContextExceeded,
     Message,
     Recorder,
     ServerError,
@@ -175,6 +176,7 @@ def test_what_it_cannot_answer_is_named_and_the_rest_is_answered(llama):
     assert "n is 9; at most 8 continuations" in said[2]
     assert "top_k is many; an integer" in said[3]
     assert "min_p is 2.0; it must lie in [0, 1]" in said[4]
+    assert [isinstance(outcome, ContextExceeded) for outcome in outcomes] == [True, *[False] * 5]
     assert all(outcome.status == 400 for i, outcome in enumerate(outcomes) if i != 1)
 
 

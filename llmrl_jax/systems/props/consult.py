@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from llmrl_jax.chat import ChatError, ChatModel, ChatReply, ChatRequest, Message
+from llmrl_jax.chat import ChatError, ChatModel, ChatReply, ChatRequest, ContextExceeded, Message
 from llmrl_jax.chat.protocol import outcomes_of
 from llmrl_jax.chat.structured import REPAIR
 from llmrl_jax.systems.props.history import Row, Trajectory
@@ -117,17 +117,23 @@ def consult(
 
     **Arguments:** `requests`, asked as one batch; `parses`, one for each; `retries`; `again`, what to say after a
     reply with problems (None: the problems, and that the same is asked again).
+    A repetition that no longer fits into the model's context is not asked: the retries end there, and the record says
+    so (`retries_ended`).
     **Raises:** `ChatError` where a request got no reply.
     """
     again = again or (lambda reading: REPAIR.format(error=UnreadProposals(reading)))
     readings: list[list[Reading]] = [[] for _ in requests]
     attempts: list[list[Record]] = [[] for _ in requests]
     ended: dict[int, ChatRequest] = {}
+    overflows: dict[int, Record] = {}
     waiting = dict(enumerate(requests))
     for _ in range(retries + 1):
         answered = waiting
         waiting = {}
         for i, outcome in zip(answered, outcomes_of(model, list(answered.values()))):
+            if isinstance(outcome, ContextExceeded) and readings[i]:
+                overflows[i] = {"retries_ended": str(outcome)}
+                continue
             if isinstance(outcome, ChatError):
                 raise outcome
             reading = parses[i](outcome.text)
@@ -144,7 +150,8 @@ def consult(
         best = last if not last.problems else max(readings[i], key=lambda reading: len(reading.proposals))
         said = ended[i].messages[len(request.messages) - 1 :]
         prompt = [asdict(message) for message in request.messages]
-        answers.append(Answer(best, said, {"prompt": prompt, "seed": request.seed, "attempts": attempts[i]}))
+        record = {"prompt": prompt, "seed": request.seed, "attempts": attempts[i], **overflows.get(i, {})}
+        answers.append(Answer(best, said, record))
     return answers
 
 
