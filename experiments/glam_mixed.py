@@ -35,17 +35,19 @@ class Experiment:
         default_factory=lambda: replace(
             DEMO,
             env=ENV,
-            embedded=replace(DEMO.embedded, layers=3),
+            embedded=replace(DEMO.embedded, layers=3, spare_words=128),
             score_rows=16,
             score_widths=5,
             ppo=replace(DEMO.ppo, num_envs=128, microbatches=1, entropy_coef=0.005),
         )
     )
     clone: CloneConfig = field(
-        default_factory=lambda: CloneConfig(updates=4500, batch_size=64, noise=0.25, seen_only=True, learning_rate=1e-3)
+        default_factory=lambda: CloneConfig(updates=5000, batch_size=64, noise=0.25, seen_only=True, learning_rate=1e-3)
     )
-    reading: ReadingConfig = field(default_factory=lambda: ReadingConfig(updates=4000, env=ENV, rows=40_000))
-    steps: int = 54 * 128 * 32
+    reading: ReadingConfig = field(
+        default_factory=lambda: ReadingConfig(updates=5000, env=ENV, rows=40_000, invented=0.5)
+    )
+    steps: int = 34 * 128 * 32
     """Environment steps of RL."""
     episodes: int = 1000
     """Held-out episodes, before and after."""
