@@ -34,8 +34,9 @@ def new_axis(width: float, height: float) -> tuple[Any, Any]:
 
 
 def save(figure: Any, path: str | Path) -> Path:
-    """Write a figure; its folder is made if it is new."""
+    """Write a figure, as PNG where the path has no ending; its folder is made if it is new. **Returns:** the file."""
     path = Path(path)
+    path = path if path.suffix else path.with_suffix(".png")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
     return path

@@ -113,10 +113,12 @@ def test_runs_that_differ_in_their_seed_are_one_line(tmp_path):
 
 def test_the_command_draws_and_says_what_differs(tmp_path, capsys):
     a, b = write_run(tmp_path / "a", RISING), write_run(tmp_path / "b", RISING, lr=0.5)
-    tyro.cli(_glam_tests.compare, args=[str(a), str(b), "--out", str(tmp_path / "new" / "compare.png")])
-    said = capsys.readouterr().out
-    assert "glam.ppo.learning_rate  0.001  0.5" in said and "steps to 0.8" in said
-    assert (tmp_path / "new" / "compare.png").read_bytes()[:4] == b"\x89PNG"
+    for out in ("compare.png", "bare"):  # no ending: the picture is a PNG, and the file that was written is named
+        tyro.cli(_glam_tests.compare, args=[str(a), str(b), "--out", str(tmp_path / "new" / out)])
+        said = capsys.readouterr().out
+        assert "glam.ppo.learning_rate  0.001  0.5" in said and "steps to 0.8" in said
+        written = tmp_path / "new" / f"{out.removesuffix('.png')}.png"
+        assert str(written) in said and written.read_bytes()[:4] == b"\x89PNG"
 
 
 def test_what_cannot_be_compared_is_refused(tmp_path):
