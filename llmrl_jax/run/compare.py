@@ -154,7 +154,7 @@ def label(group: Sequence[Told]) -> str:
 
 
 def _over(group: Sequence[Run], each: Sequence[float]) -> str:
-    found = stats.mean_interval(each)
+    found = stats.mean_rate(each)
     return str(found) if len(group) > 1 else f"{found.mean:.3f}"
 
 
@@ -173,7 +173,7 @@ def table(groups: Sequence[Sequence[Run]], bar: float = 0.8) -> str:
     rows = [["run", "steps", "final success", f"steps to {bar:g}", f"SE to {horizon}", "steps/s"]]
     for group in groups:
         finals = [run.final() for run in group]
-        final = str(finals[0]) if len(group) == 1 else str(stats.mean_interval([found.mean for found in finals]))
+        final = str(finals[0]) if len(group) == 1 else str(stats.mean_rate([found.mean for found in finals]))
         rows.append(
             [
                 label(group),
@@ -217,7 +217,7 @@ def _mean_curve(group: Sequence[Run]) -> tuple[np.ndarray, np.ndarray, np.ndarra
         last = min(steps[-1] for steps, _ in smooth)
         steps = np.unique(np.concatenate([steps[steps <= last] for steps, _ in smooth]))
         means = [np.interp(steps, at, [estimate.mean for estimate in found]) for at, found in smooth]
-        found = [stats.mean_interval(column) for column in np.stack(means, axis=1)]
+        found = [stats.mean_rate(column) for column in np.stack(means, axis=1)]
     mean, low, high = (np.array([getattr(estimate, part) for estimate in found]) for part in ("mean", "low", "high"))
     return steps, mean, low, high
 

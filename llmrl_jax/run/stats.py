@@ -52,6 +52,12 @@ def mean_interval(values, z: float = Z95) -> Estimate:
     return Estimate(float(x.mean()), float(x.mean() - half), float(x.mean() + half), int(x.size))
 
 
+def mean_rate(rates, z: float = Z95) -> Estimate:
+    """`mean_interval` of success rates over seeds, cut to [0, 1], beyond which no rate lies."""
+    found = mean_interval(rates, z)
+    return found._replace(low=max(0.0, found.low), high=min(1.0, found.high)) if found.n else found
+
+
 def bootstrap(values, statistic=np.mean, *, resamples: int = 2000, seed: int = 0, level: float = 0.95) -> Estimate:
     """A statistic with its percentile bootstrap interval (Efron 1979), for values that are far from normal.
 

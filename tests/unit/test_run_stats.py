@@ -29,6 +29,9 @@ def test_mean_interval_by_hand():
     half = 1.959963984540054 * 1.0 / math.sqrt(3)
     assert found == pytest.approx((2.0, 2.0 - half, 2.0 + half, 3))
     assert stats.mean_interval([4.0]) == (4.0, 4.0, 4.0, 1)
+    half = 1.959963984540054 * 0.005  # two values 0.01 apart deviate by 0.01 / sqrt 2, their mean by 0.005
+    assert stats.mean_rate([0.0, 0.01]) == pytest.approx((0.005, 0.0, 0.005 + half, 2))
+    assert stats.mean_rate([1.0, 0.99])[2] == 1.0 and np.isnan(stats.mean_rate([]).low)
     assert stats.mean_interval([]).n == 0
 
 

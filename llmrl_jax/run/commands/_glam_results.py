@@ -43,7 +43,8 @@ class Tested:
 
 def estimate(group: Sequence[Tested], test: str, way: str, task: str = "") -> stats.Estimate | None:
     """The success of a group: a single agent's with its 99% Wilson interval; over several seeds their mean, with the
-    99% normal interval of the published `test_results.py` (deviation with n - 1). None where there is none."""
+    99% normal interval of the published `test_results.py` (deviation with n - 1), cut to [0, 1]. None where there is
+    none."""
     prefix = f"{task}/" if task else ""
     found = [agent.records[test][way] for agent in group if way in agent.records[test]]
     found = [values for values in found if f"{prefix}success" in values]
@@ -51,7 +52,7 @@ def estimate(group: Sequence[Tested], test: str, way: str, task: str = "") -> st
         return None
     rates = [float(values[f"{prefix}success"]) for values in found]  # nan, where a task never came up, is a string
     if len(found) > 1:
-        return stats.mean_interval(rates, Z99)
+        return stats.mean_rate(rates, Z99)
     low, high, n = (found[0][f"{prefix}{part}"] for part in ("success_low", "success_high", "episodes"))
     return stats.Estimate(rates[0], low, high, int(n))
 
