@@ -84,7 +84,8 @@ class WordTokenizer(FastTokenizer):
     It has no unknown token: a word that it was not made from is an error, not a loss, unless there are spare tokens
     (`spare_ids`): then its marks are dropped until it is known, and what is left is hashed to one of these. The same
     word is the same token everywhere; two of `n` other words share one of `s` with a probability of about n^2 / 2s.
-    White space itself, newlines too, has no token.
+    Files say nothing of this: read by another library, such words are unknown. White space itself, newlines too, has
+    no token.
     """
 
     PAD, EOS = "<pad>", "<eos>"

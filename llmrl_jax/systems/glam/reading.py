@@ -99,7 +99,7 @@ def reading_rows(
     **Raises:** `ValueError` for invented words without spare tokens for them.
     """
     tokenizer: Any = glam.tokenizer
-    if invented and len(getattr(tokenizer, "spare_ids", ())) < 16:
+    if invented and len(getattr(tokenizer, "spare_ids", ())) < 16:  # six colours and four kinds are drawn for at most
         raise ValueError(
             f"invented is {invented}, which needs a model of 16 spare tokens at least: give embedded.spare_words, or "
             "leave it 0"
