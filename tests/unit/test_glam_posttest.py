@@ -165,7 +165,7 @@ def test_spare_words_make_every_test_playable():
     sizes = replace(TINY.embedded, spare_words=128)
     glam = build(replace(TINY, env="BabyAI-Text/MixedTrainLocal-v0", embedded=sizes))
     tokenizer = glam.tokenizer
-    for name in ("no_meaning_words", "second_synonym_actions", "go_to+french", "french+adj_synonym", "prose", "tagged"):
+    for name in ("second_synonym_actions", "go_to+french", "prose"):
         trial = prepare(glam, parse_test(name))
         assert len(set(trial.policy.candidates.sequences)) == len(trial.actions), name
     for language, known in REWRITES.items():
