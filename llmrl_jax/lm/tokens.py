@@ -95,7 +95,8 @@ class WordTokenizer(FastTokenizer):
         super().__init__(backend, eos_token=self.EOS, pad_token=self.PAD)
         self._vocabulary = backend.get_vocab()
         names = map(self.SPARE.format, itertools.count())
-        self.spare_ids: list[int] = [self._vocabulary[n] for n in itertools.takewhile(self._vocabulary.get, names)]
+        spares = itertools.takewhile(self._vocabulary.__contains__, names)
+        self.spare_ids: list[int] = [self._vocabulary[name] for name in spares]
 
     @classmethod
     def from_texts(cls, texts: Iterable[str], spare: int = 0) -> WordTokenizer:

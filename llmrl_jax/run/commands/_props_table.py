@@ -41,6 +41,7 @@ in all. All methods search the same parameters in the same box (linear policies 
 paper's page, with gpt-4o and 10 seeds: they are means while searching, not in fresh episodes, and their spread is
 called a standard error in one place and a standard deviation in another. The *scripted adviser* is a fixed local search
 that answers in a language model's stead, through the same prompts and the same parser; it is no language model.
+Speeds are as they came beside whatever else the machine did; `docs/benchmarks.md` has those of a quiet one.
 
 Made by `llmrl props table`; the figures are in [props-table.json](props-table.json).
 
