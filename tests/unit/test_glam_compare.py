@@ -13,7 +13,7 @@ import tyro
 
 from llmrl_jax.run import compare, stats
 from llmrl_jax.run.commands import _glam_tests
-from llmrl_jax.run.commands.glam import TrainConfig
+from llmrl_jax.run.commands._glam_runs import TrainConfig
 from llmrl_jax.run.config import save_config
 
 

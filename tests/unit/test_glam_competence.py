@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import envs_jax
-from llmrl_jax.run.commands.glam import _table, summarise
+from llmrl_jax.run.commands._glam_runs import success_table, summarise
 from llmrl_jax.systems.glam.build import build
 from llmrl_jax.systems.glam.competence import Competence, Outcome, calibration, outcomes
 from llmrl_jax.systems.glam.config import EmbeddedConfig
@@ -172,7 +172,7 @@ def test_the_table_tells_estimates_by_task():
     estimate = np.array([0.9, 0.7, 0.2, 0.6], np.float32)
     found = {"sampled": summarise(plain.replace(estimate=estimate), ("go_to", "open")), "greedy": {}}
     found["greedy"] = summarise(plain, ("go_to", "open"))
-    lines = _table(found, ("go_to", "open")).splitlines()
+    lines = success_table(found, ("go_to", "open")).splitlines()
     assert [line.split("  ")[0] or line.split()[0] for line in lines][:2] == ["success", "sampled"]
     assert lines[2].split() == ["estimated", "beforehand", "0.600", "0.800", "0.400"]
     assert lines[3].split() == ["Brier", "score", "0.075", "0.050", "0.100"]

@@ -14,8 +14,8 @@ from envs_jax.babyai.expert import expert_action
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.lm import Scores, WordTokenizer
 from llmrl_jax.rl.distributions import Categorical
-from llmrl_jax.run.commands import glam as glam_commands
-from llmrl_jax.run.commands.glam import _imitate
+from llmrl_jax.run.commands import _glam_prior
+from llmrl_jax.run.commands._glam_prior import _imitate
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.systems.glam.build import build, make_world
 from llmrl_jax.systems.glam.clone import CloneConfig, innermost, make_clone, save_prior
@@ -282,16 +282,16 @@ def test_reading_comes_before_imitation(tmp_path):
 
 
 def test_a_stop_in_imitation_stops_the_run(tmp_path, monkeypatch, capsys):
-    real = glam_commands.run_training
+    real = _glam_prior.run_training
 
     def interrupted(*args, **how):
         assert how["title"] == "imitation", "RL began after a stop"
         return replace(real(*args, **how), stopped="SIGTERM")
 
-    monkeypatch.setattr(glam_commands, "run_training", interrupted)
+    monkeypatch.setattr(_glam_prior, "run_training", interrupted)
     run = RunConfig(name="r", out=str(tmp_path), progress="off")
     config = CloneConfig(updates=1, batch_size=8, stride=1)
-    assert glam_commands.prior_then_ppo(TINY, config, 16, run, episodes=4) == {"stopped": "SIGTERM"}
+    assert _glam_prior.prior_then_ppo(TINY, config, 16, run, episodes=4) == {"stopped": "SIGTERM"}
     assert not (tmp_path / "r" / "prior").exists()
     assert "Stopped in imitation" in capsys.readouterr().out
 
@@ -301,10 +301,10 @@ def test_what_was_interrupted_ends_with_the_same_summary(tmp_path):
     """Stopped after one of three updates and resumed: the prior is found again, and so is the success before RL."""
     run = RunConfig(name="whole", out=str(tmp_path), progress="off")
     config = CloneConfig(updates=2, batch_size=8, stride=1)
-    whole = glam_commands.prior_then_ppo(TINY, config, 48, run, episodes=20)
+    whole = _glam_prior.prior_then_ppo(TINY, config, 48, run, episodes=20)
     cut = replace(run, name="cut")
-    glam_commands.prior_then_ppo(TINY, config, 16, cut, episodes=20)
-    resumed = glam_commands.prior_then_ppo(TINY, config, 48, replace(cut, resume=True), episodes=20)
+    _glam_prior.prior_then_ppo(TINY, config, 16, cut, episodes=20)
+    resumed = _glam_prior.prior_then_ppo(TINY, config, 48, replace(cut, resume=True), episodes=20)
     for name in ("before", "after", "after_greedy", "steps"):
         assert resumed[name] == whole[name], name
 

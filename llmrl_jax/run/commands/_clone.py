@@ -14,7 +14,9 @@ import tyro
 import envs_jax
 from llmrl_jax import lm
 from llmrl_jax.parallel.hosts import gather
-from llmrl_jax.run import config as configs, info
+from llmrl_jax.run import info
+from llmrl_jax.run.commands._flags import flag, resumed
+from llmrl_jax.run.commands._glam_runs import HELD_OUT, load_run, success_table, summarise, task_names
 from llmrl_jax.run.commands._tuned import write_tuned
 from llmrl_jax.run.config import FREE, RunConfig
 from llmrl_jax.run.folder import open_folder, write_summary
@@ -86,15 +88,11 @@ def _check(config: CloneRun) -> None:
 
 def _player(config: CloneRun) -> tuple[Any, Any, Any, dict[str, Any]]:
     """Who demonstrates: the agent in the level, paid as the level pays, its weights, and what is to be told of it."""
-    from llmrl_jax.run.commands.glam import _load_run  # late, as that module registers this one's command
-
     here: dict[str, Any] = {"env": text_id(config.glam.env), "reward_scale": 1.0}
     if not config.from_run:
         return make_agent(replace(config.glam, agent="bot", **here)), (), (), {"player": "bot"}
     folder = Path(config.from_run)
-    if not (folder / "config.json").exists():
-        raise FileNotFoundError(f"there is no run in {folder}: it has no config.json")
-    saved, _, state, update = _load_run(folder, config.checkpoint)
+    saved, _, state, update = load_run(folder, config.checkpoint)
     told = {"player": folder.name, "agent": saved.glam.agent, "update": update, "greedy": config.greedy}
     return make_agent(replace(saved.glam, **here)), state.params, state.frozen, told
 
@@ -124,15 +122,13 @@ def _demonstrations(config: CloneRun, folder: Path) -> Path:
 
 def _judge(glam: Glam, episodes: int, seed: int) -> Callable[[Any], dict[str, dict[str, float]]]:
     """Sampled and greedy play of what has been learnt, on the episodes of `llmrl glam eval`."""
-    from llmrl_jax.run.commands.glam import HELD_OUT, _tasks, summarise
-
     key = jax.random.fold_in(jax.random.key(seed), HELD_OUT)
     if not episodes:
         return lambda state: {}
     play = make_evaluator(glam.env, glam.env_params, glam.policy, episodes=episodes)
     ways = {"sampled": False, "greedy": True}
     return lambda state: {
-        way: summarise(play(*acting(glam, state), key, greedy=greedy), _tasks(glam)) for way, greedy in ways.items()
+        way: summarise(play(*acting(glam, state), key, greedy=greedy), task_names(glam)) for way, greedy in ways.items()
     }
 
 
@@ -150,8 +146,6 @@ def _write(folder: Path, config: CloneRun, glam: Glam, state: Any) -> list[str]:
 
 
 def _clone(config: CloneRun) -> int:
-    from llmrl_jax.run.commands.glam import _table, _tasks
-
     _check(config)
     if config.demos:
         read_demos(config.demos)  # what is wrong with the file is said before anything is made
@@ -205,7 +199,7 @@ def _clone(config: CloneRun) -> int:
         values |= {"written": _write(folder, config, glam, result.state), "after": judge(result.state)}
         if before:
             rates = {f"{when}, {way}": found for when in ("before", "after") for way, found in values[when].items()}
-            print(_table(rates, _tasks(glam)))
+            print(success_table(rates, task_names(glam)))
         print(f"The model is {folder / 'model'}, for `llmrl glam train --model` and `llmrl glam test --model`")
     write_summary(folder, values)
     print(f"{result.update} updates at {result.steps_per_second:.0f} tokens/s; everything is in {folder}")
@@ -214,17 +208,9 @@ def _clone(config: CloneRun) -> int:
 
 def _prepare(args: Sequence[str]) -> Callable[..., int]:
     """`clone` with the defaults that the command line asks for: a preset's, or those of the run to resume."""
-    from llmrl_jax.run.commands.glam import _option
-
-    name = _option(args, "--run.name")
-    if "--run.resume" in args and name:
-        saved = Path(_option(args, "--run.out") or RunConfig().out).expanduser() / name / "config.json"
-        default = configs.load_config(CloneRun, saved)
-        default = replace(default, run=replace(default.run, resume=True))
-    else:
-        chosen = _option(args, "--preset") or "bc"
-        glam, cloning = preset(chosen)
-        default = CloneRun(preset=chosen, glam=glam, clone=cloning)
+    chosen = flag(args, "--preset") or "bc"
+    glam, cloning = preset(chosen)
+    default = resumed(CloneRun, args) or CloneRun(preset=chosen, glam=glam, clone=cloning)
 
     def run(config: Annotated[CloneRun, tyro.conf.arg(name="")] = default) -> int:
         return _clone(config)

@@ -13,6 +13,7 @@ import tyro
 
 from llmrl_jax.run import compare as runs_compared, config as configs, stats
 from llmrl_jax.run.commands._glam_results import WAYS, Z99, Tested, draw_tests, estimate, tests_table, write_log
+from llmrl_jax.run.commands._glam_runs import HELD_OUT, TrainConfig, load_run
 from llmrl_jax.systems.glam.agents import make_agent, untrained
 from llmrl_jax.systems.glam.config import GlamConfig
 from llmrl_jax.systems.glam.evaluate import Episodes
@@ -115,11 +116,7 @@ def _kind(config: GlamConfig) -> str:
 
 def _of_run(folder: Path, checkpoint: int, env: str, key: jax.Array, asked: dict[str, Any]):
     """A run's newest or chosen checkpoint: the agent, how it plays, its settings."""
-    from llmrl_jax.run.commands.glam import _load_run  # late, as that module registers this one's commands
-
-    if not (folder / "config.json").exists():
-        raise FileNotFoundError(f"there is no run in {folder}: it has no config.json")
-    config, player, state, update = _load_run(folder, checkpoint)
+    config, player, state, update = load_run(folder, checkpoint)
     params, frozen, trained_on = state.params, state.frozen, config.glam.env
     player = replace(player, config=replace(player.config, env=env or trained_on))
     agent = Tested(
@@ -219,8 +216,6 @@ def test(
         reuse: Take from tests.json what was played before with the same checkpoint, seed and episodes.
         out: Where results go that belong to no run.
     """
-    from llmrl_jax.run.commands.glam import HELD_OUT
-
     if not (runs or model or random or bot):
         raise ValueError("there is nobody to test: name a run's folder, --model, --random or --bot")
     if runs and preset:
@@ -271,8 +266,6 @@ def compare(runs: tyro.conf.Positional[tuple[Path, ...]], bar: float = 0.8, out:
         bar: The success whose first reaching is looked for, averaged over ten lines of metrics.
         out: Where to draw the learning curves.
     """
-    from llmrl_jax.run.commands.glam import TrainConfig
-
     if not runs:
         raise ValueError("there is nothing to compare: name the folders of runs")
     if not 0 < bar <= 1:
@@ -290,7 +283,5 @@ def export(run: tyro.conf.Positional[Path]) -> None:
     Args:
         run: The run's folder, `runs/NAME`.
     """
-    from llmrl_jax.run.commands.glam import TrainConfig
-
     config = configs.load_config(TrainConfig, run / "config.json")
     print(f"{write_log(run, config.glam.reward_scale)} has the columns of the published log.csv")

@@ -12,9 +12,9 @@ import tyro
 
 from llmrl_jax import lm
 from llmrl_jax.lm.tokens import FastTokenizer, load_tokenizer
-from llmrl_jax.run import config as configs
+from llmrl_jax.run.commands._flags import flag, resumed
 from llmrl_jax.run.commands._tuned import Tuned, write_tuned
-from llmrl_jax.run.config import FREE, RunConfig
+from llmrl_jax.run.config import FREE
 from llmrl_jax.run.folder import write_summary
 from llmrl_jax.run.loop import train as run_training
 from llmrl_jax.run.metrics import read as read_metrics
@@ -186,15 +186,7 @@ def finetune_model(config: FinetuneRun) -> Path:
 
 def _prepare(args: Sequence[str]) -> Callable[..., int]:
     """`finetune` with the defaults that the command line asks for: a preset's, or those of the run to resume."""
-    from llmrl_jax.run.commands.props import _option
-
-    name = _option(args, "--run.name")
-    if "--run.resume" in args and name:
-        saved = Path(_option(args, "--run.out") or RunConfig().out).expanduser() / name / "config.json"
-        default = configs.load_config(FinetuneRun, saved)
-        default = replace(default, run=replace(default.run, resume=True))
-    else:
-        default = preset(_option(args, "--preset") or "corrected")
+    default = resumed(FinetuneRun, args) or preset(flag(args, "--preset") or "corrected")
 
     def run(config: Annotated[FinetuneRun, tyro.conf.arg(name="")] = default) -> int:
         finetune_model(config)

@@ -17,6 +17,7 @@ from envs_jax.registry import nearest
 from llmrl_jax.chat.errors import BudgetExceeded, ChatError
 from llmrl_jax.run import config as configs
 from llmrl_jax.run.chatting import Chat, ChatConfig, make_chat
+from llmrl_jax.run.commands._flags import flag
 from llmrl_jax.run.commands._props_finetune import finetune
 from llmrl_jax.run.commands._props_pictures import draw_curves, draw_parameters
 from llmrl_jax.run.commands._props_table import table
@@ -112,7 +113,7 @@ def _read_file(path: Path) -> PropsRun:
 
 def _prepare_run(args: Sequence[str]) -> Callable[..., int]:
     """`run` with the defaults of the file or of the run to resume that the command line names."""
-    given = {name: _option(args, name) for name in ("--config", "--name", "--out")}
+    given = {name: flag(args, name) for name in ("--config", "--name", "--out")}
     default = PropsRun()
     if "--resume" in args and given["--name"]:
         saved = Path(given["--out"] or default.out).expanduser() / str(given["--name"]) / "config.json"
@@ -125,15 +126,6 @@ def _prepare_run(args: Sequence[str]) -> Callable[..., int]:
 
     run.__doc__ = _run_command.__doc__
     return run
-
-
-def _option(args: Sequence[str], name: str) -> str | None:
-    for i, arg in enumerate(args):
-        if arg == name and i + 1 < len(args):
-            return args[i + 1]
-        if arg.startswith(f"{name}="):
-            return arg.partition("=")[2]
-    return None
 
 
 def _run_command() -> int:
