@@ -12,6 +12,11 @@ from envs_jax.registry import nearest
 from llmrl_jax.run import config as configs, info
 
 
+def folder_name(text: str) -> str:
+    """A text as a folder's name: what is no letter, digit, dash or underscore becomes an underscore."""
+    return "".join(c if c.isalnum() or c in "_-" else "_" for c in text)
+
+
 def open_folder(config: configs.RunConfig, command: str = "run") -> Path:
     """The folder of a run, `<out>/<name>`, made if it is new.
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from llmrl_jax.run.cli import main
+from llmrl_jax.run.commands import _props_table
 from llmrl_jax.run.commands._props_table import table
 
 
@@ -76,3 +78,38 @@ def test_a_table_goes_on_where_it_stopped(tmp_path, capsys):
     assert [row["method"] for row in rows] == ["random_search", "scripted"] and len(rows[0]["finals"]) == 2
     with pytest.raises(ValueError, match="no method 'cmaes'"):
         table(methods=("cmaes",), **options)
+
+
+def test_a_numeric_search_goes_on_to_the_bit(tmp_path, capsys, monkeypatch):
+    options = {"tasks": ("nim",), "methods": ("ars",), "seeds": 2, "budget": 640, "final_episodes": 4}
+    table(**options, out=tmp_path / "whole", work=tmp_path / "whole")
+    cut = {**options, "out": tmp_path / "cut", "work": tmp_path / "cut"}
+    with monkeypatch.context() as patched:
+        train = _props_table.run_training
+        patched.setattr(
+            _props_table, "run_training", lambda a, run, **more: train(a, replace(run, max_seconds=1e-9), **more)
+        )
+        table(**cut)
+        assert "stopped by time budget; the same command goes on" in capsys.readouterr().out
+        assert not (tmp_path / "cut" / "props-table.json").exists()
+    table(**cut)
+    rows = [json.loads((tmp_path / name / "props-table.json").read_text())["rows"][0] for name in ("whole", "cut")]
+    lines = (tmp_path / "cut" / "nim-640-ars-2" / "metrics.jsonl").read_text().splitlines()
+    assert len(lines) == 4 and json.loads(lines[0])["update"] == 1
+    for name in ("final", "finals", "best", "steps"):
+        assert rows[0][name] == rows[1][name]
+
+
+def test_a_table_measures_anew_and_knows_what_it_measured(tmp_path, capsys):
+    options = {"tasks": ("nim",), "seeds": 1, "budget": 160, "out": tmp_path, "work": tmp_path}
+    table(methods=("ars", "scripted"), final_episodes=4, **options)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 and "+-" not in lines[0] and "+-" not in lines[1]  # one seed has no spread
+    logs = [tmp_path / "nim-160-ars-1" / "metrics.jsonl", tmp_path / "nim-160-0" / "log.jsonl"]
+    before = [log.stat().st_mtime_ns for log in logs]
+    table(methods=("ars", "scripted"), final_episodes=4, again=True, **options)
+    assert all(log.stat().st_mtime_ns != was for log, was in zip(logs, before))
+    table(methods=("ars",), final_episodes=8, **options)
+    rows = json.loads((tmp_path / "props-table.json").read_text())["rows"]
+    assert {row["method"]: row["final_episodes"] for row in rows} == {"scripted": 4, "ars": 8}
+    assert "| 1, 160, 4; 1, 160, 8 |" in (tmp_path / "props-table.md").read_text()

@@ -139,6 +139,14 @@ def test_tables_are_searched(name):
     assert set(np.unique(found.best)) <= {0.0, 1.0, 2.0}
 
 
+@pytest.mark.parametrize("name", ["cma_es", "open_es"])
+def test_evosax_may_first_be_used_inside_of_a_trace(name):
+    optimizer = make_numeric(name, LINEAR)
+    jax.eval_shape(optimizer.init, KEY)  # what evosax computes when it is made must not be a tracer of this
+    params, _ = optimizer.ask(optimizer.init(KEY))
+    assert params.shape[1] == LINEAR.num_params
+
+
 def test_the_runner_counts():
     found = settled("cma_es", LINEAR)  # 4 + floor(3 ln 4) = 8 candidates of 2 episodes: 75 iterations
     assert found.best_curve.shape == (3, 75) and int(found.episodes[-1]) == 1200

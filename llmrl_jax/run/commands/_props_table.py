@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +16,15 @@ import jax
 import numpy as np
 
 from llmrl_jax.run import info
-from llmrl_jax.run.config import to_json
+from llmrl_jax.run.config import RunConfig, to_json
+from llmrl_jax.run.folder import folder_name
+from llmrl_jax.run.loop import train as run_training
 from llmrl_jax.run.signals import StopRequest
 from llmrl_jax.systems.props.adviser import PolicyAdviser
 from llmrl_jax.systems.props.config import PropsConfig
 from llmrl_jax.systems.props.evaluate import make_evaluator
 from llmrl_jax.systems.props.optimizers import NUMERIC, make_numeric
-from llmrl_jax.systems.props.search import search
+from llmrl_jax.systems.props.search import iterations_of, judge, make_search
 from llmrl_jax.systems.props.study import Study
 from llmrl_jax.systems.props.tasks import PUBLISHED, Task, get
 
@@ -34,9 +39,11 @@ EPISODES = 20
 
 INTRODUCTION = """# ProPS: the fifteen tasks
 
-Mean return in {final} fresh episodes of the best policy of each search, over seeds (+- standard error over them),
-after the episodes that stand in the last column but one: the published budget is 400 proposals of 20 episodes, 8,000
-in all. All methods search the same parameters in the same box (linear policies in [-6, 6], tables over their actions).
+Mean return in fresh episodes of the best policy of each search, over seeds (+- standard error over them). How many
+seeds, episodes of search and fresh episodes stands in the last column but one: the published budget is 400 proposals of
+20 episodes, 8,000 in all. All methods search the same parameters in the same box (linear policies in [-6, 6], tables
+over their actions), each with one setting for all tasks. Linear outputs are not clipped, so that MuJoCo's costs of
+actions beyond their range count, as they do in Gymnasium.
 *Bound* is what no policy exceeds in the mean, where that is known exactly. The published columns are those of the
 paper's page, with gpt-4o and 10 seeds: they are means while searching, not in fresh episodes, and their spread is
 called a standard error in one place and a standard deviation in another. The *scripted adviser* is a fixed local search
@@ -70,7 +77,7 @@ def table(
         final_episodes: Fresh episodes for the best policy of each.
         workers: Searches of the scripted adviser at a time.
         out: Folder of the page `props-table.md` and of `props-table.json`.
-        work: Folder for the logs of the scripted adviser's searches.
+        work: Folder for the searches: logs, checkpoints, learning curves. One that was stopped goes on from there.
         again: Measure anew what is there already.
     """
     for name, value, least in (
@@ -89,67 +96,95 @@ def table(
         for task in chosen:
             for method in methods:
                 asked = {"task": task.name, "method": method, "seeds": seeds, "budget": budget}
+                asked["final_episodes"] = final_episodes
                 if any(row.items() >= asked.items() for row in rows) and not again:
                     continue
-                if request.name:
+                found = None if request.name else _measured(task, asked, workers, work, again, request)
+                if found is None:
                     print(f"stopped by {request.name}; the same command goes on")
                     return 0
-                found = asked | _measured(task, method, seeds, budget, final_episodes, workers, work, request)
-                if request.name and method == SCRIPTED:
-                    continue  # not whole
-                rows = [r for r in rows if (r["task"], r["method"]) != (task.name, method)] + [found]
-                _write(out, rows, final_episodes)
-                print(
-                    f"{task.name}, {method}: {found['final']:.2f} +- {found['standard_error']:.2f} "
-                    f"({found['seconds']:.0f} s)",
-                    flush=True,
-                )
+                rows = [r for r in rows if (r["task"], r["method"]) != (task.name, method)] + [asked | found]
+                _write(out, rows)
+                print(f"{task.name}, {method}: {_mean(found)} ({found['seconds']:.0f} s)", flush=True)
     return 0
 
 
 def _measured(
-    task: Task, method: str, seeds: int, budget: int, final: int, workers: int, work: Path, request: StopRequest
-) -> dict[str, Any]:
-    """A row: what was found, over seeds."""
-    started = time.monotonic()
-    if method == SCRIPTED:
-        values, best, steps = _by_adviser(task, seeds, budget, final, workers, work, request)
+    task: Task, asked: dict[str, Any], workers: int, work: Path, again: bool, request: StopRequest
+) -> dict[str, Any] | None:
+    """What a row says, beside what was asked for; None where a signal stopped it."""
+    seeds, budget, final = asked["seeds"], asked["budget"], asked["final_episodes"]
+    found: Any
+    if asked["method"] == SCRIPTED:
+        found = _by_adviser(task, seeds, budget, final, workers, work, again, request)
     else:
-        values, best, steps = _by_numbers(task, method, seeds, budget, final)
-    spread = float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
+        found = _by_numbers(task, asked["method"], seeds, budget, final, work, again, request)
+    if found is None:
+        return None
+    values, best, steps, seconds = found
+    spread = float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
     return {
         "final": float(np.mean(values)),
         "standard_error": spread,
         "finals": [float(v) for v in values],
         "best": [float(v) for v in best],
         "steps": int(np.sum(steps)),
-        "seconds": round(time.monotonic() - started, 1),
+        "seconds": round(seconds, 1),
         "date": time.strftime("%Y-%m-%d"),
     }
 
 
-def _by_numbers(task: Task, method: str, seeds: int, budget: int, final: int) -> tuple[Any, Any, Any]:
+@dataclass(frozen=True)
+class NumericRun:
+    """A search by a numeric method, all seeds side by side."""
+
+    task: str
+    method: str
+    seeds: int
+    run: RunConfig
+    episodes: int = EPISODES
+
+
+def _by_numbers(
+    task: Task, method: str, seeds: int, budget: int, final: int, work: Path, again: bool, request: StopRequest
+) -> tuple[Any, Any, Any, float] | None:
+    """Final and best returns, steps, and seconds; as a run in `work`, saved after every iteration."""
     env, env_params, policy = task.make()
     evaluate = make_evaluator(env, env_params, policy)
-    run = jax.jit(
-        lambda key: search(
-            make_numeric(method, policy),
-            evaluate,
-            key,
-            budget=budget,
-            seeds=seeds,
-            episodes=EPISODES,
-            final_episodes=final,
-        )
+    optimizer = make_numeric(method, policy)
+    name = f"{folder_name(task.name)}-{budget}-{method}-{seeds}"
+    if again:
+        shutil.rmtree(work / name, ignore_errors=True)
+    run = RunConfig(
+        name=name,
+        out=str(work),
+        checkpoint_every=1,
+        keep=1,
+        resume=(work / name / "config.json").exists(),
+        progress="bar" if sys.stdout.isatty() else "off",
     )
-    found = jax.device_get(run(jax.random.key(0)))
-    return found.final.mean(axis=1, dtype=np.float64), found.value, found.steps
+    result = run_training(
+        make_search(optimizer, evaluate, seeds=seeds, episodes=EPISODES),
+        run,
+        num_updates=iterations_of(optimizer, budget, EPISODES),
+        full_config=NumericRun(task.name, method, seeds, run),
+        title=f"{task.name}, {method}",
+        shown={"best": "best", "episode_return": "mean"},
+    )
+    if result.stopped:
+        request.name = result.stopped
+        return None
+    started = time.monotonic()
+    returns = jax.device_get(jax.jit(lambda state: judge(evaluate, state, final))(result.state))
+    seconds = result.seconds + result.compile_seconds + time.monotonic() - started
+    return returns.mean(axis=1, dtype=np.float64), result.state.value, result.state.steps, seconds
 
 
 def _by_adviser(
-    task: Task, seeds: int, budget: int, final: int, workers: int, work: Path, request: StopRequest
-) -> tuple[Any, Any, Any]:
-    """ProPS's loop with the scripted adviser; the warm-up counts."""
+    task: Task, seeds: int, budget: int, final: int, workers: int, work: Path, again: bool, request: StopRequest
+) -> tuple[Any, Any, Any, float] | None:
+    """ProPS's loop with the scripted adviser; the warm-up counts. See `_by_numbers`."""
+    started = time.monotonic()
     arm = task.props
     warmup = min(arm.warmup, budget // EPISODES - 1)
     iterations = max(1, budget // EPISODES - warmup)
@@ -159,20 +194,32 @@ def _by_adviser(
 
     def one(seed: int) -> dict[str, Any]:
         chat = {"temperature": 1.0, "max_tokens": 100_000}
-        study = Study(task, config, seed, PolicyAdviser(), chat, work / f"{task.name}-{budget}-{seed}")
+        folder = work / f"{folder_name(task.name)}-{budget}-{seed}"
+        if again:
+            shutil.rmtree(folder, ignore_errors=True)
+        study = Study(task, config, seed, PolicyAdviser(), chat, folder)
         study.run(lambda: bool(request.name))
         return study.judge()
 
     with ThreadPoolExecutor(workers) as pool:
         found = list(pool.map(one, range(seeds)))
-    return [f["final"] for f in found], [f["value"] for f in found], [f["steps"] for f in found]
+    if request.name:
+        return None
+    seconds = time.monotonic() - started
+    return [f["final"] for f in found], [f["value"] for f in found], [f["steps"] for f in found], seconds
 
 
-def _figure(pair: tuple[float, float] | None) -> str:
-    return "" if pair is None else f"{pair[0]:.2f} +- {pair[1]:.2f}"
+def _figure(pair: tuple[float, float | None] | None) -> str:
+    if pair is None:
+        return ""
+    return f"{pair[0]:.2f}" if pair[1] is None else f"{pair[0]:.2f} +- {pair[1]:.2f}"
 
 
-def _write(out: Path, rows: Sequence[dict[str, Any]], final: int) -> None:
+def _mean(row: dict[str, Any]) -> str:
+    return _figure((row["final"], row["standard_error"]))
+
+
+def _write(out: Path, rows: Sequence[dict[str, Any]]) -> None:
     """The page and its record."""
     out.mkdir(parents=True, exist_ok=True)
     facts = {"versions": info.versions(), "machine": info.machine()}
@@ -181,7 +228,7 @@ def _write(out: Path, rows: Sequence[dict[str, Any]], final: int) -> None:
     fresh.replace(out / "props-table.json")
     methods = [m for m in TITLES if any(row["method"] == m for row in rows)]
     head = ["task", "parameters", "bound", "best published baseline", "ProPS", "ProPS+", *(TITLES[m] for m in methods)]
-    head += ["seeds, episodes", "steps/s, compilation included"]
+    head += ["seeds, episodes, fresh", "steps/s, compilation included"]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for task in PUBLISHED:
         mine = {row["method"]: row for row in rows if row["task"] == task.name}
@@ -192,9 +239,10 @@ def _write(out: Path, rows: Sequence[dict[str, Any]], final: int) -> None:
         cells += [f"{baseline[0]} {_figure(baseline[1])}", *(_figure(task.published[m]) for m in ("ProPS", "ProPS+"))]
         for m in methods:
             row = mine.get(m)
-            cells.append("" if row is None else _figure((row["final"], row["standard_error"])))
-        cells.append("; ".join(sorted({f"{row['seeds']}, {row['budget']:,}" for row in mine.values()})))
+            cells.append("" if row is None else _mean(row))
+        said = {f"{row['seeds']}, {row['budget']:,}, {row['final_episodes']}" for row in mine.values()}
+        cells.append("; ".join(sorted(said)))
         fast = [row["steps"] / row["seconds"] for m, row in mine.items() if m != SCRIPTED and row["seconds"]]
         cells.append(f"{max(fast):,.0f}" if fast else "")
         lines.append("| " + " | ".join(cells) + " |")
-    (out / "props-table.md").write_text(INTRODUCTION.format(final=final) + "\n".join(lines) + "\n")
+    (out / "props-table.md").write_text(INTRODUCTION + "\n".join(lines) + "\n")

@@ -23,7 +23,7 @@ from llmrl_jax.run.commands._props_pictures import draw_curves, draw_parameters
 from llmrl_jax.run.commands._props_table import table
 from llmrl_jax.run.config import FREE, RunConfig
 from llmrl_jax.run.figures import text_table
-from llmrl_jax.run.folder import open_folder, write_summary
+from llmrl_jax.run.folder import folder_name, open_folder, write_summary
 from llmrl_jax.run.media import write_gif
 from llmrl_jax.run.signals import StopRequest
 from llmrl_jax.systems.props.adviser import PolicyAdviser
@@ -151,7 +151,7 @@ def _run(config: PropsRun) -> int:
     chat = make_chat(config.chat, PolicyAdviser(), folder)
     seeds = range(config.seed, config.seed + config.seeds)
     studies = [
-        Study(task, config.search, seed, chat.model, config.chat.sampling, folder / f"{_plain(task.name)}-{seed}")
+        Study(task, config.search, seed, chat.model, config.chat.sampling, folder / f"{folder_name(task.name)}-{seed}")
         for task in tasks
         for seed in seeds
     ]
@@ -161,10 +161,6 @@ def _run(config: PropsRun) -> int:
     with StopRequest() as request:
         results = _search_all(studies, config, request)
     return _finish(folder, config, studies, results, chat, request.name)
-
-
-def _plain(name: str) -> str:
-    return "".join(c if c.isalnum() or c in "_-" else "_" for c in name)
 
 
 def _search_all(studies: Sequence[Study], config: PropsRun, request: StopRequest) -> list[dict[str, Any]]:

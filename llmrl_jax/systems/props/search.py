@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Key
 
+from llmrl_jax.rl.learner import Learner
 from llmrl_jax.systems.props.evaluate import Evaluator, episode_keys
 from llmrl_jax.systems.props.optimizers.base import Optimizer
 
@@ -31,6 +34,63 @@ class Search:
     """Environment steps of the search."""
 
 
+@struct.dataclass
+class SearchState:
+    """A search under way: `S` seeds, which advance in step."""
+
+    keys: Key[Array, " S"]
+    optimizer: Any
+    """The optimizer's states."""
+    best: Float[Array, "S n"]
+    value: Float[Array, " S"]
+    steps: Int[Array, " S"]
+    update: Int[Array, ""]
+    """Iterations that are over."""
+    frozen: Any = ()
+
+
+def population_of(optimizer: Optimizer) -> int:
+    """How many candidates a numeric optimizer asks for at a time."""
+    return jax.eval_shape(optimizer.ask, jax.eval_shape(optimizer.init, jax.random.key(0)))[0].shape[0]
+
+
+def iterations_of(optimizer: Optimizer, budget: int, episodes: int) -> int:
+    """How many iterations a budget of episodes buys one seed, `episodes` for each candidate.
+
+    **Raises:** `ValueError` where it buys none.
+    """
+    population = population_of(optimizer)
+    if budget < population * episodes:
+        raise ValueError(
+            f"a budget of {budget} episodes is less than one iteration of {optimizer.name}: {population} candidates, "
+            f"{episodes} episodes each"
+        )
+    return budget // (population * episodes)
+
+
+def make_search(
+    optimizer: Optimizer, evaluate: Evaluator, *, seeds: int = 1, episodes: int = 20, common: bool = True
+) -> Learner:
+    """A search as a `Learner`, one iteration an update, for `llmrl_jax.run.loop`: saved, stopped, and gone on with.
+
+    Its metrics are `episode_return`, the mean over all candidates, and `best`, the mean over seeds of the highest mean
+    return so far. Arguments as of `search`.
+    """
+    init, iterate = _parts(optimizer, evaluate, seeds, episodes, common)
+
+    def update(state: SearchState) -> tuple[SearchState, dict[str, jax.Array]]:
+        state, values = iterate(state)
+        return state, {"episode_return": jnp.mean(values), "best": jnp.mean(state.value)}
+
+    return Learner(init, update, seeds * population_of(optimizer) * episodes)
+
+
+def judge(evaluate: Evaluator, state: SearchState, final_episodes: int) -> Float[Array, "S F"]:
+    """The returns of each seed's best candidate in fresh episodes, which took no part in the search."""
+    fresh = jax.vmap(lambda k: episode_keys(jax.random.fold_in(k, 2), final_episodes))(state.keys)
+    return evaluate(state.best, fresh).returns
+
+
 def search(
     optimizer: Optimizer,
     evaluate: Evaluator,
@@ -51,49 +111,65 @@ def search(
     iteration play the same episodes, which ranks them with less noise; `final_episodes`, `F`.
     **Raises:** `ValueError` where the budget is below one iteration.
     """
-    keys = episode_keys(key, seeds)
-    start = jax.vmap(optimizer.init)(jax.vmap(lambda k: jax.random.fold_in(k, 0))(keys))
-    shape, _ = jax.eval_shape(optimizer.ask, jax.eval_shape(optimizer.init, key))
-    population, size = shape.shape
-    iterations = budget // (population * episodes)
-    if iterations < 1:
-        raise ValueError(
-            f"a budget of {budget} episodes is less than one iteration of {optimizer.name}: {population} candidates, "
-            f"{episodes} episodes each"
+    iterations = iterations_of(optimizer, budget, episodes)
+    init, iterate = _parts(optimizer, evaluate, seeds, episodes, common)
+
+    def body(state, _):
+        state, values = iterate(state)
+        return state, (state.value, jnp.mean(values, axis=1))
+
+    state, curves = jax.lax.scan(body, init(key), length=iterations)
+    return Search(
+        best=state.best,
+        value=state.value,
+        final=judge(evaluate, state, final_episodes),
+        best_curve=curves[0].T,
+        mean_curve=curves[1].T,
+        episodes=jnp.arange(1, iterations + 1) * (population_of(optimizer) * episodes),
+        steps=state.steps,
+    )
+
+
+def _parts(optimizer: Optimizer, evaluate: Evaluator, seeds: int, episodes: int, common: bool) -> tuple[Any, Any]:
+    """`init(key) -> SearchState`, and `iterate(state) -> (state, values [S, P])`."""
+
+    def init(key: jax.Array) -> SearchState:
+        keys = episode_keys(key, seeds)
+        start = jax.vmap(optimizer.init)(jax.vmap(lambda k: jax.random.fold_in(k, 0))(keys))
+        size = jax.eval_shape(jax.vmap(optimizer.ask), start)[0].shape[-1]
+        return SearchState(
+            keys,
+            start,
+            jnp.zeros((seeds, size)),
+            jnp.full(seeds, -jnp.inf),
+            jnp.zeros(seeds, jnp.int32),
+            jnp.int32(0),
         )
 
-    def played(params: Float[Array, "S P n"], keys):
-        """All seeds as one batch of candidates: returns `[S, P]` in the mean, and steps `[S]`."""
-        found = evaluate(params.reshape(-1, size), keys.reshape(-1, keys.shape[-1]))
-        return found.mean.reshape(params.shape[:2]), jnp.sum(found.lengths.reshape(seeds, -1), axis=1)
-
-    def draws(k, i):
+    def draws(k: jax.Array, i: jax.Array, population: int) -> Key[Array, "P E"]:
         k = jax.random.fold_in(jax.random.fold_in(k, 1), i)
         if common:
             return jnp.broadcast_to(episode_keys(k, episodes), (population, episodes))
         return jax.vmap(lambda k: episode_keys(k, episodes))(episode_keys(k, population))
 
-    def iterate(carry, i):
-        state, best, value, steps = carry
-        params, state = jax.vmap(optimizer.ask)(state)
-        values, more = played(params, jax.vmap(draws, in_axes=(0, None))(keys, i))
-        state = jax.vmap(optimizer.tell)(state, params, values)
+    def iterate(state: SearchState) -> tuple[SearchState, Float[Array, "S P"]]:
+        params, told = jax.vmap(optimizer.ask)(state.optimizer)
+        population, size = params.shape[1:]
+        keys = jax.vmap(lambda k: draws(k, state.update, population))(state.keys)
+        # all seeds as one batch of candidates
+        found = evaluate(params.reshape(-1, size), keys.reshape(-1, episodes))
+        values = found.mean.reshape(params.shape[:2])
+        told = jax.vmap(optimizer.tell)(told, params, values)
         top = jnp.argmax(values, axis=1)
         highest = jnp.take_along_axis(values, top[:, None], axis=1)[:, 0]
-        better = highest > value
         candidate = jnp.take_along_axis(params, top[:, None, None], axis=1)[:, 0]
-        best, value = jnp.where(better[:, None], candidate, best), jnp.maximum(highest, value)
-        return (state, best, value, steps + more), (value, jnp.mean(values, axis=1))
+        state = state.replace(
+            optimizer=told,
+            best=jnp.where((highest > state.value)[:, None], candidate, state.best),
+            value=jnp.maximum(highest, state.value),
+            steps=state.steps + jnp.sum(found.lengths.reshape(seeds, -1), axis=1),
+            update=state.update + 1,
+        )
+        return state, values
 
-    carry = (start, jnp.zeros((seeds, size)), jnp.full(seeds, -jnp.inf), jnp.zeros(seeds, jnp.int32))
-    (_, best, value, steps), curves = jax.lax.scan(iterate, carry, jnp.arange(iterations))
-    fresh = jax.vmap(lambda k: episode_keys(jax.random.fold_in(k, 2), final_episodes))(keys)
-    return Search(
-        best=best,
-        value=value,
-        final=evaluate(best, fresh).returns,
-        best_curve=curves[0].T,
-        mean_curve=curves[1].T,
-        episodes=jnp.arange(1, iterations + 1) * (population * episodes),
-        steps=steps,
-    )
+    return init, iterate

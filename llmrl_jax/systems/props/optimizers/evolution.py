@@ -94,7 +94,8 @@ class CMAES(_Evosax):
     @cached_property
     def strategy(self):
         size = self.policy.num_params
-        return _algorithms().CMA_ES(self.population or default_population(size), jnp.zeros(size))
+        with jax.ensure_compile_time_eval():  # it keeps arrays, and may first be asked for inside of a trace
+            return _algorithms().CMA_ES(self.population or default_population(size), jnp.zeros(size))
 
     @property
     def settings(self):
@@ -123,12 +124,13 @@ class OpenES(_Evosax):
 
     @cached_property
     def strategy(self):
-        return _algorithms().Open_ES(
-            self.population,
-            jnp.zeros(self.policy.num_params),
-            optimizer=optax.adam(self.learning_rate),
-            std_schedule=optax.constant_schedule(self.std),
-        )
+        with jax.ensure_compile_time_eval():
+            return _algorithms().Open_ES(
+                self.population,
+                jnp.zeros(self.policy.num_params),
+                optimizer=optax.adam(self.learning_rate),
+                std_schedule=optax.constant_schedule(self.std),
+            )
 
 
 @struct.dataclass
