@@ -6,10 +6,12 @@ import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from llmrl_jax.chat.costs import Prices, cost, load_prices
-from llmrl_jax.chat.errors import BudgetExceeded, ChatError
+from llmrl_jax.chat.errors import BudgetExceeded, ChatError, ServerError
+from llmrl_jax.chat.jsonl import read_jsonl
 from llmrl_jax.chat.protocol import ChatModel, ChatReply, ChatRequest, Usage, outcomes_of, settle
 
 
@@ -125,6 +127,35 @@ class Budget:
 
     def settle(self, model: str, most: Spent, outcome: ChatReply | ChatError | None) -> None:
         """Spend what a request took and free the rest; None is a request of which nothing is known."""
+        took = self._took(model, most, outcome)
+        with self._changed:
+            self._reserved -= most
+            self._in_flight -= 1
+            if not self._in_flight:
+                self._reserved = Spent()  # no dust of rounding stays, nor an unknown price
+            self._spent += took
+            self._changed.notify_all()
+
+    def recall(self, path: str | Path) -> None:
+        """Spend what a recording (`Recorder`) says was spent before, as a run does that goes on.
+
+        **Raises:** `CacheError` naming a line that cannot be read.
+        """
+        for line in read_jsonl(path):
+            model, request = str(line["model"]), ChatRequest.from_json(line["request"])
+            outcome: ChatReply | ChatError
+            if "reply" in line:
+                outcome = replace(ChatReply.from_json(line["reply"]), cached=line["cached"])
+            elif line["error"]["type"] == BudgetExceeded.__name__:
+                continue  # it was not sent
+            else:
+                outcome = ServerError(line["error"]["message"], lost=line["error"].get("lost", 0))
+            took = self._took(model, self.most(model, request), outcome)
+            with self._changed:
+                self._spent += took
+
+    def _took(self, model: str, most: Spent, outcome: ChatReply | ChatError | None) -> Spent:
+        """What a request took that could take `most`."""
         if outcome is None:
             took = most
         elif isinstance(outcome, ChatError):
@@ -137,13 +168,7 @@ class Budget:
             took = Spent(1, outcome.usage.total, cost(outcome.usage, model, self.prices))
         for _ in range(outcome.lost if outcome is not None else 0):
             took += replace(most, calls=0)
-        with self._changed:
-            self._reserved -= most
-            self._in_flight -= 1
-            if not self._in_flight:
-                self._reserved = Spent()  # no dust of rounding stays, nor an unknown price
-            self._spent += took
-            self._changed.notify_all()
+        return took
 
     def _fits(self, total: Spent) -> bool:
         for name, limit in self.limits.items():

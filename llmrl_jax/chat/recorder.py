@@ -39,7 +39,7 @@ class Recorder:
             if isinstance(outcome, ChatReply):
                 line |= {"reply": outcome.to_json(), "cached": outcome.cached}
             else:
-                line["error"] = {"type": type(outcome).__name__, "message": str(outcome)}
+                line["error"] = {"type": type(outcome).__name__, "message": str(outcome), "lost": outcome.lost}
             lines.append(canonical(line) + "\n")
         with self._lock:
             _append(self.path, "".join(lines).encode())

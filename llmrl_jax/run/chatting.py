@@ -50,9 +50,9 @@ class ChatConfig:
     cache_mode: CacheMode = field(default="write", metadata=FREE)
     """`write`: ask for what is missing and keep it; `read`: keep nothing new; `replay`: never ask; `off`."""
     max_calls: int = field(default=0, metadata=FREE)
-    """Requests after which the run stops; 0: no limit."""
+    """Requests after which the run stops, those before a resume included; 0: no limit."""
     max_usd: float = field(default=0.0, metadata=FREE)
-    """Dollars after which the run stops; 0: no limit. The model must have a price."""
+    """Dollars after which the run stops, those before a resume included; 0: no limit. The model must have a price."""
 
     @property
     def sampling(self) -> dict[str, Any]:
@@ -90,7 +90,7 @@ class Chat:
 
     @property
     def spent(self) -> Spent:
-        """Calls, tokens and dollars of this process."""
+        """Calls, tokens and dollars of the run, those before a resume included."""
         return self.budget.spent
 
 
@@ -108,6 +108,9 @@ def make_chat(config: ChatConfig, adviser: ChatModel, folder: str | Path) -> Cha
     if remote and config.cache_mode == "replay":
         return Chat(Cached(config.model, cache, "replay"), Budget())
     budget = Budget(calls=config.max_calls or None, usd=config.max_usd or None)
+    record = folder / "chat.jsonl"
+    if record.exists():  # a run that goes on has spent what it spent
+        budget.recall(record)
     asked: ChatModel
     if remote:
         asked = OpenAIChat(
@@ -121,10 +124,10 @@ def make_chat(config: ChatConfig, adviser: ChatModel, folder: str | Path) -> Cha
             )
         )
     elif config.model == SCRIPTED:
-        return Chat(Recorder(Budgeted(adviser, budget), folder / "chat.jsonl"), budget)  # nothing to save by a cache
+        return Chat(Recorder(Budgeted(adviser, budget), record), budget)  # nothing to save by a cache
     else:
         from llmrl_jax.serve import LocalLlama
 
         asked = LocalLlama.load(config.model.removeprefix(LOCAL), adapter=config.adapter, chat_template=config.template)
-    recorded = Recorder(Budgeted(asked, budget), folder / "chat.jsonl")
+    recorded = Recorder(Budgeted(asked, budget), record)
     return Chat(Cached(recorded, cache, config.cache_mode), budget)

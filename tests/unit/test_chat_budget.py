@@ -12,11 +12,13 @@ from llmrl_jax.chat import (
     Budgeted,
     BudgetExceeded,
     Cached,
+    ChatError,
     ChatReply,
     ChatRequest,
     Choice,
     Message,
     Price,
+    Recorder,
     ServerError,
     Spent,
     Usage,
@@ -173,6 +175,30 @@ def test_a_resumed_run_goes_on_counting():
     with pytest.raises(BudgetExceeded):
         Budgeted(Model(), second).complete([ask(), ask()])
     assert second.spent.calls == 3
+
+
+def test_a_recording_says_what_was_spent(tmp_path):
+    path = tmp_path / "chat.jsonl"
+    budget = Budget(calls=5, prices=PRICES)
+    outcomes = [
+        None,
+        ChatReply((Choice("x"),), "m"),
+        ChatReply((Choice("x"),), "m", Usage(5, 3), lost=2),
+        ServerError("no", status=500),
+        ServerError("cut", lost=1),
+        None,  # the sixth: beyond the budget, so not sent
+    ]
+    for outcome in outcomes:
+        try:
+            Recorder(Budgeted(Model(outcome), budget), path).complete([ask()])
+        except ChatError:
+            pass
+    again = Budget(calls=5, prices=PRICES)
+    again.recall(path)
+    assert again.spent.calls == budget.spent.calls == 5 and again.spent.tokens == budget.spent.tokens
+    assert again.spent.usd == pytest.approx(budget.spent.usd) and again.spent.usd > 0
+    with pytest.raises(BudgetExceeded):
+        Budgeted(Model(), again).complete([ask()])
 
 
 def test_threads_never_pass_the_limit_together():

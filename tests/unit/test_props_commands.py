@@ -80,6 +80,28 @@ def test_a_table_goes_on_where_it_stopped(tmp_path, capsys):
         table(methods=("cmaes",), **options)
 
 
+def test_a_budget_is_the_whole_run_s(tmp_path, capsys):
+    args = ["props", "run", "--tasks", "nim", "--iterations", "6", *SMALL, "--out", str(tmp_path), "--name", "one"]
+    assert main([*args, "--chat.max-calls", "2"]) == 1
+    assert "2 of 2 calls are spent" in capsys.readouterr().out
+    again = ["props", "run", "--out", str(tmp_path), "--name", "one", "--resume"]
+    assert main([*again, "--chat.max-calls", "3"]) == 1  # one more, and not three
+    assert "3 of 3 calls are spent" in capsys.readouterr().out
+    assert main([*again, "--chat.max-calls", "0"]) == 0
+    assert json.loads((tmp_path / "one" / "summary.json").read_text())["spent"]["calls"] == 6
+
+
+def test_a_video_that_cannot_be_drawn_costs_nothing_else(tmp_path, capsys, monkeypatch):
+    def broken(*args):
+        raise RuntimeError("MuJoCo cannot draw here: no OpenGL context")
+
+    monkeypatch.setattr("llmrl_jax.systems.props.episode.EpisodeRecorder.play", broken)
+    args = ["props", "run", "--tasks", "nim", "--iterations", "2", *SMALL, "--out", str(tmp_path), "--name", "one"]
+    assert main([*args, "--video"]) == 1
+    assert "nim has no video: MuJoCo cannot draw here" in capsys.readouterr().out
+    assert (tmp_path / "one" / "summary.json").exists() and (tmp_path / "one" / "curves.png").exists()
+
+
 def test_a_numeric_search_goes_on_to_the_bit(tmp_path, capsys, monkeypatch):
     options = {"tasks": ("nim",), "methods": ("ars",), "seeds": 2, "budget": 640, "final_episodes": 4}
     table(**options, out=tmp_path / "whole", work=tmp_path / "whole")

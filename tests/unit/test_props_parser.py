@@ -80,6 +80,7 @@ def test_forms_that_are_accepted(text):
         ("params[0]: nan; params[1]: 2; params[2]: 3", "number", "params[0] is nan, which is not a finite number"),
         ("params[0]: 1; params[1]: 2; params[2]: -inf", "number", "params[2] is -inf"),
         ("params[0]: 1e999; params[1]: 2; params[2]: 3", "number", "params[0] is 1e999"),
+        ("params[0]: 1e39; params[1]: 2; params[2]: 3", "number", "not a finite number in float32"),
         ("params[0]: one; params[1]: 2; params[2]: 3", "number", "params[0] is 'one', which is not a number"),
         ("params[0]: 1.2.3; params[1]: 2; params[2]: 3", "number", "params[0] is '1.2.3'"),
         ("params[0]: ; params[1]: 2; params[2]: 3", "number", "params[0] is ''"),

@@ -119,6 +119,9 @@ def test_make_policy_reads_the_world():
 def test_bad_input_is_named():
     env, params = envs_jax.make("CartPole-v1")
     lake, lake_params = envs_jax.make("FrozenLake-v1")
+    for wrong in ({"low": -6.0, "high": 6.0}, {"high": 4.0}, {"low": 0.5}, {"decimals": 1}):
+        with pytest.raises(ValueError, match="a table's entries are actions, 0 to 3, without decimals"):
+            make_policy(lake, lake_params, **wrong)
     with pytest.raises(TypeError, match="CartPole-v1 observes .* does not suit a 'table' policy; use 'linear'"):
         make_policy(env, params, "table")
     with pytest.raises(TypeError, match="FrozenLake-v1 .*use 'table' or 'q_table'"):

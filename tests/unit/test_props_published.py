@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
+from llmrl_jax.systems.props import published
 from llmrl_jax.systems.props.published import read_published
 
 
@@ -132,10 +133,47 @@ def test_the_seed_s_schema_is_the_dialogue():
 
 def test_the_fine_tuning_repository_s_schema():
     found = read_published(yaml.safe_load(FINETUNED))
-    assert (found.config.method, found.seeds, found.print_every, found.title) == ("props", 3, 20, "A title")
+    assert (found.config.method, found.seeds, found.print_every) == ("props", 3, 20)
     assert (found.model, found.adapter) == ("local:some/base", "adapters/final")
     assert found.config.step_size == 0.5 and found.config.history.last == 75
     assert found.config.warmup_episodes == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "keys"),
+    [
+        (RELEASE, ("logdir", "template_dir")),
+        (RELEASE_PLUS, ("env_desc_file", "ollama_num_ctx")),
+        (SEED, ("max_traj_count", "max_traj_length", "logdir")),
+        (FINETUNED, ("max_traj_count", "title", "max_limit", "reset_llm_conversation")),
+    ],
+    ids=["release", "release+", "seed", "finetuned"],
+)
+def test_what_means_nothing_here_is_said(text, keys):
+    notes = "\n".join(read_published(yaml.safe_load(text)).notes)
+    for key in keys:
+        assert key in notes or {"template_dir": "no folder"}.get(key, key) in notes, (key, notes)
+
+
+def test_no_key_is_dropped_in_silence():
+    """Every key of either schema, in a file that gives it: it changes what is read, or a note names it."""
+    values = {
+        "env_kwargs": {}, "warmup_dir": "d", "bias": True, "rank": 10, "optimum": 500, "include_trajectories": True,
+        "feedback_interval": 5, "param_min": -5, "param_max": 5, "buffer_top_k": 3, "buffer_recent_j": 2,
+        "ollama_num_ctx": 9, "continuous": False, "num_position_bins": 3, "num_theta_bins": 3, "max_limit": 7,
+        "title": "T", "env_desc_file": "x.j2", "model_type": "HF", "render_mode": "human", "step_size": 0.5,
+    }  # fmt: skip
+    for text, known in ((RELEASE, published.RELEASE), (SEED, published.FINETUNE)):
+        plain = yaml.safe_load(text)
+        for key in sorted(known - set(plain) | {"render_mode"}):
+            if key in ("experiments", "base_model", "grid_size", "print_episode", "llm_ui_template_name"):
+                continue
+            value = values.get(key, 4)
+            with_it, without = read_published(plain | {key: value}), read_published(plain)
+            said = any(key in note for note in with_it.notes)
+            assert said or with_it != without or key in ("env_kwargs", "bias", "rank"), key  # these say what is so
+    with pytest.raises(ValueError, match="rank is 5, but the policy of cartpole has 10 parameters"):
+        read_published(yaml.safe_load(RELEASE) | {"rank": 5})
 
 
 def test_templates_are_the_user_s_where_they_are(tmp_path):

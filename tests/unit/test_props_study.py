@@ -68,6 +68,94 @@ def test_a_log_says_what_was_evaluated(tmp_path):
     assert lines[1]["record"]["attempts"][0]["reply"].startswith("params[0]:")
 
 
+class Wild(ScriptedAdviser):
+    """It proposes numbers whose squares float32 cannot hold, and then others."""
+
+    def advise(self, messages, rng):
+        tried = messages[0].content.count("f(params):")
+        return "\n".join(f"params[0]: {x}; params[1]: {x}; params[2]: {x}" for x in (tried, "1e30", tried + 0.5))
+
+
+def test_returns_that_are_not_finite_are_told_to_nobody(tmp_path):
+    config = PropsConfig(**SMALL | {"warmup": 1, "proposals": 3, "reply": ReplyConfig(beyond="keep")})
+    whole = study(tmp_path / "whole", config, "mountain_car_continuous", model=Wild())
+    found = whole.run()
+    lines = [json.loads(text) for text in whole.log.read_text().splitlines()]
+    assert [len(line["params"]) for line in lines] == [1, 2, 2, 2, 2] and "dropped" not in lines[0]
+    assert [len(line["dropped"]) for line in lines[1:]] == [1] * 4
+    assert set(lines[1]["dropped"][0]["returns"]) <= {"-inf", "nan"}
+    assert all(np.isfinite(line["returns"]).all() for line in lines)
+    assert found.candidates == 13 and found.episodes == 39 and np.isfinite(found.value)
+    assert "1e+30" not in lines[-1]["record"]["prompt"][0]["content"]
+    assert study(tmp_path / "whole", config, "mountain_car_continuous", model=Wild()).found == found
+
+
+def test_the_last_proposal_is_polished_too(tmp_path):
+    config = PropsConfig(**SMALL | {"iterations": 1, "warmup": 0, "polish": "cma_es", "polish_rounds": 2})
+    searched = study(tmp_path, config, "nim")
+    searched.run()
+    lines = [json.loads(text) for text in searched.log.read_text().splitlines()]
+    assert [line["record"]["outcome"] for line in lines] == ["proposed", "polish", "polish"]
+    again = study(tmp_path, config, "nim")
+    assert again.done and again.found == searched.found
+
+
+def test_the_dialogue_is_polished(tmp_path):
+    options = {"method": "legacy", "use_replay_buffer": True, "iterations": 1, "polish": "cem", "polish_rounds": 1}
+    found = study(tmp_path, PropsConfig(**SMALL | options)).run()
+    assert found.rounds == 4  # the first matrix and the one proposed, each polished
+
+
+def test_the_dialogue_keeps_to_the_box_where_that_is_asked(tmp_path):
+    class Far(ScriptedAdviser):
+        def advise(self, messages, rng):
+            return "\n".join(["1000, 1000"] * 5)
+
+    rejecting = {"method": "legacy", "iterations": 1, "reply": ReplyConfig(beyond="reject", retries=0)}
+    for options, kept in (({"method": "legacy", "iterations": 1}, 1), (rejecting, 0)):
+        searched = study(tmp_path / str(kept), PropsConfig(**SMALL | options), model=Far())
+        searched.run()
+        assert len(json.loads(searched.log.read_text().splitlines()[-1])["params"]) == kept
+
+
+def test_a_damaged_log_is_left_alone(tmp_path):
+    config = PropsConfig(**SMALL | {"warmup": 1})
+    log = (searched := study(tmp_path, config)).log
+    searched.run()
+    lines = log.read_text().splitlines(keepends=True)
+    damaged = "".join([lines[0], lines[1][:40] + "\n", *lines[2:]])
+    log.write_text(damaged)
+    with pytest.raises(ValueError, match="line 2 cannot be read .* mend it, or delete it and all after it"):
+        study(tmp_path, config)
+    assert log.read_text() == damaged
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "cma_es", "hints": 1}, "hints is 1, but the method cma_es does not read it"),
+        ({"method": "evollm", "proposals": 2}, "proposals is 2, but the method evollm"),
+        ({"method": "evollm", "reply": ReplyConfig(beyond="clip")}, "reply.beyond is clip, but the method evollm"),
+        ({"method": "legacy", "warmup": 3}, "warmup is 3, but the method legacy"),
+        ({"method": "props", "block": 2}, "block is 2, but the method props"),
+        ({"polish": "random_search"}, "polish is 'random_search'; it is one of hill_climbing, ars"),
+    ],
+)
+def test_options_that_a_method_does_not_read_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        PropsConfig(**options)
+
+
+def test_props_plus_shows_episodes_of_tables_as_published(tmp_path):
+    small = SMALL | {"iterations": 1, "warmup": 1, "max_steps": 10}
+    for name, method, shown in (("nim", "props+", 200), ("nim", "props", 0), ("cartpole", "props+", 0)):
+        searched = study(tmp_path / f"{name}-{method}", PropsConfig(**small, method=method), name)
+        assert searched.config.view(searched.policy).trajectory_steps == shown
+        searched.run()
+        prompt = json.loads(searched.log.read_text().splitlines()[-1])["record"]["prompt"][0]["content"]
+        assert ("reward" in prompt.split("f(params):", 1)[1]) == bool(shown) or not shown
+
+
 class Stubborn(ScriptedAdviser):
     """It says the same, whatever it is asked."""
 

@@ -204,12 +204,8 @@ def _finish(
     chat: Chat,
     stopped: str,
 ) -> int:
-    """Pictures, the table and the summary."""
-    for study, result in zip(studies, results):
-        if config.video and result["params"] is not None:
-            key = jax.random.fold_in(study.key, 0x7FFFFFFE)
-            _, frames = study.recorder.play(jnp.asarray(result["params"], jnp.float32), key, FRAMES)
-            write_gif(study.folder / "episode.gif", frames, fps=15.0)
+    """Pictures, the table and the summary; what may fail, the videos, comes last."""
+    for study in studies:
         draw_parameters(study.folder, study.log, study.task.title)
     draw_curves(folder / "curves.png", {s.folder.name: s.log for s in studies}, [s.task for s in studies])
     rows = [["task", "seed", "best while searching", "in fresh episodes", "episodes", "steps"]]
@@ -224,10 +220,26 @@ def _finish(
     }
     values |= {"spent": chat.budget.report(), "stopped": stopped}
     write_summary(folder, values)
+    filmed = not config.video or _film(studies, results)
     unfinished = sum(not r["finished"] for r in results)
     if unfinished:
         print(f"{unfinished} searches are not finished; go on with --name {folder.name} --resume")
-    return int(any(r["stopped"] for r in results))
+    return int(any(r["stopped"] for r in results) or not filmed)
+
+
+def _film(studies: Sequence[Study], results: Sequence[dict[str, Any]]) -> bool:
+    """Write an episode of each best policy; False where one cannot be drawn, which is told."""
+    for study, result in zip(studies, results):
+        if result["params"] is None:
+            continue
+        key = jax.random.fold_in(study.key, 0x7FFFFFFE)
+        try:
+            _, frames = study.recorder.play(jnp.asarray(result["params"], jnp.float32), key, FRAMES)
+        except RuntimeError as error:
+            print(f"{study.task.name} has no video: {error}", flush=True)
+            return False
+        write_gif(study.folder / "episode.gif", frames, fps=15.0)
+    return True
 
 
 def list_tasks() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal, get_args
 
 from envs_jax.env import Environment
@@ -15,7 +17,7 @@ from llmrl_jax.systems.props.describe import describe
 from llmrl_jax.systems.props.evollm import EvoLLM
 from llmrl_jax.systems.props.history import HistoryView
 from llmrl_jax.systems.props.hybrid import Polished
-from llmrl_jax.systems.props.legacy import LegacyOptimizer, LegacyTemplates
+from llmrl_jax.systems.props.legacy import LegacyOptimizer, LegacyTemplates, published_grammar
 from llmrl_jax.systems.props.llm import LanguageModelOptimizer
 from llmrl_jax.systems.props.optimizers import NUMERIC, make_numeric
 from llmrl_jax.systems.props.parser import Grammar
@@ -61,12 +63,12 @@ class PolicyConfig:
 class ReplyConfig:
     """What a reply may be, and what follows where it is something else."""
 
-    beyond: Literal["reject", "clip", "keep"] = "reject"
-    """A parameter outside of the box."""
+    beyond: Literal["reject", "clip", "keep"] | None = None
+    """A parameter outside of the box; None: refused, but kept by `legacy`, as published."""
     finer: Literal["reject", "round", "keep"] | None = None
-    """A number with too many decimals; None: rounded, but refused for a table."""
-    repeated: Literal["reject", "keep"] = "reject"
-    """A policy that was tried before."""
+    """A number with too many decimals; None: rounded, but refused for a table, and kept by `legacy`, as published."""
+    repeated: Literal["reject", "keep"] | None = None
+    """A policy that was tried before; None: refused, but kept by `legacy`, as published."""
     take: Literal["first", "last"] = "first"
     """Which proposals, where a reply holds more than were asked for."""
     retries: int = 4
@@ -74,9 +76,15 @@ class ReplyConfig:
     on_failure: OnFailure = "skip"
     """After that: `skip` the iteration, `repeat` the best policy, or `stop`. Each is in the log."""
     failures: int = 10
-    """Failed iterations in a row that stop the search in any case."""
+    """Failed iterations in a row after which one more stops the search in any case."""
     compat: Literal["", "paper"] = ""
     """`paper`: the released parser, which heeds neither indices nor the box."""
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """The options that are set, for a `Grammar`."""
+        named = ("beyond", "finer", "repeated", "take", "compat")
+        return {name: value for name in named if (value := getattr(self, name)) is not None}
 
 
 @dataclass(frozen=True)
@@ -103,6 +111,29 @@ class TemplateConfig:
         given = (self.llm_si_template_name, self.llm_ui_template_name, self.llm_output_conversion_template_name)
         if any(given) and not self.template_dir:
             raise ValueError(f"the template {next(filter(None, given))!r} is named, but no template_dir to find it in")
+
+
+_DIALOGUE = ("use_replay_buffer", "buffer_rows", "reset_llm_conversation")
+_ITS_TEMPLATES = ("templates.llm_ui_template_name", "templates.llm_output_conversion_template_name")
+_GENERATIONS = ("population", "block")
+_WORLD = ("hints", "hide")
+_PROMPT = ("optimum", "step_size", "explain", "history")
+_NUMERIC = (
+    "warmup", "warmup_episodes", "reply", "templates", "polish_rounds", *_PROMPT, *_WORLD, *_GENERATIONS, *_DIALOGUE
+)  # fmt: skip
+UNREAD: dict[str, tuple[str, ...]] = {
+    "props": (*_WORLD, *_GENERATIONS, *_DIALOGUE, *_ITS_TEMPLATES),
+    "props+": (*_GENERATIONS, *_DIALOGUE, *_ITS_TEMPLATES),
+    "evollm": (
+        "optimum", "step_size", "explain", "proposals", "templates", "reply.beyond", "reply.finer", "reply.repeated",
+        "reply.take", "reply.compat", *_WORLD, *_DIALOGUE,
+    ),
+    "legacy": (
+        "warmup", "proposals", "reply.take", "reply.compat", "templates.env_desc_file", *_PROMPT, *_GENERATIONS
+    ),
+    **dict.fromkeys(NUMERIC, _NUMERIC),
+}  # fmt: skip
+"""Method -> options that mean nothing to it."""
 
 
 @dataclass(frozen=True)
@@ -168,8 +199,16 @@ class PropsConfig:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"{name} is {value}; it must be at least {least}")
-        if self.polish and self.polish not in NUMERIC:
-            raise ValueError(f"polish is {self.polish!r}; it is one of {', '.join(NUMERIC)}")
+        usual = SimpleNamespace(
+            **{f.name: f.default_factory() if callable(f.default_factory) else f.default for f in fields(self)}
+        )
+        for name in UNREAD[self.method]:
+            value = attrgetter(name)(self)
+            if value != attrgetter(name)(usual):
+                raise ValueError(f"{name} is {value}, but the method {self.method} does not read it; leave it out")
+        polishers = [name for name in NUMERIC if name != "random_search"]  # which starts nowhere
+        if self.polish and self.polish not in polishers:
+            raise ValueError(f"polish is {self.polish!r}; it is one of {', '.join(polishers)}")
         if self.polish and not self.asks:
             raise ValueError(f"polish is for methods that ask a model; {self.method} is numeric itself")
         if self.optimum not in ("true", "hidden") and not re.fullmatch(r"[+-]?\d+(\.\d*)?", self.optimum):
@@ -179,6 +218,15 @@ class PropsConfig:
     def asks(self) -> bool:
         """Whether a model is asked."""
         return self.method in get_args(Asked)
+
+    def view(self, policy: Policy) -> HistoryView:
+        """How prompts show what was tried; see `HistoryView.trajectory_steps`."""
+        if self.method not in ("props", "props+"):
+            return replace(self.history, trajectory_steps=0)
+        if self.history.trajectory_steps is not None:
+            return self.history
+        shown = self.method == "props+" and policy.kind == "table"
+        return replace(self.history, trajectory_steps=200 if shown else 0)
 
     def arm(self, task: Task) -> Arm:
         """The published numbers of the task for this method, with those that are set here in their place."""
@@ -211,8 +259,6 @@ def make_optimizer(
     arm = config.arm(task)
     reply, templates = config.reply, config.templates
     asking = Asking(retries=reply.retries, on_failure=reply.on_failure, failures=reply.failures, **chat)
-    options: dict[str, Any] = {} if reply.finer is None else {"finer": reply.finer}
-    options |= {name: getattr(reply, name) for name in ("beyond", "repeated", "take", "compat")}
     description = partial(describe, env, env_params, policy, max_steps=arm.max_steps)
     found: Any
     if config.method == "evollm":
@@ -233,6 +279,7 @@ def make_optimizer(
                 templates.llm_ui_template_name,
                 templates.llm_output_conversion_template_name,
             ),
+            grammar=published_grammar(policy, **reply.chosen),
             asking=asking,
             use_replay_buffer=config.use_replay_buffer,
             buffer_rows=config.buffer_rows,
@@ -252,9 +299,9 @@ def make_optimizer(
             template=templates.folder / name if templates.folder and name else None,
             env_desc_file=templates.env_desc_file,
         )
-        grammar = Grammar.of(policy, proposals=config.proposals, **options)
+        grammar = Grammar.of(policy, proposals=config.proposals, **reply.chosen)
         found = LanguageModelOptimizer(
-            model, prompt, grammar=grammar, view=config.history, asking=asking, warmup=arm.warmup
+            model, prompt, grammar=grammar, view=config.view(policy), asking=asking, warmup=arm.warmup
         )
     if config.polish:
         found = Polished(found, make_numeric(config.polish, policy), rounds=config.polish_rounds)

@@ -50,7 +50,6 @@ TAGGED = (
 """The system message of `compat="paper"`, in our own words."""
 
 _TAGS = re.compile(r"<think>.*?</think>\s*<policy>(.*?)</policy>", re.DOTALL)
-_LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
@@ -254,15 +253,14 @@ def read_answer(
 
     **Returns:** whether the soft and the hard form are kept, and the parameters, none where the hard form is not. The
     soft form is a whole set of parameters, whatever their values; the hard one is what `llmrl props run` accepts:
-    within the box, with no more decimals than asked for, and not in the history. Under `compat="paper"` they are the
-    tags, and the tags around the right number of parameters.
+    within the box after rounding to the decimals that were asked for, and not in the history. Under `compat="paper"`
+    they are the tags, and the tags around the right number of parameters.
     """
     if config.compat == "paper":
         match = _TAGS.search(text)
         reading = parse(match[1].strip() if match else "", Grammar.of(policy, compat="paper"))
         found = reading.proposals[0] if reading.proposals else ()
-        whole = bool(found) and max(map(abs, found)) <= _LARGEST
-        return match is not None, whole, found if whole else ()
+        return match is not None, bool(found), found
     form = Format()
     loose = Grammar.of(policy, beyond="keep", finer="keep", repeated="keep")
     soft = bool(parse(text, loose).proposals)

@@ -140,8 +140,9 @@ class HistoryView:
     order: Order = "time"
     tokens: int | None = None
     """The most tokens that the rows may take: the oldest are left out, but never the best."""
-    trajectory_steps: int = 0
-    """Show an episode beneath each row that has one, this many steps at most; 0: none."""
+    trajectory_steps: int | None = None
+    """Show an episode beneath each row that has one, this many steps at most; 0: none. None: as published, 200 for
+    ProPS+ on a table, and none elsewhere."""
 
     def __post_init__(self):
         for name, least in (("last", 0), ("top", 0), ("tokens", 1), ("trajectory_steps", 0)):

@@ -86,11 +86,13 @@ class Polished:
         params: Float[Array, "P n"],
         values: Float[Array, " P"],
         trajectories: Sequence[Trajectory | None] | None = None,
+        **more: Any,
     ) -> PolishState:
-        """Hand the evaluated candidates to whose they are; see `Optimizer.tell` and `HostOptimizer.tell`."""
+        """Hand the evaluated candidates to whose they are; see `Optimizer.tell` and `HostOptimizer.tell`; `more`, what
+        else the proposer is told."""
         if state.left:
             return self._polished(state, params, values)
-        proposer = self.proposer.tell(state.proposer, params, values, trajectories)
+        proposer = self.proposer.tell(state.proposer, params, values, trajectories, **more)
         state = replace(state, proposer=proposer, record=None)
         rows = proposer.rows if self.start == "best" else proposer.rows[len(proposer.rows) - len(values) :]
         best = best_of(rows)
@@ -120,10 +122,11 @@ class Polished:
         values: Float[Array, " P"],
         record: Record,
         trajectories: Sequence[Trajectory | None] | None = None,
+        **more: Any,
     ) -> PolishState:
         """What `ask` and `tell` made of the state, out of the log, without asking the model."""
         if state.left:
             _, state = self.ask(state)
         else:
             state = replace(state, proposer=replace(state.proposer, record=record))
-        return self.tell(state, params, values, trajectories)
+        return self.tell(state, params, values, trajectories, **more)

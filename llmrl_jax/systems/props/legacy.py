@@ -63,6 +63,12 @@ class LegacyState(HostState):
     """Of the last evaluation: the replay buffer, which is cleared before each."""
 
 
+def published_grammar(policy: Policy, **options: Any) -> Grammar:
+    """What the numbers of a matrix may be: anything finite, and for a table whole actions; `options` win over that."""
+    loose = {} if policy.kind == "table" else {"beyond": "keep", "finer": "keep"}
+    return Grammar.of(policy, **(loose | {"repeated": "keep"} | options))
+
+
 @dataclass(frozen=True)
 class LegacyOptimizer(HostOptimizer):
     """A dialogue: the matrix and its reward are shown, and a better one is asked for.
@@ -80,7 +86,7 @@ class LegacyOptimizer(HostOptimizer):
     """A description for our own system message (`describe.describe`)."""
     templates: LegacyTemplates = field(default_factory=LegacyTemplates)
     grammar: Grammar | None = None
-    """What numbers may be; None: as published, anything finite, and for a table whole actions."""
+    """What numbers may be; None: `published_grammar`."""
     form: Format = field(default_factory=Format)
     asking: Asking = field(default_factory=lambda: Asking(retries=3))
     use_replay_buffer: bool = False
@@ -110,11 +116,7 @@ class LegacyOptimizer(HostOptimizer):
     @property
     def reads(self) -> Grammar:
         """The grammar in use."""
-        if self.grammar is not None:
-            return self.grammar
-        if self.policy.kind == "table":
-            return Grammar.of(self.policy, repeated="keep")
-        return Grammar.of(self.policy, beyond="keep", finer="keep", repeated="keep")
+        return self.grammar or published_grammar(self.policy)
 
     def init(self, key: jax.Array) -> LegacyState:
         """The state before the first matrix, for a typed PRNG `key`."""
@@ -183,7 +185,8 @@ class LegacyOptimizer(HostOptimizer):
             slots = {"rows": rows, "columns": columns, "shape": shape, "error": error}
             return fill(self.templates.load("convert"), slots)
 
-        parses = [lambda reply: parse_matrix(reply, self.policy, self.reads)]
+        seen = {self.form.texts(row.params) for row in state.rows}
+        parses = [lambda reply: parse_matrix(reply, self.policy, self.reads, seen, self.form)]
         (answer,) = consult(self.model, [request], parses, self.asking.retries, convert)
         record = {"optimizer": self.name, "iteration": iteration, "model": self.model.name, **answer.record}
         if not answer.reading.proposals:

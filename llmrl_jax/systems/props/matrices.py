@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -52,10 +52,12 @@ def find_matrices(text: str) -> list[list[list[str]]]:
     return blocks
 
 
-def parse_matrix(text: str, policy: Policy, grammar: Grammar) -> Reading:
+def parse_matrix(
+    text: str, policy: Policy, grammar: Grammar, seen: Collection[tuple[str, ...]] = (), form: Format | None = None
+) -> Reading:
     """Read the matrix of a reply: the last one of the right size.
 
-    **Arguments:** `grammar`, for what its numbers may be.
+    **Arguments:** `grammar`, for what its numbers may be; `seen` and `form`, as of `parse`.
     """
     rows, columns = matrix_shape(policy)
     found = find_matrices(strip_thinking(text))
@@ -67,4 +69,4 @@ def parse_matrix(text: str, policy: Policy, grammar: Grammar) -> Reading:
         )
         return Reading((), (Problem("form", f"{held}, where {rows}x{columns} was asked for"),), (), text)
     cells = np.asarray(right[-1]).ravel().tolist()
-    return parse("; ".join(f"params[{i}]: {cell}" for i, cell in enumerate(cells)), grammar)
+    return parse("; ".join(f"params[{i}]: {cell}" for i, cell in enumerate(cells)), grammar, seen, form)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Literal, get_args
+
+import numpy as np
 
 from llmrl_jax.systems.props.history import Format
 from llmrl_jax.systems.props.policies import Policy
@@ -19,6 +20,8 @@ Reason = Literal["none", "few", "form", "number", "index", "twice", "missing", "
 index: no such parameter. twice: a parameter set twice. missing: one not set. range: beyond the box. decimals: too many.
 repeated: tried before, or proposed twice."""
 
+LARGEST = float(np.finfo(np.float32).max)
+"""Of a parameter: policies are evaluated in float32."""
 NAMED = 5
 """The most parameters, or problems, that one sentence names."""
 
@@ -220,9 +223,12 @@ def _line(line: str, at: int) -> tuple[list[tuple[int, str]], Problem | None]:
     return pairs, None
 
 
+def _short(text: str) -> str:
+    return text if len(text) <= 40 else text[:40] + "..."
+
+
 def _quote(text: str) -> str:
-    text = text.strip()
-    return repr(text if len(text) <= 40 else text[:40] + "...")
+    return repr(_short(text.strip()))
 
 
 def _names(indices: Sequence[int]) -> str:
@@ -249,8 +255,10 @@ def _check(group: _Group, grammar: Grammar) -> tuple[tuple[float, ...], list[Pro
     notes: list[str] = []
     for index, text in group.pairs:
         value = float(text)
-        if not math.isfinite(value):
-            problems.append(Problem("number", f"params[{index}] is {text}, which is not a finite number"))
+        if not abs(value) <= LARGEST:
+            problems.append(
+                Problem("number", f"params[{index}] is {_short(text)}, which is not a finite number in float32")
+            )
             continue
         if _decimals(text) > grammar.decimals and grammar.finer != "keep":
             if grammar.finer == "reject":
@@ -287,4 +295,6 @@ def _published(text: str, grammar: Grammar) -> Reading:
     if len(values) != grammar.num_params:
         message = f"the {grammar.take} line holds {len(values)} parameters, not {grammar.num_params}"
         return Reading((), (Problem("missing", message),), (), text)
+    if huge := [i for i, value in enumerate(values) if not abs(value) <= LARGEST]:
+        return Reading((), (Problem("number", f"{_names(huge)} is not a finite number in float32"),), (), text)
     return Reading((values,), (), (), "\n".join(lines[1:] if grammar.take == "first" else lines[:-1]).strip())

@@ -81,6 +81,13 @@ class Policy:
             raise ValueError(f"a policy needs observations and actions, not {self.obs_size} and {self.act_size}")
         if not self.low < self.high:
             raise ValueError(f"the box from {self.low} to {self.high} is empty; low must be below high")
+        if self.kind == "table":
+            ids = (self.low, self.high, self.decimals)
+            if not (0 <= self.low and self.high < self.act_size) or any(x != int(x) for x in ids) or self.decimals:
+                raise ValueError(
+                    f"a table's entries are actions, 0 to {self.act_size - 1}, without decimals; low is {self.low:g}, "
+                    f"high {self.high:g}, decimals {self.decimals}: leave them out"
+                )
         if self.kind in TABLES and (not self.discrete or self.init != "box"):
             raise ValueError(
                 f"a {self.kind} is for discrete actions and init 'box', not {self.init!r}; see make_policy"

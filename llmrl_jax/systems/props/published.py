@@ -77,7 +77,6 @@ class Published:
     """Searches to run, `experiments` of them."""
     record_video: bool
     print_every: int
-    title: str
     notes: tuple[str, ...]
     """What is read otherwise than it was published."""
 
@@ -129,8 +128,11 @@ class _Reader:
     def __init__(self, schema: str, values: dict[str, Any], where: str, folder: Path):
         self.schema, self.values, self.where, self.folder = schema, values, where, folder
         self.notes: list[str] = []
+        self.asked = {"task"}
+        """Keys that were read, or of which a note speaks."""
 
     def get(self, name: str, default: Any = None) -> Any:
+        self.asked.add(name)
         value = self.values.get(name)
         return default if value is None else value
 
@@ -143,50 +145,60 @@ class _Reader:
         method: Any = RELEASE_TASKS.get(self.values["task"], "legacy" if legacy else "props")
         if self.schema == "finetune" and not legacy and "semantic" in self.get("llm_si_template_name", ""):
             method = "props+"
-        step = float(self.get("search_step_size", self.get("step_size", 0.0)))
-        optimum = self.get("optimum")
-        low, high = self.get("param_min"), self.get("param_max")
+        table = get(task).step is None
+        asked: dict[str, Any] = {}
+        if not legacy:  # the dialogue begins with one matrix, and speaks of nothing else
+            optimum = self.get("optimum")
+            asked = {
+                "warmup": self.get("warmup_episodes", 0),
+                "optimum": "true" if optimum is None else f"{float(optimum):g}",
+                "step_size": float(self.get("search_step_size", self.get("step_size", 0.0))),
+                "history": self._history(method, table),
+            }
         config = PropsConfig(
             method=method,
             iterations=int(self.get("num_episodes", 0)),
             episodes=int(self.get("num_evaluation_episodes", 0)),
-            warmup=self.get("warmup_episodes", None if method == "legacy" else 0),
             warmup_episodes=1 if self.schema == "release" else 0,
             max_steps=self._limit(task),
             policy=PolicyConfig(
                 kind=self._kind(),
                 rank=int(self.get("rank", 0)) if self._kind() == "projection" else 0,
-                init="uniform_3.5" if self.schema == "finetune" and get(task).step is not None else None,
-                low=None if low is None else float(low),
-                high=None if high is None else float(high),
+                init="uniform_3.5" if self.schema == "finetune" and not table else None,
+                **({} if table else self._box()),
             ),
-            optimum="true" if optimum is None else f"{float(optimum):g}",
-            step_size=step,
-            history=self._history(method, task),
+            **asked,
             reply=ReplyConfig(retries=3 if legacy else 4, on_failure="repeat" if self.schema == "finetune" else "skip"),
             templates=self._templates(method),
             use_replay_buffer=legacy and bool(self.get("use_replay_buffer", False)),
             reset_llm_conversation=legacy and bool(self.get("reset_llm_conversation", False)),
         )
+        self._check_rank(task, config.policy)
         self._said_otherwise(legacy)
         model, adapter = self._model()
+        logdir, video = str(self.get("logdir", "")), bool(self.get("record_video", False))
+        seeds, print_every = int(self.get("experiments", 1)), int(self.get("print_episode", 0))
+        if Path(logdir).name != logdir:
+            self.note(f"logdir {logdir}: the run is called {Path(logdir).name}, in the folder --out")
+        for key, value in self.values.items():
+            if key not in self.asked and value is not None:
+                self.note(f"{key} {value} is not read: it has no meaning for {method} on {task}")
         return Published(
             schema=self.schema,
             task=task,
             config=config,
             model=model,
             adapter=adapter,
-            logdir=str(self.get("logdir", "")),
-            seeds=int(self.get("experiments", 1)),
-            record_video=bool(self.get("record_video", False)),
-            print_every=int(self.get("print_episode", 0)),
-            title=str(self.get("title", "")),
+            logdir=logdir,
+            seeds=seeds,
+            record_video=video,
+            print_every=print_every,
             notes=tuple(self.notes),
         )
 
     def _task(self) -> str:
         """The task of the file's world, which must have the file's sizes."""
-        world = str(self.values["gym_env_name"])
+        world = str(self.get("gym_env_name"))
         wanted = WORLDS.get(world, world)
         if wanted != world:
             self.note(f"gym_env_name {world} is {wanted} here")
@@ -215,12 +227,12 @@ class _Reader:
             raise ValueError(f"{self.where}: env_kwargs: {error}") from None
         names = ("dim_actions", "dim_states") if self.schema == "release" else ("actions", "states")
         for key, size in zip(names, (policy.act_size, policy.obs_size)):
-            value = self.values.get(key)
+            value = self.get(key)
             if isinstance(value, list) and len(value) > 1 and isinstance(value[0], list):
                 continue  # a product of several ranges, as blackjack's
             if value is not None and _count(value, key) != size:
                 raise ValueError(f"{self.where}: {key} says {_count(value, key)}, but {wanted} has {size}")
-        if "grid_size" in self.values and self.get("grid_size") ** 2 != policy.obs_size:
+        if self.get("grid_size") and self.get("grid_size") ** 2 != policy.obs_size:
             raise ValueError(f"{self.where}: grid_size {self.get('grid_size')} is not that of {wanted}")
         return name
 
@@ -237,20 +249,30 @@ class _Reader:
 
     def _limit(self, task: str) -> int:
         """`max_traj_length`: the longest episode in the release, and since the last versions a length of history."""
-        length = int(self.get("max_traj_length", 0))
         if self.schema == "finetune":
             return 0
+        length = int(self.get("max_traj_length", 0))
         world = get(task).make()[1].max_steps
         return length if length < int(world) else 0
 
-    def _history(self, method: str, task: str) -> HistoryView:
-        plus_table = method == "props+" and get(task).step is None
-        steps = 200 if plus_table or self.get("include_trajectories", False) else 0
+    def _box(self) -> dict[str, Any]:
+        """The box of a linear policy; a table's entries are its actions."""
+        given = {"low": self.get("param_min"), "high": self.get("param_max")}
+        return {name: float(value) for name, value in given.items() if value is not None}
+
+    def _check_rank(self, task: str, chosen: PolicyConfig) -> None:
+        """`rank` is the number of parameters, which the world gives; of a projection it is the file's to choose."""
+        size = get(task).make(**chosen.chosen)[2].num_params
+        if self.get("rank", size) != size:
+            raise ValueError(
+                f"{self.where}: rank is {self.get('rank')}, but the policy of {task} has {size} parameters"
+            )
+
+    def _history(self, method: str, table: bool) -> HistoryView:
+        steps = 200 if method == "props+" and table or self.get("include_trajectories", False) else 0
         top, recent = self.get("buffer_top_k"), self.get("buffer_recent_j")
         if top is not None or recent is not None:
             return HistoryView(top=top, last=recent, trajectory_steps=steps)
-        if method == "legacy":
-            return HistoryView()
         key = "max_traj_count" if self.schema == "release" else "max_traj_length"
         if key == "max_traj_length" and self.get(key) is not None:
             self.note(
@@ -275,7 +297,10 @@ class _Reader:
             )
             return TemplateConfig()
         if method != "legacy":
+            others = [name for key, name in named.items() if name and key != "llm_si_template_name"]
             named = {"llm_si_template_name": named["llm_si_template_name"]}
+            if others:
+                self.note(f"{' and '.join(others)}: of the legacy protocol, and not read")
         for key, name in named.items():
             if name and not (found / name).is_file():
                 there = sorted(str(path.relative_to(found)) for path in found.rglob("*.j2"))
@@ -314,15 +339,13 @@ class _Reader:
         if not legacy and self.get("use_replay_buffer"):
             self.note("use_replay_buffer is of the legacy protocol and is not read")
         for name in ("continuous", "num_position_bins", "num_theta_bins"):
-            if name in self.values and (name == "continuous") != bool(self.get(name, False)):
+            if (name == "continuous") != bool(self.get(name, name == "continuous")):
                 self.note(f"{name}: {self.values[name]}; whether a policy is linear or a table follows from the world")
-        if "feedback_interval" in self.values:
-            self.note("feedback_interval is not read")
-        if "ollama_num_ctx" in self.values:
+        if self.get("ollama_num_ctx"):
             self.note("ollama_num_ctx is the server's to set")
-        if legacy and "max_traj_count" in self.values:
+        if legacy and self.get("max_traj_count"):
             self.note(
                 "max_traj_count is not read, as in the published program: 100 rows of the replay buffer are shown"
             )
-        if "max_limit" in self.values:
+        if self.get("max_limit"):
             self.note("max_limit is not read: the curve's axis follows its values")

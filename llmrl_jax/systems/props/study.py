@@ -24,8 +24,11 @@ from llmrl_jax.systems.props.tasks import Task
 
 
 LOG = "log.jsonl"
-"""A line per round: what was proposed, how it went, and, of a model, all that was said."""
+"""A line per round: what was proposed, how it went, and, of a model, all that was said. `dropped` are proposals whose
+return is not a finite number: no optimizer is told of them."""
 
+LEAST = float(np.finfo(np.float32).min) / 1e6
+"""What a numeric method is told in place of a return that is not finite; sums of it are."""
 
 SHOWN = {"trajectories": "trajectories", "episodes": "replay_buffer"}
 """Episodes that an optimizer is told beside the returns -> how a line of the log calls them."""
@@ -93,7 +96,8 @@ class Study:
         if self.found.stopped:
             return True
         if self.config.asks:
-            return self._host_state.rounds - (self._warmup > 0) >= self.arm.iterations
+            polishing = self.config.polish and self.state.left
+            return not polishing and self._host_state.rounds - (self._warmup > 0) >= self.arm.iterations
         return self.found.candidates >= self.total
 
     @property
@@ -124,10 +128,21 @@ class Study:
         record = getattr(state, "record", None)
         asked = time.monotonic()
         params = jnp.asarray(params, jnp.float32)
-        line: dict[str, Any] = {"round": self.found.rounds, "params": np.asarray(params).tolist()}
         returns, lengths = self._evaluated(params, record)
+        line: dict[str, Any] = {"round": self.found.rounds}
+        kept = np.arange(len(returns))
+        if record is None or record["outcome"] == "polish":  # a numeric method's, which counts on all that it asked for
+            returns = np.nan_to_num(returns, nan=LEAST, posinf=LEAST, neginf=LEAST)
+        elif not (sound := np.isfinite(returns).all(axis=1)).all():
+            line["dropped"] = [
+                {"params": p.tolist(), "returns": [str(r) for r in found]}
+                for p, found in zip(np.asarray(params)[~sound], returns[~sound])
+            ]
+            (kept,) = np.nonzero(sound)
+            params, returns, lengths = params[kept], returns[kept], lengths[kept]
         values = jnp.asarray(returns.mean(axis=1) if returns.size else np.zeros(0), jnp.float32)
         line |= {
+            "params": np.asarray(params).tolist(),
             "values": np.asarray(values).tolist(),
             "returns": returns.tolist(),
             "lengths": lengths.tolist(),
@@ -135,7 +150,7 @@ class Study:
             "evaluate_seconds": round(time.monotonic() - asked, 4),
         }
         extra: dict[str, Any] = {}
-        if episodes := self._episodes(params, record):
+        if episodes := self._episodes(params, record, kept):
             extra = episodes
             line |= {SHOWN[name]: [_to_json(t) for t in found] for name, found in episodes.items()}
         if record is not None:
@@ -161,13 +176,14 @@ class Study:
             return episode_keys(key, episodes)
         return jax.vmap(lambda i: episode_keys(jax.random.fold_in(key, i), episodes))(jnp.arange(count))
 
-    def _episodes(self, params: jax.Array, record: dict[str, Any] | None) -> dict[str, Any]:
-        """The first episode of each policy, or all of them, where prompts show such."""
+    def _episodes(self, params: jax.Array, record: dict[str, Any] | None, kept: np.ndarray) -> dict[str, Any]:
+        """The first episode of each policy, or all of them, where prompts show such; `kept`, the places that the
+        policies had among the candidates."""
         if not params.shape[0] or not self.config.asks or (record or {}).get("outcome") == "polish":
             return {}
-        keys = self._keys(params.shape[0], self.arm.episodes)
-        keys = keys if keys.ndim == 2 else jnp.broadcast_to(keys, (params.shape[0], *keys.shape))
-        if self.config.history.trajectory_steps and self.config.method in ("props", "props+"):
+        keys = self._keys(int(kept[-1]) + 1, self.arm.episodes)
+        keys = keys[kept] if keys.ndim == 2 else jnp.broadcast_to(keys, (params.shape[0], *keys.shape))
+        if self.config.view(self.policy).trajectory_steps:
             return {"trajectories": [self.recorder.play(p, k[0])[0] for p, k in zip(params, keys)]}
         if self.config.method == "legacy" and self.config.use_replay_buffer:
             return {"episodes": [self.recorder.play(params[0], key)[0] for key in keys[0]]}
@@ -177,7 +193,7 @@ class Study:
         """Add a line to what was found."""
         found = self.found
         params, value = found.params, found.value
-        returns = line["returns"] if line else []
+        returns = line["returns"] + [d["returns"] for d in line.get("dropped", ())] if line else []
         if line and line["values"]:
             top = int(np.argmax(line["values"]))
             if line["values"][top] > value:
@@ -199,15 +215,23 @@ class Study:
             os.fsync(file.fileno())
 
     def _resume(self) -> None:
-        """Tell the optimizer what the log says; a last line that was cut off is dropped."""
+        """Tell the optimizer what the log says; a last line that was cut off is dropped.
+
+        **Raises:** `ValueError` where a line before it cannot be read, and nothing is changed."""
         if not self.log.exists():
             return
         kept: list[str] = []
-        for text in self.log.read_text().splitlines():
+        *whole, cut = self.log.read_text().split("\n")
+        for number, text in enumerate([*whole, *([cut] if cut else [])], 1):
             try:
                 line = json.loads(text)
-            except json.JSONDecodeError:
-                break
+            except json.JSONDecodeError as error:
+                if cut and number > len(whole):
+                    break
+                raise ValueError(
+                    f"{self.log}: line {number} cannot be read ({error}); mend it, or delete it and all after it to go "
+                    "on from there"
+                ) from None
             if line["round"] != len(kept):
                 raise ValueError(f"{self.log}: line {len(kept) + 1} is of round {line['round']}; the log is not whole")
             if "stopped" in line:  # asked once more, as the model may answer now
@@ -215,7 +239,10 @@ class Study:
             kept.append(text + "\n")
             self._replay(line)
         fresh = self.log.with_suffix(".tmp")
-        fresh.write_text("".join(kept))
+        with fresh.open("w") as file:
+            file.writelines(kept)
+            file.flush()
+            os.fsync(file.fileno())
         fresh.replace(self.log)
 
     def _replay(self, line: dict[str, Any]) -> None:
