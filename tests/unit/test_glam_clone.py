@@ -115,7 +115,7 @@ def test_the_last_episodes_are_held_out(glam, file):
     assert (len(rows.learn), len(rows.held_out)) == (11, 2)
     rows = taught(glam, file, CloningConfig(pairs=7, held_out=0.0))
     assert (len(rows.learn), rows.episodes) == (11, 2), "the episode that reaches the seventh step is whole"
-    with pytest.raises(DemosError, match="has 1 episodes, of which held_out keeps 1"):
+    with pytest.raises(DemosError, match="has 2 episodes, of which held_out keeps 2"):
         taught(glam, file, CloningConfig(pairs=1, held_out=0.9))
 
 

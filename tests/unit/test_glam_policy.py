@@ -12,6 +12,7 @@ import pytest
 import envs_jax
 from envs_jax.babyai.expert import expert_action
 from envs_jax.wrappers import EpisodeStatistics
+from llmrl_jax import lm
 from llmrl_jax.lm import Scores, WordTokenizer
 from llmrl_jax.rl.distributions import Categorical
 from llmrl_jax.run.commands import _glam_prior
@@ -44,6 +45,25 @@ def tiny():
 def batch(tiny):
     env = envs_jax.VectorEnv(tiny.env, 6, policy="none")
     return jax.jit(env.reset)(jax.random.key(3), tiny.env_params)[0]
+
+
+def test_nine_actions_are_six_and_three_that_do_nothing(tiny):
+    nine = build(replace(TINY, num_actions=9))
+    assert nine.env.action_names == (*tiny.env.action_names, "sleep", "do nothing", "think")
+    assert "sleep, do nothing, think" in nine.prompt.prompt.units[0].texts[0] or not nine.config.list_actions
+    with pytest.raises(ValueError, match="num_actions is 8, but .* has 7 actions: .*; 9 adds sleep, do nothing, think"):
+        build(replace(TINY, num_actions=8))
+
+
+def test_weights_that_are_trained_are_float32(tiny, tmp_path):
+    """Whatever the model computes in: traced only, where another type would not fit into the loop of updates."""
+    params = lm.Llama(tiny.policy.model.config).init(jax.random.key(0), np.zeros((1, 1), np.int32))["params"]
+    folder = lm.save_hf(tmp_path / "tiny", tiny.policy.model.config, params)
+    tiny.tokenizer.save(folder)
+    learner = build(replace(TINY, model=str(folder), tune="full", dtype="bfloat16")).learner()
+    state = learner.init(jax.random.key(0))
+    assert {x.dtype.name for x in jax.tree.leaves(state.params)} == {"float32"}
+    jax.eval_shape(learner.update, state)
 
 
 def scores(total, mean, raw):
@@ -351,8 +371,8 @@ def test_wrong_names_suggest_the_nearest():
 
 
 def test_sizes_that_do_not_fit_are_refused_before_anything_is_built():
-    with pytest.raises(ValueError, match="num_actions is 9, but .* has 7"):
-        build(replace(TINY, num_actions=9))
+    with pytest.raises(ValueError, match="num_actions is 8, but .* has 7"):
+        build(replace(TINY, num_actions=8))
     with pytest.raises(ValueError, match="hidden_size 16 is not a multiple of heads 3"):
         build(replace(TINY, embedded=replace(TINY.embedded, heads=3)))
     with pytest.raises(ValueError, match="there is room for 10"):

@@ -26,11 +26,13 @@ from llmrl_jax.systems.glam.posttest import (
     NotTestable,
     Outcome,
     PostTest,
+    language_of,
     paper_row,
     parse_test,
     prepare,
     run_random,
     run_tests,
+    world_of,
     write_returns,
 )
 from llmrl_jax.systems.glam.presets import DEMO
@@ -127,11 +129,11 @@ def test_other_words_reach_the_model_and_the_weights_stay(glam, weights, bpe):
         for i in range(3):
             said = bpe.decode(tokens[i, 1 : lengths[i]])
             assert said.startswith(start)
-            if test.language == "english" and not test.actions:
+            if language_of(test, TINY.env) == "english" and not test.actions:
                 one = jax.tree.map(lambda x, i=i: np.asarray(x)[i], obs)
                 assert said == find_rewrite(test.rewrite)(glam.prompt.render(one)).rstrip()
-        french = {"french": ("tourner à gauche", "tourner à droite"), "english": trial.actions[:2]}[test.language]
-        assert trial.policy.candidates.sequences[:2] == tuple(tuple(bpe.encode(f" {name}")) for name in french)
+        said = trial.actions[:2] if test.language != "french" else ("tourner à gauche", "tourner à droite")
+        assert trial.policy.candidates.sequences[:2] == tuple(tuple(bpe.encode(f" {name}")) for name in said)
     assert own.policy.candidates == glam.policy.candidates and own.policy.model is glam.policy.model
     whole = (jax.jit(policy.prompts)(obs) for policy in (own.policy, glam.policy))
     jax.tree.map(np.testing.assert_array_equal, *whole)
@@ -209,6 +211,32 @@ def test_chance_shares_its_episodes_and_slows_with_idle_actions():
     assert synonyms.actions == SYNONYMS["synonym_actions"] and len(nine.actions) == 9
     assert list(nine.episodes) == ["sampled"]
     assert nine.episodes["sampled"].episode_length.mean() > six.episodes["sampled"].episode_length.mean()
+
+
+def test_a_test_keeps_to_the_world_of_training(model, bpe):
+    """Its language, how it describes itself, and what is done there."""
+    options = "language=french&describe=faithful&done_actions=true"
+    glam = build(replace(TINY, env=f"{TINY.env}?{options}", model=str(model), num_actions=7))
+    go_to = prepare(glam, parse_test("go_to"))
+    assert world_of(parse_test("go_to"), glam.config.env) == f"BabyAI-Text/GoToLocal-v0?{options}"
+    world = go_to.env.unwrapped
+    assert (world.language, world.faithful, world.done_actions) == ("french", True, True)
+    obs = jax.jit(envs_jax.VectorEnv(go_to.env, 1, policy="none").reset)(jax.random.key(2), go_to.env_params)[0]
+    tokens, lengths = map(np.asarray, jax.jit(go_to.policy.prompts)(obs))
+    assert bpe.decode(tokens[0, 1 : lengths[0]]).startswith("Actions possibles pour l'agent: tourner à gauche,")
+    for name in ("synonym_actions", "second_synonym_actions"):
+        with pytest.raises(NotTestable, match=f"{name} has no words in french, in which this agent was trained"):
+            prepare(glam, parse_test(name))
+
+
+def test_tests_of_other_actions_are_for_six_of_them(model):
+    seven = replace(TINY, num_actions=7)
+    skipped = list(
+        run_random(seven, [parse_test(n) for n in ("extra_actions", "synonym_actions")], jax.random.key(0), 2)
+    )
+    assert all("has words for six actions, and this agent has 7" in outcome.skipped for outcome in skipped)
+    with pytest.raises(NotTestable, match="for six actions"):
+        prepare(build(replace(seven, model=str(model))), parse_test("extra_actions"))
 
 
 def episodes(success, task=None):

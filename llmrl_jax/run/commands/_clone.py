@@ -106,12 +106,12 @@ def _demonstrations(config: CloneRun, folder: Path) -> Path:
         return path
     agent, params, frozen, told = _player(config)
     name = told["player"] if config.from_run else "the bot"
-    print(f"{config.clone.pairs} steps are played by {name} in {config.glam.env}", flush=True)
+    print(f"{config.clone.read} steps are played by {name} in {config.glam.env}", flush=True)
     started = time.monotonic()
     played = play_episodes(agent, params, frozen, seed=config.run.seed, episodes=config.episodes, greedy=config.greedy)
     world: Any = envs_jax.make(text_id(config.glam.env))[0]
     facts = {**told, "versions": info.versions()}
-    found = write_demos(path, played, world, seed=config.run.seed, facts=facts, pairs=config.clone.pairs)
+    found = write_demos(path, played, world, seed=config.run.seed, facts=facts, pairs=config.clone.read)
     if not found.kept:
         path.unlink()
         raise ValueError(f"{name} succeeded in none of {found.played} episodes: there is nothing to imitate")

@@ -15,13 +15,14 @@ from llmrl_jax.run import compare as runs_compared, config as configs, stats
 from llmrl_jax.run.commands._glam_results import WAYS, Z99, Tested, draw_tests, estimate, tests_table, write_log
 from llmrl_jax.run.commands._glam_runs import HELD_OUT, TrainConfig, load_run
 from llmrl_jax.systems.glam.agents import make_agent, untrained
-from llmrl_jax.systems.glam.config import GlamConfig
+from llmrl_jax.systems.glam.config import EMBEDDED, GlamConfig
 from llmrl_jax.systems.glam.evaluate import Episodes
 from llmrl_jax.systems.glam.posttest import (
     TESTS,
     VARIANT_TESTS,
     Outcome,
     PostTest,
+    language_of,
     paper_row,
     parse_test,
     prepare,
@@ -55,7 +56,7 @@ def _measured(episodes: Episodes, tasks: Sequence[str]) -> dict[str, float]:
 
 def _record(outcome: Outcome, paper: Mapping[str, float]) -> dict[str, Any]:
     test = outcome.test
-    parts = {"rewrite": test.rewrite, "language": test.language, "variant": test.variant}
+    parts = {"rewrite": test.rewrite, "language": language_of(test, outcome.env), "variant": test.variant}
     record: dict[str, Any] = {"env": outcome.env, **parts}
     if outcome.skipped:
         return {**record, "skipped": outcome.skipped}
@@ -105,10 +106,16 @@ def _spread(group: Sequence[Tested]) -> str:
     return "\n".join(lines)
 
 
+READ_ZERO_SHOT = ("history", "list_actions", "num_actions", "max_prompt", "candidate_space", "scoring", "dtype")
+"""What decides the play of a model that was never trained, beside its weights."""
+
+
 def _kind(config: GlamConfig) -> str:
     """The name of a trained agent in the paper's table, or its own."""
     if config.agent != "llm":
         return {"drrn": "DRRN", "symbolic": "Symbolic-PPO"}[config.agent]
+    if config.model == EMBEDDED:  # drawn at random, whatever `init` says
+        return {"scoring": "NP", "heads": "NPA"}[config.policy]
     if config.policy == "scoring":
         return {"pretrained": "GFlan-T5", "embeddings": "NPE", "random": "NP"}[config.init]
     return {"pretrained": "AFlan", "embeddings": "NPAE", "random": "NPA"}[config.init]
@@ -141,7 +148,8 @@ def _zero_shot(config: GlamConfig, out: Path, key: jax.Array, asked: dict[str, A
     cloned = _clone_of(Path(config.model))
     kind = CLONED if cloned else ZERO_SHOT
     name = cloned or f"{Path(config.model).name}_zero_shot"
-    facts, settings = {"model": config.model, **asked}, {"cloned" if cloned else "zero_shot": config.model}
+    said = {name: getattr(config, name) for name in READ_ZERO_SHOT}
+    facts, settings = {"model": config.model, **said, **asked}, {"cloned" if cloned else "zero_shot": config.model}
     agent = Tested(name=name, kind=kind, folder=out / name, facts=facts, settings=settings, env=config.env)
     return agent, lambda tests: run_tests(player, params, frozen, tests, key, asked["episodes"])
 

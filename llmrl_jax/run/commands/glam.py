@@ -29,10 +29,17 @@ from llmrl_jax.run.config import RunConfig
 from llmrl_jax.run.folder import write_summary
 from llmrl_jax.run.loop import RunResult, train as run_training
 from llmrl_jax.systems.glam.agents import make_agent
+from llmrl_jax.systems.glam.config import EMBEDDED
 from llmrl_jax.systems.glam.presets import DEMO, DEMO_CLONE, DEMO_STEPS, OF_AGENT, preset
 
 
 def _train(config: TrainConfig) -> int:
+    glam = config.glam
+    if (glam.agent, glam.model, glam.tune) == ("llm", EMBEDDED, "lora"):
+        print(
+            "note: the embedded model is drawn at random, and adapters hardly make up for that: give --model, a folder "
+            "or hub id, or --tune full"
+        )
     agent = make_agent(config.glam)
     learner = agent.learner()
     evaluate = evaluation(agent, config.eval_episodes) if config.run.eval_every else None

@@ -24,7 +24,7 @@ from llmrl_jax.rl.distributions import Categorical, Distribution
 from llmrl_jax.rl.learner import Learner
 from llmrl_jax.rl.policy import over_offered
 from llmrl_jax.rl.ppo import make_ppo
-from llmrl_jax.systems.glam.build import FirstActions, build, make_world
+from llmrl_jax.systems.glam.build import acting, build, make_world
 from llmrl_jax.systems.glam.config import GlamConfig
 from llmrl_jax.systems.glam.drrn import DRRNPolicy, make_drrn
 from llmrl_jax.systems.glam.prompt import glam_prompt
@@ -112,7 +112,7 @@ def make_agent(config: GlamConfig) -> Agent:
 def _seen_world(config: GlamConfig, view: Callable[[Environment], Environment]) -> tuple[Environment, Any]:
     """The world without its text, seen as `view` has it, in its wrappers."""
     env, params = envs_jax.make(config.env)
-    env = EpisodeStatistics(FirstActions(view(env), config.num_actions))
+    env = EpisodeStatistics(acting(view(env), config.num_actions))
     return ScaleReward(env, config.reward_scale), params
 
 

@@ -26,6 +26,7 @@ from llmrl_jax.systems.glam.config import EMBEDDED, EmbeddedConfig, GlamConfig
 from llmrl_jax.systems.glam.heads import ActionHead, HeadsPolicy
 from llmrl_jax.systems.glam.policy import LanguagePolicy, ScoringPolicy
 from llmrl_jax.systems.glam.prompt import GlamPrompt, glam_prompt
+from llmrl_jax.systems.glam.rewrites import EXTRA_ACTIONS, ExtraActions
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,10 @@ class FirstActions(OtherActions):
         super().__init__(env)
         known = env.action_names
         if not 1 <= n <= len(known):
-            raise ValueError(f"num_actions is {n}, but {env.id} has {len(known)} actions: {', '.join(known)}")
+            raise ValueError(
+                f"num_actions is {n}, but {env.id} has {len(known)} actions: {', '.join(known)}; 9 adds "
+                f"{', '.join(EXTRA_ACTIONS)} to the first six"
+            )
         self.n = n
 
     def offered(self, mask):
@@ -70,13 +74,19 @@ class FirstActions(OtherActions):
         return self.env.action_names[: self.n]
 
 
+def acting(env: Environment, n: int) -> Environment:
+    """A world with `n` actions: its first `n`, or, for the paper's nine, six and three that do nothing."""
+    nine = len(EXTRA_ACTIONS) + 6
+    return ExtraActions(env, 6, EXTRA_ACTIONS) if n == nine else FirstActions(env, n)
+
+
 def make_world(config: GlamConfig) -> tuple[Environment, Any]:
     """The world of a configuration in its wrappers, not batched, and its parameters.
 
     **Raises:** `KeyError` for an unknown id, `TypeError` for a world without text.
     """
     env, params = envs_jax.make(config.env)
-    return prompted(EpisodeStatistics(FirstActions(env, config.num_actions)), config), params
+    return prompted(EpisodeStatistics(acting(env, config.num_actions)), config), params
 
 
 def prompted(env: Environment, config: GlamConfig) -> Environment:
@@ -168,10 +178,12 @@ def build(config: GlamConfig, mesh: jax.sharding.Mesh | None = None) -> Glam:
         answers = max(len(tokenizer.encode(f" {name}")) for name in template.actions)
         room = found.max_position_embeddings - answers
         compiled = template.compile(tokenizer, min(limit or room, room), heal=heal)
-        model = lm.Llama(found, lora=tuned, dtype=dtype, param_dtype=dtype, remat=config.remat)
+        # weights that are trained stay float32, or steps of 1e-6 would be lost in rounding
+        kept = jnp.dtype(jnp.float32) if config.tune == "full" else dtype
+        model = lm.Llama(found, lora=tuned, dtype=dtype, param_dtype=kept, remat=config.remat)
         blank = model.clone(lora=None)
         base = {
-            "pretrained": partial(_load, config.model, mesh, dtype, kind),
+            "pretrained": partial(_load, config.model, mesh, kept, kind),
             "random": partial(_base, blank, mesh, kind),
             "embeddings": partial(_base_with_embeddings, config.model, blank, mesh, kind),
         }[config.init]
@@ -215,5 +227,5 @@ def _load(path: str, mesh: jax.sharding.Mesh | None, dtype: Any, kind: str | Non
 
 def _base_with_embeddings(path: str, model: lm.Llama, mesh: jax.sharding.Mesh | None, kind: str | None, key: jax.Array):
     """Base parameters drawn at random, but for the token embeddings, which come from files."""
-    kept = _load(path, mesh, model.dtype, None, key)["embed_tokens"]
+    kept = _load(path, mesh, model.param_dtype, None, key)["embed_tokens"]
     return {**_base(model, mesh, kind, key), "embed_tokens": kept}

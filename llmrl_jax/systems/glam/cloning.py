@@ -38,7 +38,7 @@ class CloningConfig:
     """Which demonstrated steps are learnt, and how."""
 
     pairs: int = 400_000
-    """Steps to learn from, the first of them; all where there are fewer."""
+    """Steps to learn from, the first of them, beside those that are held out; all where there are fewer."""
     held_out: float = 0.05
     """Fraction of the episodes on which the loss is measured and nothing is learnt: the last of them."""
     epochs: float = 1.0
@@ -51,6 +51,11 @@ class CloningConfig:
     """Whether the end-of-sequence token behind the action is learnt too, where the tokenizer has one."""
     sft: SFTConfig = field(default_factory=SFTConfig)
     """The learner."""
+
+    @property
+    def read(self) -> int:
+        """Steps to play or read, those held out included."""
+        return math.ceil(self.pairs / (1 - self.held_out))
 
     def __post_init__(self):
         if self.pairs < 1:
@@ -176,7 +181,7 @@ def taught(glam: Glam, path: str | Path, config: CloningConfig) -> Taught:
     for demo in episodes:
         demos.append(demo)
         steps += len(demo.action)
-        if steps >= config.pairs:
+        if steps >= config.read:
             break
     aside = round(config.held_out * len(demos))
     if len(demos) == aside:

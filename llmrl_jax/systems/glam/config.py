@@ -70,7 +70,8 @@ class GlamConfig:
     quantize: Literal["none", "int8", "nf4"] = "none"
     """Keep the frozen base's matrices in 8.5 (int8) or 4.5 (nf4) bits a weight; with adapters only."""
     num_actions: int = 6
-    """How many of the world's actions the agent may choose from, in their canonical order: 3 or 6 in the paper."""
+    """How many of the world's actions the agent may choose from, in their canonical order: 3, 6 or 9 in the paper. The
+    last three of nine do nothing ("sleep", "do nothing", "think")."""
     history: int = 3
     """Observations in the prompt, with the actions between them."""
     list_actions: bool = True
@@ -97,7 +98,7 @@ class GlamConfig:
     reward_scale: float = 20.0
     """The learner sees the world's reward times this."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type in which the model computes; adapters, log-probabilities and losses are float32 in any case."""
+    """Type in which the model computes; what is trained, log-probabilities and losses are float32 in any case."""
     score_rows: int = 0
     """Prompts scored at once, where that divides a batch; 0: all together. On a CPU groups of 16 stay in its cache and
     go twice as fast; on an accelerator leave it 0."""

@@ -20,7 +20,7 @@ from envs_jax.text import PromptError
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.lm import Candidates
 from llmrl_jax.systems.glam.agents import Agent, RandomPolicy, make_agent
-from llmrl_jax.systems.glam.build import FirstActions, Glam, _widths, prompted
+from llmrl_jax.systems.glam.build import Glam, _widths, acting, prompted
 from llmrl_jax.systems.glam.config import GlamConfig
 from llmrl_jax.systems.glam.evaluate import Episodes, make_evaluator
 from llmrl_jax.systems.glam.heads import HeadsPolicy
@@ -98,7 +98,8 @@ class PostTest:
     """A key of `rewrites.SYNONYMS`, or `extra_actions`."""
     env: str = ""
     """A world's id."""
-    language: str = "english"
+    language: str = ""
+    """Of prompt and actions; empty: that of the agent's own world."""
     variant: str = ""
     """A key of `variants.VARIANTS`."""
 
@@ -151,18 +152,26 @@ def action_words(config: GlamConfig, test: PostTest, names: Sequence[str]) -> tu
 
 
 def world_of(test: PostTest, env: str) -> str:
-    """The id of a test's world: `env`, that of tests that name none, or its own, which then offers its actions as `env`
-    does."""
-    offers = [option for option in env.partition("?")[2].split("&") if option.startswith("actions=")]
-    return "?".join([test.env, *offers]) if test.env else env
+    """The id of a test's world: `env`, that of tests that name none, or its own with the options of `env`: how it
+    describes itself, which actions it offers, what is done."""
+    options = env.partition("?")[2]
+    return "?".join(filter(None, [test.env, options])) if test.env else env
+
+
+def language_of(test: PostTest, env: str) -> str:
+    """What is spoken in a test, for an agent of the world `env`."""
+    options = dict(option.partition("=")[::2] for option in env.partition("?")[2].split("&"))
+    return test.language or options.get("language", "english")
 
 
 def _acting(config: GlamConfig, test: PostTest) -> tuple[Environment, Any]:
-    """The world of a test with its actions, and its parameters."""
+    """The world of a test with its actions, and its parameters. **Raises:** `NotTestable`, see `prepare`."""
     env, params = envs_jax.make(world_of(test, config.env))
+    if test.actions and config.num_actions > 6:
+        raise NotTestable(f"{test.actions} has words for six actions, and this agent has {config.num_actions}")
     if test.actions == "extra_actions":
         return EpisodeStatistics(ExtraActions(env, config.num_actions, EXTRA_ACTIONS)), params
-    return EpisodeStatistics(FirstActions(env, config.num_actions)), params
+    return EpisodeStatistics(acting(env, config.num_actions)), params
 
 
 @dataclass(frozen=True)
@@ -207,18 +216,22 @@ def prepare(agent: Agent, test: PostTest) -> Trial:
 def _language(glam: Glam, test: PostTest) -> Trial:
     """`prepare` for a language model: another prompt, and other candidates where it scores any."""
     config, policy, tokenizer = glam.config, glam.policy, glam.tokenizer
+    language = language_of(test, config.env)
+    english = test.actions in SYNONYMS or test.variant in ENGLISH or test.rewrite not in REWRITES[language]
+    if language != "english" and english:
+        raise NotTestable(f"{test.name} has no words in {language}, in which this agent was trained")
     env, env_params = _acting(config, test)
     env = prompted(env, config)
     words = action_words(config, test, env.action_names)
     said: dict[str, Any] = {
         "history": config.history,
         "list_actions": config.list_actions,
-        "language": test.language,
+        "language": language,
     }
-    template = glam_prompt(env, words, **said, wording=find_variant(test.variant, test.language))
+    template = glam_prompt(env, words, **said, wording=find_variant(test.variant, language))
     if test.variant and template.prompt.units == glam_prompt(env, words, **said).prompt.units:
         raise NotTestable(f"{test.variant} changes the list of actions, which the prompt of training does not have")
-    template = rewritten(template, find_rewrite(test.rewrite, test.language))
+    template = rewritten(template, find_rewrite(test.rewrite, language))
     unknown = unknown_words(tokenizer, template)
     if unknown:
         shown = ", ".join(unknown[:6]) + (f" and {len(unknown) - 6} more" if len(unknown) > 6 else "")
@@ -282,10 +295,14 @@ def run_random(config: GlamConfig, tests: Sequence[PostTest], key: jax.Array, ep
     their episodes."""
     known: dict[tuple[str, int], dict[str, Episodes]] = {}
     for test in tests:
-        env, env_params = _acting(config, test)
+        name = world_of(test, config.env)
+        try:
+            env, env_params = _acting(config, test)
+        except NotTestable as error:
+            yield Outcome(test, name, skipped=str(error))
+            continue
         words = action_words(config, test, env.action_names)
         trial = Trial(env, env_params, RandomPolicy(len(words)), words)
-        name = world_of(test, config.env)
         if (name, len(words)) not in known:
             known[name, len(words)] = trial.play((), (), key, episodes, {"sampled": False})
         yield Outcome(test, name, words, trial.tasks, known[name, len(words)])
@@ -302,7 +319,7 @@ def write_returns(folder: str | Path, outcome: Outcome, *, zero_shot: bool = Fal
     **Returns:** the files.
     """
     test = outcome.test
-    place = Path(folder) / "test" / published_env(outcome.env, test.language) / "return_per_episode"
+    place = Path(folder) / "test" / published_env(outcome.env, language_of(test, outcome.env)) / "return_per_episode"
     stem = f"{test.rewrite}_{test.variant}" if test.variant else test.rewrite
     if test.actions:
         stem = "_".join([stem, *(name.replace(" ", "_") for name in outcome.actions)])
