@@ -151,17 +151,26 @@ def action_words(config: GlamConfig, test: PostTest, names: Sequence[str]) -> tu
     return (*names[: config.num_actions], *(EXTRA_ACTIONS if test.actions else ()))
 
 
+KEPT = ("describe", "language", "done_actions", "actions", "compat")
+"""Options of a world that its tests keep: how it describes itself, what may be done there and how. What makes a level
+is not among them."""
+
+
 def world_of(test: PostTest, env: str) -> str:
-    """The id of a test's world: `env`, that of tests that name none, or its own with the options of `env`: how it
-    describes itself, which actions it offers, what is done."""
-    options = env.partition("?")[2]
-    return "?".join(filter(None, [test.env, options])) if test.env else env
+    """The id of a test's world: `env`, that of tests that name none, or its own with those options of `env` that every
+    world has (`KEPT`)."""
+    kept = "&".join(f"{name}={value}" for name, value in _options(env).items() if name in KEPT)
+    return "?".join(filter(None, [test.env, kept])) if test.env else env
 
 
 def language_of(test: PostTest, env: str) -> str:
     """What is spoken in a test, for an agent of the world `env`."""
-    options = dict(option.partition("=")[::2] for option in env.partition("?")[2].split("&"))
-    return test.language or options.get("language", "english")
+    return test.language or _options(env).get("language", "english")
+
+
+def _options(env: str) -> dict[str, str]:
+    """The options of a world's id, by name."""
+    return dict(option.partition("=")[::2] for option in env.partition("?")[2].split("&"))
 
 
 def _acting(config: GlamConfig, test: PostTest) -> tuple[Environment, Any]:
