@@ -101,7 +101,7 @@ def test_killed_in_the_middle(whole, tmp_path):
         ("tiny", 8),
         ("ppo", 1),
         pytest.param("ppo", 4, marks=pytest.mark.slow),
-        ("glam", 1),
+        pytest.param("glam", 1, marks=pytest.mark.slow),  # its commands are resumed in test_glam_commands.py
         pytest.param("glam", 8, marks=pytest.mark.slow),
     ],
 )

@@ -167,7 +167,7 @@ def test_a_recorder_writes_replies_and_errors(tmp_path):
     first, second = read_jsonl(path)
     assert ChatRequest.from_json(first["request"]) == ASK and first["model"] == "scripted-adviser/Half"
     assert ChatReply.from_json(first["reply"]).text.startswith("Which way?")
-    assert second["error"] == {"type": "ServerError", "message": "down"} and "reply" not in second
+    assert second["error"] == {"type": "ServerError", "message": "down", "lost": 0} and "reply" not in second
 
 
 def test_a_line_that_a_crash_cut_off_is_removed(tmp_path):

@@ -323,7 +323,7 @@ def test_it_reads_the_prompt_and_the_actions(text):
     batch = envs_jax.VectorEnv(text.env, 2, policy="none")
     obs, _ = jax.jit(batch.reset)(jax.random.key(3), text.env_params)
     params, frozen = text.policy.init(jax.random.key(0), obs)
-    found, value, _ = text.policy.step(params, frozen, obs, (), jnp.ones(2, bool))
+    found, value, _ = jax.jit(text.policy.step)(params, frozen, obs, (), jnp.ones(2, bool))
     assert found.logits.shape == (2, 6)
     np.testing.assert_array_equal(value, found.logits.max(axis=-1))
 

@@ -80,8 +80,8 @@ def test_only_the_choice_differs_from_scoring(heads, batch, drawn):
     assert set(ours) == {*params, "action"}
     jax.tree.map(np.testing.assert_array_equal, {name: ours[name] for name in params}, params)
     jax.tree.map(np.testing.assert_array_equal, base, frozen)
-    _, value, _ = scoring.policy.step(params, frozen, batch, (), FIRST)
-    _, same, _ = heads.policy.step(ours, base, batch, (), FIRST)
+    _, value, _ = jax.jit(scoring.policy.step)(params, frozen, batch, (), FIRST)
+    _, same, _ = jax.jit(heads.policy.step)(ours, base, batch, (), FIRST)
     np.testing.assert_allclose(value, same, atol=1e-5)
 
 
@@ -98,8 +98,8 @@ def test_groups_and_paddings_change_no_logit(heads, batch, drawn):
     params, frozen = drawn
     grouped = build(replace(HEADS, score_rows=2, score_widths=2)).policy
     assert grouped.rows == 2 and len(grouped.widths) == 1
-    found, value, _ = grouped.step(params, frozen, batch, (), FIRST)
-    expected, other, _ = heads.policy.step(params, frozen, batch, (), FIRST)
+    found, value, _ = jax.jit(grouped.step)(params, frozen, batch, (), FIRST)
+    expected, other, _ = jax.jit(heads.policy.step)(params, frozen, batch, (), FIRST)
     np.testing.assert_allclose(found.logits, expected.logits, atol=1e-5)
     np.testing.assert_allclose(value, other, atol=1e-5)
 
