@@ -24,6 +24,8 @@ class Learner:
     update: Callable[[Any], tuple[Any, dict[str, jax.Array]]]
     """From a state to the next, with metrics: float32 scalars, nan where an update has nothing to report."""
     steps_per_update: int
-    """Environment steps in one update, over all environments."""
+    """Steps in one update: environment steps over all environments, or what `unit` says."""
     bounds: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     """Metric -> the largest value that a sound update can show; a run stops above it."""
+    unit: str = "environment steps"
+    """What is counted, as a learning curve's axis calls it."""

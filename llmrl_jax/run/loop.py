@@ -250,7 +250,7 @@ class _Run:
             where = f"update {saved} of {self.num_updates}"
             bar.say(f"stopped by {stopped}: saved at {where} in {self.folder}; continue with --run.resume")
         if jax.process_index() == 0:
-            plots.learning_curve(self.folder)
+            plots.learning_curve(self.folder, unit=self.learner.unit)
         done = self.update * steps
         return RunResult(state, self.update, done, self.seconds, compile_seconds, stopped, self.folder)
 

@@ -60,15 +60,18 @@ def _panel(axis: Any, name: str, train: list[dict], evals: list[dict]) -> None:
 
 
 def learning_curve(
-    folder: str | Path, names: Sequence[str] = ("success", "episode_return"), title: str = ""
+    folder: str | Path,
+    names: Sequence[str] = ("success", "episode_return"),
+    title: str = "",
+    unit: str = "environment steps",
 ) -> Path | None:
-    """Draw `learning_curve.png` from `metrics.jsonl`: metrics over environment steps, with 95% intervals.
+    """Draw `learning_curve.png` from `metrics.jsonl`: metrics over the steps of a run, with 95% intervals.
 
     Training lines are averaged with their neighbours (Wilson's interval for success where episodes are counted,
     else the normal one); evaluations bring their interval as `<name>_low` and `<name>_high`.
 
     **Arguments:** `folder`, the run's; `names`, the metrics to draw; those the run lacks are left out, and where it
-    lacks all, its losses are drawn; `title`, empty: the folder's name.
+    lacks all, its losses are drawn; `title`, empty: the folder's name; `unit`, what the run counts as steps.
     **Returns:** the picture's path, or None where there is nothing to draw.
     """
     folder = Path(folder)
@@ -86,7 +89,7 @@ def learning_curve(
     FigureCanvasAgg(figure)
     for axis, name in zip(np.atleast_1d(figure.subplots(1, len(drawn))), drawn):
         _panel(axis, name, train, evals)
-        axis.set_xlabel("environment steps", color=INK)
+        axis.set_xlabel(unit, color=INK)
         axis.xaxis.set_major_formatter(EngFormatter(sep=""))
     figure.suptitle(title or folder.name, fontsize=11, color=INK)
     path = folder / "learning_curve.png"

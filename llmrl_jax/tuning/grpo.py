@@ -304,7 +304,7 @@ def make_grpo(
         state = state.replace(params=params, opt_state=opt_state, update=state.update + 1)
         return state, {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()}
 
-    return Learner(init, update, rows, {"first_ratio_error": 1e-4, "nonfinite": 0.0})
+    return Learner(init, update, rows, {"first_ratio_error": 1e-4, "nonfinite": 0.0}, unit="answers")
 
 
 def make_reward_evaluation(

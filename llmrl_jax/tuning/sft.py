@@ -221,7 +221,7 @@ def make_sft(
         state = state.replace(params=params, opt_state=opt_state, update=state.update + 1)
         return state, {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()}
 
-    return Learner(init, update, config.batch_size * data.tokens.shape[1])
+    return Learner(init, update, config.batch_size * data.tokens.shape[1], unit="tokens")
 
 
 def make_evaluation(model: Llama, data: Packed, batch_size: int, head_chunk: int = 0) -> Callable[[Any, Any], dict]:

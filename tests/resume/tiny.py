@@ -36,6 +36,7 @@ class TinyLearner:
     """The update whose `ratio_error` exceeds its bound; -1: none."""
     size: int = 8
     steps_per_update: int = 16
+    unit: str = "environment steps"
     mesh: Any = None
 
     @property

@@ -96,7 +96,11 @@ def test_learning_curve(tmp_path):
     assert picture.shape[0] > 300 and len(np.unique(picture.reshape(-1, picture.shape[-1]), axis=0)) > 50
     # a run without episodes shows its losses; one without numbers nothing
     (tmp_path / "metrics.jsonl").write_text('{"kind": "train", "update": 1, "steps": 5, "loss": 0.5}\n')
+    before = path.read_bytes()
     assert plots.learning_curve(tmp_path) == path
+    losses = path.read_bytes()
+    plots.learning_curve(tmp_path, unit="tokens")  # the axis says what is counted
+    assert before != losses != path.read_bytes()
     (tmp_path / "metrics.jsonl").write_text("")
     assert plots.learning_curve(tmp_path) is None
 

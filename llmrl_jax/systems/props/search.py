@@ -82,7 +82,7 @@ def make_search(
         state, values = iterate(state)
         return state, {"episode_return": jnp.mean(values), "best": jnp.mean(state.value)}
 
-    return Learner(init, update, seeds * population_of(optimizer) * episodes)
+    return Learner(init, update, seeds * population_of(optimizer) * episodes, unit="episodes")
 
 
 def judge(evaluate: Evaluator, state: SearchState, final_episodes: int) -> Float[Array, "S F"]:
