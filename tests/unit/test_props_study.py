@@ -86,6 +86,8 @@ def test_returns_that_are_not_finite_are_told_to_nobody(tmp_path):
     assert set(lines[1]["dropped"][0]["returns"]) <= {"-inf", "nan"}
     assert all(np.isfinite(line["returns"]).all() for line in lines)
     assert found.candidates == 13 and found.episodes == 39 and np.isfinite(found.value)
+    played = [row for line in lines for part in (line, *line.get("dropped", ())) for row in np.ravel(part["lengths"])]
+    assert len(played) == 39 and found.steps == sum(played)
     assert "1e+30" not in lines[-1]["record"]["prompt"][0]["content"]
     assert study(tmp_path / "whole", config, "mountain_car_continuous", model=Wild()).found == found
 

@@ -135,8 +135,8 @@ class Study:
             returns = np.nan_to_num(returns, nan=LEAST, posinf=LEAST, neginf=LEAST)
         elif not (sound := np.isfinite(returns).all(axis=1)).all():
             line["dropped"] = [
-                {"params": p.tolist(), "returns": [str(r) for r in found]}
-                for p, found in zip(np.asarray(params)[~sound], returns[~sound])
+                {"params": p.tolist(), "returns": [str(r) for r in found], "lengths": length.tolist()}
+                for p, found, length in zip(np.asarray(params)[~sound], returns[~sound], lengths[~sound])
             ]
             (kept,) = np.nonzero(sound)
             params, returns, lengths = params[kept], returns[kept], lengths[kept]
@@ -193,7 +193,10 @@ class Study:
         """Add a line to what was found."""
         found = self.found
         params, value = found.params, found.value
-        returns = line["returns"] + [d["returns"] for d in line.get("dropped", ())] if line else []
+        returns, lengths = (
+            [*line[name], *(dropped[name] for dropped in line.get("dropped", ()))] if line else []
+            for name in ("returns", "lengths")
+        )
         if line and line["values"]:
             top = int(np.argmax(line["values"]))
             if line["values"][top] > value:
@@ -204,7 +207,7 @@ class Study:
             found.rounds + 1,
             found.candidates + len(returns),
             found.episodes + sum(map(len, returns)),
-            found.steps + (int(sum(map(sum, line["lengths"]))) if line else 0),
+            found.steps + int(sum(map(sum, lengths))),
             stopped,
         )
 
