@@ -11,7 +11,8 @@ import envs_jax
 from benchmarks.harness import OURS, REPEATS, Result, Row, compiled, rates, run_peer, seconds
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.rl.networks import NetworkPolicy
-from llmrl_jax.rl.ppo import PPOConfig, make_ppo
+from llmrl_jax.rl.ppo import make_ppo
+from llmrl_jax.rl.ppo_config import PPOConfig
 
 
 TITLE = "PPO: CartPole-v1, 500,000 steps in 4 environments, beside rejax"

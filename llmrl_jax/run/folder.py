@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
+import os
+import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from envs_jax.registry import nearest
 from llmrl_jax.run import config as configs, info
+
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+LOCK = ".lock"
+"""The file by which a process holds a run's folder; the system lets go of it when the process ends, however it does."""
 
 
 def folder_name(text: str) -> str:
@@ -37,6 +50,30 @@ def open_folder(config: configs.RunConfig, command: str = "run") -> Path:
         folder = next(f for n in range(2, 10**6) if not (f := out / f"{name}-{n}").exists())
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+@contextlib.contextmanager
+def held(folder: str | Path) -> Iterator[None]:
+    """Hold a run's folder, so that no second process writes there: two that resume one run would mix their lines and
+    delete each other's checkpoints. Where the system or the file system has no locks, nothing is held.
+
+    **Raises:** `BlockingIOError` where somebody holds it, naming the process and its machine.
+    """
+    with (Path(folder) / LOCK).open("a+") as file:
+        try:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                file.seek(0)
+                holder = file.read().strip() or "another process"
+                raise BlockingIOError(
+                    f"the run {folder} is being written by {holder}; wait until that has ended, or choose another name"
+                ) from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        file.flush()
+        yield
 
 
 def write_summary(folder: str | Path, values: Mapping[str, Any]) -> Path:

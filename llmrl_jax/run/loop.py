@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -17,7 +18,7 @@ from envs_jax.registry import nearest
 from llmrl_jax.run import config as configs, metrics as sinks, plots, progress as show, trees
 from llmrl_jax.run.checkpoint import Checkpoints
 from llmrl_jax.run.config import RunConfig
-from llmrl_jax.run.folder import open_folder
+from llmrl_jax.run.folder import held, open_folder
 from llmrl_jax.run.signals import StopRequest
 
 
@@ -171,7 +172,8 @@ def train(
     where to write, open already (None: by `config`); `command`, what an unnamed run is called after; `title`, before
     the bar; `shown`, metric -> label beside the bar; `state`, to begin with (None: `learner.init` of the seed).
     **Raises:** `RunStopped` naming the update, with the last good checkpoint kept; `CheckpointError` where resuming
-    is refused; `FileExistsError` and `FileNotFoundError`, see `open_folder`.
+    is refused; `FileExistsError` and `FileNotFoundError`, see `open_folder`; `BlockingIOError` where another process
+    writes this run.
     """
     if num_updates < 1:
         raise ValueError(f"num_updates is {num_updates}; at least 1 is needed")
@@ -182,11 +184,13 @@ def train(
         raise ValueError("a run of several processes needs a name that all of them know: give --run.name")
     folder = open_folder(config, command) if folder is None else Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    if state is None:
-        state = learner.init(jax.random.key(config.seed))
-    state = trees.settle(state)
-    checkpoints = Checkpoints(folder, keep=config.keep, best=config.best, config=full_config)
-    with checkpoints:
+    with contextlib.ExitStack() as stack:
+        if jax.process_index() == 0:
+            stack.enter_context(held(folder))
+        if state is None:
+            state = learner.init(jax.random.key(config.seed))
+        state = trees.settle(state)
+        checkpoints = stack.enter_context(Checkpoints(folder, keep=config.keep, best=config.best, config=full_config))
         update, before = 0, {}
         if config.resume and checkpoints.updates():
             like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)

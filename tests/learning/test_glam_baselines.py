@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from llmrl_jax.rl.ppo import PPOConfig
+from llmrl_jax.rl.ppo_config import PPOConfig
 from llmrl_jax.systems.glam.agents import make_agent, untrained
 from llmrl_jax.systems.glam.config import GlamConfig
 from llmrl_jax.systems.glam.drrn import DRRNConfig

@@ -14,7 +14,7 @@ import pytest
 
 import envs_jax
 from envs_jax.babyai.text import MISSIONS
-from llmrl_jax.rl.ppo import PPOConfig
+from llmrl_jax.rl.ppo_config import PPOConfig
 from llmrl_jax.systems.glam.agents import make_agent
 from llmrl_jax.systems.glam.presets import SYMBOLIC
 from llmrl_jax.systems.glam.recurrent import LSTM, Conv

@@ -16,7 +16,8 @@ from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.rl import packed as packed_module, rollout
 from llmrl_jax.rl.distributions import Categorical
 from llmrl_jax.rl.networks import NetworkPolicy
-from llmrl_jax.rl.ppo import GLAM, Batch, PPOConfig, make_ppo, ppo_loss
+from llmrl_jax.rl.ppo import Batch, make_ppo, ppo_loss
+from llmrl_jax.rl.ppo_config import GLAM, PPOConfig
 
 
 ENV = EpisodeStatistics(Match(3))

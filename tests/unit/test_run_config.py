@@ -3,6 +3,9 @@ from __future__ import annotations
 import enum
 import json
 import math
+import os
+import subprocess
+import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -12,7 +15,7 @@ import pytest
 
 from llmrl_jax.run import config as configs
 from llmrl_jax.run.config import FREE, RunConfig
-from llmrl_jax.run.folder import open_folder, write_summary
+from llmrl_jax.run.folder import held, open_folder, write_summary
 
 
 class Colour(enum.Enum):
@@ -125,6 +128,28 @@ def test_folders(tmp_path):
     (first / "config.json").write_text("{}")
     second = open_folder(RunConfig(out=out), "demo")
     assert first.name.startswith("demo-") and second != first
+
+
+def test_a_folder_is_held_by_one_process(tmp_path):
+    hold = """
+import sys
+from llmrl_jax.run.folder import held
+with held(sys.argv[1]):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", hold, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(BlockingIOError, match=rf"being written by process {other.pid} on .*choose another name"):
+            with held(tmp_path):
+                pass
+        other.kill()  # whose lock goes with it
+    with held(tmp_path):
+        assert f"process {os.getpid()} on" in (tmp_path / ".lock").read_text()
+    with held(tmp_path):
+        pass
 
 
 def test_summary_says_what_it_was_measured_with(tmp_path):

@@ -17,6 +17,7 @@ import pytest
 from llmrl_jax.run import loop, metrics, trees
 from llmrl_jax.run.checkpoint import Checkpoints
 from llmrl_jax.run.config import RunConfig
+from llmrl_jax.run.folder import held
 from llmrl_jax.run.loop import RunStopped, train
 from llmrl_jax.run.signals import StopRequest
 
@@ -53,6 +54,16 @@ def test_a_log_line_is_the_mean_of_its_updates(tmp_path):
     single = [x["loss"] for x in metrics.read(each.folder / "metrics.jsonl")]
     windows = [x["loss"] for x in metrics.read(every.folder / "metrics.jsonl")]
     np.testing.assert_allclose(windows, [np.mean(single[:3]), np.mean(single[3:])], rtol=1e-12)
+
+
+def test_a_run_that_another_process_writes_is_left_alone(tmp_path):
+    done = train(TinyLearner(), run_config(tmp_path), num_updates=4)
+    before = {path: path.read_bytes() for path in done.folder.rglob("*") if path.is_file()}
+    with held(done.folder):
+        with pytest.raises(BlockingIOError, match="is being written by"):
+            train(TinyLearner(), run_config(tmp_path, resume=True), num_updates=8)
+        assert before == {path: path.read_bytes() for path in done.folder.rglob("*") if path.is_file()}
+    assert train(TinyLearner(), run_config(tmp_path, resume=True), num_updates=8).update == 8
 
 
 def test_chunks_do_not_change_the_bits(tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ import numpy as np
 
 from llmrl_jax.run import info
 from llmrl_jax.run.config import RunConfig, to_json
-from llmrl_jax.run.folder import folder_name
+from llmrl_jax.run.folder import folder_name, held
 from llmrl_jax.run.loop import train as run_training
 from llmrl_jax.run.signals import StopRequest
 from llmrl_jax.systems.props.adviser import PolicyAdviser
@@ -197,9 +197,11 @@ def _by_adviser(
         folder = work / f"{folder_name(task.name)}-{budget}-{seed}"
         if again:
             shutil.rmtree(folder, ignore_errors=True)
-        study = Study(task, config, seed, PolicyAdviser(), chat, folder)
-        study.run(lambda: bool(request.name))
-        return study.judge()
+        folder.mkdir(parents=True, exist_ok=True)
+        with held(folder):
+            study = Study(task, config, seed, PolicyAdviser(), chat, folder)
+            study.run(lambda: bool(request.name))
+            return study.judge()
 
     with ThreadPoolExecutor(workers) as pool:
         found = list(pool.map(one, range(seeds)))

@@ -23,14 +23,14 @@ from llmrl_jax.run.commands._props_pictures import draw_curves, draw_parameters
 from llmrl_jax.run.commands._props_table import table
 from llmrl_jax.run.config import FREE, RunConfig
 from llmrl_jax.run.figures import text_table
-from llmrl_jax.run.folder import folder_name, open_folder, write_summary
+from llmrl_jax.run.folder import folder_name, held, open_folder, write_summary
 from llmrl_jax.run.media import write_gif
 from llmrl_jax.run.signals import StopRequest
 from llmrl_jax.systems.props.adviser import PolicyAdviser
 from llmrl_jax.systems.props.config import PropsConfig
 from llmrl_jax.systems.props.published import read_published
 from llmrl_jax.systems.props.study import Found, Study
-from llmrl_jax.systems.props.tasks import PUBLISHED, TASKS, get
+from llmrl_jax.systems.props.tasks import PUBLISHED, TASKS, Task, get
 
 
 RESULT = "result.json"
@@ -144,6 +144,11 @@ def _run(config: PropsRun) -> int:
     config.chat.check()
     kept = RunConfig(name=config.name, out=config.out, resume=config.resume)
     folder = open_folder(kept, "props")
+    with held(folder):
+        return _run_in(folder, config, tasks)
+
+
+def _run_in(folder: Path, config: PropsRun, tasks: Sequence[Task]) -> int:
     if config.resume:
         saved = configs.load_config(PropsRun, folder / "config.json")
         if changed := configs.differences(configs.identity(saved), configs.identity(config)):

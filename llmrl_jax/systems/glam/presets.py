@@ -6,13 +6,13 @@ from dataclasses import replace
 
 from envs_jax.registry import nearest
 from llmrl_jax.lm import LoRAConfig
-from llmrl_jax.rl import ppo
-from llmrl_jax.rl.ppo import PPOConfig
+from llmrl_jax.rl import ppo_config
+from llmrl_jax.rl.ppo_config import PPOConfig
 from llmrl_jax.systems.glam.clone import CloneConfig
 from llmrl_jax.systems.glam.config import GlamConfig
 
 
-GLAM = GlamConfig(ppo=ppo.GLAM)
+GLAM = GlamConfig(ppo=ppo_config.GLAM)
 """The published values, but for what `docs/systems/glam.md` lists."""
 
 GLAM_CODE = replace(
@@ -20,7 +20,7 @@ GLAM_CODE = replace(
     tune="full",
     scoring="raw_logits",
     candidate_space="separate",
-    ppo=replace(ppo.GLAM, value_broadcast="glam", bootstrap_truncation=False),
+    ppo=replace(ppo_config.GLAM, value_broadcast="glam", bootstrap_truncation=False),
 )
 """The released code, quirks included (glam reference, section 3)."""
 

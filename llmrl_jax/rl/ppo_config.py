@@ -1,0 +1,147 @@
+"""The hyper-parameters of PPO, GLAM's among them, and what must hold between them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+from jax.sharding import Mesh
+
+from envs_jax.env import Environment
+from llmrl_jax.rl.policy import Policy
+
+
+ROWS = ("data", "fsdp")
+"""The mesh axes over which environments are split."""
+
+
+@dataclass(frozen=True)
+class PPOConfig:
+    """Hyper-parameters. Floats are traced (`state.hparams`): they can differ between the rows of a vmap."""
+
+    num_envs: int = 16
+    """Environments played at once; over a mesh, a multiple of its data x fsdp devices."""
+    num_steps: int = 64
+    """Steps per environment and update."""
+    unroll: int = 1
+    """Steps written out in one turn of the rollout's loop: a little faster where a step is tiny, longer to compile."""
+    epochs: int = 4
+    """Passes over the steps of an update."""
+    minibatches: int = 4
+    """Gradient steps per epoch; divides num_envs x num_steps (with a recurrent policy: num_envs)."""
+    microbatches: int = 1
+    """Parts in which a minibatch's gradient is computed one after the other, to save memory; divides the minibatch."""
+    gamma: float = 0.99
+    """Discount per step, 0 to 1."""
+    gae_lambda: float = 0.95
+    """Lambda of generalised advantage estimation, 0 to 1."""
+    learning_rate: float = 2.5e-4
+    """Step size of Adam."""
+    schedule: Literal["constant", "linear"] = "constant"
+    """Whether the learning rate stays, or falls linearly to zero over `schedule_updates`."""
+    schedule_updates: int = 0
+    """Updates after which a linear schedule has reached zero; used with `schedule` linear only."""
+    clip_eps: float = 0.2
+    """How far the probability ratio may leave 1 before the policy loss is clipped."""
+    value_clip: float = 0.2
+    """How far a value may leave its old one before the value loss is clipped, in units of return; inf: never."""
+    value_loss_coef: float = 0.5
+    """Weight of the value loss."""
+    entropy_coef: float = 0.01
+    """Weight of the entropy bonus, per nat."""
+    max_grad_norm: float = 0.5
+    """Global norm to which gradients are clipped; inf: never."""
+    adam_b1: float = 0.9
+    """Adam's decay of the mean."""
+    adam_b2: float = 0.999
+    """Adam's decay of the square."""
+    adam_eps: float = 1e-5
+    """Adam's epsilon."""
+    normalize_advantages: bool = True
+    """Whether advantages are brought to mean 0 and deviation 1 within each minibatch."""
+    target_kl: float = math.inf
+    """No further gradient step in an update after a minibatch whose approximate KL exceeds it, in nats; inf: off."""
+    reset: Literal["pool", "always", "optimistic"] = "pool"
+    """How episodes restart, see `envs_jax.VectorEnv`; the pool is renewed before every update."""
+    pool_size: int = 256
+    """Prepared episodes, with `reset` pool."""
+    reset_ratio: int = 16
+    """Environments per fresh episode and step, with `reset` optimistic; divides num_envs."""
+    bootstrap_truncation: bool = True
+    """Whether a time-out is worth the value of its last observation; False treats it as terminal, as GLAM does."""
+    value_broadcast: Literal["off", "glam"] = "off"
+    """`glam`: every value is compared with every return of its microbatch, as the published code does by mistake,
+    so that values are pulled to the mean return (glam reference, section 3.3)."""
+
+
+GLAM = PPOConfig(
+    num_envs=32,
+    num_steps=40,
+    epochs=4,
+    minibatches=20,
+    gamma=0.99,
+    gae_lambda=0.99,
+    learning_rate=1e-6,
+    normalize_advantages=False,
+)
+"""GLAM's published hyper-parameters (glam reference, section 3.3): 1,280 steps and 80 gradient steps per update, in
+minibatches of 64. What the code got wrong is not in it: add `bootstrap_truncation=False, value_broadcast="glam"`."""
+
+_MAY_BE_INFINITE = ("value_clip", "max_grad_norm", "target_kl")
+
+
+def check(config: PPOConfig, env: Environment, env_params: Any, policy: Policy, mesh: Mesh | None) -> None:
+    """Refuse a configuration that cannot be run with these environments, this policy and mesh.
+
+    **Raises:** `ValueError` where sizes do not divide (the arithmetic is shown) or an option is out of range.
+    """
+    for name in (
+        "num_envs",
+        "num_steps",
+        "unroll",
+        "epochs",
+        "minibatches",
+        "microbatches",
+        "pool_size",
+        "reset_ratio",
+    ):
+        if getattr(config, name) < 1:
+            raise ValueError(f"{name} is {getattr(config, name)}; at least 1 is needed")
+    for field in dataclasses.fields(config):
+        x = getattr(config, field.name)
+        if field.type == "float" and (x < 0 or math.isnan(x) or math.isinf(x) and field.name not in _MAY_BE_INFINITE):
+            raise ValueError(f"{field.name} is {x}; a non-negative number is needed")
+    for name in ("gamma", "gae_lambda", "adam_b1", "adam_b2"):
+        if getattr(config, name) > 1:
+            raise ValueError(f"{name} is {getattr(config, name)}; at most 1 makes sense")
+    if config.schedule == "linear" and config.schedule_updates < 1:
+        raise ValueError("a linear schedule needs schedule_updates, the update at which it reaches zero")
+    if config.reset not in ("pool", "always", "optimistic"):
+        raise ValueError(
+            f"reset is {config.reset!r}; PPO needs one that resets within the step: pool, always, optimistic"
+        )
+    rows, what = config.num_envs, f"num_envs {config.num_envs}"
+    if not policy.recurrent:
+        rows, what = rows * config.num_steps, f"{what} x num_steps {config.num_steps} = {rows * config.num_steps}"
+    for name in ("minibatches", "microbatches"):
+        parts = getattr(config, name)
+        if rows % parts:
+            raise ValueError(f"{what} is not divided by {name}: {rows} / {parts} = {rows / parts:.2f}")
+        rows, what = rows // parts, f"{what} / {name} {parts} = {rows // parts}"
+    if mesh is not None:
+        ways = math.prod(mesh.shape[axis] for axis in ROWS)
+        devices = " x ".join(f"{axis} {mesh.shape[axis]}" for axis in ROWS) + f" = {ways} devices"
+        for size, text in ((config.num_envs, f"num_envs {config.num_envs}"), (rows, what)):
+            if size % ways:
+                raise ValueError(f"{text} is not divided by {devices}: {size} / {ways} = {size / ways:.2f}")
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    _, state = jax.eval_shape(env.reset, key, env_params)
+    action = jax.eval_shape(env.action_space(env_params).sample, key)
+    info = jax.eval_shape(env.step, key, state, action, env_params)[5]
+    if "episode_return" not in info:
+        raise ValueError(
+            "the environment does not report episode_return; wrap it in EpisodeStatistics (envs_jax.wrappers)"
+        )
