@@ -11,6 +11,8 @@ from envs_jax.babyai.text import MISSIONS, VIEW
 from llmrl_jax.lm.tokens import FastTokenizer
 
 
+pytest.register_assert_rewrite("tests.serving", "tests.chat_server")
+
 LLAMA3_SPLIT = "|".join(
     (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)",
