@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from llmrl_jax.systems.props.evaluate import Evaluation
-from llmrl_jax.systems.props.optimizers import ARS, CEM, CMAES, HillClimbing, OpenES, make_numeric
+from llmrl_jax.systems.props.optimizers import ARS, CEM, CMAES, HillClimbing, OpenES, base, make_numeric
 from llmrl_jax.systems.props.policies import Policy
 from llmrl_jax.systems.props.search import search
 
@@ -148,11 +148,68 @@ def test_evosax_may_first_be_used_inside_of_a_trace(name):
 
 
 def test_the_runner_counts():
-    found = settled("cma_es", LINEAR)  # 4 + floor(3 ln 4) = 8 candidates of 2 episodes: 75 iterations
-    assert found.best_curve.shape == (3, 75) and int(found.episodes[-1]) == 1200
-    np.testing.assert_array_equal(found.steps, 3 * 1200)
+    # 4 + floor(3 ln 4) = 8 candidates of 2 episodes: 74 iterations and two centers fit into 1,200 episodes
+    found = settled("cma_es", LINEAR)
+    assert found.best_curve.shape == (3, 74) and int(found.episodes[-1]) == 1184
+    np.testing.assert_array_equal(found.steps, 3 * (1184 + 2 * 2))
+    np.testing.assert_array_equal(settled("random_search", LINEAR).steps, 3 * 1200)
     alone = search(make_numeric("random_search", LINEAR), bowl, KEY, budget=1200, episodes=2, final_episodes=4)
     np.testing.assert_array_equal(alone.best[0], settled("random_search", LINEAR).best[0])  # a seed is its own
+
+
+@pytest.mark.parametrize("name", ["ars", SLOW("cma_es"), SLOW("open_es"), "cem"])
+def test_a_search_is_never_worth_less_than_its_first_center(name):
+    def spike(params, keys):  # 1 at zero, where linear policies begin, and less than 0 elsewhere
+        value = jnp.where((params == 0).all(axis=1), 1.0, -1 - jnp.sum(params**2, axis=1))
+        returns = jnp.broadcast_to(value[:, None], (params.shape[0], keys.shape[-1]))
+        return Evaluation(returns, jnp.ones(returns.shape, jnp.int32))
+
+    found = search(make_numeric(name, LINEAR), spike, KEY, budget=96, seeds=2, episodes=2, final_episodes=3)
+    np.testing.assert_array_equal(found.best, 0)
+    np.testing.assert_array_equal(found.final, 1)
+    assert (found.best_curve < 0).all()
+
+
+def test_the_last_center_is_a_candidate():
+    centers = {
+        "ars": lambda state: state.mean,
+        "cma_es": lambda state: state.inner.mean,
+        "cem": lambda state: state.mean,
+    }
+    for name, center in centers.items():
+        optimizer = make_numeric(name, LINEAR)
+        state = optimizer.init(KEY, jnp.asarray([7.0, 1, 1, 1]))
+        np.testing.assert_allclose(optimizer.center(state), center(state))
+        both = base.centers(optimizer, optimizer.init(KEY), state)
+        np.testing.assert_allclose(both, [[0, 0, 0, 0], [6, 1, 1, 1]])  # within the box
+    table = make_numeric("cem", TABLE)
+    likeliest = table.center(table.init(KEY, jnp.asarray([0.0, 1, 2, 2, 1, 0])))
+    np.testing.assert_array_equal(likeliest, [0, 1, 2, 2, 1, 0])
+    assert base.centers(make_numeric("random_search", LINEAR), KEY, KEY) is None
+
+
+@pytest.mark.parametrize("name", ["random_search", "hill_climbing", "ars", "cem", SLOW("cma_es"), SLOW("open_es")])
+def test_a_return_that_is_not_a_number_does_not_end_a_search(name):
+    def holed(params, keys):
+        found = bowl(params, keys)
+        return found.replace(returns=jnp.where(params[:, :1] > 3.0, jnp.nan, found.returns))
+
+    found = search(make_numeric(name, LINEAR), holed, KEY, budget=240, seeds=2, episodes=2, final_episodes=3)
+    assert np.isfinite(found.value).all() and np.isfinite(found.final).all()
+    assert (found.best[:, 0] <= 3.0).all() and (found.best != 0).any(axis=1).all()
+
+
+@pytest.mark.parametrize("name", ["cem", "hill_climbing"])
+def test_a_table_s_narrower_box(name):
+    narrow = Policy("table", 6, 3, True, 0.0, 1.0, 0, "box")
+    optimizer = make_numeric(name, narrow, population=500)
+    start = jnp.zeros(6)
+    params, state = optimizer.ask(optimizer.init(KEY, start))
+    assert set(np.unique(params)) == {0.0, 1.0}
+    if name == "cem":  # half of the probability on the start, the rest alike
+        np.testing.assert_allclose(params.mean(), 0.25, atol=0.03)
+    else:  # but for the start itself each differs in one entry
+        np.testing.assert_array_equal((params[1:] != start).sum(axis=1), 1)
 
 
 def test_common_random_numbers():

@@ -24,7 +24,7 @@ from llmrl_jax.systems.props.adviser import PolicyAdviser
 from llmrl_jax.systems.props.config import PropsConfig
 from llmrl_jax.systems.props.evaluate import make_evaluator
 from llmrl_jax.systems.props.optimizers import NUMERIC, make_numeric
-from llmrl_jax.systems.props.search import iterations_of, judge, make_search
+from llmrl_jax.systems.props.search import closed, closing_of, iterations_of, judge, make_search, population_of
 from llmrl_jax.systems.props.study import Study
 from llmrl_jax.systems.props.tasks import PUBLISHED, Task, get
 
@@ -121,13 +121,14 @@ def _measured(
         found = _by_numbers(task, asked["method"], seeds, budget, final, work, again, request)
     if found is None:
         return None
-    values, best, steps, seconds = found
+    values, best, steps, episodes, seconds = found
     spread = float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
     return {
         "final": float(np.mean(values)),
         "standard_error": spread,
         "finals": [float(v) for v in values],
         "best": [float(v) for v in best],
+        "episodes": int(episodes),
         "steps": int(np.sum(steps)),
         "seconds": round(seconds, 1),
         "date": time.strftime("%Y-%m-%d"),
@@ -147,8 +148,9 @@ class NumericRun:
 
 def _by_numbers(
     task: Task, method: str, seeds: int, budget: int, final: int, work: Path, again: bool, request: StopRequest
-) -> tuple[Any, Any, Any, float] | None:
-    """Final and best returns, steps, and seconds; as a run in `work`, saved after every iteration."""
+) -> tuple[Any, Any, Any, int, float] | None:
+    """Final and best returns, steps, the episodes of one search, and seconds; as a run in `work`, saved after every
+    iteration."""
     env, env_params, policy = task.make()
     evaluate = make_evaluator(env, env_params, policy)
     optimizer = make_numeric(method, policy)
@@ -175,14 +177,16 @@ def _by_numbers(
         request.name = result.stopped
         return None
     started = time.monotonic()
-    returns = jax.device_get(jax.jit(lambda state: judge(evaluate, state, final))(result.state))
+    state = jax.jit(lambda state: closed(optimizer, evaluate, state, EPISODES))(result.state)
+    returns = jax.device_get(jax.jit(lambda state: judge(evaluate, state, final))(state))
     seconds = result.seconds + result.compile_seconds + time.monotonic() - started
-    return returns.mean(axis=1, dtype=np.float64), result.state.value, result.state.steps, seconds
+    played = (result.update * population_of(optimizer) + closing_of(optimizer)) * EPISODES
+    return returns.mean(axis=1, dtype=np.float64), state.value, state.steps, played, seconds
 
 
 def _by_adviser(
     task: Task, seeds: int, budget: int, final: int, workers: int, work: Path, again: bool, request: StopRequest
-) -> tuple[Any, Any, Any, float] | None:
+) -> tuple[Any, Any, Any, int, float] | None:
     """ProPS's loop with the scripted adviser; the warm-up counts. See `_by_numbers`."""
     started = time.monotonic()
     arm = task.props
@@ -208,7 +212,8 @@ def _by_adviser(
     if request.name:
         return None
     seconds = time.monotonic() - started
-    return [f["final"] for f in found], [f["value"] for f in found], [f["steps"] for f in found], seconds
+    columns = ([f[name] for f in found] for name in ("final", "value", "steps"))
+    return *columns, max(f["episodes"] for f in found), seconds
 
 
 def _figure(pair: tuple[float, float | None] | None) -> str:

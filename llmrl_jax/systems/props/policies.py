@@ -110,6 +110,11 @@ class Policy:
         """`n`: how many numbers are searched for."""
         return self.rank if self.kind == "projection" else self.full_size
 
+    @property
+    def choices(self) -> int:
+        """Values that a table's entry may take."""
+        return int(self.high - self.low) + 1
+
     @cached_property
     def projection(self) -> Float[np.ndarray, "full rank"]:
         """The first `rank` columns of Q, float32: the QR decomposition of a Gaussian matrix, with R's diagonal positive

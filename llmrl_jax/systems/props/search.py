@@ -10,8 +10,8 @@ from flax import struct
 from jaxtyping import Array, Float, Int, Key
 
 from llmrl_jax.rl.learner import Learner
-from llmrl_jax.systems.props.evaluate import Evaluator, episode_keys
-from llmrl_jax.systems.props.optimizers.base import Optimizer
+from llmrl_jax.systems.props.evaluate import Evaluation, Evaluator, episode_keys
+from llmrl_jax.systems.props.optimizers.base import Optimizer, centers, finite
 
 
 @struct.dataclass
@@ -19,7 +19,7 @@ class Search:
     """What `S` seeds found in `I` iterations of `P` candidates, `E` episodes each."""
 
     best: Float[Array, "S n"]
-    """The candidate with the highest mean return."""
+    """The candidate, or center (see `closed`), with the highest mean return."""
     value: Float[Array, " S"]
     """That mean return. It is the highest of many noisy ones, so it flatters; `final` does not."""
     final: Float[Array, "S F"]
@@ -54,18 +54,26 @@ def population_of(optimizer: Optimizer) -> int:
     return jax.eval_shape(optimizer.ask, jax.eval_shape(optimizer.init, jax.random.key(0)))[0].shape[0]
 
 
+def closing_of(optimizer: Optimizer) -> int:
+    """How many policies are evaluated after the last iteration: two centers, or none."""
+    state = jax.eval_shape(optimizer.init, jax.random.key(0))
+    found = jax.eval_shape(lambda state: centers(optimizer, state, state), state)
+    return 0 if found is None else found.shape[0]
+
+
 def iterations_of(optimizer: Optimizer, budget: int, episodes: int) -> int:
-    """How many iterations a budget of episodes buys one seed, `episodes` for each candidate.
+    """How many iterations a budget of episodes buys one seed, `episodes` for each candidate and for each center.
 
     **Raises:** `ValueError` where it buys none.
     """
-    population = population_of(optimizer)
-    if budget < population * episodes:
+    population, closing = population_of(optimizer), closing_of(optimizer)
+    if budget < (population + closing) * episodes:
+        and_centers = f" and {closing} centers" if closing else ""
         raise ValueError(
-            f"a budget of {budget} episodes is less than one iteration of {optimizer.name}: {population} candidates, "
-            f"{episodes} episodes each"
+            f"a budget of {budget} episodes is less than one iteration of {optimizer.name}: {population} candidates"
+            f"{and_centers}, {episodes} episodes each"
         )
-    return budget // (population * episodes)
+    return (budget - closing * episodes) // (population * episodes)
 
 
 def make_search(
@@ -85,6 +93,17 @@ def make_search(
     return Learner(init, update, seeds * population_of(optimizer) * episodes, unit="episodes")
 
 
+def closed(optimizer: Optimizer, evaluate: Evaluator, state: SearchState, episodes: int) -> SearchState:
+    """A search after its last iteration, with the optimizer's first and last center evaluated as well, where it has
+    one (see `optimizers.base.centers`): either may be the best."""
+    first = jax.vmap(optimizer.init)(_begins(state.keys))
+    params = jax.vmap(lambda first, last: centers(optimizer, first, last))(first, state.optimizer)
+    if params is None:
+        return state
+    keys = jax.vmap(lambda k: episode_keys(jax.random.fold_in(k, 3), episodes))(state.keys)
+    return _counted(state, params, evaluate(*_flat(params, jnp.repeat(keys, params.shape[1], axis=0))))
+
+
 def judge(evaluate: Evaluator, state: SearchState, final_episodes: int) -> Float[Array, "S F"]:
     """The returns of each seed's best candidate in fresh episodes, which took no part in the search."""
     fresh = jax.vmap(lambda k: episode_keys(jax.random.fold_in(k, 2), final_episodes))(state.keys)
@@ -102,14 +121,15 @@ def search(
     common: bool = True,
     final_episodes: int = 100,
 ) -> Search:
-    """Ask, evaluate and tell until the budget is spent; pure, with all seeds advancing in step.
+    """Ask, evaluate and tell until the budget is spent, the optimizer's centers last (see `closed`).
 
+    Pure, with all seeds advancing in step.
     Wrap it in `jax.jit` with everything but `key` closed over. Seed `i` depends on `fold_in(key, i)` alone.
 
     **Arguments:** `optimizer`, a numeric one; `evaluate`, see `make_evaluator`; `key`, typed; `budget`, episodes of one
     seed (8,000 as published); `seeds`, `S`; `episodes`, `E`, per candidate; `common`, whether the candidates of one
     iteration play the same episodes, which ranks them with less noise; `final_episodes`, `F`.
-    **Raises:** `ValueError` where the budget is below one iteration.
+    **Raises:** `ValueError` where the budget is below one iteration (and the centers, where there are some).
     """
     iterations = iterations_of(optimizer, budget, episodes)
     init, iterate = _parts(optimizer, evaluate, seeds, episodes, common)
@@ -119,6 +139,7 @@ def search(
         return state, (state.value, jnp.mean(values, axis=1))
 
     state, curves = jax.lax.scan(body, init(key), length=iterations)
+    state = closed(optimizer, evaluate, state, episodes)
     return Search(
         best=state.best,
         value=state.value,
@@ -135,7 +156,7 @@ def _parts(optimizer: Optimizer, evaluate: Evaluator, seeds: int, episodes: int,
 
     def init(key: jax.Array) -> SearchState:
         keys = episode_keys(key, seeds)
-        start = jax.vmap(optimizer.init)(jax.vmap(lambda k: jax.random.fold_in(k, 0))(keys))
+        start = jax.vmap(optimizer.init)(_begins(keys))
         size = jax.eval_shape(jax.vmap(optimizer.ask), start)[0].shape[-1]
         return SearchState(
             keys,
@@ -154,22 +175,34 @@ def _parts(optimizer: Optimizer, evaluate: Evaluator, seeds: int, episodes: int,
 
     def iterate(state: SearchState) -> tuple[SearchState, Float[Array, "S P"]]:
         params, told = jax.vmap(optimizer.ask)(state.optimizer)
-        population, size = params.shape[1:]
-        keys = jax.vmap(lambda k: draws(k, state.update, population))(state.keys)
-        # all seeds as one batch of candidates
-        found = evaluate(params.reshape(-1, size), keys.reshape(-1, episodes))
-        values = found.mean.reshape(params.shape[:2])
+        keys = jax.vmap(lambda k: draws(k, state.update, params.shape[1]))(state.keys)
+        found = evaluate(*_flat(params, keys.reshape(-1, episodes)))
+        values = finite(found.mean).reshape(params.shape[:2])
         told = jax.vmap(optimizer.tell)(told, params, values)
-        top = jnp.argmax(values, axis=1)
-        highest = jnp.take_along_axis(values, top[:, None], axis=1)[:, 0]
-        candidate = jnp.take_along_axis(params, top[:, None, None], axis=1)[:, 0]
-        state = state.replace(
-            optimizer=told,
-            best=jnp.where((highest > state.value)[:, None], candidate, state.best),
-            value=jnp.maximum(highest, state.value),
-            steps=state.steps + jnp.sum(found.lengths.reshape(seeds, -1), axis=1),
-            update=state.update + 1,
-        )
-        return state, values
+        state = _counted(state, params, found)
+        return state.replace(optimizer=told, update=state.update + 1), values
 
     return init, iterate
+
+
+def _begins(keys: Key[Array, " S"]) -> Key[Array, " S"]:
+    """What each seed's optimizer begins with."""
+    return jax.vmap(lambda k: jax.random.fold_in(k, 0))(keys)
+
+
+def _flat(params: Float[Array, "S P n"], keys: Key[Array, "SP E"]) -> tuple[Float[Array, "SP n"], Key[Array, "SP E"]]:
+    """All seeds as one batch of candidates."""
+    return params.reshape(-1, params.shape[-1]), keys
+
+
+def _counted(state: SearchState, params: Float[Array, "S P n"], found: Evaluation) -> SearchState:
+    """With the steps of an evaluation, and its best policies where they are better."""
+    values = finite(found.mean).reshape(params.shape[:2])
+    top = jnp.argmax(values, axis=1)
+    highest = jnp.take_along_axis(values, top[:, None], axis=1)[:, 0]
+    candidate = jnp.take_along_axis(params, top[:, None, None], axis=1)[:, 0]
+    return state.replace(
+        best=jnp.where((highest > state.value)[:, None], candidate, state.best),
+        value=jnp.maximum(highest, state.value),
+        steps=state.steps + jnp.sum(found.lengths.reshape(params.shape[0], -1), axis=1),
+    )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any, Literal, Protocol
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from llmrl_jax.systems.props.policies import Policy
@@ -21,6 +23,10 @@ Bounds = Literal["clip", "none"]
 
 A table has no choice: its parameters are rounded to the nearest action and clipped in any case.
 """
+
+
+LEAST = float(np.finfo(np.float32).min) / 1e6
+"""What a numeric method is told in place of a return that is not finite; sums of it are."""
 
 
 class Optimizer(Protocol):
@@ -50,6 +56,23 @@ class Optimizer(Protocol):
 def bounded(policy: Policy, params: Float[Array, "*B n"], bounds: Bounds) -> Float[Array, "*B n"]:
     """Candidates as they are evaluated: within the box, and whole actions for a table; see `Bounds`."""
     return policy.clip(params) if bounds == "clip" or policy.kind == "table" else params
+
+
+def finite(values: Float[Array, "*B"]) -> Float[Array, "*B"]:
+    """Values as a numeric method may be told them: `LEAST` for what is not finite."""
+    return jnp.where(jnp.isfinite(values), values, LEAST)
+
+
+def centers(optimizer: Any, first: State, last: State) -> Float[Array, "2 n"] | None:
+    """The first and the last center of a method that draws around one, as it would ask for them; else None.
+
+    Such a method never asks for its center, which is its own answer; and where it leads nowhere, the first one may be
+    worth more than all that it asked for. They are evaluated at the end of a search, out of the same budget.
+    """
+    if not hasattr(optimizer, "center"):
+        return None
+    both = jnp.stack([optimizer.center(first), optimizer.center(last)])
+    return bounded(optimizer.policy, both, optimizer.bounds)
 
 
 def require(name: str, **settings: float) -> None:

@@ -71,6 +71,10 @@ class _Evosax:
         params, inner = self.strategy.ask(draw, state.inner, self.settings)
         return bounded(self.policy, params, self.bounds), EvolutionState(key, inner)
 
+    def center(self, state: EvolutionState) -> Float[Array, " n"]:
+        """The mean of the distribution."""
+        return state.inner.mean
+
     def tell(self, state, params, values):
         inner, _ = self.strategy.tell(state.key, params, -values, state.inner, self.settings)
         return state.replace(inner=inner)
@@ -177,7 +181,7 @@ class CEM:
     def init(self, key: jax.Array, start: Float[Array, " n"] | None = None) -> CEMState:
         """`start`, the first mean; None: the middle of the box. A table starts with half of the probability on it, or
         with all actions alike."""
-        size, actions = self.policy.num_params, self.policy.act_size
+        size, actions = self.policy.num_params, self.policy.choices
         std = jnp.full(size, self.std or (self.policy.high - self.policy.low) / 4, jnp.float32)
         if self.policy.kind != "table":
             return CEMState(key, self.policy.middle if start is None else start, std)
@@ -186,7 +190,7 @@ class CEM:
         return CEMState(key, mean, jnp.zeros(size, jnp.float32))
 
     def _one_hot(self, params: Float[Array, "*B n"]) -> Float[Array, "*B n A"]:
-        return jax.nn.one_hot((params - self.policy.low).astype(jnp.int32), self.policy.act_size)
+        return jax.nn.one_hot((params - self.policy.low).astype(jnp.int32), self.policy.choices)
 
     def ask(self, state):
         key, draw = jax.random.split(state.key)
@@ -196,6 +200,12 @@ class CEM:
         else:
             drawn = state.mean + state.std * jax.random.normal(draw, shape)
         return bounded(self.policy, drawn.astype(jnp.float32), self.bounds), state.replace(key=key)
+
+    def center(self, state: CEMState) -> Float[Array, " n"]:
+        """The mean; of a table, the likeliest action of each state."""
+        if self.policy.kind == "table":
+            return jnp.argmax(state.mean, axis=1).astype(jnp.float32) + self.policy.low
+        return state.mean
 
     def tell(self, state, params, values):
         elite = params[jax.lax.top_k(values, self.elite)[1]]

@@ -84,7 +84,7 @@ class HillClimbing:
 
     def _flipped(self, key: jax.Array, best: Float[Array, " n"]) -> Float[Array, " n"]:
         where, which = jax.random.split(key)
-        actions = self.policy.act_size
+        actions = self.policy.choices
         shift = jax.random.randint(which, (), 1, actions) if actions > 1 else 0
         other = (best - self.policy.low + shift) % actions + self.policy.low
         flip = jnp.arange(best.shape[0]) == jax.random.randint(where, (), 0, best.shape[0])
@@ -150,6 +150,10 @@ class ARS:
         step = self.noise * jax.random.normal(draw, (self.directions, self.policy.num_params))
         pairs = jnp.concatenate([state.mean + step, state.mean - step])
         return bounded(self.policy, pairs, self.bounds), state.replace(key=key)
+
+    def center(self, state: ARSState) -> Float[Array, " n"]:
+        """M."""
+        return state.mean
 
     def tell(self, state, params, values):
         """`params` are pairs: candidate `i` and candidate `i + directions`."""
