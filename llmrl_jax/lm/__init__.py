@@ -16,7 +16,7 @@ from llmrl_jax.lm.sampling import SamplingConfig
 from llmrl_jax.lm.score import Scores, choose_form, costs, score, score_naive
 from llmrl_jax.lm.stops import StopStrings
 from llmrl_jax.lm.tokens import FastTokenizer, Tokenizer, WordTokenizer, load_tokenizer
-from llmrl_jax.lm.weights import load, load_hf, locate, read_config, save_hf
+from llmrl_jax.lm.weights import end_tokens, load, load_hf, locate, read_config, save_hf
 
 
 __all__ = [
@@ -48,6 +48,7 @@ __all__ = [
     "choose_form",
     "costs",
     "dequantize",
+    "end_tokens",
     "generate",
     "load",
     "load_adapter",

@@ -29,10 +29,12 @@ from llmrl_jax.lm.quantize import (
     quantized_shardings,
 )
 from llmrl_jax.lm.tensors import DTYPES, Spec, TensorFile, empty, new_folder, pickles, read_json, spec, write_file
+from llmrl_jax.lm.tokens import Tokenizer
 from llmrl_jax.parallel.partition import shardings
 
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+GENERATION = "generation_config.json"
 _STAGED = 4 << 20
 """Bytes up to which a stacked leaf is read at once; a larger one goes to its devices layer by layer."""
 
@@ -46,6 +48,23 @@ def read_config(path: str | Path) -> LlamaConfig:
         return LlamaConfig.from_hf(read_json(file))
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
+
+
+def end_tokens(folder: str | Path, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Every token that ends a text or a turn of a model folder's, ascending: those of `config.json`, of
+    `generation_config.json` and of the tokenizer. Chat models often have one for a text and another for a turn, of
+    which `LlamaConfig.eos_token_id` is the first only.
+
+    **Raises:** as `read_config`.
+    """
+    folder = locate(folder)
+    config = read_config(folder)
+    found = {config.eos_token_id, tokenizer.eos_id}
+    for name in (CONFIG, GENERATION):
+        if (folder / name).is_file():
+            named = read_json(folder / name).get("eos_token_id")
+            found |= {t for t in (named if isinstance(named, list) else [named]) if isinstance(t, int)}
+    return tuple(sorted(t for t in found if t is not None and 0 <= t < config.vocab_size))
 
 
 def locate(path_or_id: str | Path, *, revision: str | None = None) -> Path:

@@ -47,7 +47,7 @@ class FitConfig:
     microbatches: int = 1
     """sft, grpo: parts in which a step's gradient is computed."""
     head_chunk: int = 0
-    """sft: positions whose logits exist at once; 0: all."""
+    """sft, grpo: positions whose logits exist at once; 0: all."""
     tune: Literal["lora", "full"] = "lora"
     """Train adapters over a frozen base, or every weight."""
     lora: lm.LoRAConfig = field(default_factory=lm.LoRAConfig)
@@ -55,7 +55,8 @@ class FitConfig:
     dtype: Literal["float32", "bfloat16"] = "float32"
     """What the model computes in."""
     param_dtype: Literal["same", "float32", "bfloat16"] = "same"
-    """What its weights are kept in; `same`: as `dtype`."""
+    """What its weights are kept in; `same`: as the commands keep them, which is float32 where every weight is trained
+    and else as `dtype`."""
     quantize: Literal["none", "int8", "nf4"] = "none"
     """What the matrices of a frozen base are kept in, in place of `param_dtype`."""
     remat: bool = False
@@ -287,8 +288,9 @@ def knobs(config: FitConfig) -> Iterator[tuple[str, FitConfig]]:
     spec = MeshSpec.parse(config.mesh)
     if config.trains and not config.remat:
         yield "--remat", replace(config, remat=True)
-    if config.workload == "sft" and not config.head_chunk:
-        chunk = next((n for n in (128, 64, 32, 16) if n < config.length and config.length % n == 0), 0)
+    if config.workload in ("sft", "grpo") and not config.head_chunk:
+        length = config.length if config.workload == "sft" else config.new_tokens
+        chunk = next((n for n in (128, 64, 32, 16) if n < length and length % n == 0), 0)
         if chunk:
             yield f"--head-chunk {chunk}", replace(config, head_chunk=chunk)
     rows = config.batch_size * (max(2, config.samples) if config.workload == "grpo" else 1)

@@ -112,7 +112,9 @@ def setting(config: FitConfig, shape: lm.LlamaConfig, devices: list[jax.Device])
         )
     mesh = make_mesh(config.mesh, devices) if config.mesh else None
     dtype = jnp.dtype(config.dtype)
-    kept = dtype if config.param_dtype == "same" else jnp.dtype(config.param_dtype)
+    trained = config.trains and config.tune == "full"
+    same = jnp.dtype(jnp.float32) if trained else dtype
+    kept = same if config.param_dtype == "same" else jnp.dtype(config.param_dtype)
     adapted = config.lora if config.tune == "lora" and config.trains else None
     model = lm.Llama(shape, lora=adapted, dtype=dtype, param_dtype=kept, remat=config.remat)
     shapes, axes = model.abstract(), model.logical_axes()
@@ -183,7 +185,11 @@ def _sft(s: Setting) -> tuple[Any, dict[str, Any]]:
 def _grpo(s: Setting) -> tuple[Any, dict[str, Any]]:
     c = s.config
     options = GRPOConfig(
-        prompts=c.batch_size, group=max(2, c.samples), max_new_tokens=c.new_tokens, microbatches=c.microbatches
+        prompts=c.batch_size,
+        group=max(2, c.samples),
+        max_new_tokens=c.new_tokens,
+        microbatches=c.microbatches,
+        head_chunk=c.head_chunk,
     )
     rows = max(c.rows, c.batch_size)
     data = jax.eval_shape(lambda: Prompts(jnp.zeros((rows, c.length), jnp.int32), jnp.ones(rows, jnp.int32)))

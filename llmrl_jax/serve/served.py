@@ -13,11 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from llmrl_jax import lm
-from llmrl_jax.lm.tensors import read_json
 from llmrl_jax.tuning import ChatTemplate
-
-
-GENERATION = "generation_config.json"
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,8 +75,7 @@ class Served:
         if adapter:
             model, variables = lm.load_adapter(adapter, model, variables)
         parts = [_name(path) for path in (path_or_id, adapter) if path]
-        ends = [*_ends(folder, lm.read_config(folder).eos_token_id), tokenizer.eos_id]
-        stop = tuple(t for t in ends if t is not None and 0 <= t < model.config.vocab_size)
+        stop = lm.end_tokens(folder, tokenizer)
         return cls(name or "+".join(parts), model, variables, tokenizer, template, stop, context)
 
     @cached_property
@@ -127,16 +122,6 @@ def _name(path: str | Path) -> str:
     """Of a folder its last part, of a hub id the whole."""
     folder = Path(path).expanduser()
     return folder.resolve().name if folder.is_dir() else str(path)
-
-
-def _ends(folder: Path, default: int | None) -> list[int | None]:
-    """Every end token that a folder names: chat models often have one for a text and another for a turn."""
-    found: list[int | None] = [default]
-    for name in ("config.json", GENERATION):
-        if (folder / name).is_file():
-            value = read_json(folder / name).get("eos_token_id")
-            found += [t for t in (value if isinstance(value, list) else [value]) if isinstance(t, int)]
-    return found
 
 
 @jax.jit

@@ -24,6 +24,7 @@ from llmrl_jax.lm import Finish, Llama, SamplingConfig, StopStrings, generate
 from llmrl_jax.lm.quantize import any_quantized
 from llmrl_jax.rl.learner import Learner
 from llmrl_jax.rl.shuffle import permutations
+from llmrl_jax.tuning.loss import token_log_probs
 from llmrl_jax.tuning.rewards import Reward, total_and_parts
 from llmrl_jax.tuning.sft import ROWS, first_params, placed
 
@@ -64,8 +65,11 @@ class GRPOConfig:
     """Step size of Adam, constant."""
     max_grad_norm: float = 1.0
     """Global norm to which gradients are clipped; inf: never."""
+    head_chunk: int = 0
+    """Tokens of each continuation whose logits exist at once, to save memory; divides max_new_tokens; 0: all."""
     stop_tokens: tuple[int, ...] | None = None
-    """Tokens that end a continuation; None: the model's end-of-sequence token."""
+    """Tokens that end a continuation; None: the first end-of-sequence token of the model's configuration. Commands
+    take all that the model's folder names (`lm.end_tokens`)."""
 
 
 @struct.dataclass
@@ -126,16 +130,14 @@ def advantages(rewards: Float[Array, "P n"], kind: str) -> Float[Array, "P n"]:
 
 
 def policy_log_probs(
-    model: Llama, variables: Any, samples: Samples, temperature: Any
+    model: Llama, variables: Any, samples: Samples, temperature: Any, head_chunk: int = 0
 ) -> tuple[Float[Array, "R T"], Float[Array, "R T"]]:
     """Log-probabilities of the continuations' tokens under the policy, and its entropy there."""
     steps = samples.continuation.shape[1]
     at = jnp.minimum(samples.prompt_lengths[:, None] - 1 + jnp.arange(steps), samples.tokens.shape[1] - 1)
     total = samples.prompt_lengths + samples.lengths
-    out: Any = model.apply(variables, samples.tokens, lengths=total, at=at)
-    log_probs = jax.nn.log_softmax(out.logits / temperature, axis=-1)
-    chosen = jnp.take_along_axis(log_probs, samples.continuation[..., None], axis=-1)[..., 0]
-    return chosen, -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
+    out: Any = model.apply(variables, samples.tokens, lengths=total, at=at, logits=False)
+    return token_log_probs(model, variables, out.hidden, samples.continuation, head_chunk, temperature)
 
 
 def grpo_loss(
@@ -146,7 +148,7 @@ def grpo_loss(
     **Arguments:** `rows` and `tokens`, how many continuations and how many of their tokens the whole minibatch has, of
     which `samples` may be a part: parts add up.
     """
-    log_prob, entropy = policy_log_probs(model, variables, samples, config.temperature)
+    log_prob, entropy = policy_log_probs(model, variables, samples, config.temperature, config.head_chunk)
     real = jnp.arange(log_prob.shape[1]) < samples.lengths[:, None]
     log_ratio = jnp.where(real, log_prob - samples.log_prob, 0.0)
     ratio = jnp.exp(log_ratio)
@@ -189,8 +191,9 @@ def make_grpo(
     **Returns:** the learner. Its metrics are `reward` (mean), `reward/<part>` if it has parts, `reward_std` (within
     groups), `idle_groups` (the fraction whose rewards are all alike, which teach nothing), `length`, `unfinished` (the
     fraction cut at `max_new_tokens`), `loss`, `entropy`, `approx_kl`, `clip_fraction`, `grad_norm`, `kl_to_base` with
-    a KL term, `first_ratio_error` (bounded by 1e-4: sampling steps token by token, the loss reads rows whole) and
-    `nonfinite` (bounded by 0).
+    a KL term, `first_ratio_error` (in float32 bounded by 1e-4: sampling steps token by token, the loss reads rows
+    whole) and `nonfinite` (bounded by 0). A model that computes in another type rounds those two ways apart: its old
+    log-probabilities are read whole as well, and `sampling_gap` is the largest difference to those it sampled by, nats.
     **Raises:** `ValueError` where sizes do not divide or an option is out of range.
     """
     _check(config, prompts, mesh)
@@ -201,6 +204,7 @@ def make_grpo(
     rows = config.prompts * config.group
     size, part = rows // config.minibatches, rows // config.minibatches // config.microbatches
     trained = "params" if model.lora is None else "lora"
+    exact = model.dtype == jnp.float32  # in which sampling token by token and reading rows whole agree
     sampling = SamplingConfig(
         config.max_new_tokens, config.temperature, samples=config.group, stop_tokens=config.stop_tokens
     )
@@ -253,10 +257,17 @@ def make_grpo(
             reference=jnp.zeros(kept.shape, jnp.float32),
             advantage=flat(advantages(rewards, config.advantage)),
         )
+        gap = {}
+        if not exact:
+            whole = _in_parts(model, variables, samples, config, part)
+            real = steps < lengths[:, None]
+            gap = {"sampling_gap": jnp.max(jnp.where(real, jnp.abs(whole - samples.log_prob), 0.0))}
+            samples = samples.replace(log_prob=whole)
         if config.kl_coef:
             samples = samples.replace(reference=_in_parts(model, state.frozen["base"], samples, config, part))
         spread = jnp.std(rewards, axis=1)
         return samples, {
+            **gap,
             "reward": jnp.mean(rewards),
             **{name: jnp.mean(term) for name, term in terms.items()},
             "reward_std": jnp.mean(spread),
@@ -304,7 +315,8 @@ def make_grpo(
         state = state.replace(params=params, opt_state=opt_state, update=state.update + 1)
         return state, {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()}
 
-    return Learner(init, update, rows, {"first_ratio_error": 1e-4, "nonfinite": 0.0}, unit="answers")
+    bounds = {"nonfinite": 0.0} | ({"first_ratio_error": 1e-4} if exact else {})
+    return Learner(init, update, rows, bounds, unit="answers")
 
 
 def make_reward_evaluation(
@@ -347,10 +359,12 @@ def make_reward_evaluation(
     return evaluate
 
 
-def _in_parts(model: Llama, base: Any, samples: Samples, config: GRPOConfig, part: int) -> Float[Array, "R T"]:
-    """Log-probabilities under the base, a part of the rows at a time."""
+def _in_parts(model: Llama, variables: Any, samples: Samples, config: GRPOConfig, part: int) -> Float[Array, "R T"]:
+    """Log-probabilities under the policy or the base, a part of the rows at a time."""
     parts = jax.tree.map(lambda x: x.reshape(-1, part, *x.shape[1:]), samples)
-    found = jax.lax.map(lambda s: policy_log_probs(model, base, s, config.temperature)[0], parts)
+    found = jax.lax.map(
+        lambda s: policy_log_probs(model, variables, s, config.temperature, config.head_chunk)[0], parts
+    )
     return found.reshape(samples.continuation.shape)
 
 
@@ -365,6 +379,8 @@ def _check(config: GRPOConfig, prompts: Prompts, mesh: Mesh | None) -> None:
     for name in ("clip_low", "clip_high", "kl_coef", "entropy_coef", "learning_rate", "max_grad_norm"):
         if not getattr(config, name) >= 0:
             raise ValueError(f"{name} is {getattr(config, name)}; a non-negative number is needed")
+    if config.head_chunk < 0 or config.head_chunk and config.max_new_tokens % config.head_chunk:
+        raise ValueError(f"head_chunk is {config.head_chunk}; it must divide max_new_tokens, {config.max_new_tokens}")
     count = prompts.tokens.shape[0]
     if count < config.prompts:
         raise ValueError(f"there are {count} prompts, fewer than the {config.prompts} of one update (prompts)")

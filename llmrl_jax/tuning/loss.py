@@ -17,19 +17,20 @@ def token_log_probs(
     hidden: Float[Array, "B S D"],
     targets: Int[Array, "B S"],
     chunk: int = 0,
+    temperature: Any = 1.0,
 ) -> tuple[Float[Array, "B S"], Float[Array, "B S"]]:
     """The log-probability of each target under the head's softmax, and that softmax's entropy.
 
     **Arguments:** `model`, `variables`; `hidden`, states after the last norm; `targets`; `chunk`, positions whose
     logits exist at once, which must divide `S` (0: all): the backward pass computes each chunk's logits again, so
-    memory is `B x chunk x V` instead of `B x S x V`.
+    memory is `B x chunk x V` instead of `B x S x V`; `temperature`, which divides the logits.
     **Returns:** both float32, in nats.
     **Raises:** `ValueError` for a chunk that does not divide `S`.
     """
 
     def at(hidden, targets):
         logits: Any = model.apply(variables, hidden, method=Llama.head)
-        log_probs = jax.nn.log_softmax(logits, axis=-1)
+        log_probs = jax.nn.log_softmax(logits / temperature, axis=-1)
         chosen = jnp.take_along_axis(log_probs, targets[..., None], axis=-1)[..., 0]
         return chosen, -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
 

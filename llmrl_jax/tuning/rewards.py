@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -78,9 +79,15 @@ def load_reward(name: str) -> TextReward:
         path = Path(where).expanduser()
         if not path.is_file():
             raise FileNotFoundError(f"there is no file {path} to take the reward {function!r} from")
-        spec: Any = importlib.util.spec_from_file_location(path.stem, path)
+        own = f"_llmrl_reward_{path.stem}"
+        spec: Any = importlib.util.spec_from_file_location(own, path)
         module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        sys.modules[own] = module  # where dataclasses and pickle look for it
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[own]
+            raise
     else:
         module = importlib.import_module(where)
     found = getattr(module, function, None)
@@ -117,11 +124,21 @@ def from_text(
         found = Generation(tokens, lengths, tokens, tokens, finish)
         texts = [text for row in found.texts(tokenizer, stops) for text in row]
         chosen = [rows[int(i)] for i in places for _ in range(tokens.shape[1])]
-        values = np.asarray(function([str(row.get("prompt", "")) for row in chosen], texts, chosen), np.float32)
+        given = function([str(row.get("prompt", "")) for row in chosen], texts, chosen)
+        try:
+            values = np.asarray(given, np.float32)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"the function on text gave what is no array of numbers: {error}") from None
         if values.shape != (len(texts), *shape):
             each = f"an array of {list(shape)}" if shape else "one number"
             raise ValueError(
                 f"the function on text gave {list(values.shape)}, not {each} for each of {len(texts)} texts"
+            )
+        if not (sound := np.isfinite(values).reshape(len(texts), -1).all(axis=1)).all():
+            first = int(np.argmin(sound))
+            raise ValueError(
+                f"the function on text gave {given[first]!r} for the text {texts[first][:60]!r}; a finite number is "
+                "needed (0 for what earns nothing)"
             )
         return values.reshape(*tokens.shape[:2], *shape)
 

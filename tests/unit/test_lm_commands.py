@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,8 @@ import pytest
 
 from llmrl_jax import lm
 from llmrl_jax.run import cli
+from llmrl_jax.run.commands._tuned import Tuned, with_end_tokens, write_tuned
+from llmrl_jax.tuning import GRPOConfig
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +104,42 @@ def test_a_model_without_a_chat_template_is_not_chatted_with(folder, capsys):
     assert "has no chat template" in capsys.readouterr().err
 
 
+def test_every_end_token_that_a_folder_names_ends_a_text(folder, tmp_path, capsys):
+    shutil.copytree(folder / "model", tmp_path / "model")
+    tokenizer = lm.load_tokenizer(tmp_path / "model")
+    ask = ["lm", "generate", "what colour is grass ?", "--model", str(tmp_path / "model"), "--temperature", "0"]
+    assert cli.main([*ask, "--max-new-tokens", "1"]) == 0
+    word = capsys.readouterr().out.strip()
+    (end,) = tokenizer.encode(word)
+    (tmp_path / "model" / "generation_config.json").write_text(json.dumps({"eos_token_id": [end, 9999, None]}))
+    assert lm.end_tokens(tmp_path / "model", tokenizer) == tuple(sorted((end, tokenizer.eos_id)))
+    assert cli.main([*ask, "--max-new-tokens", "3"]) == 0
+    assert capsys.readouterr().out.strip() == ""
+    config = with_end_tokens(GRPOConfig(), tmp_path / "model", tokenizer)
+    assert set(config.stop_tokens) == {end, tokenizer.eos_id}
+    assert with_end_tokens(GRPOConfig(stop_tokens=(3,)), tmp_path / "model", tokenizer).stop_tokens == (3,)
+
+
+def test_what_was_tuned_on_takes_the_place_of_what_was_written(folder, tmp_path):
+    _, variables = lm.load(folder / "model")
+    tokenizer, model = lm.load_tokenizer(folder / "model"), lm.Llama(lm.read_config(folder / "model"))
+    for scale in (1.0, 2.0):
+        params = jax.tree.map(lambda x, scale=scale: scale * x, variables["params"])
+        state = SimpleNamespace(params=params, frozen={"base": {}})
+        assert write_tuned(tmp_path, "base", model, state, tokenizer, None) == "model"
+        jax.tree.map(np.testing.assert_array_equal, lm.load(tmp_path / "model")[1]["params"], params)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert lm.load_tokenizer(tmp_path / "model").eos_id == tokenizer.eos_id
+
+
+def test_weights_that_are_trained_are_float32(folder):
+    for tune, kept in (("full", jnp.float32), ("lora", jnp.bfloat16)):
+        config = Tuned(model=str(folder / "model"), tune=tune, dtype="bfloat16")
+        model, variables, _ = config.load(folder / "model")
+        assert model.dtype == jnp.bfloat16 and model.param_dtype == kept
+        assert {leaf.dtype for leaf in jax.tree.leaves(variables["params"])} == {jnp.dtype(kept)}
+
+
 def reward(folder, *options):
     args = ["lm", "grpo", "--model", folder / "model", "--data", folder / "rows.jsonl", "--reward", "contains"]
     args += ["--grpo.prompts", "3", "--grpo.group", "16", "--grpo.max-new-tokens", "3", "--run.out", folder / "runs"]
@@ -124,12 +163,15 @@ def test_rewards_teach_what_was_never_shown(folder, capsys):
 
 @pytest.mark.slow
 def test_rewarding_is_resumed_to_the_bit(folder):
-    """Stopped by its time budget and resumed: the same bits, though the reward is a Python function."""
+    """Stopped by its time budget and resumed, or ended and extended: the same bits, though the reward is Python."""
     assert reward(folder, "--updates", "4", "--run.name", "r-whole") == 0
     assert reward(folder, "--updates", "4", "--run.name", "r-cut", "--run.max-seconds", "1e-9") == 0
     assert reward(folder, "--updates", "4", "--run.name", "r-cut", "--run.resume") == 0
-    both = [lm.load(folder / "runs" / name / "model")[1] for name in ("r-whole", "r-cut")]
-    jax.tree.map(np.testing.assert_array_equal, *both)
+    assert reward(folder, "--updates", "2", "--run.name", "r-more") == 0
+    assert reward(folder, "--updates", "4", "--run.name", "r-more", "--run.resume") == 0
+    whole, *others = (lm.load(folder / "runs" / name / "model")[1] for name in ("r-whole", "r-cut", "r-more"))
+    for other in others:
+        jax.tree.map(np.testing.assert_array_equal, whole, other)
 
 
 @pytest.mark.parametrize(

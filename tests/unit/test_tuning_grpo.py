@@ -72,27 +72,28 @@ def hand_samples(variables):
     )
 
 
-@pytest.mark.parametrize("aggregate", ["token", "sequence"])
-def test_the_loss_by_hand(variables, aggregate):
+@pytest.mark.parametrize(("aggregate", "third", "gain"), [("token", 1.5, -3.0), ("sequence", 0.5, -1.4)])
+def test_the_loss_by_hand(variables, aggregate, third, gain):
     known, samples = hand_samples(variables)
     (a, b), (c,) = known
     found, entropy = policy_log_probs(FULL, variables, samples, 0.5)
     np.testing.assert_allclose([found[0, 0], found[0, 1], found[1, 0]], [a, b, c], atol=1e-5)
     assert (entropy > 0).all() and (entropy < math.log(8) + 1e-5).all()
-    # ratios 1.1 and 2 where the advantage is 1, 1.5 where it is -2; the second is clipped, the third is not
-    old = jnp.array([[a - math.log(1.1), b - math.log(2)], [c - math.log(1.5), 0.0]])
+    # ratios 1.1 and 2 where the advantage is 1, of which the second counts as 1.2; where it is -2 the third one, which
+    # counts as it is above the box, and as 0.7 below it
+    old = jnp.array([[a - math.log(1.1), b - math.log(2)], [c - math.log(third), 0.0]])
     base = jnp.array([[a + math.log(3), b], [c, 0.0]])
     samples = samples.replace(log_prob=old, reference=base)
-    config = GRPOConfig(temperature=0.5, aggregate=aggregate, kl_coef=0.5)
+    config = GRPOConfig(temperature=0.5, aggregate=aggregate, kl_coef=0.5, clip_low=0.3, clip_high=0.2)
     loss, metrics = grpo_loss(FULL, variables, samples, config, 2, 3)
-    gains, kl = [1.1, 1.2, -3.0], 3 - math.log(3) - 1
+    gains, kl = [1.1, 1.2, gain], 3 - math.log(3) - 1
     if aggregate == "token":
         expected = -sum(gains) / 3 + 0.5 * kl / 3
     else:
         expected = -((gains[0] + gains[1]) / 2 + gains[2]) / 2 + 0.5 * (kl / 2) / 2
     assert float(loss) == pytest.approx(expected, abs=1e-4)
     assert float(metrics["kl_to_base"]) == pytest.approx(kl / 3, abs=1e-4)
-    # both ratios above 1.2 are outside; whether the loss takes the clipped one depends on the advantage
+    # two ratios are outside; whether the loss takes the clipped one depends on the advantage
     assert float(metrics["clip_fraction"]) == pytest.approx(2 / 3)
     assert float(metrics["ratio_error"]) == pytest.approx(1.0, abs=1e-4)
 
@@ -114,10 +115,20 @@ def test_ratios_begin_at_one_and_the_base_is_where_it_was(variables, temperature
     assert update._cache_size() == 1
 
 
-def test_microbatches_change_memory_only(variables):
+def test_in_bfloat16_the_ratio_is_of_whole_passes(variables):
+    """Sampling token by token rounds apart from reading rows whole: the loss compares what was read whole."""
+    model = Llama(CONFIG, dtype=jnp.bfloat16, lora=LORA.lora)
+    learner = make_grpo(replace(SMALL, microbatches=1), model, variables, PROMPTS, first_is_blue)
+    assert "first_ratio_error" not in learner.bounds
+    _, metrics = jax.jit(learner.update)(learner.init(jax.random.key(0)))
+    assert 0 < float(metrics["sampling_gap"]) < 0.5
+    assert float(metrics["first_ratio_error"]) < 0.1 * float(metrics["sampling_gap"])
+
+
+def test_microbatches_and_chunks_change_memory_only(variables):
     states = []
-    for parts in (1, 4):
-        config = replace(SMALL, microbatches=parts, kl_coef=0.1, learning_rate=1e-3)
+    for parts, chunk in ((1, 0), (4, 1)):
+        config = replace(SMALL, microbatches=parts, head_chunk=chunk, kl_coef=0.1, learning_rate=1e-3)
         learner = make_grpo(config, FULL, variables, PROMPTS, first_is_blue)
         states.append(jax.jit(learner.update)(learner.init(jax.random.key(0))))
     (one, a), (parts_, b) = states
@@ -181,6 +192,13 @@ def test_a_reward_function_of_the_wrong_shape_is_named(variables):
         jax.block_until_ready(jax.jit(learner.update)(learner.init(jax.random.key(0))))
 
 
+def test_a_reward_that_is_no_number_is_named(variables):
+    gave = [0.5, None, *[0.0] * 6]
+    learner = make_grpo(SMALL, FULL, variables, PROMPTS, text_reward(lambda p, c, r: gave, WORDS, ROWS))
+    with pytest.raises(Exception, match=r"gave None for the text .*; a finite number is needed"):
+        jax.block_until_ready(jax.jit(learner.update)(learner.init(jax.random.key(0))))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -190,6 +208,7 @@ def test_a_reward_function_of_the_wrong_shape_is_named(variables):
         ({"minibatches": 3}, "prompts 2 x group 4 = 8 rows are not divided by minibatches 3"),
         ({"kl_coef": -1.0}, "kl_coef is -1.0"),
         ({"max_new_tokens": 0}, "max_new_tokens is 0"),
+        ({"head_chunk": 2}, "head_chunk is 2; it must divide max_new_tokens, 3"),
     ],
 )
 def test_bad_configurations(variables, options, message):

@@ -47,6 +47,30 @@ def test_a_reward_of_the_users_own(tmp_path, monkeypatch):
         load_reward("exakt")
 
 
+def test_a_reward_file_may_hold_dataclasses(tmp_path):
+    file = tmp_path / "classed.py"
+    text = """
+from __future__ import annotations
+from dataclasses import dataclass
+
+@dataclass
+class Length:
+    scale: float = 0.5
+
+    def __call__(self, prompts, completions, rows):
+        return [self.scale * len(text) for text in completions]
+
+length = Length()
+"""
+    file.write_text(text)
+    assert load_reward(f"{file}:length")([""], ["abc"], [{}]) == [1.5]
+    broken = tmp_path / "broken.py"
+    broken.write_text("raise OSError('no licence')\n")
+    with pytest.raises(OSError, match="no licence"):
+        load_reward(f"{broken}:length")
+    assert "_llmrl_reward_broken" not in sys.modules
+
+
 def test_what_a_row_asks():
     words = WordTokenizer.from_texts(["what colour is the sky"])
     assert encode_prompt({"prompt": "the sky"}, "f:1", words) == ("the sky", words.encode("the sky"))

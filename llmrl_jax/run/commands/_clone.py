@@ -17,7 +17,7 @@ from llmrl_jax.parallel.hosts import gather
 from llmrl_jax.run import info
 from llmrl_jax.run.commands._flags import flag, resumed
 from llmrl_jax.run.commands._glam_runs import HELD_OUT, load_run, success_table, summarise, task_names
-from llmrl_jax.run.commands._tuned import write_tuned
+from llmrl_jax.run.commands._tuned import taking_the_place_of, write_tuned
 from llmrl_jax.run.config import FREE, RunConfig
 from llmrl_jax.run.folder import open_folder, write_summary
 from llmrl_jax.run.loop import train as run_training
@@ -138,10 +138,10 @@ def _write(folder: Path, config: CloneRun, glam: Glam, state: Any) -> list[str]:
     lora = glam.policy.model.lora
     if lora is None:
         return written
-    if not (folder / "model").exists():
-        whole = gather(lm.merge(lm.dequantize(state.frozen["base"]["params"]), state.params, lora))
-        if jax.process_index() == 0:
-            save_prior(folder / "model", glam, whole)
+    whole = gather(lm.merge(lm.dequantize(state.frozen["base"]["params"]), state.params, lora))
+    if jax.process_index() == 0:
+        with taking_the_place_of(folder / "model") as draft:
+            save_prior(draft, glam, whole)
     return [*written, "model"]
 
 

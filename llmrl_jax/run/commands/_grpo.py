@@ -10,7 +10,7 @@ import tyro
 
 from llmrl_jax import lm
 from llmrl_jax.lm.tokens import FastTokenizer, load_tokenizer
-from llmrl_jax.run.commands._tuned import Tuned, write_tuned
+from llmrl_jax.run.commands._tuned import Tuned, with_end_tokens, write_tuned
 from llmrl_jax.run.config import FREE
 from llmrl_jax.run.folder import write_summary
 from llmrl_jax.run.loop import train as run_training
@@ -91,13 +91,14 @@ def grpo(config: Annotated[GrpoRun, tyro.conf.arg(name="")]) -> int:
                     raise ValueError(f"row {place} of {file} has no `response`, which the reward {config.reward} reads")
     model, variables, mesh = config.load(folder)
     stops = lm.StopStrings.build(tokenizer, config.stop, shape.vocab_size) if config.stop else None
+    how = with_end_tokens(config.grpo, folder, tokenizer)
     learner = make_grpo(
-        config.grpo, model, variables, prompts, text_reward(reward, tokenizer, rows, stops), stops=stops, mesh=mesh
+        how, model, variables, prompts, text_reward(reward, tokenizer, rows, stops), stops=stops, mesh=mesh
     )
     run, evaluate = config.run, None
     if held_out is not None:
         judged = text_reward(reward, tokenizer, held_out[0], stops)
-        evaluate = make_reward_evaluation(config.grpo, model, held_out[1], judged, stops=stops)
+        evaluate = make_reward_evaluation(how, model, held_out[1], judged, stops=stops)
         run = replace(run, eval_every=run.eval_every or config.updates)
     print(f"{config.data.name}: {len(rows)} prompts of up to {prompts.tokens.shape[1]} tokens", flush=True)
     result = run_training(

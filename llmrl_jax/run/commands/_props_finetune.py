@@ -13,7 +13,7 @@ import tyro
 from llmrl_jax import lm
 from llmrl_jax.lm.tokens import FastTokenizer, load_tokenizer
 from llmrl_jax.run.commands._flags import flag, resumed
-from llmrl_jax.run.commands._tuned import Tuned, write_tuned
+from llmrl_jax.run.commands._tuned import Tuned, with_end_tokens, write_tuned
 from llmrl_jax.run.config import FREE
 from llmrl_jax.run.folder import write_summary
 from llmrl_jax.run.loop import train as run_training
@@ -145,11 +145,12 @@ def finetune_model(config: FinetuneRun) -> Path:
         )
     model, variables, mesh = config.load(folder)
     reward = make_reward(config.data, settings, learnt, tokenizer, learn_key)
-    learner = make_grpo(config.grpo, model, variables, prompts, reward, mesh=mesh)
+    how = with_end_tokens(config.grpo, folder, tokenizer)
+    learner = make_grpo(how, model, variables, prompts, reward, mesh=mesh)
     ask = {}
     for i, questions in judged.items():
         judge = make_reward(config.data, settings, questions, tokenizer, jax.random.fold_in(judge_key, i))
-        ask[i] = make_reward_evaluation(config.grpo, model, asked[i], judge)
+        ask[i] = make_reward_evaluation(how, model, asked[i], judge)
     result = run_training(
         learner,
         replace(config.run, eval_every=config.run.eval_every or config.updates),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import contextlib
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +18,7 @@ from llmrl_jax.lm.tokens import FastTokenizer
 from llmrl_jax.parallel import make_mesh
 from llmrl_jax.parallel.hosts import gather
 from llmrl_jax.run.config import FREE, RunConfig
-from llmrl_jax.tuning import ChatTemplate
+from llmrl_jax.tuning import ChatTemplate, GRPOConfig
 
 
 Quantize = Literal["none", "int8", "nf4"]
@@ -35,12 +38,12 @@ class Tuned:
     quantize: Quantize = "none"
     """Keep the frozen base's matrices in 8.5 (int8) or 4.5 (nf4) bits a weight; with adapters only."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the frozen base and of what the model computes; adapters and the loss are float32 in any case."""
+    """Type of the frozen base and of what the model computes; what is trained and the loss are float32 in any case."""
     remat: bool = False
     """Recompute activations in the backward pass: slower, but it needs far less memory."""
     mesh: str = field(default="", metadata=FREE)
     """Devices by axis, as in `data=4,fsdp=2`. Empty: one device."""
-    run: RunConfig = field(default_factory=lambda: RunConfig(checkpoint_every=0))
+    run: RunConfig = field(default_factory=lambda: RunConfig(checkpoint_every=100))
 
     def __post_init__(self):
         if self.quantize != "none" and self.tune == "full":
@@ -52,31 +55,50 @@ class Tuned:
         dtype = jnp.dtype(self.dtype)
         adapters = self.lora if self.tune == "lora" else None
         kind = None if self.quantize == "none" else self.quantize
-        model, variables = lm.load(folder, mesh=mesh, dtype=dtype, lora=adapters, quantize=kind)
+        # steps of 1e-5 would be lost in bfloat16's rounding
+        kept = jnp.dtype(jnp.float32) if self.tune == "full" else dtype
+        model, variables = lm.load(folder, mesh=mesh, dtype=kept, lora=adapters, quantize=kind)
         return model.clone(dtype=dtype, remat=self.remat), variables, mesh
+
+
+def with_end_tokens(config: GRPOConfig, folder: Path, tokenizer: FastTokenizer) -> GRPOConfig:
+    """The configuration with every token that ends a text or a turn of the model's, where it names none itself."""
+    return config if config.stop_tokens is not None else replace(config, stop_tokens=lm.end_tokens(folder, tokenizer))
+
+
+@contextlib.contextmanager
+def taking_the_place_of(path: Path) -> Iterator[Path]:
+    """A folder's name to write under; when the block ends, what is there takes the place of `path`. A run that goes on
+    after it wrote writes anew."""
+    draft, old = path.with_name(f".{path.name}.draft"), path.with_name(f".{path.name}.old")
+    for left in (draft, old):
+        shutil.rmtree(left, ignore_errors=True)
+    yield draft
+    if path.exists():
+        path.rename(old)
+    draft.rename(path)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def write_tuned(
     folder: Path, base: str, model: lm.Llama, state: Any, tokenizer: FastTokenizer, template: ChatTemplate | None
 ) -> str:
-    """The adapters in peft's format, or the model in transformers'. A run that was resumed after it wrote keeps what
-    it has: the same bits.
+    """The adapters in peft's format, or the model in transformers', in place of what an earlier part of the run wrote.
 
     **Arguments:** `base`, the folder or hub id that was tuned; `state`, the learner's last.
     **Returns:** the name of what was written inside `folder`.
     """
     name = "model" if model.lora is None else "adapter"
-    if (folder / name).exists():
-        return name
     trained = gather(state.params)
     if jax.process_index():
         return name
-    if model.lora is not None:
-        variables = {**state.frozen["base"], "lora": trained}
-        lm.save_adapter(folder / name, model, variables, base=base)
-    else:
-        lm.save_hf(folder / name, model.config, trained)
-        tokenizer.save(folder / name)
-        if template is not None:
-            (folder / name / "chat_template.jinja").write_text(template.source, encoding="utf-8")
+    with taking_the_place_of(folder / name) as draft:
+        if model.lora is not None:
+            variables = {**state.frozen["base"], "lora": trained}
+            lm.save_adapter(draft, model, variables, base=base)
+        else:
+            lm.save_hf(draft, model.config, trained)
+            tokenizer.save(draft)
+            if template is not None:
+                (draft / "chat_template.jinja").write_text(template.source, encoding="utf-8")
     return name

@@ -164,6 +164,7 @@ def generate(
         min_p=min_p,
         repetition_penalty=repetition_penalty,
         samples=samples,
+        stop_tokens=lm.end_tokens(folder, tokenizer),
     )
     rows, lengths = jax.numpy.asarray([tokens]), jax.numpy.asarray([len(tokens)])
     found = lm.generate(llama, variables, rows, lengths, jax.random.key(seed), config, stops=stops)
