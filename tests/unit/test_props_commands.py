@@ -91,6 +91,23 @@ def test_a_budget_is_the_whole_run_s(tmp_path, capsys):
     assert json.loads((tmp_path / "one" / "summary.json").read_text())["spent"]["calls"] == 6
 
 
+def test_a_search_that_fails_leaves_the_others_their_results(tmp_path, capsys):
+    args = ["props", "run", "--tasks", "nim", "navigation", "--iterations", "2", *SMALL, "--out", str(tmp_path)]
+    assert main([*args, "--name", "two", "--history.tokens", "120"]) == 1
+    said = capsys.readouterr().out
+    assert "navigation, seed 0: stopped: ValueError" in said and "nim, seed 0: best" in said
+    found = {r["task"]: r for r in json.loads((tmp_path / "two" / "summary.json").read_text())["searches"]}
+    assert not found["nim"]["stopped"] and "tokens" in found["navigation"]["stopped"]
+    assert "Traceback" in (tmp_path / "two" / "navigation-0" / "error.txt").read_text()
+
+
+def test_a_numeric_method_asks_nobody(tmp_path, capsys):
+    args = ["props", "run", "--tasks", "nim", "--method", "ars", "--iterations", "10", "--out", str(tmp_path)]
+    args += ["--episodes", "2", "--final-episodes", "3"]
+    assert main([*args, "--name", "one", "--chat.model", "local:nowhere"]) == 0
+    assert "note: ars asks nobody, so local:nowhere is not asked" in capsys.readouterr().out
+
+
 def test_a_video_that_cannot_be_drawn_costs_nothing_else(tmp_path, capsys, monkeypatch):
     def broken(*args):
         raise RuntimeError("MuJoCo cannot draw here: no OpenGL context")
@@ -103,7 +120,7 @@ def test_a_video_that_cannot_be_drawn_costs_nothing_else(tmp_path, capsys, monke
 
 
 def test_a_numeric_search_goes_on_to_the_bit(tmp_path, capsys, monkeypatch):
-    options = {"tasks": ("nim",), "methods": ("ars",), "seeds": 2, "budget": 640, "final_episodes": 4}
+    options = {"tasks": ("nim",), "methods": ("ars",), "seeds": 2, "budget": 680, "final_episodes": 4}
     table(**options, out=tmp_path / "whole", work=tmp_path / "whole")
     cut = {**options, "out": tmp_path / "cut", "work": tmp_path / "cut"}
     with monkeypatch.context() as patched:
@@ -116,22 +133,22 @@ def test_a_numeric_search_goes_on_to_the_bit(tmp_path, capsys, monkeypatch):
         assert not (tmp_path / "cut" / "props-table.json").exists()
     table(**cut)
     rows = [json.loads((tmp_path / name / "props-table.json").read_text())["rows"][0] for name in ("whole", "cut")]
-    lines = (tmp_path / "cut" / "nim-640-ars-2" / "metrics.jsonl").read_text().splitlines()
+    lines = (tmp_path / "cut" / "nim-680-ars-2" / "metrics.jsonl").read_text().splitlines()
     assert len(lines) == 4 and json.loads(lines[0])["update"] == 1
     for name in ("final", "finals", "best", "steps"):
         assert rows[0][name] == rows[1][name]
 
 
 def test_a_table_measures_anew_and_knows_what_it_measured(tmp_path, capsys):
-    options = {"tasks": ("nim",), "seeds": 1, "budget": 160, "out": tmp_path, "work": tmp_path}
+    options = {"tasks": ("nim",), "seeds": 1, "budget": 200, "out": tmp_path, "work": tmp_path}
     table(methods=("ars", "scripted"), final_episodes=4, **options)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2 and "+-" not in lines[0] and "+-" not in lines[1]  # one seed has no spread
-    logs = [tmp_path / "nim-160-ars-1" / "metrics.jsonl", tmp_path / "nim-160-0" / "log.jsonl"]
+    logs = [tmp_path / "nim-200-ars-1" / "metrics.jsonl", tmp_path / "nim-200-0" / "log.jsonl"]
     before = [log.stat().st_mtime_ns for log in logs]
     table(methods=("ars", "scripted"), final_episodes=4, again=True, **options)
     assert all(log.stat().st_mtime_ns != was for log, was in zip(logs, before))
     table(methods=("ars",), final_episodes=8, **options)
     rows = json.loads((tmp_path / "props-table.json").read_text())["rows"]
     assert {row["method"]: row["final_episodes"] for row in rows} == {"scripted": 4, "ars": 8}
-    assert "| 1, 160, 4; 1, 160, 8 |" in (tmp_path / "props-table.md").read_text()
+    assert "| 1, 200, 4; 1, 200, 8 |" in (tmp_path / "props-table.md").read_text()

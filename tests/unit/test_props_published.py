@@ -106,6 +106,12 @@ title: A title
 """
 
 
+@pytest.mark.parametrize(("number", "read"), [("1234567", "1234567"), ("4223.517", "4223.517"), ("-100", "-100")])
+def test_an_optimum_keeps_its_digits(number, read):
+    text = RELEASE.replace("optimum: 500", f"optimum: {number}")
+    assert read_published(yaml.safe_load(text)).config.optimum == read
+
+
 def test_the_release_s_schema():
     found = read_published(yaml.safe_load(RELEASE))
     assert (found.schema, found.task, found.config.method, found.model) == ("release", "cartpole", "props", "gpt-4o")

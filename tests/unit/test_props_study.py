@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from llmrl_jax.chat import ScriptedAdviser
+from llmrl_jax.chat import Cached, ScriptedAdviser
 from llmrl_jax.systems.props.adviser import PolicyAdviser
 from llmrl_jax.systems.props.config import PolicyConfig, PropsConfig, ReplyConfig
 from llmrl_jax.systems.props.history import HistoryView
@@ -29,9 +29,10 @@ def study(folder, config, task="cartpole", seed=0, model=None):
         ("cartpole", {"method": "props", "warmup": 2, "proposals": 2, "polish": "hill_climbing", "polish_rounds": 1}),
         ("nim", {"method": "props+", "warmup": 1, "history": HistoryView(trajectory_steps=5), "max_steps": 10}),
         ("cartpole", {"method": "legacy", "use_replay_buffer": True, "buffer_rows": 5}),
-        ("cartpole", {"method": "random_search", "iterations": 20}),
+        ("cartpole", {"method": "random_search", "iterations": 30}),
+        ("cartpole", {"method": "ars", "iterations": 30}),
     ],
-    ids=["props", "props+", "legacy", "numeric"],
+    ids=["props", "props+", "legacy", "numeric", "centers"],
 )
 def test_an_interrupted_search_goes_on_to_the_bit(tmp_path, task, options):
     config = PropsConfig(**SMALL | options)
@@ -139,6 +140,9 @@ def test_a_damaged_log_is_left_alone(tmp_path):
         ({"method": "evollm", "proposals": 2}, "proposals is 2, but the method evollm"),
         ({"method": "evollm", "reply": ReplyConfig(beyond="clip")}, "reply.beyond is clip, but the method evollm"),
         ({"method": "legacy", "warmup": 3}, "warmup is 3, but the method legacy"),
+        ({"method": "evollm", "history": HistoryView(trajectory_steps=5)}, "history.trajectory_steps is 5"),
+        ({"polish_rounds": 2}, "polish_rounds is 2, which nothing reads without polish"),
+        ({"method": "legacy", "buffer_rows": 2}, "buffer_rows is 2, which nothing reads without use_replay_buffer"),
         ({"method": "props", "block": 2}, "block is 2, but the method props"),
         ({"polish": "random_search"}, "polish is 'random_search'; it is one of hill_climbing, ars"),
     ],
@@ -174,6 +178,33 @@ def test_a_model_that_cannot_be_read_stops_a_search_with_its_reason(tmp_path):
     skipping = PropsConfig(**SMALL | {"warmup": 1, "reply": ReplyConfig(retries=0)})
     found = study(tmp_path / "skip", skipping, model=Stubborn()).run()
     assert found.rounds == 5 and found.candidates == 1 and not found.stopped
+
+
+def test_a_numeric_search_keeps_to_its_rounds_and_ends_with_its_centers(tmp_path):
+    config = PropsConfig(**SMALL | {"method": "ars", "iterations": 30})
+    search = study(tmp_path, config)
+    found = search.run()
+    lines = [json.loads(text) for text in search.log.read_text().splitlines()]
+    assert [len(line["params"]) for line in lines] == [8, 8, 8, 2] and found.candidates == 26
+    assert [line.get("centers", False) for line in lines] == [False] * 3 + [True]
+    np.testing.assert_array_equal(lines[-1]["params"], [np.zeros(10), np.clip(search.state.mean, -6, 6)])
+
+
+def test_a_search_that_stopped_asks_otherwise_when_it_goes_on(tmp_path):
+    """The same question would be answered by a cache with the same reply that could not be read."""
+    config = PropsConfig(**SMALL | {"warmup": 1, "reply": ReplyConfig(retries=0, on_failure="stop")})
+    model = Stubborn()
+    stubborn = Cached(model, tmp_path / "cache")
+    for _ in range(2):
+        first = study(tmp_path / "search", config, model=stubborn)
+        assert "gave no proposal" in first.run().stopped and first.found.candidates == 1
+    lines = [json.loads(text) for text in first.log.read_text().splitlines()]
+    assert [line["round"] for line in lines] == [0, 1, 1] and "stopped" in lines[1]
+    assert lines[1]["record"]["seed"] != lines[2]["record"]["seed"]
+    model.advise = PolicyAdviser().advise  # mended, behind the same cache
+    again = study(tmp_path / "search", config, model=stubborn)
+    assert not again.run().stopped and again.found.candidates == 5
+    assert study(tmp_path / "search", config, model=stubborn).found == again.found
 
 
 def test_a_log_of_other_settings_is_refused(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,7 @@ import tyro
 from envs_jax.registry import nearest
 from llmrl_jax.chat.errors import BudgetExceeded, ChatError
 from llmrl_jax.run import config as configs
-from llmrl_jax.run.chatting import Chat, ChatConfig, make_chat
+from llmrl_jax.run.chatting import SCRIPTED, Chat, ChatConfig, make_chat
 from llmrl_jax.run.commands._flags import flag
 from llmrl_jax.run.commands._props_finetune import finetune
 from llmrl_jax.run.commands._props_pictures import draw_curves, draw_parameters
@@ -34,6 +35,8 @@ from llmrl_jax.systems.props.tasks import PUBLISHED, TASKS, Task, get
 
 
 RESULT = "result.json"
+TRACEBACK = "error.txt"
+"""Of a search that an error ended, for who looks for its cause."""
 FRAMES = 80
 """Pictures of an episode's states in a video, at most."""
 
@@ -153,7 +156,10 @@ def _run_in(folder: Path, config: PropsRun, tasks: Sequence[Task]) -> int:
         saved = configs.load_config(PropsRun, folder / "config.json")
         if changed := configs.differences(configs.identity(saved), configs.identity(config)):
             raise ValueError(f"{folder} was run with other options: {'; '.join(changed)}; choose another name")
-    chat = make_chat(config.chat, PolicyAdviser(), folder)
+    if not config.search.asks and config.chat.model != SCRIPTED:
+        print(f"note: {config.search.method} asks nobody, so {config.chat.model} is not asked")
+    asked = config.chat if config.search.asks else ChatConfig()
+    chat = make_chat(asked, PolicyAdviser(), folder)
     seeds = range(config.seed, config.seed + config.seeds)
     studies = [
         Study(task, config.search, seed, chat.model, config.chat.sampling, folder / f"{folder_name(task.name)}-{seed}")
@@ -186,6 +192,9 @@ def _search_all(studies: Sequence[Study], config: PropsRun, request: StopRequest
             spent.append(failure := str(error))
         except ChatError as error:
             failure = str(error)
+        except Exception as error:  # the other searches go on, and keep what they found
+            failure = f"{type(error).__name__}: {error}"
+            (study.folder / TRACEBACK).write_text(traceback.format_exc())
         found = study.judge() | {"finished": study.done}
         if failure:
             found["stopped"] = failure

@@ -126,7 +126,7 @@ UNREAD: dict[str, tuple[str, ...]] = {
     "props+": (*_GENERATIONS, *_DIALOGUE, *_ITS_TEMPLATES),
     "evollm": (
         "optimum", "step_size", "explain", "proposals", "templates", "reply.beyond", "reply.finer", "reply.repeated",
-        "reply.take", "reply.compat", *_WORLD, *_DIALOGUE,
+        "reply.take", "reply.compat", "history.trajectory_steps", *_WORLD, *_DIALOGUE,
     ),
     "legacy": (
         "warmup", "proposals", "reply.take", "reply.compat", "templates.env_desc_file", *_PROMPT, *_GENERATIONS
@@ -206,6 +206,9 @@ class PropsConfig:
             value = attrgetter(name)(self)
             if value != attrgetter(name)(usual):
                 raise ValueError(f"{name} is {value}, but the method {self.method} does not read it; leave it out")
+        for name, needs in (("polish_rounds", "polish"), ("buffer_rows", "use_replay_buffer")):
+            if getattr(self, name) != getattr(usual, name) and not getattr(self, needs):
+                raise ValueError(f"{name} is {getattr(self, name)}, which nothing reads without {needs}; leave it out")
         polishers = [name for name in NUMERIC if name != "random_search"]  # which starts nowhere
         if self.polish and self.polish not in polishers:
             raise ValueError(f"polish is {self.polish!r}; it is one of {', '.join(polishers)}")

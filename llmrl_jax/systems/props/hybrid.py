@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 from llmrl_jax.systems.props.consult import Record, best_of
 from llmrl_jax.systems.props.history import Row, Trajectory
 from llmrl_jax.systems.props.llm import HostOptimizer, HostState
+from llmrl_jax.systems.props.optimizers.base import LEAST
 
 
 @dataclass(frozen=True)
@@ -111,8 +112,10 @@ class Polished:
         state = replace(state, numeric=numeric, best=best, left=state.left - 1, record=None)
         if state.left:
             return state
-        found = jnp.asarray([best.params], jnp.float32)
-        proposer = self.proposer.observe(state.proposer, found, jnp.asarray([best.value], jnp.float32))
+        proposer = state.proposer
+        if best.value > LEAST:  # else not one of them was worth a finite number
+            found = jnp.asarray([best.params], jnp.float32)
+            proposer = self.proposer.observe(proposer, found, jnp.asarray([best.value], jnp.float32))
         return replace(state, proposer=proposer, numeric=None, cycle=state.cycle + 1)
 
     def replay(

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from envs_jax.registry import nearest
 from llmrl_jax.systems.props.config import PolicyConfig, PropsConfig, ReplyConfig, TemplateConfig
 from llmrl_jax.systems.props.history import HistoryView
@@ -58,6 +60,11 @@ WORLDS = {
     "gym_examples/Maze-v0": "maze-sample-3x3-v0",
 }
 """Older or foreign spellings of worlds."""
+
+
+def _plain(number: Any) -> str:
+    """A number with all its digits and without an exponent."""
+    return np.format_float_positional(float(number), trim="-")
 
 
 @dataclass(frozen=True)
@@ -151,7 +158,7 @@ class _Reader:
             optimum = self.get("optimum")
             asked = {
                 "warmup": self.get("warmup_episodes", 0),
-                "optimum": "true" if optimum is None else f"{float(optimum):g}",
+                "optimum": "true" if optimum is None else _plain(optimum),
                 "step_size": float(self.get("search_step_size", self.get("step_size", 0.0))),
                 "history": self._history(method, table),
             }

@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,19 @@ from llmrl_jax.systems.props.consult import NoProposal
 from llmrl_jax.systems.props.episode import EpisodeRecorder
 from llmrl_jax.systems.props.evaluate import episode_keys, make_evaluator
 from llmrl_jax.systems.props.history import Trajectory, Transition
+from llmrl_jax.systems.props.optimizers.base import LEAST, centers
+from llmrl_jax.systems.props.search import closing_of, population_of
 from llmrl_jax.systems.props.tasks import Task
 
 
 LOG = "log.jsonl"
 """A line per round: what was proposed, how it went, and, of a model, all that was said. `dropped` are proposals whose
-return is not a finite number: no optimizer is told of them."""
+return is not a finite number: no optimizer is told of them. A numeric method's last line may hold its `centers` (see
+`optimizers.base.centers`), which it is not told of either. A line with `stopped` says why a search ended early; what
+stands behind it was asked by another key."""
 
-LEAST = float(np.finfo(np.float32).min) / 1e6
-"""What a numeric method is told in place of a return that is not finite; sums of it are."""
+STOPPED = 0x570
+"""Folded into the key of what asks a model when it goes on after it had stopped."""
 
 SHOWN = {"trajectories": "trajectories", "episodes": "replay_buffer"}
 """Episodes that an optimizer is told beside the returns -> how a line of the log calls them."""
@@ -71,12 +75,15 @@ class Study:
         self.evaluate = make_evaluator(self.env, self.env_params, self.policy, max_steps=self.arm.max_steps)
         self.recorder = EpisodeRecorder(self.env, self.env_params, self.policy, self.arm.max_steps)
         self._ask, self._tell = self.optimizer.ask, self.optimizer.tell
+        self._rounds = self._closing = 0
         if not config.asks:
             self._ask, self._tell = jax.jit(self._ask), jax.jit(self._tell)
+            self._closing = closing_of(self.optimizer)
+            self._rounds = max(1, (self.total - self._closing) // population_of(self.optimizer))
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         search_key, self.key = jax.random.split(jax.random.key(seed))
-        self.state = self.optimizer.init(search_key)
+        self.state = self._first = self.optimizer.init(search_key)
         self.found = Found(None, -np.inf, 0, 0, 0, 0)
         self._resume()
 
@@ -87,7 +94,7 @@ class Study:
 
     @property
     def total(self) -> int:
-        """Policies that a numeric method may evaluate."""
+        """Policies that a numeric method may evaluate; it does so in whole rounds, at least one."""
         return self.arm.iterations * self.config.proposals
 
     @property
@@ -98,7 +105,7 @@ class Study:
         if self.config.asks:
             polishing = self.config.polish and self.state.left
             return not polishing and self._host_state.rounds - (self._warmup > 0) >= self.arm.iterations
-        return self.found.candidates >= self.total
+        return self.found.rounds >= self._rounds + (self._closing > 0)
 
     @property
     def _host_state(self) -> Any:
@@ -119,8 +126,9 @@ class Study:
 
     def _round(self) -> None:
         started = time.monotonic()
+        closing = not self.config.asks and self.found.rounds == self._rounds
         try:
-            params, state = self._ask(self.state)
+            params, state = (self._centers(), self.state) if closing else self._ask(self.state)
         except NoProposal as error:
             self._write({"round": self.found.rounds, "stopped": str(error), "record": error.record})
             self._count(None, str(error))
@@ -129,7 +137,7 @@ class Study:
         asked = time.monotonic()
         params = jnp.asarray(params, jnp.float32)
         returns, lengths = self._evaluated(params, record)
-        line: dict[str, Any] = {"round": self.found.rounds}
+        line: dict[str, Any] = {"round": self.found.rounds} | ({"centers": True} if closing else {})
         kept = np.arange(len(returns))
         if record is None or record["outcome"] == "polish":  # a numeric method's, which counts on all that it asked for
             returns = np.nan_to_num(returns, nan=LEAST, posinf=LEAST, neginf=LEAST)
@@ -155,10 +163,16 @@ class Study:
             line |= {SHOWN[name]: [_to_json(t) for t in found] for name, found in episodes.items()}
         if record is not None:
             line["record"] = record
-        self.state = self._tell(state, params, values, **extra)
+        if not closing:
+            self.state = self._tell(state, params, values, **extra)
         self._count(line)
         best = {"best": self.found.value, "episodes": self.found.episodes, "steps": self.found.steps}
         self._write(line | best)
+
+    def _centers(self) -> jax.Array:
+        found = centers(self.optimizer, self._first, self.state)
+        assert found is not None
+        return found
 
     def _evaluated(self, params: jax.Array, record: dict[str, Any] | None) -> tuple[np.ndarray, np.ndarray]:
         """Returns and lengths `[P, E]`."""
@@ -235,18 +249,24 @@ class Study:
                     f"{self.log}: line {number} cannot be read ({error}); mend it, or delete it and all after it to go "
                     "on from there"
                 ) from None
-            if line["round"] != len(kept):
-                raise ValueError(f"{self.log}: line {len(kept) + 1} is of round {line['round']}; the log is not whole")
-            if "stopped" in line:  # asked once more, as the model may answer now
-                break
+            if line["round"] != self.found.rounds:
+                raise ValueError(f"{self.log}: line {number} is of round {line['round']}; the log is not whole")
             kept.append(text + "\n")
-            self._replay(line)
+            if "stopped" in line:  # asked once more, which must be another question to a cache
+                self._reseed()
+            else:
+                self._replay(line)
         fresh = self.log.with_suffix(".tmp")
         with fresh.open("w") as file:
             file.writelines(kept)
             file.flush()
             os.fsync(file.fileno())
         fresh.replace(self.log)
+
+    def _reseed(self) -> None:
+        asking = self._host_state
+        asking = replace(asking, key=jax.random.fold_in(asking.key, STOPPED))
+        self.state = replace(self.state, proposer=asking) if self.config.polish else asking
 
     def _replay(self, line: dict[str, Any]) -> None:
         size = self.policy.num_params
@@ -255,7 +275,7 @@ class Study:
         if self.config.asks:
             extra = {name: [_from_json(t) for t in line[key]] for name, key in SHOWN.items() if key in line}
             self.state = self.optimizer.replay(self.state, jnp.asarray(params), values, line["record"], **extra)
-        else:
+        elif "centers" not in line:
             asked, state = self._ask(self.state)
             if not np.array_equal(np.asarray(asked), params):
                 raise ValueError(
