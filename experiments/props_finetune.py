@@ -30,6 +30,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from llmrl_jax.chat import Message
 from llmrl_jax.lm import FastTokenizer, Llama, LlamaConfig, LoRAConfig, lora, save_hf
 from llmrl_jax.run.commands._props_finetune import FinetuneRun, finetune_model
+from llmrl_jax.run.commands._tuned import taking_the_place_of
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.run.loop import train
 from llmrl_jax.systems.props.adviser import PolicyAdviser
@@ -112,7 +113,7 @@ def train_tokenizer(texts: Sequence[str], size: int) -> FastTokenizer:
 
 def make_prior(data: FinetuneConfig, prior: PriorConfig, run: RunConfig) -> Path:
     """Make the model in `<out>/<name>-prior/model`, unless it is there. **Returns:** that folder."""
-    folder = Path(run.out) / f"{run.name}-prior"
+    folder = Path(run.out).expanduser() / f"{run.name}-prior"
     if (folder / "model" / "tokenizer.json").exists():
         return folder / "model"
     key = jax.random.fold_in(jax.random.key(run.seed), PRIOR)
@@ -148,16 +149,28 @@ def make_prior(data: FinetuneConfig, prior: PriorConfig, run: RunConfig) -> Path
         command="prior",
         shown={"loss": "loss"},
     )
-    save_hf(folder / "model", config, result.state.params)
-    tokenizer.save(folder / "model")
+    if result.stopped:
+        print(f"Stopped in the prior: the same command goes on with --run.name {run.name} --run.resume.")
+        raise SystemExit(0)
+    with taking_the_place_of(folder / "model") as draft:
+        save_hf(draft, config, result.state.params)
+        tokenizer.save(draft)
     return folder / "model"
+
+
+def begun(run: RunConfig) -> RunConfig:
+    """How to go on with `--run.resume`: a run that ended while its prior was made has nothing else to resume yet."""
+    out = Path(run.out).expanduser()
+    own, prior = ((out / name / "config.json").exists() for name in (run.name, f"{run.name}-prior"))
+    return replace(run, resume=False, resume_from=-1) if run.resume and prior and not own else run
 
 
 def main() -> None:
     x = tyro.cli(Experiment, description=__doc__)
-    model = make_prior(x.data, x.prior, x.run)
+    run = begun(x.run)
+    model = make_prior(x.data, x.prior, run)
     adapters = LoRAConfig(rank=16, alpha=32.0, targets=lora.TARGETS)
-    finetune_model(FinetuneRun(model=str(model), data=x.data, lora=adapters, updates=x.updates, grpo=x.grpo, run=x.run))
+    finetune_model(FinetuneRun(model=str(model), data=x.data, lora=adapters, updates=x.updates, grpo=x.grpo, run=run))
 
 
 if __name__ == "__main__":

@@ -60,10 +60,15 @@ class Checkpoints:
             raise FileNotFoundError(f"there are no checkpoints in {folder}")
         policies = [checkpoint_managers.LatestN(keep)]
         if best:
-            policies.append(checkpoint_managers.BestN(get_metric_fn=self._score, n=1))  # type: ignore[arg-type]
+            policies.append(
+                checkpoint_managers.BestN(  # type: ignore[arg-type]
+                    get_metric_fn=self._score, n=1, keep_checkpoints_without_metrics=False
+                )
+            )
         options = ocp.CheckpointManagerOptions(
             save_interval_steps=0 if read_only else 1,
             preservation_policy=checkpoint_managers.AnyPreservationPolicy(policies),
+            best_fn=self._score if best else None,  # without it metrics are not written, and a resumed run lacks them
             create=not read_only,
             read_only=read_only,
             cleanup_tmp_directories=not read_only,
@@ -118,21 +123,28 @@ class Checkpoints:
         )
 
     def _save_frozen(self, frozen: Any) -> dict[str, int]:
-        """Write the frozen part unless it stands already; the checksums of its leaves."""
+        """Write the frozen part unless it stands already; the checksums of its leaves.
+
+        What stands there without a checkpoint is of a run that ended before its first one: it is replaced."""
         if not jax.tree.leaves(frozen):
             return {}
         if not hasattr(self, "_frozen_sums"):
             leaves = trees.named_leaves(frozen)
             raw = {name: _raw(x) for name, x in leaves.items()}
-            self._frozen_sums = trees.checksums(raw)
-            if not self.frozen_root.exists():
+            if not self.updates() or not self.frozen_root.exists():
                 with ocp.StandardCheckpointer() as writer:
-                    writer.save(self.frozen_root, {name: x for name, x in raw.items() if x.size})
+                    writer.save(self.frozen_root, {name: x for name, x in raw.items() if x.size}, force=True)
+            self._frozen_sums = trees.checksums(raw)
         return self._frozen_sums
 
     def wait(self) -> None:
         """Wait until everything saved is on disk. **Raises:** what the writing raised."""
         self._manager.wait_until_finished()
+
+    def reload(self) -> None:
+        """Look on the disk for what is there. After a save that failed this is more than what is kept in mind, where
+        what was to make room for it counts as deleted."""
+        self._manager.reload()
 
     def discard_after(self, update: int) -> None:
         """Delete the checkpoints of later updates."""

@@ -224,7 +224,9 @@ def guard(run: Callable[[], int], debug: bool = False) -> int:
         print("\nerror: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        from llmrl_jax.run.progress import mute_stdout
+
+        mute_stdout()
         return 0
     except Exception as error:
         from llmrl_jax.run.loop import RunStopped

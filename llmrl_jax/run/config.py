@@ -6,6 +6,7 @@ import dataclasses
 import enum
 import json
 import math
+import os
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -162,9 +163,20 @@ def from_json(cls: Any, value: Any, where: str = "") -> Any:
     return value
 
 
+def write_whole(path: str | Path, text: str) -> None:
+    """Write a text file beside what it replaces: whenever the process dies, there is the old one or the new one."""
+    path = Path(path)
+    fresh = path.with_suffix(".tmp")
+    with fresh.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
+
+
 def save_config(config: Any, path: str | Path) -> None:
-    """Write a configuration as JSON."""
-    Path(path).write_text(json.dumps(to_json(config), indent=2) + "\n")
+    """Write a configuration as JSON, whole or not at all."""
+    write_whole(path, json.dumps(to_json(config), indent=2) + "\n")
 
 
 def load_config(cls: type[T], path: str | Path) -> T:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import socket
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import jax
 
 from envs_jax.registry import nearest
 from llmrl_jax.run import config as configs, info
@@ -35,21 +36,36 @@ def open_folder(config: configs.RunConfig, command: str = "run") -> Path:
 
     **Arguments:** `config`; `command`, what an unnamed run is called after, with the time.
     **Raises:** `FileExistsError` where a run of that name exists and `resume` is off; `FileNotFoundError` where none
-    exists and `resume` is on, naming the nearest.
+    exists and `resume` is on, naming the nearest; `ValueError` for an unnamed run of several processes.
     """
-    out = Path(config.out).expanduser()
-    name = config.name or f"{command}-{time.strftime('%Y%m%d-%H%M%S')}"
+    out, name = Path(config.out).expanduser(), config.name
+    if not name:
+        if jax.process_count() > 1:
+            raise ValueError("a run of several processes needs a name that all of them know: give --run.name")
+        return _new_folder(out, f"{command}-{time.strftime('%Y%m%d-%H%M%S')}")
     folder = out / name
     if config.resume:
         if not (folder / "config.json").exists():
             known = [path.parent.name for path in out.glob("*/config.json")]
             raise FileNotFoundError(f"there is no run {name!r} in {out} to resume{nearest(name, known)}")
     elif (folder / "config.json").exists():
-        if config.name:
-            raise FileExistsError(f"the run {folder} exists; continue it with --run.resume, or choose another name")
-        folder = next(f for n in range(2, 10**6) if not (f := out / f"{name}-{n}").exists())
+        raise FileExistsError(
+            f"the run {folder} exists; continue it with --run.resume (props run: --resume), or choose another name"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def _new_folder(out: Path, name: str) -> Path:
+    """A folder that nobody else has, also of several runs that start within a second."""
+    folder, n = out / name, 1
+    while True:
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            n += 1
+            folder = out / f"{name}-{n}"
 
 
 @contextlib.contextmanager
@@ -85,5 +101,5 @@ def write_summary(folder: str | Path, values: Mapping[str, Any]) -> Path:
         "machine": info.machine(),
         "peak_memory_gib": round(info.peak_memory_bytes() / 2**30, 3),
     }
-    path.write_text(json.dumps(configs.to_json({**values, **facts}), indent=2) + "\n")
+    configs.save_config({**values, **facts}, path)
     return path

@@ -180,8 +180,6 @@ def train(
     if config.compilation_cache:
         configs.use_compilation_cache(config.compilation_cache)
     full_config = config if full_config is None else full_config
-    if folder is None and not config.name and jax.process_count() > 1:
-        raise ValueError("a run of several processes needs a name that all of them know: give --run.name")
     folder = open_folder(config, command) if folder is None else Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
@@ -191,25 +189,30 @@ def train(
             state = learner.init(jax.random.key(config.seed))
         state = trees.settle(state)
         checkpoints = stack.enter_context(Checkpoints(folder, keep=config.keep, best=config.best, config=full_config))
-        update, before = 0, {}
+        update = 0
         if config.resume and checkpoints.updates():
             like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
             state = None  # its memory is needed for what is read
             state, update = checkpoints.restore(like, None if config.resume_from < 0 else config.resume_from)
             checkpoints.discard_after(update)
+        kept = update or -1  # nothing, not even the evaluation of update 0, of a run that begins anew
+        before = sinks.last(folder / "metrics.jsonl", kept) if config.resume else {}
         if jax.process_index() == 0:
             if config.resume:
-                before = sinks.truncate(folder / "metrics.jsonl", update)
+                sinks.truncate(folder / "metrics.jsonl", kept)
             configs.save_config(full_config, folder / "config.json")
         run = _Run(learner, config, full_config, folder, checkpoints, evaluate, num_updates, update, before)
         bar = show.Progress(
             config.progress if jax.process_index() == 0 else "off", title or folder.name, num_updates, update, shown
         )
+        stack.callback(bar.close)
         try:
-            return run.go(state, bar)
+            result = run.go(state, bar)
+            run.close()
+            return result
         finally:
-            run.sink.close()
-            bar.close()
+            with contextlib.suppress(Exception):  # where the run did not end well, the reason is told already
+                run.sink.close()
 
 
 class _Run:
@@ -219,13 +222,14 @@ class _Run:
         self.learner, self.config, self.folder = learner, config, folder
         self.checkpoints, self.evaluate, self.num_updates = checkpoints, evaluate, num_updates
         self.first, self.update = update, update
-        self.seconds = float(before.get("seconds") or 0.0)
+        self.seconds = float(before.get("train", {}).get("seconds") or 0.0)
         self.began = self.seconds
         self.pending: list[dict[str, np.ndarray]] = []
-        self.latest: dict[str, float] = {}
+        self.latest = sinks.known(before)
         self.speed = math.nan
         self.mark = (update, self.seconds)
-        self.sink = sinks.Sinks(_sinks(config, full_config, folder, update) if jax.process_index() == 0 else [])
+        void = update + 1 if update else 0
+        self.sink = sinks.Sinks(_sinks(config, full_config, folder, void) if jax.process_index() == 0 else [])
 
     def go(self, state: Any, bar: show.Progress) -> RunResult:
         """Run to the end, or until something stops it."""
@@ -288,6 +292,8 @@ class _Run:
             self.checkpoints.wait()
         except Exception as error:  # the reason is told already; a failed write leaves older checkpoints whole
             why += f" (and: {error})" if cause is None else ""
+        with contextlib.suppress(Exception):  # then what is kept in mind must do
+            self.checkpoints.reload()
         last = self.checkpoints.latest()
         kept = f"its last good checkpoint is that of update {last}" if last is not None else "it has no checkpoint yet"
         raise RunStopped(f"{why}. The run {self.folder} has stopped; {kept}") from cause
@@ -336,6 +342,13 @@ class _Run:
             self.sink.write(line)
         except OSError as error:
             self._stop(f"the metrics of update {self.update} could not be written ({error})", error)
+
+    def close(self) -> None:
+        """Let go of the sinks of a run that has ended well."""
+        try:
+            self.sink.close()
+        except OSError as error:
+            self._stop(f"the last metrics could not be written ({error})", error)
 
     def _save(self, state: Any) -> None:
         broken = trees.non_finite(getattr(state, "params", ()))

@@ -11,11 +11,15 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from llmrl_jax.run.config import write_whole
+
 
 COUNT = "episodes"
 """The metric that counts the episodes that ended in an update; it weighs the metrics of episodes."""
 
 _OF_EPISODES = ("success", "episode_return", "episode_length")
+_OF_LINES = ("kind", "update", "updates", "steps", "seconds", "steps_per_second")
+"""What a line says of itself, beside the metrics."""
 
 
 @runtime_checkable
@@ -87,16 +91,28 @@ def read(path: str | Path) -> list[dict[str, Any]]:
     return lines
 
 
-def truncate(path: str | Path, update: int) -> dict[str, Any]:
-    """Cut a `metrics.jsonl` back to the lines up to `update`, so that a resumed run writes each line once.
+def last(path: str | Path, update: int) -> dict[str, dict[str, Any]]:
+    """The last line of each kind up to `update`, by its kind; none where there is none, or no file."""
+    lines = read(path) if Path(path).exists() else []
+    return {line["kind"]: line for line in lines if line["update"] <= update}
 
-    **Returns:** the last training line that stays; empty when there is none.
-    """
+
+def known(lines: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """The metrics that a run goes by (`RunConfig.best`), from `last` lines: those of evaluations as `eval/<name>`."""
+    found: dict[str, float] = {}
+    for kind, line in lines.items():
+        prefix = "" if kind == "train" else f"{kind}/"
+        named = {name: value for name, value in line.items() if name not in _OF_LINES and isinstance(value, float)}
+        found |= {f"{prefix}{name}": value for name, value in named.items()}
+    return found
+
+
+def truncate(path: str | Path, update: int) -> None:
+    """Cut a `metrics.jsonl` back to the lines up to `update`, so that a resumed run writes each line once."""
     path = Path(path)
     if not path.exists():
-        return {}
+        return
     kept: list[str] = []
-    last: dict[str, Any] = {}
     for text in path.read_text().splitlines():
         try:
             line = json.loads(text)
@@ -104,11 +120,7 @@ def truncate(path: str | Path, update: int) -> dict[str, Any]:
             continue
         if line["update"] <= update:
             kept.append(text + "\n")
-            last = line if line["kind"] == "train" else last
-    fresh = path.with_suffix(".tmp")
-    fresh.write_text("".join(kept))
-    fresh.replace(path)
-    return last
+    write_whole(path, "".join(kept))
 
 
 class TensorBoard:
@@ -169,5 +181,12 @@ class Sinks:
             sink.write(line)
 
     def close(self) -> None:
-        for sink in self.sinks:
-            sink.close()
+        """Close each, once. **Raises:** what the first that cannot be closed raises, when all others are."""
+        failed: list[Exception] = []
+        while self.sinks:
+            try:
+                self.sinks.pop(0).close()
+            except Exception as error:
+                failed.append(error)
+        if failed:
+            raise failed[0]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 
@@ -30,26 +32,68 @@ def count(n: float) -> str:
     return f"{n:.3g}"
 
 
+def _on_terminal() -> bool:
+    """Whether stdout is a terminal. It may also be missing (`llmrl ... >&-`), or closed."""
+    try:
+        return sys.stdout.isatty()
+    except (AttributeError, ValueError):
+        return False
+
+
+def mute_stdout() -> None:
+    """Let what is printed from now on go nowhere, as nobody can read it."""
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # missing, no file, or closed
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 class Progress:
-    """Shows steps/s, the chosen metrics and the time left of one run."""
+    """Shows steps/s, the chosen metrics and the time left of one run. A terminal or a pipe that nobody reads any more
+    does not end the run: it goes on unseen."""
 
     def __init__(self, mode: str, title: str, total: int, done: int = 0, shown: Mapping[str, str] = SHOWN):
         """**Arguments:** `mode`, of `RunConfig.progress`; `title`; `total` and `done`, updates; `shown`, labels."""
         if mode == "auto":
-            mode = "bar" if sys.stdout.isatty() else "lines"
+            mode = "bar" if _on_terminal() else "lines"
         self.mode, self.title, self.total, self.shown = mode, title, total, shown
         self._latest: dict[str, float] = {}
         self._start, self._first = time.monotonic(), done
         self._bar: Any = None
         if mode == "bar":
+            from rich.console import Console
             from rich.progress import BarColumn, Progress as Bar, TextColumn
 
             columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"))
-            self._bar = Bar(*columns, transient=False)
+            console = Console()
+            # rich's own ends the process; it may be called by the thread that redraws the bar
+            console.on_broken_pipe = lambda: self._switch_off("Broken pipe")  # type: ignore[method-assign]
+            self._bar = Bar(*columns, console=console, transient=False)
             self._task = self._bar.add_task(title, total=total, completed=done, text="compiling")
-            self._bar.start()
+            self._try(self._bar.start)
         elif mode == "lines":
-            print(f"{title}: {total} updates, {done} done; compiling", flush=True)
+            self._print(f"{title}: {total} updates, {done} done; compiling")
+
+    def _try(self, show: Callable[[], None]) -> None:
+        """Show something; where that cannot be written, switch the display off."""
+        try:
+            show()
+        except (OSError, ValueError) as error:
+            if not isinstance(error, OSError) and "closed" not in str(error):
+                raise
+            self._switch_off(str(error))
+
+    def _print(self, text: str) -> None:
+        self._try(lambda: print(text, flush=True))
+
+    def _switch_off(self, why: str) -> None:
+        if self.mode == "off":
+            return
+        self.mode = "off"
+        if self._bar is not None:
+            self._bar.console.quiet = True
+        mute_stdout()
+        stderr = getattr(sys.stderr, "rich_proxied_file", sys.stderr)  # a live bar takes its place
+        with contextlib.suppress(OSError, ValueError):
+            print(f"{self.title}: stdout cannot be written ({why}); the run goes on without it", file=stderr)
 
     def restart_clock(self, done: int) -> None:
         """Measure the time left from here on (compilation is over)."""
@@ -65,7 +109,8 @@ class Progress:
     def advance(self, done: int, steps_per_second: float) -> None:
         """Move the bar."""
         if self._bar is not None:
-            self._bar.update(self._task, completed=done, text=self._text(done, steps_per_second))
+            text = self._text(done, steps_per_second)
+            self._try(lambda: self._bar.update(self._task, completed=done, text=text))
 
     def report(self, line: Mapping[str, Any], steps_per_second: float) -> None:
         """A line of metrics was written."""
@@ -73,18 +118,18 @@ class Progress:
             if isinstance(line.get(name), float) and math.isfinite(line[name]):
                 self._latest[name] = line[name]
         if self.mode == "lines" and line["kind"] == "train":
-            print(f"{self.title}: {self._text(line['update'], steps_per_second)}", flush=True)
+            self._print(f"{self.title}: {self._text(line['update'], steps_per_second)}")
         else:
             self.advance(line["update"], steps_per_second)
 
     def say(self, text: str) -> None:
         """Print one sentence, above the bar if there is one."""
         if self._bar is not None:
-            self._bar.console.print(text, markup=False, highlight=False)
+            self._try(lambda: self._bar.console.print(text, markup=False, highlight=False))
         elif self.mode != "off":
-            print(text, flush=True)
+            self._print(text)
 
     def close(self) -> None:
         """Leave the terminal as it was."""
         if self._bar is not None:
-            self._bar.stop()
+            self._try(self._bar.stop)

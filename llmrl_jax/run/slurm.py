@@ -3,12 +3,13 @@
 submitit (extra `slurm`) writes the batch script and hands it to sbatch. What runs in the job is the same command line
 without the `--slurm.*` flags, in a process of its own, as which the processes of the job join through `--hosts.mode`.
 Shortly before the job's time is up, SLURM sends SIGUSR2: the run saves and stops, and the job goes back to the queue,
-where it goes on with `--run.resume`. A SIGTERM (a preemption, or `scancel`) makes it save and stop as well; whether the
-job is queued again is then SLURM's to say.
+where it goes on with `--run.resume` (`props run` with `--resume`). A SIGTERM (a preemption, or `scancel`) makes it save
+and stop as well; whether the job is queued again is then SLURM's to say.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import shutil
@@ -113,12 +114,15 @@ class Job:
     """The run's folder, which has a config.json once there is something to resume; empty: a command without one."""
     requeues: int
     program: tuple[str, ...] = (sys.executable, "-m", "llmrl_jax.run.cli")
+    resume: str = "--run.resume"
+    """The flag by which the command goes on."""
 
     def command(self, restarts: int) -> list[str]:
-        """The command line of the job's first start (0) or a later one, which resumes."""
-        resumes = restarts and self.run and (Path(self.run) / "config.json").exists()
-        more = ["--run.resume"] if resumes and "--run.resume" not in self.args else []
-        return [*self.program, *self.args, *more]
+        """The command line of the job's first start (0) or a later one, which resumes from the newest checkpoint."""
+        if not (restarts and self.run and (Path(self.run) / "config.json").exists()):
+            return [*self.program, *self.args]
+        args = _without(self.args, "--run.resume-from")  # the first start went back, and the run has gone on since
+        return [*self.program, *args, *([] if self.resume in args else [self.resume])]
 
     def __call__(self) -> None:
         """Run the command, and ask it to save and stop when SLURM says so. Ends the process with its exit code."""
@@ -158,11 +162,25 @@ class Job:
         sys.exit(128 + signal.SIGTERM)
 
 
+def _without(args: Iterable[str], name: str) -> list[str]:
+    """The arguments without a flag and its value, `--name value` or `--name=value`. For tyro `_` is as good as `-`."""
+    left, value_follows = [], False
+    for arg in args:
+        flag, equals, _ = arg.partition("=")
+        if value_follows:
+            value_follows = False
+        elif flag.replace("_", "-") == name:
+            value_follows = not equals
+        else:
+            left.append(arg)
+    return left
+
+
 def submit(config: SlurmConfig, args: Sequence[str], parsed: Iterable[Any] = ()) -> str:
     """Submit a command, and print the job's id and where its logs go.
 
     **Arguments:** `config`; `args`, the command line without `--slurm.*`; `parsed`, the values that the command's
-    function would get, among which its `RunConfig` is looked for.
+    function would get, among which what names its run is looked for.
     **Returns:** the job's id.
     **Raises:** `ModuleNotFoundError` where submitit is missing, `FileNotFoundError` where SLURM is, `ValueError` for
     options that sbatch refuses.
@@ -197,25 +215,29 @@ def submit(config: SlurmConfig, args: Sequence[str], parsed: Iterable[Any] = ())
 
 def make_job(config: SlurmConfig, args: Sequence[str], parsed: Iterable[Any] = ()) -> tuple[Job, str]:
     """What the job calls, and its name. A run without a name gets one, so that a later start finds it."""
-    run = _run_config(parsed)
+    prefix, run = _named_run(parsed)
     left = [*args]
     stamp = f"{'-'.join(args[:2])}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder = ""
     if run is not None:
         if not run.name:
-            left += ["--run.name", stamp]
+            left += [f"{prefix}name", stamp]
         folder = str((Path(run.out).expanduser() / (run.name or stamp)).absolute())
     left += ["--hosts.mode", config.mode]
     name = config.name or (Path(folder).name if folder else stamp)
-    return Job(tuple(left), folder, config.requeues), name
+    return Job(tuple(left), folder, config.requeues, resume=f"{prefix}resume"), name
 
 
-def _run_config(values: Iterable[Any]) -> RunConfig | None:
+def _named_run(values: Iterable[Any]) -> tuple[str, Any]:
+    """What holds the `name` and `out` of a command's run, and how their flags begin: a `RunConfig`, or the options of a
+    command that has `name`, `out` and `resume` of its own. None where the command keeps no run."""
     for value in values:
         found = value if isinstance(value, RunConfig) else getattr(value, "run", None)
         if isinstance(found, RunConfig):
-            return found
-    return None
+            return "--run.", found
+        if dataclasses.is_dataclass(value) and {"name", "out", "resume"} <= {f.name for f in dataclasses.fields(value)}:
+            return "--", value
+    return "--run.", None
 
 
 def parameters(config: SlurmConfig, name: str) -> dict[str, Any]:

@@ -140,6 +140,19 @@ def test_back_to_an_older_checkpoint(whole, tmp_path):
     assert lines(tmp_path / "back") == lines(whole)
 
 
+def test_nobody_reads_the_progress(whole, tmp_path):
+    """As in `llmrl ... | head -1`: the run goes on without it, and is saved."""
+    quiet = subprocess.Popen(
+        command(tmp_path, "quiet", "--num-updates", "40"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert quiet.stdout.readline() and quiet.stdout.close() is None
+    said = quiet.stderr.read()
+    quiet.stderr.close()
+    assert quiet.wait(60) == 0 and "the run goes on without it" in said and "Traceback" not in said
+    assert_same(tmp_path / "quiet", whole)
+    assert lines(tmp_path / "quiet") == lines(whole)
+
+
 def test_refusals(whole):
     out = whole.parent
     again = run(out, "whole", code=2)
@@ -151,7 +164,8 @@ def test_refusals(whole):
 
 
 def test_disk_full(tmp_path):
-    """Files may not grow past what one array needs: the next checkpoint stops the run, older ones stay whole."""
+    """Files may not grow past what one array needs: the next checkpoint stops the run, and the one that it was to
+    replace stays whole."""
 
     def limit():
         resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, 150_000))
@@ -166,6 +180,8 @@ def test_disk_full(tmp_path):
         "--num-updates",
         "12",
         "--run.resume",
+        "--run.keep",
+        "1",
         code=1,
         preexec_fn=limit,
         env=_no_cache(),

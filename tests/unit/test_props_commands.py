@@ -10,6 +10,7 @@ import pytest
 from llmrl_jax.run.cli import main
 from llmrl_jax.run.commands import _props_table
 from llmrl_jax.run.commands._props_table import table
+from llmrl_jax.run.folder import held
 
 
 SMALL = ["--episodes", "2", "--final-episodes", "3", "--warmup", "1", "--max-steps", "20"]
@@ -78,6 +79,9 @@ def test_a_table_goes_on_where_it_stopped(tmp_path, capsys):
     assert [row["method"] for row in rows] == ["random_search", "scripted"] and len(rows[0]["finals"]) == 2
     with pytest.raises(ValueError, match="no method 'cmaes'"):
         table(methods=("cmaes",), **options)
+    with held(tmp_path), pytest.raises(BlockingIOError, match="being written by"):  # another table in the same place
+        table(methods=("scripted",), again=True, **options)
+    assert (tmp_path / "nim-200-0" / "log.jsonl").exists()
 
 
 def test_a_budget_is_the_whole_run_s(tmp_path, capsys):

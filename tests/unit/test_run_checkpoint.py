@@ -263,6 +263,18 @@ def test_a_frozen_part_of_another_run_is_noticed(states, folder, tmp_path):
         restore_state(folder, states[0])
 
 
+def test_a_frozen_part_without_a_checkpoint_is_written_anew(states, tmp_path):
+    """What a run left that was killed while it wrote its first checkpoint, and began with other weights."""
+    other = states[0].replace(frozen=jax.tree.map(lambda x: x + 1, states[0].frozen))
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(0, other)
+    shutil.rmtree(tmp_path / "checkpoints" / "0")
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(0, states[0])
+        checkpoints.save(1, states[1])
+    assert_same(restore_state(tmp_path, states[0])[0], states[1])
+
+
 def test_discard_after(states, folder):
     with Checkpoints(folder, keep=3) as checkpoints:
         checkpoints.discard_after(0)

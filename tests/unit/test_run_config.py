@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -83,6 +84,22 @@ def test_missing_and_torn_files(tmp_path):
         configs.load_config(Outer, tmp_path / "other.json")
 
 
+def test_a_configuration_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "config.json"
+    configs.save_config(Outer(total=1), path)
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            configs.save_config(Outer(total=2), path)
+    assert configs.load_config(Outer, path).total == 1
+    configs.save_config(Outer(total=3), path)
+    assert configs.load_config(Outer, path).total == 3 and [p.name for p in tmp_path.iterdir()] == ["config.json"]
+
+
 def test_a_value_that_json_cannot_hold():
     with pytest.raises(TypeError, match="cannot hold"):
         configs.to_json({"x": object()})
@@ -119,7 +136,7 @@ def test_folders(tmp_path):
     out = str(tmp_path)
     folder = open_folder(RunConfig(name="alpha", out=out))
     (folder / "config.json").write_text("{}")
-    with pytest.raises(FileExistsError, match="--run.resume"):
+    with pytest.raises(FileExistsError, match=r"continue it with --run.resume \(props run: --resume\)"):
         open_folder(RunConfig(name="alpha", out=out))
     assert open_folder(RunConfig(name="alpha", out=out, resume=True)) == folder
     with pytest.raises(FileNotFoundError, match="did you mean 'alpha'"):
@@ -128,6 +145,37 @@ def test_folders(tmp_path):
     (first / "config.json").write_text("{}")
     second = open_folder(RunConfig(out=out), "demo")
     assert first.name.startswith("demo-") and second != first
+
+
+def test_runs_without_names_that_start_at_once_have_folders_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(time, "strftime", lambda form: "20260102-030405")
+    found = [open_folder(RunConfig(out=str(tmp_path / "runs")), "demo").name for _ in range(3)]
+    assert found == ["demo-20260102-030405", "demo-20260102-030405-2", "demo-20260102-030405-3"]
+    # a folder of a given name may be there already: SLURM's logs are
+    (tmp_path / "runs" / "given" / "slurm").mkdir(parents=True)
+    assert open_folder(RunConfig(name="given", out=str(tmp_path / "runs"))).name == "given"
+
+
+def test_an_experiment_that_ended_while_its_prior_was_made_goes_on(tmp_path):
+    """Its own run has not begun then; whether it exists at all is said by the prior's."""
+    from experiments.props_finetune import begun
+
+    run = RunConfig(name="e", out=str(tmp_path), resume=True, keep=5)
+    with pytest.raises(FileNotFoundError, match="no run 'e'"):
+        open_folder(begun(run))
+    (tmp_path / "e-prior").mkdir()
+    (tmp_path / "e-prior" / "config.json").write_text("{}")
+    assert begun(run) == replace(run, resume=False)
+    (tmp_path / "e").mkdir()
+    (tmp_path / "e" / "config.json").write_text("{}")
+    assert begun(run) == run and begun(replace(run, resume=False)) == replace(run, resume=False)
+
+
+def test_a_run_of_several_processes_needs_a_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(ValueError, match="give --run.name"):
+        open_folder(RunConfig(out=str(tmp_path)), "demo")
+    assert open_folder(RunConfig(name="given", out=str(tmp_path))).is_dir()
 
 
 def test_a_folder_is_held_by_one_process(tmp_path):

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 
-from llmrl_jax.run import loop, metrics, trees
+from llmrl_jax.run import loop, metrics, progress, trees
 from llmrl_jax.run.checkpoint import Checkpoints
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.run.folder import held
@@ -158,6 +158,86 @@ def test_best_of_no_metric_is_refused(tmp_path):
         train(TinyLearner(), run_config(tmp_path, best="los", checkpoint_every=1), num_updates=3)
 
 
+def test_best_of_an_evaluation_before_the_resume(tmp_path):
+    """A checkpoint that comes before the first evaluation after a resume goes by the last one before it."""
+    found = iter([0.1, 0.9, 0.3, 0.2])
+    config = run_config(tmp_path, eval_every=10, checkpoint_every=4, keep=1, best="eval/score")
+
+    def scored(state, key):
+        return {"score": next(found)}
+
+    train(TinyLearner(), config, num_updates=4, evaluate=scored)
+    again = dataclasses.replace(config, resume=True)
+    assert train(TinyLearner(), again, num_updates=12, evaluate=scored).update == 12
+    with Checkpoints(tmp_path / "run", read_only=True) as saved:
+        assert saved.updates() == [8, 12], "that of update 8 went by the evaluation of update 4"
+
+
+def test_the_best_before_a_resume_stays_the_best(tmp_path):
+    """By what was measured then; and what is neither the best nor among the newest goes, whoever wrote it."""
+    found = iter([0.1, 0.4, 0.9, 0.3, 0.5, 0.2])
+    config = run_config(tmp_path, eval_every=2, checkpoint_every=2, keep=1, best="eval/score")
+
+    def scored(state, key):
+        return {"score": next(found)}
+
+    train(TinyLearner(), config, num_updates=6, evaluate=scored)
+    with Checkpoints(tmp_path / "run", read_only=True) as saved:
+        assert saved.updates() == [4, 6]
+    train(TinyLearner(), dataclasses.replace(config, resume=True), num_updates=10, evaluate=scored)
+    with Checkpoints(tmp_path / "run", read_only=True) as saved:
+        assert saved.updates() == [4, 10]
+
+
+def test_best_of_training_before_the_resume(tmp_path):
+    config = run_config(tmp_path, checkpoint_every=2, best="success")
+    first = train(TinyLearner(), config, num_updates=3)
+    kept = metrics.last(first.folder / "metrics.jsonl", 3)
+    assert kept["train"]["update"] == 3
+    assert metrics.known(kept).keys() == {"loss", "ratio_error", "episodes", "success"}
+    assert metrics.known({"eval": {"kind": "eval", "update": 2, "steps": 32, "score": 0.5, "list": [1.0]}}) == {
+        "eval/score": 0.5
+    }
+
+
+def test_a_run_that_broke_before_its_first_checkpoint_begins_its_lines_anew(tmp_path):
+    config = run_config(tmp_path, eval_every=4)
+    with pytest.raises(RunStopped, match="no checkpoint yet"):
+        train(TinyLearner(off_at=3), config, num_updates=6, evaluate=evaluate)
+    begun = metrics.read(tmp_path / "run" / "metrics.jsonl")
+    assert [x["update"] for x in begun if x["kind"] == "eval"] == [0]
+    train(TinyLearner(), dataclasses.replace(config, resume=True), num_updates=6, evaluate=evaluate)
+    lines = metrics.read(tmp_path / "run" / "metrics.jsonl")
+    assert [x["update"] for x in lines if x["kind"] == "eval"] == [0, 4, 6]
+    assert [x["update"] for x in lines if x["kind"] == "train"] == [1, 2, 3, 4, 5, 6]
+
+
+def void_from(folder: Path) -> int:
+    """The update from which on TensorBoard's newest file says that earlier points are void."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    data = max(folder.glob("events*"), key=lambda p: p.stat().st_mtime_ns).read_bytes()
+    while data:
+        size = int.from_bytes(data[:8], "little")
+        event = Event.FromString(data[12 : 12 + size])
+        if event.HasField("session_log"):
+            return event.step
+        data = data[16 + size :]
+    raise AssertionError("it says nothing")
+
+
+def test_tensorboard_keeps_the_points_that_are_not_written_anew(tmp_path):
+    config = run_config(tmp_path, tensorboard=True)
+    with pytest.raises(RunStopped):
+        train(TinyLearner(off_at=2), config, num_updates=4)
+    again, folder = dataclasses.replace(config, resume=True), tmp_path / "run" / "tensorboard"
+    assert void_from(folder) == 0
+    train(TinyLearner(), again, num_updates=4)
+    assert void_from(folder) == 0, "it began anew, as there was no checkpoint"
+    train(TinyLearner(), again, num_updates=6)
+    assert void_from(folder) == 5
+
+
 def test_signals_ask_once_and_abort_twice():
     before = signal.getsignal(signal.SIGINT)
     with StopRequest() as request:
@@ -209,6 +289,31 @@ def test_disk_full_while_logging(tmp_path, monkeypatch):
     monkeypatch.setattr(metrics.JsonLines, "write", full)
     with pytest.raises(RunStopped, match="metrics of update 1 could not be written"):
         train(TinyLearner(), run_config(tmp_path), num_updates=8)
+
+
+def test_disk_full_while_logging_and_closing(tmp_path, monkeypatch):
+    """What is left in the file's buffer cannot be written at its end either: the verdict stays what is told."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").symlink_to("/dev/full")
+    closed = []
+    monkeypatch.setattr(progress.Progress, "close", lambda self: closed.append(self.title))
+    with pytest.raises(RunStopped, match="metrics of update 1 could not be written .*No space left"):
+        train(TinyLearner(), run_config(tmp_path), num_updates=8)
+    assert closed == ["run"]
+
+
+def test_disk_full_at_the_last_line_of_a_sink(tmp_path, monkeypatch):
+    close = metrics.JsonLines.close
+
+    def full(self):
+        close(self)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(metrics.JsonLines, "close", full)
+    with pytest.raises(
+        RunStopped, match="last metrics could not be written .*No space.*checkpoint is that of update 4"
+    ):
+        train(TinyLearner(), run_config(tmp_path), num_updates=4)
 
 
 def test_runs_without_updates_are_refused(tmp_path):

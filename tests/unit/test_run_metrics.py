@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 import math
 import sys
@@ -39,9 +40,42 @@ def test_truncate_cuts_past_the_checkpoint_and_a_torn_line(tmp_path):
     path = tmp_path / "m.jsonl"
     lines = [{"kind": "train", "update": u, "seconds": u / 2} for u in (1, 2, 3)]
     path.write_text("".join(json.dumps(x) + "\n" for x in lines) + '{"kind": "tra')
-    assert metrics.truncate(path, 2) == lines[1]
+    assert metrics.last(path, 2) == {"train": lines[1]}
+    metrics.truncate(path, 2)
     assert [x["update"] for x in metrics.read(path)] == [1, 2]
-    assert metrics.truncate(tmp_path / "absent.jsonl", 2) == {}
+    metrics.truncate(tmp_path / "absent.jsonl", 2)
+    assert metrics.last(tmp_path / "absent.jsonl", 2) == {}
+    metrics.truncate(path, -1)
+    assert path.read_text() == ""
+
+
+def test_the_last_line_of_each_kind(tmp_path):
+    path = tmp_path / "m.jsonl"
+    lines = [("eval", 0, 0.5), ("train", 2, None), ("eval", 2, 0.7), ("train", 4, 3.0), ("eval", 6, 0.9)]
+    path.write_text("".join(json.dumps({"kind": k, "update": u, "x": x}) + "\n" for k, u, x in lines))
+    found = metrics.last(path, 3)
+    assert found["eval"] == {"kind": "eval", "update": 2, "x": 0.7}
+    assert found["train"]["update"] == 2 and math.isnan(found["train"]["x"])
+
+
+def test_every_sink_is_closed_once():
+    """Also where another cannot be; what that raised is raised then."""
+    closed = []
+
+    class Fake:
+        def __init__(self, name, error=None):
+            self.name, self.error = name, error
+
+        def close(self):
+            closed.append(self.name)
+            if self.error is not None:
+                raise self.error
+
+    several = metrics.Sinks([Fake("a"), Fake("b", OSError("b is full")), Fake("c", OSError("c is full")), Fake("d")])
+    with pytest.raises(OSError, match="b is full"):
+        several.close()
+    several.close()
+    assert closed == ["a", "b", "c", "d"]
 
 
 def test_tensorboard_records_scalars(tmp_path):
@@ -148,3 +182,69 @@ def test_progress_bar(capsys):
     bar.close()
     out = capsys.readouterr().out
     assert "success 0.500" in out and "a sentence with [brackets]" in out
+
+
+class Gone:
+    """A stdout that nobody reads any more."""
+
+    encoding = "utf-8"
+
+    def __init__(self, error):
+        self.error, self.tried = error, 0
+
+    def write(self, text):
+        self.tried += 1
+        raise self.error
+
+    def fileno(self):
+        raise io.UnsupportedOperation("it is no file")
+
+    flush = isatty = lambda self: False
+
+
+@pytest.mark.parametrize("mode", ["lines", "bar"])
+@pytest.mark.parametrize(
+    "error",
+    [BrokenPipeError(32, "Broken pipe"), OSError(5, "Input/output error"), ValueError("I/O operation on closed file.")],
+    ids=["pipe", "terminal", "closed"],
+)
+def test_a_display_that_nobody_sees_is_switched_off(mode, error, monkeypatch, capsys):
+    for begun in (False, True):
+        stdout = Gone(error)
+        with monkeypatch.context() as patched:
+            if not begun:
+                patched.setattr(sys, "stdout", stdout)
+            bar = progress.Progress(mode, "run", 10)
+            patched.setattr(sys, "stdout", stdout)
+            bar.restart_clock(0)
+            for update in (1, 2):
+                bar.advance(update, 10.0)
+                bar.report({"kind": "train", "update": update, "success": 0.5}, 10.0)
+                bar.say("a sentence")
+            bar.close()
+            assert bar.mode == "off" and stdout.tried >= 1
+            tried = stdout.tried
+            bar.say("no more")
+            assert stdout.tried == tried
+        assert capsys.readouterr().err.count("goes on without") == 1
+
+
+@pytest.mark.parametrize("stdout", [None, io.StringIO()], ids=["none", "closed"])
+def test_without_a_stdout_there_is_no_terminal(stdout, monkeypatch):
+    """As in `llmrl ... >&-`."""
+    if stdout is not None:
+        stdout.close()
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", stdout)
+        bar = progress.Progress("auto", "run", 10)
+        bar.say("a sentence")
+        bar.close()
+    assert bar.mode in ("lines", "off")
+
+
+def test_a_fault_of_the_display_is_not_hidden(monkeypatch):
+    bar = progress.Progress("off", "run", 10)
+    bar.mode = "lines"
+    monkeypatch.setattr(sys, "stdout", Gone(ValueError("unknown format code")))
+    with pytest.raises(ValueError, match="unknown format code"):
+        bar.say("a sentence")

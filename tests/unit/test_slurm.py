@@ -118,7 +118,34 @@ def test_a_run_without_a_name_gets_one_that_a_later_start_finds():
     place = job.args.index("--run.name")
     assert name.startswith("lm-sft-2") and job.args[place + 1] == name and Path(job.run).name == name
     job, _ = slurm.make_job(slurm.SlurmConfig(), ["lm", "generate"], ["a model", 3])
-    assert job.run == "" and "--run.name" not in job.args
+    assert job.run == "" and "--run.name" not in job.args and "--name" not in job.args
+
+
+def test_a_command_with_flags_of_its_own_resumes_by_them(cluster):
+    """`props run` has --name, --out and --resume in place of --run.*."""
+    command = ["props", "run", "--tasks", "nim", "--out", str(cluster / "elsewhere")]
+    assert cli.main([*command, "--slurm.partition", "gpu"]) == 0
+    (file,) = cluster.glob("elsewhere/*/slurm/*_submitted.pkl")
+    job = submitit.core.utils.DelayedSubmission.load(file).function
+    folder = file.parent.parent
+    assert job.args == (*command, "--name", folder.name, "--hosts.mode", "per-node")
+    assert folder.name.startswith("props-run-2") and job.run == str(folder)
+    assert job.command(1) == job.command(0), "killed before there was anything to resume"
+    (folder / "config.json").write_text("{}")
+    assert job.command(0) == [*job.program, *job.args]
+    assert job.command(1) == [*job.program, *job.args, "--resume"]
+    assert cli.main([*command, "--name", "mine", "--resume", "--slurm.partition", "gpu"]) == 2, "no such run"
+    assert cli.main([*command, "--name", "mine", "--slurm.partition", "gpu"]) == 0
+    assert (cluster / "elsewhere" / "mine" / "slurm" / "4711_submitted.pkl").exists()
+
+
+@pytest.mark.parametrize("old", [["--run.resume-from", "24"], ["--run.resume-from=24"], ["--run.resume_from", "24"]])
+def test_a_later_start_does_not_go_back_again(tmp_path, old):
+    """Its first start did, and discarded what came after."""
+    (tmp_path / "config.json").write_text("{}")
+    job = slurm.Job(("lm", "sft", "--run.resume", *old, "--length", "9"), str(tmp_path), 5, ("llmrl",))
+    assert job.command(0) == ["llmrl", "lm", "sft", "--run.resume", *old, "--length", "9"]
+    assert job.command(1) == ["llmrl", "lm", "sft", "--run.resume", "--length", "9"]
 
 
 @pytest.mark.parametrize(

@@ -26,10 +26,13 @@ def flag(args: Sequence[str], name: str) -> str | None:
 
 def resumed(kind: type[Settings], args: Sequence[str]) -> Settings | None:
     """The settings of the run that `--run.name NAME --run.resume` goes on with, from its own config.json; None where
-    nothing is resumed. `kind` is a dataclass with a `run`."""
+    nothing is resumed. `kind` is a dataclass with a `run`.
+
+    Left out is what an earlier start was told for itself: the checkpoint to go back to, and its time budget."""
     name = flag(args, "--run.name")
     if "--run.resume" not in args or not name:
         return None
     saved = Path(flag(args, "--run.out") or RunConfig().out).expanduser() / name / "config.json"
     found = configs.load_config(kind, saved)
-    return replace(found, run=replace(found.run, resume=True))  # type: ignore[attr-defined, type-var]
+    run = replace(found.run, resume=True, resume_from=-1, max_seconds=0.0)  # type: ignore[attr-defined]
+    return replace(found, run=run)  # type: ignore[type-var]

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from llmrl_jax.run import config as configs
 from llmrl_jax.run.commands._glam_runs import (
     HELD_OUT,
     TrainConfig,
@@ -18,6 +19,7 @@ from llmrl_jax.run.commands._glam_runs import (
     updates_of,
     write_gif,
 )
+from llmrl_jax.run.commands._tuned import taking_the_place_of
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.run.folder import open_folder, write_summary
 from llmrl_jax.run.loop import RunResult, train as run_training
@@ -35,6 +37,12 @@ def _blank(config: GlamConfig) -> GlamConfig:
     return replace(config, tune="full", init="pretrained", policy="scoring")
 
 
+def _lesson(name: str, run: RunConfig, folder: Path) -> RunConfig:
+    """How a lesson before RL is kept: as a run in the run's folder, which goes on where it was cut off."""
+    begun = (folder / name / "config.json").exists()
+    return RunConfig(name=name, out=str(folder), seed=run.seed, log_every=5, progress=run.progress, resume=begun)
+
+
 def _read(glam_config: GlamConfig, config: ReadingConfig, run: RunConfig, folder: Path) -> RunResult:
     """Fine-tune a blank model on the reading lesson's texts."""
     blank = build(replace(_blank(glam_config), env=config.env))
@@ -49,7 +57,7 @@ def _read(glam_config: GlamConfig, config: ReadingConfig, run: RunConfig, folder
     )
     return run_training(
         make_sft(how, model, variables, data, config.updates),
-        RunConfig(name="reading", out=str(folder), seed=run.seed, log_every=5, progress=run.progress),
+        _lesson("reading", run, folder),
         num_updates=config.updates,
         full_config=config,
         title="reading",
@@ -75,7 +83,7 @@ def _imitate(
     done.append(
         run_training(
             make_clone(clone_config, blank.env, blank.env_params, blank.policy, base),
-            RunConfig(name="imitation", out=str(folder), seed=run.seed, log_every=5, progress=run.progress),
+            _lesson("imitation", run, folder),
             num_updates=clone_config.updates,
             full_config=clone_config,
             title="imitation",
@@ -83,8 +91,25 @@ def _imitate(
         )
     )
     if not done[-1].stopped:
-        save_prior(folder / "prior", blank, done[-1].state.params["params"])
+        with taking_the_place_of(folder / "prior") as draft:
+            save_prior(draft, blank, done[-1].state.params["params"])
     return done
+
+
+def _begin(folder: Path, config: TrainConfig) -> None:
+    """Write what is run, so that it is found again when it ends before RL; or see that it is what was begun.
+
+    **Raises:** `ValueError` naming the options that differ."""
+    path = folder / "config.json"
+    if not path.exists():
+        configs.save_config(config, path)
+        return
+    saved = configs.load_config(TrainConfig, path)
+    if changed := configs.differences(configs.identity(saved), configs.identity(config)):
+        raise ValueError(
+            f"the run {folder} was begun with other options: {'; '.join(changed)} (saved -> now); put these back, or "
+            "choose another name"
+        )
 
 
 def prior_then_ppo(
@@ -98,7 +123,8 @@ def prior_then_ppo(
     prior: str = "",
     reading: ReadingConfig = ReadingConfig(),  # noqa: B008 - frozen
 ) -> dict[str, Any]:
-    """Imitate, improve by PPO, and measure both: what `llmrl glam demo` and the experiments do.
+    """Imitate, improve by PPO, and measure both: what `llmrl glam demo` and the experiments do. With `run.resume` it
+    goes on wherever it was cut off.
 
     **Arguments:** `glam_config`, with the `embedded` model; `clone_config`; `steps` of RL; `run`; `episodes`, held
     out, for each evaluation; `command`, what an unnamed run is called after; `prior`, the folder of a model that was
@@ -107,17 +133,20 @@ def prior_then_ppo(
     """
     started = time.monotonic()
     folder = open_folder(run, command)
+    again = f"the same command goes on with --run.name {folder.name} --run.resume"
     lessons: list[RunResult] = []
-    if run.resume and (folder / "prior").exists():
-        prior = str(folder / "prior")
+    config = TrainConfig(
+        preset="demo", glam=replace(glam_config, model=prior or str(folder / "prior")), steps=steps, run=run
+    )
     if not prior:
+        build(glam_config).learner()  # what cannot be right is said before anything is written
+    _begin(folder, config)
+    if not prior and not (folder / "prior").exists():
         lessons = _imitate(glam_config, clone_config, run, folder, reading)
         if lessons[-1].stopped:
-            print(f"Stopped in imitation, before RL; begin anew with another name ({folder} holds what was done).")
+            print(f"Stopped in {lessons[-1].folder.name}, before RL; {again}.")
             return {"stopped": lessons[-1].stopped}
-        prior = str(folder / "prior")
     print("2/3  PPO improves it: the base is frozen; LoRA adapters and a value head learn", flush=True)
-    config = TrainConfig(preset="demo", glam=replace(glam_config, model=prior), steps=steps, run=run)
     agent = make_agent(config.glam)
     learner = agent.learner()
     key = jax.random.fold_in(jax.random.key(run.seed), HELD_OUT)
@@ -139,8 +168,7 @@ def prior_then_ppo(
         title="PPO",
     )
     if result.stopped.startswith("SIG"):
-        again = f"--run.name {folder.name} --run.resume"
-        print(f"The run stands at step {result.steps}; the same command goes on with {again}.")
+        print(f"The run stands at step {result.steps}; {again}.")
         return {"stopped": result.stopped}
     print(f"3/3  {episodes} held-out episodes, before and after", flush=True)
     # a resumed run has not seen its own beginning: made anew, it is the same

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import sys
@@ -92,8 +93,12 @@ def table(
             raise ValueError(f"there is no method {method!r}; there are {SCRIPTED}, {', '.join(NUMERIC)}")
     chosen = list(PUBLISHED) if list(tasks) == ["all"] else [get(name) for name in tasks]
     record = out / "props-table.json"
-    rows: list[dict[str, Any]] = json.loads(record.read_text())["rows"] if record.exists() else []
-    with StopRequest() as request:
+    with contextlib.ExitStack() as stack:
+        for folder in sorted({out.resolve(), work.resolve()}):  # two tables in one place would lose each other's rows
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(held(folder))
+        request = stack.enter_context(StopRequest())
+        rows: list[dict[str, Any]] = json.loads(record.read_text())["rows"] if record.exists() else []
         for task in chosen:
             for method in methods:
                 asked = {"task": task.name, "method": method, "seeds": seeds, "budget": budget}
@@ -202,11 +207,9 @@ def _by_adviser(
         folder = work / f"{folder_name(task.name)}-{budget}-{seed}"
         if again:
             shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True, exist_ok=True)
-        with held(folder):
-            study = Study(task, config, seed, PolicyAdviser(), chat, folder)
-            study.run(lambda: bool(request.name))
-            return study.judge()
+        study = Study(task, config, seed, PolicyAdviser(), chat, folder)
+        study.run(lambda: bool(request.name))
+        return study.judge()
 
     with ThreadPoolExecutor(workers) as pool:
         found = list(pool.map(one, range(seeds)))
