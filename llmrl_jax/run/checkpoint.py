@@ -170,12 +170,12 @@ class Checkpoints:
         except Exception as error:
             raise CheckpointError(f"its description cannot be read: {_line(error)}") from error
 
-    def restore(self, like: Any, update: int | None = None) -> tuple[Any, int]:
+    def restore(self, like: Any, update: int | None = None, data: Mapping[str, int] | None = None) -> tuple[Any, int]:
         """Read a checkpoint.
 
         **Arguments:** `like`, a state (of arrays or `jax.ShapeDtypeStruct`) whose structure, shapes, dtypes and
         shardings the result takes; the devices may be others than those it was saved from; `update`, which one
-        (None: the newest).
+        (None: the newest); `data`, what `data_sums` says of a fresh state, which must not have changed.
         **Returns:** the state and its update.
         **Raises:** `FileNotFoundError` where there is none; `CheckpointError` where its configuration differs (naming
         the options), its state differs (naming the leaves), or it is damaged (naming the last good one).
@@ -190,6 +190,7 @@ class Checkpoints:
         try:
             meta = self.describe(wanted)
             self._check_identity(meta, wanted)
+            self._check_data(meta, wanted, data or {})
             return self._read(like, wanted, meta), wanted
         except _Damaged as error:
             self._offer(like, wanted, error)
@@ -208,6 +209,14 @@ class Checkpoints:
             raise CheckpointError(
                 f"checkpoint {update} in {self.root} is of another configuration: {'; '.join(changed)} "
                 "(saved -> now). Put these back to continue it, or start a run of another name"
+            )
+
+    def _check_data(self, meta: Mapping[str, Any], update: int, data: Mapping[str, int]) -> None:
+        changed = [name for name, value in data.items() if meta["frozen"].get(name, value) != value]
+        if changed:
+            raise CheckpointError(
+                f"checkpoint {update} in {self.root} was made with other data: {', '.join(changed[:5])} changed since. "
+                "Put the data back to continue it, or start a run of another name"
             )
 
     def _read(self, like: Any, update: int, meta: Mapping[str, Any]) -> Any:
@@ -319,6 +328,13 @@ def _restore(like: Any, wanted: Mapping[str, Any], sums: Mapping[str, int], rest
             value = jax.random.wrap_key_data(value, impl=_key_impl(x))
         leaves.append(value)
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
+def data_sums(frozen: Any) -> dict[str, int]:
+    """The checksums of what a learner is given to learn from: the int32 leaves of its frozen part, as tokens."""
+    leaves = trees.named_leaves(frozen)
+    whole = {name: x for name, x in leaves.items() if not trees.is_key(x) and x.dtype == "int32"}
+    return trees.checksums(whole) if whole else {}
 
 
 def restore_state(folder: str | Path, like: Any, update: int | None = None, config: Any = None) -> tuple[Any, int]:

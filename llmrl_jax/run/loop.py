@@ -16,7 +16,7 @@ import numpy as np
 
 from envs_jax.registry import nearest
 from llmrl_jax.run import config as configs, metrics as sinks, plots, progress as show, trees
-from llmrl_jax.run.checkpoint import Checkpoints
+from llmrl_jax.run.checkpoint import Checkpoints, data_sums
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.run.folder import held, open_folder
 from llmrl_jax.run.signals import StopRequest
@@ -192,8 +192,10 @@ def train(
         update = 0
         if config.resume and checkpoints.updates():
             like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+            data = data_sums(state.frozen)
             state = None  # its memory is needed for what is read
-            state, update = checkpoints.restore(like, None if config.resume_from < 0 else config.resume_from)
+            wanted = None if config.resume_from < 0 else config.resume_from
+            state, update = checkpoints.restore(like, wanted, data)
             checkpoints.discard_after(update)
         kept = update or -1  # nothing, not even the evaluation of update 0, of a run that begins anew
         before = sinks.last(folder / "metrics.jsonl", kept) if config.resume else {}
@@ -226,6 +228,7 @@ class _Run:
         self.began = self.seconds
         self.pending: list[dict[str, np.ndarray]] = []
         self.latest = sinks.known(before)
+        self.evaluated = before.get("eval", {}).get("update", -1)
         self.speed = math.nan
         self.mark = (update, self.seconds)
         void = update + 1 if update else 0
@@ -238,8 +241,8 @@ class _Run:
         with StopRequest() as request:
             chunk, compile_seconds = _compile(self.learner, state, self.config.log_every)
             bar.restart_clock(self.update)
-            if self.update == 0 and boundaries.eval:
-                self._evaluate(state, bar)
+            if boundaries.due(boundaries.eval, self.update) and self.evaluated != self.update:
+                self._evaluate(state, bar)  # at the start, and where that ended an earlier part of the run
             while self.update < self.num_updates and not stopped:
                 state, rows = self._advance(chunk, state, boundaries)
                 self._check(rows)
@@ -249,7 +252,13 @@ class _Run:
                 if boundaries.due(boundaries.log, self.update) or save:
                     self._log(bar)
                 if boundaries.due(boundaries.eval, self.update):
-                    self._evaluate(state, bar)
+                    try:
+                        self._evaluate(state, bar)
+                    except Exception:
+                        with contextlib.suppress(Exception):  # what was learnt is kept, and the error told
+                            self._save(state)
+                            self.checkpoints.wait()
+                        raise
                 if save:
                     self._save(state)
                     saved = self.update

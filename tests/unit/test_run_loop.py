@@ -11,11 +11,12 @@ import time
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from llmrl_jax.run import loop, metrics, progress, trees
-from llmrl_jax.run.checkpoint import Checkpoints
+from llmrl_jax.run.checkpoint import CheckpointError, Checkpoints
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.run.folder import held
 from llmrl_jax.run.loop import RunStopped, train
@@ -64,6 +65,41 @@ def test_a_run_that_another_process_writes_is_left_alone(tmp_path):
             train(TinyLearner(), run_config(tmp_path, resume=True), num_updates=8)
         assert before == {path: path.read_bytes() for path in done.folder.rglob("*") if path.is_file()}
     assert train(TinyLearner(), run_config(tmp_path, resume=True), num_updates=8).update == 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Taught(TinyLearner):
+    """It is given tokens to learn from."""
+
+    tokens: tuple[int, ...] = (1, 2, 3)
+
+    def init(self, key):
+        state = super().init(key)
+        return state.replace(frozen={**state.frozen, "tokens": jnp.asarray(self.tokens, jnp.int32)})
+
+
+@pytest.mark.parametrize("tokens", [(1, 2, 3, 4), (3, 2, 1)], ids=["longer", "in another order"])
+def test_data_that_changed_are_refused_and_named(tmp_path, tokens):
+    train(Taught(), run_config(tmp_path, checkpoint_every=2), num_updates=4)
+    with pytest.raises(CheckpointError, match="checkpoint 4 .* made with other data: tokens changed since"):
+        train(Taught(tokens=tokens), run_config(tmp_path, resume=True), num_updates=8)
+    assert train(Taught(), run_config(tmp_path, resume=True), num_updates=8).update == 8
+
+
+def test_an_evaluation_that_fails_at_the_end_loses_nothing(tmp_path):
+    def broken(state, key):
+        if int(state.update) == 6:
+            raise RuntimeError("the judge is out")
+        return evaluate(state, key)
+
+    config = run_config(tmp_path, eval_every=3, checkpoint_every=0)
+    with pytest.raises(RuntimeError, match="the judge is out"):
+        train(TinyLearner(), config, num_updates=6, evaluate=broken)
+    done = train(TinyLearner(), dataclasses.replace(config, resume=True), num_updates=6, evaluate=evaluate)
+    lines = metrics.read(done.folder / "metrics.jsonl")
+    assert [line["update"] for line in lines if line["kind"] == "eval"] == [0, 3, 6]
+    whole = train(TinyLearner(), run_config(tmp_path, name="whole", eval_every=3), num_updates=6, evaluate=evaluate)
+    assert lines[-1]["error"] == metrics.read(whole.folder / "metrics.jsonl")[-1]["error"]
 
 
 def test_chunks_do_not_change_the_bits(tmp_path, monkeypatch):
