@@ -30,6 +30,11 @@ class Environment(Generic[State, Params]):
     id: str = ""
 
     @property
+    def unwrapped(self) -> Environment:
+        """The innermost environment: this one, where it is no `Wrapper`."""
+        return self
+
+    @property
     def default_params(self) -> Params:
         """The parameters that the reference package uses. A pytree; every leaf may be traced."""
         raise NotImplementedError
@@ -85,15 +90,16 @@ class Wrapper(Environment[State, Params]):
 
     @property
     def id(self) -> str:  # type: ignore[override]
-        return self.env.id
+        """The id that it was made by, else that of the environment which it changes."""
+        return vars(self).get("id", self.env.id)
+
+    @id.setter
+    def id(self, id: str) -> None:
+        vars(self)["id"] = id
 
     @property
     def unwrapped(self) -> Environment:
-        """The innermost environment."""
-        env = self.env
-        while isinstance(env, Wrapper):
-            env = env.env
-        return env
+        return self.env.unwrapped
 
     @property
     def default_params(self):

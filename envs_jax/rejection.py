@@ -34,17 +34,17 @@ def first_accepted(attempt: Callable[..., tuple[jax.Array, Any]], *args: jax.Arr
         rows = [a if m else jnp.broadcast_to(a, (size, *jnp.shape(a))) for a, m in zip(args, mapped)]
         tries = jax.vmap(attempt)
         _, blank = jax.eval_shape(tries, jnp.ones(size, jnp.int32), *rows)
-        places = jnp.arange(size)
+        places = jnp.arange(size, dtype=jnp.int32)
 
         def body(carry):
             waiting, number, values = carry
-            count = jnp.sum(waiting)
+            count = jnp.sum(waiting, dtype=jnp.int32)
             share = size // count
             rank = places // share
             row = jnp.argsort(~waiting)[jnp.minimum(rank, count - 1)]
             accepted, found = tries(number[row] + places % share, *[a[row] for a in rows])
             # the places of a row stand side by side, in the order of its tries: the first one accepted counts
-            place = jnp.full(size, size).at[row].min(jnp.where(accepted & (rank < count), places, size))
+            place = jnp.full(size, size, jnp.int32).at[row].min(jnp.where(accepted & (rank < count), places, size))
             won = place < size
 
             def pick(new, old):

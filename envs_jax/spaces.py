@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,16 +54,16 @@ class Box(Space):
     def sample(self, key):
         low, high = (np.broadcast_to(np.asarray(b), self.shape) for b in (self.low, self.high))
         if np.issubdtype(np.dtype(self.dtype), np.integer):
-            draw = jax.random.randint(key, self.shape, low.astype(np.int32), high.astype(np.int32) + 1)
+            draw = jax.random.randint(key, self.shape, low.astype(np.int32), high.astype(np.int32) + 1, jnp.int32)
             return draw.astype(self.dtype)
         if np.dtype(self.dtype) == np.bool_:
-            return jax.random.bernoulli(key, 0.5, self.shape)
+            return jax.random.bernoulli(key, jnp.float32(0.5), self.shape)
         finite = np.isfinite(low) & np.isfinite(high)
         uniform = jax.random.uniform(key, self.shape, jnp.float32)
         normal = jax.random.normal(jax.random.fold_in(key, 1), self.shape, jnp.float32)
         low_, high_ = np.where(finite, low, 0.0), np.where(finite, high, 1.0)
-        bounded = low_ + uniform * (high_ - low_)
-        return jnp.where(finite, bounded, jnp.clip(normal, low, high)).astype(self.dtype)
+        low, high, start, width = (np.asarray(x, np.float32) for x in (low, high, low_, high_ - low_))
+        return jnp.where(finite, start + uniform * width, jnp.clip(normal, low, high)).astype(self.dtype)
 
     def contains(self, x):
         x = np.asarray(x)
@@ -104,3 +104,20 @@ def stack(space: Space, n: int) -> Space:
         low, high = (np.broadcast_to(np.asarray(b), space.shape) for b in (space.low, space.high))
         return Box(np.broadcast_to(low, shape), np.broadcast_to(high, shape), shape, space.dtype)
     raise TypeError(f"cannot stack {space!r}")
+
+
+def join(rows: Sequence[Space]) -> Space:
+    """The space of one member of each of `rows` stacked on a new leading axis.
+
+    **Arguments:** `rows`, at least one space; they may differ in their bounds.
+    **Raises:** `ValueError` where they differ in more.
+    """
+    parts = [row.spaces for row in rows if isinstance(row, Dict)]
+    if len(parts) == len(rows) and all(part.keys() == parts[0].keys() for part in parts):
+        return Dict({name: join([part[name] for part in parts]) for name in parts[0]})
+    boxes = [box for box in (stack(row, 1) for row in rows) if isinstance(box, Box)]
+    if len(boxes) < len(rows) or len({(box.shape, np.dtype(box.dtype)) for box in boxes}) > 1:
+        raise ValueError(f"spaces that differ in more than their bounds cannot be joined: {', '.join(map(repr, rows))}")
+    low = np.concatenate([np.broadcast_to(box.low, box.shape) for box in boxes])
+    high = np.concatenate([np.broadcast_to(box.high, box.shape) for box in boxes])
+    return Box(low, high, low.shape, boxes[0].dtype)

@@ -64,8 +64,9 @@ def check_contract(env: Environment, params: Any, *, policies: tuple[ResetPolicy
     """Check types and structure, without compiling anything.
 
     `reset` and `step` trace; they agree on observation and state; observations have the shape and dtype of their
-    space; the reward is float32 and the two flags bool, all scalars; batched under every reset policy of `policies`,
-    the observation before a reset is there, and the state keeps its structure.
+    space; the reward is float32 and the two flags bool, all scalars; `jax_enable_x64` changes no type, since worlds are
+    32-bit whatever the user's setting; batched under every reset policy of `policies`, the observation before a reset
+    is there, and the state keeps its structure.
     """
     name = env.id or type(env).__name__
     key = jax.eval_shape(lambda: jax.random.key(0))
@@ -84,6 +85,9 @@ def check_contract(env: Environment, params: Any, *, policies: tuple[ResetPolicy
         assert x.shape == () and str(x.dtype) == dtype, f"{name}: {what} is {x.dtype}{list(x.shape)}, not {dtype}[]"
     assert isinstance(info, dict), f"{name}: info is {type(info).__name__}, not a dict"
     assert "final_observation" not in info, f"{name}: final_observation belongs to the batch, not to one environment"
+    with jax.enable_x64(True):
+        wide = _abstract(env, params)
+    _same_types((obs, state, action, result), wide, f"{name}: with and without x64, types")
     for policy in policies:
         batch = VectorEnv(env, 2, policy=policy, pool_size=2, reset_ratio=1)
         obs, state, action, result = _abstract(batch, params)
@@ -108,12 +112,20 @@ def play(env: VectorEnv, params: Any, state: Any, key: jax.Array, steps: int) ->
     return {"state": state, **played}
 
 
-def check_x64(env: Environment, params: Any) -> None:
-    """Check that `jax_enable_x64` changes no type: worlds are 32-bit whatever the user's setting."""
-    narrow = _abstract(env, params)
+def check_x64(env: Environment, params: Any, *, num_envs: int = 4) -> None:
+    """Check that `jax_enable_x64` changes no start: observations and states of `num_envs` resets are the same, floats
+    within 1e-6. A draw of `jax.random` without a dtype takes the setting's width, and so another value.
+
+    `check_contract` looks at types alone, for which nothing is compiled.
+    """
+
+    def starts():
+        return jax.jit(jax.vmap(env.reset, in_axes=(0, None)))(jax.random.split(jax.random.key(0), num_envs), params)
+
+    narrow = starts()
     with jax.enable_x64(True):
-        wide = _abstract(env, params)
-    _same_types(narrow, wide, f"{env.id}: with and without x64, types")
+        wide = starts()
+    same(narrow, wide, f"{env.id or type(env).__name__}: with and without x64, resets", atol=1e-6)
 
 
 def check_resets(
@@ -182,6 +194,7 @@ def check(
     num_envs: int = 8,
     policies: tuple[ResetPolicy, ...] = ("always", "pool", "optimistic"),
     eager: bool = True,
+    x64: bool = True,
     devices: int = 0,
     devices_atol: float = 0.0,
 ) -> None:
@@ -192,14 +205,16 @@ def check(
     the same, and without `jit` too; the reset policies agree (`check_resets`); x64 changes nothing (`check_x64`).
 
     **Arguments:** `key`, of all randomness (default 0); `steps`; `num_envs`, even; `policies`, to compare (fewer
-    compile sooner); `eager`, whether to run without `jit` too, which is slow; `devices`, if not 0, split the rows
+    compile sooner); `eager`, whether to run without `jit` too, which is slow; `x64`, whether starts must be those of
+    32 bits under `jax_enable_x64` (worlds of others may follow the setting); `devices`, if not 0, split the rows
     over so many devices and ask for the same play (`check_devices`); `devices_atol`, how far floats may differ then.
     **Raises:** `AssertionError`.
     """
     name = env.id or type(env).__name__
     key = jax.random.key(0) if key is None else key
     check_contract(env, params, policies=("always", "pool", "optimistic", "next_step", "none"))
-    check_x64(env, params)
+    if x64:
+        check_x64(env, params)
 
     batch = VectorEnv(env, num_envs, policy="pool", pool_size=num_envs)
     first, start = jax.jit(VectorEnv(env, num_envs, policy="none").reset)(key, params)

@@ -80,7 +80,7 @@ def draw(level: Level, key: jax.Array, params: Params) -> tuple[Drawn, jax.Array
     task = jnp.int32(0)
     if len(level.tasks) > 1:
         weights = jnp.cumsum(jnp.asarray(params.task_weights, jnp.float32))
-        share = jax.random.uniform(jax.random.fold_in(key, 0)) * weights[-1]
+        share = jax.random.uniform(jax.random.fold_in(key, 0), (), jnp.float32) * weights[-1]
         task = jnp.sum(share >= weights[:-1], dtype=jnp.int32)
     count = Dice()
     jax.eval_shape(lambda task: level.attempt(count, task), task)

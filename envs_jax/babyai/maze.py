@@ -148,8 +148,8 @@ def connect(dice: Dice, maze: Maze, present, sealed=None) -> jax.Array:
 
     def join(label, edge, wanted):
         a, b = side[edge, 0], side[edge, 1]
-        of_a = jnp.sum(jnp.where(rooms == a, label, 0))
-        of_b = jnp.sum(jnp.where(rooms == b, label, 0))
+        of_a = jnp.sum(jnp.where(rooms == a, label, 0), dtype=jnp.int32)
+        of_b = jnp.sum(jnp.where(rooms == b, label, 0), dtype=jnp.int32)
         return jnp.where(wanted & (label == of_b), of_a, label)
 
     label = jax.lax.fori_loop(

@@ -26,7 +26,6 @@ from envs_jax.babyai.mission import (
 from envs_jax.babyai.state import EMPTY_CELL, STATE_MASK, STATE_SHIFT, WALL_CELL, Params, State, pack
 from envs_jax.babyai.text import MISSION_LENGTH, MISSIONS, mission_caption
 from envs_jax.babyai.verify import object_set
-from envs_jax.env import Wrapper
 
 
 KINDS = {"GoToInstr": GO_TO, "OpenInstr": OPEN_DOOR, "PickupInstr": PICK_UP, "PutNextInstr": PUT_NEXT}
@@ -45,8 +44,7 @@ def import_state(minigrid_env: Any, env: Any, params: Params) -> tuple[dict[str,
     **Returns:** `(obs, state)` of the innermost `env`.
     **Raises:** `ValueError` where `env` cannot hold that world: a larger grid, more objects, other kinds of clause.
     """
-    while isinstance(env, Wrapper):
-        env = env.env
+    env = env.unwrapped
     if not isinstance(env, BabyAI):
         raise ValueError(f"import_state needs a BabyAI world of envs_jax.make, not {type(env).__name__}")
     state = _Importer(minigrid_env.unwrapped, env, params).state()

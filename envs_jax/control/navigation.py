@@ -131,7 +131,7 @@ class NavigationTrack(Environment[NavigationState, NavigationParams]):
 
     def reset(self, key, params):
         area_key, pose_key, noise_key = jax.random.split(key, 3)
-        area = jax.random.randint(area_key, (), 0, len(self.starts))
+        area = jax.random.randint(area_key, (), 0, len(self.starts), jnp.int32)
         low, high = jnp.asarray(self.starts)[area]
         drawn = jax.random.uniform(pose_key, (3,), jnp.float32)
         pose = jnp.append(low + drawn[:2] * (high - low), math.pi * (2 * drawn[2] - 1))

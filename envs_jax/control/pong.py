@@ -72,7 +72,7 @@ class Pong(Environment[PongState, PongParams]):
 
     def reset(self, key, params):
         side, slope = jax.random.split(key)
-        dx = jnp.where(jax.random.bernoulli(side), params.ball_speed, -params.ball_speed)
+        dx = jnp.where(jax.random.bernoulli(side, jnp.float32(0.5)), params.ball_speed, -params.ball_speed)
         dy = jax.random.uniform(slope, (), jnp.float32, -1.0, 1.0) * params.ball_speed
         paddle = (HEIGHT - PADDLE_HEIGHT) / 2
         game = jnp.stack([paddle, paddle, WIDTH / 2, HEIGHT / 2, dx, dy]).astype(jnp.float32)

@@ -72,10 +72,11 @@ def import_state(gymnasium_env: Any, env: Environment, params: Any) -> tuple[jax
     """Take over a live environment: the original of `env`, perhaps wrapped, reset at least once.
 
     **Arguments:** `gymnasium_env`, made by `gymnasium.make`, or gym_navigation's or ProPS's own class; `env`, one of
-    this package's; `params`, its parameters.
-    **Returns:** `(obs, state)` as `env.reset` would, for the same point in the episode.
+    this package's, perhaps wrapped; `params`, its parameters.
+    **Returns:** `(obs, state)` as the innermost `env.reset` would, for the same point in the episode.
     **Raises:** `TypeError` for another environment, `ValueError` before its first reset.
     """
+    env = env.unwrapped
     if type(env) not in READERS:
         known = ", ".join(world.__name__ for world in READERS)
         raise TypeError(f"{type(env).__name__} has no original to take over; these have: {known}")

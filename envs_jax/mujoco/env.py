@@ -19,6 +19,11 @@ from envs_jax.mujoco.physics_mjx import PhysicsMjx
 from envs_jax.mujoco.render import Painter
 
 
+def uniform(key: jax.Array, size: int, scale: Any) -> jax.Array:
+    """float32 `[size]` between `-scale` and `scale`."""
+    return jax.random.uniform(key, (size,), jnp.float32, -1.0, 1.0) * scale
+
+
 @struct.dataclass
 class MujocoState:
     """The physics, the clock, and what an episode that ended goes on to show."""
@@ -49,6 +54,8 @@ class MujocoEnv(Environment[MujocoState, Any]):
     """Time steps of the model per step."""
     read: tuple[str, ...] = ()
     """Fields of `mjData` that `observe` and `judge` need beside places and speeds."""
+    fewest: int = 1
+    """Degrees of freedom (`nv`) of the smallest model that `observe` and `judge` can read."""
     camera: Mapping[str, Any] = {}
     """How the free camera stands, where the model has no camera of the name `track`."""
 
@@ -75,6 +82,11 @@ class MujocoEnv(Environment[MujocoState, Any]):
             raise ValueError(f"threads is {threads}; at least 1 is needed")
         self.backend, self.threads = physics, threads
         self.model = load_model(xml_file or self.xml_file)
+        if self.model.nv < self.fewest:
+            raise ValueError(
+                f"the model {xml_file!r} has {self.model.nv} degrees of freedom (nv); {type(self).__name__} needs at "
+                f"least {self.fewest}: give xml_file another model"
+            )
         self.frame_skip = frame_skip or self.frame_skip
         self.dt: float = self.model.opt.timestep * self.frame_skip
         """Seconds per step."""
@@ -92,6 +104,10 @@ class MujocoEnv(Environment[MujocoState, Any]):
     def start(self, key: jax.Array, params: Any) -> tuple[jax.Array, jax.Array]:
         """Draw where an episode starts: float32 `[nq]` and `[nv]`."""
         raise NotImplementedError
+
+    def pose(self, key: jax.Array, scale: Any) -> jax.Array:
+        """The model's own places, each within `scale` of `qpos0`: float32 `[nq]`."""
+        return jnp.asarray(self.model.qpos0, jnp.float32) + uniform(key, self.model.nq, scale)
 
     def observe(self, xp: Any, now: Moment) -> Any:
         """The observation of a moment, `[..., n]`. `xp`, here and in `judge`, is as in `physics.Look`."""
@@ -114,7 +130,12 @@ class MujocoEnv(Environment[MujocoState, Any]):
 
     def step(self, key, state, action, params):
         going = ~(state.terminated | state.truncated)
-        action = jnp.asarray(action, jnp.float32)
+        action, size = jnp.asarray(action, jnp.float32), self.model.nu
+        if action.shape != (size,):
+            raise ValueError(
+                f"an action has the shape {list(action.shape)}; {self.id or type(self).__name__} needs [{size}], a "
+                "number for each actuator: take step under vmap for a batch of actions"
+            )
         numbers = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params)
         physics, seen = self.physics.advance(state.physics, action, going, self.look, action, numbers)
         obs, reward, terminated, info = seen

@@ -106,8 +106,19 @@ class Physics:
         """A world at given places and speeds, `[nq]` and `[nv]`, its other numbers worked out.
 
         **Returns:** the state, and what `look` made of it (`before` and `after` are the same moment).
+        **Raises:** `ValueError` for another number of places or speeds.
         """
         raise NotImplementedError
+
+    def _checked(self, qpos: jax.Array, qvel: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """What `begin` is given, as float32: a number too many or too few would move all that follow it."""
+        for name, x, size in (("qpos", qpos, self.model.nq), ("qvel", qvel, self.model.nv)):
+            if jnp.shape(x) != (size,):
+                raise ValueError(
+                    f"{name} has the shape {list(jnp.shape(x))}; the model needs [{size}]: start with model.nq places "
+                    "and model.nv speeds"
+                )
+        return jnp.asarray(qpos, jnp.float32), jnp.asarray(qvel, jnp.float32)
 
     def advance(
         self, state: jax.Array, ctrl: jax.Array, going: jax.Array, look: Look, *args: Any

@@ -50,7 +50,7 @@ class PhysicsC(Physics):
         self._spare: list[Any] = []
 
     def begin(self, qpos, qvel, look, *args):
-        return self._call(self._forward, (qpos, qvel), jnp.bool_(True), look, args)
+        return self._call(self._forward, self._checked(qpos, qvel), jnp.bool_(True), look, args)
 
     def advance(self, state, ctrl, going, look, *args):
         return self._call(self._step, (state, ctrl), going, look, args)

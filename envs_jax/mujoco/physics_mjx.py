@@ -31,6 +31,7 @@ class PhysicsMjx(Physics):
 
     Two things differ from C: numbers are float32, so trajectories part where contacts amplify that; and fields are
     read at the state that a step reaches, where C MuJoCo leaves those of the last stage of its Runge-Kutta integrator.
+    `jax_enable_x64` is put aside in here: under it, MJX meets its own float32 with float64, and fails.
 
     XLA of jax below 0.12 compiles long chains of bodies badly on a CPU; there, give the `jit` around it
     `compiler_options={"xla_cpu_use_fusion_emitters": False}`, or use C, which is faster still.
@@ -41,24 +42,27 @@ class PhysicsMjx(Physics):
         for a model that it cannot compute."""
         super().__init__(model, frame_skip, read)
         self._mjx = require("mujoco.mjx")
-        with _explained(), jax.ensure_compile_time_eval():  # this may be the trace of a step
+        with _explained(), jax.enable_x64(False), jax.ensure_compile_time_eval():  # this may be the trace of a step
             self._compiled = self._mjx.put_model(model)
             self._blank = self._mjx.make_data(model)
 
     def begin(self, qpos, qvel, look, *args):
-        with _explained():
-            data = self._mjx.forward(self._compiled, self._blank.replace(qpos=qpos, qvel=qvel))
-        return self._result(data, self.moment(self._numbers(data), {}), data, look, args)
+        qpos, qvel = self._checked(qpos, qvel)
+        with jax.enable_x64(False):
+            with _explained():
+                data = self._mjx.forward(self._compiled, self._blank.replace(qpos=qpos, qvel=qvel))
+            return self._result(data, self.moment(self._numbers(data), {}), data, look, args)
 
     def advance(self, state, ctrl, going, look, *args):
         nq, nv = self.model.nq, self.model.nv
-        qpos, qvel, act, warmstart = jnp.split(state, np.cumsum([nq, nv, self.model.na]))
-        data = self._blank.replace(qpos=qpos, qvel=qvel, act=act, qacc_warmstart=warmstart, ctrl=ctrl)
-        with _explained():
-            data = jax.lax.fori_loop(0, self.frame_skip, lambda _, d: self._mjx.step(self._compiled, d), data)
-            readable = self._mjx.forward(self._compiled, data) if self.read else data
-        after, seen = self._result(data, self.moment(state, {}), readable, look, args)
-        return jnp.where(going, after, state), seen
+        with jax.enable_x64(False):
+            qpos, qvel, act, warmstart = jnp.split(state, np.cumsum([nq, nv, self.model.na]))
+            data = self._blank.replace(qpos=qpos, qvel=qvel, act=act, qacc_warmstart=warmstart, ctrl=ctrl)
+            with _explained():
+                data = jax.lax.fori_loop(0, self.frame_skip, lambda _, d: self._mjx.step(self._compiled, d), data)
+                readable = self._mjx.forward(self._compiled, data) if self.read else data
+            after, seen = self._result(data, self.moment(state, {}), readable, look, args)
+            return jnp.where(going, after, state), seen
 
     def encode(self, numbers):
         return np.asarray(numbers, np.float32)

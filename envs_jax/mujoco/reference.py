@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs_jax.env import Wrapper
 from envs_jax.mujoco.env import MujocoEnv, MujocoState
 from envs_jax.mujoco.physics import require
 
@@ -22,9 +21,7 @@ def import_state(gymnasium_env: Any, env: Any, params: Any) -> tuple[jax.Array, 
     **Raises:** `TypeError` for another environment; `ValueError` before its first reset, or where the two differ in
     their model, their `frame_skip`, or the size of what they observe.
     """
-    while isinstance(env, Wrapper):
-        env = env.env
-    inner = gymnasium_env.unwrapped
+    env, inner = env.unwrapped, gymnasium_env.unwrapped
     if not isinstance(env, MujocoEnv) or type(inner).__name__ != f"{type(env).__name__}Env":
         raise TypeError(f"{type(inner).__name__} is not what {type(env).__name__} re-implements")
     counted = gymnasium_env.has_wrapper_attr("_elapsed_steps")

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from envs_jax.mujoco.env import MujocoEnv
+from envs_jax.mujoco.env import MujocoEnv, uniform
 from envs_jax.mujoco.physics import Backend
 
 
@@ -18,7 +18,7 @@ class PendulumParams:
     """Of the inverted pendulum."""
 
     reset_noise_scale: Any = 0.01
-    """Places and speeds start within this distance of 0."""
+    """Places start within this distance of the model's own, speeds of 0."""
     max_steps: Any = 1000
     """Steps until truncation."""
 
@@ -30,7 +30,7 @@ class DoublePendulumParams:
     healthy_reward: Any = 10.0
     """For each step on which it has not fallen."""
     reset_noise_scale: Any = 0.1
-    """Places start within this distance of 0; the standard deviation of speeds."""
+    """Places start within this distance of the model's own; the standard deviation of speeds."""
     max_steps: Any = 1000
     """Steps until truncation."""
 
@@ -85,11 +85,6 @@ class HopperParams(WalkerParams):
     """Between which all places but x and z, and all speeds, must be."""
 
 
-def uniform(key: jax.Array, size: int, scale: Any) -> jax.Array:
-    """float32 `[size]` between `-scale` and `scale`."""
-    return jax.random.uniform(key, (size,), jnp.float32, -1.0, 1.0) * scale
-
-
 class InvertedPendulum(MujocoEnv):
     """Keep a pole upright on a cart, by a force on the cart.
 
@@ -97,7 +92,8 @@ class InvertedPendulum(MujocoEnv):
     0.2.
     """
 
-    xml_file, frame_skip, camera = "inverted_pendulum.xml", 2, {"distance": 2.04}
+    xml_file, frame_skip, fewest = "inverted_pendulum.xml", 2, 2
+    camera = {"distance": 2.04}
 
     @property
     def default_params(self):
@@ -105,7 +101,8 @@ class InvertedPendulum(MujocoEnv):
 
     def start(self, key, params):
         places, speeds = jax.random.split(key)
-        return tuple(uniform(k, 2, params.reset_noise_scale) for k in (places, speeds))
+        scale = params.reset_noise_scale
+        return self.pose(places, scale), uniform(speeds, self.model.nv, scale)
 
     def observe(self, xp, now):
         return xp.concatenate([now.qpos, now.qvel], axis=-1)
@@ -125,7 +122,7 @@ class InvertedDoublePendulum(MujocoEnv):
     poles move. Terminated when the tip is no higher than 1.
     """
 
-    xml_file, frame_skip = "inverted_double_pendulum.xml", 5
+    xml_file, frame_skip, fewest = "inverted_double_pendulum.xml", 5, 3
     read = ("site_xpos", "qfrc_constraint")
     camera = {"distance": 4.1225, "lookat": (0.0, 0.0, 0.1225)}
 
@@ -135,7 +132,8 @@ class InvertedDoublePendulum(MujocoEnv):
 
     def start(self, key, params):
         places, speeds = jax.random.split(key)
-        return uniform(places, 3, params.reset_noise_scale), jax.random.normal(speeds, (3,)) * params.reset_noise_scale
+        scale = params.reset_noise_scale
+        return self.pose(places, scale), jax.random.normal(speeds, (self.model.nv,), jnp.float32) * scale
 
     def observe(self, xp, now):
         cart, angles = now.qpos[..., :1], now.qpos[..., 1:]
@@ -161,7 +159,7 @@ class Reacher(MujocoEnv):
     the target to the fingertip. Reward: less for their distance and for the squared action. Never terminated.
     """
 
-    xml_file, frame_skip, read = "reacher.xml", 2, ("xpos",)
+    xml_file, frame_skip, fewest, read = "reacher.xml", 2, 4, ("xpos",)
 
     @property
     def default_params(self):
@@ -170,11 +168,13 @@ class Reacher(MujocoEnv):
     def start(self, key, params):
         angles, speeds, radius, direction = jax.random.split(key, 4)
         # uniform in a disc of radius 0.2, where Gymnasium draws from a square until it hits the disc
-        radius = 0.2 * jnp.sqrt(jax.random.uniform(radius))
+        radius = 0.2 * jnp.sqrt(jax.random.uniform(radius, (), jnp.float32))
         direction = jax.random.uniform(direction, (), jnp.float32, 0.0, 2 * np.pi)
         goal = radius * jnp.stack([jnp.cos(direction), jnp.sin(direction)])
-        still = jnp.zeros(2, jnp.float32)
-        return jnp.concatenate([uniform(angles, 2, 0.1), goal]), jnp.concatenate([uniform(speeds, 2, 0.005), still])
+        # the target's two places and speeds are the last ones; the arm has all others
+        arm = jnp.asarray(self.model.qpos0[:-2], jnp.float32) + uniform(angles, self.model.nq - 2, 0.1)
+        speeds, still = uniform(speeds, self.model.nv - 2, 0.005), jnp.zeros(2, jnp.float32)
+        return jnp.concatenate([arm, goal]), jnp.concatenate([speeds, still])
 
     def _way(self, now):
         fingertip, target = (self.model.body(name).id for name in ("fingertip", "target"))
@@ -218,12 +218,8 @@ class Runner(MujocoEnv):
 
     def start(self, key, params):
         places, speeds = jax.random.split(key)
-        noise = uniform(speeds, self.model.nv, params.reset_noise_scale)
-        return self._pose(places, params), noise
-
-    def _pose(self, key, params):
-        pose = jnp.asarray(self.model.qpos0, jnp.float32)
-        return pose + uniform(key, self.model.nq, params.reset_noise_scale)
+        scale = params.reset_noise_scale
+        return self.pose(places, scale), uniform(speeds, self.model.nv, scale)
 
     def observe(self, xp, now):
         first = self.hidden if self.exclude_current_positions_from_observation else 0
@@ -243,7 +239,7 @@ class Runner(MujocoEnv):
 class Swimmer(Runner):
     """A chain of three links in a viscous plane. Observation `[8]`: angles and all speeds. Never terminated."""
 
-    xml_file, frame_skip, hidden = "swimmer.xml", 4, 2
+    xml_file, frame_skip, fewest, hidden = "swimmer.xml", 4, 2, 2
 
     @property
     def default_params(self):
@@ -269,7 +265,8 @@ class HalfCheetah(Runner):
 
     def start(self, key, params):
         places, speeds = jax.random.split(key)
-        return self._pose(places, params), jax.random.normal(speeds, (self.model.nv,)) * params.reset_noise_scale
+        scale = params.reset_noise_scale
+        return self.pose(places, scale), jax.random.normal(speeds, (self.model.nv,), jnp.float32) * scale
 
 
 class Walker2d(Runner):
@@ -278,7 +275,7 @@ class Walker2d(Runner):
     Beside a runner's reward, `healthy_reward` while height and angle of the torso are in range; terminated when not.
     """
 
-    xml_file, frame_skip, fastest = "walker2d_v5.xml", 4, 10.0
+    xml_file, frame_skip, fewest, fastest = "walker2d_v5.xml", 4, 3, 10.0
 
     @property
     def default_params(self):

@@ -17,6 +17,7 @@ from envs_jax.control.mountain_car import MountainCarState
 from envs_jax.control.navigation import NavigationState
 from envs_jax.control.pendulum import PendulumState
 from envs_jax.control.pong import PongState
+from envs_jax.wrappers import EpisodeStatistics
 
 
 KEY = jax.random.key(0)
@@ -287,6 +288,17 @@ def test_published_policy_climbs_the_hill(gain, expected):
 def test_options_refused(id, options, message):
     with pytest.raises(ValueError, match=message):
         envs_jax.make(id, **options)
+
+
+def test_taking_over_through_a_wrapper():
+    gymnasium = pytest.importorskip("gymnasium")
+    theirs = gymnasium.make("CartPole-v1")
+    theirs.reset(seed=0)
+    env, params = envs_jax.make("CartPole-v1")
+    found = [envs_jax.control.import_state(theirs, e, params) for e in (env, EpisodeStatistics(env))]
+    jax.tree.map(np.testing.assert_array_equal, *found)
+    with pytest.raises(TypeError, match="Catch has no original to take over"):
+        envs_jax.control.import_state(theirs, EpisodeStatistics(envs_jax.make("Debug-Catch-v0")[0]), params)
 
 
 def center(picture, color):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import envs_jax
-from envs_jax import spaces
+from envs_jax import registry, spaces
 from envs_jax.control.debug import Aim, Catch, CatchState, DebugParams, DebugState, Match, Recall
 from envs_jax.env import Environment
 from envs_jax.rejection import first_accepted
@@ -50,6 +53,25 @@ def test_ids_by_prefix():
     assert len(envs_jax.ids()) == len(set(envs_jax.ids()))
 
 
+class Loud(ScaleReward):
+    """A world that is a wrapped one, as `register` takes it too."""
+
+    def __init__(self, scale: float = 2.0):
+        super().__init__(EpisodeStatistics(envs_jax.make("CartPole-v1")[0]), scale)
+
+
+def test_a_wrapped_world_is_registered_under_its_own_id(monkeypatch):
+    monkeypatch.setattr(registry, "_SPECS", dict(registry._SPECS))
+    monkeypatch.setitem(sys.modules, "loud", types.SimpleNamespace(Loud=Loud))
+    envs_jax.register("Loud-v0", "loud:Loud", scale=3.0)
+    env, params = envs_jax.make("Loud-v0?scale=5")
+    assert env.id == "Loud-v0?scale=5" and env.scale == 5 and params == env.default_params
+    assert env.unwrapped.id == "CartPole-v1"  # which is what it is
+    assert EpisodeStatistics(env).id == VectorEnv(env, 2).id == env.id
+    _, state = env.reset(jax.random.key(0), params)
+    assert float(env.step(jax.random.key(0), state, jnp.int32(0), params)[2]) == 5.0
+
+
 # --- spaces -----------------------------------------------------------------------------------------------------------
 
 
@@ -58,7 +80,9 @@ def test_ids_by_prefix():
     [
         spaces.Discrete(3),
         spaces.Box(-1.0, 2.0, (2, 3)),
+        spaces.Box(np.array([-0.1, 0.7]), 1.3, (2,)),  # bounds in float64
         spaces.Box(0, 255, (4,), np.uint8),
+        spaces.Box(False, True, (9,), np.bool_),
         spaces.Box(np.array([-np.inf, 0], np.float32), np.array([np.inf, 1], np.float32), (2,)),
         spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Box(0, 1, (1,))}),
     ],
@@ -70,6 +94,8 @@ def test_samples_are_members_and_so_are_stacks(space):
     member = stacked.sample(jax.random.key(0))
     assert stacked.contains(member)
     assert space.contains(jax.tree.map(lambda x: x[1], member))
+    with jax.enable_x64(True):
+        jax.tree.map(np.testing.assert_array_equal, stacked.sample(jax.random.key(0)), member)
 
 
 def test_membership_is_strict():
@@ -235,6 +261,53 @@ def test_parameters_per_row():
     _, state = env.reset(jax.random.key(0), params)
     truncated = env.step(jax.random.key(1), state, jnp.zeros(3, jnp.int32), params)[4]
     assert truncated.tolist() == [True, False, False]
+
+
+def test_spaces_of_parameters_per_row():
+    n = 3
+    for id, changed in (
+        ("CartPole-v1", {"gravity": [9.0, 9.8, 11.0], "x_limit": [2.4, 2.4, 3.0]}),
+        ("Pendulum-v1", {"max_torque": [1.0, 2.0, 4.0], "gravity": jnp.array([9.0, 10.0, 11.0])}),
+    ):
+        world, params = envs_jax.make(id)
+        env = VectorEnv(world, n, policy="always", batched_params=True)
+        rows = jax.tree.map(lambda x: np.full(n, x), params)
+        rows = rows.replace(**{name: jnp.asarray(x) for name, x in changed.items()})
+        assert env.observation_space(rows).shape == (n, *world.observation_space(params).shape)
+        for space in (env.observation_space(rows), env.action_space(rows)):
+            assert space.contains(space.sample(jax.random.key(0)))
+        obs, state = env.reset(jax.random.key(0), rows)
+        assert env.observation_space(rows).contains(obs)
+        action = env.action_space(rows).sample(jax.random.key(1))
+        obs = jax.jit(env.step)(jax.random.key(2), state, action, rows)[0]
+        assert env.observation_space(rows).contains(obs)
+        if id == "CartPole-v1":
+            assert action.dtype == np.int32 and action.shape == (n,)
+            np.testing.assert_allclose(env.observation_space(rows).high[:, 0], [4.8, 4.8, 6.0], rtol=1e-6)
+        else:
+            np.testing.assert_array_equal(env.action_space(rows).high, [[1.0], [2.0], [4.0]])
+            np.testing.assert_array_equal(env.action_space(rows).low, [[-1.0], [-2.0], [-4.0]])
+        with pytest.raises(
+            ValueError, match=r"params\.gravity has the shape \(\); with batched_params .* \(3, \.\.\.\)"
+        ):
+            env.observation_space(rows.replace(gravity=9.8))
+
+
+def test_spaces_of_traced_parameters_per_row():
+    """As for one world, where the space does not depend on them."""
+    env = VectorEnv(Counter(), 3, policy="always", batched_params=True)
+    sample = jax.jit(lambda params, key: env.action_space(params).sample(key))
+    assert sample({"length": jnp.array([1, 2, 3])}, jax.random.key(0)).tolist() == [0, 0, 0]
+
+
+def test_joined_spaces():
+    box = spaces.Box(0.0, np.array([1.0, 2.0]), (2,))
+    joined = spaces.join([spaces.Dict({"a": spaces.Discrete(n), "b": box}) for n in (1, 4)])
+    assert joined.contains({"a": np.int32([0, 3]), "b": np.float32([[1, 2], [1, 2]])})
+    assert not joined.contains({"a": np.int32([1, 3]), "b": np.float32([[1, 2], [1, 2]])})
+    for other in (spaces.Box(0.0, 1.0, (3,)), spaces.Box(0, 1, (2,), np.int32), spaces.Discrete(3), spaces.Dict({})):
+        with pytest.raises(ValueError, match="differ in more than their bounds"):
+            spaces.join([box, other])
 
 
 @pytest.mark.parametrize(

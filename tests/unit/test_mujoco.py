@@ -173,6 +173,104 @@ def test_a_model_of_ones_own(tmp_path):
     assert float(reward) == 1.0 and not terminated
 
 
+def model_file(tmp_path, joints, extra=""):
+    """A model of bodies on top of one another, each on one of the `joints`, the last called fingertip."""
+    names = ["link"] * (len(joints) - 1) + ["fingertip"]
+    open_ = "".join(
+        f'<body name="{name}{i if name == "link" else ""}" pos="0 0 0.1">{joint}<geom size="0.05" mass="1"/>'
+        for i, (name, joint) in enumerate(zip(names, joints))
+    )
+    path = tmp_path / f"{len(joints)}.xml"
+    path.write_text(
+        f"<mujoco><worldbody>{open_}<site/>{'</body>' * len(joints)}{extra}</worldbody>"
+        '<actuator><motor joint="first" ctrlrange="-1 1"/></actuator></mujoco>'
+    )
+    return str(path)
+
+
+SLIDE = '<joint name="first" type="slide" axis="1 0 0"/>'
+HINGE = '<joint type="hinge" axis="0 1 0" ref="30"/>'
+BALL = '<joint type="ball"/>'
+
+
+@pytest.mark.parametrize(
+    ("id", "joints", "fewest"),
+    [
+        ("InvertedPendulum-v5", (SLIDE, HINGE, BALL), 2),
+        ("InvertedDoublePendulum-v5", (SLIDE, HINGE, BALL), 3),
+        ("Swimmer-v5", (SLIDE, HINGE, BALL), 2),
+        ("Hopper-v5", (SLIDE, HINGE, BALL), 3),
+    ],
+)
+def test_starts_are_around_the_models_own_pose(tmp_path, id, joints, fewest):
+    """As in Gymnasium, noise on `qpos0`, in all of the places and speeds that the model has."""
+    path = model_file(tmp_path, joints)
+    env, params = envs_jax.make(id, physics="c", xml_file=path)
+    rest = np.float32([0.0, np.pi / 6, 1.0, 0.0, 0.0, 0.0])
+    for scale in (0.0, 0.01):
+        _, state = env.reset(KEY, params.replace(reset_noise_scale=scale))
+        numbers = env.physics.decode(state.physics)
+        places, speeds = numbers[:6], numbers[6:11]
+        np.testing.assert_allclose(places, rest, atol=scale)
+        np.testing.assert_allclose(speeds, 0.0, atol=5 * scale)
+        assert (np.count_nonzero(places - rest), np.count_nonzero(speeds)) == ((6, 5) if scale else (0, 0))
+    few = model_file(tmp_path, (SLIDE, HINGE, HINGE)[: fewest - 1])
+    with pytest.raises(ValueError, match=f"{few}' has {fewest - 1} degrees of freedom.*needs at least {fewest}"):
+        envs_jax.make(id, physics="c", xml_file=few)
+
+
+def test_an_arm_of_more_joints(tmp_path):
+    """Reacher's target is what stands last in the model, as in Gymnasium; the arm is all that comes before."""
+    axes = ("1 0 0", "0 1 0")
+    slides = "".join(f'<joint type="slide" axis="{axis}" ref="0.1"/>' for axis in axes)
+    target = f'<body name="target">{slides}<geom size="0.01" contype="0"/></body>'
+    first = HINGE.replace("<joint", '<joint name="first"')
+    env, params = envs_jax.make("Reacher-v5", physics="c", xml_file=model_file(tmp_path, (first, HINGE, HINGE), target))
+    obs, states = jax.jit(jax.vmap(env.reset, in_axes=(0, None)))(jax.random.split(KEY, 64), params)
+    numbers = env.physics.decode(states.physics)
+    angles, goals, speeds = numbers[:, :3], numbers[:, 3:5], numbers[:, 5:10]
+    away = np.abs(angles - np.pi / 6)
+    assert away.max() < 0.1 + 1e-6 and np.all(away.max(axis=0) > 0.08)
+    assert 0.15 < np.linalg.norm(goals, axis=1).max() < 0.2 and np.all(np.ptp(goals, axis=0) > 0.2)
+    assert 0.004 < np.abs(speeds[:, :3]).max() < 0.005 and not speeds[:, 3:].any()
+    assert obs.shape == (64, 11)  # two cosines, two sines, the third angle and the target, two speeds, the way
+    few = model_file(tmp_path, (first,), target)
+    with pytest.raises(ValueError, match="has 3 degrees of freedom.*Reacher needs at least 4"):
+        envs_jax.make("Reacher-v5", physics="c", xml_file=few)
+
+
+@pytest.mark.parametrize(("shape", "said"), [((2,), r"\[2\]"), ((4,), r"\[4\]"), ((), r"\[\]"), ((5, 3), r"\[5, 3\]")])
+def test_actions_of_another_shape_are_refused(shape, said):
+    env, params = envs_jax.make("Hopper-v5", physics="c")
+    _, state = jax.eval_shape(env.reset, KEY, params)
+    with pytest.raises(ValueError, match=f"an action has the shape {said}; Hopper-v5 needs \\[3\\].*vmap"):
+        jax.eval_shape(env.step, KEY, state, jnp.zeros(shape), params)
+
+
+@pytest.mark.parametrize("backend", ["c", "mjx"])
+def test_starts_of_another_shape_are_refused(backend):
+    pytest.importorskip("mujoco.mjx" if backend == "mjx" else "mujoco")
+    physics = envs_jax.make("InvertedPendulum-v5", physics=backend)[0].physics
+    for places, speeds, said in ((3, 2, r"qpos has the shape \[3\]"), (2, 1, r"qvel has the shape \[1\]")):
+        with pytest.raises(ValueError, match=rf"{said}; the model needs \[2\]"):
+            physics.begin(jnp.zeros(places), jnp.zeros(speeds), lambda xp, _, now: now.qpos)
+
+
+def test_mjx_is_of_32_bits_under_x64():
+    """Traced only: the types are those without, which is more than MJX itself can do."""
+    pytest.importorskip("mujoco.mjx")
+    env, params = envs_jax.make("InvertedPendulum-v5", physics="mjx")
+    action = jax.ShapeDtypeStruct((1,), np.float32)
+
+    def types():
+        obs, state = jax.eval_shape(env.reset, KEY, params)
+        return jax.tree.map(lambda x: (x.shape, x.dtype), (obs, jax.eval_shape(env.step, KEY, state, action, params)))
+
+    with jax.enable_x64(True):
+        wide = types()
+    assert wide == types()
+
+
 @pytest.mark.parametrize(
     ("geoms", "expected"),
     [

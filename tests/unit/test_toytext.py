@@ -17,12 +17,14 @@ from envs_jax.toytext import (
     Maze,
     ToyTextState,
     blackjack,
+    import_state,
     optimal_values,
     policy_value,
     random_map,
     taxi,
 )
 from envs_jax.toytext.board import RED, TILE
+from envs_jax.wrappers import EpisodeStatistics, ScaleReward
 
 
 make = functools.cache(envs_jax.make)
@@ -265,6 +267,27 @@ def test_a_fickle_passenger_changes_his_mind_once_and_when_moved():
     assert moved == pytest.approx(expected)
     settled = taxi.encode(5, taxi.RIDING, 1)
     assert table.successor[settled, 0, : table.count[settled, 0]].tolist() == [taxi.encode(10, taxi.RIDING, 1)]
+
+
+def test_taking_over_a_live_world():
+    """Wrapped or not, on either side; what is no toy text world, or another one, is refused."""
+    gymnasium = pytest.importorskip("gymnasium")
+    theirs = gymnasium.make("FrozenLake-v1")
+    theirs.reset(seed=0)
+    theirs.step(1)
+    env, params = make("FrozenLake-v1")
+    plain = import_state(theirs, env, params)
+    wrapped = import_state(theirs, ScaleReward(EpisodeStatistics(env), 2.0), params)
+    assert int(plain[0]) == theirs.unwrapped.s and int(plain[1].time) == 1
+    jax.tree.map(np.testing.assert_array_equal, wrapped, plain)
+    for id, message in (
+        ("Nim-v0", "FrozenLakeEnv is not the NimEnv that Nim-v0 re-implements"),
+        ("CartPole-v1", "CartPole-v1 has no table to take over into"),
+    ):
+        other, params = make(id)
+        for layer in (other, EpisodeStatistics(other)):
+            with pytest.raises(TypeError, match=message):
+                import_state(theirs, layer, params)
 
 
 # --- the worlds as a user meets them ----------------------------------------------------------------------------------
