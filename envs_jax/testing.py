@@ -60,13 +60,15 @@ def _abstract(env: Environment, params: Any) -> tuple[Any, Any, Any, Any]:
     return obs, state, action, jax.eval_shape(env.step, key, state, action, params)
 
 
-def check_contract(env: Environment, params: Any, *, policies: tuple[ResetPolicy, ...] = ("pool",)) -> None:
+def check_contract(
+    env: Environment, params: Any, *, policies: tuple[ResetPolicy, ...] = ("pool",), x64: bool = True
+) -> None:
     """Check types and structure, without compiling anything.
 
     `reset` and `step` trace; they agree on observation and state; observations have the shape and dtype of their
-    space; the reward is float32 and the two flags bool, all scalars; `jax_enable_x64` changes no type, since worlds are
-    32-bit whatever the user's setting; batched under every reset policy of `policies`, the observation before a reset
-    is there, and the state keeps its structure.
+    space; the reward is float32 and the two flags bool, all scalars; with `x64`, `jax_enable_x64` changes no type,
+    since worlds are 32-bit whatever the user's setting; batched under every reset policy of `policies`, the observation
+    before a reset is there, and the state keeps its structure.
     """
     name = env.id or type(env).__name__
     key = jax.eval_shape(lambda: jax.random.key(0))
@@ -85,9 +87,10 @@ def check_contract(env: Environment, params: Any, *, policies: tuple[ResetPolicy
         assert x.shape == () and str(x.dtype) == dtype, f"{name}: {what} is {x.dtype}{list(x.shape)}, not {dtype}[]"
     assert isinstance(info, dict), f"{name}: info is {type(info).__name__}, not a dict"
     assert "final_observation" not in info, f"{name}: final_observation belongs to the batch, not to one environment"
-    with jax.enable_x64(True):
-        wide = _abstract(env, params)
-    _same_types((obs, state, action, result), wide, f"{name}: with and without x64, types")
+    if x64:
+        with jax.enable_x64(True):
+            wide = _abstract(env, params)
+        _same_types((obs, state, action, result), wide, f"{name}: with and without x64, types")
     for policy in policies:
         batch = VectorEnv(env, 2, policy=policy, pool_size=2, reset_ratio=1)
         obs, state, action, result = _abstract(batch, params)

@@ -49,7 +49,7 @@ ALL = [id if id in KINDS else pytest.param(id, marks=pytest.mark.slow) for id in
 
 @pytest.mark.parametrize("id", ALL)
 def test_contract(id):
-    testing.check_contract(*envs_jax.make(id))
+    testing.check_contract(*envs_jax.make(id), x64=not id.startswith("BabyAI"))  # which test_x64 looks at
 
 
 @pytest.mark.parametrize("id", X64)

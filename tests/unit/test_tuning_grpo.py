@@ -54,11 +54,11 @@ def test_advantages_by_hand():
 
 def hand_samples(variables):
     """Two continuations, of 2 and of 1 tokens, of prompts of 2 and 1; log-probabilities by whole passes."""
-    rows = [([3, 4], [5, 6]), ([2], [7])]
+    rows, whole = [([3, 4], [5, 6]), ([2], [7])], jax.jit(FULL.apply)
     tokens = np.array([[3, 4, 5, 6], [2, 7, 0, 0]], np.int32)
     known = []
     for prompt, answer in rows:
-        logits = FULL.apply(variables, np.array([prompt + answer])).logits[0]
+        logits = whole(variables, np.array([prompt + answer])).logits[0]
         log_probs = np.asarray(jax.nn.log_softmax(logits / 0.5, axis=-1))
         known.append([log_probs[len(prompt) - 1 + i, t] for i, t in enumerate(answer)])
     return known, Samples(
@@ -76,7 +76,7 @@ def hand_samples(variables):
 def test_the_loss_by_hand(variables, aggregate, third, gain):
     known, samples = hand_samples(variables)
     (a, b), (c,) = known
-    found, entropy = policy_log_probs(FULL, variables, samples, 0.5)
+    found, entropy = jax.jit(lambda samples: policy_log_probs(FULL, variables, samples, 0.5))(samples)
     np.testing.assert_allclose([found[0, 0], found[0, 1], found[1, 0]], [a, b, c], atol=1e-5)
     assert (entropy > 0).all() and (entropy < math.log(8) + 1e-5).all()
     # ratios 1.1 and 2 where the advantage is 1, of which the second counts as 1.2; where it is -2 the third one, which
@@ -85,7 +85,7 @@ def test_the_loss_by_hand(variables, aggregate, third, gain):
     base = jnp.array([[a + math.log(3), b], [c, 0.0]])
     samples = samples.replace(log_prob=old, reference=base)
     config = GRPOConfig(temperature=0.5, aggregate=aggregate, kl_coef=0.5, clip_low=0.3, clip_high=0.2)
-    loss, metrics = grpo_loss(FULL, variables, samples, config, 2, 3)
+    loss, metrics = jax.jit(lambda samples: grpo_loss(FULL, variables, samples, config, 2, 3))(samples)
     gains, kl = [1.1, 1.2, gain], 3 - math.log(3) - 1
     if aggregate == "token":
         expected = -sum(gains) / 3 + 0.5 * kl / 3
