@@ -170,15 +170,17 @@ class Checkpoints:
         except Exception as error:
             raise CheckpointError(f"its description cannot be read: {_line(error)}") from error
 
-    def restore(self, like: Any, update: int | None = None, data: Mapping[str, int] | None = None) -> tuple[Any, int]:
+    def restore(self, like: Any, update: int | None = None, fresh: Any = ()) -> tuple[Any, int]:
         """Read a checkpoint.
 
         **Arguments:** `like`, a state (of arrays or `jax.ShapeDtypeStruct`) whose structure, shapes, dtypes and
         shardings the result takes; the devices may be others than those it was saved from; `update`, which one
-        (None: the newest); `data`, what `data_sums` says of a fresh state, which must not have changed.
+        (None: the newest); `fresh`, the frozen part as a new start would have it: where it is the same, it is taken in
+        place of what is on disk, so that the memory for it is needed once.
         **Returns:** the state and its update.
         **Raises:** `FileNotFoundError` where there is none; `CheckpointError` where its configuration differs (naming
-        the options), its state differs (naming the leaves), or it is damaged (naming the last good one).
+        the options), its state differs (naming the leaves), the data in the `fresh` frozen part do (int32 leaves, as
+        tokens are), or it is damaged (naming the last good one).
         """
         known = self.updates()
         if not known:
@@ -190,8 +192,8 @@ class Checkpoints:
         try:
             meta = self.describe(wanted)
             self._check_identity(meta, wanted)
-            self._check_data(meta, wanted, data or {})
-            return self._read(like, wanted, meta), wanted
+            same = self._is_same(fresh, meta, wanted)
+            return self._read(like, wanted, meta, fresh if same else None), wanted
         except _Damaged as error:
             self._offer(like, wanted, error)
         except CheckpointError as error:
@@ -211,15 +213,22 @@ class Checkpoints:
                 "(saved -> now). Put these back to continue it, or start a run of another name"
             )
 
-    def _check_data(self, meta: Mapping[str, Any], update: int, data: Mapping[str, int]) -> None:
-        changed = [name for name, value in data.items() if meta["frozen"].get(name, value) != value]
+    def _is_same(self, fresh: Any, meta: Mapping[str, Any], update: int) -> bool:
+        """Whether the frozen part is what was saved. **Raises:** `CheckpointError` where its data are not."""
+        leaves = trees.named_leaves(fresh)
+        if not leaves:
+            return False
+        saved, sums = meta["frozen"], trees.checksums({name: _raw(x) for name, x in leaves.items()})
+        changed = [n for n, x in leaves.items() if str(x.dtype) == "int32" and saved.get(n, sums[n]) != sums[n]]
         if changed:
             raise CheckpointError(
                 f"checkpoint {update} in {self.root} was made with other data: {', '.join(changed[:5])} changed since. "
                 "Put the data back to continue it, or start a run of another name"
             )
+        return sums == saved
 
-    def _read(self, like: Any, update: int, meta: Mapping[str, Any]) -> Any:
+    def _read(self, like: Any, update: int, meta: Mapping[str, Any], frozen: Any = None) -> Any:
+        """The state, with the `frozen` part if that is given, else with what is on disk."""
         frozen_like, like = like.frozen, like.replace(frozen=())
         wanted = trees.named_leaves(like)
         _check_leaves(meta["leaves"], _describe(wanted), f"checkpoint {update} in {self.root}")
@@ -230,6 +239,9 @@ class Checkpoints:
             return self._manager.restore(update, args=args).state
 
         state = _restore(like, wanted, sums, restore)
+        if frozen is not None:
+            self._frozen_sums = meta["frozen"]
+            return state.replace(frozen=frozen)
         frozen_leaves = trees.named_leaves(frozen_like)
         if set(frozen_leaves) != set(meta["frozen"]):
             odd = sorted(set(frozen_leaves) ^ set(meta["frozen"]))
@@ -328,13 +340,6 @@ def _restore(like: Any, wanted: Mapping[str, Any], sums: Mapping[str, int], rest
             value = jax.random.wrap_key_data(value, impl=_key_impl(x))
         leaves.append(value)
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
-
-
-def data_sums(frozen: Any) -> dict[str, int]:
-    """The checksums of what a learner is given to learn from: the int32 leaves of its frozen part, as tokens."""
-    leaves = trees.named_leaves(frozen)
-    whole = {name: x for name, x in leaves.items() if not trees.is_key(x) and x.dtype == "int32"}
-    return trees.checksums(whole) if whole else {}
 
 
 def restore_state(folder: str | Path, like: Any, update: int | None = None, config: Any = None) -> tuple[Any, int]:

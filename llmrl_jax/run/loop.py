@@ -16,7 +16,7 @@ import numpy as np
 
 from envs_jax.registry import nearest
 from llmrl_jax.run import config as configs, metrics as sinks, plots, progress as show, trees
-from llmrl_jax.run.checkpoint import Checkpoints, data_sums
+from llmrl_jax.run.checkpoint import Checkpoints
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.run.folder import held, open_folder
 from llmrl_jax.run.signals import StopRequest
@@ -192,10 +192,11 @@ def train(
         update = 0
         if config.resume and checkpoints.updates():
             like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
-            data = data_sums(state.frozen)
+            fresh = state.frozen
             state = None  # its memory is needed for what is read
             wanted = None if config.resume_from < 0 else config.resume_from
-            state, update = checkpoints.restore(like, wanted, data)
+            state, update = checkpoints.restore(like, wanted, fresh)
+            del fresh
             checkpoints.discard_after(update)
         kept = update or -1  # nothing, not even the evaluation of update 0, of a run that begins anew
         before = sinks.last(folder / "metrics.jsonl", kept) if config.resume else {}

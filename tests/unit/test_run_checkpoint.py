@@ -263,6 +263,21 @@ def test_a_frozen_part_of_another_run_is_noticed(states, folder, tmp_path):
         restore_state(folder, states[0])
 
 
+def test_a_frozen_part_that_is_the_same_is_not_read_again(tmp_path):
+    state = TinyLearner().init(jax.random.key(0))
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, state)
+        checkpoints.wait()
+        shutil.rmtree(tmp_path / "frozen" / "d")  # it cannot be read
+        like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+        read, _ = checkpoints.restore(like, fresh=state.frozen)
+        assert read.frozen is state.frozen
+        other = {**state.frozen, "target": state.frozen["target"] + 1}
+        for fresh in ((), other):  # which is read, and is not there
+            with pytest.raises(CheckpointError, match="is damaged"):
+                checkpoints.restore(like, fresh=fresh)
+
+
 def test_a_frozen_part_without_a_checkpoint_is_written_anew(states, tmp_path):
     """What a run left that was killed while it wrote its first checkpoint, and began with other weights."""
     other = states[0].replace(frozen=jax.tree.map(lambda x: x + 1, states[0].frozen))
