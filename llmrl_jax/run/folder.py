@@ -70,7 +70,7 @@ def _new_folder(out: Path, name: str) -> Path:
 
 @contextlib.contextmanager
 def held(folder: str | Path) -> Iterator[None]:
-    """Hold a run's folder, so that no second process writes there: two that resume one run would mix their lines and
+    """Hold a folder, so that no second process writes there: two that resume one run would mix their lines and
     delete each other's checkpoints. Where the system or the file system has no locks, nothing is held.
 
     **Raises:** `BlockingIOError` where somebody holds it, naming the process and its machine.
@@ -84,7 +84,8 @@ def held(folder: str | Path) -> Iterator[None]:
                 file.seek(0)
                 holder = file.read().strip() or "another process"
                 raise BlockingIOError(
-                    f"the run {folder} is being written by {holder}; wait until that has ended, or choose another name"
+                    f"{folder} is being written by {holder}; wait until that has ended, or choose another name or "
+                    "another folder"
                 ) from None
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}")

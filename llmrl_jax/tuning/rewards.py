@@ -105,6 +105,13 @@ def total_and_parts(found: Rewards | dict[str, Rewards]) -> tuple[Rewards, dict[
     return sum(parts.values(), start=jnp.float32(0)), parts
 
 
+def _numbers(given: Any) -> np.ndarray:
+    try:
+        return np.asarray(given, np.float32)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"the function on text gave what is no array of numbers: {error}") from None
+
+
 def from_text(
     function: TextFunction,
     tokenizer: Any,
@@ -125,20 +132,11 @@ def from_text(
         texts = [text for row in found.texts(tokenizer, stops) for text in row]
         chosen = [rows[int(i)] for i in places for _ in range(tokens.shape[1])]
         given = function([str(row.get("prompt", "")) for row in chosen], texts, chosen)
-        try:
-            values = np.asarray(given, np.float32)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"the function on text gave what is no array of numbers: {error}") from None
+        values = _numbers(given)
         if values.shape != (len(texts), *shape):
             each = f"an array of {list(shape)}" if shape else "one number"
             raise ValueError(
                 f"the function on text gave {list(values.shape)}, not {each} for each of {len(texts)} texts"
-            )
-        if not (sound := np.isfinite(values).reshape(len(texts), -1).all(axis=1)).all():
-            first = int(np.argmin(sound))
-            raise ValueError(
-                f"the function on text gave {given[first]!r} for the text {texts[first][:60]!r}; a finite number is "
-                "needed (0 for what earns nothing)"
             )
         return values.reshape(*tokens.shape[:2], *shape)
 
@@ -152,5 +150,17 @@ def from_text(
 def text_reward(
     function: TextReward, tokenizer: Any, rows: Sequence[Mapping[str, Any]], stops: StopStrings | None = None
 ) -> Reward:
-    """A Python function on text as a `Reward`, see `from_text`: a number for each completion."""
-    return from_text(function, tokenizer, rows, stops)
+    """A Python function on text as a `Reward`, see `from_text`: a finite number for each completion."""
+
+    def finite(prompts: list[str], completions: list[str], asked: list[Mapping[str, Any]]) -> np.ndarray:
+        given = function(prompts, completions, asked)
+        values = _numbers(given)
+        if values.shape == (len(completions),) and not (sound := np.isfinite(values)).all():
+            first = int(np.argmin(sound))
+            raise ValueError(
+                f"the reward gave {given[first]!r} for the text {completions[first][:60]!r}; a finite number is "
+                "needed (0 for what earns nothing)"
+            )
+        return values
+
+    return from_text(finite, tokenizer, rows, stops)

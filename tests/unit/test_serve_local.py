@@ -34,21 +34,17 @@ from llmrl_jax.serve.sampler import _Reader, _roomy, width
 from llmrl_jax.tuning import ChatTemplate
 from llmrl_jax.tuning.template import PLAIN
 from tests.lm_random import random_variables
+from tests.serving import CONFIG, TEMPLATE
 
+
+pytest_plugins = ("tests.serving",)
 
 generating = importlib.import_module("llmrl_jax.lm.generate")
-TEMPLATE = (
-    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}>{% endif %}"
-)
-CONFIG = lm.LlamaConfig(420, 16, 24, 2, 2, 1, max_position_embeddings=256)
 
 
 @pytest.fixture(scope="module")
-def served(bpe):
-    config = dataclasses.replace(CONFIG, vocab_size=bpe.vocab_size, eos_token_id=bpe.eos_id)
-    model = lm.Llama(config, unroll=1)
-    variables = {"params": random_variables(model)["params"]}
-    return Served("tiny", model, variables, bpe, ChatTemplate(TEMPLATE, {}))
+def served(served):
+    return dataclasses.replace(served, name="tiny")
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from llmrl_jax.run import info
-from llmrl_jax.run.config import RunConfig, to_json
+from llmrl_jax.run.config import RunConfig, to_json, write_whole
 from llmrl_jax.run.folder import folder_name, held
 from llmrl_jax.run.loop import train as run_training
 from llmrl_jax.run.signals import StopRequest
@@ -41,7 +41,7 @@ EPISODES = 20
 INTRODUCTION = """# ProPS: the fifteen tasks
 
 Mean return in fresh episodes of the best policy of each search, over seeds (+- standard error over them). How many
-seeds, episodes of search at most and fresh episodes stands in the last column but one: the published budget is 400
+seeds, episodes of search at most and fresh episodes stands in the last column: the published budget is 400
 proposals of 20 episodes, 8,000 in all. Methods with populations play as many whole ones as fit, and the centers of
 those that draw around one (`episodes` in the JSON). All methods search the same parameters in the same box (linear
 policies in [-6, 6], tables over their actions), each with one setting for all tasks. Linear outputs are not clipped, so
@@ -50,7 +50,7 @@ that MuJoCo's costs of actions beyond their range count, as they do in Gymnasium
 paper's page, with gpt-4o and 10 seeds: they are means while searching, not in fresh episodes, and their spread is
 called a standard error in one place and a standard deviation in another. The *scripted adviser* is a fixed local search
 that answers in a language model's stead, through the same prompts and the same parser; it is no language model.
-Speeds are as they came beside whatever else the machine did; `docs/benchmarks.md` has those of a quiet one.
+`seconds` in the JSON are no speeds: the machine had other work, and some searches were stopped in between.
 
 Made by `llmrl props table`; the figures are in [props-table.json](props-table.json).
 
@@ -234,12 +234,10 @@ def _write(out: Path, rows: Sequence[dict[str, Any]]) -> None:
     """The page and its record."""
     out.mkdir(parents=True, exist_ok=True)
     facts = {"versions": info.versions(), "machine": info.machine()}
-    fresh = out / "props-table.tmp"
-    fresh.write_text(json.dumps(to_json({**facts, "rows": list(rows)}), indent=1) + "\n")
-    fresh.replace(out / "props-table.json")
+    write_whole(out / "props-table.json", json.dumps(to_json({**facts, "rows": list(rows)}), indent=1) + "\n")
     methods = [m for m in TITLES if any(row["method"] == m for row in rows)]
     head = ["task", "parameters", "bound", "best published baseline", "ProPS", "ProPS+", *(TITLES[m] for m in methods)]
-    head += ["seeds, episodes, fresh", "steps/s, compilation included"]
+    head.append("seeds, episodes, fresh")
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for task in PUBLISHED:
         mine = {row["method"]: row for row in rows if row["task"] == task.name}
@@ -253,7 +251,5 @@ def _write(out: Path, rows: Sequence[dict[str, Any]]) -> None:
             cells.append("" if row is None else _mean(row))
         said = {f"{row['seeds']}, {row['budget']:,}, {row['final_episodes']}" for row in mine.values()}
         cells.append("; ".join(sorted(said)))
-        fast = [row["steps"] / row["seconds"] for m, row in mine.items() if m != SCRIPTED and row["seconds"]]
-        cells.append(f"{max(fast):,.0f}" if fast else "")
         lines.append("| " + " | ".join(cells) + " |")
-    (out / "props-table.md").write_text(INTRODUCTION + "\n".join(lines) + "\n")
+    write_whole(out / "props-table.md", INTRODUCTION + "\n".join(lines) + "\n")
