@@ -131,7 +131,28 @@ def build(id: str):
         return [PutNextMaze()]
     if name == "GoToLocalS8N16":
         return [gymnasium.make("BabyAI-GoToLocal-v0", num_dists=16).unwrapped]
-    return [gymnasium.make(id).unwrapped]
+    return [_ending(gymnasium.make(id).unwrapped)]
+
+
+def _ending(env, tries: int = 2000):
+    """A level whose `place_agent` rejects the world where the room it chose has no pose for the agent: minigrid 3.2.0
+    looks for one for ever (on some worlds of SynthS5R2)."""
+    place_agent, place_obj, poses = env.place_agent, env.place_obj, 0
+
+    def bounded_agent(*args, **kwargs):
+        nonlocal poses
+        poses = 0
+        return place_agent(*args, **kwargs)
+
+    def bounded_obj(obj, *args, **kwargs):
+        nonlocal poses
+        poses += obj is None
+        if obj is None and poses > tries:
+            raise RecursionError("no pose for the agent")
+        return place_obj(obj, *args, **kwargs)
+
+    env.place_agent, env.place_obj = bounded_agent, bounded_obj
+    return env
 
 
 def quietly(function, *args, **kwargs):
