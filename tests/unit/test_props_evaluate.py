@@ -216,3 +216,12 @@ def test_the_published_fifteen():
     assert tasks.get("maze").make(tasks.get("maze").plus)[1].max_steps == 20
     with pytest.raises(KeyError, match="no task 'cart_pole'; did you mean 'cartpole'"):
         tasks.get("cart_pole")
+
+
+@pytest.mark.parametrize("name", ["frozen_lake?is_slippery=false", "FrozenLake-v1?is_slippery=false"])
+def test_figures_of_a_world_are_not_those_of_another(name):
+    task = tasks.get(name)
+    env, params, _ = task.make()
+    assert float(optimal_values(env, params)[-1] @ env.initial) == 1.0 > tasks.get("frozen_lake").bound
+    assert task.bound is None and not task.published and task.name == "frozen_lake?is_slippery=false"
+    assert task.props.optimum == 1.0  # what a prompt says is a setting: see `optimum`

@@ -267,6 +267,10 @@ def test_bad_input_is_named(options, error, message):
         FinetuneConfig(**options)
 
 
+def test_a_world_with_other_options_is_measured_by_what_prompts_tell():
+    assert (largest_return(get("frozen_lake")), largest_return(get("frozen_lake?is_slippery=false"))) == (0.744, 1.0)
+
+
 def test_a_task_without_an_optimum_is_refused():
     with pytest.raises(ValueError, match="'pendulum' has no known optimum"):
         make_settings(FinetuneConfig(tasks=("pendulum",)), jax.random.key(0))

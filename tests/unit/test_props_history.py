@@ -69,6 +69,15 @@ def test_a_limit_of_tokens_drops_the_oldest_but_never_the_best():
     assert HistoryView(tokens=1).render([], FORM) == ""
 
 
+def test_a_limit_of_tokens_keeps_the_best_of_what_is_shown():
+    rows = [*ROWS, Row((5.0, -0.5), 2.0)]  # the best of all is older than the last two
+    each = estimate_tokens(FORM.row(rows[0]) + "\n")
+    for order in ("time", "ascending"):
+        assert HistoryView(last=2, tokens=each, order=order).render(rows, FORM) == FORM.row(rows[4])
+        with pytest.raises(ValueError, match=f"best row alone takes {each} tokens and the history may take 5"):
+            HistoryView(last=2, tokens=5, order=order).render(rows, FORM)
+
+
 def test_an_episode_stands_under_its_row():
     episode = (Transition(0, 2, 0.0), Transition(4, 1, -0.0111), Transition(5, 0, 1.0))
     assert render_trajectory(episode, 9).splitlines() == [

@@ -247,14 +247,18 @@ def run(opt, state, rounds, log):
 CMA = {"population": 4}
 
 
+TABLE = Policy("table", 2, 8, True, 0.0, 7.0, 0, "box")
+
+
 @pytest.mark.parametrize(
     "opt",
     [
         LanguageModelOptimizer(Drifts(), ProposalPrompt(TWO), warmup=3, asking=Asking(retries=0, on_failure="repeat")),
         EvoLLM(Drifts(), TWO, resolution=500, warmup=3, block=0, asking=Asking(retries=0)),
+        EvoLLM(Drifts(), TABLE, warmup=3, asking=Asking(retries=0)),
         Polished(LanguageModelOptimizer(Drifts(), ProposalPrompt(TWO), warmup=3), make_numeric("cem", TWO), rounds=2),
     ],
-    ids=["props", "evollm", "polished"],
+    ids=["props", "evollm", "evollm-table", "polished"],
 )
 def test_a_run_resumes_from_its_log(opt):
     whole, log = [], []
@@ -300,6 +304,38 @@ def test_evollm_on_a_table():
     assert found[0].tolist() == [3.0, 0.0, 1.0] and set(found.ravel().tolist()) <= {0.0, 1.0, 2.0, 3.0}
 
 
+def test_a_generation_on_a_table_differs_from_its_mean():
+    table = Policy("table", 8, 4, True, 1.0, 3.0, 0, "box")  # a box that is narrower than the actions
+    reply = "; ".join(f"params[{i}]: {i % 3}" for i in range(8))  # integers of the grid, 0 for action 1
+    opt = EvoLLM(Says(*[reply] * 40), table, warmup=2)
+    params, state = opt.ask(opt.init(KEY))
+    state = opt.tell(state, params, jnp.zeros(2))
+    generations, same = [], opt.ask(state)[0]
+    for _ in range(30):
+        found, asked = opt.ask(state)
+        generations.append(np.asarray(found))
+        state = opt.tell(asked, found, jnp.zeros(5))
+    assert np.array_equal(generations[0], same)  # the key's
+    drawn = np.stack(generations)
+    assert (drawn[:, 0] == 1 + np.arange(8) % 3).all() and set(np.unique(drawn)) == {1.0, 2.0, 3.0}
+    changed = (drawn[:, 1:] != drawn[:, :1]).sum(axis=2)
+    assert changed.min() == 1 and 1.1 < changed.mean() < 1.7  # 1 + 7 * 0.05
+    assert all(len(np.unique(found, axis=0)) == 5 for found in drawn)
+    alone = EvoLLM(Says(reply), table, population=1, warmup=2)
+    assert alone.ask(opt.tell(alone.ask(alone.init(KEY))[1], params, jnp.zeros(2)))[0].shape == (1, 8)
+    crowd = EvoLLM(Says(reply), table, population=30, warmup=2)  # more members than entries
+    found = np.asarray(crowd.ask(opt.tell(crowd.ask(crowd.init(KEY))[1], params, jnp.zeros(2)))[0])
+    assert (found[1:] != found[0]).any(axis=1).all()
+
+
+def test_evollm_needs_a_return():
+    opt = EvoLLM(Says(), TWO, warmup=3)
+    _, state = opt.ask(opt.init(KEY))
+    state = opt.tell(state, jnp.zeros((0, 2)), jnp.zeros(0))  # those that were not finite are not told
+    with pytest.raises(ValueError, match="of the warm-up's 3 policies none had a finite return.*start anew with"):
+        opt.ask(state)
+
+
 def test_polishing_starts_at_the_best_proposal_and_reports_back():
     proposer = optimizer("params[0]: 1; params[1]: 1\nparams[0]: 2; params[1]: 2", proposals=2, warmup=0)
     opt = Polished(proposer, make_numeric("cem", TWO, population=3, elite=1, std=0.001, extra_std=1e-6), rounds=2)
@@ -317,6 +353,11 @@ def test_polishing_starts_at_the_best_proposal_and_reports_back():
 
 LEGACY = Policy("linear", 2, 1, False)
 EPISODES = [tuple(Transition((float(t), 0.0), (1.0,), -1.0) for t in range(150))]
+
+
+def test_a_dialogue_that_shows_episodes_is_not_polished():
+    with pytest.raises(ValueError, match="use_replay_buffer .* of another matrix; leave one of the two out"):
+        Polished(LegacyOptimizer(Says(), LEGACY, use_replay_buffer=True), make_numeric("cem", LEGACY))
 
 
 def test_the_legacy_dialogue():

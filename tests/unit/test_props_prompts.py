@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -75,14 +76,18 @@ def test_the_optimum_is_a_choice():
 def test_a_published_template_takes_our_slots(tmp_path):
     (tmp_path / "lake.txt").write_text("A pond, {{ rank }} cells.\n")
     (tmp_path / "mine.j2").write_text(
-        "{% include env_desc_file %}\n\n{{ actions[0] }} about {{ optimum }} step {{ step_size }}\n"
+        "{% include env_description %}\n\n{{ actions[0] }} about {{ optimum }} step {{ step_size }}\n"
         "{{ episode_reward_buffer_string }}\n{{ step_number }}/{{ episodes }}\n"
     )
     prompt = ProposalPrompt(TABLE, 30, 1.0, template=tmp_path / "mine.j2", env_desc_file="lake.txt")
-    assert prompt.render("rows", 3) == "A pond, 9 cells.\n[0, 1, 2, 3] about 1 step 1.0\nrows\n3/30"
+    assert prompt.render("rows", 3) == "A pond, 9 cells.\n\n[0, 1, 2, 3] about 1 step 1.0\nrows\n3/30"
+    with pytest.raises(ValueError, match="env_desc_file is empty; name the file with the description"):
+        ProposalPrompt(TABLE, template=tmp_path / "mine.j2")
+    with pytest.raises(ValueError, match="'mine.j2' cannot be filled: 'sea.txt' not found in search path"):
+        ProposalPrompt(TABLE, template=tmp_path / "mine.j2", env_desc_file="sea.txt")
     (tmp_path / "bad.j2").write_text("{{ nobody }}")
     with pytest.raises(ValueError, match="'bad.j2' cannot be filled: 'nobody' is undefined; its slots are actions"):
-        ProposalPrompt(TABLE, template=tmp_path / "bad.j2").render("", 1)
+        ProposalPrompt(TABLE, template=tmp_path / "bad.j2")
     (tmp_path / "worse.j2").write_text("\n{% if %}")
     with pytest.raises(ValueError, match="'worse.j2' is not Jinja: .* in line 2"):
         ProposalPrompt(TABLE, template=tmp_path / "worse.j2")
@@ -90,7 +95,36 @@ def test_a_published_template_takes_our_slots(tmp_path):
         ProposalPrompt(TABLE, template=tmp_path / "gone.j2")
     (tmp_path / "evil.j2").write_text("{{ ''.__class__.__mro__ }}")
     with pytest.raises(ValueError, match="cannot be filled"):
-        ProposalPrompt(TABLE, template=tmp_path / "evil.j2").render("", 1)
+        ProposalPrompt(TABLE, template=tmp_path / "evil.j2")
+
+
+def test_templates_are_looked_for_below_their_folder(tmp_path):
+    for name, text in (("sub/mine.j2", "{% include env_description %}!"), ("env/x.j2", "{{ rank }} in all")):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(text)
+    prompt = ProposalPrompt(TABLE, template=Path("sub/mine.j2"), template_dir=tmp_path, env_desc_file="env/x.j2")
+    assert prompt.render("", 1) == "9 in all!"
+    with pytest.raises(FileNotFoundError, match="no template 'mine.j2' in .*: it has env/x.j2, sub/mine.j2"):
+        ProposalPrompt(TABLE, template=Path("mine.j2"), template_dir=tmp_path)
+
+
+def test_a_fork_s_template_takes_our_slots(tmp_path):
+    (tmp_path / "fork.j2").write_text(
+        "{{ num_episodes }} of {{ num_evaluation_episodes }}, {{ buffer_top_k }} and {{ buffer_recent_j }} shown"
+        "{% if attempt_idx > 0 %} again{% endif %}"
+    )
+    prompt = ProposalPrompt(TABLE, 30, evaluation_episodes=7, template=tmp_path / "fork.j2")
+    assert prompt.render("", 1) == "30 of 7, 0 and all shown"
+    assert prompt.render("", 1, view=HistoryView(top=15, last=5)) == "30 of 7, 15 and 5 shown"
+    assert prompt.render("", 1, view=HistoryView(top=15)) == "30 of 7, 15 and 0 shown"
+    (tmp_path / "boxed.j2").write_text("{{ low }} {% if decimals %}{{ high }}{% endif %}")
+    assert not prompt.names_box and ProposalPrompt(LINEAR).names_box
+    assert ProposalPrompt(LINEAR, template=tmp_path / "boxed.j2").names_box
+
+
+@pytest.mark.parametrize(("optimum", "told"), [(10000.0, "10000"), (1234567, "1234567"), (4223.517, "4223.517")])
+def test_the_told_optimum_keeps_its_digits(optimum, told):
+    assert f"is about {told}.**" in ProposalPrompt(LINEAR, optimum=optimum).render("", 1)
 
 
 def test_evollm_asks_for_an_improved_mean():

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import jax
+import jax.numpy as jnp
 import pytest
 import yaml
 
+from llmrl_jax.chat import ChatReply, Choice, Usage
 from llmrl_jax.systems.props import published
+from llmrl_jax.systems.props.config import PropsConfig, ReplyConfig, make_optimizer
 from llmrl_jax.systems.props.published import read_published
+from llmrl_jax.systems.props.tasks import get
 
 
 # The keys and the kinds of values of the two published schemas; names and numbers are this test's own.
@@ -117,7 +122,7 @@ def test_the_release_s_schema():
     assert (found.schema, found.task, found.config.method, found.model) == ("release", "cartpole", "props", "gpt-4o")
     config = found.config
     assert (config.iterations, config.episodes, config.warmup, config.warmup_episodes) == (40, 20, 20, 1)
-    assert (config.optimum, config.step_size, config.history.last, config.max_steps) == ("500", 1.0, 1000, 0)
+    assert (config.optimum, config.step_size, config.history.last, config.max_steps) == ("500", 1.0, 1000, 500)
     assert config.templates.template_dir == "" and "no folder agent/policy/templates" in found.notes[0]
 
 
@@ -135,6 +140,27 @@ def test_the_seed_s_schema_is_the_dialogue():
     assert config.use_replay_buffer and not config.reset_llm_conversation
     assert (config.reply.retries, config.reply.on_failure) == (3, "repeat")
     assert config.policy.init == "uniform_3.5"
+    assert (config.buffer_episodes, config.buffer_steps, config.buffer_rows) == (20, 300, 100)
+    notes = "\n".join(found.notes)
+    assert "holds the last 20 episodes" in notes and "holds the last 300 steps of an episode" in notes
+
+
+def test_the_dialogue_of_some_worlds_shows_as_many_rows_as_an_episode_may_have():
+    hopper = {"task": "hopper", "gym_env_name": "Hopper-v5", "actions": 3, "states": 11}
+    config = read_published(yaml.safe_load(SEED) | hopper).config
+    assert (config.buffer_rows, config.buffer_steps) == (300, 0)
+    blind = read_published(yaml.safe_load(SEED) | {"use_replay_buffer": False}).config
+    assert (blind.buffer_episodes, blind.buffer_steps) == (0, 0) and not blind.use_replay_buffer
+
+
+def test_the_dialogue_before_it_had_options():
+    data = yaml.safe_load(SEED)
+    for key in ("use_replay_buffer", "reset_llm_conversation", "llm_ui_template_name"):
+        del data[key]
+    found = read_published(data)
+    assert found.config.method == "legacy"
+    assert found.config.use_replay_buffer and found.config.reset_llm_conversation
+    assert sum("before there was such an option" in note for note in found.notes) == 2
 
 
 def test_the_fine_tuning_repository_s_schema():
@@ -143,6 +169,53 @@ def test_the_fine_tuning_repository_s_schema():
     assert (found.model, found.adapter) == ("local:some/base", "adapters/final")
     assert found.config.step_size == 0.5 and found.config.history.last == 75
     assert found.config.warmup_episodes == 0
+    reply = found.config.reply
+    assert (reply.retries, reply.on_failure, reply.repeat) == (3, "repeat", "last")
+    assert read_published(yaml.safe_load(RELEASE)).config.reply == ReplyConfig(retries=4, on_failure="skip")
+
+
+@pytest.mark.parametrize(
+    ("text", "change", "steps", "noted"),
+    [
+        (RELEASE, {}, 500, True),  # Gymnasium's own limit
+        (RELEASE, {"max_traj_length": 300}, 300, False),
+        (RELEASE_PLUS, {"gym_env_name": "maze-sample-3x3-v0", "max_traj_length": 200}, 200, False),  # the task has 20
+        (RELEASE_PLUS, {"gym_env_name": "CliffWalking-v0", "max_traj_length": 200}, 200, False),  # the task has 100
+        (FINETUNED, {}, 0, False),
+    ],
+)
+def test_an_episode_is_as_long_as_the_file_says(text, change, steps, noted):
+    data = yaml.safe_load(text) | change
+    if "gym_env_name" in change:
+        data |= {"dim_states": None, "env_kwargs": {}}
+    found = read_published(data)
+    assert found.config.max_steps == steps
+    assert any("the world itself ends an episode after 500 steps" in note for note in found.notes) == noted
+
+
+def test_trajectories_are_shown_as_the_file_says():
+    for text, usual in ((RELEASE, 0), (RELEASE_PLUS, 200)):
+        data = yaml.safe_load(text)
+        for given, shown in (({}, usual), ({"include_trajectories": False}, 0), ({"include_trajectories": True}, 200)):
+            assert read_published(data | given).config.history.trajectory_steps == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "change", "init"),
+    [
+        (RELEASE, {}, "normal_unbounded"),
+        (RELEASE, {"bias": False}, "uniform_3"),
+        (RELEASE, {"param_min": -2, "param_max": 2}, None),
+        (RELEASE_PLUS, {}, None),
+        (FINETUNED, {}, "uniform_3.5"),
+        (FINETUNED, {"bias": False}, "uniform_3"),
+    ],
+)
+def test_first_policies_are_drawn_as_published(text, change, init):
+    config = read_published(yaml.safe_load(text) | change).config
+    assert config.policy.init == init
+    if init:
+        assert get("cartpole").make(**config.policy.chosen)[2].init == init
 
 
 @pytest.mark.parametrize(
@@ -191,6 +264,103 @@ def test_templates_are_the_user_s_where_they_are(tmp_path):
     (folder / "num_optim.j2").rename(folder / "num_optima.j2")
     with pytest.raises(ValueError, match=r"'num_optim.j2' is not in .*did you mean 'num_optima.j2'"):
         read_published(yaml.safe_load(RELEASE), folder=tmp_path)
+
+
+def templates(folder, **texts):
+    """A folder with templates; the names' `__` are slashes."""
+    for name, text in texts.items():
+        path = folder / "agent" / "policy" / "templates" / f"{name.replace('__', '/')}.j2"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+class Says:
+    """A chat model that says one thing, and remembers what it was asked."""
+
+    name = "says"
+
+    def __init__(self, text):
+        self.text, self.asked = text, []
+
+    def complete(self, requests):
+        self.asked += requests
+        return [ChatReply((Choice(self.text),), "says-1", Usage(1, 1)) for _ in requests]
+
+
+def optimizer(found, text="no"):
+    task = get(found.task)
+    model = Says(text)
+    return make_optimizer(found.config, task, *task.make(**found.config.policy.chosen), model, {})
+
+
+def test_a_published_template_of_props_plus_renders(tmp_path):
+    templates(
+        tmp_path,
+        semantic="# Environment:\n{% include env_description %}\n\n{{ rank }} from {{ actions[0] }}, {{ step_number }}",
+        env_descriptions__frozenlake="A pond of {{ rank }} cells.\n",
+    )
+    data = yaml.safe_load(RELEASE_PLUS) | {"llm_si_template_name": "semantic.j2"}
+    found = read_published(data, folder=tmp_path)
+    prompt = optimizer(found).prompt
+    assert prompt.render("", 3) == "# Environment:\nA pond of 16 cells.\n\n16 from [0, 1, 2, 3], 3"
+    assert prompt.evaluation_episodes == 20
+    with pytest.raises(ValueError, match="'env_descriptions/pond.j2' not found"):
+        optimizer(read_published(data | {"env_desc_file": "env_descriptions/pond.j2"}, folder=tmp_path))
+
+
+def test_a_published_template_may_name_another_box(tmp_path):
+    """As the numeric one of the fine-tuning repository, which names [-10, 10]."""
+    wide = "params[0]: 10; params[1]: -9.5; params[2]: 0"
+    bare = read_published(yaml.safe_load(FINETUNED), folder=tmp_path)
+    assert optimizer(bare).reads.beyond == "reject"
+    templates(tmp_path, numeric_optimization_3_params="{{ rank }} in the range of [-10.0, 10.0] {{ step_size }}")
+    found = read_published(yaml.safe_load(FINETUNED), folder=tmp_path)
+    assert any("numeric_optimization_3_params.j2 may name a box of its own" in note for note in found.notes)
+    opt = optimizer(found, wide)
+    params, state = opt.ask(opt.init(jax.random.key(0)))
+    params, state = opt.ask(opt.tell(state, params, jnp.zeros(len(params))))
+    assert params.tolist() == [[10.0, -9.5, 0.0]] and len(opt.model.asked) == 1
+    templates(tmp_path, numeric_optimization_3_params="{{ rank }} in [{{ low }}, {{ high }}]")
+    assert optimizer(found).reads.beyond == "reject"
+    table = read_published(yaml.safe_load(RELEASE_PLUS), folder=tmp_path / "elsewhere")
+    assert optimizer(table).reads.beyond == "reject"
+
+
+def test_the_last_policy_is_repeated_where_that_is_published():
+    for repeat in ("best", "last"):
+        config = PropsConfig(reply=ReplyConfig(retries=0, on_failure="repeat", repeat=repeat), warmup=3)
+        task = get("cartpole")
+        opt = make_optimizer(config, task, *task.make(), Says("no"), {})
+        first, state = opt.ask(opt.init(jax.random.key(0)))
+        params, state = opt.ask(opt.tell(state, first, jnp.array([1.0, 9.0, 4.0])))
+        assert params[0].tolist() == first[1 if repeat == "best" else 2].tolist()
+        assert state.record["outcome"] == "repeated"
+    with pytest.raises(
+        ValueError, match="repeat is 'last', which nothing reads where on_failure is 'skip'; make it 'best'"
+    ):
+        ReplyConfig(repeat="last")
+    with pytest.raises(ValueError, match="reply.repeat is last, but the method evollm does not read it"):
+        PropsConfig("evollm", reply=ReplyConfig(on_failure="repeat", repeat="last"))
+
+
+def test_no_template_is_dropped_in_silence(tmp_path):
+    data = yaml.safe_load(SEED)
+    si, ui, conversion = (data[f"llm_{name}_template_name"] for name in ("si", "ui", "output_conversion"))
+    for missing in ({"template_dir": None}, {"template_dir": "nowhere"}):
+        found = read_published(data | missing)
+        notes = "\n".join(found.notes)
+        assert found.config.templates.template_dir == "" and all(name in notes for name in (si, ui, conversion))
+    notes = "\n".join(read_published(yaml.safe_load(RELEASE) | {"template_dir": None}).notes)
+    assert "there is no template_dir, so the prompt is ours of the kind props in place of num_optim.j2" in notes
+    notes = "\n".join(read_published(yaml.safe_load(FINETUNED)).notes)
+    assert "mountaincar_cont_episode.j2 is not filled" in notes and "output_conversion_3_params.j2 is not" in notes
+
+    templates(tmp_path, **{name.removesuffix(".j2"): "{{ shape }}" for name in (si, ui, conversion)})
+    kept = read_published(data | {"llm_si_template_name": "None"}, folder=tmp_path).config.templates
+    assert (kept.llm_si_template_name, kept.llm_ui_template_name) == ("", ui)
+    assert kept.llm_output_conversion_template_name == conversion
+    alone = optimizer(read_published(data | {"llm_ui_template_name": "None"}, folder=tmp_path))
+    assert not alone.templates.has_system and alone.buffer_steps == 300
 
 
 def test_a_lake_that_is_not_slippery():

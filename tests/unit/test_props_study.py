@@ -62,11 +62,41 @@ def test_a_log_says_what_was_evaluated(tmp_path):
     assert [np.shape(line["returns"]) for line in lines] == [(2, 1)] + [(1, 3)] * 4
     assert found.candidates == 6 and found.episodes == 2 + 12 == lines[-1]["episodes"]
     assert found.steps == sum(np.sum(line["lengths"]) for line in lines)
-    assert found.value == max(max(line["values"]) for line in lines) == lines[-1]["best"]
+    assert found.value == max(max(line["values"]) for line in lines[1:]) == lines[-1]["best"]
     for line in lines:
         np.testing.assert_allclose(line["values"], np.mean(line["returns"], axis=1), rtol=1e-6)
     assert lines[1]["record"]["prompt"][0]["content"].count("f(params):") == 2
     assert lines[1]["record"]["attempts"][0]["reply"].startswith("params[0]:")
+
+
+def test_a_lucky_episode_of_the_warm_up_is_not_the_best(tmp_path):
+    """Among many policies of one episode each, some win; no mean of more episodes is as high."""
+    config = PropsConfig(**SMALL | {"warmup": 10, "warmup_episodes": 1, "episodes": 20, "max_steps": 10})
+    searched = study(tmp_path, config, "nim", seed=5)
+    left = iter(range(1))
+    first = searched.run(lambda: next(left, None) is None)
+    assert first.short and first.value == 1.0 and searched.judge()["short"]  # the best that there is
+    found = searched.run()
+    lines = [json.loads(text) for text in searched.log.read_text().splitlines()]
+    assert lines[0]["best"] == 1.0 and not found.short
+    assert found.value == max(max(line["values"]) for line in lines[1:]) == lines[-1]["best"] < 1.0
+    top = max(lines[1:], key=lambda line: max(line["values"]))
+    assert list(found.params) == top["params"][0] == list(searched.judge()["params"])
+    assert study(tmp_path, config, "nim", seed=5).found == found
+    longer = PropsConfig(**SMALL | {"warmup": 10, "warmup_episodes": 5, "iterations": 1, "max_steps": 10})
+    more = study(tmp_path / "longer", longer, "nim").run()
+    lines = [json.loads(text) for text in (tmp_path / "longer" / "log.jsonl").read_text().splitlines()]
+    assert more.value == max(max(line["values"]) for line in lines) and not more.short
+
+
+def test_the_replay_buffer_holds_the_episodes_that_were_evaluated(tmp_path):
+    options = {"method": "legacy", "use_replay_buffer": True, "warmup_episodes": 1, "iterations": 1}
+    searched = study(tmp_path, PropsConfig(**SMALL | options))
+    searched.run()
+    lines = [json.loads(text) for text in searched.log.read_text().splitlines()]
+    assert [[len(t) for t in line["replay_buffer"]] for line in lines] == [line["lengths"][0] for line in lines]
+    assert [len(line["replay_buffer"]) for line in lines] == [1, 3]
+    assert study(tmp_path, searched.config).state.episodes == searched.state.episodes
 
 
 class Wild(ScriptedAdviser):
@@ -104,7 +134,7 @@ def test_the_last_proposal_is_polished_too(tmp_path):
 
 
 def test_the_dialogue_is_polished(tmp_path):
-    options = {"method": "legacy", "use_replay_buffer": True, "iterations": 1, "polish": "cem", "polish_rounds": 1}
+    options = {"method": "legacy", "iterations": 1, "polish": "cem", "polish_rounds": 1}
     found = study(tmp_path, PropsConfig(**SMALL | options)).run()
     assert found.rounds == 4  # the first matrix and the one proposed, each polished
 
@@ -145,6 +175,11 @@ def test_a_damaged_log_is_left_alone(tmp_path):
         ({"method": "legacy", "buffer_rows": 2}, "buffer_rows is 2, which nothing reads without use_replay_buffer"),
         ({"method": "props", "block": 2}, "block is 2, but the method props"),
         ({"polish": "random_search"}, "polish is 'random_search'; it is one of hill_climbing, ars"),
+        ({"reply": ReplyConfig(compat="paper"), "proposals": 4}, "proposals is 4, .*compat paper .* one proposal"),
+        ({"reply": ReplyConfig(compat="paper", beyond="clip")}, "reply.beyond is clip, but reply.compat paper"),
+        ({"reply": ReplyConfig(compat="paper", finer="keep")}, "reply.finer is keep, but reply.compat paper"),
+        ({"reply": ReplyConfig(compat="paper", repeated="keep")}, "reply.repeated is keep, but reply.compat paper"),
+        ({"method": "legacy", "use_replay_buffer": True, "polish": "cma_es"}, "polish is cma_es, .* use_replay_buffer"),
     ],
 )
 def test_options_that_a_method_does_not_read_are_refused(options, message):

@@ -78,7 +78,7 @@ def draw_parameters(folder: Path, log: Path, title: str) -> Path | None:
     shares = sizes**2 / max(float((sizes**2).sum()), 1e-12)
     figure, axis = figures.new_axis(5.0, 4.0)
     drawn = axis.scatter(flat[:, 0], flat[:, 1], c=values, s=16, cmap="viridis", lw=0, vmin=np.percentile(values, 10))
-    best = int(np.argmax(values))
+    best = int(np.flatnonzero(values == lines[-1]["best"])[0])  # not one of a shorter, luckier evaluation
     axis.scatter(*flat[best], s=90, facecolors="none", edgecolors="#cc6677", lw=1.6)
     figure.colorbar(drawn, ax=axis, label="mean return", extend="min")
     for name, share, put in zip(("first", "second"), shares, (axis.set_xlabel, axis.set_ylabel)):

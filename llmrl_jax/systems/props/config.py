@@ -18,7 +18,7 @@ from llmrl_jax.systems.props.evollm import EvoLLM
 from llmrl_jax.systems.props.history import HistoryView
 from llmrl_jax.systems.props.hybrid import Polished
 from llmrl_jax.systems.props.legacy import LegacyOptimizer, LegacyTemplates, published_grammar
-from llmrl_jax.systems.props.llm import LanguageModelOptimizer
+from llmrl_jax.systems.props.llm import LanguageModelOptimizer, Repeat
 from llmrl_jax.systems.props.optimizers import NUMERIC, make_numeric
 from llmrl_jax.systems.props.parser import Grammar
 from llmrl_jax.systems.props.policies import Init, Kind, Policy
@@ -64,7 +64,8 @@ class ReplyConfig:
     """What a reply may be, and what follows where it is something else."""
 
     beyond: Literal["reject", "clip", "keep"] | None = None
-    """A parameter outside of the box; None: refused, but kept by `legacy`, as published."""
+    """A parameter outside of the box; None: refused, but kept, as published, by `legacy`, and of numbers under a
+    template of the user's own that does not name the policy's box (`low` and `high`)."""
     finer: Literal["reject", "round", "keep"] | None = None
     """A number with too many decimals; None: rounded, but refused for a table, and kept by `legacy`, as published."""
     repeated: Literal["reject", "keep"] | None = None
@@ -74,7 +75,9 @@ class ReplyConfig:
     retries: int = 4
     """How often the reasons go back to the model; published: 5 attempts in all."""
     on_failure: OnFailure = "skip"
-    """After that: `skip` the iteration, `repeat` the best policy, or `stop`. Each is in the log."""
+    """After that: `skip` the iteration, `repeat` a policy, or `stop`. Each is in the log."""
+    repeat: Repeat = "best"
+    """Which policy: the `best`, or the `last`, as the fine-tuning repository does; of `legacy` always the last."""
     failures: int = 10
     """Failed iterations in a row after which one more stops the search in any case."""
     compat: Literal["", "paper"] = ""
@@ -86,6 +89,13 @@ class ReplyConfig:
         named = ("beyond", "finer", "repeated", "take", "compat")
         return {name: value for name in named if (value := getattr(self, name)) is not None}
 
+    def __post_init__(self):
+        if self.repeat != "best" and self.on_failure != "repeat":
+            raise ValueError(
+                f"repeat is {self.repeat!r}, which nothing reads where on_failure is {self.on_failure!r}; make it "
+                "'best'"
+            )
+
 
 @dataclass(frozen=True)
 class TemplateConfig:
@@ -94,13 +104,14 @@ class TemplateConfig:
     template_dir: str = ""
     """Folder of the templates."""
     llm_si_template_name: str = ""
-    """ProPS's prompt, or the legacy protocol's system message."""
+    """ProPS's prompt, or the legacy protocol's system message; without `llm_ui_template_name` its question, as
+    published."""
     llm_ui_template_name: str = ""
     """The legacy protocol's question."""
     llm_output_conversion_template_name: str = ""
     """The legacy protocol's request to convert."""
     env_desc_file: str = ""
-    """What a published template of ProPS+ includes, relative to its folder."""
+    """What a published template of ProPS+ includes (`env_description`), relative to `template_dir`."""
 
     @property
     def folder(self) -> Path | None:
@@ -113,7 +124,8 @@ class TemplateConfig:
             raise ValueError(f"the template {next(filter(None, given))!r} is named, but no template_dir to find it in")
 
 
-_DIALOGUE = ("use_replay_buffer", "buffer_rows", "reset_llm_conversation")
+_BUFFER = ("buffer_rows", "buffer_episodes", "buffer_steps")
+_DIALOGUE = ("use_replay_buffer", *_BUFFER, "reset_llm_conversation")
 _ITS_TEMPLATES = ("templates.llm_ui_template_name", "templates.llm_output_conversion_template_name")
 _GENERATIONS = ("population", "block")
 _WORLD = ("hints", "hide")
@@ -126,10 +138,11 @@ UNREAD: dict[str, tuple[str, ...]] = {
     "props+": (*_GENERATIONS, *_DIALOGUE, *_ITS_TEMPLATES),
     "evollm": (
         "optimum", "step_size", "explain", "proposals", "templates", "reply.beyond", "reply.finer", "reply.repeated",
-        "reply.take", "reply.compat", "history.trajectory_steps", *_WORLD, *_DIALOGUE,
+        "reply.take", "reply.compat", "reply.repeat", "history.trajectory_steps", *_WORLD, *_DIALOGUE,
     ),
     "legacy": (
-        "warmup", "proposals", "reply.take", "reply.compat", "templates.env_desc_file", *_PROMPT, *_GENERATIONS
+        "warmup", "proposals", "reply.take", "reply.compat", "reply.repeat", "templates.env_desc_file", *_PROMPT,
+        *_GENERATIONS,
     ),
     **dict.fromkeys(NUMERIC, _NUMERIC),
 }  # fmt: skip
@@ -183,6 +196,10 @@ class PropsConfig:
     """Of `legacy`: show steps of an episode."""
     buffer_rows: int = 100
     """How many of them."""
+    buffer_episodes: int = 0
+    """Of the last of an evaluation's episodes only, this many; 0: of all. Published: `max_traj_count`."""
+    buffer_steps: int = 0
+    """Of an episode's last steps only, this many; 0: of all. Published: `max_traj_length`."""
     reset_llm_conversation: bool = False
     """Of `legacy`: forget the dialogue before every question."""
     final_episodes: int = 1000
@@ -194,7 +211,8 @@ class PropsConfig:
             raise ValueError(f"method is {self.method!r}; it is one of {', '.join(known)}")
         for name, least in (
             ("iterations", 0), ("episodes", 0), ("warmup", 0), ("warmup_episodes", 0), ("max_steps", 0),
-            ("proposals", 1), ("step_size", 0), ("polish_rounds", 1), ("final_episodes", 1),
+            ("proposals", 1), ("step_size", 0), ("polish_rounds", 1), ("final_episodes", 1), ("buffer_rows", 1),
+            ("buffer_episodes", 0), ("buffer_steps", 0),
         ):  # fmt: skip
             value = getattr(self, name)
             if value is not None and value < least:
@@ -206,7 +224,7 @@ class PropsConfig:
             value = attrgetter(name)(self)
             if value != attrgetter(name)(usual):
                 raise ValueError(f"{name} is {value}, but the method {self.method} does not read it; leave it out")
-        for name, needs in (("polish_rounds", "polish"), ("buffer_rows", "use_replay_buffer")):
+        for name, needs in (("polish_rounds", "polish"), *((name, "use_replay_buffer") for name in _BUFFER)):
             if getattr(self, name) != getattr(usual, name) and not getattr(self, needs):
                 raise ValueError(f"{name} is {getattr(self, name)}, which nothing reads without {needs}; leave it out")
         polishers = [name for name in NUMERIC if name != "random_search"]  # which starts nowhere
@@ -214,6 +232,19 @@ class PropsConfig:
             raise ValueError(f"polish is {self.polish!r}; it is one of {', '.join(polishers)}")
         if self.polish and not self.asks:
             raise ValueError(f"polish is for methods that ask a model; {self.method} is numeric itself")
+        if self.polish and self.use_replay_buffer:
+            raise ValueError(
+                f"polish is {self.polish}, whose matrices have no episodes for use_replay_buffer to show; leave one of "
+                "the two out"
+            )
+        if self.reply.compat == "paper":
+            for name in ("proposals", "reply.beyond", "reply.finer", "reply.repeated"):
+                value = attrgetter(name)(self)
+                if value != attrgetter(name)(usual):
+                    raise ValueError(
+                        f"{name} is {value}, but reply.compat paper is the released parser, which takes one proposal "
+                        "and checks no number; leave one of the two out"
+                    )
         if self.optimum not in ("true", "hidden") and not re.fullmatch(r"[+-]?\d+(\.\d*)?", self.optimum):
             raise ValueError(f"optimum is {self.optimum!r}; it is 'true', 'hidden' or a number")
 
@@ -286,6 +317,8 @@ def make_optimizer(
             asking=asking,
             use_replay_buffer=config.use_replay_buffer,
             buffer_rows=config.buffer_rows,
+            buffer_episodes=config.buffer_episodes,
+            buffer_steps=config.buffer_steps,
             reset_llm_conversation=config.reset_llm_conversation,
         )
     else:
@@ -299,13 +332,17 @@ def make_optimizer(
             environment=description(hints=config.hints, hide=config.hide) if plus else "",
             explain=config.explain,
             proposals=config.proposals,
-            template=templates.folder / name if templates.folder and name else None,
+            evaluation_episodes=arm.episodes,
+            template=Path(name) if name else None,
+            template_dir=templates.folder,
             env_desc_file=templates.env_desc_file,
         )
-        grammar = Grammar.of(policy, proposals=config.proposals, **reply.chosen)
+        loose = {} if prompt.names_box or policy.kind == "table" else {"beyond": "keep"}
+        grammar = Grammar.of(policy, proposals=config.proposals, **(loose | reply.chosen))
         found = LanguageModelOptimizer(
-            model, prompt, grammar=grammar, view=config.view(policy), asking=asking, warmup=arm.warmup
-        )
+            model, prompt, grammar=grammar, view=config.view(policy), asking=asking, repeat=reply.repeat,
+            warmup=arm.warmup,
+        )  # fmt: skip
     if config.polish:
         found = Polished(found, make_numeric(config.polish, policy), rounds=config.polish_rounds)
     return found

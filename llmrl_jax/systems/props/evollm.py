@@ -13,6 +13,7 @@ from functools import cached_property
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from llmrl_jax.chat import ChatModel, Message
 from llmrl_jax.systems.props.consult import Asking, best_of, consult
@@ -27,7 +28,9 @@ from llmrl_jax.systems.props.prompts import MeanPrompt, improved
 class EvoLLM(HostOptimizer):
     """An evolution strategy whose recombination is a question: the mean of the next generation.
 
-    A generation is that mean, and normal steps around it, clipped to the box and rounded to the policy's decimals.
+    A generation is that mean, and normal steps around it, clipped to the box and rounded to the policy's decimals. On a
+    table, where rounding would undo such steps, every member but the mean has another action in one entry, each in one
+    of its own while there are enough, and with probability `std` in each of the others.
     """
 
     model: ChatModel
@@ -36,7 +39,7 @@ class EvoLLM(HostOptimizer):
     population: int = 5
     """Candidates of a generation, the mean among them."""
     std: float = 0.05
-    """Standard deviation of the steps, as a share of the box's width."""
+    """Standard deviation of the steps, as a share of the box's width; for a table a probability."""
     resolution: int = 1000
     """The box is cut into this many steps; for a table it is the number of actions less one."""
     block: int = 0
@@ -78,8 +81,11 @@ class EvoLLM(HostOptimizer):
     def _propose(self, state, iteration, key):
         grid = self.form.grid
         best = best_of(state.rows)
-        if grid is None or best is None:  # never: the form has a grid, and the warm-up rows
-            raise ValueError("EvoLLM was asked for a mean before it was told anything")
+        if grid is None or best is None:  # the form has a grid
+            raise ValueError(
+                f"EvoLLM has nothing to begin with: of the warm-up's {self.warmup} policies none had a finite return; "
+                "start anew with another seed, a larger warmup, or a narrower box (policy.low, policy.high)"
+            )
         prompt = MeanPrompt(grid.resolution, self.generations)
         target = self.form.value(improved(self.view.select(state.rows)))
         requests, parses = [], []
@@ -108,6 +114,18 @@ class EvoLLM(HostOptimizer):
 
     def _around(self, mean: jax.Array, key: jax.Array) -> list[tuple[float, ...]]:
         """A generation."""
+        if self.policy.kind == "table":
+            return [tuple(row) for row in self._changed(self.policy.clip(mean), key).tolist()]
         steps = jax.random.normal(key, (self.population, len(mean))).at[0].set(0.0)
         drawn = mean + self.std * (self.policy.high - self.policy.low) * steps
         return [tuple(row) for row in self.policy.clip(self.policy.round(drawn)).tolist()]
+
+    def _changed(self, mean: Float[Array, " n"], key: jax.Array) -> Float[Array, "P n"]:
+        """A generation on a table, the mean first."""
+        where, whether, which = jax.random.split(key, 3)
+        low, choices, others = self.policy.low, self.policy.choices, self.population - 1
+        own = jax.random.permutation(where, len(mean))[jnp.arange(others) % len(mean)]
+        change = jax.random.uniform(whether, (others, len(mean))) < self.std
+        change = change.at[jnp.arange(others), own].set(True)
+        shift = jax.random.randint(which, change.shape, 1, choices)
+        return jnp.concatenate([mean[None], jnp.where(change, (mean - low + shift) % choices + low, mean)])

@@ -139,7 +139,7 @@ class HistoryView:
     """Only the rows with the highest returns, this many."""
     order: Order = "time"
     tokens: int | None = None
-    """The most tokens that the rows may take: the oldest are left out, but never the best."""
+    """The most tokens that the rows may take: of those chosen the oldest are left out, but never the best."""
     trajectory_steps: int | None = None
     """Show an episode beneath each row that has one, this many steps at most; 0: none. None: as published, 200 for
     ProPS+ on a table, and none elsewhere."""
@@ -167,12 +167,12 @@ class HistoryView:
         """The history block of a prompt, a line per row and its episode below; empty without rows.
 
         **Arguments:** `rows`, in the order in which they were tried; `form`; `count`, of tokens.
-        **Raises:** `ValueError` where not even the best row fits into `tokens`.
+        **Raises:** `ValueError` where not even the best of the rows that are shown fits into `tokens`.
         """
         shown = self.select(rows)
         texts = {id(row): self._row(row, form) for row in shown}
         if self.tokens is not None and shown:
-            best = max(enumerate(rows), key=lambda pair: (pair[1].value, pair[0]))[1]
+            best = max(enumerate(shown), key=lambda pair: (pair[1].value, pair[0]))[1]
             sizes = {id(row): count(texts[id(row)] + "\n") for row in shown}
             left = sum(sizes.values())
             for row in rows:  # the oldest first

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 
 from llmrl_jax.systems.props.consult import Record, best_of
 from llmrl_jax.systems.props.history import Row, Trajectory
+from llmrl_jax.systems.props.legacy import LegacyOptimizer
 from llmrl_jax.systems.props.llm import HostOptimizer, HostState
 from llmrl_jax.systems.props.optimizers.base import LEAST
 
@@ -53,6 +54,11 @@ class Polished:
             raise ValueError(f"rounds is {self.rounds}; it must be at least 1, or use the proposer alone")
         if self.start not in ("proposed", "best"):
             raise ValueError(f"start is {self.start!r}; it is 'proposed' or 'best'")
+        if isinstance(self.proposer, LegacyOptimizer) and self.proposer.use_replay_buffer:
+            raise ValueError(
+                "use_replay_buffer shows episodes of the proposed matrix, beside which polishing puts the value of "
+                "another matrix; leave one of the two out"
+            )
 
     @property
     def name(self) -> str:

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 
 from llmrl_jax.chat import ChatModel, Message
 from llmrl_jax.systems.props.consult import Asking, Record, consult
-from llmrl_jax.systems.props.history import Format, Trajectory, render_rows
+from llmrl_jax.systems.props.history import Format, Row, Trajectory, render_rows
 from llmrl_jax.systems.props.llm import HostOptimizer, HostState
 from llmrl_jax.systems.props.matrices import matrix_shape, parse_matrix, render_matrix
 from llmrl_jax.systems.props.parser import Grammar, UnreadProposals
@@ -25,10 +25,11 @@ from llmrl_jax.systems.props.templates import fill, load
 class LegacyTemplates:
     """The three templates, by their published keys; an empty name is ours.
 
-    Slots: of `llm_ui_template_name`, as published, `episode_number`, `matrix_string`, `reward` and
-    `replay_buffer_string` (empty without a replay buffer); of `llm_output_conversion_template_name` `rows`,
-    `columns`, `shape` ("5x2") and `error`; of `llm_si_template_name` `shape`, `environment` and `actions` (ids that an
-    entry may be, None for numbers).
+    Slots of all: `rows`, `columns`, `shape` ("5x2"), `environment` and `actions` (ids that an entry may be, None for
+    numbers). Of `llm_ui_template_name` also, as published, `episode_number`, `matrix_string`, `reward` and
+    `replay_buffer_string` (empty without a replay buffer); of `llm_output_conversion_template_name` also `error`. A
+    `llm_si_template_name` without a `llm_ui_template_name` takes its place, as published: it is the question of every
+    turn, with its slots, and there is no system message.
     """
 
     template_dir: Path | None = None
@@ -43,11 +44,16 @@ class LegacyTemplates:
         for which in ("system", "update", "convert"):  # what is missing is an error now, not at the first question
             self.load(which)
 
+    @property
+    def has_system(self) -> bool:
+        """Whether there is a system message."""
+        return bool(self.llm_ui_template_name or not self.llm_si_template_name)
+
     def load(self, which: str) -> Any:
         """A template: "system", "update" or "convert"."""
         name = {
             "system": self.llm_si_template_name,
-            "update": self.llm_ui_template_name,
+            "update": self.llm_ui_template_name or self.llm_si_template_name,
             "convert": self.llm_output_conversion_template_name,
         }[which]
         return load(name=name, folder=self.template_dir) if name else load(name=f"legacy_{which}.j2")
@@ -92,15 +98,19 @@ class LegacyOptimizer(HostOptimizer):
     use_replay_buffer: bool = False
     """Show `buffer_rows` steps in a row of one random evaluation episode."""
     buffer_rows: int = 100
+    buffer_episodes: int = 0
+    """Only of the last of the evaluation's episodes, this many; 0: of all."""
+    buffer_steps: int = 0
+    """Only of the last steps of an episode, this many; 0: of all."""
     reset_llm_conversation: bool = False
     """Forget the dialogue before every question. Otherwise it grows without bound, as published."""
     name: str = "legacy"
     warmup: int = field(default=1, init=False)
 
     def __post_init__(self):
-        for name in ("episodes", "buffer_rows"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        for name, least in (("episodes", 1), ("buffer_rows", 1), ("buffer_episodes", 0), ("buffer_steps", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
         if self.grammar is not None and (self.grammar.num_params, self.grammar.proposals) != (
             self.policy.num_params,
             1,
@@ -108,6 +118,9 @@ class LegacyOptimizer(HostOptimizer):
             raise ValueError(
                 f"the grammar is not for one proposal of {self.policy.num_params} parameters: {self.grammar}"
             )
+        self._system()  # a template that wants another slot is an error now, not at the first question
+        self._question(1, Row((0.0,) * self.policy.num_params, 0.0), "")
+        self._conversion("")
 
     @property
     def iterations(self) -> int:
@@ -162,28 +175,18 @@ class LegacyOptimizer(HostOptimizer):
         return list(range(self.policy.act_size)) if self.policy.kind == "table" else None
 
     def _propose(self, state, iteration, key):
-        rows, columns = matrix_shape(self.policy)
-        shape = f"{rows}x{columns}"
         if not state.rows:
-            raise ValueError("a matrix was asked for before any was evaluated; tell the first one's value first")
+            raise ValueError(
+                "the dialogue has nothing to begin with: the first matrix had no finite return; start anew with "
+                "another seed, or a narrower box (policy.low, policy.high)"
+            )
         last = state.rows[-1]
-        slots = {
-            "episode_number": iteration,
-            "matrix_string": render_matrix(self.policy, last.params, self.form),
-            "reward": self.form.value(last.value),
-            "replay_buffer_string": self._buffer(state, key),
-        }
-        system = fill(
-            self.templates.load("system"), {"shape": shape, "environment": self.environment, "actions": self.actions}
-        )
         earlier = () if self.reset_llm_conversation else state.messages
-        question = Message("user", fill(self.templates.load("update"), slots))
-        request = self.asking.request([Message("system", system), *earlier, question], key)
+        question = self._question(iteration, last, self._buffer(state, key))
+        request = self.asking.request([*self._system(), *earlier, question], key)
 
         def convert(reading) -> str:
-            error = str(UnreadProposals(reading))
-            slots = {"rows": rows, "columns": columns, "shape": shape, "error": error}
-            return fill(self.templates.load("convert"), slots)
+            return self._conversion(str(UnreadProposals(reading)))
 
         seen = {self.form.texts(row.params) for row in state.rows}
         parses = [lambda reply: parse_matrix(reply, self.policy, self.reads, seen, self.form)]
@@ -200,14 +203,41 @@ class LegacyOptimizer(HostOptimizer):
             "dialogue": dialogue,
         }
 
+    @property
+    def _slots(self) -> dict[str, Any]:
+        """Of every template."""
+        rows, columns = matrix_shape(self.policy)
+        shape = {"rows": rows, "columns": columns, "shape": f"{rows}x{columns}"}
+        return {**shape, "environment": self.environment, "actions": self.actions}
+
+    def _system(self) -> list[Message]:
+        """The system message, if there is one."""
+        if not self.templates.has_system:
+            return []
+        return [Message("system", fill(self.templates.load("system"), self._slots))]
+
+    def _question(self, iteration: int, last: Row, replay: str) -> Message:
+        slots = {
+            "episode_number": iteration,
+            "matrix_string": render_matrix(self.policy, last.params, self.form),
+            "reward": self.form.value(last.value),
+            "replay_buffer_string": replay,
+        }
+        return Message("user", fill(self.templates.load("update"), self._slots | slots))
+
+    def _conversion(self, error: str) -> str:
+        return fill(self.templates.load("convert"), self._slots | {"error": error})
+
     def _buffer(self, state: LegacyState, key: jax.Array) -> str:
         """Rows in a row of one of the episodes."""
         if not self.use_replay_buffer:
             return ""
         which, where = jax.random.split(jax.random.fold_in(key, 1))
-        number = int(jax.random.randint(which, (), 0, len(state.episodes)))
-        episode = state.episodes[number]
+        kept = state.episodes[-self.buffer_episodes :]
+        number = int(jax.random.randint(which, (), 0, len(kept)))
+        first = max(0, len(kept[number]) - self.buffer_steps) if self.buffer_steps else 0
+        episode = kept[number][first:]
         start = int(jax.random.randint(where, (), 0, max(1, len(episode) - self.buffer_rows + 1)))
         lines = render_rows(episode[start : start + self.buffer_rows])
-        numbered = [f"{number} | {step} | {line}" for step, line in enumerate(lines, start)]
+        numbered = [f"{number} | {step} | {line}" for step, line in enumerate(lines, first + start)]
         return "\n".join(["Trajectory | Step | State | Action | Reward", *numbered])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal, get_args
 
 import jax
 from jaxtyping import Array, Float
@@ -14,6 +15,11 @@ from llmrl_jax.systems.props.history import Format, HistoryView, Row, Trajectory
 from llmrl_jax.systems.props.parser import Grammar, parse
 from llmrl_jax.systems.props.policies import Policy
 from llmrl_jax.systems.props.prompts import ProposalPrompt
+
+
+Repeat = Literal["best", "last"]
+"""best: the policy with the highest return so far. last: the one that was evaluated last, as the fine-tuning repository
+does, silently."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +136,8 @@ class LanguageModelOptimizer(HostOptimizer):
     view: HistoryView = field(default_factory=HistoryView)
     form: Format = field(default_factory=Format)
     asking: Asking = field(default_factory=Asking)
+    repeat: Repeat = "best"
+    """Which policy `asking.on_failure` repeats."""
     warmup: int = 20
     """Random policies that are evaluated first (`Policy.sample`); 0: none."""
     count: Callable[[str], int] = estimate_tokens
@@ -138,6 +146,8 @@ class LanguageModelOptimizer(HostOptimizer):
     def __post_init__(self):
         if self.warmup < 0:
             raise ValueError(f"warmup is {self.warmup}; it must be at least 0")
+        if self.repeat not in get_args(Repeat):
+            raise ValueError(f"repeat is {self.repeat!r}; it is one of {', '.join(get_args(Repeat))}")
         if self.form.grid is not None:
             raise ValueError("form has a grid, whose integers these prompts do not speak of; it is for EvoLLM")
         asked = (self.policy.num_params, self.prompt.proposals)
@@ -169,7 +179,7 @@ class LanguageModelOptimizer(HostOptimizer):
     def _propose(self, state, iteration, key):
         history = self.view.render(state.rows, self.form, self.count)
         shown = bool(self.view.trajectory_steps) and any(row.trajectory is not None for row in state.rows)
-        text = self.prompt.render(history, iteration, trajectories=shown)
+        text = self.prompt.render(history, iteration, trajectories=shown, view=self.view)
         seen = {self.form.texts(row.params) for row in state.rows}
         (answer,) = consult(
             self.model,
@@ -180,7 +190,8 @@ class LanguageModelOptimizer(HostOptimizer):
         reading = answer.reading
         record = {"optimizer": self.name, "iteration": iteration, "model": self.model.name, **answer.record}
         if not reading.proposals:
-            return self.asking.give_up(self.model.name, best_of(state.rows), state.failures, record)
+            again = best_of(state.rows) if self.repeat == "best" else (state.rows or (None,))[-1]
+            return self.asking.give_up(self.model.name, again, state.failures, record)
         record |= {
             "outcome": "partial" if reading.problems else "proposed",
             "proposals": [list(params) for params in reading.proposals],

@@ -1,7 +1,10 @@
 """The prompts of ProPS, ProPS+ and EvoLLM: what fills their slots, and how a user's own templates take their place.
 
 The slots have the published names (props reference, section 3), so that a published template renders here unchanged:
-`rank`, `optimum`, `step_size`, `episode_reward_buffer_string`, `step_number`, `episodes`, `actions`, `env_desc_file`.
+`rank`, `optimum`, `step_size`, `episode_reward_buffer_string`, `step_number`, `episodes`, `actions`, and
+`env_description`, the file with a description, which templates of ProPS+ include. Templates of a later fork also want
+`num_episodes` (the same as `episodes`), `num_evaluation_episodes`, `buffer_top_k` and `buffer_recent_j`, and
+`attempt_idx`, which is 0: here the reasons why a reply could not be read follow it in the dialogue.
 """
 
 from __future__ import annotations
@@ -12,13 +15,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from llmrl_jax.systems.props.history import Row
+from llmrl_jax.systems.props.history import HistoryView, Row
 from llmrl_jax.systems.props.policies import Policy
-from llmrl_jax.systems.props.templates import fill, load, number
+from llmrl_jax.systems.props.templates import digits, fill, load, missing, wants
 
 
 Optimum = Literal["true", "hidden"] | float
 """What a prompt says of the largest return: the task's own, which is knowledge of an oracle; nothing; or a number."""
+
+
+NO_DESCRIPTION = "it includes env_description, and env_desc_file is empty; name the file with the description"
 
 
 def told_optimum(choice: Optimum | str, true: float | None) -> float | None:
@@ -64,24 +70,36 @@ class ProposalPrompt:
     """Whether to ask for an explanation; models that reason by themselves do not need to be asked."""
     proposals: int = 1
     """How many to ask for."""
+    evaluation_episodes: int = 20
+    """Of which f(params) is the mean; our own template does not speak of it."""
     template: Path | None = None
     """A template of the user's own in the place of ours; it may include others of its folder."""
+    template_dir: Path | None = None
+    """The folder below which `template` and what it includes are looked for; None: the template's own."""
     env_desc_file: str = ""
-    """The file that a published template of ProPS+ includes, relative to its folder."""
+    """The file that a published template of ProPS+ includes as `env_description`, relative to that folder."""
 
     def __post_init__(self):
-        for name in ("iterations", "proposals"):
+        for name in ("iterations", "proposals", "evaluation_episodes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.policy.kind != "table" and (self.step_size is None or not self.step_size > 0):
             raise ValueError(f"step_size is {self.step_size}; it must be positive for anything but a table")
-        _ = self._template  # a template that is missing is an error now, not at the first question
+        if self.template is not None:  # one that is missing or unfit is an error now, not at the first question
+            self.render("", 1)
 
     @cached_property
     def _template(self):
         if self.template is None:
             return load(name="proposal.j2")
-        return load(name=self.template.name, folder=self.template.parent)
+        if self.template_dir is None:
+            return load(name=self.template.name, folder=self.template.parent)
+        return load(name=self.template.as_posix(), folder=self.template_dir)
+
+    @property
+    def names_box(self) -> bool:
+        """Whether the prompt names the policy's box; a published template has numbers of its own."""
+        return self.template is None or {"low", "high"} <= wants(self._template)
 
     @property
     def actions(self) -> list[int] | None:
@@ -90,25 +108,34 @@ class ProposalPrompt:
             return None
         return list(range(int(self.policy.low), int(self.policy.high) + 1))
 
-    def render(self, history: str, iteration: int, *, trajectories: bool = False) -> str:
+    def render(
+        self, history: str, iteration: int, *, trajectories: bool = False, view: HistoryView | None = None
+    ) -> str:
         """The prompt: one message of the user's, as published.
 
         **Arguments:** `history`, see `HistoryView.render`; `iteration`, from 1 on; `trajectories`, whether episodes
-        stand in the history.
+        stand in the history; `view`, by which its rows were selected (None: all are there).
         **Raises:** `ValueError` for a template that wants another slot.
         """
+        shown = (view.top, view.last) if view else (None, None)
+        top, last = (0, "all") if shown == (None, None) else (shown[0] or 0, shown[1] or 0)
         policy = self.policy
         decimals = policy.decimals
         slots = {
             "rank": policy.num_params,
-            "optimum": None if self.optimum is None else number(self.optimum),
+            "optimum": None if self.optimum is None else digits(self.optimum),
             "step_size": self.step_size,
             "episode_reward_buffer_string": history,
             "step_number": iteration,
             "episodes": self.iterations,
+            "num_episodes": self.iterations,
+            "num_evaluation_episodes": self.evaluation_episodes,
+            "attempt_idx": 0,
+            "buffer_top_k": top,
+            "buffer_recent_j": last,
             "actions": None if self.actions is None else [self.actions],
             "environment": self.environment,
-            "env_desc_file": self.env_desc_file,
+            "env_description": self.env_desc_file or missing(NO_DESCRIPTION),
             "span": span(policy.num_params),
             "kind": "a number" if decimals else "an integer",
             "low": f"{policy.low:.{decimals}f}",

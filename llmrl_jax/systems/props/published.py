@@ -12,59 +12,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+import envs_jax
 from envs_jax.registry import nearest
 from llmrl_jax.systems.props.config import PolicyConfig, PropsConfig, ReplyConfig, TemplateConfig
 from llmrl_jax.systems.props.history import HistoryView
+from llmrl_jax.systems.props.published_keys import (
+    FINETUNE,
+    FINETUNE_TASKS,
+    MUJOCO,
+    RELEASE,
+    RELEASE_TASKS,
+    ROWS,
+    WORLDS,
+)
 from llmrl_jax.systems.props.tasks import TASKS, get
-
-
-RELEASE_TASKS = {
-    "cont_space_llm_num_optim": "props",
-    "cont_space_llm_num_optim_rndm_proj": "props",
-    "dist_state_llm_num_optim": "props",
-    "cont_state_llm_num_optim_semantics": "props+",
-    "dist_state_llm_num_optim_semantics": "props+",
-}
-"""Dispatch keys of the release, and the method that they stand for."""
-
-FINETUNE_TASKS = (
-    "mountaincar", "pendulum", "blackjack", "cartpole", "grid_world", "hopper", "mc_continuous", "inverted_pendulum",
-    "pong", "swimmer", "walker", "reacher", "double_pendulum", "inverted_double_pendulum", "half_cheetah", "maze",
-    "nim", "cliff_walking", "navigation",
-)  # fmt: skip
-"""Dispatch keys of the fine-tuning repository; which world it is says `gym_env_name`."""
-
-MUJOCO = ("InvertedPendulum", "InvertedDoublePendulum", "Reacher", "Swimmer", "Hopper", "Walker2d", "HalfCheetah")
-
-SHARED = {
-    "task", "num_episodes", "gym_env_name", "render_mode", "env_kwargs", "logdir", "max_traj_count", "max_traj_length",
-    "template_dir", "llm_si_template_name", "llm_output_conversion_template_name", "env_desc_file", "llm_model_name",
-    "num_evaluation_episodes", "warmup_episodes", "warmup_dir", "bias", "rank", "optimum",
-}  # fmt: skip
-RELEASE = SHARED | {
-    "dim_actions", "dim_states", "search_step_size", "ollama_num_ctx", "include_trajectories", "feedback_interval",
-    "param_min", "param_max", "buffer_top_k", "buffer_recent_j",
-}  # fmt: skip
-FINETUNE = SHARED | {
-    "experiments", "continuous", "num_position_bins", "num_theta_bins", "grid_size", "actions", "states",
-    "llm_ui_template_name", "model_type", "base_model", "record_video", "use_replay_buffer", "reset_llm_conversation",
-    "step_size", "print_episode", "max_limit", "title",
-}  # fmt: skip
-
-WORLDS = {
-    "CliffWalking-v0": "CliffWalking-v1",
-    "FrozenLake-v0": "FrozenLake-v1",
-    "gym_navigation:NavigationTrack-v0": "NavigationTrack-v0",
-    "gym_examples/Maze-v0": "maze-sample-3x3-v0",
-}
-"""Older or foreign spellings of worlds."""
-
-
-def _plain(number: Any) -> str:
-    """A number with all its digits and without an exponent."""
-    return np.format_float_positional(float(number), trim="-")
+from llmrl_jax.systems.props.templates import digits
 
 
 @dataclass(frozen=True)
@@ -158,27 +120,41 @@ class _Reader:
             optimum = self.get("optimum")
             asked = {
                 "warmup": self.get("warmup_episodes", 0),
-                "optimum": "true" if optimum is None else _plain(optimum),
+                "optimum": "true" if optimum is None else digits(optimum),
                 "step_size": float(self.get("search_step_size", self.get("step_size", 0.0))),
                 "history": self._history(method, table),
             }
+        replay = legacy and self._replays()
+        if replay:
+            asked = self._buffer()
+        templates = self._templates(method)
+        if templates.llm_si_template_name and not legacy and not table:
+            self.note(
+                f"{templates.llm_si_template_name} may name a box of its own: unless it has the slots low and high, "
+                "parameters may lie anywhere, as for the published parser"
+            )
+        tuned = self.schema == "finetune"
         config = PropsConfig(
             method=method,
             iterations=int(self.get("num_episodes", 0)),
             episodes=int(self.get("num_evaluation_episodes", 0)),
-            warmup_episodes=1 if self.schema == "release" else 0,
+            warmup_episodes=0 if tuned else 1,
             max_steps=self._limit(task),
             policy=PolicyConfig(
                 kind=self._kind(),
                 rank=int(self.get("rank", 0)) if self._kind() == "projection" else 0,
-                init="uniform_3.5" if self.schema == "finetune" and not table else None,
+                init=None if table else self._init(),
                 **({} if table else self._box()),
             ),
             **asked,
-            reply=ReplyConfig(retries=3 if legacy else 4, on_failure="repeat" if self.schema == "finetune" else "skip"),
-            templates=self._templates(method),
-            use_replay_buffer=legacy and bool(self.get("use_replay_buffer", False)),
-            reset_llm_conversation=legacy and bool(self.get("reset_llm_conversation", False)),
+            reply=ReplyConfig(
+                retries=3 if tuned else 4,
+                on_failure="repeat" if tuned else "skip",
+                repeat="last" if tuned and not legacy else "best",
+            ),
+            templates=templates,
+            use_replay_buffer=replay,
+            reset_llm_conversation=legacy and self._resets(),
         )
         self._check_rank(task, config.policy)
         self._said_otherwise(legacy)
@@ -254,13 +230,57 @@ class _Reader:
             return "projection"
         return "linear_nobias" if self.get("bias") is False else None
 
+    def _init(self) -> Any:
+        """How the published program of the file draws its first policies (props reference, section 2)."""
+        if self._kind() == "linear_nobias":
+            return "uniform_3"
+        if self.schema == "finetune":
+            return "uniform_3.5"
+        return None if self._box() else "normal_unbounded"  # a box that the file names is meant to hold them
+
+    def _replays(self) -> bool:
+        """Whether the dialogue shows the replay buffer; programs without that option always did."""
+        if self.values.get("use_replay_buffer") is None:
+            self.note("use_replay_buffer is not given: the replay buffer is shown, as before there was such an option")
+        return bool(self.get("use_replay_buffer", True))
+
+    def _resets(self) -> bool:
+        """Whether the dialogue is forgotten; programs without that option always did."""
+        if self.values.get("reset_llm_conversation") is None:
+            self.note(
+                "reset_llm_conversation is not given: every question stands alone, as before there was such an option"
+            )
+        return bool(self.get("reset_llm_conversation", True))
+
+    def _buffer(self) -> dict[str, Any]:
+        """What is shown of the replay buffer: as these keys are described, which not every program heeded."""
+        found: dict[str, Any] = {}
+        if count := int(self.get("max_traj_count", 0)):
+            found["buffer_episodes"] = count
+            self.note(
+                f"max_traj_count {count}: the replay buffer holds the last {count} episodes; its programs keep all"
+            )
+        if length := int(self.get("max_traj_length", 0)):
+            task = self.values["task"]
+            rows = task in ROWS
+            found["buffer_rows" if rows else "buffer_steps"] = length
+            self.note(
+                f"max_traj_length {length} is how many rows of the replay buffer are shown, as by the program of {task}"
+                if rows
+                else f"max_traj_length {length}: the replay buffer holds the last {length} steps of an episode; its "
+                "programs keep all, and show 100 rows as well"
+            )
+        return found
+
     def _limit(self, task: str) -> int:
         """`max_traj_length`: the longest episode in the release, and since the last versions a length of history."""
-        if self.schema == "finetune":
+        length = 0 if self.schema == "finetune" else int(self.get("max_traj_length", 0))
+        if not length:
             return 0
-        length = int(self.get("max_traj_length", 0))
-        world = get(task).make()[1].max_steps
-        return length if length < int(world) else 0
+        own = int(envs_jax.make(get(task).env)[1].max_steps)
+        if own < length:
+            self.note(f"max_traj_length {length}: the world itself ends an episode after {own} steps")
+        return min(length, own)
 
     def _box(self) -> dict[str, Any]:
         """The box of a linear policy; a table's entries are its actions."""
@@ -276,7 +296,7 @@ class _Reader:
             )
 
     def _history(self, method: str, table: bool) -> HistoryView:
-        steps = 200 if method == "props+" and table or self.get("include_trajectories", False) else 0
+        steps = 200 if self.get("include_trajectories", method == "props+" and table) else 0
         top, recent = self.get("buffer_top_k"), self.get("buffer_recent_j")
         if top is not None or recent is not None:
             return HistoryView(top=top, last=recent, trajectory_steps=steps)
@@ -290,26 +310,35 @@ class _Reader:
 
     def _templates(self, method: str) -> TemplateConfig:
         """The user's templates where they are on this machine; ours, with a note, where they are not."""
-        named = {k: self.get(k, "") for k in ("llm_si_template_name", "llm_ui_template_name")}
-        named["llm_output_conversion_template_name"] = self.get("llm_output_conversion_template_name", "")
+        system, question, conversion = names = (
+            "llm_si_template_name", "llm_ui_template_name", "llm_output_conversion_template_name"
+        )  # fmt: skip
+        named = {key: self.get(key) for key in names if self.get(key)}
+        if method != "legacy":
+            if question in named:
+                self.note(f"{question} {named.pop(question)} is not filled, as in the published program")
+            converts = named.pop(conversion, None)
+            if converts not in (None, named.get(system)):  # the release names the same one twice, and fills it once
+                self.note(
+                    f"{conversion} {converts} is not filled: the reasons why a reply could not be read are said in its "
+                    "place"
+                )
         directory = self.get("template_dir", "")
-        if not directory or not named["llm_si_template_name"]:
+        if not named:
+            if directory:
+                self.note(f"template_dir {directory} is not read: no template is named that this method fills")
+            return TemplateConfig()
+        instead = f"so the prompt is ours of the kind {method} in place of {' and '.join(named.values())}"
+        if not directory:
+            self.note(f"there is no template_dir, {instead}")
             return TemplateConfig()
         places = [Path(directory).expanduser(), self.folder / directory]
         found = next((place for place in places if place.is_dir()), None)
         if found is None:
-            self.note(
-                f"there is no folder {directory} here, so the prompt is ours of the kind {method} in place of "
-                f"{named['llm_si_template_name']}"
-            )
+            self.note(f"there is no folder {directory} here, {instead}")
             return TemplateConfig()
-        if method != "legacy":
-            others = [name for key, name in named.items() if name and key != "llm_si_template_name"]
-            named = {"llm_si_template_name": named["llm_si_template_name"]}
-            if others:
-                self.note(f"{' and '.join(others)}: of the legacy protocol, and not read")
         for key, name in named.items():
-            if name and not (found / name).is_file():
+            if not (found / name).is_file():
                 there = sorted(str(path.relative_to(found)) for path in found.rglob("*.j2"))
                 raise ValueError(f"{self.where}: {key} {name!r} is not in {found}{nearest(name, there)}")
         return TemplateConfig(str(found), env_desc_file=self.get("env_desc_file", ""), **named)
@@ -350,9 +379,5 @@ class _Reader:
                 self.note(f"{name}: {self.values[name]}; whether a policy is linear or a table follows from the world")
         if self.get("ollama_num_ctx"):
             self.note("ollama_num_ctx is the server's to set")
-        if legacy and self.get("max_traj_count"):
-            self.note(
-                "max_traj_count is not read, as in the published program: 100 rows of the replay buffer are shown"
-            )
         if self.get("max_limit"):
             self.note("max_limit is not read: the curve's axis follows its values")

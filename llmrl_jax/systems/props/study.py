@@ -45,7 +45,8 @@ class Found:
     params: tuple[float, ...] | None
     """The policy with the highest mean return; None before any was evaluated."""
     value: float
-    """That mean: the highest of many, so it flatters."""
+    """That mean: the highest of many, so it flatters. A mean of fewer episodes than the others, a warm-up's, counts
+    only while there is no other."""
     rounds: int
     candidates: int
     """Policies that were evaluated, the warm-up's too."""
@@ -54,6 +55,8 @@ class Found:
     """Environment steps."""
     stopped: str = ""
     """Why it ended early; empty where it did not."""
+    short: bool = False
+    """Whether `value` is a warm-up's mean of fewer episodes than are played otherwise."""
 
 
 class Study:
@@ -179,10 +182,13 @@ class Study:
         count = params.shape[0]
         if not count:
             return np.zeros((0, 0), np.float32), np.zeros((0, 0), np.int32)
-        warmup = record is not None and record["outcome"] == "warmup"
-        episodes = self.config.warmup_episodes if warmup and self.config.warmup_episodes else self.arm.episodes
-        found = jax.device_get(self.evaluate(params, self._keys(count, episodes)))
+        found = jax.device_get(self.evaluate(params, self._keys(count, self._episodes_of(record))))
         return np.asarray(found.returns), np.asarray(found.lengths)
+
+    def _episodes_of(self, record: dict[str, Any] | None) -> int:
+        """How many each policy of a round plays."""
+        warmup = record is not None and record["outcome"] == "warmup"
+        return self.config.warmup_episodes if warmup and self.config.warmup_episodes else self.arm.episodes
 
     def _keys(self, count: int, episodes: int) -> jax.Array:
         key = jax.random.fold_in(self.key, self.found.rounds)
@@ -195,7 +201,7 @@ class Study:
         policies had among the candidates."""
         if not params.shape[0] or not self.config.asks or (record or {}).get("outcome") == "polish":
             return {}
-        keys = self._keys(int(kept[-1]) + 1, self.arm.episodes)
+        keys = self._keys(int(kept[-1]) + 1, self._episodes_of(record))
         keys = keys[kept] if keys.ndim == 2 else jnp.broadcast_to(keys, (params.shape[0], *keys.shape))
         if self.config.view(self.policy).trajectory_steps:
             return {"trajectories": [self.recorder.play(p, k[0])[0] for p, k in zip(params, keys)]}
@@ -206,15 +212,16 @@ class Study:
     def _count(self, line: dict[str, Any] | None, stopped: str = "") -> None:
         """Add a line to what was found."""
         found = self.found
-        params, value = found.params, found.value
+        params, value, short = found.params, found.value, found.short
         returns, lengths = (
             [*line[name], *(dropped[name] for dropped in line.get("dropped", ()))] if line else []
             for name in ("returns", "lengths")
         )
         if line and line["values"]:
             top = int(np.argmax(line["values"]))
-            if line["values"][top] > value:
-                params, value = tuple(line["params"][top]), line["values"][top]
+            few = len(line["returns"][top]) < self.arm.episodes  # of few episodes the luckiest would win
+            if params is None or (not few, line["values"][top]) > (not short, value):
+                params, value, short = tuple(line["params"][top]), line["values"][top], few
         self.found = Found(
             params,
             value,
@@ -223,6 +230,7 @@ class Study:
             found.episodes + sum(map(len, returns)),
             found.steps + int(sum(map(sum, lengths))),
             stopped,
+            short,
         )
 
     def _write(self, line: dict[str, Any]) -> None:
@@ -285,11 +293,16 @@ class Study:
             self.state = self._tell(state, jnp.asarray(params), values)
         self._count(line)
 
+    def unjudged(self) -> dict[str, Any]:
+        """What was found so far, as JSON values."""
+        found = {**asdict(self.found), "task": self.task.name, "method": self.config.method, "seed": self.seed}
+        return {**found, "final": None}
+
     def judge(self) -> dict[str, Any]:
         """The best policy in fresh episodes, as JSON values: what a table may quote."""
-        found = {**asdict(self.found), "task": self.task.name, "method": self.config.method, "seed": self.seed}
+        found = self.unjudged()
         if self.found.params is None:
-            return {**found, "final": None}
+            return found
         keys = episode_keys(jax.random.fold_in(self.key, 0x7FFFFFFF), self.config.final_episodes)
         played = jax.device_get(self.evaluate(jnp.asarray([self.found.params], jnp.float32), keys))
         returns = np.asarray(played.returns, np.float64)[0]

@@ -161,7 +161,8 @@ TASKS: dict[str, Task] = {task.name: task for task in PUBLISHED + BESIDE}
 
 
 def get(name: str) -> Task:
-    """The task of that name, or of that world's id; options of the world may follow a question mark.
+    """The task of that name, or of that world's id; options of the world may follow a question mark. They make it
+    another world, of which neither `bound` nor `published` figures are known; what prompts tell stays.
 
     **Raises:** `KeyError`, naming the nearest, where there is none."""
     name, _, query = name.partition("?")
@@ -170,4 +171,8 @@ def get(name: str) -> Task:
         near = nearest(name, [*TASKS, *by_env])
         raise KeyError(f"there is no task {name!r}{near} (there are {', '.join(TASKS)})")
     found = TASKS.get(name) or by_env[name]
-    return replace(found, name=f"{found.name}?{query}", env=f"{found.env}?{query}") if query else found
+    if not query:
+        return found
+    return replace(
+        found, name=f"{found.name}?{query}", env=f"{found.env}?{query}", bound=None, published=MappingProxyType({})
+    )

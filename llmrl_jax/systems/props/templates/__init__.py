@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -18,12 +20,25 @@ def number(value: Any) -> str:
     return f"{float(value):.4g}"
 
 
+def digits(value: Any) -> str:
+    """A number with all its digits and without an exponent."""
+    return np.format_float_positional(float(value), trim="-")
+
+
+def missing(why: str) -> Any:
+    """A slot that nobody fills: a template that wants it fails with `why`."""
+    from jinja2 import StrictUndefined
+
+    return StrictUndefined(why)
+
+
 def load(source: str = "", *, name: str = "", folder: str | Path | None = None) -> Template:
     """A template that fails on a slot that nobody fills.
 
-    Templates run in Jinja's immutable sandbox: they read their slots, and nothing else.
+    Templates run in Jinja's immutable sandbox: they read their slots, and nothing else. The lines of block tags vanish
+    from ours; a user's are filled as Jinja does it, so that a published one comes out as published.
 
-    **Arguments:** `source`, its text, or else `name`, of its file in `folder` (None: our own), from which it may
+    **Arguments:** `source`, its text, or else `name`, of its file below `folder` (None: our own), from which it may
     include others.
     **Raises:** `FileNotFoundError` where there is no such file, naming those that are there; `ValueError` where it is
     not Jinja.
@@ -31,25 +46,36 @@ def load(source: str = "", *, name: str = "", folder: str | Path | None = None) 
     from jinja2 import FileSystemLoader, StrictUndefined, TemplateNotFound, TemplateSyntaxError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+    ours = folder is None
     folder = HERE if folder is None else Path(folder)
     environment = ImmutableSandboxedEnvironment(
         loader=FileSystemLoader(folder),
         undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        trim_blocks=ours,
+        lstrip_blocks=ours,
         autoescape=False,
     )
     environment.filters["num"] = number
     try:
         return environment.get_template(name) if name else environment.from_string(source)
     except TemplateNotFound as error:
-        there = sorted(path.name for path in folder.glob("*.j2")) if folder.is_dir() else None
+        there = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*.j2")) if folder.is_dir() else None
         what = "there is no such folder" if there is None else f"it has {', '.join(there) or 'no *.j2'}"
         raise FileNotFoundError(f"there is no template {error.name!r} in {folder}: {what}") from None
     except TemplateSyntaxError as error:
         raise ValueError(
             f"the template {name or source!r} is not Jinja: {error.message} in line {error.lineno}"
         ) from None
+
+
+def wants(template: Template) -> set[str]:
+    """The slots that the template of a file names itself, beside those of what it includes."""
+    from jinja2 import meta
+
+    environment, name = template.environment, template.name
+    assert environment.loader is not None and name is not None
+    source, *_ = environment.loader.get_source(environment, name)
+    return meta.find_undeclared_variables(environment.parse(source))
 
 
 def fill(template: Template, slots: Mapping[str, Any]) -> str:
