@@ -138,9 +138,10 @@ def make_prior(data: FinetuneConfig, prior: PriorConfig, run: RunConfig) -> Path
         eos_token_id=tokenizer.eos_id,
     )
     model = Llama(config)
-    variables = jax.jit(model.init)(jax.random.fold_in(key, 1), jnp.zeros((1, 1), jnp.int32))
+    variables = dict(jax.jit(model.init)(jax.random.fold_in(key, 1), jnp.zeros((1, 1), jnp.int32)))
     print(f"prior: {len(examples)} replies, of {longest} tokens with their prompts; {config.matmul_params} weights")
-    learner = make_sft(prior.sft, model, variables, pack(examples, longest, several=False), prior.updates)
+    data = pack(examples, longest, several=False)
+    learner = make_sft(prior.sft, model, variables, data, prior.updates, take=True)
     kept = RunConfig(name=folder.name, out=run.out, seed=run.seed, log_every=10, checkpoint_every=0)
     result = train(
         learner,

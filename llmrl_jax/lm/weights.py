@@ -333,13 +333,22 @@ def hf_tensor(leaf: declare.Leaf, array: Any, layer: int = 0) -> np.ndarray:
     return np.ascontiguousarray(turned)
 
 
-def save_hf(path: str | Path, config: LlamaConfig, params: Any, *, max_shard_bytes: int = 5_000_000_000) -> Path:
+def save_hf(
+    path: str | Path,
+    config: LlamaConfig,
+    params: Any,
+    *,
+    end_tokens: Sequence[int] = (),
+    max_shard_bytes: int = 5_000_000_000,
+) -> Path:
     """Write a folder that `transformers` loads: `config.json` and safetensors, in several files above a size.
 
     The folder appears whole or not at all. Tensors are fetched and written one by one. Adapters are not written:
     `merge` them first, or write them apart with `save_adapter`.
 
-    **Arguments:** `path`, a folder that does not exist yet; `config`; `params`, the collection; `max_shard_bytes`.
+    **Arguments:** `path`, a folder that does not exist yet; `config`; `params`, the collection; `end_tokens`, all that
+    end a text or a turn, where there are more than config.json's (`end_tokens` of the folder that it comes from);
+    `max_shard_bytes`.
     **Returns:** `path`.
     **Raises:** `FileExistsError` where `path` exists; `ValueError` for parameters of another configuration.
     """
@@ -365,4 +374,6 @@ def save_hf(path: str | Path, config: LlamaConfig, params: Any, *, max_shard_byt
         dtype = jnp.dtype(jax.tree.leaves(params)[0].dtype).name
         written = dataclasses.replace(config, dtype=dtype).to_hf()
         (draft / CONFIG).write_text(json.dumps(written, indent=2) + "\n")
+        if end_tokens:
+            (draft / GENERATION).write_text(json.dumps({"eos_token_id": list(end_tokens)}, indent=2) + "\n")
     return path

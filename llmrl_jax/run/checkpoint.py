@@ -179,8 +179,8 @@ class Checkpoints:
         place of what is on disk, so that the memory for it is needed once.
         **Returns:** the state and its update.
         **Raises:** `FileNotFoundError` where there is none; `CheckpointError` where its configuration differs (naming
-        the options), its state differs (naming the leaves), the data in the `fresh` frozen part do (int32 leaves, as
-        tokens are), or it is damaged (naming the last good one).
+        the options), its state differs (naming the leaves), the data in the `fresh` frozen part do (leaves of int32
+        and bool, as tokens and masks are), or it is damaged (naming the last good one).
         """
         known = self.updates()
         if not known:
@@ -219,7 +219,8 @@ class Checkpoints:
         if not leaves:
             return False
         saved, sums = meta["frozen"], trees.checksums({name: _raw(x) for name, x in leaves.items()})
-        changed = [n for n, x in leaves.items() if str(x.dtype) == "int32" and saved.get(n, sums[n]) != sums[n]]
+        data = {n for n, x in leaves.items() if str(x.dtype) in ("int32", "bool")}
+        changed = [n for n in leaves if n in data and saved.get(n, sums[n]) != sums[n]]
         if changed:
             raise CheckpointError(
                 f"checkpoint {update} in {self.root} was made with other data: {', '.join(changed[:5])} changed since. "

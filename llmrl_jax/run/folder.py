@@ -68,6 +68,22 @@ def _new_folder(out: Path, name: str) -> Path:
             folder = out / f"{name}-{n}"
 
 
+def begin(folder: Path, config: Any) -> None:
+    """Write `config.json`, so that a run is found again that ends before it trains; or see that it is what was begun.
+
+    **Raises:** `ValueError` naming the options that differ."""
+    path = folder / "config.json"
+    if not path.exists():
+        configs.save_config(config, path)
+        return
+    saved = configs.load_config(type(config), path)
+    if changed := configs.differences(configs.identity(saved), configs.identity(config)):
+        raise ValueError(
+            f"the run {folder} was begun with other options: {'; '.join(changed)} (saved -> now); put these back, or "
+            "choose another name"
+        )
+
+
 @contextlib.contextmanager
 def held(folder: str | Path) -> Iterator[None]:
     """Hold a folder, so that no second process writes there: two that resume one run would mix their lines and

@@ -42,7 +42,7 @@ class RunResult:
     update: int
     """Updates done, those before a resume included."""
     steps: int
-    """Environment steps done, likewise."""
+    """What the learner counts (`Learner.unit`: environment steps, tokens, episodes) done, likewise."""
     seconds: float
     """Time spent training, likewise; compilation, evaluation and checkpoints left out."""
     compile_seconds: float
@@ -54,7 +54,7 @@ class RunResult:
 
     @property
     def steps_per_second(self) -> float:
-        """Environment steps per second of training."""
+        """`steps` per second of training."""
         return self.steps / self.seconds if self.seconds else math.nan
 
 
@@ -159,7 +159,7 @@ def train(
     command: str = "run",
     title: str = "",
     shown: Mapping[str, str] = show.SHOWN,
-    state: Any = None,
+    again: str = "",
 ) -> RunResult:
     """Train a learner, and keep the run in its folder.
 
@@ -170,7 +170,8 @@ def train(
     those before a resume included; `evaluate`, called with the state and a key every `eval_every` updates, at the
     start and at the end; `full_config`, the dataclass to write and to compare on resume (None: `config`); `folder`,
     where to write, open already (None: by `config`); `command`, what an unnamed run is called after; `title`, before
-    the bar; `shown`, metric -> label beside the bar; `state`, to begin with (None: `learner.init` of the seed).
+    the bar; `shown`, metric -> label beside the bar; `again`, what a run that was stopped says of how it goes on
+    (empty: by its name and --run.resume).
     **Raises:** `RunStopped` naming the update, with the last good checkpoint kept; `CheckpointError` where resuming
     is refused; `FileExistsError` and `FileNotFoundError`, see `open_folder`; `BlockingIOError` where another process
     writes this run.
@@ -185,12 +186,10 @@ def train(
     with contextlib.ExitStack() as stack:
         if jax.process_index() == 0:
             stack.enter_context(held(folder))
-        if state is None:
-            state = learner.init(jax.random.key(config.seed))
-        state = trees.settle(state)
+        state: Any = trees.settle(learner.init(jax.random.key(config.seed)))
         checkpoints = stack.enter_context(Checkpoints(folder, keep=config.keep, best=config.best, config=full_config))
         update = 0
-        if config.resume and checkpoints.updates():
+        if config.resume and (checkpoints.updates() or config.resume_from >= 0):
             like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
             fresh = state.frozen
             state = None  # its memory is needed for what is read
@@ -206,11 +205,16 @@ def train(
             configs.save_config(full_config, folder / "config.json")
         run = _Run(learner, config, full_config, folder, checkpoints, evaluate, num_updates, update, before)
         bar = show.Progress(
-            config.progress if jax.process_index() == 0 else "off", title or folder.name, num_updates, update, shown
+            config.progress if jax.process_index() == 0 else "off",
+            title or folder.name,
+            num_updates,
+            update,
+            shown,
+            learner.unit.split()[-1],
         )
         stack.callback(bar.close)
         try:
-            result = run.go(state, bar)
+            result = run.go(state, bar, again or f"go on with --run.name {folder.name} --run.resume")
             run.close()
             return result
         finally:
@@ -235,8 +239,8 @@ class _Run:
         void = update + 1 if update else 0
         self.sink = sinks.Sinks(_sinks(config, full_config, folder, void) if jax.process_index() == 0 else [])
 
-    def go(self, state: Any, bar: show.Progress) -> RunResult:
-        """Run to the end, or until something stops it."""
+    def go(self, state: Any, bar: show.Progress, again: str) -> RunResult:
+        """Run to the end, or until something stops it; `again` says how it goes on then."""
         steps, stopped, saved = self.learner.steps_per_update, "", self.first
         boundaries = _Boundaries(self.config, self.num_updates, self.evaluate is not None)
         with StopRequest() as request:
@@ -266,7 +270,7 @@ class _Run:
             self._finish_saving()
         if stopped:
             where = f"update {saved} of {self.num_updates}"
-            bar.say(f"stopped by {stopped}: saved at {where} in {self.folder}; continue with --run.resume")
+            bar.say(f"stopped by {stopped}: saved at {where} in {self.folder}; {again}")
         if jax.process_index() == 0:
             plots.learning_curve(self.folder, unit=self.learner.unit)
         done = self.update * steps

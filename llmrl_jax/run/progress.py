@@ -47,14 +47,17 @@ def mute_stdout() -> None:
 
 
 class Progress:
-    """Shows steps/s, the chosen metrics and the time left of one run. A terminal or a pipe that nobody reads any more
+    """Shows the speed, the chosen metrics and the time left of one run. A terminal or a pipe that nobody reads any more
     does not end the run: it goes on unseen."""
 
-    def __init__(self, mode: str, title: str, total: int, done: int = 0, shown: Mapping[str, str] = SHOWN):
-        """**Arguments:** `mode`, of `RunConfig.progress`; `title`; `total` and `done`, updates; `shown`, labels."""
+    def __init__(
+        self, mode: str, title: str, total: int, done: int = 0, shown: Mapping[str, str] = SHOWN, unit: str = "steps"
+    ):
+        """**Arguments:** `mode`, of `RunConfig.progress`; `title`; `total` and `done`, updates; `shown`, labels; `unit`
+        of the speed."""
         if mode == "auto":
             mode = "bar" if _on_terminal() else "lines"
-        self.mode, self.title, self.total, self.shown = mode, title, total, shown
+        self.mode, self.title, self.total, self.shown, self.unit = mode, title, total, shown, unit
         self._latest: dict[str, float] = {}
         self._start, self._first = time.monotonic(), done
         self._bar: Any = None
@@ -102,7 +105,7 @@ class Progress:
     def _text(self, done: int, steps_per_second: float) -> str:
         spent, made = time.monotonic() - self._start, done - self._first
         left = (self.total - done) * spent / made if made else math.inf
-        parts = [f"{done}/{self.total}", f"{count(steps_per_second)} steps/s"]
+        parts = [f"{done}/{self.total}", f"{count(steps_per_second)} {self.unit}/s"]
         parts += [f"{label} {self._latest[name]:.3f}" for name, label in self.shown.items() if name in self._latest]
         return "  ".join([*parts, f"left {duration(left)}"])
 

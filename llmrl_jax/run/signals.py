@@ -1,4 +1,5 @@
-"""SIGINT and SIGTERM: the first asks the run to save and stop, a second SIGINT aborts it."""
+"""SIGINT and SIGTERM: the first asks the run to save and stop, a second SIGINT aborts it. SIGHUP, which a terminal
+that goes away sends, ends no run."""
 
 from __future__ import annotations
 
@@ -23,6 +24,8 @@ class StopRequest:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._before[number] = signal.signal(number, self._handle)
+            if getattr(signal, "SIGHUP", None) and signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
+                self._before[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)
         return self
 
     def __exit__(self, *error: Any) -> None:

@@ -7,8 +7,10 @@ policy of the KL term is the base without its adapters: no second model is kept,
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -80,15 +82,21 @@ class Prompts:
     """int32 `[N, S]`, padded on the right."""
     lengths: Any
     """int32 `[N]`, at least 1."""
+    sums: Any = None
+    """int32 `[N]`, checksums of what a reward reads beside the prompt, by which a resumed run notices that it changed;
+    None: nothing is noticed."""
 
 
-def pad_prompts(rows: Sequence[Sequence[int]], pad: int) -> Prompts:
-    """Token lists as `Prompts`, padded on the right to the longest."""
-    lengths = np.array([len(row) for row in rows], np.int32)
-    tokens = np.full((len(rows), lengths.max()), pad, np.int32)
-    for padded, row in zip(tokens, rows, strict=True):
-        padded[: len(row)] = row
-    return Prompts(tokens, lengths)
+def pad_prompts(prompts: Sequence[Sequence[int]], pad: int, rows: Sequence[Mapping[str, Any]] | None = None) -> Prompts:
+    """Token lists as `Prompts`, padded on the right to the longest; `rows`, what a reward on text reads of each."""
+    lengths = np.array([len(prompt) for prompt in prompts], np.int32)
+    tokens = np.full((len(prompts), lengths.max()), pad, np.int32)
+    for padded, prompt in zip(tokens, prompts, strict=True):
+        padded[: len(prompt)] = prompt
+    if rows is None:
+        return Prompts(tokens, lengths)
+    texts = [json.dumps(row, sort_keys=True, default=str) for row in rows]
+    return Prompts(tokens, lengths, np.array([zlib.crc32(text.encode()) for text in texts], np.uint32).view(np.int32))
 
 
 @struct.dataclass
@@ -182,12 +190,13 @@ def make_grpo(
     *,
     stops: StopStrings | None = None,
     mesh: Mesh | None = None,
+    take: bool = False,
 ) -> Learner:
     """Build GRPO as a `Learner`.
 
-    **Arguments:** `config`; `model` and `variables`, see `make_sft`; `prompts`, at least `config.prompts` of them;
-    `reward`, inside jit, or `text_reward` of a Python function; `stops`, strings that end a continuation; `mesh`, over
-    whose axes data and fsdp the rows are split.
+    **Arguments:** `config`; `model`, `variables` and `take` (with a KL to the base nothing is taken), see `make_sft`;
+    `prompts`, at least `config.prompts` of them; `reward`, inside jit, or `text_reward` of a Python function; `stops`,
+    strings that end a continuation; `mesh`, over whose axes data and fsdp the rows are split.
     **Returns:** the learner. Its metrics are `reward` (mean), `reward/<part>` if it has parts, `reward_std` (within
     groups), `idle_groups` (the fraction whose rewards are all alike, which teach nothing), `length`, `unfinished` (the
     fraction cut at `max_new_tokens`), `loss`, `entropy`, `approx_kl`, `clip_fraction`, `grad_norm`, `kl_to_base` with
@@ -217,7 +226,7 @@ def make_grpo(
 
     def init(key: jax.Array) -> GRPOState:
         adapter_key, run_key = jax.random.split(key)
-        params = first_params(model, variables, adapter_key, mesh)
+        params = first_params(model, variables, adapter_key, mesh, take and not config.kl_coef)
         base = {"params": variables["params"]} if trained == "lora" or config.kl_coef else {}
         held = jax.tree.map(jnp.asarray, prompts)
         frozen = {"base": base, "prompts": held}

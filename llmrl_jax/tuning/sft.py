@@ -88,9 +88,13 @@ def learning_rates(config: SFTConfig, updates: int) -> optax.Schedule:
     return optax.join_schedules([lambda n: peak * (n + 1) / (rise + 1), fall], [rise]) if rise else fall
 
 
-def first_params(model: Llama, variables: Any, key: jax.Array, mesh: Mesh | None) -> Any:
+def first_params(model: Llama, variables: Any, key: jax.Array, mesh: Mesh | None, take: bool = False) -> Any:
     """What is trained, to begin with: the adapters of `variables`, fresh ones, or every weight. A copy, since updates
-    are made in place."""
+    are made in place, or themselves where they may be taken (`make_sft`)."""
+    if model.lora is None and take:
+        if "params" not in variables:
+            raise RuntimeError("the weights were taken by an earlier start of this learner: load them anew")
+        return variables.pop("params")
     trained = "params" if model.lora is None else "lora"
     params = variables.get(trained)
     if params is None:
@@ -143,13 +147,21 @@ def sft_loss(
 
 
 def make_sft(
-    config: SFTConfig, model: Llama, variables: Any, data: Packed, updates: int, mesh: Mesh | None = None
+    config: SFTConfig,
+    model: Llama,
+    variables: Any,
+    data: Packed,
+    updates: int,
+    mesh: Mesh | None = None,
+    take: bool = False,
 ) -> Learner:
     """Build supervised fine-tuning as a `Learner`.
 
     **Arguments:** `config`; `model`, whose `lora` field says whether adapters are trained or every weight;
     `variables`, with the base in `params` (on the mesh already, where there is one) and perhaps adapters in `lora` to
-    go on from; `data`, at least `batch_size` rows; `updates`, for the schedule; `mesh`.
+    go on from; `data`, at least `batch_size` rows; `updates`, for the schedule; `mesh`; `take`, where every weight is
+    trained: `init` takes them out of `variables` in place of a copy, so that they are not kept twice. Then it can be
+    called once.
     **Returns:** the learner. Each epoch takes the rows in a new order; rows that do not fill a batch are left out of
     it. Its metrics are `loss` (nats per taught token), `entropy`, `grad_norm`, `learning_rate`, `taught_tokens`,
     `epoch`.
@@ -177,7 +189,7 @@ def make_sft(
 
     def init(key: jax.Array) -> SFTState:
         adapter_key, run_key = jax.random.split(key)
-        params = first_params(model, variables, adapter_key, mesh)
+        params = first_params(model, variables, adapter_key, mesh, take)
         held = jax.tree.map(jnp.asarray, data)
         base = {} if trained == "params" else {"params": variables["params"]}
         state = SFTState(params, {"base": base, "data": held}, optimizer(params).init(params), run_key, jnp.int32(0))

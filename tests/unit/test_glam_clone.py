@@ -14,6 +14,8 @@ import envs_jax
 from envs_jax.babyai.text import MISSION_LENGTH, MISSIONS, VIEW
 from llmrl_jax import lm
 from llmrl_jax.run.cli import main
+from llmrl_jax.run.commands import _clone
+from llmrl_jax.run.config import RunConfig
 from llmrl_jax.systems.glam.build import build
 from llmrl_jax.systems.glam.cloning import PRESETS, CloningConfig, check, preset, spoken_caption, taught, windows
 from llmrl_jax.systems.glam.config import EmbeddedConfig, GlamConfig
@@ -218,6 +220,18 @@ def cloned(tmp_path_factory):
     run = ["glam", "clone", *FLAGS, "--pairs", "1200", "--run.out", str(out)]
     assert main([*run, "--run.name", "bot", "--epochs", "4"]) == 0
     return out / "bot"
+
+
+def test_demonstrations_of_another_attempt_are_not_learnt(file, tmp_path, monkeypatch):
+    """A first attempt that failed left its file: only a resume goes on with it."""
+    assert file == tmp_path / "demos.parquet"
+    glam, cloning = preset("bc-demo")
+    config = _clone.CloneRun(preset="bc-demo", glam=glam, clone=cloning, run=RunConfig(name="x", out=str(tmp_path)))
+    monkeypatch.setattr(_clone, "_player", lambda config: pytest.fail("plays anew"))
+    with pytest.raises(pytest.fail.Exception, match="plays anew"):
+        _clone._demonstrations(config, tmp_path)
+    again = replace(config, run=replace(config.run, resume=True))
+    assert _clone._demonstrations(again, tmp_path) == tmp_path / "demos.parquet"
 
 
 @pytest.mark.slow

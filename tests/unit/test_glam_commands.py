@@ -66,6 +66,13 @@ def test_what_a_resume_was_told_is_not_told_to_the_next(tmp_path):
         assert found.run == replace(saved, resume=True, resume_from=-1, max_seconds=0.0) and found.run.keep == 7
 
 
+def test_a_run_that_was_not_named_is_resumed_by_the_name_of_its_folder(tmp_path):
+    (tmp_path / "train-20261122").mkdir()
+    save_config(TrainConfig(run=RunConfig(out=str(tmp_path))), tmp_path / "train-20261122" / "config.json")
+    args = ["--run.out", str(tmp_path), "--run.name", "train-20261122", "--run.resume"]
+    assert resumed(TrainConfig, args).run == RunConfig(out=str(tmp_path), name="train-20261122", resume=True)
+
+
 def test_a_run_of_other_settings_is_refused_by_name(run, capsys):
     out = str(run.parent)
     args = ["glam", "train", "--run.name", "small", "--run.out", out, "--run.resume", "--ppo.clip-eps", "0.3"]

@@ -126,10 +126,11 @@ def test_what_was_tuned_on_takes_the_place_of_what_was_written(folder, tmp_path)
     for scale in (1.0, 2.0):
         params = jax.tree.map(lambda x, scale=scale: scale * x, variables["params"])
         state = SimpleNamespace(params=params, frozen={"base": {}})
-        assert write_tuned(tmp_path, "base", model, state, tokenizer, None) == "model"
+        assert write_tuned(tmp_path, "base", model, state, tokenizer, None, ends=(1, 3)) == "model"
         jax.tree.map(np.testing.assert_array_equal, lm.load(tmp_path / "model")[1]["params"], params)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     assert lm.load_tokenizer(tmp_path / "model").eos_id == tokenizer.eos_id
+    assert lm.end_tokens(tmp_path / "model", tokenizer) == tuple(sorted({1, 3, tokenizer.eos_id}))
 
 
 def test_weights_that_are_trained_are_float32(folder):

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from llmrl_jax.run.chatting import make_chat
 from llmrl_jax.run.cli import main
-from llmrl_jax.run.commands import _props_table
+from llmrl_jax.run.commands import _props_table, props
 from llmrl_jax.run.commands._props_table import table
 from llmrl_jax.run.folder import held
 
@@ -143,7 +144,28 @@ def test_a_numeric_search_goes_on_to_the_bit(tmp_path, capsys, monkeypatch):
         assert rows[0][name] == rows[1][name]
 
 
-def test_a_table_measures_anew_and_knows_what_it_measured(tmp_path, capsys):
+def test_a_signal_leaves_unfinished_searches_unjudged(tmp_path, capsys, monkeypatch):
+    """A new program for a thousand episodes of each would outlast what SLURM leaves; and a job goes on though one of
+    its searches had ended early."""
+    monkeypatch.setattr(props.StopRequest, "name", "SIGTERM")
+    monkeypatch.setattr(props.Study, "judge", lambda self: pytest.fail("judged"))
+    args = ["props", "run", "--tasks", "nim", "--seeds", "2", "--iterations", "3", *SMALL, "--out", str(tmp_path)]
+    monkeypatch.setattr(props.Study, "done", property(lambda self: False))
+    assert main([*args, "--name", "one"]) == 0
+    assert "2 searches are not finished; go on with --name one --resume" in capsys.readouterr().out
+    found = json.loads((tmp_path / "one" / "summary.json").read_text())
+    assert found["stopped"] == "SIGTERM" and [r["final"] for r in found["searches"]] == [None, None]
+
+
+def test_a_job_goes_on_though_one_search_had_ended_early(tmp_path):
+    results = [{"stopped": "no reply could be read", "finished": True}, {"stopped": "", "finished": False}]
+    shown = {"task": "nim", "seed": 0, "value": 0.0, "final": None, "episodes": 0, "steps": 0}
+    chat = make_chat(props.ChatConfig(), props.PolicyAdviser(), tmp_path)
+    for stopped, code in (("SIGTERM", 0), ("", 1)):
+        assert props._finish(tmp_path, props.PropsRun(), [], [shown | r for r in results], chat, stopped) == code
+
+
+def test_a_table_measures_anew_and_knows_what_it_measured(tmp_path, capsys, monkeypatch):
     options = {"tasks": ("nim",), "seeds": 1, "budget": 200, "out": tmp_path, "work": tmp_path}
     table(methods=("ars", "scripted"), final_episodes=4, **options)
     lines = capsys.readouterr().out.splitlines()
@@ -152,6 +174,12 @@ def test_a_table_measures_anew_and_knows_what_it_measured(tmp_path, capsys):
     before = [log.stat().st_mtime_ns for log in logs]
     table(methods=("ars", "scripted"), final_episodes=4, again=True, **options)
     assert all(log.stat().st_mtime_ns != was for log, was in zip(logs, before))
+    with monkeypatch.context() as patched:  # stopped in it, it goes on without --again, and measures what is left
+        patched.setattr(_props_table, "_measured", lambda *args: None)
+        table(methods=("ars", "scripted"), final_episodes=4, again=True, **options)
+    assert "the same command without --again goes on" in capsys.readouterr().out
+    assert not json.loads((tmp_path / "props-table.json").read_text())["rows"] and not logs[1].exists()
+    table(methods=("ars", "scripted"), final_episodes=4, **options)
     table(methods=("ars",), final_episodes=8, **options)
     rows = json.loads((tmp_path / "props-table.json").read_text())["rows"]
     assert {row["method"]: row["final_episodes"] for row in rows} == {"scripted": 4, "ars": 8}

@@ -4,10 +4,12 @@ import dataclasses
 import json
 import math
 import os
+import shutil
 import signal
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -72,18 +74,45 @@ class Taught(TinyLearner):
     """It is given tokens to learn from."""
 
     tokens: tuple[int, ...] = (1, 2, 3)
+    learn: tuple[bool, ...] = (False, True, True)
 
     def init(self, key):
         state = super().init(key)
-        return state.replace(frozen={**state.frozen, "tokens": jnp.asarray(self.tokens, jnp.int32)})
+        taught = {"tokens": jnp.asarray(self.tokens, jnp.int32), "learn": jnp.asarray(self.learn)}
+        return state.replace(frozen={**state.frozen, **taught})
 
 
-@pytest.mark.parametrize("tokens", [(1, 2, 3, 4), (3, 2, 1)], ids=["longer", "in another order"])
-def test_data_that_changed_are_refused_and_named(tmp_path, tokens):
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"tokens": (1, 2, 3, 4)}, "tokens"),
+        ({"tokens": (3, 2, 1)}, "tokens"),
+        ({"learn": (False, False, True)}, "learn"),
+    ],
+    ids=["longer", "in another order", "another part is taught"],
+)
+def test_data_that_changed_are_refused_and_named(tmp_path, changed, named):
     train(Taught(), run_config(tmp_path, checkpoint_every=2), num_updates=4)
-    with pytest.raises(CheckpointError, match="checkpoint 4 .* made with other data: tokens changed since"):
-        train(Taught(tokens=tokens), run_config(tmp_path, resume=True), num_updates=8)
+    with pytest.raises(CheckpointError, match=f"checkpoint 4 .* made with other data: {named} changed since"):
+        train(Taught(**changed), run_config(tmp_path, resume=True), num_updates=8)
     assert train(Taught(), run_config(tmp_path, resume=True), num_updates=8).update == 8
+
+
+def test_a_checkpoint_to_go_back_to_must_be_there(tmp_path):
+    done = train(TinyLearner(), run_config(tmp_path, checkpoint_every=0), num_updates=4)
+    shutil.move(done.folder / "checkpoints", done.folder / "moved")
+    before = (done.folder / "metrics.jsonl").read_bytes()
+    with pytest.raises(FileNotFoundError, match="there is no checkpoint in"):
+        train(TinyLearner(), run_config(tmp_path, resume=True, resume_from=4), num_updates=8)
+    assert (done.folder / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_stop_says_how_the_run_goes_on(tmp_path, capsys):
+    config = run_config(tmp_path, name="", progress="lines", max_seconds=1e-9, log_every=1)
+    done = train(TinyLearner(), config, num_updates=100)
+    assert f"go on with --run.name {done.folder.name} --run.resume" in capsys.readouterr().out
+    train(TinyLearner(), replace(config, name="other"), num_updates=100, again="the same command goes on")
+    assert "; the same command goes on" in capsys.readouterr().out
 
 
 def test_an_evaluation_that_fails_at_the_end_loses_nothing(tmp_path):
@@ -284,6 +313,11 @@ def test_signals_ask_once_and_abort_twice():
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(1)
     assert signal.getsignal(signal.SIGINT) is before
+    before = signal.getsignal(signal.SIGHUP)
+    with StopRequest() as request:  # a terminal that goes away
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert request.name == ""
+    assert signal.getsignal(signal.SIGHUP) is before
     # outside the main thread there are no handlers to set, and none are needed
     thread = threading.Thread(target=lambda: StopRequest().__enter__().__exit__())
     thread.start()

@@ -172,6 +172,8 @@ def test_progress_lines(capsys):
     out = capsys.readouterr().out
     assert "5/10  12.3k steps/s  success 0.500  left 0:00:00" in out
     assert "6/10  2M steps/s  success 0.500" in out  # the last known value stays
+    progress.Progress("lines", "run", 10, unit="tokens").report({"kind": "train", "update": 5}, 10.0)
+    assert "5/10  10 tokens/s" in capsys.readouterr().out
     assert progress.duration(3661) == "1:01:01" and progress.duration(math.inf) == "-:--:--"
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from llmrl_jax.lm import Llama, LlamaConfig, LoRAConfig, WordTokenizer, declare
 from llmrl_jax.tuning import GRPOConfig, Prompts, make_grpo, text_reward
-from llmrl_jax.tuning.grpo import Samples, advantages, grpo_loss, policy_log_probs
+from llmrl_jax.tuning.grpo import Samples, advantages, grpo_loss, pad_prompts, policy_log_probs
 
 
 WORDS = WordTokenizer.from_texts(["red green blue sky grass is"])
@@ -214,3 +214,21 @@ def test_a_reward_that_is_no_number_is_named(variables):
 def test_bad_configurations(variables, options, message):
     with pytest.raises(ValueError, match=message):
         make_grpo(replace(SMALL, **options), FULL, variables, PROMPTS, first_is_blue)
+
+
+def test_prompts_know_what_a_reward_reads_of_their_rows():
+    tokens = [WORDS.encode(row["prompt"]) for row in ROWS]
+    plain, known = pad_prompts(tokens, WORDS.pad_id), pad_prompts(tokens, WORDS.pad_id, ROWS)
+    np.testing.assert_array_equal(plain.tokens, PROMPTS.tokens)
+    assert plain.sums is None and known.sums.dtype == np.int32
+    other = pad_prompts(tokens, WORDS.pad_id, [ROWS[0], {**ROWS[1], "answer": "red"}])
+    assert (other.sums == known.sums).tolist() == [True, False]
+
+
+def test_weights_are_taken_only_where_no_kl_needs_them(variables):
+    for kl, left in ((0.0, False), (0.1, True)):
+        own = jax.tree.map(jnp.copy, variables)
+        sums = pad_prompts([WORDS.encode(row["prompt"]) for row in ROWS], WORDS.pad_id, ROWS)
+        learner = make_grpo(replace(SMALL, kl_coef=kl), FULL, own, sums, first_is_blue, take=True)
+        state, metrics = jax.jit(learner.update)(learner.init(jax.random.key(0)))
+        assert ("params" in own) == left and float(metrics["nonfinite"]) == 0

@@ -106,6 +106,19 @@ def test_a_step_is_adamws(params):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), after.params, expected)
 
 
+def test_weights_may_be_taken_in_place_of_a_copy(params):
+    packed, config = pack(EXAMPLES, 16, several=False), SFTConfig(batch_size=8)
+    own = jax.tree.map(jnp.copy, params)
+    learner = make_sft(config, FULL, own, packed, 1, take=True)
+    state = learner.init(jax.random.key(0))
+    assert "params" not in own, "nobody else holds them"
+    jax.tree.map(np.testing.assert_array_equal, state.params, params["params"])
+    with pytest.raises(RuntimeError, match="taken by an earlier start"):
+        learner.init(jax.random.key(0))
+    learner = make_sft(config, LORA, params, packed, 1, take=True)  # a base stays where it is
+    assert learner.init(jax.random.key(0)).frozen["base"]["params"] is params["params"]
+
+
 def test_learning_rates_by_hand():
     config = SFTConfig(learning_rate=1.0, warmup=0.2, final_fraction=0.5, schedule="linear")
     rate = learning_rates(config, 10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,13 +20,13 @@ from llmrl_jax.run.commands._flags import flag, resumed
 from llmrl_jax.run.commands._glam_runs import HELD_OUT, load_run, success_table, summarise, task_names
 from llmrl_jax.run.commands._tuned import taking_the_place_of, write_tuned
 from llmrl_jax.run.config import FREE, RunConfig
-from llmrl_jax.run.folder import open_folder, write_summary
+from llmrl_jax.run.folder import begin, held, open_folder, write_summary
 from llmrl_jax.run.loop import train as run_training
 from llmrl_jax.systems.glam.agents import make_agent
 from llmrl_jax.systems.glam.build import Glam, build
 from llmrl_jax.systems.glam.clone import save_prior
 from llmrl_jax.systems.glam.cloning import CloningConfig, acting, check, preset, taught
-from llmrl_jax.systems.glam.config import GlamConfig
+from llmrl_jax.systems.glam.config import EMBEDDED, GlamConfig
 from llmrl_jax.systems.glam.demo_file import read_demos, write_demos
 from llmrl_jax.systems.glam.demos import play_episodes, text_id
 from llmrl_jax.systems.glam.evaluate import make_evaluator
@@ -102,7 +103,7 @@ def _demonstrations(config: CloneRun, folder: Path) -> Path:
     if config.demos:
         return Path(config.demos)
     path = folder / "demos.parquet"
-    if path.exists():
+    if path.exists() and config.run.resume:
         return path
     agent, params, frozen, told = _player(config)
     name = told["player"] if config.from_run else "the bot"
@@ -134,14 +135,15 @@ def _judge(glam: Glam, episodes: int, seed: int) -> Callable[[Any], dict[str, di
 
 def _write(folder: Path, config: CloneRun, glam: Glam, state: Any) -> list[str]:
     """The model as a folder for `--model`, and beside it the adapters by themselves where there are any."""
-    written = [write_tuned(folder, config.glam.model, glam.policy.model, state, glam.tokenizer, None)]  # type: ignore[arg-type]
-    lora = glam.policy.model.lora
-    if lora is None:
+    base, tokenizer, model = config.glam.model, glam.tokenizer, glam.policy.model
+    ends = () if base == EMBEDDED else lm.end_tokens(base, tokenizer)
+    written = [write_tuned(folder, base, model, state, tokenizer, None, ends)]  # type: ignore[arg-type]
+    if model.lora is None:
         return written
-    whole = gather(lm.merge(lm.dequantize(state.frozen["base"]["params"]), state.params, lora))
+    whole = gather(lm.merge(lm.dequantize(state.frozen["base"]["params"]), state.params, model.lora))
     if jax.process_index() == 0:
         with taking_the_place_of(folder / "model") as draft:
-            save_prior(draft, glam, whole)
+            save_prior(draft, glam, whole, ends)
     return [*written, "model"]
 
 
@@ -151,7 +153,11 @@ def _clone(config: CloneRun) -> int:
         read_demos(config.demos)  # what is wrong with the file is said before anything is made
     glam = build(config.glam)
     folder = open_folder(config.run, "clone")
-    demos = _demonstrations(config, folder)
+    first = jax.process_index() == 0
+    with held(folder) if first else contextlib.nullcontext():
+        if config.run.resume:
+            begin(folder, config)
+        demos = _demonstrations(config, folder)
     rows = taught(glam, demos, config.clone)
     how, model = config.clone.sft, glam.policy.model
     length = config.clone.length or max(len(row.tokens) for row in (*rows.learn, *rows.held_out))
@@ -163,10 +169,13 @@ def _clone(config: CloneRun) -> int:
         flush=True,
     )
     key = jax.random.key(config.run.seed)
-    learner = make_sft(how, model, {"params": glam.policy.base(key)}, data, updates, glam.mesh)
-    state = learner.init(key)
+    learner = make_sft(how, model, {"params": glam.policy.base(key)}, data, updates, glam.mesh, take=True)
+    if first:
+        begin(folder, config)  # from here on its demonstrations are found again
     judge = _judge(glam, config.eval_episodes, config.run.seed)
-    before = judge(state)
+    begun = [learner.init(key)]
+    before = judge(begun[0])
+    learner = replace(learner, init=lambda key: begun.pop())  # nobody else holds it: its memory is needed
     run, measure = config.run, None
     if rows.held_out:
         held_out = pack(rows.held_out, length, several=config.clone.pack)
@@ -180,7 +189,6 @@ def _clone(config: CloneRun) -> int:
         full_config=config,
         folder=folder,
         shown={"loss": "loss", "learning_rate": "lr"},
-        state=state,
     )
     values: dict[str, Any] = {
         "env": config.glam.env,

@@ -34,5 +34,6 @@ def resumed(kind: type[Settings], args: Sequence[str]) -> Settings | None:
         return None
     saved = Path(flag(args, "--run.out") or RunConfig().out).expanduser() / name / "config.json"
     found = configs.load_config(kind, saved)
-    run = replace(found.run, resume=True, resume_from=-1, max_seconds=0.0)  # type: ignore[attr-defined]
+    # a run that was not named has its name from its folder
+    run = replace(found.run, name=name, resume=True, resume_from=-1, max_seconds=0.0)  # type: ignore[attr-defined]
     return replace(found, run=run)  # type: ignore[type-var]

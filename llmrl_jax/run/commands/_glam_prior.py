@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 
-from llmrl_jax.run import config as configs
 from llmrl_jax.run.commands._glam_runs import (
     HELD_OUT,
     TrainConfig,
@@ -21,7 +20,7 @@ from llmrl_jax.run.commands._glam_runs import (
 )
 from llmrl_jax.run.commands._tuned import taking_the_place_of
 from llmrl_jax.run.config import RunConfig
-from llmrl_jax.run.folder import open_folder, write_summary
+from llmrl_jax.run.folder import begin, open_folder, write_summary
 from llmrl_jax.run.loop import RunResult, train as run_training
 from llmrl_jax.systems.glam.agents import make_agent
 from llmrl_jax.systems.glam.build import build
@@ -51,17 +50,18 @@ def _read(glam_config: GlamConfig, config: ReadingConfig, run: RunConfig, folder
     data = pack(rows, max(len(row.tokens) for row in rows))
     model = blank.policy.model
     model = model.clone(config=replace(model.config, max_position_embeddings=2 * data.tokens.shape[1]))
-    variables = jax.jit(model.init)(jax.random.key(run.seed), jax.numpy.zeros((1, 1), jax.numpy.int32))
+    variables = dict(jax.jit(model.init)(jax.random.key(run.seed), jax.numpy.zeros((1, 1), jax.numpy.int32)))
     how = SFTConfig(
         config.batch_size, learning_rate=config.learning_rate, warmup=0.05, final_fraction=0.1, adam_b2=0.98
     )
     return run_training(
-        make_sft(how, model, variables, data, config.updates),
+        make_sft(how, model, variables, data, config.updates, take=True),
         _lesson("reading", run, folder),
         num_updates=config.updates,
         full_config=config,
         title="reading",
         shown={"loss": "loss"},
+        again="before RL",
     )
 
 
@@ -70,14 +70,14 @@ def _imitate(
 ) -> list[RunResult]:
     """Clone the noisy expert, after the reading lesson if there is one, and write the model to `folder/prior`.
 
-    **Returns:** the runs; where the last was stopped, nothing was written."""
+    **Returns:** the runs without their states; where the last was stopped, nothing was written."""
     blank = build(_blank(glam_config))
     assert isinstance(blank.policy, ScoringPolicy)  # which `_blank` asks for
     done: list[RunResult] = []
     if reading.updates:
         done.append(_read(glam_config, reading, run, folder))
         if done[-1].stopped:
-            return done
+            return [replace(done[-1], state=None)]
     print(f"1/3  a small Llama imitates a noisy expert in {glam_config.env}: the stand-in for pre-training", flush=True)
     base = done[-1].state.params if done else None
     done.append(
@@ -88,28 +88,13 @@ def _imitate(
             full_config=clone_config,
             title="imitation",
             shown={"clone_loss": "loss", "clone_agreement": "agreement"},
+            again="before RL",
         )
     )
     if not done[-1].stopped:
         with taking_the_place_of(folder / "prior") as draft:
             save_prior(draft, blank, done[-1].state.params["params"])
-    return done
-
-
-def _begin(folder: Path, config: TrainConfig) -> None:
-    """Write what is run, so that it is found again when it ends before RL; or see that it is what was begun.
-
-    **Raises:** `ValueError` naming the options that differ."""
-    path = folder / "config.json"
-    if not path.exists():
-        configs.save_config(config, path)
-        return
-    saved = configs.load_config(TrainConfig, path)
-    if changed := configs.differences(configs.identity(saved), configs.identity(config)):
-        raise ValueError(
-            f"the run {folder} was begun with other options: {'; '.join(changed)} (saved -> now); put these back, or "
-            "choose another name"
-        )
+    return [replace(lesson, state=None) for lesson in done]
 
 
 def prior_then_ppo(
@@ -140,7 +125,7 @@ def prior_then_ppo(
     )
     if not prior:
         build(glam_config).learner()  # what cannot be right is said before anything is written
-    _begin(folder, config)
+    begin(folder, config)
     if not prior and not (folder / "prior").exists():
         lessons = _imitate(glam_config, clone_config, run, folder, reading)
         if lessons[-1].stopped:

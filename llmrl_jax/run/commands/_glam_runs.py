@@ -92,8 +92,10 @@ def load_run(folder: Path, checkpoint: int) -> tuple[TrainConfig, Any, Any, int]
     agent = make_agent(config.glam)
     state = agent.learner().init(jax.random.key(config.run.seed))
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+    fresh = state.frozen
+    del state  # its memory is needed for what is read
     with Checkpoints(folder, config=config, read_only=True) as checkpoints:
-        state, update = checkpoints.restore(like, None if checkpoint < 0 else checkpoint)
+        state, update = checkpoints.restore(like, None if checkpoint < 0 else checkpoint, fresh)
     return config, agent, state, update
 
 

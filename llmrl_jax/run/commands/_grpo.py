@@ -63,7 +63,7 @@ def _read(
         tokens.append(ids)
     if not rows:
         raise ValueError(f"{path} has no rows")
-    return rows, pad_prompts(tokens, tokenizer.pad_id)
+    return rows, pad_prompts(tokens, tokenizer.pad_id, rows)
 
 
 def grpo(config: Annotated[GrpoRun, tyro.conf.arg(name="")]) -> int:
@@ -92,9 +92,8 @@ def grpo(config: Annotated[GrpoRun, tyro.conf.arg(name="")]) -> int:
     model, variables, mesh = config.load(folder)
     stops = lm.StopStrings.build(tokenizer, config.stop, shape.vocab_size) if config.stop else None
     how = with_end_tokens(config.grpo, folder, tokenizer)
-    learner = make_grpo(
-        how, model, variables, prompts, text_reward(reward, tokenizer, rows, stops), stops=stops, mesh=mesh
-    )
+    judge = text_reward(reward, tokenizer, rows, stops)
+    learner = make_grpo(how, model, variables, prompts, judge, stops=stops, mesh=mesh, take=True)
     run, evaluate = config.run, None
     if held_out is not None:
         judged = text_reward(reward, tokenizer, held_out[0], stops)
@@ -119,7 +118,8 @@ def grpo(config: Annotated[GrpoRun, tyro.conf.arg(name="")]) -> int:
         "stopped": result.stopped,
     }
     if not result.stopped:
-        values["written"] = write_tuned(result.folder, config.model, model, result.state, tokenizer, template)
+        ends = lm.end_tokens(folder, tokenizer)
+        values["written"] = write_tuned(result.folder, config.model, model, result.state, tokenizer, template, ends)
     write_summary(result.folder, values)
     print(f"{result.update} updates at {result.steps_per_second:.1f} completions/s; everything is in {result.folder}")
     return 0

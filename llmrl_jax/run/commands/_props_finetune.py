@@ -146,7 +146,7 @@ def finetune_model(config: FinetuneRun) -> Path:
     model, variables, mesh = config.load(folder)
     reward = make_reward(config.data, settings, learnt, tokenizer, learn_key)
     how = with_end_tokens(config.grpo, folder, tokenizer)
-    learner = make_grpo(how, model, variables, prompts, reward, mesh=mesh)
+    learner = make_grpo(how, model, variables, prompts, reward, mesh=mesh, take=True)
     ask = {}
     for i, questions in judged.items():
         judge = make_reward(config.data, settings, questions, tokenizer, jax.random.fold_in(judge_key, i))
@@ -177,7 +177,8 @@ def finetune_model(config: FinetuneRun) -> Path:
     }
     if not result.stopped:
         values["after"] = measured[-1]
-        values["written"] = write_tuned(result.folder, config.model, model, result.state, tokenizer, template)
+        ends = lm.end_tokens(folder, tokenizer)
+        values["written"] = write_tuned(result.folder, config.model, model, result.state, tokenizer, template, ends)
         for name in ("reward", *(f"reward/{part}" for part in PARTS)):
             print(f"held out, {name}: {measured[0][name]:.3f} -> {measured[-1][name]:.3f}")
     write_summary(result.folder, values)

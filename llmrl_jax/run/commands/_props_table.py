@@ -80,7 +80,7 @@ def table(
         workers: Searches of the scripted adviser at a time.
         out: Folder of the page `props-table.md` and of `props-table.json`.
         work: Folder for the searches: logs, checkpoints, learning curves. One that was stopped goes on from there.
-        again: Measure anew what is there already.
+        again: Measure anew: what is there already of these tasks and methods is removed first.
     """
     for name, value, least in (
         ("seeds", seeds, 1), ("budget", budget, EPISODES), ("final_episodes", final_episodes, 2),
@@ -99,15 +99,22 @@ def table(
             stack.enter_context(held(folder))
         request = stack.enter_context(StopRequest())
         rows: list[dict[str, Any]] = json.loads(record.read_text())["rows"] if record.exists() else []
+        if again:
+            rows = [r for r in rows if not (r["method"] in methods and any(r["task"] == t.name for t in chosen))]
+            for task in chosen:
+                for method in methods:
+                    for path in _folders(work, task, method, seeds, budget):
+                        shutil.rmtree(path, ignore_errors=True)
+            _write(out, rows)
         for task in chosen:
             for method in methods:
                 asked = {"task": task.name, "method": method, "seeds": seeds, "budget": budget}
                 asked["final_episodes"] = final_episodes
-                if any(row.items() >= asked.items() for row in rows) and not again:
+                if any(row.items() >= asked.items() for row in rows):
                     continue
-                found = None if request.name else _measured(task, asked, workers, work, again, request)
+                found = None if request.name else _measured(task, asked, workers, work, request)
                 if found is None:
-                    print(f"stopped by {request.name}; the same command goes on")
+                    print(f"stopped by {request.name}; the same command{' without --again' * again} goes on")
                     return 0
                 rows = [r for r in rows if (r["task"], r["method"]) != (task.name, method)] + [asked | found]
                 _write(out, rows)
@@ -115,16 +122,26 @@ def table(
     return 0
 
 
+def _folders(work: Path, task: Task, method: str, seeds: int, budget: int) -> list[Path]:
+    """Where searches are kept: one of all seeds, or the scripted adviser's, one for each."""
+    begin = f"{folder_name(task.name)}-{budget}"
+    return (
+        [work / f"{begin}-{seed}" for seed in range(seeds)]
+        if method == SCRIPTED
+        else [work / f"{begin}-{method}-{seeds}"]
+    )
+
+
 def _measured(
-    task: Task, asked: dict[str, Any], workers: int, work: Path, again: bool, request: StopRequest
+    task: Task, asked: dict[str, Any], workers: int, work: Path, request: StopRequest
 ) -> dict[str, Any] | None:
     """What a row says, beside what was asked for; None where a signal stopped it."""
     seeds, budget, final = asked["seeds"], asked["budget"], asked["final_episodes"]
     found: Any
     if asked["method"] == SCRIPTED:
-        found = _by_adviser(task, seeds, budget, final, workers, work, again, request)
+        found = _by_adviser(task, seeds, budget, final, workers, work, request)
     else:
-        found = _by_numbers(task, asked["method"], seeds, budget, final, work, again, request)
+        found = _by_numbers(task, asked["method"], seeds, budget, final, work, request)
     if found is None:
         return None
     values, best, steps, episodes, seconds = found
@@ -153,22 +170,20 @@ class NumericRun:
 
 
 def _by_numbers(
-    task: Task, method: str, seeds: int, budget: int, final: int, work: Path, again: bool, request: StopRequest
+    task: Task, method: str, seeds: int, budget: int, final: int, work: Path, request: StopRequest
 ) -> tuple[Any, Any, Any, int, float] | None:
     """Final and best returns, steps, the episodes of one search, and seconds; as a run in `work`, saved after every
     iteration."""
     env, env_params, policy = task.make()
     evaluate = make_evaluator(env, env_params, policy)
     optimizer = make_numeric(method, policy)
-    name = f"{folder_name(task.name)}-{budget}-{method}-{seeds}"
-    if again:
-        shutil.rmtree(work / name, ignore_errors=True)
+    (folder,) = _folders(work, task, method, seeds, budget)
     run = RunConfig(
-        name=name,
+        name=folder.name,
         out=str(work),
         checkpoint_every=1,
         keep=1,
-        resume=(work / name / "config.json").exists(),
+        resume=(folder / "config.json").exists(),
         progress="bar" if sys.stdout.isatty() else "off",
     )
     result = run_training(
@@ -178,6 +193,7 @@ def _by_numbers(
         full_config=NumericRun(task.name, method, seeds, run),
         title=f"{task.name}, {method}",
         shown={"best": "best", "episode_return": "mean"},
+        again="the same command goes on",
     )
     if result.stopped:
         request.name = result.stopped
@@ -191,7 +207,7 @@ def _by_numbers(
 
 
 def _by_adviser(
-    task: Task, seeds: int, budget: int, final: int, workers: int, work: Path, again: bool, request: StopRequest
+    task: Task, seeds: int, budget: int, final: int, workers: int, work: Path, request: StopRequest
 ) -> tuple[Any, Any, Any, int, float] | None:
     """ProPS's loop with the scripted adviser; the warm-up counts. See `_by_numbers`."""
     started = time.monotonic()
@@ -202,18 +218,17 @@ def _by_adviser(
         iterations=iterations, episodes=EPISODES, warmup=warmup, final_episodes=final, warmup_episodes=EPISODES
     )
 
+    folders = _folders(work, task, SCRIPTED, seeds, budget)
+
     def one(seed: int) -> dict[str, Any]:
         chat = {"temperature": 1.0, "max_tokens": 100_000}
-        folder = work / f"{folder_name(task.name)}-{budget}-{seed}"
-        if again:
-            shutil.rmtree(folder, ignore_errors=True)
-        study = Study(task, config, seed, PolicyAdviser(), chat, folder)
+        study = Study(task, config, seed, PolicyAdviser(), chat, folders[seed])
         study.run(lambda: bool(request.name))
-        return study.judge()
+        return study.judge() if study.done else study.unjudged()
 
     with ThreadPoolExecutor(workers) as pool:
         found = list(pool.map(one, range(seeds)))
-    if request.name:
+    if any(f["final"] is None for f in found):
         return None
     seconds = time.monotonic() - started
     columns = ([f[name] for f in found] for name in ("final", "value", "steps"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -81,11 +81,18 @@ def taking_the_place_of(path: Path) -> Iterator[Path]:
 
 
 def write_tuned(
-    folder: Path, base: str, model: lm.Llama, state: Any, tokenizer: FastTokenizer, template: ChatTemplate | None
+    folder: Path,
+    base: str,
+    model: lm.Llama,
+    state: Any,
+    tokenizer: FastTokenizer,
+    template: ChatTemplate | None,
+    ends: Sequence[int] = (),
 ) -> str:
     """The adapters in peft's format, or the model in transformers', in place of what an earlier part of the run wrote.
 
-    **Arguments:** `base`, the folder or hub id that was tuned; `state`, the learner's last.
+    **Arguments:** `base`, the folder or hub id that was tuned; `state`, the learner's last; `ends`, all tokens that end
+    a text or a turn of the base (`lm.end_tokens`), where config.json's one is not enough.
     **Returns:** the name of what was written inside `folder`.
     """
     name = "model" if model.lora is None else "adapter"
@@ -97,7 +104,7 @@ def write_tuned(
             variables = {**state.frozen["base"], "lora": trained}
             lm.save_adapter(draft, model, variables, base=base)
         else:
-            lm.save_hf(draft, model.config, trained)
+            lm.save_hf(draft, model.config, trained, end_tokens=ends)
             tokenizer.save(draft)
             if template is not None:
                 (draft / "chat_template.jinja").write_text(template.source, encoding="utf-8")

@@ -76,7 +76,7 @@ def sft(config: Annotated[TuneConfig, tyro.conf.arg(name="")]) -> int:
     held_out = read_data(Path(config.eval_data), tokenizer, template, config) if config.eval_data else None
     model, variables, mesh = config.load(folder)
     updates = max(1, round(config.epochs * (len(data.tokens) // config.sft.batch_size)))
-    learner = make_sft(config.sft, model, variables, data, updates, mesh)
+    learner = make_sft(config.sft, model, variables, data, updates, mesh, take=True)
     evaluate = None
     run = config.run
     if held_out is not None:
@@ -100,7 +100,8 @@ def sft(config: Annotated[TuneConfig, tyro.conf.arg(name="")]) -> int:
         "stopped": result.stopped,
     }
     if not result.stopped:
-        values["written"] = write_tuned(result.folder, config.model, model, result.state, tokenizer, template)
+        ends = lm.end_tokens(folder, tokenizer)
+        values["written"] = write_tuned(result.folder, config.model, model, result.state, tokenizer, template, ends)
     write_summary(result.folder, values)
     print(f"{result.update} updates at {result.steps_per_second:.0f} tokens/s; everything is in {result.folder}")
     return 0

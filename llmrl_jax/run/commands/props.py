@@ -195,7 +195,9 @@ def _search_all(studies: Sequence[Study], config: PropsRun, request: StopRequest
         except Exception as error:  # the other searches go on, and keep what they found
             failure = f"{type(error).__name__}: {error}"
             (study.folder / TRACEBACK).write_text(traceback.format_exc())
-        found = study.judge() | {"finished": study.done}
+        # a signal leaves little time, and what is not finished is judged when it is
+        judged = study.done or bool(failure) or not request.name
+        found = (study.judge() if judged else study.unjudged()) | {"finished": study.done}
         if failure:
             found["stopped"] = failure
         if found["stopped"]:
@@ -234,10 +236,12 @@ def _finish(
     }
     values |= {"spent": chat.budget.report(), "stopped": stopped}
     write_summary(folder, values)
-    filmed = not config.video or _film(studies, results)
+    filmed = not config.video or bool(stopped) or _film(studies, results)
     unfinished = sum(not r["finished"] for r in results)
     if unfinished:
         print(f"{unfinished} searches are not finished; go on with --name {folder.name} --resume")
+    if stopped and unfinished:
+        return 0  # it did what it was told, whatever became of single searches: a job that is queued again goes on
     return int(any(r["stopped"] for r in results) or not filmed)
 
 

@@ -7,6 +7,7 @@ every summary calls it one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -137,11 +138,12 @@ def make_clone(
     return Learner(init=init, update=update, steps_per_update=config.batch_size * config.stride)
 
 
-def save_prior(folder: str | Path, glam: Glam, params: Any) -> Path:
+def save_prior(folder: str | Path, glam: Glam, params: Any, end_tokens: Sequence[int] = ()) -> Path:
     """Write what was cloned as an ordinary model folder, tokenizer included, for `--model FOLDER`.
 
-    **Arguments:** `folder`, which does not exist yet; `glam`, the program that was cloned; `params`, the base.
+    **Arguments:** `folder`, which does not exist yet; `glam`, the program that was cloned; `params`, the base;
+    `end_tokens`, see `lm.save_hf`.
     """
-    path = lm.save_hf(folder, glam.policy.model.config, params)
+    path = lm.save_hf(folder, glam.policy.model.config, params, end_tokens=end_tokens)
     glam.tokenizer.save(path)  # type: ignore[attr-defined]
     return path
