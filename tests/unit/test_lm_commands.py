@@ -35,7 +35,7 @@ def folder(tmp_path_factory):
 
 def tune(folder, *options):
     args = ["lm", "sft", "--model", folder / "model", "--data", folder / "rows.jsonl", "--length", "8", "--no-pack"]
-    args += ["--sft.batch-size", "3", "--sft.learning-rate", "0.03", "--run.out", folder / "runs"]
+    args += ["--sft.batch-size", "3", "--sft.learning-rate", "0.005", "--run.out", folder / "runs"]
     return cli.main([str(a) for a in [*args, "--run.progress", "off", *options]])
 
 
