@@ -17,7 +17,7 @@ from llmrl_jax.run.folder import held
 SMALL = ["--episodes", "2", "--final-episodes", "3", "--warmup", "1", "--max-steps", "20"]
 
 
-def test_a_run_its_pictures_and_its_resumption(tmp_path, capsys):
+def test_a_run_its_pictures_and_its_resumption(tmp_path, capsys, monkeypatch):
     args = ["props", "run", "--tasks", "nim", "cartpole", "--seeds", "2", "--iterations", "3", *SMALL]
     assert main([*args, "--out", str(tmp_path), "--name", "one", "--video"]) == 0
     said = capsys.readouterr().out
@@ -28,7 +28,9 @@ def test_a_run_its_pictures_and_its_resumption(tmp_path, capsys):
     assert all(s["candidates"] == 4 and s["episodes"] == 8 for s in summary["searches"])
     for file in ("curves.png", "nim-0/parameters.png", "nim-0/episode.gif", "cartpole-1/log.jsonl", "chat.jsonl"):
         assert (folder / file).stat().st_size > 0
-    assert main(["props", "run", "--name", "one", "--out", str(tmp_path), "--resume"]) == 0
+    with monkeypatch.context() as patched:  # what is finished is not judged once more
+        patched.setattr(props.Study, "judge", lambda self: pytest.fail("judged"))
+        assert main(["props", "run", "--name", "one", "--out", str(tmp_path), "--resume"]) == 0
     again = json.loads((folder / "summary.json").read_text())
     assert again["searches"] == summary["searches"]
     assert main([*args, "--out", str(tmp_path), "--name", "one", "--resume", "--iterations", "4"]) != 0

@@ -195,6 +195,8 @@ def _search_all(studies: Sequence[Study], config: PropsRun, request: StopRequest
         except Exception as error:  # the other searches go on, and keep what they found
             failure = f"{type(error).__name__}: {error}"
             (study.folder / TRACEBACK).write_text(traceback.format_exc())
+        if known := _judged(study):
+            return known
         # a signal leaves little time, and what is not finished is judged when it is
         judged = study.done or bool(failure) or not request.name
         found = (study.judge() if judged else study.unjudged()) | {"finished": study.done}
@@ -210,6 +212,16 @@ def _search_all(studies: Sequence[Study], config: PropsRun, request: StopRequest
 
     with ThreadPoolExecutor(config.workers) as pool:
         return list(pool.map(one, studies))
+
+
+def _judged(study: Study) -> dict[str, Any] | None:
+    """What an earlier part of the run wrote of a search that was finished then; None where there is no such thing."""
+    try:
+        found = json.loads((study.folder / RESULT).read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+    whole = study.done and found.get("finished") and found.get("rounds") == study.found.rounds
+    return found if whole and found.get("final") is not None else None
 
 
 def _finish(
