@@ -7,10 +7,8 @@ policy of the KL term is the base without its adapters: no second model is kept,
 
 from __future__ import annotations
 
-import json
 import math
-import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -27,6 +25,7 @@ from llmrl_jax.lm.quantize import any_quantized
 from llmrl_jax.rl.learner import Learner
 from llmrl_jax.rl.shuffle import permutations
 from llmrl_jax.tuning.loss import token_log_probs
+from llmrl_jax.tuning.prompts import Prompts
 from llmrl_jax.tuning.rewards import Reward, total_and_parts
 from llmrl_jax.tuning.sft import ROWS, first_params, placed
 
@@ -72,31 +71,6 @@ class GRPOConfig:
     stop_tokens: tuple[int, ...] | None = None
     """Tokens that end a continuation; None: the first end-of-sequence token of the model's configuration. Commands
     take all that the model's folder names (`lm.end_tokens`)."""
-
-
-@struct.dataclass
-class Prompts:
-    """`N` prompts as tokens."""
-
-    tokens: Any
-    """int32 `[N, S]`, padded on the right."""
-    lengths: Any
-    """int32 `[N]`, at least 1."""
-    sums: Any = None
-    """int32 `[N]`, checksums of what a reward reads beside the prompt, by which a resumed run notices that it changed;
-    None: nothing is noticed."""
-
-
-def pad_prompts(prompts: Sequence[Sequence[int]], pad: int, rows: Sequence[Mapping[str, Any]] | None = None) -> Prompts:
-    """Token lists as `Prompts`, padded on the right to the longest; `rows`, what a reward on text reads of each."""
-    lengths = np.array([len(prompt) for prompt in prompts], np.int32)
-    tokens = np.full((len(prompts), lengths.max()), pad, np.int32)
-    for padded, prompt in zip(tokens, prompts, strict=True):
-        padded[: len(prompt)] = prompt
-    if rows is None:
-        return Prompts(tokens, lengths)
-    texts = [json.dumps(row, sort_keys=True, default=str) for row in rows]
-    return Prompts(tokens, lengths, np.array([zlib.crc32(text.encode()) for text in texts], np.uint32).view(np.int32))
 
 
 @struct.dataclass

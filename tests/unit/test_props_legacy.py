@@ -1,4 +1,4 @@
-"""The dialogue over a matrix: a user's own templates, and what of the replay buffer is shown."""
+"""The dialogue over a matrix: what is asked, a user's own templates, and what of the replay buffer is shown."""
 
 from __future__ import annotations
 
@@ -6,26 +6,15 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from llmrl_jax.chat import ChatReply, Choice, Usage
 from llmrl_jax.systems.props.history import Transition
+from llmrl_jax.systems.props.hybrid import Polished
 from llmrl_jax.systems.props.legacy import LegacyOptimizer, LegacyTemplates
+from llmrl_jax.systems.props.optimizers import make_numeric
 from llmrl_jax.systems.props.policies import Policy
+from tests.props_says import Says, run
 
 
 VALLEY = Policy("linear", 2, 1, False)
-
-
-class Says:
-    """A chat model that says what it is told to, and remembers what it was asked."""
-
-    name = "says"
-
-    def __init__(self, *replies):
-        self.replies, self.asked = list(replies), []
-
-    def complete(self, requests):
-        self.asked += requests
-        return [ChatReply((Choice(self.replies.pop(0)),), "says-1", Usage(1, 1)) for _ in requests]
 
 
 def asked(turns=1, episodes=(), **options):
@@ -90,3 +79,83 @@ def test_a_replay_buffer_can_be_bounded():
         assert seen <= kept and len(seen) > len(kept) // 2
     with pytest.raises(ValueError, match="buffer_steps is -1; it must be at least 0"):
         LegacyOptimizer(Says(), VALLEY, buffer_steps=-1)
+
+
+LONG = [tuple(Transition((float(t), 0.0), (1.0,), -1.0) for t in range(150))]
+
+
+def test_a_dialogue_that_shows_episodes_is_not_polished():
+    with pytest.raises(ValueError, match="use_replay_buffer .* of another matrix; leave one of the two out"):
+        Polished(LegacyOptimizer(Says(), VALLEY, use_replay_buffer=True), make_numeric("cem", VALLEY))
+
+
+def test_the_legacy_dialogue():
+    model = Says("Weights:\n1\n2\nBias:\n3", "1\n2", "1, 2, 3", "4\n5\n6\nbetter", "7\n8\n9")
+    opt = LegacyOptimizer(model, VALLEY, environment="A valley.", use_replay_buffer=True)
+    params, state = opt.ask(opt.init(jax.random.key(0)))
+    assert params.shape == (1, 3) and state.record["outcome"] == "warmup"
+    with pytest.raises(ValueError, match="no episodes were told"):
+        opt.tell(state, params, jnp.array([-1.0]))
+    state = opt.tell(state, params, jnp.array([-1.0]), episodes=LONG)
+    params, state = opt.ask(state)
+    assert params.tolist() == [[1, 2, 3]]
+    system, question = model.asked[0].messages
+    assert (
+        (system.role, question.role) == ("system", "user") and "A valley." in system.content and "3x1" in system.content
+    )
+    assert "Reward: -1.00" in question.content and question.content.startswith("Episode 1.")
+    lines = question.content.partition("Trajectory | Step | State | Action | Reward\n")[2].splitlines()[:100]
+    steps = [int(line.split(" | ")[1]) for line in lines]
+    assert steps == list(range(steps[0], steps[0] + 100)) and lines[0] == f"0 | {steps[0]} | {steps[0]}, 0 | 1 | -1"
+
+    state = opt.tell(state, params, jnp.array([-5.0]), episodes=LONG)
+    params, state = opt.ask(state)  # two conversions
+    assert params.tolist() == [[4, 5, 6]]
+    messages = model.asked[3].messages
+    assert [m.role for m in messages] == [
+        "system",
+        "user",
+        "assistant",
+        "user",
+        "assistant",
+        "user",
+        "assistant",
+        "user",
+    ]
+    assert "Weights:\n1\n2\nBias:\n3" in messages[3].content and "Reward: -5.00" in messages[3].content
+    assert (
+        "its matrix is 2x1, where 3x1 was asked for" in messages[5].content
+        and "3 lines of 1 number" in messages[5].content
+    )
+    state = opt.tell(state, params, jnp.array([0.0]), episodes=LONG)
+    opt.ask(state)
+    assert len(model.asked[4].messages) == 10  # the system, nine turns
+
+
+def test_the_legacy_dialogue_can_be_forgotten_and_replayed():
+    replies = ["1\n2\n3", "4\n5\n6", "7\n8\n9"]
+    for reset, length in ((False, 6), (True, 2)):
+        opt = LegacyOptimizer(Says(*replies), VALLEY, reset_llm_conversation=reset)
+        log: list = []
+        whole = run(opt, opt.init(jax.random.key(0)), 3, log)
+        opt.ask(whole)
+        assert len(opt.model.asked[2].messages) == length
+        again = LegacyOptimizer(Says(replies[2]), VALLEY, reset_llm_conversation=reset)
+        state = again.init(jax.random.key(0))
+        for params, values, record in log:
+            state = again.replay(state, jnp.asarray(params), jnp.asarray(values), record)
+        again.ask(state)
+        assert again.model.asked[0] == opt.model.asked[2]
+
+
+def test_legacy_templates_are_the_user_s(tmp_path):
+    (tmp_path / "ui.j2").write_text("{{ episode_number }}|{{ matrix_string }}|{{ reward }}|{{ replay_buffer_string }}")
+    templates = LegacyTemplates(tmp_path, llm_ui_template_name="ui.j2")
+    opt = LegacyOptimizer(Says("1\n2\n3"), VALLEY, templates=templates)
+    params, state = opt.ask(opt.init(jax.random.key(0)))
+    opt.ask(opt.tell(state, jnp.array([[1.0, 2.0, 3.5]]), jnp.array([4.0])))
+    assert opt.model.asked[0].messages[1].content == "1|Weights:\n1\n2\nBias:\n3.5|4.00|"
+    with pytest.raises(FileNotFoundError, match="no template 'gone.j2'"):
+        LegacyTemplates(tmp_path, llm_si_template_name="gone.j2")
+    with pytest.raises(ValueError, match="'ui.j2' has no template_dir"):
+        LegacyTemplates(llm_ui_template_name="ui.j2")

@@ -9,35 +9,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llmrl_jax.chat import ChatReply, Choice, ContextExceeded, ScriptedAdviser, ServerError, Usage
+from llmrl_jax.chat import ContextExceeded, ScriptedAdviser, ServerError
 from llmrl_jax.systems.props.consult import Asking, NoProposal
 from llmrl_jax.systems.props.evollm import EvoLLM
 from llmrl_jax.systems.props.history import Format, Grid, HistoryView, Transition
 from llmrl_jax.systems.props.hybrid import Polished
-from llmrl_jax.systems.props.legacy import LegacyOptimizer, LegacyTemplates
 from llmrl_jax.systems.props.llm import LanguageModelOptimizer
 from llmrl_jax.systems.props.optimizers import make_numeric
 from llmrl_jax.systems.props.parser import Grammar
 from llmrl_jax.systems.props.policies import Policy
 from llmrl_jax.systems.props.prompts import ProposalPrompt
+from tests.props_says import Says, run
 
 
 TWO = Policy("linear_nobias", 2, 1, False)
 KEY = jax.random.key(0)
-
-
-class Says:
-    """A chat model that says what it is told to, and remembers what it was asked."""
-
-    name = "says"
-
-    def __init__(self, *replies):
-        self.replies, self.asked = list(replies), []
-
-    def complete(self, requests):
-        self.asked += requests
-        texts = [self.replies.pop(0) for _ in requests]
-        return [ChatReply((Choice(text),), "says-1", Usage(100, 7), seconds=0.5) for text in texts]
 
 
 ONCE_MORE = Asking(retries=1)
@@ -234,16 +220,6 @@ class Drifts(ScriptedAdviser):
         return "; ".join(f"params[{i}]: {rng.randint(0, top)}" for i in range(2))
 
 
-def run(opt, state, rounds, log):
-    """The loop of a run on f(x) = -|x|^2, which writes a log."""
-    for _ in range(rounds):
-        params, state = opt.ask(state)
-        values = -jnp.sum(params**2, axis=1)
-        log.append(json.loads(json.dumps([params.tolist(), values.tolist(), state.record])))
-        state = opt.tell(state, params, values)
-    return state
-
-
 CMA = {"population": 4}
 
 
@@ -349,84 +325,3 @@ def test_polishing_starts_at_the_best_proposal_and_reports_back():
     assert [row.value for row in state.proposer.rows] == [1.0, 5.0, 6.0]
     assert state.proposer.rows[-1].params == tuple(best.tolist()) and state.left == 0 and state.cycle == 1
     assert opt.name == "props, then cem"
-
-
-LEGACY = Policy("linear", 2, 1, False)
-EPISODES = [tuple(Transition((float(t), 0.0), (1.0,), -1.0) for t in range(150))]
-
-
-def test_a_dialogue_that_shows_episodes_is_not_polished():
-    with pytest.raises(ValueError, match="use_replay_buffer .* of another matrix; leave one of the two out"):
-        Polished(LegacyOptimizer(Says(), LEGACY, use_replay_buffer=True), make_numeric("cem", LEGACY))
-
-
-def test_the_legacy_dialogue():
-    model = Says("Weights:\n1\n2\nBias:\n3", "1\n2", "1, 2, 3", "4\n5\n6\nbetter", "7\n8\n9")
-    opt = LegacyOptimizer(model, LEGACY, environment="A valley.", use_replay_buffer=True)
-    params, state = opt.ask(opt.init(KEY))
-    assert params.shape == (1, 3) and state.record["outcome"] == "warmup"
-    with pytest.raises(ValueError, match="no episodes were told"):
-        opt.tell(state, params, jnp.array([-1.0]))
-    state = opt.tell(state, params, jnp.array([-1.0]), episodes=EPISODES)
-    params, state = opt.ask(state)
-    assert params.tolist() == [[1, 2, 3]]
-    system, question = model.asked[0].messages
-    assert (
-        (system.role, question.role) == ("system", "user") and "A valley." in system.content and "3x1" in system.content
-    )
-    assert "Reward: -1.00" in question.content and question.content.startswith("Episode 1.")
-    lines = question.content.partition("Trajectory | Step | State | Action | Reward\n")[2].splitlines()[:100]
-    steps = [int(line.split(" | ")[1]) for line in lines]
-    assert steps == list(range(steps[0], steps[0] + 100)) and lines[0] == f"0 | {steps[0]} | {steps[0]}, 0 | 1 | -1"
-
-    state = opt.tell(state, params, jnp.array([-5.0]), episodes=EPISODES)
-    params, state = opt.ask(state)  # two conversions
-    assert params.tolist() == [[4, 5, 6]]
-    messages = model.asked[3].messages
-    assert [m.role for m in messages] == [
-        "system",
-        "user",
-        "assistant",
-        "user",
-        "assistant",
-        "user",
-        "assistant",
-        "user",
-    ]
-    assert "Weights:\n1\n2\nBias:\n3" in messages[3].content and "Reward: -5.00" in messages[3].content
-    assert (
-        "its matrix is 2x1, where 3x1 was asked for" in messages[5].content
-        and "3 lines of 1 number" in messages[5].content
-    )
-    state = opt.tell(state, params, jnp.array([0.0]), episodes=EPISODES)
-    opt.ask(state)
-    assert len(model.asked[4].messages) == 10  # the system, nine turns
-
-
-def test_the_legacy_dialogue_can_be_forgotten_and_replayed():
-    replies = ["1\n2\n3", "4\n5\n6", "7\n8\n9"]
-    for reset, length in ((False, 6), (True, 2)):
-        opt = LegacyOptimizer(Says(*replies), LEGACY, reset_llm_conversation=reset)
-        log: list = []
-        whole = run(opt, opt.init(KEY), 3, log)
-        opt.ask(whole)
-        assert len(opt.model.asked[2].messages) == length
-        again = LegacyOptimizer(Says(replies[2]), LEGACY, reset_llm_conversation=reset)
-        state = again.init(KEY)
-        for params, values, record in log:
-            state = again.replay(state, jnp.asarray(params), jnp.asarray(values), record)
-        again.ask(state)
-        assert again.model.asked[0] == opt.model.asked[2]
-
-
-def test_legacy_templates_are_the_user_s(tmp_path):
-    (tmp_path / "ui.j2").write_text("{{ episode_number }}|{{ matrix_string }}|{{ reward }}|{{ replay_buffer_string }}")
-    templates = LegacyTemplates(tmp_path, llm_ui_template_name="ui.j2")
-    opt = LegacyOptimizer(Says("1\n2\n3"), LEGACY, templates=templates)
-    params, state = opt.ask(opt.init(KEY))
-    opt.ask(opt.tell(state, jnp.array([[1.0, 2.0, 3.5]]), jnp.array([4.0])))
-    assert opt.model.asked[0].messages[1].content == "1|Weights:\n1\n2\nBias:\n3.5|4.00|"
-    with pytest.raises(FileNotFoundError, match="no template 'gone.j2'"):
-        LegacyTemplates(tmp_path, llm_si_template_name="gone.j2")
-    with pytest.raises(ValueError, match="'ui.j2' has no template_dir"):
-        LegacyTemplates(llm_ui_template_name="ui.j2")

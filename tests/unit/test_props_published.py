@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import pytest
 import yaml
 
-from llmrl_jax.chat import ChatReply, Choice, Usage
 from llmrl_jax.systems.props import published
 from llmrl_jax.systems.props.config import PropsConfig, ReplyConfig, make_optimizer
 from llmrl_jax.systems.props.published import read_published
 from llmrl_jax.systems.props.tasks import get
+from tests.props_says import Says
 
 
 # The keys and the kinds of values of the two published schemas; names and numbers are this test's own.
@@ -274,22 +274,9 @@ def templates(folder, **texts):
         path.write_text(text)
 
 
-class Says:
-    """A chat model that says one thing, and remembers what it was asked."""
-
-    name = "says"
-
-    def __init__(self, text):
-        self.text, self.asked = text, []
-
-    def complete(self, requests):
-        self.asked += requests
-        return [ChatReply((Choice(self.text),), "says-1", Usage(1, 1)) for _ in requests]
-
-
 def optimizer(found, text="no"):
     task = get(found.task)
-    model = Says(text)
+    model = Says(*[text] * 20)
     return make_optimizer(found.config, task, *task.make(**found.config.policy.chosen), model, {})
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from llmrl_jax.lm import Llama, LlamaConfig, LoRAConfig, WordTokenizer, declare
-from llmrl_jax.tuning import GRPOConfig, Prompts, make_grpo, text_reward
-from llmrl_jax.tuning.grpo import Samples, advantages, grpo_loss, pad_prompts, policy_log_probs
+from llmrl_jax.tuning import GRPOConfig, Prompts, make_grpo, pad_prompts, text_reward
+from llmrl_jax.tuning.grpo import Samples, advantages, grpo_loss, policy_log_probs
 
 
 WORDS = WordTokenizer.from_texts(["red green blue sky grass is"])
