@@ -140,18 +140,20 @@ def make_prior(data: FinetuneConfig, prior: PriorConfig, run: RunConfig) -> Path
     model = Llama(config)
     variables = dict(jax.jit(model.init)(jax.random.fold_in(key, 1), jnp.zeros((1, 1), jnp.int32)))
     print(f"prior: {len(examples)} replies, of {longest} tokens with their prompts; {config.matmul_params} weights")
-    data = pack(examples, longest, several=False)
-    learner = make_sft(prior.sft, model, variables, data, prior.updates, take=True)
+    packed = pack(examples, longest, several=False)
+    learner = make_sft(prior.sft, model, variables, packed, prior.updates, take=True)
     kept = RunConfig(name=folder.name, out=run.out, seed=run.seed, log_every=10, checkpoint_every=0)
+    again = f"the same command goes on with --run.name {run.name} --run.resume"
     result = train(
         learner,
         replace(kept, progress=run.progress, resume=(folder / "config.json").exists()),
         num_updates=prior.updates,
         command="prior",
         shown={"loss": "loss"},
+        again=again,
     )
     if result.stopped:
-        print(f"Stopped in the prior: the same command goes on with --run.name {run.name} --run.resume.")
+        print(f"Stopped in the prior: {again}.")
         raise SystemExit(0)
     with taking_the_place_of(folder / "model") as draft:
         save_hf(draft, config, result.state.params)

@@ -219,8 +219,8 @@ class Checkpoints:
         if not leaves:
             return False
         saved, sums = meta["frozen"], trees.checksums({name: _raw(x) for name, x in leaves.items()})
-        data = {n for n, x in leaves.items() if str(x.dtype) in ("int32", "bool")}
-        changed = [n for n in leaves if n in data and saved.get(n, sums[n]) != sums[n]]
+        data = [n for n, x in leaves.items() if str(x.dtype) in ("int32", "bool")]
+        changed = [n for n in data if saved.get(n, sums[n]) != sums[n]]
         if changed:
             raise CheckpointError(
                 f"checkpoint {update} in {self.root} was made with other data: {', '.join(changed[:5])} changed since. "

@@ -42,6 +42,10 @@ def _lesson(name: str, run: RunConfig, folder: Path) -> RunConfig:
     return RunConfig(name=name, out=str(folder), seed=run.seed, log_every=5, progress=run.progress, resume=begun)
 
 
+def _again(folder: Path) -> str:
+    return f"the same command goes on with --run.name {folder.name} --run.resume"
+
+
 def _read(glam_config: GlamConfig, config: ReadingConfig, run: RunConfig, folder: Path) -> RunResult:
     """Fine-tune a blank model on the reading lesson's texts."""
     blank = build(replace(_blank(glam_config), env=config.env))
@@ -61,7 +65,7 @@ def _read(glam_config: GlamConfig, config: ReadingConfig, run: RunConfig, folder
         full_config=config,
         title="reading",
         shown={"loss": "loss"},
-        again="before RL",
+        again=_again(folder),
     )
 
 
@@ -88,7 +92,7 @@ def _imitate(
             full_config=clone_config,
             title="imitation",
             shown={"clone_loss": "loss", "clone_agreement": "agreement"},
-            again="before RL",
+            again=_again(folder),
         )
     )
     if not done[-1].stopped:
@@ -118,7 +122,6 @@ def prior_then_ppo(
     """
     started = time.monotonic()
     folder = open_folder(run, command)
-    again = f"the same command goes on with --run.name {folder.name} --run.resume"
     lessons: list[RunResult] = []
     config = TrainConfig(
         preset="demo", glam=replace(glam_config, model=prior or str(folder / "prior")), steps=steps, run=run
@@ -129,7 +132,7 @@ def prior_then_ppo(
     if not prior and not (folder / "prior").exists():
         lessons = _imitate(glam_config, clone_config, run, folder, reading)
         if lessons[-1].stopped:
-            print(f"Stopped in {lessons[-1].folder.name}, before RL; {again}.")
+            print(f"Stopped in {lessons[-1].folder.name}, before RL; {_again(folder)}.")
             return {"stopped": lessons[-1].stopped}
     print("2/3  PPO improves it: the base is frozen; LoRA adapters and a value head learn", flush=True)
     agent = make_agent(config.glam)
@@ -151,9 +154,10 @@ def prior_then_ppo(
         full_config=config,
         folder=folder,
         title="PPO",
+        again=_again(folder),
     )
     if result.stopped.startswith("SIG"):
-        print(f"The run stands at step {result.steps}; {again}.")
+        print(f"The run stands at step {result.steps}; {_again(folder)}.")
         return {"stopped": result.stopped}
     print(f"3/3  {episodes} held-out episodes, before and after", flush=True)
     # a resumed run has not seen its own beginning: made anew, it is the same
