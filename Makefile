@@ -10,7 +10,7 @@ PEERS := .venv-peers
 
 help:
 	@echo "make demo      train a small language model in BabyAI-Text by online RL; results in runs/"
-	@echo "make test      lint, types, imports, and the tests, in about 20 minutes on two fast cores"
+	@echo "make test      lint, types, imports, and the tests, in 15 to 25 minutes on two cores"
 	@echo "make test-all  the same with the slow tests, torch and peft"
 	@echo "make bench     our speed beside that of others; results in benchmarks/results/ and docs/benchmarks.md"
 	@echo "make lint      ruff, import-linter, mypy"
@@ -21,7 +21,7 @@ demo: $(VENV)/.base
 	$(BIN)/llmrl glam demo
 
 test: lint
-	LLMRL_XLA_LEVEL=0 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" --durations=20 --durations-min=5
+	LLMRL_QUICK_COMPILE=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" --durations=20 --durations-min=5
 
 test-all: $(VENV)/.torch lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile --durations=20 --durations-min=5

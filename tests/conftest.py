@@ -10,10 +10,11 @@ CACHE = Path(__file__).parent.parent / ".jax_cache"
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 DEVICES = "--xla_force_host_platform_device_count=8"
-# `make test` has LLVM optimise nothing: most of its time is compilation, and that halves it. `make test-all` has XLA's
-# own way, which is what users run.
-LEVEL = os.environ.get("LLMRL_XLA_LEVEL")
-os.environ.setdefault("XLA_FLAGS", f"{DEVICES} --xla_backend_optimization_level={LEVEL}" if LEVEL else DEVICES)
+# Most of the time of `make test` is compilation. Without XLA's fusion emitters, and with LLVM optimising nothing, it
+# takes a fraction. `make test-all` has XLA's own way, which is what users run.
+QUICK = os.environ.get("LLMRL_QUICK_COMPILE") == "1"
+FLAGS = f"{DEVICES} --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false" if QUICK else DEVICES
+os.environ.setdefault("XLA_FLAGS", FLAGS)
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHE))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
 

@@ -188,8 +188,8 @@ def test_static_hyper_parameter_changes_the_result(tiny, name):
     learner = learner_of(config)
     other = jax.jit(learner.update)
     base, changed = update(state)[0], other(learner.init(jax.random.key(0)))[0]
-    if name == "schedule":  # the first update has the full rate
-        np.testing.assert_array_equal(flat(base.params), flat(changed.params))
+    if name == "schedule":  # the first update has the full rate, but for the rounding of another program
+        np.testing.assert_allclose(flat(base.params), flat(changed.params), rtol=0, atol=1e-7)
         base, changed = update(base)[0], other(changed)[0]
         stopped, _ = other(changed)  # and from `schedule_updates` on there is none
         np.testing.assert_array_equal(flat(changed.params), flat(stopped.params))
