@@ -16,7 +16,7 @@ QUICK = os.environ.get("LLMRL_QUICK_COMPILE") == "1"
 FLAGS = f"{DEVICES} --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false" if QUICK else DEVICES
 os.environ.setdefault("XLA_FLAGS", FLAGS)
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHE))
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")
 
 if os.environ.get("LLMRL_TYPECHECK", "1") != "0":
     from jaxtyping import install_import_hook
