@@ -78,6 +78,9 @@ def test_a_table_goes_on_where_it_stopped(tmp_path, capsys):
     assert capsys.readouterr().out.count("nim, random_search") == 1
     page = (tmp_path / "props-table.md").read_text()
     assert "| Nim | 11 | 1 | A2C 0.58 +- 0.10 | 0.33 +- 0.29 | 0.97 +- 0.09 |" in page
+    (tmp_path / "props-table.md").unlink()
+    table(methods=("random_search", "scripted"), **options)  # nothing is left but the page
+    assert "measured already" in capsys.readouterr().out and (tmp_path / "props-table.md").read_text() == page
     rows = json.loads((tmp_path / "props-table.json").read_text())["rows"]
     assert [row["method"] for row in rows] == ["random_search", "scripted"] and len(rows[0]["finals"]) == 2
     with pytest.raises(ValueError, match="no method 'cmaes'"):

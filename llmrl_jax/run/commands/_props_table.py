@@ -37,6 +37,7 @@ TITLES = {
 }  # fmt: skip
 EPISODES = 20
 """Of an evaluation, as published."""
+PAGE = "props-table.md"
 
 INTRODUCTION = """# ProPS: the fifteen tasks
 
@@ -50,7 +51,8 @@ that MuJoCo's costs of actions beyond their range count, as they do in Gymnasium
 paper's page, with gpt-4o and 10 seeds: they are means while searching, not in fresh episodes, and their spread is
 called a standard error in one place and a standard deviation in another. The *scripted adviser* is a fixed local search
 that answers in a language model's stead, through the same prompts and the same parser; it is no language model.
-`seconds` in the JSON are no speeds: the machine had other work, and some searches were stopped in between.
+`seconds` in the JSON are no speeds: the machine had other work, and some searches were stopped in between
+(null: their seconds were not kept).
 
 Made by `llmrl props table`; the figures are in [props-table.json](props-table.json).
 
@@ -106,6 +108,7 @@ def table(
                     for path in _folders(work, task, method, seeds, budget):
                         shutil.rmtree(path, ignore_errors=True)
             _write(out, rows)
+        measured = 0
         for task in chosen:
             for method in methods:
                 asked = {"task": task.name, "method": method, "seeds": seeds, "budget": budget}
@@ -118,7 +121,11 @@ def table(
                     return 0
                 rows = [r for r in rows if (r["task"], r["method"]) != (task.name, method)] + [asked | found]
                 _write(out, rows)
+                measured += 1
                 print(f"{task.name}, {method}: {_mean(found)} ({found['seconds']:.0f} s)", flush=True)
+        if not measured:
+            _write_page(out, rows)
+            print(f"all of it is measured already (--again measures anew); the page is {out / PAGE}")
     return 0
 
 
@@ -250,6 +257,10 @@ def _write(out: Path, rows: Sequence[dict[str, Any]]) -> None:
     out.mkdir(parents=True, exist_ok=True)
     facts = {"versions": info.versions(), "machine": info.machine()}
     write_whole(out / "props-table.json", json.dumps(to_json({**facts, "rows": list(rows)}), indent=1) + "\n")
+    _write_page(out, rows)
+
+
+def _write_page(out: Path, rows: Sequence[dict[str, Any]]) -> None:
     methods = [m for m in TITLES if any(row["method"] == m for row in rows)]
     head = ["task", "parameters", "bound", "best published baseline", "ProPS", "ProPS+", *(TITLES[m] for m in methods)]
     head.append("seeds, episodes, fresh")
@@ -267,4 +278,4 @@ def _write(out: Path, rows: Sequence[dict[str, Any]]) -> None:
         said = {f"{row['seeds']}, {row['budget']:,}, {row['final_episodes']}" for row in mine.values()}
         cells.append("; ".join(sorted(said)))
         lines.append("| " + " | ".join(cells) + " |")
-    write_whole(out / "props-table.md", INTRODUCTION + "\n".join(lines) + "\n")
+    write_whole(out / PAGE, INTRODUCTION + "\n".join(lines) + "\n")
