@@ -7,6 +7,7 @@ OpenAI-compatible server at `base_url`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -81,12 +82,18 @@ class ChatConfig:
             raise ValueError(f"token_limit is {self.token_limit!r}; it is max_tokens or max_completion_tokens")
 
 
+def _nothing() -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class Chat:
     """A chat model as a run uses it, and what it has cost."""
 
     model: ChatModel
     budget: Budget
+    close: Callable[[], None] = _nothing
+    """Lets go of a server's answers that are on their way: who waits for one gets a `ChatError`."""
 
     @property
     def spent(self) -> Spent:
@@ -112,8 +119,9 @@ def make_chat(config: ChatConfig, adviser: ChatModel, folder: str | Path) -> Cha
     if record.exists():  # a run that goes on has spent what it spent
         budget.recall(record)
     asked: ChatModel
+    close = _nothing
     if remote:
-        asked = OpenAIChat(
+        asked = server = OpenAIChat(
             ServerConfig(
                 config.model,
                 config.base_url,
@@ -123,6 +131,7 @@ def make_chat(config: ChatConfig, adviser: ChatModel, folder: str | Path) -> Cha
                 token_limit=config.token_limit,  # type: ignore[arg-type]
             )
         )
+        close = server.close
     elif config.model == SCRIPTED:
         return Chat(Recorder(Budgeted(adviser, budget), record), budget)  # nothing to save by a cache
     else:
@@ -130,4 +139,4 @@ def make_chat(config: ChatConfig, adviser: ChatModel, folder: str | Path) -> Cha
 
         asked = LocalLlama.load(config.model.removeprefix(LOCAL), adapter=config.adapter, chat_template=config.template)
     recorded = Recorder(Budgeted(asked, budget), record)
-    return Chat(Cached(recorded, cache, config.cache_mode), budget)
+    return Chat(Cached(recorded, cache, config.cache_mode), budget, close)

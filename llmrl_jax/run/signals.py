@@ -13,9 +13,12 @@ class StopRequest:
 
     name: str = ""
     """`SIGINT` or `SIGTERM` once it came; empty before."""
+    aborted: bool = False
+    """Whether a second SIGINT came. Only the main thread is interrupted by it: others look here."""
 
     def _handle(self, number: int, frame: Any) -> None:
         if self.name and number == signal.SIGINT:
+            self.aborted = True
             raise KeyboardInterrupt
         self.name = signal.Signals(number).name
 

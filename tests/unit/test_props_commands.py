@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -12,7 +16,10 @@ from llmrl_jax.run.cli import main
 from llmrl_jax.run.commands import _props_table, props
 from llmrl_jax.run.commands._props_table import table
 from llmrl_jax.run.folder import held
+from tests.chat_server import silent
 
+
+pytest_plugins = ("tests.chat_server",)
 
 SMALL = ["--episodes", "2", "--final-episodes", "3", "--warmup", "1", "--max-steps", "20"]
 
@@ -160,6 +167,28 @@ def test_a_signal_leaves_unfinished_searches_unjudged(tmp_path, capsys, monkeypa
     assert "2 searches are not finished; go on with --name one --resume" in capsys.readouterr().out
     found = json.loads((tmp_path / "one" / "summary.json").read_text())
     assert found["stopped"] == "SIGTERM" and [r["final"] for r in found["searches"]] == [None, None]
+
+
+def test_a_second_interrupt_waits_for_no_answer(server, tmp_path, capsys):
+    server.always = silent
+    args = ["props", "run", "--tasks", "nim", "--seeds", "3", "--workers", "2", *SMALL, "--out", str(tmp_path)]
+    args += ["--name", "one", "--chat.model", "tiny", "--chat.base-url", f"http://127.0.0.1:{server.server_port}/v1"]
+
+    def interrupt():
+        while len(server.seen) < 2:
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    code = main(args)
+    thread.join()
+    assert code == 130 and "interrupted" in capsys.readouterr().err
+    assert len(server.seen) == 2  # asked by two searches, and not once more
+    assert [(tmp_path / "one" / f"nim-{seed}" / "result.json").exists() for seed in range(3)] == [False] * 3
+    assert len((tmp_path / "one" / "nim-0" / "log.jsonl").read_text().splitlines()) == 1  # its warm-up
 
 
 def test_a_job_goes_on_though_one_search_had_ended_early(tmp_path):

@@ -170,11 +170,11 @@ def _run_in(folder: Path, config: PropsRun, tasks: Sequence[Task]) -> int:
     who = chat.model.name if config.search.asks else config.search.method
     print(f"{len(studies)} searches by {config.search.method} ({who}); everything is in {folder}", flush=True)
     with StopRequest() as request:
-        results = _search_all(studies, config, request)
+        results = _search_all(studies, config, request, chat)
     return _finish(folder, config, studies, results, chat, request.name)
 
 
-def _search_all(studies: Sequence[Study], config: PropsRun, request: StopRequest) -> list[dict[str, Any]]:
+def _search_all(studies: Sequence[Study], config: PropsRun, request: StopRequest, chat: Chat) -> list[dict[str, Any]]:
     """Every search to its end, or to where it was stopped."""
     spent: list[str] = []
 
@@ -195,6 +195,8 @@ def _search_all(studies: Sequence[Study], config: PropsRun, request: StopRequest
         except Exception as error:  # the other searches go on, and keep what they found
             failure = f"{type(error).__name__}: {error}"
             (study.folder / TRACEBACK).write_text(traceback.format_exc())
+        if request.aborted:
+            raise KeyboardInterrupt
         if known := _judged(study):
             return known
         # a signal leaves little time, and what is not finished is judged when it is
@@ -210,8 +212,14 @@ def _search_all(studies: Sequence[Study], config: PropsRun, request: StopRequest
         (study.folder / RESULT).write_text(json.dumps(configs.to_json(found), indent=2) + "\n")
         return found
 
-    with ThreadPoolExecutor(config.workers) as pool:
+    pool = ThreadPoolExecutor(config.workers)
+    try:
         return list(pool.map(one, studies))
+    except KeyboardInterrupt:  # nobody waits for the answers that are on their way
+        chat.close()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _judged(study: Study) -> dict[str, Any] | None:
