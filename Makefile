@@ -10,7 +10,7 @@ PEERS := .venv-peers
 
 help:
 	@echo "make demo      train a small language model in BabyAI-Text by online RL; results in runs/"
-	@echo "make test      lint, types, imports, and the tests, in 15 to 25 minutes on two cores"
+	@echo "make test      lint, types, imports, and the tests, in about 20 minutes on two cores"
 	@echo "make test-all  the same with the slow tests, torch and peft"
 	@echo "make bench     our speed beside that of others; results in benchmarks/results/ and docs/benchmarks.md"
 	@echo "make lint      ruff, import-linter, mypy"

@@ -108,7 +108,7 @@ def table(
                     for path in _folders(work, task, method, seeds, budget):
                         shutil.rmtree(path, ignore_errors=True)
             _write(out, rows)
-        measured = 0
+        measured = False
         for task in chosen:
             for method in methods:
                 asked = {"task": task.name, "method": method, "seeds": seeds, "budget": budget}
@@ -121,7 +121,7 @@ def table(
                     return 0
                 rows = [r for r in rows if (r["task"], r["method"]) != (task.name, method)] + [asked | found]
                 _write(out, rows)
-                measured += 1
+                measured = True
                 print(f"{task.name}, {method}: {_mean(found)} ({found['seconds']:.0f} s)", flush=True)
         if not measured:
             _write_page(out, rows)
