@@ -23,7 +23,6 @@ from llmrl_jax.chat.jsonl import export_jsonl, import_jsonl, read_jsonl
 from llmrl_jax.chat.protocol import ChatModel, ChatReply, ChatRequest, Choice, Message, Usage
 from llmrl_jax.chat.recorder import Recorder
 from llmrl_jax.chat.scripted import ScriptedAdviser
-from llmrl_jax.chat.structured import JsonParser, Parsed, ask
 
 
 __all__ = [
@@ -40,10 +39,8 @@ __all__ = [
     "ChatRequest",
     "Choice",
     "ContextExceeded",
-    "JsonParser",
     "Message",
     "OpenAIChat",
-    "Parsed",
     "Price",
     "Recorder",
     "ReplayMiss",
@@ -54,7 +51,6 @@ __all__ = [
     "TimedOut",
     "UnparsedReply",
     "Usage",
-    "ask",
     "cost",
     "export_jsonl",
     "import_jsonl",

@@ -20,7 +20,7 @@ from jax.sharding import SingleDeviceSharding
 from orbax.checkpoint import checkpoint_managers
 
 from envs_jax.registry import nearest
-from llmrl_jax.run import config as configs, info, trees
+from llmrl_jax.run import config as configs, info, leaves as trees
 
 
 FORMAT = 1

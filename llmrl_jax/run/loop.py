@@ -15,10 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.registry import nearest
-from llmrl_jax.run import config as configs, metrics as sinks, plots, progress as show, trees
+from llmrl_jax.run import config as configs, leaves as trees, metrics as sinks, progress as show
 from llmrl_jax.run.checkpoint import Checkpoints
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.run.folder import held, open_folder
+from llmrl_jax.run.report import curves as plots
 from llmrl_jax.run.signals import StopRequest
 
 

@@ -18,7 +18,7 @@ import envs_jax
 from envs_jax.env import Environment, Wrapper
 from envs_jax.registry import nearest
 from envs_jax.spaces import Discrete
-from llmrl_jax.run.media import write_gif
+from llmrl_jax.run.report.media import write_gif
 
 
 RAMP = " .:-=+*#%@"

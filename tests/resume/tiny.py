@@ -123,7 +123,7 @@ def evaluate(state, key):
 
 def dump(state, path):
     """Every leaf's bits, for comparison across processes."""
-    from llmrl_jax.run import trees
+    from llmrl_jax.run import leaves as trees
 
     leaves = trees.named_leaves(state)
     raw = {name: jax.random.key_data(x) if trees.is_key(x) else x for name, x in leaves.items()}

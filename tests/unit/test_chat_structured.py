@@ -9,22 +9,19 @@ from typing import Literal
 
 import pytest
 
+from llmrl_jax.advice.schema import check_schema, schema_of, validate
+from llmrl_jax.advice.structured import JsonParser, Parsed, ask, json_values
 from llmrl_jax.chat import (
     Cached,
     ChatReply,
     ChatRequest,
     Choice,
-    JsonParser,
     Message,
-    Parsed,
     ScriptedAdviser,
     ServerError,
     UnparsedReply,
-    ask,
 )
 from llmrl_jax.chat.protocol import settle
-from llmrl_jax.chat.schema import check_schema, schema_of, validate
-from llmrl_jax.chat.structured import json_values
 
 
 @dataclass(frozen=True)

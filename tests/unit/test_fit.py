@@ -16,11 +16,11 @@ import pytest
 
 from llmrl_jax import lm
 from llmrl_jax.parallel import batch_sharding, make_mesh, shardings
-from llmrl_jax.run import fit as fits
 from llmrl_jax.run.commands import _fit
-from llmrl_jax.run.fit import FitConfig, fit
-from llmrl_jax.run.fit_programs import held, setting
 from llmrl_jax.run.loop import make_chunk
+from llmrl_jax.run.memory import fit as fits
+from llmrl_jax.run.memory.fit import FitConfig, fit
+from llmrl_jax.run.memory.programs import held, setting
 from llmrl_jax.tuning import Packed, SFTConfig, make_sft
 
 

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from llmrl_jax.agents.evaluate import make_evaluator
 from llmrl_jax.run.cli import main
 from llmrl_jax.systems.glam.agents import AGENTS, make_agent, untrained
 from llmrl_jax.systems.glam.config import EmbeddedConfig, GlamConfig
 from llmrl_jax.systems.glam.drrn import DRRNConfig
-from llmrl_jax.systems.glam.evaluate import make_evaluator
 from llmrl_jax.systems.glam.presets import DEMO, DRRN, OF_AGENT, SYMBOLIC
 from llmrl_jax.systems.glam.symbolic import SymbolicConfig
 

@@ -13,14 +13,14 @@ import pytest
 import envs_jax
 from envs_jax.babyai.text import MISSION_LENGTH, MISSIONS, VIEW
 from llmrl_jax import lm
+from llmrl_jax.agents.demonstration_file import DemosError, read_demos, write_demos
+from llmrl_jax.agents.demonstrations import Episode
 from llmrl_jax.run.cli import main
 from llmrl_jax.run.commands import _clone
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.systems.glam.build import build
 from llmrl_jax.systems.glam.cloning import PRESETS, CloningConfig, check, preset, spoken_caption, taught, windows
 from llmrl_jax.systems.glam.config import EmbeddedConfig, GlamConfig
-from llmrl_jax.systems.glam.demo_file import DemosError, read_demos, write_demos
-from llmrl_jax.systems.glam.demos import Episode
 from llmrl_jax.systems.glam.presets import DEMO
 from llmrl_jax.tuning import SFTConfig
 

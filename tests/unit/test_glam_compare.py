@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import tyro
 
-from llmrl_jax.run import compare, stats
 from llmrl_jax.run.commands import _glam_tests
 from llmrl_jax.run.commands._glam_runs import TrainConfig
 from llmrl_jax.run.config import save_config
+from llmrl_jax.run.report import compare, statistics as stats
 
 
 def write_run(folder, success, *, seed=0, lr=1e-3, model="embedded", evals=(), count=10.0):

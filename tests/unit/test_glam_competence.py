@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import envs_jax
+from llmrl_jax.agents.competence import Competence, Outcome, calibration, outcomes
+from llmrl_jax.agents.evaluate import Episodes, make_evaluator
 from llmrl_jax.run.commands._glam_runs import success_table, summarise
 from llmrl_jax.systems.glam.build import build
-from llmrl_jax.systems.glam.competence import Competence, Outcome, calibration, outcomes
 from llmrl_jax.systems.glam.config import EmbeddedConfig
-from llmrl_jax.systems.glam.evaluate import Episodes, make_evaluator
 from llmrl_jax.systems.glam.presets import DEMO
 
 

@@ -12,12 +12,12 @@ import pytest
 
 import envs_jax
 from envs_jax.babyai import bot_action, initial_memory
+from llmrl_jax.agents import demonstrations as demos
+from llmrl_jax.agents.demonstration_file import COLUMNS, DemosError, read_demos, write_demos
+from llmrl_jax.agents.demonstrations import Episode, play_episodes, reset_key, text_id
 from llmrl_jax.run.cli import main
-from llmrl_jax.systems.glam import demos
 from llmrl_jax.systems.glam.agents import make_agent
 from llmrl_jax.systems.glam.config import GlamConfig
-from llmrl_jax.systems.glam.demo_file import COLUMNS, DemosError, read_demos, write_demos
-from llmrl_jax.systems.glam.demos import Episode, play_episodes, reset_key, text_id
 
 
 WORLD = "BabyAI-Text/GoToObjS4-v0"
@@ -192,7 +192,7 @@ def test_which_episodes_are_kept_and_when_writing_stops(world, tmp_path):
 def test_rows_come_in_groups(world, tmp_path, monkeypatch):
     from pyarrow import parquet
 
-    monkeypatch.setattr("llmrl_jax.systems.glam.demo_file.GROUP", 5)
+    monkeypatch.setattr("llmrl_jax.agents.demonstration_file.GROUP", 5)
     played = [episode(world, i, True) for i in range(5)]
     write_demos(tmp_path / "a.parquet", played, world, seed=0, facts={})
     with parquet.ParquetFile(tmp_path / "a.parquet") as file:

@@ -14,6 +14,7 @@ import envs_jax
 from envs_jax.control.debug import DebugParams, Match
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.rl.distributions import Categorical
+from llmrl_jax.rl.layers import GRU
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.run.loop import train
 from llmrl_jax.systems.glam.agents import make_agent
@@ -26,7 +27,6 @@ from llmrl_jax.systems.glam.drrn import (
     q_targets,
 )
 from llmrl_jax.systems.glam.presets import DRRN
-from llmrl_jax.systems.glam.recurrent import GRU
 
 
 def sizes(tree):

@@ -14,10 +14,10 @@ from envs_jax.actions import mask_of
 from envs_jax.babyai.constants import BALL, BOX, CLOSED, DOOR, EMPTY, KEY, LOCKED, OPEN
 from envs_jax.babyai.useful import useful_actions
 from envs_jax.history import PromptHistory
+from llmrl_jax.agents.language import action_logits
 from llmrl_jax.rl.rollout import collect, start
 from llmrl_jax.systems.glam.build import FirstActions, build
 from llmrl_jax.systems.glam.config import EmbeddedConfig
-from llmrl_jax.systems.glam.policy import action_logits
 from llmrl_jax.systems.glam.posttest import parse_test, prepare, world_of
 from llmrl_jax.systems.glam.presets import DEMO
 from llmrl_jax.systems.glam.prompt import glam_prompt

@@ -13,6 +13,8 @@ import envs_jax
 from envs_jax.babyai.expert import expert_action
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax import lm
+from llmrl_jax.agents.evaluate import make_evaluator
+from llmrl_jax.agents.language import action_logits
 from llmrl_jax.lm import Scores, WordTokenizer
 from llmrl_jax.rl.distributions import Categorical
 from llmrl_jax.run.commands import _glam_prior
@@ -21,8 +23,6 @@ from llmrl_jax.run.config import RunConfig
 from llmrl_jax.systems.glam.build import build, make_world
 from llmrl_jax.systems.glam.clone import CloneConfig, innermost, make_clone, save_prior
 from llmrl_jax.systems.glam.config import EmbeddedConfig
-from llmrl_jax.systems.glam.evaluate import make_evaluator
-from llmrl_jax.systems.glam.policy import action_logits
 from llmrl_jax.systems.glam.presets import DEMO, GLAM, PRESETS, preset
 from llmrl_jax.systems.glam.reading import ReadingConfig, invented_names, question, reading_rows
 

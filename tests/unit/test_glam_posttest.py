@@ -12,13 +12,13 @@ import tyro
 
 import envs_jax
 from llmrl_jax import lm
-from llmrl_jax.run import stats
+from llmrl_jax.agents.evaluate import Episodes, make_evaluator
 from llmrl_jax.run.cli import main
 from llmrl_jax.run.commands import _glam_results, _glam_tests
+from llmrl_jax.run.report import statistics as stats
 from llmrl_jax.systems.glam.agents import untrained
 from llmrl_jax.systems.glam.build import build
 from llmrl_jax.systems.glam.config import EmbeddedConfig
-from llmrl_jax.systems.glam.evaluate import Episodes, make_evaluator
 from llmrl_jax.systems.glam.posttest import (
     MIXED,
     PAPER,

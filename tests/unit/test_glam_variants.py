@@ -10,10 +10,10 @@ import pytest
 
 import envs_jax
 from envs_jax.history import PromptHistory
+from llmrl_jax.agents.evaluate import Episodes
 from llmrl_jax.run.commands import _glam_results, _glam_tests
 from llmrl_jax.systems.glam.build import build
 from llmrl_jax.systems.glam.config import EmbeddedConfig
-from llmrl_jax.systems.glam.evaluate import Episodes
 from llmrl_jax.systems.glam.posttest import (
     VARIANT_TESTS,
     NotTestable,

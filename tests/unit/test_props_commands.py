@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from llmrl_jax.run.chatting import make_chat
+from llmrl_jax.run.chat_model import make_chat
 from llmrl_jax.run.cli import main
 from llmrl_jax.run.commands import _props_table, props
 from llmrl_jax.run.commands._props_table import table

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llmrl_jax.run import config as configs, trees
+from llmrl_jax.run import config as configs, leaves as trees
 from llmrl_jax.run.checkpoint import CheckpointError, Checkpoints, restore_state
 from llmrl_jax.run.config import FREE, load_config
 

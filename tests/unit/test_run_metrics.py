@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from llmrl_jax.run import media, metrics, plots, progress
+from llmrl_jax.run import metrics, progress
+from llmrl_jax.run.report import curves as plots, media
 
 
 def test_window_weighs_episodes():
@@ -140,7 +141,7 @@ def test_learning_curve(tmp_path):
 
 
 def test_band_is_wilsons_over_the_pooled_neighbours():
-    from llmrl_jax.run import stats
+    from llmrl_jax.run.report import statistics as stats
 
     values, weights = np.array([0.5, 1.0, 0.0]), np.array([2.0, 2.0, 4.0])
     mean, low, high = plots._band(values, weights, True, half=1)

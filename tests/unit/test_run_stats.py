@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from llmrl_jax.run import stats
+from llmrl_jax.run.report import statistics as stats
 
 
 def test_wilson_agrees_with_the_published_table():

@@ -14,6 +14,9 @@ import tyro
 
 import envs_jax
 from llmrl_jax import lm
+from llmrl_jax.agents.demonstration_file import read_demos, write_demos
+from llmrl_jax.agents.demonstrations import play_episodes, text_id
+from llmrl_jax.agents.evaluate import make_evaluator
 from llmrl_jax.parallel.hosts import gather
 from llmrl_jax.run import info
 from llmrl_jax.run.commands._flags import flag, resumed
@@ -27,9 +30,6 @@ from llmrl_jax.systems.glam.build import Glam, build
 from llmrl_jax.systems.glam.clone import save_prior
 from llmrl_jax.systems.glam.cloning import CloningConfig, acting, check, preset, taught
 from llmrl_jax.systems.glam.config import EMBEDDED, GlamConfig
-from llmrl_jax.systems.glam.demo_file import read_demos, write_demos
-from llmrl_jax.systems.glam.demos import play_episodes, text_id
-from llmrl_jax.systems.glam.evaluate import make_evaluator
 from llmrl_jax.tuning import make_evaluation, make_sft, pack
 
 

@@ -32,11 +32,11 @@ def demos(
         batch: Episodes played at once; the file does not depend on it.
     """
     import envs_jax
+    from llmrl_jax.agents.demonstration_file import write_demos
+    from llmrl_jax.agents.demonstrations import play_episodes, text_id
     from llmrl_jax.run import info
     from llmrl_jax.systems.glam.agents import make_agent
     from llmrl_jax.systems.glam.config import GlamConfig
-    from llmrl_jax.systems.glam.demo_file import write_demos
-    from llmrl_jax.systems.glam.demos import play_episodes, text_id
 
     level = text_id(id)
     world: Any = envs_jax.make(level)[0]

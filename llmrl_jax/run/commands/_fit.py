@@ -6,7 +6,7 @@ from typing import Annotated
 
 import tyro
 
-from llmrl_jax.run.fit import FitConfig, advice, fit as compile_and_add
+from llmrl_jax.run.memory.fit import FitConfig, advice, fit as compile_and_add
 
 
 def fit(config: Annotated[FitConfig, tyro.conf.arg(name="")]) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from llmrl_jax.agents.language import ScoringPolicy
 from llmrl_jax.run.commands._glam_runs import (
     HELD_OUT,
     TrainConfig,
@@ -26,7 +27,6 @@ from llmrl_jax.systems.glam.agents import make_agent
 from llmrl_jax.systems.glam.build import build
 from llmrl_jax.systems.glam.clone import CloneConfig, make_clone, save_prior
 from llmrl_jax.systems.glam.config import GlamConfig
-from llmrl_jax.systems.glam.policy import ScoringPolicy
 from llmrl_jax.systems.glam.reading import ReadingConfig, reading_rows
 from llmrl_jax.tuning import SFTConfig, make_sft, pack
 

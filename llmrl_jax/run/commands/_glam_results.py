@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from llmrl_jax.run import compare as runs_compared, figures, metrics as sinks, stats
-from llmrl_jax.run.plots import INK
+from llmrl_jax.run import metrics as sinks
+from llmrl_jax.run.report import compare as runs_compared, figures, statistics as stats
+from llmrl_jax.run.report.curves import INK
 
 
 Z99 = 2.5758293035489004

@@ -10,15 +10,16 @@ from typing import Annotated, Any
 import jax
 import tyro
 
-from llmrl_jax.run import config as configs, stats
+from llmrl_jax.agents.competence import calibration
+from llmrl_jax.agents.evaluate import Episodes, make_evaluator
+from llmrl_jax.agents.recording import record_episode
+from llmrl_jax.run import config as configs
 from llmrl_jax.run.checkpoint import Checkpoints
 from llmrl_jax.run.config import FREE, RunConfig
-from llmrl_jax.run.episode import write_episode
+from llmrl_jax.run.report import statistics as stats
+from llmrl_jax.run.report.episode import write_episode
 from llmrl_jax.systems.glam.agents import Agent, make_agent
-from llmrl_jax.systems.glam.competence import calibration
 from llmrl_jax.systems.glam.config import GlamConfig
-from llmrl_jax.systems.glam.episode import record_episode
-from llmrl_jax.systems.glam.evaluate import Episodes, make_evaluator
 from llmrl_jax.systems.glam.presets import preset
 
 

@@ -11,12 +11,13 @@ from typing import Any
 import jax
 import tyro
 
-from llmrl_jax.run import compare as runs_compared, config as configs, stats
+from llmrl_jax.agents.evaluate import Episodes
+from llmrl_jax.run import config as configs
 from llmrl_jax.run.commands._glam_results import WAYS, Z99, Tested, draw_tests, estimate, tests_table, write_log
 from llmrl_jax.run.commands._glam_runs import HELD_OUT, TrainConfig, load_run
+from llmrl_jax.run.report import compare as runs_compared, statistics as stats
 from llmrl_jax.systems.glam.agents import make_agent, untrained
 from llmrl_jax.systems.glam.config import EMBEDDED, GlamConfig
-from llmrl_jax.systems.glam.evaluate import Episodes
 from llmrl_jax.systems.glam.posttest import (
     TESTS,
     VARIANT_TESTS,

@@ -39,7 +39,7 @@ def show(id: tyro.conf.Positional[str], seed: int = 0) -> None:
     import jax
 
     import envs_jax
-    from llmrl_jax.run import trees
+    from llmrl_jax.run import leaves as trees
 
     env, params = envs_jax.make(id)
     obs, _ = jax.jit(env.reset)(jax.random.key(seed), params)
@@ -118,7 +118,7 @@ def _action_names(env: Any) -> tuple[str, ...]:
 def _array(x: Any) -> str:
     import numpy as np
 
-    from llmrl_jax.run import trees
+    from llmrl_jax.run import leaves as trees
 
     if trees.is_key(x):
         return "key"

@@ -17,15 +17,15 @@ import tyro
 from envs_jax.registry import nearest
 from llmrl_jax.chat.errors import BudgetExceeded, ChatError
 from llmrl_jax.run import config as configs
-from llmrl_jax.run.chatting import SCRIPTED, Chat, ChatConfig, make_chat
+from llmrl_jax.run.chat_model import SCRIPTED, Chat, ChatConfig, make_chat
 from llmrl_jax.run.commands._flags import flag
 from llmrl_jax.run.commands._props_finetune import finetune
 from llmrl_jax.run.commands._props_pictures import draw_curves, draw_parameters
 from llmrl_jax.run.commands._props_table import table
 from llmrl_jax.run.config import FREE, RunConfig
-from llmrl_jax.run.figures import text_table
 from llmrl_jax.run.folder import folder_name, held, open_folder, write_summary
-from llmrl_jax.run.media import write_gif
+from llmrl_jax.run.report.figures import text_table
+from llmrl_jax.run.report.media import write_gif
 from llmrl_jax.run.signals import StopRequest
 from llmrl_jax.systems.props.adviser import PolicyAdviser
 from llmrl_jax.systems.props.config import PropsConfig

@@ -17,14 +17,14 @@ from envs_jax.history import PromptHistory
 from envs_jax.text import CompiledPrompt, Tokenizer
 from envs_jax.wrappers import EpisodeStatistics, ScaleReward
 from llmrl_jax import lm
+from llmrl_jax.agents.competence import Competence
+from llmrl_jax.agents.heads import ActionHead, HeadsPolicy
+from llmrl_jax.agents.language import LanguagePolicy, ScoringPolicy
 from llmrl_jax.lm.tokens import WordTokenizer, load_tokenizer
 from llmrl_jax.parallel import make_mesh, shardings
 from llmrl_jax.rl.learner import Learner
 from llmrl_jax.rl.ppo import make_ppo
-from llmrl_jax.systems.glam.competence import Competence
 from llmrl_jax.systems.glam.config import EMBEDDED, EmbeddedConfig, GlamConfig
-from llmrl_jax.systems.glam.heads import ActionHead, HeadsPolicy
-from llmrl_jax.systems.glam.policy import LanguagePolicy, ScoringPolicy
 from llmrl_jax.systems.glam.prompt import GlamPrompt, glam_prompt
 from llmrl_jax.systems.glam.rewrites import EXTRA_ACTIONS, ExtraActions
 

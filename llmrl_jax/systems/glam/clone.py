@@ -20,8 +20,8 @@ from flax import struct
 from envs_jax.babyai.expert import expert_action
 from envs_jax.resets import VectorEnv
 from llmrl_jax import lm
+from llmrl_jax.agents.language import ScoringPolicy
 from llmrl_jax.rl.learner import Learner
-from llmrl_jax.systems.glam.policy import ScoringPolicy
 
 
 if TYPE_CHECKING:

@@ -20,11 +20,11 @@ import numpy as np
 from envs_jax.babyai.text import MISSION_LENGTH
 from envs_jax.registry import nearest
 from envs_jax.text import Phrasebook
+from llmrl_jax.agents.demonstration_file import Demonstration, DemosError, read_demos
+from llmrl_jax.agents.demonstrations import text_id
+from llmrl_jax.agents.language import ScoringPolicy
 from llmrl_jax.systems.glam.build import Glam
 from llmrl_jax.systems.glam.config import EMBEDDED, GlamConfig
-from llmrl_jax.systems.glam.demo_file import Demonstration, DemosError, read_demos
-from llmrl_jax.systems.glam.demos import text_id
-from llmrl_jax.systems.glam.policy import ScoringPolicy
 from llmrl_jax.systems.glam.presets import DEMO, GLAM
 from llmrl_jax.tuning import Example, SFTConfig
 

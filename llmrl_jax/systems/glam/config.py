@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from llmrl_jax.agents.language import Scoring
 from llmrl_jax.lm import LoRAConfig
 from llmrl_jax.rl.ppo_config import PPOConfig
 from llmrl_jax.systems.glam.drrn import DRRNConfig
-from llmrl_jax.systems.glam.policy import Scoring
 from llmrl_jax.systems.glam.symbolic import SymbolicConfig
 
 

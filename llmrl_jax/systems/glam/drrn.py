@@ -25,11 +25,11 @@ from envs_jax.env import Environment, Wrapper
 from envs_jax.resets import VectorEnv
 from envs_jax.text import TokenTable
 from llmrl_jax.rl.distributions import Categorical
+from llmrl_jax.rl.layers import GRU, linear
 from llmrl_jax.rl.learner import Learner
 from llmrl_jax.rl.policy import over_offered
 from llmrl_jax.rl.replay import Replay, Ring
 from llmrl_jax.rl.rollout import EPISODE_INFO, Rollout, Runner, episode_metrics, start
-from llmrl_jax.systems.glam.recurrent import GRU, linear
 
 
 @dataclass(frozen=True)

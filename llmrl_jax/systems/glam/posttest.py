@@ -18,13 +18,13 @@ from envs_jax.env import Environment
 from envs_jax.registry import nearest
 from envs_jax.text import PromptError
 from envs_jax.wrappers import EpisodeStatistics
+from llmrl_jax.agents.evaluate import Episodes, make_evaluator
+from llmrl_jax.agents.heads import HeadsPolicy
+from llmrl_jax.agents.language import ScoringPolicy
 from llmrl_jax.lm import Candidates
 from llmrl_jax.systems.glam.agents import Agent, RandomPolicy, make_agent
 from llmrl_jax.systems.glam.build import Glam, _widths, acting, prompted
 from llmrl_jax.systems.glam.config import GlamConfig
-from llmrl_jax.systems.glam.evaluate import Episodes, make_evaluator
-from llmrl_jax.systems.glam.heads import HeadsPolicy
-from llmrl_jax.systems.glam.policy import ScoringPolicy
 from llmrl_jax.systems.glam.prompt import glam_prompt
 from llmrl_jax.systems.glam.rewrites import (
     EXTRA_ACTIONS,

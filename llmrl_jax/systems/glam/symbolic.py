@@ -28,8 +28,8 @@ from envs_jax.babyai.text import MISSIONS, mission_limits
 from envs_jax.env import Environment, Wrapper
 from envs_jax.text import Prompt, Slot
 from llmrl_jax.rl.distributions import Categorical
+from llmrl_jax.rl.layers import GRU, LSTM, Conv, unit_columns
 from llmrl_jax.rl.policy import over_offered
-from llmrl_jax.systems.glam.recurrent import GRU, LSTM, Conv, unit_columns
 
 
 GROUP = 16

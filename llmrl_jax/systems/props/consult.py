@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from llmrl_jax.advice.structured import REPAIR
 from llmrl_jax.chat import ChatError, ChatModel, ChatReply, ChatRequest, ContextExceeded, Message
 from llmrl_jax.chat.protocol import outcomes_of
-from llmrl_jax.chat.structured import REPAIR
 from llmrl_jax.systems.props.history import Row, Trajectory
 from llmrl_jax.systems.props.parser import Reading, UnreadProposals
 

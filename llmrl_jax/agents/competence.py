@@ -22,7 +22,7 @@ import optax
 from flax import struct
 from jaxtyping import Array, Bool, Float
 
-from llmrl_jax.systems.glam.policy import LanguagePolicy, over_steps
+from llmrl_jax.agents.language import LanguagePolicy, over_steps
 
 
 @struct.dataclass

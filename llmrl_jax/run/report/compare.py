@@ -11,8 +11,9 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from llmrl_jax.run import config as configs, figures, metrics as sinks, stats
-from llmrl_jax.run.plots import INK
+from llmrl_jax.run import config as configs, metrics as sinks
+from llmrl_jax.run.report import figures, statistics as stats
+from llmrl_jax.run.report.curves import INK
 
 
 SEED = "run.seed"

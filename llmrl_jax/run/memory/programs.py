@@ -1,4 +1,4 @@
-"""The programs that `llmrl_jax.run.fit` weighs: their arguments as shapes in their places, compiled as a run would."""
+"""The programs that `llmrl_jax.run.memory.fit` measures: arguments as placed shapes, compiled as a run would."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from llmrl_jax.tuning import GRPOConfig, Packed, Prompts, SFTConfig, make_grpo, 
 
 
 if TYPE_CHECKING:
-    from llmrl_jax.run.fit import FitConfig
+    from llmrl_jax.run.memory.fit import FitConfig
 
 
 # --- shapes and places ------------------------------------------------------------------------------------------------

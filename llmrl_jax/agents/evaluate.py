@@ -11,8 +11,8 @@ from flax import struct
 
 from envs_jax.env import Environment
 from envs_jax.resets import select
-from llmrl_jax.systems.glam.competence import success_probability
-from llmrl_jax.systems.glam.policy import LanguagePolicy
+from llmrl_jax.agents.competence import success_probability
+from llmrl_jax.agents.language import LanguagePolicy
 
 
 @struct.dataclass

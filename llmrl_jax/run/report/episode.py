@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from llmrl_jax.run.media import write_gif
+from llmrl_jax.run.report.media import write_gif
 
 
 INK, FAINT, CHOSEN, OTHER = "#222222", "#777777", "#cc6677", "#4477aa"
@@ -19,7 +19,7 @@ def draw_frame(frame: Any, actions: Sequence[str], step: int, verdict: str) -> n
     """One step as a picture, uint8 `[H, W, 3]`.
 
     **Arguments:** `frame`, with `picture`, `text`, `probabilities`, `action` and `value` (see
-    `llmrl_jax.systems.glam.episode.Frame`); `actions`, their names; `step`, its number; `verdict`, what to say on
+    `llmrl_jax.agents.recording.Frame`); `actions`, their names; `step`, its number; `verdict`, what to say on
     the last frame, where there are no probabilities.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -14,7 +14,7 @@ import numpy as np
 
 from envs_jax.babyai.env import BabyAI
 from envs_jax.registry import nearest
-from llmrl_jax.systems.glam.demos import Episode
+from llmrl_jax.agents.demonstrations import Episode
 
 
 Keep = Literal["successes", "failures", "all"]

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from llmrl_jax.agents.language import LanguagePolicy
 from llmrl_jax.lm import Candidates
 from llmrl_jax.rl.distributions import Categorical
 from llmrl_jax.rl.policy import over_offered
-from llmrl_jax.systems.glam.policy import LanguagePolicy
 
 
 class ActionHead(nn.Module):

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from llmrl_jax.advice.schema import build, check_schema, schema_of, validate
 from llmrl_jax.chat.errors import ChatError, UnparsedReply
 from llmrl_jax.chat.protocol import ChatModel, ChatReply, ChatRequest, Message, outcomes_of
-from llmrl_jax.chat.schema import build, check_schema, schema_of, validate
 
 
 T = TypeVar("T")

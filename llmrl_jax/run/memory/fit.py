@@ -18,7 +18,7 @@ import jax
 from llmrl_jax import lm
 from llmrl_jax.lm.tensors import read_json
 from llmrl_jax.parallel import MeshSpec
-from llmrl_jax.run.fit_programs import PROGRAMS, declared_size, held, setting
+from llmrl_jax.run.memory.programs import PROGRAMS, declared_size, held, setting
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from llmrl_jax.run import metrics as sinks, stats
+from llmrl_jax.run import metrics as sinks
+from llmrl_jax.run.report import statistics as stats
 
 
 INK, TRAIN, EVAL = "#333333", "#4477aa", "#cc6677"

@@ -1,11 +1,11 @@
-"""What the pictures of several runs share: a canvas, axes as those of `llmrl_jax.run.plots`, colours."""
+"""What the pictures of several runs share: a canvas, axes as those of `llmrl_jax.run.report.curves`, colours."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from llmrl_jax.run.plots import EVAL, INK, TRAIN
+from llmrl_jax.run.report.curves import EVAL, INK, TRAIN
 
 
 COLORS = (TRAIN, EVAL, "#228833", "#ccbb44", "#66ccee", "#aa3377", "#999999")

@@ -1,0 +1,1 @@
+"""What a run reports: statistics, learning curves, tables, comparisons and pictures."""
