@@ -121,11 +121,11 @@ def __getattr__(name: str):
 
         return import_state
     if name == "expert_action":
-        from envs_jax.babyai.expert import expert_action
+        from envs_jax.babyai.bot.expert import expert_action
 
         return expert_action
     if name in ("bot_action", "initial_memory"):
-        from envs_jax.babyai import bot
+        from envs_jax.babyai.bot import bot
 
         return getattr(bot, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

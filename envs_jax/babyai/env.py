@@ -11,14 +11,15 @@ import numpy as np
 
 from envs_jax import spaces
 from envs_jax.actions import MASK, mask_space
-from envs_jax.babyai import doors, glam, levels, locks, mazes, synth
-from envs_jax.babyai.books import books
+from envs_jax.babyai.actions import useful_actions
 from envs_jax.babyai.constants import ACTIONS, AGENT, VIEW
-from envs_jax.babyai.levels import Level, draw
+from envs_jax.babyai.levels import LEVELS
+from envs_jax.babyai.levels.level import Level, draw
 from envs_jax.babyai.mission import CLAUSES, PUT_NEXT
 from envs_jax.babyai.state import EMPTY_CELL, STATE_MASK, STATE_SHIFT, Params, State
 from envs_jax.babyai.step import act
-from envs_jax.babyai.text import (
+from envs_jax.babyai.text.books import books
+from envs_jax.babyai.text.english import (
     MISSION_LENGTH,
     MISSIONS,
     faithful_caption,
@@ -26,63 +27,10 @@ from envs_jax.babyai.text import (
     sentence_bound,
     view_caption,
 )
-from envs_jax.babyai.useful import useful_actions
 from envs_jax.babyai.verify import members, verify
 from envs_jax.babyai.view import view
 from envs_jax.env import Environment
 from envs_jax.registry import nearest
-
-
-LEVELS = {
-    "GoToRedBall": levels.go_to_red_ball,
-    "GoToRedBallGrey": levels.go_to_red_ball_grey,
-    "GoToRedBallNoDists": levels.go_to_red_ball_no_dists,
-    "GoToObj": levels.go_to_obj,
-    "GoToLocal": levels.go_to_local,
-    "PickupLoc": levels.pickup_loc,
-    "PutNextLocal": levels.put_next_local,
-    "OneRoom": levels.one_room,
-    "GoTo": mazes.go_to,
-    "GoToImpUnlock": locks.go_to_imp_unlock,
-    "GoToSeq": synth.go_to_seq,
-    "GoToRedBlueBall": mazes.go_to_red_blue_ball,
-    "GoToDoor": doors.go_to_door,
-    "GoToObjDoor": doors.go_to_obj_door,
-    "Open": mazes.open_any,
-    "OpenRedDoor": doors.open_red_door,
-    "OpenDoor": doors.open_door,
-    "OpenTwoDoors": doors.open_two_doors,
-    "OpenDoorsOrder": doors.open_doors_order,
-    "Pickup": mazes.pickup,
-    "UnblockPickup": mazes.unblock_pickup,
-    "PickupDist": mazes.pickup_dist,
-    "PickupAbove": mazes.pickup_above,
-    "PutNext": mazes.put_next,
-    "PutNextMaze": mazes.put_next_maze,
-    "Unlock": locks.unlock,
-    "UnlockLocal": locks.unlock_local,
-    "KeyInBox": locks.key_in_box,
-    "UnlockPickup": locks.unlock_pickup,
-    "BlockedUnlockPickup": locks.blocked_unlock_pickup,
-    "UnlockToUnlock": locks.unlock_to_unlock,
-    "ActionObjDoor": doors.action_obj_door,
-    "FindObj": mazes.find_obj,
-    "KeyCorridor": locks.key_corridor,
-    "MoveTwoAcross": mazes.move_two_across,
-    "Synth": synth.synth,
-    "SynthLoc": synth.synth_loc,
-    "SynthSeq": synth.synth_seq,
-    "MiniBossLevel": synth.mini_boss_level,
-    "BossLevel": synth.boss_level,
-    "BossLevelNoUnlock": synth.boss_level_no_unlock,
-    "MixedTrainLocal": glam.mixed_train_local,
-    "MixedTestLocal": glam.mixed_test_local,
-    "PickUpSeqGoToLocal": glam.pick_up_seq_go_to_local,
-    "PickUpThenGoToLocal": glam.pick_up_then_go_to_local,
-    "GoToAfterPickUpLocal": glam.go_to_after_pick_up_local,
-    "PickUpSeqPickUpLocal": glam.pick_up_seq_pick_up_local,
-}
-"""Families of levels; an id stands for one of them and its options."""
 
 
 class BabyAI(Environment[State, Params]):

@@ -24,7 +24,7 @@ from envs_jax.babyai.mission import (
     Mission,
 )
 from envs_jax.babyai.state import EMPTY_CELL, STATE_MASK, STATE_SHIFT, WALL_CELL, Params, State, pack
-from envs_jax.babyai.text import MISSION_LENGTH, MISSIONS, mission_caption
+from envs_jax.babyai.text.english import MISSION_LENGTH, MISSIONS, mission_caption
 from envs_jax.babyai.verify import object_set
 
 

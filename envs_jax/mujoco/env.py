@@ -13,10 +13,10 @@ from flax import struct
 
 from envs_jax import spaces
 from envs_jax.env import Environment
-from envs_jax.mujoco.physics import Backend, Moment, Physics, load_model
-from envs_jax.mujoco.physics_c import PhysicsC
-from envs_jax.mujoco.physics_mjx import PhysicsMjx
-from envs_jax.mujoco.render import Painter
+from envs_jax.physics.c import PhysicsC
+from envs_jax.physics.interface import Backend, Moment, Physics, load_model
+from envs_jax.physics.mjx import PhysicsMjx
+from envs_jax.physics.render import Painter
 
 
 def uniform(key: jax.Array, size: int, scale: Any) -> jax.Array:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.mujoco.env import MujocoEnv, MujocoState
-from envs_jax.mujoco.physics import require
+from envs_jax.physics.interface import require
 
 
 def import_state(gymnasium_env: Any, env: Any, params: Any) -> tuple[jax.Array, MujocoState]:

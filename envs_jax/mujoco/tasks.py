@@ -10,7 +10,7 @@ import numpy as np
 from flax import struct
 
 from envs_jax.mujoco.env import MujocoEnv, uniform
-from envs_jax.mujoco.physics import Backend
+from envs_jax.physics.interface import Backend
 
 
 @struct.dataclass

@@ -10,7 +10,7 @@ import numpy as np
 
 import envs_jax
 from envs_jax.babyai import bot_action, initial_memory
-from envs_jax.babyai.text import MISSIONS
+from envs_jax.babyai.text.english import MISSIONS
 from tests.parity.babyai_minigrid import Bot, build, record
 
 

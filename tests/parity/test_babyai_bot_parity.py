@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import envs_jax
-from envs_jax.babyai.bot import Memory, bot_action
+from envs_jax.babyai.bot.bot import Memory, bot_action
 from envs_jax.babyai.mission import GO_TO, OPEN_DOOR, PICK_UP, PUT_NEXT
 from envs_jax.babyai.state import MAX_SIDE, WALL_CELL
 from envs_jax.babyai.step import act
-from envs_jax.babyai.text import MISSION_LENGTH
+from envs_jax.babyai.text.english import MISSION_LENGTH
 from envs_jax.babyai.verify import verify
 from tests.parity.babyai_compare import spelled
 from tests.parity.babyai_minigrid import build, quietly

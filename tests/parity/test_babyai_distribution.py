@@ -17,7 +17,7 @@ from scipy.stats import chi2_contingency
 import envs_jax
 from envs_jax.babyai.constants import COLORS, DOOR, DX, DY, STATES, TYPES, WALL
 from envs_jax.babyai.state import color_of, state_of, type_of
-from envs_jax.babyai.text import MISSIONS
+from envs_jax.babyai.text.english import MISSIONS
 from tests.parity.babyai_compare import IDS, spelled
 from tests.parity.babyai_minigrid import GLAM, TEST_ONLY, TRAIN_BANS, build, quietly
 

@@ -12,7 +12,6 @@ import pytest
 from minigrid.core.constants import COLOR_NAMES, IDX_TO_COLOR, IDX_TO_OBJECT
 from minigrid.envs.babyai.core import verifier
 
-from envs_jax.babyai import french
 from envs_jax.babyai.constants import COLORS, TYPES
 from envs_jax.babyai.mission import (
     AFTER,
@@ -27,12 +26,13 @@ from envs_jax.babyai.mission import (
     SINGLE,
     Mission,
 )
-from envs_jax.babyai.text import (
+from envs_jax.babyai.text.english import (
     MISSION_LENGTH,
     MISSIONS,
     PLACES,
     THING,
     VIEW,
+    french,
     mission_caption,
     mission_limits,
     sentence_bound,

@@ -7,7 +7,7 @@ import json
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from envs_jax.babyai.text import MISSIONS, VIEW
+from envs_jax.babyai.text.english import MISSIONS, VIEW
 from llmrl_jax.lm.tokens import FastTokenizer
 
 

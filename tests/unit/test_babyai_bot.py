@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from envs_jax.babyai.bot import Memory, bot_action
-from envs_jax.babyai.bot_search import aside, facing, first_move, harmless, viewpoints
+from envs_jax.babyai.bot.bot import Memory, bot_action
+from envs_jax.babyai.bot.search import aside, facing, first_move, harmless, viewpoints
 from envs_jax.babyai.cells import flood, holds, marked, words, worlds_last
 from envs_jax.babyai.constants import (
     BALL,
@@ -30,7 +30,7 @@ from envs_jax.babyai.constants import (
 from envs_jax.babyai.mission import GO_TO, NO_CLAUSE, OPEN_DOOR, PICK_UP, PUT_NEXT, SINGLE, Mission
 from envs_jax.babyai.state import EMPTY_CELL, STATE_MASK, STATE_SHIFT, WALL_CELL, State, pack
 from envs_jax.babyai.step import act
-from envs_jax.babyai.text import MISSION_LENGTH
+from envs_jax.babyai.text.english import MISSION_LENGTH
 from envs_jax.babyai.verify import verify
 from envs_jax.babyai.view import window
 

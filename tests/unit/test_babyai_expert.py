@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import envs_jax
+from envs_jax.babyai.bot.expert import expert_action
 from envs_jax.babyai.constants import DX, DY, EMPTY, LEFT
-from envs_jax.babyai.expert import expert_action
 from envs_jax.babyai.state import color_of, type_of
 
 

@@ -11,10 +11,10 @@ import pytest
 
 import envs_jax
 from envs_jax.babyai.constants import BALL, DOOR, KEY, LOCKED, WALL
-from envs_jax.babyai.layout import Dice
-from envs_jax.babyai.maze import Maze, connect, scatter
+from envs_jax.babyai.levels.layout import Dice
+from envs_jax.babyai.levels.room_grid import Maze, connect, scatter
 from envs_jax.babyai.state import color_of, state_of, type_of
-from envs_jax.babyai.text import MISSIONS
+from envs_jax.babyai.text.english import MISSIONS
 from envs_jax.babyai.verify import member, members, object_set
 
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import envs_jax
-from envs_jax.babyai import levels
 from envs_jax.babyai.constants import (
     BALL,
     BLUE,
@@ -33,11 +32,12 @@ from envs_jax.babyai.constants import (
     YELLOW,
 )
 from envs_jax.babyai.env import BabyAI
-from envs_jax.babyai.layout import Dice, Rooms
-from envs_jax.babyai.levels import Level
+from envs_jax.babyai.levels import level as levels, one_room
+from envs_jax.babyai.levels.layout import Dice, Rooms
+from envs_jax.babyai.levels.level import Level
 from envs_jax.babyai.mission import AFTER, BEFORE, GO_TO, NO_CLAUSE, OPEN_DOOR, PICK_UP, PUT_NEXT, SINGLE, Mission
 from envs_jax.babyai.state import EMPTY_CELL, WALL_CELL, State, pack
-from envs_jax.babyai.text import MISSION_LENGTH
+from envs_jax.babyai.text.english import MISSION_LENGTH
 
 
 ROOM = Rooms(9)
@@ -453,7 +453,7 @@ def test_types_do_not_depend_on_x64(id):
 
 
 def test_a_crowded_room_is_accepted_as_often_as_its_check_says():
-    level = levels.go_to_local(room_size=5, num_dists=4)
+    level = one_room.go_to_local(room_size=5, num_dists=4)
     count = Dice()
     jax.eval_shape(lambda task: level.attempt(count, task), jnp.int32(0))
 

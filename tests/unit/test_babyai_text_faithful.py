@@ -8,10 +8,10 @@ import jax
 import numpy as np
 import pytest
 
-from envs_jax.babyai.books import books
 from envs_jax.babyai.constants import BALL, BOX, COLORS, DOOR, EMPTY, KEY, OPEN, RED, STATES, TYPES, UNSEEN, WALL
 from envs_jax.babyai.state import EMPTY_CELL, pack
-from envs_jax.babyai.text import (
+from envs_jax.babyai.text.books import books
+from envs_jax.babyai.text.english import (
     FAITHFUL,
     MISSIONS,
     PLACES,

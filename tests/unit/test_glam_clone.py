@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import envs_jax
-from envs_jax.babyai.text import MISSION_LENGTH, MISSIONS, VIEW
+from envs_jax.babyai.text.english import MISSION_LENGTH, MISSIONS, VIEW
 from llmrl_jax import lm
 from llmrl_jax.agents.demonstration_file import DemosError, read_demos, write_demos
 from llmrl_jax.agents.demonstrations import Episode

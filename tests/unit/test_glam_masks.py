@@ -11,8 +11,8 @@ import pytest
 
 import envs_jax
 from envs_jax.actions import mask_of
+from envs_jax.babyai.actions import useful_actions
 from envs_jax.babyai.constants import BALL, BOX, CLOSED, DOOR, EMPTY, KEY, LOCKED, OPEN
-from envs_jax.babyai.useful import useful_actions
 from envs_jax.history import PromptHistory
 from llmrl_jax.agents.language import action_logits
 from llmrl_jax.rl.rollout import collect, start

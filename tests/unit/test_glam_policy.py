@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import envs_jax
-from envs_jax.babyai.expert import expert_action
+from envs_jax.babyai.bot.expert import expert_action
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax import lm
 from llmrl_jax.agents.evaluate import make_evaluator

@@ -10,7 +10,7 @@ import tokenizers
 from tokenizers import models, pre_tokenizers
 
 import envs_jax
-from envs_jax.babyai import french
+from envs_jax.babyai.text import french
 from envs_jax.history import PromptHistory
 from llmrl_jax.lm.tokens import FastTokenizer, WordTokenizer
 from llmrl_jax.systems.glam.prompt import glam_prompt

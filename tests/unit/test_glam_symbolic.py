@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import envs_jax
-from envs_jax.babyai.text import MISSIONS
+from envs_jax.babyai.text.english import MISSIONS
 from llmrl_jax.rl.layers import LSTM, Conv
 from llmrl_jax.rl.ppo_config import PPOConfig
 from llmrl_jax.systems.glam.agents import make_agent

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import envs_jax
-from envs_jax.mujoco import physics as physics_module
-from envs_jax.mujoco.physics_c import PhysicsC, cores
-from envs_jax.mujoco.physics_mjx import PhysicsMjx
 from envs_jax.mujoco.tasks import InvertedPendulum
+from envs_jax.physics import interface as physics_module
+from envs_jax.physics.c import PhysicsC, cores
+from envs_jax.physics.mjx import PhysicsMjx
 
 
 mujoco = pytest.importorskip("mujoco")

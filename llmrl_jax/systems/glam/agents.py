@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 import envs_jax
-from envs_jax.babyai.bot import Memory, bot_action
+from envs_jax.babyai.bot.bot import Memory, bot_action
 from envs_jax.babyai.env import BabyAI
 from envs_jax.env import Environment, Wrapper
 from envs_jax.registry import nearest

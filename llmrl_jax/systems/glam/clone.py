@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from envs_jax.babyai.expert import expert_action
+from envs_jax.babyai.bot.expert import expert_action
 from envs_jax.resets import VectorEnv
 from llmrl_jax import lm
 from llmrl_jax.agents.language import ScoringPolicy

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from envs_jax.babyai.text import MISSION_LENGTH
+from envs_jax.babyai.text.english import MISSION_LENGTH
 from envs_jax.registry import nearest
 from envs_jax.text import Phrasebook
 from llmrl_jax.agents.demonstration_file import Demonstration, DemosError, read_demos

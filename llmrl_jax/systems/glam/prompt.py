@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from envs_jax.actions import MASK
-from envs_jax.babyai import french
-from envs_jax.babyai.books import books
-from envs_jax.babyai.text import mission_limits, view_limits
+from envs_jax.babyai.text import french
+from envs_jax.babyai.text.books import books
+from envs_jax.babyai.text.english import mission_limits, view_limits
 from envs_jax.env import Environment, Wrapper
 from envs_jax.registry import nearest
 from envs_jax.text import (

@@ -24,7 +24,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from envs_jax import spaces
 from envs_jax.actions import MASK
-from envs_jax.babyai.text import MISSIONS, mission_limits
+from envs_jax.babyai.text.english import MISSIONS, mission_limits
 from envs_jax.env import Environment, Wrapper
 from envs_jax.text import Prompt, Slot
 from llmrl_jax.rl.distributions import Categorical

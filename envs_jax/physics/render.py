@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from envs_jax.mujoco.physics import require
+from envs_jax.physics.interface import require
 
 
 SIZE = 480

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs_jax.mujoco.physics import Look, Physics, require
+from envs_jax.physics.interface import Look, Physics, require
 
 
 ROWS = 8

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs_jax.babyai.bot_search import viewpoints
+from envs_jax.babyai.bot.search import viewpoints
 from envs_jax.babyai.cells import around, flood, holds, marked, single, words
 from envs_jax.babyai.constants import BOX, CLOSED, DOOR, EMPTY, KEY, LOCKED, OPEN, VIEW, WALL
 from envs_jax.babyai.mission import AFTER, GO_TO, NO_CLAUSE, OPEN_DOOR

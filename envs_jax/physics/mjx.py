@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs_jax.mujoco.physics import Physics, require
+from envs_jax.physics.interface import Physics, require
 
 
 @contextlib.contextmanager

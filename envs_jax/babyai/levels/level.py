@@ -1,4 +1,4 @@
-"""The levels: how an episode's room, objects and mission are drawn (glam reference, sections 2.6, 6.1 and 6.6).
+"""What a level is, and what levels are drawn with (glam reference, sections 2.6, 6.1 and 6.6).
 
 Each level has minigrid's distribution (GLAM's levels: that of its fork). Where minigrid's tries for one object come
 to a uniform draw from the allowed cells, that draw is made directly; a world that minigrid rejects as a whole is
@@ -16,26 +16,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs_jax.babyai.constants import BALL, BOX, COLORS, GREY, KEY, RED
-from envs_jax.babyai.layout import (
+from envs_jax.babyai.constants import BALL, BOX, COLORS, KEY
+from envs_jax.babyai.levels.layout import (
     Dice,
     Layout,
     Rooms,
-    adjacent,
-    all_reachable,
     apart,
     draw_pose,
     fill,
-    matches,
     word,
 )
 from envs_jax.babyai.mission import (
     ANY,
-    GO_TO,
-    LOCATIONS,
     NO_CLAUSE,
-    PICK_UP,
-    PUT_NEXT,
     SINGLE,
 )
 from envs_jax.babyai.state import MAX_OBJECTS, MAX_SIDE, Params
@@ -198,108 +191,3 @@ def reachable_rooms(rooms: Rooms, count: int, agent_first: bool) -> np.ndarray:
         free[:, 1:-1, 1:-1] &= ~blocked
         seen |= free[:, :-2, 1:-1] | free[:, 2:, 1:-1] | free[:, 1:-1, :-2] | free[:, 1:-1, 2:]
     return fits & np.all(seen | ~blocked, axis=(1, 2))
-
-
-def _go_to_red_ball(name: str, room_size: int, num_dists: int, grey: bool) -> Level:
-    rooms = check_room(name, room_size, num_dists + 1)
-
-    def attempt(dice, task):
-        kind, color = things(dice, num_dists + 1)
-        kind, color = kind.at[0].set(BALL), color.at[0].set(RED)
-        if grey:
-            color = color.at[1:].set(GREY)
-        layout, grid = agent_first(dice, rooms, kind, color)
-        layout = layout.replace(accepted=layout.accepted & all_reachable(rooms, grid, layout.position))
-        return layout, grid, single(rooms, layout, GO_TO, (BALL, RED, ANY))
-
-    return Level(rooms, num_dists + 1, ("go_to",), frozenset({GO_TO}), (0,), attempt)
-
-
-def go_to_red_ball(room_size: int = 8, num_dists: int = 7) -> Level:
-    """Go to the red ball, among distractors."""
-    return _go_to_red_ball("GoToRedBall", room_size, num_dists, False)
-
-
-def go_to_red_ball_grey(room_size: int = 8, num_dists: int = 7) -> Level:
-    """Go to the red ball, among grey distractors."""
-    return _go_to_red_ball("GoToRedBallGrey", room_size, num_dists, True)
-
-
-def go_to_red_ball_no_dists() -> Level:
-    """Go to the red ball, alone in the room."""
-    return _go_to_red_ball("GoToRedBallNoDists", 8, 0, False)
-
-
-def go_to_obj(room_size: int = 8) -> Level:
-    """Go to the only object."""
-    return _go_to_one("GoToObj", room_size, 1)
-
-
-def go_to_local(room_size: int = 8, num_dists: int = 8) -> Level:
-    """Go to one of `num_dists` objects."""
-    return _go_to_one("GoToLocal", room_size, num_dists)
-
-
-def _go_to_one(name: str, room_size: int, count: int) -> Level:
-    rooms = check_room(name, room_size, count)
-
-    def attempt(dice, task):
-        kind, color = things(dice, count)
-        layout, grid = agent_first(dice, rooms, kind, color)
-        layout = layout.replace(accepted=layout.accepted & all_reachable(rooms, grid, layout.position))
-        target = dice.below(count)
-        return layout, grid, single(rooms, layout, GO_TO, (kind[target], color[target], ANY))
-
-    return Level(rooms, count, ("go_to",), frozenset({GO_TO}), (0,), attempt)
-
-
-def pickup_loc(room_size: int = 8) -> Level:
-    """Pick up one of eight objects, described by type, perhaps colour, perhaps where it lies from the start."""
-    count = 8
-    rooms = check_room("PickupLoc", room_size, count, agent_first=False)
-    grids = np.meshgrid(
-        [ANY, *range(len(COLORS))], LOOSE, [ANY] * len(LOCATIONS) + list(range(len(LOCATIONS))), indexing="ij"
-    )
-    colors, types, places = (grid.reshape(-1) for grid in grids)
-
-    def attempt(dice, task):
-        kind, color = things(dice, count)
-        layout, grid = objects_first(dice, rooms, kind, color)
-        layout = layout.replace(accepted=layout.accepted & all_reachable(rooms, grid, layout.position))
-        # every descriptor as often as minigrid tries it (a location half of the time), among those that match
-        found = jnp.any(matches(rooms, layout, types, colors, places), axis=-1)
-        pick, _ = dice.cells(found, 1)
-        descriptor = tuple(jnp.asarray(a)[pick[0]] for a in (types, colors, places))
-        return layout, grid, single(rooms, layout, PICK_UP, descriptor)
-
-    return Level(rooms, count, ("pick_up",), frozenset({PICK_UP}), (0,), attempt, located=True)
-
-
-def put_next_local(room_size: int = 8, num_objs: int = 8) -> Level:
-    """Put one of `num_objs` different objects next to another one."""
-    rooms = check_room("PutNextLocal", room_size, num_objs, unique=True)
-    if num_objs < 2:
-        raise ValueError(f"PutNextLocal: num_objs is {num_objs}; at least 2 are needed")
-
-    def attempt(dice, task):
-        kind, color = unique_things(dice, num_objs)
-        layout, grid = agent_first(dice, rooms, kind, color)
-        a, b = dice.pick(num_objs, 2)
-        mission, mover, fixed = single(rooms, layout, PUT_NEXT, (kind[a], color[a], ANY), (kind[b], color[b], ANY))
-        reachable = all_reachable(rooms, grid, layout.position)
-        accepted = layout.accepted & reachable & ~adjacent(rooms, layout, mover[0], fixed[0])
-        return layout.replace(accepted=accepted), grid, (mission, mover, fixed)
-
-    return Level(rooms, num_objs, ("put_next",), frozenset({PUT_NEXT}), (0,), attempt)
-
-
-def one_room(room_size: int = 8) -> Level:
-    """Pick up the ball, the only object."""
-    rooms = check_room("OneRoom", room_size, 1, agent_first=False)
-
-    def attempt(dice, task):
-        color = dice.below(len(COLORS), 1)
-        layout, grid = objects_first(dice, rooms, jnp.full(1, BALL, jnp.int32), color)
-        return layout, grid, single(rooms, layout, PICK_UP, (BALL, ANY, ANY))
-
-    return Level(rooms, 1, ("pick_up",), frozenset({PICK_UP}), (0,), attempt)

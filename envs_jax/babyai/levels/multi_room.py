@@ -8,9 +8,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.babyai.constants import BALL, BLUE, COLORS, DOOR, GREY, OPEN, RED
-from envs_jax.babyai.layout import Dice, Layout, adjacent, all_reachable, apart, fill, word
-from envs_jax.babyai.levels import LOOSE, Level, agent_first, check_room, descriptors, single, things, unique_things
-from envs_jax.babyai.maze import (
+from envs_jax.babyai.levels.layout import Dice, Layout, adjacent, all_reachable, apart, fill, word
+from envs_jax.babyai.levels.level import (
+    LOOSE,
+    Level,
+    agent_first,
+    check_room,
+    descriptors,
+    single,
+    things,
+    unique_things,
+)
+from envs_jax.babyai.levels.room_grid import (
     Doors,
     Maze,
     assemble,

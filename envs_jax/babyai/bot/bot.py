@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from envs_jax.babyai.bot_known import Known, Task, current_task, in_view, survey
-from envs_jax.babyai.bot_search import aside, facing, first_move, gains, harmless, obstacles
+from envs_jax.babyai.bot.known import Known, Task, current_task, in_view, survey
+from envs_jax.babyai.bot.search import aside, facing, first_move, gains, harmless, obstacles
 from envs_jax.babyai.cells import around, holds
 from envs_jax.babyai.constants import BOX, DONE, DROP, FORWARD, KEY, PICKUP, RIGHT, TOGGLE
 from envs_jax.babyai.mission import GO_TO, OPEN_DOOR, PICK_UP, PUT_NEXT

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.babyai.constants import BALL, BOX, COLORS, DOOR, KEY, LOCKED
-from envs_jax.babyai.layout import Dice, Layout, adjacent, all_reachable, matches, word
-from envs_jax.babyai.levels import Level, things
-from envs_jax.babyai.locks import agent_outside, elsewhere, locked_room
-from envs_jax.babyai.maze import Maze, closed_doors, connect, locked, scatter
-from envs_jax.babyai.mazes import check_maze, clear
+from envs_jax.babyai.levels.layout import Dice, Layout, adjacent, all_reachable, matches, word
+from envs_jax.babyai.levels.level import Level, things
+from envs_jax.babyai.levels.locks import agent_outside, elsewhere, locked_room
+from envs_jax.babyai.levels.multi_room import check_maze, clear
+from envs_jax.babyai.levels.room_grid import Maze, closed_doors, connect, locked, scatter
 from envs_jax.babyai.mission import (
     AFTER,
     ANY,

@@ -16,7 +16,7 @@ import numpy as np
 from flax import struct
 
 from envs_jax.babyai.constants import CLOSED, COLORS, DOOR, DX, DY, EMPTY, LOCKED, WALL
-from envs_jax.babyai.layout import Dice, Layout, Rooms, fill
+from envs_jax.babyai.levels.layout import Dice, Layout, Rooms, fill
 from envs_jax.babyai.state import type_of
 
 

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.babyai.constants import BALL, BOX, COLORS, DOOR, KEY
-from envs_jax.babyai.layout import Dice
-from envs_jax.babyai.levels import LOOSE, Level, single, things
-from envs_jax.babyai.maze import Maze, assemble, closed_doors, connect, locked, scatter
-from envs_jax.babyai.mazes import LOOKS, SIDES, check_maze, clear, opened, placed, reachable_only
+from envs_jax.babyai.levels.layout import Dice
+from envs_jax.babyai.levels.level import LOOSE, Level, single, things
+from envs_jax.babyai.levels.multi_room import LOOKS, SIDES, check_maze, clear, opened, placed, reachable_only
+from envs_jax.babyai.levels.room_grid import Maze, assemble, closed_doors, connect, locked, scatter
 from envs_jax.babyai.mission import ANY, GO_TO, OPEN_DOOR, PICK_UP
 from envs_jax.babyai.state import EMPTY_CELL
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import product
 
 from envs_jax.babyai.constants import COLORS
-from envs_jax.babyai.text import (
+from envs_jax.babyai.text.english import (
     AGENT_X,
     AGENT_Y,
     ARTICLES,

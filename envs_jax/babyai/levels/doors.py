@@ -6,10 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.babyai.constants import BLUE, COLORS, DOOR, LOCKED, RED
-from envs_jax.babyai.layout import Dice, Layout, word
-from envs_jax.babyai.levels import Level, descriptors, single, things, unique_things
-from envs_jax.babyai.maze import Doors, Maze, assemble, closed_doors, pose_anywhere, scatter
-from envs_jax.babyai.mazes import SIDES, check_maze, clear, nothing, placed, reachable_only
+from envs_jax.babyai.levels.layout import Dice, Layout, word
+from envs_jax.babyai.levels.level import Level, descriptors, single, things, unique_things
+from envs_jax.babyai.levels.multi_room import SIDES, check_maze, clear, nothing, placed, reachable_only
+from envs_jax.babyai.levels.room_grid import Doors, Maze, assemble, closed_doors, pose_anywhere, scatter
 from envs_jax.babyai.mission import AFTER, ANY, BEFORE, GO_TO, NO_CLAUSE, OPEN_DOOR, PICK_UP, SINGLE
 
 

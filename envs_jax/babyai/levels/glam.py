@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.babyai.constants import BALL, BLUE, BOX, COLORS, DOOR, GREEN, GREY, KEY, LOCKED, PURPLE, RED, YELLOW
-from envs_jax.babyai.layout import Dice, Layout, Rooms, adjacent, all_reachable, apart, draw_pose, fill, word
-from envs_jax.babyai.levels import LOOSE, Level, agent_first, check_room, descriptors, things
+from envs_jax.babyai.levels.layout import Dice, Layout, Rooms, adjacent, all_reachable, apart, draw_pose, fill, word
+from envs_jax.babyai.levels.level import LOOSE, Level, agent_first, check_room, descriptors, things
 from envs_jax.babyai.mission import AFTER, ANY, BEFORE, GO_TO, NO_CLAUSE, OPEN_DOOR, PICK_UP, PUT_NEXT, SINGLE
 from envs_jax.babyai.state import MAX_SIDE
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs_jax.babyai.bot_search import facing
+from envs_jax.babyai.bot.search import facing
 from envs_jax.babyai.cells import around, behind, holds, single, words
 from envs_jax.babyai.constants import (
     BOX,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from envs_jax.babyai import french
-from envs_jax.babyai.text import FAITHFUL, MISSIONS, VIEW
+from envs_jax.babyai.text import french
+from envs_jax.babyai.text.english import FAITHFUL, MISSIONS, VIEW
 from envs_jax.registry import nearest
 from envs_jax.text import Phrasebook
 

@@ -1,0 +1,1 @@
+"""Who plays BabyAI without learning: the bot, and a shortest-path expert."""

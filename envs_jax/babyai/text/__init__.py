@@ -1,0 +1,1 @@
+"""BabyAI in words: phrasebooks and captions, in English and French."""
