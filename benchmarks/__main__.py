@@ -10,7 +10,7 @@ from typing import Annotated
 import tyro
 
 from benchmarks import harness, table
-from envs_jax.registry import nearest
+from envs_jax.checks import nearest
 
 
 NOT_BENCHMARKS = ("__init__", "__main__", "harness", "table")
@@ -57,6 +57,6 @@ def main(names: Annotated[tuple[str, ...], tyro.conf.Positional] = (), quick: bo
 
 
 if __name__ == "__main__":
-    from llmrl_jax.run import cli
+    from llmrl_jax.cli import main as cli
 
     sys.exit(cli.guard(lambda: tyro.cli(main, prog="python -m benchmarks")))

@@ -1,9 +1,15 @@
 """Worlds in JAX: pure `reset` and `step`, text as integers on the device, exact against their Python references."""
 
-from envs_jax import babyai, control, mujoco, toytext  # they register their ids
-from envs_jax.env import Environment, Wrapper
-from envs_jax.registry import ids, make, register, spec
-from envs_jax.resets import VectorEnv
+from typing import TYPE_CHECKING
+
+from envs_jax.lazy import attach
+from envs_jax.registry import WORLDS, ids, make, register, spec
+
+
+if TYPE_CHECKING:
+    from envs_jax import babyai, control, mujoco, spaces, toytext
+    from envs_jax.env import Environment, Wrapper
+    from envs_jax.resets import VectorEnv
 
 
 __all__ = [
@@ -16,6 +22,9 @@ __all__ = [
     "make",
     "mujoco",
     "register",
+    "spaces",
     "spec",
     "toytext",
 ]
+
+__getattr__ = attach(__name__, {"env": ["Environment", "Wrapper"], "resets": ["VectorEnv"]}, ("spaces", *WORLDS))

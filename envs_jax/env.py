@@ -126,3 +126,10 @@ class Wrapper(Environment[State, Params]):
 
     def render(self, state):
         return self.env.render(state)
+
+
+def innermost(state: Any) -> Any:
+    """The world's own state, under whatever wrappers added."""
+    while hasattr(state, "env"):
+        state = state.env
+    return state

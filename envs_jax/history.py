@@ -11,8 +11,8 @@ import numpy as np
 from flax import struct
 
 from envs_jax import spaces
+from envs_jax.checks import nearest
 from envs_jax.env import Environment, Wrapper
-from envs_jax.registry import nearest
 
 
 @struct.dataclass

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
-from envs_jax.env import Environment
+from envs_jax.checks import nearest
+
+
+if TYPE_CHECKING:
+    from envs_jax.env import Environment
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,19 @@ class Spec:
 
 _SPECS: dict[str, Spec] = {}
 
+SHARED = ("bridges", "physics", "text")
+"""Folders of `envs_jax` that are not a world's."""
+
+WORLDS = sorted(
+    path.parent.name for path in Path(__file__).parent.glob("*/__init__.py") if path.parent.name not in SHARED
+)
+"""The folders of worlds; importing one registers its ids, and imports no world."""
+
+
+def _register_worlds() -> None:
+    for name in WORLDS:
+        importlib.import_module(f"envs_jax.{name}")
+
 
 def register(id: str, entry_point: str, **kwargs: Any) -> None:
     """Register a world under `id`. `entry_point` is `"package.module:callable"`; `kwargs` go to that callable.
@@ -43,18 +60,13 @@ def register(id: str, entry_point: str, **kwargs: Any) -> None:
 
 def ids(prefix: str = "") -> list[str]:
     """Every registered id that starts with `prefix`, in order of registration."""
+    _register_worlds()
     return [id for id in _SPECS if id.startswith(prefix)]
-
-
-def nearest(name: str, names: list[str], n: int = 3) -> str:
-    """A clause that suggests the names closest to a wrong one; empty when none is close."""
-    lower = {candidate.lower(): candidate for candidate in names}
-    close = [lower[c] for c in difflib.get_close_matches(name.lower(), list(lower), n=n, cutoff=0.5)]
-    return f"; did you mean {' or '.join(repr(c) for c in close)}?" if close else ""
 
 
 def spec(id: str) -> Spec:
     """The specification behind an id. **Raises** `KeyError`, naming the nearest ids, where there is none."""
+    _register_worlds()
     if id not in _SPECS:
         raise KeyError(
             f"no environment is registered as {id!r}{nearest(id, list(_SPECS))} (`envs_jax.ids()` lists all)"

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field, replace
 
 import tyro
 
-from llmrl_jax.run.commands.glam import prior_then_ppo
 from llmrl_jax.run.config import RunConfig
-from llmrl_jax.systems.glam.clone import CloneConfig
+from llmrl_jax.systems.glam.commands.train import prior_then_ppo
 from llmrl_jax.systems.glam.config import GlamConfig
 from llmrl_jax.systems.glam.presets import DEMO
+from llmrl_jax.systems.glam.prior import CloneConfig
 from llmrl_jax.systems.glam.reading import ReadingConfig
 
 

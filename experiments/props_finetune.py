@@ -28,12 +28,12 @@ import tyro
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from llmrl_jax.chat import Message
+from llmrl_jax.core.files import replacing
 from llmrl_jax.lm import FastTokenizer, Llama, LlamaConfig, LoRAConfig, lora, save_hf
-from llmrl_jax.run.commands._props_finetune import FinetuneRun, finetune_model
-from llmrl_jax.run.commands._tuned import taking_the_place_of
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.run.loop import train
 from llmrl_jax.systems.props.adviser import PolicyAdviser
+from llmrl_jax.systems.props.commands.finetune import FinetuneRun, finetune_model
 from llmrl_jax.systems.props.finetune import FinetuneConfig, Question, Setting, make_questions, make_settings
 from llmrl_jax.systems.props.history import Format
 from llmrl_jax.tuning import GRPOConfig, SFTConfig, encode_row, make_sft, pack
@@ -155,7 +155,7 @@ def make_prior(data: FinetuneConfig, prior: PriorConfig, run: RunConfig) -> Path
     if result.stopped:
         print(f"Stopped in the prior: {again}.")
         raise SystemExit(0)
-    with taking_the_place_of(folder / "model") as draft:
+    with replacing(folder / "model") as draft:
         save_hf(draft, config, result.state.params)
         tokenizer.save(draft)
     return folder / "model"

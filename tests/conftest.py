@@ -22,9 +22,10 @@ if os.environ.get("LLMRL_TYPECHECK", "1") != "0":
     from jaxtyping import install_import_hook
 
     install_import_hook(["envs_jax", "llmrl_jax"], "typecheck.check")
+from tests.tokenizer_fixtures import bpe, greedy, sentencepiece  # noqa: E402, F401 - fixtures; after the hook above
 
 
-RUNGS = ("unit", "conformance", "parity", "learning", "sharding", "resume", "docs")
+RUNGS = ("unit", "cli", "conformance", "parity", "learning", "sharding", "resume", "docs")
 """The ladder: the folders of tests, from the smallest thing tested to the largest."""
 
 

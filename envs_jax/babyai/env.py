@@ -29,8 +29,8 @@ from envs_jax.babyai.text.english import (
 )
 from envs_jax.babyai.verify import members, verify
 from envs_jax.babyai.view import view
+from envs_jax.checks import nearest
 from envs_jax.env import Environment
-from envs_jax.registry import nearest
 
 
 class BabyAI(Environment[State, Params]):

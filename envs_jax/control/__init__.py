@@ -1,13 +1,19 @@
 """Classic control, driving, Pong, and small worlds with a known optimum for testing algorithms."""
 
-from envs_jax.control.acrobot import Acrobot
-from envs_jax.control.cartpole import CartPole
-from envs_jax.control.mountain_car import MountainCar, MountainCarContinuous
-from envs_jax.control.navigation import NavigationTrack
-from envs_jax.control.pendulum import Pendulum
-from envs_jax.control.pong import Pong
-from envs_jax.control.reference import import_state
+from typing import TYPE_CHECKING
+
+from envs_jax.lazy import attach
 from envs_jax.registry import register
+
+
+if TYPE_CHECKING:
+    from envs_jax.control.acrobot import Acrobot
+    from envs_jax.control.cartpole import CartPole
+    from envs_jax.control.mountain_car import MountainCar, MountainCarContinuous
+    from envs_jax.control.navigation import NavigationTrack
+    from envs_jax.control.pendulum import Pendulum
+    from envs_jax.control.pong import Pong
+    from envs_jax.control.reference import import_state
 
 
 __all__ = [
@@ -20,6 +26,18 @@ __all__ = [
     "Pong",
     "import_state",
 ]
+__getattr__ = attach(
+    __name__,
+    {
+        "acrobot": ["Acrobot"],
+        "cartpole": ["CartPole"],
+        "mountain_car": ["MountainCar", "MountainCarContinuous"],
+        "navigation": ["NavigationTrack"],
+        "pendulum": ["Pendulum"],
+        "pong": ["Pong"],
+        "reference": ["import_state"],
+    },
+)
 
 register("CartPole-v1", "envs_jax.control.cartpole:CartPole")
 register("MountainCar-v0", "envs_jax.control.mountain_car:MountainCar")

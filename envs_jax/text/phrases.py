@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs_jax.registry import nearest
+from envs_jax.checks import nearest
 
 
 Caption = Any

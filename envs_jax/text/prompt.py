@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from envs_jax.registry import nearest
+from envs_jax.checks import nearest
 from envs_jax.text.phrases import Phrasebook, Tokenizer
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from envs_jax.registry import nearest
+from envs_jax.checks import nearest
 from envs_jax.toytext import board
 from envs_jax.toytext.tables import TabularEnvironment, tabulate
 

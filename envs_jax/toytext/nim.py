@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from envs_jax.registry import nearest
+from envs_jax.checks import nearest
 from envs_jax.toytext import board
 from envs_jax.toytext.tables import TabularEnvironment, tabulate
 

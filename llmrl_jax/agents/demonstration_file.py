@@ -13,8 +13,8 @@ from typing import Any, Literal
 import numpy as np
 
 from envs_jax.babyai.env import BabyAI
-from envs_jax.registry import nearest
 from llmrl_jax.agents.demonstrations import Episode
+from llmrl_jax.core.checks import nearest
 
 
 Keep = Literal["successes", "failures", "all"]

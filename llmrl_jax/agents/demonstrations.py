@@ -17,9 +17,9 @@ from flax import struct
 
 import envs_jax
 from envs_jax.babyai.env import BabyAI
+from envs_jax.env import innermost
 from envs_jax.resets import select
-from llmrl_jax.systems.glam.agents import Agent
-from llmrl_jax.systems.glam.clone import innermost
+from llmrl_jax.agents.contract import Agent
 
 
 CHUNK = 16

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from envs_jax.registry import nearest
+from llmrl_jax.core.checks import nearest
 
 
 Family = Literal["llama", "mistral", "qwen2", "qwen3"]

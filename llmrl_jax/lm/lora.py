@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs_jax.registry import nearest
+from llmrl_jax.core.checks import nearest
 
 
 BLOCKS = {

@@ -25,7 +25,7 @@ import numpy as np
 from flax import struct
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from envs_jax.registry import nearest
+from llmrl_jax.core.checks import nearest
 from llmrl_jax.lm.lora import BLOCKS, TARGETS
 from llmrl_jax.parallel.partition import RULES, Rules, shardings
 

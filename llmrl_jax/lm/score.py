@@ -12,7 +12,7 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
-from envs_jax.registry import nearest
+from llmrl_jax.core.checks import nearest
 from llmrl_jax.lm.cache import Branches, Cache
 from llmrl_jax.lm.candidates import Candidates
 from llmrl_jax.lm.config import LlamaConfig

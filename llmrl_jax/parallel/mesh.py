@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
-from envs_jax.registry import nearest
+from llmrl_jax.core.checks import nearest
 
 
 AXES = ("data", "fsdp", "tensor")

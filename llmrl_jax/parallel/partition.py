@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from envs_jax.registry import nearest
+from llmrl_jax.core.checks import nearest
 
 
 Rules = Mapping[str, tuple[str, ...]]

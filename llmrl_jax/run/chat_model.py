@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrl_jax.chat import Budget, Budgeted, Cached, CacheMode, ChatModel, OpenAIChat, Recorder, ServerConfig, Spent
-from llmrl_jax.run.config import FREE
+from llmrl_jax.core.config import FREE
 
 
 SCRIPTED = "scripted"

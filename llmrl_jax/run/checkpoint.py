@@ -19,8 +19,9 @@ import orbax.checkpoint as ocp
 from jax.sharding import SingleDeviceSharding
 from orbax.checkpoint import checkpoint_managers
 
-from envs_jax.registry import nearest
-from llmrl_jax.run import config as configs, info, leaves as trees
+from llmrl_jax.core import config as configs
+from llmrl_jax.core.checks import nearest
+from llmrl_jax.run import info, leaves as trees
 
 
 FORMAT = 1

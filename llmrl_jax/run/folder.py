@@ -13,8 +13,10 @@ from typing import Any
 
 import jax
 
-from envs_jax.registry import nearest
-from llmrl_jax.run import config as configs, info
+from llmrl_jax.core import config as configs
+from llmrl_jax.core.checks import nearest
+from llmrl_jax.run import info
+from llmrl_jax.run.config import RunConfig
 
 
 try:
@@ -31,7 +33,7 @@ def folder_name(text: str) -> str:
     return "".join(c if c.isalnum() or c in "_-" else "_" for c in text)
 
 
-def open_folder(config: configs.RunConfig, command: str = "run") -> Path:
+def open_folder(config: RunConfig, command: str = "run") -> Path:
     """The folder of a run, `<out>/<name>`, made if it is new.
 
     **Arguments:** `config`; `command`, what an unnamed run is called after, with the time.

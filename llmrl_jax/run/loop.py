@@ -14,10 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs_jax.registry import nearest
-from llmrl_jax.run import config as configs, leaves as trees, metrics as sinks, progress as show
+from llmrl_jax.core import config as configs
+from llmrl_jax.core.checks import nearest
+from llmrl_jax.run import leaves as trees, metrics as sinks, progress as show
 from llmrl_jax.run.checkpoint import Checkpoints
-from llmrl_jax.run.config import RunConfig
+from llmrl_jax.run.config import RunConfig, use_compilation_cache
 from llmrl_jax.run.folder import held, open_folder
 from llmrl_jax.run.report import curves as plots
 from llmrl_jax.run.signals import StopRequest
@@ -180,7 +181,7 @@ def train(
     if num_updates < 1:
         raise ValueError(f"num_updates is {num_updates}; at least 1 is needed")
     if config.compilation_cache:
-        configs.use_compilation_cache(config.compilation_cache)
+        use_compilation_cache(config.compilation_cache)
     full_config = config if full_config is None else full_config
     folder = open_folder(config, command) if folder is None else Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

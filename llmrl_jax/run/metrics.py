@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from llmrl_jax.run.config import write_whole
+from llmrl_jax.core.files import write_whole
 
 
 COUNT = "episodes"

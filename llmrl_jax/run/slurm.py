@@ -113,7 +113,7 @@ class Job:
     run: str
     """The run's folder, which has a config.json once there is something to resume; empty: a command without one."""
     requeues: int
-    program: tuple[str, ...] = (sys.executable, "-m", "llmrl_jax.run.cli")
+    program: tuple[str, ...] = (sys.executable, "-m", "llmrl_jax.cli.main")
     resume: str = "--run.resume"
     """The flag by which the command goes on."""
 

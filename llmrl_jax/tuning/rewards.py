@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from envs_jax.registry import nearest
+from llmrl_jax.core.checks import nearest
 from llmrl_jax.lm import Generation, StopStrings
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from envs_jax.registry import nearest
+from llmrl_jax.core.checks import nearest
 from llmrl_jax.lm.tokens import FastTokenizer
 from llmrl_jax.tuning.template import ChatTemplate, TemplateError
 

@@ -8,9 +8,10 @@ import jax
 import numpy as np
 import pytest
 
+from llmrl_jax.agents.contract import untrained
 from llmrl_jax.agents.evaluate import make_evaluator
 from llmrl_jax.rl.ppo_config import PPOConfig
-from llmrl_jax.systems.glam.agents import make_agent, untrained
+from llmrl_jax.systems.glam.agents import make_agent
 from llmrl_jax.systems.glam.config import GlamConfig
 from llmrl_jax.systems.glam.drrn import DRRNConfig
 from llmrl_jax.systems.glam.presets import DRRN, SYMBOLIC

@@ -11,9 +11,9 @@ import pytest
 
 from experiments.props_finetune import PriorConfig, make_prior
 from llmrl_jax import lm
-from llmrl_jax.run import cli
-from llmrl_jax.run.commands._props_finetune import FinetuneRun, finetune_model
+from llmrl_jax.cli import main as cli
 from llmrl_jax.run.config import RunConfig
+from llmrl_jax.systems.props.commands.finetune import FinetuneRun, finetune_model
 from llmrl_jax.systems.props.finetune import FinetuneConfig
 from llmrl_jax.tuning import GRPOConfig, SFTConfig
 

@@ -26,13 +26,13 @@ from envs_jax.babyai.mission import (
     SINGLE,
     Mission,
 )
+from envs_jax.babyai.text import french
 from envs_jax.babyai.text.english import (
     MISSION_LENGTH,
     MISSIONS,
     PLACES,
     THING,
     VIEW,
-    french,
     mission_caption,
     mission_limits,
     sentence_bound,

@@ -13,7 +13,8 @@ import optax
 import tyro
 from flax import struct
 
-from llmrl_jax.run.config import FREE, RunConfig
+from llmrl_jax.core.config import FREE
+from llmrl_jax.run.config import RunConfig
 
 
 class State(struct.PyTreeNode):
@@ -183,6 +184,6 @@ def main(config: Annotated[Config, tyro.conf.arg(name="")]) -> int:
 
 
 if __name__ == "__main__":
-    from llmrl_jax.run import cli
+    from llmrl_jax.cli import main as cli
 
     sys.exit(cli.guard(lambda: tyro.cli(main)))

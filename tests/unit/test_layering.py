@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parent.parent.parent
 
 IMPORT_ALL = """
 import importlib, json, pkgutil, sys, time

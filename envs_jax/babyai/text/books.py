@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from envs_jax.babyai.text import french
 from envs_jax.babyai.text.english import FAITHFUL, MISSIONS, VIEW
-from envs_jax.registry import nearest
+from envs_jax.checks import nearest
 from envs_jax.text import Phrasebook
 
 

@@ -11,7 +11,8 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from llmrl_jax.run import config as configs, metrics as sinks
+from llmrl_jax.core import config as configs
+from llmrl_jax.run import metrics as sinks
 from llmrl_jax.run.report import figures, statistics as stats
 from llmrl_jax.run.report.curves import INK
 

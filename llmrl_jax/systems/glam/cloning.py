@@ -18,11 +18,11 @@ import jax
 import numpy as np
 
 from envs_jax.babyai.text.english import MISSION_LENGTH
-from envs_jax.registry import nearest
 from envs_jax.text import Phrasebook
 from llmrl_jax.agents.demonstration_file import Demonstration, DemosError, read_demos
 from llmrl_jax.agents.demonstrations import text_id
 from llmrl_jax.agents.language import ScoringPolicy
+from llmrl_jax.core.checks import nearest
 from llmrl_jax.systems.glam.build import Glam
 from llmrl_jax.systems.glam.config import EMBEDDED, GlamConfig
 from llmrl_jax.systems.glam.presets import DEMO, GLAM

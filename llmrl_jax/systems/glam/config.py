@@ -107,7 +107,7 @@ class GlamConfig:
     takes the shortest that holds it, after sorting by length. More: less work on padding, longer compilation."""
     remat: bool = False
     """Recompute activations in the backward pass: slower, but it needs far less memory."""
-    mesh: str = field(default="", metadata={"resume": "free"})  # `llmrl_jax.run.config.FREE`, a layer above
+    mesh: str = field(default="", metadata={"resume": "free"})  # `llmrl_jax.core.config.FREE`, a layer above
     """Devices by axis, as in `data=4,fsdp=2`: environments are split over `data`, weights over `fsdp` and `tensor`.
     Empty: one device."""
     ppo: PPOConfig = field(default_factory=PPOConfig)

@@ -15,14 +15,16 @@ import numpy as np
 
 import envs_jax
 from envs_jax.env import Environment
-from envs_jax.registry import nearest
 from envs_jax.text import PromptError
 from envs_jax.wrappers import EpisodeStatistics
+from llmrl_jax.agents.contract import Agent
 from llmrl_jax.agents.evaluate import Episodes, make_evaluator
 from llmrl_jax.agents.heads import HeadsPolicy
 from llmrl_jax.agents.language import ScoringPolicy
+from llmrl_jax.agents.random import RandomPolicy
+from llmrl_jax.core.checks import nearest
 from llmrl_jax.lm import Candidates
-from llmrl_jax.systems.glam.agents import Agent, RandomPolicy, make_agent
+from llmrl_jax.systems.glam.agents import make_agent
 from llmrl_jax.systems.glam.build import Glam, _widths, acting, prompted
 from llmrl_jax.systems.glam.config import GlamConfig
 from llmrl_jax.systems.glam.prompt import glam_prompt

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from envs_jax.registry import nearest
+from llmrl_jax.core.checks import nearest
 from llmrl_jax.lm import LoRAConfig
 from llmrl_jax.rl import ppo_config
 from llmrl_jax.rl.ppo_config import PPOConfig
-from llmrl_jax.systems.glam.clone import CloneConfig
 from llmrl_jax.systems.glam.config import GlamConfig
+from llmrl_jax.systems.glam.prior import CloneConfig
 
 
 GLAM = GlamConfig(ppo=ppo_config.GLAM)

@@ -15,7 +15,6 @@ from envs_jax.babyai.text import french
 from envs_jax.babyai.text.books import books
 from envs_jax.babyai.text.english import mission_limits, view_limits
 from envs_jax.env import Environment, Wrapper
-from envs_jax.registry import nearest
 from envs_jax.text import (
     Block,
     Choice,
@@ -29,6 +28,7 @@ from envs_jax.text import (
     Tokenizer,
 )
 from envs_jax.text.phrases import compact
+from llmrl_jax.core.checks import nearest
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.babyai.bot.expert import expert_action
+from envs_jax.env import innermost
 from envs_jax.resets import VectorEnv
-from llmrl_jax.systems.glam.clone import innermost
 from llmrl_jax.tuning import Example
 
 

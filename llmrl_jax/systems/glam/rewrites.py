@@ -20,8 +20,8 @@ import jax.numpy as jnp
 from envs_jax import spaces
 from envs_jax.actions import OtherActions
 from envs_jax.env import Environment
-from envs_jax.registry import nearest
 from envs_jax.text import Block, Literal, Part, Phrasebook, Prompt, Tokenizer
+from llmrl_jax.core.checks import nearest
 from llmrl_jax.systems.glam.prompt import GlamPrompt
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from envs_jax.registry import nearest
+from llmrl_jax.core.checks import nearest
 
 
 STRUCTURAL: dict[str, dict[str, Any]] = {

@@ -12,17 +12,17 @@ from typing import Any, Literal, get_args
 
 from envs_jax.env import Environment
 from llmrl_jax.chat import ChatModel
-from llmrl_jax.systems.props.consult import Asking, OnFailure
 from llmrl_jax.systems.props.describe import describe
 from llmrl_jax.systems.props.evollm import EvoLLM
 from llmrl_jax.systems.props.history import HistoryView
-from llmrl_jax.systems.props.hybrid import Polished
 from llmrl_jax.systems.props.legacy import LegacyOptimizer, LegacyTemplates, published_grammar
 from llmrl_jax.systems.props.llm import LanguageModelOptimizer, Repeat
 from llmrl_jax.systems.props.optimizers import NUMERIC, make_numeric
 from llmrl_jax.systems.props.parser import Grammar
 from llmrl_jax.systems.props.policies import Init, Kind, Policy
+from llmrl_jax.systems.props.polish import Polished
 from llmrl_jax.systems.props.prompts import ProposalPrompt, told_optimum
+from llmrl_jax.systems.props.proposals import Asking, OnFailure
 from llmrl_jax.systems.props.tasks import Arm, Task
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from envs_jax.env import Environment, Wrapper
-from envs_jax.registry import nearest
 from envs_jax.spaces import Box, Discrete
+from llmrl_jax.core.checks import nearest
 from llmrl_jax.systems.props.evaluate import LONGEST
 from llmrl_jax.systems.props.facts import FACTS, SAME, Facts
 from llmrl_jax.systems.props.policies import Policy

@@ -16,12 +16,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from llmrl_jax.chat import ChatModel, Message
-from llmrl_jax.systems.props.consult import Asking, best_of, consult
 from llmrl_jax.systems.props.history import Format, Grid, HistoryView, Row, estimate_tokens
 from llmrl_jax.systems.props.llm import HostOptimizer
 from llmrl_jax.systems.props.parser import Grammar, parse
 from llmrl_jax.systems.props.policies import Policy
 from llmrl_jax.systems.props.prompts import MeanPrompt, improved
+from llmrl_jax.systems.props.proposals import Asking, best_of, consult
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ import jax
 from jaxtyping import Array, Float
 
 from llmrl_jax.chat import ChatModel, Message
-from llmrl_jax.systems.props.consult import Asking, Record, consult
 from llmrl_jax.systems.props.history import Format, Row, Trajectory, render_rows
 from llmrl_jax.systems.props.llm import HostOptimizer, HostState
 from llmrl_jax.systems.props.matrices import matrix_shape, parse_matrix, render_matrix
 from llmrl_jax.systems.props.parser import Grammar, UnreadProposals
 from llmrl_jax.systems.props.policies import Policy
+from llmrl_jax.systems.props.proposals import Asking, Record, consult
 from llmrl_jax.systems.props.templates import fill, load
 
 

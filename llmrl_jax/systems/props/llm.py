@@ -10,11 +10,11 @@ import jax
 from jaxtyping import Array, Float
 
 from llmrl_jax.chat import ChatModel, Message
-from llmrl_jax.systems.props.consult import Asking, Record, as_candidates, best_of, consult, rows_of
 from llmrl_jax.systems.props.history import Format, HistoryView, Row, Trajectory, estimate_tokens
 from llmrl_jax.systems.props.parser import Grammar, parse
 from llmrl_jax.systems.props.policies import Policy
 from llmrl_jax.systems.props.prompts import ProposalPrompt
+from llmrl_jax.systems.props.proposals import Asking, Record, as_candidates, best_of, consult, rows_of
 
 
 Repeat = Literal["best", "last"]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import envs_jax
-from envs_jax.registry import nearest
+from llmrl_jax.core.checks import nearest
 from llmrl_jax.systems.props.config import PolicyConfig, PropsConfig, ReplyConfig, TemplateConfig
 from llmrl_jax.systems.props.history import HistoryView
 from llmrl_jax.systems.props.published_keys import (

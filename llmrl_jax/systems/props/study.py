@@ -16,11 +16,11 @@ import numpy as np
 
 from llmrl_jax.chat import ChatModel
 from llmrl_jax.systems.props.config import PropsConfig, make_optimizer
-from llmrl_jax.systems.props.consult import NoProposal
 from llmrl_jax.systems.props.episode import EpisodeRecorder
 from llmrl_jax.systems.props.evaluate import episode_keys, make_evaluator
 from llmrl_jax.systems.props.history import Trajectory, Transition
 from llmrl_jax.systems.props.optimizers.base import LEAST, centers
+from llmrl_jax.systems.props.proposals import NoProposal
 from llmrl_jax.systems.props.search import closing_of, population_of
 from llmrl_jax.systems.props.tasks import Task
 

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 import envs_jax
-from envs_jax.registry import nearest
+from llmrl_jax.core.checks import nearest
 from llmrl_jax.systems.props.policies import Policy, make_policy
 
 

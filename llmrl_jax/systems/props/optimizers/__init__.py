@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from envs_jax.registry import nearest
+from llmrl_jax.core.checks import nearest
 from llmrl_jax.systems.props.optimizers.base import Bounds, Optimizer, bounded
 from llmrl_jax.systems.props.optimizers.evolution import CEM, CMAES, OpenES
 from llmrl_jax.systems.props.optimizers.search import ARS, HillClimbing, RandomSearch

@@ -1,0 +1,26 @@
+"""Packages whose names are imported when they are first used, so that importing the package is quick."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+
+def attach(package: str, names: Mapping[str, Sequence[str]], modules: Sequence[str] = ()) -> Callable[[str], Any]:
+    """A package's `__getattr__` (PEP 562).
+
+    **Arguments:** `package`, its `__name__`; `names`, submodule -> the names that the package takes from it;
+    `modules`, submodules that are attributes themselves. The package says the same to type checkers by imports under
+    `TYPE_CHECKING`.
+    """
+    home = {name: module for module, taken in names.items() for name in taken}
+
+    def __getattr__(name: str) -> Any:
+        if name in modules:
+            return importlib.import_module(f"{package}.{name}")
+        if name in home:
+            return getattr(importlib.import_module(f"{package}.{home[name]}"), name)
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return __getattr__

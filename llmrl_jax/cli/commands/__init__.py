@@ -1,0 +1,1 @@
+"""The groups of commands that belong to no system, one module each."""

@@ -1,0 +1,176 @@
+"""List, describe and play the worlds; have a bot demonstrate them."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+
+def list_ids(filter: Annotated[str, tyro.conf.Positional] = "") -> None:
+    """List the ids of all worlds.
+
+    Args:
+        filter: Part of the ids to list, in any case; empty lists all.
+    """
+    import envs_jax
+
+    known = envs_jax.ids()
+    found = [id for id in known if filter.lower() in id.lower()]
+    if not found:
+        from llmrl_jax.core.checks import nearest
+
+        raise ValueError(f"no id contains {filter!r}{nearest(filter, known)}; {len(known)} are registered")
+    print("\n".join(found))
+
+
+def show(id: tyro.conf.Positional[str], seed: int = 0) -> None:
+    """Show a world's spaces, actions and parameters, and its first observation with its strings.
+
+    Args:
+        id: Id of the world, as `llmrl envs list` spells it; options after a question mark.
+        seed: Seed of the first episode.
+    """
+    import jax
+
+    import envs_jax
+    from llmrl_jax.run import leaves as trees
+
+    env, params = envs_jax.make(id)
+    obs, _ = jax.jit(env.reset)(jax.random.key(seed), params)
+    print(f"{env.id}\n\nobservation space:")
+    for name, space in _named_spaces(env.observation_space(params)):
+        print(f"  {name}: {_space(space)}")
+    print(f"action space: {_space(env.action_space(params))}")
+    names = _action_names(env)
+    print("".join(f"  {i}: {name}\n" for i, name in enumerate(names)), end="")
+    print("parameters:")
+    for name, leaf in trees.named_leaves(params).items():
+        print(f"  {name or 'value'}: {_array(leaf)}")
+    print(f"\nfirst observation (seed {seed}):")
+    for name, leaf in trees.named_leaves(obs).items():
+        print(f"  {name or 'array'}: {_array(leaf)}")
+    _print_strings(env.describe(obs))
+
+
+def play(
+    id: tyro.conf.Positional[str],
+    seed: int = 0,
+    picture: Literal["auto", "colour", "ascii", "off"] = "auto",
+    max_steps: int = 0,
+    actions: str = "",
+    gif: Path | None = None,
+) -> None:
+    """Play a discrete world: type an action's number, name or key; r starts anew, ? helps, q quits.
+
+    Reads a key at a time from a terminal (arrows too), else a line at a time; `--actions` needs neither.
+
+    Args:
+        id: Id of the world, as `llmrl envs list` spells it; options after a question mark.
+        seed: Seed of the episodes.
+        picture: How to draw the state: colour (24-bit terminal), ascii, off; auto draws in colour on a terminal.
+        max_steps: Steps after which to stop; 0: none.
+        actions: Actions to take instead of reading any, between commas, by number, name or key ("go forward, 2, r").
+        gif: Where to write what was played as a moving picture.
+    """
+    from llmrl_jax.cli.play import Game, has_picture, typed
+
+    live = not actions and sys.stdin.isatty() and sys.stdout.isatty()
+    if picture == "auto":
+        import envs_jax
+
+        picture = "colour" if sys.stdout.isatty() and has_picture(envs_jax.make(id)[0]) else "off"
+    game = Game(id, seed=seed, picture=picture, max_steps=max_steps, gif=gif, live=live)
+    game.play(iter(game.script(actions) if actions else typed() if live else sys.stdin))
+
+
+def demos(
+    id: tyro.conf.Positional[str],
+    out: Path,
+    episodes: int = 1000,
+    seed: int = 0,
+    keep: Literal["successes", "failures", "all"] = "successes",
+    batch: int = 256,
+) -> None:
+    """Write what BabyAI's bot does in a level, with the level's text: parquet, one row for each step.
+
+    Columns: episode, step, seed, level, mission, text, action, action_name, reward, terminated, truncated, success (of
+    the episode), direction, position.
+
+    Args:
+        id: Id of a level, as `llmrl envs list BabyAI` spells it; options after a question mark (`describe=faithful` and
+            `language=french` say how the text is worded).
+        out: The file to write, .parquet.
+        episodes: Episodes to play.
+        seed: Seed of the episodes.
+        keep: Which episodes are written: successes, failures, all.
+        batch: Episodes played at once; the file does not depend on it.
+    """
+    import envs_jax
+    from llmrl_jax.agents.demonstration_file import write_demos
+    from llmrl_jax.agents.demonstrations import play_episodes, text_id
+    from llmrl_jax.run import info
+    from llmrl_jax.systems.glam.agents import make_agent
+    from llmrl_jax.systems.glam.config import GlamConfig
+
+    level = text_id(id)
+    world: Any = envs_jax.make(level)[0]
+    bot = make_agent(GlamConfig(agent="bot", env=level, num_actions=len(world.action_names), reward_scale=1.0))
+    started = time.monotonic()
+    played = play_episodes(bot, (), (), seed=seed, episodes=episodes, batch_size=batch)
+    facts = {"player": "bot", "versions": info.versions()}
+    written = write_demos(out, played, world, seed=seed, facts=facts, keep=keep)
+    print(
+        f"{out} has {written.kept} of {written.played} episodes, {written.steps} steps in all; the bot succeeded in "
+        f"{written.succeeded} ({time.monotonic() - started:.1f} s)"
+    )
+
+
+def _named_spaces(space: Any) -> list[tuple[str, Any]]:
+    from envs_jax import spaces
+
+    return list(space.spaces.items()) if isinstance(space, spaces.Dict) else [("array", space)]
+
+
+def _space(space: Any) -> str:
+    import numpy as np
+
+    from envs_jax import spaces
+
+    if isinstance(space, spaces.Discrete):
+        return f"Discrete({space.n})"
+    if isinstance(space, spaces.Box):
+        low, high = np.min(space.low), np.max(space.high)
+        return f"Box {np.dtype(space.dtype).name}{list(space.shape)} in [{low}, {high}]"
+    return str(space)
+
+
+def _action_names(env: Any) -> tuple[str, ...]:
+    try:
+        return env.action_names
+    except TypeError:
+        return ()
+
+
+def _array(x: Any) -> str:
+    import numpy as np
+
+    from llmrl_jax.run import leaves as trees
+
+    if trees.is_key(x):
+        return "key"
+    x = np.asarray(x)
+    kind = f"{x.dtype.name}{list(x.shape)}"
+    return f"{kind} {x.tolist()}" if x.size <= 16 else f"{kind} {x.ravel()[:12].tolist()} ..."
+
+
+def _print_strings(strings: dict[str, str]) -> None:
+    for name, text in strings.items():
+        print(f"  {name}:" + "".join(f"\n    {line}" for line in text.split("\n")))
+
+
+COMMANDS: dict[str, Callable[..., Any]] = {"list": list_ids, "show": show, "play": play, "demos": demos}

@@ -1,0 +1,105 @@
+"""The language model by itself: fine-tune it on text, sample from it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import jax
+import tyro
+
+from llmrl_jax import lm
+from llmrl_jax.lm.peft import load_adapter
+from llmrl_jax.lm.tokens import load_tokenizer
+from llmrl_jax.run.memory.fit import FitConfig, advice, fit as compile_and_add
+from llmrl_jax.run.tune.grpo import grpo
+from llmrl_jax.run.tune.model import Quantize
+from llmrl_jax.run.tune.sft import sft
+from llmrl_jax.tuning import ChatTemplate
+
+
+def generate(
+    model: str,
+    prompt: Annotated[str, tyro.conf.Positional],
+    adapter: str = "",
+    quantize: Quantize = "none",
+    chat: bool = False,
+    samples: int = 1,
+    max_new_tokens: int = 128,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
+    stop: tuple[str, ...] = (),
+    seed: int = 0,
+) -> None:
+    """Sample continuations of a prompt and print them.
+
+    Args:
+        model: A folder with config.json, safetensors and tokenizer.json, or a Hugging Face hub id.
+        prompt: The text to go on from.
+        adapter: A peft adapter to put on the model: a folder or hub id; empty: none.
+        quantize: Keep the matrices in 8.5 (int8) or 4.5 (nf4) bits a weight.
+        chat: Put the prompt into the model's chat template, as what the user says.
+        samples: Continuations.
+        max_new_tokens: Tokens in a continuation, at most.
+        temperature: Divides the logits; 0: the likeliest token each time.
+        top_k: Draw from the likeliest k tokens; 0: from all.
+        top_p: Draw from the fewest likeliest tokens that hold this much probability; 1: from all.
+        min_p: Draw from tokens at least this fraction as likely as the likeliest; 0: from all.
+        repetition_penalty: Divides or multiplies the logits of tokens that have occurred; 1: none.
+        stop: Strings that end a continuation; they are not printed.
+        seed: Seed of the draws.
+    """
+    folder = lm.locate(model)
+    tokenizer = load_tokenizer(folder)
+    text = prompt
+    if chat:
+        template = ChatTemplate.load(folder)
+        if template is None:
+            raise ValueError(f"{model} has no chat template; leave --chat out")
+        text = template.render([{"role": "user", "content": prompt}], add_generation_prompt=True)
+    start = [] if chat or tokenizer.bos_id is None else [tokenizer.bos_id]
+    tokens = start + tokenizer.encode(text)
+    if not tokens:
+        raise ValueError("the prompt is empty, and the tokenizer has no beginning-of-sequence token to start from")
+    llama, variables = lm.load(folder, quantize=None if quantize == "none" else quantize)
+    if adapter:
+        llama, variables = load_adapter(adapter, llama, variables)
+    stops = lm.StopStrings.build(tokenizer, stop, llama.config.vocab_size) if stop else None
+    config = lm.SamplingConfig(
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        samples=samples,
+        stop_tokens=lm.end_tokens(folder, tokenizer),
+    )
+    rows, lengths = jax.numpy.asarray([tokens]), jax.numpy.asarray([len(tokens)])
+    found = lm.generate(llama, variables, rows, lengths, jax.random.key(seed), config, stops=stops)
+    for i, continuation in enumerate(found.texts(tokenizer, stops)[0]):
+        if samples > 1:
+            print(f"--- {i + 1} of {samples}, {lm.Finish(int(found.finish[0, i])).name.lower()}")
+        print(continuation)
+
+
+def fit(config: Annotated[FitConfig, tyro.conf.arg(name="")]) -> int:
+    """Tell whether a model fits: memory per device, compiled ahead of time from its config.json; nothing is allocated.
+
+    Ends with 1 where it does not fit."""
+    found = compile_and_add(config)
+    print(found.table())
+    platform = found.devices.rpartition("(")[2].partition(")")[0]
+    print(f"Compiled in {found.seconds:.0f} s. Activations are what XLA plans for {platform}; other devices plan anew.")
+    if found.fits is not False:
+        return 0
+    if config.advise:
+        lines = advice(found)
+        print("What helps:" if lines else "No knob helps: take more or larger devices (--mesh), or a smaller model.")
+        print("\n".join(lines))
+    return 1
+
+
+COMMANDS = {"sft": sft, "grpo": grpo, "generate": generate, "fit": fit}

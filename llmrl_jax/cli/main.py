@@ -1,0 +1,302 @@
+"""The command line: `llmrl <group> <command> [options]`.
+
+A group is a module in `llmrl_jax/cli/commands/`, or the `commands.py` or `commands/` of a system's folder. It defines
+`COMMANDS`, a mapping from a command's name to a function, or `COMMAND`, the one function that there is
+(`llmrl <group> [options]`).
+tyro makes the options from the function's signature (a dataclass argument annotated with
+`tyro.conf.arg(name="")` gives its fields, each documented by the docstring under it). The first line of the module's
+docstring describes the group, that of the function the command. Modules are imported only when their group is used.
+A command returns None or an exit code. Where its defaults depend on the command line (a preset, a run to resume), its
+attribute `prepare` makes the function to call from the arguments.
+
+Before any command stand `--hosts.*`, which join several processes into one program (`llmrl_jax.parallel.hosts`), and
+`--slurm.*`, which submit the rest of the line to SLURM in place of running it (`llmrl_jax.run.slurm`).
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dataclasses
+import dis
+import functools
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from llmrl_jax.chat.errors import ChatError
+from llmrl_jax.cli.standins import standins
+
+
+USER_ERRORS = (KeyError, ValueError, TypeError, OSError, ModuleNotFoundError, ChatError)
+"""What our own code raises where the user's input cannot be right."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """A group of commands: where it is defined, and the first line of its description."""
+
+    module: str
+    about: str
+
+
+def groups() -> dict[str, Group]:
+    """Every group by name: the modules of `llmrl_jax/cli/commands/`, and `commands.py` or `commands/` of every system.
+
+    Found by listing folders; nothing is imported.
+    """
+    package = Path(__file__).parent.parent
+    own = {path.stem: path for path in (package / "cli" / "commands").glob("*.py") if path.stem != "__init__"}
+    systems = {}
+    for folder in (package / "systems").iterdir():
+        for path in (folder / "commands.py", folder / "commands" / "__init__.py"):
+            if path.is_file():
+                systems[folder.name] = path
+    found = {}
+    for name, path in sorted({**own, **systems}.items()):
+        parts = path.relative_to(package.parent).with_suffix("").parts
+        module = ".".join(part for part in parts if part != "__init__")
+        found[name] = Group(module, _first_line(ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))))
+    return found
+
+
+def _first_line(text: str | None) -> str:
+    return (text or "").strip().split("\n")[0]
+
+
+def _usage(prog: str, what: str, rows: dict[str, str], about: str) -> str:
+    width = max(map(len, rows), default=0)
+    lines = [f"usage: {prog} <{what}> ...", "", about, "", f"{what}s:"]
+    lines += [f"  {name:<{width}}  {text}" for name, text in rows.items()]
+    lines += ["", f"`{prog} <{what}> --help` tells more.", ""]
+    return "\n".join(lines)
+
+
+def _choose(args: Sequence[str], prog: str, what: str, rows: dict[str, str], about: str) -> str | None:
+    """The group or command that the first argument names; None where help was asked for and printed.
+
+    **Raises:** `_Usage` where there is none, or an unknown one, naming the nearest.
+    """
+    if args and args[0] in ("-h", "--help"):
+        print(_usage(prog, what, rows, about), end="")
+        return None
+    if not args:
+        raise _Usage(_usage(prog, what, rows, about) + f"error: a {what} is missing")
+    if args[0] not in rows:
+        from llmrl_jax.core.checks import nearest
+
+        raise _Usage(f"error: unknown {what} {args[0]!r}{nearest(args[0], list(rows))} (known: {', '.join(rows)})")
+    return args[0]
+
+
+class _Usage(Exception):
+    """A command line that names nothing to run."""
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Whether an exception was raised on purpose by this project's own code: by a `raise`, not by an operation."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return False
+    code, module = trace.tb_frame.f_code, trace.tb_frame.f_globals.get("__name__", "")
+    raised = dis.opname[code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
+    return raised and module.split(".")[0] in ("llmrl_jax", "envs_jax", "benchmarks", "__main__")
+
+
+def _message(error: BaseException) -> str:
+    return str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+
+
+def _find(args: list[str], prog: str) -> tuple[Callable[..., Any], str, list[str]] | None:
+    """The command that the first two arguments name, with its full name, and the arguments left for it; None where
+    help was asked for and printed."""
+    known = groups()
+    about = "Reinforcement learning with language models, in one XLA program."
+    about += "\nAnywhere: --debug shows the traceback of an error; --version prints the version;"
+    about += "\n--hosts.* joins several processes, --slurm.* submits to SLURM (--hosts.help, --slurm.help)."
+    group = _choose(args, prog, "group", {name: group.about for name, group in known.items()}, about)
+    if group is None:
+        return None
+    module = importlib.import_module(known[group].module)
+    if hasattr(module, "COMMAND"):
+        return module.COMMAND, f"{prog} {group}", args[1:]
+    commands: dict[str, Callable[..., Any]] = module.COMMANDS
+    rows = {name: _first_line(f.__doc__) for name, f in commands.items()}
+    name = _choose(args[1:], f"{prog} {group}", "command", rows, known[group].about)
+    if name is None:
+        return None
+    command = commands[name]
+    prepare = getattr(command, "prepare", None)
+    if prepare is not None:  # a command whose defaults depend on its arguments: a preset, a run to resume
+        command = prepare(args[2:])
+    return command, f"{prog} {group} {name}", args[2:]
+
+
+def _help(args: list[str], prog: str) -> int:
+    """Print the help that the arguments ask for. Imports no jax, unless it fails without."""
+    with contextlib.suppress(Exception), standins() as end:
+        found = _find(args, prog)
+        end()
+        if found is None:
+            return 0
+        import tyro
+
+        command, name, left = found
+        tyro.cli(command, prog=name, args=left)
+        return 0
+    return _run(args, prog)
+
+
+def _run(args: list[str], prog: str) -> int:
+    found = _find(args, prog)
+    if found is None:
+        return 0
+    import tyro
+
+    command, name, left = found
+    result = tyro.cli(command, prog=name, args=left)
+    return result if isinstance(result, int) else 0
+
+
+def _take(args: Sequence[str], prefix: str, kind: Any, prog: str) -> tuple[Any, list[str]]:
+    """The flags `--<prefix>.*` as a `kind` (its defaults where there are none), and the other arguments.
+
+    **Raises:** `_Usage` for an unknown one, naming the nearest.
+    """
+    asks = f"--{prefix}.help" in args
+    if not asks and not any(a.startswith(f"--{prefix}.") for a in args):
+        return kind(), list(args)
+    import tyro
+
+    flags: Any = dataclasses.make_dataclass("Flags", [(prefix, kind, dataclasses.field(default_factory=kind))])
+    if asks:
+        tyro.cli(flags, prog=prog, args=["--help"])
+    found: Any = tyro.cli(flags, prog=prog, args=list(args), return_unknown_args=True)
+    taken, left = found
+    for arg in left:
+        if arg.startswith(f"--{prefix}."):
+            from llmrl_jax.core.checks import nearest
+
+            known = [f"--{prefix}.{f.name.replace('_', '-')}" for f in dataclasses.fields(kind)]
+            name = arg.partition("=")[0]
+            raise _Usage(f"error: unknown flag {name!r}{nearest(name, known)} (known: {', '.join(known)})")
+    return getattr(taken, prefix), left
+
+
+def _join_hosts(args: Sequence[str], prog: str) -> list[str]:
+    """Join the processes that the flags or a launcher name, and print who owns which devices. Touches no device where
+    this process is alone. **Returns:** the other arguments."""
+    from llmrl_jax.parallel import hosts
+
+    config, left = _take(args, "hosts", hosts.HostsConfig, prog)
+    given = (config.coordinator, config.num_processes, config.process_id) != (None, None, None)
+    if config.mode == "off" or not (given or hosts.expected()):
+        return left
+    table = hosts.initialize(**{f.name: getattr(config, f.name) for f in dataclasses.fields(config)})
+    import jax
+
+    if jax.process_index() == 0:
+        print(table, flush=True)
+    return left
+
+
+def _submit(args: Sequence[str], prog: str) -> int | None:
+    """Submit the rest of a command line that holds `--slurm.*`, after parsing it. None where it holds none."""
+    if not any(a.startswith("--slurm.") for a in args):
+        return None
+    from llmrl_jax.run import slurm
+
+    config, left = _take(args, "slurm", slurm.SlurmConfig, prog)
+    if clash := [a for a in left if a.startswith("--hosts.")]:
+        raise _Usage(f"error: {clash[0]} beside --slurm.*: the job's processes join as --slurm.mode says; leave it out")
+    found = _find(left, prog)
+    if found is None:
+        return 0
+    import tyro
+
+    command, name, rest = found
+
+    @functools.wraps(command)
+    def parsed(*args: Any, **kwargs: Any) -> list[Any]:
+        return [*args, *kwargs.values()]
+
+    slurm.submit(config, left, tyro.cli(parsed, prog=name, args=rest))
+    return 0
+
+
+def _default_compilation_cache() -> None:
+    """Keep compiled programs between processes, unless the user's environment says otherwise."""
+    if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        return
+    from llmrl_jax.run.config import use_compilation_cache
+
+    chosen = os.environ.get("LLMRL_COMPILATION_CACHE", "~/.cache/llmrl_jax")
+    try:
+        use_compilation_cache(chosen)
+    except OSError as error:
+        print(f"warning: no compilation cache: {error}", file=sys.stderr)
+
+
+def _asks_for_help(args: Sequence[str]) -> bool:
+    return not args or any(a in ("-h", "--help") for a in args)
+
+
+def guard(run: Callable[[], int], debug: bool = False) -> int:
+    """Call `run` and turn what it raises into a line on stderr and an exit code, as `main` returns it."""
+    try:
+        return run()
+    except _Usage as error:
+        print(error, file=sys.stderr)
+        return 2
+    except SystemExit as error:
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    except KeyboardInterrupt:
+        print("\nerror: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        from llmrl_jax.run.progress import mute_stdout
+
+        mute_stdout()
+        return 0
+    except Exception as error:
+        from llmrl_jax.run.loop import RunStopped
+
+        stopped = isinstance(error, RunStopped)
+        if debug or not (stopped or isinstance(error, USER_ERRORS) and _is_ours(error)):
+            traceback.print_exc()
+            return 1
+        print(f"error: {_message(error)} (--debug shows where)", file=sys.stderr)
+        return 1 if stopped else 2
+
+
+def main(args: Sequence[str] | None = None, prog: str = "llmrl") -> int:
+    """Run one command. **Returns:** 0; 2 for a wrong command line or input; 1 where a run stopped for a fault."""
+    left = list(sys.argv[1:] if args is None else args)
+    debug = "--debug" in left
+    left = [a for a in left if a != "--debug"]
+    if left[:1] == ["--version"]:
+        from llmrl_jax import __version__
+
+        print(__version__)
+        return 0
+
+    def run() -> int:
+        if _asks_for_help(left):
+            return _help(left, prog)
+        submitted = _submit(left, prog)
+        if submitted is not None:
+            return submitted
+        _default_compilation_cache()
+        return _run(_join_hosts(left, prog), prog)
+
+    return guard(run, debug)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

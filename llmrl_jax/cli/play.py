@@ -1,0 +1,288 @@
+"""A discrete world in the terminal."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import envs_jax
+from envs_jax.env import Environment, Wrapper
+from envs_jax.spaces import Discrete
+from llmrl_jax.core.checks import nearest
+from llmrl_jax.run.report.media import write_gif
+
+
+RAMP = " .:-=+*#%@"
+"""From dark to light."""
+
+CLEAR = "\x1b[H\x1b[2J"
+"""Moves a terminal's cursor home and clears its screen."""
+
+ARROWS = {"A": "up", "B": "down", "C": "right", "D": "left"}
+"""The last letter of what a terminal sends for an arrow key."""
+
+SENT = re.compile(r"\x1b[\[O]([A-D])|\x1b(?:[\[O][0-9;]*[A-Za-z~])?|(.)", re.DOTALL)
+"""What a terminal sends: an arrow, another key that has no letter, or a letter."""
+
+MEANINGS = {
+    "left": ("left",),
+    "right": ("right",),
+    "up": ("forward", "up"),
+    "down": ("backward", "back", "down"),
+    "space": ("toggle", "do", "interact"),
+}
+"""For the arrows and the space bar, words in the name of an action that they stand for, the likeliest first."""
+
+
+def shrink(picture: np.ndarray, columns: int, rows: int = 1 << 16) -> np.ndarray:
+    """A picture, uint8 `[H, W, 3]`, averaged over squares until it is at most `columns` wide and `rows` high.
+
+    The side of a square is a power of two, so that the tiles of a grid, whose sides are one too, stay alike.
+    """
+    factor = 1
+    while factor * columns < picture.shape[1] or factor * rows < picture.shape[0]:
+        factor *= 2
+    h, w = (n // factor * factor for n in picture.shape[:2])
+    blocks = picture[:h, :w].reshape(h // factor, factor, w // factor, factor, 3)
+    return blocks.mean((1, 3)).astype(np.uint8)
+
+
+def colour_text(picture: np.ndarray, columns: int = 64, lines: int = 1 << 15) -> str:
+    """A picture as half blocks in 24-bit colour: each character shows two pixels, one above the other."""
+    small = shrink(picture, columns, 2 * lines)
+    if len(small) % 2:
+        small = np.concatenate([small, np.zeros_like(small[:1])])
+    rows = []
+    for above, below in zip(small[::2], small[1::2]):
+        cells = (f"\x1b[38;2;{a[0]};{a[1]};{a[2]}m\x1b[48;2;{b[0]};{b[1]};{b[2]}m▀" for a, b in zip(above, below))
+        rows.append("".join(cells) + "\x1b[0m")
+    return "\n".join(rows)
+
+
+def ascii_text(picture: np.ndarray, columns: int = 64) -> str:
+    """A picture as characters from dark to light; a character is twice as high as wide."""
+    small = shrink(picture, columns).mean(-1)
+    small = small[: len(small) // 2 * 2].reshape(-1, 2, small.shape[1]).mean(1)
+    index = (small / 256 * len(RAMP)).astype(int)
+    return "\n".join("".join(RAMP[i] for i in row).rstrip() for row in index)
+
+
+def keys_of(names: tuple[str, ...]) -> dict[str, int]:
+    """A key for each action: its digit below ten, and the first letter of its name that is free."""
+    keys = {str(i): i for i in range(min(10, len(names)))}
+    taken = {"q", "r", "?"}
+    for i, name in enumerate(names):
+        for letter in name.lower():
+            if letter.isalpha() and letter not in taken:
+                keys[letter] = i
+                taken.add(letter)
+                break
+    return keys
+
+
+def arrows_of(names: tuple[str, ...]) -> dict[str, int]:
+    """The actions that the arrows and the space bar stand for, as far as the names say."""
+    words = [re.findall("[a-z]+", name.lower()) for name in names]
+    found = {}
+    for key, meanings in MEANINGS.items():
+        for meaning in meanings:
+            which = [i for i, name in enumerate(words) if meaning in name]
+            if which:
+                found[key] = which[0]
+                break
+    return found
+
+
+def letters_text(env: Any, state: Any) -> str:
+    """The state in letters, where the world has some; else empty."""
+    from envs_jax.babyai.env import BabyAI
+    from envs_jax.babyai.render import letters
+
+    return letters(state) if isinstance(env, BabyAI) else ""
+
+
+def has_picture(env: Any) -> bool:
+    """Whether a world draws its states."""
+    inner = env.unwrapped if isinstance(env, Wrapper) else env
+    return type(inner).render is not Environment.render
+
+
+class Game:
+    """One world, played by typed actions."""
+
+    def __init__(
+        self,
+        id: str,
+        *,
+        seed: int = 0,
+        picture: str = "off",
+        max_steps: int = 0,
+        gif: Path | None = None,
+        live: bool = False,
+    ):
+        """**Arguments:** as of `llmrl envs play` (`picture` is not "auto"); `live`, whether a terminal shows it: the
+        screen is drawn anew at each step, and the end of an episode stays until a key is pressed.
+
+        **Raises:** `ValueError` where the actions are not discrete, or a picture is wanted of a world without."""
+        self.env, self.params = envs_jax.make(id)
+        space = self.env.action_space(self.params)
+        if not isinstance(space, Discrete):
+            raise ValueError(f"{id} cannot be played by keys: its action space is {space}")
+        if (picture != "off" or gif) and not has_picture(self.env):
+            raise ValueError(f"{id} has no picture: leave out --gif, and --picture or set it to off")
+        if gif and gif.suffix != ".gif":
+            raise ValueError(f"the moving picture is called {str(gif)!r}; a name that ends in .gif is needed")
+        self.names, self.picture, self.max_steps, self.live = self.env.action_names, picture, max_steps, live
+        self.keys, self.arrows = keys_of(self.names), arrows_of(self.names)
+        self.gif, self.frames = gif, list[np.ndarray]()
+        self.key, self.episode, self.steps = jax.random.key(seed), 0, 0
+        self._reset, self._step = jax.jit(self.env.reset), jax.jit(self.env.step)
+
+    def _say(self, text: str) -> None:
+        print(text, flush=True)
+
+    def start(self) -> None:
+        """Begin an episode and show it."""
+        self.obs, self.state = self._reset(jax.random.fold_in(self.key, self.episode), self.params)
+        self.episode, self.length, self.total, self.over = self.episode + 1, 0, 0.0, False
+        self.show(f"--- episode {self.episode} ---")
+
+    def show(self, news: str) -> None:
+        """Print the news, the picture and the strings of the observation, or its numbers where there are none."""
+        if self.live:
+            self._say(CLEAR)
+        self._say(news)
+        width, height = shutil.get_terminal_size()
+        state: Any = jax.device_get(self.state)
+        if self.picture != "off" or self.gif:
+            picture = np.asarray(self.env.render(state))
+            if self.gif:
+                self.frames.append(picture)
+            if self.picture == "colour":
+                self._say(colour_text(picture, width, max(8, height - 12)))
+            elif self.picture == "ascii":
+                self._say(letters_text(self.env, state) or ascii_text(picture))
+        strings = self.env.describe(jax.device_get(self.obs))
+        for name, text in strings.items():
+            line = f"{name}: {text}"
+            self._say(textwrap.fill(line, width, subsequent_indent="  ") if self.live else line)
+        if not strings and self.picture == "off":
+            self._say(str(jax.tree.map(np.asarray, self.obs)))
+        if self.live:
+            self._say(textwrap.fill("; ".join(self._hints()), width))
+
+    def _hints(self) -> list[str]:
+        """The actions and their keys."""
+        hints = []
+        for i, name in enumerate(self.names):
+            keys = [key for key, action in self.keys.items() if action == i]
+            keys += [key for key, action in self.arrows.items() if action == i and key != name]
+            hints.append(f"{name}: {', '.join(keys)}" if keys else name)
+        return [*hints, "r: start anew, q: quit, ?: this help"]
+
+    def help(self) -> None:
+        """Print the actions and their keys."""
+        self._say("\n".join(f"  {hint}" for hint in self._hints()))
+
+    def action(self, text: str) -> int:
+        """The action that a line names, by number, key or name. **Raises:** `ValueError`, naming the nearest."""
+        lower = {name.lower(): i for i, name in enumerate(self.names)}
+        if text.isdigit() and int(text) < len(self.names):
+            return int(text)
+        found = self.keys.get(text, lower.get(text.lower(), self.arrows.get(text)))
+        if found is None:
+            raise ValueError(f"no action {text!r}{nearest(text, list(self.names))} (? lists them)")
+        return found
+
+    def step(self, action: int) -> None:
+        """Take an action and show what comes of it."""
+        key = jax.random.fold_in(jax.random.fold_in(self.key, 1 << 20), self.steps)
+        result: Any = self._step(key, self.state, np.int32(action), self.params)
+        self.obs, self.state, reward, terminated, truncated, info = result
+        self.steps, self.length, self.total = self.steps + 1, self.length + 1, self.total + float(reward)
+        self.show(f"\n{self.names[action]}: reward {float(reward):g}")
+        self.over = bool(terminated | truncated)
+        if self.over:
+            how = "terminated" if terminated else "truncated"
+            success = ", success" if info.get("success", False) else ""
+            self._say(f"episode {self.episode} {how} after {self.length} steps, return {self.total:g}{success}")
+
+    def obey(self, text: str) -> bool:
+        """Do what a line or a key says. **Returns:** whether the game goes on."""
+        if text == "q":
+            return False
+        if text == "r" or self.over and self.live:
+            self.start()
+        elif text == "?":
+            self.help()
+        elif text:
+            try:
+                action = self.action(text)
+            except ValueError as error:
+                self._say(str(error))
+                return True
+            if self.over:
+                self.start()
+            self.step(action)
+            if self.max_steps and self.steps >= self.max_steps:
+                return False
+            if self.over and self.live:
+                self._say("any key begins the next episode, q quits")
+        return True
+
+    def play(self, texts: Iterator[str]) -> None:
+        """Read actions until `texts` end, `q` comes, or `max_steps` are done; then write the moving picture, if any.
+
+        **Raises:** `ValueError` where there is no text at all.
+        """
+        if not self.live:
+            self.help()
+        self.start()
+        some = False
+        try:
+            for text in texts:
+                some = True
+                if not self.obey(text.strip()):
+                    break
+        finally:
+            if self.gif and some:
+                self._say(f"wrote {write_gif(self.gif, self.frames)}")
+        if not some and not self.live:
+            raise ValueError(
+                "no action was given, and standard input is not a terminal: play in one, pass "
+                "--actions, or pipe actions, a line each"
+            )
+
+    def script(self, text: str) -> list[str]:
+        """The actions of `--actions`, checked. **Raises:** `ValueError` for one that there is not."""
+        parts = [part.strip() for part in text.split(",")]
+        for part in parts:
+            if part != "r":
+                self.action(part)
+        return parts
+
+
+def typed() -> Iterator[str]:
+    """Keys from the terminal, one at a time, without waiting for the end of a line; arrows and space by their names."""
+    import termios
+    import tty
+
+    number = sys.stdin.fileno()
+    before = termios.tcgetattr(number)
+    try:
+        tty.setcbreak(number, termios.TCSADRAIN)  # what was typed already is kept
+        while (keys := os.read(number, 64).decode(errors="ignore")) not in ("", "\x04"):
+            for arrow, key in re.findall(SENT, keys):
+                if arrow or key:
+                    yield ARROWS[arrow] if arrow else {" ": "space"}.get(key, key)
+    finally:
+        termios.tcsetattr(number, termios.TCSADRAIN, before)

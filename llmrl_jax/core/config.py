@@ -1,0 +1,187 @@
+"""Configurations as JSON, and which of their options a resumed run may change."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import math
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from llmrl_jax.core.checks import nearest
+from llmrl_jax.core.files import write_whole
+
+
+T = TypeVar("T")
+
+FREE = {"resume": "free"}
+"""`field(metadata=FREE)` marks an option that a resumed run may change: it does not decide what is learnt."""
+
+
+# --- JSON -----------------------------------------------------------------------------------------------------------
+
+
+def to_json(value: Any) -> Any:
+    """A configuration as JSON values: nested dataclasses become objects, tuples lists, paths and enums strings.
+
+    Non-finite floats become the strings `"nan"`, `"inf"` and `"-inf"`, which JSON lacks.
+    **Raises:** `TypeError` for a value that JSON cannot hold.
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, enum.Enum):
+        return value.name
+    if isinstance(value, Mapping):
+        return {str(name): to_json(inner) for name, inner in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [to_json(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"a configuration cannot hold {value!r} ({type(value).__name__}); use numbers, strings, tuples")
+
+
+def _is_dataclass_type(kind: Any) -> bool:
+    return isinstance(kind, type) and dataclasses.is_dataclass(kind)
+
+
+def from_json(cls: Any, value: Any, where: str = "") -> Any:
+    """The inverse of `to_json`, for a type or a dataclass `cls`.
+
+    **Arguments:** `cls`, what to build; `value`, JSON values; `where`, the name of the place, for errors.
+    **Raises:** `ValueError` for an unknown field (naming the nearest) or a value of another type.
+    """
+
+    def fail(expected: str) -> NoReturn:
+        raise ValueError(f"{where or 'the value'} is {value!r}; expected {expected}")
+
+    kind, origin, arguments = cls, typing.get_origin(cls), typing.get_args(cls)
+    if origin is typing.Annotated:
+        return from_json(arguments[0], value, where)
+    if kind is Any:
+        return value
+    if origin in (typing.Union, types.UnionType):
+        for option in arguments:
+            try:
+                return from_json(option, value, where)
+            except ValueError:
+                continue
+        fail(" or ".join(getattr(option, "__name__", str(option)) for option in arguments))
+    if origin is typing.Literal:
+        return value if value in arguments else fail(f"one of {', '.join(map(repr, arguments))}")
+    if _is_dataclass_type(kind):
+        if not isinstance(value, Mapping):
+            fail(f"an object with the fields of {kind.__name__}")
+        hints = typing.get_type_hints(kind, include_extras=True)
+        names = [f.name for f in dataclasses.fields(kind) if f.init]
+        for name in value:
+            if name not in names:
+                place = f" in {where}" if where else ""
+                raise ValueError(f"{kind.__name__} has no field {name!r}{place}{nearest(name, names)}")
+        inner = {name: from_json(hints[name], v, f"{where}.{name}".lstrip(".")) for name, v in value.items()}
+        return kind(**inner)
+    if origin in (tuple, list) or kind in (tuple, list):
+        build = origin or kind
+        if not isinstance(value, list):
+            fail("a list")
+        if not arguments:
+            return build(value)
+        if build is tuple and arguments[-1] is not Ellipsis:
+            if len(arguments) != len(value):
+                fail(f"{len(arguments)} values")
+            return tuple(from_json(a, v, f"{where}[{i}]") for i, (a, v) in enumerate(zip(arguments, value)))
+        return build(from_json(arguments[0], v, f"{where}[{i}]") for i, v in enumerate(value))
+    if origin in (dict, Mapping) or isinstance(origin, type) and issubclass(origin, Mapping):
+        return {k: from_json(arguments[1], v, f"{where}.{k}") for k, v in value.items()}
+    if kind is type(None):
+        return value if value is None else fail("null")
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return kind[value] if value in kind.__members__ else fail(f"one of {', '.join(kind.__members__)}")
+    if kind is Path:
+        return Path(value) if isinstance(value, str) else fail("a path")
+    if kind is float and (isinstance(value, (int, float)) or value in ("nan", "inf", "-inf")):
+        return float(value) if not isinstance(value, bool) else fail("a number")
+    if kind is int and isinstance(value, bool) or not isinstance(value, kind):
+        fail(kind.__name__)
+    return value
+
+
+def save_config(config: Any, path: str | Path) -> None:
+    """Write a configuration as JSON, whole or not at all."""
+    write_whole(path, json.dumps(to_json(config), indent=2) + "\n")
+
+
+def load_config(cls: type[T], path: str | Path) -> T:
+    """Read what `save_config` wrote. **Raises:** `FileNotFoundError`, or `ValueError` naming the wrong field."""
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"there is no configuration at {path}")
+    try:
+        value = json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not valid JSON: {error}") from error
+    if isinstance(value, dict) and "model_type" in value:
+        raise ValueError(
+            f"{path} describes a language model ({value['model_type']}), not a run: pass that folder as --model"
+        )
+    try:
+        return from_json(cls, value)
+    except ValueError as error:
+        raise ValueError(f"{path} is not what this command wrote: {error}") from error
+
+
+# --- identity -------------------------------------------------------------------------------------------------------
+
+
+def _flat(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for f in dataclasses.fields(value):
+            if f.metadata.get("resume") != "free":
+                yield from _flat(getattr(value, f.name), f"{name}.{f.name}".lstrip("."))
+    else:
+        yield name, to_json(value)
+
+
+def identity(config: Any) -> dict[str, Any]:
+    """What decides the results of a run: every option by its dotted name, those marked `FREE` left out."""
+    return {} if config is None else dict(_flat(config, ""))
+
+
+def completed(saved: Mapping[str, Any], config: Any, name: str = "") -> dict[str, Any]:
+    """A saved identity with the options that the configuration has had since, at the defaults `load_config` gives them.
+
+    **Arguments:** `saved`, from `identity`; `config`, the configuration now; `name`, its own dotted name.
+    """
+    found = dict(saved)
+    for f in dataclasses.fields(config):
+        place = f"{name}.{f.name}".lstrip(".")
+        if f.metadata.get("resume") == "free":
+            continue
+        value = getattr(config, f.name)
+        if not any(known == place or known.startswith(f"{place}.") for known in saved):
+            if f.default is not dataclasses.MISSING:
+                found |= _flat(f.default, place)
+            elif f.default_factory is not dataclasses.MISSING:
+                found |= _flat(f.default_factory(), place)
+        elif dataclasses.is_dataclass(value):
+            found |= completed(found, value, place)
+    return found
+
+
+def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """The options in which two identities differ, each as `name: saved -> now`."""
+    absent = object()
+    lines = []
+    for name in sorted({*saved, *now}):
+        a, b = saved.get(name, absent), now.get(name, absent)
+        if a is absent or b is absent or a != b:
+            old, new = ("absent" if x is absent else json.dumps(x) for x in (a, b))
+            lines.append(f"{name}: {old} -> {new}")
+    return lines

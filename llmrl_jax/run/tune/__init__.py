@@ -1,0 +1,1 @@
+"""Fine-tuning as a run: the model, its data, and what is left in the folder."""

@@ -1,0 +1,1 @@
+"""The published systems, one folder each; none imports another."""

@@ -1,0 +1,188 @@
+"""A prior by reading and imitation, then PPO: what `llmrl glam demo` and the experiments do."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from llmrl_jax.agents.language import ScoringPolicy
+from llmrl_jax.core.files import replacing
+from llmrl_jax.run.config import RunConfig
+from llmrl_jax.run.folder import begin, open_folder, write_summary
+from llmrl_jax.run.loop import RunResult, train as run_training
+from llmrl_jax.systems.glam.agents import make_agent
+from llmrl_jax.systems.glam.build import build
+from llmrl_jax.systems.glam.config import GlamConfig
+from llmrl_jax.systems.glam.prior import CloneConfig, make_clone, save_prior
+from llmrl_jax.systems.glam.reading import ReadingConfig, reading_rows
+from llmrl_jax.systems.glam.runs import (
+    HELD_OUT,
+    TrainConfig,
+    evaluation,
+    success_table,
+    task_names,
+    updates_of,
+    write_gif,
+)
+from llmrl_jax.tuning import SFTConfig, make_sft, pack
+
+
+def _blank(config: GlamConfig) -> GlamConfig:
+    """What reads and imitates before there is a prior: the same model, all of it trained, writing actions as text."""
+    return replace(config, tune="full", init="pretrained", policy="scoring")
+
+
+def _lesson(name: str, run: RunConfig, folder: Path) -> RunConfig:
+    """How a lesson before RL is kept: as a run in the run's folder, which goes on where it was cut off."""
+    begun = (folder / name / "config.json").exists()
+    return RunConfig(name=name, out=str(folder), seed=run.seed, log_every=5, progress=run.progress, resume=begun)
+
+
+def _again(folder: Path) -> str:
+    return f"the same command goes on with --run.name {folder.name} --run.resume"
+
+
+def _read(glam_config: GlamConfig, config: ReadingConfig, run: RunConfig, folder: Path) -> RunResult:
+    """Fine-tune a blank model on the reading lesson's texts."""
+    blank = build(replace(_blank(glam_config), env=config.env))
+    print(f"1/3  a small Llama reads {config.rows} texts about {config.env}", flush=True)
+    rows = reading_rows(blank, config.rows, run.seed, invented=config.invented)
+    data = pack(rows, max(len(row.tokens) for row in rows))
+    model = blank.policy.model
+    model = model.clone(config=replace(model.config, max_position_embeddings=2 * data.tokens.shape[1]))
+    variables = dict(jax.jit(model.init)(jax.random.key(run.seed), jax.numpy.zeros((1, 1), jax.numpy.int32)))
+    how = SFTConfig(
+        config.batch_size, learning_rate=config.learning_rate, warmup=0.05, final_fraction=0.1, adam_b2=0.98
+    )
+    return run_training(
+        make_sft(how, model, variables, data, config.updates, take=True),
+        _lesson("reading", run, folder),
+        num_updates=config.updates,
+        full_config=config,
+        title="reading",
+        shown={"loss": "loss"},
+        again=_again(folder),
+    )
+
+
+def _imitate(
+    glam_config: GlamConfig, clone_config: CloneConfig, run: RunConfig, folder: Path, reading: ReadingConfig
+) -> list[RunResult]:
+    """Clone the noisy expert, after the reading lesson if there is one, and write the model to `folder/prior`.
+
+    **Returns:** the runs without their states; where the last was stopped, nothing was written."""
+    blank = build(_blank(glam_config))
+    assert isinstance(blank.policy, ScoringPolicy)  # which `_blank` asks for
+    done: list[RunResult] = []
+    if reading.updates:
+        done.append(_read(glam_config, reading, run, folder))
+        if done[-1].stopped:
+            return [replace(done[-1], state=None)]
+    print(f"1/3  a small Llama imitates a noisy expert in {glam_config.env}: the stand-in for pre-training", flush=True)
+    base = done[-1].state.params if done else None
+    done.append(
+        run_training(
+            make_clone(clone_config, blank.env, blank.env_params, blank.policy, base),
+            _lesson("imitation", run, folder),
+            num_updates=clone_config.updates,
+            full_config=clone_config,
+            title="imitation",
+            shown={"clone_loss": "loss", "clone_agreement": "agreement"},
+            again=_again(folder),
+        )
+    )
+    if not done[-1].stopped:
+        with replacing(folder / "prior") as draft:
+            save_prior(draft, blank, done[-1].state.params["params"])
+    return [replace(lesson, state=None) for lesson in done]
+
+
+def prior_then_ppo(
+    glam_config: GlamConfig,
+    clone_config: CloneConfig,
+    steps: int,
+    run: RunConfig,
+    *,
+    episodes: int = 1000,
+    command: str = "glam",
+    prior: str = "",
+    reading: ReadingConfig = ReadingConfig(),  # noqa: B008 - frozen
+) -> dict[str, Any]:
+    """Imitate, improve by PPO, and measure both: what `llmrl glam demo` and the experiments do. With `run.resume` it
+    goes on wherever it was cut off.
+
+    **Arguments:** `glam_config`, with the `embedded` model; `clone_config`; `steps` of RL; `run`; `episodes`, held
+    out, for each evaluation; `command`, what an unnamed run is called after; `prior`, the folder of a model that was
+    cloned before, to leave the imitation out; `reading`, a lesson before imitation.
+    **Returns:** what `summary.json` says.
+    """
+    started = time.monotonic()
+    folder = open_folder(run, command)
+    lessons: list[RunResult] = []
+    config = TrainConfig(
+        preset="demo", glam=replace(glam_config, model=prior or str(folder / "prior")), steps=steps, run=run
+    )
+    if not prior:
+        build(glam_config).learner()  # what cannot be right is said before anything is written
+    begin(folder, config)
+    if not prior and not (folder / "prior").exists():
+        lessons = _imitate(glam_config, clone_config, run, folder, reading)
+        if lessons[-1].stopped:
+            print(f"Stopped in {lessons[-1].folder.name}, before RL; {_again(folder)}.")
+            return {"stopped": lessons[-1].stopped}
+    print("2/3  PPO improves it: the base is frozen; LoRA adapters and a value head learn", flush=True)
+    agent = make_agent(config.glam)
+    learner = agent.learner()
+    key = jax.random.fold_in(jax.random.key(run.seed), HELD_OUT)
+    judge = evaluation(agent, episodes)
+    judged: list[tuple[int, dict[str, float]]] = []
+
+    def judge_same_episodes(state: Any, _: jax.Array) -> dict[str, float]:
+        judged.append((int(state.update), judge(state, key)))
+        return judged[-1][1]
+
+    updates = updates_of(learner, steps)
+    result = run_training(
+        learner,
+        replace(run, eval_every=run.eval_every or updates),
+        num_updates=updates,
+        evaluate=judge_same_episodes,
+        full_config=config,
+        folder=folder,
+        title="PPO",
+        again=_again(folder),
+    )
+    if result.stopped.startswith("SIG"):
+        print(f"The run stands at step {result.steps}; {_again(folder)}.")
+        return {"stopped": result.stopped}
+    print(f"3/3  {episodes} held-out episodes, before and after", flush=True)
+    # a resumed run has not seen its own beginning: made anew, it is the same
+    begun = None if judged and judged[0][0] == 0 else learner.init(jax.random.key(run.seed))
+    before = judged[0][1] if begun is None else judge(begun, key)
+    after = judged[-1][1] if judged and judged[-1][0] == result.update else judge(result.state, key)
+    greedy = judge(result.state, key, greedy=True)
+    write_gif(agent, result.state, jax.random.fold_in(key, 1), folder)
+    taught = "reading, then imitation" if reading.updates else "imitation"
+    summary = {
+        "env": glam_config.env,
+        "prior": f"{taught} of a noisy expert, the stand-in for pre-training",
+        "before": before,
+        "after": after,
+        "after_greedy": greedy,
+        "steps": result.steps,
+        "steps_per_second": round(result.steps_per_second, 1),
+        "rl_seconds": round(result.seconds, 1),
+        "imitation_seconds": round(sum(lesson.seconds for lesson in lessons), 1) if lessons else None,
+        "compile_seconds": round(result.compile_seconds + sum(lesson.compile_seconds for lesson in lessons), 1),
+        "total_seconds": round(time.monotonic() - started, 1),
+        "stopped": result.stopped,
+    }
+    write_summary(folder, summary)
+    rows = {"before RL": before, "after RL": after, "after RL, greedy": greedy}
+    print(success_table(rows, task_names(agent)))
+    print(f"{result.steps} steps of RL at {result.steps_per_second:.0f} steps/s; pictures and numbers are in {folder}")
+    return summary

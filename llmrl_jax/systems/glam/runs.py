@@ -1,0 +1,137 @@
+"""What GLAM's commands share: a run's settings, its checkpoints, and held-out episodes with what is said of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import jax
+import tyro
+
+from llmrl_jax.agents.competence import calibration
+from llmrl_jax.agents.contract import Agent
+from llmrl_jax.agents.evaluate import Episodes, make_evaluator
+from llmrl_jax.agents.recording import record_episode
+from llmrl_jax.core import config as configs
+from llmrl_jax.core.config import FREE
+from llmrl_jax.run.checkpoint import Checkpoints
+from llmrl_jax.run.config import RunConfig
+from llmrl_jax.run.report import statistics as stats
+from llmrl_jax.run.report.episode import write_episode
+from llmrl_jax.systems.glam.agents import make_agent
+from llmrl_jax.systems.glam.config import GlamConfig
+from llmrl_jax.systems.glam.presets import preset
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """A run of GLAM: what is learnt, and how the run is kept."""
+
+    preset: str = field(default="glam", metadata=FREE)
+    """Starting point: `glam` (published values), `glam-code` (with the released code's quirks), `demo`; the ablations
+    `aflan`, `npae`, `npa`, `npe`; the baselines `symbolic` and `drrn`. Where none is named, that of the agent."""
+    glam: Annotated[GlamConfig, tyro.conf.arg(name="")] = field(default_factory=lambda: preset("glam"))
+    steps: int = field(default=1_500_000, metadata=FREE)
+    """Environment steps over all environments, rounded up to whole updates."""
+    eval_episodes: int = field(default=200, metadata=FREE)
+    """Held-out episodes per evaluation while training (`run.eval_every` says when)."""
+    run: RunConfig = field(default_factory=RunConfig)
+
+
+HELD_OUT = 0x4E1D
+"""Folded into the seed for episodes that are not trained on."""
+
+
+def summarise(episodes: Episodes, tasks: Sequence[str]) -> dict[str, float]:
+    """Success with its 95% Wilson interval, return and length, and how true estimates of success were where the policy
+    gives any; per task where there are several."""
+
+    def rate(chosen: Any) -> dict[str, float]:
+        won = episodes.success[chosen]
+        found = stats.wilson(int(won.sum()), int(won.size))
+        guessed = {} if episodes.estimate is None else calibration(episodes.estimate[chosen], won)
+        return {"success": found.mean, "success_low": found.low, "success_high": found.high, **guessed}
+
+    out = rate(slice(None))
+    out["episode_return"] = float(episodes.episode_return.mean())
+    out["episode_length"] = float(episodes.episode_length.mean())
+    out["episodes"] = float(episodes.success.size)
+    if len(tasks) > 1:
+        for i, task in enumerate(tasks):
+            out |= {f"{task}/{name}": value for name, value in rate(episodes.task == i).items()}
+    return out
+
+
+def task_names(agent: Agent) -> Sequence[str]:
+    return getattr(agent.env.unwrapped, "task_names", ("task",))  # type: ignore[attr-defined]
+
+
+def evaluation(agent: Agent, episodes: int) -> Callable[..., dict[str, float]]:
+    """`(state, key, greedy=False) -> summary`, one compiled program."""
+    run = make_evaluator(agent.env, agent.env_params, agent.policy, episodes=episodes)
+
+    def evaluate(state: Any, key: jax.Array, greedy: bool = False) -> dict[str, float]:
+        return summarise(run(state.params, state.frozen, key, greedy=greedy), task_names(agent))
+
+    return evaluate
+
+
+def updates_of(learner: Any, steps: int) -> int:
+    if steps < 1:
+        raise ValueError(f"steps is {steps}; at least 1 is needed")
+    return -(-steps // learner.steps_per_update)
+
+
+def load_run(folder: Path, checkpoint: int) -> tuple[TrainConfig, Any, Any, int]:
+    """A finished or interrupted run: its settings, its `Agent` (a `Glam` where that is the language model), a
+    checkpoint's state (-1: the newest) and its update.
+
+    **Raises:** `FileNotFoundError` where there is no run, or no such checkpoint."""
+    if not (folder / "config.json").exists():
+        raise FileNotFoundError(f"there is no run in {folder}: it has no config.json")
+    config = configs.load_config(TrainConfig, folder / "config.json")
+    agent = make_agent(config.glam)
+    state = agent.learner().init(jax.random.key(config.run.seed))
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+    fresh = state.frozen
+    del state  # its memory is needed for what is read
+    with Checkpoints(folder, config=config, read_only=True) as checkpoints:
+        state, update = checkpoints.restore(like, None if checkpoint < 0 else checkpoint, fresh)
+    return config, agent, state, update
+
+
+ESTIMATES = {"estimate": "estimated beforehand", "brier": "Brier score", "calibration_error": "calibration error"}
+"""How `success_table` calls what `calibration` found."""
+
+
+def success_table(found: Mapping[str, Mapping[str, float]], tasks: Sequence[str]) -> str:
+    """Success by row of `found` and by task, with intervals; below each, how it was estimated beforehand."""
+    columns = ["", *(tasks if len(tasks) > 1 else ())]
+    header = ["success", "all" if len(tasks) > 1 else tasks[0], *columns[1:]]
+    rows = [header]
+    for name, values in found.items():
+        cells = [name]
+        for task in columns:
+            prefix = f"{task}/" if task else ""
+            rate, low, high = (values[f"{prefix}{part}"] for part in ("success", "success_low", "success_high"))
+            cells.append(f"{rate:.3f} [{low:.3f}, {high:.3f}]")
+        rows.append(cells)
+        for part, said in ESTIMATES.items():
+            if part in values:
+                guessed = (values[f"{task}/{part}" if task else part] for task in columns)
+                rows.append([f"  {said}", *(f"{value:.3f}" for value in guessed)])
+    widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
+    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+def write_gif(agent: Agent, state: Any, key: jax.Array, folder: Path) -> None:
+    """An episode of a handful of steps, if one of the first few is; else the last of them."""
+    for i in range(5):
+        frames, success = record_episode(
+            agent.env, agent.env_params, agent.policy, state.params, state.frozen, jax.random.fold_in(key, i)
+        )
+        if len(frames) > 5:
+            break
+    write_episode(folder / "episode.gif", frames, success, agent.env.action_names)

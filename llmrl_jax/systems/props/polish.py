@@ -1,0 +1,141 @@
+"""The language model proposes, a numeric optimizer polishes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from llmrl_jax.systems.props.history import Row, Trajectory
+from llmrl_jax.systems.props.legacy import LegacyOptimizer
+from llmrl_jax.systems.props.llm import HostOptimizer, HostState
+from llmrl_jax.systems.props.optimizers.base import LEAST
+from llmrl_jax.systems.props.proposals import Record, best_of
+
+
+@dataclass(frozen=True)
+class PolishState:
+    """Whose turn it is, and what both know."""
+
+    key: jax.Array
+    proposer: HostState
+    numeric: Any = None
+    """State of the numeric optimizer, while it polishes."""
+    left: int = 0
+    """Rounds of polishing that are left; 0: it is the model's turn."""
+    cycle: int = 0
+    best: Row | None = None
+    """The best candidate of this polishing."""
+    record: Record | None = None
+    """Of the last `ask`, for the run's log."""
+
+
+@dataclass(frozen=True)
+class Polished:
+    """After every round of the model's (the warm-up too) a numeric optimizer searches around the best proposal for
+    some rounds; the best that it found joins the model's history. After a round without proposals the model is asked
+    again."""
+
+    proposer: HostOptimizer
+    polisher: Any
+    """A numeric `Optimizer` whose `init` takes a `start`."""
+    rounds: int = 5
+    """Of the numeric optimizer, each time."""
+    start: Literal["proposed", "best"] = "proposed"
+    """Where it starts: from the best of the last proposals, or from the best of the whole history."""
+
+    def __post_init__(self):
+        if self.rounds < 1:
+            raise ValueError(f"rounds is {self.rounds}; it must be at least 1, or use the proposer alone")
+        if self.start not in ("proposed", "best"):
+            raise ValueError(f"start is {self.start!r}; it is 'proposed' or 'best'")
+        if isinstance(self.proposer, LegacyOptimizer) and self.proposer.use_replay_buffer:
+            raise ValueError(
+                "use_replay_buffer shows episodes of the proposed matrix, beside which polishing puts the value of "
+                "another matrix; leave one of the two out"
+            )
+
+    @property
+    def name(self) -> str:
+        """`props, then cma_es`."""
+        return f"{self.proposer.name}, then {self.polisher.name}"
+
+    @cached_property
+    def _ask(self):
+        return jax.jit(self.polisher.ask)
+
+    @cached_property
+    def _tell(self):
+        return jax.jit(self.polisher.tell)
+
+    def init(self, key: jax.Array) -> PolishState:
+        """The state before the first candidate, for a typed PRNG `key`."""
+        ours, theirs = jax.random.split(key)
+        return PolishState(ours, self.proposer.init(theirs))
+
+    def ask(self, state: PolishState) -> tuple[Float[Array, "P n"], PolishState]:
+        """The next candidates, of whoever's turn it is; raises what the proposer's does."""
+        if state.left:
+            params, numeric = self._ask(state.numeric)
+            record: Record = {"optimizer": self.polisher.name, "cycle": state.cycle, "outcome": "polish"}
+            return params, replace(state, numeric=numeric, record=record)
+        params, proposer = self.proposer.ask(state.proposer)
+        return params, replace(state, proposer=proposer, record=proposer.record)
+
+    def tell(
+        self,
+        state: PolishState,
+        params: Float[Array, "P n"],
+        values: Float[Array, " P"],
+        trajectories: Sequence[Trajectory | None] | None = None,
+        **more: Any,
+    ) -> PolishState:
+        """Hand the evaluated candidates to whose they are; see `Optimizer.tell` and `HostOptimizer.tell`; `more`, what
+        else the proposer is told."""
+        if state.left:
+            return self._polished(state, params, values)
+        proposer = self.proposer.tell(state.proposer, params, values, trajectories, **more)
+        state = replace(state, proposer=proposer, record=None)
+        rows = proposer.rows if self.start == "best" else proposer.rows[len(proposer.rows) - len(values) :]
+        best = best_of(rows)
+        if best is None or not len(values):
+            return state
+        key = jax.random.fold_in(state.key, state.cycle)
+        numeric = self.polisher.init(key, jnp.asarray(best.params, jnp.float32))
+        return replace(state, numeric=numeric, left=self.rounds, best=None)
+
+    def _polished(self, state: PolishState, params: Float[Array, "P n"], values: Float[Array, " P"]) -> PolishState:
+        numeric = self._tell(state.numeric, params, values)
+        top = int(jnp.argmax(values))
+        best = Row(tuple(params[top].tolist()), float(values[top]))
+        if state.best is not None and state.best.value > best.value:
+            best = state.best
+        state = replace(state, numeric=numeric, best=best, left=state.left - 1, record=None)
+        if state.left:
+            return state
+        proposer = state.proposer
+        if best.value > LEAST:  # else not one of them was worth a finite number
+            found = jnp.asarray([best.params], jnp.float32)
+            proposer = self.proposer.observe(proposer, found, jnp.asarray([best.value], jnp.float32))
+        return replace(state, proposer=proposer, numeric=None, cycle=state.cycle + 1)
+
+    def replay(
+        self,
+        state: PolishState,
+        params: Float[Array, "P n"],
+        values: Float[Array, " P"],
+        record: Record,
+        trajectories: Sequence[Trajectory | None] | None = None,
+        **more: Any,
+    ) -> PolishState:
+        """What `ask` and `tell` made of the state, out of the log, without asking the model."""
+        if state.left:
+            _, state = self.ask(state)
+        else:
+            state = replace(state, proposer=replace(state.proposer, record=record))
+        return self.tell(state, params, values, trajectories, **more)

@@ -1,0 +1,204 @@
+"""`llmrl glam train | eval`, from the command line to the files, on a world of a few cells."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from llmrl_jax.cli.main import main
+from llmrl_jax.core.config import save_config
+from llmrl_jax.run.config import RunConfig
+from llmrl_jax.run.flags import resumed
+from llmrl_jax.run.folder import open_folder
+from llmrl_jax.run.loop import RunResult
+from llmrl_jax.systems.glam import demo as _glam_prior
+from llmrl_jax.systems.glam.config import EmbeddedConfig
+from llmrl_jax.systems.glam.presets import DEMO
+from llmrl_jax.systems.glam.prior import CloneConfig
+from llmrl_jax.systems.glam.reading import ReadingConfig
+from llmrl_jax.systems.glam.runs import TrainConfig
+
+
+FLAGS = (
+    "--preset demo --env BabyAI-Text/GoToObjS4-v0 --embedded.hidden-size 16 --embedded.layers 1 --embedded.heads 2"
+    " --embedded.intermediate-size 16 --value-width 8 --ppo.num-envs 4 --ppo.num-steps 4 --ppo.minibatches 2"
+    " --ppo.microbatches 1 --ppo.epochs 1 --ppo.pool-size 8 --run.name small --run.progress off"
+).split()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs")
+    assert main(["glam", "train", *FLAGS, "--run.out", str(out), "--steps", "32"]) == 0
+    return out / "small"
+
+
+def lines(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_training_leaves_everything_in_its_folder(run):
+    config = json.loads((run / "config.json").read_text())
+    assert config["glam"]["env"] == "BabyAI-Text/GoToObjS4-v0" and config["glam"]["ppo"]["num_envs"] == 4
+    assert [line["update"] for line in lines(run)] == [1, 2]
+    assert all(line["first_ratio_error"] <= 1e-5 for line in lines(run))
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["steps"] == 32 and summary["versions"]["jax"] and summary["compile_seconds"] > 0
+    assert (run / "checkpoints").is_dir() and (run / "frozen").is_dir()
+
+
+def test_a_run_is_resumed_by_its_name_alone(run):
+    out = str(run.parent)
+    args = ["glam", "train", "--run.name", "small", "--run.out", out, "--run.resume", "--steps", "48"]
+    assert main([*args, "--run.progress", "off"]) == 0
+    assert [line["update"] for line in lines(run)] == [1, 2, 3]
+
+
+def test_what_a_resume_was_told_is_not_told_to_the_next(tmp_path):
+    """Which checkpoint to go back to, and when to stop: of one start; a flag still says so."""
+    for saved in (RunConfig(name="r", out=str(tmp_path), max_seconds=5.0), RunConfig(name="r", resume=True)):
+        saved = replace(saved, out=str(tmp_path), resume_from=4 if saved.resume else -1, keep=7)
+        (tmp_path / "r").mkdir(exist_ok=True)
+        save_config(TrainConfig(run=saved), tmp_path / "r" / "config.json")
+        found = resumed(TrainConfig, ["--run.out", str(tmp_path), "--run.name=r", "--run.resume"])
+        assert found.run == replace(saved, resume=True, resume_from=-1, max_seconds=0.0) and found.run.keep == 7
+
+
+def test_a_run_that_was_not_named_is_resumed_by_the_name_of_its_folder(tmp_path):
+    (tmp_path / "train-20261122").mkdir()
+    save_config(TrainConfig(run=RunConfig(out=str(tmp_path))), tmp_path / "train-20261122" / "config.json")
+    args = ["--run.out", str(tmp_path), "--run.name", "train-20261122", "--run.resume"]
+    assert resumed(TrainConfig, args).run == RunConfig(out=str(tmp_path), name="train-20261122", resume=True)
+
+
+def test_a_run_of_other_settings_is_refused_by_name(run, capsys):
+    out = str(run.parent)
+    args = ["glam", "train", "--run.name", "small", "--run.out", out, "--run.resume", "--ppo.clip-eps", "0.3"]
+    assert main(args) == 2
+    assert "ppo.clip_eps: 0.2 -> 0.3" in capsys.readouterr().err
+
+
+def test_evaluation_reports_both_ways_of_acting_with_intervals(run, capsys):
+    assert main(["glam", "eval", str(run), "--episodes", "12", "--gif"]) == 0
+    said = capsys.readouterr().out
+    assert "sampled" in said and "greedy" in said and "12 episodes each" in said
+    written = json.loads(next(run.glob("eval-*.json")).read_text())
+    assert written["greedy"]["success_low"] <= written["greedy"]["success"] <= written["greedy"]["success_high"]
+    assert (run / "episode.gif").stat().st_size > 1000
+
+
+TINY = replace(
+    DEMO,
+    env="BabyAI-Text/GoToObjS4-v0",
+    embedded=EmbeddedConfig(hidden_size=16, layers=1, heads=2, intermediate_size=16),
+    value_width=8,
+    ppo=replace(DEMO.ppo, num_envs=4, num_steps=4, minibatches=2, microbatches=1, epochs=1, pool_size=8),
+)
+CLONING = CloneConfig(updates=2, batch_size=8, stride=1)
+READING = ReadingConfig(updates=2, env=TINY.env, rows=40, batch_size=8)
+
+
+class Killed(BaseException):
+    """What no `except` of the program catches, as a SIGKILL."""
+
+
+def test_a_run_that_was_killed_before_rl_is_found_again(tmp_path, monkeypatch):
+    """The run in imitation, in writing the prior, and before RL; without the training itself."""
+    begun: list[tuple[str, bool]] = []
+    killed_in = ""
+
+    def kill(place):
+        if place == killed_in:
+            raise Killed
+
+    def training(learner, run, *, title, full_config, **how):
+        begun.append((title, run.resume))
+        folder = open_folder(run)
+        save_config(full_config, folder / "config.json")
+        kill(title)
+        return RunResult(SimpleNamespace(params={"params": {}}), 2, 2, 1.0, 1.0, "", folder)
+
+    def saved(folder, glam, params):
+        folder.mkdir()
+        (folder / "model.safetensors").touch()
+        kill("prior")
+        (folder / "tokenizer.json").touch()
+
+    monkeypatch.setattr(_glam_prior, "run_training", training)
+    monkeypatch.setattr(_glam_prior, "save_prior", saved)
+    monkeypatch.setattr(_glam_prior, "make_agent", lambda config: kill("PPO"))
+    run = RunConfig(name="r", out=str(tmp_path), progress="off")
+    again = replace(run, resume=True)
+
+    def start(place, run, glam=TINY):
+        nonlocal killed_in
+        killed_in = place
+        begun.clear()
+        with pytest.raises(Killed):
+            _glam_prior.prior_then_ppo(glam, CLONING, 16, run)
+        return list(begun)
+
+    with pytest.raises(FileNotFoundError, match="no run 'r'"):
+        start("imitation", again)
+    with pytest.raises(ValueError, match="16 / 3"):
+        start("imitation", run, replace(TINY, ppo=replace(TINY.ppo, minibatches=3)))
+    assert not list((tmp_path / "r").iterdir()), "what cannot be right takes no name"
+    assert start("imitation", run) == [("imitation", False)]
+    with pytest.raises(FileExistsError, match="continue it with --run.resume"):
+        start("PPO", run)
+    with pytest.raises(ValueError, match="begun with other options: glam.history: 1 -> 2.* put these back"):
+        start("PPO", again, replace(TINY, history=2))
+    assert start("prior", again) == [("imitation", True)]
+    assert not (tmp_path / "r" / "prior").exists(), "half of one is none"
+    assert start("PPO", again) == [("imitation", True)]
+    assert sorted(p.name for p in (tmp_path / "r").iterdir()) == ["config.json", "imitation", "prior"]
+    assert sorted(p.name for p in (tmp_path / "r" / "prior").iterdir()) == ["model.safetensors", "tokenizer.json"]
+    assert start("PPO", again) == []
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_before_rl_goes_on_with_the_same_bits(tmp_path, monkeypatch):
+    """In reading and in imitation, each after one of two updates: the prior is that of a run that never stopped."""
+    real = _glam_prior.run_training
+
+    def start(name, place, resume=False):
+        def training(learner, run, *, num_updates, title, **how):
+            if title == "PPO":
+                raise Killed
+            cut = num_updates - 1 if title == place else num_updates
+            result = real(learner, run, num_updates=cut, title=title, **how)
+            if cut < num_updates:
+                raise Killed
+            return result
+
+        monkeypatch.setattr(_glam_prior, "run_training", training)
+        run = RunConfig(name=name, out=str(tmp_path), progress="off", resume=resume)
+        with pytest.raises(Killed):
+            _glam_prior.prior_then_ppo(TINY, CLONING, 16, run, reading=READING)
+
+    start("whole", "PPO")
+    start("cut", "reading")
+    start("cut", "imitation", resume=True)
+    start("cut", "PPO", resume=True)
+    for lesson in ("reading", "imitation"):
+        assert [line["update"] for line in lines(tmp_path / "cut" / lesson)] == [1, 2]
+    weights = [(tmp_path / name / "prior" / "model.safetensors").read_bytes() for name in ("whole", "cut")]
+    assert weights[0] == weights[1]
+
+
+def test_wrong_input_is_one_line_and_a_remedy(tmp_path, capsys):
+    assert main(["glam", "train", "--preset", "dmo"]) == 2
+    assert "did you mean 'demo'" in capsys.readouterr().err
+    assert main(["glam", "trian"]) == 2
+    assert "did you mean 'train'" in capsys.readouterr().err
+    assert main(["glam", "eval", str(tmp_path)]) == 2
+    assert "no config.json" in capsys.readouterr().err
+    assert main(["glam", "train", "--model", str(tmp_path / "none")]) == 2
+    assert "none" in capsys.readouterr().err
+    assert main(["glam", "train", *FLAGS, "--run.out", str(tmp_path), "--ppo.minibatches", "3"]) == 2
+    assert "16 / 3" in capsys.readouterr().err
+    assert main(["glam", "train", *FLAGS, "--run.out", str(tmp_path), "--mesh", "data=8"]) == 2
+    assert "num_envs 4" in capsys.readouterr().err

@@ -1,0 +1,155 @@
+"""`llmrl glam compare` and `export`, on runs whose metrics are written by hand."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tyro
+
+from llmrl_jax.core.config import save_config
+from llmrl_jax.run.report import compare, statistics as stats
+from llmrl_jax.systems.glam.commands import test as _glam_tests
+from llmrl_jax.systems.glam.runs import TrainConfig
+
+
+def write_run(folder, success, *, seed=0, lr=1e-3, model="embedded", evals=(), count=10.0):
+    """A run of 100 steps and one line of metrics per update, two seconds each."""
+    folder.mkdir()
+    config = TrainConfig()
+    glam = replace(config.glam, model=model, ppo=replace(config.glam.ppo, learning_rate=lr))
+    save_config(
+        replace(config, glam=glam, run=replace(config.run, seed=seed, name=folder.name)), folder / "config.json"
+    )
+    lines = []
+    for i, value in enumerate(success, 1):
+        line = {"kind": "train", "update": i, "updates": 1, "steps": 100 * i, "seconds": 2.0 * i}
+        line |= {"steps_per_second": 50.0, "episodes": count, "success": value, "episode_return": value}
+        lines.append(line | {"episode_length": 9.0, "entropy": 1.5, "policy_loss": 0.1, "value_loss": 0.2, "loss": 0.3})
+    for update, mean, low, high in evals:
+        line = {"kind": "eval", "update": update, "steps": 100 * update, "episodes": 200.0}
+        lines.append(line | {"success": mean, "success_low": low, "success_high": high})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+RISING = [0.0] * 10 + [1.0] * 10
+"""The mean of the last ten reaches 0.8 with the eighth 1: at update 18, step 1800."""
+
+
+def read(*folders):
+    return [compare.read_run(folder, TrainConfig) for folder in folders]
+
+
+def test_the_numbers_of_one_run(tmp_path):
+    (run,) = read(write_run(tmp_path / "a", RISING))
+    assert run.steps_to(0.8) == 1800 and run.steps_to(1.0) == 2000
+    assert run.efficiency() == 0.5 and run.efficiency(1500) == pytest.approx(5 / 15)
+    assert run.steps == 2000 and run.steps_per_second == 50
+    assert run.final() == stats.wilson(20, 20), "the last tenth: two lines of ten episodes"
+
+
+def test_an_evaluation_is_the_better_final_number(tmp_path):
+    (run,) = read(write_run(tmp_path / "a", RISING, evals=[(0, 0.1, 0.0, 0.2), (20, 0.7, 0.6, 0.8)]))
+    assert run.final() == (0.7, 0.6, 0.8, 200)
+
+
+def test_an_evaluation_before_training_is_not_final(tmp_path):
+    (run,) = read(write_run(tmp_path / "a", RISING, evals=[(0, 0.1, 0.0, 0.2)]))
+    assert run.final() == stats.wilson(20, 20)
+
+
+def test_a_bar_is_not_reached_by_a_lucky_line(tmp_path):
+    (run,) = read(write_run(tmp_path / "a", [1.0] * 9))
+    assert math.isnan(run.steps_to(0.8)), "nine lines are no window of ten"
+
+
+def test_lines_without_an_ended_episode_are_left_out(tmp_path):
+    (run,) = read(write_run(tmp_path / "a", [None, 0.5, None, 1.0]))
+    assert run.efficiency() == 0.75 and run.steps == 400
+
+
+def test_seeds_that_begin_with_one_runs_prior_stand_with_it(tmp_path):
+    """The experiments' way: the first run makes the prior, the others name it."""
+    made = "runs/first/prior"
+    runs = read(
+        write_run(tmp_path / "first", RISING, seed=0, model=made),
+        write_run(tmp_path / "second", RISING, seed=1, model=made),
+        write_run(tmp_path / "other", RISING, seed=2, model="runs/other/prior"),
+    )
+    assert [[run.name for run in group] for group in compare.by_settings(runs)] == [["first", "second"], ["other"]]
+
+
+def test_runs_that_differ_in_their_seed_are_one_line(tmp_path):
+    runs = read(
+        write_run(tmp_path / "a", RISING, seed=0, model=str(tmp_path / "a" / "prior")),
+        write_run(tmp_path / "b", [0.5] * 20, seed=1, model=str(tmp_path / "b" / "prior")),
+        write_run(tmp_path / "c", [0.25] * 16, lr=1e-4, model=str(tmp_path / "c" / "prior")),
+    )
+    groups = compare.by_settings(runs)
+    assert [[run.name for run in group] for group in groups] == [["a", "b"], ["c"]]
+    lines = compare.table(groups).splitlines()
+    # up to the 1,600 steps that all have: 6 / 16 and 0.5, mean 0.4375, deviation 0.125 / sqrt(2)
+    half = stats.Z95 * np.std([6 / 16, 0.5], ddof=1) / np.sqrt(2)
+    assert f"{0.4375:.3f} [{0.4375 - half:.3f}, {0.4375 + half:.3f}]" in lines[1]
+    assert "a and 1 more seed " in lines[1] and "1800 (1 of 2)" in lines[1] and "SE to 1600" in lines[0]
+    assert "not reached" in lines[2] and "0.250" in lines[2] and " 50" in lines[2]
+    assert compare.differences(groups).splitlines()[1:] == ["glam.ppo.learning_rate  0.001              0.0001"], (
+        "the seed and each run's own prior are no difference"
+    )
+    steps, mean, low, high = compare._mean_curve(groups[0])
+    assert steps.tolist() == [100.0 * i for i in range(1, 21)]
+    assert (
+        mean[0] == pytest.approx(0.25)
+        and mean[-1] == pytest.approx(0.75)
+        and (low < mean).all()
+        and (mean < high).all()
+    )
+
+
+def test_the_command_draws_and_says_what_differs(tmp_path, capsys):
+    a, b = write_run(tmp_path / "a", RISING), write_run(tmp_path / "b", RISING, lr=0.5)
+    for out in ("compare.png", "bare"):  # no ending: the picture is a PNG, and the file that was written is named
+        tyro.cli(_glam_tests.compare, args=[str(a), str(b), "--out", str(tmp_path / "new" / out)])
+        said = capsys.readouterr().out
+        assert "glam.ppo.learning_rate  0.001  0.5" in said and "steps to 0.8" in said
+        written = tmp_path / "new" / f"{out.removesuffix('.png')}.png"
+        assert str(written) in said and written.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_what_cannot_be_compared_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no config.json"):
+        read(tmp_path)
+    with pytest.raises(ValueError, match="ended no episode"):
+        read(write_run(tmp_path / "a", [None]))
+    with pytest.raises(ValueError, match="nothing to compare"):
+        _glam_tests.compare(())
+    with pytest.raises(ValueError, match="bar is 80"):
+        _glam_tests.compare((tmp_path,), bar=80)
+
+
+def test_a_log_in_the_published_columns(tmp_path, capsys):
+    run = write_run(tmp_path / "a", [None, 0.5], count=3.0)
+    tyro.cli(_glam_tests.export, args=[str(run)])
+    with (run / "log.csv").open() as file:
+        first, second = csv.DictReader(file)
+    header = "update episodes frames FPS duration return_mean return_std return_min return_max success_rate".split()
+    assert list(first)[:10] == header and list(first)[-5:] == [
+        "entropy",
+        "policy_loss",
+        "value_loss",
+        "loss",
+        "grad_norm",
+    ]
+    assert len(first) == 27
+    assert first["success_rate"] == "" and first["return_mean"] == ""
+    assert (second["update"], second["episodes"], second["frames"], second["duration"]) == ("2", "6", "200", "4.0")
+    assert (second["return_mean"], second["reshaped_return_mean"], second["num_frames_mean"]) == ("0.5", "10.0", "9.0")
+    assert (second["return_std"], second["reshaped_return_bonus_max"], second["grad_norm"]) == ("", "0.0", "")
+    assert "log.csv" in capsys.readouterr().out
+    with pytest.raises(FileNotFoundError, match="no configuration"):
+        _glam_tests.export(tmp_path)

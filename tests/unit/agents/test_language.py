@@ -1,0 +1,401 @@
+"""GLAM's policy, prior and evaluation, on sizes that compile in seconds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import envs_jax
+from envs_jax.babyai.bot.expert import expert_action
+from envs_jax.env import innermost
+from envs_jax.wrappers import EpisodeStatistics
+from llmrl_jax import lm
+from llmrl_jax.agents.evaluate import make_evaluator
+from llmrl_jax.agents.language import action_logits
+from llmrl_jax.lm import Scores, WordTokenizer
+from llmrl_jax.rl.distributions import Categorical
+from llmrl_jax.run.config import RunConfig
+from llmrl_jax.systems.glam import demo as _glam_prior
+from llmrl_jax.systems.glam.build import build, make_world
+from llmrl_jax.systems.glam.config import EmbeddedConfig
+from llmrl_jax.systems.glam.demo import _imitate
+from llmrl_jax.systems.glam.presets import DEMO, GLAM, PRESETS, preset
+from llmrl_jax.systems.glam.prior import CloneConfig, make_clone, save_prior
+from llmrl_jax.systems.glam.reading import ReadingConfig, invented_names, question, reading_rows
+
+
+TINY = replace(
+    DEMO,
+    env="BabyAI-Text/GoToObjS4-v0",
+    embedded=EmbeddedConfig(hidden_size=16, layers=1, heads=2, intermediate_size=16),
+    value_width=8,
+    ppo=replace(DEMO.ppo, num_envs=4, num_steps=4, minibatches=2, microbatches=1, epochs=1, pool_size=8),
+)
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return build(TINY)
+
+
+@pytest.fixture(scope="module")
+def batch(tiny):
+    env = envs_jax.VectorEnv(tiny.env, 6, policy="none")
+    return jax.jit(env.reset)(jax.random.key(3), tiny.env_params)[0]
+
+
+def test_nine_actions_are_six_and_three_that_do_nothing(tiny):
+    nine = build(replace(TINY, num_actions=9))
+    assert nine.env.action_names == (*tiny.env.action_names, "sleep", "do nothing", "think")
+    assert "sleep, do nothing, think" in nine.prompt.prompt.units[0].texts[0] or not nine.config.list_actions
+    with pytest.raises(ValueError, match="num_actions is 8, but .* has 7 actions: .*; 9 adds sleep, do nothing, think"):
+        build(replace(TINY, num_actions=8))
+
+
+def test_weights_that_are_trained_are_float32(tiny, batch, tmp_path):
+    """Whatever the model computes in: steps of 1e-6 would be lost in bfloat16, and PPO's loop takes no other type."""
+    params = lm.Llama(tiny.policy.model.config).init(jax.random.key(0), np.zeros((1, 1), np.int32))["params"]
+    folder = lm.save_hf(tmp_path / "tiny", tiny.policy.model.config, params)
+    tiny.tokenizer.save(folder)
+    glam = build(replace(TINY, model=str(folder), tune="full", dtype="bfloat16"))
+    params, _ = glam.policy.init(jax.random.key(0), batch)
+    assert glam.policy.model.dtype == jnp.bfloat16
+    assert {x.dtype.name for x in jax.tree.leaves(params)} == {"float32"}
+
+
+def scores(total, mean, raw):
+    total = jnp.asarray([total], jnp.float32)
+    zeros = jnp.zeros((1, total.shape[1], 2), jnp.float32)
+    return Scores(
+        sum=total,
+        mean=jnp.asarray([mean], jnp.float32),
+        per_word=total / 3,
+        log_probs=zeros,
+        raw_sum=jnp.asarray([raw], jnp.float32),
+        hidden=jnp.zeros((1, 3), jnp.float32),
+    )
+
+
+def test_each_definition_of_the_action_probabilities():
+    found = scores([np.log(0.5), np.log(0.25)], [-1.0, -2.0], [3.0, 7.0])
+    assert np.allclose(action_logits(found, "sum"), [[np.log(0.5), np.log(0.25)]])
+    assert np.allclose(action_logits(found, "mean"), [[-1.0, -2.0]])
+    assert np.allclose(action_logits(found, "per_word"), [[np.log(0.5) / 3, np.log(0.25) / 3]])
+    assert np.allclose(action_logits(found, "raw_logits"), [[3.0, 7.0]])
+    assert np.allclose(action_logits(found, "max_normalised"), [[1.0, 0.5]])
+
+
+@pytest.mark.parametrize("actions, cap", [(3, 0.576), (6, 0.352), (9, 0.254)])
+def test_the_first_released_code_capped_every_probability(actions, cap):
+    """Glam reference, section 3.1: e / (e + A - 1)."""
+    certain = scores([0.0] + [-80.0] * (actions - 1), [0.0] * actions, [0.0] * actions)
+    probs = Categorical(action_logits(certain, "max_normalised")).probs
+    assert float(probs[0, 0]) == pytest.approx(cap, abs=6e-4)
+
+
+def test_the_first_released_code_was_uniform_where_all_probabilities_vanish():
+    nothing = scores([-200.0, -150.0], [0.0, 0.0], [0.0, 0.0])
+    assert np.allclose(action_logits(nothing, "max_normalised"), 0.0)
+
+
+def test_adapters_are_trained_over_a_base_that_is_not(tiny, batch):
+    params, frozen = tiny.policy.init(jax.random.key(0), batch)
+    assert set(params) == {"lora", "value"} and set(frozen) == {"params"}
+
+    def total(params):
+        distribution, value, _ = tiny.policy.step(params, frozen, batch, (), jnp.zeros(6, bool))
+        return jnp.sum(distribution.log_probs[:, 0]) + jnp.sum(value)
+
+    grads = jax.jit(jax.grad(total))(params)
+    norms = jax.tree.map(lambda g: float(jnp.abs(g).max()), grads["lora"]["layers"])
+    assert norms["self_attn"]["q_proj"]["b"] > 0 and norms["mlp"]["down_proj"]["b"] > 0
+
+
+def test_step_and_unroll_agree_in_every_bit_that_matters(tiny, batch):
+    params, frozen = tiny.policy.init(jax.random.key(0), batch)
+    first = jnp.zeros(6, bool)
+    step, value, _ = jax.jit(tiny.policy.step)(params, frozen, batch, (), first)
+    two = jax.tree.map(lambda x: jnp.stack([x, x]), batch)
+    unrolled, values = jax.jit(tiny.policy.unroll)(params, frozen, two, (), jnp.zeros((2, 6), bool))
+    assert np.allclose(step.log_probs, unrolled.log_probs[1], atol=1e-6)
+    assert np.allclose(value, values[0], atol=1e-6)
+
+
+def test_full_tuning_trains_every_weight(batch):
+    glam = build(replace(TINY, tune="full"))
+    params, frozen = glam.policy.init(jax.random.key(0), batch)
+    assert set(params) == {"params", "value"} and frozen == {}
+
+
+def test_the_value_gradient_can_be_kept_out_of_the_model(tiny, batch):
+    params, frozen = tiny.policy.init(jax.random.key(0), batch)
+    params["lora"] = jax.tree.map(lambda x: x + 0.01, params["lora"])
+
+    def value(lora, policy):
+        return jnp.sum(policy.step({**params, "lora": lora}, frozen, batch, (), jnp.zeros(6, bool))[1])
+
+    def reach(policy):
+        grads = jax.jit(jax.grad(lambda lora: value(lora, policy)))(params["lora"])
+        return max(float(jnp.abs(g).max()) for g in jax.tree.leaves(grads))
+
+    assert reach(tiny.policy) > 0
+    assert reach(replace(tiny.policy, stop_value_gradient=True)) == 0
+
+
+class Expert:
+    """The shortest-path expert as a policy that sees the state: for testing the evaluator."""
+
+    recurrent = False
+
+    def __init__(self, env):
+        self.env = env
+
+    def initial_carry(self, batch_size):
+        return ()
+
+    def step(self, params, frozen, obs, carry, first):
+        return Categorical(jax.nn.one_hot(obs["action"], 7) * 100.0), jnp.zeros(first.shape, jnp.float32), carry
+
+
+class Told(envs_jax.Wrapper):
+    """The observation is what the expert would do."""
+
+    def reset(self, key, params):
+        _, state = self.env.reset(key, params)
+        return {"action": expert_action(innermost(state), self.env)}, state
+
+    def step(self, key, state, action, params):
+        _, state, *rest = self.env.step(key, state, action, params)
+        return {"action": expert_action(innermost(state), self.env)}, state, *rest
+
+
+def test_evaluation_plays_whole_episodes_from_fresh_resets():
+    env, params = envs_jax.make("BabyAI-GoToLocalS6N2-v0")
+    env = Told(EpisodeStatistics(env))
+    found = make_evaluator(env, params, Expert(env), episodes=20, lanes=8)((), (), jax.random.key(0), greedy=True)
+    assert found.success.shape == (20,) and found.success.all()
+    # the reward of a success tells its length: 1 - 0.9 t / 36
+    assert np.allclose(found.episode_return, 1 - 0.9 * found.episode_length / 36, atol=1e-6)
+    assert len(set(found.episode_length.tolist())) > 3
+    alone = make_evaluator(env, params, Expert(env), episodes=20, lanes=20)((), (), jax.random.key(0), greedy=True)
+    jax.tree.map(np.testing.assert_array_equal, found, alone)  # how many lanes there are changes no episode
+
+
+def test_evaluation_needs_an_episode(tiny):
+    with pytest.raises(ValueError, match="episodes is 0"):
+        make_evaluator(tiny.env, tiny.env_params, tiny.policy, episodes=0)
+    with pytest.raises(ValueError, match="lanes is 0"):
+        make_evaluator(tiny.env, tiny.env_params, tiny.policy, episodes=1, lanes=0)
+
+
+@pytest.mark.slow
+def test_cloning_lowers_the_loss_and_is_saved_as_a_model_folder(tmp_path):
+    glam = build(replace(TINY, tune="full"))
+    learner = make_clone(
+        CloneConfig(updates=30, batch_size=32, noise=0.2, learning_rate=3e-2), glam.env, glam.env_params, glam.policy
+    )
+    state = learner.init(jax.random.key(0))
+    state, metrics = jax.jit(lambda s: jax.lax.scan(lambda s, _: learner.update(s), s, None, length=30))(state)
+    loss = metrics["clone_loss"]
+    assert float(loss[-5:].mean()) < 0.6 * float(loss[0])
+
+    folder = save_prior(tmp_path / "prior", glam, state.params["params"])
+    loaded = build(replace(TINY, model=str(folder)))
+    env = envs_jax.VectorEnv(glam.env, 5, policy="none")
+    obs, _ = jax.jit(env.reset)(jax.random.key(1), glam.env_params)
+    params, frozen = loaded.policy.init(jax.random.key(9), obs)
+    score = jax.jit(loaded.policy.scores)
+    fresh = score(params, frozen, obs).sum  # adapters start at zero, so this is the base
+    assert np.allclose(fresh, glam.policy.scores(state.params, state.frozen, obs).sum, atol=1e-5)
+
+
+def test_cloning_expects_over_the_noise():
+    """Half of the loss is the expert's action and half the mean over all: one number by hand, no draw in it."""
+    glam = build(replace(TINY, tune="full"))
+    config = CloneConfig(updates=2, batch_size=8, noise=0.5, stride=1)
+    learner = make_clone(config, glam.env, glam.env_params, glam.policy)
+    before = learner.init(jax.random.key(0))
+    after, metrics = jax.jit(learner.update)(before)
+    scores = jax.jit(glam.policy.scores)(before.params, before.frozen, after.obs).sum
+    env_states = innermost(after.env_state.env)
+    best = jax.jit(jax.vmap(lambda state: expert_action(state, glam.env)))(env_states)
+    best = jnp.minimum(best, scores.shape[1] - 1)
+    expected = -jnp.mean(0.5 * jnp.take_along_axis(scores, best[:, None], 1)[:, 0] + 0.5 * scores.mean(1))
+    assert float(metrics["clone_loss"]) == pytest.approx(float(expected), abs=1e-4)
+    assert float(metrics["clone_agreement"]) == pytest.approx(float((scores.argmax(1) == best).mean()))
+
+
+def test_reading_asks_for_what_was_shown():
+    """The goal first and unnamed, the nearest of several alike; nothing asked of an empty view."""
+    text = (
+        "Goal of the agent: go to a red ball Observation 0: You see a wall 2 steps forward, You see a red ball 3 steps "
+        "left and 2 steps forward, You see a blue key 1 step right, You see a red ball 4 steps forward, Action 0:"
+    )
+    rng = np.random.default_rng(0)
+    pieces, learn = question(text, rng)
+    assert pieces == [" 4 steps forward,", " blue key", " 1 step right,"]
+    assert learn == [True, False, True]
+    pieces, learn = question(text.replace("go to a red ball", "go to a red box"), rng)
+    assert sorted(pieces[::2]) == [" blue key", " red ball"] and learn == [False, True, False, True]
+    assert question("Goal of the agent: go to a red ball Observation 0: You see a wall 2 steps forward,", rng) is None
+    both = text.replace("go to a red ball", "go to a blue key after you pick up the red ball")
+    assert question(both, rng) == ([" 1 step right,", " 4 steps forward,"], [True, True])
+    door = "Goal of the agent: open the grey door Observation 0: You see a closed grey door 2 steps right, Action 0:"
+    assert question(door, rng) == ([" 2 steps right,"], [True])
+
+
+def test_things_go_by_invented_names():
+    """A word becomes one spare token wherever it stands, other words stay, and each text draws its own."""
+    text = (
+        "Goal of the agent: go to a red ball Observation 0: You see a wall 2 steps forward, You see a red ball 4 steps "
+        "forward, You see a blue key 1 step right, Action 0: blue key 1 step right,"
+    )
+    tokenizer = WordTokenizer.from_texts([text], spare=16)
+    ids = tokenizer.encode(text)
+    draw = np.random.default_rng(3)
+    drawn = [invented_names(text, ids, tokenizer, draw) for _ in range(200)]
+    by_word = {word: [] for word in ("red", "ball", "blue", "key")}
+    for found in drawn:
+        other: dict[int, int] = {}
+        for old, new in zip(ids, found, strict=True):
+            assert other.setdefault(old, new) == new, "one token for a word throughout a text"
+        renamed = {tokenizer.backend.id_to_token(old): new for old, new in other.items() if old != new}
+        assert set(renamed) <= set(by_word) and set(renamed.values()) <= set(tokenizer.spare_ids)
+        assert len(set(renamed.values())) == len(renamed), "two words stay two words"
+        for word, tokens in by_word.items():
+            tokens.append(renamed.get(word))
+    for word, tokens in by_word.items():
+        assert 70 < sum(token is not None for token in tokens) < 130, word  # half of 200, 4 standard deviations
+        assert len(set(tokens)) == 17, word
+
+
+def test_reading_lessons_are_checked_first():
+    with pytest.raises(ValueError, match="invented is 1.5"):
+        ReadingConfig(invented=1.5)
+    with pytest.raises(ValueError, match="needs a model of 16 spare tokens"):
+        reading_rows(build(replace(TINY, tune="full")), 3, seed=1, invented=0.5)
+
+
+@pytest.mark.slow
+def test_reading_comes_before_imitation(tmp_path):
+    """Texts of the world are fine-tuned on, imitation begins with what was read; worlds of other words are refused."""
+    blank = build(replace(TINY, tune="full"))
+    row = reading_rows(blank, 3, seed=1)[0]
+    text = blank.tokenizer.backend.decode(row.tokens)
+    taught = blank.tokenizer.backend.decode([t for t, learn in zip(row.tokens, row.learn, strict=True) if learn])
+    assert text.startswith("Goal of the agent: go to ") and "Action 0: " in text
+    assert taught and text.endswith(f"Action 0: {taught}"), "one object, the goal: all that follows is learnt"
+
+    reading = ReadingConfig(updates=3, env="BabyAI-Text/GoToObjS4-v0", rows=40, batch_size=8)
+    config = CloneConfig(updates=2, batch_size=8, stride=1)
+    run = RunConfig(name="r", out=str(tmp_path), progress="off")
+    read, cloned = _imitate(TINY, config, run, tmp_path, reading)
+    assert (read.update, cloned.update) == (3, 2)
+    learner = make_clone(config, blank.env, blank.env_params, blank.policy, read.state.params)
+    begun = learner.init(jax.random.key(0))
+    jax.tree.map(np.testing.assert_array_equal, begun.params["params"], read.state.params)
+    for _ in range(2):
+        begun, _ = jax.jit(learner.update)(begun)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), begun.params, cloned.state.params)
+
+
+def test_a_stop_in_imitation_stops_the_run(tmp_path, monkeypatch, capsys):
+    real = _glam_prior.run_training
+
+    def interrupted(*args, **how):
+        assert how["title"] == "imitation", "RL began after a stop"
+        return replace(real(*args, **how), stopped="SIGTERM")
+
+    monkeypatch.setattr(_glam_prior, "run_training", interrupted)
+    run = RunConfig(name="r", out=str(tmp_path), progress="off")
+    config = CloneConfig(updates=1, batch_size=8, stride=1)
+    assert _glam_prior.prior_then_ppo(TINY, config, 16, run, episodes=4) == {"stopped": "SIGTERM"}
+    assert not (tmp_path / "r" / "prior").exists()
+    assert "Stopped in imitation" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_what_was_interrupted_ends_with_the_same_summary(tmp_path):
+    """Stopped after one of three updates and resumed: the prior is found again, and so is the success before RL."""
+    run = RunConfig(name="whole", out=str(tmp_path), progress="off")
+    config = CloneConfig(updates=2, batch_size=8, stride=1)
+    whole = _glam_prior.prior_then_ppo(TINY, config, 48, run, episodes=20)
+    cut = replace(run, name="cut")
+    _glam_prior.prior_then_ppo(TINY, config, 16, cut, episodes=20)
+    resumed = _glam_prior.prior_then_ppo(TINY, config, 48, replace(cut, resume=True), episodes=20)
+    for name in ("before", "after", "after_greedy", "steps"):
+        assert resumed[name] == whole[name], name
+
+
+def test_paddings_by_length_change_no_score():
+    """`score_widths` is speed alone, and refused where it cannot work."""
+    plain, sorted_ = (build(replace(TINY, score_rows=2, score_widths=n)) for n in (1, 3))
+    assert len(sorted_.policy.widths) == 2 and plain.policy.widths == ()
+    env = envs_jax.VectorEnv(plain.env, 6, policy="none")
+    obs, _ = jax.jit(env.reset)(jax.random.key(1), plain.env_params)
+    params, frozen = plain.policy.init(jax.random.key(2), obs)
+    expected = jax.jit(plain.policy.scores)(params, frozen, obs)
+    found = jax.jit(sorted_.policy.scores)(params, frozen, obs)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), found, expected)
+    with pytest.raises(ValueError, match="score_widths is 3, which sorts prompts into groups of score_rows"):
+        build(replace(TINY, score_rows=0, score_widths=3))
+    with pytest.raises(ValueError, match="score_widths is 0"):
+        build(replace(TINY, score_widths=0))
+
+
+def test_the_published_values():
+    """Glam reference, sections 1.2 and 3.3."""
+    ppo = GLAM.ppo
+    assert (ppo.num_envs * ppo.num_steps, ppo.epochs, ppo.minibatches) == (1280, 4, 20)
+    assert (ppo.learning_rate, ppo.adam_eps, ppo.gamma, ppo.gae_lambda) == (1e-6, 1e-5, 0.99, 0.99)
+    assert (ppo.clip_eps, ppo.entropy_coef, ppo.value_loss_coef, ppo.max_grad_norm) == (0.2, 0.01, 0.5, 0.5)
+    assert (GLAM.reward_scale, GLAM.history, GLAM.num_actions, GLAM.value_width) == (20.0, 3, 6, 1024)
+    assert not ppo.normalize_advantages and ppo.bootstrap_truncation
+    code = PRESETS["glam-code"]
+    assert code.scoring == "raw_logits" and code.tune == "full" and code.ppo.value_broadcast == "glam"
+    assert not code.ppo.bootstrap_truncation and code.candidate_space == "separate"
+
+
+def test_where_the_space_before_an_action_goes():
+    healed, separate = (build(replace(TINY, candidate_space=way)).compiled for way in ("healed", "separate"))
+    assert healed.heal and not separate.heal
+
+
+def test_wrong_names_suggest_the_nearest():
+    with pytest.raises(KeyError, match="did you mean 'glam-code'"):
+        preset("glam-coed")
+    with pytest.raises(KeyError, match="MixedTrainLocal-v0"):
+        build(replace(TINY, env="BabyAI-Text/MixedTranLocal-v0"))
+
+
+def test_sizes_that_do_not_fit_are_refused_before_anything_is_built():
+    with pytest.raises(ValueError, match="num_actions is 8, but .* has 7"):
+        build(replace(TINY, num_actions=8))
+    with pytest.raises(ValueError, match="hidden_size 16 is not a multiple of heads 3"):
+        build(replace(TINY, embedded=replace(TINY.embedded, heads=3)))
+    with pytest.raises(ValueError, match="there is room for 10"):
+        build(replace(TINY, max_prompt=10))
+    with pytest.raises(TypeError, match="BabyAI-Text/"):
+        build(replace(TINY, env="BabyAI-GoToObjS4-v0"))
+
+
+def test_a_prompt_longer_than_the_models_positions_is_refused(tmp_path, batch):
+    import json
+
+    glam = build(replace(TINY, tune="full"))
+    params, _ = glam.policy.init(jax.random.key(0), batch)
+    folder = save_prior(tmp_path / "short", glam, params["params"])
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 20}))
+    with pytest.raises(ValueError, match="longest prompt takes .* room for 18"):
+        build(replace(TINY, model=str(folder)))
+
+
+def test_only_the_first_actions_are_offered():
+    env, params = make_world(replace(TINY, num_actions=3))
+    assert env.action_names == ("turn left", "turn right", "go forward")
+    assert env.action_space(params).n == 3

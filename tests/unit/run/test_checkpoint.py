@@ -1,0 +1,329 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from llmrl_jax.core import config as configs
+from llmrl_jax.core.config import FREE, load_config
+from llmrl_jax.run import leaves as trees
+from llmrl_jax.run.checkpoint import CheckpointError, Checkpoints, restore_state
+from tests.resume.tiny import Config, TinyLearner
+
+
+def assert_same(a, b):
+    left, right = trees.named_leaves(a), trees.named_leaves(b)
+    assert list(left) == list(right)
+    for name in left:
+        x, y = (jax.random.key_data(v) if trees.is_key(v) else v for v in (left[name], right[name]))
+        assert x.dtype == y.dtype, name
+        np.testing.assert_array_equal(np.asarray(x), np.asarray(y), err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def states():
+    """The tiny learner's state after 0, 1 and 2 updates."""
+    learner = TinyLearner()
+    update = jax.jit(learner.update)
+    found = [trees.settle(learner.init(jax.random.key(3)))]
+    for _ in range(2):
+        found.append(update(found[-1])[0])
+    return found
+
+
+@pytest.fixture(scope="module")
+def written(states, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("written")
+    with Checkpoints(folder, keep=3, config=Config()) as checkpoints:
+        for update, state in enumerate(states):
+            checkpoints.save(update, state)
+    return folder
+
+
+@pytest.fixture
+def folder(written, tmp_path):
+    """A copy that a test may damage."""
+    shutil.copytree(written, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def abstract(state):
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
+
+
+def test_round_trip(states, written):
+    for update, state in enumerate(states):
+        for like in (states[0], abstract(state)):
+            found, at = restore_state(written, like, update, Config())
+            assert at == update
+            assert_same(found, state)
+    assert restore_state(written, states[0])[1] == 2
+
+
+def test_frozen_stands_once(written):
+    assert (written / "frozen").is_dir()
+    names = {p.name for p in (written / "checkpoints" / "1").iterdir()}
+    assert {"state", "meta"} <= names and "frozen" not in names
+
+
+def test_no_pickle(written):
+    assert not [p for p in written.rglob("*") if p.is_file() and p.read_bytes()[:2] in (b"\x80\x04", b"\x80\x05")]
+
+
+def test_description(written):
+    with Checkpoints(written, read_only=True) as checkpoints:
+        meta = checkpoints.describe(1)
+    assert meta["update"] == 1 and meta["identity"]["learning_rate"] == 0.05
+    assert meta["versions"]["jax"] == jax.__version__
+    assert meta["leaves"]["params.w"]["shape"] == [8, 8] and meta["leaves"]["key"]["dtype"] == "key<fry>"
+
+
+def test_other_number_of_devices(states, tmp_path):
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    spread = trees.settle(TinyLearner(mesh=mesh).init(jax.random.key(3)))
+    assert spread.envs["position"].sharding.spec == jax.P("data")
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(0, spread)
+        assert checkpoints.describe(0)["mesh"] == {"data": 8}
+    alone, _ = restore_state(tmp_path, states[0])
+    assert_same(alone, spread)
+    assert alone.envs["position"].sharding.device_set == {jax.devices()[0]}
+    with Checkpoints(tmp_path / "one") as checkpoints:
+        checkpoints.save(0, states[0])
+    found, _ = restore_state(tmp_path / "one", spread)
+    assert_same(found, states[0])
+    assert found.envs["keys"].sharding.spec == jax.P("data")
+    assert len(found.params["w"].sharding.device_set) == 8
+
+
+def test_saving_survives_donation(tmp_path):
+    """The next update overwrites the donated state while the files are still being written."""
+    learner = TinyLearner(size=512)
+    state = trees.settle(learner.init(jax.random.key(0)))
+    update = jax.jit(learner.update, donate_argnums=0)
+    with Checkpoints(tmp_path, keep=3) as checkpoints:
+        kept = []
+        for i in range(3):
+            kept.append(jax.tree.map(lambda x: x.copy(), state))
+            checkpoints.save(i, state)
+            # frozen is not donated by the loop, and must not be here
+            state = update(state.replace(frozen=jax.tree.map(lambda x: x.copy(), state.frozen)))[0]
+            state = state.replace(frozen=kept[-1].frozen)
+        checkpoints.wait()
+        for i in range(3):
+            assert_same(checkpoints.restore(kept[0], i)[0], kept[i])
+
+
+def test_another_configuration_is_refused_by_name(states, folder):
+    other = dataclasses.replace(Config(), learning_rate=0.1, num_updates=99)
+    with pytest.raises(CheckpointError, match=r"another configuration: learning_rate: 0.05 -> 0.1 \(saved -> now\)"):
+        restore_state(folder, states[0], config=other)
+    longer = dataclasses.replace(Config(), num_updates=99, run=dataclasses.replace(Config().run, name="n", keep=9))
+    assert restore_state(folder, states[0], config=longer)[1] == 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Inner:
+    old: float = 1.0
+    new: float = 2.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Since:
+    """A configuration that has grown: an option, one of an inner part, and a whole part."""
+
+    steps: int
+    rate: float = 0.5
+    inner: Inner = Inner(old=3.0)
+    part: Inner = dataclasses.field(default_factory=lambda: Inner(new=7.0))
+    note: str = dataclasses.field(default="", metadata=FREE)
+
+
+BEFORE = {"steps": 4, "inner.old": 3.0}
+
+
+def test_an_older_configuration_is_completed_as_its_file_is(tmp_path):
+    """By the same defaults: an inner part's own for a part that was there, the outer one's for a part that was not."""
+    assert configs.completed(BEFORE, Since(4)) == configs.identity(Since(4, inner=Inner(3.0, 2.0)))
+    (tmp_path / "config.json").write_text(json.dumps({"steps": 4, "inner": {"old": 3.0}}))
+    assert configs.completed(BEFORE, Since(4)) == configs.identity(load_config(Since, tmp_path / "config.json"))
+    assert configs.completed({}, Since(4)) == {k: v for k, v in configs.identity(Since(4)).items() if k != "steps"}
+
+
+def test_a_run_of_before_an_option_was_added_goes_on(states, tmp_path):
+    with Checkpoints(tmp_path, config=Since(4)) as checkpoints:
+        checkpoints.identity = BEFORE  # as an older version wrote it
+        checkpoints.save(0, states[0])
+    assert restore_state(tmp_path, states[0], config=Since(4))[1] == 0
+    assert restore_state(tmp_path, states[0], config=Since(4, note="free"))[1] == 0
+    for changed, told in {
+        Since(4, rate=0.1): "rate: 0.5 -> 0.1",
+        Since(4, part=Inner()): "part.new: 7.0 -> 2.0",
+        Since(4, inner=Inner(3.0, 5.0)): "inner.new: 2.0 -> 5.0",
+        Since(5): "steps: 4 -> 5",
+    }.items():
+        with pytest.raises(CheckpointError, match=rf"another configuration: {told} \(saved"):
+            restore_state(tmp_path, states[0], config=changed)
+    with Checkpoints(tmp_path / "more", config=Since(4)) as checkpoints:
+        checkpoints.identity = {**BEFORE, "gone": 1}
+        checkpoints.save(0, states[0])
+    with pytest.raises(CheckpointError, match="gone: 1 -> absent"):
+        restore_state(tmp_path / "more", states[0], config=Since(4))
+
+
+def test_another_state_is_refused_by_name(states, folder):
+    like = states[0].replace(params={"w": jnp.zeros((4, 4)), "new": jnp.zeros(2)})
+    with pytest.raises(CheckpointError) as error:
+        restore_state(folder, like)
+    for part in (
+        "params.new is not in it",
+        "params.half is only in it",
+        "params.w is float32[8, 8], not float32[4, 4]",
+    ):
+        assert part in str(error.value)
+    like = states[0].replace(frozen={"target": states[0].frozen["target"]})
+    with pytest.raises(CheckpointError, match="frozen part .* other leaves: words"):
+        restore_state(folder, like)
+
+
+def test_nothing_to_restore(states, folder, tmp_path):
+    with pytest.raises(FileNotFoundError, match="there are no checkpoints in"):
+        restore_state(tmp_path / "nowhere", states[0])
+    with pytest.raises(FileNotFoundError, match="no checkpoint of update 7 .*; it has 0, 1, 2"):
+        restore_state(folder, states[0], 7)
+    with Checkpoints(tmp_path / "empty") as empty, pytest.raises(FileNotFoundError, match="no checkpoint in"):
+        empty.restore(states[0])
+
+
+def largest(folder: Path) -> Path:
+    return max((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+
+
+# tensorstore's callbacks of a failed read come after orbax has closed its event loop
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("damage", ["truncate data", "flip data", "truncate description", "delete data", "delete meta"])
+def test_damage_is_refused_and_the_last_good_one_offered(states, folder, damage):
+    newest = folder / "checkpoints" / "2"
+    state_files = [p for p in (newest / "state").rglob("*") if p.is_file() and p.parent.name == "d"]
+    if damage == "truncate data":
+        for p in state_files:
+            p.write_bytes(p.read_bytes()[: p.stat().st_size // 2])
+    elif damage == "flip data":
+        for p in state_files:
+            raw = bytearray(p.read_bytes())
+            raw[len(raw) // 2] ^= 0x10
+            p.write_bytes(bytes(raw))
+    elif damage == "delete data":
+        shutil.rmtree(newest / "state")
+    elif damage == "truncate description":
+        p = newest / "meta" / "metadata"
+        p.write_text(p.read_text()[:100])
+    else:
+        shutil.rmtree(newest / "meta")
+    with pytest.raises(CheckpointError, match="checkpoint 2 in .* is damaged .*resume_from=1"):
+        restore_state(folder, states[0])
+    found, at = restore_state(folder, states[0], 1)  # told to
+    assert at == 1
+    assert_same(found, states[1])
+
+
+def test_contents_that_changed_are_named(states, folder):
+    """Even where the file format notices nothing: the checksum of each leaf does."""
+    p = folder / "checkpoints" / "2" / "meta" / "metadata"
+    meta = json.loads(p.read_text())
+    meta["leaves"]["opt.0.mu.w"]["checksum"] ^= 1
+    p.write_text(json.dumps(meta))
+    with pytest.raises(CheckpointError, match="the contents of opt.0.mu.w changed"):
+        restore_state(folder, states[0])
+
+
+def test_damage_everywhere(states, folder):
+    for p in folder.glob("checkpoints/*/meta/metadata"):
+        p.write_text("{")
+    with pytest.raises(CheckpointError, match="no older one is whole"):
+        restore_state(folder, states[0])
+
+
+def test_a_frozen_part_of_another_run_is_noticed(states, folder, tmp_path):
+    other = states[0].replace(frozen=jax.tree.map(lambda x: x + 1, states[0].frozen))
+    with Checkpoints(tmp_path / "other") as checkpoints:
+        checkpoints.save(0, other)
+    shutil.rmtree(folder / "frozen")
+    shutil.copytree(tmp_path / "other" / "frozen", folder / "frozen")
+    with pytest.raises(CheckpointError, match="the contents of frozen.target, frozen.words changed"):
+        restore_state(folder, states[0])
+
+
+def test_a_frozen_part_that_is_the_same_is_not_read_again(tmp_path):
+    state = TinyLearner().init(jax.random.key(0))
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, state)
+        checkpoints.wait()
+        shutil.rmtree(tmp_path / "frozen" / "d")  # it cannot be read
+        like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+        read, _ = checkpoints.restore(like, fresh=state.frozen)
+        assert read.frozen is state.frozen
+        other = {**state.frozen, "target": state.frozen["target"] + 1}
+        for fresh in ((), other):  # which is read, and is not there
+            with pytest.raises(CheckpointError, match="is damaged"):
+                checkpoints.restore(like, fresh=fresh)
+
+
+def test_a_frozen_part_without_a_checkpoint_is_written_anew(states, tmp_path):
+    """What a run left that was killed while it wrote its first checkpoint, and began with other weights."""
+    other = states[0].replace(frozen=jax.tree.map(lambda x: x + 1, states[0].frozen))
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(0, other)
+    shutil.rmtree(tmp_path / "checkpoints" / "0")
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(0, states[0])
+        checkpoints.save(1, states[1])
+    assert_same(restore_state(tmp_path, states[0])[0], states[1])
+
+
+def test_discard_after(states, folder):
+    with Checkpoints(folder, keep=3) as checkpoints:
+        checkpoints.discard_after(0)
+        assert checkpoints.updates() == [0]
+
+
+def test_a_save_that_never_finished_does_not_count(states, folder):
+    half = folder / "checkpoints" / "3.orbax-checkpoint-tmp"
+    shutil.copytree(folder / "checkpoints" / "2", half)
+    with Checkpoints(folder, read_only=True) as checkpoints:
+        assert checkpoints.latest() == 2
+    with Checkpoints(folder) as checkpoints:
+        assert checkpoints.latest() == 2
+        checkpoints.save(3, states[2])
+        checkpoints.wait()
+        assert checkpoints.latest() == 3
+    assert not half.exists()
+
+
+def test_checksums():
+    x = jnp.arange(12, dtype=jnp.float32).reshape(3, 4)
+    base = trees.checksums({"x": x})["x"]
+    assert trees.checksums({"x": x.at[1, 2].set(6.0000005)})["x"] != base
+    assert trees.checksums({"x": x[:, ::-1]})["x"] != base and trees.checksums({"x": x[::-1]})["x"] != base
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    spread = jax.device_put(x, jax.NamedSharding(mesh, jax.P(None, "data")))
+    assert trees.checksums({"x": spread})["x"] == base
+    # by hand: 1 * 1 + 2 * (1 + 2 * odd), for the words 1 and 2
+    odd = 2654435761
+    assert trees.checksums({"x": jnp.array([1, 2], jnp.int32)})["x"] == (1 + 2 * (1 + 2 * odd)) % 2**32
+
+
+def test_non_finite_names_leaves():
+    tree = {"a": jnp.array([1.0, jnp.inf]), "b": jnp.ones(2), "c": jnp.arange(3), "d": jnp.zeros(0)}
+    assert trees.non_finite(tree) == ["a"] and trees.non_finite(()) == []
+
+
+def test_names_must_differ():
+    with pytest.raises(ValueError, match="two leaves of the state are named 'a.b'"):
+        trees.named_leaves({"a": {"b": 1}, "a.b": 2})

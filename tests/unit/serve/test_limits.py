@@ -1,0 +1,274 @@
+"""`llmrl serve` under strain: keys, limits, full queues, clients that leave, faults, and its end."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from llmrl_jax import lm
+from llmrl_jax.chat.keys import read_key
+from llmrl_jax.cli import main as cli
+from llmrl_jax.cli.commands import serve as command
+from llmrl_jax.serve import (
+    Ask,
+    Busy,
+    Engine,
+    Job,
+    Limits,
+    Sampling,
+    Stopping,
+    Work,
+    background,
+    make_app,
+)
+from llmrl_jax.serve.app import LOOPBACK
+from llmrl_jax.serve.server import is_loopback, listen, url_of
+from tests.serving import CHAT, HELLO, KEY, LIMITS, TEXT, eventually, post, serving, slow
+
+
+openai = pytest.importorskip("openai", reason="needs the extra api")
+pytest.importorskip("tenacity", reason="needs the extra api")
+pytest.importorskip("starlette", reason="needs the extra serve")
+pytest.importorskip("uvicorn", reason="needs the extra serve")
+
+pytest_plugins = ("tests.serving",)
+
+
+@pytest.mark.parametrize("given", [None, "Bearer wrong", f"Basic {KEY}", KEY, "Bearer ", f"Bearer {KEY}x", "Bearer ké"])
+def test_a_request_without_the_key_is_turned_away(url, given, caplog):
+    given = given if given is None else given.encode("latin-1")
+    status, headers, answer = post(url, "/v1/models", None, Authorization=given)
+    assert status == 401 and answer["error"]["code"] == "invalid_api_key" and headers["www-authenticate"] == "Bearer"
+    assert KEY not in json.dumps(answer) and KEY not in caplog.text
+
+
+def test_health_needs_no_key(url):
+    assert post(url, "/health", None, Authorization=None)[::2] == (200, {"status": "ok"})
+
+
+@pytest.mark.parametrize("size", [20_001, 200_000, 4_000_000])
+def test_a_body_that_is_too_long(client, size):
+    with pytest.raises(openai.APIError) as caught:
+        client.completions.create(model="our/tiny", prompt="a" * size)
+    if size < 16 * LIMITS.request_bytes:  # a flood is cut off
+        assert caught.value.status_code == 413 and "longer than the 20000 bytes" in str(caught.value)
+
+
+def test_a_body_that_does_not_come(url):
+    with socket.create_connection(url.removeprefix("http://").removesuffix("/v1").split(":")) as sock:
+        head = (
+            f"POST /v1/score HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Type: application/json\r\n"
+        )
+        sock.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
+        sock.settimeout(10)
+        assert b" 408 " in sock.recv(1000)
+
+
+def test_a_queue_that_is_full_says_when_to_come_back(client, engine):
+    with slow(engine), ThreadPoolExecutor(8) as pool:
+
+        def one(temperature):  # greedy and not: two groups
+            return client.with_options(timeout=3).completions.create(
+                model="our/tiny", prompt="go", temperature=temperature, max_tokens=2
+            )
+
+        first = pool.submit(one, 1.0)
+        eventually(lambda: engine.load == (0, 1))
+        rest = [pool.submit(one, 0.0) for _ in range(4)]
+        eventually(lambda: engine.load == (4, 1))
+        with pytest.raises(openai.RateLimitError) as caught:
+            one(0.0)
+        assert int(caught.value.response.headers["retry-after"]) >= 1
+        assert "4 of at most 4 requests are waiting" in str(caught.value)
+        # they give up, and what they waited for is forgotten
+        for future in (first, *rest):
+            with pytest.raises(openai.APITimeoutError):
+                future.result()
+        eventually(lambda: engine.load == (0, 0))
+    assert client.completions.create(model="our/tiny", prompt="go", max_tokens=2).usage.completion_tokens <= 2
+
+
+def test_as_many_requests_as_may_be_at_work(served):
+    with (
+        serving(served, limits=Limits(requests=1)) as url,
+        openai.OpenAI(base_url=url, api_key="x", max_retries=0) as c,
+    ):
+        host, port = url.removeprefix("http://").removesuffix("/v1").split(":")
+        with socket.create_connection((host, int(port))) as sock:
+            sock.sendall(
+                b"POST /v1/score HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
+            )
+            time.sleep(0.2)
+            with pytest.raises(openai.RateLimitError, match="1 requests are at work"):
+                c.models.list()
+        eventually(lambda: post(url, "/v1/models", None)[0] == 200)
+
+
+def test_a_client_that_hangs_up_stops_the_device(client, engine):
+    with slow(engine):
+        stream = client.chat.completions.create(model="our/tiny", messages=HELLO, max_tokens=60, stream=True)
+        next(iter(stream))
+        assert engine.load == (0, 1)
+        stream.close()
+        eventually(lambda: not engine._running)
+        # and one that waits for the whole
+        with pytest.raises(openai.APITimeoutError):
+            client.with_options(timeout=0.5).chat.completions.create(model="our/tiny", messages=HELLO)
+        eventually(lambda: not engine._running)
+    client.completions.create(model="our/tiny", prompt="go", max_tokens=2)
+
+
+def test_a_fault_of_ours_is_not_told(client, engine, caplog):
+    def run(asks):
+        raise RuntimeError("secret path /somewhere")
+        yield
+
+    def late(asks):
+        yield from itertools_first(type(engine.sampler).run(engine.sampler, asks))
+        raise RuntimeError("secret path /somewhere")
+
+    logging.getLogger("llmrl_jax.serve").setLevel(logging.INFO)
+    engine.sampler.run = run
+    try:
+        with pytest.raises(openai.InternalServerError) as caught:
+            client.completions.create(model="our/tiny", prompt="go")
+        engine.sampler.run = late
+        stream = client.completions.create(model="our/tiny", prompt="go", max_tokens=40, stream=True)
+        with pytest.raises(openai.APIError, match="the server failed; its log knows more of req_"):
+            list(stream)
+    finally:
+        del engine.sampler.run
+    body = caught.value.response.text
+    assert "secret" not in body and "Traceback" not in body and caught.value.request_id in body
+    assert "secret path" in caplog.text and caught.value.request_id in caplog.text and KEY not in caplog.text
+    assert client.completions.create(model="our/tiny", prompt="go", max_tokens=2).choices
+
+
+def itertools_first(found):
+    yield [[dataclasses.replace(s, finish="") for s in samples] for samples in next(iter(found))]
+
+
+def test_a_server_that_stops_tells_those_who_wait(served):
+    engine = Engine(served, max_batch=4, max_queue=4)
+    heard: queue.Queue = queue.Queue()
+    ask = Ask((1, 2), Sampling(60, seed=1))
+    with slow(engine):
+        jobs = [Job(ask, lambda what, i=i: heard.put((i, what))) for i in range(2)]
+        jobs.append(Job(dataclasses.replace(ask, how=Sampling(3, temperature=0.0)), lambda what: heard.put((2, what))))
+        jobs.append(Work(iter([1]), lambda what: heard.put((3, what))))
+        engine.submit(jobs)
+        assert isinstance(heard.get(timeout=20)[1], list)
+        with pytest.raises(Busy, match="2 of at most 4"):
+            engine.submit([Work(iter([]), print)] * 3)
+        engine.close()
+        engine.close()
+    told = {}
+    while not heard.empty():
+        i, what = heard.get()
+        told[i] = what
+    assert {i: type(what) for i, what in told.items()} == dict.fromkeys(range(4), Stopping)
+    assert not engine.alive
+    with pytest.raises(Stopping):
+        engine.submit(jobs[:1])
+    with background(make_app(engine)) as url:
+        assert post(url, "/health", None)[::2] == (503, {"status": "stopping"})
+        status, headers, answer = post(url, "/v1/completions", TEXT)
+        assert (
+            status == 503 and headers["retry-after"] == "1" and answer["error"]["message"] == "the server is stopping"
+        )
+
+
+def test_only_by_its_own_name(served):
+    with serving(served, hosts=LOOPBACK) as url:
+        assert post(url, "/v1/models", None)[0] == 200
+        assert post(url, "/v1/models", None, Host="localhost:99")[0] == 200
+        for host in ("evil.example", "evil.example:8000", "[", ""):
+            status, _, answer = post(url, "/v1/models", None, Host=host)
+            assert status == 403 and "localhost only" in answer["error"]["message"]
+
+
+def test_a_model_that_is_not_chatted_with(served):
+    with serving(dataclasses.replace(served, template=None)) as url:
+        status, _, answer = post(url, "/v1/chat/completions", CHAT)
+        assert status == 400 and "has no chat template, so it has no chat" in answer["error"]["message"]
+
+
+def test_addresses_and_keys(monkeypatch):
+    assert [is_loopback(h) for h in ("127.0.0.1", "127.8.0.1", "::1", "localhost")] == [True] * 4
+    assert [is_loopback(h) for h in ("0.0.0.0", "::", "", "10.0.0.1", "my.host")] == [False] * 5
+    monkeypatch.setenv("A_KEY", "two words")
+    with pytest.raises(ValueError, match="A_KEY holds a blank"):
+        read_key("A_KEY", "that requests will bear")
+    monkeypatch.setenv("A_KEY", "")
+    with pytest.raises(ValueError, match="A_KEY is empty"):
+        read_key("A_KEY", "that requests will bear")
+    assert read_key("", "of nobody") == ""
+    with listen("127.0.0.1", 0) as sock, socket.create_connection(sock.getsockname()) as caller:
+        taken, _ = sock.accept()
+        with taken:  # what asyncio goes by to send at once
+            assert taken.proto == socket.IPPROTO_TCP and caller
+    with listen("127.0.0.1", 0) as sock, pytest.raises(ValueError, match="cannot listen at 127.0.0.1 port"):
+        listen("127.0.0.1", sock.getsockname()[1])
+    with pytest.raises(ValueError, match="port is 99999"):
+        listen("127.0.0.1", 99_999)
+    with pytest.raises(ValueError, match="request_bytes is 0"):
+        Limits(request_bytes=0)
+
+
+def test_the_command(served, tmp_path, capfd, monkeypatch):
+    lm.save_hf(tmp_path / "tiny", served.model.config, served.variables["params"])
+    served.tokenizer.save(tmp_path / "tiny")
+    model = ["serve", "--model", str(tmp_path / "tiny")]
+    assert cli.main([*model, "--host", "0.0.0.0", "--port", "0"]) == 2
+    assert "0.0.0.0 is reached from other machines, and there is no key" in capfd.readouterr().err
+    monkeypatch.delenv("NO_KEY", raising=False)
+    assert cli.main([*model, "--key-variable", "NO_KEY"]) == 2
+    assert "the environment variable NO_KEY is empty" in capfd.readouterr().err
+    assert cli.main(["serve", "--model", str(tmp_path / "nowhere"), "--port", "0"]) == 2
+    assert "no model folder" in capfd.readouterr().err
+
+    sockets, said, over = [], [], threading.Event()
+    monkeypatch.setattr(command, "listen", lambda *at: sockets.append(listen(*at)) or sockets[-1])
+
+    def ask():
+        try:
+            eventually(lambda: sockets or over.is_set(), 30)
+            url = url_of(sockets[0])
+            said.append(post(url, "/v1/completions", {"model": "tiny", "prompt": "go", "max_tokens": 2}, key="x"))
+        finally:
+            if not over.is_set():
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(ask)
+        try:
+            assert cli.main([*model, "--port", "0", "--max-batch", "2"]) == 0
+        finally:
+            over.set()
+        asking.result()
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert said[0][0] == 200
+    printed = capfd.readouterr().out
+    assert printed.startswith("tiny (") and " answers at http://127.0.0.1:" in printed
+    assert "(no chat template: no /v1/chat/completions)\nstopped\n" in printed
+
+
+def test_without_the_extra(engine, monkeypatch):
+    monkeypatch.setitem(sys.modules, "starlette.applications", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'llmrl_jax\[serve\]'"):
+        make_app(engine)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    with pytest.raises(ModuleNotFoundError, match="serving needs uvicorn"), background(None):
+        pass

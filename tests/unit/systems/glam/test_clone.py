@@ -1,0 +1,314 @@
+"""Behaviour cloning: from demonstrations in words to rows of tokens, and from these to a model that plays."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+import envs_jax
+from envs_jax.babyai.text.english import MISSION_LENGTH, MISSIONS, VIEW
+from llmrl_jax import lm
+from llmrl_jax.agents.demonstration_file import DemosError, read_demos, write_demos
+from llmrl_jax.agents.demonstrations import Episode
+from llmrl_jax.cli.main import main
+from llmrl_jax.run.config import RunConfig
+from llmrl_jax.systems.glam.build import build
+from llmrl_jax.systems.glam.cloning import PRESETS, CloningConfig, check, preset, spoken_caption, taught, windows
+from llmrl_jax.systems.glam.commands import clone as _clone
+from llmrl_jax.systems.glam.config import EmbeddedConfig, GlamConfig
+from llmrl_jax.systems.glam.presets import DEMO
+from llmrl_jax.tuning import SFTConfig
+
+
+WORLD = "BabyAI-Text/GoToObjS4-v0"
+TINY = replace(
+    DEMO,
+    env=WORLD,
+    embedded=EmbeddedConfig(hidden_size=16, layers=1, heads=2, intermediate_size=16),
+    value_width=8,
+    tune="full",
+    history=3,
+    list_actions=True,
+    score_rows=0,
+)
+WALKS = ([2, 0, 2, 2, 1, 2], [1, 1, 2, 0, 0], [5, 2])
+"""Actions of three episodes."""
+
+
+@pytest.fixture(scope="module")
+def glam():
+    return build(TINY)
+
+
+@pytest.fixture(scope="module")
+def walked(glam):
+    """Episodes of given actions, as they are played in the wrapped world: with its observations."""
+    env, params = glam.env, glam.env_params
+    world, _ = envs_jax.make(WORLD)
+    reset, step = jax.jit(env.reset), jax.jit(env.step)
+    episodes, seen = [], []
+    for number, actions in enumerate(WALKS):
+        obs, state = reset(jax.random.key(number), params)
+        shown = []
+        for action in actions:
+            shown.append(jax.device_get(obs))
+            obs, state, *_ = step(jax.random.key(0), state, np.int32(action), params)
+        n, last = len(actions), np.arange(len(actions)) == len(actions) - 1
+        episodes.append(
+            Episode(
+                number=number,
+                success=True,
+                max_steps=16,
+                mission=shown[0]["mission"],
+                text=np.stack([o["text"][o["count"] - 1] for o in shown]),
+                direction=np.zeros(n, np.int32),
+                position=np.zeros((n, 2), np.int32),
+                action=np.array(actions, np.int32),
+                reward=last.astype(np.float32),
+                terminated=last,
+                truncated=~last & last,
+            )
+        )
+        seen.append(shown)
+    return world, episodes, seen
+
+
+@pytest.fixture
+def file(walked, tmp_path):
+    world, episodes, _ = walked
+    write_demos(tmp_path / "demos.parquet", episodes, world, seed=0, facts={})
+    return tmp_path / "demos.parquet"
+
+
+def test_windows_are_those_of_the_policy(walked):
+    _, episodes, seen = walked
+    for episode, shown in zip(episodes, seen, strict=True):
+        found = windows(episode.mission, episode.text, episode.action, 3)
+        for t, obs in enumerate(shown):
+            for name, value in obs.items():
+                np.testing.assert_array_equal(found[name][t], value, err_msg=f"{name} of step {t}")
+    alone = windows(episodes[0].mission, episodes[0].text, episodes[0].action, 1)
+    assert alone["actions"].shape == (6, 0) and alone["count"].tolist() == [1] * 6
+    np.testing.assert_array_equal(alone["text"][:, 0], episodes[0].text)
+
+
+def test_rows_are_the_prompt_and_the_action(glam, walked, file):
+    """Beside the tokenizer's own for the prompt in words."""
+    _, episodes, seen = walked
+    rows = taught(glam, file, CloningConfig(held_out=0.0))
+    assert rows.episodes == 3 and not rows.held_out and len(rows.learn) == 13
+    names, tokenizer = glam.prompt.actions, glam.tokenizer
+    steps = [(obs, names[a]) for e, shown in zip(episodes, seen) for obs, a in zip(shown, e.action.tolist())]
+    for row, (obs, action) in zip(rows.learn, steps, strict=True):
+        head, answer = tokenizer.encode(glam.prompt.render(obs)), tokenizer.encode(action)
+        assert row.tokens == [*head, *answer, tokenizer.eos_id]
+        assert row.learn == [False] * len(head) + [True] * (len(answer) + 1)
+    plain = taught(glam, file, CloningConfig(held_out=0.0, end=False))
+    assert [row.tokens[:-1] for row in rows.learn] == [row.tokens for row in plain.learn]
+
+
+def test_the_last_episodes_are_held_out(glam, file):
+    rows = taught(glam, file, CloningConfig(held_out=0.34))
+    assert (len(rows.learn), len(rows.held_out)) == (11, 2)
+    rows = taught(glam, file, CloningConfig(pairs=7, held_out=0.0))
+    assert (len(rows.learn), rows.episodes) == (11, 2), "the episode that reaches the seventh step is whole"
+    with pytest.raises(DemosError, match="has 2 episodes, of which held_out keeps 2"):
+        taught(glam, file, CloningConfig(pairs=1, held_out=0.9))
+
+
+def test_demonstrations_that_do_not_fit_are_named(glam, walked, file, tmp_path):
+    config = CloningConfig()
+    with pytest.raises(
+        DemosError, match="GoToObjS4-v0, but env is BabyAI-Text/GoToLocal-v0: give --env BabyAI-Text/GoTo"
+    ):
+        taught(replace(glam, config=replace(TINY, env="BabyAI-Text/GoToLocal-v0")), file, config)
+    with pytest.raises(DemosError, match=r"episode 2 does 'toggle', .* 3 actions: take --num-actions 6"):
+        taught(replace(glam, config=replace(TINY, num_actions=3)), file, config)
+    world, episodes, _ = walked
+    faithful = envs_jax.make(f"{WORLD}?describe=faithful")[0]
+    faithful.id = WORLD  # a file of other words under the level's name
+    stands = np.full_like(episodes[0].text, -1)
+    stands[:, 0] = len(faithful.books.view) - 1
+    write_demos(tmp_path / "b.parquet", [replace(episodes[0], text=stands)], faithful, seed=0, facts={})
+    with pytest.raises(
+        DemosError, match="episode 0: babyai.VIEW has no phrase at the beginning of 'You stand in an open"
+    ):
+        taught(glam, tmp_path / "b.parquet", config)
+    with pytest.raises(ValueError, match="lists the actions that each state offers"):
+        taught(replace(glam, prompt=replace(glam.prompt, lists_offered=True)), file, config)
+
+
+def test_words_become_captions_again():
+    for i in range(0, len(VIEW), 7):
+        assert spoken_caption(VIEW, f"{VIEW.phrases[i]}, {VIEW.phrases[0]}", 3).tolist() == [i, 0, -1]
+    assert spoken_caption(VIEW, "", 2).tolist() == [-1, -1]
+    said = "put a box on your left next to the red ball, then go to the grey door"
+    words = ["put", "a box on your left", "next to", "the red ball,", "then", "go to", "the grey door"]
+    np.testing.assert_array_equal(
+        spoken_caption(MISSIONS, said, MISSION_LENGTH), MISSIONS.caption(words, MISSION_LENGTH)
+    )
+    with pytest.raises(ValueError, match="no phrase at the beginning of 'jump to the grey door'"):
+        spoken_caption(MISSIONS, "go to a key and jump to the grey door", MISSION_LENGTH)
+    with pytest.raises(ValueError, match="has 4 phrases of babyai.MISSIONS, where 3 have room"):
+        spoken_caption(MISSIONS, "put a key next to a box", 3)
+
+
+def test_the_published_values():
+    """Glam reference, section 3.4."""
+    config, published = preset("bc")
+    assert (config.tune, config.history, config.list_actions) == ("full", 3, True)
+    assert (published.pairs, published.epochs, published.pack) == (400_000, 1.0, False)
+    usual = SFTConfig(
+        batch_size=64,
+        learning_rate=5e-4,
+        schedule="cosine",
+        warmup=0.01,
+        weight_decay=0.0,
+        adam_eps=1e-8,
+        max_grad_norm=math.inf,
+    )
+    assert published.sft == usual
+    assert preset("bc-lora")[0].tune == "lora" and set(PRESETS) == {"bc", "bc-lora", "bc-demo"}
+    with pytest.raises(KeyError, match="did you mean 'bc-lora'"):
+        preset("bc_lora")
+
+
+def test_what_cannot_be_cloned_is_refused(tmp_path, capsys):
+    with pytest.raises(ValueError, match="agent is drrn"):
+        check(GlamConfig(agent="drrn"))
+    with pytest.raises(ValueError, match="policy is heads"):
+        check(GlamConfig(policy="heads"))
+    with pytest.raises(ValueError, match="take --tune full"):
+        check(GlamConfig())
+    for wrong in ({"pairs": 0}, {"held_out": 1.0}, {"epochs": 0.0}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            CloningConfig(**wrong)
+    run = ["glam", "clone", "--run.out", str(tmp_path), "--run.progress", "off"]
+    for flags, said in {
+        "--preset bcdemo": "did you mean 'bc-demo'",
+        "--ppo.num-envs 8": "cloning does not read ppo",
+        "--demos a.parquet --from runs/b": "give one of them",
+        "--greedy": "name it by --from",
+        "--tune lora": "take --tune full",
+        "--env BabyAI-GoTo-v0": "has no text",
+    }.items():
+        assert main([*run, *flags.split()]) == 2, flags
+        assert said in capsys.readouterr().err
+    assert main([*run, "--preset", "bc-demo", "--demos", str(tmp_path / "none.parquet")]) == 2
+    assert "there is no file of demonstrations" in capsys.readouterr().err
+
+
+FLAGS = (
+    f"--preset bc-demo --env {WORLD} --embedded.hidden-size 16 --embedded.layers 1 --embedded.heads 2"
+    " --embedded.intermediate-size 16 --value-width 8 --score-rows 0 --eval-episodes 64 --run.progress off"
+).split()
+
+
+def lines(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def cloned(tmp_path_factory):
+    """A small Llama that has imitated the bot."""
+    out = tmp_path_factory.mktemp("runs")
+    run = ["glam", "clone", *FLAGS, "--pairs", "1200", "--run.out", str(out)]
+    assert main([*run, "--run.name", "bot", "--epochs", "4"]) == 0
+    return out / "bot"
+
+
+def test_demonstrations_of_another_attempt_are_not_learnt(file, tmp_path, monkeypatch):
+    """A first attempt that failed left its file: only a resume goes on with it."""
+    assert file == tmp_path / "demos.parquet"
+    glam, cloning = preset("bc-demo")
+    config = _clone.CloneRun(preset="bc-demo", glam=glam, clone=cloning, run=RunConfig(name="x", out=str(tmp_path)))
+    monkeypatch.setattr(_clone, "_player", lambda config: pytest.fail("plays anew"))
+    with pytest.raises(pytest.fail.Exception, match="plays anew"):
+        _clone._demonstrations(config, tmp_path)
+    again = replace(config, run=replace(config.run, resume=True))
+    assert _clone._demonstrations(again, tmp_path) == tmp_path / "demos.parquet"
+
+
+@pytest.mark.slow
+def test_the_bot_is_imitated_by_command(cloned):
+    summary = json.loads((cloned / "summary.json").read_text())
+    assert summary["after"]["greedy"]["success"] > 0.9 > 0.5 > summary["before"]["greedy"]["success"]
+    assert summary["pairs"] + summary["held_out_pairs"] >= 1200 > summary["held_out_pairs"] > 0
+    measured = [line["loss"] for line in lines(cloned) if line["kind"] == "eval"]
+    assert measured[-1] < 0.3 * measured[0], "on episodes that were not learnt from"
+    told, episodes = read_demos(cloned / "demos.parquet")
+    assert told["player"] == "bot" and all(demo.success for demo in episodes)
+
+
+@pytest.mark.slow
+def test_a_clone_that_was_stopped_goes_on_with_the_same_bits(cloned, tmp_path):
+    demos = ["--demos", str(cloned / "demos.parquet"), "--run.out", str(tmp_path), "--eval-episodes", "0"]
+    run = ["glam", "clone", *FLAGS, *demos, "--pairs", "1200", "--epochs", "4"]
+    assert main([*run, "--run.name", "whole"]) == 0
+    assert main([*run, "--run.name", "cut", "--run.max-seconds", "0.01", "--run.log-every", "5"]) == 0
+    assert json.loads((tmp_path / "cut" / "summary.json").read_text())["stopped"] == "time budget"
+    assert not (tmp_path / "cut" / "model").exists()
+    again = ["glam", "clone", "--run.name", "cut", "--run.out", str(tmp_path), "--run.resume", "--run.max-seconds", "0"]
+    assert main(again) == 0
+    weights = [(tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("whole", "cut")]
+    assert weights[0] == weights[1]
+
+
+@pytest.mark.slow
+def test_what_was_cloned_is_tested_and_trained_on(cloned, tmp_path, capsys):
+    model = str(cloned / "model")
+    test = ["glam", "test", "--model", model, "--preset", "demo", "--env", WORLD, "--tests", "no_modification_test"]
+    assert main([*test, "--episodes", "64", "--out", str(tmp_path / "tests")]) == 0
+    said = capsys.readouterr().out
+    assert "paper (BC)" in said and (tmp_path / "tests" / "bot" / "test" / "tests.json").exists()
+    record = json.loads((tmp_path / "tests" / "bot" / "test" / "tests.json").read_text())["no_modification_test"]
+    summary = json.loads((cloned / "summary.json").read_text())
+    assert record["greedy"]["success"] == summary["after"]["greedy"]["success"], "the same model on the same episodes"
+    train = [
+        "glam",
+        "train",
+        *FLAGS[2:4],
+        "--preset",
+        "demo",
+        "--model",
+        model,
+        "--value-width",
+        "8",
+        "--run.out",
+        str(tmp_path),
+    ]
+    ppo = "--ppo.num-envs 4 --ppo.num-steps 4 --ppo.minibatches 2 --ppo.microbatches 1 --ppo.epochs 1 --ppo.pool-size 8"
+    assert main([*train, *ppo.split(), "--score-rows", "0", "--steps", "32", "--run.name", "rl"]) == 0
+    # and the agent that RL left is imitated in turn, by adapters on the same model
+    again = [
+        "glam",
+        "clone",
+        *FLAGS[:4],
+        "--model",
+        model,
+        "--tune",
+        "lora",
+        "--score-rows",
+        "0",
+        "--run.progress",
+        "off",
+    ]
+    few = ["--pairs", "300", "--eval-episodes", "16", "--run.out", str(tmp_path), "--run.name", "second"]
+    assert main([*again, "--from", str(tmp_path / "rl"), "--greedy", *few]) == 0
+    told = read_demos(tmp_path / "second" / "demos.parquet")[0]
+    assert (told["player"], told["agent"], told["update"], told["greedy"]) == ("rl", "llm", 2, True)
+    folder = tmp_path / "second"
+    assert (folder / "adapter" / "adapter_model.safetensors").exists()
+    base, variables = lm.load(model)
+    tuned, adapted = lm.load_adapter(folder / "adapter", base, variables)
+    merged, whole = lm.load(folder / "model")
+    tokens = np.arange(12, dtype=np.int32)[None]
+    np.testing.assert_allclose(
+        tuned.apply(adapted, tokens).logits, merged.apply(whole, tokens).logits, atol=2e-5, rtol=2e-5
+    )
+    assert not np.allclose(base.apply(variables, tokens).logits, merged.apply(whole, tokens).logits, atol=1e-3)
