@@ -1,8 +1,23 @@
-"""Checks of what a user gives, and their messages."""
+"""Checks of what a user gives, and their messages.
+
+Every range check says the same sentence: the name as the user spells it, the value, what is needed, and a remedy in
+brackets where there is one.
+
+    at_least("num_envs", 0, 1)                  num_envs is 0; at least 1 is needed
+    at_least("LoRA rank", 0, 1, remedy="leave LoRA out to turn it off")
+                                                LoRA rank is 0; at least 1 is needed (leave LoRA out to turn it off)
+    above("learning_rate", 0.0, 0)              learning_rate is 0.0; above 0 is needed
+    between("final_fraction", 1.5, 0, 1)        final_fraction is 1.5; from 0 to 1 is needed
+    between("held_out", 1.0, 0, 1, below=True)  held_out is 1.0; from 0 to below 1 is needed
+    fields_at_least(config, 1, "num_envs", "num_steps", prefix="ppo.")
+                                                ppo.num_steps is 0; at least 1 is needed
+"""
 
 from __future__ import annotations
 
 import difflib
+import math
+from typing import Any
 
 
 def nearest(name: str, names: list[str], n: int = 3) -> str:
@@ -10,3 +25,58 @@ def nearest(name: str, names: list[str], n: int = 3) -> str:
     lower = {candidate.lower(): candidate for candidate in names}
     close = [lower[c] for c in difflib.get_close_matches(name.lower(), list(lower), n=n, cutoff=0.5)]
     return f"; did you mean {' or '.join(repr(c) for c in close)}?" if close else ""
+
+
+def at_least(name: str, value: float, low: float, *, remedy: str = "", error: type[Exception] = ValueError) -> None:
+    """Check that a number is finite and `low` or more.
+
+    **Arguments:** `name`, as the user spells the option; `value`, an integer or a float; `low`; `remedy`, what else the
+    user can do, without a full stop; `error`, the exception to raise.
+    **Raises:** `error`, "NAME is VALUE; at least LOW is needed"; NaN and infinities are refused too.
+    """
+    _check(low <= value, name, value, f"at least {low}", remedy, error)
+
+
+def above(name: str, value: float, low: float, *, remedy: str = "", error: type[Exception] = ValueError) -> None:
+    """Check that a number is finite and more than `low`; see `at_least`."""
+    _check(low < value, name, value, f"above {low}", remedy, error)
+
+
+def between(
+    name: str,
+    value: float,
+    low: float,
+    high: float,
+    *,
+    above: bool = False,
+    below: bool = False,
+    remedy: str = "",
+    error: type[Exception] = ValueError,
+) -> None:
+    """Check that a number lies from `low` to `high`, both included unless `above` excludes `low`, or `below` `high`;
+    see `at_least`."""
+    inside = (low < value if above else low <= value) and (value < high if below else value <= high)
+    start = f"above {low} and " if above else f"from {low} to "
+    end = f"below {high}" if below else f"at most {high}" if above else f"{high}"
+    _check(inside, name, value, start + end, remedy, error)
+
+
+def fields_at_least(
+    config: Any,
+    low: float,
+    *names: str,
+    prefix: str = "",
+    remedy: str = "",
+    error: type[Exception] = ValueError,
+) -> None:
+    """`at_least` for attributes of one object; `prefix` stands before the name of each in the message."""
+    for name in names:
+        at_least(prefix + name, getattr(config, name), low, remedy=remedy, error=error)
+
+
+def _check(right: bool, name: str, value: float, wanted: str, remedy: str, error: type[Exception]) -> None:
+    if right and math.isinf(value):
+        wanted = "a finite number"
+    elif right:
+        return
+    raise error(f"{name} is {value}; {wanted} is needed{f' ({remedy})' if remedy else ''}")

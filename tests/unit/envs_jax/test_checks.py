@@ -1,0 +1,51 @@
+"""Range checks: what passes, and the sentence that the rest get."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from envs_jax.checks import above, at_least, between, fields_at_least
+from envs_jax.text import PromptError
+
+
+def test_what_is_in_range_passes():
+    at_least("n", 1, 1)
+    at_least("x", 0.0, 0)
+    above("x", 1e-9, 0)
+    between("x", 0, 0, 1)
+    between("x", 1, 0, 1, above=True)
+    between("x", 0, 0, 1, below=True)
+    fields_at_least(SimpleNamespace(a=1, b=2), 1, "a", "b")
+
+
+@pytest.mark.parametrize(
+    ("check", "message"),
+    [
+        (lambda: at_least("num_envs", 0, 1), "num_envs is 0; at least 1 is needed"),
+        (lambda: at_least("rank", 0, 1, remedy="use none"), "rank is 0; at least 1 is needed (use none)"),
+        (lambda: at_least("x", math.nan, 0), "x is nan; at least 0 is needed"),
+        (lambda: at_least("x", math.inf, 0), "x is inf; a finite number is needed"),
+        (lambda: at_least("x", -math.inf, 0), "x is -inf; at least 0 is needed"),
+        (lambda: above("lr", 0.0, 0), "lr is 0.0; above 0 is needed"),
+        (lambda: above("lr", math.nan, 0), "lr is nan; above 0 is needed"),
+        (lambda: between("p", 1.5, 0, 1), "p is 1.5; from 0 to 1 is needed"),
+        (lambda: between("p", math.nan, 0, 1), "p is nan; from 0 to 1 is needed"),
+        (lambda: between("p", 0, 0, 1, above=True), "p is 0; above 0 and at most 1 is needed"),
+        (lambda: between("p", 1, 0, 1, below=True), "p is 1; from 0 to below 1 is needed"),
+        (lambda: between("p", 1, 0, 1, above=True, below=True), "p is 1; above 0 and below 1 is needed"),
+        (
+            lambda: fields_at_least(SimpleNamespace(a=1, b=0), 1, "a", "b", prefix="ppo."),
+            "ppo.b is 0; at least 1 is needed",
+        ),
+    ],
+)
+def test_what_is_out_of_range_is_refused_in_one_sentence(check, message):
+    with pytest.raises(ValueError) as error:
+        check()
+    assert str(error.value) == message
+
+
+def test_the_kind_of_error_is_the_callers():
+    with pytest.raises(PromptError, match="size is 0; at least 1 is needed"):
+        at_least("size", 0, 1, error=PromptError)
