@@ -92,7 +92,7 @@ def fit(config: Annotated[FitConfig, tyro.conf.arg(name="")]) -> int:
     found = compile_and_add(config)
     print(found.table())
     platform = found.devices.rpartition("(")[2].partition(")")[0]
-    print(f"Compiled in {found.seconds:.0f} s. Activations are what XLA plans for {platform}; other devices plan anew.")
+    print(f"Compiled in {found.seconds:.0f} s. Activations are what XLA plans for {platform}; other devices plan differently.")
     if found.fits is not False:
         return 0
     if config.advise:
