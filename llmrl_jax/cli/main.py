@@ -6,8 +6,9 @@ A group is a module in `llmrl_jax/cli/commands/`, or the `commands.py` or `comma
 tyro makes the options from the function's signature (a dataclass argument annotated with
 `tyro.conf.arg(name="")` gives its fields, each documented by the docstring under it). The first line of the module's
 docstring describes the group, that of the function the command. Modules are imported only when their group is used.
-A command returns None or an exit code. Where its defaults depend on the command line (a preset, a run to resume), its
-attribute `prepare` makes the function to call from the arguments.
+A command returns None or an exit code. Where its defaults depend on the command line (a preset, a file, a run to
+resume), its attribute `prepare` makes the function to call from the arguments: `llmrl_jax.run.flags.command` adds it to
+a function of a configuration, and says how such a command is written.
 
 Before any command stand `--hosts.*`, which join several processes into one program (`llmrl_jax.parallel.hosts`), and
 `--slurm.*`, which submit the rest of the line to SLURM in place of running it (`llmrl_jax.run.slurm`).
@@ -28,12 +29,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from llmrl_jax.chat.errors import ChatError
 from llmrl_jax.cli.standins import standins
 
 
-USER_ERRORS = (KeyError, ValueError, TypeError, OSError, ModuleNotFoundError, ChatError)
-"""What our own code raises where the user's input cannot be right."""
+USER_ERRORS = (KeyError, ValueError, TypeError, OSError, ModuleNotFoundError)
+"""What our own code raises where the user's input cannot be right; `ChatError` is another."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +109,11 @@ def _is_ours(error: BaseException) -> bool:
     return raised and module.split(".")[0] in ("llmrl_jax", "envs_jax", "benchmarks", "__main__")
 
 
+def _is_a(module: str, name: str, error: BaseException) -> bool:
+    """Whether an error is of a class whose module is slow to import: one that is not imported has raised nothing."""
+    return module in sys.modules and isinstance(error, getattr(sys.modules[module], name))
+
+
 def _message(error: BaseException) -> str:
     return str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
 
@@ -145,10 +150,10 @@ def _help(args: list[str], prog: str) -> int:
         end()
         if found is None:
             return 0
-        import tyro
+        from llmrl_jax.run.flags import parse
 
         command, name, left = found
-        tyro.cli(command, prog=name, args=left)
+        parse(command, name, left)
         return 0
     return _run(args, prog)
 
@@ -157,10 +162,10 @@ def _run(args: list[str], prog: str) -> int:
     found = _find(args, prog)
     if found is None:
         return 0
-    import tyro
+    from llmrl_jax.run.flags import parse
 
     command, name, left = found
-    result = tyro.cli(command, prog=name, args=left)
+    result = parse(command, name, left)
     return result if isinstance(result, int) else 0
 
 
@@ -172,12 +177,12 @@ def _take(args: Sequence[str], prefix: str, kind: Any, prog: str) -> tuple[Any, 
     asks = f"--{prefix}.help" in args
     if not asks and not any(a.startswith(f"--{prefix}.") for a in args):
         return kind(), list(args)
-    import tyro
+    from llmrl_jax.run.flags import parse
 
     flags: Any = dataclasses.make_dataclass("Flags", [(prefix, kind, dataclasses.field(default_factory=kind))])
     if asks:
-        tyro.cli(flags, prog=prog, args=["--help"])
-    found: Any = tyro.cli(flags, prog=prog, args=list(args), return_unknown_args=True)
+        parse(flags, prog, ["--help"])
+    found: Any = parse(flags, prog, list(args), return_unknown_args=True)
     taken, left = found
     for arg in left:
         if arg.startswith(f"--{prefix}."):
@@ -218,7 +223,7 @@ def _submit(args: Sequence[str], prog: str) -> int | None:
     found = _find(left, prog)
     if found is None:
         return 0
-    import tyro
+    from llmrl_jax.run.flags import parse
 
     command, name, rest = found
 
@@ -226,7 +231,7 @@ def _submit(args: Sequence[str], prog: str) -> int | None:
     def parsed(*args: Any, **kwargs: Any) -> list[Any]:
         return [*args, *kwargs.values()]
 
-    slurm.submit(config, left, tyro.cli(parsed, prog=name, args=rest))
+    slurm.submit(config, left, parse(parsed, name, rest))
     return 0
 
 
@@ -265,10 +270,9 @@ def guard(run: Callable[[], int], debug: bool = False) -> int:
         mute_stdout()
         return 0
     except Exception as error:
-        from llmrl_jax.run.loop import RunStopped
-
-        stopped = isinstance(error, RunStopped)
-        if debug or not (stopped or isinstance(error, USER_ERRORS) and _is_ours(error)):
+        stopped = _is_a("llmrl_jax.run.loop", "RunStopped", error)
+        users = isinstance(error, USER_ERRORS) or _is_a("llmrl_jax.chat.errors", "ChatError", error)
+        if debug or not (stopped or users and _is_ours(error)):
             traceback.print_exc()
             return 1
         print(f"error: {_message(error)} (--debug shows where)", file=sys.stderr)
@@ -280,7 +284,7 @@ def main(args: Sequence[str] | None = None, prog: str = "llmrl") -> int:
     left = list(sys.argv[1:] if args is None else args)
     debug = "--debug" in left
     left = [a for a in left if a != "--debug"]
-    if left[:1] == ["--version"]:
+    if left[:1] == ["--version"] or left[1:2] == ["--version"] and left[0] in groups():
         from llmrl_jax import __version__
 
         print(__version__)

@@ -1,4 +1,12 @@
-"""Configurations as JSON, and which of their options a resumed run may change."""
+"""Configurations as JSON, and which of their options a resumed run may change.
+
+A configuration is a frozen dataclass. Two optional names on the class say more about it:
+
+* `KIND: ClassVar[str]`, the command whose runs have it (`"lm sft"`). `save_config` writes it into the file, beside the
+  version of the format, and `load_config` refuses a file of another kind, naming the right command.
+* `upgraded(values)`, a static method from the JSON values of earlier versions to those of this one, for fields that
+  were renamed, moved or removed.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +16,7 @@ import json
 import math
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -17,6 +25,9 @@ from llmrl_jax.core.files import write_whole
 
 
 T = TypeVar("T")
+
+VERSION = 1
+"""The format of configuration files: 1 has `kind` and `version`; files before it have neither."""
 
 FREE = {"resume": "free"}
 """`field(metadata=FREE)` marks an option that a resumed run may change: it does not decide what is learnt."""
@@ -79,6 +90,7 @@ def from_json(cls: Any, value: Any, where: str = "") -> Any:
     if _is_dataclass_type(kind):
         if not isinstance(value, Mapping):
             fail(f"an object with the fields of {kind.__name__}")
+        value = upgraded(kind, value)
         hints = typing.get_type_hints(kind, include_extras=True)
         names = [f.name for f in dataclasses.fields(kind) if f.init]
         for name in value:
@@ -108,18 +120,74 @@ def from_json(cls: Any, value: Any, where: str = "") -> Any:
         return Path(value) if isinstance(value, str) else fail("a path")
     if kind is float and (isinstance(value, (int, float)) or value in ("nan", "inf", "-inf")):
         return float(value) if not isinstance(value, bool) else fail("a number")
+    if kind is int and isinstance(value, float) and value.is_integer():
+        return int(value)  # 1e6
     if kind is int and isinstance(value, bool) or not isinstance(value, kind):
         fail(kind.__name__)
     return value
 
 
+def upgraded(cls: type, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The values of a dataclass in the names of this version; see the module's docstring."""
+    change: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = getattr(cls, "upgraded", None)
+    return values if change is None else change(values)
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+def a_run(kind: str) -> str:
+    """A kind of runs in a sentence: "an lm sft run"."""
+    vowel = kind[:1] in "aeio" or kind[:2] in ("lm", "rl")
+    return f"{'an' if vowel else 'a'} {kind} run"
+
+
+def stamped(config: Any) -> dict[str, Any]:
+    """A configuration as JSON values, headed by its kind and the version of the format where its class has a kind.
+
+    **Raises:** `TypeError` for a value that JSON cannot hold.
+    """
+    values = to_json(config)
+    kind = getattr(config, "KIND", "")
+    if not kind:
+        return values
+    if taken := [name for name in ("kind", "version") if name in values]:
+        raise TypeError(f"{type(config).__name__} has a field {taken[0]!r}, which its file needs for itself")
+    return {"kind": kind, "version": VERSION, **values}
+
+
+def unstamped(values: Mapping[str, Any], kind: str, source: str | Path, *, run: str = "") -> dict[str, Any]:
+    """The values of a file without its kind and version.
+
+    **Arguments:** `values`, what the file holds; `kind`, what is expected (empty: any); `source`, for errors; `run`,
+    the folder of the run whose file it is, if any.
+    **Raises:** `ValueError` for a file of another kind, naming the command that reads it, or of a newer version.
+    """
+    left = dict(values)
+    if "version" not in left or not isinstance(left.get("kind"), str):
+        return left
+    found, version = left.pop("kind"), left.pop("version")
+    if kind and found != kind:
+        if run:
+            raise ValueError(
+                f"{run} is {a_run(found)}, not {a_run(kind)}: `llmrl {found} --run.resume {run}` continues it"
+            )
+        raise ValueError(f"{source} has the options of `llmrl {found}`, not of `llmrl {kind}`")
+    if not isinstance(version, int) or version > VERSION:
+        raise ValueError(
+            f"{source} has version {version}, which a newer llmrl_jax wrote; this one reads up to version {VERSION}"
+        )
+    return left
+
+
 def save_config(config: Any, path: str | Path) -> None:
-    """Write a configuration as JSON, whole or not at all."""
-    write_whole(path, json.dumps(to_json(config), indent=2) + "\n")
+    """Write a configuration as JSON, whole or not at all; with its kind and version, see `stamped`."""
+    write_whole(path, json.dumps(stamped(config), indent=2) + "\n")
 
 
-def load_config(cls: type[T], path: str | Path) -> T:
-    """Read what `save_config` wrote. **Raises:** `FileNotFoundError`, or `ValueError` naming the wrong field."""
+def read_json(path: str | Path) -> Any:
+    """The values of a configuration file. **Raises:** `FileNotFoundError`; `ValueError` for what is not JSON, or is the
+    config.json of a language model."""
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"there is no configuration at {path}")
@@ -131,6 +199,20 @@ def load_config(cls: type[T], path: str | Path) -> T:
         raise ValueError(
             f"{path} describes a language model ({value['model_type']}), not a run: pass that folder as --model"
         )
+    return value
+
+
+def load_config(cls: type[T], path: str | Path) -> T:
+    """Read what `save_config` wrote.
+
+    **Raises:** `FileNotFoundError`, or `ValueError` naming the wrong field, the command that wrote the file, or a newer
+    version.
+    """
+    path = Path(path)
+    value = read_json(path)
+    if isinstance(value, dict):
+        run = str(path.parent) if path.name == "config.json" else ""
+        value = unstamped(value, getattr(cls, "KIND", ""), path, run=run)
     try:
         return from_json(cls, value)
     except ValueError as error:

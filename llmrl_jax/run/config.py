@@ -1,24 +1,86 @@
-"""How a run is kept: the options that every run has."""
+"""How a run is kept: the options that every run has, and those of the training loop."""
 
 from __future__ import annotations
 
+import os
 import typing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import Annotated, Any, TypeVar
 
+from tyro.constructors import PrimitiveConstructorSpec
+
+from llmrl_jax.core import config as configs
+from llmrl_jax.core.checks import fields_at_least, nearest
 from llmrl_jax.core.config import FREE
 
 
+Settings = TypeVar("Settings")
+
+Resume = Annotated[
+    bool | str,
+    PrimitiveConstructorSpec(
+        nargs=(0, 1),
+        metavar="[RUN]",
+        instance_from_str=lambda args: args[0] if args else True,
+        is_instance=lambda value: isinstance(value, (bool, str)),
+        str_from_instance=lambda value: [str(value)] if value is False or isinstance(value, str) else [],
+    ),
+]
+"""Whether a run continues an earlier one, or the folder of the one that it continues. On the command line
+`--run.resume RUN`, or `--run.resume` alone."""
+
+
+def _split(folder: str) -> tuple[str, str]:
+    """The folder that a run is in, empty where only its name is given, and its name."""
+    out, name = os.path.split(folder.rstrip(os.sep))
+    return os.path.split(os.path.abspath(folder)) if name in (".", "..") else (out, name)
+
+
 @dataclass(frozen=True)
-class RunConfig:
-    """How a run is kept: where it writes, how often, and whether it continues an earlier one."""
+class BaseRunConfig:
+    """Where a run is kept, its seed, and whether it continues an earlier one: what every run has."""
 
     name: str = field(default="", metadata=FREE)
     """Name of the run; it writes to `<out>/<name>/`. Empty: the command's own name and the time."""
     out: str = field(default="runs", metadata=FREE)
     """Folder that holds all runs."""
     seed: int = 0
-    """Seed of every random number of the run; non-negative."""
+    """Seed of every random number of the run; at least 0."""
+    resume: Resume = field(default=False, metadata=FREE)
+    """The folder of a run to continue, `runs/NAME`, or its name in `out`; the command takes all its settings from it.
+    Without a value: the run `<out>/<name>`."""
+
+    def __post_init__(self):
+        if isinstance(self.resume, str):
+            self._take_place_of(self.resume)
+        fields_at_least(self, 0, "seed", prefix="run.")
+        if self.name and (Path(self.name).name != self.name or self.name in (".", "..")):
+            raise ValueError(f"the run's name {self.name!r} must be one folder's name (run.out says where it is)")
+        if self.resume and not self.name:
+            raise ValueError("run.resume needs the folder of the run to continue, as in --run.resume runs/NAME")
+
+    def _take_place_of(self, folder: str) -> None:
+        """Set `name` and `out` from the folder of the run to continue, and `resume` to whether there is one."""
+        out, name = _split(folder)
+        default_out = next(f.default for f in fields(self) if f.name == "out")
+        for option, given, found in (("name", self.name, name), ("out", self.out, out)):
+            if found and given not in ("", found, default_out if option == "out" else ""):
+                raise ValueError(f"run.{option} is {given}, but run.resume is {folder}: leave run.{option} out")
+        object.__setattr__(self, "name", name or self.name)
+        object.__setattr__(self, "out", out or self.out)
+        object.__setattr__(self, "resume", bool(folder))
+
+    @property
+    def folder(self) -> Path:
+        """`<out>/<name>`, of a run that has a name."""
+        return Path(self.out).expanduser() / self.name
+
+
+@dataclass(frozen=True)
+class RunConfig(BaseRunConfig):
+    """How a run of the training loop is kept: where it writes, how often, and whether it continues an earlier one."""
+
     log_every: int = field(default=1, metadata=FREE)
     """Updates per line of `metrics.jsonl`."""
     eval_every: int = field(default=0, metadata=FREE)
@@ -29,8 +91,6 @@ class RunConfig:
     """Newest checkpoints to keep; at least 1."""
     best: str = field(default="", metadata=FREE)
     """Metric (as `metrics.jsonl` spells it) whose highest checkpoint is kept as well; empty: none."""
-    resume: bool = field(default=False, metadata=FREE)
-    """Continue the run `<out>/<name>` from its newest checkpoint, bit for bit."""
     resume_from: int = field(default=-1, metadata=FREE)
     """With `resume`: the checkpoint to continue from, by its update number; later ones are discarded. -1: newest."""
     max_seconds: float = field(default=0.0, metadata=FREE)
@@ -46,16 +106,53 @@ class RunConfig:
     `~/.cache/llmrl_jax`, or `LLMRL_COMPILATION_CACHE`)."""
 
     def __post_init__(self):
-        at_least = {"seed": 0, "log_every": 1, "eval_every": 0, "checkpoint_every": 0, "keep": 1, "resume_from": -1}
-        for name, low in {**at_least, "max_seconds": 0}.items():
-            if getattr(self, name) < low:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {low}")
-        if self.name and (Path(self.name).name != self.name or self.name in (".", "..")):
-            raise ValueError(f"the run's name {self.name!r} must be one folder's name (`out` says where it lies)")
-        if self.resume and not self.name:
-            raise ValueError("resume needs the name of the run to continue")
+        super().__post_init__()
+        fields_at_least(self, 0, "eval_every", "checkpoint_every", "max_seconds", prefix="run.")
+        fields_at_least(self, 1, "log_every", "keep", prefix="run.")
+        fields_at_least(self, -1, "resume_from", prefix="run.")
         if self.resume_from >= 0 and not self.resume:
-            raise ValueError(f"resume_from {self.resume_from} has a meaning only with resume")
+            raise ValueError(f"run.resume_from {self.resume_from} has a meaning only with run.resume")
+
+
+def find_run(folder: str | Path) -> Path:
+    """The config.json of a run to continue. **Raises** `FileNotFoundError`, naming the nearest run, where there is
+    none."""
+    folder = Path(folder).expanduser()
+    if not (folder / "config.json").is_file():
+        known = [path.parent.name for path in folder.parent.glob("*/config.json")]
+        raise FileNotFoundError(
+            f"there is no run {folder.name!r} in {folder.parent} to resume{nearest(folder.name, known)}"
+        )
+    return folder / "config.json"
+
+
+def resumed(kind: type[Settings], folder: str | Path, **changes: Any) -> Settings:
+    """The settings with which a run continues: those of its own config.json.
+
+    What an earlier start was given for itself alone is left out: the checkpoint to go back to, and its time budget.
+
+    **Arguments:** `kind`, a dataclass with a `run`; `folder`, the run's, `runs/NAME`; `changes`, fields of `kind` that
+    may change (`llmrl_jax.core.config.FREE`), such as `steps=2_000_000`.
+    **Raises:** `FileNotFoundError` where there is no run; `ValueError` for a run of another kind, or a change that the
+    run cannot have.
+    """
+    saved: Any = configs.load_config(kind, find_run(folder))
+    own = {"resume_from": -1, "max_seconds": 0.0} if isinstance(saved.run, RunConfig) else {}
+    out, name = _split(str(folder))
+    # the run is where it was found, whatever it was called there
+    run = replace(saved.run, **own, name=name, out=out or ".", resume=True)
+    found = replace(saved, run=run, **changes)
+    refuse_changes(folder, saved, found)
+    return found
+
+
+def refuse_changes(folder: str | Path, saved: Any, config: Any) -> None:
+    """**Raises** `ValueError` where a run would continue with other options than it has, naming them."""
+    if changed := configs.differences(configs.identity(saved), configs.identity(config)):
+        raise ValueError(
+            f"the run {folder} was begun with other options: {'; '.join(changed)} (saved -> now); put these back, or "
+            "choose another name"
+        )
 
 
 def use_compilation_cache(folder: str) -> None:

@@ -1,39 +1,239 @@
-"""What a command must know of its flags before they are parsed, as its defaults hang on them."""
+"""Commands whose options are the fields of a dataclass: presets, `--config`, `--print-config` and `--run.resume`.
+
+How a new command uses it: a configuration with a kind, a function, and `command`.
+
+    @dataclass(frozen=True)
+    class TrainConfig:
+        KIND: ClassVar[str] = "rl train"        # the command's full name; it is written into config.json
+        algo: str = "ppo"
+        "What a docstring under a field says is the help of its flag."
+        steps: int = field(default=1_000_000, metadata=FREE)    # FREE: a resumed run may change it
+        run: RunConfig = field(default_factory=RunConfig)       # BaseRunConfig where no training loop runs
+
+    @command(TrainConfig)
+    def train(config: TrainConfig) -> int:
+        "Train an algorithm in a world."                        # the help of the command
+        from llmrl_jax.run.rl import train as work              # heavy modules are imported here, not for help
+
+        return work(config)
+
+    COMMANDS = {"train": train}
+
+A field that is itself a dataclass gives `--field.option`; annotated with `tyro.conf.arg(name="")` its options have no
+prefix. A field without a default is a flag that must be given. The settings come from, each before what it overrides:
+
+1. the flags;
+2. `--config FILE`, YAML or JSON, with the options nested as in a run's config.json (which is such a file);
+3. where a run is resumed, the run's own config.json; else what `start` returns, a preset say; else the defaults.
+
+`start(get)` returns the settings to begin with. `get(name)` is what the command line, the file or the resumed run says
+about an option so far (None: nothing), so that `get("preset")` or `get("algo")` can decide. The class of what it
+returns is the class of the settings: a command may have one for each algorithm, as long as they share a `KIND`.
+
+The function is called with settings that are complete and checked. Where they have a `run`, it is certain by then that
+the run's folder can be opened, and that a resumed run keeps all options that are not FREE.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import dataclasses
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, Any
+
+import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from llmrl_jax.core import config as configs
-from llmrl_jax.run.config import RunConfig
+from llmrl_jax.run.config import BaseRunConfig, find_run, refuse_changes, resumed
+from llmrl_jax.run.settings import blank, checked, overlaid, read_values, to_yaml
 
 
-Settings = TypeVar("Settings")
+Get = Callable[[str], str | None]
+"""What is said about an option so far, by its name."""
+Start = Callable[[Get], Any]
+Reader = Callable[[dict[str, Any], Path], dict[str, Any]]
+"""`(values, path) -> values`: the options that a file in another format stands for."""
+
+
+# --- parsing --------------------------------------------------------------------------------------------------------
+
+
+def whole_number(text: str) -> int:
+    """An integer as a user writes it: `1500000`, `1_500_000`, `1.5e6`.
+
+    **Raises:** `ValueError` for a fraction, or what is not a number.
+    """
+    try:
+        value = Decimal(text)
+    except InvalidOperation:
+        raise ValueError(f"{text!r} is not a whole number") from None
+    if not value.is_finite() or value.adjusted() > 18 or value != value.to_integral_value():
+        raise ValueError(f"{text!r} is not a whole number")
+    return int(value)
+
+
+_REGISTRY = ConstructorRegistry()
+
+
+@_REGISTRY.primitive_rule
+def _integers(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int] | None:
+    if info.type is not int:
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT",
+        instance_from_str=lambda args: whole_number(args[0]),
+        is_instance=lambda value: isinstance(value, int) and not isinstance(value, bool),
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
+def parse(function: Callable[..., Any], prog: str | None = None, args: Sequence[str] | None = None, **how: Any) -> Any:
+    """`tyro.cli` with the spellings that all our commands share: `--steps 1e6` for integers.
+
+    **Arguments:** `function`, or a dataclass; `prog`, the program's name; `args`, the command line (None: the
+    process's); `how`, further arguments of `tyro.cli`.
+    **Returns:** what the function returns, or the dataclass.
+    """
+    return tyro.cli(function, prog=prog, args=args, registry=_REGISTRY, **how)
 
 
 def flag(args: Sequence[str], name: str) -> str | None:
-    """The value of a flag on the command line, `--name value` or `--name=value`."""
+    """The value of a flag on the command line, `--name value` or `--name=value`: empty for a flag alone, None where it
+    is absent. The last one counts."""
+    found = None
     for i, arg in enumerate(args):
-        if arg == name and i + 1 < len(args):
-            return args[i + 1]
-        if arg.startswith(f"{name}="):
-            return arg.partition("=")[2]
+        given, equals, value = arg.partition("=")
+        if given.replace("_", "-") == name.replace("_", "-"):
+            following = args[i + 1] if i + 1 < len(args) and not args[i + 1].startswith("--") else ""
+            found = value if equals else following
+    return found
+
+
+# --- commands -------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Asked:
+    """What a command line says before it is parsed, as far as defaults depend on it."""
+
+    args: Sequence[str]
+    path: Path
+    """The file of `--config`."""
+    file: dict[str, Any]
+    """Its values."""
+    folder: str
+    """The run to resume; empty: none."""
+    saved: dict[str, Any]
+    """The values of its config.json."""
+
+    def get(self, name: str) -> str | None:
+        """See `Get`: the flag, else the file, else the resumed run."""
+        found = flag(self.args, f"--{name}")
+        for values in (self.file, self.saved):
+            found = found if found is not None else _find(values, name)
+        return found
+
+
+def _find(values: Mapping[str, Any], name: str) -> str | None:
+    """An option in a file's values: by itself, or in a part whose options have no prefix."""
+    for place in (values, *(v for v in values.values() if isinstance(v, Mapping))):
+        if name in place and not isinstance(place[name], Mapping):
+            return str(place[name])
     return None
 
 
-def resumed(kind: type[Settings], args: Sequence[str]) -> Settings | None:
-    """The settings of the run that `--run.name NAME --run.resume` goes on with, from its own config.json; None where
-    nothing is resumed. `kind` is a dataclass with a `run`.
+def _asked(config: type, args: Sequence[str], read: Reader | None) -> _Asked:
+    """**Raises:** what `read_values`, `find_run` and `unstamped` raise."""
+    kind = getattr(config, "KIND", "")
+    path, file = Path(), {}
+    if named := flag(args, "--config"):
+        path, values = read_values(named)
+        file = configs.unstamped(values, kind, path)
+        if path.name == "config.json" and isinstance(file.get("run"), dict):  # another run with a run's settings
+            own = ("name", "resume", "resume_from")
+            file["run"] = {name: value for name, value in file["run"].items() if name not in own}
+        if read is not None:
+            file = read(file, path)
+    folder, saved = "", {}
+    resume = flag(args, "--run.resume")
+    if resume is not None and resume != "False":
+        name, out = flag(args, "--run.name") or "", flag(args, "--run.out") or "runs"
+        run = BaseRunConfig(name, out, resume=resume or True)
+        folder = os.path.join(run.out, run.name)
+        source = find_run(folder)
+        values = configs.read_json(source)
+        saved = configs.unstamped(values, kind, source, run=folder) if isinstance(values, dict) else {}
+    return _Asked(args, path, file, folder, saved)
 
-    Left out is what an earlier start was told for itself: the checkpoint to go back to, and its time budget."""
-    name = flag(args, "--run.name")
-    if "--run.resume" not in args or not name:
-        return None
-    saved = Path(flag(args, "--run.out") or RunConfig().out).expanduser() / name / "config.json"
-    found = configs.load_config(kind, saved)
-    # a run that was not named has its name from its folder
-    run = replace(found.run, name=name, resume=True, resume_from=-1, max_seconds=0.0)  # type: ignore[attr-defined]
-    return replace(found, run=run)  # type: ignore[type-var]
+
+def command(
+    config: type, *, start: Start | None = None, preset: str = "", preset_help: str = "", read: Reader | None = None
+) -> Callable[[Callable[[Any], int]], Callable[[Any], int]]:
+    """Make a function of a configuration a command; see the module's docstring.
+
+    **Arguments:** `config`, the configuration's class; `start`, the settings to begin with; `preset`, the name of those
+    that `start` begins with where none is asked for: with it the command has `--preset`, of which `preset_help` tells;
+    `read`, a reader of files in other formats.
+    **Returns:** a decorator. The function stays what it is, and from Python is called with a configuration.
+    """
+
+    def decorate(work: Callable[[Any], int]) -> Callable[[Any], int]:
+        def prepare(args: Sequence[str]) -> Callable[..., int]:
+            asked = _asked(config, args, read)
+            default = blank(config) if start is None else start(asked.get)
+            saved = resumed(type(default), asked.folder) if asked.folder else None
+            default = default if saved is None else saved
+            file = {name: value for name, value in asked.file.items() if name != "preset" or not preset}
+            try:
+                default = overlaid(default, file)
+            except ValueError as error:
+                raise ValueError(f"{asked.path}: {error}") from error
+            return _prepared(work, default, saved, asked.folder, (preset, preset_help))
+
+        work.prepare = prepare  # type: ignore[attr-defined]
+        return work
+
+    return decorate
+
+
+def _prepared(
+    work: Callable[[Any], int], default: Any, saved: Any, folder: str, preset: tuple[str, str]
+) -> Callable[..., int]:
+    """The function whose signature is the command line: the options, and what every command has beside them."""
+
+    def run(settings: Any, config: str = "", print_config: bool = False, preset: str = "") -> int:
+        settings = checked(settings)
+        if saved is not None:
+            refuse_changes(folder, saved, settings)
+        if print_config:
+            print(to_yaml(settings), end="")
+            return 0
+        if isinstance(getattr(settings, "run", None), BaseRunConfig):
+            from llmrl_jax.run.folder import check_folder
+
+            check_folder(settings.run)
+        return work(settings)
+
+    file_help = "Options from a file, YAML or JSON, by their names; a run's config.json is one. Flags win over it."
+    print_help = "Print all options as YAML, which `--config` reads, and end."
+    parameters = {
+        "config": (Annotated[str, tyro.conf.arg(name="config", help=file_help)], ""),
+        "print_config": (Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help=print_help)], False),
+        "settings": (Annotated[type(default), tyro.conf.arg(name="")], default),
+    }
+    if preset[0]:
+        parameters = {"preset": (Annotated[str, tyro.conf.arg(help=preset[1])], preset[0]), **parameters}
+    run.__annotations__ = {name: hint for name, (hint, _) in parameters.items()} | {"return": int}
+    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value, annotation=hint)
+            for name, (hint, value) in parameters.items()
+        ]
+    )
+    run.__doc__ = work.__doc__
+    return run

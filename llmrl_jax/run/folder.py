@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import socket
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,9 +15,8 @@ from typing import Any
 import jax
 
 from llmrl_jax.core import config as configs
-from llmrl_jax.core.checks import nearest
 from llmrl_jax.run import info
-from llmrl_jax.run.config import RunConfig
+from llmrl_jax.run.config import BaseRunConfig, find_run, refuse_changes
 
 
 try:
@@ -25,41 +25,60 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 LOCK = ".lock"
-"""The file by which a process holds a run's folder; the system lets go of it when the process ends, however it does."""
+"""The file whose lock holds a run's folder; the system releases the lock when the process exits."""
 
 
 def folder_name(text: str) -> str:
-    """A text as a folder's name: what is no letter, digit, dash or underscore becomes an underscore."""
+    """A text as a folder's name: anything but letters, digits, dashes and underscores becomes an underscore."""
     return "".join(c if c.isalnum() or c in "_-" else "_" for c in text)
 
 
-def open_folder(config: RunConfig, command: str = "run") -> Path:
+def check_folder(config: BaseRunConfig) -> None:
+    """Check that the folder of a run can be opened, before anything is made: see `open_folder`."""
+    if config.name and config.resume:
+        find_run(config.folder)
+    elif config.name and (config.folder / "config.json").exists():
+        raise FileExistsError(
+            f"the run {config.folder} exists; continue it with --run.resume {config.folder}, or choose another name"
+        )
+    there = config.folder
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    if not there.is_dir():
+        raise _unwritable(config.folder, NotADirectoryError(errno.ENOTDIR, f"{there} is a file"))
+    try:
+        tempfile.TemporaryFile(dir=there).close()
+    except OSError as error:
+        raise _unwritable(config.folder, error) from None
+
+
+def _unwritable(folder: Path, error: OSError) -> OSError:
+    why = error.strerror or str(error)
+    return PermissionError(f"no run can be kept in {folder} ({why}): choose another --run.out")
+
+
+def open_folder(config: BaseRunConfig, command: str = "run") -> Path:
     """The folder of a run, `<out>/<name>`, made if it is new.
 
     **Arguments:** `config`; `command`, what an unnamed run is called after, with the time.
     **Raises:** `FileExistsError` where a run of that name exists and `resume` is off; `FileNotFoundError` where none
-    exists and `resume` is on, naming the nearest; `ValueError` for an unnamed run of several processes.
+    exists and `resume` is on, naming the nearest; `OSError` where nothing can be written; `ValueError` for an unnamed
+    run of several processes.
     """
-    out, name = Path(config.out).expanduser(), config.name
-    if not name:
-        if jax.process_count() > 1:
-            raise ValueError("a run of several processes needs a name that all of them know: give --run.name")
-        return _new_folder(out, f"{command}-{time.strftime('%Y%m%d-%H%M%S')}")
-    folder = out / name
-    if config.resume:
-        if not (folder / "config.json").exists():
-            known = [path.parent.name for path in out.glob("*/config.json")]
-            raise FileNotFoundError(f"there is no run {name!r} in {out} to resume{nearest(name, known)}")
-    elif (folder / "config.json").exists():
-        raise FileExistsError(
-            f"the run {folder} exists; continue it with --run.resume (props run: --resume), or choose another name"
-        )
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    if not config.name and jax.process_count() > 1:
+        raise ValueError("a run of several processes needs a name that all of them know: give --run.name")
+    check_folder(config)
+    try:
+        if not config.name:
+            return _new_folder(config.folder, f"{command.replace(' ', '-')}-{time.strftime('%Y%m%d-%H%M%S')}")
+        config.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(config.folder, error) from None
+    return config.folder
 
 
 def _new_folder(out: Path, name: str) -> Path:
-    """A folder that nobody else has, also of several runs that start within a second."""
+    """A new folder, also where several runs start within a second."""
     folder, n = out / name, 1
     while True:
         try:
@@ -71,27 +90,23 @@ def _new_folder(out: Path, name: str) -> Path:
 
 
 def begin(folder: Path, config: Any) -> None:
-    """Write `config.json`, so that a run is found again that ends before it trains; or see that it is what was begun.
+    """Write `config.json`, so that a run that ends before it trains can continue; where there is one, check that it has
+    the same options.
 
     **Raises:** `ValueError` naming the options that differ."""
     path = folder / "config.json"
     if not path.exists():
         configs.save_config(config, path)
         return
-    saved = configs.load_config(type(config), path)
-    if changed := configs.differences(configs.identity(saved), configs.identity(config)):
-        raise ValueError(
-            f"the run {folder} was begun with other options: {'; '.join(changed)} (saved -> now); put these back, or "
-            "choose another name"
-        )
+    refuse_changes(folder, configs.load_config(type(config), path), config)
 
 
 @contextlib.contextmanager
 def held(folder: str | Path) -> Iterator[None]:
-    """Hold a folder, so that no second process writes there: two that resume one run would mix their lines and
-    delete each other's checkpoints. Where the system or the file system has no locks, nothing is held.
+    """Lock a folder, so that no second process writes there: two that resume one run would mix their lines and
+    delete each other's checkpoints. Where the system or the file system has no locks, nothing is locked.
 
-    **Raises:** `BlockingIOError` where somebody holds it, naming the process and its machine.
+    **Raises:** `BlockingIOError` where another process has locked it, naming the process and its machine.
     """
     with (Path(folder) / LOCK).open("a+") as file:
         try:

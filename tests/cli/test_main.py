@@ -123,8 +123,8 @@ def test_keys_are_distinct():
 def fake_group(monkeypatch, function):
     module = types.ModuleType("fake")
     module.COMMANDS = {"do": function}
-    monkeypatch.setattr(cli, "_groups", lambda: {"fake": "A group."})
-    monkeypatch.setattr(cli.importlib, "import_module", lambda name: module)
+    monkeypatch.setattr(cli, "groups", lambda: {"fake": cli.Group("fake", "A group.")})
+    monkeypatch.setitem(sys.modules, "fake", module)
 
 
 def test_exit_codes(capsys, monkeypatch):
@@ -172,7 +172,7 @@ def test_defaults_may_depend_on_the_arguments(capsys, monkeypatch):
 
 
 def test_the_compilation_cache_is_on_by_default(tmp_path):
-    code = "import sys; from llmrl_jax.run import cli; cli.main(['envs', 'list', 'CartPole']); import jax;"
+    code = "import sys; from llmrl_jax.cli import main as cli; cli.main(['envs', 'list', 'CartPole']); import jax;"
     code += "print(jax.config.jax_compilation_cache_dir, jax.config.jax_enable_compilation_cache)"
     clean = {n: v for n, v in os.environ.items() if n not in ("JAX_COMPILATION_CACHE_DIR", "LLMRL_COMPILATION_CACHE")}
 

@@ -120,12 +120,12 @@ def test_identity_leaves_out_what_may_change():
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"log_every": 0}, "log_every is 0; it must be at least 1"),
-        ({"seed": -1}, "seed is -1"),
+        ({"log_every": 0}, "run.log_every is 0; at least 1 is needed"),
+        ({"seed": -1}, "run.seed is -1; at least 0"),
         ({"max_seconds": -2.0}, "max_seconds"),
         ({"name": "a/b"}, "must be one folder's name"),
-        ({"resume": True}, "needs the name"),
-        ({"resume_from": 3}, "only with resume"),
+        ({"resume": True}, "needs the folder of the run to continue, as in --run.resume runs/NAME"),
+        ({"resume_from": 3}, "only with run.resume"),
     ],
 )
 def test_run_config_refuses(options, message):
@@ -137,7 +137,7 @@ def test_folders(tmp_path):
     out = str(tmp_path)
     folder = open_folder(RunConfig(name="alpha", out=out))
     (folder / "config.json").write_text("{}")
-    with pytest.raises(FileExistsError, match=r"continue it with --run.resume \(props run: --resume\)"):
+    with pytest.raises(FileExistsError, match=rf"exists; continue it with --run.resume {out}/alpha"):
         open_folder(RunConfig(name="alpha", out=out))
     assert open_folder(RunConfig(name="alpha", out=out, resume=True)) == folder
     with pytest.raises(FileNotFoundError, match="did you mean 'alpha'"):

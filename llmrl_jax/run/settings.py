@@ -1,0 +1,144 @@
+"""Settings from files: `--config FILE`, `--print-config`, and how a file's values stand over defaults."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from llmrl_jax.core import config as configs
+from llmrl_jax.core.checks import nearest
+
+
+NUMBER = r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
+SCALARS = {
+    "bool": ("true|True|TRUE|false|False|FALSE", "tTfF"),
+    "int": ("[-+]?[0-9][0-9_]*", "-+0123456789"),
+    "float": (rf"{NUMBER}|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)", "-+.0123456789"),
+}
+"""What YAML 1.2 takes for a number or a truth value: its pattern, and the characters that it may begin with."""
+
+
+def _loader() -> Any:
+    """PyYAML's safe loader with the scalars of YAML 1.2: `1e6` is a number, and `off` a word."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        yaml_implicit_resolvers = {
+            first: [(tag, pattern) for tag, pattern in rules if tag.rpartition(":")[2] not in SCALARS]
+            for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        }
+
+    for name, (pattern, begins) in SCALARS.items():
+        Loader.add_implicit_resolver(f"tag:yaml.org,2002:{name}", re.compile(f"^(?:{pattern})$"), list(begins))
+    return Loader
+
+
+def read_values(path: str | Path) -> tuple[Path, dict[str, Any]]:
+    """The file that `--config` names, and its values.
+
+    **Arguments:** `path`, a file of YAML or JSON, or a run's folder, for its config.json.
+    **Raises:** `FileNotFoundError` naming the nearest; `ValueError` for what is neither YAML nor JSON, or no mapping.
+    """
+    import yaml
+
+    path = Path(path).expanduser()
+    if (path / "config.json").is_file():
+        path /= "config.json"
+    if not path.is_file():
+        known = [p.name for pattern in ("*.y*ml", "*.json") for p in path.parent.glob(pattern)]
+        raise FileNotFoundError(f"there is no configuration {path}{nearest(path.name, sorted(known))}")
+    if path.suffix == ".json":
+        values = configs.read_json(path)
+    else:
+        try:
+            values = yaml.load(path.read_text(), _loader())
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} holds a {type(values).__name__}; options with values are needed, as in `steps: 1e6`")
+    return path, values
+
+
+def to_yaml(config: Any) -> str:
+    """All options of a configuration as YAML, which `--config` reads back."""
+    import yaml
+
+    return yaml.safe_dump(configs.stamped(config), sort_keys=False, allow_unicode=True, width=120)
+
+
+# --- settings that are not checked yet ------------------------------------------------------------------------------
+
+
+def _draft(kind: type, values: Mapping[str, Any]) -> Any:
+    """A dataclass with these values, unchecked: flags may still change them."""
+    made: Any = object.__new__(kind)
+    for name, value in values.items():
+        object.__setattr__(made, name, value)
+    return made
+
+
+def blank(kind: type) -> Any:
+    """A dataclass with its defaults, and nothing where a field must be given; unchecked."""
+    values: dict[str, Any] = {}
+    for f in dataclasses.fields(kind):
+        if f.default is not dataclasses.MISSING:
+            values[f.name] = f.default
+        elif f.default_factory is not dataclasses.MISSING:
+            values[f.name] = f.default_factory()
+        else:
+            values[f.name] = tyro.MISSING
+    return _draft(kind, values)
+
+
+def _flags_of(kind: type) -> dict[str, tuple[str, bool]]:
+    """Names that files may use -> the field, and whether its own options stand beside it without a prefix."""
+    found = {}
+    hints = typing.get_type_hints(kind, include_extras=True)
+    for f in dataclasses.fields(kind):
+        shown = [
+            meta.name for meta in getattr(hints[f.name], "__metadata__", ()) if getattr(meta, "name", None) is not None
+        ]
+        found[f.name] = (f.name, shown == [""])
+        if shown and shown[0]:
+            found[shown[0]] = (f.name, False)
+    return found
+
+
+def overlaid(default: Any, values: Mapping[str, Any], where: str = "") -> Any:
+    """A configuration with the values of a file in place of its own; unchecked.
+
+    **Arguments:** `default`, a dataclass; `values`, by option, nested as in config.json; options that have no prefix on
+    the command line may have none here; `where`, the place in the file, for errors.
+    **Raises:** `ValueError` naming an unknown option and the nearest, or a value of another type.
+    """
+    kind = type(default)
+    known, hints = _flags_of(kind), typing.get_type_hints(kind, include_extras=True)
+    fields = {f.name: getattr(default, f.name) for f in dataclasses.fields(kind)}
+    inner = {name: fields[name] for name, flat in known.values() if flat}
+    for key, value in configs.upgraded(kind, values).items():
+        spelled = str(key).replace("-", "_")
+        name = known.get(spelled, ("", False))[0]
+        place = f"{where}.{key}".lstrip(".")
+        if name and dataclasses.is_dataclass(fields[name]) and isinstance(value, Mapping):
+            fields[name] = overlaid(fields[name], value, place)
+        elif name:
+            fields[name] = configs.from_json(hints[name], value, place)
+        elif home := next((n for n in inner if spelled in _flags_of(type(fields[n]))), None):
+            fields[home] = overlaid(fields[home], {key: value}, where)
+        else:
+            names = [*known, *(option for n in inner for option in _flags_of(type(fields[n])))]
+            raise ValueError(f"there is no option {place!r}{nearest(spelled, names)}")
+    return _draft(kind, fields)
+
+
+def checked(config: Any) -> Any:
+    """A configuration built anew from its values, each part by its own class, which checks them."""
+    if not dataclasses.is_dataclass(config) or isinstance(config, type):
+        return config
+    return type(config)(**{f.name: checked(getattr(config, f.name)) for f in dataclasses.fields(config) if f.init})
