@@ -1,6 +1,6 @@
-"""Our own Llama where a chat model can stand: in this process, and behind an OpenAI-compatible server.
+"""Our own Llama as a chat model: in this process, and behind an OpenAI-compatible server.
 
-starlette and uvicorn (the extra `serve`) are imported when a server is made, not before.
+starlette and uvicorn (extra `serve`) are imported only when a server is created.
 """
 
 from llmrl_jax.serve.app import Limits, make_app

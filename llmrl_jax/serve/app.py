@@ -1,4 +1,4 @@
-"""The HTTP side: OpenAI's routes and one more, every limit checked before the device hears of a request."""
+"""The HTTP side: OpenAI's routes and `/v1/score`. Every limit is checked before a request reaches the device."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
 
 @dataclass(frozen=True)
 class Limits:
-    """What a client may ask of the server."""
+    """Limits on what a client may request."""
 
     request_bytes: int = 1_000_000
-    """Of a request's body."""
+    """Largest size of a request's body, in bytes."""
     requests: int = 128
-    """At work at once, those included that are still being sent or read."""
+    """Open requests, including those that are still being received."""
     body_seconds: float = 30.0
-    """From a request's head to the end of its body."""
+    """Seconds from a request's head to the end of its body."""
     default_tokens: int = 512
-    """`max_tokens` of a chat completion that names none (16 of a completion, as OpenAI has it)."""
+    """`max_tokens` of a chat completion that gives none (16 for a completion, as at OpenAI)."""
 
     def __post_init__(self) -> None:
         for name in ("request_bytes", "requests", "body_seconds", "default_tokens"):
@@ -50,11 +50,11 @@ class Limits:
 
 
 class _Gone(Exception):
-    """The client has hung up."""
+    """The client has disconnected."""
 
 
 def needs_extra(error: ModuleNotFoundError) -> ModuleNotFoundError:
-    """The error that names the remedy."""
+    """The error for a missing extra, with the command that installs it."""
     return ModuleNotFoundError(f"serving needs {error.name}, of the extra: pip install 'llmrl_jax[serve]'")
 
 
@@ -63,9 +63,9 @@ def make_app(
 ) -> Starlette:
     """The application: `/v1/models`, `/v1/completions`, `/v1/chat/completions`, `/v1/score` and `/health`.
 
-    **Arguments:** `engine`, which is closed with the application; `key`, which requests must bear, but for `/health`
-    (empty: none); `limits`; `hosts`, the names by which the server may be called, None for any: a server without a key
-    on this machine wants `LOOPBACK`, so that no web page reaches it under a name of its own.
+    **Arguments:** `engine`, which is closed with the application; `key`, the API key that requests must send, except to
+    `/health` (empty: none is needed); `limits`; `hosts`, the host names that requests may use, None for any. A server
+    without a key on this machine takes `LOOPBACK`, so that a web page cannot reach it under a name of its own.
     **Returns:** an ASGI application.
     **Raises:** `ModuleNotFoundError` without the extra `serve`; `ValueError` for a key that no header can hold.
     """
@@ -76,7 +76,7 @@ def make_app(
     except ModuleNotFoundError as error:
         raise needs_extra(error) from error
     if key and not (key.isascii() and key.isprintable() and " " not in key):
-        raise ValueError("the key holds a blank or a character that no header can hold; mend it")
+        raise ValueError("the API key contains a blank or a character that an HTTP header cannot carry; change it")
     server = _Server(engine, key, limits or Limits(), hosts)
 
     @asynccontextmanager
@@ -101,7 +101,7 @@ def make_app(
 
 
 class _Server:
-    """What the routes share."""
+    """What all routes use."""
 
     def __init__(self, engine: Engine, key: str, limits: Limits, hosts: frozenset[str] | None):
         self._engine, self._key, self._limits, self._hosts = engine, key.encode(), limits, hosts
@@ -109,11 +109,11 @@ class _Server:
         self._at_work = 0
 
     async def health(self, request: Request) -> Any:
-        """Whether questions are answered; no key is needed, and nothing is told."""
+        """Whether the server answers. Needs no key and reveals nothing else."""
         return _json({"status": "ok" if self._engine.alive else "stopping"}, 200 if self._engine.alive else 503)
 
     def guarded(self, route: Callable[[Request, str], Awaitable[Any]]) -> Callable[[Request], Awaitable[Any]]:
-        """A route behind the checks that all have, whose errors are answers."""
+        """A route with the common checks; errors become HTTP answers."""
 
         async def guard(request: Request) -> Any:
             request_id = f"req_{secrets.token_hex(12)}"
@@ -122,7 +122,7 @@ class _Server:
                 if self._at_work >= self._limits.requests:
                     raise ApiError(f"{self._at_work} requests are at work, as many as may be", 429, retry_after=1)
                 self._at_work += 1
-                # an answer that is streamed is at work until its end
+                # a streamed answer counts as open until it ends
                 done = _Once(self._leave)
                 try:
                     answer = await route(request, request_id)
@@ -137,7 +137,7 @@ class _Server:
             except ApiError as error:
                 return _refusal(error, request_id)
             except _Gone:
-                return _json({}, 499, request_id)  # nobody reads it
+                return _json({}, 499, request_id)  # the client is gone
             except Exception:
                 log.exception("request %s failed", request_id)
                 return _refusal(_failed(request_id), request_id)
@@ -148,7 +148,7 @@ class _Server:
         self._at_work -= 1
 
     def _check_caller(self, request: Request) -> None:
-        """**Raises:** `ApiError` for a name that is not the server's, or without the key."""
+        """**Raises:** `ApiError` for a wrong host name or a missing key."""
         if self._hosts is not None:
             try:
                 called = urlsplit(f"//{request.headers.get('host', '')}").hostname
@@ -179,7 +179,7 @@ class _Server:
     async def complete(self, request: Request, request_id: str, chat: bool) -> Any:
         """A completion or a chat completion, whole or streamed."""
         body, engine = await self._body(request), self._engine
-        # tokenizers and templates take their time over long texts
+        # tokenizing and rendering a long text takes time
         if chat:
             read = await asyncio.to_thread(read_chat, body, engine.sampler, self._limits.default_tokens)
         else:
@@ -204,11 +204,11 @@ class _Server:
         return _json(score_body(read, engine.served, found), 200, request_id)
 
     async def _body(self, request: Request) -> dict[str, Any]:
-        """The JSON object of a request. **Raises:** `ApiError`; `_Gone` where the client hangs up."""
+        """The JSON object of a request. **Raises:** `ApiError`; `_Gone` when the client disconnects."""
         from starlette.requests import ClientDisconnect
 
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":  # which no web page can send elsewhere unasked
+        if kind != "application/json":  # a web page cannot send this type to another site without permission
             raise ApiError(f"the content type is {kind!r}; application/json is needed", 415)
         limit = self._limits.request_bytes
         content, size = bytearray(), 0
@@ -218,10 +218,10 @@ class _Server:
                     size += len(part)
                     if size <= limit:
                         content += part
-                    elif size > 16 * limit:  # until then it is read, so that the client hears what is wrong
+                    elif size > 16 * limit:  # it is read up to here, so that the client receives the error
                         break
         except TimeoutError:
-            raise ApiError(f"the body was not there within {self._limits.body_seconds:g} s", 408) from None
+            raise ApiError(f"the body was not received within {self._limits.body_seconds:g} s", 408) from None
         except ClientDisconnect:
             raise _Gone from None
         if size > limit:
@@ -245,7 +245,7 @@ def _no_constant(name: str) -> Any:
 
 
 class _Once:
-    """A function that is called at the first call only."""
+    """A function that runs at its first call only."""
 
     def __init__(self, call: Callable[[], None]):
         self._call: Callable[[], None] | None = call
@@ -257,7 +257,7 @@ class _Once:
 
 
 class _Inbox:
-    """What the engine's thread says, on the event loop's side."""
+    """What the engine's thread reports, received by the event loop."""
 
     def __init__(self, engine: Engine):
         self._engine = engine
@@ -266,11 +266,11 @@ class _Inbox:
         self._jobs: list[Job | Work] = []
 
     def ask(self, asks: Sequence[Ask]) -> None:
-        """Queue questions; `next` then gives `(place, samples)`."""
+        """Queue prompts; `next` then returns `(place, samples)`."""
         self._submit([Job(ask, partial(self._post, i)) for i, ask in enumerate(asks)])
 
     def work(self, parts: Any) -> None:
-        """Queue work; `next` then gives its parts, then None."""
+        """Queue work; `next` then returns its parts, then None."""
         self._submit([Work(parts, partial(self._post, None))])
 
     def _submit(self, jobs: Sequence[Job | Work]) -> None:
@@ -290,11 +290,11 @@ class _Inbox:
         self._loop.call_soon_threadsafe(self._queue.put_nowait, said)
 
     def cancel(self) -> None:
-        """What nobody waits for is not computed."""
+        """Cancel what has no listener left."""
         self._engine.cancel(self._jobs)
 
     async def next(self) -> Any:
-        """What is said next. **Raises:** it, where it is an exception; `_Gone` where the client hung up meanwhile."""
+        """The next report. **Raises:** the report if it is an exception; `_Gone` if the client has disconnected."""
         what = await self._queue.get()
         if isinstance(what, Stopping):
             raise ApiError(str(what), 503, retry_after=1)
@@ -304,7 +304,7 @@ class _Inbox:
 
     @asynccontextmanager
     async def watching(self, receive: Callable[[], Awaitable[Any]]) -> AsyncIterator[None]:
-        """While the client listens: `next` raises `_Gone` when it hangs up, and what is left is then cancelled."""
+        """While the client is connected: `next` raises `_Gone` when it disconnects, and the rest is cancelled."""
 
         async def watch() -> None:
             while (await receive())["type"] != "http.disconnect":
@@ -320,7 +320,7 @@ class _Inbox:
 
 
 async def _all(inbox: _Inbox, count: int, receive: Callable[[], Awaitable[Any]]) -> list[list[Sample]]:
-    """Every prompt's samples, all ended."""
+    """Every prompt's samples, all finished."""
     found: list[list[Sample]] = [[] for _ in range(count)]
     async with inbox.watching(receive):
         while not _ended(found):
@@ -376,7 +376,7 @@ class _Events:
 
 
 def _failed(request_id: str) -> ApiError:
-    """What a client hears of a fault of ours: where the log tells more."""
+    """The answer to an internal error: the id under which the log has the details."""
     return ApiError(f"the server failed; its log knows more of {request_id}", 500)
 
 

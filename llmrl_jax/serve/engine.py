@@ -28,15 +28,15 @@ class Busy(RuntimeError):
 
 
 class Stopping(RuntimeError):
-    """The engine is being closed, or is."""
+    """The engine is closing or closed."""
 
 
 @dataclass(eq=False)
 class Job:
-    """A question that waits for the device.
+    """A prompt that waits for the device.
 
-    `listen` is called on the engine's thread and must return at once: with the samples so far, as often as there are
-    more, the last time with all of them ended; or with the exception in their place.
+    `listen` is called on the engine's thread and must return at once. It receives the samples so far, each time there
+    are more, the last time with all of them finished; or an exception.
     """
 
     ask: Ask
@@ -46,8 +46,8 @@ class Job:
 
 @dataclass(eq=False)
 class Work:
-    """Anything else for the device, in parts: it can be cancelled between two. Each is handed to `listen`, then `None`
-    when there are no more; or an exception, and no more follows."""
+    """Any other work for the device, in parts: it can be cancelled between two parts. `listen` receives each part, then
+    `None`; or an exception, which is the last call."""
 
     parts: Iterator[Any]
     listen: Callable[[Any], None]
@@ -55,13 +55,13 @@ class Work:
 
 
 class Engine:
-    """Answers questions in batches, from any thread.
+    """Answers prompts in batches; may be called from any thread.
 
-    What waits is answered in the order in which it came, together with what is like the first of them, up to
-    `max_batch` continuations. A batch that runs takes nobody else in; a question that is answered leaves it at once.
+    Jobs are answered in the order of arrival, in batches of jobs with the same shape as the first, up to `max_batch`
+    continuations. Nothing joins a running batch; a job that is answered leaves it at once.
 
-    **Arguments:** `served`; `max_batch`, continuations at a time; `max_queue`, questions that may wait; `linger`,
-    seconds that the first to come waits for company.
+    **Arguments:** `served`; `max_batch`, concurrent continuations; `max_queue`, jobs that may wait; `linger`, seconds
+    that the first job waits for others to share its batch.
     """
 
     def __init__(self, served: Served, *, max_batch: int = 16, max_queue: int = 64, linger: float = 0.005):
@@ -85,16 +85,16 @@ class Engine:
 
     @property
     def alive(self) -> bool:
-        """Whether it answers."""
+        """Whether it accepts jobs."""
         return self._thread.is_alive() and not self._closed
 
     @property
     def load(self) -> tuple[int, int]:
-        """How many questions wait, and how many are being answered."""
+        """How many jobs wait, and how many are running."""
         return len(self._waiting), sum(not job.cancelled for job in self._running)
 
     def submit(self, jobs: Sequence[Job | Work]) -> None:
-        """Queue questions, all or none.
+        """Queue jobs, all or none.
 
         **Raises:** `Busy` where they do not fit into the queue, `Stopping` after `close`."""
         with self._state:
@@ -107,14 +107,14 @@ class Engine:
             self._state.notify_all()
 
     def cancel(self, jobs: Sequence[Job | Work]) -> None:
-        """Answer these no further. Nothing is said to their listeners."""
+        """Cancel these jobs. Their listeners are not called again."""
         with self._state:
             for job in jobs:
                 job.cancelled = True
             self._waiting = deque(job for job in self._waiting if not job.cancelled)
 
     def close(self) -> None:
-        """Stop between two tokens. Whoever waits is told `Stopping`. May be called twice."""
+        """Stop between two tokens. Waiting jobs receive `Stopping`. May be called twice."""
         with self._state:
             self._closed = True
             self._state.notify_all()
@@ -137,14 +137,14 @@ class Engine:
             self._tell(job, Stopping("the server is stopping"))
 
     def _next(self) -> list[Job] | Work | None:
-        """What to do next; None when there is nothing more to come."""
+        """The next batch or work; None when the engine is closed."""
         with self._state:
             while True:
                 self._state.wait_for(lambda: self._waiting or self._closed)
                 self._state.wait_for(lambda: len(self._waiting) >= self.sampler.max_batch or self._closed, self.linger)
                 if self._closed:
                     return None
-                if self._waiting:  # they may have been cancelled since
+                if self._waiting:  # they may have been cancelled in the meantime
                     break
             first = self._waiting.popleft()
             if isinstance(first, Work):
@@ -180,7 +180,7 @@ class Engine:
         self._tell(work, None)
 
     def _tell(self, job: Job | Work, what: Any) -> None:
-        """Say it to the listener. One that has gone is no reason to stop for the others."""
+        """Call the listener. One that fails does not stop the others."""
         if job.cancelled:
             return
         try:

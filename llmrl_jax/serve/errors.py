@@ -1,4 +1,4 @@
-"""What a request can be refused for, in OpenAI's format."""
+"""Errors of requests, in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class ApiError(Exception):
-    """A request that gets no answer. Its message is for whoever asked, so it holds no more than they sent."""
+    """A refused request. The message goes to the client, so it contains nothing that the client did not send."""
 
     def __init__(
         self,
@@ -17,7 +17,7 @@ class ApiError(Exception):
         code: str | None = None,
         retry_after: int | None = None,
     ):
-        """**Arguments:** `message`; `status`, of HTTP; `param`, the field that is at fault; `code`, OpenAI's word;
+        """**Arguments:** `message`; `status`, of HTTP; `param`, the wrong field; `code`, OpenAI's error code;
         `retry_after`, seconds after which to try again."""
         super().__init__(message)
         self.status, self.param, self.code, self.retry_after = status, param, code, retry_after

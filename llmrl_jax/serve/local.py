@@ -18,18 +18,17 @@ from llmrl_jax.serve.wire import read_chat
 
 
 class LocalLlama:
-    """A chat model on this machine's devices (`ChatModel`), wherever another can stand: behind a cache, a recorder, a
-    budget.
+    """A chat model on this machine's devices (`ChatModel`), for use with the cache, the recorder and the budget.
 
-    A request means what it means to `llmrl serve`, seeds included: the same question gets the same text from either,
-    and the same whatever is asked beside it. Requests are answered in batches of like ones. It may be called from
-    several threads; the device takes one batch at a time.
+    A request has the same meaning as for `llmrl serve`, including seeds: both give the same text, and the text does not
+    depend on the other requests of the batch. Requests of one shape are answered in one batch. It may be called from
+    several threads; the device runs one batch at a time.
 
-    `extra` may hold `top_k`, `min_p` and `repetition_penalty`; any other field is refused by its name.
+    `extra` may contain `top_k`, `min_p` and `repetition_penalty`; any other field is refused by name.
 
-    **Arguments:** `served`, see `Served.load`; it must have a chat template; `max_batch`, continuations at a time;
-    `name`, by default the model's with a fingerprint of its weights, so that no cache takes one fine-tuning for
-    another.
+    **Arguments:** `served`, see `Served.load`; it must have a chat template; `max_batch`, concurrent continuations;
+    `name`, by default the model's name with a fingerprint of its weights, so that a cache never confuses two
+    fine-tuned models.
     **Raises:** `ValueError` without a chat template; `complete` raises `ServerError` with the status 400 for a request
     that the model cannot answer (`ChatModel.complete`).
     """
@@ -47,7 +46,7 @@ class LocalLlama:
 
     @classmethod
     def load(cls, path_or_id: str | Path, *, max_batch: int = 16, name: str = "", **options: Any) -> LocalLlama:
-        """One from a folder or hub id. **Arguments:** `options`, those of `Served.load` but for `name`."""
+        """Load one from a folder or hub id. **Arguments:** `options`, those of `Served.load` except `name`."""
         return cls(Served.load(path_or_id, **options), max_batch=max_batch, name=name)
 
     def complete(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:

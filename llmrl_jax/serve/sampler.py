@@ -1,4 +1,4 @@
-"""Sampling for several askers at once: few programs, and for each the text that it would get alone."""
+"""Sampling for several clients in one batch: few programs, and each client gets the text that it would get alone."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from llmrl_jax.serve.served import Served
 
 
 EVERY = 8
-"""Tokens between two looks at what there is: how late a stop string or a client that has gone is noticed."""
+"""Tokens between two checks on the host: the delay until a stop string or a disconnected client is noticed."""
 NARROWEST = 64
-"""Tokens that the shortest prompts and answers are padded to."""
+"""Smallest padded length of prompts and answers, in tokens."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a prompt is continued. The options are those of `lm.SamplingConfig`."""
+    """Sampling options of a prompt; see `lm.SamplingConfig`."""
 
     max_tokens: int
-    """Tokens of a continuation at most, its stop token included."""
+    """Maximum tokens of a continuation, including its stop token."""
     temperature: float = 1.0
     """Divides the logits; 0 is greedy."""
     top_p: float = 1.0
@@ -36,13 +36,13 @@ class Sampling:
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     n: int = 1
-    """Continuations."""
+    """Number of continuations."""
     stop: tuple[str, ...] = ()
-    """Strings that end a continuation; they are not part of it."""
+    """Strings that end a continuation; they are not included in it."""
     seed: int = field(default_factory=lambda: secrets.randbits(32))
-    """Of the draws; its lowest 32 bits count. Left out, it is drawn."""
+    """Seed of the draws (lowest 32 bits). None: a random seed."""
     pieces: bool = False
-    """Whether each token's text is wanted, beside its log-probability."""
+    """Whether each token's text is returned with its log-probability."""
 
     def __post_init__(self) -> None:
         for name, low in (("max_tokens", 1), ("n", 1), ("top_k", 0)):
@@ -56,17 +56,17 @@ class Sampling:
                 f"repetition_penalty is {self.repetition_penalty}; it must be above 0, and 1 changes nothing"
             )
         if not all(self.stop):
-            raise ValueError("stop holds an empty string, at which every text would end at once; leave it out")
+            raise ValueError("stop holds an empty string, which would end every text at once; leave it out")
 
 
 @dataclass(frozen=True)
 class Ask:
-    """A prompt, and how to continue it."""
+    """A prompt and its sampling options."""
 
     tokens: tuple[int, ...]
     how: Sampling
     row: int = 0
-    """Which of the prompts that share a seed this is. It enters the draws, and its place in a batch does not."""
+    """Index among the prompts that share a seed. The draws depend on it, and not on the place in a batch."""
 
 
 @dataclass(frozen=True)
@@ -74,15 +74,15 @@ class Sample:
     """A continuation so far."""
 
     text: str
-    """Without the stop token, and from the stop string on. While it grows, only what later tokens cannot change."""
+    """The text before the stop token or stop string. While it grows: the part that later tokens cannot change."""
     count: int
-    """Tokens drawn, the stop token included."""
+    """Tokens drawn, including the stop token."""
     finish: str
     """`stop`, `length`, or empty while it grows."""
     pieces: tuple[str, ...] = ()
-    """What each token adds to `text`, where that was asked for: joined, they are `text`."""
+    """The text of each token, if requested; joined, they are `text`."""
     log_probs: tuple[float, ...] = ()
-    """Of those tokens under the model itself, whatever they were drawn from."""
+    """Log-probabilities of the tokens under the unmodified model."""
 
 
 class ContextOverflow(ValueError):
@@ -92,21 +92,21 @@ class ContextOverflow(ValueError):
 class Sampler:
     """Continues batches of prompts.
 
-    A program is compiled for a batch size, a width of prompts and a width of answers, each one of a few: so the number
-    of programs does not grow with what is asked. Temperature, top-p, min-p and the repetition penalty are its inputs.
-    Stop strings are looked for on the host, by the text, so they are no part of it either.
+    A program is compiled for a batch size, a prompt width and an answer width, each from a short list, so the number of
+    programs does not grow with the requests. Temperature, top-p, min-p and the repetition penalty are inputs. Stop
+    strings are matched in the text on the host.
 
-    **Arguments:** `served`; `max_batch`, continuations at a time.
+    **Arguments:** `served`; `max_batch`, concurrent continuations.
     """
 
     def __init__(self, served: Served, max_batch: int = 16):
         if max_batch < 1:
             raise ValueError(f"max_batch is {max_batch}; at least 1 continuation at a time is needed")
         self.served, self.max_batch = served, max_batch
-        self._model = _roomy(served.model)
+        self._model = roomy(served.model)
 
     def check(self, ask: Ask) -> Ask:
-        """The question. **Raises:** `ContextOverflow`, or `ValueError` where it asks for more than a batch holds."""
+        """The checked request. **Raises:** `ContextOverflow`, or `ValueError` if `n` is more than a batch holds."""
         prompt, limit = len(ask.tokens), self.served.context
         if prompt + ask.how.max_tokens > limit:
             left = limit - prompt
@@ -123,7 +123,7 @@ class Sampler:
         return ask
 
     def group(self, ask: Ask) -> Hashable:
-        """What questions must have in common to be in a batch: their program, but for its sizes."""
+        """The part of the program that all requests of a batch must share, apart from sizes."""
         how = ask.how
         return (
             self._samples(how),
@@ -135,11 +135,11 @@ class Sampler:
         )
 
     def capacity(self, ask: Ask) -> int:
-        """How many questions like this one fit into a batch."""
+        """How many requests like this one fit into a batch."""
         return max(1, self.max_batch // self._samples(ask.how))
 
     def batches(self, asks: Sequence[Ask]) -> list[list[int]]:
-        """The places of questions that are answered together, in the order of the first of each batch."""
+        """The indices of requests per batch, in the order of each batch's first request."""
         groups: dict[Hashable, list[int]] = {}
         for i, ask in enumerate(asks):
             groups.setdefault(self.group(ask), []).append(i)
@@ -150,8 +150,8 @@ class Sampler:
         """Continue the prompts of one batch.
 
         **Arguments:** `asks`, checked, of one group and at most `capacity` of them.
-        **Returns:** an iterator over what there is so far, for every question its `n` samples, until all have ended.
-        Dropping it stops the device.
+        **Returns:** an iterator over the samples so far, `n` for every request, until all have finished. Dropping it
+        stops the device.
         """
         first, batch = asks[0].how, min(power(len(asks), 4), self.capacity(asks[0]))
         steps = max(width(ask.how.max_tokens, self.served.context) for ask in asks)
@@ -167,7 +167,7 @@ class Sampler:
             seeds[i], rows[i] = ask.how.seed % 2**32, ask.row
             for name, values in options.items():
                 values[i] = getattr(ask.how, name)
-        # 0 is OpenAI's for the most probable token, ours begins above it
+        # OpenAI allows 0 (the most probable token); ours must be above 0
         options["top_p"] = np.maximum(options["top_p"], np.float32(1e-9))
         if first.temperature == 0:
             options = {"repetition_penalty": options["repetition_penalty"], "temperature": 0.0}
@@ -182,7 +182,7 @@ class Sampler:
             stop_tokens=self.served.stop_tokens,
             **options,
         )
-        readers = [[_Reader(self.served.tokenizer.decode, ask.how) for _ in range(ask.how.n)] for ask in asks]
+        readers = [[Reader(self.served.tokenizer.decode, ask.how) for _ in range(ask.how.n)] for ask in asks]
         keys = _keys(seeds, rows)
         for out in lm.stream(self._model, self.served.variables, tokens, lengths, keys, config, every=EVERY):
             drawn, log_probs = np.asarray(out.tokens), np.asarray(out.log_probs)
@@ -197,7 +197,7 @@ class Sampler:
         return min(power(how.n, 2), self.max_batch)
 
 
-class _Reader:
+class Reader:
     """One continuation, as text."""
 
     def __init__(self, decode: Callable[[Any], str], how: Sampling):
@@ -208,7 +208,7 @@ class _Reader:
         self._log_probs: list[float] = []
 
     def read(self, tokens: np.ndarray, length: int, log_probs: np.ndarray, finish: int) -> None:
-        """Take what the device has written so far."""
+        """Take the tokens that the device has written so far."""
         how = self._how
         if self.finish:
             return
@@ -218,7 +218,7 @@ class _Reader:
         text = self._decode(content)
         self.finish = "stop" if by_token else "length" if self._count == how.max_tokens else ""
         by_string = any(stop in text for stop in how.stop)
-        if by_string:  # the same token, however many have come since the last look
+        if by_string:  # the same token for any number of new tokens since the last check
             content = next(c for k in range(before, len(content) + 1) if self._cut(self._decode(c := content[:k])) >= 0)
             text = self._decode(content)
             text = text[: self._cut(text)]
@@ -229,17 +229,17 @@ class _Reader:
             self._log_probs = [float(x) for x in log_probs[: len(self._ends)]]
 
     def sample(self) -> Sample:
-        """What there is so far."""
+        """The samples so far."""
         shown = [end for end in self._ends if end <= len(self._text)]
         pieces = tuple(self._text[a:b] for a, b in zip([0, *shown], shown))
         return Sample(self._text, self._count, self.finish, pieces, tuple(self._log_probs[: len(pieces)]))
 
     def _cut(self, text: str) -> int:
-        """Where the first stop string begins, -1 without any."""
+        """Start of the first stop string; -1 if there is none."""
         return min((at for stop in self._how.stop if (at := text.find(stop)) >= 0), default=-1)
 
     def _certain(self, text: str) -> int:
-        """How much of an unfinished text stays: not half a character, nor what may become a stop string."""
+        """Length of an unfinished text's final part: without half a character or a possible stop string."""
         end = len(text.rstrip("\ufffd"))
         held = [k for stop in self._how.stop for k in range(1, len(stop)) if text[:end].endswith(stop[:k])]
         return end - max(held, default=0)
@@ -249,7 +249,7 @@ class _Reader:
         for k in range(len(self._ends) + 1, len(content) + 1):
             end = len(self._decode(content[:k]).rstrip("\ufffd"))
             self._ends.append(max(end, *self._ends[-1:], 0))
-        if by_string:  # tokens of which nothing is left
+        if by_string:  # tokens with no text left
             ends = zip([0, *self._ends], self._ends)
             self._ends = [min(end, len(text)) for start, end in ends if start < len(text)]
         if self.finish and self._ends:
@@ -265,15 +265,15 @@ def power(number: int, base: int) -> int:
 
 
 def width(tokens: int, limit: int) -> int:
-    """What a number of tokens is padded to: a power of two from `NARROWEST` on, or the limit."""
+    """The padded length for a number of tokens: a power of two of at least `NARROWEST`, or the limit."""
     return min(max(power(tokens, 2), NARROWEST), limit)
 
 
-def _roomy(model: lm.Llama) -> lm.Llama:
-    """The same model with twice the positions, for padding: no token that counts is ever behind the model's own.
+def roomy(model: lm.Llama) -> lm.Llama:
+    """The same model with twice the positions, to allow padding; real tokens stay within the model's own positions.
 
-    What is derived from their number is kept: the original context of stretched frequencies; and `dynamic`, which
-    stretches only behind it."""
+    Values derived from the number of positions are kept: the original context of scaled RoPE frequencies, and
+    `dynamic`, which scales only beyond it."""
     config = model.config
     limit, rope = config.max_position_embeddings, config.rope
     if rope.type in ("llama3", "yarn"):
@@ -283,5 +283,5 @@ def _roomy(model: lm.Llama) -> lm.Llama:
 
 @jax.jit
 def _keys(seeds: jax.Array, rows: jax.Array) -> jax.Array:
-    """Each row's key: `fold_in(key(seed), row)`, as `lm.generate` has it for a batch under one key."""
+    """Each row's key: `fold_in(key(seed), row)`, as in `lm.generate` for a batch under one key."""
     return jax.vmap(lambda seed, row: jax.random.fold_in(jax.random.key(seed), row))(seeds, rows)

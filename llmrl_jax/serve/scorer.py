@@ -1,8 +1,8 @@
-"""Scoring candidates that come with the question.
+"""Scoring candidates that come with the request.
 
-`lm.score` compiles a program for a set of candidates, which is right where the same actions are scored a million times.
-Here they are data, so that a request costs no compilation, and nobody can fill the memory with programs. The numbers
-are the same.
+`lm.score` compiles a program for a set of candidates, which suits actions that are scored a million times. Here the
+candidates are data, so a request needs no compilation and clients cannot fill the memory with programs. The numbers are
+the same.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from llmrl_jax.serve.served import Served
 
 
 SHORTEST = 8
-"""Tokens that the shortest candidates are padded to."""
+"""Smallest padded length of candidates, in tokens."""
 AT_ONCE = 4096
-"""Tokens of candidates in a pass, at most: their logits are all there at the same time."""
+"""Maximum candidate tokens in a pass; all their logits are in memory at once."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A candidate behind a prompt."""
+    """A prompt and a candidate."""
 
     prompt: tuple[int, ...]
     candidate: tuple[int, ...]
@@ -38,7 +38,7 @@ class Pair:
 class Scorer:
     """Log-probabilities of candidates, each prompt read once in a pass.
 
-    **Arguments:** `served`; `max_batch`, candidates at a time.
+    **Arguments:** `served`; `max_batch`, candidates per pass.
     """
 
     def __init__(self, served: Served, max_batch: int = 16):
@@ -47,8 +47,8 @@ class Scorer:
         self.served, self.max_batch = served, max_batch
 
     def pair(self, prompt: Sequence[int], candidate: Sequence[int]) -> Pair:
-        """**Raises:** `ContextOverflow` where they do not fit, `ValueError` where the candidate has no token or one
-        that is outside of the vocabulary."""
+        """**Raises:** `ContextOverflow` if they do not fit, `ValueError` if the candidate has no token or one outside
+        the vocabulary."""
         limit, vocab = self.served.context, self.served.model.config.vocab_size
         if not candidate:
             raise ValueError("a candidate is empty; each needs at least 1 token to have a probability")
@@ -64,8 +64,8 @@ class Scorer:
     def encode(self, prompt: str | Sequence[int], candidate: str | Sequence[int]) -> Pair:
         """A pair from texts or tokens.
 
-        A candidate's tokens are those that it adds to the prompt's; where the tokenizer would merge the two at their
-        border, those of the candidate by itself.
+        A candidate's tokens are those that it adds to the prompt's. If the tokenizer merges across the boundary, they
+        are those of the candidate alone.
 
         **Raises:** what `pair` raises, and `ValueError` for a prompt without a token.
         """
@@ -99,12 +99,14 @@ class Scorer:
         for i, pair in enumerate(pairs):
             candidates[i, : len(pair.candidate)], counts[i] = pair.candidate, len(pair.candidate)
             owners[i] = prompts.index(pair.prompt)
-        found = np.asarray(_log_probs(served.model, served.variables, tokens, lengths, owners, candidates, counts))
+        found = np.asarray(
+            candidate_log_probs(served.model, served.variables, tokens, lengths, owners, candidates, counts)
+        )
         return [[float(x) for x in row[: len(pair.candidate)]] for row, pair in zip(found, pairs)]
 
 
 @partial(jax.jit, static_argnums=0)
-def _log_probs(
+def candidate_log_probs(
     model: lm.Llama,
     variables: Any,
     tokens: jax.Array,
@@ -113,7 +115,7 @@ def _log_probs(
     candidates: jax.Array,
     counts: jax.Array,
 ) -> jax.Array:
-    """Of each token of `R` candidates `[R, W]`, behind the prompts `[P, S]` that `owners` names."""
+    """Log-probability of each token of `R` candidates `[R, W]` after the prompts `[P, S]` with indices `owners`."""
     (prompts, steps), columns = tokens.shape, candidates.shape[1]
     empty = lm.Cache.create(model.config, prompts, steps + columns, model.dtype)
     read: Any = model.apply(variables, tokens, lengths=lengths, cache=empty, at=lengths[:, None] - 1)

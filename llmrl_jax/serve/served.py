@@ -1,4 +1,4 @@
-"""A model that is asked things: its weights, its tokenizer, its chat template, and how its texts end."""
+"""A model with its weights, tokenizer, chat template and end tokens."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from llmrl_jax.tuning import ChatTemplate
 
 @dataclass(frozen=True, eq=False)
 class Served:
-    """A language model and what turns text into its tokens."""
+    """A language model with its tokenizer and chat template."""
 
     name: str
-    """By which it is asked for."""
+    """Name that requests use."""
     model: lm.Llama
     variables: Any
-    """`{"params": ...}`, with `lora` where adapters are to act."""
+    """`{"params": ...}`, with `lora` if adapters are used."""
     tokenizer: lm.FastTokenizer
     template: ChatTemplate | None = None
-    """None: it is not chatted with, only continued."""
+    """None: completions only, no chat."""
     stop_tokens: tuple[int, ...] | None = None
     """Tokens that end a text. None: the end-of-sequence tokens of the model's configuration and of the tokenizer."""
     context: int = 0
-    """Tokens of prompt and answer together, at most. 0: the model's `max_position_embeddings`."""
+    """Maximum tokens of prompt and answer together. 0: the model's `max_position_embeddings`."""
 
     def __post_init__(self) -> None:
         limit, vocab = self.model.config.max_position_embeddings, self.model.config.vocab_size
@@ -61,12 +61,12 @@ class Served:
         quantize: str | None = None,
         chat_template: str = "",
     ) -> Served:
-        """A model folder or hub id, with its tokenizer and chat template.
+        """Load a model folder or hub id, with its tokenizer and chat template.
 
-        **Arguments:** `path_or_id`; `adapter`, a PEFT adapter to put on it, a folder or hub id; `name`, by default the
-        folder's or the id, and the adapter's; `context`, see the field; `dtype`, of weights and computation;
-        `quantize`, `int8` or `nf4`, see `lm.load`; `chat_template`, in place of the model's own: `plain`, messages one
-        after the other, or a file with a template.
+        **Arguments:** `path_or_id`; `adapter`, a PEFT adapter, a folder or hub id; `name`, by default the folder's
+        name or the id, and the adapter's; `context`, see the field; `dtype`, of weights and computation; `quantize`,
+        `int8` or `nf4`, see `lm.load`; `chat_template`, which replaces the model's own: `plain` (messages one after the
+        other) or a file with a template.
         **Raises:** what `lm.load`, `lm.load_adapter` and `lm.load_tokenizer` raise.
         """
         folder = lm.locate(path_or_id)
@@ -80,7 +80,7 @@ class Served:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Eight hexadecimal digits that follow from every bit of the weights, the configuration and the template."""
+        """Eight hexadecimal digits: a checksum of the weights, the configuration and the template."""
         leaves = jax.tree_util.tree_leaves_with_path(self.variables)
         sums = [f"{jax.tree_util.keystr(path)} {_checksum(leaf)}" for path, leaf in leaves]
         import hashlib
@@ -90,7 +90,7 @@ class Served:
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text to go on from, behind the beginning-of-sequence token where the model has one.
+        """The tokens of a text to continue, after the beginning-of-sequence token if the model has one.
 
         **Raises:** `ValueError` where there is none, or a word that the tokenizer does not have."""
         start = self.tokenizer.bos_id
@@ -104,7 +104,7 @@ class Served:
 
         **Raises:** `ValueError` where the model has no chat template, or that refuses the messages."""
         if self.template is None:
-            raise ValueError(f"the model {self.name!r} has no chat template, so it has no chat; ask for a completion")
+            raise ValueError(f"the model {self.name!r} has no chat template; request a completion")
         return self.check(self.tokenizer.encode(self.template.render(messages, add_generation_prompt=True)))
 
     def check(self, tokens: Sequence[int]) -> list[int]:
@@ -119,14 +119,14 @@ class Served:
 
 
 def _name(path: str | Path) -> str:
-    """Of a folder its last part, of a hub id the whole."""
+    """The last part of a folder's path, or the whole hub id."""
     folder = Path(path).expanduser()
     return folder.resolve().name if folder.is_dir() else str(path)
 
 
 @jax.jit
 def _weighted_sum(leaf: jax.Array) -> jax.Array:
-    """Of a leaf's bits, each word weighted by its place, modulo 2^32."""
+    """Checksum of a leaf: the sum of its words weighted by position, modulo 2^32."""
     words = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[leaf.dtype.itemsize]
     bits = jax.lax.bitcast_convert_type(leaf, words).astype(jnp.uint32)
     for axis in reversed(range(bits.ndim)):

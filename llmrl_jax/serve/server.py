@@ -1,4 +1,4 @@
-"""Running the application: in this thread until it is told to stop, or beside what a script or notebook does."""
+"""Running the application: in this thread until a signal, or in the background of a script or notebook."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     import uvicorn
 
 GRACE = 10
-"""Seconds that answers under way have left when the server is told to stop."""
+"""Seconds that answers in progress have after a stop signal."""
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is reached from this machine alone."""
+    """Whether an address is reachable from this machine only."""
     if host == "localhost":
         return True
     try:
@@ -32,14 +32,14 @@ def is_loopback(host: str) -> bool:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that is bound; port 0 takes any that is free. **Raises:** `ValueError` where it cannot be."""
+    """A bound socket; port 0 takes any free port. **Raises:** `ValueError` if it cannot be bound."""
     if not 0 <= port < 2**16:
         raise ValueError(f"port is {port}; it must lie between 0, for any that is free, and 65535")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # With its protocol named, or asyncio leaves Nagle's algorithm on: 40 ms for each answer.
+    # The protocol is named because asyncio otherwise keeps Nagle's algorithm on: 40 ms per answer.
     sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        if os.name == "posix":  # elsewhere it would let two servers have one port
+        if os.name == "posix":  # on other systems it would let two servers share one port
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((host, port))
         sock.listen(128)
@@ -50,7 +50,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def url_of(sock: socket.socket) -> str:
-    """Where a client finds the API."""
+    """The API's address for clients."""
     host, port = sock.getsockname()[:2]
     return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
 
@@ -67,7 +67,7 @@ def _server(app: Any) -> uvicorn.Server:
             http="h11",
             ws="none",
             lifespan="on",
-            log_config=None,  # its own would close the handlers that others have set up
+            log_config=None,  # uvicorn's own configuration would close the handlers of others
             log_level="warning",
             access_log=False,
             server_header=False,
@@ -78,15 +78,15 @@ def _server(app: Any) -> uvicorn.Server:
 
 
 def run(app: Any, sock: socket.socket) -> None:
-    """Serve until SIGINT or SIGTERM, then let answers under way end. **Raises:** `KeyboardInterrupt` at the end."""
+    """Serve until SIGINT or SIGTERM, then finish answers in progress. **Raises:** `KeyboardInterrupt` at the end."""
     _server(app).run(sockets=[sock])
 
 
 @contextmanager
 def background(app: Any, host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
-    """Serve in a thread while the block runs.
+    """Serve from a thread while the block runs.
 
-    **Arguments:** `app`; `host`; `port`, 0 for any that is free.
+    **Arguments:** `app`; `host`; `port`, 0 for any free port.
     **Returns:** a context whose value is the API's address, for `base_url`.
     """
     server, sock = _server(app), listen(host, port)

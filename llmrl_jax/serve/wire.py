@@ -1,7 +1,7 @@
-"""OpenAI's requests as ours, and our answers as theirs.
+"""OpenAI's wire format: parsing requests and writing answers.
 
-A field that would change the answer and that we cannot honour is refused by its name: an answer that silently leaves it
-out looks like one that does not.
+A field that would change the answer and is not supported is refused by name: an answer that ignores it would look like
+one that respects it.
 """
 
 from __future__ import annotations
@@ -43,30 +43,30 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tools": ([],),
     "top_logprobs": (0,),
 }
-"""Fields that we know only at the values that change nothing."""
+"""Fields that are accepted only with values that have no effect."""
 _INSTEAD = {
     "echo": "; /v1/score gives the log-probabilities of a text",
     "best_of": "; ask for n, and choose",
     "top_logprobs": "; the log-probability of the token that was drawn is all there is",
-    "response_format": "; llmrl_jax.chat.ask validates a reply and asks again",
+    "response_format": "; llmrl_jax.advice.ask validates a reply and asks again",
 }
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 
 @dataclass(frozen=True)
 class Request:
-    """A completion or a chat completion, understood."""
+    """A parsed completion or chat completion."""
 
     asks: tuple[Ask, ...]
-    """One for each prompt."""
+    """One per prompt."""
     stream: bool = False
     usage: bool = False
-    """Whether a stream ends with what it took."""
+    """Whether a stream ends with its token usage."""
 
 
 @dataclass(frozen=True)
 class ScoreRequest:
-    """Prompts and candidates, understood."""
+    """Parsed prompts and candidates."""
 
     pairs: tuple[Pair, ...]
     """Prompt by prompt."""
@@ -80,7 +80,7 @@ def read_completion(body: Mapping[str, Any], sampler: Sampler, default_tokens: i
     prompts = [_encoded(sampler.served, prompt) for prompt in _prompts(body)]
     logprobs = _integer(body, "logprobs", -1, 0)
     if logprobs > 0:
-        raise _unhonoured("logprobs", logprobs, (0,), _INSTEAD["top_logprobs"])
+        raise _unsupported("logprobs", logprobs, (0,), _INSTEAD["top_logprobs"])
     return _request(body, sampler, prompts, "max_tokens", default_tokens, logprobs == 0)
 
 
@@ -137,7 +137,7 @@ def _request(body, sampler: Sampler, prompts: Sequence[list[int]], limit: str, d
         room = max(1, min(default, sampler.served.context - len(tokens)))
         options["max_tokens"] = _integer(body, limit, room, 1)
         how = _blamed("", lambda: Sampling(stop=tuple(stop), pieces=pieces, **options))
-        options["seed"] = how.seed  # one for all prompts, also where it was drawn
+        options["seed"] = how.seed  # one seed for all prompts, also if it was drawn
         ask = Ask(tuple(tokens), how, row)
         asks.append(_blamed("", partial(sampler.check, ask)))
     stream = _boolean(body, "stream")
@@ -150,7 +150,7 @@ def _request(body, sampler: Sampler, prompts: Sequence[list[int]], limit: str, d
 
 
 def _refuse_others(body: Mapping[str, Any], served: Served, own: set[str]) -> None:
-    """Fields that cannot be honoured, and another model's name."""
+    """Refuse unsupported fields and another model's name."""
     for name, value in body.items():
         if value is None or name in _READ or name in own or name in _UNHEARD:
             continue
@@ -159,13 +159,13 @@ def _refuse_others(body: Mapping[str, Any], served: Served, own: set[str]) -> No
         if not any(
             value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in _NEUTRAL[name]
         ):
-            raise _unhonoured(name, value, _NEUTRAL[name], _INSTEAD.get(name, ""))
+            raise _unsupported(name, value, _NEUTRAL[name], _INSTEAD.get(name, ""))
     _check_model(body, served)
 
 
-def _unhonoured(name: str, value: Any, neutral: Sequence[Any], instead: str) -> ApiError:
+def _unsupported(name: str, value: Any, neutral: Sequence[Any], instead: str) -> ApiError:
     known = " or ".join(quote(v) if v != "" else '""' for v in neutral)
-    return ApiError(f"{name} is {quote(value)}, which this server cannot honour: only {known} is{instead}", param=name)
+    return ApiError(f"{name} is {quote(value)}, which this server does not support (only {known}){instead}", param=name)
 
 
 def _check_model(body: Mapping[str, Any], served: Served) -> None:
@@ -182,7 +182,7 @@ def _check_model(body: Mapping[str, Any], served: Served) -> None:
 
 
 def _blamed(param: str, call: Callable[[], Any]) -> Any:
-    """What a call returns; its `ValueError` as one of the field `param`, or of the one that it begins with."""
+    """What a call returns; its `ValueError` becomes an `ApiError` for `param` or the field that the message names."""
     try:
         return call()
     except ContextOverflow as error:
@@ -213,7 +213,7 @@ def _encoded(served: Served, prompt: Any) -> list[int]:
 
 
 def _text(text: str) -> str:
-    """**Raises:** `ValueError` for half a character, which JSON can spell and no tokenizer takes."""
+    """**Raises:** `ValueError` for a lone surrogate, which JSON can contain and no tokenizer accepts."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -226,7 +226,7 @@ def _message(message: Any, where: str) -> dict[str, str]:
         raise ApiError(f"{where} is {quote(message)}; an object with role and content is needed", param="messages")
     for name in sorted(set(message) - {"role", "content"}):
         if message[name] is not None:
-            raise ApiError(f"{where} has the field {name!r}, which this server cannot honour", param="messages")
+            raise ApiError(f"{where} has the field {name!r}, which this server does not support", param="messages")
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or role not in _ROLES:
         raise ApiError(f"{where}.role is {quote(role)}; known roles are {', '.join(_ROLES)}", param="messages")
@@ -266,9 +266,9 @@ def _boolean(body: Mapping[str, Any], name: str) -> bool:
 
 
 class Answer:
-    """The bodies of one request's answer, whole or in chunks.
+    """The bodies of a request's answer, whole or in chunks.
 
-    **Arguments:** `served`; `asks`; `chat`, which of the two formats; `request_id`, an id that the answer's follows.
+    **Arguments:** `served`; `asks`; `chat`, which of the two formats; `request_id`, from which the answer's id is made.
     """
 
     def __init__(self, served: Served, asks: Sequence[Ask], chat: bool, request_id: str):
@@ -283,7 +283,7 @@ class Answer:
         self._shown: dict[int, Sample] = {}
 
     def whole(self, found: Sequence[Sequence[Sample]]) -> dict[str, Any]:
-        """Of all samples of every prompt."""
+        """The body for all samples of every prompt."""
         choices: list[dict[str, Any]] = []
         for sample in (sample for samples in found for sample in samples):
             choice: dict[str, Any] = {"index": len(choices), "finish_reason": sample.finish}
@@ -296,7 +296,7 @@ class Answer:
         return {**self._head, "object": kind, "choices": choices, "usage": self.usage(found)}
 
     def chunks(self, prompt: int, samples: Sequence[Sample]) -> list[dict[str, Any]]:
-        """What is new in the samples of a prompt."""
+        """The chunks for the new part of a prompt's samples."""
         n, found = self._asks[0].how.n, []
         for index, sample in enumerate(samples, prompt * n):
             before = self._shown.get(index, Sample("", 0, ""))
@@ -312,12 +312,12 @@ class Answer:
         return found
 
     def last_chunk(self, found: Sequence[Sequence[Sample]]) -> dict[str, Any]:
-        """With what the stream took, and no choice."""
+        """The last chunk: the token usage and no choice."""
         kind = "chat.completion.chunk" if self._chat else "text_completion"
         return {**self._head, "object": kind, "choices": [], "usage": self.usage(found)}
 
     def usage(self, found: Sequence[Sequence[Sample]]) -> dict[str, int]:
-        """Tokens: a prompt counts once, whatever the number of its samples."""
+        """Token usage: a prompt counts once for any number of samples."""
         prompt = sum(len(ask.tokens) for ask in self._asks)
         completion = sum(sample.count for samples in found for sample in samples)
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
@@ -328,7 +328,7 @@ class Answer:
         return {**self._head, "object": kind, "choices": [{**choice, "logprobs": log_probs}]}
 
     def _log_probs(self, sample: Sample, before: Sample) -> dict[str, Any] | None:
-        """Of the tokens behind those that were shown before."""
+        """Log-probabilities of the tokens that were not sent before."""
         if not self._asks[0].how.pieces:
             return None
         at = len(before.pieces)

@@ -17,7 +17,7 @@ from llmrl_jax.serve import (
     LocalLlama,
     Scorer,
 )
-from llmrl_jax.serve.scorer import _log_probs
+from llmrl_jax.serve.scorer import candidate_log_probs
 from tests.serving import CHAT, HELLO, KEY, SCORE, TEXT, post
 
 
@@ -166,9 +166,9 @@ def test_scores_are_those_of_the_model(url, served):
     spent = sum(len(served.encode(p)) for p in prompts)
     assert body["usage"]["prompt_tokens"] == spent and body["data"][1]["index"] == 1
     # other texts of like lengths are no new program
-    before = _log_probs._cache_size()
+    before = candidate_log_probs._cache_size()
     other = {"model": "our/tiny", "prompt": ["drop", "pick up"], "candidates": [" a", " key", " blue"]}
-    assert post(url, "/v1/score", other)[0] == 200 and _log_probs._cache_size() == before
+    assert post(url, "/v1/score", other)[0] == 200 and candidate_log_probs._cache_size() == before
 
 
 def test_many_candidates_are_scored_in_parts(served):
@@ -194,8 +194,8 @@ def test_many_candidates_are_scored_in_parts(served):
 @pytest.mark.parametrize(
     ("path", "body", "param", "said"),
     [
-        ("chat/completions", CHAT | {"tools": [{"type": "function"}]}, "tools", "cannot honour: only [] is"),
-        ("chat/completions", CHAT | {"response_format": {"type": "json_object"}}, "response_format", "cannot honour"),
+        ("chat/completions", CHAT | {"tools": [{"type": "function"}]}, "tools", "does not support (only [])"),
+        ("chat/completions", CHAT | {"response_format": {"type": "json_object"}}, "response_format", "does not support"),
         ("chat/completions", CHAT | {"logprobs": True, "top_logprobs": 3}, "top_logprobs", "top_logprobs is 3"),
         ("chat/completions", CHAT | {"presence_penalty": 0.5}, "presence_penalty", "presence_penalty is 0.5"),
         ("chat/completions", CHAT | {"beam_width": 4}, "beam_width", "the field 'beam_width' is not known"),

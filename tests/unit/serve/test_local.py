@@ -30,7 +30,7 @@ from llmrl_jax.chat.protocol import outcomes_of
 from llmrl_jax.chat.wire import sample_seed
 from llmrl_jax.lm.rope import rotations
 from llmrl_jax.serve import Ask, LocalLlama, Sampler, Sampling, Served
-from llmrl_jax.serve.sampler import _Reader, _roomy, width
+from llmrl_jax.serve.sampler import Reader, roomy, width
 from llmrl_jax.tuning import ChatTemplate
 from llmrl_jax.tuning.template import PLAIN
 from tests.lm_random import random_variables
@@ -168,7 +168,7 @@ def test_what_it_cannot_answer_is_named_and_the_rest_is_answered(llama):
     assert isinstance(outcomes[1], ChatReply)
     said = [str(outcome) for outcome in outcomes if isinstance(outcome, ServerError)]
     assert "and max_tokens is 200: together" in said[0] and "the context is 256; " in said[0]
-    assert 'logit_bias is {"5": 1}, which this server cannot honour' in said[1]
+    assert 'logit_bias is {"5": 1}, which this server does not support' in said[1]
     assert "n is 9; at most 8 continuations" in said[2]
     assert "top_k is many; an integer" in said[3]
     assert "min_p is 2.0; it must lie in [0, 1]" in said[4]
@@ -268,9 +268,9 @@ def test_room_for_padding_changes_no_position(kind):
     rope = lm.RopeConfig(type=kind, factor=1.0 if kind == "default" else 2.0, **options)
     model = lm.Llama(dataclasses.replace(CONFIG, rope=rope))
     positions = np.arange(256)[None]
-    for before, after in zip(rotations(model.config, positions), rotations(_roomy(model).config, positions)):
+    for before, after in zip(rotations(model.config, positions), rotations(roomy(model).config, positions)):
         np.testing.assert_array_equal(before, after)
-    assert _roomy(model).config.max_position_embeddings == 512
+    assert roomy(model).config.max_position_embeddings == 512
 
 
 PIECES = {
@@ -293,7 +293,7 @@ def decode(ids):
 def test_a_text_grows_and_is_never_taken_back(cuts):
     tokens = np.array([1, 2, 3, 7, 4, 5, 6, 1, 1])
     log_probs = -np.arange(9, dtype=np.float32)
-    reader = _Reader(decode, Sampling(20, stop=("STOP", "zz"), pieces=True))
+    reader = Reader(decode, Sampling(20, stop=("STOP", "zz"), pieces=True))
     seen = []
     for cut in cuts:
         reader.read(tokens, cut, log_probs, 0)
@@ -310,19 +310,19 @@ def test_a_text_grows_and_is_never_taken_back(cuts):
 
 def test_texts_that_end_in_half_a_character_or_a_token():
     log_probs = np.zeros(4, np.float32)
-    reader = _Reader(decode, Sampling(2, pieces=True))
+    reader = Reader(decode, Sampling(2, pieces=True))
     reader.read(np.array([1, 8, 0, 0]), 1, log_probs, 0)
     assert reader.sample().text == "ab" and not reader.finish
     reader.read(np.array([1, 8, 4, 4]), 4, log_probs, 0)  # others of the batch go on
     assert reader.sample().text == "ab\ufffd" and reader.sample().finish == "length"
     assert reader.sample().pieces == ("ab", "\ufffd") and reader.sample().count == 2
-    reader = _Reader(decode, Sampling(4))
+    reader = Reader(decode, Sampling(4))
     reader.read(np.array([1, 4, 6, 0]), 3, log_probs, int(lm.Finish.STOP_TOKEN))
     assert reader.sample() == dataclasses.replace(reader.sample(), text="abcd", count=3, finish="stop")
-    reader = _Reader(decode, Sampling(2))
+    reader = Reader(decode, Sampling(2))
     reader.read(np.array([1, 4, 6, 0]), 3, log_probs, int(lm.Finish.STOP_TOKEN))  # it came too late
     assert (reader.sample().text, reader.sample().count, reader.sample().finish) == ("abcd", 2, "length")
-    held = _Reader(decode, Sampling(9, stop=("dST",)))
+    held = Reader(decode, Sampling(9, stop=("dST",)))
     held.read(np.array([1, 4, 0, 0]), 2, log_probs, 0)
     assert held.sample().text == "abc"
 
