@@ -1,1 +1,1 @@
-"""Our speed beside that of others, measured in the same run on the same machine."""
+"""Our speed and that of peers, measured in the same run on the same machine."""

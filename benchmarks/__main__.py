@@ -26,7 +26,7 @@ def known() -> list[str]:
 
 
 def main(names: Annotated[tuple[str, ...], tyro.conf.Positional] = (), quick: bool = False, here: bool = False) -> int:
-    """Run benchmarks beside their peers.
+    """Run benchmarks and their peers.
 
     Args:
         names: Which ones; none: all.

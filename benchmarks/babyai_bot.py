@@ -1,4 +1,4 @@
-"""The BabyAI bot, beside minigrid's: actions chosen and stepped a second, whole episodes after one another."""
+"""The BabyAI bot, compared with minigrid's: actions chosen and stepped a second, whole episodes after one another."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import envs_jax
 from benchmarks.harness import OURS, REPEATS, Result, Row, compiled, rates, seconds
 
 
-TITLE = "BabyAI's bot: actions a second, beside minigrid's"
+TITLE = "BabyAI's bot: actions per second, compared with minigrid's"
 
 LEVELS = ("GoToLocal-v0", "GoTo-v0", "BossLevel-v0")
 NUM_ENVS, STEPS, BAR = 512, 64, 50

@@ -19,7 +19,7 @@ from llmrl_jax.lm.tokens import WordTokenizer
 from llmrl_jax.systems.glam.prompt import glam_prompt
 
 
-TITLE = "BabyAI: environment steps, with and without text, beside minigrid and JAX grid worlds"
+TITLE = "BabyAI: environment steps, with and without text, compared with minigrid and JAX grid worlds"
 
 LEVEL = "GoToLocal-v0"
 NUM_ENVS, POOL = 1024, 256
@@ -41,7 +41,7 @@ def ours(
     """Samples of steps per second, and compile seconds. Every leaf of every observation enters the carry.
 
     `prompt_window`: 0 for the world's observations; `n` for prompt tokens with `n` observations in their window.
-    `fresh_pool`: 0 for a pool made beforehand; `n` for one of `n` worlds that every rollout makes anew.
+    `fresh_pool`: 0 for a prepared pool; `n` for a pool of `n` worlds that every rollout generates.
     """
     env, params = envs_jax.make(id)
     look: Callable[[Any], Any] = lambda obs: obs  # noqa: E731
@@ -77,7 +77,7 @@ def ours(
 
 
 def minigrid(id: str, steps: int) -> list[float]:
-    """One minigrid environment, actions drawn beforehand, its printed lines thrown away."""
+    """One minigrid environment with pre-drawn actions; its printed lines are discarded."""
     import gymnasium
     import minigrid  # noqa: F401
 
@@ -138,7 +138,7 @@ def run(quick: bool) -> Result:
     bars += [bar(median / base, TEXT_BAR, f"{case} {name}") for name, median in medians.items()]
     notes = [
         f"{num_envs} environments in one scan of {steps} steps; random actions drawn inside; ended episodes are "
-        f"replaced from a pool of {POOL} made beforehand; every part of every observation is added into the carry.",
-        "minigrid steps one environment in Python and makes its worlds anew at every reset.",
+        f"replaced from a pool of {POOL} prepared worlds; every part of every observation is added into the carry.",
+        "minigrid steps one environment in Python and generates a new world at every reset.",
     ]
     return Result(rows, bars, notes)

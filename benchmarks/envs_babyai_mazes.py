@@ -6,7 +6,7 @@ from benchmarks.envs_babyai import compiler_options, minigrid, ours
 from benchmarks.harness import OURS, REPEATS, Result, Row, run_peer
 
 
-TITLE = "BabyAI's mazes: environment steps, worlds made anew included, beside minigrid and JAX grid worlds"
+TITLE = "BabyAI's mazes: environment steps including world generation, compared with minigrid and JAX grid worlds"
 
 NUM_ENVS, STEPS, POOL = 1024, 200, 512
 
@@ -52,8 +52,8 @@ def run(quick: bool) -> Result:
     bars.append(f"the slowest to compile took {slowest:.1f} s (aim: under {COMPILE_BAR} s, {verdict})")
     notes = [
         f"{num_envs} environments in one scan of {steps} steps; random actions drawn inside; every scan first makes a "
-        f"pool of {min(POOL, num_envs)} new worlds, and ended episodes go on in one of them; every part of every "
+        f"pool of {min(POOL, num_envs)} new worlds, and ended episodes continue in one of them; every part of every "
         "observation is added into the carry.",
-        "minigrid steps one environment in Python and makes its worlds anew at every reset.",
+        "minigrid steps one environment in Python and generates a new world at every reset.",
     ]
     return Result(rows, bars, notes)

@@ -1,4 +1,4 @@
-"""The language model by itself, beside transformers and peft on torch: forward, greedy text, a step of fine-tuning."""
+"""The language model by itself, compared with transformers and peft on torch: forward, greedy text, a step of fine-tuning."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llmrl_jax import lm
 from llmrl_jax.tuning import Packed, SFTConfig, make_sft
 
 
-TITLE = "The language model: forward, greedy text and fine-tuning, beside torch"
+TITLE = "The language model: forward, greedy text and fine-tuning, compared with torch"
 
 TORCH = "torch"
 LENGTH, NEW = 192, 48

@@ -1,4 +1,4 @@
-"""MuJoCo tasks: evaluations of linear policies on two cores, beside Gymnasium's two vector environments."""
+"""MuJoCo tasks: evaluations of linear policies on two cores, compared with Gymnasium's two vector environments."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 import envs_jax
 from benchmarks.harness import OURS, REPEATS, Result, Row, compiled, rates, seconds
 from benchmarks.props_evaluate import split
-from llmrl_jax.systems.props.evaluate import episode_keys, make_evaluator
+from llmrl_jax.agents.population import episode_keys, make_population_evaluator
 from llmrl_jax.systems.props.policies import make_policy
 
 
-TITLE = "MuJoCo tasks: policy evaluations, 64 policies x 20 episodes, beside Gymnasium"
+TITLE = "MuJoCo tasks: policy evaluations, 64 policies x 20 episodes, compared with Gymnasium"
 
 IDS = (
     "InvertedPendulum-v5",
@@ -39,7 +39,7 @@ BALANCED = (0.4, 6.0, 0.6, 2.5, 0.0)
 def ours(id: str, params: np.ndarray, episodes: int, steps: int) -> tuple[list[float], float]:
     """Samples of evaluations per second, and compile seconds; every repetition plays other episodes."""
     env, env_params = envs_jax.make(id)
-    evaluate = make_evaluator(env, env_params.replace(max_steps=steps), make_policy(env, env_params))
+    evaluate = make_population_evaluator(env, env_params.replace(max_steps=steps), make_policy(env, env_params))
     keys = [
         jax.vmap(lambda key: episode_keys(key, episodes))(jax.random.split(jax.random.key(i), len(params)))
         for i in range(REPEATS + 1)

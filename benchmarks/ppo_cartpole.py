@@ -1,4 +1,4 @@
-"""PPO on CartPole-v1 with purejaxrl's settings, 500,000 steps, beside rejax."""
+"""PPO on CartPole-v1 with purejaxrl's settings, 500,000 steps, compared with rejax."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llmrl_jax.rl.ppo import make_ppo
 from llmrl_jax.rl.ppo_config import PPOConfig
 
 
-TITLE = "PPO: CartPole-v1, 500,000 steps in 4 environments, beside rejax"
+TITLE = "PPO: CartPole-v1, 500,000 steps in 4 environments, compared with rejax"
 
 CASE = "PPO CartPole-v1, 4 environments x 128 steps"
 STEPS = 500_000

@@ -1,4 +1,4 @@
-"""Building prompts inside jit, beside rendering and tokenizing the same states on the host."""
+"""Building prompts inside jit, compared with rendering and tokenizing the same states on the host."""
 
 from __future__ import annotations
 

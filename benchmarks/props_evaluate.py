@@ -1,4 +1,4 @@
-"""Policy evaluations: what one step of a search over linear policies costs, beside Gymnasium's and gymnax's ways."""
+"""Policy evaluations: the cost of a step of a search over linear policies, compared with Gymnasium and gymnax."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import jax
 import numpy as np
 
 from benchmarks.harness import OURS, REPEATS, Result, Row, compiled, rates, run_peer, seconds
+from llmrl_jax.agents.population import episode_keys, make_population_evaluator
 from llmrl_jax.systems.props import tasks
-from llmrl_jax.systems.props.evaluate import episode_keys, make_evaluator
 
 
-TITLE = "ProPS: policy evaluations, 64 policies x 20 episodes, beside Gymnasium and gymnax"
+TITLE = "ProPS: policy evaluations, 64 policies x 20 episodes, compared with Gymnasium and gymnax"
 
 POLICIES, EPISODES = 64, 20
 SYNC = "Gymnasium SyncVectorEnv"
@@ -39,7 +39,7 @@ def populations(count: int) -> dict[str, tuple[str, np.ndarray]]:
 
 def ours(task: str, params: np.ndarray, episodes: int) -> tuple[list[float], float]:
     """Samples of evaluations per second, and compile seconds; every repetition plays other episodes."""
-    evaluate = make_evaluator(*tasks.get(task).make())
+    evaluate = make_population_evaluator(*tasks.get(task).make())
     keys = [episode_keys(jax.random.key(i), episodes) for i in range(REPEATS + 2)]
     program, compile_seconds = compiled(lambda params, keys: evaluate(params, keys).returns, params, keys[0])
     turn = iter(keys * 2)

@@ -1,4 +1,4 @@
-"""A quantised base beside the same in float32: memory, error, and the time of what runs on it."""
+"""A quantised base compared with float32: memory, error, and run time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llmrl_jax.lm.lora import TARGETS
 from llmrl_jax.lm.quantize import BLOCK, KINDS, QUANTIZABLE, dequantize, nbytes, quantize
 
 
-TITLE = "A frozen base in int8 and nf4, beside float32"
+TITLE = "A frozen base in int8 and nf4, compared with float32"
 
 BATCH, LENGTH, NEW = 4, 192, 32
 BITS = {"int8": 8 + 32 / BLOCK, "nf4": 4 + 32 / BLOCK}

@@ -1,4 +1,4 @@
-"""Scoring actions under a prompt: the shared pass, beside whole passes and beside torch doing each of the two."""
+"""Scoring actions under a prompt: the shared pass, compared with full passes and with torch doing each of the two."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.harness import OURS, Result, Row, compiled, rates, seconds
 from llmrl_jax import lm
 
 
-TITLE = "Action scoring: one shared pass, beside whole passes and beside torch"
+TITLE = "Action scoring: one shared pass, compared with full passes and with torch"
 
 # Six actions of three tokens or fewer, as a subword tokenizer spells BabyAI's; two pairs share a first token.
 ACTIONS = lm.Candidates([[11, 12, 13], [11, 12, 14], [21, 22, 23], [31, 32, 33], [41, 32, 34], [51, 52, 53]])

@@ -14,10 +14,10 @@ PAGE = ROOT / "docs" / "benchmarks.md"
 
 HEAD = """# Benchmarks
 
-Ours beside the peer, in one run on one machine (`make bench`). Medians of at least five repetitions after warm-up, the
-spread in brackets; compilation is never part of them and stands in a column of its own. Observations are folded into
-the carry, so that the compiler cannot leave them out. The last column is our median over the row's: above 1 we are
-faster. Figures of a loaded machine are lower bounds; its load average is given with each table.
+Our speed and that of peers, measured in one run on one machine (`make bench`). Medians of at least five repetitions
+after warm-up, with the range in brackets; compilation is excluded and has its own column. Observations are folded into
+the carry, so that the compiler cannot remove them. The last column is our median divided by that of the row: above 1 we
+are faster. Figures of a loaded machine are lower bounds; its load average is given with each table.
 """
 
 
