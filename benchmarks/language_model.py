@@ -1,4 +1,4 @@
-"""The language model by itself, compared with transformers and peft on torch: forward, greedy text, a step of fine-tuning."""
+"""The language model compared with transformers and peft on torch: forward, greedy text, a step of fine-tuning."""
 
 from __future__ import annotations
 

@@ -121,8 +121,8 @@ def run(quick: bool) -> Result:
             bars.append(f"{case}: {ratio:.1f} times {peer.who} (aim: {aim}, {verdict})")
     notes = [
         f"{count} linear policies of the published classes, {episodes} episodes each; an evaluation is all episodes of "
-        "one policy. Every repetition begins its episodes anew, resets included; all stop with the last episode, but "
-        "for gymnax, whose rollout always takes as many steps as the time limit.",
+        "one policy. Every repetition starts its episodes from fresh resets; all stop with the last episode, except "
+        "gymnax, whose rollout always takes as many steps as the time limit.",
         "gymnax: RolloutWrapper.population_rollout with the same parameters, returns only, so that XLA drops the rest.",
     ]
     return Result(rows, bars, notes)
