@@ -1,6 +1,6 @@
-"""Asking a chat model for advice: one protocol, and what stands behind and around it.
+"""Asking a chat model for advice: one protocol, its implementations and its wrappers.
 
-Behind: any OpenAI-compatible server, a scripted adviser. Around, in this order from the outside: a cache, a recorder, a
+Implementations: any OpenAI-compatible server, a scripted adviser. Wrappers, from the outside in: a cache, a recorder, a
 budget. Nothing here imports `openai` or opens a file before it is used.
 """
 

@@ -16,12 +16,12 @@ from llmrl_jax.chat.protocol import ChatModel, ChatReply, ChatRequest, Usage, ou
 
 
 MESSAGE_TOKENS = 16
-"""An allowance for what a chat template puts around a message."""
+"""Tokens that a chat template may add to a message."""
 
 
 @dataclass(frozen=True)
 class Spent:
-    """What has been used up."""
+    """What has been spent."""
 
     calls: int = 0
     """Requests that were sent."""
@@ -46,12 +46,12 @@ def prompt_bound(request: ChatRequest) -> int:
 
 
 class Budget:
-    """How many calls, tokens or dollars may be spent; shared by as many models and threads as are to share it.
+    """How many calls, tokens or dollars may be spent; may be shared by several models and threads.
 
     Before a request is sent, the most that it can take is set aside: its prompt (`count`) and `n` times `max_tokens`.
     When the reply is there, what it really took is spent and the rest is free again. So the sum never passes a limit;
-    it ends a little below. What a server bills without telling (a reply without usage, an attempt that was cut off
-    or timed out) is counted as the most that it can have been. An attempt that the client below repeats is known of
+    it ends a little below. What a server bills without a report (a reply without usage, an attempt that was cut off
+    or timed out) is counted as the most that it can have been. An attempt that the client below repeats is known
     only afterwards: such repeats alone can carry the sum past a limit, and then stop everything after them.
 
     **Arguments:** `calls`, `tokens`, `usd`, limits, or None; `prices`, by model name (None: those of `load_prices`);
@@ -132,7 +132,7 @@ class Budget:
             self._reserved -= most
             self._in_flight -= 1
             if not self._in_flight:
-                self._reserved = Spent()  # no dust of rounding stays, nor an unknown price
+                self._reserved = Spent()  # removes rounding errors and an unknown price
             self._spent += took
             self._changed.notify_all()
 

@@ -1,4 +1,4 @@
-"""A cache in front of any chat model, so that an experiment pays for a question once and can be repeated without it."""
+"""A cache for any chat model: an experiment pays for a question once and can be repeated without a server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Cached:
 
     **Arguments:** `model`, the one that answers; in the mode `replay` only its name is used, and a name alone will do;
     `path`, of the SQLite file; `mode`; `namespace`, a word of yours in every key: use one where models of one name
-    differ (two fine-tunings behind the same server), or where an experiment is to draw afresh.
+    differ (two fine-tunings behind the same server), or for an experiment that must draw new samples.
     **Raises:** `CacheError` where the file cannot be used; `complete` also raises `ReplayMiss`, and what `model` does.
     """
 
@@ -74,7 +74,7 @@ class Cached:
             with self._lock:
                 for key in mine:
                     del self._flying[key]
-                    if not futures[key].done():  # we were interrupted, and nobody shall wait for ever
+                    if not futures[key].done():  # interrupted: do not let others wait forever
                         futures[key].set_exception(
                             ChatError("the thread that was asking this stopped before it had a reply")
                         )

@@ -1,9 +1,9 @@
-"""A chat model behind any server that speaks OpenAI's chat completions: theirs, vLLM, Ollama, llama.cpp, `llmrl serve`.
+"""A chat model behind any server with OpenAI's chat completions: OpenAI, vLLM, Ollama, llama.cpp, `llmrl serve`.
 
-Three things have one owner each. Retries: ours (tenacity), with those of the `openai` package switched off, since two
-loops around one another multiply. Time: a limit on a whole attempt, from connecting to the last byte, where a limit
-between bytes would let a slow server hold on for ever. The key: an environment variable, read when the first request
-is sent, and sent to no host that it was not meant for.
+Three things have one owner each. Retries: ours (tenacity); those of the `openai` package are switched off, because two
+nested loops multiply. Time: one limit for a whole attempt, from connecting to the last byte, because a limit between
+bytes would let a slow server block forever. The API key: an environment variable, read when the first request is sent,
+and sent only to the host that it is meant for.
 """
 
 from __future__ import annotations
@@ -29,25 +29,26 @@ _OPENAI_HOST = "api.openai.com"
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """Which server, which model, and how patiently."""
+    """Which server and model, and the limits of requests."""
 
     model: str
     """The model's name, as the server knows it."""
     base_url: str
-    """Where the server's API begins, `http://127.0.0.1:8000/v1` say. There is no default, so nothing is ever sent to a
-    paid server by accident."""
+    """Base address of the server's API, for example `http://127.0.0.1:8000/v1`. There is no default, so nothing is sent
+    to a paid server by accident."""
     key_variable: str = ""
-    """The environment variable that holds the key. Empty: OPENAI_API_KEY for OpenAI's own host, none for any other."""
+    """The environment variable with the API key. Empty: OPENAI_API_KEY for OpenAI's own host, none for any other."""
     concurrency: int = 8
-    """Requests in flight at once. One that waits to try again keeps its place, so a busy server gets fewer."""
+    """Concurrent requests. One that waits to retry keeps its slot, so a busy server receives fewer."""
     timeout: float = 120.0
     """Seconds that one attempt may take, from connecting to the last byte."""
     attempts: int = 6
-    """How often to try, the first included."""
+    """Number of attempts, including the first."""
     first_wait: float = 0.5
-    """Seconds before the second attempt where the server names none; doubled each time, less up to a random quarter."""
+    """Seconds before the second attempt if the server gives none; doubled each time, minus a random part of up to a
+    quarter."""
     longest_wait: float = 60.0
-    """The most seconds to wait between attempts. Where a server asks for more, the request fails and says so."""
+    """Maximum seconds between attempts. If a server asks for more, the request fails and says so."""
     split: bool = False
     """Ask for one sample at a time, for servers that ignore `n` (Ollama, llama.cpp)."""
     token_limit: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
@@ -75,7 +76,7 @@ class OpenAIChat:
     """A chat model behind an OpenAI-compatible server (`ChatModel`). Needs the extra `api`.
 
     Its own thread runs the connections, so it may be called from any thread, from several at once, and from a
-    notebook. `close()` or a `with` block lets go of them.
+    notebook. `close()` or a `with` block closes them.
 
     **Arguments:** `config`; `sleep`, what waits between attempts, an async function of seconds (for tests).
     **Raises:** `complete` raises `ServerError`, `TimedOut` or `BadReply` (`ChatModel.complete`);
@@ -120,7 +121,7 @@ class OpenAIChat:
             taken, flat = flat[: len(group)], flat[len(group) :]
             failed = [part for part in taken if isinstance(part, ChatError)]
             whole = [part for part in taken if isinstance(part, ChatReply)]
-            if failed:  # what came of a split request is billed, and of no use without the rest
+            if failed:  # the parts of a split request that succeeded are billed, but useless without the rest
                 failed[0].lost = sum(part.lost for part in taken) + len(whole)
             outcomes.append(failed[0] if failed else ChatReply.join(whole))
         return settle(outcomes)
@@ -156,7 +157,7 @@ class _Session:
         )
         self._thread = threading.Thread(target=_serve, args=(self._loop, self._client), name="llmrl-chat", daemon=True)
         self._thread.start()
-        # An owner that is forgotten rather than closed takes its thread along.
+        # An owner that is garbage-collected without close() ends its thread.
         self._stop = weakref.finalize(self, _stop, self._loop)
 
     def close(self) -> None:
@@ -172,7 +173,7 @@ class _Session:
             return future.result()
         except CancelledError:
             raise ChatError(f"the client of {self._config.base_url} was closed while it waited for an answer") from None
-        except BaseException:  # Ctrl-C: nothing goes on being asked, and paid for, behind the caller's back
+        except BaseException:  # Ctrl-C: no request continues, and costs, without the caller
             future.cancel()
             raise
 
@@ -238,7 +239,7 @@ class _Session:
     def _refusal(self, error: Any) -> ServerError:
         status, code = int(error.status_code), getattr(error, "code", None)
         wait = retry_after(error.response.headers)
-        # A used-up account answers 429 like a busy server, and waiting does not fill it.
+        # An account without credit answers 429 like a busy server, and waiting does not help.
         transient = (status in (408, 409, 429) or status >= 500) and code != "insufficient_quota"
         said = f"status {status}: {quote(redact(str(error.message), self._key))}"
         if status in (401, 403):
@@ -269,7 +270,7 @@ class _Session:
 
 
 def _serve(loop: Any, client: Any) -> None:
-    """What the thread does. It knows no session, so that one that is forgotten can be collected."""
+    """What the thread runs. It holds no reference to the session, so that the session can be garbage-collected."""
     import asyncio
 
     async def end() -> None:

@@ -1,4 +1,4 @@
-"""What can go wrong between a question and its answer, by name."""
+"""Errors between a request and its reply."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ class ChatError(RuntimeError):
     """A request that got no usable reply. The message never holds a key."""
 
     outcomes: tuple[Any, ...] = ()
-    """The outcome of every request of the batch, in order: a `ChatReply`, or the `ChatError` that took its place. So
-    the replies that did arrive, and were paid for, are not lost with the one that failed."""
+    """The outcome of every request of the batch, in order: a `ChatReply` or a `ChatError`. Replies that arrived, and
+    were paid for, are thus not lost with the one that failed."""
 
     lost: int = 0
-    """Attempts that the server may have billed without telling: timed out, cut off, or answered unreadably."""
+    """Attempts that the server may have billed without a report: timed out, cut off, or answered unreadably."""
 
 
 class ServerError(ChatError):

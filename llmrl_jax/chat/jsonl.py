@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ from typing import Any
 from llmrl_jax.chat.errors import CacheError
 from llmrl_jax.chat.protocol import ChatReply, ChatRequest, canonical
 from llmrl_jax.chat.store import Row, Store
+from llmrl_jax.core.files import new_draft
 
 
 def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
@@ -38,20 +37,12 @@ def export_jsonl(cache: str | Path, path: str | Path) -> int:
     **Arguments:** `cache`, an SQLite file; `path`, replaced once the new file is whole.
     **Returns:** the number of lines.
     """
-    path, count = Path(path), 0
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, partial = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".partial")
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            for row in Store(cache, read_only=True).rows():
-                line = {"key": row.key, "namespace": row.namespace, "model": row.model}
-                file.write(canonical({**line, "request": row.request.to_json(), "reply": row.reply.to_json()}) + "\n")
-                count += 1
-        os.chmod(partial, 0o644)
-        os.replace(partial, path)
-    except BaseException:
-        Path(partial).unlink(missing_ok=True)
-        raise
+    count = 0
+    with new_draft(path) as draft, draft.open("w") as file:
+        for row in Store(cache, read_only=True).rows():
+            line = {"key": row.key, "namespace": row.namespace, "model": row.model}
+            file.write(canonical({**line, "request": row.request.to_json(), "reply": row.reply.to_json()}) + "\n")
+            count += 1
     return count
 
 

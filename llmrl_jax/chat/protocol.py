@@ -1,4 +1,4 @@
-"""What is asked of a chat model and what it answers: one protocol for servers, local models and scripted advisers.
+"""Requests to chat models and their replies: one protocol for servers, local models and scripted advisers.
 
 Everything here is a plain value that goes to JSON and back unchanged, so that replies can be cached, recorded and
 published. A request for `n` samples is `n` questions that share a prompt: each sample has an index, and what is cached

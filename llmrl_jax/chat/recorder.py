@@ -1,4 +1,4 @@
-"""A recorder: every question and answer of a run, in a file that people and programs can read."""
+"""A recorder: every request and reply of a run, in a file that people and programs can read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llmrl_jax.chat.protocol import ChatModel, ChatReply, ChatRequest, canonical
 
 
 class Recorder:
-    """A chat model that writes down all that passes through it (`ChatModel`).
+    """A chat model that records all requests and replies of another (`ChatModel`).
 
     A line per request: `time` (seconds since 1970), `model`, `request`, and `reply` or `error`. Lines are appended
     whole, also from several threads and processes; a line that a crash cut off is removed by the next writer.
@@ -68,7 +68,7 @@ def _end_of_whole_lines(file: BinaryIO) -> int:
 
 @contextmanager
 def _locked(file: BinaryIO) -> Iterator[None]:
-    """Alone among processes, where the system has such locks (closing the file lets go)."""
+    """Exclusive among processes, if the system has such locks (closing the file releases it)."""
     try:
         import fcntl
     except ModuleNotFoundError:

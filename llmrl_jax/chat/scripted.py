@@ -1,4 +1,4 @@
-"""Scripted advisers: rules that answer in a language model's stead, and are never called one."""
+"""Scripted advisers: rules that answer instead of a language model, and are never called one."""
 
 from __future__ import annotations
 

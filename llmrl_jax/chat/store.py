@@ -94,7 +94,7 @@ class Store:
         uri = self.path.absolute().as_uri()
         if self._read_only:
             # A reader too needs the log's shared memory beside the file, and takes it away again. Where it cannot
-            # write, nobody can, and the file stands still.
+            # write, no process can, and the file does not change.
             writable = all(os.access(p, os.W_OK) for p in (self.path, self.path.absolute().parent))
             uri += "?mode=rw" if writable else "?immutable=1"
         db = None

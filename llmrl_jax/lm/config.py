@@ -1,4 +1,4 @@
-"""`LlamaConfig`: the architecture of a Llama or one of its kin, and its translation to and from `config.json`."""
+"""`LlamaConfig`: the architecture of a Llama, Mistral, Qwen2 or Qwen3, and its translation to and from `config.json`."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class RopeConfig:
     low_freq_factor: float = 1.0
     """`llama3`: wavelengths above `original_max_position_embeddings / low_freq_factor` are scaled in full."""
     high_freq_factor: float = 4.0
-    """`llama3`: wavelengths below `original_max_position_embeddings / high_freq_factor` are left alone."""
+    """`llama3`: wavelengths below `original_max_position_embeddings / high_freq_factor` are not scaled."""
     original_max_position_embeddings: int | None = None
     """`llama3`, `yarn`: the context before stretching; None means the model's `max_position_embeddings`."""
     attention_factor: float | None = None
@@ -356,7 +356,7 @@ def _window(config: Mapping[str, Any]) -> dict[str, Any]:
         if any(named) and window is None:
             raise ValueError(f"layer_types holds {WINDOWED!r}, but the configuration uses no sliding_window")
         if not qwen and named != slides:
-            raise ValueError(f"layer_types does not fit a {kind!r}, whose layers are alike; remove it")
+            raise ValueError(f"layer_types does not fit a {kind!r}, whose layers are all of one kind; remove it")
         slides = named
     return {"sliding_window": window, "sliding_layers": tuple(slides) if window is not None else None}
 

@@ -1,4 +1,4 @@
-"""Sentence encoders on the device: BERT and its kin (MiniLM) in flax, pooled to one vector a text.
+"""Sentence encoders on the device: BERT models (MiniLM) in flax, pooled to one vector per text.
 
 `encoder_weights.load_encoder` reads them; `phrase_table` embeds what a world can say, to be gathered from inside jit.
 """
@@ -173,7 +173,7 @@ class Bert(nn.Module):
     ) -> BertOutput:
         """One pass over right-padded rows; `token_types` (None: all 0) tells the first text of a pair from the second.
 
-        Padding is told by `lengths`, never by a token's id.
+        `lengths` says what is padding, never a token's id.
         **Raises:** `ValueError` where `S` exceeds the positions.
         """
         config, steps = self.config, tokens.shape[1]

@@ -146,7 +146,7 @@ def stream(
 
 
 def _prepare(model, tokens, lengths, key, config, stops, rows) -> tuple[SamplingConfig, dict[str, Any], jax.Array]:
-    """The options in two parts, and a key for each row; every error that can be told before compiling."""
+    """The options in two parts, and a key for each row; every error that can be found before compiling."""
     limit, vocab = model.config.max_position_embeddings, model.config.vocab_size
     batch, prompt = tokens.shape
     if prompt + config.max_new_tokens > limit:

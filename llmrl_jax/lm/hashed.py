@@ -16,8 +16,8 @@ class HashedEncoder:
     """A stand-in for a sentence encoder, which knows nothing of meaning.
 
     A text is the signed counts of its words and runs of words, hashed into `dim` places (Weinberger et al. 2009) and
-    divided by their L2 norm: texts that share words are alike, synonyms are as foreign as any two words. The same on
-    every machine and in every process. For tests, and to run a system without weights; never to report a result as
+    divided by their L2 norm: texts that share words are similar, synonyms are as far apart as any two words. The same
+    on every machine and in every process. For tests, and to run a system without weights; never to report a result as
     that of a language model.
     """
 

@@ -103,7 +103,7 @@ class Llama(nn.Module):
         at: Int[AnyArray, "B N"] | None = None,
         logits: bool = True,
     ) -> LMOutput:
-        """One pass. Padding is told by `lengths` or `positions`, never by a token's id.
+        """One pass. `lengths` or `positions` say what is padding, never a token's id.
 
         **Arguments:** `tokens`; `lengths`, of right-padded rows; or `positions`, of any padding, with -1 at pads;
         neither means whole rows from position 0 (after what the `cache` holds); `segments`, with `positions`: tokens
@@ -115,7 +115,7 @@ class Llama(nn.Module):
         if lengths is not None and positions is not None:
             raise ValueError("give lengths or positions, not both")
         if segments is not None and (positions is None or cache is not None):
-            raise ValueError("segments need positions, which begin anew in every segment, and no cache")
+            raise ValueError("segments need positions, which restart in every segment, and no cache")
         steps = jnp.arange(tokens.shape[1])
         extended = None
         key_positions: Any = positions
@@ -332,8 +332,8 @@ class Llama(nn.Module):
         """Run `body(carry, (params, lora, kv, slides), pick)` over the layers; `slides`, where layers differ in that,
         says whether the window binds a layer.
 
-        Where the layers are written out the last one gets `pick` and computes only what it takes; a scan, whose
-        steps are alike, computes all and picks afterwards (slicing the last layer off would copy the weights).
+        Where the layers are written out the last one gets `pick` and computes only what it takes; a scan, whose steps
+        have the same shape, computes all and selects afterwards (slicing off the last layer would copy the weights).
         """
         count = self.config.num_hidden_layers
         stacked = (self._layers, self._adapters, kv, self._slides)

@@ -38,7 +38,7 @@ class FastTokenizer:
         pad_token: str | None = None,
     ):
         """**Arguments:** `backend`; the special tokens by name, each None where the model has none. Padding falls back
-        on the end-of-sequence token, then on id 0; it is never told from text by its id, only by lengths.
+        on the end-of-sequence token, then on id 0; only lengths distinguish padding from text, never its id.
 
         **Raises:** `ValueError` for a special token that is not in the vocabulary."""
         self.backend = backend

@@ -151,7 +151,7 @@ def _open_mpi(environ: Mapping[str, str]) -> Place:
 def own_devices(place: Place, mode: Mode = "auto", environ: Mapping[str, str] = os.environ) -> list[int] | None:
     """Which of the GPUs that it sees a process owns, by their place in that list; None: all.
 
-    What it sees is told by `CUDA_VISIBLE_DEVICES` (or ROCm's), which launchers set. A process that sees a single GPU
+    `CUDA_VISIBLE_DEVICES` (or ROCm's), which launchers set, says what it sees. A process that sees a single GPU
     beside others on its node was bound to it already (`--gpus-per-task`).
 
     **Raises:** `ValueError` where the GPUs cannot be dealt out as `mode` says.
@@ -253,7 +253,7 @@ def _known(
 
 
 def put(x: Any, sharding: Sharding) -> jax.Array:
-    """`jax.device_put` of what every process has alike, also of typed keys, which it refuses over several processes."""
+    """`jax.device_put` of a value that all processes share; also typed keys, which it refuses over several processes."""
     if not isinstance(x, jax.Array) or not jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         return jax.device_put(x, sharding)
     return jax.random.wrap_key_data(jax.device_put(jax.random.key_data(x), sharding), impl=jax.random.key_impl(x))
