@@ -1,4 +1,4 @@
-"""`LlamaConfig`: the architecture of a Llama, Mistral, Qwen2 or Qwen3, and its translation to and from `config.json`."""
+"""`LlamaConfig`: the architecture of a Llama, Mistral or Qwen, and its translation to and from `config.json`."""
 
 from __future__ import annotations
 

@@ -253,7 +253,7 @@ def _known(
 
 
 def put(x: Any, sharding: Sharding) -> jax.Array:
-    """`jax.device_put` of a value that all processes share; also typed keys, which it refuses over several processes."""
+    """`jax.device_put` of a value that all processes share; also of typed keys, which it refuses itself."""
     if not isinstance(x, jax.Array) or not jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         return jax.device_put(x, sharding)
     return jax.random.wrap_key_data(jax.device_put(jax.random.key_data(x), sharding), impl=jax.random.key_impl(x))
