@@ -1,13 +1,22 @@
-"""A replay memory on the device: a ring of items, written in order and sampled uniformly."""
+"""A replay memory on the device: a ring of items, written in order, and sampled in several ways.
+
+A draw (uniform, or in proportion to priorities) gives places in the memory; a view reads there: single items, n-step
+transitions, or windows of an episode. Draws and views combine freely. Everything is a pure function of a `Ring`, which
+is part of a learner's state: it is saved with it, and split over the devices of a mesh as environments are.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jaxtyping import Array, Bool, Float, Int
+
+from llmrl_jax.rl.priorities import Priorities
 
 
 @struct.dataclass
@@ -15,11 +24,38 @@ class Ring:
     """What a memory holds; part of a learner's state, and so of its checkpoints."""
 
     items: Any
-    """Leaves `[capacity, ...]`; those from `size` on are zeros."""
+    """Leaves `[capacity, ...]`, with rows `[capacity / rows, rows, ...]`; places not yet written are zeros."""
     next: jax.Array
-    """int32 `[]`, where the next item goes."""
+    """int32 `[]`, where the next item (with rows: the next step of all rows) goes."""
     size: jax.Array
     """int32 `[]`, items held, at most the capacity."""
+    priorities: Any = ()
+    """The `PriorityTree` of a prioritised memory; `()` in others."""
+
+
+@struct.dataclass
+class Transition:
+    """One remembered step; the fields that `Replay.n_step` and `Replay.windows` read."""
+
+    obs: Any
+    action: jax.Array
+    reward: jax.Array
+    next_obs: Any
+    """The observation that the step reached, before any reset."""
+    terminated: jax.Array
+    """Whether nothing follows."""
+    truncated: Any = ()
+    """Whether the episode was cut there; `()` where only single steps are sampled."""
+
+
+@struct.dataclass
+class Drawn:
+    """Places of a memory, of one batch."""
+
+    index: Int[Array, " B"]
+    """Number of an item: with rows, `time * rows + row`."""
+    probability: Float[Array, " B"]
+    """Of drawing that item in one draw."""
 
 
 @dataclass(frozen=True)
@@ -28,29 +64,55 @@ class Replay:
 
     capacity: int
     """Items held at most. Room for all is taken at once."""
+    rows: int | None = None
+    """Environments, each with a ring of `capacity / rows` steps of its own, so that steps follow one another; over a
+    mesh, each device holds its environments' steps. None: items without an order, for single-step sampling only."""
+    prioritized: bool = False
+    """Whether items have priorities to be sampled by."""
 
     def __post_init__(self):
         if self.capacity < 1:
             raise ValueError(f"the replay memory has a capacity of {self.capacity}; at least 1 is needed")
+        if self.rows is not None and (self.rows < 1 or self.capacity % self.rows):
+            raise ValueError(
+                f"a replay memory of {self.capacity} items cannot be divided among {self.rows} environments: "
+                f"choose a multiple of {max(self.rows, 1)} as its capacity"
+            )
+
+    @property
+    def length(self) -> int:
+        """Steps of each row; without rows, the capacity."""
+        return self.capacity // (self.rows or 1)
+
+    @property
+    def _tree(self) -> Priorities:
+        return Priorities(self.capacity)
+
+    # --- writing ------------------------------------------------------------------------------------------------------
 
     def init(self, item: Any) -> Ring:
         """An empty memory.
 
         **Arguments:** `item`, one item, for the shapes and dtypes of its leaves (arrays or `jax.ShapeDtypeStruct`).
         """
-        items = jax.tree.map(lambda x: jnp.zeros((self.capacity, *x.shape), x.dtype), item)
-        return Ring(items, jnp.int32(0), jnp.int32(0))
+        lead = (self.capacity,) if self.rows is None else (self.length, self.rows)
+        items = jax.tree.map(lambda x: jnp.zeros((*lead, *x.shape), x.dtype), item)
+        return Ring(items, jnp.int32(0), jnp.int32(0), self._tree.init() if self.prioritized else ())
 
     def add(self, ring: Ring, items: Any) -> Ring:
-        """The memory with `N` more items, in their order.
+        """The memory with more items, in their order. Their priority is the highest that any item has had.
 
-        **Arguments:** `items`, leaves `[N, ...]` of the shapes and dtypes that `init` saw.
+        **Arguments:** `items`, leaves `[N, ...]`, with rows `[T, rows, ...]`, of the shapes and dtypes that `init` saw.
         **Raises:** `ValueError` for other shapes or dtypes, or for more items at once than the capacity.
         """
+        per_step = self.rows or 1
         count = jax.tree.leaves(items)[0].shape[0]
-        if count > self.capacity:
-            raise ValueError(f"{count} items at once do not fit a replay memory of {self.capacity}: raise its capacity")
-        place = (ring.next + jnp.arange(count)) % self.capacity
+        if count > self.length:
+            what = "items" if self.rows is None else f"steps of {self.rows} environments"
+            raise ValueError(
+                f"{count} {what} at once do not fit a replay memory of {self.capacity}: raise its capacity"
+            )
+        place = (ring.next + jnp.arange(count)) % self.length
 
         def write(old, new):
             if new.shape != (count, *old.shape[1:]) or new.dtype != old.dtype:
@@ -60,16 +122,150 @@ class Replay:
                 )
             return old.at[place].set(new, mode="promise_in_bounds", unique_indices=True)
 
+        tree = ring.priorities
+        if self.prioritized:
+            index = (place[:, None] * per_step + jnp.arange(per_step)).reshape(-1)
+            tree = self._tree.set(tree, index, jnp.broadcast_to(tree.highest, index.shape))
         return Ring(
             items=jax.tree.map(write, ring.items, items),
-            next=(ring.next + count) % self.capacity,
-            size=jnp.minimum(ring.size + count, self.capacity),
+            next=(ring.next + count) % self.length,
+            size=jnp.minimum(ring.size + count * per_step, self.capacity),
+            priorities=tree,
         )
+
+    def place(self, ring: Ring, split: Callable[[Any, int], Any], copied: Callable[[Any], Any]) -> Ring:
+        """The memory on a mesh: rows are split as environments are, the rest has a copy on every device.
+
+        **Arguments:** `split`, from a tree and an axis to the tree with that axis split; `copied`, from a tree to its
+        copies. Priorities are copied: sums over the whole memory are then the same on any number of devices.
+        """
+        items = copied(ring.items) if self.rows is None else split(ring.items, 1)
+        return Ring(items, *copied((ring.next, ring.size, ring.priorities)))
+
+    # --- drawing ------------------------------------------------------------------------------------------------------
+
+    def can_sample(self, ring: Ring, least: int = 1) -> Bool[Array, ""]:
+        """Whether at least `least` items are held."""
+        return ring.size >= least
+
+    def draw(self, ring: Ring, key: jax.Array, batch_size: int) -> Drawn:
+        """Places drawn uniformly and independently, so that one may come twice. An empty memory gives place 0."""
+        held = jnp.maximum(ring.size, 1)
+        index = jax.random.randint(key, (batch_size,), 0, held)
+        return Drawn(index, jnp.broadcast_to(1 / held, (batch_size,)))
+
+    def draw_prioritized(self, ring: Ring, key: jax.Array, batch_size: int) -> Drawn:
+        """Places drawn in proportion to their priorities (Schaul et al., 1511.05952, section 3.3).
+
+        The sum of all priorities is cut into `batch_size` equal ranges, and one place is drawn from each.
+        """
+        return Drawn(*self._tree.sample(ring.priorities, key, batch_size))
+
+    def prioritize(self, ring: Ring, index: Int[Array, " B"], priority: Float[Array, " B"]) -> Ring:
+        """The memory with new priorities for some items.
+
+        **Arguments:** `index`, of a draw, with no `add` since; `priority`, positive: for instance
+        `(|TD error| + 1e-6) ** alpha`. Where a place comes twice, the higher is taken.
+        """
+        return ring.replace(priorities=self._tree.set(ring.priorities, index, priority))
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def get(self, ring: Ring, index: Int[Array, " *B"]) -> Any:
+        """The items at some places: leaves `[*B, ...]`."""
+        return self._read(ring.items, *self._split(index))
 
     def sample(self, ring: Ring, key: jax.Array, batch_size: int) -> Any:
         """Items drawn uniformly and independently, so that one may come twice: leaves `[batch_size, ...]`.
 
         An empty memory gives zeros: add before you sample.
         """
-        index = jax.random.randint(key, (batch_size,), 0, jnp.maximum(ring.size, 1))
-        return jax.tree.map(lambda x: x.at[index].get(mode="promise_in_bounds"), ring.items)
+        return self.get(ring, self.draw(ring, key, batch_size).index)
+
+    def n_step(
+        self, ring: Ring, index: Int[Array, " B"], n: int, gamma: float | jax.Array
+    ) -> tuple[Any, Float[Array, " B"]]:
+        """Transitions over up to `n` steps (Sutton and Barto, section 7.1), from the steps at some places on.
+
+        A transition of `m` steps has `reward = sum_{k<m} gamma^k r_k`, and `next_obs`, `terminated` and `truncated` of
+        its last step. `m` is `n`, or less where the episode ends before, by termination or by truncation, or where the
+        newest step of the row is reached: it bootstraps there. The target for a value function V is
+        `reward + discount * (0 if terminated else V(next_obs))`.
+
+        **Arguments:** `index`, of a draw; `n`, at least 1; `gamma`, discount per step.
+        **Returns:** the transitions, leaves `[B, ...]`, of the items' own type (a `Transition`, or another struct with
+        its fields); and `discount = gamma^m`, float32 `[B]`.
+        **Raises:** `ValueError` without rows.
+        """
+        if n < 1:
+            raise ValueError(f"n-step transitions of n = {n} steps; at least 1 is needed")
+        items = ring.items
+        times, row = self._following(index, n, f"{n}-step transitions")
+        reward = self._read(items.reward, times, row)
+        mask = self._mask(ring, times, row)
+        powers = jnp.cumprod(jnp.concatenate([jnp.ones(1), jnp.full(n, gamma, jnp.float32)]))
+        steps = jnp.sum(mask, axis=1)
+        first = self.get(ring, index)
+        last = (jnp.take_along_axis(times, steps[:, None] - 1, axis=1)[:, 0], row[:, 0])
+        return first.replace(
+            reward=jnp.sum(jnp.where(mask, powers[:n] * reward, 0), axis=1),
+            next_obs=self._read(items.next_obs, *last),
+            terminated=self._read(items.terminated, *last),
+            truncated=self._read(items.truncated, *last),
+        ), powers[steps]
+
+    def windows(self, ring: Ring, index: Int[Array, " B"], length: int) -> tuple[Any, Bool[Array, "B {length}"]]:
+        """Consecutive steps of one episode, from the steps at some places on.
+
+        **Arguments:** `index`, of a draw; `length`, steps of a window.
+        **Returns:** items, leaves `[B, length, ...]`, and which of them belong to the window: those up to the end of
+        the episode and to the newest step of the row. The first always does; the others are zeros.
+        **Raises:** `ValueError` without rows.
+        """
+        times, row = self._following(index, length, f"windows of {length} steps")
+        mask = self._mask(ring, times, row)
+
+        def blank(x):
+            return jnp.where(mask.reshape(mask.shape + (1,) * (x.ndim - 2)), x, jnp.zeros((), x.dtype))
+
+        return jax.tree.map(blank, self._read(ring.items, times, row)), mask
+
+    # --- places -------------------------------------------------------------------------------------------------------
+
+    def _split(self, index: Array) -> tuple[Array, ...]:
+        """Places as indices of the leading axes."""
+        return (index,) if self.rows is None else (index // self.rows, index % self.rows)
+
+    def _read(self, tree: Any, *place: Array) -> Any:
+        return jax.tree.map(lambda x: x.at[place].get(mode="promise_in_bounds"), tree)
+
+    def _following(self, index: Array, count: int, what: str) -> tuple[Array, Array]:
+        """The time `[B, count]` and row `[B, 1]` of `count` steps from each place on."""
+        if self.rows is None:
+            raise ValueError(f"{what} need steps in their order: give the replay memory its `rows`, the environments")
+        if not 1 <= count <= self.length:
+            raise ValueError(f"{what} do not fit a replay memory of {self.length} steps per environment")
+        time, row = self._split(index)
+        return (time[:, None] + jnp.arange(count)) % self.length, row[:, None]
+
+    def _mask(self, ring: Ring, times: Array, row: Array) -> Array:
+        """Which steps continue the episode of the first one, bool `[B, count]`."""
+        items, held = ring.items, ring.size // (self.rows or 1)
+        oldest = jnp.where(held == self.length, ring.next, 0)
+        left = held - (times[:, 0] - oldest) % self.length  # steps up to the newest, with the first
+        ends = self._read(items.terminated, times, row) | self._read(items.truncated, times, row)
+        before = jnp.cumsum(ends, axis=1) - ends
+        here = jnp.arange(times.shape[1]) < left[:, None]
+        return ((before == 0) & here).at[:, 0].set(True)
+
+
+def importance_weights(
+    probability: Float[Array, " B"], size: Int[Array, ""], beta: float | jax.Array
+) -> Float[Array, " B"]:
+    """What the losses of a prioritised batch are multiplied by: `(size * probability) ** -beta`, over its largest.
+
+    Schaul et al., 1511.05952, section 3.4; `beta` is 0 for none and 1 for the full correction. The largest is that of
+    the batch.
+    """
+    weights = (jnp.maximum(size, 1) * probability) ** -beta
+    return weights / jnp.max(weights)

@@ -1,4 +1,4 @@
-"""The replay memory: against a deque, by hand where it wraps, and by the frequencies of what it samples."""
+"""The replay memory: against a deque and plain loops, by hand, by frequencies, and over eight devices."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from llmrl_jax.rl.replay import Replay
+from llmrl_jax.core.mixing import mixed
+from llmrl_jax.rl.priorities import Priorities, _descend
+from llmrl_jax.rl.replay import Replay, Transition, importance_weights
 
 
 def items(*numbers):
-    """Items whose leaves all tell the same number."""
+    """Items whose leaves all hold the same number."""
     n = np.array(numbers)
     return {
         "a": jnp.asarray(n, jnp.float32),
@@ -100,3 +103,285 @@ def test_bad_input():
         memory.add(ring, wrong)
     with pytest.raises(ValueError, match="items of int32"):
         memory.add(ring, {**items(0), "a": jnp.zeros(1, jnp.int32)})
+
+
+# --- steps in their order ---------------------------------------------------------------------------------------------
+
+ROWS, LENGTH = 3, 8
+
+
+def history(steps, seed=0):
+    """Steps of three environments, leaves `[steps, 3]`; `obs` and `next_obs` say which step it is, of which row."""
+    rng = np.random.default_rng(seed)
+    obs = np.arange(steps)[:, None] * 10 + np.arange(ROWS)
+    ends = rng.random((2, steps, ROWS)) < 0.2
+    return Transition(
+        obs={"step": jnp.asarray(obs, jnp.int32)},
+        action=jnp.asarray(rng.integers(0, 4, (steps, ROWS)), jnp.int32),
+        reward=jnp.asarray(rng.integers(-5, 5, (steps, ROWS)), jnp.float32),
+        next_obs={"step": jnp.asarray(obs + 1000, jnp.int32)},
+        terminated=jnp.asarray(ends[0]),
+        truncated=jnp.asarray(ends[1]),
+    )
+
+
+def first_of(steps):
+    return jax.tree.map(lambda x: x[0, 0], steps)
+
+
+ORDERED = Replay(ROWS * LENGTH, rows=ROWS)
+
+
+def filled(steps, chunk):
+    """A memory to which steps were added in chunks, and the history."""
+    past = history(steps)
+    ring, add = ORDERED.init(first_of(past)), jax.jit(ORDERED.add)
+    for t in range(0, steps, chunk):
+        ring = add(ring, jax.tree.map(lambda x, t=t: x[t : t + chunk], past))
+    return ring, jax.tree.map(np.asarray, past)
+
+
+def episode_from(past, steps, index, at_most):
+    """The steps (time, row) of an episode from a place of the memory on, by a plain loop over the history."""
+    slot, row = divmod(int(index), ROWS)
+    t = max(t for t in range(steps) if t % LENGTH == slot)  # the last that was written there
+    taken = []
+    while t < steps and len(taken) < at_most:
+        taken.append((t, row))
+        if past.terminated[t, row] or past.truncated[t, row]:
+            break
+        t += 1
+    return tuple(zip(*taken))
+
+
+@pytest.mark.parametrize("steps", [6, 21])  # not yet full, and wrapped around in the middle
+def test_n_steps_against_a_plain_loop(steps):
+    ring, past = filled(steps, 3)
+    index = jnp.arange(int(ring.size))
+    for n in (1, 3, LENGTH):
+        found, discount = jax.jit(ORDERED.n_step, static_argnums=2)(ring, index, n, 0.5)
+        lengths = set()
+        for i in range(int(ring.size)):
+            taken = episode_from(past, steps, i, n)
+            first, last = (tuple(np.array(taken)[:, k]) for k in (0, -1))
+            rewards = past.reward[taken]
+            lengths.add(len(rewards))
+            assert found.reward[i] == sum(0.5**k * r for k, r in enumerate(rewards))  # halves: exact in binary
+            assert discount[i] == 0.5 ** len(rewards)
+            assert found.obs["step"][i] == past.obs["step"][first] and found.action[i] == past.action[first]
+            assert found.next_obs["step"][i] == past.next_obs["step"][last]
+            assert (found.terminated[i], found.truncated[i]) == (past.terminated[last], past.truncated[last])
+        assert lengths == {1} if n == 1 else len(lengths) > 1
+
+
+def test_an_n_step_return_by_hand():
+    """Five steps: 1, 2, cut by a time-out; 4, 8, ended; 16 and nothing yet behind it."""
+    memory = Replay(5, rows=1)
+    column = lambda *x, dtype=jnp.float32: jnp.asarray(x, dtype)[:, None]  # noqa: E731
+    steps = Transition(
+        obs=column(0, 1, 10, 11, 20),
+        action=column(0, 0, 0, 0, 0, dtype=jnp.int32),
+        reward=column(1, 2, 4, 8, 16),
+        next_obs=column(1, 2, 11, 12, 21),  # 2 is the observation before the reset to 10
+        terminated=column(0, 0, 0, 1, 0, dtype=bool),
+        truncated=column(0, 1, 0, 0, 0, dtype=bool),
+    )
+    ring = memory.add(memory.init(first_of(steps)), steps)
+    found, discount = jax.jit(memory.n_step, static_argnums=2)(ring, jnp.arange(5), 3, 0.9)
+    np.testing.assert_allclose(found.reward, [1 + 0.9 * 2, 2, 4 + 0.9 * 8, 8, 16], rtol=1e-6)
+    np.testing.assert_allclose(discount, [0.81, 0.9, 0.81, 0.9, 0.9], rtol=1e-6)
+    np.testing.assert_array_equal(found.next_obs, [2, 2, 12, 12, 21])
+    np.testing.assert_array_equal(found.terminated, [False, False, True, True, False])
+    np.testing.assert_array_equal(found.truncated, [True, True, False, False, False])
+
+
+def test_windows_against_a_plain_loop():
+    steps = 21
+    ring, past = filled(steps, 3)
+    found, mask = jax.jit(ORDERED.windows, static_argnums=2)(ring, jnp.arange(ROWS * LENGTH), 4)
+    assert found.obs["step"].shape == (ROWS * LENGTH, 4)
+    for i in range(ROWS * LENGTH):
+        taken = episode_from(past, steps, i, 4)
+        n = len(taken[0])
+        np.testing.assert_array_equal(mask[i], np.arange(4) < n)
+        for got, whole in zip(jax.tree.leaves(found), jax.tree.leaves(past)):
+            np.testing.assert_array_equal(got[i, :n], whole[taken])
+            assert not np.any(got[i, n:])
+    assert 0 < int(mask.sum()) < mask.size
+
+
+def test_rows_and_a_flat_memory_draw_the_same():
+    """A memory of rows is the flat one, seen as time x rows: the same key gives the same items, bit for bit."""
+    past = history(5)
+    flat = Replay(ROWS * LENGTH)
+    ring = ORDERED.add(ORDERED.init(first_of(past)), past)
+    plain = flat.add(flat.init(first_of(past)), jax.tree.map(lambda x: x.reshape(-1), past))
+    assert int(ring.size) == int(plain.size) == 15
+    for a, b in zip(
+        jax.tree.leaves(ORDERED.sample(ring, jax.random.key(3), 50)),
+        jax.tree.leaves(flat.sample(plain, jax.random.key(3), 50)),
+    ):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_can_sample():
+    ring = ORDERED.init(first_of(history(1)))
+    assert not ORDERED.can_sample(ring)
+    ring = ORDERED.add(ring, history(2))
+    assert ORDERED.can_sample(ring) and ORDERED.can_sample(ring, 6) and not ORDERED.can_sample(ring, 7)
+
+
+def test_bad_rows():
+    with pytest.raises(ValueError, match="10 items cannot be divided among 3 environments: choose a multiple of 3"):
+        Replay(10, rows=3)
+    flat = Replay(9)
+    ring = flat.init(first_of(history(1)))
+    with pytest.raises(ValueError, match="2-step transitions need steps in their order: give the replay memory"):
+        flat.n_step(ring, jnp.zeros(1, jnp.int32), 2, 0.9)
+    ring = ORDERED.init(first_of(history(1)))
+    with pytest.raises(ValueError, match="windows of 9 steps do not fit a replay memory of 8 steps per environment"):
+        ORDERED.windows(ring, jnp.zeros(1, jnp.int32), 9)
+    with pytest.raises(ValueError, match="n = 0 steps; at least 1"):
+        ORDERED.n_step(ring, jnp.zeros(1, jnp.int32), 0, 0.9)
+    with pytest.raises(ValueError, match="9 steps of 3 environments at once do not fit"):
+        ORDERED.add(ring, history(9))
+
+
+# --- priorities -------------------------------------------------------------------------------------------------------
+
+
+def test_priorities_against_numpy():
+    """Random changes: what is drawn is what the cumulative sum says, and places without priority are never drawn."""
+    rng = np.random.default_rng(0)
+    for capacity in (16, 300, 5000):
+        table = Priorities(capacity)
+        tree, oracle, change = table.init(), np.zeros(capacity), jax.jit(table.set)
+        for size in (1, capacity // 2 + 1, capacity):
+            index = rng.choice(capacity, size, replace=False)
+            value = rng.integers(0, 4, size)  # integers: their sums are exact
+            tree, oracle[index] = change(tree, jnp.asarray(index), jnp.asarray(value, jnp.float32)), value
+        count = 64
+        found, probability = jax.jit(table.sample, static_argnums=2)(tree, jax.random.key(1), count)
+        total = oracle.sum()
+        points = (np.arange(count) + np.asarray(jax.random.uniform(jax.random.key(1), (count,)))) / count * total
+        expected = np.searchsorted(np.cumsum(oracle), points, side="right")
+        assert np.mean(np.asarray(found) == expected) > 0.95  # a point on a border may round to either side
+        assert np.all(oracle[np.asarray(found)] > 0)
+        np.testing.assert_allclose(probability, oracle[np.asarray(found)] / total, rtol=1e-6)
+        assert float(tree.highest) == 3
+
+
+def test_the_last_place_with_a_priority_takes_what_rounding_puts_behind_it():
+    point = jnp.asarray([0.5, 3.0, 7.0])
+    weights = jnp.zeros((3, 16)).at[:, 2].set(1.0).at[:, 5].set(2.0)
+    child, rest, weight = _descend(weights, point)
+    np.testing.assert_array_equal(child, [2, 5, 5])
+    np.testing.assert_allclose(rest, [0.5, 2.0, 6.0])
+    np.testing.assert_allclose(weight, [1, 2, 2])
+
+
+def test_a_prioritized_memory():
+    memory = Replay(6, rows=2, prioritized=True)
+    steps = jax.tree.map(lambda x: x[:, :2], history(2))
+    add, draw = jax.jit(memory.add), jax.jit(memory.draw_prioritized, static_argnums=2)
+    ring = add(memory.init(first_of(steps)), steps)
+    drawn = draw(ring, jax.random.key(0), 400)
+    assert np.bincount(drawn.index, minlength=6).tolist() == [
+        100,
+        100,
+        100,
+        100,
+        0,
+        0,
+    ]  # new: all alike, one range each
+    np.testing.assert_allclose(drawn.probability, 0.25)
+    # 1 : 3 : 0 : 4; place 3 comes twice, and keeps the higher priority
+    ring = memory.prioritize(ring, jnp.array([0, 1, 2, 3, 3]), jnp.array([1.0, 3.0, 0.0, 4.0, 2.0]))
+    drawn = draw(ring, jax.random.key(0), 800)
+    np.testing.assert_allclose(np.bincount(drawn.index, minlength=6), [100, 300, 0, 400, 0, 0], atol=1)
+    np.testing.assert_allclose(memory.get(ring, drawn.index).obs["step"], np.array([0, 1, 10, 11, 0, 0])[drawn.index])
+    # new items get the highest priority so far, 4, also where they take the place of others: 1 : 3 | 0 : 4 | 4 : 4
+    ring = add(ring, jax.tree.map(lambda x: x[:1], steps))
+    drawn = draw(ring, jax.random.key(0), 1600)
+    np.testing.assert_allclose(np.bincount(drawn.index, minlength=6), [100, 300, 0, 400, 400, 400], atol=1)
+    # weights by hand: N = 6, P = 1/16, 3/16, 4/16 -> (N P)^-0.5 = 1.63, 0.943, 0.816, over the largest
+    weights = importance_weights(jnp.array([1 / 16, 3 / 16, 4 / 16]), ring.size, 0.5)
+    np.testing.assert_allclose(weights, [1, 3**-0.5, 0.5], rtol=1e-6)
+
+
+# --- many devices -----------------------------------------------------------------------------------------------------
+
+
+def test_eight_devices_hold_the_rows_and_draw_the_same():
+    mesh = jax.make_mesh((4, 2, 1), ("data", "fsdp", "tensor"), (AxisType.Auto,) * 3)
+    memory = Replay(16 * 32, rows=16, prioritized=True)
+    rng = np.random.default_rng(0)
+    steps = Transition(
+        obs=jnp.asarray(rng.normal(size=(40, 16, 3)), jnp.float32),
+        action=jnp.asarray(rng.integers(0, 4, (40, 16)), jnp.int32),
+        reward=jnp.asarray(rng.normal(size=(40, 16)), jnp.float32),
+        next_obs=jnp.asarray(rng.normal(size=(40, 16, 3)), jnp.float32),
+        terminated=jnp.asarray(rng.random((40, 16)) < 0.1),
+        truncated=jnp.asarray(rng.random((40, 16)) < 0.1),
+    )
+
+    def sharding(axis):
+        return NamedSharding(mesh, PartitionSpec(*[None] * axis, ("data", "fsdp")))
+
+    whole = NamedSharding(mesh, PartitionSpec())
+
+    def run(place, copied):
+        def program(steps, key):
+            ring = place(memory.init(first_of(steps)))
+            for half in (0, 20):
+                ring = place(memory.add(ring, jax.tree.map(lambda x, t=half: x[t : t + 20], steps)))
+            ring = place(memory.prioritize(ring, jnp.arange(100), 0.1 + jnp.arange(100.0) / 7))
+            index = copied(memory.draw_prioritized(ring, key, 64).index)
+            return ring, index, memory.n_step(ring, index, 3, 0.9), memory.windows(ring, index, 4)
+
+        return jax.jit(program)
+
+    def placed(ring):
+        return memory.place(
+            ring,
+            lambda tree, axis: jax.lax.with_sharding_constraint(tree, sharding(axis)),
+            lambda tree: jax.lax.with_sharding_constraint(tree, whole),
+        )
+
+    key = jax.random.key(0)
+    one = run(lambda ring: ring, lambda x: x)(steps, key)
+    split = jax.device_put(steps, sharding(1))
+    program = run(placed, lambda x: jax.lax.with_sharding_constraint(x, whole)).lower(split, key).compile()
+    eight = program(split, key)
+    for leaf in jax.tree.leaves(eight[0].items):
+        assert leaf.sharding.is_equivalent_to(sharding(1), leaf.ndim)
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(eight)):
+        np.testing.assert_array_equal(a, b)
+    # no device ever holds the whole memory: what is gathered is as large as a batch
+    text = program.as_text()
+    assert "all-reduce" in text and "f32[32,16,3]" not in text
+
+
+# --- two sources ------------------------------------------------------------------------------------------------------
+
+
+def test_a_mixed_batch_is_exact():
+    real, imagined = Replay(8), Replay(8)
+    a, b = (memory.add(memory.init(ITEM), items(*n)) for memory, n in ((real, range(5)), (imagined, range(100, 103))))
+    key = jax.random.key(4)
+    sources = [lambda key, n: real.sample(a, key, n), lambda key, n: imagined.sample(b, key, n)]
+    for shares, first in (((1, 1), 16), ((3, 1), 24)):
+        batch = jax.jit(lambda key, shares=shares: mixed(key, 32, sources, shares))(key)
+        np.testing.assert_array_equal(np.asarray(batch["a"]) >= 100, np.arange(32) >= first)
+        np.testing.assert_array_equal(batch["a"][:first], real.sample(a, jax.random.fold_in(key, 0), first)["a"])
+    with pytest.raises(ValueError, match="a batch of 33 cannot be mixed 1:1; choose a multiple of 2"):
+        mixed(key, 33, sources, (1, 1))
+    with pytest.raises(ValueError, match=r"shares of a mixed batch are \(1, 0\); positive integers"):
+        mixed(key, 32, sources, (1, 0))
+    with pytest.raises(ValueError, match="2 sources were given with 1 shares"):
+        mixed(key, 32, sources, (1,))
+    other = lambda key, n: {**items(*range(n)), "a": jnp.zeros((n, 2))}  # noqa: E731
+    with pytest.raises(ValueError, match=r"source 1 of a mixed batch gives float32\[2\] as \['a'\]; source 0 gives"):
+        mixed(key, 32, [sources[0], other], (1, 1))
+    with pytest.raises(ValueError, match="source 1 of a mixed batch gives PyTreeDef"):
+        mixed(key, 32, [sources[0], lambda key, n: jnp.zeros(n)], (1, 1))
