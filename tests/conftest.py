@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from tests.compilation import xla_flags
+
 
 CACHE = Path(__file__).parent.parent / ".jax_cache"
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-DEVICES = "--xla_force_host_platform_device_count=8"
-# Most of the time of `make test` is compilation. Without XLA's fusion emitters, and with LLVM optimising nothing, the
-# whole takes a third less. `make test-all` has XLA's own way, which is what users run.
-QUICK = os.environ.get("LLMRL_QUICK_COMPILE") == "1"
-FLAGS = f"{DEVICES} --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false" if QUICK else DEVICES
-os.environ.setdefault("XLA_FLAGS", FLAGS)
+# `make test` compiles quickly; `make test-all` has XLA's own way, which is what users run.
+os.environ.setdefault("XLA_FLAGS", xla_flags(os.environ.get("LLMRL_QUICK_COMPILE") == "1"))
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHE))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")
 
