@@ -2,13 +2,14 @@
 
 from llmrl_jax.parallel.hosts import initialize
 from llmrl_jax.parallel.mesh import AXES, MeshSpec, make_mesh
-from llmrl_jax.parallel.partition import RULES, batch_sharding, constrain, replicated, shardings
+from llmrl_jax.parallel.partition import RULES, Placement, batch_sharding, constrain, replicated, shardings
 
 
 __all__ = [
     "AXES",
     "RULES",
     "MeshSpec",
+    "Placement",
     "batch_sharding",
     "constrain",
     "initialize",

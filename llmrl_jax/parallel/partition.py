@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from llmrl_jax.core.checks import nearest
+from llmrl_jax.parallel.hosts import put
 
 
 Rules = Mapping[str, tuple[str, ...]]
@@ -108,3 +111,44 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
         divides = over and size % math.prod(mesh.shape[a] for a in over) == 0
         parts.append(over if divides else PartitionSpec.UNCONSTRAINED)
     return jax.lax.with_sharding_constraint(x, PartitionSpec(*parts))
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a learner's arrays lie: rows split over data and fsdp, everything else whole on every device. Without a
+    mesh every method returns its argument."""
+
+    mesh: Mesh | None = None
+
+    @property
+    def row_devices(self) -> int:
+        """Devices over which rows are split."""
+        return 1 if self.mesh is None else math.prod(self.mesh.shape[a] for a in RULES["batch"])
+
+    def rows(self, tree: Any, axis: int = 0) -> Any:
+        """Inside jit: an axis of every leaf split over the devices."""
+        if self.mesh is None:
+            return tree
+        return jax.lax.with_sharding_constraint(tree, batch_sharding(self.mesh, axis))
+
+    def whole(self, tree: Any) -> Any:
+        """Inside jit or outside: a whole copy of every leaf on every device."""
+        return tree if self.mesh is None else jax.lax.with_sharding_constraint(tree, replicated(self.mesh))
+
+    def settled(self, tree: Any) -> Any:
+        """Outside jit: leaves that lie on the mesh as they are, others copied to every device."""
+        mesh = self.mesh
+        if mesh is None:
+            return tree
+
+        def settle(x):
+            there = isinstance(x.sharding, NamedSharding) and x.sharding.mesh == mesh
+            return x if there else put(x, replicated(mesh))
+
+        return jax.tree.map(settle, tree)
+
+    def context(self) -> contextlib.AbstractContextManager[Any]:
+        """The context in which an update is traced, so that `constrain` finds the mesh."""
+        if self.mesh is None:
+            return contextlib.nullcontext()
+        return jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh)

@@ -7,26 +7,31 @@ mesh, and vmaps over seeds and over the float hyper-parameters.
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from flax import struct
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
-from envs_jax.env import Environment, Wrapper
+from envs_jax.env import Environment
 from envs_jax.resets import VectorEnv
-from llmrl_jax.parallel.hosts import put
+from llmrl_jax.parallel import Placement
+from llmrl_jax.rl.gradient import (
+    FlatTree,
+    accumulate,
+    clipped_adam,
+    descend,
+    in_parts,
+    linear_decay,
+    traced_floats,
+)
 from llmrl_jax.rl.learner import Learner
-from llmrl_jax.rl.packed import Packed
 from llmrl_jax.rl.policy import Auxiliary, Policy
-from llmrl_jax.rl.ppo_config import ROWS, PPOConfig, check
+from llmrl_jax.rl.ppo_config import PPOConfig, check
 from llmrl_jax.rl.returns import gae
-from llmrl_jax.rl.rollout import Runner, collect, episode_metrics, start
+from llmrl_jax.rl.rollout import Rollout, Runner, collect, episode_metrics, place, start, task_names
 from llmrl_jax.rl.shuffle import permutations
 
 
@@ -64,6 +69,10 @@ class Batch:
     carry: Any
     target: Any = ()
     """Of the auxiliary, if there is one."""
+
+
+LOSS_METRICS = ("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
+"""The metrics of `ppo_loss` whose means over the gradient steps are reported."""
 
 
 def ppo_loss(
@@ -138,181 +147,175 @@ def make_ppo(
     **Raises:** `ValueError` where sizes do not divide (the arithmetic is shown) or an option is out of range.
     """
     check(config, env, env_params, policy, mesh)
-    vector = VectorEnv(
-        env, config.num_envs, policy=config.reset, pool_size=config.pool_size, reset_ratio=config.reset_ratio
-    )
-    task_names = tuple(getattr(env.unwrapped if isinstance(env, Wrapper) else env, "task_names", ()))
+    ppo = PPO(config, env, env_params, policy, Placement(mesh), auxiliary)
     steps_per_update = config.num_envs * config.num_steps
-    units = config.num_envs if policy.recurrent else steps_per_update  # what minibatches are made of
-    total = config.epochs * config.minibatches
+    return Learner(ppo.init, ppo.update, steps_per_update, {"first_ratio_error": 1e-5, "nonfinite": 0.0})
 
-    def split(tree: Any, axis: int = 0) -> Any:
-        """Split an axis of every leaf over the devices."""
-        if mesh is None:
-            return tree
-        return jax.lax.with_sharding_constraint(tree, NamedSharding(mesh, PartitionSpec(*[None] * axis, ROWS)))
 
-    def copied(tree: Any) -> Any:
-        """A whole copy on every device."""
-        if mesh is None:
-            return tree
-        return jax.lax.with_sharding_constraint(tree, NamedSharding(mesh, PartitionSpec()))
+class PPO:
+    """PPO's update and the parts that it is made of; `make_ppo` says what the arguments are."""
 
-    def settled(tree: Any) -> Any:
-        """Leaves that lie on the mesh as they are, others copied to every device."""
-        if mesh is None:
-            return tree
-
-        def settle(x, mesh=mesh):
-            placed = isinstance(x.sharding, NamedSharding) and x.sharding.mesh == mesh
-            return x if placed else put(x, NamedSharding(mesh, PartitionSpec()))
-
-        return jax.tree.map(settle, tree)
-
-    def place(runner: Runner) -> Runner:
-        env_state = runner.env_state
-        return Runner(
-            env_params=copied(runner.env_params),
-            env_state=env_state.replace(env=split(env_state.env), pool=copied(env_state.pool)),
-            obs=split(runner.obs),
-            carry=split(runner.carry),
-            first=split(runner.first),
+    def __init__(
+        self,
+        config: PPOConfig,
+        env: Environment,
+        env_params: Any,
+        policy: Policy,
+        placement: Placement,
+        auxiliary: Auxiliary | None,
+    ):
+        self.config, self.env_params, self.policy = config, env_params, policy
+        self.placement, self.auxiliary = placement, auxiliary
+        self.task_names = task_names(env)
+        self.vector = VectorEnv(
+            env, config.num_envs, policy=config.reset, pool_size=config.pool_size, reset_ratio=config.reset_ratio
         )
 
-    def adam(hparams):
-        return optax.scale_by_adam(hparams["adam_b1"], hparams["adam_b2"], hparams["adam_eps"])
-
-    def init(key: jax.Array) -> PPOState:
+    def init(self, key: jax.Array) -> PPOState:
         env_key, policy_key, run_key = jax.random.split(key, 3)
-        runner = start(vector, env_params, policy, env_key)
-        params, frozen = policy.init(policy_key, runner.obs)
-        params, frozen = settled((params, frozen))
-        floats = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.type == "float"}
-        hparams = {name: jnp.float32(x) for name, x in floats.items()}
-        opt_state = settled(adam(hparams).init(params))  # its moments lie where the parameters do
-        return PPOState(params, frozen, opt_state, place(runner), *copied((hparams, run_key, jnp.int32(0))))
+        runner = start(self.vector, self.env_params, self.policy, env_key)
+        params, frozen = self.placement.settled(self.policy.init(policy_key, runner.obs))
+        hparams = traced_floats(self.config)
+        opt_state = self.placement.settled(clipped_adam(hparams).init(params))  # moments lie where the parameters do
+        counters = self.placement.whole((hparams, run_key, jnp.int32(0)))
+        return PPOState(params, frozen, opt_state, place(runner, self.placement), *counters)
 
-    def gradient(loss: Callable, params: Any, batch: Batch) -> tuple[Any, dict[str, jax.Array]]:
-        """The gradient over a minibatch, in microbatches, and the loss's metrics."""
+    def update(self, state: PPOState) -> tuple[PPOState, dict[str, jax.Array]]:
+        """Play, advantages, gradient steps."""
+        with self.placement.context():
+            pool_key, play_key, shuffle_key = jax.random.split(jax.random.fold_in(state.key, state.update), 3)
+            runner, rollout = self._play(state, pool_key, play_key)
+            target = (
+                () if self.auxiliary is None else self.auxiliary.targets(state.params, state.frozen, rollout, runner)
+            )
+            batch = self._batch(rollout, target, state.hparams)
+            rows = self.placement.whole(self._rows(batch))
+            params, opt_state, metrics = self._learn(state, rows, shuffle_key)
+            metrics |= self._report(rollout, batch)
+            state = state.replace(
+                params=params,
+                opt_state=opt_state,
+                runner=place(runner, self.placement),
+                update=state.update + 1,
+            )
+            return state, {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()}
 
-        def part(batch):
-            return jax.grad(loss, has_aux=True)(params, split(batch, 1))
+    # --- play ---------------------------------------------------------------------------------------------------------
 
-        k = config.microbatches
-        if k == 1:
-            return part(batch)
-        # part j takes rows j, j + k, ...: each part then lies on all devices
-        parts = jax.tree.map(
-            lambda x: jnp.moveaxis(x.reshape(x.shape[0], x.shape[1] // k, k, *x.shape[2:]), 2, 0), batch
+    def _play(self, state: PPOState, pool_key: jax.Array, play_key: jax.Array) -> tuple[Runner, Rollout]:
+        """`num_steps` steps in every environment, from a renewed pool of episodes."""
+        runner = state.runner
+        runner = runner.replace(env_state=self.vector.refresh(pool_key, runner.env_state, runner.env_params))
+        return collect(
+            self.vector,
+            self.policy,
+            state.params,
+            state.frozen,
+            runner,
+            play_key,
+            self.config.num_steps,
+            bootstrap_truncation=self.config.bootstrap_truncation,
+            constrain=self.placement.rows,
+            unroll=self.config.unroll,
+            auxiliary=self.auxiliary,
         )
 
-        def add(total, batch):
-            grads, metrics = part(batch)
-            return jax.tree.map(jnp.add, total, grads), metrics
+    def _batch(self, rollout: Rollout, target: Any, hparams: dict[str, jax.Array]) -> Batch:
+        """The rollout with its advantages and returns, leaves `[T, N, ...]`."""
+        advantage, returns = gae(
+            rollout.reward,
+            rollout.value,
+            rollout.next_value,
+            rollout.terminated,
+            rollout.truncated,
+            hparams["gamma"],
+            hparams["gae_lambda"],
+        )
+        return Batch(
+            rollout.obs,
+            rollout.action,
+            rollout.log_prob,
+            rollout.value,
+            advantage,
+            returns,
+            rollout.first,
+            jax.tree.map(lambda x: x[None], rollout.carry),
+            target,
+        )
 
-        grads, metrics = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), parts)
-        means = {name: jnp.mean(x) for name, x in metrics.items()}
-        return jax.tree.map(lambda g: g / k, grads), means | {"ratio_error": jnp.max(metrics["ratio_error"])}
+    def _rows(self, batch: Batch) -> Batch:
+        """What minibatches are made of, along axis 1: whole environments where the policy has a memory; else steps,
+        each as an environment of its own that is one step long."""
+        if self.policy.recurrent:
+            return batch
+        return jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1).reshape(1, x.shape[0] * x.shape[1], *x.shape[2:]), batch)
 
-    def learn(state: PPOState, batch: Batch, key: jax.Array) -> tuple[Any, Any, dict[str, jax.Array]]:
-        """`epochs` x `minibatches` gradient steps, fewer when the KL exceeds its target."""
-        hparams = state.hparams
-        packed = Packed(state.params, allowed=mesh is None)
-        learning_rate = hparams["learning_rate"]
+    # --- learn --------------------------------------------------------------------------------------------------------
+
+    def _learn(self, state: PPOState, rows: Batch, key: jax.Array) -> tuple[Any, Any, dict[str, jax.Array]]:
+        """`epochs` x `minibatches` gradient steps, fewer when the KL exceeds its target.
+
+        **Returns:** the parameters, Adam's moments, and the means of the metrics over the steps taken."""
+        config, hparams = self.config, state.hparams
+        count, total = rows.action.shape[1], config.epochs * config.minibatches
+        flat = FlatTree(state.params, allowed=self.placement.mesh is None)
+        optimizer, learning_rate = clipped_adam(hparams), hparams["learning_rate"]
         if config.schedule == "linear":
-            learning_rate *= jnp.maximum(0.0, 1 - state.update / config.schedule_updates)
+            learning_rate *= linear_decay(state.update, config.schedule_updates)
 
         def loss(params, batch):
-            tree = packed.tree(params)
-            return ppo_loss(tree, state.frozen, batch, policy, hparams, config.value_broadcast, auxiliary)
+            tree = flat.restore(params)
+            return ppo_loss(tree, state.frozen, batch, self.policy, hparams, config.value_broadcast, self.auxiliary)
 
-        order = permutations(key, config.epochs, units).reshape(total, units // config.minibatches)
+        order = permutations(key, config.epochs, count).reshape(total, count // config.minibatches)
 
         def gradient_step(loop):
             i, params, opt_state, sums, _ = loop
-            minibatch = jax.tree.map(lambda x: x.at[:, order[i]].get(mode="promise_in_bounds"), batch)
+            minibatch = jax.tree.map(lambda x: x.at[:, order[i]].get(mode="promise_in_bounds"), rows)
             if config.normalize_advantages:
                 a = minibatch.advantage
                 minibatch = minibatch.replace(advantage=(a - jnp.mean(a)) / (jnp.std(a) + 1e-8))
-            grads, metrics = gradient(loss, params, minibatch)
-            norm = optax.tree.norm(grads)
-            scale = jnp.minimum(1.0, hparams["max_grad_norm"] / jnp.maximum(norm, 1e-12))
-            grads = jax.tree.map(lambda g: g * scale, grads)
-            direction, opt_state = adam(hparams).update(grads, opt_state)
-            params = jax.tree.map(lambda p, d: p - learning_rate * d, params, direction)
-            error = metrics.pop("ratio_error")
-            kl = metrics["approx_kl"]
+            grads, metrics = self._gradient(loss, params, minibatch)
+            params, opt_state, norm = descend(optimizer, params, grads, opt_state, learning_rate)
+            error, kl = metrics.pop("ratio_error"), metrics["approx_kl"]
             metrics |= {"grad_norm": norm, "first_ratio_error": jnp.where(i == 0, error, 0.0)}
             return i + 1, params, opt_state, jax.tree.map(jnp.add, sums, metrics), kl > hparams["target_kl"]
 
-        names = ["loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm"]
-        names += [] if auxiliary is None else [f"{auxiliary.name}_loss"]
+        names = [*LOSS_METRICS, "grad_norm", *([] if self.auxiliary is None else [f"{self.auxiliary.name}_loss"])]
         sums = {name: jnp.float32(0) for name in (*names, "first_ratio_error")}
-        loop = (jnp.int32(0), packed.one(state.params), packed.each(packed.one, state.opt_state), sums, jnp.bool(False))
+        params, opt_state = flat.flatten(state.params), flat.flatten_moments(state.opt_state)
+        loop = (jnp.int32(0), params, opt_state, sums, jnp.bool(False))
         loop = jax.lax.while_loop(lambda loop: (loop[0] < total) & ~loop[4], gradient_step, loop)
         done, params, opt_state, sums, _ = loop
-        params, opt_state = packed.tree(params), packed.each(packed.tree, opt_state)
         metrics = {name: sums[name] / done for name in names} | {"first_ratio_error": sums["first_ratio_error"]}
-        sound = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["grad_norm"])
-        return params, opt_state, metrics | {"gradient_steps": done, "nonfinite": ~sound}
+        finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["grad_norm"])
+        metrics |= {"gradient_steps": done, "nonfinite": ~finite}
+        return flat.restore(params), flat.restore_moments(opt_state), metrics
 
-    def update(state: PPOState) -> tuple[PPOState, dict[str, jax.Array]]:
-        with contextlib.nullcontext() if mesh is None else jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-            pool_key, play_key, shuffle_key = jax.random.split(jax.random.fold_in(state.key, state.update), 3)
-            runner = state.runner
-            runner = runner.replace(env_state=vector.refresh(pool_key, runner.env_state, runner.env_params))
-            runner, rollout = collect(
-                vector,
-                policy,
-                state.params,
-                state.frozen,
-                runner,
-                play_key,
-                config.num_steps,
-                bootstrap_truncation=config.bootstrap_truncation,
-                constrain=split,
-                unroll=config.unroll,
-                auxiliary=auxiliary,
-            )
-            target: Any = ()
-            if auxiliary is not None:
-                target = auxiliary.targets(state.params, state.frozen, rollout, runner)
-            advantage, returns = gae(
-                rollout.reward,
-                rollout.value,
-                rollout.next_value,
-                rollout.terminated,
-                rollout.truncated,
-                state.hparams["gamma"],
-                state.hparams["gae_lambda"],
-            )
-            batch = Batch(
-                rollout.obs,
-                rollout.action,
-                rollout.log_prob,
-                rollout.value,
-                advantage,
-                returns,
-                rollout.first,
-                jax.tree.map(lambda x: x[None], rollout.carry),
-                target,
-            )
-            if not policy.recurrent:  # every step is an environment of its own, one step long
-                batch = jax.tree.map(
-                    lambda x: jnp.swapaxes(x, 0, 1).reshape(1, x.shape[0] * x.shape[1], *x.shape[2:]), batch
-                )
-            params, opt_state, metrics = learn(state, copied(batch), shuffle_key)
-            spread = jnp.var(returns)
-            unexplained = jnp.where(spread > 0, jnp.var(returns - rollout.value) / jnp.maximum(spread, 1e-12), 1.0)
-            metrics |= {
-                "explained_variance": 1 - unexplained,
-                "value_mean": jnp.mean(rollout.value),
-                "advantage_mean": jnp.mean(advantage),
-                "advantage_std": jnp.std(advantage),
-                **episode_metrics(rollout, task_names),
-                **({} if auxiliary is None else auxiliary.report(rollout, target, task_names)),
-            }
-            state = state.replace(params=params, opt_state=opt_state, runner=place(runner), update=state.update + 1)
-            return state, {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()}
+    def _gradient(self, loss: Callable, params: Any, minibatch: Batch) -> tuple[Any, dict[str, jax.Array]]:
+        """The gradient over a minibatch, in microbatches, and the loss's metrics."""
 
-    return Learner(init, update, steps_per_update, {"first_ratio_error": 1e-5, "nonfinite": 0.0})
+        def part(rows):
+            return jax.grad(loss, has_aux=True)(params, self.placement.rows(rows, 1))
+
+        k = self.config.microbatches
+        if k == 1:
+            return part(minibatch)
+        grads, metrics = accumulate(part, jax.tree.map(jnp.zeros_like, params), in_parts(minibatch, k, axis=1))
+        means = {name: jnp.mean(x) for name, x in metrics.items()}
+        return jax.tree.map(lambda g: g / k, grads), means | {"ratio_error": jnp.max(metrics["ratio_error"])}
+
+    def _report(self, rollout: Rollout, batch: Batch) -> dict[str, jax.Array]:
+        """What the rollout says of the critic and of the episodes that ended."""
+        spread = jnp.var(batch.returns)
+        unexplained = jnp.where(spread > 0, jnp.var(batch.returns - rollout.value) / jnp.maximum(spread, 1e-12), 1.0)
+        metrics = {
+            "explained_variance": 1 - unexplained,
+            "value_mean": jnp.mean(rollout.value),
+            "advantage_mean": jnp.mean(batch.advantage),
+            "advantage_std": jnp.std(batch.advantage),
+            **episode_metrics(rollout.info, rollout.terminated | rollout.truncated, self.task_names),
+        }
+        if self.auxiliary is not None:
+            metrics |= self.auxiliary.report(rollout, batch.target, self.task_names)
+        return metrics

@@ -11,11 +11,8 @@ import jax
 from jax.sharding import Mesh
 
 from envs_jax.env import Environment
+from llmrl_jax.parallel import RULES, Placement
 from llmrl_jax.rl.policy import Policy
-
-
-ROWS = ("data", "fsdp")
-"""The mesh axes over which environments are split."""
 
 
 @dataclass(frozen=True)
@@ -132,8 +129,8 @@ def check(config: PPOConfig, env: Environment, env_params: Any, policy: Policy, 
             raise ValueError(f"{what} is not divided by {name}: {rows} / {parts} = {rows / parts:.2f}")
         rows, what = rows // parts, f"{what} / {name} {parts} = {rows // parts}"
     if mesh is not None:
-        ways = math.prod(mesh.shape[axis] for axis in ROWS)
-        devices = " x ".join(f"{axis} {mesh.shape[axis]}" for axis in ROWS) + f" = {ways} devices"
+        ways = Placement(mesh).row_devices
+        devices = " x ".join(f"{axis} {mesh.shape[axis]}" for axis in RULES["batch"]) + f" = {ways} devices"
         for size, text in ((config.num_envs, f"num_envs {config.num_envs}"), (rows, what)):
             if size % ways:
                 raise ValueError(f"{text} is not divided by {devices}: {size} / {ways} = {size / ways:.2f}")

@@ -10,7 +10,9 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float
 
+from envs_jax.env import Environment, Wrapper
 from envs_jax.resets import VectorEnv
+from llmrl_jax.parallel import Placement
 from llmrl_jax.rl.policy import Auxiliary, Policy
 
 
@@ -64,6 +66,18 @@ def start(env: VectorEnv, env_params: Any, policy: Policy, key: jax.Array) -> Ru
     )  # no weak types
     obs, env_state = jax.jit(env.reset)(key, env_params)
     return Runner(env_params, env_state, obs, policy.initial_carry(env.num_envs), jnp.ones(env.num_envs, bool))
+
+
+def place(runner: Runner, placement: Placement) -> Runner:
+    """A runner whose environments are split over the devices, with the pool of episodes whole on each."""
+    env_state = runner.env_state
+    return Runner(
+        env_params=placement.whole(runner.env_params),
+        env_state=env_state.replace(env=placement.rows(env_state.env), pool=placement.whole(env_state.pool)),
+        obs=placement.rows(runner.obs),
+        carry=placement.rows(runner.carry),
+        first=placement.rows(runner.first),
+    )
 
 
 def _next_values(
@@ -164,14 +178,21 @@ def collect(
     return after, rollout.replace(next_value=next_value, carry=runner.carry)
 
 
-def episode_metrics(rollout: Rollout, task_names: Sequence[str] = ()) -> dict[str, jax.Array]:
-    """Means over the episodes that ended in a rollout.
+def task_names(env: Environment) -> tuple[str, ...]:
+    """The names of a world's tasks, as `info["task"]` counts them; empty where it has none."""
+    return tuple(getattr(env.unwrapped if isinstance(env, Wrapper) else env, "task_names", ()))
 
+
+def episode_metrics(
+    info: dict[str, jax.Array], done: Bool[Array, "*S"], task_names: Sequence[str] = ()
+) -> dict[str, jax.Array]:
+    """Means over the episodes that ended in recorded steps.
+
+    **Arguments:** `info`, the entries of `EPISODE_INFO` that the environment reports, in the shape of `done`; `done`,
+    whether a step ended its episode, terminated or truncated; `task_names`, see the function of that name.
     **Returns:** float32 scalars: `episodes`, how many ended; `episode_return`, `episode_length` and `success`, their
     means, nan where none ended; for a world with several tasks `episodes/<task>` and `success/<task>` likewise.
     """
-    done = rollout.terminated | rollout.truncated
-    info = rollout.info
 
     def mean(x, mask):
         return jnp.sum(jnp.where(mask, x, 0).astype(jnp.float32)) / jnp.sum(mask)

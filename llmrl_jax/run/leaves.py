@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
-from llmrl_jax.parallel.hosts import put
+from llmrl_jax.parallel import Placement
 
 
 def is_key(x: Any) -> bool:
@@ -45,18 +45,13 @@ def settle(state: Any) -> Any:
     Weak types become strong, and leaves outside the mesh of the others are replicated over it, so that one compiled
     program accepts its own output.
     """
-    mesh = mesh_of(state)
 
-    def fix(x):
+    def strong(x):
         if not isinstance(x, jax.Array):
             x = jnp.asarray(x)
-        if not is_key(x) and x.weak_type:
-            x = jax.lax.convert_element_type(x, x.dtype)
-        if mesh is not None and not isinstance(x.sharding, NamedSharding):
-            x = put(x, NamedSharding(mesh, PartitionSpec()))
-        return x
+        return jax.lax.convert_element_type(x, x.dtype) if not is_key(x) and x.weak_type else x
 
-    return jax.tree.map(fix, state)
+    return Placement(mesh_of(state)).settled(jax.tree.map(strong, state))
 
 
 def _bits(x: jax.Array) -> jax.Array:

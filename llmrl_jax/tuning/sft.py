@@ -13,20 +13,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import struct
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from llmrl_jax.lm import Llama
 from llmrl_jax.lm.quantize import any_quantized
-from llmrl_jax.parallel import shardings
-from llmrl_jax.parallel.hosts import put
+from llmrl_jax.parallel import RULES, Placement, shardings
+from llmrl_jax.rl.gradient import accumulate, descend, in_parts
 from llmrl_jax.rl.learner import Learner
 from llmrl_jax.rl.shuffle import permutations
 from llmrl_jax.tuning.loss import token_log_probs
 from llmrl_jax.tuning.packing import Packed
-
-
-ROWS = ("data", "fsdp")
-"""The mesh axes over which the rows of a batch are split."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +89,7 @@ def first_params(model: Llama, variables: Any, key: jax.Array, mesh: Mesh | None
     are made in place, or themselves where they may be taken (`make_sft`)."""
     if model.lora is None and take:
         if "params" not in variables:
-            raise RuntimeError("the weights were taken by an earlier start of this learner: load them anew")
+            raise RuntimeError("the weights were taken by an earlier start of this learner: load them again")
         return variables.pop("params")
     trained = "params" if model.lora is None else "lora"
     params = variables.get(trained)
@@ -104,21 +100,8 @@ def first_params(model: Llama, variables: Any, key: jax.Array, mesh: Mesh | None
     return jax.tree.map(jnp.copy, params)
 
 
-def placed(state: Any, mesh: Mesh | None) -> Any:
-    """The state with what lies on one device copied to all of a mesh; what is on the mesh stays as it is."""
-    if mesh is None:
-        return state
-    whole = NamedSharding(mesh, PartitionSpec())
-
-    def place(x):
-        there = isinstance(x.sharding, NamedSharding) and x.sharding.mesh == mesh
-        return x if there else put(x, whole)
-
-    return jax.tree.map(place, state)
-
-
 def _decayed(params: Any) -> Any:
-    """Which leaves weight decay applies to: matrices, told by their names."""
+    """Which leaves weight decay applies to: matrices, recognised by their names."""
     return jax.tree_util.tree_map_with_path(
         lambda path, _: str(getattr(path[-1], "key", "")) in ("kernel", "embedding", "a", "b"), params
     )
@@ -170,70 +153,84 @@ def make_sft(
     _check(config, data, updates, mesh)
     if model.lora is None and any_quantized(variables["params"]):
         raise ValueError("the base is quantised, and so frozen: give the model a LoRAConfig")
-    rows = data.tokens.shape[0]
-    per_epoch = rows // config.batch_size
-    rate = learning_rates(config, updates)
-    trained = "params" if model.lora is None else "lora"
+    sft = SFT(config, model, variables, data, updates, Placement(mesh), take)
+    return Learner(sft.init, sft.update, config.batch_size * data.tokens.shape[1], unit="tokens")
 
-    def optimizer(params: Any) -> optax.GradientTransformation:
+
+class SFT:
+    """The parts of supervised fine-tuning; `make_sft` says what the arguments are."""
+
+    def __init__(
+        self,
+        config: SFTConfig,
+        model: Llama,
+        variables: Any,
+        data: Packed,
+        updates: int,
+        placement: Placement,
+        take: bool,
+    ):
+        self.config, self.model, self.variables, self.data = config, model, variables, data
+        self.placement, self.take = placement, take
+        self.rows = data.tokens.shape[0]
+        self.per_epoch = self.rows // config.batch_size
+        self.rate = learning_rates(config, updates)
+        self.trained = "params" if model.lora is None else "lora"
+
+    def optimizer(self, params: Any) -> optax.GradientTransformation:
+        config = self.config
         return optax.chain(
             optax.clip_by_global_norm(config.max_grad_norm),
             optax.scale_by_adam(config.adam_b1, config.adam_b2, config.adam_eps),
             optax.add_decayed_weights(config.weight_decay, mask=_decayed(params)),
         )
 
-    def split(batch: Any) -> Any:
-        if mesh is None:
-            return batch
-        return jax.lax.with_sharding_constraint(batch, NamedSharding(mesh, PartitionSpec(ROWS)))
-
-    def init(key: jax.Array) -> SFTState:
+    def init(self, key: jax.Array) -> SFTState:
         adapter_key, run_key = jax.random.split(key)
-        params = first_params(model, variables, adapter_key, mesh, take)
-        held = jax.tree.map(jnp.asarray, data)
-        base = {} if trained == "params" else {"params": variables["params"]}
-        state = SFTState(params, {"base": base, "data": held}, optimizer(params).init(params), run_key, jnp.int32(0))
-        return placed(state, mesh)
+        params = first_params(self.model, self.variables, adapter_key, self.placement.mesh, self.take)
+        base = {} if self.trained == "params" else {"params": self.variables["params"]}
+        frozen = {"base": base, "data": jax.tree.map(jnp.asarray, self.data)}
+        opt_state = self.optimizer(params).init(params)
+        return self.placement.settled(SFTState(params, frozen, opt_state, run_key, jnp.int32(0)))
 
-    def gradient(params: Any, base: Any, batch: Packed) -> tuple[jax.Array, jax.Array, jax.Array, Any]:
-        count = jnp.maximum(1, jnp.sum(targets(batch)[1]))
-
-        def loss(params, part):
-            return sft_loss(model, {**base, trained: params}, split(part), count, config.head_chunk)
-
-        k = config.microbatches
-        # part j takes rows j, j + k, ...: each part then lies on all devices
-        parts = jax.tree.map(lambda x: x.reshape(-1, k, *x.shape[1:]).swapaxes(0, 1), batch)
-
-        def add(total, part):
-            (value, metrics), grads = jax.value_and_grad(loss, has_aux=True)(params, part)
-            return jax.tree.map(jnp.add, total, (value, metrics["entropy"], grads)), None
-
-        zero = (jnp.float32(0), jnp.float32(0), jax.tree.map(jnp.zeros_like, params))
-        (value, entropy, grads), _ = jax.lax.scan(add, zero, parts)
-        return value, entropy, count, grads
-
-    def update(state: SFTState) -> tuple[SFTState, dict[str, jax.Array]]:
-        epoch, place = state.update // per_epoch, state.update % per_epoch
-        order = permutations(jax.random.fold_in(state.key, epoch), 1, rows)[0]
-        chosen = jax.lax.dynamic_slice(order, (place * config.batch_size,), (config.batch_size,))
-        batch = jax.tree.map(lambda x: x[chosen], state.frozen["data"])
-        loss, entropy, count, grads = gradient(state.params, state.frozen["base"], batch)
-        steps, opt_state = optimizer(state.params).update(grads, state.opt_state, state.params)
-        size = rate(state.update)
-        params = jax.tree.map(lambda p, step: p - (size * step).astype(p.dtype), state.params, steps)
+    def update(self, state: SFTState) -> tuple[SFTState, dict[str, jax.Array]]:
+        batch = self._batch(state)
+        loss, entropy, count, grads = self._gradient(state.params, state.frozen["base"], batch)
+        rate = self.rate(state.update)
+        params, opt_state, norm = descend(self.optimizer(state.params), state.params, grads, state.opt_state, rate)
         metrics = {
             "loss": loss,
             "entropy": entropy,
-            "grad_norm": optax.tree.norm(grads),
-            "learning_rate": size,
+            "grad_norm": norm,
+            "learning_rate": rate,
             "taught_tokens": count,
-            "epoch": (state.update + 1) / per_epoch,
+            "epoch": (state.update + 1) / self.per_epoch,
         }
         state = state.replace(params=params, opt_state=opt_state, update=state.update + 1)
         return state, {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()}
 
-    return Learner(init, update, config.batch_size * data.tokens.shape[1], unit="tokens")
+    def _batch(self, state: SFTState) -> Packed:
+        """The rows of this update: every epoch takes all of them, in an order of its own."""
+        epoch, place = state.update // self.per_epoch, state.update % self.per_epoch
+        order = permutations(jax.random.fold_in(state.key, epoch), 1, self.rows)[0]
+        chosen = jax.lax.dynamic_slice(order, (place * self.config.batch_size,), (self.config.batch_size,))
+        return jax.tree.map(lambda x: x[chosen], state.frozen["data"])
+
+    def _gradient(self, params: Any, base: Any, batch: Packed) -> tuple[jax.Array, jax.Array, jax.Array, Any]:
+        """The loss, the entropy, the number of taught tokens and the gradient of a batch, in microbatches."""
+        count = jnp.maximum(1, jnp.sum(targets(batch)[1]))
+
+        def loss(params, rows):
+            variables = {**base, self.trained: params}
+            return sft_loss(self.model, variables, self.placement.rows(rows), count, self.config.head_chunk)
+
+        def part(rows):
+            (value, metrics), grads = jax.value_and_grad(loss, has_aux=True)(params, rows)
+            return (value, metrics["entropy"], grads), None
+
+        zero = (jnp.float32(0), jnp.float32(0), jax.tree.map(jnp.zeros_like, params))
+        (value, entropy, grads), _ = accumulate(part, zero, in_parts(batch, self.config.microbatches))
+        return value, entropy, count, grads
 
 
 def make_evaluation(model: Llama, data: Packed, batch_size: int, head_chunk: int = 0) -> Callable[[Any, Any], dict]:
@@ -287,9 +284,9 @@ def _check(config: SFTConfig, data: Packed, updates: int, mesh: Mesh | None) -> 
         )
     part = config.batch_size // config.microbatches
     if mesh is not None:
-        ways = math.prod(mesh.shape[axis] for axis in ROWS)
+        ways = Placement(mesh).row_devices
         if part % ways:
             raise ValueError(
                 f"batch_size {config.batch_size} / microbatches {config.microbatches} = {part} rows are not divided by "
-                f"{' x '.join(f'{a} {mesh.shape[a]}' for a in ROWS)} = {ways} devices"
+                f"{' x '.join(f'{a} {mesh.shape[a]}' for a in RULES['batch'])} = {ways} devices"
             )

@@ -319,7 +319,7 @@ def make_drrn(config: DRRNConfig, env: Environment, env_params: Any, policy: QPo
             "value_mean": jnp.mean(record.value),
             "replay_size": state.replay.size,
             "nonfinite": ~(jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["grad_norm"])),
-            **episode_metrics(record, task_names),
+            **episode_metrics(record.info, record.terminated | record.truncated, task_names),
         }
         state = state.replace(params=params, target=target, opt_state=opt_state, update=state.update + 1)
         return state, {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()}

@@ -13,7 +13,7 @@ import pytest
 
 from envs_jax.control.debug import DebugParams, Match
 from envs_jax.wrappers import EpisodeStatistics
-from llmrl_jax.rl import packed as packed_module, rollout
+from llmrl_jax.rl import gradient, rollout
 from llmrl_jax.rl.distributions import Categorical
 from llmrl_jax.rl.networks import NetworkPolicy
 from llmrl_jax.rl.ppo import Batch, make_ppo, ppo_loss
@@ -218,7 +218,7 @@ def test_unrolling_changes_speed_only(tiny):
 def test_packing_changes_speed_only(tiny, monkeypatch):
     """Parameters as one vector or leaf by leaf: the same numbers, and far fewer operations in a gradient step."""
     state, update = tiny
-    monkeypatch.setattr(packed_module, "PACK_BELOW", 0)
+    monkeypatch.setattr(gradient, "FLATTEN_BELOW", 0)
     loose = jax.jit(learner_of(TINY).update)
     (packed, metrics), (apart, expected) = update(state), loose(state)
     np.testing.assert_allclose(flat(packed.params), flat(apart.params), rtol=1e-4, atol=1e-6)
@@ -372,9 +372,7 @@ def test_episode_metrics_by_hand():
         "success": jnp.array([[True, False, True], [True, True, True]]),
         "task": jnp.array([[0, 1, 0], [0, 0, 0]]),
     }
-    none = jnp.zeros_like(done)
-    record = rollout.Rollout((), (), (), (), (), (), done, none, (), (), info)
-    metrics = rollout.episode_metrics(record, ("go to", "open", "put"))
+    metrics = rollout.episode_metrics(info, done, ("go to", "open", "put"))
     expected = {"episodes": 2, "episode_return": 3, "episode_length": 3, "success": 0.5}
     expected |= {"episodes/go to": 1, "success/go to": 1, "episodes/open": 1, "success/open": 0, "episodes/put": 0}
     assert {name: float(metrics[name]) for name in expected} == expected

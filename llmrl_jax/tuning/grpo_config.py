@@ -1,0 +1,89 @@
+"""The hyper-parameters of GRPO and RLOO, and what must hold between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from jax.sharding import Mesh
+
+from llmrl_jax.parallel import Placement
+from llmrl_jax.tuning.prompts import Prompts
+
+
+@dataclass(frozen=True)
+class GRPOConfig:
+    """Hyper-parameters. The defaults are GRPO's, but for the length bias that 2503.20783 describes."""
+
+    prompts: int = 8
+    """Prompts in an update."""
+    group: int = 8
+    """Continuations of each prompt; at least 2."""
+    max_new_tokens: int = 64
+    """Tokens in a continuation, at most."""
+    temperature: float = 1.0
+    """Of the policy: what is sampled from, and what ratios, KL and entropy are of. Above 0."""
+    epochs: int = 1
+    """Passes over the continuations of an update."""
+    minibatches: int = 1
+    """Gradient steps per epoch; divides prompts x group."""
+    microbatches: int = 1
+    """Parts in which a minibatch's gradient is computed one after the other, to save memory; divides the minibatch."""
+    advantage: Literal["grpo", "centred", "leave_one_out"] = "centred"
+    """`grpo`: reward minus the group's mean, over its deviation; `centred`: not divided (Dr. GRPO), so that hard and
+    easy prompts are not weighted up; `leave_one_out`: minus the mean of the others (RLOO)."""
+    aggregate: Literal["token", "sequence"] = "token"
+    """`token`: the mean over all tokens of a minibatch (DAPO); `sequence`: the mean over continuations of each one's
+    own mean, as GRPO published it, in which long wrong answers weigh less per token."""
+    clip_low: float = 0.2
+    """How far below 1 a ratio may fall before the loss is clipped."""
+    clip_high: float = 0.2
+    """How far above 1 a ratio may rise; DAPO takes 0.28."""
+    kl_coef: float = 0.0
+    """Weight of the KL to the base, per nat (2402.03300, eq. 4: the estimator that is never negative)."""
+    entropy_coef: float = 0.0
+    """Weight of an entropy bonus, per nat and token."""
+    learning_rate: float = 1e-5
+    """Step size of Adam, constant."""
+    max_grad_norm: float = 1.0
+    """Global norm to which gradients are clipped; inf: never."""
+    head_chunk: int = 0
+    """Tokens of each continuation whose logits exist at once, to save memory; divides max_new_tokens; 0: all."""
+    stop_tokens: tuple[int, ...] | None = None
+    """Tokens that end a continuation; None: the first end-of-sequence token of the model's configuration. Commands
+    take all that the model's folder names (`lm.end_tokens`)."""
+
+
+def check(config: GRPOConfig, prompts: Prompts, mesh: Mesh | None) -> None:
+    """Refuse a configuration that cannot be run with these prompts and this mesh.
+
+    **Raises:** `ValueError` where sizes do not divide (the arithmetic is shown) or an option is out of range.
+    """
+    for name in ("prompts", "max_new_tokens", "epochs", "minibatches", "microbatches"):
+        if getattr(config, name) < 1:
+            raise ValueError(f"{name} is {getattr(config, name)}; at least 1 is needed")
+    if config.group < 2:
+        raise ValueError(
+            f"group is {config.group}; a reward is compared with those of its group, so at least 2 are needed"
+        )
+    if not config.temperature > 0:
+        raise ValueError(f"temperature is {config.temperature}; above 0 is needed, for samples that differ")
+    for name in ("clip_low", "clip_high", "kl_coef", "entropy_coef", "learning_rate", "max_grad_norm"):
+        if not getattr(config, name) >= 0:
+            raise ValueError(f"{name} is {getattr(config, name)}; a non-negative number is needed")
+    if config.head_chunk < 0 or config.head_chunk and config.max_new_tokens % config.head_chunk:
+        raise ValueError(f"head_chunk is {config.head_chunk}; it must divide max_new_tokens, {config.max_new_tokens}")
+    count = prompts.tokens.shape[0]
+    if count < config.prompts:
+        raise ValueError(f"there are {count} prompts, fewer than the {config.prompts} of one update (prompts)")
+    rows, what = config.prompts * config.group, f"prompts {config.prompts} x group {config.group}"
+    for name in ("minibatches", "microbatches"):
+        if rows % getattr(config, name):
+            raise ValueError(f"{what} = {rows} rows are not divided by {name} {getattr(config, name)}")
+        rows //= getattr(config, name)
+        what += f" / {name} {getattr(config, name)}"
+    if mesh is not None:
+        ways = Placement(mesh).row_devices
+        for size, text in ((config.prompts, f"prompts {config.prompts}"), (rows, f"{what} = {rows} rows")):
+            if size % ways:
+                raise ValueError(f"{text} are not divided by {ways} devices (data x fsdp)")
