@@ -19,7 +19,7 @@ from llmrl_jax.run.config import RunConfig
 from llmrl_jax.systems.glam.commands.train import prior_then_ppo
 from llmrl_jax.systems.glam.config import GlamConfig
 from llmrl_jax.systems.glam.presets import DEMO
-from llmrl_jax.systems.glam.prior import CloneConfig
+from llmrl_jax.systems.glam.prior import PriorConfig
 from llmrl_jax.systems.glam.reading import ReadingConfig
 
 
@@ -37,8 +37,8 @@ class Experiment:
             ppo=replace(DEMO.ppo, num_envs=128, microbatches=1, entropy_coef=0.005),
         )
     )
-    clone: CloneConfig = field(
-        default_factory=lambda: CloneConfig(
+    imitation: PriorConfig = field(
+        default_factory=lambda: PriorConfig(
             updates=3000,
             batch_size=64,
             noise=0.25,
@@ -60,7 +60,7 @@ def main() -> None:
     x = tyro.cli(Experiment, description=__doc__)
     prior_then_ppo(
         x.glam,
-        x.clone,
+        x.imitation,
         x.steps,
         x.run,
         episodes=x.episodes,

@@ -20,7 +20,7 @@ from llmrl_jax.run.config import RunConfig
 from llmrl_jax.systems.glam.commands.train import prior_then_ppo
 from llmrl_jax.systems.glam.config import GlamConfig
 from llmrl_jax.systems.glam.presets import DEMO
-from llmrl_jax.systems.glam.prior import CloneConfig
+from llmrl_jax.systems.glam.prior import PriorConfig
 from llmrl_jax.systems.glam.reading import ReadingConfig
 
 
@@ -41,8 +41,8 @@ class Experiment:
             ppo=replace(DEMO.ppo, num_envs=128, microbatches=1, entropy_coef=0.005),
         )
     )
-    clone: CloneConfig = field(
-        default_factory=lambda: CloneConfig(updates=5000, batch_size=64, noise=0.25, seen_only=True, learning_rate=1e-3)
+    imitation: PriorConfig = field(
+        default_factory=lambda: PriorConfig(updates=5000, batch_size=64, noise=0.25, seen_only=True, learning_rate=1e-3)
     )
     reading: ReadingConfig = field(
         default_factory=lambda: ReadingConfig(updates=5000, env=ENV, rows=40_000, invented=0.5)
@@ -59,7 +59,7 @@ class Experiment:
 def main() -> None:
     x = tyro.cli(Experiment, description=__doc__)
     prior_then_ppo(
-        x.glam, x.clone, x.steps, x.run, episodes=x.episodes, command="glam-mixed", prior=x.prior, reading=x.reading
+        x.glam, x.imitation, x.steps, x.run, episodes=x.episodes, command="glam-mixed", prior=x.prior, reading=x.reading
     )
 
 

@@ -73,7 +73,7 @@ class Competence:
         return over_steps(lambda flat: self.consider(params, frozen, flat), obs, first)
 
     def targets(self, params: Any, frozen: Any, rollout: Any, runner: Any) -> Outcome:
-        estimate = success_probability(self.policy, params, frozen, runner.obs)
+        estimate = self.policy.success_probability(params, frozen, runner.obs)
         return outcomes(rollout.info["success"], rollout.terminated | rollout.truncated, estimate)
 
     def loss(self, prediction, target):
@@ -96,11 +96,6 @@ class Competence:
         for i, task in enumerate(task_names if len(task_names) > 1 else ()):
             found[f"competence_bias/{task}"] = mean(error, target.known & (rollout.info["task"] == i))
         return found
-
-
-def success_probability(policy: LanguagePolicy, params: Any, frozen: Any, obs: Any) -> Float[Array, " B"]:
-    """The estimated probability of success in each state. **Raises** `ValueError` for a policy that has no estimate."""
-    return jax.nn.sigmoid(policy.competence(params, policy.consider(params, frozen, obs)[1]))
 
 
 BINS = 10

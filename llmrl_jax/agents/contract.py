@@ -15,7 +15,11 @@ from llmrl_jax.rl.learner import Learner
 
 
 class Player(Protocol):
-    """The part of `llmrl_jax.rl.policy.Policy` that playing needs; see there."""
+    """The part of `llmrl_jax.rl.policy.Policy` that playing needs; see there.
+
+    A policy may also offer `estimate(params, frozen, obs)`, the probability of success in each state, float32 `[B]`;
+    an attribute `estimate` that is None, or missing, says that it has none.
+    """
 
     def init(self, key: jax.Array, obs: Any) -> tuple[Any, Any]: ...
 
@@ -24,6 +28,23 @@ class Player(Protocol):
     def step(
         self, params: Any, frozen: Any, obs: Any, carry: Any, first: Bool[Array, " B"]
     ) -> tuple[Distribution, Float[Array, " B"], Any]: ...
+
+
+class VectorPolicy(Protocol):
+    """A policy whose parameters are one vector of numbers; it is deterministic and has no memory."""
+
+    @property
+    def kind(self) -> str:
+        """What it is called in messages."""
+        ...
+
+    @property
+    def num_params(self) -> int:
+        """`n`, the length of the vector."""
+        ...
+
+    def act(self, params: Float[Array, " n"], obs: Any) -> Any:
+        """The action for one observation."""
 
 
 class Agent(Protocol):

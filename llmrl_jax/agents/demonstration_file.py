@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +13,7 @@ import numpy as np
 from envs_jax.babyai.env import BabyAI
 from llmrl_jax.agents.demonstrations import Episode
 from llmrl_jax.core.checks import nearest
+from llmrl_jax.core.files import new_draft
 
 
 Keep = Literal["successes", "failures", "all"]
@@ -97,18 +96,6 @@ def _schema() -> Any:
     return pa.schema([(name, plain.get(kind, pair)) for name, kind in COLUMNS.items()])
 
 
-@contextmanager
-def _whole(path: Path) -> Iterator[Path]:
-    """A draft that takes the place of `path` when the block ends, and is removed where it raises."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.parent / f".{path.name}.partial-{os.getpid()}"
-    try:
-        yield draft
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
-
-
 def write_demos(
     path: str | Path,
     episodes: Iterable[Episode],
@@ -138,7 +125,7 @@ def write_demos(
     limits: list[int] = []
     schema = _schema()
     rows: dict[str, list[Any]] = {name: [] for name in COLUMNS}
-    with _whole(path) as draft, parquet.ParquetWriter(draft, schema, use_dictionary=list(SPOKEN)) as writer:
+    with new_draft(path) as draft, parquet.ParquetWriter(draft, schema, use_dictionary=list(SPOKEN)) as writer:
 
         def flush() -> None:
             writer.write_table(pa.table(rows, schema))

@@ -11,22 +11,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from flax import struct
 
 import envs_jax
 from envs_jax.babyai.env import BabyAI
 from envs_jax.env import innermost
 from envs_jax.resets import select
 from llmrl_jax.agents.contract import Agent
+from llmrl_jax.agents.play import Rows, Step, begin, policy_actor, watch
+from llmrl_jax.core.checks import at_least
 
 
 CHUNK = 16
 """Steps between two looks of the host."""
 
-NOBODY = -1
-"""The number of no episode."""
+NO_EPISODE = -1
+"""The number of an idle row."""
 
 
 @dataclass(frozen=True)
@@ -55,19 +55,6 @@ class Episode:
     """bool `[T]`."""
 
 
-@struct.dataclass
-class _Loop:
-    """A batch of episodes under way."""
-
-    number: jax.Array
-    step: jax.Array
-    obs: Any
-    state: Any
-    carry: Any
-    first: jax.Array
-    done: jax.Array
-
-
 def text_id(id: str) -> str:
     """The id of a level's text world: `BabyAI-Text/GoTo-v0` for `BabyAI-GoTo-v0`, options kept.
 
@@ -80,9 +67,14 @@ def text_id(id: str) -> str:
     return id if id.startswith("BabyAI-Text/") else "BabyAI-Text/" + id.removeprefix("BabyAI-")
 
 
+def _keys(seed: int) -> jax.Array:
+    """The key of all resets and that of all steps."""
+    return jax.random.split(jax.random.key(seed))
+
+
 def reset_key(seed: int, number: Any) -> jax.Array:
     """The key from which episode `number` of `play_episodes` is reset."""
-    return jax.random.fold_in(jax.random.split(jax.random.key(seed))[0], number)
+    return jax.random.fold_in(_keys(seed)[0], number)
 
 
 def play_episodes(
@@ -99,86 +91,73 @@ def play_episodes(
 
     **Raises:** `ValueError` for a number below 1, or a world that is not BabyAI's.
     """
-    for name, value in (("episodes", episodes), ("batch_size", batch_size)):
-        if value < 1:
-            raise ValueError(f"{name} is {value}; at least 1 is needed")
+    at_least("episodes", episodes, 1)
+    at_least("batch_size", batch_size, 1)
     world, _ = envs_jax.make(text_id(agent.env.id))
     return _play(agent, world, params, frozen, seed, episodes, greedy, min(batch_size, episodes))
 
 
-def _play(agent, world, params, frozen, seed, episodes, greedy, rows) -> Iterator[Episode]:
-    begin, renew, advance = _programs(agent, world, seed, greedy)
-    next_number = rows
-    loop = begin(np.arange(rows, dtype=np.int32))
-    parts: list[list[dict[str, np.ndarray]]] = [[] for _ in range(rows)]
-    numbers, waiting = np.arange(rows), {}
+def _play(agent, world, params, frozen, seed, episodes, greedy, lanes) -> Iterator[Episode]:
+    start, renew, go_on = _programs(agent, world, seed, greedy)
+    next_number = lanes
+    rows = start(params, frozen, np.arange(lanes, dtype=np.int32))
+    parts: list[list[dict[str, np.ndarray]]] = [[] for _ in range(lanes)]
+    numbers, waiting = np.arange(lanes), {}
     given = 0
     while given < episodes:
-        loop, seen = advance(params, frozen, loop)
-        seen, done = jax.device_get((seen, loop.done))
-        for row in np.flatnonzero(numbers != NOBODY):
-            live = int(seen["live"][:, row].sum())
-            parts[row].append({name: x[:live, row] for name, x in seen.items()})
-            if done[row]:
-                waiting[int(numbers[row])] = _episode(int(numbers[row]), parts[row])
-                numbers[row], parts[row] = NOBODY, []
+        rows, seen = go_on(params, frozen, rows)
+        seen, over = jax.device_get((seen, rows.over))
+        for lane in np.flatnonzero(numbers != NO_EPISODE):
+            live = int(seen["live"][:, lane].sum())
+            parts[lane].append({name: x[:live, lane] for name, x in seen.items()})
+            if over[lane]:
+                waiting[int(numbers[lane])] = _episode(int(numbers[lane]), parts[lane])
+                numbers[lane], parts[lane] = NO_EPISODE, []
         while given in waiting:
             yield waiting.pop(given)
             given += 1
-        idle = np.flatnonzero(numbers == NOBODY)
-        if next_number < episodes and 2 * len(idle) >= rows:
+        idle = np.flatnonzero(numbers == NO_EPISODE)
+        if next_number < episodes and 2 * len(idle) >= lanes:
             taken = idle[: episodes - next_number]
             numbers[taken] = np.arange(next_number, next_number + len(taken))
             next_number += len(taken)
-            chosen = np.isin(np.arange(rows), taken)
-            loop = renew(loop, np.where(chosen, numbers, 0).astype(np.int32), chosen)
+            chosen = np.isin(np.arange(lanes), taken)
+            rows = renew(params, frozen, rows, np.where(chosen, numbers, 0).astype(np.int32), chosen)
 
 
 def _programs(agent: Agent, world: BabyAI, seed: int, greedy: bool) -> tuple[Any, Any, Any]:
-    """The functions on the device: to begin a batch, to begin some of its rows anew, to go on by `CHUNK` steps."""
-    env, env_params, policy = agent.env, agent.env_params, agent.policy
-    step_all = jax.vmap(env.step, in_axes=(0, 0, 0, None))
+    """The programs on the device: start a batch, start new episodes in some of its rows, go on by `CHUNK` steps."""
+    env, env_params = agent.env, agent.env_params
 
-    def begin(number: jax.Array) -> _Loop:
-        keys = jax.vmap(lambda i: reset_key(seed, i))(number)
-        obs, state = jax.vmap(env.reset, in_axes=(0, None))(keys, env_params)
-        rows = number.shape[0]
-        flags = jnp.ones(rows, bool)
-        return _Loop(number, jnp.zeros(rows, jnp.int32), obs, state, policy.initial_carry(rows), flags, ~flags)
+    def start(params: Any, frozen: Any, numbers: jax.Array) -> Rows:
+        keys = jax.vmap(lambda i: jax.random.fold_in(_keys(seed)[1], i))(numbers)
+        resets = jax.vmap(lambda i: reset_key(seed, i))(numbers)
+        return begin(env, env_params, policy_actor(agent.policy, params, frozen, greedy), resets, keys)
 
-    def renew(loop: _Loop, number: jax.Array, chosen: jax.Array) -> _Loop:
-        return select(chosen, begin(number), loop)
+    def renew(params: Any, frozen: Any, rows: Rows, numbers: jax.Array, chosen: jax.Array) -> Rows:
+        return select(chosen, start(params, frozen, numbers), rows)
 
-    def one(params: Any, frozen: Any, loop: _Loop) -> tuple[_Loop, dict[str, jax.Array]]:
-        play = jax.random.split(jax.random.key(seed))[1]
-        keys = jax.vmap(lambda i, t: jax.random.fold_in(jax.random.fold_in(play, i), t))(loop.number, loop.step)
-        act_keys, step_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
-        distribution, _, carry = policy.step(params, frozen, loop.obs, loop.carry, loop.first)
-        action = distribution.mode() if greedy else jax.vmap(lambda d, key: d.sample(key))(distribution, act_keys)
-        was = innermost(loop.state)
-        said = jax.vmap(world.observe)(was)
-        obs, state, reward, terminated, truncated, info = step_all(step_keys, loop.state, action, env_params)
-        seen = {
-            "live": ~loop.done,
+    def see(rows: Rows, step: Step) -> dict[str, jax.Array]:
+        state = innermost(rows.state)
+        said = jax.vmap(world.observe)(state)
+        return {
             "mission": said["mission"],
             "text": said["text"],
-            "direction": was.direction,
-            "position": was.position,
-            "max_steps": was.max_steps,
-            "action": action,
-            "reward": reward,
-            "terminated": terminated,
-            "truncated": truncated,
-            "success": info["success"],
+            "direction": state.direction,
+            "position": state.position,
+            "max_steps": state.max_steps,
+            "action": step.action,
+            "reward": step.reward,
+            "terminated": step.terminated,
+            "truncated": step.truncated,
+            "success": step.info["success"],
         }
-        done = loop.done | terminated | truncated
-        first = jnp.zeros_like(loop.first)
-        return loop.replace(step=loop.step + 1, obs=obs, state=state, carry=carry, first=first, done=done), seen
 
-    def advance(params: Any, frozen: Any, loop: _Loop) -> tuple[_Loop, dict[str, jax.Array]]:
-        return jax.lax.scan(lambda loop, _: one(params, frozen, loop), loop, None, CHUNK)
+    def go_on(params: Any, frozen: Any, rows: Rows) -> tuple[Rows, dict[str, jax.Array]]:
+        actor = policy_actor(agent.policy, params, frozen, greedy)
+        return watch(env, env_params, actor, rows, see, steps=CHUNK)
 
-    return jax.jit(begin), jax.jit(renew), jax.jit(advance)
+    return jax.jit(start), jax.jit(renew), jax.jit(go_on)
 
 
 def _episode(number: int, parts: list[dict[str, np.ndarray]]) -> Episode:

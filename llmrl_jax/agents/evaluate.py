@@ -11,8 +11,8 @@ from flax import struct
 
 from envs_jax.env import Environment
 from envs_jax.resets import select
-from llmrl_jax.agents.competence import success_probability
-from llmrl_jax.agents.language import LanguagePolicy
+from llmrl_jax.agents.play import Rows, Step, advance, begin, policy_actor
+from llmrl_jax.core.checks import at_least
 
 
 @struct.dataclass
@@ -37,71 +37,61 @@ def make_evaluator(
     """Build `evaluate(policy_params, frozen, key, *, greedy) -> Episodes` of NumPy arrays.
 
     **Arguments:** `env`, wrapped as for training (with `EpisodeStatistics`), not batched, and its `env_params`;
-    `policy`, see `llmrl_jax.rl.policy`; `episodes`, how many; `lanes`, how many are played at once: where one ends, the
-    next begins in its place, so that no lane waits for the longest episode but at the end. `greedy`: the mode of the
-    distribution instead of a sample; one compiled program plays either way.
+    `policy`, see `llmrl_jax.agents.contract.Player`; `episodes`, how many; `lanes`, how many are played at once: where
+    one ends, the next begins in its place, so that no lane waits for the longest episode but at the end. `greedy`: the
+    mode of the distribution instead of a sample; one compiled program plays either way.
 
     Episode `i` draws from `fold_in(key, i)` alone, whatever the number of lanes.
     **Raises:** `ValueError` where `episodes` or `lanes` is below 1.
     """
-    for name, number in (("episodes", episodes), ("lanes", lanes)):
-        if number < 1:
-            raise ValueError(f"{name} is {number}; at least 1 is needed")
+    at_least("episodes", episodes, 1)
+    at_least("lanes", lanes, 1)
     lanes = min(lanes, episodes)
-    estimates = isinstance(policy, LanguagePolicy) and policy.competence_head is not None
-    reset = jax.vmap(env.reset, in_axes=(0, None))
-    step = jax.vmap(env.step, in_axes=(0, 0, 0, None))
+    estimate = getattr(policy, "estimate", None)
 
     @jax.jit
     def run(policy_params: Any, frozen: Any, key: jax.Array, greedy: jax.Array) -> Episodes:
+        actor = policy_actor(policy, policy_params, frozen, greedy)
         keys = jax.vmap(lambda i: jax.random.split(jax.random.fold_in(key, i)))(jnp.arange(episodes))
-        starts = reset(keys[:, 0], env_params)
+        starts = begin(env, env_params, actor, keys[:, 0], keys[:, 1])
 
-        def start_of(episode):
-            return jax.tree.map(lambda x: jnp.take(x, episode, axis=0, mode="clip"), starts)
-
-        def advance(loop):
-            episode, next_episode, t, obs, state, carry, first, results = loop
-            play = jnp.take(keys[:, 1], episode, mode="clip")
-            draws = jax.vmap(lambda key, t: jax.random.split(jax.random.fold_in(key, t)))(play, t)
-            distribution, _, carry = policy.step(policy_params, frozen, obs, carry, first)
-            noise = jax.vmap(lambda one, key: one.noise(key))(distribution, draws[:, 0])
-            action = jnp.where(greedy, distribution.mode(), distribution.choose(noise))
-            obs, state, _, terminated, truncated, info = step(draws[:, 1], state, action, env_params)
-            now = Episodes(
-                success=info.get("success", terminated),
-                episode_return=info["episode_return"],
-                episode_length=info["episode_length"],
-                task=info.get("task", jnp.zeros(lanes, jnp.int32)),
+        def go_on(loop):
+            episode, begun, rows, results = loop
+            rows, step = advance(env, env_params, actor, rows)
+            place = jnp.where(step.ended, episode, episodes)  # that of the other rows is outside, and dropped
+            results = jax.tree.map(
+                lambda all, some: all.at[place].set(some, mode="drop"), results, _outcomes(rows, step)
             )
-            ends = terminated | truncated
-            # a lane without an episode has the number `episodes` or more, whose row is dropped
-            row = jnp.where(ends, episode, episodes)
-            results = jax.tree.map(lambda all, some: all.at[row].set(some, mode="drop"), results, now)
-            episode = jnp.where(ends, next_episode + jnp.cumsum(ends) - 1, episode)
-            obs, state = select(ends, start_of(episode), (obs, state))
-            t = jnp.where(ends, 0, t + 1)
-            return episode, next_episode + jnp.sum(ends), t, obs, state, carry, ends, results
+            episode = jnp.where(step.ended, begun + jnp.cumsum(step.ended) - 1, episode)
+            rows = select(step.ended & (episode < episodes), _rows_of(starts, episode), rows)
+            return episode, begun + jnp.sum(step.ended), rows, results
 
-        blank = Episodes(
-            success=jnp.zeros(episodes, bool),
-            episode_return=jnp.zeros(episodes, jnp.float32),
-            episode_length=jnp.zeros(episodes, jnp.int32),
-            task=jnp.zeros(episodes, jnp.int32),
-        )
         first = jnp.arange(lanes)
-        begun = (first, jnp.int32(lanes), jnp.zeros(lanes, jnp.int32), *start_of(first))
-        loop = (*begun, policy.initial_carry(lanes), jnp.ones(lanes, bool), blank)
-        results = jax.lax.while_loop(lambda loop: jnp.any(loop[0] < episodes), advance, loop)[-1]
-        if estimates:
-            first = jnp.arange(-(-episodes // lanes) * lanes).reshape(-1, lanes)
-            found = jax.lax.map(
-                lambda some: success_probability(policy, policy_params, frozen, start_of(some)[0]), first
-            )
-            results = results.replace(estimate=found.reshape(-1)[:episodes])
+        blank = Episodes(*(jnp.zeros(episodes, kind) for kind in (bool, jnp.float32, jnp.int32, jnp.int32)))
+        loop = (first, jnp.int32(lanes), _rows_of(starts, first), blank)
+        results = jax.lax.while_loop(lambda loop: ~jnp.all(loop[2].over), go_on, loop)[-1]
+        if estimate is not None:
+            groups = jnp.arange(-(-episodes // lanes) * lanes).reshape(-1, lanes)
+            estimates = jax.lax.map(lambda group: estimate(policy_params, frozen, _rows_of(starts.obs, group)), groups)
+            results = results.replace(estimate=estimates.reshape(-1)[:episodes])
         return results
 
     def evaluate(policy_params: Any, frozen: Any, key: jax.Array, *, greedy: bool) -> Episodes:
         return jax.device_get(run(policy_params, frozen, key, jnp.bool_(greedy)))
 
     return evaluate
+
+
+def _rows_of(tree: Any, chosen: jax.Array) -> Any:
+    """The chosen rows of every leaf; a number too large stands for the last."""
+    return jax.tree.map(lambda x: jnp.take(x, chosen, axis=0, mode="clip"), tree)
+
+
+def _outcomes(rows: Rows, step: Step) -> Episodes:
+    """The outcome of every row's episode, should this step have ended it."""
+    return Episodes(
+        success=step.info.get("success", step.terminated),
+        episode_return=step.info["episode_return"],
+        episode_length=step.info["episode_length"],
+        task=step.info.get("task", jnp.zeros_like(rows.t)),
+    )

@@ -131,6 +131,15 @@ class LanguagePolicy:
         odds: Any = self.competence_head.apply({"params": params["competence"]}, hidden.astype(jnp.float32))
         return odds
 
+    def success_probability(self, params: Any, frozen: Any, obs: Any) -> Float[Array, " B"]:
+        """The estimated probability of success in each state. **Raises** `ValueError` without a competence head."""
+        return jax.nn.sigmoid(self.competence(params, self.consider(params, frozen, obs)[1]))
+
+    @property
+    def estimate(self) -> Callable[[Any, Any, Any], Float[Array, " B"]] | None:
+        """`success_probability`; None without a competence head."""
+        return None if self.competence_head is None else self.success_probability
+
     def consider(self, params: Any, frozen: Any, obs: Any) -> tuple[Categorical, Float[Array, "B D"]]:
         """The distribution over the offered actions, and the prompt's hidden state, of each row."""
         raise NotImplementedError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,108 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.env import Environment
+from llmrl_jax.agents.play import Actor, Rows, Step, begin, policy_actor, watch
+
+
+CHUNK = 16
+"""Steps between two looks of the host, unless it is said otherwise."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One episode of `T` steps, as NumPy arrays."""
+
+    obs: Any
+    """Leaves `[T + 1, ...]`: before each step, and at the end."""
+    state: Any
+    """The world's states, leaves `[T + 1, ...]`."""
+    action: np.ndarray
+    """`[T, ...]`."""
+    thought: Any
+    """What the actor says about its choices, leaves `[T, ...]`."""
+    reward: np.ndarray
+    """float32 `[T]`."""
+    success: bool
+    """The world's own verdict; where it has none, whether it ended the episode."""
+
+    @property
+    def length(self) -> int:
+        """`T`."""
+        return len(self.reward)
+
+    def state_at(self, t: int) -> Any:
+        """The world's state before step `t`, or at the end for `t = T`."""
+        return jax.tree.map(lambda x: x[t], self.state)
+
+    def obs_at(self, t: int) -> Any:
+        """The observation before step `t`, or at the end for `t = T`."""
+        return jax.tree.map(lambda x: x[t], self.obs)
+
+
+def make_recorder(
+    env: Environment,
+    env_params: Any,
+    make_actor: Callable[[Any], Actor],
+    *,
+    max_steps: int | None = None,
+    chunk: int = CHUNK,
+) -> Callable[[Any, jax.Array], Recording]:
+    """Build `record(variables, key) -> Recording`, compiled once for any number of episodes.
+
+    It plays the episode that an evaluator plays with the same key: `key` is split into those of the reset and of the
+    steps.
+
+    **Arguments:** `env`, not batched, and its `env_params`; `make_actor`, from `variables`, a pytree, to who acts in
+    one row; `max_steps`, steps after which the episode ends whatever the world says; `chunk`, steps that the device
+    takes between two looks of the host.
+    """
+
+    def see(rows: Rows, step: Step) -> dict[str, Any]:
+        kept = {"obs": rows.obs, "state": rows.state, "action": step.action, "thought": step.thought}
+        success = step.info.get("success", step.terminated)
+        return {**kept, "reward": step.reward, "success": success}
+
+    @jax.jit
+    def start(variables: Any, key: jax.Array) -> Rows:
+        reset_key, step_key = jax.random.split(key)
+        return begin(env, env_params, make_actor(variables), reset_key[None], step_key[None])
+
+    @jax.jit
+    def go_on(variables: Any, rows: Rows) -> tuple[Rows, dict[str, Any]]:
+        return watch(env, env_params, make_actor(variables), rows, see, steps=chunk, max_steps=max_steps)
+
+    def record(variables: Any, key: jax.Array) -> Recording:
+        rows = start(variables, key)
+        parts: list[dict[str, Any]] = []
+        while not bool(rows.over[0]):
+            rows, seen = go_on(variables, rows)
+            parts.append(jax.tree.map(lambda x: _host(x[:, 0]), seen))
+        length = int(rows.t[0])
+        last = jax.tree.map(lambda x: _host(x), {"obs": rows.obs, "state": rows.state})
+        whole = {name: _joined([part[name] for part in parts], length) for name in parts[0]}
+        ends = {name: jax.tree.map(lambda a, b: _concatenated([a, b]), whole[name], last[name]) for name in last}
+        return Recording(
+            **ends,
+            action=whole["action"],
+            thought=whole["thought"],
+            reward=whole["reward"],
+            success=bool(whole["success"][-1]),
+        )
+
+    return record
+
+
+def _joined(parts: list[Any], length: int) -> Any:
+    return jax.tree.map(lambda *xs: _concatenated(list(xs))[:length], *parts)
+
+
+def _concatenated(parts: list[Any]) -> Any:
+    return np.concatenate(parts) if isinstance(parts[0], np.ndarray) else jnp.concatenate(parts)
+
+
+def _host(x: jax.Array) -> Any:
+    """The array on the host; PRNG keys, which NumPy does not have, stay where they are."""
+    return x if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else np.asarray(x)
 
 
 @dataclass(frozen=True)
@@ -33,34 +136,32 @@ class Frame:
 def record_episode(
     env: Environment, params: Any, policy: Any, policy_params: Any, frozen: Any, key: jax.Array, *, greedy: bool = False
 ) -> tuple[list[Frame], bool]:
-    """Play one episode and keep every step.
+    """Play one episode of a policy over numbered actions and draw every step.
 
     **Arguments:** `env`, wrapped as for training, not batched; `policy`, `policy_params`, `frozen`, see
     `llmrl_jax.rl.policy`; `key`, a typed PRNG key; `greedy`, the mode instead of a sample.
     **Returns:** the frames, one more than there were steps, and whether the world called it a success.
     """
 
-    @jax.jit
-    def act(obs, carry, first, key):
-        batch = jax.tree.map(lambda x: x[None], obs)
-        distribution, value, carry = policy.step(policy_params, frozen, batch, carry, first)
-        action = distribution.mode() if greedy else distribution.sample(key)
-        return action[0], distribution.probs[0], value[0], carry
+    def actor(variables: Any) -> Actor:
+        inner = policy_actor(policy, *variables, greedy)
 
-    step = jax.jit(env.step)
-    reset_key, play_key = jax.random.split(key)
-    obs, state = jax.jit(env.reset)(reset_key, params)
-    carry, first = policy.initial_carry(1), jnp.ones(1, bool)
-    frames: list[Any] = []
-    reward, done, success = 0.0, False, False
-    while not done:
-        act_key, step_key = jax.random.split(jax.random.fold_in(play_key, len(frames)))
-        action, probabilities, value, carry = act(obs, carry, first, act_key)
-        frames.append(
-            Frame(env.render(state), env.describe(obs), np.asarray(probabilities), int(action), float(value), reward)
+        def act(obs, carry, first, keys):
+            action, carry, (distribution, value) = inner.act(obs, carry, first, keys)
+            return action, carry, {"probabilities": distribution.probs, "value": value}
+
+        return Actor(act, inner.initial_carry)
+
+    recording = make_recorder(env, params, actor)((policy_params, frozen), key)
+    frames = [
+        Frame(
+            picture=env.render(recording.state_at(t)),
+            text=env.describe(recording.obs_at(t)),
+            probabilities=np.zeros(0, np.float32) if t == recording.length else recording.thought["probabilities"][t],
+            action=-1 if t == recording.length else int(recording.action[t]),
+            value=0.0 if t == recording.length else float(recording.thought["value"][t]),
+            reward=float(recording.reward[t - 1]) if t else 0.0,
         )
-        obs, state, reward_, terminated, truncated, info = step(step_key, state, action, params)
-        reward, first = float(reward_), jnp.zeros(1, bool)
-        done, success = bool(terminated | truncated), bool(info.get("success", terminated))
-    frames.append(Frame(env.render(state), env.describe(obs), np.zeros(0, np.float32), -1, 0.0, reward))
-    return frames, success
+        for t in range(recording.length + 1)
+    ]
+    return frames, recording.success

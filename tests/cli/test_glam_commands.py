@@ -10,16 +10,15 @@ import pytest
 
 from llmrl_jax.cli.main import main
 from llmrl_jax.core.config import save_config
-from llmrl_jax.run.config import RunConfig
-from llmrl_jax.run.flags import resumed
+from llmrl_jax.run.config import RunConfig, resumed
 from llmrl_jax.run.folder import open_folder
 from llmrl_jax.run.loop import RunResult
 from llmrl_jax.systems.glam import demo as _glam_prior
 from llmrl_jax.systems.glam.config import EmbeddedConfig
 from llmrl_jax.systems.glam.presets import DEMO
-from llmrl_jax.systems.glam.prior import CloneConfig
+from llmrl_jax.systems.glam.prior import PriorConfig
 from llmrl_jax.systems.glam.reading import ReadingConfig
-from llmrl_jax.systems.glam.runs import TrainConfig
+from llmrl_jax.systems.glam.settings import TrainConfig
 
 
 FLAGS = (
@@ -63,15 +62,16 @@ def test_what_a_resume_was_told_is_not_told_to_the_next(tmp_path):
         saved = replace(saved, out=str(tmp_path), resume_from=4 if saved.resume else -1, keep=7)
         (tmp_path / "r").mkdir(exist_ok=True)
         save_config(TrainConfig(run=saved), tmp_path / "r" / "config.json")
-        found = resumed(TrainConfig, ["--run.out", str(tmp_path), "--run.name=r", "--run.resume"])
+        found = resumed(TrainConfig, tmp_path / "r")
         assert found.run == replace(saved, resume=True, resume_from=-1, max_seconds=0.0) and found.run.keep == 7
 
 
 def test_a_run_that_was_not_named_is_resumed_by_the_name_of_its_folder(tmp_path):
     (tmp_path / "train-20261122").mkdir()
     save_config(TrainConfig(run=RunConfig(out=str(tmp_path))), tmp_path / "train-20261122" / "config.json")
-    args = ["--run.out", str(tmp_path), "--run.name", "train-20261122", "--run.resume"]
-    assert resumed(TrainConfig, args).run == RunConfig(out=str(tmp_path), name="train-20261122", resume=True)
+    assert resumed(TrainConfig, tmp_path / "train-20261122").run == RunConfig(
+        out=str(tmp_path), name="train-20261122", resume=True
+    )
 
 
 def test_a_run_of_other_settings_is_refused_by_name(run, capsys):
@@ -97,7 +97,7 @@ TINY = replace(
     value_width=8,
     ppo=replace(DEMO.ppo, num_envs=4, num_steps=4, minibatches=2, microbatches=1, epochs=1, pool_size=8),
 )
-CLONING = CloneConfig(updates=2, batch_size=8, stride=1)
+CLONING = PriorConfig(updates=2, batch_size=8, stride=1)
 READING = ReadingConfig(updates=2, env=TINY.env, rows=40, batch_size=8)
 
 
@@ -145,7 +145,7 @@ def test_a_run_that_was_killed_before_rl_is_found_again(tmp_path, monkeypatch):
         start("imitation", again)
     with pytest.raises(ValueError, match="16 / 3"):
         start("imitation", run, replace(TINY, ppo=replace(TINY.ppo, minibatches=3)))
-    assert not list((tmp_path / "r").iterdir()), "what cannot be right takes no name"
+    assert not (tmp_path / "r").exists(), "what cannot be right takes no name"
     assert start("imitation", run) == [("imitation", False)]
     with pytest.raises(FileExistsError, match="continue it with --run.resume"):
         start("PPO", run)

@@ -8,15 +8,15 @@ import jax
 import numpy as np
 import pytest
 
+from llmrl_jax.agents.population import make_population_evaluator
 from llmrl_jax.systems.props import tasks
-from llmrl_jax.systems.props.evaluate import make_evaluator
 from llmrl_jax.systems.props.optimizers import make_numeric
 from llmrl_jax.systems.props.search import search
 
 
 def found(task, optimizer, seeds, budget=8000):
     env, params, policy = tasks.get(task).make()
-    run = functools.partial(search, make_numeric(optimizer, policy), make_evaluator(env, params, policy))
+    run = functools.partial(search, make_numeric(optimizer, policy), make_population_evaluator(env, params, policy))
     return jax.jit(functools.partial(run, budget=budget, seeds=seeds))(jax.random.key(0))
 
 

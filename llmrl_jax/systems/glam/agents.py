@@ -13,11 +13,11 @@ from envs_jax.wrappers import EpisodeStatistics, ScaleReward
 from llmrl_jax.agents.bot import BotPolicy, StateView
 from llmrl_jax.agents.contract import Agent, Baseline
 from llmrl_jax.agents.random import RandomPolicy
-from llmrl_jax.core.checks import nearest
+from llmrl_jax.core.checks import nearest, option, refuse_unread
 from llmrl_jax.lm.tokens import WordTokenizer
 from llmrl_jax.parallel import make_mesh
 from llmrl_jax.rl.ppo import make_ppo
-from llmrl_jax.systems.glam.build import acting, build, make_world
+from llmrl_jax.systems.glam.build import build, make_world, with_actions
 from llmrl_jax.systems.glam.config import GlamConfig
 from llmrl_jax.systems.glam.drrn import DRRNPolicy, make_drrn
 from llmrl_jax.systems.glam.prompt import glam_prompt
@@ -34,21 +34,18 @@ def make_agent(config: GlamConfig) -> Agent:
             f"there is no agent {config.agent!r}{nearest(config.agent, list(AGENTS))} (there are {', '.join(AGENTS)})"
         )
     make, reads = AGENTS[config.agent]
-    usual = GlamConfig()
-    changed = [f.name for f in dataclasses.fields(config) if getattr(config, f.name) != getattr(usual, f.name)]
-    unread = [name for name in changed if name not in reads]
-    if unread:
-        raise ValueError(
-            f"the agent {config.agent} does not read {', '.join(unread)}, which differ from their defaults: leave them "
-            f"out, or begin with a preset of this agent (it reads {', '.join(sorted(reads))})"
-        )
+    unread = [f.name for f in dataclasses.fields(config) if f.name not in reads]
+    listed = ", ".join(option(name) for name in sorted(reads))
+    refuse_unread(
+        config, unread, f"the agent {config.agent}", remedy=f"or begin with a preset of this agent; it reads {listed}"
+    )
     return make(config)
 
 
 def _seen_world(config: GlamConfig, view: Callable[[Environment], Environment]) -> tuple[Environment, Any]:
     """The world without its text, seen as `view` has it, in its wrappers."""
     env, params = envs_jax.make(config.env)
-    env = EpisodeStatistics(acting(view(env), config.num_actions))
+    env = EpisodeStatistics(with_actions(view(env), config.num_actions))
     return ScaleReward(env, config.reward_scale), params
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -74,7 +74,7 @@ class FirstActions(OtherActions):
         return self.env.action_names[: self.n]
 
 
-def acting(env: Environment, n: int) -> Environment:
+def with_actions(env: Environment, n: int) -> Environment:
     """A world with `n` actions: its first `n`, or, for the paper's nine, six and three that do nothing."""
     nine = len(EXTRA_ACTIONS) + 6
     return ExtraActions(env, 6, EXTRA_ACTIONS) if n == nine else FirstActions(env, n)
@@ -86,7 +86,7 @@ def make_world(config: GlamConfig) -> tuple[Environment, Any]:
     **Raises:** `KeyError` for an unknown id, `TypeError` for a world without text.
     """
     env, params = envs_jax.make(config.env)
-    return prompted(EpisodeStatistics(acting(env, config.num_actions)), config), params
+    return prompted(EpisodeStatistics(with_actions(env, config.num_actions)), config), params
 
 
 def prompted(env: Environment, config: GlamConfig) -> Environment:
@@ -99,8 +99,6 @@ def prompted(env: Environment, config: GlamConfig) -> Environment:
 
 def embedded_config(sizes: EmbeddedConfig, tokenizer: Tokenizer, positions: int) -> lm.LlamaConfig:
     """The configuration of the small Llama for a tokenizer and a prompt."""
-    if sizes.hidden_size % sizes.heads:
-        raise ValueError(f"hidden_size {sizes.hidden_size} is not a multiple of heads {sizes.heads}")
     return lm.LlamaConfig(
         vocab_size=-(-tokenizer.vocab_size // 8) * 8,  # a multiple of 8, so that meshes divide it
         hidden_size=sizes.hidden_size,
@@ -115,16 +113,8 @@ def embedded_config(sizes: EmbeddedConfig, tokenizer: Tokenizer, positions: int)
     )
 
 
-def _base(model: lm.Llama, mesh: jax.sharding.Mesh | None, kind: str | None, key: jax.Array) -> Any:
-    """Base parameters drawn at random, placed on the mesh."""
-    out = None if mesh is None else shardings(model.abstract()["params"], model.logical_axes()["params"], mesh)
-    draw = jax.jit(lambda k: model.init(k, jnp.zeros((1, 1), jnp.int32))["params"], out_shardings=out)
-    params = draw(key)
-    return params if kind is None else lm.quantize(params, kind)
-
-
 def build(config: GlamConfig, mesh: jax.sharding.Mesh | None = None) -> Glam:
-    """Assemble a configuration, checking it before anything is allocated or compiled.
+    """Assemble a configuration. Nothing is allocated or compiled before everything is checked.
 
     **Arguments:** `config`; `mesh`, in place of `config.mesh`.
     **Raises:** `KeyError` for unknown names, `ValueError` for sizes that do not fit together, `PromptError` for a
@@ -133,99 +123,121 @@ def build(config: GlamConfig, mesh: jax.sharding.Mesh | None = None) -> Glam:
     """
     if mesh is None and config.mesh:
         mesh = make_mesh(config.mesh)
-    if config.quantize != "none" and config.tune == "full":
-        raise ValueError(f"quantize is {config.quantize}, which freezes the base: take tune lora, or quantize none")
-    kind = None if config.quantize == "none" else config.quantize
-    if config.score_rows < 0:
-        raise ValueError(f"score_rows is {config.score_rows}; 0 or more is needed")
-    if config.score_widths < 1:
-        raise ValueError(f"score_widths is {config.score_widths}; at least 1 is needed")
-    if config.score_widths > 1 and (mesh is not None or not config.score_rows):
-        raise ValueError(
-            f"score_widths is {config.score_widths}, which sorts prompts into groups of score_rows: it needs "
-            "score_rows above 0 and no mesh; leave it 1"
-        )
-    if not 0 <= config.competence_coef < math.inf:
-        raise ValueError(
-            f"competence_coef is {config.competence_coef}; 0 (no such head) or a positive number is needed"
-        )
-    if config.stop_competence_gradient and not config.competence_coef:
-        raise ValueError(
-            "stop_competence_gradient is set, but competence_coef is 0: there is no such head to keep apart"
-        )
-    if config.policy == "heads" and config.scoring != "sum":
-        raise ValueError(f"scoring is {config.scoring}, but the policy heads scores no action strings; leave it sum")
+    config.check_widths(meshed=mesh is not None)
     env, env_params = make_world(config)
     template = glam_prompt(env, env.action_names, history=config.history, list_actions=config.list_actions)
-    heal = config.candidate_space == "healed"
+    make_model = _embedded_model if config.model == EMBEDDED else _given_model
+    tokenizer, compiled, model, base = make_model(config, template, mesh)
+    policy = _policy(config, template, compiled, model, base, mesh)
+    return Glam(config, env, env_params, template, compiled, tokenizer, policy, mesh)
+
+
+Base = Callable[[jax.Array], Any]
+"""From a key to base parameters."""
+
+
+def _embedded_model(
+    config: GlamConfig, template: GlamPrompt, mesh: jax.sharding.Mesh | None
+) -> tuple[Tokenizer, CompiledPrompt, lm.Llama, Base]:
+    """The small Llama with random weights, whose tokenizer has the words of the prompt."""
+    if config.init == "embeddings":
+        raise ValueError("init is embeddings, but the embedded model has none to keep: give --model, or --init random")
+    tokenizer = WordTokenizer.from_prompt(template.prompt, template.actions, config.embedded.spare_words)
+    compiled = template.compile(tokenizer, config.max_prompt or None, heal=config.candidate_space == "healed")
+    longest = compiled.max_length * (2 if config.embedded.spare_words else 1)
+    sizes = embedded_config(config.embedded, tokenizer, longest + 16)
+    model = lm.Llama(sizes, lora=_adapters(config), dtype=jnp.dtype(config.dtype), remat=config.remat)
+    return tokenizer, compiled, model, partial(_drawn_base, model.clone(lora=None), mesh, _quantized(config))
+
+
+def _given_model(
+    config: GlamConfig, template: GlamPrompt, mesh: jax.sharding.Mesh | None
+) -> tuple[Tokenizer, CompiledPrompt, lm.Llama, Base]:
+    """The model of a folder or hub id, with weights as `config.init` says."""
+    tokenizer = load_tokenizer(config.model)
+    sizes = lm.read_config(config.model)
+    room = sizes.max_position_embeddings - longest_answer(tokenizer, template)
+    limit = min(config.max_prompt or room, room)
+    compiled = template.compile(tokenizer, limit, heal=config.candidate_space == "healed")
     dtype = jnp.dtype(config.dtype)
-    tuned = None if config.tune == "full" else config.lora
-    limit = config.max_prompt or None
-    if config.model == EMBEDDED:
-        tokenizer: Tokenizer = WordTokenizer.from_prompt(template.prompt, template.actions, config.embedded.spare_words)
-        compiled = template.compile(tokenizer, limit, heal=heal)
-        if config.init == "embeddings":
-            raise ValueError(
-                "init is embeddings, but the embedded model has none to keep: give --model, or init random"
-            )
-        longest = compiled.max_length * (2 if config.embedded.spare_words else 1)
-        sizes = embedded_config(config.embedded, tokenizer, longest + 16)
-        model = lm.Llama(sizes, lora=tuned, dtype=dtype, remat=config.remat)
-        base = partial(_base, model.clone(lora=None), mesh, kind)
-    else:
-        tokenizer = load_tokenizer(config.model)
-        found = lm.read_config(config.model)
-        answers = max(len(tokenizer.encode(f" {name}")) for name in template.actions)
-        room = found.max_position_embeddings - answers
-        compiled = template.compile(tokenizer, min(limit or room, room), heal=heal)
-        # weights that are trained stay float32, or steps of 1e-6 would be lost in rounding
-        kept = jnp.dtype(jnp.float32) if config.tune == "full" else dtype
-        model = lm.Llama(found, lora=tuned, dtype=dtype, param_dtype=kept, remat=config.remat)
-        blank = model.clone(lora=None)
-        base = {
-            "pretrained": partial(_load, config.model, mesh, kept, kind),
-            "random": partial(_base, blank, mesh, kind),
-            "embeddings": partial(_base_with_embeddings, config.model, blank, mesh, kind),
-        }[config.init]
+    # weights that are trained stay float32, or steps of 1e-6 would be lost in rounding
+    kept = jnp.dtype(jnp.float32) if config.tune == "full" else dtype
+    model = lm.Llama(sizes, lora=_adapters(config), dtype=dtype, param_dtype=kept, remat=config.remat)
+    blank, kind = model.clone(lora=None), _quantized(config)
+    base: dict[str, Base] = {
+        "pretrained": partial(_loaded_base, config.model, mesh, kept, kind),
+        "random": partial(_drawn_base, blank, mesh, kind),
+        "embeddings": partial(_base_with_embeddings, config.model, blank, mesh, kind),
+    }
+    return tokenizer, compiled, model, base[config.init]
+
+
+def _policy(
+    config: GlamConfig,
+    template: GlamPrompt,
+    compiled: CompiledPrompt,
+    model: lm.Llama,
+    base: Base,
+    mesh: jax.sharding.Mesh | None,
+) -> LanguagePolicy:
+    head = lm.ValueHead(config.value_width, config.value_activation)
     shared: dict[str, Any] = {
         "model": model,
         "prompts": template.batched(compiled),
         "base": base,
-        "value_head": lm.ValueHead(config.value_width, config.value_activation),
+        "value_head": head,
         "stop_value_gradient": config.stop_value_gradient,
-        "competence_head": lm.ValueHead(config.value_width, config.value_activation)
-        if config.competence_coef
-        else None,
+        "competence_head": head if config.competence_coef else None,
         "stop_competence_gradient": config.stop_competence_gradient,
         "rows": config.score_rows,
-        "widths": _widths(compiled.max_length, config.score_widths),
+        "widths": paddings(compiled.max_length, config.score_widths),
         "mesh": mesh,
     }
-    policy: LanguagePolicy
     if config.policy == "heads":
-        head = ActionHead(len(template.actions), config.value_width, config.value_activation)
-        policy = HeadsPolicy(action_head=head, **shared)
-    else:
-        table = compiled.candidates(template.actions)
-        candidates = lm.Candidates(
-            [row[:n].tolist() for row, n in zip(table.tokens, table.lengths)],
-            [len(name.split()) for name in template.actions],
-        )
-        policy = ScoringPolicy(candidates=candidates, scoring=config.scoring, **shared)
-    return Glam(config, env, env_params, template, compiled, tokenizer, policy, mesh)
+        actions = ActionHead(len(template.actions), config.value_width, config.value_activation)
+        return HeadsPolicy(action_head=actions, **shared)
+    return ScoringPolicy(candidates=candidates_of(template, compiled), scoring=config.scoring, **shared)
 
 
-def _widths(longest: int, count: int) -> tuple[int, ...]:
-    """Paddings below the longest prompt, evenly spaced."""
+def candidates_of(template: GlamPrompt, compiled: CompiledPrompt) -> lm.Candidates:
+    """A prompt's actions as tokens, with the number of words of each."""
+    table = compiled.candidates(template.actions)
+    tokens = [row[:n].tolist() for row, n in zip(table.tokens, table.lengths)]
+    return lm.Candidates(tokens, [len(name.split()) for name in template.actions])
+
+
+def longest_answer(tokenizer: Tokenizer, template: GlamPrompt) -> int:
+    """Tokens of the longest action after a prompt."""
+    return max(len(tokenizer.encode(f" {name}")) for name in template.actions)
+
+
+def paddings(longest: int, count: int) -> tuple[int, ...]:
+    """`count - 1` paddings below the longest prompt, evenly spaced."""
     return tuple(-(-longest * k // count) for k in range(1, count))
 
 
-def _load(path: str, mesh: jax.sharding.Mesh | None, dtype: Any, kind: str | None, key: jax.Array) -> Any:
+def _adapters(config: GlamConfig) -> lm.LoRAConfig | None:
+    return None if config.tune == "full" else config.lora
+
+
+def _quantized(config: GlamConfig) -> str | None:
+    return None if config.quantize == "none" else config.quantize
+
+
+def _drawn_base(model: lm.Llama, mesh: jax.sharding.Mesh | None, kind: str | None, key: jax.Array) -> Any:
+    """Base parameters drawn at random, placed on the mesh."""
+    out = None if mesh is None else shardings(model.abstract()["params"], model.logical_axes()["params"], mesh)
+    draw = jax.jit(lambda k: model.init(k, jnp.zeros((1, 1), jnp.int32))["params"], out_shardings=out)
+    params = draw(key)
+    return params if kind is None else lm.quantize(params, kind)
+
+
+def _loaded_base(path: str, mesh: jax.sharding.Mesh | None, dtype: Any, kind: str | None, key: jax.Array) -> Any:
     """Base parameters from files; the key is not needed."""
     return lm.load(path, mesh=mesh, dtype=dtype, quantize=kind)[1]["params"]
 
 
 def _base_with_embeddings(path: str, model: lm.Llama, mesh: jax.sharding.Mesh | None, kind: str | None, key: jax.Array):
     """Base parameters drawn at random, but for the token embeddings, which come from files."""
-    kept = _load(path, mesh, model.param_dtype, None, key)["embed_tokens"]
-    return {**_base(model, mesh, kind, key), "embed_tokens": kept}
+    kept = _loaded_base(path, mesh, model.param_dtype, None, key)["embed_tokens"]
+    return {**_drawn_base(model, mesh, kind, key), "embed_tokens": kept}

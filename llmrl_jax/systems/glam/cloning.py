@@ -22,7 +22,7 @@ from envs_jax.text import Phrasebook
 from llmrl_jax.agents.demonstration_file import Demonstration, DemosError, read_demos
 from llmrl_jax.agents.demonstrations import text_id
 from llmrl_jax.agents.language import ScoringPolicy
-from llmrl_jax.core.checks import nearest
+from llmrl_jax.core.checks import above, at_least, between, nearest, refuse_unread
 from llmrl_jax.systems.glam.build import Glam
 from llmrl_jax.systems.glam.config import EMBEDDED, GlamConfig
 from llmrl_jax.systems.glam.presets import DEMO, GLAM
@@ -58,12 +58,10 @@ class CloningConfig:
         return math.ceil(self.pairs / (1 - self.held_out))
 
     def __post_init__(self):
-        if self.pairs < 1:
-            raise ValueError(f"pairs is {self.pairs}; at least 1 is needed")
-        if not 0 <= self.held_out < 1:
-            raise ValueError(f"held_out is {self.held_out}; a fraction from 0 to below 1 is needed")
-        if self.epochs <= 0:
-            raise ValueError(f"epochs is {self.epochs}; a positive number is needed")
+        at_least("pairs", self.pairs, 1)
+        between("held_out", self.held_out, 0, 1, below=True)
+        above("epochs", self.epochs, 0)
+        at_least("length", self.length, 0)
 
 
 PUBLISHED = CloningConfig(
@@ -92,14 +90,29 @@ def preset(name: str) -> tuple[GlamConfig, CloningConfig]:
     return PRESETS[name]
 
 
-def check(config: GlamConfig) -> None:
-    """**Raises:** `ValueError` for a program that cannot learn from demonstrations."""
+UNREAD = (
+    "ppo",
+    "symbolic",
+    "drrn",
+    "reward_scale",
+    "stop_value_gradient",
+    "competence_coef",
+    "stop_competence_gradient",
+)
+"""Settings of `GlamConfig` that are for learners by reward."""
+
+
+def check(config: GlamConfig, usual: GlamConfig) -> None:
+    """**Arguments:** `usual`, the preset that the configuration began with.
+    **Raises:** `ValueError` for a program that cannot learn from demonstrations, or settings that only RL reads.
+    """
     if config.agent != "llm":
-        raise ValueError(f"agent is {config.agent}, but it is the language model that imitates: leave it llm")
+        raise ValueError(f"agent is {config.agent}, but only the language model imitates: leave --agent out")
     if config.policy != "scoring":
-        raise ValueError("policy is heads, but cloning teaches to write actions: leave it scoring")
+        raise ValueError("policy is heads, but cloning teaches to write actions: leave --policy out")
     if config.model == EMBEDDED and config.tune == "lora":
         raise ValueError("model is embedded, whose random weights adapters cannot make up for: take --tune full")
+    refuse_unread(config, UNREAD, "cloning", usual=usual, remedy="`llmrl glam train` does")
 
 
 @cache
@@ -113,7 +126,7 @@ def spoken_caption(book: Phrasebook, text: str, length: int) -> np.ndarray:
     """The caption int16 `[length]` that a book renders as `text`. Where phrases begin alike, the longest is taken.
 
     **Raises:** `ValueError` for a text that is not made of the book's phrases, from where on, and what is nearest; or
-    that is made of more than `length`.
+    that has more than `length` phrases.
     """
     known, widest = _ids(book)
     pieces = text.split(book.separator) if text else []
@@ -235,9 +248,9 @@ def _rows(glam: Glam, demos: Sequence[Demonstration], path: str | Path, end: boo
     return rows
 
 
-def acting(glam: Glam, state: Any) -> tuple[Any, Any]:
-    """`(params, frozen)` of the policy that acts by what fine-tuning has learnt (an `SFTState`). Its critic is a random
-    one: nobody was asked what a state is worth."""
+def policy_weights(glam: Glam, state: Any) -> tuple[Any, Any]:
+    """`(params, frozen)` of the policy that acts by what fine-tuning has learnt (an `SFTState`). Its critic is random:
+    demonstrations do not say what a state is worth."""
     heads = glam.policy.init_heads(jax.random.key(0))
     if glam.policy.model.lora is None:
         return {"params": state.params, **heads}, {}

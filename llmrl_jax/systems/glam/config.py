@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from llmrl_jax.agents.language import Scoring
+from llmrl_jax.core.checks import fields_at_least, refuse_unread
 from llmrl_jax.lm import LoRAConfig
 from llmrl_jax.rl.ppo_config import PPOConfig
 from llmrl_jax.systems.glam.drrn import DRRNConfig
@@ -41,6 +42,14 @@ class EmbeddedConfig:
     spare_words: int = 0
     """Tokens for words that no prompt of training has, which are hashed to them, and positions for prompts twice as
     long; 0: such words are refused."""
+
+    def __post_init__(self):
+        fields_at_least(self, 1, "hidden_size", "layers", "heads", "intermediate_size", prefix="embedded.")
+        fields_at_least(self, 0, "spare_words", prefix="embedded.")
+        if self.hidden_size % self.heads:
+            raise ValueError(
+                f"embedded.hidden_size is {self.hidden_size}; a multiple of embedded.heads ({self.heads}) is needed"
+            )
 
 
 @dataclass(frozen=True)
@@ -116,3 +125,25 @@ class GlamConfig:
     """The network of the agent `symbolic`."""
     drrn: DRRNConfig = field(default_factory=DRRNConfig)
     """The agent `drrn`."""
+
+    def __post_init__(self):
+        fields_at_least(self, 1, "num_actions", "history", "value_width", "score_widths")
+        fields_at_least(self, 0, "max_prompt", "score_rows", "competence_coef")
+        self.check_widths(meshed=bool(self.mesh))
+        if self.quantize != "none" and self.tune == "full":
+            raise ValueError(
+                f"quantize is {self.quantize}, which freezes the base: take --tune lora, or leave --quantize out"
+            )
+        if not self.competence_coef:
+            refuse_unread(self, ("stop_competence_gradient",), "an agent without --competence-coef")
+        if self.policy == "heads":
+            refuse_unread(self, ("scoring",), "the policy heads, which scores no action strings,")
+
+    def check_widths(self, meshed: bool) -> None:
+        """**Arguments:** `meshed`, whether there is a mesh.
+        **Raises:** `ValueError` where several paddings are asked for and cannot be chosen from."""
+        if self.score_widths > 1 and (meshed or not self.score_rows):
+            raise ValueError(
+                f"score_widths is {self.score_widths}, which sorts prompts into groups of --score-rows: that needs "
+                "--score-rows above 0 and no mesh; leave --score-widths out"
+            )

@@ -12,22 +12,22 @@ import jax
 from llmrl_jax.agents.language import ScoringPolicy
 from llmrl_jax.core.files import replacing
 from llmrl_jax.run.config import RunConfig
-from llmrl_jax.run.folder import begin, open_folder, write_summary
+from llmrl_jax.run.folder import begin, check_folder, open_folder, write_summary
 from llmrl_jax.run.loop import RunResult, train as run_training
 from llmrl_jax.systems.glam.agents import make_agent
 from llmrl_jax.systems.glam.build import build
 from llmrl_jax.systems.glam.config import GlamConfig
-from llmrl_jax.systems.glam.prior import CloneConfig, make_clone, save_prior
+from llmrl_jax.systems.glam.prior import PriorConfig, make_prior, save_prior
 from llmrl_jax.systems.glam.reading import ReadingConfig, reading_rows
 from llmrl_jax.systems.glam.runs import (
     HELD_OUT,
-    TrainConfig,
     evaluation,
     success_table,
     task_names,
     updates_of,
     write_gif,
 )
+from llmrl_jax.systems.glam.settings import TrainConfig
 from llmrl_jax.tuning import SFTConfig, make_sft, pack
 
 
@@ -37,13 +37,13 @@ def _blank(config: GlamConfig) -> GlamConfig:
 
 
 def _lesson(name: str, run: RunConfig, folder: Path) -> RunConfig:
-    """How a lesson before RL is kept: as a run in the run's folder, which goes on where it was cut off."""
+    """How a lesson before RL is kept: as a run in the run's folder, which continues from where it stopped."""
     begun = (folder / name / "config.json").exists()
     return RunConfig(name=name, out=str(folder), seed=run.seed, log_every=5, progress=run.progress, resume=begun)
 
 
 def _again(folder: Path) -> str:
-    return f"the same command goes on with --run.name {folder.name} --run.resume"
+    return f"the same command continues it with --run.resume {folder}"
 
 
 def _read(glam_config: GlamConfig, config: ReadingConfig, run: RunConfig, folder: Path) -> RunResult:
@@ -69,8 +69,8 @@ def _read(glam_config: GlamConfig, config: ReadingConfig, run: RunConfig, folder
     )
 
 
-def _imitate(
-    glam_config: GlamConfig, clone_config: CloneConfig, run: RunConfig, folder: Path, reading: ReadingConfig
+def imitate(
+    glam_config: GlamConfig, prior_config: PriorConfig, run: RunConfig, folder: Path, reading: ReadingConfig
 ) -> list[RunResult]:
     """Clone the noisy expert, after the reading lesson if there is one, and write the model to `folder/prior`.
 
@@ -86,12 +86,12 @@ def _imitate(
     base = done[-1].state.params if done else None
     done.append(
         run_training(
-            make_clone(clone_config, blank.env, blank.env_params, blank.policy, base),
+            make_prior(prior_config, blank.env, blank.env_params, blank.policy, base),
             _lesson("imitation", run, folder),
-            num_updates=clone_config.updates,
-            full_config=clone_config,
+            num_updates=prior_config.updates,
+            full_config=prior_config,
             title="imitation",
-            shown={"clone_loss": "loss", "clone_agreement": "agreement"},
+            shown={"loss": "loss", "agreement": "agreement"},
             again=_again(folder),
         )
     )
@@ -103,7 +103,7 @@ def _imitate(
 
 def prior_then_ppo(
     glam_config: GlamConfig,
-    clone_config: CloneConfig,
+    prior_config: PriorConfig,
     steps: int,
     run: RunConfig,
     *,
@@ -113,39 +113,74 @@ def prior_then_ppo(
     reading: ReadingConfig = ReadingConfig(),  # noqa: B008 - frozen
 ) -> dict[str, Any]:
     """Imitate, improve by PPO, and measure both: what `llmrl glam demo` and the experiments do. With `run.resume` it
-    goes on wherever it was cut off.
+    continues from where it stopped.
 
-    **Arguments:** `glam_config`, with the `embedded` model; `clone_config`; `steps` of RL; `run`; `episodes`, held
+    **Arguments:** `glam_config`, with the `embedded` model; `prior_config`; `steps` of RL; `run`; `episodes`, held
     out, for each evaluation; `command`, what an unnamed run is called after; `prior`, the folder of a model that was
-    cloned before, to leave the imitation out; `reading`, a lesson before imitation.
+    made before, to leave the imitation out; `reading`, a lesson before imitation.
     **Returns:** what `summary.json` says.
     """
     started = time.monotonic()
-    folder = open_folder(run, command)
-    lessons: list[RunResult] = []
-    config = TrainConfig(
-        preset="demo", glam=replace(glam_config, model=prior or str(folder / "prior")), steps=steps, run=run
-    )
+    check_folder(run)
     if not prior:
         build(glam_config).learner()  # what cannot be right is said before anything is written
+    folder = open_folder(run, command)
+    config = TrainConfig(glam=replace(glam_config, model=prior or str(folder / "prior")), steps=steps, run=run)
     begin(folder, config)
+    lessons: list[RunResult] = []
     if not prior and not (folder / "prior").exists():
-        lessons = _imitate(glam_config, clone_config, run, folder, reading)
+        lessons = imitate(glam_config, prior_config, run, folder, reading)
         if lessons[-1].stopped:
             print(f"Stopped in {lessons[-1].folder.name}, before RL; {_again(folder)}.")
             return {"stopped": lessons[-1].stopped}
     print("2/3  PPO improves it: the base is frozen; LoRA adapters and a value head learn", flush=True)
     agent = make_agent(config.glam)
-    learner = agent.learner()
-    key = jax.random.fold_in(jax.random.key(run.seed), HELD_OUT)
-    judge = evaluation(agent, episodes)
-    judged: list[tuple[int, dict[str, float]]] = []
+    result, judged = _improve(agent, config, folder, episodes)
+    if result.stopped.startswith("SIG"):
+        print(f"The run stands at step {result.steps}; {_again(folder)}.")
+        return {"stopped": result.stopped}
+    print(f"3/3  {episodes} held-out episodes, before and after", flush=True)
+    write_gif(agent, result.state, jax.random.fold_in(_held_out_key(run), 1), folder)
+    lesson = "reading, then imitation" if reading.updates else "imitation"
+    summary = {
+        "env": glam_config.env,
+        "prior": f"{lesson} of a noisy expert, the stand-in for pre-training",
+        **judged,
+        "steps": result.steps,
+        "steps_per_second": round(result.steps_per_second, 1),
+        "rl_seconds": round(result.seconds, 1),
+        "imitation_seconds": round(sum(lesson.seconds for lesson in lessons), 1) if lessons else None,
+        "compile_seconds": round(result.compile_seconds + sum(lesson.compile_seconds for lesson in lessons), 1),
+        "total_seconds": round(time.monotonic() - started, 1),
+        "stopped": result.stopped,
+    }
+    write_summary(folder, summary)
+    rows = {"before RL": judged["before"], "after RL": judged["after"], "after RL, greedy": judged["after_greedy"]}
+    print(success_table(rows, task_names(agent)))
+    print(f"{result.steps} steps of RL at {result.steps_per_second:.0f} steps/s; pictures and numbers are in {folder}")
+    return summary
+
+
+def _held_out_key(run: RunConfig) -> jax.Array:
+    return jax.random.fold_in(jax.random.key(run.seed), HELD_OUT)
+
+
+def _improve(
+    agent: Any, config: TrainConfig, folder: Path, episodes: int
+) -> tuple[RunResult, dict[str, dict[str, float]]]:
+    """PPO, with the same held-out episodes at every evaluation.
+
+    **Returns:** how it ended, and what the agent did in them before, after, and after with its likeliest actions; no
+    results where a signal stopped it."""
+    run, learner = config.run, agent.learner()
+    key, judge = _held_out_key(run), evaluation(agent, episodes)
+    judged: dict[int, dict[str, float]] = {}
 
     def judge_same_episodes(state: Any, _: jax.Array) -> dict[str, float]:
-        judged.append((int(state.update), judge(state, key)))
-        return judged[-1][1]
+        judged[int(state.update)] = found = judge(state, key)
+        return found
 
-    updates = updates_of(learner, steps)
+    updates = updates_of(learner, config.steps)
     result = run_training(
         learner,
         replace(run, eval_every=run.eval_every or updates),
@@ -157,32 +192,8 @@ def prior_then_ppo(
         again=_again(folder),
     )
     if result.stopped.startswith("SIG"):
-        print(f"The run stands at step {result.steps}; {_again(folder)}.")
-        return {"stopped": result.stopped}
-    print(f"3/3  {episodes} held-out episodes, before and after", flush=True)
-    # a resumed run has not seen its own beginning: made anew, it is the same
-    begun = None if judged and judged[0][0] == 0 else learner.init(jax.random.key(run.seed))
-    before = judged[0][1] if begun is None else judge(begun, key)
-    after = judged[-1][1] if judged and judged[-1][0] == result.update else judge(result.state, key)
-    greedy = judge(result.state, key, greedy=True)
-    write_gif(agent, result.state, jax.random.fold_in(key, 1), folder)
-    taught = "reading, then imitation" if reading.updates else "imitation"
-    summary = {
-        "env": glam_config.env,
-        "prior": f"{taught} of a noisy expert, the stand-in for pre-training",
-        "before": before,
-        "after": after,
-        "after_greedy": greedy,
-        "steps": result.steps,
-        "steps_per_second": round(result.steps_per_second, 1),
-        "rl_seconds": round(result.seconds, 1),
-        "imitation_seconds": round(sum(lesson.seconds for lesson in lessons), 1) if lessons else None,
-        "compile_seconds": round(result.compile_seconds + sum(lesson.compile_seconds for lesson in lessons), 1),
-        "total_seconds": round(time.monotonic() - started, 1),
-        "stopped": result.stopped,
-    }
-    write_summary(folder, summary)
-    rows = {"before RL": before, "after RL": after, "after RL, greedy": greedy}
-    print(success_table(rows, task_names(agent)))
-    print(f"{result.steps} steps of RL at {result.steps_per_second:.0f} steps/s; pictures and numbers are in {folder}")
-    return summary
+        return result, {}
+    # a resumed run has not seen its own beginning: the same weights are drawn once more
+    before = judged[0] if 0 in judged else judge(learner.init(jax.random.key(run.seed)), key)
+    after = judged[result.update] if result.update in judged else judge(result.state, key)
+    return result, {"before": before, "after": after, "after_greedy": judge(result.state, key, greedy=True)}

@@ -23,9 +23,8 @@ from llmrl_jax.agents.heads import HeadsPolicy
 from llmrl_jax.agents.language import ScoringPolicy
 from llmrl_jax.agents.random import RandomPolicy
 from llmrl_jax.core.checks import nearest
-from llmrl_jax.lm import Candidates
 from llmrl_jax.systems.glam.agents import make_agent
-from llmrl_jax.systems.glam.build import Glam, _widths, acting, prompted
+from llmrl_jax.systems.glam.build import Glam, candidates_of, longest_answer, paddings, prompted, with_actions
 from llmrl_jax.systems.glam.config import GlamConfig
 from llmrl_jax.systems.glam.prompt import glam_prompt
 from llmrl_jax.systems.glam.rewrites import (
@@ -175,14 +174,14 @@ def _options(env: str) -> dict[str, str]:
     return dict(option.partition("=")[::2] for option in env.partition("?")[2].split("&"))
 
 
-def _acting(config: GlamConfig, test: PostTest) -> tuple[Environment, Any]:
+def _world(config: GlamConfig, test: PostTest) -> tuple[Environment, Any]:
     """The world of a test with its actions, and its parameters. **Raises:** `NotTestable`, see `prepare`."""
     env, params = envs_jax.make(world_of(test, config.env))
     if test.actions and config.num_actions > 6:
         raise NotTestable(f"{test.actions} has words for six actions, and this agent has {config.num_actions}")
     if test.actions == "extra_actions":
         return EpisodeStatistics(ExtraActions(env, config.num_actions, EXTRA_ACTIONS)), params
-    return EpisodeStatistics(acting(env, config.num_actions)), params
+    return EpisodeStatistics(with_actions(env, config.num_actions)), params
 
 
 @dataclass(frozen=True)
@@ -231,7 +230,7 @@ def _language(glam: Glam, test: PostTest) -> Trial:
     english = test.actions in SYNONYMS or test.variant in ENGLISH or test.rewrite not in REWRITES[language]
     if language != "english" and english:
         raise NotTestable(f"{test.name} has no words in {language}, in which this agent was trained")
-    env, env_params = _acting(config, test)
+    env, env_params = _world(config, test)
     env = prompted(env, config)
     words = action_words(config, test, env.action_names)
     said: dict[str, Any] = {
@@ -252,19 +251,14 @@ def _language(glam: Glam, test: PostTest) -> Trial:
         )
     if isinstance(policy, HeadsPolicy) and len(words) != policy.action_head.actions:
         raise NotTestable(f"the action head has {policy.action_head.actions} logits, but the test {len(words)} actions")
-    longest = max(len(tokenizer.encode(f" {name}")) for name in template.actions)
-    room = policy.model.config.max_position_embeddings - longest
+    room = policy.model.config.max_position_embeddings - longest_answer(tokenizer, template)
     compiled = template.compile(tokenizer, room, heal=glam.compiled.heal)
     changed: dict[str, Any] = {
         "prompts": template.batched(compiled),
-        "widths": _widths(compiled.max_length, config.score_widths),
+        "widths": paddings(compiled.max_length, config.score_widths),
     }
     if isinstance(policy, ScoringPolicy):
-        table = compiled.candidates(template.actions)
-        changed["candidates"] = Candidates(
-            [row[:n].tolist() for row, n in zip(table.tokens, table.lengths)],
-            [len(name.split()) for name in template.actions],
-        )
+        changed["candidates"] = candidates_of(template, compiled)
     return Trial(env, env_params, replace(policy, **changed), words)
 
 
@@ -308,7 +302,7 @@ def run_random(config: GlamConfig, tests: Sequence[PostTest], key: jax.Array, ep
     for test in tests:
         name = world_of(test, config.env)
         try:
-            env, env_params = _acting(config, test)
+            env, env_params = _world(config, test)
         except NotTestable as error:
             yield Outcome(test, name, skipped=str(error))
             continue

@@ -9,7 +9,7 @@ from llmrl_jax.lm import LoRAConfig
 from llmrl_jax.rl import ppo_config
 from llmrl_jax.rl.ppo_config import PPOConfig
 from llmrl_jax.systems.glam.config import GlamConfig
-from llmrl_jax.systems.glam.prior import CloneConfig
+from llmrl_jax.systems.glam.prior import PriorConfig
 
 
 GLAM = GlamConfig(ppo=ppo_config.GLAM)
@@ -77,7 +77,7 @@ DEMO = GlamConfig(
 """The smallest setting in which RL visibly improves a language model on two cores: one observation in the prompt and
 no list of actions, since prompt length is what a small model pays for."""
 
-DEMO_CLONE = CloneConfig(updates=60, batch_size=64, noise=0.75)
+DEMO_PRIOR = PriorConfig(updates=60, batch_size=64, noise=0.75)
 """The demo's prior: few enough updates, and noisy enough an expert, that there is something left to learn."""
 
 DEMO_STEPS = 40 * 64 * 32

@@ -14,12 +14,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from envs_jax.babyai.bot.expert import expert_action
-from envs_jax.env import innermost
-from envs_jax.resets import VectorEnv
+from llmrl_jax.agents.expert import NoisyExpert
+from llmrl_jax.core.checks import above, between, fields_at_least
 from llmrl_jax.tuning import Example
 
 
@@ -49,23 +47,25 @@ class ReadingConfig:
     """Adam's peak, after 5% of warm-up, decayed by a cosine to a tenth."""
     invented: float = 0.0
     """Share of the texts in which about half of the colours and kinds of things go by words that mean nothing: spare
-    tokens (`EmbeddedConfig.spare_words`), drawn anew for each text. What is read is then that names refer, not only
+    tokens (`EmbeddedConfig.spare_words`), another draw for each text. What is read is then that names refer, not only
     which."""
 
     def __post_init__(self):
-        if not 0 <= self.invented <= 1:
-            raise ValueError(f"invented is {self.invented}; a share between 0 and 1 is needed")
+        fields_at_least(self, 0, "updates")
+        fields_at_least(self, 1, "rows", "batch_size")
+        above("learning_rate", self.learning_rate, 0)
+        between("invented", self.invented, 0, 1)
 
 
 def question(text: str, order: np.random.Generator) -> tuple[list[str], list[bool]] | None:
     """What follows a prompt: pieces of text, and which of them are to be learnt. None where nothing is in view.
 
     Where the things of the goal are comes first, in the goal's order and without their names, as the prompt has just
-    said what the goal is; those that are in view, of several alike the nearest. The others' names are given: which
-    comes next is nobody's to know.
+    said what the goal is; those that are in view, of several of one name the nearest. The others' names are given:
+    which comes next cannot be known.
     """
     seen: dict[str, str] = {}
-    for name, where in sorted(SEEN.findall(text), key=lambda found: sum(map(int, re.findall(r"\d+", found[1])))):
+    for name, where in sorted(SEEN.findall(text), key=lambda pair: sum(map(int, re.findall(r"\d+", pair[1])))):
         seen.setdefault(name, where)
     goal = [name for name in dict.fromkeys(NAMED.findall(text.partition("You see")[0])) if name in seen]
     names = list(seen)
@@ -94,8 +94,8 @@ def reading_rows(
 ) -> list[Example]:
     """`count` texts from states that an expert comes by, half of its actions random.
 
-    **Arguments:** `glam`, the program whose world is looked at and whose prompts are gone on with; `seed`; `invented`,
-    see `ReadingConfig`.
+    **Arguments:** `glam`, the program whose world is looked at and whose prompts are continued; `seed`; `noise`, the
+    share of random actions; `batch`, worlds looked at together; `invented`, see `ReadingConfig`.
     **Raises:** `ValueError` for invented words without spare tokens for them.
     """
     tokenizer: Any = glam.tokenizer
@@ -104,45 +104,38 @@ def reading_rows(
             f"invented is {invented}, which needs a model of 16 spare tokens at least: give embedded.spare_words, or "
             "leave it 0"
         )
-    env: Any = glam.env
-    params = glam.env_params
-    worlds: Any = VectorEnv(env, batch, policy="pool", pool_size=batch)
-    num_actions = env.action_space(params).n
+    expert = NoisyExpert(glam.env, glam.env_params, batch, noise, seen_only=True)
 
     @jax.jit
     def play(obs: Any, state: Any, key: jax.Array) -> Any:
-        def step(carry, key):
-            obs, state = carry
-            best = jax.vmap(lambda s: expert_action(s, env, True))(innermost(state.env))
-            a, b, c = jax.random.split(key, 3)
-            random = jax.random.randint(b, best.shape, 0, num_actions)
-            action = jnp.where(jax.random.bernoulli(a, noise, best.shape), random, jnp.minimum(best, num_actions - 1))
-            obs, state, *_ = worlds.step(c, state, action, params)
-            return (obs, state), None
-
-        (obs, state), _ = jax.lax.scan(step, (obs, state), jax.random.split(key, 4))
-        state = worlds.refresh(jax.random.fold_in(key, 4), state, params)
+        obs, state = expert.play(jax.random.split(key, 4), jax.random.fold_in(key, 4), obs, state)
         return obs, state, *glam.policy.prompts(obs)
 
     order = np.random.default_rng(seed)
     key = jax.random.key(seed)
-    obs, state = jax.jit(worlds.reset)(key, params)
+    obs, state = expert.reset(key)
     rows: list[Example] = []
     while len(rows) < count:
         key = jax.random.fold_in(key, len(rows))
         obs, state, tokens, lengths = play(obs, state, key)
         for row, length in zip(np.asarray(tokens), np.asarray(lengths), strict=True):
-            ids = row[:length].tolist()
-            text = tokenizer.backend.decode(ids)
-            asked = question(text, order)
-            if asked is None:
-                continue
-            learn = [False] * len(ids)
-            for piece, taught in zip(*asked, strict=True):
-                new = tokenizer.encode(piece)
-                ids += new
-                learn += [taught] * len(new)
-            if invented and order.random() < invented:
-                ids = invented_names(text, ids, tokenizer, order)
-            rows.append(Example(ids, learn))
+            example = _reading_row(row[:length].tolist(), tokenizer, order, invented)
+            if example is not None:
+                rows.append(example)
     return rows[:count]
+
+
+def _reading_row(ids: list[int], tokenizer: Any, order: np.random.Generator, invented: float) -> Example | None:
+    """A prompt, which is only read, and what is asked about it; None where nothing can be asked."""
+    text = tokenizer.backend.decode(ids)
+    asked = question(text, order)
+    if asked is None:
+        return None
+    learn = [False] * len(ids)
+    for piece, taught in zip(*asked, strict=True):
+        new = tokenizer.encode(piece)
+        ids = ids + new
+        learn += [taught] * len(new)
+    if invented and order.random() < invented:
+        ids = invented_names(text, ids, tokenizer, order)
+    return Example(ids, learn)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from operator import attrgetter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Literal, get_args
 
 from envs_jax.env import Environment
 from llmrl_jax.chat import ChatModel
+from llmrl_jax.core.checks import at_least, fields_at_least, refuse_unread
 from llmrl_jax.systems.props.describe import describe
 from llmrl_jax.systems.props.evollm import EvoLLM
 from llmrl_jax.systems.props.history import HistoryView
@@ -90,11 +89,9 @@ class ReplyConfig:
         return {name: value for name in named if (value := getattr(self, name)) is not None}
 
     def __post_init__(self):
-        if self.repeat != "best" and self.on_failure != "repeat":
-            raise ValueError(
-                f"repeat is {self.repeat!r}, which nothing reads where on_failure is {self.on_failure!r}; make it "
-                "'best'"
-            )
+        fields_at_least(self, 0, "retries", "failures", prefix="reply.")
+        if self.on_failure != "repeat":
+            refuse_unread(self, ("repeat",), f"--reply.on-failure {self.on_failure}", prefix="reply.")
 
 
 @dataclass(frozen=True)
@@ -209,24 +206,25 @@ class PropsConfig:
         known = get_args(Method)
         if self.method not in known:
             raise ValueError(f"method is {self.method!r}; it is one of {', '.join(known)}")
-        for name, least in (
-            ("iterations", 0), ("episodes", 0), ("warmup", 0), ("warmup_episodes", 0), ("max_steps", 0),
-            ("proposals", 1), ("step_size", 0), ("polish_rounds", 1), ("final_episodes", 1), ("buffer_rows", 1),
-            ("buffer_episodes", 0), ("buffer_steps", 0),
-        ):  # fmt: skip
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ValueError(f"{name} is {value}; it must be at least {least}")
-        usual = SimpleNamespace(
-            **{f.name: f.default_factory() if callable(f.default_factory) else f.default for f in fields(self)}
-        )
-        for name in UNREAD[self.method]:
-            value = attrgetter(name)(self)
-            if value != attrgetter(name)(usual):
-                raise ValueError(f"{name} is {value}, but the method {self.method} does not read it; leave it out")
-        for name, needs in (("polish_rounds", "polish"), *((name, "use_replay_buffer") for name in _BUFFER)):
-            if getattr(self, name) != getattr(usual, name) and not getattr(self, needs):
-                raise ValueError(f"{name} is {getattr(self, name)}, which nothing reads without {needs}; leave it out")
+        fields_at_least(self, 0, "iterations", "episodes", "warmup_episodes", "max_steps", "step_size")
+        fields_at_least(self, 0, "buffer_episodes", "buffer_steps")
+        fields_at_least(self, 1, "proposals", "polish_rounds", "final_episodes", "buffer_rows")
+        if self.warmup is not None:
+            at_least("warmup", self.warmup, 0)
+        refuse_unread(self, UNREAD[self.method], f"the method {self.method}")
+        if not self.polish:
+            refuse_unread(self, ("polish_rounds",), "a search without --polish")
+        if not self.use_replay_buffer:
+            refuse_unread(self, _BUFFER, "a search without --use-replay-buffer")
+        if self.reply.compat == "paper":
+            checked = ("proposals", "reply.beyond", "reply.finer", "reply.repeated")
+            remedy = "that is the released parser, which takes one proposal and checks no number"
+            refuse_unread(self, checked, "--reply.compat paper", remedy=remedy)
+        self._check_polish()
+        if self.optimum not in ("true", "hidden") and not re.fullmatch(r"[+-]?\d+(\.\d*)?", self.optimum):
+            raise ValueError(f"optimum is {self.optimum!r}; it is 'true', 'hidden' or a number")
+
+    def _check_polish(self) -> None:
         polishers = [name for name in NUMERIC if name != "random_search"]  # which starts nowhere
         if self.polish and self.polish not in polishers:
             raise ValueError(f"polish is {self.polish!r}; it is one of {', '.join(polishers)}")
@@ -237,16 +235,6 @@ class PropsConfig:
                 f"polish is {self.polish}, whose matrices have no episodes for use_replay_buffer to show; leave one of "
                 "the two out"
             )
-        if self.reply.compat == "paper":
-            for name in ("proposals", "reply.beyond", "reply.finer", "reply.repeated"):
-                value = attrgetter(name)(self)
-                if value != attrgetter(name)(usual):
-                    raise ValueError(
-                        f"{name} is {value}, but reply.compat paper is the released parser, which takes one proposal "
-                        "and checks no number; leave one of the two out"
-                    )
-        if self.optimum not in ("true", "hidden") and not re.fullmatch(r"[+-]?\d+(\.\d*)?", self.optimum):
-            raise ValueError(f"optimum is {self.optimum!r}; it is 'true', 'hidden' or a number")
 
     @property
     def asks(self) -> bool:

@@ -14,8 +14,8 @@ import numpy as np
 
 from envs_jax.env import Environment, Wrapper
 from envs_jax.spaces import Box, Discrete
+from llmrl_jax.agents.population import LONGEST
 from llmrl_jax.core.checks import nearest
-from llmrl_jax.systems.props.evaluate import LONGEST
 from llmrl_jax.systems.props.facts import FACTS, SAME, Facts
 from llmrl_jax.systems.props.policies import Policy
 from llmrl_jax.systems.props.templates import fill, load, number

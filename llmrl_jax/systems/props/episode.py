@@ -5,54 +5,50 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.env import Environment
-from llmrl_jax.systems.props.evaluate import begin, proceed
+from llmrl_jax.agents.population import step_limit, vector_actor
+from llmrl_jax.agents.recording import make_recorder
 from llmrl_jax.systems.props.history import Trajectory, Transition, Values
 from llmrl_jax.systems.props.policies import Policy
+
+
+CHUNK = 256
+"""Steps that the device takes between two looks of the host."""
 
 
 class EpisodeRecorder:
     """Plays single episodes, the same that an evaluator plays with the same key.
 
-    **Arguments:** `env`, `env_params` and `policy`; `max_steps`, as `make_evaluator`'s.
+    **Arguments:** `env`, `env_params` and `policy`; `max_steps`, see `llmrl_jax.agents.population`.
     """
 
     def __init__(self, env: Environment, env_params: Any, policy: Policy, max_steps: int | None = None):
         self.env = env
-        limit = int(env_params.max_steps if max_steps is None else max_steps)
-
-        def play(params: jax.Array, key: jax.Array) -> Any:
-            def step(carry, t):
-                obs, state = carry
-                action = policy.act(params, obs)
-                after, then, reward, ended = proceed(env, env_params, policy, params, key, t, obs, state)
-                return (after, then), (obs, action, reward, ended, then)
-
-            obs, state = begin(env, env_params, key)
-            _, rows = jax.lax.scan(step, (obs, state), jnp.arange(limit))
-            return state, rows
-
-        self._play = jax.jit(play)
+        limit = step_limit(env, env_params, max_steps)
+        self._record = make_recorder(
+            env,
+            env_params,
+            lambda params: vector_actor(policy, params[None]),
+            max_steps=limit,
+            chunk=min(limit, CHUNK),
+        )
 
     def play(self, params: jax.Array, key: jax.Array, frames: int = 0) -> tuple[Trajectory, list[np.ndarray]]:
         """An episode, and pictures of at most `frames` of its states, evenly spaced, the last one among them.
 
         **Arguments:** `params`, float32 `[n]`; `key`, the episode's, typed; `frames`, 0: no pictures.
         """
-        first, rows = self._play(params, key)
-        observations, actions, rewards, ended, states = jax.device_get(rows)
-        length = int(np.argmax(ended)) + 1 if ended.any() else len(ended)
+        episode = self._record(params, key)
         steps = tuple(
-            Transition(_values(observations[t]), _values(actions[t]), float(rewards[t])) for t in range(length)
+            Transition(_values(episode.obs[t]), _values(episode.action[t]), float(episode.reward[t]))
+            for t in range(episode.length)
         )
         if not frames:
             return steps, []
-        chosen = np.unique(np.linspace(0, length, min(frames, length + 1)).round().astype(int))
-        at = [first if t == 0 else jax.tree.map(lambda x, t=t: x[t - 1], states) for t in chosen]
-        return steps, [self.env.render(state) for state in at]
+        chosen = np.unique(np.linspace(0, episode.length, min(frames, episode.length + 1)).round().astype(int))
+        return steps, [self.env.render(episode.state_at(t)) for t in chosen]
 
 
 def _values(x: Any) -> Values:

@@ -16,12 +16,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from llmrl_jax.chat import ChatModel, Message
+from llmrl_jax.core.checks import above, at_least, fields_at_least
 from llmrl_jax.systems.props.history import Format, Grid, HistoryView, Row, estimate_tokens
 from llmrl_jax.systems.props.llm import HostOptimizer
 from llmrl_jax.systems.props.parser import Grammar, parse
 from llmrl_jax.systems.props.policies import Policy
 from llmrl_jax.systems.props.prompts import MeanPrompt, improved
-from llmrl_jax.systems.props.proposals import Asking, best_of, consult
+from llmrl_jax.systems.props.proposals import Asking, ask_until_read, best_of
 
 
 @dataclass(frozen=True)
@@ -52,11 +53,9 @@ class EvoLLM(HostOptimizer):
     name: str = "evollm"
 
     def __post_init__(self):
-        for name in ("generations", "population", "warmup"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if not self.std > 0 or self.block < 0:
-            raise ValueError(f"std is {self.std} and block {self.block}; std must be positive, block 0 or more")
+        fields_at_least(self, 1, "generations", "population", "warmup")
+        above("std", self.std, 0)
+        at_least("block", self.block, 0)
         if self.view.order != "ascending":
             raise ValueError(f"order is {self.view.order!r}, but the members of EvoLLM are sorted; use 'ascending'")
         size = self.block or self.policy.num_params
@@ -97,7 +96,7 @@ class EvoLLM(HostOptimizer):
             requests.append(self.asking.request([Message("user", text)], jax.random.fold_in(key, i)))
             grammar = Grammar(size, 0, grid.resolution, 0, repeated="keep")
             parses.append(lambda reply, grammar=grammar: parse(reply, grammar))
-        answers = consult(self.model, requests, parses, self.asking.retries)
+        answers = ask_until_read(self.model, requests, parses, self.asking.retries)
         unread = [i for i, answer in enumerate(answers) if not answer.reading.proposals]
         record = {
             "optimizer": self.name,

@@ -17,10 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from llmrl_jax.agents.population import Evaluator, episode_keys, make_population_evaluator
+from llmrl_jax.core.checks import fields_at_least
 from llmrl_jax.lm import Generation, StopStrings
 from llmrl_jax.lm.tokens import FastTokenizer
 from llmrl_jax.systems.props.describe import describe
-from llmrl_jax.systems.props.evaluate import Evaluator, episode_keys, make_evaluator
 from llmrl_jax.systems.props.history import Format, HistoryView, Row
 from llmrl_jax.systems.props.parser import Grammar, parse
 from llmrl_jax.systems.props.policies import Policy
@@ -83,9 +84,7 @@ class FinetuneConfig:
     whose numbers nothing bounds; the published scales, and the published `improvement` with its wrong sign."""
 
     def __post_init__(self):
-        for name in ("policies", "history", "episodes", "judged_episodes", "eval_prompts", "iterations"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; at least 1 is needed")
+        fields_at_least(self, 1, "policies", "history", "episodes", "judged_episodes", "eval_prompts", "iterations")
         for name, known in (
             ("method", ("props", "props+")),
             ("optimum", ("true", "hidden")),
@@ -182,7 +181,7 @@ def _make_setting(config: FinetuneConfig, task: Task, key: jax.Array) -> Setting
     high = 0.0 if paper else largest_return(task)
     arm = task.plus if config.method == "props+" else task.props
     env, env_params, policy = task.make(arm)
-    evaluate = make_evaluator(env, env_params, policy)
+    evaluate = make_population_evaluator(env, env_params, policy)
     prompt = ProposalPrompt(
         policy,
         iterations=config.iterations,

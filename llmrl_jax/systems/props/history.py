@@ -9,6 +9,8 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from llmrl_jax.core.checks import at_least
+
 
 Values = int | float | tuple[float, ...]
 Order = Literal["time", "ascending"]
@@ -146,9 +148,8 @@ class HistoryView:
 
     def __post_init__(self):
         for name, least in (("last", 0), ("top", 0), ("tokens", 1), ("trajectory_steps", 0)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ValueError(f"{name} is {value}; it must be at least {least}")
+            if getattr(self, name) is not None:
+                at_least(f"history.{name}", getattr(self, name), least)
         if (self.last, self.top) in ((0, 0), (0, None), (None, 0)):
             raise ValueError(f"last is {self.last} and top is {self.top}, which shows nothing; let one be 1 or more")
         if self.order not in get_args(Order):

@@ -12,12 +12,13 @@ import jax
 from jaxtyping import Array, Float
 
 from llmrl_jax.chat import ChatModel, Message
+from llmrl_jax.core.checks import fields_at_least
 from llmrl_jax.systems.props.history import Format, Row, Trajectory, render_rows
 from llmrl_jax.systems.props.llm import HostOptimizer, HostState
 from llmrl_jax.systems.props.matrices import matrix_shape, parse_matrix, render_matrix
 from llmrl_jax.systems.props.parser import Grammar, UnreadProposals
 from llmrl_jax.systems.props.policies import Policy
-from llmrl_jax.systems.props.proposals import Asking, Record, consult
+from llmrl_jax.systems.props.proposals import Asking, Record, ask_until_read
 from llmrl_jax.systems.props.templates import fill, load
 
 
@@ -108,9 +109,8 @@ class LegacyOptimizer(HostOptimizer):
     warmup: int = field(default=1, init=False)
 
     def __post_init__(self):
-        for name, least in (("episodes", 1), ("buffer_rows", 1), ("buffer_episodes", 0), ("buffer_steps", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+        fields_at_least(self, 1, "episodes", "buffer_rows")
+        fields_at_least(self, 0, "buffer_episodes", "buffer_steps")
         if self.grammar is not None and (self.grammar.num_params, self.grammar.proposals) != (
             self.policy.num_params,
             1,
@@ -190,7 +190,7 @@ class LegacyOptimizer(HostOptimizer):
 
         seen = {self.form.texts(row.params) for row in state.rows}
         parses = [lambda reply: parse_matrix(reply, self.policy, self.reads, seen, self.form)]
-        (answer,) = consult(self.model, [request], parses, self.asking.retries, convert)
+        (answer,) = ask_until_read(self.model, [request], parses, self.asking.retries, convert)
         record = {"optimizer": self.name, "iteration": iteration, "model": self.model.name, **answer.record}
         if not answer.reading.proposals:
             return self.asking.give_up(self.model.name, last, state.failures, record)

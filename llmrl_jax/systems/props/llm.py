@@ -10,11 +10,12 @@ import jax
 from jaxtyping import Array, Float
 
 from llmrl_jax.chat import ChatModel, Message
+from llmrl_jax.core.checks import at_least
 from llmrl_jax.systems.props.history import Format, HistoryView, Row, Trajectory, estimate_tokens
 from llmrl_jax.systems.props.parser import Grammar, parse
 from llmrl_jax.systems.props.policies import Policy
 from llmrl_jax.systems.props.prompts import ProposalPrompt
-from llmrl_jax.systems.props.proposals import Asking, Record, as_candidates, best_of, consult, rows_of
+from llmrl_jax.systems.props.proposals import Asking, Record, as_candidates, ask_until_read, best_of, rows_of
 
 
 Repeat = Literal["best", "last"]
@@ -144,8 +145,7 @@ class LanguageModelOptimizer(HostOptimizer):
     """Of tokens, for `view.tokens`: a tokenizer's, where the limit is a hard one."""
 
     def __post_init__(self):
-        if self.warmup < 0:
-            raise ValueError(f"warmup is {self.warmup}; it must be at least 0")
+        at_least("warmup", self.warmup, 0)
         if self.repeat not in get_args(Repeat):
             raise ValueError(f"repeat is {self.repeat!r}; it is one of {', '.join(get_args(Repeat))}")
         if self.form.grid is not None:
@@ -181,7 +181,7 @@ class LanguageModelOptimizer(HostOptimizer):
         shown = bool(self.view.trajectory_steps) and any(row.trajectory is not None for row in state.rows)
         text = self.prompt.render(history, iteration, trajectories=shown, view=self.view)
         seen = {self.form.texts(row.params) for row in state.rows}
-        (answer,) = consult(
+        (answer,) = ask_until_read(
             self.model,
             [self.asking.request([Message("user", text)], key)],
             [lambda reply: parse(reply, self.reads, seen, self.form)],

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from llmrl_jax.core.checks import at_least
 from llmrl_jax.systems.props.history import Row, Trajectory
 from llmrl_jax.systems.props.legacy import LegacyOptimizer
 from llmrl_jax.systems.props.llm import HostOptimizer, HostState
@@ -50,8 +51,7 @@ class Polished:
     """Where it starts: from the best of the last proposals, or from the best of the whole history."""
 
     def __post_init__(self):
-        if self.rounds < 1:
-            raise ValueError(f"rounds is {self.rounds}; it must be at least 1, or use the proposer alone")
+        at_least("rounds", self.rounds, 1, remedy="or use the proposer alone")
         if self.start not in ("proposed", "best"):
             raise ValueError(f"start is {self.start!r}; it is 'proposed' or 'best'")
         if isinstance(self.proposer, LegacyOptimizer) and self.proposer.use_replay_buffer:

@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
+from llmrl_jax.core.checks import above, fields_at_least
 from llmrl_jax.systems.props.history import HistoryView, Row
 from llmrl_jax.systems.props.policies import Policy
 from llmrl_jax.systems.props.templates import digits, fill, load, missing, wants
@@ -80,11 +81,9 @@ class ProposalPrompt:
     """The file that a published template of ProPS+ includes as `env_description`, relative to that folder."""
 
     def __post_init__(self):
-        for name in ("iterations", "proposals", "evaluation_episodes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if self.policy.kind != "table" and (self.step_size is None or not self.step_size > 0):
-            raise ValueError(f"step_size is {self.step_size}; it must be positive for anything but a table")
+        fields_at_least(self, 1, "iterations", "proposals", "evaluation_episodes")
+        if self.policy.kind != "table":
+            above("step_size", self.step_size or 0.0, 0)
         if self.template is not None:  # one that is missing or unfit is an error now, not at the first question
             self.render("", 1)
 

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 from llmrl_jax.advice.structured import REPAIR
 from llmrl_jax.chat import ChatError, ChatModel, ChatReply, ChatRequest, ContextExceeded, Message
 from llmrl_jax.chat.protocol import outcomes_of
+from llmrl_jax.core.checks import fields_at_least
 from llmrl_jax.systems.props.history import Row, Trajectory
 from llmrl_jax.systems.props.parser import Reading, UnreadProposals
 
@@ -56,9 +57,7 @@ class Asking:
     """More failed iterations than this in a row raise `NoProposal` in any case."""
 
     def __post_init__(self):
-        for name in ("retries", "failures"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0")
+        fields_at_least(self, 0, "retries", "failures")
         if self.on_failure not in get_args(OnFailure):
             raise ValueError(f"on_failure is {self.on_failure!r}; it is one of {', '.join(get_args(OnFailure))}")
 
@@ -106,7 +105,7 @@ class Answer:
     record: Record
 
 
-def consult(
+def ask_until_read(
     model: ChatModel,
     requests: Sequence[ChatRequest],
     parses: Sequence[Callable[[str], Reading]],

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int, Key
 
+from llmrl_jax.agents.population import Evaluation, Evaluator, episode_keys
 from llmrl_jax.rl.learner import Learner
-from llmrl_jax.systems.props.evaluate import Evaluation, Evaluator, episode_keys
 from llmrl_jax.systems.props.optimizers.base import Optimizer, centers, finite
 
 
@@ -126,9 +126,9 @@ def search(
     Pure, with all seeds advancing in step.
     Wrap it in `jax.jit` with everything but `key` closed over. Seed `i` depends on `fold_in(key, i)` alone.
 
-    **Arguments:** `optimizer`, a numeric one; `evaluate`, see `make_evaluator`; `key`, typed; `budget`, episodes of one
-    seed (8,000 as published); `seeds`, `S`; `episodes`, `E`, per candidate; `common`, whether the candidates of one
-    iteration play the same episodes, which ranks them with less noise; `final_episodes`, `F`.
+    **Arguments:** `optimizer`, a numeric one; `evaluate`, see `make_population_evaluator`; `key`, typed; `budget`,
+    episodes of one seed (8,000 as published); `seeds`, `S`; `episodes`, `E`, per candidate; `common`, whether the
+    candidates of one iteration play the same episodes, which ranks them with less noise; `final_episodes`, `F`.
     **Raises:** `ValueError` where the budget is below one iteration (and the centers, where there are some).
     """
     iterations = iterations_of(optimizer, budget, episodes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -14,10 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from llmrl_jax.agents.population import episode_keys, make_population_evaluator
 from llmrl_jax.chat import ChatModel
+from llmrl_jax.core.files import append_line, write_whole
 from llmrl_jax.systems.props.config import PropsConfig, make_optimizer
 from llmrl_jax.systems.props.episode import EpisodeRecorder
-from llmrl_jax.systems.props.evaluate import episode_keys, make_evaluator
 from llmrl_jax.systems.props.history import Trajectory, Transition
 from llmrl_jax.systems.props.optimizers.base import LEAST, centers
 from llmrl_jax.systems.props.proposals import NoProposal
@@ -75,7 +75,7 @@ class Study:
         self.arm = config.arm(task)
         self.env, self.env_params, self.policy = task.make(self.arm, **config.policy.chosen)
         self.optimizer = make_optimizer(config, task, self.env, self.env_params, self.policy, model, chat)
-        self.evaluate = make_evaluator(self.env, self.env_params, self.policy, max_steps=self.arm.max_steps)
+        self.evaluate = make_population_evaluator(self.env, self.env_params, self.policy, max_steps=self.arm.max_steps)
         self.recorder = EpisodeRecorder(self.env, self.env_params, self.policy, self.arm.max_steps)
         self._ask, self._tell = self.optimizer.ask, self.optimizer.tell
         self._rounds = self._closing = 0
@@ -234,10 +234,7 @@ class Study:
         )
 
     def _write(self, line: dict[str, Any]) -> None:
-        with self.log.open("a") as file:
-            file.write(json.dumps(line) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        append_line(self.log, json.dumps(line))
 
     def _resume(self) -> None:
         """Tell the optimizer what the log says; a last line that was cut off is dropped.
@@ -264,12 +261,7 @@ class Study:
                 self._reseed()
             else:
                 self._replay(line)
-        fresh = self.log.with_suffix(".tmp")
-        with fresh.open("w") as file:
-            file.writelines(kept)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(self.log)
+        write_whole(self.log, "".join(kept))
 
     def _reseed(self) -> None:
         asking = self._host_state

@@ -22,9 +22,9 @@ from llmrl_jax.run.config import RunConfig
 from llmrl_jax.systems.glam import demo as _glam_prior
 from llmrl_jax.systems.glam.build import build, make_world
 from llmrl_jax.systems.glam.config import EmbeddedConfig
-from llmrl_jax.systems.glam.demo import _imitate
+from llmrl_jax.systems.glam.demo import imitate
 from llmrl_jax.systems.glam.presets import DEMO, GLAM, PRESETS, preset
-from llmrl_jax.systems.glam.prior import CloneConfig, make_clone, save_prior
+from llmrl_jax.systems.glam.prior import PriorConfig, make_prior, save_prior
 from llmrl_jax.systems.glam.reading import ReadingConfig, invented_names, question, reading_rows
 
 
@@ -195,12 +195,12 @@ def test_evaluation_needs_an_episode(tiny):
 @pytest.mark.slow
 def test_cloning_lowers_the_loss_and_is_saved_as_a_model_folder(tmp_path):
     glam = build(replace(TINY, tune="full"))
-    learner = make_clone(
-        CloneConfig(updates=30, batch_size=32, noise=0.2, learning_rate=3e-2), glam.env, glam.env_params, glam.policy
+    learner = make_prior(
+        PriorConfig(updates=30, batch_size=32, noise=0.2, learning_rate=3e-2), glam.env, glam.env_params, glam.policy
     )
     state = learner.init(jax.random.key(0))
     state, metrics = jax.jit(lambda s: jax.lax.scan(lambda s, _: learner.update(s), s, None, length=30))(state)
-    loss = metrics["clone_loss"]
+    loss = metrics["loss"]
     assert float(loss[-5:].mean()) < 0.6 * float(loss[0])
 
     folder = save_prior(tmp_path / "prior", glam, state.params["params"])
@@ -216,8 +216,8 @@ def test_cloning_lowers_the_loss_and_is_saved_as_a_model_folder(tmp_path):
 def test_cloning_expects_over_the_noise():
     """Half of the loss is the expert's action and half the mean over all: one number by hand, no draw in it."""
     glam = build(replace(TINY, tune="full"))
-    config = CloneConfig(updates=2, batch_size=8, noise=0.5, stride=1)
-    learner = make_clone(config, glam.env, glam.env_params, glam.policy)
+    config = PriorConfig(updates=2, batch_size=8, noise=0.5, stride=1)
+    learner = make_prior(config, glam.env, glam.env_params, glam.policy)
     before = learner.init(jax.random.key(0))
     after, metrics = jax.jit(learner.update)(before)
     scores = jax.jit(glam.policy.scores)(before.params, before.frozen, after.obs).sum
@@ -225,8 +225,8 @@ def test_cloning_expects_over_the_noise():
     best = jax.jit(jax.vmap(lambda state: expert_action(state, glam.env)))(env_states)
     best = jnp.minimum(best, scores.shape[1] - 1)
     expected = -jnp.mean(0.5 * jnp.take_along_axis(scores, best[:, None], 1)[:, 0] + 0.5 * scores.mean(1))
-    assert float(metrics["clone_loss"]) == pytest.approx(float(expected), abs=1e-4)
-    assert float(metrics["clone_agreement"]) == pytest.approx(float((scores.argmax(1) == best).mean()))
+    assert float(metrics["loss"]) == pytest.approx(float(expected), abs=1e-4)
+    assert float(metrics["agreement"]) == pytest.approx(float((scores.argmax(1) == best).mean()))
 
 
 def test_reading_asks_for_what_was_shown():
@@ -291,11 +291,11 @@ def test_reading_comes_before_imitation(tmp_path):
     assert taught and text.endswith(f"Action 0: {taught}"), "one object, the goal: all that follows is learnt"
 
     reading = ReadingConfig(updates=3, env="BabyAI-Text/GoToObjS4-v0", rows=40, batch_size=8)
-    config = CloneConfig(updates=2, batch_size=8, stride=1)
+    config = PriorConfig(updates=2, batch_size=8, stride=1)
     run = RunConfig(name="r", out=str(tmp_path), progress="off")
-    read, cloned = _imitate(TINY, config, run, tmp_path, reading)
+    read, cloned = imitate(TINY, config, run, tmp_path, reading)
     assert (read.update, cloned.update) == (3, 2)
-    learner = make_clone(config, blank.env, blank.env_params, blank.policy, read.state.params)
+    learner = make_prior(config, blank.env, blank.env_params, blank.policy, read.state.params)
     begun = learner.init(jax.random.key(0))
     jax.tree.map(np.testing.assert_array_equal, begun.params["params"], read.state.params)
     for _ in range(2):
@@ -312,7 +312,7 @@ def test_a_stop_in_imitation_stops_the_run(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(_glam_prior, "run_training", interrupted)
     run = RunConfig(name="r", out=str(tmp_path), progress="off")
-    config = CloneConfig(updates=1, batch_size=8, stride=1)
+    config = PriorConfig(updates=1, batch_size=8, stride=1)
     assert _glam_prior.prior_then_ppo(TINY, config, 16, run, episodes=4) == {"stopped": "SIGTERM"}
     assert not (tmp_path / "r" / "prior").exists()
     assert "Stopped in imitation" in capsys.readouterr().out
@@ -322,7 +322,7 @@ def test_a_stop_in_imitation_stops_the_run(tmp_path, monkeypatch, capsys):
 def test_what_was_interrupted_ends_with_the_same_summary(tmp_path):
     """Stopped after one of three updates and resumed: the prior is found again, and so is the success before RL."""
     run = RunConfig(name="whole", out=str(tmp_path), progress="off")
-    config = CloneConfig(updates=2, batch_size=8, stride=1)
+    config = PriorConfig(updates=2, batch_size=8, stride=1)
     whole = _glam_prior.prior_then_ppo(TINY, config, 48, run, episodes=20)
     cut = replace(run, name="cut")
     _glam_prior.prior_then_ppo(TINY, config, 16, cut, episodes=20)

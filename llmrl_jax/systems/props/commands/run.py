@@ -208,7 +208,7 @@ def _search_all(studies: Sequence[Study], config: PropsRun, request: StopRequest
         if study.done:
             final = "nothing" if found["final"] is None else f"{found['final']:.2f}"
             print(f"{name}: best {found['value']:.2f}, in fresh episodes {final}", flush=True)
-        (study.folder / RESULT).write_text(json.dumps(configs.to_json(found), indent=2) + "\n")
+        configs.save_config(found, study.folder / RESULT)
         return found
 
     pool = ThreadPoolExecutor(config.workers)

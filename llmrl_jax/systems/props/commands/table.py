@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from llmrl_jax.agents.population import make_population_evaluator
 from llmrl_jax.core.config import to_json
 from llmrl_jax.core.files import write_whole
 from llmrl_jax.run import info
@@ -25,7 +26,6 @@ from llmrl_jax.run.loop import train as run_training
 from llmrl_jax.run.signals import StopRequest
 from llmrl_jax.systems.props.adviser import PolicyAdviser
 from llmrl_jax.systems.props.config import PropsConfig
-from llmrl_jax.systems.props.evaluate import make_evaluator
 from llmrl_jax.systems.props.optimizers import NUMERIC, make_numeric
 from llmrl_jax.systems.props.search import closed, closing_of, iterations_of, judge, make_search, population_of
 from llmrl_jax.systems.props.study import Study
@@ -184,7 +184,7 @@ def _by_numbers(
     """Final and best returns, steps, the episodes of one search, and seconds; as a run in `work`, saved after every
     iteration."""
     env, env_params, policy = task.make()
-    evaluate = make_evaluator(env, env_params, policy)
+    evaluate = make_population_evaluator(env, env_params, policy)
     optimizer = make_numeric(method, policy)
     (folder,) = _folders(work, task, method, seeds, budget)
     run = RunConfig(

@@ -73,10 +73,3 @@ def centers(optimizer: Any, first: State, last: State) -> Float[Array, "2 n"] | 
         return None
     both = jnp.stack([optimizer.center(first), optimizer.center(last)])
     return bounded(optimizer.policy, both, optimizer.bounds)
-
-
-def require(name: str, **settings: float) -> None:
-    """**Raises** `ValueError`, naming the optimizer and the setting, unless every setting is positive."""
-    for setting, value in settings.items():
-        if not value > 0:
-            raise ValueError(f"{name}: {setting} is {value}; it must be positive")

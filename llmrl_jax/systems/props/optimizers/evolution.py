@@ -13,7 +13,8 @@ import optax
 from flax import struct
 from jaxtyping import Array, Float
 
-from llmrl_jax.systems.props.optimizers.base import Bounds, bounded, require
+from llmrl_jax.core.checks import above, at_least, between
+from llmrl_jax.systems.props.optimizers.base import Bounds, bounded
 from llmrl_jax.systems.props.policies import Policy
 
 
@@ -93,7 +94,8 @@ class CMAES(_Evosax):
     name: str = "cma_es"
 
     def __post_init__(self):
-        require(self.name, population=self.population or 1, std=self.std or 1)
+        at_least(f"{self.name}: population", self.population or 1, 1)
+        above(f"{self.name}: std", self.std or 1, 0)
 
     @cached_property
     def strategy(self):
@@ -122,9 +124,13 @@ class OpenES(_Evosax):
     name: str = "open_es"
 
     def __post_init__(self):
-        require(self.name, population=self.population, std=self.std, learning_rate=self.learning_rate)
+        at_least(f"{self.name}: population", self.population, 1)
+        above(f"{self.name}: std", self.std, 0)
+        above(f"{self.name}: learning_rate", self.learning_rate, 0)
         if self.population % 2:
-            raise ValueError(f"{self.name}: population is {self.population}; it must be even, for mirrored pairs")
+            raise ValueError(
+                f"{self.name}: population is {self.population}; an even number is needed, for mirrored pairs"
+            )
 
     @cached_property
     def strategy(self):
@@ -172,11 +178,11 @@ class CEM:
     name: str = "cem"
 
     def __post_init__(self):
-        require(self.name, population=self.population, std=self.std or 1, extra_std=self.extra_std, rate=self.rate)
-        if not 1 <= self.elite <= self.population:
-            raise ValueError(f"{self.name}: elite is {self.elite}; it must be 1 to population, {self.population}")
-        if self.rate > 1:
-            raise ValueError(f"{self.name}: rate is {self.rate}; it is a share, in (0, 1]")
+        at_least(f"{self.name}: population", self.population, 1)
+        above(f"{self.name}: std", self.std or 1, 0)
+        above(f"{self.name}: extra_std", self.extra_std, 0)
+        between(f"{self.name}: elite", self.elite, 1, self.population, remedy="at most the population")
+        between(f"{self.name}: rate", self.rate, 0, 1, above=True)
 
     def init(self, key: jax.Array, start: Float[Array, " n"] | None = None) -> CEMState:
         """`start`, the first mean; None: the middle of the box. A table starts with half of the probability on it, or

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float
 
-from llmrl_jax.systems.props.optimizers.base import Bounds, bounded, require
+from llmrl_jax.core.checks import above, at_least, between
+from llmrl_jax.systems.props.optimizers.base import Bounds, bounded
 from llmrl_jax.systems.props.policies import Policy
 
 
@@ -23,7 +24,7 @@ class RandomSearch:
     name: str = "random_search"
 
     def __post_init__(self):
-        require(self.name, population=self.population)
+        at_least(f"{self.name}: population", self.population, 1)
 
     def init(self, key: jax.Array) -> jax.Array:
         return key
@@ -66,7 +67,8 @@ class HillClimbing:
     name: str = "hill_climbing"
 
     def __post_init__(self):
-        require(self.name, population=self.population, std=self.std)
+        at_least(f"{self.name}: population", self.population, 1)
+        above(f"{self.name}: std", self.std, 0)
 
     def init(self, key: jax.Array, start: Float[Array, " n"] | None = None) -> ClimberState:
         """`start`, where to begin; None: at the best of `population` draws of the policy's."""
@@ -137,9 +139,10 @@ class ARS:
     name: str = "ars"
 
     def __post_init__(self):
-        require(self.name, directions=self.directions, step_size=self.step_size, noise=self.noise)
-        if not 0 <= self.top <= self.directions:
-            raise ValueError(f"{self.name}: top is {self.top}; it must be 0 (all) to directions, {self.directions}")
+        at_least(f"{self.name}: directions", self.directions, 1)
+        above(f"{self.name}: step_size", self.step_size, 0)
+        above(f"{self.name}: noise", self.noise, 0)
+        between(f"{self.name}: top", self.top, 0, self.directions, remedy="0 for all directions")
 
     def init(self, key: jax.Array, start: Float[Array, " n"] | None = None) -> ARSState:
         """`start`, the first M; None: the middle of the box, zero for linear policies, as in the paper."""

@@ -12,8 +12,8 @@ import pytest
 import envs_jax
 from envs_jax.spaces import Box
 from envs_jax.toytext import optimal_values, policy_value
+from llmrl_jax.agents.population import episode_keys, make_population_evaluator
 from llmrl_jax.systems.props import tasks
-from llmrl_jax.systems.props.evaluate import episode_keys, make_evaluator
 from llmrl_jax.systems.props.policies import make_policy
 
 
@@ -25,7 +25,7 @@ GOLDEN = jnp.asarray([[-0.05, 0.05, -0.25, 0.25, -2, 2, -2.5, 2.5, 0.05, 0.06]])
 def built(id):
     env, params = envs_jax.make(id)
     policy = make_policy(env, params)
-    return env, params, policy, make_evaluator(env, params, policy)
+    return env, params, policy, make_population_evaluator(env, params, policy)
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def test_gathering_what_still_plays_changes_no_bit(cartpole, common):
     env, env_params, policy, _ = cartpole
     params = jnp.concatenate([policy.sample(jax.random.key(3), 36), GOLDEN, policy.sample(jax.random.key(4), 13)])
     keys = KEYS if common else jax.vmap(lambda k: jax.random.split(k, 5))(jax.random.split(jax.random.key(2), 50))
-    plain, gathered = (make_evaluator(env, env_params, policy, gathers=g)(params, keys) for g in (0, 2))
+    plain, gathered = (make_population_evaluator(env, env_params, policy, gathers=g)(params, keys) for g in (0, 2))
     np.testing.assert_array_equal(gathered.lengths, plain.lengths)
     np.testing.assert_array_equal(gathered.returns, plain.returns)
     assert plain.lengths.max() == 500 and np.sum(plain.lengths > 100) < 50 // 4 * 5  # the last steps were of few
@@ -140,7 +140,7 @@ class Counter(envs_jax.Environment):
 def test_nothing_counts_after_the_end_and_a_cap_ends():
     env = Counter()
     policy = make_policy(env, None)
-    found = make_evaluator(env, None, policy, max_steps=4)(jnp.asarray([[0.0, -1.0], [0.0, 1.0]]), KEYS[:1])
+    found = make_population_evaluator(env, None, policy, max_steps=4)(jnp.asarray([[0.0, -1.0], [0.0, 1.0]]), KEYS[:1])
     np.testing.assert_array_equal(found.lengths, [[1], [4]])
     np.testing.assert_array_equal(found.returns, [[1], [301]])
 
@@ -161,7 +161,7 @@ class Hosted(Counter):
 
 def test_physics_on_the_host():
     env = Hosted()
-    evaluate = make_evaluator(env, None, make_policy(env, None), max_steps=3)
+    evaluate = make_population_evaluator(env, None, make_policy(env, None), max_steps=3)
     found = evaluate(jnp.asarray([[0.0, -1.0], [0.0, 1.0]]), KEYS[:2])
     np.testing.assert_array_equal(found.returns, [[1, 1], [6, 6]])
     assert env.calls == [(4,)] * 3  # one call a step for the whole batch
@@ -181,11 +181,11 @@ def test_bad_input_is_named(cartpole):
     with pytest.raises(ValueError, match="CliffWalking-v1 has no time limit"):
         built("CliffWalking-v1")
     with pytest.raises(ValueError, match="Counter has no time limit"):
-        make_evaluator(Counter(), None, make_policy(Counter(), None))
+        make_population_evaluator(Counter(), None, make_policy(Counter(), None))
     with pytest.raises(ValueError, match="max_steps is 0"):
-        make_evaluator(env, env_params, policy, max_steps=0)
+        make_population_evaluator(env, env_params, policy, max_steps=0)
     with pytest.raises(ValueError, match="gathers is -1; at least 0"):
-        make_evaluator(env, env_params, policy, gathers=-1)
+        make_population_evaluator(env, env_params, policy, gathers=-1)
 
 
 @pytest.mark.parametrize("name", [name for name, task in tasks.TASKS.items() if task.env in envs_jax.ids()])

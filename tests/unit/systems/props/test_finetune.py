@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from llmrl_jax.agents.population import Evaluation, make_population_evaluator
 from llmrl_jax.lm import Generation
 from llmrl_jax.systems.props.commands.finetune import FinetuneRun, finetune_model, preset
-from llmrl_jax.systems.props.evaluate import Evaluation, make_evaluator
 from llmrl_jax.systems.props.finetune import (
     PUBLISHED,
     TAGGED,
@@ -172,7 +172,7 @@ def test_random_policies_lie_in_the_box_and_set_the_scale(settings):
     assert nim.low == np.mean(sorted(row.value for row in nim.rows)[16:18]) and nim.high == 1.0  # three in four
     assert maze.high == largest_return(get("maze")) == pytest.approx(0.9667, abs=1e-4)
     assert all(-1 <= row.value <= 1 and row.value * 4 == round(row.value * 4) for row in nim.rows)  # of 4 games
-    evaluate = make_evaluator(*get("maze").make())  # without chance, so that any episode tells the value
+    evaluate = make_population_evaluator(*get("maze").make())  # without chance, so that any episode tells the value
     again = evaluate(
         jnp.asarray([row.params for row in maze.rows], jnp.float32), jax.random.split(jax.random.key(9), 2)
     )

@@ -77,7 +77,7 @@ def test_a_replay_buffer_can_be_bounded():
             assert [int(row[1]) for row in rows] == [int(row[3]) for row in rows] == list(range(first, first + 10))
             assert int(rows[0][0]) == episode - min(kept) and first >= len(EPISODES[episode]) - (least or 200)
         assert seen <= kept and len(seen) > len(kept) // 2
-    with pytest.raises(ValueError, match="buffer_steps is -1; it must be at least 0"):
+    with pytest.raises(ValueError, match="buffer_steps is -1; at least 0 is needed"):
         LegacyOptimizer(Says(), VALLEY, buffer_steps=-1)
 
 

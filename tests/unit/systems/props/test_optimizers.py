@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llmrl_jax.systems.props.evaluate import Evaluation
+from llmrl_jax.agents.population import Evaluation
 from llmrl_jax.systems.props.optimizers import ARS, CEM, CMAES, HillClimbing, OpenES, base, make_numeric
 from llmrl_jax.systems.props.policies import Policy
 from llmrl_jax.systems.props.search import search
@@ -242,13 +242,13 @@ def test_bad_input_is_named():
         make_numeric("cmaes", LINEAR)
     with pytest.raises(TypeError, match="'ars' has no option 'direction'; did you mean 'directions'"):
         make_numeric("ars", LINEAR, direction=3)
-    with pytest.raises(ValueError, match="ars: top is 9; it must be 0 .all. to directions, 4"):
+    with pytest.raises(ValueError, match="ars: top is 9; from 0 to 4 is needed"):
         ARS(LINEAR, top=9)
-    with pytest.raises(ValueError, match="cem: elite is 0; it must be 1 to population, 20"):
+    with pytest.raises(ValueError, match="cem: elite is 0; from 1 to 20 is needed"):
         CEM(LINEAR, elite=0)
-    with pytest.raises(ValueError, match="open_es: population is 5; it must be even"):
+    with pytest.raises(ValueError, match="open_es: population is 5; an even number is needed"):
         OpenES(LINEAR, population=5)
-    with pytest.raises(ValueError, match="hill_climbing: std is -1.0; it must be positive"):
+    with pytest.raises(ValueError, match="hill_climbing: std is -1.0; above 0 is needed"):
         HillClimbing(LINEAR, std=-1.0)
     with pytest.raises(ValueError, match="budget of 100 episodes is less than one iteration of cma_es: 8 candidates"):
         search(CMAES(LINEAR), bowl, KEY, budget=100)

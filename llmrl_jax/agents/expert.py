@@ -1,0 +1,68 @@
+"""A noisy expert in BabyAI's levels: the shortest-path expert, some of whose actions are random."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int, Key
+
+from envs_jax.babyai.bot.expert import expert_action
+from envs_jax.env import Environment, innermost
+from envs_jax.resets import VectorEnv
+
+
+@dataclass(frozen=True)
+class NoisyExpert:
+    """`N` copies of a BabyAI world, in which an expert acts with a given share of random actions.
+
+    `envs` keeps a pool of prepared episodes, one for each copy; every `play` renews it.
+    """
+
+    env: Environment
+    """Wrapped as for learning, not batched."""
+    env_params: Any
+    copies: int
+    """`N`."""
+    noise: float
+    """Probability with which an action is uniformly random instead of the expert's."""
+    seen_only: bool = False
+    """See `envs_jax.babyai.expert_action`."""
+
+    @property
+    def envs(self) -> VectorEnv:
+        return VectorEnv(self.env, self.copies, policy="pool", pool_size=self.copies)
+
+    @property
+    def num_actions(self) -> int:
+        return self.env.action_space(self.env_params).n  # type: ignore[attr-defined]
+
+    def reset(self, key: jax.Array) -> tuple[Any, Any]:
+        """The first observations and states of all copies."""
+        return jax.jit(self.envs.reset)(key, self.env_params)
+
+    def best(self, state: Any) -> Int[Array, " N"]:
+        """The expert's own action in every copy; the last action that the agent has, where it lacks the expert's."""
+        act = jax.vmap(lambda inner: expert_action(inner, self.env, self.seen_only))
+        return jnp.minimum(act(innermost(state.env)), self.num_actions - 1).astype(jnp.int32)
+
+    def play(self, keys: Key[Array, " T"], pool_key: jax.Array, obs: Any, state: Any) -> tuple[Any, Any]:
+        """Take `T` steps in every copy, each from a key of its own, and renew the pool.
+
+        **Returns:** the observations and states after them.
+        """
+        envs = self.envs
+
+        def step(carry, key):
+            obs, state = carry
+            noise_key, pick_key, step_key = jax.random.split(key, 3)
+            best = self.best(state)
+            other = jax.random.randint(pick_key, best.shape, 0, self.num_actions)
+            action = jnp.where(jax.random.bernoulli(noise_key, self.noise, best.shape), other, best)
+            obs, state, *_ = envs.step(step_key, state, action, self.env_params)
+            return (obs, state), None
+
+        (obs, state), _ = jax.lax.scan(step, (obs, state), keys)
+        return obs, envs.refresh(pool_key, state, self.env_params)

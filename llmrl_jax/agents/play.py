@@ -1,0 +1,143 @@
+"""Episodes in progress, one per row: the step that evaluation, demonstrations and recordings share.
+
+Two keys make an episode. The first resets the world. The second is the key of its steps: step `t` draws from
+`fold_in(key, t)` alone. So an episode depends on its keys and on the parameters that act in it: not on the number of
+rows, and not on what is played beside it. Who schedules the rows differs: `llmrl_jax.agents.evaluate` refills them,
+`llmrl_jax.agents.population` gathers those that still play, `llmrl_jax.agents.demonstrations` refills them from the
+host, and `llmrl_jax.agents.recording` has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Bool, Int, Key
+
+from envs_jax.env import Environment
+from envs_jax.resets import select
+from llmrl_jax.agents.contract import Player
+
+
+@struct.dataclass
+class Rows:
+    """`B` episodes in progress."""
+
+    key: Key[Array, " B"]
+    """The key of each episode's steps."""
+    t: Int[Array, " B"]
+    """Steps taken so far."""
+    obs: Any
+    """The present observations, leaves `[B, ...]`."""
+    state: Any
+    """The world's states, leaves `[B, ...]`."""
+    carry: Any
+    """The actor's memory, leaves `[B, ...]`."""
+    over: Bool[Array, " B"]
+    """Episodes that have ended. Their rows stand still: `t`, `obs` and `state` are those of the end."""
+
+
+@struct.dataclass
+class Step:
+    """What one step of every row did; of rows that were over it means nothing."""
+
+    action: Any
+    thought: Any
+    """What the actor says about its choice, leaves `[B, ...]`."""
+    reward: jax.Array
+    """float32 `[B]`."""
+    terminated: jax.Array
+    truncated: jax.Array
+    """bool `[B]`, what the world says."""
+    info: Any
+    ended: jax.Array
+    """bool `[B]`, episodes that this step ended, by the world or by `max_steps`."""
+
+
+@dataclass(frozen=True)
+class Actor:
+    """What acts in all rows at once."""
+
+    act: Callable[[Any, Any, Bool[Array, " B"], Any], tuple[Any, Any, Any]]
+    """`(obs, carry, first, keys) -> (action, carry, thought)`; `first`, rows at the start of an episode."""
+    initial_carry: Callable[[int], Any] = lambda rows: ()
+    """The memory before an episode, for a number of rows."""
+    draws: bool = True
+    """Whether acting is random. If so, the key of each step is split into `keys`, one per row, and the world's; if not,
+    `keys` is None and the world has it whole."""
+
+
+def policy_actor(policy: Player, params: Any, frozen: Any, greedy: Any) -> Actor:
+    """The actor of a policy; its thought is `(distribution, value)`.
+
+    **Arguments:** `policy`, `params`, `frozen`, see `llmrl_jax.rl.policy.Policy`; `greedy`, bool `[]`, perhaps traced:
+    the mode of the distribution in place of a sample.
+    """
+
+    def act(obs, carry, first, keys):
+        distribution, value, carry = policy.step(params, frozen, obs, carry, first)
+        noise = jax.vmap(lambda one, key: one.noise(key))(distribution, keys)
+        action = jnp.where(greedy, distribution.mode(), distribution.choose(noise))
+        return action, carry, (distribution, value)
+
+    return Actor(act, policy.initial_carry)
+
+
+def begin(
+    env: Environment, env_params: Any, actor: Actor, reset_keys: Key[Array, " B"], step_keys: Key[Array, " B"]
+) -> Rows:
+    """Start `B` episodes. **Arguments:** `env`, not batched; the two keys of each episode."""
+    count = reset_keys.shape[0]
+    obs, state = jax.vmap(env.reset, in_axes=(0, None))(reset_keys, env_params)
+    blank = jnp.zeros(count, jnp.int32)
+    return Rows(step_keys, blank, obs, state, actor.initial_carry(count), jnp.zeros(count, bool))
+
+
+def advance(
+    env: Environment, env_params: Any, actor: Actor, rows: Rows, max_steps: int | None = None
+) -> tuple[Rows, Step]:
+    """Take one step in every row that is not over.
+
+    **Arguments:** `max_steps`, steps after which an episode ends whatever the world says; None: the world alone ends
+    it.
+    """
+    keys = jax.vmap(jax.random.fold_in)(rows.key, rows.t)
+    act_keys, step_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0) if actor.draws else (None, keys)
+    action, carry, thought = actor.act(rows.obs, rows.carry, rows.t == 0, act_keys)
+    step_all = jax.vmap(env.step, in_axes=(0, 0, 0, None))
+    obs, state, reward, terminated, truncated, info = step_all(step_keys, rows.state, action, env_params)
+    t = rows.t + 1
+    ended = terminated | truncated
+    if max_steps is not None:
+        ended = ended | (t >= max_steps)
+    step = Step(action, thought, reward, terminated, truncated, info, ended & ~rows.over)
+    # rows that are over stand still: physics that runs on after a fall gives huge numbers, which are slow to compute
+    kept = select(rows.over, (rows.t, rows.obs, rows.state, rows.carry), (t, obs, state, carry))
+    return Rows(rows.key, *kept, rows.over | ended), step
+
+
+def watch(
+    env: Environment,
+    env_params: Any,
+    actor: Actor,
+    rows: Rows,
+    see: Callable[[Rows, Step], dict[str, Any]],
+    *,
+    steps: int,
+    max_steps: int | None = None,
+) -> tuple[Rows, dict[str, Any]]:
+    """Take `steps` steps and keep what `see` returns for each, given the rows before it and what it did.
+
+    **Returns:** the rows after the last step, and the kept leaves `[steps, B, ...]`; `live`, bool `[steps, B]`, says
+    which rows were not over before a step.
+    """
+
+    def one(rows, _):
+        after, step = advance(env, env_params, actor, rows, max_steps)
+        return after, {"live": ~rows.over, **see(rows, step)}
+
+    return jax.lax.scan(one, rows, None, steps)

@@ -1,0 +1,133 @@
+"""The returns of many parameter vectors over many episodes, as one program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Float, Int, Key
+
+from envs_jax.env import Environment
+from llmrl_jax.agents.contract import VectorPolicy
+from llmrl_jax.agents.play import Actor, Rows, advance, begin
+from llmrl_jax.core.checks import at_least
+
+
+@struct.dataclass
+class Evaluation:
+    """What `P` policies earned in `E` episodes each."""
+
+    returns: Float[Array, "P E"]
+    """Undiscounted sums of rewards."""
+    lengths: Int[Array, "P E"]
+    """Steps."""
+
+    @property
+    def mean(self) -> Float[Array, " P"]:
+        """The mean return of each policy: what an optimizer learns about it."""
+        return jnp.mean(self.returns, axis=1)
+
+
+Evaluator = Callable[[Float[Array, "P n"], Key[Array, "..."]], Evaluation]
+"""`evaluate(params[P, n], keys)`, see `make_population_evaluator`."""
+
+FEWEST = 64
+"""Rows below which gathering what still plays saves nothing."""
+
+LONGEST = 1_000_000
+"""Time limits above it count as none: a program on a device that waits for an episode's end cannot be stopped."""
+
+
+def episode_keys(key: jax.Array, episodes: int) -> Key[Array, " E"]:
+    """A key for each of `episodes` episodes; that of episode `i` depends on `key` and `i` alone."""
+    return jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(episodes))
+
+
+def vector_actor(policy: VectorPolicy, params: Float[Array, "B n"]) -> Actor:
+    """The actor whose row `i` follows the parameters `params[i]`. It draws nothing."""
+    return Actor(lambda obs, carry, first, keys: (jax.vmap(policy.act)(params, obs), carry, ()), draws=False)
+
+
+def step_limit(env: Environment, env_params: Any, max_steps: int | None = None) -> int:
+    """Steps after which an episode ends: `max_steps`, or the world's own limit where that is None.
+
+    **Raises:** `ValueError` where neither says one, or it is below 1.
+    """
+    limit = getattr(env_params, "max_steps", None) if max_steps is None else max_steps
+    if limit is None or limit > LONGEST:
+        raise ValueError(f"{env.id} has no time limit, so an episode might never end; pass max_steps")
+    at_least("max_steps", limit, 1)
+    return int(limit)
+
+
+def make_population_evaluator(
+    env: Environment,
+    env_params: Any,
+    policy: VectorPolicy,
+    *,
+    max_steps: int | None = None,
+    gathers: int | None = None,
+) -> Evaluator:
+    """Build `evaluate(params, keys) -> Evaluation`, pure and compiled.
+
+    Every episode begins with a fresh reset and counts until it first ends; nothing is reset within. All are played at
+    once until the last has ended; where a quarter still plays, it is gathered and goes on by itself. What a policy
+    earns in an episode depends on its parameters and that episode's key alone, to the bit: not on how many others are
+    evaluated beside it.
+
+    **Arguments:** `env`, not batched, and its `env_params`; `policy`; `max_steps`, steps after which an episode is
+    over whatever the world says, needed where `env_params` has no `max_steps`, or one above `LONGEST`; `gathers`, how
+    many times what still plays is gathered at most. Each compiles the world's step once more. None: twice on a
+    CPU, where a step costs what its rows cost, and never on an accelerator, where the length of the loop counts.
+
+    `evaluate` takes `params`, float32 `[P, n]`, and typed `keys`: `[E]` for common random numbers (every policy plays
+    the same episodes, which ranks them with less noise), or `[P, E]`.
+    **Raises:** `ValueError` for a world that has no end, or for parameters or keys of the wrong shape.
+    """
+    limit = step_limit(env, env_params, max_steps)
+    if gathers is None:
+        gathers = 2 if jax.default_backend() == "cpu" else 0
+    at_least("gathers", gathers, 0)
+
+    def play(params: jax.Array, rows: Rows, returns: jax.Array, gathers: int) -> tuple[jax.Array, jax.Array]:
+        """`(returns [B], lengths [B])` of the episodes in `rows`, which have earned `returns` so far."""
+        count = params.shape[0]
+        left = -(-count // 4) if gathers and count >= FEWEST else 0
+        actor = vector_actor(policy, params)
+
+        def step(loop):
+            before, returns = loop
+            rows, step = advance(env, env_params, actor, before, limit)
+            return rows, jnp.where(before.over, returns, returns + step.reward)
+
+        rows, returns = jax.lax.while_loop(lambda loop: jnp.sum(~loop[0].over) > left, step, (rows, returns))
+        lengths = rows.t
+        if left:
+            chosen = jnp.argsort(rows.over)[:left]  # stable: what still plays comes first
+            part = jax.tree.map(lambda x: x[chosen], (params, rows, returns))
+            more = play(*part, gathers - 1)
+            returns, lengths = returns.at[chosen].set(more[0]), lengths.at[chosen].set(more[1])
+        return returns, lengths
+
+    @jax.jit
+    def evaluate(params: Float[Array, "..."], keys: Key[Array, "..."]) -> Evaluation:
+        if params.ndim != 2 or params.shape[1] != policy.num_params:
+            raise ValueError(
+                f"params are {list(params.shape)}; this {policy.kind} policy needs [P, {policy.num_params}]"
+            )
+        count, common = params.shape[0], keys.ndim == 1
+        if keys.ndim not in (1, 2) or keys.shape[:-1] not in ((), (count,)):
+            raise ValueError(f"keys are {list(keys.shape)}; they must be [E] or [P, E] with P = {count}")
+        shape = (count, keys.shape[-1])
+        pairs = jax.vmap(jax.random.split)(keys.reshape(-1))
+        rows = begin(env, env_params, vector_actor(policy, params), pairs[:, 0], pairs[:, 1])
+        if common:  # one reset serves every policy
+            rows = jax.tree.map(lambda x: jnp.tile(x, (count, *[1] * (x.ndim - 1))), rows)
+        params = jnp.repeat(params, shape[1], axis=0)
+        returns, lengths = play(params, rows, jnp.zeros(params.shape[0], jnp.float32), gathers)
+        return Evaluation(returns.reshape(shape), lengths.reshape(shape))
+
+    return evaluate
