@@ -42,10 +42,9 @@ def mixed(key: jax.Array, batch_size: int, sources: Sequence[Source], shares: Se
     parts = [source(jax.random.fold_in(key, i), n) for i, (source, n) in enumerate(zip(sources, rows))]
     named, structure = jax.tree_util.tree_flatten_with_path(parts[0])
     for i, part in enumerate(parts[1:], 1):
-        if jax.tree.structure(part) != structure:
-            raise ValueError(
-                f"source {i} of a mixed batch gives {jax.tree.structure(part)}; source 0 gives {structure}"
-            )
+        other: Any = jax.tree.structure(part)
+        if other != structure:
+            raise ValueError(f"source {i} of a mixed batch gives {other}; source 0 gives {structure}")
         for (path, a), b in zip(named, jax.tree.leaves(part)):
             if a.shape[1:] != b.shape[1:] or a.dtype != b.dtype:
                 raise ValueError(

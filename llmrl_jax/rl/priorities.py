@@ -39,7 +39,8 @@ class Priorities:
 
     def init(self) -> PriorityTree:
         """All priorities are 0."""
-        levels, nodes = [], self.capacity
+        levels: list[jax.Array] = []
+        nodes = self.capacity
         while not levels or nodes > 1:
             nodes = -(-nodes // CHILDREN)
             levels.append(jnp.zeros((nodes, CHILDREN)))
@@ -71,12 +72,12 @@ class Priorities:
         index = jnp.zeros(count, jnp.int32)
         weight = jnp.zeros(count)
         for level in reversed(tree.levels):
-            child, rest, weight = _descend(level.at[index].get(mode="promise_in_bounds"), rest)
+            child, rest, weight = descend(level.at[index].get(mode="promise_in_bounds"), rest)
             index = index * CHILDREN + child
         return index, weight / jnp.where(total > 0, total, 1)
 
 
-def _descend(
+def descend(
     weights: Float[Array, "B 16"], point: Float[Array, " B"]
 ) -> tuple[Int[Array, " B"], Float[Array, " B"], Float[Array, " B"]]:
     """The child in whose part of the cumulative sum a point lies, how far it lies within, and the child's weight.
