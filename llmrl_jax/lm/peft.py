@@ -19,12 +19,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, SingleDeviceSharding
 
+from llmrl_jax.core.files import new_folder
 from llmrl_jax.lm import declare
 from llmrl_jax.lm.config import LlamaConfig
 from llmrl_jax.lm.lora import BLOCKS, TARGETS, LoRAConfig, PatternedLoRA, module
 from llmrl_jax.lm.model import Llama
 from llmrl_jax.lm.quantize import is_quantized
-from llmrl_jax.lm.tensors import DTYPES, TensorFile, new_folder, pickles, read_json, spec, write_file
+from llmrl_jax.lm.tensors import DTYPES, TensorFile, pickles, read_json, spec, write_file
 from llmrl_jax.lm.weights import hf_tensor, locate
 from llmrl_jax.parallel.partition import shardings
 

@@ -6,9 +6,7 @@ import json
 import math
 import mmap
 import os
-import shutil
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -163,22 +161,3 @@ def write_file(path: Path, specs: Sequence[tuple[str, Spec]], arrays: Iterable[n
             file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         file.flush()
         os.fsync(file.fileno())
-
-
-@contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
-    """A draft to write into, which becomes `path` when the block ends, and is removed where it raises.
-
-    **Raises:** `FileExistsError` where `path` exists.
-    """
-    if path.exists():
-        raise FileExistsError(f"{path} exists already; give a new folder")
-    draft = path.parent / f".{path.name}.partial-{os.getpid()}"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft.mkdir()
-    try:
-        yield draft
-        draft.rename(path)
-    except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)
-        raise

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 
+from llmrl_jax.core.files import new_folder
 from llmrl_jax.lm import declare
 from llmrl_jax.lm.config import LlamaConfig
 from llmrl_jax.lm.lora import TARGETS, LoRAConfig
@@ -28,7 +29,7 @@ from llmrl_jax.lm.quantize import (
     quantize as quantize_params,
     quantized_shardings,
 )
-from llmrl_jax.lm.tensors import DTYPES, Spec, TensorFile, empty, new_folder, pickles, read_json, spec, write_file
+from llmrl_jax.lm.tensors import DTYPES, Spec, TensorFile, empty, pickles, read_json, spec, write_file
 from llmrl_jax.lm.tokens import Tokenizer
 from llmrl_jax.parallel.partition import shardings
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from llmrl_jax.core.files import new_draft
 from llmrl_jax.run import metrics as sinks
 from llmrl_jax.run.report import compare as runs_compared, figures, statistics as stats
 from llmrl_jax.run.report.curves import INK
@@ -138,7 +139,7 @@ def write_log(folder: str | Path, reward_scale: float) -> Path:
     if not source.exists():
         raise FileNotFoundError(f"there are no metrics in {folder}: it has no metrics.jsonl")
     episodes = 0
-    with path.open("w", newline="") as file:
+    with new_draft(path) as draft, draft.open("w", newline="") as file:
         writer = csv.DictWriter(file, LOG_COLUMNS, restval="")
         writer.writeheader()
         for line in (line for line in sinks.read(source) if line["kind"] == "train"):

@@ -39,7 +39,7 @@ SHOWN = {"trajectories": "trajectories", "episodes": "replay_buffer"}
 
 
 @dataclass(frozen=True)
-class Found:
+class Result:
     """What a search has found so far."""
 
     params: tuple[float, ...] | None
@@ -87,7 +87,7 @@ class Study:
         self.folder.mkdir(parents=True, exist_ok=True)
         search_key, self.key = jax.random.split(jax.random.key(seed))
         self.state = self._first = self.optimizer.init(search_key)
-        self.found = Found(None, -np.inf, 0, 0, 0, 0)
+        self.result = Result(None, -np.inf, 0, 0, 0, 0)
         self._resume()
 
     @property
@@ -103,12 +103,12 @@ class Study:
     @property
     def done(self) -> bool:
         """Whether nothing is left to search for."""
-        if self.found.stopped:
+        if self.result.stopped:
             return True
         if self.config.asks:
             polishing = self.config.polish and self.state.left
             return not polishing and self._host_state.rounds - (self._warmup > 0) >= self.arm.iterations
-        return self.found.rounds >= self._rounds + (self._closing > 0)
+        return self.result.rounds >= self._rounds + (self._closing > 0)
 
     @property
     def _host_state(self) -> Any:
@@ -119,35 +119,35 @@ class Study:
         return (self.optimizer.proposer if self.config.polish else self.optimizer).warmup if self.config.asks else 0
 
     def run(
-        self, stop: Callable[[], bool] = lambda: False, report: Callable[[Found], None] = lambda found: None
-    ) -> Found:
-        """Go on until it is done, or `stop()` says so between two rounds. **Returns:** what was found."""
+        self, stop: Callable[[], bool] = lambda: False, report: Callable[[Result], None] = lambda result: None
+    ) -> Result:
+        """Go on until it is done, or `stop()` says so between two rounds. **Returns:** the result so far."""
         while not self.done and not stop():
             self._round()
-            report(self.found)
-        return self.found
+            report(self.result)
+        return self.result
 
     def _round(self) -> None:
         started = time.monotonic()
-        closing = not self.config.asks and self.found.rounds == self._rounds
+        closing = not self.config.asks and self.result.rounds == self._rounds
         try:
             params, state = (self._centers(), self.state) if closing else self._ask(self.state)
         except NoProposal as error:
-            self._write({"round": self.found.rounds, "stopped": str(error), "record": error.record})
+            self._write({"round": self.result.rounds, "stopped": str(error), "record": error.record})
             self._count(None, str(error))
             return
         record = getattr(state, "record", None)
         asked = time.monotonic()
         params = jnp.asarray(params, jnp.float32)
         returns, lengths = self._evaluated(params, record)
-        line: dict[str, Any] = {"round": self.found.rounds} | ({"centers": True} if closing else {})
+        line: dict[str, Any] = {"round": self.result.rounds} | ({"centers": True} if closing else {})
         kept = np.arange(len(returns))
         if record is None or record["outcome"] == "polish":  # a numeric method's, which counts on all that it asked for
             returns = np.nan_to_num(returns, nan=LEAST, posinf=LEAST, neginf=LEAST)
         elif not (sound := np.isfinite(returns).all(axis=1)).all():
             line["dropped"] = [
-                {"params": p.tolist(), "returns": [str(r) for r in found], "lengths": length.tolist()}
-                for p, found, length in zip(np.asarray(params)[~sound], returns[~sound], lengths[~sound])
+                {"params": p.tolist(), "returns": [str(r) for r in earned], "lengths": length.tolist()}
+                for p, earned, length in zip(np.asarray(params)[~sound], returns[~sound], lengths[~sound])
             ]
             (kept,) = np.nonzero(sound)
             params, returns, lengths = params[kept], returns[kept], lengths[kept]
@@ -163,27 +163,27 @@ class Study:
         extra: dict[str, Any] = {}
         if episodes := self._episodes(params, record, kept):
             extra = episodes
-            line |= {SHOWN[name]: [_to_json(t) for t in found] for name, found in episodes.items()}
+            line |= {SHOWN[name]: [_to_json(t) for t in played] for name, played in episodes.items()}
         if record is not None:
             line["record"] = record
         if not closing:
             self.state = self._tell(state, params, values, **extra)
         self._count(line)
-        best = {"best": self.found.value, "episodes": self.found.episodes, "steps": self.found.steps}
+        best = {"best": self.result.value, "episodes": self.result.episodes, "steps": self.result.steps}
         self._write(line | best)
 
     def _centers(self) -> jax.Array:
-        found = centers(self.optimizer, self._first, self.state)
-        assert found is not None
-        return found
+        both = centers(self.optimizer, self._first, self.state)
+        assert both is not None
+        return both
 
     def _evaluated(self, params: jax.Array, record: dict[str, Any] | None) -> tuple[np.ndarray, np.ndarray]:
         """Returns and lengths `[P, E]`."""
         count = params.shape[0]
         if not count:
             return np.zeros((0, 0), np.float32), np.zeros((0, 0), np.int32)
-        found = jax.device_get(self.evaluate(params, self._keys(count, self._episodes_of(record))))
-        return np.asarray(found.returns), np.asarray(found.lengths)
+        played = jax.device_get(self.evaluate(params, self._keys(count, self._episodes_of(record))))
+        return np.asarray(played.returns), np.asarray(played.lengths)
 
     def _episodes_of(self, record: dict[str, Any] | None) -> int:
         """How many each policy of a round plays."""
@@ -191,7 +191,7 @@ class Study:
         return self.config.warmup_episodes if warmup and self.config.warmup_episodes else self.arm.episodes
 
     def _keys(self, count: int, episodes: int) -> jax.Array:
-        key = jax.random.fold_in(self.key, self.found.rounds)
+        key = jax.random.fold_in(self.key, self.result.rounds)
         if self.config.common:
             return episode_keys(key, episodes)
         return jax.vmap(lambda i: episode_keys(jax.random.fold_in(key, i), episodes))(jnp.arange(count))
@@ -210,9 +210,9 @@ class Study:
         return {}
 
     def _count(self, line: dict[str, Any] | None, stopped: str = "") -> None:
-        """Add a line to what was found."""
-        found = self.found
-        params, value, short = found.params, found.value, found.short
+        """Add a line to the result so far."""
+        before = self.result
+        params, value, short = before.params, before.value, before.short
         returns, lengths = (
             [*line[name], *(dropped[name] for dropped in line.get("dropped", ()))] if line else []
             for name in ("returns", "lengths")
@@ -222,13 +222,13 @@ class Study:
             few = len(line["returns"][top]) < self.arm.episodes  # of few episodes the luckiest would win
             if params is None or (not few, line["values"][top]) > (not short, value):
                 params, value, short = tuple(line["params"][top]), line["values"][top], few
-        self.found = Found(
+        self.result = Result(
             params,
             value,
-            found.rounds + 1,
-            found.candidates + len(returns),
-            found.episodes + sum(map(len, returns)),
-            found.steps + int(sum(map(sum, lengths))),
+            before.rounds + 1,
+            before.candidates + len(returns),
+            before.episodes + sum(map(len, returns)),
+            before.steps + int(sum(map(sum, lengths))),
             stopped,
             short,
         )
@@ -254,7 +254,7 @@ class Study:
                     f"{self.log}: line {number} cannot be read ({error}); mend it, or delete it and all after it to go "
                     "on from there"
                 ) from None
-            if line["round"] != self.found.rounds:
+            if line["round"] != self.result.rounds:
                 raise ValueError(f"{self.log}: line {number} is of round {line['round']}; the log is not whole")
             kept.append(text + "\n")
             if "stopped" in line:  # asked once more, which must be another question to a cache
@@ -287,19 +287,19 @@ class Study:
 
     def unjudged(self) -> dict[str, Any]:
         """What was found so far, as JSON values."""
-        found = {**asdict(self.found), "task": self.task.name, "method": self.config.method, "seed": self.seed}
-        return {**found, "final": None}
+        values = {**asdict(self.result), "task": self.task.name, "method": self.config.method, "seed": self.seed}
+        return {**values, "final": None}
 
     def judge(self) -> dict[str, Any]:
         """The best policy in fresh episodes, as JSON values: what a table may quote."""
-        found = self.unjudged()
-        if self.found.params is None:
-            return found
+        values = self.unjudged()
+        if self.result.params is None:
+            return values
         keys = episode_keys(jax.random.fold_in(self.key, 0x7FFFFFFF), self.config.final_episodes)
-        played = jax.device_get(self.evaluate(jnp.asarray([self.found.params], jnp.float32), keys))
+        played = jax.device_get(self.evaluate(jnp.asarray([self.result.params], jnp.float32), keys))
         returns = np.asarray(played.returns, np.float64)[0]
         return {
-            **found,
+            **values,
             "final": float(returns.mean()),
             "final_standard_error": float(returns.std(ddof=1) / np.sqrt(returns.size)) if returns.size > 1 else None,
             "final_episodes": int(returns.size),

@@ -29,7 +29,7 @@ from llmrl_jax.systems.props.adviser import PolicyAdviser
 from llmrl_jax.systems.props.config import PropsConfig
 from llmrl_jax.systems.props.pictures import draw_curves, draw_parameters
 from llmrl_jax.systems.props.published import read_published
-from llmrl_jax.systems.props.study import Found, Study
+from llmrl_jax.systems.props.study import Result, Study
 from llmrl_jax.systems.props.tasks import PUBLISHED, TASKS, Task, get
 
 
@@ -180,7 +180,7 @@ def _search_all(studies: Sequence[Study], config: PropsRun, request: StopRequest
     def one(study: Study) -> dict[str, Any]:
         name = f"{study.task.name}, seed {study.seed}"
 
-        def report(found: Found) -> None:
+        def report(found: Result) -> None:
             if config.print_every and found.rounds % config.print_every == 0:
                 print(f"{name}: round {found.rounds}, best {found.value:.2f} ({found.episodes} episodes)", flush=True)
 
@@ -227,7 +227,7 @@ def _judged(study: Study) -> dict[str, Any] | None:
         found = json.loads((study.folder / RESULT).read_text())
     except (FileNotFoundError, ValueError):
         return None
-    whole = study.done and found.get("finished") and found.get("rounds") == study.found.rounds
+    whole = study.done and found.get("finished") and found.get("rounds") == study.result.rounds
     return found if whole and found.get("final") is not None else None
 
 
