@@ -1,4 +1,5 @@
-"""The outer loop on the host: jitted chunks of updates, and between them logs, evaluations, checkpoints, stops."""
+"""The outer loop on the host: jitted chunks of updates, and between them logs, evaluations, checkpoints, exchanges with
+the host, stops."""
 
 from __future__ import annotations
 
@@ -8,31 +9,35 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from llmrl_jax.core import config as configs
-from llmrl_jax.core.checks import nearest
+from llmrl_jax.core.checks import at_least
+from llmrl_jax.rl.learner import Exchange
 from llmrl_jax.run import leaves as trees, metrics as sinks, progress as show
 from llmrl_jax.run.checkpoint import Checkpoints
+from llmrl_jax.run.chunk import check_bounds, compile_chunk, verdict
 from llmrl_jax.run.config import RunConfig, use_compilation_cache
+from llmrl_jax.run.exchange import Exchanges, NoAnswer
 from llmrl_jax.run.folder import held, open_folder
 from llmrl_jax.run.report import curves as plots
 from llmrl_jax.run.signals import StopRequest
+from llmrl_jax.run.status import FAILED, FINISHED, STOPPED, Status, write_status
 
 
 CHUNK_SECONDS = 2.0
-"""How long the host leaves the device alone at most, so that bars move and signals are heard (one process only)."""
+"""The longest chunk, so that the bar moves and the run obeys signals (one process only)."""
 
 Evaluate = Callable[[Any, jax.Array], Mapping[str, Any]]
 """`(state, key) -> metrics`, for `train(evaluate=...)`."""
 
 
 class RunStopped(RuntimeError):
-    """The run cannot go on: a loss is not finite, a bound is exceeded, a checkpoint cannot be written."""
+    """The run cannot go on: a loss is not finite, a bound is exceeded, a checkpoint cannot be written, an exchange gets
+    no answer."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,7 @@ class RunResult:
     steps: int
     """What the learner counts (`Learner.unit`: environment steps, tokens, episodes) done, likewise."""
     seconds: float
-    """Time spent training, likewise; compilation, evaluation and checkpoints left out."""
+    """Time spent training, likewise; compilation, evaluation, checkpoints and exchanges left out."""
     compile_seconds: float
     """Time to trace and compile the chunk of updates."""
     stopped: str
@@ -58,72 +63,6 @@ class RunResult:
     def steps_per_second(self) -> float:
         """`steps` per second of training."""
         return self.steps / self.seconds if self.seconds else math.nan
-
-
-def must_be_finite(name: str) -> bool:
-    """Whether a metric that is nan or infinite means that learning broke: losses and gradient norms."""
-    last = name.split("/")[-1]
-    return last.endswith("loss") or "grad_norm" in last
-
-
-def make_chunk(learner: Any, capacity: int) -> Callable:
-    """The function that runs several updates on the device.
-
-    `chunk(state, frozen, n) -> (state, metrics)`: `n` (int32, at most `capacity`) is traced, so any length runs the
-    same compiled program and a run gives the same bits however it is cut into chunks. `state` comes without its
-    frozen part, which is neither donated nor carried. Metrics have the shape `[capacity]`; rows from `n` on are nan.
-    """
-
-    def chunk(state, frozen, n):
-        def one(state):
-            state, metrics = learner.update(state.replace(frozen=frozen))
-            return state.replace(frozen=()), {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()}
-
-        shapes = jax.eval_shape(one, state)[1]
-        for name, x in shapes.items():
-            if x.shape:
-                raise ValueError(f"the metric {name!r} has shape {x.shape}; a learner's metrics are scalars")
-        rows = {name: jnp.full(capacity, jnp.nan, jnp.float32) for name in shapes}
-
-        def body(i, carry):
-            state, rows = carry
-            state, metrics = one(state)
-            return state, {name: row.at[i].set(metrics[name]) for name, row in rows.items()}
-
-        return jax.lax.fori_loop(0, n, body, (state, rows))
-
-    return chunk
-
-
-def _compile(learner: Any, state: Any, capacity: int) -> tuple[Any, float]:
-    started = time.monotonic()
-    rest, frozen = state.replace(frozen=()), state.frozen
-    kept = jax.tree.map(lambda x: x.sharding, rest)
-    jitted = jax.jit(make_chunk(learner, capacity), donate_argnums=0, out_shardings=(kept, None))
-    compiled = jitted.lower(rest, frozen, np.int32(1)).compile()
-    return compiled, time.monotonic() - started
-
-
-def _check_bounds(learner: Any, names: list[str]) -> None:
-    for name in learner.bounds:
-        if name not in names:
-            raise ValueError(f"the learner bounds a metric {name!r} that it does not report{nearest(name, names)}")
-
-
-def _verdict(learner: Any, rows: Mapping[str, np.ndarray], first: int) -> str:
-    """Why the run must stop, from the metrics of consecutive updates; empty when it need not."""
-    for i in range(len(next(iter(rows.values()), ()))):
-        broken = [name for name in rows if must_be_finite(name) and not math.isfinite(rows[name][i])]
-        if broken:
-            values = ", ".join(f"{name} is {rows[name][i]}" for name in broken)
-            return f"{values} at update {first + i}: learning has broken down (a lower learning rate may help)"
-        for name, bound in learner.bounds.items():
-            if not rows[name][i] <= bound:
-                return (
-                    f"{name} is {rows[name][i]:.3g} at update {first + i}, above its bound {bound:g}: what the update "
-                    "computes disagrees with what the rollout recorded, or the computation is wrong"
-                )
-    return ""
 
 
 def _any_process(flag: bool) -> bool:
@@ -138,12 +77,13 @@ def _any_process(flag: bool) -> bool:
 class _Boundaries:
     """The updates after which the host has something to do."""
 
-    def __init__(self, config: RunConfig, last: int, evaluates: bool):
+    def __init__(self, config: RunConfig, last: int, evaluates: bool, exchange: Exchange | None):
         self.log, self.save, self.last = config.log_every, config.checkpoint_every, last
         self.eval = config.eval_every if evaluates else 0
+        self.exchange = 0 if exchange is None else exchange.every
 
     def next(self, update: int) -> int:
-        every = [n for n in (self.log, self.save, self.eval) if n]
+        every = [n for n in (self.log, self.save, self.eval, self.exchange) if n]
         return min([self.last, *((update // n + 1) * n for n in every)])
 
     def due(self, every: int, update: int) -> bool:
@@ -165,21 +105,20 @@ def train(
 ) -> RunResult:
     """Train a learner, and keep the run in its folder.
 
-    Writes `config.json`, `metrics.jsonl`, `checkpoints/`, `frozen/` and `learning_curve.png`. A run that is resumed
-    gives the same bits as one that never stopped.
+    Writes `config.json`, `metrics.jsonl`, `checkpoints/`, `frozen/`, `status.json` and `learning_curve.png`. A run that
+    is resumed gives the same bits as one that never stopped.
 
     **Arguments:** `learner`, see `llmrl_jax.rl.learner`; `config`; `num_updates`, the updates of the whole run,
     those before a resume included; `evaluate`, called with the state and a key every `eval_every` updates, at the
     start and at the end; `full_config`, the dataclass to write and to compare on resume (None: `config`); `folder`,
     where to write, open already (None: by `config`); `command`, what an unnamed run is called after; `title`, before
     the bar; `shown`, metric -> label beside the bar; `again`, what a run that was stopped says of how it goes on
-    (empty: by its name and --run.resume).
+    (empty: by --run.resume and its folder).
     **Raises:** `RunStopped` naming the update, with the last good checkpoint kept; `CheckpointError` where resuming
     is refused; `FileExistsError` and `FileNotFoundError`, see `open_folder`; `BlockingIOError` where another process
     writes this run.
     """
-    if num_updates < 1:
-        raise ValueError(f"num_updates is {num_updates}; at least 1 is needed")
+    at_least("num_updates", num_updates, 1)
     if config.compilation_cache:
         use_compilation_cache(config.compilation_cache)
     full_config = config if full_config is None else full_config
@@ -188,49 +127,90 @@ def train(
     with contextlib.ExitStack() as stack:
         if jax.process_index() == 0:
             stack.enter_context(held(folder))
-        state: Any = trees.settle(learner.init(jax.random.key(config.seed)))
         checkpoints = stack.enter_context(Checkpoints(folder, keep=config.keep, best=config.best, config=full_config))
-        update = 0
-        if config.resume and (checkpoints.updates() or config.resume_from >= 0):
-            like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
-            fresh = state.frozen
-            state = None  # its memory is needed for what is read
-            wanted = None if config.resume_from < 0 else config.resume_from
-            state, update = checkpoints.restore(like, wanted, fresh)
-            del fresh
-            checkpoints.discard_after(update)
-        kept = update or -1  # nothing, not even the evaluation of update 0, of a run that begins anew
-        before = sinks.last(folder / "metrics.jsonl", kept) if config.resume else {}
-        if jax.process_index() == 0:
-            if config.resume:
-                sinks.truncate(folder / "metrics.jsonl", kept)
-            configs.save_config(full_config, folder / "config.json")
-        run = _Run(learner, config, full_config, folder, checkpoints, evaluate, num_updates, update, before)
-        bar = show.Progress(
-            config.progress if jax.process_index() == 0 else "off",
-            title or folder.name,
-            num_updates,
-            update,
-            shown,
-            learner.unit.split()[-1],
-        )
+        state, update = _first_state(learner, config, checkpoints)
+        before = _open_files(config, full_config, folder, update)
+        sink = sinks.open_sinks(folder, config, full_config, update) if jax.process_index() == 0 else sinks.Sinks([])
+        mode = config.progress if jax.process_index() == 0 else "off"
+        title, unit = title or folder.name, learner.unit.split()[-1]
+        bar = show.Progress(mode, title, num_updates, update, shown, unit)
         stack.callback(bar.close)
+        run = _Run(
+            learner,
+            config,
+            folder=folder,
+            checkpoints=checkpoints,
+            sink=sink,
+            bar=bar,
+            evaluate=evaluate,
+            num_updates=num_updates,
+            again=again or f"go on with --run.resume {folder}",
+            update=update,
+            before=before,
+        )
         try:
-            result = run.go(state, bar, again or f"go on with --run.name {folder.name} --run.resume")
+            run.note()
+            result = run.go(state)
             run.close()
+            run.note(STOPPED if result.stopped else FINISHED, result.stopped)
             return result
+        except RunStopped as error:
+            with contextlib.suppress(OSError):
+                run.note(FAILED, str(error))
+            raise
         finally:
-            with contextlib.suppress(Exception):  # where the run did not end well, the reason is told already
+            with contextlib.suppress(Exception):  # where the run did not end well, the reason is known already
                 run.sink.close()
+
+
+def _first_state(learner: Any, config: RunConfig, checkpoints: Checkpoints) -> tuple[Any, int]:
+    """The state with which training begins, and its update: a new one, or that of a checkpoint."""
+    state: Any = trees.settle(learner.init(jax.random.key(config.seed)))
+    if not config.resume or not (checkpoints.updates() or config.resume_from >= 0):
+        return state, 0
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+    fresh = state.frozen
+    state = None  # its memory is needed for what is read
+    state, update = checkpoints.restore(like, None if config.resume_from < 0 else config.resume_from, fresh)
+    checkpoints.discard_after(update)
+    return state, update
+
+
+def _open_files(config: RunConfig, full_config: Any, folder: Path, update: int) -> dict[str, dict[str, Any]]:
+    """Write `config.json`, and cut `metrics.jsonl` back to what the run continues from. **Returns:** the last line of
+    each kind up to there."""
+    kept = update or -1  # nothing, not even the evaluation of update 0, of a run that begins again
+    before = sinks.last(folder / "metrics.jsonl", kept) if config.resume else {}
+    if jax.process_index() == 0:
+        if config.resume:
+            sinks.truncate(folder / "metrics.jsonl", kept)
+        configs.save_config(full_config, folder / "config.json")
+    return before
 
 
 class _Run:
     """The state of the host while a run goes on."""
 
-    def __init__(self, learner, config, full_config, folder, checkpoints, evaluate, num_updates, update, before):
-        self.learner, self.config, self.folder = learner, config, folder
-        self.checkpoints, self.evaluate, self.num_updates = checkpoints, evaluate, num_updates
-        self.first, self.update = update, update
+    def __init__(
+        self,
+        learner: Any,
+        config: RunConfig,
+        *,
+        folder: Path,
+        checkpoints: Checkpoints,
+        sink: sinks.Sinks,
+        bar: show.Progress,
+        evaluate: Evaluate | None,
+        num_updates: int,
+        again: str,
+        update: int,
+        before: Mapping[str, Mapping[str, Any]],
+    ):
+        """**Arguments:** as those of `train`; `update`, from which the run continues, or 0; `before`, the last line of
+        metrics of each kind up to there."""
+        self.learner, self.config, self.folder, self.num_updates = learner, config, folder, num_updates
+        self.checkpoints, self.sink, self.bar, self.evaluate = checkpoints, sink, bar, evaluate
+        self.again, self.first, self.update, self.saved = again, update, update, update
         self.seconds = float(before.get("train", {}).get("seconds") or 0.0)
         self.began = self.seconds
         self.pending: list[dict[str, np.ndarray]] = []
@@ -238,45 +218,74 @@ class _Run:
         self.evaluated = before.get("eval", {}).get("update", -1)
         self.speed = math.nan
         self.mark = (update, self.seconds)
-        void = update + 1 if update else 0
-        self.sink = sinks.Sinks(_sinks(config, full_config, folder, void) if jax.process_index() == 0 else [])
+        self.exchanges: Exchanges | None = None
+        self.waited = float(before.get("train", {}).get("exchange_seconds") or 0.0)
 
-    def go(self, state: Any, bar: show.Progress, again: str) -> RunResult:
-        """Run to the end, or until something stops it; `again` says how it goes on then."""
-        steps, stopped, saved = self.learner.steps_per_update, "", self.first
-        boundaries = _Boundaries(self.config, self.num_updates, self.evaluate is not None)
+    def go(self, state: Any) -> RunResult:
+        """Run to the end, or until something stops it."""
+        boundaries = _Boundaries(self.config, self.num_updates, self.evaluate is not None, self.learner.exchange)
+        stopped = ""
         with StopRequest() as request:
-            chunk, compile_seconds = _compile(self.learner, state, self.config.log_every)
-            bar.restart_clock(self.update)
+            chunk, compile_seconds = compile_chunk(self.learner, state, self.config.log_every)
+            self.bar.restart_clock(self.update)
             if boundaries.due(boundaries.eval, self.update) and self.evaluated != self.update:
-                self._evaluate(state, bar)  # at the start, and where that ended an earlier part of the run
+                self._evaluate(state)  # at the start, and where that ended an earlier part of the run
+            if self.learner.exchange is not None:
+                self.exchanges = Exchanges(self.learner.exchange, state, self.num_updates)
+                self.exchanges.prepare(state, self.update)
             while self.update < self.num_updates and not stopped:
+                if self.exchanges is not None and self.exchanges.due(self.update):
+                    state, stopped = self._exchange(state, self.exchanges, request)
+                    if stopped:
+                        break
                 state, rows = self._advance(chunk, state, boundaries)
                 self._check(rows)
-                bar.advance(self.update, self.speed)
+                self.bar.advance(self.update, self.speed)
                 stopped = self._why_stop(request)
-                save = boundaries.due(boundaries.save, self.update) or self.update == self.num_updates or bool(stopped)
-                if boundaries.due(boundaries.log, self.update) or save:
-                    self._log(bar)
-                if boundaries.due(boundaries.eval, self.update):
-                    try:
-                        self._evaluate(state, bar)
-                    except Exception:
-                        with contextlib.suppress(Exception):  # what was learnt is kept, and the error told
-                            self._save(state)
-                            self.checkpoints.wait()
-                        raise
-                if save:
-                    self._save(state)
-                    saved = self.update
+                self._keep(state, boundaries, bool(stopped))
             self._finish_saving()
         if stopped:
-            where = f"update {saved} of {self.num_updates}"
-            bar.say(f"stopped by {stopped}: saved at {where} in {self.folder}; {again}")
+            where = f"update {self.saved} of {self.num_updates}"
+            self.bar.say(f"stopped by {stopped}: saved at {where} in {self.folder}; {self.again}")
         if jax.process_index() == 0:
             plots.learning_curve(self.folder, unit=self.learner.unit)
-        done = self.update * steps
+        done = self.update * self.learner.steps_per_update
         return RunResult(state, self.update, done, self.seconds, compile_seconds, stopped, self.folder)
+
+    def _keep(self, state: Any, boundaries: _Boundaries, stopped: bool) -> None:
+        """Log, evaluate and save where that is due."""
+        save = boundaries.due(boundaries.save, self.update) or self.update == self.num_updates or stopped
+        if boundaries.due(boundaries.log, self.update) or save:
+            self._log()
+        if boundaries.due(boundaries.eval, self.update):
+            try:
+                self._evaluate(state)
+            except Exception:
+                with contextlib.suppress(Exception):  # what was learnt is kept, and the error is raised
+                    self._save(state)
+                    self.checkpoints.wait()
+                raise
+        if save:
+            self._save(state)
+
+    def _exchange(self, state: Any, exchanges: Exchanges, request: StopRequest) -> tuple[Any, str]:
+        """The state after an exchange with the host. Where that fails, or a signal comes first, the state before it is
+        saved. **Returns:** the state, and why the run must stop: empty where it need not."""
+        try:
+            after = exchanges.make(state, self.update, lambda: bool(request.name))
+        except NoAnswer as error:
+            with contextlib.suppress(Exception):  # the reason is the answer that is missing
+                self._keep_before_exchange(state)
+            self._stop(f"the exchange after update {self.update} failed ({error})", error, then=f"; {self.again}")
+        if after is not None:
+            return after, ""
+        self._keep_before_exchange(state)
+        return state, request.name or "a signal to another process"
+
+    def _keep_before_exchange(self, state: Any) -> None:
+        if self.saved != self.update:
+            self._log()
+            self._save(state)
 
     def _advance(self, chunk: Any, state: Any, boundaries: _Boundaries) -> tuple[Any, dict[str, np.ndarray]]:
         n = boundaries.next(self.update) - self.update
@@ -295,24 +304,24 @@ class _Run:
 
     def _check(self, rows: dict[str, np.ndarray]) -> None:
         if not self.pending and self.update == self.first + len(next(iter(rows.values()), ())):
-            _check_bounds(self.learner, list(rows))
+            check_bounds(self.learner, list(rows))
         self.pending.append(rows)
         n = len(next(iter(rows.values()), ()))
-        why = _verdict(self.learner, rows, self.update - n + 1)
+        why = verdict(self.learner, rows, self.update - n + 1)
         if why:
             self._stop(why)
 
-    def _stop(self, why: str, cause: Exception | None = None) -> None:
+    def _stop(self, why: str, cause: Exception | None = None, then: str = "") -> NoReturn:
         """End the run, with its last whole checkpoint named."""
         try:
             self.checkpoints.wait()
-        except Exception as error:  # the reason is told already; a failed write leaves older checkpoints whole
+        except Exception as error:  # the reason is known already; a failed write leaves older checkpoints whole
             why += f" (and: {error})" if cause is None else ""
         with contextlib.suppress(Exception):  # then what is kept in mind must do
             self.checkpoints.reload()
         last = self.checkpoints.latest()
         kept = f"its last good checkpoint is that of update {last}" if last is not None else "it has no checkpoint yet"
-        raise RunStopped(f"{why}. The run {self.folder} has stopped; {kept}") from cause
+        raise RunStopped(f"{why}. The run {self.folder} has stopped; {kept}{then}") from cause
 
     def _why_stop(self, request: StopRequest) -> str:
         if _any_process(bool(request.name)):
@@ -322,7 +331,7 @@ class _Run:
             return "time budget"
         return ""
 
-    def _log(self, bar: show.Progress) -> None:
+    def _log(self) -> None:
         if not self.pending:
             return
         joined = {name: np.concatenate([rows[name] for rows in self.pending]) for name in self.pending[0]}
@@ -340,10 +349,12 @@ class _Run:
             "steps_per_second": round(rate, 2),
             **{name: self.latest[name] for name in joined},
         }
+        if self.exchanges is not None:
+            line["exchange_seconds"] = round(self.waited + self.exchanges.seconds, 4)
         self._write(line)
-        bar.report(line, rate)
+        self.bar.report(line, rate)
 
-    def _evaluate(self, state: Any, bar: show.Progress) -> None:
+    def _evaluate(self, state: Any) -> None:
         assert self.evaluate is not None
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.config.seed), 0x5EED), self.update)
         found = {name: _number(value) for name, value in self.evaluate(state, key).items()}
@@ -351,7 +362,8 @@ class _Run:
         steps = self.update * self.learner.steps_per_update
         line = {"kind": "eval", "update": self.update, "steps": steps, **found}
         self._write(line)
-        bar.report({f"eval/{n}": v for n, v in found.items()} | {"kind": "eval", "update": self.update}, self.speed)
+        shown = {f"eval/{name}": value for name, value in found.items()}
+        self.bar.report({**shown, "kind": "eval", "update": self.update}, self.speed)
 
     def _write(self, line: Mapping[str, Any]) -> None:
         try:
@@ -359,8 +371,13 @@ class _Run:
         except OSError as error:
             self._stop(f"the metrics of update {self.update} could not be written ({error})", error)
 
+    def note(self, ended: str = "", why: str = "") -> None:
+        """Write how far the run is, and how it ended."""
+        if jax.process_index() == 0:
+            write_status(self.folder, Status(self.update, self.num_updates, ended, why))
+
     def close(self) -> None:
-        """Let go of the sinks of a run that has ended well."""
+        """Close the sinks of a run that has ended well."""
         try:
             self.sink.close()
         except OSError as error:
@@ -377,6 +394,7 @@ class _Run:
             if self.config.best and self.config.best not in self.latest:
                 raise
             self._stop(f"the checkpoint of update {self.update} could not be written ({error})", error)
+        self.saved = self.update
 
     def _finish_saving(self) -> None:
         try:
@@ -389,12 +407,3 @@ def _number(value: Any) -> Any:
     """An evaluation's value for a line of JSON: a float, or a list of them."""
     array = np.asarray(jax.device_get(value))
     return float(array) if array.ndim == 0 else array.tolist()
-
-
-def _sinks(config: RunConfig, full_config: Any, folder: Path, first: int) -> list[sinks.Sink]:
-    chosen: list[sinks.Sink] = [sinks.JsonLines(folder / "metrics.jsonl")]
-    if config.tensorboard:
-        chosen.append(sinks.TensorBoard(folder / "tensorboard", first))
-    if config.wandb:
-        chosen.append(sinks.WeightsAndBiases(config.wandb, folder, configs.to_json(full_config)))
-    return chosen

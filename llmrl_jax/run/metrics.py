@@ -11,14 +11,16 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from llmrl_jax.core import config as configs
 from llmrl_jax.core.files import write_whole
+from llmrl_jax.run.config import RunConfig
 
 
 COUNT = "episodes"
-"""The metric that counts the episodes that ended in an update; it weighs the metrics of episodes."""
+"""The metric that counts the episodes that ended in an update; metrics of episodes are weighted by it."""
 
 _OF_EPISODES = ("success", "episode_return", "episode_length")
-_OF_LINES = ("kind", "update", "updates", "steps", "seconds", "steps_per_second")
+_OF_LINES = ("kind", "update", "updates", "steps", "seconds", "steps_per_second", "exchange_seconds")
 """What a line says of itself, beside the metrics."""
 
 
@@ -30,7 +32,7 @@ class Sink(Protocol):
         """Record a line: `kind`, `update`, and numbers."""
 
     def close(self) -> None:
-        """Let go of files."""
+        """Write what is left, and close files."""
 
 
 def is_of_episodes(name: str) -> bool:
@@ -42,7 +44,7 @@ def window(rows: Mapping[str, np.ndarray]) -> dict[str, float]:
     """One line of metrics from those of several updates.
 
     **Arguments:** `rows`, metric name -> one value per update; nan where an update has nothing to report.
-    **Returns:** means without the nans; metrics of episodes are weighed by the count `episodes` (for `success/<task>`
+    **Returns:** means without the nans; metrics of episodes are weighted by the count `episodes` (for `success/<task>`
     by `episodes/<task>` where that exists), and counts are summed.
     """
     line = {}
@@ -81,14 +83,29 @@ class JsonLines:
 
 def read(path: str | Path) -> list[dict[str, Any]]:
     """The lines of a `metrics.jsonl`; a torn last line is left out. null reads as nan."""
+    return _parsed(Path(path).read_text().splitlines())
+
+
+def _parsed(texts: Sequence[str]) -> list[dict[str, Any]]:
     lines = []
-    for text in Path(path).read_text().splitlines():
+    for text in texts:
         try:
             line = json.loads(text)
         except json.JSONDecodeError:
             continue
         lines.append({name: math.nan if value is None else value for name, value in line.items()})
     return lines
+
+
+def newest(path: str | Path, size: int = 1 << 20) -> dict[str, dict[str, Any]]:
+    """The last line of each kind in the last `size` bytes of a `metrics.jsonl`, by its kind; for long files."""
+    if not Path(path).exists():
+        return {}
+    with Path(path).open("rb") as file:
+        start = max(0, file.seek(0, 2) - size)
+        file.seek(start)
+        content = file.read()
+    return {line["kind"]: line for line in _parsed(content.decode(errors="replace").splitlines()[bool(start) :])}
 
 
 def last(path: str | Path, update: int) -> dict[str, dict[str, Any]]:
@@ -157,7 +174,7 @@ class WeightsAndBiases:
         folder = Path(folder)
         kept = folder / "wandb_id"
         if not kept.exists():
-            kept.write_text(uuid.uuid4().hex[:12])
+            write_whole(kept, uuid.uuid4().hex[:12])
         self._run = wandb.init(
             project=project, name=folder.name, id=kept.read_text(), resume="allow", dir=str(folder), config=config
         )
@@ -190,3 +207,18 @@ class Sinks:
                 failed.append(error)
         if failed:
             raise failed[0]
+
+
+def open_sinks(folder: Path, config: RunConfig, full_config: Any, update: int) -> Sinks:
+    """Where the metrics of a run go.
+
+    **Arguments:** `folder`, the run's; `config`; `full_config`, to show beside the metrics; `update`, from which the
+    run continues, or 0.
+    **Raises:** `ModuleNotFoundError` where a package for what `config` asks for is not installed.
+    """
+    sinks: list[Sink] = [JsonLines(folder / "metrics.jsonl")]
+    if config.tensorboard:
+        sinks.append(TensorBoard(folder / "tensorboard", update + 1 if update else 0))
+    if config.wandb:
+        sinks.append(WeightsAndBiases(config.wandb, folder, configs.to_json(full_config)))
+    return Sinks(sinks)

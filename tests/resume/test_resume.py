@@ -15,10 +15,12 @@ import numpy as np
 import pytest
 
 from llmrl_jax.run import metrics
+from llmrl_jax.run.config import RunConfig
+from tests.resume import tiny
 
 
 SCRIPT = Path(__file__).parent / "tiny.py"
-TIMING = ("seconds", "steps_per_second")
+TIMING = ("seconds", "steps_per_second", "exchange_seconds")
 
 
 def command(out: Path, name: str, *options: str) -> list[str]:
@@ -116,6 +118,21 @@ def test_every_learner_continues_in_the_middle_of_its_episodes(learner, devices,
     run(tmp_path, "died", *options, "--num-updates", "6", "--run.resume")
     assert_same(tmp_path / "died", tmp_path / "whole")
     assert lines(tmp_path / "died") == lines(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("learner", [pytest.param("asking", marks=pytest.mark.slow), "ahead"])
+def test_killed_while_the_host_is_asked(learner, tmp_path, capfd):
+    """A new process asks again what was asked since the last checkpoint, and goes on with the same bits."""
+    own = tiny.Config(RunConfig("whole", str(tmp_path), log_every=3, checkpoint_every=3), learner, num_updates=18)
+    tiny.main(own)
+    options = ["--learner", learner, "--num-updates", "18", "--run.checkpoint-every", "3", "--run.eval-every", "0"]
+    killed = run(tmp_path, "killed", *options, "--die-at", "3", code=-signal.SIGKILL)
+    resumed = run(tmp_path, "killed", *options, "--run.resume", str(tmp_path / "killed"))
+    assert_same(tmp_path / "killed", tmp_path / "whole")
+    assert lines(tmp_path / "killed") == lines(tmp_path / "whole")
+    asked = [[x for x in out.splitlines() if x.startswith("asked")] for out in (killed.stdout, resumed.stdout)]
+    whole = [x for x in capfd.readouterr().out.splitlines() if x.startswith("asked")]
+    assert len(whole) == 4 and asked[0] == whole[:3] and asked[1] == whole[-len(asked[1]) :]
 
 
 def test_terminated_and_continued(whole, tmp_path):

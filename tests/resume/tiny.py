@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -14,6 +17,7 @@ import tyro
 from flax import struct
 
 from llmrl_jax.core.config import FREE
+from llmrl_jax.rl.learner import Exchange
 from llmrl_jax.run.config import RunConfig
 
 
@@ -39,6 +43,7 @@ class TinyLearner:
     steps_per_update: int = 16
     unit: str = "environment steps"
     mesh: Any = None
+    exchange = None
 
     @property
     def bounds(self):
@@ -100,11 +105,70 @@ class TinyLearner:
         return new, metrics
 
 
+KEYS, ASKED = 40, 6
+"""Keys in the table of the learner that asks, and how many it can ask for at once."""
+
+
+def value_of(request):
+    """What keys are worth, as a chat model that keeps its answers would say."""
+    keys = request["keys"]
+    return {"keys": keys, "value": np.where(keys < 0, 0.0, np.sin(keys + 1.0)).astype(np.float32)}
+
+
+@dataclass(frozen=True)
+class AskingLearner(TinyLearner):
+    """It meets keys, asks the host what each is worth, and learns from what it knows by then.
+
+    Its state has a table from a key to its value, whether each key has been met and is known, and with `ahead` the keys
+    that were gathered at the last exchange."""
+
+    every: int = 4
+    ahead: bool = False
+    answer: Callable[[dict], dict] = value_of
+
+    @property
+    def exchange(self):
+        return Exchange(self.every, self.request, self.answer, self.take, ahead=self.ahead)
+
+    @staticmethod
+    def unknown(envs):
+        """The first keys that were met and are not known; -1 where there are fewer."""
+        return jnp.flatnonzero(envs["met"] & ~envs["known"], size=ASKED, fill_value=-1).astype(jnp.int32)
+
+    def init(self, key):
+        state = super().init(key)
+        table = {"value": jnp.zeros(KEYS), "met": jnp.zeros(KEYS, bool), "known": jnp.zeros(KEYS, bool)}
+        return state.replace(envs={**state.envs, **table, "asked": jnp.full(ASKED, -1, jnp.int32)})
+
+    def update(self, state):
+        state, metrics = super().update(state)
+        met = jax.random.randint(jax.random.fold_in(state.key, 7), (2,), 0, KEYS)
+        worth = state.envs["value"][met].sum()
+        params = {**state.params, "w": state.params["w"] + 0.01 * worth}
+        envs = {**state.envs, "met": state.envs["met"].at[met].set(True)}
+        return state.replace(params=params, envs=envs), {**metrics, "known": envs["known"].sum()}
+
+    def request(self, state):
+        if self.ahead:
+            return {"keys": state.envs["asked"]}
+        return {"update": state.update, "keys": self.unknown(state.envs)}
+
+    def take(self, state, answer):
+        rows = jnp.where(answer["keys"] < 0, KEYS, answer["keys"])  # beyond the table: dropped
+        envs = dict(state.envs)
+        envs["value"] = envs["value"].at[rows].set(answer["value"], mode="drop")
+        envs["known"] = envs["known"].at[rows].set(True, mode="drop")
+        envs["asked"] = self.unknown(envs)
+        return state.replace(envs=envs)
+
+
 @dataclass(frozen=True)
 class Config:
     run: RunConfig = field(default_factory=RunConfig)
-    learner: Literal["tiny", "ppo", "glam"] = "tiny"
-    """What to train: the learner above, PPO with a GRU in a world of few steps, or a small Llama by PPO."""
+    learner: Literal["tiny", "asking", "ahead", "ppo", "glam"] = "tiny"
+    """What to train: one of the learners above, PPO with a GRU in a world of few steps, or a small Llama by PPO."""
+    die_at: int = field(default=0, metadata=FREE)
+    """The exchange in whose `answer` the process kills itself, counted from 1; 0: none."""
     devices: int = 1
     """Devices over which environments are split."""
     learning_rate: float = 0.05
@@ -139,8 +203,11 @@ def make(config: Config) -> Any:
         from llmrl_jax.parallel import make_mesh
 
         mesh = make_mesh(f"data={config.devices}")
-    if config.learner == "tiny":
-        return TinyLearner(learning_rate=config.learning_rate, size=config.size, mesh=mesh)
+    if config.learner in ("tiny", "asking", "ahead"):
+        options: Any = {"learning_rate": config.learning_rate, "size": config.size, "mesh": mesh}
+        if config.learner == "tiny":
+            return TinyLearner(**options)
+        return AskingLearner(**options, ahead=config.learner == "ahead", answer=mortal(config.die_at))
     if config.learner == "ppo":
         import envs_jax
         from envs_jax.wrappers import EpisodeStatistics
@@ -168,6 +235,21 @@ def make(config: Config) -> Any:
     return build(small, mesh).learner()
 
 
+def mortal(die_at: int) -> Callable[[dict], dict]:
+    """`value_of` that prints the keys, and kills the process at a call."""
+    calls = 0
+
+    def answer(request):
+        nonlocal calls
+        calls += 1
+        print("asked", request["keys"].tolist(), flush=True)
+        if calls == die_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return value_of(request)
+
+    return answer
+
+
 def main(config: Annotated[Config, tyro.conf.arg(name="")]) -> int:
     """Train one of the learners."""
     import time
@@ -176,7 +258,7 @@ def main(config: Annotated[Config, tyro.conf.arg(name="")]) -> int:
 
     def watched(state, key):
         time.sleep(config.pause)
-        return evaluate(state, key) if config.learner == "tiny" else {}
+        return evaluate(state, key) if config.learner in ("tiny", "asking", "ahead") else {}
 
     result = train(make(config), config.run, num_updates=config.num_updates, evaluate=watched, full_config=config)
     dump(result.state, result.folder / "final.npz")

@@ -29,7 +29,7 @@ def run_config(tmp_path, **options) -> RunConfig:
     return RunConfig(**{"name": "run", "out": str(tmp_path), "progress": "off", **options})
 
 
-def test_what_a_run_writes(tmp_path):
+def test_what_a_run_writes(tmp_path, pictures):
     config = run_config(tmp_path, log_every=5, eval_every=10, checkpoint_every=7, keep=2)
     result = train(TinyLearner(), config, num_updates=24, evaluate=evaluate)
     assert (result.update, result.steps, result.stopped) == (24, 24 * 16, "")
@@ -106,7 +106,7 @@ def test_a_checkpoint_to_go_back_to_must_be_there(tmp_path):
 def test_a_stop_says_how_the_run_goes_on(tmp_path, capsys):
     config = run_config(tmp_path, name="", progress="lines", max_seconds=1e-9, log_every=1)
     done = train(TinyLearner(), config, num_updates=100)
-    assert f"go on with --run.name {done.folder.name} --run.resume" in capsys.readouterr().out
+    assert f"go on with --run.resume {done.folder}" in capsys.readouterr().out
     train(TinyLearner(), replace(config, name="other"), num_updates=100, again="the same command goes on")
     assert "; the same command goes on" in capsys.readouterr().out
 

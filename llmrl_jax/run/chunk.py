@@ -1,0 +1,83 @@
+"""The program that a run compiles: several updates of a learner; and the checks of what they report."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from llmrl_jax.core.checks import nearest
+
+
+def make_chunk(learner: Any, capacity: int) -> Callable:
+    """The function that runs several updates on the device.
+
+    `chunk(state, frozen, n) -> (state, metrics)`: `n` (int32, at most `capacity`) is traced, so any length runs the
+    same compiled program and a run gives the same bits however it is cut into chunks. `state` comes without its
+    frozen part, which is neither donated nor carried. Metrics have the shape `[capacity]`; rows from `n` on are nan.
+    """
+
+    def chunk(state, frozen, n):
+        def one(state):
+            state, metrics = learner.update(state.replace(frozen=frozen))
+            return state.replace(frozen=()), {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()}
+
+        shapes = jax.eval_shape(one, state)[1]
+        for name, x in shapes.items():
+            if x.shape:
+                raise ValueError(f"the metric {name!r} has shape {x.shape}; a learner's metrics are scalars")
+        rows = {name: jnp.full(capacity, jnp.nan, jnp.float32) for name in shapes}
+
+        def body(i, carry):
+            state, rows = carry
+            state, metrics = one(state)
+            return state, {name: row.at[i].set(metrics[name]) for name, row in rows.items()}
+
+        return jax.lax.fori_loop(0, n, body, (state, rows))
+
+    return chunk
+
+
+def compile_chunk(learner: Any, state: Any, capacity: int) -> tuple[Any, float]:
+    """Compile `make_chunk` for a state, which keeps its place. **Returns:** the program, and the seconds it took."""
+    started = time.monotonic()
+    rest, frozen = state.replace(frozen=()), state.frozen
+    kept = jax.tree.map(lambda x: x.sharding, rest)
+    jitted = jax.jit(make_chunk(learner, capacity), donate_argnums=0, out_shardings=(kept, None))
+    compiled = jitted.lower(rest, frozen, np.int32(1)).compile()
+    return compiled, time.monotonic() - started
+
+
+def must_be_finite(name: str) -> bool:
+    """Whether a metric that is nan or infinite means that learning broke: losses and gradient norms."""
+    last = name.split("/")[-1]
+    return last.endswith("loss") or "grad_norm" in last
+
+
+def check_bounds(learner: Any, names: list[str]) -> None:
+    """**Raises** `ValueError` where the learner bounds a metric that is not among `names`, naming the nearest."""
+    for name in learner.bounds:
+        if name not in names:
+            raise ValueError(f"the learner bounds a metric {name!r} that it does not report{nearest(name, names)}")
+
+
+def verdict(learner: Any, rows: Mapping[str, np.ndarray], first: int) -> str:
+    """Why the run must stop, from the metrics of consecutive updates, the first of which is `first`; empty when it
+    need not."""
+    for i in range(len(next(iter(rows.values()), ()))):
+        broken = [name for name in rows if must_be_finite(name) and not math.isfinite(rows[name][i])]
+        if broken:
+            values = ", ".join(f"{name} is {rows[name][i]}" for name in broken)
+            return f"{values} at update {first + i}: learning has broken down (a lower learning rate may help)"
+        for name, bound in learner.bounds.items():
+            if not rows[name][i] <= bound:
+                return (
+                    f"{name} is {rows[name][i]:.3g} at update {first + i}, above its bound {bound:g}: what the update "
+                    "computes disagrees with what the rollout recorded, or the computation is wrong"
+                )
+    return ""

@@ -1,0 +1,217 @@
+"""Exchanges with the host: between two updates a learner asks, the host answers, and the answer enters the state.
+
+`llmrl_jax.rl.learner.Exchange` says what a learner declares, and why a run that is stopped and resumed gives the same
+bits. This module calls `answer` in a thread of process 0, so that a signal to stop is obeyed while a chat model thinks,
+and gives the answer to all processes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from llmrl_jax.parallel.hosts import put
+from llmrl_jax.rl.learner import Exchange
+from llmrl_jax.run import leaves as trees
+
+
+POLL_SECONDS = 0.1
+"""How often a run that waits for an answer looks whether it must stop."""
+
+Arrays = dict[str, np.ndarray]
+
+
+class NoAnswer(RuntimeError):
+    """The host could not answer; the message says why."""
+
+
+class Exchanges:
+    """The exchanges of one run of a learner."""
+
+    def __init__(self, exchange: Exchange, state: Any, last: int):
+        """**Arguments:** `exchange`; `state`, the learner's, for its places; `last`, the update after which the run
+        ends."""
+        self.every, self._exchange, self._last = exchange.every, exchange, last
+        self.seconds = 0.0
+        """Time spent waiting for answers."""
+        mesh = trees.mesh_of(state)
+        self._whole = None if mesh is None else NamedSharding(mesh, PartitionSpec())
+        self._request = jax.jit(exchange.request, out_shardings=self._whole)
+        places = jax.tree.map(lambda x: x.sharding, state.replace(frozen=()))
+        self._take = jax.jit(self._taken, donate_argnums=0, out_shardings=places)
+        self._asked: _Asked | None = None
+
+    def due(self, update: int) -> bool:
+        """Whether the state after `update` updates is exchanged before the next one."""
+        return 0 < update < self._last and update % self.every == 0
+
+    def prepare(self, state: Any, update: int) -> None:
+        """Ask for the answer of the next exchange where that may be done now. For the beginning of a run."""
+        if not self.due(update):
+            self._ask_ahead(state, update)
+
+    def make(self, state: Any, update: int, stop: Callable[[], bool]) -> Any:
+        """Exchange a state.
+
+        **Arguments:** `state`, after `update` updates, of which the part that is not frozen is donated; `stop`, whether
+        the run must stop (asked while it waits).
+        **Returns:** the state to go on with; None where `stop` came first, and `state` is as it was.
+        **Raises:** `NoAnswer` where `answer` raised, and `state` is as it was; `ValueError` for a request, an answer or
+        a new state of the wrong form.
+        """
+        started = time.monotonic()
+        request = self._read(state)
+        found: Arrays | str | None = None
+        if jax.process_index() == 0:
+            found = self._answered(request, stop)
+        found = from_first(found)
+        self.seconds += time.monotonic() - started
+        if found is None:
+            return None
+        if isinstance(found, str):
+            raise NoAnswer(found) from (self._asked.error if self._asked else None)
+        state = self._with(state, found)
+        self._ask_ahead(state, update)
+        return state
+
+    # --- asking -------------------------------------------------------------------------------------------------------
+
+    def _read(self, state: Any) -> Arrays:
+        request = jax.device_get(self._request(state))
+        if not isinstance(request, Mapping) or not all(isinstance(x, np.ndarray) for x in request.values()):
+            raise ValueError("an exchange's request must be a dict of arrays (of a key: its jax.random.key_data)")
+        return dict(request)
+
+    def _ask_ahead(self, state: Any, update: int) -> None:
+        self._asked = None
+        upcoming = (update // self.every + 1) * self.every
+        if self._exchange.ahead and self.due(upcoming):
+            request = self._read(state)
+            if jax.process_index() == 0:
+                self._asked = _Asked(self._exchange.answer, request)
+
+    def _answered(self, request: Arrays, stop: Callable[[], bool]) -> Arrays | str | None:
+        """The answer to a request; why there is none; or None where the run must stop."""
+        if self._asked is None:
+            self._asked = _Asked(self._exchange.answer, request)
+        elif not _same(self._asked.request, request):
+            return (
+                "the request changed since the exchange before it: with ahead=True it must be read from a part of the "
+                "state that only take writes"
+            )
+        while not self._asked.done.wait(POLL_SECONDS):
+            if stop():
+                return None
+        if self._asked.error is not None:
+            return f"{type(self._asked.error).__name__}: {' '.join(str(self._asked.error).split())}"
+        try:
+            return _checked(self._asked.answer)
+        except ValueError as error:
+            return str(error)
+
+    # --- taking -------------------------------------------------------------------------------------------------------
+
+    def _taken(self, rest: Any, frozen: Any, answer: dict[str, jax.Array]) -> Any:
+        after = self._exchange.take(rest.replace(frozen=frozen), answer).replace(frozen=())
+        return _like(rest, after)
+
+    def _with(self, state: Any, answer: Arrays) -> Any:
+        frozen = state.frozen
+        placed: Any = answer
+        if self._whole is not None:
+            placed = {name: put(x, self._whole) for name, x in answer.items()}
+        return self._take(state.replace(frozen=()), frozen, placed).replace(frozen=frozen)
+
+
+class _Asked:
+    """A call of `answer` in a thread. It does not keep the process from ending: a run that stops leaves it alone."""
+
+    def __init__(self, function: Callable[[Arrays], Any], request: Arrays):
+        self.request, self.answer, self.error = request, None, None
+        self.done = threading.Event()
+        own = {name: x.copy() for name, x in request.items()}
+        threading.Thread(target=self._run, args=(function, own), name="exchange", daemon=True).start()
+
+    def _run(self, function: Callable[[Arrays], Any], request: Arrays) -> None:
+        try:
+            self.answer = function(request)
+        except BaseException as error:
+            self.error = error
+        finally:
+            self.done.set()
+
+
+def _same(a: Arrays, b: Arrays) -> bool:
+    return a.keys() == b.keys() and all(a[name].tobytes() == b[name].tobytes() for name in a)
+
+
+def _like(before: Any, after: Any) -> Any:
+    """The state `after` an exchange, with the exact types of that `before`. **Raises:** `ValueError` naming the leaves
+    that differ."""
+    after = jax.tree.map(lambda x: x if hasattr(x, "dtype") else jax.numpy.asarray(x), after)
+    old, new = trees.named_leaves(before), trees.named_leaves(after)
+    wrong = [f"{name} is missing" for name in old if name not in new]
+    wrong += [f"{name} is new" for name in new if name not in old]
+    for name in old.keys() & new.keys():
+        a, b = (f"{x.dtype}{list(x.shape)}" for x in (old[name], new[name]))
+        if a != b:
+            wrong.append(f"{name} is {b} and was {a}")
+    if wrong:
+        raise ValueError(f"an exchange's take must keep the form of the state: {'; '.join(sorted(wrong)[:5])}")
+    # a weak type would be another type to the compiled updates
+    return jax.tree.map(lambda x: x if trees.is_key(x) else jax.lax.convert_element_type(x, x.dtype), after)
+
+
+def _checked(answer: Any) -> Arrays:
+    """An answer as NumPy arrays. **Raises:** `ValueError` for anything but plain arrays by name."""
+    if not isinstance(answer, Mapping):
+        raise ValueError(f"the answer is a {type(answer).__name__}; a dict of arrays is needed")
+    arrays = {str(name): np.asarray(x) for name, x in answer.items()}
+    for name, x in arrays.items():
+        if x.dtype.kind not in "biuf":
+            raise ValueError(f"the answer's {name!r} has dtype {x.dtype}; bool, int or float is needed")
+    return arrays
+
+
+# --- over processes ---------------------------------------------------------------------------------------------------
+
+
+def from_first(found: Arrays | str | None) -> Arrays | str | None:
+    """What process 0 found, in every process. All must ask together; what the others found is ignored."""
+    if jax.process_count() == 1:
+        return found
+    from jax.experimental import multihost_utils
+
+    content = _packed(found) if jax.process_index() == 0 else b""
+    size = int(multihost_utils.broadcast_one_to_all(np.int32(len(content))))
+    sent = np.frombuffer(content.ljust(size, b"\0"), np.uint8)
+    return _unpacked(np.asarray(multihost_utils.broadcast_one_to_all(sent), np.uint8).tobytes())
+
+
+def _packed(found: Arrays | str | None) -> bytes:
+    """A line of JSON that says what follows, and the bytes of the arrays."""
+    if not isinstance(found, dict):
+        return json.dumps(found).encode() + b"\n"
+    head = [[name, x.dtype.str, x.shape] for name, x in found.items()]
+    return json.dumps(head).encode() + b"\n" + b"".join(x.tobytes() for x in found.values())
+
+
+def _unpacked(content: bytes) -> Arrays | str | None:
+    head, _, data = content.partition(b"\n")
+    found = json.loads(head)
+    if not isinstance(found, list):
+        return found
+    arrays, start = {}, 0
+    for name, kind, shape in found:
+        size = np.dtype(kind).itemsize * math.prod(shape)
+        arrays[name] = np.frombuffer(data[start : start + size], kind).reshape(shape)
+        start += size
+    return arrays
