@@ -10,7 +10,9 @@ import tyro
 from llmrl_jax import lm
 from llmrl_jax.lm.peft import load_adapter
 from llmrl_jax.lm.tokens import load_tokenizer
-from llmrl_jax.run.memory.fit import FitConfig, advice, fit as compile_and_add
+from llmrl_jax.run.memory.advice import advice
+from llmrl_jax.run.memory.config import FitConfig
+from llmrl_jax.run.memory.fit import fit as compile_and_add
 from llmrl_jax.run.tune.grpo import grpo
 from llmrl_jax.run.tune.model import Quantize
 from llmrl_jax.run.tune.sft import sft
@@ -92,7 +94,8 @@ def fit(config: Annotated[FitConfig, tyro.conf.arg(name="")]) -> int:
     found = compile_and_add(config)
     print(found.table())
     platform = found.devices.rpartition("(")[2].partition(")")[0]
-    print(f"Compiled in {found.seconds:.0f} s. Activations are what XLA plans for {platform}; other devices plan differently.")
+    print(f"Compiled in {found.seconds:.0f} s.")
+    print(f"Activations are what XLA plans for {platform}; other devices plan differently.")
     if found.fits is not False:
         return 0
     if config.advise:

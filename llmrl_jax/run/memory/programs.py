@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +17,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 from llmrl_jax import lm
 from llmrl_jax.lm.quantize import quantize, quantized_shardings
 from llmrl_jax.parallel import batch_sharding, make_mesh, shardings
-from llmrl_jax.run.loop import make_chunk
+from llmrl_jax.run.chunk import make_chunk
+from llmrl_jax.run.memory.config import FitConfig
 from llmrl_jax.tuning import GRPOConfig, Packed, Prompts, SFTConfig, make_grpo, make_sft
-
-
-if TYPE_CHECKING:
-    from llmrl_jax.run.memory.fit import FitConfig
 
 
 # --- shapes and places ------------------------------------------------------------------------------------------------
@@ -59,6 +56,7 @@ def place_like(tree: Any, params: Any, places: Any, elsewhere: Sharding) -> Any:
 
 
 def placed(shapes: Any, places: Any) -> Any:
+    """A tree of shapes with a tree of shardings."""
     return jax.tree.map(lambda x, p: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=p), shapes, places)
 
 
@@ -90,6 +88,7 @@ class Setting:
 
     @property
     def trained(self) -> str:
+        """The collection that the optimiser moves."""
         return "params" if self.model.lora is None else "lora"
 
     def rows(self, shape: tuple[int, ...], dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
@@ -99,40 +98,45 @@ class Setting:
 
 
 def setting(config: FitConfig, shape: lm.LlamaConfig, devices: list[jax.Device]) -> Setting:
-    """The model of a configuration, without values."""
-    needed = config.length
-    if config.workload in ("grpo", "generate"):
-        needed += config.new_tokens
-    elif config.workload == "score":
-        needed += config.candidate_tokens
+    """The model of a configuration, without values.
+
+    **Raises:** `ValueError` for lengths that exceed the model's, or a mesh that does not divide a leaf."""
+    _check_length(config, shape)
+    mesh = make_mesh(config.mesh, devices) if config.mesh else None
+    whole: Sharding = SingleDeviceSharding(devices[0]) if mesh is None else NamedSharding(mesh, PartitionSpec())
+    model = _model(config, shape)
+    return Setting(config, model, mesh, _variables(config, model, mesh, whole), whole)
+
+
+def _check_length(config: FitConfig, shape: lm.LlamaConfig) -> None:
+    more = {"grpo": config.new_tokens, "generate": config.new_tokens, "score": config.candidate_tokens}
+    needed = config.length + more.get(config.workload, 0)
     if needed > shape.max_position_embeddings:
         raise ValueError(
             f"{config.workload} with these lengths needs {needed} positions; the model has "
             f"{shape.max_position_embeddings} (max_position_embeddings): lower length or new_tokens"
         )
-    mesh = make_mesh(config.mesh, devices) if config.mesh else None
+
+
+def _model(config: FitConfig, shape: lm.LlamaConfig) -> lm.Llama:
     dtype = jnp.dtype(config.dtype)
-    trained = config.trains and config.tune == "full"
-    same = jnp.dtype(jnp.float32) if trained else dtype
-    kept = same if config.param_dtype == "same" else jnp.dtype(config.param_dtype)
+    kept = jnp.dtype(jnp.float32) if config.trains and config.tune == "full" else dtype
+    if config.param_dtype != "same":
+        kept = jnp.dtype(config.param_dtype)
     adapted = config.lora if config.tune == "lora" and config.trains else None
-    model = lm.Llama(shape, lora=adapted, dtype=dtype, param_dtype=kept, remat=config.remat)
+    return lm.Llama(shape, lora=adapted, dtype=dtype, param_dtype=kept, remat=config.remat)
+
+
+def _variables(config: FitConfig, model: lm.Llama, mesh: Mesh | None, whole: Sharding) -> Any:
+    """The model's collections as placed shapes; the base quantised where it is to be."""
     shapes, axes = model.abstract(), model.logical_axes()
-    if config.quantize != "none":
-        coded = jax.eval_shape(partial(quantize, kind=config.quantize), shapes["params"])
-        shapes = {**shapes, "params": coded}
-    whole: Sharding = SingleDeviceSharding(devices[0])
+    quantised = config.quantize != "none"
+    if quantised:
+        shapes = {**shapes, "params": jax.eval_shape(partial(quantize, kind=config.quantize), shapes["params"])}
     if mesh is None:
-        places = jax.tree.map(lambda _: whole, shapes)
-    else:
-        whole = NamedSharding(mesh, PartitionSpec())
-        places = {name: shardings(shapes[name], axes[name], mesh) for name in shapes if name != "params"}
-        if config.quantize != "none":
-            places["params"] = quantized_shardings(shapes["params"], axes["params"], mesh)
-        else:
-            places["params"] = shardings(shapes["params"], axes["params"], mesh)
-        places = {name: places[name] for name in shapes}
-    return Setting(config, model, mesh, placed(shapes, places), whole)
+        return placed(shapes, jax.tree.map(lambda _: whole, shapes))
+    place = {name: quantized_shardings if quantised and name == "params" else shardings for name in shapes}
+    return placed(shapes, {name: place[name](shapes[name], axes[name], mesh) for name in shapes})
 
 
 # --- the programs -----------------------------------------------------------------------------------------------------

@@ -17,9 +17,10 @@ import pytest
 from llmrl_jax import lm
 from llmrl_jax.cli.commands import lm as _fit
 from llmrl_jax.parallel import batch_sharding, make_mesh, shardings
-from llmrl_jax.run.loop import make_chunk
-from llmrl_jax.run.memory import fit as fits
-from llmrl_jax.run.memory.fit import FitConfig, fit
+from llmrl_jax.run.chunk import make_chunk
+from llmrl_jax.run.memory import advice, sizes
+from llmrl_jax.run.memory.config import FitConfig
+from llmrl_jax.run.memory.fit import Fit, fit
 from llmrl_jax.run.memory.programs import held, setting
 from llmrl_jax.tuning import Packed, SFTConfig, make_sft
 
@@ -140,7 +141,7 @@ def test_the_verdict(model, capsys):
     assert "It fits: " in capsys.readouterr().out
     assert _fit.fit(replace(config, memory=str(found.total - 1))) == 1
     out = capsys.readouterr().out
-    assert "It does not fit: 100%" in out and f"total {fits.size(found.total)}" in " ".join(out.split())
+    assert "It does not fit: 100%" in out and f"total {sizes.size(found.total)}" in " ".join(out.split())
 
 
 def test_what_helps_is_compiled_and_compared(model, monkeypatch):
@@ -151,13 +152,13 @@ def test_what_helps_is_compiled_and_compared(model, monkeypatch):
             raise ValueError("this one does not divide")
         total = 1000 - 200 * config.remat - 10 * (config.tune == "lora") - 150 * (config.mesh == "fsdp=4")
         total += 5 * (config.microbatches > 1)
-        return fits.Fit(config, {"all": (total, None)}, 1, 1, "", fits.parse_bytes(config.memory), 0.0)
+        return Fit(config, {"all": (total, None)}, 1, 1, "", sizes.parse_bytes(config.memory), 0.0)
 
-    monkeypatch.setattr(fits, "_fit", weigh)
+    monkeypatch.setattr(advice, "compiled_fit", weigh)
 
     def helps(memory, **changes):
         config = FitConfig(model, batch_size=8, length=32, tune="full", mesh="data=2,fsdp=2", memory=memory, **changes)
-        return [" ".join(line.split()) for line in fits.advice(weigh(config, None, None))]
+        return [" ".join(line.split()) for line in advice.advice(weigh(config, None, None))]
 
     alone = ["--remat 800 B", "--mesh fsdp=4 850 B", "--tune lora 990 B"]
     assert helps("800B") == ["--remat 800 B fits", *alone[1:]]
@@ -167,7 +168,7 @@ def test_what_helps_is_compiled_and_compared(model, monkeypatch):
 
 def test_the_knobs_are_those_that_apply(model):
     def flags(**changes):
-        return [flag for flag, _ in fits.knobs(FitConfig(model, **changes))]
+        return [flag for flag, _ in advice.knobs(FitConfig(model, **changes))]
 
     assert flags(batch_size=16, length=512, mesh="data=4,tensor=2") == [
         "--remat", "--head-chunk 128", "--microbatches 4", "--mesh fsdp=4,tensor=2", "--dtype bfloat16",
@@ -182,9 +183,9 @@ def test_the_knobs_are_those_that_apply(model):
     [("16GiB", 16 * 2**30), ("80GB", 80 * 10**9), ("1.5 MiB", 3 * 2**19), ("1000", 1000), ("2g", 2 * 10**9)],
 )
 def test_sizes(text, n):
-    assert fits.parse_bytes(text) == n
-    assert fits.size(2**30) == "1.0 GiB" and fits.size(1000) == "1000 B"
-    assert (fits.count(1_100_048_384), fits.count(950)) == ("1.1B", "950")
+    assert sizes.parse_bytes(text) == n
+    assert sizes.size(2**30) == "1.0 GiB" and sizes.size(1000) == "1000 B"
+    assert (sizes.count(1_100_048_384), sizes.count(950)) == ("1.1B", "950")
 
 
 @pytest.mark.parametrize(
@@ -208,8 +209,8 @@ def test_what_cannot_be(model, changes, message):
 
 
 def test_a_config_alone_is_read_and_devices_are_simulated(model):
-    """In a new process, whose devices nobody has touched."""
-    program = "import sys, tyro; from llmrl_jax.cli.commands.lm_fit import fit; sys.exit(tyro.cli(fit))"
+    """In a new process, in which no device is in use yet."""
+    program = "import sys, tyro; from llmrl_jax.cli.commands.lm import fit; sys.exit(tyro.cli(fit))"
     env = {n: v for n, v in os.environ.items() if n not in ("XLA_FLAGS", "JAX_PLATFORMS")}
     args = ["--model", f"{model}/config.json", "--devices", "4", "--mesh", "fsdp=4", "--length", "16"]
     done = subprocess.run(
