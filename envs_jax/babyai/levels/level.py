@@ -32,6 +32,7 @@ from envs_jax.babyai.mission import (
     SINGLE,
 )
 from envs_jax.babyai.state import MAX_OBJECTS, MAX_SIDE, Params
+from envs_jax.checks import between
 from envs_jax.rejection import first_accepted
 
 
@@ -143,10 +144,8 @@ TRIES = 4096
 
 def check_room(name: str, room_size: int, count: int, *, agent_first: bool = True, unique: bool = False) -> Rooms:
     """Refuse a room that can never hold its objects."""
-    if not 4 <= room_size <= MAX_SIDE:
-        raise ValueError(f"{name}: room_size is {room_size}; it runs from 4 to {MAX_SIDE}, walls included")
-    if not 1 <= count <= MAX_OBJECTS:
-        raise ValueError(f"{name}: {count} objects; a level has 1 to {MAX_OBJECTS}")
+    between(f"{name}: room_size", room_size, 4, MAX_SIDE, remedy="walls included")
+    between(f"{name}: the number of objects", count, 1, MAX_OBJECTS)
     rooms = Rooms(room_size)
     floor = rooms.interior(0, 0)
     corner = (1, 1) if agent_first else rooms.centre

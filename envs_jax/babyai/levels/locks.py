@@ -12,8 +12,8 @@ import numpy as np
 from envs_jax.babyai.constants import BALL, BOX, COLORS, DOOR, KEY
 from envs_jax.babyai.levels.layout import Dice
 from envs_jax.babyai.levels.level import LOOSE, Level, single, things
-from envs_jax.babyai.levels.multi_room import LOOKS, SIDES, check_maze, clear, opened, placed, reachable_only
-from envs_jax.babyai.levels.room_grid import Maze, assemble, closed_doors, connect, locked, scatter
+from envs_jax.babyai.levels.multi_room import LOOKS, SIDES, check_room_grid, clear, opened, placed, reachable_only
+from envs_jax.babyai.levels.room_grid import RoomGrid, assemble, closed_doors, connect, locked, scatter
 from envs_jax.babyai.mission import ANY, GO_TO, OPEN_DOOR, PICK_UP
 from envs_jax.babyai.state import EMPTY_CELL
 
@@ -27,23 +27,23 @@ def without(dice: Dice, taken: list[tuple], n: int) -> tuple[jax.Array, jax.Arra
     return LOOSE[0] + look // len(COLORS), look % len(COLORS)
 
 
-def elsewhere(dice: Dice, maze: Maze, room):
+def elsewhere(dice: Dice, rooms: RoomGrid, room):
     """A uniform room other than one."""
-    return (room + 1 + dice.below(maze.count - 1)) % maze.count
+    return (room + 1 + dice.below(rooms.count - 1)) % rooms.count
 
 
-def locked_room(dice: Dice, maze: Maze):
+def locked_room(dice: Dice, rooms: RoomGrid):
     """A random room with a locked door on a random side that has a neighbour: room, edge and colour."""
-    room = dice.below(maze.count)
-    sides = jnp.asarray(maze.edge_of)[room]
+    room = dice.below(rooms.count)
+    sides = jnp.asarray(rooms.edge_of)[room]
     return room, sides[dice.among(sides >= 0)], dice.below(len(COLORS))
 
 
-def agent_outside(dice: Dice, maze: Maze, kind, color, cell, doors, fits, room, walls=None):
+def agent_outside(dice: Dice, rooms: RoomGrid, kind, color, cell, doors, fits, room, walls=None):
     """Things and doors, then the agent in any room but one (-1: in any)."""
-    where = dice.below(maze.count)
-    where = jnp.where(room >= 0, elsewhere(dice, maze, room), where)
-    return placed(dice, maze, kind, color, cell, doors, fits, where, walls)
+    where = dice.below(rooms.count)
+    where = jnp.where(room >= 0, elsewhere(dice, rooms, room), where)
+    return placed(dice, rooms, kind, color, cell, doors, fits, where, walls)
 
 
 def unlock(compat: bool = False) -> Level:
@@ -51,56 +51,56 @@ def unlock(compat: bool = False) -> Level:
 
     With `compat` the key and three things may lie behind the door too: minigrid compares numpy integers with `is`.
     """
-    maze = check_maze("Unlock", 8, 3, 3, 28)
-    filled = maze.count if compat else maze.count - 1
+    rooms = check_room_grid("Unlock", 8, 3, 3, 28)
+    filled = rooms.count if compat else rooms.count - 1
     count = 1 + 3 * filled
 
     def attempt(dice, task):
-        room, edge, paint = locked_room(dice, maze)
-        key_room = dice.below(maze.count) if compat else elsewhere(dice, maze, room)
-        doors = closed_doors(dice, maze, np.zeros(len(maze.edges), bool))
+        room, edge, paint = locked_room(dice, rooms)
+        key_room = dice.below(rooms.count) if compat else elsewhere(dice, rooms, room)
+        doors = closed_doors(dice, rooms, np.zeros(len(rooms.edges), bool))
         # half of the time no other door has the colour of the locked one
-        other = (paint + 1 + dice.below(len(COLORS) - 1, len(maze.edges))) % len(COLORS)
+        other = (paint + 1 + dice.below(len(COLORS) - 1, len(rooms.edges))) % len(COLORS)
         doors = doors.replace(color=jnp.where(dice.below(2) == 0, other, doors.color))
         doors = locked(doors, edge, paint)
-        doors = doors.replace(present=connect(dice, maze, doors.present, np.arange(maze.count) == room))
-        rooms = jnp.asarray(np.repeat(np.arange(filled), 3).astype(np.int32))
-        rooms = rooms if compat else rooms + (rooms >= room)
+        doors = doors.replace(present=connect(dice, rooms, doors.present, np.arange(rooms.count) == room))
+        of_things = jnp.asarray(np.repeat(np.arange(filled), 3).astype(np.int32))
+        of_things = of_things if compat else of_things + (of_things >= room)
         kind, color = things(dice, count)
         kind, color = kind.at[0].set(KEY), color.at[0].set(paint)
-        free = clear(maze, maze.centre)
-        cell, fits = scatter(dice, maze, jnp.concatenate([key_room[None], rooms]), free)
-        drawn = agent_outside(dice, maze, kind, color, cell, doors, fits, room)
-        layout, grid = reachable_only(maze, drawn)
-        return layout, grid, single(maze, layout, OPEN_DOOR, (DOOR, paint, ANY))
+        free = clear(rooms, rooms.centre)
+        cell, fits = scatter(dice, rooms, jnp.concatenate([key_room[None], of_things]), free)
+        drawn = agent_outside(dice, rooms, kind, color, cell, doors, fits, room)
+        layout, grid = reachable_only(rooms, drawn)
+        return layout, grid, single(rooms, layout, OPEN_DOOR, (DOOR, paint, ANY))
 
-    return Level(maze, count + len(maze.edges), ("open",), frozenset({OPEN_DOOR}), (0,), attempt)
+    return Level(rooms, count + len(rooms.edges), ("open",), frozenset({OPEN_DOOR}), (0,), attempt)
 
 
 def go_to_imp_unlock(compat: bool = False) -> Level:
     """Go to a thing behind a locked door; its key lies in another room, among two things in each room that is not
     locked. With `compat` the key and two things may lie behind the door too, as in `unlock`."""
-    maze = check_maze("GoToImpUnlock", 8, 3, 3, 20)
-    filled = maze.count if compat else maze.count - 1
+    rooms = check_room_grid("GoToImpUnlock", 8, 3, 3, 20)
+    filled = rooms.count if compat else rooms.count - 1
     count = 1 + 2 * filled
 
     def attempt(dice, task):
-        room, edge, paint = locked_room(dice, maze)
-        key_room = dice.below(maze.count) if compat else elsewhere(dice, maze, room)
-        doors = locked(closed_doors(dice, maze, np.zeros(len(maze.edges), bool)), edge, paint)
-        doors = doors.replace(present=connect(dice, maze, doors.present, np.arange(maze.count) == room))
-        rooms = jnp.asarray(np.repeat(np.arange(filled), 2).astype(np.int32))
-        rooms = rooms if compat else rooms + (rooms >= room)
+        room, edge, paint = locked_room(dice, rooms)
+        key_room = dice.below(rooms.count) if compat else elsewhere(dice, rooms, room)
+        doors = locked(closed_doors(dice, rooms, np.zeros(len(rooms.edges), bool)), edge, paint)
+        doors = doors.replace(present=connect(dice, rooms, doors.present, np.arange(rooms.count) == room))
+        of_things = jnp.asarray(np.repeat(np.arange(filled), 2).astype(np.int32))
+        of_things = of_things if compat else of_things + (of_things >= room)
         kind, color = things(dice, count)
         kind, color = kind.at[0].set(KEY), color.at[0].set(paint)
-        cell, fits = scatter(dice, maze, jnp.concatenate([key_room[None], rooms]), clear(maze, maze.centre))
-        posed, grid = reachable_only(maze, agent_outside(dice, maze, kind, color, cell, doors, fits, room))
+        cell, fits = scatter(dice, rooms, jnp.concatenate([key_room[None], of_things]), clear(rooms, rooms.centre))
+        posed, grid = reachable_only(rooms, agent_outside(dice, rooms, kind, color, cell, doors, fits, room))
         # the goal comes last, where it need not be reachable, but not beside the agent
         last_kind, last_color = things(dice, 1)
-        free = clear(maze, posed.position) & (grid == EMPTY_CELL)
-        last, there = scatter(dice, maze, room[None], free)
+        free = clear(rooms, posed.position) & (grid == EMPTY_CELL)
+        last, there = scatter(dice, rooms, room[None], free)
         layout, grid = assemble(
-            maze,
+            rooms,
             jnp.append(kind, last_kind),
             jnp.append(color, last_color),
             jnp.append(cell, last),
@@ -109,29 +109,29 @@ def go_to_imp_unlock(compat: bool = False) -> Level:
             posed.direction,
             posed.accepted & there,
         )
-        return layout, grid, single(maze, layout, GO_TO, (last_kind[0], last_color[0], ANY))
+        return layout, grid, single(rooms, layout, GO_TO, (last_kind[0], last_color[0], ANY))
 
-    return Level(maze, count + 1 + len(maze.edges), ("go_to",), frozenset({GO_TO}), (0,), attempt)
+    return Level(rooms, count + 1 + len(rooms.edges), ("go_to",), frozenset({GO_TO}), (0,), attempt)
 
 
 def _in_the_middle(name: str, n: int, make_things, boxed=()) -> Level:
     """Open the locked door of the middle room with what lies in it."""
-    maze = check_maze(name, 8, 3, 3, n)
-    sides = maze.edge_of[maze.middle]
+    rooms = check_room_grid(name, 8, 3, 3, n)
+    sides = rooms.edge_of[rooms.middle]
 
     def attempt(dice, task):
         paint = dice.below(len(COLORS))
-        doors = closed_doors(dice, maze, np.zeros(len(maze.edges), bool))
+        doors = closed_doors(dice, rooms, np.zeros(len(rooms.edges), bool))
         doors = locked(doors, jnp.asarray(sides)[dice.below(SIDES)], paint)
         kind, color = make_things(dice, paint)
-        cell, fits = scatter(dice, maze, jnp.full(n, maze.middle), clear(maze, maze.centre))
+        cell, fits = scatter(dice, rooms, jnp.full(n, rooms.middle), clear(rooms, rooms.centre))
         for _, thing in boxed:
             cell = cell.at[thing].set(-1)
-        layout, grid = placed(dice, maze, kind, color, cell, doors, fits, maze.middle)
-        return layout, grid, single(maze, layout, OPEN_DOOR, (DOOR, ANY, ANY))
+        layout, grid = placed(dice, rooms, kind, color, cell, doors, fits, rooms.middle)
+        return layout, grid, single(rooms, layout, OPEN_DOOR, (DOOR, ANY, ANY))
 
     kinds = frozenset({OPEN_DOOR})
-    return Level(maze, n + len(maze.edges), ("open",), kinds, (0,), attempt, boxed=tuple(boxed))
+    return Level(rooms, n + len(rooms.edges), ("open",), kinds, (0,), attempt, boxed=tuple(boxed))
 
 
 def unlock_local(distractors: bool = False) -> Level:
@@ -161,86 +161,86 @@ def unlock_pickup(distractors: bool = False, compat: bool = False) -> Level:
 
     With `compat` an episode has the 72 steps that minigrid grants by mistake, not the 288 that it means to.
     """
-    maze = check_maze("UnlockPickup", 6, 1, 2, 6)
+    rooms = check_room_grid("UnlockPickup", 6, 1, 2, 6)
     count = 6 if distractors else 2
 
     def attempt(dice, task):
         paint, box = dice.below(len(COLORS)), dice.below(len(COLORS))
-        doors = locked(closed_doors(dice, maze, np.zeros(1, bool)), 0, paint)
+        doors = locked(closed_doors(dice, rooms, np.zeros(1, bool)), 0, paint)
         kind, color = jnp.asarray(np.array([BOX, KEY], np.int32)), jnp.stack([box, paint])
         room = jnp.asarray(np.array([1, 0], np.int32))
         if distractors:
             more, paints = without(dice, [(BOX, box), (KEY, paint)], 4)
             kind, color = jnp.concatenate([kind, more]), jnp.concatenate([color, paints])
             room = jnp.concatenate([room, dice.below(2, 4)])
-        cell, fits = scatter(dice, maze, room, clear(maze, maze.centre))
-        layout, grid = placed(dice, maze, kind, color, cell, doors, fits, 0)
-        return layout, grid, single(maze, layout, PICK_UP, (BOX, box, ANY))
+        cell, fits = scatter(dice, rooms, room, clear(rooms, rooms.centre))
+        layout, grid = placed(dice, rooms, kind, color, cell, doors, fits, 0)
+        return layout, grid, single(rooms, layout, PICK_UP, (BOX, box, ANY))
 
     kinds, limit = frozenset({PICK_UP}), 72 if compat else 288
-    return Level(maze, count + 1, ("pick_up",), kinds, (0,), attempt, max_steps=limit)
+    return Level(rooms, count + 1, ("pick_up",), kinds, (0,), attempt, max_steps=limit)
 
 
 def blocked_unlock_pickup() -> Level:
     """Pick up the box behind a locked door that a ball blocks."""
-    maze = check_maze("BlockedUnlockPickup", 6, 1, 2, 3)
+    rooms = check_room_grid("BlockedUnlockPickup", 6, 1, 2, 3)
 
     def attempt(dice, task):
         paint, box, ball = dice.below(len(COLORS)), dice.below(len(COLORS)), dice.below(len(COLORS))
-        doors = locked(closed_doors(dice, maze, np.zeros(1, bool)), 0, paint)
-        blocker = doors.cell[0] - maze.height
-        free = clear(maze, maze.centre) & (np.arange(maze.cells) != blocker)
-        cell, fits = scatter(dice, maze, jnp.asarray(np.array([1, 0], np.int32)), free)
+        doors = locked(closed_doors(dice, rooms, np.zeros(1, bool)), 0, paint)
+        blocker = doors.cell[0] - rooms.height
+        free = clear(rooms, rooms.centre) & (np.arange(rooms.cells) != blocker)
+        cell, fits = scatter(dice, rooms, jnp.asarray(np.array([1, 0], np.int32)), free)
         kind = jnp.asarray(np.array([BOX, KEY, BALL], np.int32))
         color = jnp.stack([box, paint, ball])
-        layout, grid = placed(dice, maze, kind, color, jnp.append(cell, blocker), doors, fits, 0)
-        return layout, grid, single(maze, layout, PICK_UP, (BOX, ANY, ANY))
+        layout, grid = placed(dice, rooms, kind, color, jnp.append(cell, blocker), doors, fits, 0)
+        return layout, grid, single(rooms, layout, PICK_UP, (BOX, ANY, ANY))
 
     kinds = frozenset({PICK_UP})
-    return Level(maze, 4, ("pick_up",), kinds, (0,), attempt, max_steps=16 * 36)
+    return Level(rooms, 4, ("pick_up",), kinds, (0,), attempt, max_steps=16 * 36)
 
 
 def unlock_to_unlock() -> Level:
     """Pick up the ball behind a locked door, whose key lies behind another locked door, whose key is at hand."""
-    maze = check_maze("UnlockToUnlock", 6, 1, 3, 3)
+    rooms = check_room_grid("UnlockToUnlock", 6, 1, 3, 3)
 
     def attempt(dice, task):
         paint = dice.pick(len(COLORS), 2)
-        doors = closed_doors(dice, maze, np.zeros(2, bool))
+        doors = closed_doors(dice, rooms, np.zeros(2, bool))
         doors = locked(locked(doors, 0, paint[0]), 1, paint[1])
         kind = jnp.asarray(np.array([KEY, KEY, BALL], np.int32))
         color = jnp.append(paint, dice.below(len(COLORS)))
         room = jnp.asarray(np.array([2, 1, 0], np.int32))
-        cell, fits = scatter(dice, maze, room, clear(maze, maze.centre))
-        layout, grid = placed(dice, maze, kind, color, cell, doors, fits, 1)
-        return layout, grid, single(maze, layout, PICK_UP, (BALL, ANY, ANY))
+        cell, fits = scatter(dice, rooms, room, clear(rooms, rooms.centre))
+        layout, grid = placed(dice, rooms, kind, color, cell, doors, fits, 1)
+        return layout, grid, single(rooms, layout, PICK_UP, (BALL, ANY, ANY))
 
     kinds = frozenset({PICK_UP})
-    return Level(maze, 5, ("pick_up",), kinds, (0,), attempt, max_steps=30 * 36)
+    return Level(rooms, 5, ("pick_up",), kinds, (0,), attempt, max_steps=30 * 36)
 
 
 def key_corridor(num_rows: int = 3, room_size: int = 6) -> Level:
     """Pick up the ball behind a locked door off a corridor; the key lies in a room on its other side."""
-    maze = check_maze("KeyCorridor", room_size, num_rows, 3, 2, smallest=3)
-    corridor = [int(maze.edge_of[maze.room(1, row), 3]) for row in range(1, num_rows)]
-    walls = opened(maze, corridor)
-    removed = np.isin(np.arange(len(maze.edges)), corridor)
+    rooms = check_room_grid("KeyCorridor", room_size, num_rows, 3, 2, smallest=3)
+    corridor = [int(rooms.edge_of[rooms.room(1, row), 3]) for row in range(1, num_rows)]
+    walls = opened(rooms, corridor)
+    removed = np.isin(np.arange(len(rooms.edges)), corridor)
 
     def attempt(dice, task):
         row, key_row = dice.below(num_rows), dice.below(num_rows)
         behind = row * 3 + 2
         paint = dice.below(len(COLORS))
-        doors = closed_doors(dice, maze, np.zeros(len(maze.edges), bool))
-        doors = locked(doors, jnp.asarray(maze.edge_of)[behind, 2], paint)
+        doors = closed_doors(dice, rooms, np.zeros(len(rooms.edges), bool))
+        doors = locked(doors, jnp.asarray(rooms.edge_of)[behind, 2], paint)
         kind = jnp.asarray(np.array([BALL, KEY], np.int32))
         color = jnp.stack([dice.below(len(COLORS)), paint])
-        cell, fits = scatter(dice, maze, jnp.stack([behind, key_row * 3]), clear(maze, maze.centre))
-        posed, _ = placed(dice, maze, kind, color, cell, doors, fits, maze.room(1, num_rows // 2), walls)
-        sealed = np.arange(maze.count) == behind
-        passage = connect(dice, maze, doors.present | removed, sealed)
+        cell, fits = scatter(dice, rooms, jnp.stack([behind, key_row * 3]), clear(rooms, rooms.centre))
+        posed, _ = placed(dice, rooms, kind, color, cell, doors, fits, rooms.room(1, num_rows // 2), walls)
+        sealed = np.arange(rooms.count) == behind
+        passage = connect(dice, rooms, doors.present | removed, sealed)
         doors = doors.replace(present=passage & ~removed)
-        layout, grid = assemble(maze, kind, color, cell, doors, posed.position, posed.direction, posed.accepted, walls)
-        return layout, grid, single(maze, layout, PICK_UP, (BALL, ANY, ANY))
+        layout, grid = assemble(rooms, kind, color, cell, doors, posed.position, posed.direction, posed.accepted, walls)
+        return layout, grid, single(rooms, layout, PICK_UP, (BALL, ANY, ANY))
 
     kinds, limit = frozenset({PICK_UP}), 30 * room_size**2
-    return Level(maze, 2 + len(maze.edges), ("pick_up",), kinds, (0,), attempt, max_steps=limit)
+    return Level(rooms, 2 + len(rooms.edges), ("pick_up",), kinds, (0,), attempt, max_steps=limit)

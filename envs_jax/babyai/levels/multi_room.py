@@ -21,7 +21,7 @@ from envs_jax.babyai.levels.level import (
 )
 from envs_jax.babyai.levels.room_grid import (
     Doors,
-    Maze,
+    RoomGrid,
     assemble,
     closed_doors,
     connect,
@@ -31,6 +31,7 @@ from envs_jax.babyai.levels.room_grid import (
 )
 from envs_jax.babyai.mission import ANY, BEFORE, GO_TO, NO_CLAUSE, OPEN_DOOR, PICK_UP, PUT_NEXT
 from envs_jax.babyai.state import MAX_OBJECTS, MAX_SIDE
+from envs_jax.checks import at_least, between
 
 
 LOOKS = len(LOOSE) * len(COLORS)
@@ -38,53 +39,52 @@ LOOKS = len(LOOSE) * len(COLORS)
 SIDES = 4
 
 
-def check_maze(name: str, room_size: int, rows: int, columns: int, loose: int, smallest: int = 4) -> Maze:
-    """Refuse mazes that no grid holds."""
-    if room_size < smallest:
-        raise ValueError(f"{name}: room_size is {room_size}; at least {smallest} is needed, walls included")
-    if rows < 1 or columns < 1:
-        raise ValueError(f"{name}: {rows} rows and {columns} columns of rooms; at least one of each is needed")
-    maze = Maze(room_size, rows, columns)
-    if max(maze.width, maze.height) > MAX_SIDE:
+def check_room_grid(name: str, room_size: int, rows: int, columns: int, loose: int, smallest: int = 4) -> RoomGrid:
+    """The rooms of a level; refuses those that no grid holds."""
+    at_least(f"{name}: room_size", room_size, smallest, remedy="walls included")
+    at_least(f"{name}: num_rows", rows, 1)
+    at_least(f"{name}: num_cols", columns, 1)
+    rooms = RoomGrid(room_size, rows, columns)
+    if max(rooms.width, rooms.height) > MAX_SIDE:
         raise ValueError(
-            f"{name}: {rows} x {columns} rooms of size {room_size} are {maze.width} x {maze.height} cells; {MAX_SIDE} "
-            "along a side is the limit"
+            f"{name}: {rows} x {columns} rooms of size {room_size} are {rooms.width} x {rooms.height} cells; "
+            f"{MAX_SIDE} along a side is the limit"
         )
-    if loose < 0 or loose + len(maze.edges) > MAX_OBJECTS:
-        raise ValueError(f"{name}: {loose} things and {len(maze.edges)} doors; {MAX_OBJECTS} objects are the limit")
-    if 2 * loose > max(maze.inside.size, 6):
+    if loose < 0 or loose + len(rooms.edges) > MAX_OBJECTS:
+        raise ValueError(f"{name}: {loose} things and {len(rooms.edges)} doors; {MAX_OBJECTS} objects are the limit")
+    if 2 * loose > max(rooms.inside.size, 6):
         raise ValueError(
-            f"{name}: {loose} things on {maze.inside.size} cells of floor; they may take half of it: take fewer, or a "
+            f"{name}: {loose} things on {rooms.inside.size} cells of floor; they may take half of it: take fewer, or a "
             "larger room_size"
         )
-    return maze
+    return rooms
 
 
-def clear(maze: Maze, position) -> jax.Array:
+def clear(rooms: RoomGrid, position) -> jax.Array:
     """The floor two steps or more from a position: bool `[cells]`."""
-    return ~maze.walls & apart(maze, position)
+    return ~rooms.walls & apart(rooms, position)
 
 
-def centre(maze: Maze) -> jax.Array:
+def centre(rooms: RoomGrid) -> jax.Array:
     """Where minigrid believes the agent to be until it is placed: int32 `[2]`."""
-    return jnp.asarray(maze.centre, jnp.int32)
+    return jnp.asarray(rooms.centre, jnp.int32)
 
 
-def maze_of(dice: Dice, maze: Maze, n: int):
-    """Agent, doors, then `n` things anywhere: the mazes without locks.
+def connected_rooms(dice: Dice, rooms: RoomGrid, n: int):
+    """Agent, doors, then `n` things anywhere: the levels without locks.
 
     **Returns:** layout and grid; whether all can be reached is not looked at."""
-    position, direction = pose_anywhere(dice, maze)
-    doors = closed_doors(dice, maze, np.zeros(len(maze.edges), bool))
-    doors = doors.replace(present=connect(dice, maze, doors.present))
+    position, direction = pose_anywhere(dice, rooms)
+    doors = closed_doors(dice, rooms, np.zeros(len(rooms.edges), bool))
+    doors = doors.replace(present=connect(dice, rooms, doors.present))
     kind, color = things(dice, n)
-    cell, fits = scatter(dice, maze, dice.below(maze.count, n), clear(maze, position))
-    return assemble(maze, kind, color, cell, doors, position, direction, fits)
+    cell, fits = scatter(dice, rooms, dice.below(rooms.count, n), clear(rooms, position))
+    return assemble(rooms, kind, color, cell, doors, position, direction, fits)
 
 
-def reachable_only(maze: Maze, drawn) -> tuple[Layout, jax.Array]:
+def reachable_only(rooms: RoomGrid, drawn) -> tuple[Layout, jax.Array]:
     layout, grid = drawn
-    accepted = layout.accepted & all_reachable(maze, grid, layout.position)
+    accepted = layout.accepted & all_reachable(rooms, grid, layout.position)
     return layout.replace(accepted=accepted), grid
 
 
@@ -99,70 +99,68 @@ def _about_one(
     doors_open: bool = False,
     blocked: bool = False,
 ) -> Level:
-    """Do something to one of `n` things in a maze; `blocked`: in worlds in which something cannot be reached without
-    moving another thing."""
-    maze = check_maze(name, room_size, rows, columns, n)
-    if n < 1:
-        raise ValueError(f"{name}: {n} things; at least 1 is needed")
+    """Do something to one of `n` things in several rooms; `blocked`: in worlds where something cannot be reached
+    without moving another thing."""
+    rooms = check_room_grid(name, room_size, rows, columns, n)
+    at_least(f"{name}: num_dists", n, 1)
 
     def attempt(dice, task):
-        layout, grid = maze_of(dice, maze, n)
-        reachable = all_reachable(maze, grid, layout.position)
+        layout, grid = connected_rooms(dice, rooms, n)
+        reachable = all_reachable(rooms, grid, layout.position)
         layout = layout.replace(accepted=layout.accepted & (reachable != blocked))
         if doors_open:
             layout = layout.replace(lock=jnp.where(layout.kind == DOOR, OPEN, layout.lock))
-            grid = fill(maze.walls, layout.packed(), layout.cell)
+            grid = fill(rooms.walls, layout.packed(), layout.cell)
         target = dice.below(n)
-        return layout, grid, single(maze, layout, kind, (layout.kind[target], layout.color[target], ANY))
+        return layout, grid, single(rooms, layout, kind, (layout.kind[target], layout.color[target], ANY))
 
     task = {GO_TO: "go_to", PICK_UP: "pick_up"}[kind]
-    return Level(maze, n + len(maze.edges), (task,), frozenset({kind}), (0,), attempt)
+    return Level(rooms, n + len(rooms.edges), (task,), frozenset({kind}), (0,), attempt)
 
 
 def go_to(
     room_size: int = 8, num_rows: int = 3, num_cols: int = 3, num_dists: int = 18, doors_open: bool = False
 ) -> Level:
-    """Go to one of `num_dists` objects of a maze, the doors closed or all open."""
+    """Go to one of `num_dists` objects in several rooms, the doors closed or all open."""
     return _about_one("GoTo", GO_TO, num_dists, room_size, num_rows, num_cols, doors_open=doors_open)
 
 
 def pickup() -> Level:
-    """Pick up one of 18 objects of a maze."""
+    """Pick up one of 18 objects in nine rooms."""
     return _about_one("Pickup", PICK_UP, 18)
 
 
 def unblock_pickup() -> Level:
-    """Pick up one of 20 objects of a maze in which something is blocked by another thing."""
+    """Pick up one of 20 objects in nine rooms, where something is blocked by another thing."""
     return _about_one("UnblockPickup", PICK_UP, 20, blocked=True)
 
 
 def put_next_maze(room_size: int = 8, num_rows: int = 3, num_cols: int = 3, num_dists: int = 18) -> Level:
-    """Put one of `num_dists` objects of a maze next to another: the level of BabyAI's paper that minigrid lacks."""
-    maze = check_maze("PutNext", room_size, num_rows, num_cols, num_dists)
-    if num_dists < 2:
-        raise ValueError(f"PutNext: num_dists is {num_dists}; at least 2 are needed")
+    """Put one of `num_dists` objects next to another, in any rooms: the level of BabyAI's paper that minigrid lacks."""
+    rooms = check_room_grid("PutNext", room_size, num_rows, num_cols, num_dists)
+    at_least("PutNext: num_dists", num_dists, 2)
 
     def attempt(dice, task):
-        layout, grid = reachable_only(maze, maze_of(dice, maze, num_dists))
+        layout, grid = reachable_only(rooms, connected_rooms(dice, rooms, num_dists))
         a, b = dice.pick(num_dists, 2)
         named = [(layout.kind[i], layout.color[i], ANY) for i in (a, b)]
-        mission, mover, fixed = single(maze, layout, PUT_NEXT, *named)
-        clash = jnp.any(mover[0] & fixed[0] != 0) | adjacent(maze, layout, mover[0], fixed[0])
+        mission, mover, fixed = single(rooms, layout, PUT_NEXT, *named)
+        clash = jnp.any(mover[0] & fixed[0] != 0) | adjacent(rooms, layout, mover[0], fixed[0])
         return layout.replace(accepted=layout.accepted & ~clash), grid, (mission, mover, fixed)
 
-    return Level(maze, num_dists + len(maze.edges), ("put_next",), frozenset({PUT_NEXT}), (0,), attempt)
+    return Level(rooms, num_dists + len(rooms.edges), ("put_next",), frozenset({PUT_NEXT}), (0,), attempt)
 
 
 def open_any() -> Level:
-    """Open a door of a maze with 18 things in it."""
-    maze = check_maze("Open", 8, 3, 3, 18)
+    """Open a door of nine rooms with 18 things in them."""
+    rooms = check_room_grid("Open", 8, 3, 3, 18)
 
     def attempt(dice, task):
-        layout, grid = reachable_only(maze, maze_of(dice, maze, 18))
+        layout, grid = reachable_only(rooms, connected_rooms(dice, rooms, 18))
         target = 18 + dice.among(layout.kind[18:] == DOOR)
-        return layout, grid, single(maze, layout, OPEN_DOOR, (DOOR, layout.color[target], ANY))
+        return layout, grid, single(rooms, layout, OPEN_DOOR, (DOOR, layout.color[target], ANY))
 
-    return Level(maze, 18 + len(maze.edges), ("open",), frozenset({OPEN_DOOR}), (0,), attempt)
+    return Level(rooms, 18 + len(rooms.edges), ("open",), frozenset({OPEN_DOOR}), (0,), attempt)
 
 
 def go_to_red_blue_ball(room_size: int = 8, num_dists: int = 7) -> Level:
@@ -183,12 +181,12 @@ def go_to_red_blue_ball(room_size: int = 8, num_dists: int = 7) -> Level:
     return Level(rooms, num_dists + 1, ("go_to",), frozenset({GO_TO}), (0,), attempt)
 
 
-def placed(dice: Dice, maze: Maze, kind, color, cell, doors: Doors, fits, room, walls=None):
+def placed(dice: Dice, rooms: RoomGrid, kind, color, cell, doors: Doors, fits, room, walls=None):
     """Things and doors, then the agent in one room."""
     zero = jnp.int32(0)
-    _, grid = assemble(maze, kind, color, cell, doors, centre(maze), zero, fits, walls)
-    position, direction, found = pose_in(dice, maze, grid, room)
-    return assemble(maze, kind, color, cell, doors, position, direction, fits & found, walls)
+    _, grid = assemble(rooms, kind, color, cell, doors, centre(rooms), zero, fits, walls)
+    position, direction, found = pose_in(dice, rooms, grid, room)
+    return assemble(rooms, kind, color, cell, doors, position, direction, fits & found, walls)
 
 
 def nothing() -> jax.Array:
@@ -199,99 +197,98 @@ def nothing() -> jax.Array:
 def pickup_dist(debug: bool = False, compat: bool = False) -> Level:
     """Pick up one of five different things, named by its type, its colour or both. With `debug`, picking up another
     one fails. With `compat` it is always "a grey object", because minigrid counts its grey walls."""
-    maze = check_maze("PickupDist", 7, 1, 1, 5)
+    rooms = check_room_grid("PickupDist", 7, 1, 1, 5)
 
     def attempt(dice, task):
         kind, color = unique_things(dice, 5)
-        cell, fits = scatter(dice, maze, jnp.zeros(5, jnp.int32), clear(maze, maze.centre))
-        doors = closed_doors(dice, maze, np.zeros(0, bool))
-        layout, grid = placed(dice, maze, kind, color, cell, doors, fits, 0)
+        cell, fits = scatter(dice, rooms, jnp.zeros(5, jnp.int32), clear(rooms, rooms.centre))
+        doors = closed_doors(dice, rooms, np.zeros(0, bool))
+        layout, grid = placed(dice, rooms, kind, color, cell, doors, fits, 0)
         target, by = dice.below(5), dice.below(3)
         named = (jnp.where(by == 1, ANY, kind[target]), jnp.where(by == 0, ANY, color[target]), ANY)
-        mission, mover, fixed = single(maze, layout, PICK_UP, named, strict=debug)
+        mission, mover, fixed = single(rooms, layout, PICK_UP, named, strict=debug)
         if compat:
             wall_too = (named[0] == ANY) & (named[1] == GREY)
             mission = mission.replace(many=mission.many.at[0, 0].set(mission.many[0, 0] | wall_too))
         return layout, grid, (mission, mover, fixed)
 
-    return Level(maze, 5, ("pick_up",), frozenset({PICK_UP}), (0,), attempt)
+    return Level(rooms, 5, ("pick_up",), frozenset({PICK_UP}), (0,), attempt)
 
 
 def pickup_above() -> Level:
     """Pick up the object in the room above."""
-    maze = check_maze("PickupAbove", 6, 3, 3, 1)
-    above, door = maze.room(1, 0), maze.edge_of[maze.middle, 3]
+    rooms = check_room_grid("PickupAbove", 6, 3, 3, 1)
+    above, door = rooms.room(1, 0), rooms.edge_of[rooms.middle, 3]
 
     def attempt(dice, task):
         kind, color = things(dice, 1)
-        cell, fits = scatter(dice, maze, jnp.full(1, above), clear(maze, maze.centre))
-        doors = closed_doors(dice, maze, np.arange(len(maze.edges)) == door)
-        posed, _ = placed(dice, maze, kind, color, cell, doors, fits, maze.middle)
-        doors = doors.replace(present=connect(dice, maze, doors.present))
-        layout, grid = assemble(maze, kind, color, cell, doors, posed.position, posed.direction, posed.accepted)
-        return layout, grid, single(maze, layout, PICK_UP, (kind[0], color[0], ANY))
+        cell, fits = scatter(dice, rooms, jnp.full(1, above), clear(rooms, rooms.centre))
+        doors = closed_doors(dice, rooms, np.arange(len(rooms.edges)) == door)
+        posed, _ = placed(dice, rooms, kind, color, cell, doors, fits, rooms.middle)
+        doors = doors.replace(present=connect(dice, rooms, doors.present))
+        layout, grid = assemble(rooms, kind, color, cell, doors, posed.position, posed.direction, posed.accepted)
+        return layout, grid, single(rooms, layout, PICK_UP, (kind[0], color[0], ANY))
 
-    return Level(maze, 1 + len(maze.edges), ("pick_up",), frozenset({PICK_UP}), (0,), attempt, max_steps=8 * 36)
+    return Level(rooms, 1 + len(rooms.edges), ("pick_up",), frozenset({PICK_UP}), (0,), attempt, max_steps=8 * 36)
 
 
 def find_obj(room_size: int = 5) -> Level:
-    """Pick up the only object of a maze, named by its type."""
-    maze = check_maze("FindObj", room_size, 3, 3, 1)
+    """Pick up the only object of nine rooms, named by its type."""
+    rooms = check_room_grid("FindObj", room_size, 3, 3, 1)
 
     def attempt(dice, task):
         kind, color = things(dice, 1)
-        cell, fits = scatter(dice, maze, dice.below(maze.count, 1), clear(maze, maze.centre))
-        doors = closed_doors(dice, maze, np.zeros(len(maze.edges), bool))
-        posed, _ = placed(dice, maze, kind, color, cell, doors, fits, maze.middle)
-        doors = doors.replace(present=connect(dice, maze, doors.present))
-        layout, grid = assemble(maze, kind, color, cell, doors, posed.position, posed.direction, posed.accepted)
-        return layout, grid, single(maze, layout, PICK_UP, (kind[0], ANY, ANY))
+        cell, fits = scatter(dice, rooms, dice.below(rooms.count, 1), clear(rooms, rooms.centre))
+        doors = closed_doors(dice, rooms, np.zeros(len(rooms.edges), bool))
+        posed, _ = placed(dice, rooms, kind, color, cell, doors, fits, rooms.middle)
+        doors = doors.replace(present=connect(dice, rooms, doors.present))
+        layout, grid = assemble(rooms, kind, color, cell, doors, posed.position, posed.direction, posed.accepted)
+        return layout, grid, single(rooms, layout, PICK_UP, (kind[0], ANY, ANY))
 
     kinds, limit = frozenset({PICK_UP}), 20 * room_size**2
-    return Level(maze, 1 + len(maze.edges), ("pick_up",), kinds, (0,), attempt, max_steps=limit)
+    return Level(rooms, 1 + len(rooms.edges), ("pick_up",), kinds, (0,), attempt, max_steps=limit)
 
 
-def opened(maze: Maze, edges) -> np.ndarray:
+def opened(rooms: RoomGrid, edges) -> np.ndarray:
     """The walls that are left when those of some edges are taken away: bool `[cells]`."""
-    walls = maze.walls.copy()
-    walls[maze.slots[list(edges)].reshape(-1)] = False
+    walls = rooms.walls.copy()
+    walls[rooms.slots[list(edges)].reshape(-1)] = False
     return walls
 
 
-def _two_halves(name: str, room_size: int, n: int) -> tuple[Maze, np.ndarray]:
-    maze = check_maze(name, room_size, 1, 2, 2 * n)
-    if not 1 <= n <= LOOKS // 2:
-        raise ValueError(f"{name}: objs_per_room is {n}; it runs from 1 to {LOOKS // 2}, as no two are alike")
-    floor = maze.inside.shape[1]
+def _two_halves(name: str, room_size: int, n: int) -> tuple[RoomGrid, np.ndarray]:
+    rooms = check_room_grid(name, room_size, 1, 2, 2 * n)
+    between(f"{name}: objs_per_room", n, 1, LOOKS // 2, remedy="no two objects are of one type and colour")
+    floor = rooms.inside.shape[1]
     if n > floor - 1:
         raise ValueError(f"{name}: {n} objects do not fit into a room of size {room_size}; take a larger room_size")
-    return maze, opened(maze, [0])
+    return rooms, opened(rooms, [0])
 
 
-def _halves(dice: Dice, maze: Maze, n: int, walls):
+def _halves(dice: Dice, rooms: RoomGrid, n: int, walls):
     """The agent on the left, `n` different things in each room, then no wall between them."""
-    position, direction = pose_anywhere(dice, maze, 0)
+    position, direction = pose_anywhere(dice, rooms, 0)
     kind, color = unique_things(dice, 2 * n)
     room = jnp.asarray(np.repeat([0, 1], n).astype(np.int32))
-    cell, fits = scatter(dice, maze, room, clear(maze, position))
-    doors = closed_doors(dice, maze, np.zeros(1, bool))
-    return assemble(maze, kind, color, cell, doors, position, direction, fits, walls)
+    cell, fits = scatter(dice, rooms, room, clear(rooms, position))
+    doors = closed_doors(dice, rooms, np.zeros(1, bool))
+    return assemble(rooms, kind, color, cell, doors, position, direction, fits, walls)
 
 
 def put_next(room_size: int = 8, objs_per_room: int = 4, start_carrying: bool = False) -> Level:
     """Put a thing of one half of the room next to one of the other half; with `start_carrying` it is in hand."""
-    maze, walls = _two_halves("PutNext", room_size, objs_per_room)
+    rooms, walls = _two_halves("PutNext", room_size, objs_per_room)
 
     def attempt(dice, task):
-        layout, grid = _halves(dice, maze, objs_per_room, walls)
+        layout, grid = _halves(dice, rooms, objs_per_room, walls)
         left, right = dice.below(objs_per_room), objs_per_room + dice.below(objs_per_room)
         flip = dice.below(2) == 0
         a, b = jnp.where(flip, right, left), jnp.where(flip, left, right)
         named = [(layout.kind[i], layout.color[i], ANY) for i in (a, b)]
-        return layout, grid, single(maze, layout, PUT_NEXT, *named)
+        return layout, grid, single(rooms, layout, PUT_NEXT, *named)
 
     return Level(
-        maze,
+        rooms,
         2 * objs_per_room + 1,
         ("put_next",),
         frozenset({PUT_NEXT}),
@@ -304,17 +301,16 @@ def put_next(room_size: int = 8, objs_per_room: int = 4, start_carrying: bool = 
 
 def move_two_across(room_size: int = 8, objs_per_room: int = 9) -> Level:
     """Put a thing of the left half next to one of the right half, then one of the right next to one of the left."""
-    maze, walls = _two_halves("MoveTwoAcross", room_size, objs_per_room)
-    if objs_per_room < 2:
-        raise ValueError("MoveTwoAcross: objs_per_room is 1; at least 2 are needed")
+    rooms, walls = _two_halves("MoveTwoAcross", room_size, objs_per_room)
+    at_least("MoveTwoAcross: objs_per_room", objs_per_room, 2)
 
     def attempt(dice, task):
-        layout, grid = _halves(dice, maze, objs_per_room, walls)
+        layout, grid = _halves(dice, rooms, objs_per_room, walls)
         left, right = dice.pick(objs_per_room, 2), objs_per_room + dice.pick(objs_per_room, 2)
         named = [[(layout.kind[i], layout.color[i], ANY) for i in pair] for pair in zip(left, right)]
         table = descriptors((0, named[0]), (2, named[1][::-1]))
-        mission = word(maze, layout, [PUT_NEXT, NO_CLAUSE, PUT_NEXT, NO_CLAUSE], BEFORE, *table)
+        mission = word(rooms, layout, [PUT_NEXT, NO_CLAUSE, PUT_NEXT, NO_CLAUSE], BEFORE, *table)
         return layout, grid, mission
 
     kinds, limit = frozenset({PUT_NEXT}), 16 * room_size**2
-    return Level(maze, 2 * objs_per_room + 1, ("put_next",), kinds, (0, 2), attempt, max_steps=limit)
+    return Level(rooms, 2 * objs_per_room + 1, ("put_next",), kinds, (0, 2), attempt, max_steps=limit)

@@ -28,6 +28,7 @@ from envs_jax.babyai.mission import (
     PICK_UP,
     PUT_NEXT,
 )
+from envs_jax.checks import at_least
 
 
 def _go_to_red_ball(name: str, room_size: int, num_dists: int, grey: bool) -> Level:
@@ -108,8 +109,7 @@ def pickup_loc(room_size: int = 8) -> Level:
 def put_next_local(room_size: int = 8, num_objs: int = 8) -> Level:
     """Put one of `num_objs` different objects next to another one."""
     rooms = check_room("PutNextLocal", room_size, num_objs, unique=True)
-    if num_objs < 2:
-        raise ValueError(f"PutNextLocal: num_objs is {num_objs}; at least 2 are needed")
+    at_least("PutNextLocal: num_objs", num_objs, 2)
 
     def attempt(dice, task):
         kind, color = unique_things(dice, num_objs)

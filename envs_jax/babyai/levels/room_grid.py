@@ -1,4 +1,4 @@
-"""Rooms joined by doors: where doors can be, which of them connect a maze, and things and agents within rooms
+"""Rooms joined by doors: where doors can be, which of them connect all rooms, and things and agents within rooms
 (glam reference, section 6.6).
 
 Rooms are numbered row by row; the sides of a room are 0 right, 1 down, 2 left, 3 up. An edge is a wall that two rooms
@@ -21,7 +21,7 @@ from envs_jax.babyai.state import type_of
 
 
 @dataclass(frozen=True)
-class Maze(Rooms):
+class RoomGrid(Rooms):
     """Rooms with the tables of their walls."""
 
     @property
@@ -107,13 +107,13 @@ class Doors:
     """int32 `[E]`, door states."""
 
 
-def closed_doors(dice: Dice, maze: Maze, present) -> Doors:
+def closed_doors(dice: Dice, rooms: RoomGrid, present) -> Doors:
     """Closed doors of random colours in random slots.
 
     **Arguments:** `present`, bool `[E]`.
     """
-    count = len(maze.edges)
-    cell = jnp.asarray(maze.slots)[np.arange(count), dice.below(maze.size - 2, count)]
+    count = len(rooms.edges)
+    cell = jnp.asarray(rooms.slots)[np.arange(count), dice.below(rooms.size - 2, count)]
     color = dice.below(len(COLORS), count)
     return Doors(jnp.asarray(present, bool), cell, color, jnp.full(count, CLOSED, jnp.int32))
 
@@ -129,31 +129,31 @@ def locked(doors: Doors, edge, color) -> Doors:
     )
 
 
-def connect(dice: Dice, maze: Maze, present, sealed=None) -> jax.Array:
+def connect(dice: Dice, rooms: RoomGrid, present, sealed=None) -> jax.Array:
     """minigrid's `connect_all`: doors on walls in random order, until every room can be reached from every other.
 
     **Arguments:** `present`, bool `[E]`, edges that are open or have a door; `sealed`, bool `[R]`, rooms that get no
     other door.
     **Returns:** bool `[E]`, all edges with a passage now.
     """
-    first, second = maze.ends[:, 0], maze.ends[:, 1]
-    count = len(maze.edges)
+    first, second = rooms.ends[:, 0], rooms.ends[:, 1]
+    count = len(rooms.edges)
     allowed = ~jnp.asarray(present)
     if sealed is not None:
         allowed &= ~(sealed[first] | sealed[second])
     order = jnp.argsort(jnp.where(allowed, dice.bits(count) >> 1, np.uint32(0xFFFFFFFF)))
     # those that are there already come first, whatever the others do
-    rooms = np.arange(maze.count)
-    side = jnp.asarray(maze.ends)
+    numbers = np.arange(rooms.count)
+    side = jnp.asarray(rooms.ends)
 
     def join(label, edge, wanted):
         a, b = side[edge, 0], side[edge, 1]
-        of_a = jnp.sum(jnp.where(rooms == a, label, 0), dtype=jnp.int32)
-        of_b = jnp.sum(jnp.where(rooms == b, label, 0), dtype=jnp.int32)
+        of_a = jnp.sum(jnp.where(numbers == a, label, 0), dtype=jnp.int32)
+        of_b = jnp.sum(jnp.where(numbers == b, label, 0), dtype=jnp.int32)
         return jnp.where(wanted & (label == of_b), of_a, label)
 
     label = jax.lax.fori_loop(
-        0, count, lambda e, label: join(label, e, jnp.asarray(present)[e]), jnp.asarray(rooms, jnp.int32)
+        0, count, lambda e, label: join(label, e, jnp.asarray(present)[e]), jnp.asarray(numbers, jnp.int32)
     )
 
     def add(k, carry):
@@ -165,14 +165,14 @@ def connect(dice: Dice, maze: Maze, present, sealed=None) -> jax.Array:
     return jax.lax.fori_loop(0, count, add, (label, jnp.asarray(present)))[1]
 
 
-def scatter(dice: Dice, maze: Maze, room: jax.Array, free: jax.Array) -> tuple[jax.Array, jax.Array]:
+def scatter(dice: Dice, rooms: RoomGrid, room: jax.Array, free: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Different cells for `K` things, each uniform among the free floor of its room: minigrid's `place_in_room`, one
     after the other.
 
     **Arguments:** `room`, int32 `[K]`; `free`, bool `[cells]`.
     **Returns:** int32 `[K]`, and whether there was room for all.
     """
-    inside = maze.inside
+    inside = rooms.inside
     count, size = inside.shape
     tickets = jnp.where(free[inside], (dice.bits(count * size) >> 1).reshape(count, size).astype(jnp.int32), -1)
     # the place of each cell in the order of its room's tickets; comparing is cheaper than sorting at this size
@@ -184,31 +184,31 @@ def scatter(dice: Dice, maze: Maze, room: jax.Array, free: jax.Array) -> tuple[j
     return cell, jnp.all(jnp.sum(chosen, axis=1) == 1)
 
 
-def pose_in(dice: Dice, maze: Maze, grid: jax.Array, room) -> tuple[jax.Array, jax.Array, jax.Array]:
+def pose_in(dice: Dice, rooms: RoomGrid, grid: jax.Array, room) -> tuple[jax.Array, jax.Array, jax.Array]:
     """A uniform pose in a room, on an empty cell and facing an empty cell or a wall: minigrid's `place_agent`.
 
     **Arguments:** `grid`, int16 `[cells]`; `room`, int32 `[]`.
     **Returns:** position int32 `[2]`, direction int32 `[]`, and whether there was such a pose.
     """
-    cells = jnp.asarray(maze.within)[room]
+    cells = jnp.asarray(rooms.within)[room]
     kind = type_of(grid)
-    steps = np.array([dx * maze.height + dy for dx, dy in zip(DX, DY)], np.int32)
+    steps = np.array([dx * rooms.height + dy for dx, dy in zip(DX, DY)], np.int32)
     ahead = jnp.take(kind, cells[:, None] + steps, mode="clip")
     free = (kind[cells] == EMPTY)[:, None] & ((ahead == EMPTY) | (ahead == WALL))
     pose = dice.among(free.reshape(-1))
     cell = cells[pose // 4]
-    return jnp.stack([cell // maze.height, cell % maze.height]), pose % 4, jnp.any(free)
+    return jnp.stack([cell // rooms.height, cell % rooms.height]), pose % 4, jnp.any(free)
 
 
-def pose_anywhere(dice: Dice, maze: Maze, room=None) -> tuple[jax.Array, jax.Array]:
-    """A uniform pose in an empty maze, or in one room of it: position int32 `[2]`, direction int32 `[]`."""
-    room = dice.below(maze.count) if room is None else room
-    cell = jnp.asarray(maze.inside)[room, dice.below(maze.inside.shape[1])]
-    return jnp.stack([cell // maze.height, cell % maze.height]), dice.below(4)
+def pose_anywhere(dice: Dice, rooms: RoomGrid, room=None) -> tuple[jax.Array, jax.Array]:
+    """A uniform pose in empty rooms, or in one of them: position int32 `[2]`, direction int32 `[]`."""
+    room = dice.below(rooms.count) if room is None else room
+    cell = jnp.asarray(rooms.inside)[room, dice.below(rooms.inside.shape[1])]
+    return jnp.stack([cell // rooms.height, cell % rooms.height]), dice.below(4)
 
 
 def assemble(
-    maze: Maze, kind, color, cell, doors: Doors, position, direction, accepted, walls=None
+    rooms: RoomGrid, kind, color, cell, doors: Doors, position, direction, accepted, walls=None
 ) -> tuple[Layout, jax.Array]:
     """Things, then doors on all edges, as a layout and its grid.
 
@@ -224,4 +224,4 @@ def assemble(
         direction=direction,
         accepted=accepted,
     )
-    return layout, fill(maze.walls if walls is None else walls, layout.packed(), layout.cell)
+    return layout, fill(rooms.walls if walls is None else walls, layout.packed(), layout.cell)

@@ -10,8 +10,8 @@ from envs_jax.babyai.constants import BALL, BOX, COLORS, DOOR, KEY, LOCKED
 from envs_jax.babyai.levels.layout import Dice, Layout, adjacent, all_reachable, matches, word
 from envs_jax.babyai.levels.level import Level, things
 from envs_jax.babyai.levels.locks import agent_outside, elsewhere, locked_room
-from envs_jax.babyai.levels.multi_room import check_maze, clear
-from envs_jax.babyai.levels.room_grid import Maze, closed_doors, connect, locked, scatter
+from envs_jax.babyai.levels.multi_room import check_room_grid, clear
+from envs_jax.babyai.levels.room_grid import RoomGrid, closed_doors, connect, locked, scatter
 from envs_jax.babyai.mission import (
     AFTER,
     ANY,
@@ -43,12 +43,12 @@ def _descriptors(located: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return types, colors, locations
 
 
-def _inside(maze: Maze, layout: Layout, room) -> jax.Array:
+def _inside(rooms: RoomGrid, layout: Layout, room) -> jax.Array:
     """Which objects lie in a room or on its walls: bool `[O]`."""
-    step = maze.size - 1
-    left, top = room % maze.columns * step, room // maze.columns * step
-    x, y = layout.cell // maze.height, layout.cell % maze.height
-    return (x >= left) & (x < left + maze.size) & (y >= top) & (y < top + maze.size)
+    step = rooms.size - 1
+    left, top = room % rooms.columns * step, room // rooms.columns * step
+    x, y = layout.cell // rooms.height, layout.cell % rooms.height
+    return (x >= left) & (x < left + rooms.size) & (y >= top) & (y < top + rooms.size)
 
 
 def generator(
@@ -74,7 +74,7 @@ def generator(
     """
     may_lock = locked_room_prob > 0
     loose = num_dists + may_lock
-    maze = check_maze(name, room_size, num_rows, num_cols, loose)
+    rooms = check_room_grid(name, room_size, num_rows, num_cols, loose)
     types, colors, places = _descriptors(locations)
     fit = np.stack([types >= 0, types != DOOR, types == DOOR, types != DOOR])
     """Which descriptors each kind of clause may use, in the order of `KINDS`."""
@@ -93,29 +93,29 @@ def generator(
 
     def attempt(dice, task):
         no_room = jnp.int32(-1)
-        room, edge, paint = locked_room(dice, maze) if may_lock else (no_room, no_room, no_room)
-        doors = closed_doors(dice, maze, np.zeros(len(maze.edges), bool))
+        room, edge, paint = locked_room(dice, rooms) if may_lock else (no_room, no_room, no_room)
+        doors = closed_doors(dice, rooms, np.zeros(len(rooms.edges), bool))
         kind, color = things(dice, num_dists)
-        rooms = dice.below(maze.count, num_dists)
+        of_things = dice.below(rooms.count, num_dists)
         if may_lock:
             here = dice.below(1 << 16) < round(locked_room_prob * (1 << 16))
-            key_room = elsewhere(dice, maze, room)
+            key_room = elsewhere(dice, rooms, room)
             room, edge = jnp.where(here, room, -1), jnp.where(here, edge, -1)
             doors = locked(doors, edge, paint)
             # the key is object 0; where no room is locked it is left out, and takes no place
             kind = jnp.concatenate([jnp.where(here, KEY, 0)[None], kind])
             color = jnp.concatenate([paint[None], color])
-            rooms = jnp.concatenate([jnp.where(here, key_room, -1)[None], rooms])
-        doors = doors.replace(present=connect(dice, maze, doors.present, np.arange(maze.count) == room))
-        cell, fits = scatter(dice, maze, rooms, clear(maze, maze.centre))
+            of_things = jnp.concatenate([jnp.where(here, key_room, -1)[None], of_things])
+        doors = doors.replace(present=connect(dice, rooms, doors.present, np.arange(rooms.count) == room))
+        cell, fits = scatter(dice, rooms, of_things, clear(rooms, rooms.centre))
         cell = jnp.where(kind > 0, cell, -1)
-        layout, grid = agent_outside(dice, maze, kind, color, cell, doors, fits, room)
+        layout, grid = agent_outside(dice, rooms, kind, color, cell, doors, fits, room)
         if not unblocking:
-            layout = layout.replace(accepted=layout.accepted & all_reachable(maze, grid, layout.position))
+            layout = layout.replace(accepted=layout.accepted & all_reachable(rooms, grid, layout.position))
 
-        found = matches(maze, layout, types, colors, places)
+        found = matches(rooms, layout, types, colors, places)
         if not implicit_unlock and may_lock:
-            found &= (room < 0) | ~_inside(maze, layout, room)
+            found &= (room < 0) | ~_inside(rooms, layout, room)
         meant = jnp.any(found, axis=-1)
         verbs, order = leaves(dice)
         table = jnp.asarray(allowed)
@@ -126,8 +126,8 @@ def generator(
         used = jnp.stack([verbs != NO_CLAUSE, verbs == PUT_NEXT], axis=1)
         usable = jnp.stack([jnp.any(meant & table[which], axis=1), jnp.broadcast_to(jnp.any(meant), 4)], axis=1)
         says = [jnp.asarray(a)[picks] for a in (types, colors, places)]
-        mission, mover, fixed = word(maze, layout, verbs, order, *says)
-        both = jnp.any(mover & fixed != 0, axis=-1) | adjacent(maze, layout, mover, fixed)
+        mission, mover, fixed = word(rooms, layout, verbs, order, *says)
+        both = jnp.any(mover & fixed != 0, axis=-1) | adjacent(rooms, layout, mover, fixed)
         wrong = (used & ~usable) | ((verbs == PUT_NEXT) & both)[:, None]
         if unblocking:
             # no mission about a key that opens a door
@@ -137,7 +137,9 @@ def generator(
         return layout.replace(accepted=layout.accepted & ~jnp.any(wrong)), grid, (mission, mover, fixed)
 
     clauses = {"action": (0,), "and": (0, 1), "seq": (0, 1, 2, 3)}[max(forms, key=FORMS.index)]
-    return Level(maze, loose + len(maze.edges), ("instruction",), frozenset(kinds), clauses, attempt, located=locations)
+    return Level(
+        rooms, loose + len(rooms.edges), ("instruction",), frozenset(kinds), clauses, attempt, located=locations
+    )
 
 
 def go_to_seq(room_size: int = 8, num_rows: int = 3, num_cols: int = 3, num_dists: int = 18) -> Level:

@@ -1,4 +1,4 @@
-"""Mazes: which walls get doors, where things and agents may be, and that minigrid's impossible worlds are gone."""
+"""Several rooms: which walls get doors, where things and agents may be; none of minigrid's impossible worlds is drawn."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import envs_jax
 from envs_jax.babyai.constants import BALL, DOOR, KEY, LOCKED, WALL
 from envs_jax.babyai.levels.layout import Dice
-from envs_jax.babyai.levels.room_grid import Maze, connect, scatter
+from envs_jax.babyai.levels.room_grid import RoomGrid, connect, scatter
 from envs_jax.babyai.state import color_of, state_of, type_of
 from envs_jax.babyai.text.english import MISSIONS
 from envs_jax.babyai.verify import member, members, object_set
@@ -22,21 +22,21 @@ def rolled(seed, n=4096):
     return Dice(jax.random.bits(jax.random.key(seed), (n,), jnp.uint32))
 
 
-def test_the_tables_of_a_maze():
-    maze = Maze(5, 2, 3)  # rooms 0 1 2 over 3 4 5, with 3 x 3 cells of floor
-    assert [edge[:2] for edge in maze.edges] == [(0, 1), (0, 3), (1, 2), (1, 4), (2, 5), (3, 4), (4, 5)]
-    assert maze.edge_of[4].tolist() == [6, -1, 5, 3]  # right, down, left, up
-    cells = [(int(c) // maze.height, int(c) % maze.height) for c in maze.slots[3]]
+def test_the_tables_of_a_grid_of_rooms():
+    rooms = RoomGrid(5, 2, 3)  # rooms 0 1 2 over 3 4 5, with 3 x 3 cells of floor
+    assert [edge[:2] for edge in rooms.edges] == [(0, 1), (0, 3), (1, 2), (1, 4), (2, 5), (3, 4), (4, 5)]
+    assert rooms.edge_of[4].tolist() == [6, -1, 5, 3]  # right, down, left, up
+    cells = [(int(c) // rooms.height, int(c) % rooms.height) for c in rooms.slots[3]]
     assert cells == [(5, 4), (6, 4), (7, 4)]  # between rooms 1 and 4
-    assert [(int(c) // maze.height, int(c) % maze.height) for c in maze.slots[0]] == [(4, 1), (4, 2), (4, 3)]
-    assert maze.middle == 4 and maze.inside.shape == (6, 9) and maze.within.shape == (6, 25)
+    assert [(int(c) // rooms.height, int(c) % rooms.height) for c in rooms.slots[0]] == [(4, 1), (4, 2), (4, 3)]
+    assert rooms.middle == 4 and rooms.inside.shape == (6, 9) and rooms.within.shape == (6, 25)
 
 
-def reached(maze, passage):
+def reached(rooms, passage):
     seen, frontier = {0}, [0]
     while frontier:
         room = frontier.pop()
-        for e, (a, b, _) in enumerate(maze.edges):
+        for e, (a, b, _) in enumerate(rooms.edges):
             if passage[e] and room in (a, b):
                 other = a + b - room
                 if other not in seen:
@@ -46,15 +46,15 @@ def reached(maze, passage):
 
 
 def test_doors_are_added_in_random_order_until_all_rooms_connect():
-    maze = Maze(5, 3, 3)
+    rooms = RoomGrid(5, 3, 3)
     present = np.zeros(12, bool)
     present[3] = True  # the locked door of the sealed room: 1 to 4
     sealed = np.arange(9) == 4
-    draw = jax.jit(jax.vmap(lambda bits: connect(Dice(bits), maze, present, sealed)))
+    draw = jax.jit(jax.vmap(lambda bits: connect(Dice(bits), rooms, present, sealed)))
     found = np.asarray(draw(jax.random.bits(jax.random.key(0), (400, 12), jnp.uint32)))
-    around = [e for e, (a, b, _) in enumerate(maze.edges) if 4 in (a, b)]
+    around = [e for e, (a, b, _) in enumerate(rooms.edges) if 4 in (a, b)]
     for passage in found:
-        assert reached(maze, passage) == 9
+        assert reached(rooms, passage) == 9
         assert passage[3] and not passage[[e for e in around if e != 3]].any()
     # eight rooms in a ring of eight walls: any seven of them connect it, and it stops there
     assert (found.sum(1) == 8).all()
@@ -64,15 +64,15 @@ def test_doors_are_added_in_random_order_until_all_rooms_connect():
 
 
 def test_things_go_to_different_cells_of_their_rooms():
-    maze = Maze(4, 1, 2)
-    free = ~maze.walls
-    free[maze.inside[0][0]] = False
+    rooms = RoomGrid(4, 1, 2)
+    free = ~rooms.walls
+    free[rooms.inside[0][0]] = False
     room = jnp.asarray([0, 1, 0, 1, 1, 0])
-    cell, fits = scatter(rolled(0), maze, room, jnp.asarray(free))
+    cell, fits = scatter(rolled(0), rooms, room, jnp.asarray(free))
     assert bool(fits) and len(set(cell.tolist())) == 6
-    assert set(cell[np.array([0, 2, 5])].tolist()) == set(maze.inside[0][1:].tolist())
-    assert set(cell[np.array([1, 3, 4])].tolist()) < set(maze.inside[1].tolist())
-    assert not scatter(rolled(0), maze, jnp.zeros(4, jnp.int32), jnp.asarray(free))[1]
+    assert set(cell[np.array([0, 2, 5])].tolist()) == set(rooms.inside[0][1:].tolist())
+    assert set(cell[np.array([1, 3, 4])].tolist()) < set(rooms.inside[1].tolist())
+    assert not scatter(rolled(0), rooms, jnp.zeros(4, jnp.int32), jnp.asarray(free))[1]
 
 
 def test_among_is_uniform():
