@@ -1,7 +1,7 @@
 """Text as integers on the device: phrasebooks, captions, and prompts whose tokens are assembled inside jit."""
 
 from envs_jax.text.compiled import CompiledPrompt
-from envs_jax.text.phrases import Caption, Phrasebook, Tokenizer, TokenTable, compact, pad_rows
+from envs_jax.text.phrases import Caption, Counted, Phrasebook, Tokenizer, TokenTable, compact, pad_rows
 from envs_jax.text.prompt import Block, Choice, Limit, Literal, Part, Prompt, PromptError, Slot
 
 
@@ -10,6 +10,7 @@ __all__ = [
     "Caption",
     "Choice",
     "CompiledPrompt",
+    "Counted",
     "Limit",
     "Literal",
     "Part",

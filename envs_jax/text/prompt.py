@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from envs_jax.checks import nearest
+from envs_jax.checks import at_least, nearest
 from envs_jax.text.phrases import Phrasebook, Tokenizer
 
 
@@ -144,8 +144,8 @@ class Prompt:
                 limits = part.limits if isinstance(part, Slot) else ()
                 units.append(Unit(texts, part.name, size, slot, limits, blocks))
                 after = _trailing(part.suffix)
-                if slot and size < 1:
-                    raise PromptError(f"the slot {part.name!r} has the size {size}; at least 1 is needed")
+                if slot:
+                    at_least(f"the size of the slot {part.name!r}", size, 1, error=PromptError)
             if after != pending and not isinstance(part, Choice):
                 raise PromptError(
                     f"{part.name!r} may be absent, but the white space before it is {pending!r} and after it "

@@ -187,7 +187,7 @@ def test_bad_templates_are_refused():
         Prompt(Literal("a"), Slot("x", COLORS, 1, prefix=" ", suffix=""), Literal(" "), Choice("x", ACTIONS))
     with pytest.raises(PromptError, match="no text"):
         Prompt(Literal(" \n"))
-    with pytest.raises(PromptError, match="size 0"):
+    with pytest.raises(PromptError, match="the size of the slot 'x' is 0; at least 1"):
         Prompt(Literal("a "), Slot("x", COLORS, 0))
 
 
