@@ -16,6 +16,7 @@ import numpy as np
 from flax import struct
 
 from envs_jax import spaces
+from envs_jax.checks import at_least
 from envs_jax.env import Environment, Wrapper
 
 
@@ -93,10 +94,11 @@ class VectorEnv(Wrapper):
         known = ResetPolicy.__args__  # type: ignore[attr-defined]
         if policy not in known:
             raise ValueError(f"unknown reset policy {policy!r}; it is one of {', '.join(known)}")
-        if num_envs < 1:
-            raise ValueError(f"num_envs is {num_envs}; at least 1 is needed")
-        if policy == "pool" and pool_size < 1:
-            raise ValueError(f"pool_size is {pool_size}; at least 1 is needed")
+        at_least("num_envs", num_envs, 1)
+        if policy == "pool":
+            at_least("pool_size", pool_size, 1)
+        if policy == "optimistic":
+            at_least("reset_ratio", reset_ratio, 1)
         if policy == "optimistic" and num_envs % reset_ratio:
             raise ValueError(f"num_envs {num_envs} is not a multiple of reset_ratio {reset_ratio}")
         if batched_params and policy in ("pool", "optimistic"):

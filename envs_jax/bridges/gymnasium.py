@@ -12,6 +12,7 @@ import numpy as np
 
 import envs_jax
 from envs_jax import spaces
+from envs_jax.checks import at_least
 from envs_jax.env import Environment
 from envs_jax.resets import VectorEnv
 
@@ -246,8 +247,7 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv):
     ):
         """**Arguments:** as of `GymnasiumEnv`, and `num_envs`, `N`. With `text="strings"` texts are tuples of strings,
         which are made on the host, row by row."""
-        if num_envs < 1:
-            raise ValueError(f"num_envs is {num_envs}; at least 1 is needed")
+        at_least("num_envs", num_envs, 1)
         self._world = world = _world(id, options, num_envs, text, render_mode)
         self.num_envs, self.render_mode, self.text = num_envs, render_mode, text
         self.params = world.params if params is None else params

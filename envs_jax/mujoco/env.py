@@ -12,6 +12,7 @@ import numpy as np
 from flax import struct
 
 from envs_jax import spaces
+from envs_jax.checks import at_least
 from envs_jax.env import Environment
 from envs_jax.physics.c import PhysicsC
 from envs_jax.physics.interface import Backend, Moment, Physics, load_model
@@ -76,10 +77,9 @@ class MujocoEnv(Environment[MujocoState, Any]):
         known = Backend.__args__  # type: ignore[attr-defined]
         if physics not in known:
             raise ValueError(f"unknown physics {physics!r}; it is one of {', '.join(known)}")
-        if frame_skip is not None and frame_skip < 1:
-            raise ValueError(f"frame_skip is {frame_skip}; at least 1 is needed")
-        if threads is not None and threads < 1:
-            raise ValueError(f"threads is {threads}; at least 1 is needed")
+        for name, value in (("frame_skip", frame_skip), ("threads", threads)):
+            if value is not None:
+                at_least(name, value, 1)
         self.backend, self.threads = physics, threads
         self.model = load_model(xml_file or self.xml_file)
         if self.model.nv < self.fewest:

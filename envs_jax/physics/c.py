@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from envs_jax.checks import at_least
 from envs_jax.physics.interface import Look, Physics, require
 
 
@@ -42,8 +43,8 @@ class PhysicsC(Physics):
     def __init__(self, model: Any, frame_skip: int, read: tuple[str, ...] = (), threads: int | None = None):
         """**Arguments:** as of `Physics`; `threads`, that share a batch (default: the cores of this process)."""
         super().__init__(model, frame_skip, read)
-        if threads is not None and threads < 1:
-            raise ValueError(f"threads is {threads}; at least 1 is needed")
+        if threads is not None:
+            at_least("threads", threads, 1)
         self.threads = cores() if threads is None else threads
         self._mujoco = require("mujoco")
         self._inputs = self.spec | int(self._mujoco.mjtState.mjSTATE_CTRL)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from envs_jax.checks import nearest
+from envs_jax.checks import at_least, between, nearest
 from envs_jax.toytext import board
 from envs_jax.toytext.tables import TabularEnvironment, tabulate
 
@@ -27,8 +27,8 @@ def random_map(seed: int, size: int = 8, p: float = 0.8) -> list[str]:
 
     The same map as `generate_random_map(size, p, seed)` of Gymnasium.
     """
-    if size < 2 or not 0 < p <= 1:
-        raise ValueError(f"size is {size} and p {p}; a map needs a size of at least 2, and p in (0, 1]")
+    at_least("size", size, 2)
+    between("p", p, 0, 1, above=True)
     rng = np.random.default_rng(seed)
     while True:
         cells = rng.choice(["F", "H"], (size, size), p=[p, 1 - p])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from envs_jax.checks import nearest
+from envs_jax.checks import at_least, nearest
 from envs_jax.toytext import board
 from envs_jax.toytext.tables import TabularEnvironment, tabulate
 
@@ -28,8 +28,7 @@ class Nim(TabularEnvironment):
         release of ProPS removes what the action says, and its configuration without semantics offers 0, 1 and 2."""
         if actions not in REMOVES:
             raise ValueError(f"actions is {actions!r}{nearest(str(actions), list(REMOVES))} (it is 1-3 or 0-2)")
-        if initial_sticks < 1:
-            raise ValueError(f"initial_sticks is {initial_sticks}; at least 1 is needed")
+        at_least("initial_sticks", initial_sticks, 1)
         self.initial_sticks, self.removes = initial_sticks, REMOVES[actions]
         self.names = tuple(f"remove {n}" for n in self.removes)
 

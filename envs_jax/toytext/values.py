@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from envs_jax.checks import at_least
 from envs_jax.env import Environment
 from envs_jax.spaces import Discrete
 from envs_jax.toytext.tables import NO_LIMIT, TabularEnvironment
@@ -15,8 +16,7 @@ def _checked(env: Environment, params: Any, horizon: int | None) -> tuple[Tabula
     if not isinstance(env, TabularEnvironment):
         raise TypeError(f"{env.id or type(env).__name__} has no table to compute values from; give a toy text world")
     steps = int(params.max_steps) if horizon is None else horizon
-    if steps < 1:
-        raise ValueError(f"the horizon is {steps}; at least 1 step is needed")
+    at_least("horizon", steps, 1)
     if steps >= NO_LIMIT:
         raise ValueError(f"{env.id} has no time limit (max_steps {steps}); give the horizon, in steps")
     return env, steps
