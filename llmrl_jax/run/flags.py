@@ -195,7 +195,11 @@ def command(
                 raise ValueError(f"{asked.path}: {error}") from error
             return _prepared(work, default, saved, asked.folder, (preset, preset_help))
 
-        work.prepare = prepare  # type: ignore[attr-defined]
+        def begin(values: Mapping[str, Any]) -> Any:
+            """The settings that a run with these values began with, before any option was given."""
+            return blank(config) if start is None else start(_Asked((), Path(), {}, "", dict(values)).get)
+
+        work.prepare, work.begin = prepare, begin  # type: ignore[attr-defined]
         return work
 
     return decorate
@@ -206,7 +210,7 @@ def _prepared(
 ) -> Callable[..., int]:
     """The function whose signature is the command line: the options, and what every command has beside them."""
 
-    def run(settings: Any, config: str = "", print_config: bool = False, preset: str = "") -> int:
+    def call(settings: Any, print_config: bool) -> int:
         settings = checked(settings)
         if saved is not None:
             refuse_changes(folder, saved, settings)
@@ -221,19 +225,25 @@ def _prepared(
 
     file_help = "Options from a file, YAML or JSON, by their names; a run's config.json is one. Flags win over it."
     print_help = "Print all options as YAML, which `--config` reads, and end."
-    parameters = {
+    parameters: dict[str, tuple[Any, Any]] = {
         "config": (Annotated[str, tyro.conf.arg(name="config", help=file_help)], ""),
         "print_config": (Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help=print_help)], False),
         "settings": (Annotated[type(default), tyro.conf.arg(name="")], default),
     }
     if preset[0]:
         parameters = {"preset": (Annotated[str, tyro.conf.arg(help=preset[1])], preset[0]), **parameters}
-    run.__annotations__ = {name: hint for name, (hint, _) in parameters.items()} | {"return": int}
-    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value, annotation=hint)
-            for name, (hint, value) in parameters.items()
-        ]
-    )
-    run.__doc__ = work.__doc__
-    return run
+    return _with_signature(lambda **given: call(given["settings"], given["print_config"]), parameters, work)
+
+
+def _with_signature(
+    function: Callable[..., int], parameters: Mapping[str, tuple[Any, Any]], like: Callable[..., Any]
+) -> Callable[..., int]:
+    """A function with these parameters, each with an annotation and a default, and another's name and docstring."""
+    function.__name__, function.__doc__ = like.__name__, like.__doc__
+    function.__annotations__ = {name: hint for name, (hint, _) in parameters.items()} | {"return": int}
+    made = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value, annotation=hint)
+        for name, (hint, value) in parameters.items()
+    ]
+    function.__signature__ = inspect.Signature(made)  # type: ignore[attr-defined]
+    return function

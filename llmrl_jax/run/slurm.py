@@ -1,15 +1,14 @@
 """Submitting a command to SLURM: `llmrl <group> <command> ... --slurm.partition gpu --slurm.nodes 2`.
 
 submitit (extra `slurm`) writes the batch script and hands it to sbatch. What runs in the job is the same command line
-without the `--slurm.*` flags, in a process of its own, as which the processes of the job join through `--hosts.mode`.
-Shortly before the job's time is up, SLURM sends SIGUSR2: the run saves and stops, and the job goes back to the queue,
-where it goes on with `--run.resume` (`props run` with `--resume`). A SIGTERM (a preemption, or `scancel`) makes it save
-and stop as well; whether the job is queued again is then SLURM's to say.
+without the `--slurm.*` flags, in a process of its own; the processes of the job join through `--hosts.mode`. Shortly
+before the job's time is up, SLURM sends SIGUSR2: the run saves and stops, and the job goes back to the queue. From there
+it continues with `--run.resume`. A SIGTERM (a preemption, or `scancel`) makes it save and stop as well; SLURM then
+decides whether the job is queued again.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 import shutil
@@ -22,13 +21,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from llmrl_jax.run.config import RunConfig
+from llmrl_jax.core.checks import at_least, fields_at_least
+from llmrl_jax.run.config import BaseRunConfig
+from llmrl_jax.run.flags import flag
 
 
 SAVE_SIGNAL = "USR2"
 """What SLURM sends when the time is nearly up. (submitit's choice; NCCL may take USR1.)"""
 _LINGER_S = 600
-"""How long a process that was told to end waits for SLURM to end it."""
+"""How long a process that has saved waits for SLURM to end it."""
 
 
 @dataclass(frozen=True)
@@ -73,10 +74,9 @@ class SlurmConfig:
     """How often the job may go back to the queue and resume; 0: it ends at its time limit, and when preempted."""
 
     def __post_init__(self):
-        lows = {"nodes": 1, "gpus_per_node": 0, "cpus_per_task": 0, "grace": 1, "requeues": 0}
-        for name, low in lows.items():
-            if getattr(self, name) < low:
-                raise ValueError(f"--slurm.{name.replace('_', '-')} is {getattr(self, name)}; at least {low} is needed")
+        fields_at_least(self, 1, "nodes", "grace", prefix="--slurm.")
+        for name in ("gpus_per_node", "cpus_per_task", "requeues"):
+            at_least(f"--slurm.{name.replace('_', '-')}", getattr(self, name), 0)
         if self.mode == "per-gpu" and not self.gpus_per_node:
             raise ValueError("--slurm.mode per-gpu starts a process for each GPU: give --slurm.gpus-per-node as well")
         if self.grace >= self.seconds:
@@ -114,20 +114,18 @@ class Job:
     """The run's folder, which has a config.json once there is something to resume; empty: a command without one."""
     requeues: int
     program: tuple[str, ...] = (sys.executable, "-m", "llmrl_jax.cli.main")
-    resume: str = "--run.resume"
-    """The flag by which the command goes on."""
 
     def command(self, restarts: int) -> list[str]:
         """The command line of the job's first start (0) or a later one, which resumes from the newest checkpoint."""
         if not (restarts and self.run and (Path(self.run) / "config.json").exists()):
             return [*self.program, *self.args]
         args = _without(self.args, "--run.resume-from")  # the first start went back, and the run has gone on since
-        return [*self.program, *args, *([] if self.resume in args else [self.resume])]
+        return [*self.program, *args, *(["--run.resume"] if flag(args, "--run.resume") is None else [])]
 
     def __call__(self) -> None:
         """Run the command, and ask it to save and stop when SLURM says so. Ends the process with its exit code."""
         restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
-        told: list[int] = []
+        signals: list[int] = []
         save = getattr(signal, f"SIG{SAVE_SIGNAL}")
         # ignored signals stay so in a child, handled ones do not: some clusters signal the children too
         signal.signal(save, signal.SIG_IGN)
@@ -136,20 +134,20 @@ class Job:
         child = subprocess.Popen(command)
 
         def ask(number: int, frame: Any) -> None:
-            told.append(number)
+            signals.append(number)
             child.send_signal(signal.SIGTERM)
 
         for number in (save, signal.SIGTERM):
             signal.signal(number, ask)
         code = child.wait()
-        if told and code == 0:
-            self._leave(told, restarts, save)
+        if signals and code == 0:
+            self._leave(signals, restarts, save)
         if code:
             sys.exit(code if code > 0 else 128 - code)
 
-    def _leave(self, told: Sequence[int], restarts: int, save: int) -> None:
+    def _leave(self, signals: Sequence[int], restarts: int, save: int) -> None:
         """After the run has saved: go back to the queue where the time was up, and wait to be ended."""
-        if signal.SIGTERM in told:
+        if signal.SIGTERM in signals:
             print("SIGTERM: the run has saved; SLURM decides whether the job is queued again", flush=True)
         elif restarts >= self.requeues:
             print(f"the time is up, and the job was queued again {restarts} times already: it ends here", flush=True)
@@ -166,10 +164,10 @@ def _without(args: Iterable[str], name: str) -> list[str]:
     """The arguments without a flag and its value, `--name value` or `--name=value`. For tyro `_` is as good as `-`."""
     left, value_follows = [], False
     for arg in args:
-        flag, equals, _ = arg.partition("=")
+        given, equals, _ = arg.partition("=")
         if value_follows:
             value_follows = False
-        elif flag.replace("_", "-") == name:
+        elif given.replace("_", "-") == name:
             value_follows = not equals
         else:
             left.append(arg)
@@ -215,29 +213,26 @@ def submit(config: SlurmConfig, args: Sequence[str], parsed: Iterable[Any] = ())
 
 def make_job(config: SlurmConfig, args: Sequence[str], parsed: Iterable[Any] = ()) -> tuple[Job, str]:
     """What the job calls, and its name. A run without a name gets one, so that a later start finds it."""
-    prefix, run = _named_run(parsed)
+    run = _named_run(parsed)
     left = [*args]
     stamp = f"{'-'.join(args[:2])}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder = ""
     if run is not None:
         if not run.name:
-            left += [f"{prefix}name", stamp]
+            left += ["--run.name", stamp]
         folder = str((Path(run.out).expanduser() / (run.name or stamp)).absolute())
     left += ["--hosts.mode", config.mode]
     name = config.name or (Path(folder).name if folder else stamp)
-    return Job(tuple(left), folder, config.requeues, resume=f"{prefix}resume"), name
+    return Job(tuple(left), folder, config.requeues), name
 
 
-def _named_run(values: Iterable[Any]) -> tuple[str, Any]:
-    """What holds the `name` and `out` of a command's run, and how their flags begin: a `RunConfig`, or the options of a
-    command that has `name`, `out` and `resume` of its own. None where the command keeps no run."""
+def _named_run(values: Iterable[Any]) -> BaseRunConfig | None:
+    """How a command's run is kept, among the values that its function would get; None where it keeps no run."""
     for value in values:
-        found = value if isinstance(value, RunConfig) else getattr(value, "run", None)
-        if isinstance(found, RunConfig):
-            return "--run.", found
-        if dataclasses.is_dataclass(value) and {"name", "out", "resume"} <= {f.name for f in dataclasses.fields(value)}:
-            return "--", value
-    return "--run.", None
+        found = value if isinstance(value, BaseRunConfig) else getattr(value, "run", None)
+        if isinstance(found, BaseRunConfig):
+            return found
+    return None
 
 
 def parameters(config: SlurmConfig, name: str) -> dict[str, Any]:
@@ -246,7 +241,7 @@ def parameters(config: SlurmConfig, name: str) -> dict[str, Any]:
         "job_name": name,
         "nodes": config.nodes,
         "ntasks_per_node": config.tasks_per_node,
-        # submitit reckons in minutes; sbatch reads the spelling that was given
+        # submitit counts in minutes; sbatch reads the spelling that was given
         "time": -(-config.seconds // 60),
         "setup": list(config.setup) or None,
     }

@@ -14,11 +14,10 @@ from llmrl_jax.run.config import RunConfig, resumed
 from llmrl_jax.run.folder import open_folder
 from llmrl_jax.run.loop import RunResult
 from llmrl_jax.systems.glam import demo as _glam_prior
-from llmrl_jax.systems.glam.config import EmbeddedConfig
-from llmrl_jax.systems.glam.presets import DEMO
 from llmrl_jax.systems.glam.prior import PriorConfig
 from llmrl_jax.systems.glam.reading import ReadingConfig
 from llmrl_jax.systems.glam.settings import TrainConfig
+from tests.glam import TINY
 
 
 FLAGS = (
@@ -90,14 +89,7 @@ def test_evaluation_reports_both_ways_of_acting_with_intervals(run, capsys):
     assert (run / "episode.gif").stat().st_size > 1000
 
 
-TINY = replace(
-    DEMO,
-    env="BabyAI-Text/GoToObjS4-v0",
-    embedded=EmbeddedConfig(hidden_size=16, layers=1, heads=2, intermediate_size=16),
-    value_width=8,
-    ppo=replace(DEMO.ppo, num_envs=4, num_steps=4, minibatches=2, microbatches=1, epochs=1, pool_size=8),
-)
-CLONING = PriorConfig(updates=2, batch_size=8, stride=1)
+IMITATION = PriorConfig(updates=2, batch_size=8, stride=1)
 READING = ReadingConfig(updates=2, env=TINY.env, rows=40, batch_size=8)
 
 
@@ -138,7 +130,7 @@ def test_a_run_that_was_killed_before_rl_is_found_again(tmp_path, monkeypatch):
         killed_in = place
         begun.clear()
         with pytest.raises(Killed):
-            _glam_prior.prior_then_ppo(glam, CLONING, 16, run)
+            _glam_prior.prior_then_ppo(glam, IMITATION, 16, run)
         return list(begun)
 
     with pytest.raises(FileNotFoundError, match="no run 'r'"):
@@ -177,7 +169,7 @@ def test_a_run_that_was_killed_before_rl_goes_on_with_the_same_bits(tmp_path, mo
         monkeypatch.setattr(_glam_prior, "run_training", training)
         run = RunConfig(name=name, out=str(tmp_path), progress="off", resume=resume)
         with pytest.raises(Killed):
-            _glam_prior.prior_then_ppo(TINY, CLONING, 16, run, reading=READING)
+            _glam_prior.prior_then_ppo(TINY, IMITATION, 16, run, reading=READING)
 
     start("whole", "PPO")
     start("cut", "reading")

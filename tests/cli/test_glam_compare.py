@@ -13,8 +13,8 @@ import tyro
 
 from llmrl_jax.core.config import save_config
 from llmrl_jax.run.report import compare, statistics as stats
-from llmrl_jax.systems.glam.commands import test as _glam_tests
-from llmrl_jax.systems.glam.runs import TrainConfig
+from llmrl_jax.systems.glam.commands.test import compare as compare_runs, export
+from llmrl_jax.systems.glam.settings import TrainConfig
 
 
 def write_run(folder, success, *, seed=0, lr=1e-3, model="embedded", evals=(), count=10.0):
@@ -114,7 +114,7 @@ def test_runs_that_differ_in_their_seed_are_one_line(tmp_path):
 def test_the_command_draws_and_says_what_differs(tmp_path, capsys):
     a, b = write_run(tmp_path / "a", RISING), write_run(tmp_path / "b", RISING, lr=0.5)
     for out in ("compare.png", "bare"):  # no ending: the picture is a PNG, and the file that was written is named
-        tyro.cli(_glam_tests.compare, args=[str(a), str(b), "--out", str(tmp_path / "new" / out)])
+        tyro.cli(compare_runs, args=[str(a), str(b), "--out", str(tmp_path / "new" / out)])
         said = capsys.readouterr().out
         assert "glam.ppo.learning_rate  0.001  0.5" in said and "steps to 0.8" in said
         written = tmp_path / "new" / f"{out.removesuffix('.png')}.png"
@@ -127,14 +127,14 @@ def test_what_cannot_be_compared_is_refused(tmp_path):
     with pytest.raises(ValueError, match="ended no episode"):
         read(write_run(tmp_path / "a", [None]))
     with pytest.raises(ValueError, match="nothing to compare"):
-        _glam_tests.compare(())
+        compare_runs(())
     with pytest.raises(ValueError, match="bar is 80"):
-        _glam_tests.compare((tmp_path,), bar=80)
+        compare_runs((tmp_path,), bar=80)
 
 
 def test_a_log_in_the_published_columns(tmp_path, capsys):
     run = write_run(tmp_path / "a", [None, 0.5], count=3.0)
-    tyro.cli(_glam_tests.export, args=[str(run)])
+    tyro.cli(export, args=[str(run)])
     with (run / "log.csv").open() as file:
         first, second = csv.DictReader(file)
     header = "update episodes frames FPS duration return_mean return_std return_min return_max success_rate".split()
@@ -152,4 +152,4 @@ def test_a_log_in_the_published_columns(tmp_path, capsys):
     assert (second["return_std"], second["reshaped_return_bonus_max"], second["grad_norm"]) == ("", "0.0", "")
     assert "log.csv" in capsys.readouterr().out
     with pytest.raises(FileNotFoundError, match="no configuration"):
-        _glam_tests.export(tmp_path)
+        export(tmp_path)

@@ -1,43 +1,23 @@
-"""What GLAM's commands share: a run's settings, its checkpoints, and held-out episodes with what is said of them."""
+"""What GLAM's workflows share: a run's checkpoints, and held-out episodes with their tables."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import jax
-import tyro
 
 from llmrl_jax.agents.competence import calibration
 from llmrl_jax.agents.contract import Agent
 from llmrl_jax.agents.evaluate import Episodes, make_evaluator
 from llmrl_jax.agents.recording import record_episode
 from llmrl_jax.core import config as configs
-from llmrl_jax.core.config import FREE
 from llmrl_jax.run.checkpoint import Checkpoints
-from llmrl_jax.run.config import RunConfig
 from llmrl_jax.run.report import statistics as stats
 from llmrl_jax.run.report.episode import write_episode
 from llmrl_jax.systems.glam.agents import make_agent
-from llmrl_jax.systems.glam.config import GlamConfig
-from llmrl_jax.systems.glam.presets import preset
-
-
-@dataclass(frozen=True)
-class TrainConfig:
-    """A run of GLAM: what is learnt, and how the run is kept."""
-
-    preset: str = field(default="glam", metadata=FREE)
-    """Starting point: `glam` (published values), `glam-code` (with the released code's quirks), `demo`; the ablations
-    `aflan`, `npae`, `npa`, `npe`; the baselines `symbolic` and `drrn`. Where none is named, that of the agent."""
-    glam: Annotated[GlamConfig, tyro.conf.arg(name="")] = field(default_factory=lambda: preset("glam"))
-    steps: int = field(default=1_500_000, metadata=FREE)
-    """Environment steps over all environments, rounded up to whole updates."""
-    eval_episodes: int = field(default=200, metadata=FREE)
-    """Held-out episodes per evaluation while training (`run.eval_every` says when)."""
-    run: RunConfig = field(default_factory=RunConfig)
+from llmrl_jax.systems.glam.settings import TrainConfig
 
 
 HELD_OUT = 0x4E1D
@@ -102,12 +82,12 @@ def load_run(folder: Path, checkpoint: int) -> tuple[TrainConfig, Any, Any, int]
     return config, agent, state, update
 
 
-ESTIMATES = {"estimate": "estimated beforehand", "brier": "Brier score", "calibration_error": "calibration error"}
+ESTIMATES = {"estimate": "estimated before", "brier": "Brier score", "calibration_error": "calibration error"}
 """How `success_table` calls what `calibration` found."""
 
 
 def success_table(found: Mapping[str, Mapping[str, float]], tasks: Sequence[str]) -> str:
-    """Success by row of `found` and by task, with intervals; below each, how it was estimated beforehand."""
+    """Success by row of `found` and by task, with intervals; below each, how it was estimated before."""
     columns = ["", *(tasks if len(tasks) > 1 else ())]
     header = ["success", "all" if len(tasks) > 1 else tasks[0], *columns[1:]]
     rows = [header]

@@ -13,36 +13,26 @@ import pytest
 import envs_jax
 from envs_jax.babyai.text.english import MISSION_LENGTH, MISSIONS, VIEW
 from llmrl_jax import lm
-from llmrl_jax.agents.demonstration_file import DemosError, read_demos, write_demos
+from llmrl_jax.agents.babyai_demonstrations import DemosError, read_demos, write_demos
 from llmrl_jax.agents.demonstrations import Episode
 from llmrl_jax.cli.main import main
 from llmrl_jax.run.config import RunConfig
-from llmrl_jax.systems.glam.build import build
+from llmrl_jax.systems.glam import cloning_run
 from llmrl_jax.systems.glam.cloning import PRESETS, CloningConfig, check, preset, spoken_caption, taught, windows
-from llmrl_jax.systems.glam.commands import clone as _clone
-from llmrl_jax.systems.glam.config import EmbeddedConfig, GlamConfig
-from llmrl_jax.systems.glam.presets import DEMO
+from llmrl_jax.systems.glam.config import GlamConfig
+from llmrl_jax.systems.glam.settings import CloneRun
 from llmrl_jax.tuning import SFTConfig
+from tests.glam import FULL, WORLD, program
 
 
-WORLD = "BabyAI-Text/GoToObjS4-v0"
-TINY = replace(
-    DEMO,
-    env=WORLD,
-    embedded=EmbeddedConfig(hidden_size=16, layers=1, heads=2, intermediate_size=16),
-    value_width=8,
-    tune="full",
-    history=3,
-    list_actions=True,
-    score_rows=0,
-)
+CONFIG = replace(FULL, history=3, list_actions=True)
 WALKS = ([2, 0, 2, 2, 1, 2], [1, 1, 2, 0, 0], [5, 2])
 """Actions of three episodes."""
 
 
 @pytest.fixture(scope="module")
 def glam():
-    return build(TINY)
+    return program(CONFIG)
 
 
 @pytest.fixture(scope="module")
@@ -63,11 +53,13 @@ def walked(glam):
             Episode(
                 number=number,
                 success=True,
-                max_steps=16,
-                mission=shown[0]["mission"],
-                text=np.stack([o["text"][o["count"] - 1] for o in shown]),
-                direction=np.zeros(n, np.int32),
-                position=np.zeros((n, 2), np.int32),
+                seen={
+                    "mission": np.stack([o["mission"] for o in shown]),
+                    "text": np.stack([o["text"][o["count"] - 1] for o in shown]),
+                    "direction": np.zeros(n, np.int32),
+                    "position": np.zeros((n, 2), np.int32),
+                    "max_steps": np.full(n, 16, np.int32),
+                },
                 action=np.array(actions, np.int32),
                 reward=last.astype(np.float32),
                 terminated=last,
@@ -88,13 +80,14 @@ def file(walked, tmp_path):
 def test_windows_are_those_of_the_policy(walked):
     _, episodes, seen = walked
     for episode, shown in zip(episodes, seen, strict=True):
-        found = windows(episode.mission, episode.text, episode.action, 3)
+        found = windows(episode.seen["mission"][0], episode.seen["text"], episode.action, 3)
         for t, obs in enumerate(shown):
             for name, value in obs.items():
                 np.testing.assert_array_equal(found[name][t], value, err_msg=f"{name} of step {t}")
-    alone = windows(episodes[0].mission, episodes[0].text, episodes[0].action, 1)
+    mission, text = episodes[0].seen["mission"][0], episodes[0].seen["text"]
+    alone = windows(mission, text, episodes[0].action, 1)
     assert alone["actions"].shape == (6, 0) and alone["count"].tolist() == [1] * 6
-    np.testing.assert_array_equal(alone["text"][:, 0], episodes[0].text)
+    np.testing.assert_array_equal(alone["text"][:, 0], text)
 
 
 def test_rows_are_the_prompt_and_the_action(glam, walked, file):
@@ -126,15 +119,21 @@ def test_demonstrations_that_do_not_fit_are_named(glam, walked, file, tmp_path):
     with pytest.raises(
         DemosError, match="GoToObjS4-v0, but env is BabyAI-Text/GoToLocal-v0: give --env BabyAI-Text/GoTo"
     ):
-        taught(replace(glam, config=replace(TINY, env="BabyAI-Text/GoToLocal-v0")), file, config)
+        taught(replace(glam, config=replace(CONFIG, env="BabyAI-Text/GoToLocal-v0")), file, config)
     with pytest.raises(DemosError, match=r"episode 2 does 'toggle', .* 3 actions: take --num-actions 6"):
-        taught(replace(glam, config=replace(TINY, num_actions=3)), file, config)
+        taught(replace(glam, config=replace(CONFIG, num_actions=3)), file, config)
     world, episodes, _ = walked
     faithful = envs_jax.make(f"{WORLD}?describe=faithful")[0]
     faithful.id = WORLD  # a file of other words under the level's name
-    stands = np.full_like(episodes[0].text, -1)
+    stands = np.full_like(episodes[0].seen["text"], -1)
     stands[:, 0] = len(faithful.books.view) - 1
-    write_demos(tmp_path / "b.parquet", [replace(episodes[0], text=stands)], faithful, seed=0, facts={})
+    write_demos(
+        tmp_path / "b.parquet",
+        [replace(episodes[0], seen={**episodes[0].seen, "text": stands})],
+        faithful,
+        seed=0,
+        facts={},
+    )
     with pytest.raises(
         DemosError, match="episode 0: babyai.VIEW has no phrase at the beginning of 'You stand in an open"
     ):
@@ -180,20 +179,20 @@ def test_the_published_values():
 
 def test_what_cannot_be_cloned_is_refused(tmp_path, capsys):
     with pytest.raises(ValueError, match="agent is drrn"):
-        check(GlamConfig(agent="drrn"))
+        check(GlamConfig(agent="drrn"), GlamConfig())
     with pytest.raises(ValueError, match="policy is heads"):
-        check(GlamConfig(policy="heads"))
+        check(GlamConfig(policy="heads"), GlamConfig())
     with pytest.raises(ValueError, match="take --tune full"):
-        check(GlamConfig())
+        check(GlamConfig(), GlamConfig())
     for wrong in ({"pairs": 0}, {"held_out": 1.0}, {"epochs": 0.0}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             CloningConfig(**wrong)
     run = ["glam", "clone", "--run.out", str(tmp_path), "--run.progress", "off"]
     for flags, said in {
         "--preset bcdemo": "did you mean 'bc-demo'",
-        "--ppo.num-envs 8": "cloning does not read ppo",
+        "--ppo.num-envs 8": "--ppo.num-envs is 8, but cloning does not read it",
         "--demos a.parquet --from runs/b": "give one of them",
-        "--greedy": "name it by --from",
+        "--greedy": "--greedy is True, but a run without --from does not read it",
         "--tune lora": "take --tune full",
         "--env BabyAI-GoTo-v0": "has no text",
     }.items():
@@ -226,12 +225,12 @@ def test_demonstrations_of_another_attempt_are_not_learnt(file, tmp_path, monkey
     """A first attempt that failed left its file: only a resume goes on with it."""
     assert file == tmp_path / "demos.parquet"
     glam, cloning = preset("bc-demo")
-    config = _clone.CloneRun(preset="bc-demo", glam=glam, clone=cloning, run=RunConfig(name="x", out=str(tmp_path)))
-    monkeypatch.setattr(_clone, "_player", lambda config: pytest.fail("plays anew"))
-    with pytest.raises(pytest.fail.Exception, match="plays anew"):
-        _clone._demonstrations(config, tmp_path)
+    config = CloneRun(glam=glam, clone=cloning, run=RunConfig(name="x", out=str(tmp_path)))
+    monkeypatch.setattr(cloning_run, "player", lambda config: pytest.fail("plays again"))
+    with pytest.raises(pytest.fail.Exception, match="plays again"):
+        cloning_run.demonstrations(config, tmp_path)
     again = replace(config, run=replace(config.run, resume=True))
-    assert _clone._demonstrations(again, tmp_path) == tmp_path / "demos.parquet"
+    assert cloning_run.demonstrations(again, tmp_path) == tmp_path / "demos.parquet"
 
 
 @pytest.mark.slow

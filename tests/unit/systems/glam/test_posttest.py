@@ -16,10 +16,8 @@ from llmrl_jax.agents.contract import untrained
 from llmrl_jax.agents.evaluate import Episodes, make_evaluator
 from llmrl_jax.cli.main import main
 from llmrl_jax.run.report import statistics as stats
-from llmrl_jax.systems.glam import results as _glam_results
-from llmrl_jax.systems.glam.build import build
-from llmrl_jax.systems.glam.commands import test as _glam_tests
-from llmrl_jax.systems.glam.config import EmbeddedConfig
+from llmrl_jax.systems.glam import posttest_run, results as _glam_results
+from llmrl_jax.systems.glam.commands.test import test as give
 from llmrl_jax.systems.glam.posttest import (
     MIXED,
     PAPER,
@@ -36,19 +34,11 @@ from llmrl_jax.systems.glam.posttest import (
     world_of,
     write_returns,
 )
-from llmrl_jax.systems.glam.presets import DEMO
 from llmrl_jax.systems.glam.rewrites import EXTRA_ACTIONS, REWRITES, SYNONYMS, find_rewrite
+from tests.glam import ROWS, TINY, WORLD, observations, program
 
 
-TINY = replace(
-    DEMO,
-    env="BabyAI-Text/GoToObjS4-v0",
-    embedded=EmbeddedConfig(hidden_size=16, layers=1, heads=2, intermediate_size=16),
-    value_width=8,
-    score_rows=0,
-    list_actions=True,
-    ppo=replace(DEMO.ppo, num_envs=4, num_steps=4, minibatches=2, microbatches=1, epochs=1, pool_size=8),
-)
+LISTED = replace(TINY, list_actions=True)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +64,7 @@ def model(bpe, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def glam(model):
-    return build(replace(TINY, model=str(model)))
+    return program(replace(LISTED, model=str(model)))
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +106,7 @@ def test_the_paper_stands_beside_its_own_setting_only():
 
 def test_other_words_reach_the_model_and_the_weights_stay(glam, weights, bpe):
     """Tokens of the rewritten prompt, candidates of the new words, French: each against the tokenizer's own."""
-    obs = jax.jit(envs_jax.VectorEnv(glam.env, 3, policy="none").reset)(jax.random.key(2), glam.env_params)[0]
+    obs = observations(LISTED)
     own = prepare(glam, parse_test("no_modification_test"))
     for name, start in {
         "no_modification_test": "Possible action of the agent: turn left,",
@@ -127,10 +117,10 @@ def test_other_words_reach_the_model_and_the_weights_stay(glam, weights, bpe):
         test = parse_test(name)
         trial = prepare(glam, test)
         tokens, lengths = map(np.asarray, jax.jit(trial.policy.prompts)(obs))
-        for i in range(3):
+        for i in range(ROWS):
             said = bpe.decode(tokens[i, 1 : lengths[i]])
             assert said.startswith(start)
-            if language_of(test, TINY.env) == "english" and not test.actions:
+            if language_of(test, WORLD) == "english" and not test.actions:
                 one = jax.tree.map(lambda x, i=i: np.asarray(x)[i], obs)
                 assert said == find_rewrite(test.rewrite)(glam.prompt.render(one)).rstrip()
         said = trial.actions[:2] if test.language != "french" else ("tourner à gauche", "tourner à droite")
@@ -140,14 +130,14 @@ def test_other_words_reach_the_model_and_the_weights_stay(glam, weights, bpe):
     jax.tree.map(np.testing.assert_array_equal, *whole)
     nine = prepare(glam, parse_test("extra_actions"))
     assert nine.actions[6:] == EXTRA_ACTIONS and nine.env.action_space(nine.env_params).n == 9
-    assert jax.eval_shape(nine.policy.scores, *weights, obs).sum.shape == (3, 9)
+    assert jax.eval_shape(nine.policy.scores, *weights, obs).sum.shape == (ROWS, 9)
 
 
 @pytest.mark.slow
 def test_the_unmodified_test_is_the_evaluation(glam, weights):
     tests = [parse_test("no_modification_test")]
     (found,) = run_tests(glam, *weights, tests, jax.random.key(3), 6)
-    assert (found.env, found.skipped, found.tasks) == (TINY.env, "", glam.env.unwrapped.task_names)
+    assert (found.env, found.skipped, found.tasks) == (WORLD, "", glam.env.unwrapped.task_names)
     own = make_evaluator(glam.env, glam.env_params, glam.policy, episodes=6)
     for way, greedy in (("sampled", False), ("greedy", True)):
         expected = own(*weights, jax.random.key(3), greedy=greedy)
@@ -155,7 +145,7 @@ def test_the_unmodified_test_is_the_evaluation(glam, weights):
 
 
 def test_a_closed_vocabulary_is_told_and_not_filled_in():
-    glam = build(TINY)
+    glam = program(LISTED)
     with pytest.raises(NotTestable, match="no token for afze, dax, xolo: this test needs a model with an open vocabul"):
         prepare(glam, parse_test("no_meaning_nouns"))
     outcomes = list(run_tests(glam, (), (), [parse_test("adj_synonym"), parse_test("go_to")], jax.random.key(0), 2))
@@ -165,8 +155,8 @@ def test_a_closed_vocabulary_is_told_and_not_filled_in():
 
 def test_spare_words_make_every_test_playable():
     """No prompt is refused or too long, what a test's words refer to stays apart, and one word is one token."""
-    sizes = replace(TINY.embedded, spare_words=128)
-    glam = build(replace(TINY, env="BabyAI-Text/MixedTrainLocal-v0", embedded=sizes))
+    sizes = replace(LISTED.embedded, spare_words=128)
+    glam = program(replace(LISTED, env="BabyAI-Text/MixedTrainLocal-v0", embedded=sizes))
     tokenizer = glam.tokenizer
     for name in ("second_synonym_actions", "go_to+french", "prose"):
         trial = prepare(glam, parse_test(name))
@@ -191,7 +181,7 @@ def test_agents_without_words_take_other_worlds_only():
     from llmrl_jax.systems.glam.presets import DRRN, SYMBOLIC
 
     for preset in (DRRN, SYMBOLIC):
-        agent = make_agent(replace(preset, env=TINY.env))
+        agent = make_agent(replace(preset, env=WORLD))
         trial = prepare(agent, parse_test("go_to"))
         assert trial.env.id == "BabyAI-Text/GoToLocal-v0" and len(trial.actions) == 6
         with pytest.raises(NotTestable, match=f"the agent {preset.agent} knows the words and actions of training only"):
@@ -199,7 +189,7 @@ def test_agents_without_words_take_other_worlds_only():
 
 
 def test_an_action_head_cannot_take_more_actions(model):
-    glam = build(replace(TINY, model=str(model), policy="heads"))
+    glam = program(replace(LISTED, model=str(model), policy="heads"))
     assert prepare(glam, parse_test("synonym_actions")).policy.action_head is glam.policy.action_head
     with pytest.raises(NotTestable, match="6 logits, but the test 9 actions"):
         prepare(glam, parse_test("extra_actions"))
@@ -207,7 +197,7 @@ def test_an_action_head_cannot_take_more_actions(model):
 
 def test_chance_shares_its_episodes_and_slows_with_idle_actions():
     names = ("no_modification_test", "adj_synonym", "synonym_actions", "extra_actions")
-    six, words, synonyms, nine = run_random(TINY, [parse_test(name) for name in names], jax.random.key(0), 200)
+    six, words, synonyms, nine = run_random(LISTED, [parse_test(name) for name in names], jax.random.key(0), 200)
     assert words.episodes["sampled"] is six.episodes["sampled"] is synonyms.episodes["sampled"]
     assert synonyms.actions == SYNONYMS["synonym_actions"] and len(nine.actions) == 9
     assert list(nine.episodes) == ["sampled"]
@@ -217,7 +207,7 @@ def test_chance_shares_its_episodes_and_slows_with_idle_actions():
 def test_a_test_keeps_to_the_world_of_training(model, bpe):
     """Its language, how it describes itself, and what is done there."""
     options = "language=french&describe=faithful&done_actions=true"
-    glam = build(replace(TINY, env=f"{TINY.env}?{options}", model=str(model), num_actions=7))
+    glam = program(replace(LISTED, env=f"{WORLD}?{options}", model=str(model), num_actions=7))
     go_to = prepare(glam, parse_test("go_to"))
     assert world_of(parse_test("go_to"), glam.config.env) == f"BabyAI-Text/GoToLocal-v0?{options}"
     world = go_to.env.unwrapped
@@ -231,13 +221,13 @@ def test_a_test_keeps_to_the_world_of_training(model, bpe):
 
 
 def test_tests_of_other_actions_are_for_six_of_them(model):
-    seven = replace(TINY, num_actions=7)
+    seven = replace(LISTED, num_actions=7)
     skipped = list(
         run_random(seven, [parse_test(n) for n in ("extra_actions", "synonym_actions")], jax.random.key(0), 2)
     )
     assert all("has words for six actions, and this agent has 7" in outcome.skipped for outcome in skipped)
     with pytest.raises(NotTestable, match="for six actions"):
-        prepare(build(replace(seven, model=str(model))), parse_test("extra_actions"))
+        prepare(program(replace(seven, model=str(model))), parse_test("extra_actions"))
 
 
 def episodes(success, task=None):
@@ -276,7 +266,7 @@ def exam(rates, **changes):
         won = episodes([i < round(100 * rate) for i in range(100)], [i % 2 for i in range(100)])
         test = parse_test(name)
         outcome = Outcome(test, test.env or MIXED, ("a", "b"), ("go_to", "open"), {"sampled": won})
-        records[name] = _glam_tests._record(outcome, paper_row(test, MIXED, MIXED))
+        records[name] = posttest_run.record_of(outcome, paper_row(test, MIXED, MIXED))
     about = {"name": "r", "kind": "GFlan-T5", "folder": None, "facts": {}, "settings": {}, "env": MIXED, **changes}
     return _glam_results.Tested(**about, records=records)
 
@@ -320,7 +310,7 @@ def test_the_command_from_two_seeds_to_the_picture(tmp_path, capsys, monkeypatch
         assert main(["glam", "train", *FLAGS, *name]) == 0
     asked = ["--tests", "no_modification_test", "no_meaning_nouns", "--episodes", "8", "--out", str(tmp_path / "out")]
     line = [str(tmp_path / "s0"), str(tmp_path / "s1"), "--model", "embedded", "--random", *asked]
-    tyro.cli(_glam_tests.test, args=line)
+    tyro.cli(give, args=line)
     said = capsys.readouterr().out
     assert "s0 and 1 more seed, 8 episodes each" in said and "embedded_zero_shot, 8 episodes each" in said
     assert "no_meaning_nouns was not played: the tokenizer has no token for afze, dax, xolo" in said
@@ -338,22 +328,22 @@ def test_the_command_from_two_seeds_to_the_picture(tmp_path, capsys, monkeypatch
         assert not tests, "a test was played again"
         return iter(())
 
-    monkeypatch.setattr(_glam_tests, "run_tests", nothing)
-    tyro.cli(_glam_tests.test, args=[str(tmp_path / "s1"), *asked, "--reuse"])
+    monkeypatch.setattr(posttest_run, "run_tests", nothing)
+    tyro.cli(give, args=[str(tmp_path / "s1"), *asked, "--reuse"])
     assert "1 more seed" not in capsys.readouterr().out
     assert (tmp_path / "s1" / "test" / "tests.png").exists()
 
 
 def test_what_cannot_be_tested_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="nobody to test"):
-        _glam_tests.test()
+    with pytest.raises(ValueError, match="no agent to test"):
+        give()
     with pytest.raises(FileNotFoundError, match="no config.json"):
-        _glam_tests.test((tmp_path,))
+        give((tmp_path,))
     with pytest.raises(ValueError, match="preset is demo, but the settings are those of"):
-        _glam_tests.test((tmp_path,), preset="demo")
+        give((tmp_path,), preset="demo")
     with pytest.raises(ValueError, match="episodes is 0"):
-        _glam_tests.test(random=True, episodes=0)
+        give(random=True, episodes=0)
     with pytest.raises(KeyError, match="did you mean 'adj_synonym'"):
-        _glam_tests.test(random=True, tests=("adj_synonyms",))
+        give(random=True, tests=("adj_synonyms",))
     with pytest.raises(ValueError, match="has no prompts of the agent drrn"):
-        _glam_tests.test(model=str(tmp_path), preset="drrn")
+        give(model=str(tmp_path), preset="drrn")

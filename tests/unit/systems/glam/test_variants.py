@@ -11,10 +11,7 @@ import pytest
 import envs_jax
 from envs_jax.history import PromptHistory
 from llmrl_jax.agents.evaluate import Episodes
-from llmrl_jax.systems.glam import results as _glam_results
-from llmrl_jax.systems.glam.build import build
-from llmrl_jax.systems.glam.commands import test as _glam_tests
-from llmrl_jax.systems.glam.config import EmbeddedConfig
+from llmrl_jax.systems.glam import posttest_run, results as _glam_results
 from llmrl_jax.systems.glam.posttest import (
     VARIANT_TESTS,
     NotTestable,
@@ -24,12 +21,11 @@ from llmrl_jax.systems.glam.posttest import (
     prepare,
     write_returns,
 )
-from llmrl_jax.systems.glam.presets import DEMO
 from llmrl_jax.systems.glam.prompt import glam_prompt
 from llmrl_jax.systems.glam.variants import ENGLISH, STRUCTURAL, VARIANTS, find_variant
+from tests.glam import TINY, WORLD, program
 
 
-WORLD = "BabyAI-Text/GoToObjS4-v0"
 LIST = "turn left, turn right, go forward, pick up, drop, toggle"
 SEEN = ("You see a wall 2 steps forward", "You see a red ball 1 step left")
 PROMPTS = {
@@ -97,13 +93,8 @@ def test_variants_are_tests_that_join_with_others():
         find_variant("buleted")
 
 
-TINY = replace(
-    DEMO, env=WORLD, embedded=EmbeddedConfig(hidden_size=16, layers=1, heads=2, intermediate_size=16), value_width=8
-)
-
-
 def test_an_agent_is_given_another_prompt_and_keeps_the_rest(obs):
-    glam = build(replace(TINY, list_actions=True, history=2))
+    glam = program(replace(TINY, list_actions=True, history=2))
     trial = prepare(glam, parse_test("goal_first"))
     batch = jax.tree.map(lambda x: x[None], obs)
     for policy, name in ((trial.policy, "goal_first"), (glam.policy, "")):
@@ -112,7 +103,7 @@ def test_an_agent_is_given_another_prompt_and_keeps_the_rest(obs):
     assert trial.policy.candidates == glam.policy.candidates and trial.policy.model is glam.policy.model
     with pytest.raises(NotTestable, match="no token for </action>, </actions>"):
         prepare(glam, parse_test("tagged"))
-    short = build(TINY)
+    short = program()
     for name in ("goal_first", "no_action_list"):
         with pytest.raises(NotTestable, match=f"{name} changes the list of actions, which the prompt of training does"):
             prepare(short, parse_test(name))
@@ -123,7 +114,9 @@ def exam(rates, skipped=()):
     for name, rate in rates.items():
         won = np.arange(100) < round(100 * rate)
         played = Episodes(won, won.astype(np.float32), np.full(100, 4, np.int32), np.zeros(100, np.int32))
-        records[name] = _glam_tests._record(Outcome(parse_test(name), WORLD, ("a",), ("t",), {"sampled": played}), {})
+        records[name] = posttest_run.record_of(
+            Outcome(parse_test(name), WORLD, ("a",), ("t",), {"sampled": played}), {}
+        )
     records |= {name: {"skipped": "no token"} for name in skipped}
     return _glam_results.Tested("r", "GFlan-T5", None, {}, {}, WORLD, records=records)
 
@@ -131,11 +124,11 @@ def exam(rates, skipped=()):
 def test_the_spread_over_prompts_by_hand():
     played = {"no_modification_test": 0.9, "goal_first": 0.8, "bulleted": 0.3, "prose": 0.4}
     agent = exam(played, ("no_action_list", "paraphrased", "tagged"))
-    assert _glam_tests._spread([agent]) == (
+    assert posttest_run.spread_of([agent]) == (
         "sampled: 0.900 with the prompt of training; with 3 others 0.500 in the mean, 0.300 at the least (bulleted)"
     )
     nothing = exam({"no_modification_test": 0.9}, tuple(VARIANTS))
-    assert _glam_tests._spread([nothing]) == ""
+    assert posttest_run.spread_of([nothing]) == ""
 
 
 def test_files_of_variants_have_names_of_their_own(tmp_path):
@@ -152,9 +145,9 @@ def test_the_command_takes_variants_in_place_of_the_published_tests_or_beside(mo
         asked.append([test.name for test in tests])
         agent.records = exam(dict.fromkeys(asked[-1], 0.5)).records
 
-    monkeypatch.setattr(_glam_tests, "_take", listened)
-    monkeypatch.setattr(_glam_tests, "draw_tests", lambda groups, path: path)
-    _glam_tests.test(random=True, variants=True, out=tmp_path)
-    _glam_tests.test(random=True, variants=True, tests=("composition", "prose"), out=tmp_path)
+    monkeypatch.setattr(posttest_run, "take", listened)
+    monkeypatch.setattr(posttest_run, "draw_tests", lambda groups, path: path)
+    posttest_run.give_tests((), random=True, variants=True, out=tmp_path)
+    posttest_run.give_tests((), ("composition", "prose"), random=True, variants=True, out=tmp_path)
     rest = [name for name in VARIANT_TESTS if name != "prose"]
     assert asked == [list(VARIANT_TESTS), ["composition", "prose", *rest]]

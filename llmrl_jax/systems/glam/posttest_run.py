@@ -1,0 +1,260 @@
+"""Post-training tests of runs, models and baselines: what `llmrl glam test` does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from llmrl_jax.agents.contract import untrained
+from llmrl_jax.agents.evaluate import Episodes
+from llmrl_jax.core import config as configs
+from llmrl_jax.core.checks import at_least
+from llmrl_jax.run.report import compare as runs_compared, statistics as stats
+from llmrl_jax.systems.glam.agents import make_agent
+from llmrl_jax.systems.glam.config import EMBEDDED, GlamConfig
+from llmrl_jax.systems.glam.posttest import (
+    TESTS,
+    VARIANT_TESTS,
+    Outcome,
+    PostTest,
+    language_of,
+    paper_row,
+    parse_test,
+    prepare,
+    run_random,
+    run_tests,
+    world_of,
+    write_returns,
+)
+from llmrl_jax.systems.glam.presets import preset as find_preset
+from llmrl_jax.systems.glam.results import WAYS, Z99, Tested, draw_tests, estimate, tests_table
+from llmrl_jax.systems.glam.runs import HELD_OUT, load_run
+
+
+Play = Callable[[Sequence[PostTest]], Iterator[Outcome]]
+"""An agent's way through tests."""
+ZERO_SHOT = "Flan-T5 0-shot"
+CLONED = "BC"
+
+
+def _measured(episodes: Episodes, tasks: Sequence[str]) -> dict[str, float]:
+    """Success with its 99% Wilson interval, in all and per task, return and length."""
+    found = {
+        "episode_return": float(episodes.episode_return.mean()),
+        "episode_length": float(episodes.episode_length.mean()),
+    }
+    parts = {"": slice(None), **({f"{t}/": episodes.task == i for i, t in enumerate(tasks)} if len(tasks) > 1 else {})}
+    for prefix, chosen in parts.items():
+        won = episodes.success[chosen]
+        rate = stats.wilson(int(won.sum()), int(won.size), Z99)
+        found |= {f"{prefix}success": rate.mean, f"{prefix}success_low": rate.low, f"{prefix}success_high": rate.high}
+        found[f"{prefix}episodes"] = float(rate.n)
+    return found
+
+
+def record_of(outcome: Outcome, paper: Mapping[str, float]) -> dict[str, Any]:
+    """What `tests.json` says of a test."""
+    test = outcome.test
+    parts = {"rewrite": test.rewrite, "language": language_of(test, outcome.env), "variant": test.variant}
+    record: dict[str, Any] = {"env": outcome.env, **parts}
+    if outcome.skipped:
+        return {**record, "skipped": outcome.skipped}
+    measured = {way: _measured(episodes, outcome.tasks) for way, episodes in outcome.episodes.items()}
+    return {**record, "actions": outcome.actions, "tasks": outcome.tasks, "paper": dict(paper), **measured}
+
+
+def take(agent: Tested, play: Play, tests: Sequence[PostTest], reuse: bool) -> None:
+    """Have an agent take the tests, and keep `tests.json` up to date after each."""
+    path = agent.folder / "test" / "tests.json"
+    saved = json.loads(path.read_text()) if path.exists() else {}
+
+    def stands(test: PostTest) -> bool:
+        found = saved.get(test.name, {})
+        same = {**agent.facts, "env": world_of(test, agent.env)}
+        return reuse and all(found.get(name) == value for name, value in same.items())
+
+    for outcome in play([test for test in tests if not stands(test)]):
+        record = record_of(outcome, paper_row(outcome.test, agent.env, agent.trained_on))
+        saved[outcome.test.name] = configs.to_json({**record, **agent.facts})
+        path.parent.mkdir(parents=True, exist_ok=True)
+        configs.save_config(saved, path)
+        write_returns(agent.folder, outcome, zero_shot=agent.kind == ZERO_SHOT)
+        said = outcome.skipped or ", ".join(f"{way} {record[way]['success']:.3f}" for way in outcome.episodes)
+        print(f"{agent.name}: {outcome.test.name}: {said}", flush=True)
+    agent.records = {test.name: saved[test.name] for test in tests}
+    reasons = [record.get("skipped", "") for record in agent.records.values()]
+    if all(reasons):
+        raise ValueError(f"{agent.name} can take none of the tests: {reasons[0]}")
+
+
+def spread_of(group: Sequence[Tested]) -> str:
+    """Success over the prompts that say the same, beside that of training."""
+    own, *others = VARIANT_TESTS
+    lines = []
+    for way in WAYS:
+        found = {name: estimate(group, name, way) for name in VARIANT_TESTS}
+        rates = {name: rate.mean for name, rate in found.items() if rate is not None}
+        played = [name for name in others if name in rates]
+        if own in rates and played:
+            worst = min(played, key=lambda name: rates[name])
+            mean = sum(rates[name] for name in played) / len(played)
+            lines.append(
+                f"{way}: {rates[own]:.3f} with the prompt of training; with {len(played)} others {mean:.3f} in the "
+                f"mean, {rates[worst]:.3f} at the least ({worst})"
+            )
+    return "\n".join(lines)
+
+
+READ_ZERO_SHOT = ("history", "list_actions", "num_actions", "max_prompt", "candidate_space", "scoring", "dtype")
+"""What decides the play of a model that was never trained, beside its weights."""
+
+
+def _kind(config: GlamConfig) -> str:
+    """The name of a trained agent in the paper's table, or its own."""
+    if config.agent != "llm":
+        return {"drrn": "DRRN", "symbolic": "Symbolic-PPO"}[config.agent]
+    if config.model == EMBEDDED:  # drawn at random, whatever `init` says
+        return {"scoring": "NP", "heads": "NPA"}[config.policy]
+    if config.policy == "scoring":
+        return {"pretrained": "GFlan-T5", "embeddings": "NPE", "random": "NP"}[config.init]
+    return {"pretrained": "AFlan", "embeddings": "NPAE", "random": "NPA"}[config.init]
+
+
+def _of_run(folder: Path, checkpoint: int, env: str, key: jax.Array, asked: dict[str, Any]):
+    """A run's newest or chosen checkpoint: the agent, how it plays, its settings."""
+    config, player, state, update = load_run(folder, checkpoint)
+    params, frozen, trained_on = state.params, state.frozen, config.glam.env
+    player = replace(player, config=replace(player.config, env=env or trained_on))
+    agent = Tested(
+        name=folder.name,
+        kind=_kind(config.glam),
+        folder=folder,
+        facts={"update": update, **asked},
+        settings=runs_compared.settings_of(config, folder),
+        env=player.config.env,
+        trained_on=trained_on,
+    )
+    return agent, lambda tests: run_tests(player, params, frozen, tests, key, asked["episodes"]), config.glam
+
+
+def _zero_shot(config: GlamConfig, out: Path, key: jax.Array, asked: dict[str, Any]) -> tuple[Tested, Play]:
+    if config.agent != "llm":
+        raise ValueError(
+            f"a zero-shot model has no prompts of the agent {config.agent}: name a language model's run first"
+        )
+    player = make_agent(replace(config, init="pretrained", policy="scoring"))
+    params, frozen = untrained(player, jax.random.key(asked["seed"]))
+    cloned = _clone_of(Path(config.model))
+    kind = CLONED if cloned else ZERO_SHOT
+    name = cloned or f"{Path(config.model).name}_zero_shot"
+    said = {name: getattr(config, name) for name in READ_ZERO_SHOT}
+    facts, settings = {"model": config.model, **said, **asked}, {"cloned" if cloned else "zero_shot": config.model}
+    agent = Tested(name=name, kind=kind, folder=out / name, facts=facts, settings=settings, env=config.env)
+    return agent, lambda tests: run_tests(player, params, frozen, tests, key, asked["episodes"])
+
+
+def _clone_of(model: Path) -> str:
+    """The name of the run of `llmrl glam clone` that wrote a model; empty for any other model."""
+    summary = model.resolve().parent / "summary.json"
+    return summary.parent.name if summary.is_file() and "demonstrations" in json.loads(summary.read_text()) else ""
+
+
+def _chance(config: GlamConfig, out: Path, key: jax.Array, asked: dict[str, Any]) -> tuple[Tested, Play]:
+    facts, settings = {"num_actions": config.num_actions, **asked}, {"random": config.num_actions}
+    agent = Tested("random", "Random", out / "random", facts, settings, config.env)
+    return agent, lambda tests: run_random(config, tests, key, asked["episodes"])
+
+
+def _bot(config: GlamConfig, out: Path, key: jax.Array, asked: dict[str, Any]) -> tuple[Tested, Play]:
+    """The bot reads no words and acts without chance: tests of the same world share their episodes, and so do both ways
+    of acting."""
+    known: dict[str, Outcome] = {}
+
+    def play(tests: Sequence[PostTest]) -> Iterator[Outcome]:
+        for test in tests:
+            env = world_of(test, config.env)
+            if env not in known:
+                plain = PostTest(test.name)
+                trial = prepare(make_agent(replace(config, agent="bot", env=env)), plain)
+                episodes = trial.play((), (), key, asked["episodes"], {"greedy": True})["greedy"]
+                known[env] = Outcome(plain, env, trial.actions, trial.tasks, dict.fromkeys(WAYS, episodes))
+            yield replace(known[env], test=test)
+
+    facts, settings = {"num_actions": config.num_actions, **asked}, {"bot": config.num_actions}
+    return Tested("bot", "Bot", out / "bot", facts, settings, config.env), play
+
+
+def chosen_tests(names: Sequence[str], variants: bool) -> list[PostTest]:
+    """The tests that are named, those of other prompts where `variants` asks for them, and without either the published
+    ones. **Raises** `KeyError`, naming the nearest, for an unknown name."""
+    more = VARIANT_TESTS if variants else ()
+    return [parse_test(name) for name in dict.fromkeys((*names, *more) or TESTS)]
+
+
+def give_tests(
+    runs: Sequence[Path],
+    names: Sequence[str] = (),
+    *,
+    model: str = "",
+    random: bool = False,
+    bot: bool = False,
+    preset: str = "",
+    env: str = "",
+    variants: bool = False,
+    episodes: int = 1000,
+    checkpoint: int = -1,
+    seed: int = 0,
+    reuse: bool = False,
+    out: Path = Path("runs/tests"),
+) -> list[Tested]:
+    """Give agents the tests, print the tables, and draw the picture.
+
+    **Arguments:** `runs`, folders; `names`, of tests (`chosen_tests`); the others as `llmrl glam test` has them.
+    **Returns:** the agents with their results. **Raises:** `ValueError` where there is nothing to test, or options that
+    do not go together.
+    """
+    if not (runs or model or random or bot):
+        raise ValueError("there is no agent to test: name a run's folder, --model, --random or --bot")
+    if runs and preset:
+        raise ValueError(f"preset is {preset}, but the settings are those of {runs[0]}: leave one out")
+    at_least("episodes", episodes, 1)
+    chosen = chosen_tests(names, variants)
+    key = jax.random.fold_in(jax.random.key(seed), HELD_OUT)
+    asked = {"seed": seed, "episodes": episodes}
+    base = None if runs else find_preset(preset or "glam")
+    agents: list[Tested] = []
+    for folder in runs:
+        agent, play, config = _of_run(folder, checkpoint, env, key, asked)
+        base = base or config
+        take(agent, play, chosen, reuse)
+        agents.append(agent)
+    assert base is not None
+    base = replace(base, env=env or base.env)
+    makers = (
+        (bool(model), lambda: _zero_shot(replace(base, model=model), out, key, asked)),
+        (random, lambda: _chance(base, out, key, asked)),
+        (bot, lambda: _bot(base, out, key, asked)),
+    )
+    for wanted, make in makers:
+        if wanted:
+            agent, play = make()
+            take(agent, play, chosen, reuse)
+            agents.append(agent)
+    _show(agents, episodes, variants, out)
+    return agents
+
+
+def _show(agents: Sequence[Tested], episodes: int, variants: bool, out: Path) -> None:
+    """Print the tables, one for the seeds of one setting, and draw the picture."""
+    groups = runs_compared.by_settings(agents)
+    for group in groups:
+        print(f"\n{runs_compared.label(group)}, {episodes} episodes each\n{tests_table(group)}")
+        if variants and (spread := spread_of(group)):
+            print(f"\n{spread}")
+    path = draw_tests(groups, (out if len(agents) > 1 else agents[0].folder / "test") / "tests.png")
+    print(f"\nThe picture is {path}")

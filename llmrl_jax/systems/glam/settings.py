@@ -1,0 +1,74 @@
+"""The settings of GLAM's runs: what config.json holds, and what the commands' flags change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar
+
+import tyro
+
+from llmrl_jax.core.checks import at_least, refuse_unread
+from llmrl_jax.core.config import FREE
+from llmrl_jax.run.config import RunConfig
+from llmrl_jax.systems.glam import cloning, presets
+from llmrl_jax.systems.glam.cloning import CloningConfig
+from llmrl_jax.systems.glam.config import GlamConfig
+
+
+def _without_preset(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The values of a config.json without the name of the preset, which was once written beside what it stands for."""
+    return {name: value for name, value in values.items() if name != "preset"}
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """A run of GLAM: what is learnt, and how the run is kept. `presets.preset(name)` gives values for `glam`."""
+
+    KIND: ClassVar[str] = "glam train"
+    upgraded = staticmethod(_without_preset)
+
+    glam: Annotated[GlamConfig, tyro.conf.arg(name="")] = field(default_factory=lambda: presets.preset("glam"))
+    steps: int = field(default=1_500_000, metadata=FREE)
+    """Environment steps over all environments, rounded up to whole updates."""
+    eval_episodes: int = field(default=200, metadata=FREE)
+    """Held-out episodes per evaluation while training (`run.eval_every` says when)."""
+    run: RunConfig = field(default_factory=RunConfig)
+
+    def __post_init__(self):
+        at_least("steps", self.steps, 1)
+        at_least("eval_episodes", self.eval_episodes, 1)
+
+
+@dataclass(frozen=True)
+class CloneRun:
+    """A run of behaviour cloning: which agent is imitated where, by which model, and how the run is kept.
+    `cloning.preset(name)` gives values for `glam` and `clone`."""
+
+    KIND: ClassVar[str] = "glam clone"
+    upgraded = staticmethod(_without_preset)
+
+    glam: Annotated[GlamConfig, tyro.conf.arg(name="")] = field(default_factory=lambda: cloning.preset("bc")[0])
+    demos: str = ""
+    """Demonstrations to learn from, a file of `llmrl envs demos`; empty: the bot, or the run of `--from`, plays for
+    them, and they are kept as `demos.parquet`."""
+    from_run: Annotated[str, tyro.conf.arg(name="from")] = ""
+    """Folder of a run of `llmrl glam train` whose agent is imitated, where it succeeds; empty: the bot."""
+    checkpoint: int = -1
+    """With `from`: which checkpoint, by its update; -1: the newest."""
+    greedy: bool = False
+    """With `from`: the agent takes its likeliest actions instead of samples."""
+    episodes: int = 100_000
+    """Episodes that are played for demonstrations at most."""
+    clone: Annotated[CloningConfig, tyro.conf.arg(name="")] = field(default_factory=lambda: cloning.preset("bc")[1])
+    eval_episodes: int = field(default=1000, metadata=FREE)
+    """Held-out episodes that the model plays before and after, in each way of acting; 0: none."""
+    run: RunConfig = field(default_factory=lambda: RunConfig(checkpoint_every=0))
+
+    def __post_init__(self):
+        if self.demos and self.from_run:
+            raise ValueError(f"demos is {self.demos} and from is {self.from_run}: give one of them")
+        if not self.from_run:
+            refuse_unread(self, ("greedy", "checkpoint"), "a run without --from")
+        at_least("episodes", self.episodes, 1)
+        at_least("eval_episodes", self.eval_episodes, 0)

@@ -1,0 +1,78 @@
+"""Training runs of GLAM and its baselines: what `llmrl glam train` and `llmrl glam eval` do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+
+from llmrl_jax.core import config as configs
+from llmrl_jax.run.folder import write_summary
+from llmrl_jax.run.loop import RunResult, train as run_training
+from llmrl_jax.systems.glam.agents import make_agent
+from llmrl_jax.systems.glam.config import EMBEDDED
+from llmrl_jax.systems.glam.runs import (
+    HELD_OUT,
+    evaluation,
+    load_run,
+    success_table,
+    task_names,
+    updates_of,
+    write_gif,
+)
+from llmrl_jax.systems.glam.settings import TrainConfig
+
+
+def train(config: TrainConfig) -> RunResult:
+    """Train an agent, and keep the run in its folder.
+
+    **Returns:** how it ended. **Raises:** what `make_agent` and `llmrl_jax.run.loop.train` raise.
+    """
+    glam = config.glam
+    if (glam.agent, glam.model, glam.tune) == ("llm", EMBEDDED, "lora"):
+        print(
+            "note: the embedded model is drawn at random, and adapters hardly make up for that: give --model, a folder "
+            "or hub id, or --tune full"
+        )
+    agent = make_agent(config.glam)
+    learner = agent.learner()
+    result = run_training(
+        learner,
+        config.run,
+        num_updates=updates_of(learner, config.steps),
+        evaluate=evaluation(agent, config.eval_episodes) if config.run.eval_every else None,
+        full_config=config,
+        command="glam",
+    )
+    values = {
+        "steps": result.steps,
+        "steps_per_second": round(result.steps_per_second, 1),
+        "train_seconds": round(result.seconds, 1),
+        "compile_seconds": round(result.compile_seconds, 1),
+        "stopped": result.stopped,
+    }
+    write_summary(result.folder, values)
+    print(f"{result.steps} steps at {result.steps_per_second:.0f} steps/s; everything is in {result.folder}")
+    return result
+
+
+def evaluate(
+    folder: Path, *, episodes: int = 1000, checkpoint: int = -1, seed: int = 0, gif: bool = False
+) -> dict[str, dict[str, float]]:
+    """Play held-out episodes with a run's checkpoint, print what came of them, and write `eval-UPDATE.json`.
+
+    **Arguments:** `folder`, the run's; `episodes`, for each way of acting; `checkpoint`, by its update (-1: newest);
+    `seed`, of the episodes; `gif`, whether to write an episode as well.
+    **Returns:** success, return and length for `sampled` and `greedy` actions.
+    """
+    config, agent, state, update = load_run(folder, checkpoint)
+    key = jax.random.fold_in(jax.random.key(seed), HELD_OUT)
+    play = evaluation(agent, episodes)
+    found = {name: play(state, key, greedy) for name, greedy in (("sampled", False), ("greedy", True))}
+    print(f"{folder}, checkpoint of update {update}, {config.glam.env}, {episodes} episodes each")
+    print(success_table(found, task_names(agent)))
+    written = folder / f"eval-{update}.json"
+    configs.save_config({"update": update, "env": config.glam.env, "seed": seed, **found}, written)
+    if gif:
+        write_gif(agent, state, key, folder)
+    return found
