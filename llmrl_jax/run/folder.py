@@ -12,8 +12,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from llmrl_jax.core import config as configs
 from llmrl_jax.run import info
 from llmrl_jax.run.config import BaseRunConfig, find_run, refuse_changes
@@ -65,6 +63,8 @@ def open_folder(config: BaseRunConfig, command: str = "run") -> Path:
     exists and `resume` is on, naming the nearest; `OSError` where nothing can be written; `ValueError` for an unnamed
     run of several processes.
     """
+    import jax
+
     if not config.name and jax.process_count() > 1:
         raise ValueError("a run of several processes needs a name that all of them know: give --run.name")
     check_folder(config)
@@ -124,6 +124,20 @@ def held(folder: str | Path) -> Iterator[None]:
         file.write(f"process {os.getpid()} on {socket.gethostname()}")
         file.flush()
         yield
+
+
+def holder(folder: str | Path) -> str:
+    """The process that has locked a folder (see `held`), and its machine; empty where none has."""
+    path = Path(folder) / LOCK
+    if fcntl is None or not path.is_file():
+        return ""
+    with path.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                return file.read().strip() or "another process"
+    return ""
 
 
 def write_summary(folder: str | Path, values: Mapping[str, Any]) -> Path:

@@ -1,10 +1,10 @@
-"""Runs side by side: success at the end, steps to a bar, sample efficiency, speed, and the settings that differ."""
+"""Runs side by side: a metric at the end, steps to a bar, sample efficiency, speed, and the settings that differ."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -17,11 +17,14 @@ from llmrl_jax.run.report import figures, statistics as stats
 from llmrl_jax.run.report.curves import INK
 
 
+METRICS = ("success", "episode_return", "reward")
+"""What runs are compared by where nothing else is asked for: the first that all of them have."""
+
 SEED = "run.seed"
 """The setting in which the runs of one line may differ."""
 
 WINDOW = 10
-"""Lines of metrics over which success is averaged before it is compared with the bar, as GLAM's own plots do."""
+"""Lines of metrics over which the metric is averaged before it is compared with the bar, as in published plots."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +35,10 @@ class Run:
     settings: dict[str, Any]
     """Every option that decides its results, by its dotted name."""
     train: list[dict[str, Any]]
-    """The lines of `metrics.jsonl` in which episodes ended, with their `success`."""
+    """The lines of `metrics.jsonl` that have the metric; where that is of episodes, those in which one ended."""
     evals: list[dict[str, Any]]
+    metric: str = "success"
+    """What is compared."""
 
     @property
     def name(self) -> str:
@@ -49,20 +54,20 @@ class Run:
         return self.steps / self.train[-1]["seconds"]
 
     def curve(self, horizon: float = math.inf) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Steps, success, and the episodes that it is the mean of, line by line up to `horizon` steps."""
+        """Steps, the metric, and the episodes that it is the mean of, line by line up to `horizon` steps."""
         lines = [line for line in self.train if line["steps"] <= horizon]
-        columns = ([line.get(name, 1.0) for line in lines] for name in ("steps", "success", sinks.COUNT))
+        columns = ([line.get(name, 1.0) for line in lines] for name in ("steps", self.metric, sinks.COUNT))
         steps, success, count = (np.asarray(column, np.float64) for column in columns)
         return steps, success, count
 
     def efficiency(self, horizon: float = math.inf) -> float:
-        """Mean success over the steps of training (SE in the paper), lines without an ended episode left out."""
+        """The mean of the metric over the steps of training (SE in papers), lines without an ended episode left out."""
         lines = [line for line in self.train if line["steps"] <= horizon]
         weights = [line["updates"] for line in lines]
-        return float(np.average([line["success"] for line in lines], weights=weights)) if lines else math.nan
+        return float(np.average([line[self.metric] for line in lines], weights=weights)) if lines else math.nan
 
     def steps_to(self, bar: float) -> float:
-        """The first step at which the success of the last `WINDOW` lines is at least `bar`; nan where it never is."""
+        """The first step at which the mean of the last `WINDOW` lines is at least `bar`; nan where it never is."""
         steps, success, count = self.curve()
         for end in range(WINDOW, len(steps) + 1):
             last = slice(end - WINDOW, end)
@@ -71,15 +76,27 @@ class Run:
         return math.nan
 
     def final(self) -> stats.Estimate:
-        """Success in an evaluation in the last tenth of the run; without one, over that tenth of training's lines."""
+        """The metric in an evaluation in the last tenth of the run; without one, over that tenth of training's
+        lines."""
         if self.evals and self.evals[-1]["update"] >= 0.9 * self.train[-1]["update"]:
             last = self.evals[-1]
-            low, high = (last.get(f"success_{end}", last["success"]) for end in ("low", "high"))
-            return stats.Estimate(last["success"], low, high, int(last.get(sinks.COUNT, 0)))
-        _, success, count = self.curve()
-        tenth = slice(-max(1, len(success) // 10), None)
-        n = int(count[tenth].sum())
-        return stats.wilson(min(float((success[tenth] * count[tenth]).sum()), n), n)
+            low, high = (last.get(f"{self.metric}_{end}", last[self.metric]) for end in ("low", "high"))
+            return stats.Estimate(last[self.metric], low, high, int(last.get(sinks.COUNT, 0)))
+        _, values, count = self.curve()
+        tenth = slice(-max(1, len(values) // 10), None)
+        return _interval(self.metric, values[tenth], count[tenth])
+
+
+def _interval(metric: str, values: np.ndarray, count: np.ndarray) -> stats.Estimate:
+    """Of consecutive lines of one run: Wilson's of their episodes for success, else the normal one of the lines."""
+    if metric != "success":
+        return stats.mean_interval(values)
+    n = int(count.sum())
+    return stats.wilson(min(float((values * count).sum()), n), n)
+
+
+def _over_seeds(metric: str, values: Any) -> stats.Estimate:
+    return stats.mean_rate(values) if metric == "success" else stats.mean_interval(values)
 
 
 OWN = "<run>/"
@@ -88,35 +105,73 @@ OWN = "<run>/"
 
 def settings_of(config: Any, folder: Path) -> dict[str, Any]:
     """Every option that decides a run's results, by its dotted name; a place inside the run's own folder (a prior that
-    it made for itself) is told from there."""
+    it made for itself) begins with `OWN`. `config` is a configuration, or the values of its file where its class is
+    not known: then what every run may change (`run.log_every`) is left out."""
 
-    def told(value: Any) -> Any:
+    def shortened(value: Any) -> Any:
         if isinstance(value, str) and f"/{folder.name}/" in f"/{value}":
             return OWN + f"/{value}".rpartition(f"/{folder.name}/")[2]
         return value
 
-    return {name: told(value) for name, value in configs.identity(config).items()}
+    found = raw_settings(config) if isinstance(config, Mapping) else configs.identity(config)
+    return {name: shortened(value) for name, value in found.items()}
 
 
-def read_run(folder: str | Path, config: Any) -> Run:
+def raw_settings(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values of a configuration file by their dotted names, without those of `run` but its seed."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        place = f"{prefix}{name}"
+        if isinstance(value, Mapping) and value:
+            found |= raw_settings(value, f"{place}.")
+        elif place not in ("kind", "version", "preset") and (not place.startswith("run.") or place == SEED):
+            found[place] = value
+    return found
+
+
+def read_run(folder: str | Path, config: Any, metric: str = "success") -> Run:
     """Read what a run left.
 
-    **Arguments:** `folder`; `config`, the type of its `config.json`.
-    **Raises:** `FileNotFoundError` where there is no run, `ValueError` where no episode of it has a success.
+    **Arguments:** `folder`; `config`, the type of its `config.json`, or what `settings_of` takes; `metric`.
+    **Raises:** `FileNotFoundError` where there is no run, `ValueError` where no line of training has the metric.
     """
     folder = Path(folder)
     if not (folder / "config.json").exists():
         raise FileNotFoundError(f"there is no run in {folder}: it has no config.json")
-    settings = settings_of(configs.load_config(config, folder / "config.json"), folder)
+    if isinstance(config, type):
+        config = configs.load_config(config, folder / "config.json")
     lines = sinks.read(folder / "metrics.jsonl") if (folder / "metrics.jsonl").exists() else []
-    known = [line for line in lines if math.isfinite(line.get("success", math.nan))]
+    known = [line for line in lines if _has(line, metric)]
     train, evals = ([line for line in known if line["kind"] == kind] for kind in ("train", "eval"))
     if not train:
-        raise ValueError(f"the run {folder} has no line of metrics with a success: it ended no episode in training")
-    return Run(folder, settings, train, evals)
+        what = ": it ended no episode in training" if sinks.is_of_episodes(metric) else ""
+        raise ValueError(f"the run {folder} has no line of metrics with a {metric}{what}")
+    return Run(folder, settings_of(config, folder), train, evals, metric)
 
 
-class Told(Protocol):
+def _has(line: Mapping[str, Any], metric: str) -> bool:
+    value = line.get(metric, math.nan)
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def shared_metric(folders: Sequence[Path]) -> str:
+    """What runs are compared by: the first of `METRICS`, and then of their losses, that training of all reports.
+
+    **Raises:** `ValueError` where there is none."""
+    each = []
+    for folder in folders:
+        path = folder / "metrics.jsonl"
+        lines = [line for line in sinks.read(path) if line["kind"] == "train"] if path.exists() else []
+        each.append({name for line in lines for name in line if _has(line, name)})
+    shared = set.intersection(*each)
+    losses = sorted(name for name in shared if name.endswith("loss"))
+    found = [name for name in (*METRICS, *losses) if name in shared]
+    if not found:
+        raise ValueError("the runs share no metric to compare them by: name one that all of them have with --metric")
+    return found[0]
+
+
+class Named(Protocol):
     """Anything that has a name and settings."""
 
     @property
@@ -126,7 +181,7 @@ class Told(Protocol):
     def settings(self) -> dict[str, Any]: ...
 
 
-T = TypeVar("T", bound=Told)
+T = TypeVar("T", bound=Named)
 
 
 def by_settings(runs: Sequence[T]) -> list[list[T]]:
@@ -136,7 +191,7 @@ def by_settings(runs: Sequence[T]) -> list[list[T]]:
     it."""
     places = {str(value) for run in runs for value in run.settings.values() if "/" in str(value)}
 
-    def told(run: T, value: Any) -> Any:
+    def shared(run: T, value: Any) -> Any:
         if not str(value).startswith(OWN):
             return value
         tail = f"/{run.name}/{str(value).removeprefix(OWN)}"
@@ -144,19 +199,19 @@ def by_settings(runs: Sequence[T]) -> list[list[T]]:
 
     groups: dict[str, list[T]] = {}
     for run in runs:
-        decides = {name: told(run, value) for name, value in run.settings.items() if name != SEED}
+        decides = {name: shared(run, value) for name, value in run.settings.items() if name != SEED}
         groups.setdefault(json.dumps(decides, sort_keys=True), []).append(run)
     return list(groups.values())
 
 
-def label(group: Sequence[Told]) -> str:
+def label(group: Sequence[Named]) -> str:
     """What a group is called: its run's name, or that of the first of several and their number."""
     name = group[0].name
     return name if len(group) == 1 else f"{name} and {len(group) - 1} more seed{'s' if len(group) > 2 else ''}"
 
 
 def _over(group: Sequence[Run], each: Sequence[float]) -> str:
-    found = stats.mean_rate(each)
+    found = _over_seeds(group[0].metric, each)
     return str(found) if len(group) > 1 else f"{found.mean:.3f}"
 
 
@@ -168,20 +223,22 @@ def _steps_to(group: Sequence[Run], bar: float) -> str:
     return f"{np.mean(reached):.0f}{few}"
 
 
-def table(groups: Sequence[Sequence[Run]], bar: float = 0.8) -> str:
-    """One line for each group: a single run's success with its own interval, that of several with the interval over
-    seeds; sample efficiency up to the steps that all runs have."""
+def table(groups: Sequence[Sequence[Run]], bar: float | None = 0.8) -> str:
+    """One line for each group: a single run's metric with its own interval, that of several with the interval over
+    seeds; sample efficiency up to the steps that all runs have. `bar`: None leaves its column out."""
+    metric = groups[0][0].metric
     horizon = min(run.steps for group in groups for run in group)
-    rows = [["run", "steps", "final success", f"steps to {bar:g}", f"SE to {horizon}", "steps/s"]]
+    to_bar = [] if bar is None else [f"steps to {bar:g}"]
+    rows = [["run", "steps", f"final {metric}", *to_bar, f"SE to {horizon}", "steps/s"]]
     for group in groups:
         finals = [run.final() for run in group]
-        final = str(finals[0]) if len(group) == 1 else str(stats.mean_rate([found.mean for found in finals]))
+        final = finals[0] if len(group) == 1 else _over_seeds(metric, [found.mean for found in finals])
         rows.append(
             [
                 label(group),
                 str(min(run.steps for run in group)),
-                final,
-                _steps_to(group, bar),
+                str(final),
+                *([] if bar is None else [_steps_to(group, bar)]),
                 _over(group, [run.efficiency(horizon) for run in group]),
                 f"{np.mean([run.steps_per_second for run in group]):.0f}",
             ]
@@ -196,36 +253,33 @@ def differences(groups: Sequence[Sequence[Run]]) -> str:
     rows = [["setting", *map(label, groups)]]
     for name in names:
         values = [group[0].settings.get(name, absent) for group in groups]
-        told = ["absent" if value is absent else json.dumps(value) for value in values]
-        if len(set(told)) > 1:
-            rows.append([name, *told])
+        cells = ["absent" if value is absent else json.dumps(value) for value in values]
+        if len(set(cells)) > 1:
+            rows.append([name, *cells])
     return figures.text_table(rows) if len(rows) > 1 else ""
 
 
 def _mean_curve(group: Sequence[Run]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Steps, and the mean and 95% interval of the smoothed success there: over seeds, for one run over episodes."""
-    smooth = []
+    """Steps, and the mean and 95% interval of the smoothed metric there: over seeds, for one run over its lines."""
+    metric, smooth = group[0].metric, []
     for run in group:
-        steps, success, count = run.curve()
+        steps, values, count = run.curve()
         half = max(1, len(steps) // 40)
-        sums = [
-            (float((success[part] * count[part]).sum()), int(count[part].sum()))
-            for part in (slice(max(0, i - half), i + half + 1) for i in range(len(steps)))
-        ]
-        smooth.append((steps, [stats.wilson(min(won, n), n) for won, n in sums]))
+        parts = [slice(max(0, i - half), i + half + 1) for i in range(len(steps))]
+        smooth.append((steps, [_interval(metric, values[part], count[part]) for part in parts]))
     if len(group) == 1:
         steps, found = smooth[0]
     else:
         last = min(steps[-1] for steps, _ in smooth)
         steps = np.unique(np.concatenate([steps[steps <= last] for steps, _ in smooth]))
         means = [np.interp(steps, at, [estimate.mean for estimate in found]) for at, found in smooth]
-        found = [stats.mean_rate(column) for column in np.stack(means, axis=1)]
+        found = [_over_seeds(metric, column) for column in np.stack(means, axis=1)]
     mean, low, high = (np.array([getattr(estimate, part) for estimate in found]) for part in ("mean", "low", "high"))
     return steps, mean, low, high
 
 
 def draw(groups: Sequence[Sequence[Run]], path: str | Path) -> Path:
-    """Draw success over environment steps, a line for each group, with 95% bands. **Returns:** the picture."""
+    """Draw the metric over steps, a line for each group, with 95% bands. **Returns:** the picture."""
     from matplotlib.ticker import EngFormatter
 
     figure, axis = figures.new_axis(7.0, 4.2)
@@ -233,9 +287,19 @@ def draw(groups: Sequence[Sequence[Run]], path: str | Path) -> Path:
         steps, mean, low, high = _mean_curve(group)
         axis.plot(steps, mean, color=figures.color(i), lw=1.8, label=label(group))
         axis.fill_between(steps, low, high, color=figures.color(i), alpha=0.2, lw=0)
-    axis.set_ylim(-0.02, 1.02)
-    axis.set_ylabel("success in training", color=INK)
-    axis.set_xlabel("environment steps", color=INK)
+    metric = groups[0][0].metric
+    if metric == "success":
+        axis.set_ylim(-0.02, 1.02)
+    axis.set_ylabel(f"{metric.replace('_', ' ')} in training", color=INK)
+    axis.set_xlabel("steps", color=INK)
     axis.xaxis.set_major_formatter(EngFormatter(sep=""))
     axis.legend(frameon=False, fontsize=8.5, loc="best")
     return figures.save(figure, path)
+
+
+def side_by_side(runs: Sequence[Run], bar: float | None, out: str | Path) -> str:
+    """The table of runs, the settings that differ, and where their curves were drawn. Runs that differ in their seed
+    alone are one line."""
+    groups = by_settings(runs)
+    differing = differences(groups) or "The settings are the same."
+    return f"{table(groups, bar)}\n\n{differing}\n\nIntervals are 95%. The curves are in {draw(groups, out)}"

@@ -46,3 +46,22 @@ def text_table(rows: list[list[str]]) -> str:
     """Rows of cells, the first of them the header, as lines with aligned columns."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+def new_file(path: Path | None, usual: Path) -> Path:
+    """A picture's file that does not exist yet.
+
+    **Arguments:** `path`, what was asked for, as PNG where it has no ending; None: `usual`, or, where that exists, its
+    name with `-2`, `-3`, ...
+    **Raises:** `FileExistsError` where `path` exists.
+    """
+    if path is not None:
+        path = path if path.suffix else path.with_suffix(".png")
+        if path.exists():
+            raise FileExistsError(f"{path} exists already; give another --out")
+        return path
+    found, n = usual, 1
+    while found.exists():
+        n += 1
+        found = usual.with_name(f"{usual.stem}-{n}{usual.suffix}")
+    return found

@@ -1,0 +1,171 @@
+"""List, show, compare and delete runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+
+def list_all(folder: Annotated[Path, tyro.conf.Positional] = Path("runs"), json: bool = False) -> None:
+    """List the runs in a folder and its folders: what each is, how far it got, and its last metric.
+
+    The states: running (a process writes it now), finished, stopped (by a signal, a time budget, or a process that was
+    killed), failed (`show` says why).
+
+    Args:
+        folder: The folder that holds the runs.
+        json: Print everything that is known, as JSON.
+    """
+    from llmrl_jax.cli.kinds import kind_of
+    from llmrl_jax.run.report import runs
+
+    found = runs.list_runs(folder, kind_of)
+    if json:
+        _print_json([runs.to_json(run) for run in found])
+    elif not found:
+        print(f"there is no run in {folder}")
+    else:
+        print(runs.runs_table(found))
+
+
+def show(folder: tyro.conf.Positional[Path], json: bool = False) -> None:
+    """Show a run: the settings that differ from the defaults, its last metrics, its checkpoints and their sizes.
+
+    Args:
+        folder: The run's folder, `runs/NAME`.
+        json: Print everything that is known, as JSON.
+    """
+    from llmrl_jax.cli.kinds import defaults, kind_of
+    from llmrl_jax.run.report import runs
+
+    folder = runs.the_run(folder)
+    facts = runs.read_facts(folder, folder.parent, kind_of)
+    values = runs.read_values(folder) or {}
+    usual = defaults(values)
+    changed = runs.changed_settings(values, usual or {})
+    checkpoints = runs.checkpoints_of(folder)
+    if json:
+        settings = {name: value for name, (value, _) in changed.items()}
+        more = {"settings": settings, "checkpoints": checkpoints, "bytes": runs.size_of(folder)}
+        _print_json(runs.to_json(facts) | more)
+        return
+    _print_facts(facts, runs.size_of(folder))
+    print(f"\n{'settings that differ from the defaults' if usual else 'settings (of an unknown kind)'}:")
+    for name, (value, other) in changed.items():
+        print(f"  {name}: {_text(value)}" + (f" (default: {_text(other)})" if usual else ""))
+    for what, line in (("last line of training", facts.train), ("last evaluation", facts.eval)):
+        if line:
+            print(f"\n{what}:")
+            print("\n".join(f"  {name}: {_text(value)}" for name, value in line.items() if name != "kind"))
+    print("\ncheckpoints:" if checkpoints else "\nno checkpoint")
+    for name, size in checkpoints.items():
+        print(f"  {name if name == 'frozen' else f'update {name}'}: {_bytes(size)}")
+
+
+def compare(
+    folders: tyro.conf.Positional[tuple[Path, ...]],
+    metric: str = "",
+    bar: float | None = None,
+    out: Path | None = None,
+) -> None:
+    """Lay runs side by side: a metric, steps to a bar, sample efficiency, speed, settings that differ; and a picture.
+
+    Runs that differ in their seed alone are one line.
+
+    Args:
+        folders: Folders of runs, `runs/NAME`.
+        metric: What to compare, as `metrics.jsonl` spells it; empty: success, episode_return, reward or a loss, the
+            first that all of them have.
+        bar: The value whose first reaching is looked for, averaged over ten lines of metrics; by default 0.8 for
+            success, and none for others.
+        out: Where to draw the learning curves, a new file; by default `compare.png`, or `compare-2.png` and so on.
+    """
+    from llmrl_jax.cli.kinds import loaded
+    from llmrl_jax.core.checks import between
+    from llmrl_jax.run.report import compare as comparison, figures, runs
+
+    if not folders:
+        raise ValueError("there is nothing to compare: name the folders of runs")
+    places = [runs.the_run(folder) for folder in folders]
+    metric = metric or comparison.shared_metric(places)
+    if bar is None and metric == "success":
+        bar = 0.8
+    if bar is not None and metric == "success":
+        between("bar", bar, 0, 1, above=True)
+    out = figures.new_file(out, Path("compare.png"))
+    settings = [loaded(runs.read_values(place) or {}, place / "config.json") for place in places]
+    read = [comparison.read_run(place, own, metric) for place, own in zip(places, settings, strict=True)]
+    print(comparison.side_by_side(read, bar, out))
+
+
+def rm(folders: tyro.conf.Positional[tuple[Path, ...]], yes: bool = False) -> int:
+    """Delete runs with all that is in their folders; asks first. A run that is being written is refused.
+
+    Args:
+        folders: Folders of runs, `runs/NAME`.
+        yes: Do not ask.
+    """
+    from llmrl_jax.run.report import runs
+
+    if not folders:
+        raise ValueError("there is nothing to delete: name the folders of runs")
+    places = [runs.the_run(folder) for folder in folders]
+    for folder in places:
+        if not yes and not _agreed(folder):
+            print(f"{folder} was left as it is")
+            continue
+        runs.remove(folder)
+        print(f"{folder} was deleted")
+    return 0
+
+
+def _agreed(folder: Path) -> bool:
+    from llmrl_jax.run.report import runs
+
+    if not sys.stdin.isatty():
+        raise ValueError("runs are deleted only after a question, and stdin is no terminal to ask on: give --yes")
+    facts = runs.read_facts(folder, folder.parent)
+    inner = len(list(runs.find_folders(folder))) - 1
+    more = f" and {inner} run{'s' if inner > 1 else ''} in it" if inner else ""
+    asked = f"Delete {folder}{more} ({facts.state}, {_bytes(runs.size_of(folder))})? [y/N] "
+    return input(asked).strip().lower() in ("y", "yes")
+
+
+def _print_facts(facts: Any, size: int) -> None:
+    print(f"{facts.name}: {facts.kind or 'of an unknown kind'}, {facts.state}{f' ({facts.why})' if facts.why else ''}")
+    rows = {
+        "world": facts.world,
+        "learner": facts.learner,
+        "model": facts.model,
+        "update": facts.progress(),
+        "steps": facts.steps or "",
+        "date": facts.date,
+        "size": _bytes(size),
+        "folder": facts.folder,
+    }
+    print("\n".join(f"  {name}: {value}" for name, value in rows.items() if value))
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2))
+
+
+def _text(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
+
+
+def _bytes(n: int) -> str:
+    value, unit = float(n), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{n} B" if unit == "B" else f"{value:.1f} {unit}"
+
+
+COMMANDS: Mapping[str, Any] = {"list": list_all, "show": show, "compare": compare, "rm": rm}

@@ -1,0 +1,266 @@
+"""The runs under a folder: what each of them is, how far it got, and what it reported last. Imports no jax."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from llmrl_jax.core.checks import nearest
+from llmrl_jax.run import metrics as sinks
+from llmrl_jax.run.folder import held, holder
+from llmrl_jax.run.report.figures import text_table
+from llmrl_jax.run.status import FINISHED, STOPPED, read_status
+
+
+RUNNING = "running"
+PRUNED = ("checkpoints", "frozen", "model", "adapter", "prior", "tensorboard", "wandb")
+"""Folders inside a run that hold no further runs."""
+WORLDS, LEARNERS, MODELS = ("env", "tasks", "task", "data"), ("algo", "agent", "method"), ("model",)
+"""Options that say where a run learns, how, and with which model; the first that a configuration has counts."""
+HEADLINE = ("success", "episode_return", "reward")
+"""The metric that a list shows: the first that the last evaluation, or else the last line of training, has."""
+
+KindOf = Callable[[Mapping[str, Any]], str]
+"""From the values of a config.json to the kind of the run; empty where it is not known."""
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What a run's folder says of it."""
+
+    name: str
+    """Its folder below the one that was searched."""
+    folder: str
+    kind: str
+    """The command that made it, as `glam train`; empty where it is not known."""
+    world: str
+    learner: str
+    """The algorithm or the agent."""
+    model: str
+    state: str
+    """`running`, `finished`, `stopped` or `failed`."""
+    why: str
+    """Which process runs it, what stopped it, or why it failed."""
+    update: int
+    updates: int | None
+    """Of the whole run; None where that was not written."""
+    steps: int
+    date: str
+    """When its metrics, or else its settings, were written: `YYYY-MM-DD HH:MM`, or the date in its summary."""
+    train: dict[str, Any]
+    """The last line of training."""
+    eval: dict[str, Any]
+    """The last evaluation."""
+
+    def headline(self) -> str:
+        """The metric that matters most, of the last evaluation if it has one."""
+        for line, when in ((self.eval, "eval "), (self.train, "")):
+            losses = [name for name in line if name.endswith("loss")]
+            for name in (*HEADLINE, *losses):
+                value = line.get(name)
+                if isinstance(value, (int, float)) and math.isfinite(value):
+                    return f"{when}{name} {value:.4g}"
+        return ""
+
+    def progress(self) -> str:
+        """Updates done, of how many."""
+        return f"{self.update}/{self.updates}" if self.updates else str(self.update or "")
+
+
+def read_values(folder: Path) -> dict[str, Any] | None:
+    """The values of a run's config.json; None where the folder is no run's (the config.json is of a language model)."""
+    try:
+        values = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return values if isinstance(values, dict) and "model_type" not in values else None
+
+
+def find_folders(root: str | Path) -> Iterator[Path]:
+    """The folders of all runs in `root`, itself included, and in their folders, by name."""
+    for here, names, files in os.walk(root):
+        names[:] = sorted(n for n in names if not n.startswith(".") and n not in PRUNED)
+        if "config.json" in files and read_values(Path(here)) is not None:
+            yield Path(here)
+
+
+def the_run(folder: str | Path) -> Path:
+    """The folder of a run. **Raises:** `FileNotFoundError` where it is none's, naming the nearest."""
+    folder = Path(folder).expanduser()
+    if not folder.is_dir() or read_values(folder) is None:
+        near = folder.parent
+        known = [path.name for path in near.iterdir() if read_values(path) is not None] if near.is_dir() else []
+        raise FileNotFoundError(f"there is no run in {folder}{nearest(folder.name, known)}")
+    return folder
+
+
+def read_facts(folder: Path, root: Path, kind_of: KindOf = lambda values: "") -> RunFacts:
+    """What the folder of a run says.
+
+    **Arguments:** `folder`; `root`, where names begin; `kind_of`, for runs whose config.json does not name their kind.
+    """
+    values = read_values(folder) or {}
+    kind = values.get("kind")
+    lines = sinks.newest(folder / "metrics.jsonl")
+    status = read_status(folder)
+    state, why = _state(folder)
+    train = lines.get("train", {})
+    reached = max([*(line["update"] for line in lines.values()), 0])
+    name = folder.relative_to(root).as_posix() if folder != root else folder.resolve().name
+    return RunFacts(
+        name=name,
+        folder=str(folder),
+        kind=kind if isinstance(kind, str) else kind_of(values),
+        world=_said(values, WORLDS),
+        learner=_said(values, LEARNERS),
+        model=_said(values, MODELS),
+        state=state,
+        why=why,
+        update=max(reached, status.update if status else 0),
+        updates=status.updates if status else None,
+        steps=int(train.get("steps", 0)),
+        date=_date(folder),
+        train=train,
+        eval=lines.get("eval", {}),
+    )
+
+
+def _state(folder: Path) -> tuple[str, str]:
+    """How a run stands, and why."""
+    if process := holder(folder):
+        return RUNNING, process
+    if status := read_status(folder):
+        return (status.ended, status.why) if status.ended else (STOPPED, "its process was killed, or an error ended it")
+    summary = _summary(folder)
+    if not summary:
+        return STOPPED, ""
+    stopped = summary.get("stopped")
+    return (STOPPED, str(stopped)) if stopped else (FINISHED, "")
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((folder / "summary.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _said(values: Mapping[str, Any], names: tuple[str, ...]) -> str:
+    """The first of some options that is given, at the top or in a part of a configuration."""
+    places = [values, *(v for name, v in values.items() if isinstance(v, Mapping) and name != "run")]
+    for name in names:
+        for place in places:
+            value = place.get(name)
+            if isinstance(value, list) and value:
+                value = value[0] if len(value) == 1 else f"{value[0]} and {len(value) - 1} more"
+            if isinstance(value, str) and value:
+                return value
+    return ""
+
+
+def _date(folder: Path) -> str:
+    date = _summary(folder).get("date")
+    if isinstance(date, str):  # a copy of a run has another time
+        return date
+    files = [folder / name for name in ("metrics.jsonl", "config.json")]
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(max(f.stat().st_mtime for f in files if f.exists())))
+
+
+def list_runs(root: str | Path, kind_of: KindOf = lambda values: "") -> list[RunFacts]:
+    """The runs in a folder, and in their folders. **Raises:** `FileNotFoundError` where there is no such folder."""
+    root = Path(root).expanduser()
+    if not root.is_dir():
+        raise FileNotFoundError(f"there is no folder {root}: name the one that holds the runs")
+    return [read_facts(folder, root, kind_of) for folder in find_folders(root)]
+
+
+def runs_table(runs: list[RunFacts]) -> str:
+    """A line for each run."""
+    rows = [["run", "kind", "world", "learner", "model", "state", "update", "steps", "last metric", "date"]]
+    for run in runs:
+        what = [run.name, run.kind or "?", *map(_short, (run.world, run.learner, run.model))]
+        rows.append([*what, run.state, run.progress(), str(run.steps or ""), run.headline(), run.date])
+    return text_table(rows)
+
+
+def _short(text: str, width: int = 32) -> str:
+    return text if len(text) <= width else "..." + text[3 - width :]
+
+
+def to_json(run: RunFacts) -> dict[str, Any]:
+    """A run's facts as JSON values: what is not finite is null."""
+
+    def clean(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: clean(inner) for name, inner in value.items()}
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return clean(asdict(run))
+
+
+# --- one run ----------------------------------------------------------------------------------------------------------
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of the files in a folder and its folders."""
+    return sum(os.lstat(os.path.join(here, name)).st_size for here, _, names in os.walk(folder) for name in names)
+
+
+def checkpoints_of(folder: Path) -> dict[str, int]:
+    """The update of each checkpoint, and `frozen`, with its bytes."""
+    root = folder / "checkpoints"
+    updates = sorted(int(p.name) for p in root.iterdir() if p.name.isdigit()) if root.is_dir() else []
+    found = {str(update): size_of(root / str(update)) for update in updates}
+    if (folder / "frozen").is_dir():
+        found["frozen"] = size_of(folder / "frozen")
+    return found
+
+
+def changed_settings(values: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The options of a configuration that differ from those of another, by dotted name: this one's value, and the
+    other's (None: it has no such option). Where a run is kept is left out."""
+    kept = ("kind", "version", "preset", "run.name", "run.out", "run.resume")
+    found, other = _flat(values), _flat(usual)
+    names = [name for name in found if name not in kept and (name not in other or found[name] != other[name])]
+    return {name: (found[name], other.get(name)) for name in names}
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            found |= _flat(value, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = value
+    return found
+
+
+# --- deleting ---------------------------------------------------------------------------------------------------------
+
+
+def remove(folder: Path) -> None:
+    """Delete a run and all that is in its folder.
+
+    It is hidden first, so that a deletion that is cut short leaves no half of a run.
+
+    **Raises:** `FileNotFoundError` where there is none; `BlockingIOError` where it, or a run inside it, is being
+    written; `ValueError` for a symbolic link.
+    """
+    folder = the_run(folder)
+    if folder.is_symlink():
+        raise ValueError(f"{folder} is a symbolic link to {folder.resolve()}: name that folder")
+    for inner in find_folders(folder):
+        if inner != folder and (process := holder(inner)):
+            raise BlockingIOError(f"{inner} is being written by {process}; wait until that has ended")
+    with held(folder):
+        hidden = folder.with_name(f".{folder.name}.deleted-{os.getpid()}")
+        folder.rename(hidden)
+    shutil.rmtree(hidden)
