@@ -19,7 +19,6 @@ from typing import Any
 HEAVY = (
     "chex",
     "flax",
-    "imageio",
     "jax",
     "jaxtyping",
     "matplotlib",
