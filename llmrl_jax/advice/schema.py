@@ -1,7 +1,7 @@
 """A small, strict part of JSON Schema: enough for what a model is asked to fill in, and nothing that is ignored.
 
 Checked on our side, since servers may enforce a schema, ignore it or drop it unsaid. An unknown keyword is an error
-when the schema is made, so that no bound is believed to hold that nobody looks at.
+when the schema is made, so that no bound is written down and never checked.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ def _scan(text: str) -> list[Any]:
             values.append(value)
         except ValueError:
             at = match.start() + 1
-        except RecursionError:  # nobody asked for a thousand levels, and each of them would be tried in turn
+        except RecursionError:  # no schema asks for a thousand levels, and each of them would be tried in turn
             break
     return values
 

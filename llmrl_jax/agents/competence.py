@@ -88,14 +88,14 @@ class Competence:
         def mean(x, mask):
             return jnp.sum(jnp.where(mask, x, 0.0)) / jnp.sum(mask)
 
-        found = {
+        report = {
             "competence": jnp.mean(estimate),
             "competence_brier": mean(error**2, target.known),
             "competence_bias": mean(error, target.known),
         }
         for i, task in enumerate(task_names if len(task_names) > 1 else ()):
-            found[f"competence_bias/{task}"] = mean(error, target.known & (rollout.info["task"] == i))
-        return found
+            report[f"competence_bias/{task}"] = mean(error, target.known & (rollout.info["task"] == i))
+        return report
 
 
 BINS = 10
@@ -107,7 +107,7 @@ def calibration(estimate: np.ndarray, success: np.ndarray) -> dict[str, float]:
 
     **Arguments:** `estimate`, float `[N]`, probabilities; `success`, bool `[N]`.
     **Returns:** `estimate`, their mean; `brier`, the mean squared error (Brier 1950); `calibration_error`, the mean
-    over bins of |mean estimate - success rate|, weighed by the episodes in each (ECE, 1706.04599).
+    over bins of |mean estimate - success rate|, weighted by the number of episodes in each (ECE, 1706.04599).
     """
     if not len(estimate):
         return dict.fromkeys(("estimate", "brier", "calibration_error"), float("nan"))

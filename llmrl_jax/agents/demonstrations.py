@@ -1,20 +1,18 @@
-"""Demonstrations: whole episodes of an agent in BabyAI-Text, step by step, with what the text said.
+"""Demonstrations: whole episodes of an agent, step by step, with what the caller wants to keep of the world's state.
 
-Any agent of `llmrl_jax.systems.glam.agents` can be the one that demonstrates, the bot first of all; what it observes
-itself does not matter, as the text is that of the state it was in.
+Any `llmrl_jax.agents.contract.Agent` can demonstrate. What it observes itself does not matter: what is kept comes from
+the state that it was in. `llmrl_jax.agents.babyai_demonstrations` keeps BabyAI's text, and writes files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
 
-import envs_jax
-from envs_jax.babyai.env import BabyAI
 from envs_jax.env import innermost
 from envs_jax.resets import select
 from llmrl_jax.agents.contract import Agent
@@ -29,42 +27,27 @@ NO_EPISODE = -1
 """The number of an idle row."""
 
 
+See = Callable[[Any], dict[str, jax.Array]]
+"""From the state of the innermost world, not batched, to what is kept of it; safe under `vmap`."""
+
+
 @dataclass(frozen=True)
 class Episode:
-    """One episode of `T` steps; row `t` is what was observed and done at step `t`, and what came of it."""
+    """One episode of `T` steps; row `t` is what was seen and done at step `t`, and what came of it."""
 
     number: int
     success: bool
-    max_steps: int
-    """The episode's step limit."""
-    mission: np.ndarray
-    """int16 `[M]`, a caption of the world's missions."""
-    text: np.ndarray
-    """int16 `[T, C]`, captions of the world's views."""
-    direction: np.ndarray
-    """int32 `[T]`, where the agent looks: 0 right, 1 down, 2 left, 3 up."""
-    position: np.ndarray
-    """int32 `[T, 2]`, the agent's x and y."""
+    """The world's own verdict; where it has none, whether it ended the episode."""
+    seen: dict[str, np.ndarray]
+    """What was kept of the state before each step, `[T, ...]` each."""
     action: np.ndarray
-    """int32 `[T]`."""
+    """`[T, ...]`."""
     reward: np.ndarray
     """float32 `[T]`, as the agent's world pays it."""
     terminated: np.ndarray
     """bool `[T]`."""
     truncated: np.ndarray
     """bool `[T]`."""
-
-
-def text_id(id: str) -> str:
-    """The id of a level's text world: `BabyAI-Text/GoTo-v0` for `BabyAI-GoTo-v0`, options kept.
-
-    **Raises:** `ValueError` for the id of another world.
-    """
-    if not id.startswith("BabyAI-"):
-        raise ValueError(
-            f"demonstrations are of BabyAI's levels, and {id!r} is none (`llmrl envs list BabyAI` has all)"
-        )
-    return id if id.startswith("BabyAI-Text/") else "BabyAI-Text/" + id.removeprefix("BabyAI-")
 
 
 def _keys(seed: int) -> jax.Array:
@@ -78,38 +61,45 @@ def reset_key(seed: int, number: Any) -> jax.Array:
 
 
 def play_episodes(
-    agent: Agent, params: Any, frozen: Any, *, seed: int, episodes: int, greedy: bool = False, batch_size: int = 256
+    agent: Agent,
+    params: Any,
+    frozen: Any,
+    *,
+    seed: int,
+    episodes: int,
+    see: See = lambda state: {},
+    greedy: bool = False,
+    batch_size: int = 256,
 ) -> Iterator[Episode]:
-    """Play episodes `0 .. episodes - 1`, and give them in that order as they are done.
+    """Play episodes `0 .. episodes - 1`, and yield them in that order as they end.
 
-    **Arguments:** `agent`, in a BabyAI world with or without text; `params`, `frozen`, its weights; `seed`; `greedy`,
-    the likeliest action instead of a sample; `batch_size`, episodes played at once.
+    **Arguments:** `agent`; `params`, `frozen`, its weights; `seed`; `see`, what to keep of each state; `greedy`, the
+    likeliest action instead of a sample; `batch_size`, episodes played at once.
 
     Episode `i` begins as `env.reset(reset_key(seed, i), params)` does, and its actions are drawn from keys of its own:
-    it depends neither on how many there are nor on how many are played at once. Episodes of very different lengths are
-    no loss: once half of a batch is done, new ones take their places.
+    it depends neither on how many there are nor on how many are played at once. Episodes of very different lengths
+    cost little: once half of a batch has ended, new ones take their places.
 
-    **Raises:** `ValueError` for a number below 1, or a world that is not BabyAI's.
+    **Raises:** `ValueError` for a number below 1.
     """
     at_least("episodes", episodes, 1)
     at_least("batch_size", batch_size, 1)
-    world, _ = envs_jax.make(text_id(agent.env.id))
-    return _play(agent, world, params, frozen, seed, episodes, greedy, min(batch_size, episodes))
+    return _play(agent, see, params, frozen, seed, episodes, greedy, min(batch_size, episodes))
 
 
-def _play(agent, world, params, frozen, seed, episodes, greedy, lanes) -> Iterator[Episode]:
-    start, renew, go_on = _programs(agent, world, seed, greedy)
+def _play(agent, see, params, frozen, seed, episodes, greedy, lanes) -> Iterator[Episode]:
+    start, renew, go_on = _programs(agent, see, seed, greedy)
     next_number = lanes
     rows = start(params, frozen, np.arange(lanes, dtype=np.int32))
-    parts: list[list[dict[str, np.ndarray]]] = [[] for _ in range(lanes)]
+    parts: list[list[dict[str, Any]]] = [[] for _ in range(lanes)]
     numbers, waiting = np.arange(lanes), {}
     given = 0
     while given < episodes:
-        rows, seen = go_on(params, frozen, rows)
-        seen, over = jax.device_get((seen, rows.over))
+        rows, kept = go_on(params, frozen, rows)
+        kept, over = jax.device_get((kept, rows.over))
         for lane in np.flatnonzero(numbers != NO_EPISODE):
-            live = int(seen["live"][:, lane].sum())
-            parts[lane].append({name: x[:live, lane] for name, x in seen.items()})
+            live = int(kept["live"][:, lane].sum())
+            parts[lane].append(jax.tree.map(lambda x, live=live, lane=lane: x[:live, lane], kept))
             if over[lane]:
                 waiting[int(numbers[lane])] = _episode(int(numbers[lane]), parts[lane])
                 numbers[lane], parts[lane] = NO_EPISODE, []
@@ -125,7 +115,7 @@ def _play(agent, world, params, frozen, seed, episodes, greedy, lanes) -> Iterat
             rows = renew(params, frozen, rows, np.where(chosen, numbers, 0).astype(np.int32), chosen)
 
 
-def _programs(agent: Agent, world: BabyAI, seed: int, greedy: bool) -> tuple[Any, Any, Any]:
+def _programs(agent: Agent, see: See, seed: int, greedy: bool) -> tuple[Any, Any, Any]:
     """The programs on the device: start a batch, start new episodes in some of its rows, go on by `CHUNK` steps."""
     env, env_params = agent.env, agent.env_params
 
@@ -137,36 +127,24 @@ def _programs(agent: Agent, world: BabyAI, seed: int, greedy: bool) -> tuple[Any
     def renew(params: Any, frozen: Any, rows: Rows, numbers: jax.Array, chosen: jax.Array) -> Rows:
         return select(chosen, start(params, frozen, numbers), rows)
 
-    def see(rows: Rows, step: Step) -> dict[str, jax.Array]:
-        state = innermost(rows.state)
-        said = jax.vmap(world.observe)(state)
+    def keep(rows: Rows, step: Step) -> dict[str, Any]:
         return {
-            "mission": said["mission"],
-            "text": said["text"],
-            "direction": state.direction,
-            "position": state.position,
-            "max_steps": state.max_steps,
+            "seen": jax.vmap(see)(innermost(rows.state)),
             "action": step.action,
             "reward": step.reward,
             "terminated": step.terminated,
             "truncated": step.truncated,
-            "success": step.info["success"],
+            "success": step.info.get("success", step.terminated),
         }
 
-    def go_on(params: Any, frozen: Any, rows: Rows) -> tuple[Rows, dict[str, jax.Array]]:
+    def go_on(params: Any, frozen: Any, rows: Rows) -> tuple[Rows, dict[str, Any]]:
         actor = policy_actor(agent.policy, params, frozen, greedy)
-        return watch(env, env_params, actor, rows, see, steps=CHUNK)
+        return watch(env, env_params, actor, rows, keep, steps=CHUNK)
 
     return jax.jit(start), jax.jit(renew), jax.jit(go_on)
 
 
-def _episode(number: int, parts: list[dict[str, np.ndarray]]) -> Episode:
-    seen = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    steps = ("text", "direction", "position", "action", "reward", "terminated", "truncated")
-    return Episode(
-        number=number,
-        success=bool(seen["success"][-1]),
-        max_steps=int(seen["max_steps"][0]),
-        mission=seen["mission"][0],
-        **{name: seen[name] for name in steps},
-    )
+def _episode(number: int, parts: list[dict[str, Any]]) -> Episode:
+    whole = jax.tree.map(lambda *xs: np.concatenate(xs), *parts)
+    steps = {name: whole[name] for name in ("seen", "action", "reward", "terminated", "truncated")}
+    return Episode(number=number, success=bool(whole["success"][-1]), **steps)

@@ -66,7 +66,7 @@ class LanguagePolicy:
     stop_value_gradient: bool = False
     """Whether the critic leaves the shared trunk alone."""
     competence_head: ValueHead | None = None
-    """Predicts whether the goal will be reached, see `llmrl_jax.agents.competence`; None: nobody does."""
+    """Predicts whether the goal will be reached, see `llmrl_jax.agents.competence`; None: no such head."""
     stop_competence_gradient: bool = False
     """Whether this head leaves the shared trunk alone."""
     rows: int = 0

@@ -116,8 +116,8 @@ def advance(
         ended = ended | (t >= max_steps)
     step = Step(action, thought, reward, terminated, truncated, info, ended & ~rows.over)
     # rows that are over stand still: physics that runs on after a fall gives huge numbers, which are slow to compute
-    kept = select(rows.over, (rows.t, rows.obs, rows.state, rows.carry), (t, obs, state, carry))
-    return Rows(rows.key, *kept, rows.over | ended), step
+    t, obs, state, carry = select(rows.over, (rows.t, rows.obs, rows.state, rows.carry), (t, obs, state, carry))
+    return Rows(rows.key, t, obs, state, carry, rows.over | ended), step
 
 
 def watch(

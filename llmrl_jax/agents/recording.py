@@ -144,7 +144,8 @@ def record_episode(
     """
 
     def actor(variables: Any) -> Actor:
-        inner = policy_actor(policy, *variables, greedy)
+        policy_params, frozen = variables
+        inner = policy_actor(policy, policy_params, frozen, greedy)
 
         def act(obs, carry, first, keys):
             action, carry, (distribution, value) = inner.act(obs, carry, first, keys)

@@ -111,8 +111,8 @@ def demos(
         batch: Episodes played at once; the file does not depend on it.
     """
     import envs_jax
-    from llmrl_jax.agents.demonstration_file import write_demos
-    from llmrl_jax.agents.demonstrations import play_episodes, text_id
+    from llmrl_jax.agents.babyai_demonstrations import babyai_steps, text_id, write_demos
+    from llmrl_jax.agents.demonstrations import play_episodes
     from llmrl_jax.run import info
     from llmrl_jax.systems.glam.agents import make_agent
     from llmrl_jax.systems.glam.config import GlamConfig
@@ -121,7 +121,8 @@ def demos(
     world: Any = envs_jax.make(level)[0]
     bot = make_agent(GlamConfig(agent="bot", env=level, num_actions=len(world.action_names), reward_scale=1.0))
     started = time.monotonic()
-    played = play_episodes(bot, (), (), seed=seed, episodes=episodes, batch_size=batch)
+    see = babyai_steps(world)
+    played = play_episodes(bot, (), (), seed=seed, episodes=episodes, see=see, batch_size=batch)
     facts = {"player": "bot", "versions": info.versions()}
     written = write_demos(out, played, world, seed=seed, facts=facts, keep=keep)
     print(

@@ -19,8 +19,7 @@ import numpy as np
 
 from envs_jax.babyai.text.english import MISSION_LENGTH
 from envs_jax.text import Phrasebook
-from llmrl_jax.agents.demonstration_file import Demonstration, DemosError, read_demos
-from llmrl_jax.agents.demonstrations import text_id
+from llmrl_jax.agents.babyai_demonstrations import Demonstration, DemosError, read_demos, text_id
 from llmrl_jax.agents.language import ScoringPolicy
 from llmrl_jax.core.checks import above, at_least, between, nearest, refuse_unread
 from llmrl_jax.systems.glam.build import Glam
@@ -94,6 +93,7 @@ UNREAD = (
     "ppo",
     "symbolic",
     "drrn",
+    "dqn",
     "reward_scale",
     "stop_value_gradient",
     "competence_coef",
@@ -123,7 +123,7 @@ def _ids(book: Phrasebook) -> tuple[dict[str, int], int]:
 
 
 def spoken_caption(book: Phrasebook, text: str, length: int) -> np.ndarray:
-    """The caption int16 `[length]` that a book renders as `text`. Where phrases begin alike, the longest is taken.
+    """The caption int16 `[length]` that a book renders as `text`. Of phrases that begin the same, the longest is taken.
 
     **Raises:** `ValueError` for a text that is not made of the book's phrases, from where on, and what is nearest; or
     that has more than `length` phrases.

@@ -282,7 +282,7 @@ def run_tests(
 ) -> Iterator[Outcome]:
     """Play tests, one after the other: `episodes` sampled ones and as many greedy ones of each.
 
-    Every test begins from the same key. A test that the agent cannot be given is told, not left out.
+    Every test begins from the same key. A test that the agent cannot be given is reported, with the reason.
     """
     for test in tests:
         env = world_of(test, agent.config.env)

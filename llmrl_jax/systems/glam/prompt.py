@@ -28,7 +28,7 @@ from envs_jax.text import (
     Tokenizer,
 )
 from envs_jax.text.phrases import compact
-from llmrl_jax.core.checks import nearest
+from llmrl_jax.core.checks import at_least, nearest
 
 
 @dataclass(frozen=True)
@@ -133,8 +133,7 @@ def glam_prompt(
     parts = getattr(observation, "spaces", {})
     if "text" not in parts or "mission" not in parts:
         raise TypeError(f"{env.id!r} has no text; the ids of text worlds begin with BabyAI-Text/")
-    if history < 1:
-        raise ValueError(f"the prompt holds {history} observations; at least 1 is needed")
+    at_least("history", history, 1)
     if "actions" in parts and parts["actions"].shape[-1] + 1 != history:
         kept = parts["actions"].shape[-1] + 1
         raise ValueError(f"the prompt wants {history} observations, but PromptHistory keeps {kept}")

@@ -92,7 +92,7 @@ def invented_names(text: str, ids: list[int], tokenizer: WordTokenizer, draw: np
 def reading_rows(
     glam: Glam, count: int, seed: int, noise: float = 0.5, batch: int = 512, invented: float = 0.0
 ) -> list[Example]:
-    """`count` texts from states that an expert comes by, half of its actions random.
+    """`count` texts from states that a noisy expert visits.
 
     **Arguments:** `glam`, the program whose world is looked at and whose prompts are continued; `seed`; `noise`, the
     share of random actions; `batch`, worlds looked at together; `invented`, see `ReadingConfig`.

@@ -5,7 +5,7 @@ here, so a rewrite acts on what prompts are made of, the phrases and the literal
 tokenized. As no replaced string lies across two of these, the prompts are the same.
 
 The published code rewrites the names of actions in the prompt, but not the candidates that it scores. None of its
-rewrites touches a name of an action in any of its lists, so nothing hangs on that; here both are rewritten alike, since
+rewrites touches a name of an action in any of its lists, so this makes no difference; here both are rewritten, since
 an agent answers with the words that it reads.
 """
 
@@ -178,7 +178,7 @@ def unknown_words(tokenizer: Tokenizer, template: GlamPrompt) -> list[str]:
 class ExtraActions(OtherActions):
     """A BabyAI world with its first `n` actions and further ones that do nothing.
 
-    Each of these is the world's "done", which no level heeds, as in the published code (glam reference, section 2.2).
+    Each of these is the world's "done", which no level reads, as in the published code (glam reference, section 2.2).
     A world that offers useful actions only offers none of them.
     """
 

@@ -7,7 +7,7 @@ LSTM. It learns by the same PPO as the language model. What differs from the pub
   so that the policy that learns is not the one that acted; group norm is a function of each row alone.
 * Minibatches are environments, with all their steps; the published ones are stretches of 20 steps, each begun with the
   memory that was recorded. Gradients are cut at the same places, but the memory is that of the present weights.
-* Every word that a mission can have is known beforehand, so that no vocabulary grows while learning.
+* Every word that a mission can have is known before training, so that no vocabulary grows while learning.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from envs_jax.actions import MASK
 from envs_jax.babyai.text.english import MISSIONS, mission_limits
 from envs_jax.env import Environment, Wrapper
 from envs_jax.text import Prompt, Slot
+from llmrl_jax.core.checks import fields_at_least
 from llmrl_jax.rl.distributions import Categorical
 from llmrl_jax.rl.layers import GRU, LSTM, Conv, unit_columns
 from llmrl_jax.rl.policy import over_offered
@@ -52,11 +53,9 @@ class SymbolicConfig:
     """Steps over which gradients go back through the LSTM at most."""
 
     def __post_init__(self):
-        for name in ("image_dim", "instr_dim", "memory_dim", "recurrence"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"symbolic {name} is {getattr(self, name)}; at least 1 is needed")
+        fields_at_least(self, 1, "image_dim", "instr_dim", "memory_dim", "recurrence", prefix="symbolic.")
         if self.image_dim % GROUP:
-            raise ValueError(f"symbolic image_dim is {self.image_dim}; a multiple of {GROUP} is needed")
+            raise ValueError(f"symbolic.image_dim is {self.image_dim}; a multiple of {GROUP} is needed")
 
 
 class SymbolicView(Wrapper):
@@ -223,8 +222,8 @@ class SymbolicPolicy:
         return jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.float32)
 
     def _apply(self, params, obs, carry, first) -> tuple[Categorical, Any, Any]:
-        found: Any = self.network.apply({"params": params}, *self._read(obs, first.shape), carry, first)
-        logits, value, carry = found
+        outputs: Any = self.network.apply({"params": params}, *self._read(obs, first.shape), carry, first)
+        logits, value, carry = outputs
         return over_offered(logits, obs), value, carry
 
     def step(self, params, frozen, obs, carry, first):

@@ -52,7 +52,7 @@ class PolicyAdviser(ScriptedAdviser):
 
     It knows what the prompt says and nothing else: the rows, the box or the actions, the decimals, the step size, how
     many proposals are wanted, and which iteration it is. It reads our prompts of ProPS, ProPS+, EvoLLM and the legacy
-    protocol, and templates that say these things alike.
+    protocol, and templates that say these things in the same words.
     """
 
     def advise(self, messages: Sequence[Message], rng: random.Random) -> str:
@@ -93,8 +93,8 @@ class PolicyAdviser(ScriptedAdviser):
 
 def _actions(prompt: str) -> tuple[int, ...]:
     """What a parameter of a table may be; none where parameters are numbers."""
-    found = _ACTIONS.search(prompt)
-    return tuple(int(a) for a in (found[1] or found[2]).split(",")) if found else ()
+    match = _ACTIONS.search(prompt)
+    return tuple(int(a) for a in (match[1] or match[2]).split(",")) if match else ()
 
 
 def _text(value: float) -> str:

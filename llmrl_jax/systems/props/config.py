@@ -80,7 +80,7 @@ class ReplyConfig:
     failures: int = 10
     """Failed iterations in a row after which one more stops the search in any case."""
     compat: Literal["", "paper"] = ""
-    """`paper`: the released parser, which heeds neither indices nor the box."""
+    """`paper`: the released parser, which checks neither indices nor the box."""
 
     @property
     def chosen(self) -> dict[str, Any]:
@@ -272,8 +272,8 @@ def make_optimizer(
 ) -> Any:
     """The optimizer of one search.
 
-    **Arguments:** `env`, `env_params` and `policy`, of the task; `model`, who is asked where somebody is; `chat`,
-    `temperature` and `max_tokens` of its replies, by name.
+    **Arguments:** `env`, `env_params` and `policy`, of the task; `model`, which is asked, for methods that ask one;
+    `chat`, `temperature` and `max_tokens` of its replies, by name.
     **Raises:** `ValueError` or `FileNotFoundError` where settings do not go together, before anything is asked.
     """
     if not config.asks:
@@ -282,15 +282,15 @@ def make_optimizer(
     reply, templates = config.reply, config.templates
     asking = Asking(retries=reply.retries, on_failure=reply.on_failure, failures=reply.failures, **chat)
     description = partial(describe, env, env_params, policy, max_steps=arm.max_steps)
-    found: Any
+    optimizer: Any
     if config.method == "evollm":
         view = HistoryView(top=10, last=10, order="ascending")
-        found = EvoLLM(
+        optimizer = EvoLLM(
             model, policy, arm.iterations, population=config.population, block=config.block,
             view=view if config.history == HistoryView() else config.history, asking=asking, warmup=max(1, arm.warmup),
         )  # fmt: skip
     elif config.method == "legacy":
-        found = LegacyOptimizer(
+        optimizer = LegacyOptimizer(
             model,
             policy,
             arm.iterations,
@@ -327,10 +327,10 @@ def make_optimizer(
         )
         loose = {} if prompt.names_box or policy.kind == "table" else {"beyond": "keep"}
         grammar = Grammar.of(policy, proposals=config.proposals, **(loose | reply.chosen))
-        found = LanguageModelOptimizer(
+        optimizer = LanguageModelOptimizer(
             model, prompt, grammar=grammar, view=config.view(policy), asking=asking, repeat=reply.repeat,
             warmup=arm.warmup,
         )  # fmt: skip
     if config.polish:
-        found = Polished(found, make_numeric(config.polish, policy), rounds=config.polish_rounds)
-    return found
+        optimizer = Polished(optimizer, make_numeric(config.polish, policy), rounds=config.polish_rounds)
+    return optimizer

@@ -168,12 +168,12 @@ class _Names:
 
 def _find(words: str, names: Sequence[str], what: str) -> int:
     """The one name that begins with the words, or is them."""
-    found = [i for i, name in enumerate(names) if name == words] or [
+    places = [i for i, name in enumerate(names) if name == words] or [
         i for i, name in enumerate(names) if name.startswith(words)
     ]
-    if len(found) != 1:
-        raise ValueError(f"a text speaks of the {what} {words!r}, which fits {len(found)} of {list(names)}")
-    return found[0]
+    if len(places) != 1:
+        raise ValueError(f"a text speaks of the {what} {words!r}, which fits {len(places)} of {list(names)}")
+    return places[0]
 
 
 def _formula(policy: Policy) -> str:

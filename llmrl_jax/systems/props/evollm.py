@@ -83,7 +83,7 @@ class EvoLLM(HostOptimizer):
         if grid is None or best is None:  # the form has a grid
             raise ValueError(
                 f"EvoLLM has nothing to begin with: of the warm-up's {self.warmup} policies none had a finite return; "
-                "start anew with another seed, a larger warmup, or a narrower box (policy.low, policy.high)"
+                "start again with another seed, a larger warmup, or a narrower box (policy.low, policy.high)"
             )
         prompt = MeanPrompt(grid.resolution, self.generations)
         target = self.form.value(improved(self.view.select(state.rows)))

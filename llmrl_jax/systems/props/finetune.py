@@ -222,13 +222,13 @@ def make_questions(config: FinetuneConfig, settings: Sequence[Setting]) -> tuple
     held_out: list[Question] = []
     aside = config.prompts // HELD_OUT
     for place, setting in enumerate(settings):
-        found = []
+        questions = []
         for start in range(0, config.prompts * config.history, config.history):
             shown = setting.rows[start : start + config.history]
-            found.append(Question(place, setting.prompt.render(HistoryView().render(shown, Format()), 1), shown))
+            questions.append(Question(place, setting.prompt.render(HistoryView().render(shown, Format()), 1), shown))
         if place < len(config.tasks):
-            learnt += found[:-aside]
-        held_out += found[-aside:][: config.eval_prompts]
+            learnt += questions[:-aside]
+        held_out += questions[-aside:][: config.eval_prompts]
     return learnt, held_out
 
 
@@ -258,8 +258,8 @@ def read_answer(
     if config.compat == "paper":
         match = _TAGS.search(text)
         reading = parse(match[1].strip() if match else "", Grammar.of(policy, compat="paper"))
-        found = reading.proposals[0] if reading.proposals else ()
-        return match is not None, bool(found), found
+        proposal = reading.proposals[0] if reading.proposals else ()
+        return match is not None, bool(proposal), proposal
     form = Format()
     loose = Grammar.of(policy, beyond="keep", finer="keep", repeated="keep")
     soft = bool(parse(text, loose).proposals)
@@ -318,18 +318,18 @@ def make_reward(
     lows, highs = (np.array([getattr(s, name) for s in settings], np.float32) for name in ("low", "high"))
 
     def on_text(prompts: list[str], completions: list[str], rows: list[Mapping[str, Any]]) -> np.ndarray:
-        found = np.zeros((len(completions), 2 + widest), np.float32)
-        for line, text, row in zip(found, completions, rows, strict=True):
+        lines = np.zeros((len(completions), 2 + widest), np.float32)
+        for line, text, row in zip(lines, completions, rows, strict=True):
             question = row["question"]
             soft, hard, params = read_answer(config, text, question, settings[question.setting].policy)
             line[:2] = soft, hard
             line[2 : 2 + len(params)] = params
-        return found
+        return lines
 
     answers = from_text(on_text, tokenizer, [{"question": q} for q in questions], stops, shape=(2 + widest,))
 
-    def reward(found: Generation, places: Int[Array, " P"]) -> dict[str, Float[Array, "P n"]]:
-        read = answers(found, places)
+    def reward(replies: Generation, places: Int[Array, " P"]) -> dict[str, Float[Array, "P n"]]:
+        read = answers(replies, places)
         soft, hard = read[..., 0], read[..., 1]
         places_of = jnp.asarray(settings_of)[places]
         keys = jax.vmap(lambda place: episode_keys(jax.random.fold_in(key, place), config.judged_episodes))(places)

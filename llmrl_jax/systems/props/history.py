@@ -81,7 +81,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Format:
-    """How numbers are written; as published, unless told otherwise."""
+    """How numbers are written; as published by default."""
 
     digits: int = 5
     """Significant digits of a parameter (`%.5g`)."""

@@ -149,13 +149,13 @@ class LegacyOptimizer(HostOptimizer):
         """
         if self.use_replay_buffer and not episodes and len(values):
             raise ValueError(
-                "the replay buffer is to be shown, and no episodes were told; pass the evaluation's episodes"
+                "the replay buffer is to be shown, and no episodes were given; pass the evaluation's episodes"
             )
         said = () if state.record is None else tuple(Message(**m) for m in state.record.get("dialogue", ()))
-        told = super().tell(state, params, values, trajectories)
-        assert isinstance(told, LegacyState)
-        kept = tuple(episodes) if len(values) else told.episodes
-        return replace(told, messages=told.messages + said, episodes=kept)
+        after = super().tell(state, params, values, trajectories)
+        assert isinstance(after, LegacyState)
+        kept = tuple(episodes) if len(values) else after.episodes
+        return replace(after, messages=after.messages + said, episodes=kept)
 
     def replay(
         self,
@@ -177,7 +177,7 @@ class LegacyOptimizer(HostOptimizer):
     def _propose(self, state, iteration, key):
         if not state.rows:
             raise ValueError(
-                "the dialogue has nothing to begin with: the first matrix had no finite return; start anew with "
+                "the dialogue has nothing to begin with: the first matrix had no finite return; start again with "
                 "another seed, or a narrower box (policy.low, policy.high)"
             )
         last = state.rows[-1]

@@ -25,11 +25,11 @@ does, silently."""
 
 @dataclass(frozen=True)
 class HostState:
-    """What an optimizer that asks a model knows: all of it follows from the key and from what it was told."""
+    """What an optimizer that asks a model knows: all of it follows from the key and from the results it was given."""
 
     key: jax.Array
     rounds: int = 0
-    """How often it was told something."""
+    """How often it was given results."""
     rows: tuple[Row, ...] = ()
     """All policies that were evaluated, in order."""
     failures: int = 0
@@ -43,11 +43,11 @@ class HostState:
 
 
 class HostOptimizer:
-    """What optimizers that ask a model have in common: a first round of random policies, and how they are told.
+    """What optimizers that ask a model have in common: a first round of random policies, and how they take results.
 
     `ask` and `tell` run on the host. `ask` returns `[P, n]` with `P` the number of proposals, which may be smaller
-    than what was asked for and is 0 after a `skip`; such a round is told as well, with empty arrays. To resume, start
-    from `init` and `replay` every round of the log.
+    than what was asked for and is 0 after a `skip`; such a round goes to `tell` as well, with empty arrays. To resume,
+    start from `init` and `replay` every round of the log.
     """
 
     name: str
@@ -110,7 +110,7 @@ class HostOptimizer:
         return self.tell(replace(state, record=record), params, values, trajectories)
 
     def observe(self, state: HostState, params: Float[Array, "P n"], values: Float[Array, " P"]) -> HostState:
-        """Take policies into the history that somebody else tried; no round passes."""
+        """Add policies to the history that another optimizer tried; this counts as no round."""
         return replace(state, rows=state.rows + rows_of(params, values, self.policy.num_params))
 
     @property

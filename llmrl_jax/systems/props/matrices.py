@@ -60,13 +60,12 @@ def parse_matrix(
     **Arguments:** `grammar`, for what its numbers may be; `seen` and `form`, as of `parse`.
     """
     rows, columns = matrix_shape(policy)
-    found = find_matrices(strip_thinking(text))
-    right = [block for block in found if (len(block), len(block[0])) == (rows, columns)]
+    blocks = find_matrices(strip_thinking(text))
+    right = [block for block in blocks if (len(block), len(block[0])) == (rows, columns)]
     if not right:
-        sizes = ", ".join(f"{len(block)}x{len(block[0])}" for block in found[-3:])
-        held = (
-            f"its matrices are {sizes}" if len(found) > 1 else f"its matrix is {sizes}" if found else "it has no matrix"
-        )
+        sizes = ", ".join(f"{len(block)}x{len(block[0])}" for block in blocks[-3:])
+        one = f"its matrix is {sizes}" if blocks else "it has no matrix"
+        held = f"its matrices are {sizes}" if len(blocks) > 1 else one
         return Reading((), (Problem("form", f"{held}, where {rows}x{columns} was asked for"),), (), text)
     cells = np.asarray(right[-1]).ravel().tolist()
     return parse("; ".join(f"params[{i}]: {cell}" for i, cell in enumerate(cells)), grammar, seen, form)

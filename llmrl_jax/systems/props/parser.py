@@ -49,7 +49,7 @@ class Reading:
     proposals: tuple[tuple[float, ...], ...]
     """Those that could be taken, in the reply's order."""
     problems: tuple[Problem, ...] = ()
-    """What the model has to be told; none where as many proposals as were asked for could be taken."""
+    """What to say to the model; none where as many proposals as were asked for could be taken."""
     notes: tuple[str, ...] = ()
     """What was changed or left out, as the grammar's policies say."""
     explanation: str = ""
@@ -93,7 +93,7 @@ class Grammar:
     """What becomes of a policy that was tried before, or that stands twice in the reply."""
     compat: Literal["", "paper"] = ""
     """`paper`: the released parser. It reads one line of the reply (`take`), takes numbers in order of appearance,
-    heeds no index, and checks their count alone; `low` to `repeated` and `proposals` mean nothing to it."""
+    reads no index, and checks their count alone; `low` to `repeated` and `proposals` mean nothing to it."""
 
     def __post_init__(self):
         if self.num_params < 1 or self.proposals < 1 or self.decimals < 0 or not self.low <= self.high:
@@ -155,12 +155,12 @@ def parse(text: str, grammar: Grammar, seen: Collection[tuple[str, ...]] = (), f
     taken = set(seen)
     for number, group in enumerate(groups, 1):
         name = f"proposal {number}: " if grammar.proposals > 1 else ""
-        params, found, said = _check(group, grammar)
-        if not found and grammar.repeated == "reject" and form.texts(params) in taken:
-            found = [Problem("repeated", f"{form.params(params)} was proposed before; propose something else")]
+        params, wrong, said = _check(group, grammar)
+        if not wrong and grammar.repeated == "reject" and form.texts(params) in taken:
+            wrong = [Problem("repeated", f"{form.params(params)} was proposed before; propose something else")]
         notes += [name + note for note in said]
-        problems += [Problem(problem.reason, name + problem.message) for problem in found]
-        if not found:
+        problems += [Problem(problem.reason, name + problem.message) for problem in wrong]
+        if not wrong:
             proposals.append(params)
             taken.add(form.texts(params))
     if not groups:

@@ -168,7 +168,7 @@ class Policy:
 
     @property
     def middle(self) -> Float[Array, " n"]:
-        """The middle of the box: where searches begin that are told nowhere else."""
+        """The middle of the box: where searches begin by default."""
         return jnp.full(self.num_params, (self.low + self.high) / 2, jnp.float32)
 
     def clip(self, params: Float[Array, "*B"]) -> Float[Array, "*B"]:

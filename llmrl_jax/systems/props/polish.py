@@ -79,7 +79,7 @@ class Polished:
         return PolishState(ours, self.proposer.init(theirs))
 
     def ask(self, state: PolishState) -> tuple[Float[Array, "P n"], PolishState]:
-        """The next candidates, of whoever's turn it is; raises what the proposer's does."""
+        """The next candidates, of the model or of the numeric optimizer; raises what the proposer's `ask` does."""
         if state.left:
             params, numeric = self._ask(state.numeric)
             record: Record = {"optimizer": self.polisher.name, "cycle": state.cycle, "outcome": "polish"}
@@ -96,7 +96,7 @@ class Polished:
         **more: Any,
     ) -> PolishState:
         """Hand the evaluated candidates to whose they are; see `Optimizer.tell` and `HostOptimizer.tell`; `more`, what
-        else the proposer is told."""
+        else goes to the proposer's `tell`."""
         if state.left:
             return self._polished(state, params, values)
         proposer = self.proposer.tell(state.proposer, params, values, trajectories, **more)
@@ -120,8 +120,8 @@ class Polished:
             return state
         proposer = state.proposer
         if best.value > LEAST:  # else not one of them was worth a finite number
-            found = jnp.asarray([best.params], jnp.float32)
-            proposer = self.proposer.observe(proposer, found, jnp.asarray([best.value], jnp.float32))
+            polished = jnp.asarray([best.params], jnp.float32)
+            proposer = self.proposer.observe(proposer, polished, jnp.asarray([best.value], jnp.float32))
         return replace(state, proposer=proposer, numeric=None, cycle=state.cycle + 1)
 
     def replay(

@@ -179,7 +179,7 @@ def rows_of(
     num_params: int,
     trajectories: Sequence[Trajectory | None] | None = None,
 ) -> tuple[Row, ...]:
-    """What was told, as rows.
+    """The arguments of `tell`, as rows.
 
     **Raises:** `ValueError` for another number of parameters, a return that is not finite, or a list of trajectories of
     another length.
@@ -187,16 +187,18 @@ def rows_of(
     table, returns = np.asarray(params, np.float32), np.asarray(values, np.float32)
     if table.shape[-1] != num_params or returns.shape != table.shape[:1]:
         raise ValueError(
-            f"params of shape {table.shape} and values of shape {returns.shape} were told; expected [P, {num_params}] "
+            f"tell got params of shape {table.shape} and values of shape {returns.shape}; expected [P, {num_params}] "
             "and [P]"
         )
     if not np.isfinite(returns).all() or not np.isfinite(table).all():
-        raise ValueError(f"what was told is not finite: the values are {returns.tolist()}; look at the evaluation")
+        raise ValueError(
+            f"tell was given numbers that are not finite: the values are {returns.tolist()}; look at the evaluation"
+        )
     if trajectories is None:
         trajectories = [None] * len(returns)
     if len(trajectories) != len(returns):
         raise ValueError(
-            f"{len(trajectories)} trajectories were told for {len(returns)} policies; give one, or None, for each"
+            f"{len(trajectories)} trajectories were given for {len(returns)} policies; give one, or None, for each"
         )
     return tuple(Row(tuple(map(float, p)), float(v), episode) for p, v, episode in zip(table, returns, trajectories))
 

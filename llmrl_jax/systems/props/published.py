@@ -253,24 +253,24 @@ class _Reader:
         return bool(self.get("reset_llm_conversation", True))
 
     def _buffer(self) -> dict[str, Any]:
-        """What is shown of the replay buffer: as these keys are described, which not every program heeded."""
-        found: dict[str, Any] = {}
+        """What is shown of the replay buffer: as these keys are described, though not every program read them."""
+        options: dict[str, Any] = {}
         if count := int(self.get("max_traj_count", 0)):
-            found["buffer_episodes"] = count
+            options["buffer_episodes"] = count
             self.note(
                 f"max_traj_count {count}: the replay buffer holds the last {count} episodes; its programs keep all"
             )
         if length := int(self.get("max_traj_length", 0)):
             task = self.values["task"]
             rows = task in ROWS
-            found["buffer_rows" if rows else "buffer_steps"] = length
+            options["buffer_rows" if rows else "buffer_steps"] = length
             self.note(
                 f"max_traj_length {length} is how many rows of the replay buffer are shown, as by the program of {task}"
                 if rows
                 else f"max_traj_length {length}: the replay buffer holds the last {length} steps of an episode; its "
                 "programs keep all, and show 100 rows as well"
             )
-        return found
+        return options
 
     def _limit(self, task: str) -> int:
         """`max_traj_length`: the longest episode in the release, and since the last versions a length of history."""
@@ -333,15 +333,15 @@ class _Reader:
             self.note(f"there is no template_dir, {instead}")
             return TemplateConfig()
         places = [Path(directory).expanduser(), self.folder / directory]
-        found = next((place for place in places if place.is_dir()), None)
-        if found is None:
+        folder = next((place for place in places if place.is_dir()), None)
+        if folder is None:
             self.note(f"there is no folder {directory} here, {instead}")
             return TemplateConfig()
         for key, name in named.items():
-            if not (found / name).is_file():
-                there = sorted(str(path.relative_to(found)) for path in found.rglob("*.j2"))
-                raise ValueError(f"{self.where}: {key} {name!r} is not in {found}{nearest(name, there)}")
-        return TemplateConfig(str(found), env_desc_file=self.get("env_desc_file", ""), **named)
+            if not (folder / name).is_file():
+                there = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.j2"))
+                raise ValueError(f"{self.where}: {key} {name!r} is not in {folder}{nearest(name, there)}")
+        return TemplateConfig(str(folder), env_desc_file=self.get("env_desc_file", ""), **named)
 
     def _model(self) -> tuple[str, str]:
         """`(model, adapter)`."""
@@ -369,7 +369,7 @@ class _Reader:
         if self.get("render_mode"):
             self.note(f"render_mode {self.get('render_mode')}: nothing is shown while searching; see --video")
         if self.get("warmup_dir"):
-            self.note("warmup_dir is not read: policies of the warm-up are drawn anew, from the seed")
+            self.note("warmup_dir is not read: policies of the warm-up are drawn from the seed")
         if self.schema == "finetune" and not legacy and self.get("reset_llm_conversation") is False:
             self.note("reset_llm_conversation is of the legacy protocol; every question stands alone, as published")
         if not legacy and self.get("use_replay_buffer"):

@@ -57,8 +57,8 @@ def population_of(optimizer: Optimizer) -> int:
 def closing_of(optimizer: Optimizer) -> int:
     """How many policies are evaluated after the last iteration: two centers, or none."""
     state = jax.eval_shape(optimizer.init, jax.random.key(0))
-    found = jax.eval_shape(lambda state: centers(optimizer, state, state), state)
-    return 0 if found is None else found.shape[0]
+    both = jax.eval_shape(lambda state: centers(optimizer, state, state), state)
+    return 0 if both is None else both.shape[0]
 
 
 def iterations_of(optimizer: Optimizer, budget: int, episodes: int) -> int:
@@ -174,13 +174,13 @@ def _parts(optimizer: Optimizer, evaluate: Evaluator, seeds: int, episodes: int,
         return jax.vmap(lambda k: episode_keys(k, episodes))(episode_keys(k, population))
 
     def iterate(state: SearchState) -> tuple[SearchState, Float[Array, "S P"]]:
-        params, told = jax.vmap(optimizer.ask)(state.optimizer)
+        params, asked = jax.vmap(optimizer.ask)(state.optimizer)
         keys = jax.vmap(lambda k: draws(k, state.update, params.shape[1]))(state.keys)
-        found = evaluate(*_flat(params, keys.reshape(-1, episodes)))
-        values = finite(found.mean).reshape(params.shape[:2])
-        told = jax.vmap(optimizer.tell)(told, params, values)
-        state = _counted(state, params, found)
-        return state.replace(optimizer=told, update=state.update + 1), values
+        played = evaluate(*_flat(params, keys.reshape(-1, episodes)))
+        values = finite(played.mean).reshape(params.shape[:2])
+        learnt = jax.vmap(optimizer.tell)(asked, params, values)
+        state = _counted(state, params, played)
+        return state.replace(optimizer=learnt, update=state.update + 1), values
 
     return init, iterate
 
@@ -195,14 +195,14 @@ def _flat(params: Float[Array, "S P n"], keys: Key[Array, "SP E"]) -> tuple[Floa
     return params.reshape(-1, params.shape[-1]), keys
 
 
-def _counted(state: SearchState, params: Float[Array, "S P n"], found: Evaluation) -> SearchState:
+def _counted(state: SearchState, params: Float[Array, "S P n"], played: Evaluation) -> SearchState:
     """With the steps of an evaluation, and its best policies where they are better."""
-    values = finite(found.mean).reshape(params.shape[:2])
+    values = finite(played.mean).reshape(params.shape[:2])
     top = jnp.argmax(values, axis=1)
     highest = jnp.take_along_axis(values, top[:, None], axis=1)[:, 0]
     candidate = jnp.take_along_axis(params, top[:, None, None], axis=1)[:, 0]
     return state.replace(
         best=jnp.where((highest > state.value)[:, None], candidate, state.best),
         value=jnp.maximum(highest, state.value),
-        steps=state.steps + jnp.sum(found.lengths.reshape(params.shape[0], -1), axis=1),
+        steps=state.steps + jnp.sum(played.lengths.reshape(params.shape[0], -1), axis=1),
     )

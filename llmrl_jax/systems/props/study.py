@@ -27,15 +27,15 @@ from llmrl_jax.systems.props.tasks import Task
 
 LOG = "log.jsonl"
 """A line per round: what was proposed, how it went, and, of a model, all that was said. `dropped` are proposals whose
-return is not a finite number: no optimizer is told of them. A numeric method's last line may hold its `centers` (see
-`optimizers.base.centers`), which it is not told of either. A line with `stopped` says why a search ended early; what
+return is not a finite number: no optimizer gets them. A numeric method's last line may hold its `centers` (see
+`optimizers.base.centers`), which it does not get either. A line with `stopped` says why a search ended early; what
 stands behind it was asked by another key."""
 
 STOPPED = 0x570
 """Folded into the key of what asks a model when it goes on after it had stopped."""
 
 SHOWN = {"trajectories": "trajectories", "episodes": "replay_buffer"}
-"""Episodes that an optimizer is told beside the returns -> how a line of the log calls them."""
+"""Episodes that an optimizer gets beside the returns -> how a line of the log calls them."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ class Result:
 class Study:
     """One search, with its log in a folder.
 
-    **Arguments:** `task`; `config`; `seed`; `model`, who is asked, if somebody is; `chat`, `temperature` and
-    `max_tokens` of its replies; `folder`, which is made where it is missing. A log that is there is read, and the
+    **Arguments:** `task`; `config`; `seed`; `model`, which is asked, for methods that ask one; `chat`, `temperature`
+    and `max_tokens` of its replies; `folder`, which is made where it is missing. A log that is there is read, and the
     search goes on behind it: the same as if it had never stopped, given the same replies.
     **Raises:** what `make_optimizer` and `Task.make` raise; `ValueError` for a log that does not fit.
     """

@@ -1,4 +1,4 @@
-"""The published tasks and those beside them, as data: world, policy, what the prompt is told, and published results."""
+"""The published tasks and those beside them, as data: world, policy, what the prompt says, and published results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Arm:
     """How one of the two methods, ProPS or ProPS+, is run on a task (props reference, section 5)."""
 
     optimum: float | None
-    """The best value, as the prompt states it; None where none is published, so that none is told."""
+    """The best value, as the prompt states it; None where none is published, so that prompts state none."""
     warmup: int = 20
     """Random policies before the first proposal."""
     iterations: int = 400
@@ -170,9 +170,9 @@ def get(name: str) -> Task:
     if name not in TASKS and name not in by_env:
         near = nearest(name, [*TASKS, *by_env])
         raise KeyError(f"there is no task {name!r}{near} (there are {', '.join(TASKS)})")
-    found = TASKS.get(name) or by_env[name]
+    task = TASKS.get(name) or by_env[name]
     if not query:
-        return found
+        return task
     return replace(
-        found, name=f"{found.name}?{query}", env=f"{found.env}?{query}", bound=None, published=MappingProxyType({})
+        task, name=f"{task.name}?{query}", env=f"{task.env}?{query}", bound=None, published=MappingProxyType({})
     )

@@ -10,48 +10,32 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import envs_jax
 from llmrl_jax.agents.competence import Competence, Outcome, calibration, outcomes
 from llmrl_jax.agents.evaluate import Episodes, make_evaluator
 from llmrl_jax.systems.glam.build import build
-from llmrl_jax.systems.glam.config import EmbeddedConfig
-from llmrl_jax.systems.glam.presets import DEMO
 from llmrl_jax.systems.glam.runs import success_table, summarise
+from tests.glam import TINY, observations, program, weights
 
 
-TINY = replace(
-    DEMO,
-    env="BabyAI-Text/GoToObjS4-v0",
-    embedded=EmbeddedConfig(hidden_size=16, layers=1, heads=2, intermediate_size=16),
+CONFIG = replace(
+    TINY,
     value_width=16,
     value_activation="tanh",
-    score_rows=0,
     competence_coef=0.5,
-    ppo=replace(
-        DEMO.ppo,
-        num_envs=8,
-        num_steps=16,
-        minibatches=2,
-        microbatches=1,
-        epochs=1,
-        pool_size=8,
-        learning_rate=1e-2,
-    ),
+    ppo=replace(TINY.ppo, num_envs=8, num_steps=16, learning_rate=1e-2),
 )
 
 
 @pytest.fixture(scope="module")
 def glam():
-    return build(TINY)
+    return program(CONFIG)
 
 
 @pytest.fixture(scope="module")
-def seen(glam):
+def seen():
     """Parameters, and observations of six worlds."""
-    env = envs_jax.VectorEnv(glam.env, 6, policy="none")
-    obs, _ = jax.jit(env.reset)(jax.random.key(1), glam.env_params)
-    params, frozen = glam.policy.init(jax.random.key(0), obs)
-    return {**params, "lora": jax.tree.map(lambda x: x + 0.02, params["lora"])}, frozen, obs
+    params, frozen = weights(CONFIG)
+    return {**params, "lora": jax.tree.map(lambda x: x + 0.02, params["lora"])}, frozen, observations(CONFIG)
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +89,7 @@ def test_the_estimate_is_learnt_on_the_side(updates):
 @pytest.mark.slow
 def test_a_head_kept_apart_changes_nothing_else():
     """With its gradient kept out, and no common clipping, everything else learns as without it."""
-    config = replace(TINY, ppo=replace(TINY.ppo, max_grad_norm=float("inf")))
+    config = replace(CONFIG, ppo=replace(CONFIG.ppo, max_grad_norm=float("inf")))
     states = {}
     for coef in (0.0, 0.5):
         learner = build(replace(config, competence_coef=coef, stop_competence_gradient=coef > 0)).learner()
@@ -157,7 +141,7 @@ def test_evaluation_sets_the_first_estimate_beside_the_outcome(glam, updates):
 
 
 def test_calibration_by_hand():
-    """Two bins: 0.8 and 0.9 apart from 0.1; each weighed by its episodes."""
+    """Two bins: 0.8 and 0.9 apart from 0.1; each weighted by its episodes."""
     found = calibration(np.array([0.82, 0.88, 0.1, 1.0], np.float32), np.array([True, False, False, True]))
     assert found["estimate"] == pytest.approx(0.7)
     assert found["brier"] == pytest.approx((0.18**2 + 0.88**2 + 0.1**2) / 4, abs=1e-6)
@@ -181,9 +165,9 @@ def test_the_table_tells_estimates_by_task():
 
 def test_settings_that_cannot_be_are_refused():
     with pytest.raises(ValueError, match="competence_coef is -1"):
-        build(replace(TINY, competence_coef=-1.0))
-    with pytest.raises(ValueError, match="stop_competence_gradient is set, but competence_coef is 0"):
-        build(replace(TINY, competence_coef=0.0, stop_competence_gradient=True))
-    blind = build(replace(TINY, competence_coef=0.0)).policy
+        build(replace(CONFIG, competence_coef=-1.0))
+    with pytest.raises(ValueError, match="--stop-competence-gradient is True, but an agent without"):
+        build(replace(CONFIG, competence_coef=0.0, stop_competence_gradient=True))
+    blind = build(replace(CONFIG, competence_coef=0.0)).policy
     with pytest.raises(ValueError, match="predicts no success"):
         blind.competence({}, jnp.zeros((1, 16)))

@@ -13,8 +13,8 @@ import pytest
 import envs_jax
 from envs_jax.babyai import bot_action, initial_memory
 from llmrl_jax.agents import demonstrations as demos
-from llmrl_jax.agents.demonstration_file import COLUMNS, DemosError, read_demos, write_demos
-from llmrl_jax.agents.demonstrations import Episode, play_episodes, reset_key, text_id
+from llmrl_jax.agents.babyai_demonstrations import COLUMNS, DemosError, babyai_steps, read_demos, text_id, write_demos
+from llmrl_jax.agents.demonstrations import Episode, play_episodes, reset_key
 from llmrl_jax.cli.main import main
 from llmrl_jax.systems.glam.agents import make_agent
 from llmrl_jax.systems.glam.config import GlamConfig
@@ -26,25 +26,27 @@ PLAIN = GlamConfig(agent="random", env=WORLD, num_actions=3, reward_scale=1.0)
 
 def play(config, episodes, batch_size, chunk, monkeypatch):
     monkeypatch.setattr(demos, "CHUNK", chunk)
-    return list(play_episodes(make_agent(config), (), (), seed=3, episodes=episodes, batch_size=batch_size))
+    see = babyai_steps(envs_jax.make(config.env)[0])
+    return list(play_episodes(make_agent(config), (), (), seed=3, episodes=episodes, see=see, batch_size=batch_size))
 
 
 def follow(episode, env, params, reset, step):
     """The same actions in the world by itself: what it says and pays at every step."""
     obs, state = reset(reset_key(3, episode.number), params)
+    seen = episode.seen
     for t, action in enumerate(episode.action):
         assert env.describe(obs) == {
-            "mission": env.books.missions.render(episode.mission),
-            "text": env.books.view.render(episode.text[t]),
+            "mission": env.books.missions.render(seen["mission"][t]),
+            "text": env.books.view.render(seen["text"][t]),
         }
-        assert state.direction == episode.direction[t] and np.array_equal(state.position, episode.position[t])
+        assert state.direction == seen["direction"][t] and np.array_equal(state.position, seen["position"][t])
         obs, state, reward, terminated, truncated, info = step(jax.random.key(0), state, action, params)
         assert (reward, terminated, truncated) == (episode.reward[t], episode.terminated[t], episode.truncated[t])
-    assert (terminated or truncated) and info["success"] == episode.success and state.max_steps == episode.max_steps
+    assert (terminated or truncated) and info["success"] == episode.success and state.max_steps == seen["max_steps"][0]
 
 
 def same(a, b):
-    return all(np.array_equal(getattr(a, name), getattr(b, name)) for name in Episode.__dataclass_fields__)
+    return jax.tree.all(jax.tree.map(np.array_equal, vars(a), vars(b)))
 
 
 def test_episodes_are_what_the_world_says(monkeypatch):
@@ -123,16 +125,19 @@ def episode(world, number, success, steps=3):
     last = np.arange(steps) == steps - 1
     phrases = [[books.view.phrases[i] for i in range(n)] for n in range(steps)]
     said = SAID if world.language == "english" and not world.faithful and steps == 3 else phrases
+    mission = np.array([0, 8], np.int16)
+    if world.language == "english":
+        mission = np.concatenate([books.missions.caption(["go to", "the red ball"], 2), np.full(17, -1, np.int16)])
     return Episode(
         number=number,
         success=success,
-        max_steps=16,
-        mission=np.concatenate([books.missions.caption(["go to", "the red ball"], 2), np.full(17, -1, np.int16)])
-        if world.language == "english"
-        else np.array([0, 8], np.int16),
-        text=np.stack([books.view.caption(phrases, world.max_sentences) for phrases in said]),
-        direction=np.arange(steps, dtype=np.int32),
-        position=np.arange(2 * steps, dtype=np.int32).reshape(steps, 2),
+        seen={
+            "mission": np.tile(mission, (steps, 1)),
+            "text": np.stack([books.view.caption(phrases, world.max_sentences) for phrases in said]),
+            "direction": np.arange(steps, dtype=np.int32),
+            "position": np.arange(2 * steps, dtype=np.int32).reshape(steps, 2),
+            "max_steps": np.full(steps, 16, np.int32),
+        },
         action=np.arange(steps, dtype=np.int32) % 7,
         reward=np.where(last & success, np.float32(0.5), np.float32(0)),
         terminated=last & success,
@@ -192,7 +197,7 @@ def test_which_episodes_are_kept_and_when_writing_stops(world, tmp_path):
 def test_rows_come_in_groups(world, tmp_path, monkeypatch):
     from pyarrow import parquet
 
-    monkeypatch.setattr("llmrl_jax.agents.demonstration_file.GROUP", 5)
+    monkeypatch.setattr("llmrl_jax.agents.babyai_demonstrations.GROUP", 5)
     played = [episode(world, i, True) for i in range(5)]
     write_demos(tmp_path / "a.parquet", played, world, seed=0, facts={})
     with parquet.ParquetFile(tmp_path / "a.parquet") as file:

@@ -9,40 +9,30 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import envs_jax
 from llmrl_jax.systems.glam.build import build
-from llmrl_jax.systems.glam.config import EmbeddedConfig
-from llmrl_jax.systems.glam.presets import DEMO, GLAM, PRESETS
+from llmrl_jax.systems.glam.presets import GLAM, PRESETS
 from llmrl_jax.systems.glam.prior import save_prior
+from tests.glam import FULL, TINY, observations, program, weights
 
 
-SCORING = replace(
-    DEMO,
-    env="BabyAI-Text/GoToObjS4-v0",
-    embedded=EmbeddedConfig(hidden_size=16, layers=1, heads=2, intermediate_size=16),
-    value_width=8,
-    value_activation="sigmoid",
-    score_rows=0,
-    ppo=replace(DEMO.ppo, num_envs=4, num_steps=4, minibatches=2, microbatches=1, epochs=1, pool_size=8),
-)
+SCORING = replace(TINY, value_activation="sigmoid")
 HEADS = replace(SCORING, policy="heads")
 FIRST = jnp.zeros(6, bool)
 
 
 @pytest.fixture(scope="module")
 def heads():
-    return build(HEADS)
+    return program(HEADS)
 
 
 @pytest.fixture(scope="module")
-def batch(heads):
-    env = envs_jax.VectorEnv(heads.env, 6, policy="none")
-    return jax.jit(env.reset)(jax.random.key(3), heads.env_params)[0]
+def batch():
+    return observations()
 
 
 @pytest.fixture(scope="module")
-def drawn(heads, batch):
-    return heads.policy.init(jax.random.key(0), batch)
+def drawn():
+    return weights(HEADS)
 
 
 def mlp_by_hand(params, last, x):
@@ -74,8 +64,8 @@ def test_the_published_sizes_of_a_head(batch):
 
 def test_only_the_choice_differs_from_scoring(heads, batch, drawn):
     """The same key draws the same adapters and critic, so that the ablation changes one thing."""
-    scoring = build(SCORING)
-    params, frozen = scoring.policy.init(jax.random.key(0), batch)
+    scoring = program(SCORING)
+    params, frozen = weights(SCORING)
     ours, base = drawn
     assert set(ours) == {*params, "action"}
     jax.tree.map(np.testing.assert_array_equal, {name: ours[name] for name in params}, params)
@@ -122,9 +112,9 @@ def test_ppo_trains_the_head_and_its_first_ratio_is_one(heads):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory, batch):
-    glam = build(replace(SCORING, tune="full"))
-    params, _ = glam.policy.init(jax.random.key(7), batch)
+def folder(tmp_path_factory):
+    glam = program(FULL)
+    params, _ = weights(FULL)
     return save_prior(tmp_path_factory.mktemp("models") / "prior", glam, params["params"]), params["params"]
 
 
@@ -174,5 +164,5 @@ def test_the_published_ablations():
 def test_bad_input():
     with pytest.raises(ValueError, match="the embedded model has none to keep"):
         build(replace(HEADS, init="embeddings"))
-    with pytest.raises(ValueError, match="scoring is mean, but the policy heads scores no action strings"):
+    with pytest.raises(ValueError, match="--scoring is mean, but --policy heads does not read it"):
         build(replace(HEADS, scoring="mean"))

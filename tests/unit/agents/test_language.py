@@ -9,43 +9,29 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import envs_jax
 from envs_jax.babyai.bot.expert import expert_action
 from envs_jax.env import innermost
-from envs_jax.wrappers import EpisodeStatistics
-from llmrl_jax import lm
-from llmrl_jax.agents.evaluate import make_evaluator
 from llmrl_jax.agents.language import action_logits
 from llmrl_jax.lm import Scores, WordTokenizer
 from llmrl_jax.rl.distributions import Categorical
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.systems.glam import demo as _glam_prior
 from llmrl_jax.systems.glam.build import build, make_world
-from llmrl_jax.systems.glam.config import EmbeddedConfig
 from llmrl_jax.systems.glam.demo import imitate
-from llmrl_jax.systems.glam.presets import DEMO, GLAM, PRESETS, preset
+from llmrl_jax.systems.glam.presets import GLAM, PRESETS, preset
 from llmrl_jax.systems.glam.prior import PriorConfig, make_prior, save_prior
 from llmrl_jax.systems.glam.reading import ReadingConfig, invented_names, question, reading_rows
-
-
-TINY = replace(
-    DEMO,
-    env="BabyAI-Text/GoToObjS4-v0",
-    embedded=EmbeddedConfig(hidden_size=16, layers=1, heads=2, intermediate_size=16),
-    value_width=8,
-    ppo=replace(DEMO.ppo, num_envs=4, num_steps=4, minibatches=2, microbatches=1, epochs=1, pool_size=8),
-)
+from tests.glam import FULL, TINY, observations, program, weights
 
 
 @pytest.fixture(scope="module")
 def tiny():
-    return build(TINY)
+    return program()
 
 
 @pytest.fixture(scope="module")
-def batch(tiny):
-    env = envs_jax.VectorEnv(tiny.env, 6, policy="none")
-    return jax.jit(env.reset)(jax.random.key(3), tiny.env_params)[0]
+def batch():
+    return observations()
 
 
 def test_nine_actions_are_six_and_three_that_do_nothing(tiny):
@@ -58,9 +44,7 @@ def test_nine_actions_are_six_and_three_that_do_nothing(tiny):
 
 def test_weights_that_are_trained_are_float32(tiny, batch, tmp_path):
     """Whatever the model computes in: steps of 1e-6 would be lost in bfloat16, and PPO's loop takes no other type."""
-    params = lm.Llama(tiny.policy.model.config).init(jax.random.key(0), np.zeros((1, 1), np.int32))["params"]
-    folder = lm.save_hf(tmp_path / "tiny", tiny.policy.model.config, params)
-    tiny.tokenizer.save(folder)
+    folder = save_prior(tmp_path / "tiny", tiny, weights(FULL)[0]["params"])
     glam = build(replace(TINY, model=str(folder), tune="full", dtype="bfloat16"))
     params, _ = glam.policy.init(jax.random.key(0), batch)
     assert glam.policy.model.dtype == jnp.bfloat16
@@ -103,7 +87,7 @@ def test_the_first_released_code_was_uniform_where_all_probabilities_vanish():
 
 
 def test_adapters_are_trained_over_a_base_that_is_not(tiny, batch):
-    params, frozen = tiny.policy.init(jax.random.key(0), batch)
+    params, frozen = weights()
     assert set(params) == {"lora", "value"} and set(frozen) == {"params"}
 
     def total(params):
@@ -116,7 +100,7 @@ def test_adapters_are_trained_over_a_base_that_is_not(tiny, batch):
 
 
 def test_step_and_unroll_agree_in_every_bit_that_matters(tiny, batch):
-    params, frozen = tiny.policy.init(jax.random.key(0), batch)
+    params, frozen = weights()
     first = jnp.zeros(6, bool)
     step, value, _ = jax.jit(tiny.policy.step)(params, frozen, batch, (), first)
     two = jax.tree.map(lambda x: jnp.stack([x, x]), batch)
@@ -125,15 +109,14 @@ def test_step_and_unroll_agree_in_every_bit_that_matters(tiny, batch):
     assert np.allclose(value, values[0], atol=1e-6)
 
 
-def test_full_tuning_trains_every_weight(batch):
-    glam = build(replace(TINY, tune="full"))
-    params, frozen = glam.policy.init(jax.random.key(0), batch)
+def test_full_tuning_trains_every_weight():
+    params, frozen = weights(FULL)
     assert set(params) == {"params", "value"} and frozen == {}
 
 
 def test_the_value_gradient_can_be_kept_out_of_the_model(tiny, batch):
-    params, frozen = tiny.policy.init(jax.random.key(0), batch)
-    params["lora"] = jax.tree.map(lambda x: x + 0.01, params["lora"])
+    params, frozen = weights()
+    params = {**params, "lora": jax.tree.map(lambda x: x + 0.01, params["lora"])}
 
     def value(lora, policy):
         return jnp.sum(policy.step({**params, "lora": lora}, frozen, batch, (), jnp.zeros(6, bool))[1])
@@ -146,55 +129,9 @@ def test_the_value_gradient_can_be_kept_out_of_the_model(tiny, batch):
     assert reach(replace(tiny.policy, stop_value_gradient=True)) == 0
 
 
-class Expert:
-    """The shortest-path expert as a policy that sees the state: for testing the evaluator."""
-
-    recurrent = False
-
-    def __init__(self, env):
-        self.env = env
-
-    def initial_carry(self, batch_size):
-        return ()
-
-    def step(self, params, frozen, obs, carry, first):
-        return Categorical(jax.nn.one_hot(obs["action"], 7) * 100.0), jnp.zeros(first.shape, jnp.float32), carry
-
-
-class Told(envs_jax.Wrapper):
-    """The observation is what the expert would do."""
-
-    def reset(self, key, params):
-        _, state = self.env.reset(key, params)
-        return {"action": expert_action(innermost(state), self.env)}, state
-
-    def step(self, key, state, action, params):
-        _, state, *rest = self.env.step(key, state, action, params)
-        return {"action": expert_action(innermost(state), self.env)}, state, *rest
-
-
-def test_evaluation_plays_whole_episodes_from_fresh_resets():
-    env, params = envs_jax.make("BabyAI-GoToLocalS6N2-v0")
-    env = Told(EpisodeStatistics(env))
-    found = make_evaluator(env, params, Expert(env), episodes=20, lanes=8)((), (), jax.random.key(0), greedy=True)
-    assert found.success.shape == (20,) and found.success.all()
-    # the reward of a success tells its length: 1 - 0.9 t / 36
-    assert np.allclose(found.episode_return, 1 - 0.9 * found.episode_length / 36, atol=1e-6)
-    assert len(set(found.episode_length.tolist())) > 3
-    alone = make_evaluator(env, params, Expert(env), episodes=20, lanes=20)((), (), jax.random.key(0), greedy=True)
-    jax.tree.map(np.testing.assert_array_equal, found, alone)  # how many lanes there are changes no episode
-
-
-def test_evaluation_needs_an_episode(tiny):
-    with pytest.raises(ValueError, match="episodes is 0"):
-        make_evaluator(tiny.env, tiny.env_params, tiny.policy, episodes=0)
-    with pytest.raises(ValueError, match="lanes is 0"):
-        make_evaluator(tiny.env, tiny.env_params, tiny.policy, episodes=1, lanes=0)
-
-
 @pytest.mark.slow
 def test_cloning_lowers_the_loss_and_is_saved_as_a_model_folder(tmp_path):
-    glam = build(replace(TINY, tune="full"))
+    glam = program(FULL)
     learner = make_prior(
         PriorConfig(updates=30, batch_size=32, noise=0.2, learning_rate=3e-2), glam.env, glam.env_params, glam.policy
     )
@@ -205,8 +142,7 @@ def test_cloning_lowers_the_loss_and_is_saved_as_a_model_folder(tmp_path):
 
     folder = save_prior(tmp_path / "prior", glam, state.params["params"])
     loaded = build(replace(TINY, model=str(folder)))
-    env = envs_jax.VectorEnv(glam.env, 5, policy="none")
-    obs, _ = jax.jit(env.reset)(jax.random.key(1), glam.env_params)
+    obs = observations()
     params, frozen = loaded.policy.init(jax.random.key(9), obs)
     score = jax.jit(loaded.policy.scores)
     fresh = score(params, frozen, obs).sum  # adapters start at zero, so this is the base
@@ -215,7 +151,7 @@ def test_cloning_lowers_the_loss_and_is_saved_as_a_model_folder(tmp_path):
 
 def test_cloning_expects_over_the_noise():
     """Half of the loss is the expert's action and half the mean over all: one number by hand, no draw in it."""
-    glam = build(replace(TINY, tune="full"))
+    glam = program(FULL)
     config = PriorConfig(updates=2, batch_size=8, noise=0.5, stride=1)
     learner = make_prior(config, glam.env, glam.env_params, glam.policy)
     before = learner.init(jax.random.key(0))
@@ -277,13 +213,13 @@ def test_reading_lessons_are_checked_first():
     with pytest.raises(ValueError, match="invented is 1.5"):
         ReadingConfig(invented=1.5)
     with pytest.raises(ValueError, match="needs a model of 16 spare tokens"):
-        reading_rows(build(replace(TINY, tune="full")), 3, seed=1, invented=0.5)
+        reading_rows(program(FULL), 3, seed=1, invented=0.5)
 
 
 @pytest.mark.slow
 def test_reading_comes_before_imitation(tmp_path):
     """Texts of the world are fine-tuned on, imitation begins with what was read; worlds of other words are refused."""
-    blank = build(replace(TINY, tune="full"))
+    blank = program(FULL)
     row = reading_rows(blank, 3, seed=1)[0]
     text = blank.tokenizer.backend.decode(row.tokens)
     taught = blank.tokenizer.backend.decode([t for t, learn in zip(row.tokens, row.learn, strict=True) if learn])
@@ -335,9 +271,8 @@ def test_paddings_by_length_change_no_score():
     """`score_widths` is speed alone, and refused where it cannot work."""
     plain, sorted_ = (build(replace(TINY, score_rows=2, score_widths=n)) for n in (1, 3))
     assert len(sorted_.policy.widths) == 2 and plain.policy.widths == ()
-    env = envs_jax.VectorEnv(plain.env, 6, policy="none")
-    obs, _ = jax.jit(env.reset)(jax.random.key(1), plain.env_params)
-    params, frozen = plain.policy.init(jax.random.key(2), obs)
+    obs = observations()
+    params, frozen = weights()
     expected = jax.jit(plain.policy.scores)(params, frozen, obs)
     found = jax.jit(sorted_.policy.scores)(params, frozen, obs)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), found, expected)
@@ -375,7 +310,7 @@ def test_wrong_names_suggest_the_nearest():
 def test_sizes_that_do_not_fit_are_refused_before_anything_is_built():
     with pytest.raises(ValueError, match="num_actions is 8, but .* has 7"):
         build(replace(TINY, num_actions=8))
-    with pytest.raises(ValueError, match="hidden_size 16 is not a multiple of heads 3"):
+    with pytest.raises(ValueError, match=r"embedded.hidden_size is 16; a multiple of embedded.heads \(3\) is needed"):
         build(replace(TINY, embedded=replace(TINY.embedded, heads=3)))
     with pytest.raises(ValueError, match="there is room for 10"):
         build(replace(TINY, max_prompt=10))
@@ -383,12 +318,10 @@ def test_sizes_that_do_not_fit_are_refused_before_anything_is_built():
         build(replace(TINY, env="BabyAI-GoToObjS4-v0"))
 
 
-def test_a_prompt_longer_than_the_models_positions_is_refused(tmp_path, batch):
+def test_a_prompt_longer_than_the_models_positions_is_refused(tmp_path):
     import json
 
-    glam = build(replace(TINY, tune="full"))
-    params, _ = glam.policy.init(jax.random.key(0), batch)
-    folder = save_prior(tmp_path / "short", glam, params["params"])
+    folder = save_prior(tmp_path / "short", program(FULL), weights(FULL)[0]["params"])
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 20}))
     with pytest.raises(ValueError, match="longest prompt takes .* room for 18"):

@@ -18,7 +18,7 @@ State = Any
 Bounds = Literal["clip", "none"]
 """What becomes of a candidate beyond the policy's box.
 
-* `clip`: every parameter is moved to the nearest bound, and it is the moved candidate that is evaluated and told.
+* `clip`: every parameter is moved to the nearest bound; the moved candidate is evaluated and passed to `tell`.
 * `none`: it stays where it is, as in the published code, whose prompts name a box that nothing enforces.
 
 A table has no choice: its parameters are rounded to the nearest action and clipped in any case.
@@ -26,7 +26,7 @@ A table has no choice: its parameters are rounded to the nearest action and clip
 
 
 LEAST = float(np.finfo(np.float32).min) / 1e6
-"""What a numeric method is told in place of a return that is not finite; sums of it are."""
+"""What a numeric method gets in place of a return that is not finite; sums of it are."""
 
 
 class Optimizer(Protocol):
@@ -59,7 +59,7 @@ def bounded(policy: Policy, params: Float[Array, "*B n"], bounds: Bounds) -> Flo
 
 
 def finite(values: Float[Array, "*B"]) -> Float[Array, "*B"]:
-    """Values as a numeric method may be told them: `LEAST` for what is not finite."""
+    """Values as a numeric method may get them: `LEAST` for what is not finite."""
     return jnp.where(jnp.isfinite(values), values, LEAST)
 
 

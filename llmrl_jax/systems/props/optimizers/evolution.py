@@ -42,10 +42,10 @@ class EvolutionState:
 
 
 class _Evosax:
-    """A distribution of evosax's, which minimises: it is told negated values.
+    """A distribution of evosax's, which minimises: it gets negated values.
 
-    On a table it works on real numbers, of which the nearest whole actions are evaluated; it is those that it is told
-    (as it is told the clipped ones elsewhere), so that steps smaller than a half change nothing.
+    On a table it works on real numbers, of which the nearest whole actions are evaluated; it is those that `tell` gets
+    (as it gets the clipped ones elsewhere), so that steps smaller than a half change nothing.
     """
 
     policy: Policy
@@ -186,13 +186,13 @@ class CEM:
 
     def init(self, key: jax.Array, start: Float[Array, " n"] | None = None) -> CEMState:
         """`start`, the first mean; None: the middle of the box. A table starts with half of the probability on it, or
-        with all actions alike."""
+        with all actions equally likely."""
         size, actions = self.policy.num_params, self.policy.choices
         std = jnp.full(size, self.std or (self.policy.high - self.policy.low) / 4, jnp.float32)
         if self.policy.kind != "table":
             return CEMState(key, self.policy.middle if start is None else start, std)
-        alike = jnp.full((size, actions), 1 / actions, jnp.float32)
-        mean = alike if start is None else (alike + self._one_hot(start)) / 2
+        uniform = jnp.full((size, actions), 1 / actions, jnp.float32)
+        mean = uniform if start is None else (uniform + self._one_hot(start)) / 2
         return CEMState(key, mean, jnp.zeros(size, jnp.float32))
 
     def _one_hot(self, params: Float[Array, "*B n"]) -> Float[Array, "*B n A"]:
@@ -219,5 +219,5 @@ class CEM:
             mean, std = state.mean + self.rate * (self._one_hot(elite).mean(axis=0) - state.mean), state.std
         else:
             mean, std = jnp.mean(elite, axis=0), jnp.sqrt(jnp.var(elite, axis=0) + self.extra_std**2)
-        alike = jnp.max(values) == jnp.min(values)
-        return state.replace(mean=jnp.where(alike, state.mean, mean), std=jnp.where(alike, state.std, std))
+        equal = jnp.max(values) == jnp.min(values)
+        return state.replace(mean=jnp.where(equal, state.mean, mean), std=jnp.where(equal, state.std, std))

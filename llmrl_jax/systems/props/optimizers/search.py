@@ -45,7 +45,7 @@ class ClimberState:
     best: jax.Array
     """float32 `[n]`."""
     value: jax.Array
-    """float32 `[]`, what `best` was told to be worth; -inf before anything was told."""
+    """float32 `[]`, the mean return of `best`; -inf before the first `tell`."""
     first: jax.Array
     """float32 `[P, n]`, what the first `ask` proposes."""
 
@@ -121,7 +121,7 @@ class ARS:
     `M += step_size / (top * sigma_R) * sum over the top directions of (r_plus - r_minus) * delta`, where a direction's
     rank is the better of its two returns, and `sigma_R` the standard deviation of the `2 * top` returns used. As in the
     paper: V1 where `top` is all, V1-t where it is fewer, and basic random search (algorithm 1's precursor) without
-    `scale`. The directions are read off what was told, so that those cut short at the box count as what they were.
+    `scale`. The directions follow from what `tell` gets, so that those cut short at the box count as what they were.
     """
 
     policy: Policy
@@ -166,7 +166,7 @@ class ARS:
         delta = (params[: self.directions] - params[self.directions :]) / (2 * self.noise)
         spread = jnp.std(jnp.concatenate([plus[used], minus[used]])) if self.scale else jnp.float32(1)
         slope = (plus[used] - minus[used]) @ delta[used] / top
-        change = jnp.where(spread > 0, slope / jnp.where(spread > 0, spread, 1), 0)  # all alike: nothing is known
+        change = jnp.where(spread > 0, slope / jnp.where(spread > 0, spread, 1), 0)  # all equal: nothing is known
         mean = state.mean + self.step_size * change
         # a table's M stays a point between actions: only what is asked is rounded
         inside = jnp.clip(mean, self.policy.low, self.policy.high) if self.bounds == "clip" else mean

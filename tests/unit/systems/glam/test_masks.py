@@ -17,38 +17,29 @@ from envs_jax.history import PromptHistory
 from llmrl_jax.agents.language import action_logits
 from llmrl_jax.rl.rollout import collect, start
 from llmrl_jax.systems.glam.build import FirstActions, build
-from llmrl_jax.systems.glam.config import EmbeddedConfig
 from llmrl_jax.systems.glam.posttest import parse_test, prepare, world_of
-from llmrl_jax.systems.glam.presets import DEMO
 from llmrl_jax.systems.glam.prompt import glam_prompt
 from llmrl_jax.systems.glam.rewrites import ExtraActions
+from tests.glam import TINY, observations, program, weights
 
 
 WORLD = "BabyAI-Text/GoToObjS4-v0?actions=useful"
-TINY = replace(
-    DEMO,
-    env=WORLD,
-    embedded=EmbeddedConfig(hidden_size=16, layers=1, heads=2, intermediate_size=16),
-    value_width=8,
-    score_rows=0,
-    list_actions=True,
-    ppo=replace(DEMO.ppo, num_envs=4, num_steps=8, minibatches=2, microbatches=1, epochs=1, pool_size=8),
-)
+MASKED = replace(TINY, env=WORLD, list_actions=True, ppo=replace(TINY.ppo, num_steps=8))
 
 
 @pytest.fixture(scope="module")
 def glam():
-    return build(TINY)
+    return program(MASKED)
 
 
 @pytest.fixture(scope="module")
-def batch(glam):
-    return jax.jit(envs_jax.VectorEnv(glam.env, 12, policy="none").reset)(jax.random.key(5), glam.env_params)[0]
+def batch():
+    return observations(MASKED, 12)
 
 
 @pytest.fixture(scope="module")
-def weights(glam, batch):
-    params, frozen = glam.policy.init(jax.random.key(0), batch)
+def drawn():
+    params, frozen = weights(MASKED)
     return jax.tree.map(lambda x: x + 0.02, params), frozen
 
 
@@ -163,7 +154,7 @@ def test_the_prompt_lists_what_is_offered(batch, bpe):
 
 
 @pytest.mark.parametrize("scoring", ["sum", pytest.param("max_normalised", marks=pytest.mark.slow)])
-def test_probabilities_are_those_of_the_offered_actions_alone(glam, weights, batch, scoring):
+def test_probabilities_are_those_of_the_offered_actions_alone(glam, drawn, batch, scoring):
     """A softmax over each row's offered actions, computed row by row in NumPy."""
     policy = replace(glam.policy, scoring=scoring)
 
@@ -171,7 +162,7 @@ def test_probabilities_are_those_of_the_offered_actions_alone(glam, weights, bat
     def both(params, frozen):
         return policy.consider(params, frozen, batch)[0], policy.scores(params, frozen, batch)
 
-    distribution, scores = jax.device_get(both(*weights))
+    distribution, scores = jax.device_get(both(*drawn))
     mask = np.asarray(batch["action_mask"])
     assert 0 < mask.sum() < mask.size and len({tuple(row) for row in mask}) > 1
     total = scores.sum.astype(np.float64)
@@ -189,13 +180,13 @@ def test_probabilities_are_those_of_the_offered_actions_alone(glam, weights, bat
     assert [set(drawn[:, i]) == set(np.flatnonzero(row)) for i, row in enumerate(mask)].count(True) >= 10
 
 
-def test_acting_and_learning_see_the_same_actions(glam, weights, batch):
+def test_acting_and_learning_see_the_same_actions(glam, drawn, batch):
     """The ratio of an action's probability while learning to that while acting is 1."""
     first = jnp.zeros(12, bool)
-    acting, _, _ = jax.jit(glam.policy.step)(*weights, batch, (), first)
+    acting, _, _ = jax.jit(glam.policy.step)(*drawn, batch, (), first)
     action = acting.sample(jax.random.key(1))
     two = jax.tree.map(lambda x: jnp.stack([x, x]), batch)
-    learning, _ = jax.jit(glam.policy.unroll)(*weights, two, (), jnp.stack([first, first]))
+    learning, _ = jax.jit(glam.policy.unroll)(*drawn, two, (), jnp.stack([first, first]))
     ratio = jnp.exp(learning.log_prob(jnp.stack([action, action])) - acting.log_prob(action))
     np.testing.assert_allclose(ratio, 1.0, atol=1e-5)
 
@@ -218,7 +209,7 @@ def test_a_whole_update_keeps_to_what_is_offered(glam):
 
 @pytest.mark.slow
 def test_an_action_head_is_masked_too(batch):
-    glam = build(replace(TINY, policy="heads", list_actions=False))
+    glam = build(replace(MASKED, policy="heads", list_actions=False))
     params, frozen = glam.policy.init(jax.random.key(0), batch)
     distribution = jax.jit(lambda obs: glam.policy.decide(params, frozen, obs)[0])
     masked, plain = distribution(batch), distribution({**batch, "action_mask": jnp.ones((12, 6), bool)})
@@ -226,16 +217,16 @@ def test_an_action_head_is_masked_too(batch):
     np.testing.assert_allclose(masked.probs, expected / expected.sum(-1, keepdims=True), atol=1e-5)
 
 
-def test_without_a_mask_nothing_is_masked(glam, weights, batch):
+def test_without_a_mask_nothing_is_masked(glam, drawn, batch):
     """Its logits are the scores, bit for bit."""
-    policy, obs = build(replace(TINY, list_actions=False)).policy, dict(batch)
+    policy, obs = build(replace(MASKED, list_actions=False)).policy, dict(batch)
     obs.pop("action_mask")
 
     @jax.jit
     def both(params, frozen):
         return policy.consider(params, frozen, obs)[0].logits, policy.scores(params, frozen, obs)
 
-    logits, scores = both(*weights)
+    logits, scores = both(*drawn)
     np.testing.assert_array_equal(logits, action_logits(scores, "sum"))
 
 

@@ -94,7 +94,7 @@ def test_the_legacy_dialogue():
     opt = LegacyOptimizer(model, VALLEY, environment="A valley.", use_replay_buffer=True)
     params, state = opt.ask(opt.init(jax.random.key(0)))
     assert params.shape == (1, 3) and state.record["outcome"] == "warmup"
-    with pytest.raises(ValueError, match="no episodes were told"):
+    with pytest.raises(ValueError, match="no episodes were given"):
         opt.tell(state, params, jnp.array([-1.0]))
     state = opt.tell(state, params, jnp.array([-1.0]), episodes=LONG)
     params, state = opt.ask(state)

@@ -187,7 +187,7 @@ def test_what_is_told_is_checked():
         opt.tell(state, jnp.zeros((2, 3)), jnp.zeros(2))
     with pytest.raises(ValueError, match="not finite"):
         opt.tell(state, params, jnp.array([1.0, jnp.nan]))
-    with pytest.raises(ValueError, match="1 trajectories were told for 2"):
+    with pytest.raises(ValueError, match="1 trajectories were given for 2"):
         opt.tell(state, params, jnp.zeros(2), trajectories=[None])
     opt, (_, state) = (opt := optimizer()), warm(opt)
     for _ in range(9):
@@ -308,7 +308,7 @@ def test_evollm_needs_a_return():
     opt = EvoLLM(Says(), TWO, warmup=3)
     _, state = opt.ask(opt.init(KEY))
     state = opt.tell(state, jnp.zeros((0, 2)), jnp.zeros(0))  # those that were not finite are not told
-    with pytest.raises(ValueError, match="of the warm-up's 3 policies none had a finite return.*start anew with"):
+    with pytest.raises(ValueError, match="of the warm-up's 3 policies none had a finite return.*start again with"):
         opt.ask(state)
 
 

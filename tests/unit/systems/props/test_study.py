@@ -41,12 +41,12 @@ def test_an_interrupted_search_goes_on_to_the_bit(tmp_path, task, options):
     part = study(tmp_path / "part", config, task)
     left = iter(range(2))
     part.run(lambda: next(left, None) is None)
-    assert 0 < part.found.rounds < whole.found.rounds
+    assert 0 < part.result.rounds < whole.result.rounds
     with part.log.open("a") as file:
         file.write('{"round": 2, "par')  # a line that a crash cut off
     again = study(tmp_path / "part", config, task)
-    assert again.found == part.found
-    assert again.run() == whole.found and again.done
+    assert again.result == part.result
+    assert again.run() == whole.result and again.done
     lines = [[json.loads(text) for text in s.log.read_text().splitlines()] for s in (whole, again)]
     for a, b in zip(*lines, strict=True):
         for clock in ("ask_seconds", "evaluate_seconds"):
@@ -82,7 +82,7 @@ def test_a_lucky_episode_of_the_warm_up_is_not_the_best(tmp_path):
     assert found.value == max(max(line["values"]) for line in lines[1:]) == lines[-1]["best"] < 1.0
     top = max(lines[1:], key=lambda line: max(line["values"]))
     assert list(found.params) == top["params"][0] == list(searched.judge()["params"])
-    assert study(tmp_path, config, "nim", seed=5).found == found
+    assert study(tmp_path, config, "nim", seed=5).result == found
     longer = PropsConfig(**SMALL | {"warmup": 10, "warmup_episodes": 5, "iterations": 1, "max_steps": 10})
     more = study(tmp_path / "longer", longer, "nim").run()
     lines = [json.loads(text) for text in (tmp_path / "longer" / "log.jsonl").read_text().splitlines()]
@@ -120,7 +120,7 @@ def test_returns_that_are_not_finite_are_told_to_nobody(tmp_path):
     played = [row for line in lines for part in (line, *line.get("dropped", ())) for row in np.ravel(part["lengths"])]
     assert len(played) == 39 and found.steps == sum(played)
     assert "1e+30" not in lines[-1]["record"]["prompt"][0]["content"]
-    assert study(tmp_path / "whole", config, "mountain_car_continuous", model=Wild()).found == found
+    assert study(tmp_path / "whole", config, "mountain_car_continuous", model=Wild()).result == found
 
 
 def test_the_last_proposal_is_polished_too(tmp_path):
@@ -130,7 +130,7 @@ def test_the_last_proposal_is_polished_too(tmp_path):
     lines = [json.loads(text) for text in searched.log.read_text().splitlines()]
     assert [line["record"]["outcome"] for line in lines] == ["proposed", "polish", "polish"]
     again = study(tmp_path, config, "nim")
-    assert again.done and again.found == searched.found
+    assert again.done and again.result == searched.result
 
 
 def test_the_dialogue_is_polished(tmp_path):
@@ -232,14 +232,14 @@ def test_a_search_that_stopped_asks_otherwise_when_it_goes_on(tmp_path):
     stubborn = Cached(model, tmp_path / "cache")
     for _ in range(2):
         first = study(tmp_path / "search", config, model=stubborn)
-        assert "gave no proposal" in first.run().stopped and first.found.candidates == 1
+        assert "gave no proposal" in first.run().stopped and first.result.candidates == 1
     lines = [json.loads(text) for text in first.log.read_text().splitlines()]
     assert [line["round"] for line in lines] == [0, 1, 1] and "stopped" in lines[1]
     assert lines[1]["record"]["seed"] != lines[2]["record"]["seed"]
     model.advise = PolicyAdviser().advise  # mended, behind the same cache
     again = study(tmp_path / "search", config, model=stubborn)
-    assert not again.run().stopped and again.found.candidates == 5
-    assert study(tmp_path / "search", config, model=stubborn).found == again.found
+    assert not again.run().stopped and again.result.candidates == 5
+    assert study(tmp_path / "search", config, model=stubborn).result == again.result
 
 
 def test_a_log_of_other_settings_is_refused(tmp_path):

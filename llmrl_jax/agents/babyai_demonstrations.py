@@ -1,4 +1,5 @@
-"""Demonstrations as parquet: one row for each step, in words, so that any tool can read them (extra `data`)."""
+"""BabyAI's demonstrations: what is kept of its states, and parquet files with one row for each step, in words, so that
+any tool can read them (extra `data`)."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from envs_jax.babyai.env import BabyAI
-from llmrl_jax.agents.demonstrations import Episode
+from llmrl_jax.agents.demonstrations import Episode, See
 from llmrl_jax.core.checks import nearest
 from llmrl_jax.core.files import new_draft
 
@@ -38,13 +39,42 @@ COLUMNS = {
 """Column -> type, as Arrow spells it. `text` joins the sentences by ", "; `success` is that of the whole episode;
 `direction` and `position` are the agent's before the action: 0 right, 1 down, 2 left, 3 up; x and y."""
 
-SPOKEN = ("level", "mission", "text", "action_name")
+REPEATED = ("level", "mission", "text", "action_name")
 """The columns that repeat themselves: written as a dictionary."""
 
 METADATA = b"llmrl_jax.demos"
 FORMAT = 1
 GROUP = 20_000
 """Rows of a row group, at least: what is held in memory at once."""
+
+
+def text_id(id: str) -> str:
+    """The id of a level's text world: `BabyAI-Text/GoTo-v0` for `BabyAI-GoTo-v0`, options kept.
+
+    **Raises:** `ValueError` for the id of another world.
+    """
+    if not id.startswith("BabyAI-"):
+        raise ValueError(
+            f"demonstrations are of BabyAI's levels, and {id!r} is none (`llmrl envs list BabyAI` has all)"
+        )
+    return id if id.startswith("BabyAI-Text/") else "BabyAI-Text/" + id.removeprefix("BabyAI-")
+
+
+def babyai_steps(world: BabyAI) -> See:
+    """What a file keeps of the states of a level, for `play_episodes`.
+
+    **Arguments:** `world`, the level with text, see `text_id`.
+    **Returns:** a function from a state to `mission`, int16 `[M]`, and `text`, int16 `[C]`, captions of `world.books`;
+    `direction`, int32 `[]`, where the agent looks: 0 right, 1 down, 2 left, 3 up; `position`, int32 `[2]`, its x and y;
+    `max_steps`, int32 `[]`, the episode's step limit.
+    """
+
+    def see(state: Any) -> dict[str, Any]:
+        said = world.observe(state)
+        own = {"direction": state.direction, "position": state.position, "max_steps": state.max_steps}
+        return {"mission": said["mission"], "text": said["text"], **own}
+
+    return see
 
 
 class DemosError(ValueError):
@@ -108,10 +138,10 @@ def write_demos(
 ) -> Written:
     """Write episodes as they come, row group by row group. The file appears whole or not at all.
 
-    **Arguments:** `path`, which ends in `.parquet` and does not exist yet; `episodes`, of `play_episodes`; `world`, the
-    text world that they were played in; `seed`, theirs; `facts`, what else the file's metadata say (who played,
-    versions, ...), as JSON values; `keep`; `pairs`, steps after which to stop, with the episode that reaches them (0:
-    after the last episode).
+    **Arguments:** `path`, which ends in `.parquet` and does not exist yet; `episodes`, of `play_episodes` with
+    `babyai_steps`; `world`, the text world that they were played in; `seed`, theirs; `facts`, what else the file's
+    metadata say (who played, versions, ...), as JSON values; `keep`; `pairs`, steps after which to stop, with the
+    episode that reaches them (0: after the last episode).
     **Raises:** `ModuleNotFoundError` without pyarrow; `FileExistsError`; `ValueError` for another ending of the name.
     """
     parquet, path = _parquet(), Path(path)
@@ -125,7 +155,7 @@ def write_demos(
     limits: list[int] = []
     schema = _schema()
     rows: dict[str, list[Any]] = {name: [] for name in COLUMNS}
-    with new_draft(path) as draft, parquet.ParquetWriter(draft, schema, use_dictionary=list(SPOKEN)) as writer:
+    with new_draft(path) as draft, parquet.ParquetWriter(draft, schema, use_dictionary=list(REPEATED)) as writer:
 
         def flush() -> None:
             writer.write_table(pa.table(rows, schema))
@@ -134,7 +164,7 @@ def write_demos(
 
         for episode in episodes:
             played, succeeded = played + 1, succeeded + episode.success
-            limits.append(episode.max_steps)
+            limits.append(int(episode.seen["max_steps"][0]))
             if keep != "all" and episode.success != (keep == "successes"):
                 continue
             kept, steps = kept + 1, steps + len(episode.action)
@@ -146,7 +176,7 @@ def write_demos(
                 break
         if rows["step"]:
             flush()
-        told = {
+        metadata = {
             "format": FORMAT,
             "level": world.id,
             "seed": seed,
@@ -157,29 +187,29 @@ def write_demos(
             "max_steps": [min(limits, default=0), max(limits, default=0)],
             **facts,
         }
-        writer.add_key_value_metadata({METADATA: json.dumps(told)})
+        writer.add_key_value_metadata({METADATA: json.dumps(metadata)})
     return Written(played, succeeded, kept, steps)
 
 
 def _rows(episode: Episode, world: BabyAI, seed: int) -> dict[str, list[Any]]:
     """The rows of an episode, by column."""
     n, names = len(episode.action), world.action_names
-    mission = world.books.missions.render(episode.mission)
+    mission = world.books.missions.render(episode.seen["mission"][0])
     return {
         "episode": [episode.number] * n,
         "step": list(range(n)),
         "seed": [seed] * n,
         "level": [world.id] * n,
         "mission": [mission] * n,
-        "text": [world.books.view.render(caption) for caption in episode.text],
+        "text": [world.books.view.render(caption) for caption in episode.seen["text"]],
         "action": episode.action.tolist(),
         "action_name": [names[a] for a in episode.action.tolist()],
         "reward": episode.reward.tolist(),
         "terminated": episode.terminated.tolist(),
         "truncated": episode.truncated.tolist(),
         "success": [episode.success] * n,
-        "direction": episode.direction.tolist(),
-        "position": episode.position.tolist(),
+        "direction": episode.seen["direction"].tolist(),
+        "position": episode.seen["position"].tolist(),
     }
 
 
@@ -195,21 +225,21 @@ def read_demos(path: str | Path) -> tuple[dict[str, Any], Iterator[Demonstration
         here = sorted(p.name for p in path.parent.glob("*.parquet")) if path.parent.is_dir() else []
         raise FileNotFoundError(f"there is no file of demonstrations {path}{nearest(path.name, here)}")
     try:
-        found = parquet.read_schema(path)
-        told = (parquet.read_metadata(path).metadata or {}).get(METADATA)
+        schema = parquet.read_schema(path)
+        said = (parquet.read_metadata(path).metadata or {}).get(METADATA)
     except Exception as error:
         raise DemosError(f"{path} is not parquet: {error}") from error
-    if told is None:
+    if said is None:
         raise DemosError(f"{path} says nothing of demonstrations in its metadata: `llmrl envs demos` writes such files")
-    metadata = json.loads(told)
+    metadata = json.loads(said)
     if metadata.get("format") != FORMAT:
         raise DemosError(f"{path} has the format {metadata.get('format')}; this version reads {FORMAT}")
     wanted = _schema()
     for name, kind in COLUMNS.items():
-        if name not in found.names:
-            raise DemosError(f"{path} has no column {name!r}{nearest(name, found.names)}")
-        if found.field(name).type != wanted.field(name).type:
-            raise DemosError(f"{path}: the column {name!r} is {found.field(name).type}, not {kind}")
+        if name not in schema.names:
+            raise DemosError(f"{path} has no column {name!r}{nearest(name, schema.names)}")
+        if schema.field(name).type != wanted.field(name).type:
+            raise DemosError(f"{path}: the column {name!r} is {schema.field(name).type}, not {kind}")
     return metadata, _episodes(parquet, path)
 
 
