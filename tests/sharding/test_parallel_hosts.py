@@ -15,7 +15,9 @@ import sys
 from llmrl_jax.parallel import batch_sharding, initialize, make_mesh
 from llmrl_jax.parallel.hosts import gather, put
 table = initialize(f"localhost:{sys.argv[2]}", 2, int(sys.argv[1]))
-import jax, numpy as np
+import flax, jax, numpy as np
+from llmrl_jax.rl.learner import Exchange
+from llmrl_jax.run.exchange import Exchanges, NoAnswer
 mesh = make_mesh("data=2,fsdp=2")
 rows = np.arange(8.0).reshape(4, 2)
 x = jax.make_array_from_callback(rows.shape, batch_sharding(mesh, size=4), lambda index: rows[index])
@@ -28,6 +30,24 @@ key = put(jax.random.key(3), jax.NamedSharding(mesh, jax.P()))
 drawn = jax.jit(jax.random.normal, out_shardings=jax.NamedSharding(mesh, jax.P()))(key)
 alike = float(drawn) == float(jax.random.normal(jax.random.key(3)))
 print("gathered:", (gather({"x": x})["x"] == rows).all(), "key:", alike)
+class State(flax.struct.PyTreeNode):
+    rows: jax.Array
+    frozen: tuple = ()
+def sums(request):
+    assert jax.process_index() == 0, "one process asks"
+    return {"sum": request["rows"].sum(1)}
+def refuses(request):
+    raise RuntimeError("the server is down")
+def exchanged(answer):
+    add = lambda state, found: state.replace(rows=state.rows + found["sum"][:, None])
+    state = State(rows=x + 0)
+    exchanges = Exchanges(Exchange(2, lambda state: {"rows": state.rows}, answer, add), state, 9)
+    return exchanges.make(state, 2, lambda: False).rows
+print("exchanged:", (gather({"x": exchanged(sums)})["x"] == rows + rows.sum(1)[:, None]).all())
+try:
+    exchanged(refuses)
+except NoAnswer as error:
+    print("no answer:", error)
 print(table)
 print(len(x.addressable_shards), float(total))
 """
@@ -68,6 +88,7 @@ def test_two_processes_are_one_program():
         assert "data=2 needs 2 devices; with several processes it must use all 4" in said
         assert f"2 {float(sum(i * i for i in range(8)))}" in said
         assert TABLE.search(said) and "gathered: True key: True" in said
+        assert "exchanged: True" in said and "no answer: RuntimeError: the server is down" in said
 
 
 def test_a_command_joins_the_processes_of_its_launcher():
