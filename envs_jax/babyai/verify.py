@@ -38,6 +38,70 @@ def member(objects: jax.Array, id: jax.Array) -> jax.Array:
     return (held >> (jnp.asarray(id) % WORD).astype(jnp.uint32) & 1 == 1) & (id >= 0)
 
 
+Verdict = tuple[jax.Array, jax.Array]
+"""Whether a clause succeeds, and whether it fails: bool `[]` each."""
+
+
+def _holds(state: State, action, front, front_cell, clauses: tuple[int, ...], kinds: frozenset[int]):
+    """What the conditions of the clauses say of a state and an action, if they are consulted: `{clause: Verdict}`.
+
+    **Arguments:** as of `verify`."""
+    height = state.grid.shape[1]
+    hand = id_of(state.carrying)
+    at_front = beside_front = jnp.zeros_like(state.mover[0])
+    if GO_TO in kinds:
+        at_front = object_set(state.tracked == front[0] * height + front[1])
+    if PUT_NEXT in kinds:
+        x, y = state.tracked // height, state.tracked % height
+        near = jnp.abs(x - front[0]) + jnp.abs(y - front[1]) == 1
+        beside_front = object_set(near & (state.tracked >= 0))
+
+    def judge(c: int) -> Verdict:
+        kind, held, strict = state.mission.kind[c], state.held[c], state.mission.strict[c]
+        success, failure = jnp.bool_(False), jnp.bool_(False)
+        if GO_TO in kinds:
+            success |= (kind == GO_TO) & jnp.any(at_front & state.mover[c] != 0)
+        if OPEN_DOOR in kinds:
+            asked = (kind == OPEN_DOOR) & (action == TOGGLE)
+            right = member(state.mover[c], id_of(front_cell)) & (state_of(front_cell) == OPEN)
+            success |= asked & right
+            failure |= asked & ~right & strict & (type_of(front_cell) == DOOR)
+        if PICK_UP in kinds:
+            asked = (kind == PICK_UP) & (action == PICKUP)
+            right = (held < 0) & member(state.mover[c], hand)
+            success |= asked & right
+            failure |= asked & ~right & strict & (hand >= 0)
+        if PUT_NEXT in kinds:
+            put = (kind == PUT_NEXT) & (action == DROP) & (hand < 0)
+            success |= put & member(state.mover[c], held) & jnp.any(beside_front & state.fixed[c] != 0)
+            failure |= (kind == PUT_NEXT) & (action == PICKUP) & strict & (hand >= 0)
+        return success, failure
+
+    return {c: judge(c) for c in clauses}
+
+
+def _sequence(state: State, halves: list[list[int]], verdicts: dict[int, Verdict], absent: dict[int, jax.Array]):
+    """What the order of the halves says.
+
+    **Returns:** whether the mission has succeeded, bool `[]`; and for each half whether it is consulted, and whether it
+    cannot fail yet, because the other one is done only by this action."""
+    order = state.mission.order
+
+    def done(half: list[int], now: bool = True):
+        each = [state.met[c] | (verdicts[c][0] if now else False) | (absent[c] if c % 2 else False) for c in half]
+        return functools.reduce(jnp.logical_and, each)
+
+    # A half counts as done with what this action did. Whichever half comes later is consulted only then; as a clause
+    # depends on no other one, the two need not be judged in their order in time.
+    first, never = done(halves[0]), jnp.bool_(False)
+    if not halves[1]:
+        return first, [jnp.bool_(True), never], [never, never]
+    second = done(halves[1])
+    active = [(order != AFTER) | second, (order == AFTER) | (order == BEFORE) & first]
+    lenient = [(order == AFTER) & ~done(halves[1], False), (order == BEFORE) & ~done(halves[0], False)]
+    return first & (second | (order == SINGLE)), active, lenient
+
+
 def verify(
     state: State,
     action: jax.Array,
@@ -66,64 +130,15 @@ def verify(
     "open A, then open B" fails when A opens, and so does every sequence of `done_actions`; there, a premature `done`
     never fails an `and` either (glam reference, sections 6.5 and 6.7).
     """
-    height = state.grid.shape[1]
-    front_index = front[0] * height + front[1]
     hand = id_of(state.carrying)
-    at_front = beside_front = jnp.zeros_like(state.mover[0])
-    if GO_TO in kinds:
-        at_front = object_set(state.tracked == front_index)
-    if PUT_NEXT in kinds:
-        x, y = state.tracked // height, state.tracked % height
-        near = jnp.abs(x - front[0]) + jnp.abs(y - front[1]) == 1
-        beside_front = object_set(near & (state.tracked >= 0))
-
-    def judge(c: int):
-        """Whether clause `c` succeeds or fails, if it is consulted."""
-        kind, held, strict = state.mission.kind[c], state.held[c], state.mission.strict[c]
-        success, failure = jnp.bool_(False), jnp.bool_(False)
-        if GO_TO in kinds:
-            success |= (kind == GO_TO) & jnp.any(at_front & state.mover[c] != 0)
-        if OPEN_DOOR in kinds:
-            asked = (kind == OPEN_DOOR) & (action == TOGGLE)
-            right = member(state.mover[c], id_of(front_cell)) & (state_of(front_cell) == OPEN)
-            success |= asked & right
-            failure |= asked & ~right & strict & (type_of(front_cell) == DOOR)
-        if PICK_UP in kinds:
-            asked = (kind == PICK_UP) & (action == PICKUP)
-            right = (held < 0) & member(state.mover[c], hand)
-            success |= asked & right
-            failure |= asked & ~right & strict & (hand >= 0)
-        if PUT_NEXT in kinds:
-            put = (kind == PUT_NEXT) & (action == DROP) & (hand < 0)
-            success |= put & member(state.mover[c], held) & jnp.any(beside_front & state.fixed[c] != 0)
-            failure |= (kind == PUT_NEXT) & (action == PICKUP) & strict & (hand >= 0)
-        return success, failure
-
-    holds = {c: judge(c) for c in clauses}
+    holds = _holds(state, action, front, front_cell, clauses, kinds)
     claims = action == DONE
+    verdicts = holds
     if done_actions:
         verdicts = {c: (claims & state.matched[c], claims & ~state.matched[c]) for c in clauses}
-    else:
-        verdicts = holds
     halves = [[c for c in clauses if c // 2 == h] for h in (0, 1)]
     absent = {c: state.mission.kind[c] == NO_CLAUSE for c in clauses}
-
-    def done(half: list[int], now: bool = True):
-        each = [state.met[c] | (verdicts[c][0] if now else False) | (absent[c] if c % 2 else False) for c in half]
-        return functools.reduce(jnp.logical_and, each)
-
-    # A half counts as done with what this action did. Whichever half comes later is consulted only then; as a clause
-    # depends on no other one, the two need not be judged in their order in time.
-    order = state.mission.order
-    active, success = [jnp.bool_(True), jnp.bool_(False)], done(halves[0])
-    lenient = [jnp.bool_(False), jnp.bool_(False)]
-    if halves[1]:
-        first, second = success, done(halves[1])
-        active = [(order != AFTER) | second, (order == AFTER) | (order == BEFORE) & first]
-        success = first & (second | (order == SINGLE))
-        if not compat:
-            lenient = [(order == AFTER) & ~done(halves[1], False), (order == BEFORE) & ~done(halves[0], False)]
-
+    success, active, lenient = _sequence(state, halves, verdicts, absent)
     met, held, matched, failure = list(state.met), list(state.held), list(state.matched), jnp.bool_(False)
     bad = {}
     for c in clauses:
@@ -134,7 +149,7 @@ def verify(
             held[c] = jnp.where(consulted, hand.astype(jnp.int8), held[c])
         if done_actions:
             matched[c] = jnp.where(consulted & ~claims, holds[c][0], matched[c])
-        bad[c] = consulted & wrong & ~lenient[c // 2]
+        bad[c] = consulted & wrong if compat else consulted & wrong & ~lenient[c // 2]
     for half in halves:
         # a failed arm of an `and` fails nothing, unless both arms claim to be done and neither is
         both = bad[half[0]] & bad[half[1]] if len(half) == 2 and done_actions and not compat else jnp.bool_(False)

@@ -2,7 +2,8 @@
 
 from envs_jax.text.compiled import CompiledPrompt
 from envs_jax.text.phrases import Caption, Counted, Phrasebook, Tokenizer, TokenTable, compact, pad_rows
-from envs_jax.text.prompt import Block, Choice, Limit, Literal, Part, Prompt, PromptError, Slot
+from envs_jax.text.prompt import Prompt
+from envs_jax.text.template import Block, Choice, Limit, Literal, Part, PromptError, Slot
 
 
 __all__ = [

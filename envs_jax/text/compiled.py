@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.text.phrases import Tokenizer, TokenTable, pad_rows
-from envs_jax.text.prompt import Prompt, PromptError, Slots, Unit
+from envs_jax.text.template import PromptError, Slots, Template, Unit
 
 
 BLOCK = 32
@@ -30,7 +30,7 @@ class CompiledPrompt:
 
     def __init__(
         self,
-        prompt: Prompt,
+        prompt: Template,
         tokenizer: Tokenizer,
         max_length: int | None = None,
         *,

@@ -51,6 +51,17 @@ def _inside(rooms: RoomGrid, layout: Layout, room) -> jax.Array:
     return (x >= left) & (x < left + rooms.size) & (y >= top) & (y < top + rooms.size)
 
 
+def _clauses(dice: Dice, kinds: tuple[int, ...], forms: tuple[str, ...]) -> tuple[jax.Array, jax.Array]:
+    """The kinds of four clauses, some absent, int32 `[4]`, and how the halves are joined, int32 `[]`."""
+    form = jnp.asarray(np.array([FORMS.index(f) for f in forms], np.int32))[dice.below(len(forms))]
+    pairs = dice.below(2, 2) == 0
+    kind = jnp.asarray(np.array(kinds, np.int32))[dice.below(len(kinds), 4)]
+    seq = form == FORMS.index("seq")
+    there = jnp.stack([jnp.bool_(True), jnp.where(seq, pairs[0], form == FORMS.index("and")), seq, seq & pairs[1]])
+    order = jnp.where(seq, jnp.where(dice.below(2) == 0, BEFORE, AFTER), SINGLE)
+    return jnp.where(there, kind, NO_CLAUSE), order
+
+
 def generator(
     name: str,
     *,
@@ -81,16 +92,6 @@ def generator(
     allowed = fit[[KINDS.index(kind) for kind in kinds]]
     kind_table = np.array(kinds, np.int32)
 
-    def leaves(dice: Dice):
-        """The kinds of four clauses, some absent, and how the halves are joined."""
-        form = jnp.asarray(np.array([FORMS.index(f) for f in forms], np.int32))[dice.below(len(forms))]
-        pairs = dice.below(2, 2) == 0
-        kind = jnp.asarray(kind_table)[dice.below(len(kinds), 4)]
-        seq = form == FORMS.index("seq")
-        there = jnp.stack([jnp.bool_(True), jnp.where(seq, pairs[0], form == FORMS.index("and")), seq, seq & pairs[1]])
-        order = jnp.where(seq, jnp.where(dice.below(2) == 0, BEFORE, AFTER), SINGLE)
-        return jnp.where(there, kind, NO_CLAUSE), order
-
     def attempt(dice, task):
         no_room = jnp.int32(-1)
         room, edge, paint = locked_room(dice, rooms) if may_lock else (no_room, no_room, no_room)
@@ -117,7 +118,7 @@ def generator(
         if not implicit_unlock and may_lock:
             found &= (room < 0) | ~_inside(rooms, layout, room)
         meant = jnp.any(found, axis=-1)
-        verbs, order = leaves(dice)
+        verbs, order = _clauses(dice, kinds, forms)
         table = jnp.asarray(allowed)
         which = jnp.argmax(verbs[:, None] == kind_table, axis=1)
         first = jnp.stack([dice.among(meant & table[which[c]]) for c in range(4)])
