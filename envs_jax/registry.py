@@ -41,6 +41,9 @@ WORLDS = sorted(
 )
 """The folders of worlds; importing one registers its ids, and imports no world."""
 
+BRIDGED = {"brax": "envs_jax.bridges.brax:world", "gymnax": "envs_jax.bridges.gymnax:world"}
+"""Packages whose worlds have ids too, `package/name`. `ids` does not list them: what there is, is for them to say."""
+
 
 def _register_worlds() -> None:
     for name in WORLDS:
@@ -65,7 +68,12 @@ def ids(prefix: str = "") -> list[str]:
 
 
 def spec(id: str) -> Spec:
-    """The specification behind an id. **Raises** `KeyError`, naming the nearest ids, where there is none."""
+    """The specification behind an id, registered or `package/name` with a package of `BRIDGED`.
+
+    **Raises:** `KeyError`, naming the nearest ids, where there is none."""
+    package, _, name = id.partition("/")
+    if name and package in BRIDGED:
+        return Spec(id, BRIDGED[package], {"name": name})
     _register_worlds()
     if id not in _SPECS:
         raise KeyError(
@@ -87,7 +95,8 @@ def make(id: str, **kwargs: Any) -> tuple[Environment, Any]:
     """Build a world and its default parameters.
 
     **Arguments:** `id`, as the reference package spells it, with static options after a question mark if wanted
-    (`"BabyAI-GoToLocal-v0?room_size=6&num_dists=2"`); `kwargs`, the same options by keyword, which win.
+    (`"BabyAI-GoToLocal-v0?room_size=6&num_dists=2"`, `"brax/reacher?backend=spring"`); `kwargs`, the same options by
+    keyword, which win.
     **Returns:** `(env, params)`.
     **Raises:** `KeyError` for an unknown id, `TypeError` for an unknown option; both name the nearest.
     """

@@ -17,6 +17,7 @@ from flax import struct
 
 import envs_jax
 from envs_jax import spaces
+from envs_jax.bridges.arrays import narrow
 from envs_jax.env import Environment
 
 
@@ -138,19 +139,6 @@ def make(id: str, **options: Any) -> tuple[Any, Any]:
     return to_gymnax(env), params
 
 
-def _narrow(tree: Any) -> Any:
-    """Arrays of at most 32 bits a number: worlds do not depend on `jax_enable_x64`."""
-
-    def narrow(x):
-        x = jnp.asarray(x)
-        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-            return x
-        small = {"float64": jnp.float32, "int64": jnp.int32, "uint64": jnp.uint32}.get(x.dtype.name, x.dtype)
-        return jax.lax.convert_element_type(x, small)
-
-    return jax.tree.map(narrow, tree)
-
-
 class FromGymnax(Environment):
     """A gymnax environment under our contract: its `step_env` and its time limit, without its automatic reset."""
 
@@ -164,12 +152,12 @@ class FromGymnax(Environment):
         return self.env.default_params
 
     def reset(self, key, params):
-        return _narrow(self.env.reset_env(key, params))
+        return narrow(self.env.reset_env(key, params))
 
     def step(self, key, state, action, params):
         obs, state, reward, terminated, info = self.env.step_env(key, state, action, params)
         truncated = self.env.is_truncated(state, params)
-        obs, state, info = _narrow((obs, state, dict(info)))
+        obs, state, info = narrow((obs, state, dict(info)))
         reward, terminated, truncated = jnp.asarray(reward), jnp.asarray(terminated), jnp.asarray(truncated)
         return obs, state, reward.astype(jnp.float32), terminated.astype(bool), truncated.astype(bool), info
 
@@ -189,3 +177,8 @@ def from_gymnax(name: str, **options: Any) -> tuple[FromGymnax, Any]:
     """
     env, params = _gymnax().make(name, **options)
     return FromGymnax(env), params
+
+
+def world(name: str, **options: Any) -> FromGymnax:
+    """The same without its parameters: what `envs_jax.make("gymnax/<name>?<option>=<value>")` builds."""
+    return from_gymnax(name, **options)[0]

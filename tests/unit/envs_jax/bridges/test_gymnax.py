@@ -13,7 +13,7 @@ import pytest
 
 import envs_jax
 from envs_jax import spaces, testing
-from envs_jax.bridges import gymnax as bridge
+from envs_jax.bridges import arrays, gymnax as bridge
 
 
 def installed():
@@ -41,7 +41,7 @@ def test_without_gymnax_the_error_says_what_to_install(monkeypatch):
 
 def test_numbers_are_narrowed():
     with jax.enable_x64(True):
-        tree = bridge._narrow({"time": 0, "x": np.float64(1.5), "on": True, "key": jax.random.key(0)})
+        tree = arrays.narrow({"time": 0, "x": np.float64(1.5), "on": True, "key": jax.random.key(0)})
     assert {name: str(x.dtype) for name, x in tree.items()} == {
         "time": "int32",
         "x": "float32",

@@ -1,0 +1,21 @@
+"""What the bridges share about arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def narrow(tree: Any) -> Any:
+    """Arrays of at most 32 bits a number, none weakly typed: worlds do not depend on `jax_enable_x64`."""
+
+    def one(x):
+        x = jnp.asarray(x)
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            return x
+        small = {"float64": jnp.float32, "int64": jnp.int32, "uint64": jnp.uint32}.get(x.dtype.name, x.dtype)
+        return jax.lax.convert_element_type(x, small)
+
+    return jax.tree.map(one, tree)
