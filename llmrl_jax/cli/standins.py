@@ -91,7 +91,7 @@ def standins() -> Iterator[Callable[[], None]]:
     """Import heavy packages as stand-ins within the block. Does nothing where one of them has been imported already.
 
     Yields a function that ends the stand-ins early: modules of this project that were imported stay until the block
-    ends (a help text is made from them), but nobody finds a stand-in under a heavy package's name any more. After the
+    ends (a help text is made from them), but an import of a heavy package no longer finds a stand-in. After the
     block those modules are forgotten too, and importing them gives the real ones.
     """
     if any(name in sys.modules for name in HEAVY):

@@ -129,7 +129,7 @@ def encode_prompt(
         if messages[-1]["role"] == "assistant":
             messages = messages[:-1]
         if not messages:
-            raise DataError(f"{name}: nobody but the assistant says anything")
+            raise DataError(f"{name}: it has messages of the assistant only; a message of the user is needed")
         try:
             text = template.render(messages, add_generation_prompt=True)
         except TemplateError as error:
@@ -171,8 +171,8 @@ def _encode_messages(messages: Any, name: str, tokenizer: FastTokenizer, templat
             raise DataError(f"{name}: {error}") from error
         if not asked.startswith(text) or not answered.startswith(asked):
             raise DataError(
-                f"{name}: the chat template rewrites what came before message {i}, so what the assistant said cannot "
-                "be told from what it read; split the row into one for each answer"
+                f"{name}: the chat template rewrites what came before message {i}, so the assistant's words cannot "
+                "be located; split the row into one for each answer"
             )
         spans.append((len(asked), len(answered)))
         text = answered

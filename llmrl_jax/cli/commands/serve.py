@@ -41,17 +41,17 @@ def serve(
         name: The name that requests give as `model`; empty: the folder's or the hub id.
         host: Address to listen at; only this machine reaches the default.
         port: Port to listen at; 0: any that is free.
-        key_variable: The environment variable that holds the key which requests must bear; empty: no key.
+        key_variable: The environment variable with the API key that requests must send; empty: no key.
         allow_anyone: Listen at an address that others reach, without a key.
         max_batch: Continuations that are written at a time.
-        max_queue: Prompts that may wait; more are told to come back later.
+        max_queue: Prompts that may wait; more are refused with status 429 and Retry-After.
         max_request_bytes: Bytes that a request may have.
         context: Tokens of a prompt and its answer together; 0: as many as the model has positions.
         default_tokens: Tokens of a chat answer where a request does not say how many.
         dtype: Type of the weights and of what the model computes.
         quantize: Keep the matrices in 8.5 (int8) or 4.5 (nf4) bits a weight.
     """
-    key = read_key(key_variable, "that requests will bear")
+    key = read_key(key_variable, "that requests must send")
     here = is_loopback(host)
     if not here and not key and not allow_anyone:
         raise ValueError(
