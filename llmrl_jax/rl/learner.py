@@ -36,11 +36,11 @@ class Exchange:
     `take` is compiled for each set of shapes. Called on the host, in a thread, by process 0 alone; all processes get
     what it returns. Where it raises, the run is saved as it was before the exchange, and stops."""
     take: Callable[[Any, dict[str, jax.Array]], Any]
-    """From a state and an answer to the state with which updates go on, of the same shapes. Pure; run as a compiled
+    """From a state and an answer to the state with which updates continue, of the same shapes. Pure; run as a compiled
     program. The `frozen` part of the state is read only."""
     ahead: bool = False
     """Whether the request is complete already after the exchange before it, so that the host may answer while updates
-    go on. Then `request` reads a part of the state that only `take` writes: an answer comes one exchange after what it
+    run. Then `request` reads a part of the state that only `take` writes: an answer comes one exchange after what it
     answers was gathered. The run gives the same bits as with `ahead=False`, but does not wait."""
 
     def __post_init__(self):
@@ -52,8 +52,8 @@ class Learner:
     """A learning algorithm as a pair of pure functions.
 
     `state` is a `flax.struct` pytree that holds everything (parameters, optimiser, environments in mid-episode, keys,
-    counters), so that saving it and going on is exact. It has at least two fields: `frozen`, which no update changes
-    and which a checkpoint keeps once, and `update`, int32 `[]`, the number of updates done.
+    counters), so that a run that is saved and resumed is exact. It has at least two fields: `frozen`, which no update
+    changes and which a checkpoint keeps once, and `update`, int32 `[]`, the number of updates done.
     """
 
     init: Callable[[jax.Array], Any]

@@ -124,9 +124,9 @@ class Checkpoints:
         )
 
     def _save_frozen(self, frozen: Any) -> dict[str, int]:
-        """Write the frozen part unless it stands already; the checksums of its leaves.
+        """Write the frozen part unless it was written already. **Returns:** the checksums of its leaves.
 
-        What stands there without a checkpoint is of a run that ended before its first one: it is replaced."""
+        A frozen part without a checkpoint is of a run that ended before its first one: it is replaced."""
         if not jax.tree.leaves(frozen):
             return {}
         if not hasattr(self, "_frozen_sums"):
@@ -143,8 +143,8 @@ class Checkpoints:
         self._manager.wait_until_finished()
 
     def reload(self) -> None:
-        """Look on the disk for what is there. After a save that failed this is more than what is kept in mind, where
-        what was to make room for it counts as deleted."""
+        """Read from the disk which checkpoints there are. After a save that failed there are more than the manager
+        counts, which takes what was to make room for it as deleted."""
         self._manager.reload()
 
     def discard_after(self, update: int) -> None:
@@ -153,7 +153,7 @@ class Checkpoints:
             self._manager.delete(later)
 
     def close(self) -> None:
-        """Wait and let go of threads."""
+        """Wait for what is being written, and end the threads."""
         self._manager.close()
 
     def __enter__(self) -> Checkpoints:

@@ -1,8 +1,8 @@
 """Exchanges with the host: between two updates a learner asks, the host answers, and the answer enters the state.
 
 `llmrl_jax.rl.learner.Exchange` says what a learner declares, and why a run that is stopped and resumed gives the same
-bits. This module calls `answer` in a thread of process 0, so that a signal to stop is obeyed while a chat model thinks,
-and gives the answer to all processes.
+bits. This module calls `answer` in a thread of process 0, so that a run obeys a signal to stop while it
+waits, and gives the answer to all processes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from llmrl_jax.run import leaves as trees
 
 
 POLL_SECONDS = 0.1
-"""How often a run that waits for an answer looks whether it must stop."""
+"""How often a run that waits for an answer checks whether it must stop."""
 
 Arrays = dict[str, np.ndarray]
 
@@ -63,7 +63,7 @@ class Exchanges:
 
         **Arguments:** `state`, after `update` updates, of which the part that is not frozen is donated; `stop`, whether
         the run must stop (asked while it waits).
-        **Returns:** the state to go on with; None where `stop` came first, and `state` is as it was.
+        **Returns:** the state to continue with; None where `stop` came first, and `state` is as it was.
         **Raises:** `NoAnswer` where `answer` raised, and `state` is as it was; `ValueError` for a request, an answer or
         a new state of the wrong form.
         """
@@ -132,10 +132,13 @@ class Exchanges:
 
 
 class _Asked:
-    """A call of `answer` in a thread. It does not keep the process from ending: a run that stops leaves it alone."""
+    """A call of `answer` in a thread. A run that stops does not wait for it, and neither does the end of the
+    process."""
 
     def __init__(self, function: Callable[[Arrays], Any], request: Arrays):
-        self.request, self.answer, self.error = request, None, None
+        self.request = request
+        self.answer: Any = None
+        self.error: BaseException | None = None
         self.done = threading.Event()
         own = {name: x.copy() for name, x in request.items()}
         threading.Thread(target=self._run, args=(function, own), name="exchange", daemon=True).start()

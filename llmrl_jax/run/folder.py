@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from llmrl_jax.core import config as configs
 from llmrl_jax.run import info
@@ -109,17 +109,13 @@ def held(folder: str | Path) -> Iterator[None]:
     **Raises:** `BlockingIOError` where another process has locked it, naming the process and its machine.
     """
     with (Path(folder) / LOCK).open("a+") as file:
-        try:
-            if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                file.seek(0)
-                holder = file.read().strip() or "another process"
-                raise BlockingIOError(
-                    f"{folder} is being written by {holder}; wait until that has ended, or choose another name or "
-                    "another folder"
-                ) from None
+        if not _locked(file, exclusive=True):
+            file.seek(0)
+            process = file.read().strip() or "another process"
+            raise BlockingIOError(
+                f"{folder} is being written by {process}; wait until that has ended, or choose another name or another "
+                "folder"
+            )
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}")
         file.flush()
@@ -129,15 +125,27 @@ def held(folder: str | Path) -> Iterator[None]:
 def holder(folder: str | Path) -> str:
     """The process that has locked a folder (see `held`), and its machine; empty where none has."""
     path = Path(folder) / LOCK
-    if fcntl is None or not path.is_file():
+    if not path.is_file():
         return ""
     with path.open() as file:
+        return "" if _locked(file, exclusive=False) else file.read().strip() or "another process"
+
+
+def _locked(file: IO[str], *, exclusive: bool) -> bool:
+    """Lock a file until it is closed. **Returns:** False where another process has locked it; True also where the
+    system or the file system has no locks."""
+    if fcntl is None:
+        return True
+    for attempt in range(3):  # `holder` locks it for a moment
         try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(file, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+            return True
         except OSError as error:
-            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                return file.read().strip() or "another process"
-    return ""
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                return True
+            if attempt < 2 and exclusive:
+                time.sleep(0.05)
+    return False
 
 
 def write_summary(folder: str | Path, values: Mapping[str, Any]) -> Path:

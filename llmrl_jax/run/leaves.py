@@ -78,7 +78,7 @@ def _checksums(leaves: list[jax.Array]) -> list[jax.Array]:
 
 
 def checksums(leaves: dict[str, jax.Array]) -> dict[str, int]:
-    """A 32-bit checksum of the bits of each array, computed where it lies.
+    """A 32-bit checksum of the bits of each array, computed on its devices.
 
     A position-weighted sum modulo 2^32: the same on any number of devices, since the order of addition is free.
     """

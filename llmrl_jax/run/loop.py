@@ -16,8 +16,8 @@ import numpy as np
 
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.checks import at_least
-from llmrl_jax.rl.learner import Exchange
 from llmrl_jax.run import leaves as trees, metrics as sinks, progress as show
+from llmrl_jax.run.boundaries import Boundaries
 from llmrl_jax.run.checkpoint import Checkpoints
 from llmrl_jax.run.chunk import check_bounds, compile_chunk, verdict
 from llmrl_jax.run.config import RunConfig, use_compilation_cache
@@ -36,8 +36,8 @@ Evaluate = Callable[[Any, jax.Array], Mapping[str, Any]]
 
 
 class RunStopped(RuntimeError):
-    """The run cannot go on: a loss is not finite, a bound is exceeded, a checkpoint cannot be written, an exchange gets
-    no answer."""
+    """The run cannot go on: a loss is not finite, a bound is exceeded, a checkpoint cannot be written, an exchange
+    has no answer."""
 
 
 @dataclass(frozen=True)
@@ -66,28 +66,12 @@ class RunResult:
 
 
 def _any_process(flag: bool) -> bool:
-    """Whether any process says so; all must ask together."""
+    """Whether the flag of any process is set; all processes must call it together."""
     if jax.process_count() == 1:
         return flag
     from jax.experimental import multihost_utils
 
     return bool(np.any(multihost_utils.process_allgather(np.asarray(flag))))
-
-
-class _Boundaries:
-    """The updates after which the host has something to do."""
-
-    def __init__(self, config: RunConfig, last: int, evaluates: bool, exchange: Exchange | None):
-        self.log, self.save, self.last = config.log_every, config.checkpoint_every, last
-        self.eval = config.eval_every if evaluates else 0
-        self.exchange = 0 if exchange is None else exchange.every
-
-    def next(self, update: int) -> int:
-        every = [n for n in (self.log, self.save, self.eval, self.exchange) if n]
-        return min([self.last, *((update // n + 1) * n for n in every)])
-
-    def due(self, every: int, update: int) -> bool:
-        return bool(every) and (update % every == 0 or update == self.last)
 
 
 def train(
@@ -112,8 +96,8 @@ def train(
     those before a resume included; `evaluate`, called with the state and a key every `eval_every` updates, at the
     start and at the end; `full_config`, the dataclass to write and to compare on resume (None: `config`); `folder`,
     where to write, open already (None: by `config`); `command`, what an unnamed run is called after; `title`, before
-    the bar; `shown`, metric -> label beside the bar; `again`, what a run that was stopped says of how it goes on
-    (empty: by --run.resume and its folder).
+    the bar; `shown`, metric -> label beside the bar; `again`, what a run that was stopped says about how to
+    continue it (empty: by --run.resume and its folder).
     **Raises:** `RunStopped` naming the update, with the last good checkpoint kept; `CheckpointError` where resuming
     is refused; `FileExistsError` and `FileNotFoundError`, see `open_folder`; `BlockingIOError` where another process
     writes this run.
@@ -144,7 +128,7 @@ def train(
             bar=bar,
             evaluate=evaluate,
             num_updates=num_updates,
-            again=again or f"go on with --run.resume {folder}",
+            again=again or f"continue it with --run.resume {folder}",
             update=update,
             before=before,
         )
@@ -189,7 +173,7 @@ def _open_files(config: RunConfig, full_config: Any, folder: Path, update: int) 
 
 
 class _Run:
-    """The state of the host while a run goes on."""
+    """The state of the host during a run."""
 
     def __init__(
         self,
@@ -223,7 +207,7 @@ class _Run:
 
     def go(self, state: Any) -> RunResult:
         """Run to the end, or until something stops it."""
-        boundaries = _Boundaries(self.config, self.num_updates, self.evaluate is not None, self.learner.exchange)
+        boundaries = Boundaries(self.config, self.num_updates, self.evaluate is not None, self.learner.exchange)
         stopped = ""
         with StopRequest() as request:
             chunk, compile_seconds = compile_chunk(self.learner, state, self.config.log_every)
@@ -252,7 +236,7 @@ class _Run:
         done = self.update * self.learner.steps_per_update
         return RunResult(state, self.update, done, self.seconds, compile_seconds, stopped, self.folder)
 
-    def _keep(self, state: Any, boundaries: _Boundaries, stopped: bool) -> None:
+    def _keep(self, state: Any, boundaries: Boundaries, stopped: bool) -> None:
         """Log, evaluate and save where that is due."""
         save = boundaries.due(boundaries.save, self.update) or self.update == self.num_updates or stopped
         if boundaries.due(boundaries.log, self.update) or save:
@@ -287,7 +271,7 @@ class _Run:
             self._log()
             self._save(state)
 
-    def _advance(self, chunk: Any, state: Any, boundaries: _Boundaries) -> tuple[Any, dict[str, np.ndarray]]:
+    def _advance(self, chunk: Any, state: Any, boundaries: Boundaries) -> tuple[Any, dict[str, np.ndarray]]:
         n = boundaries.next(self.update) - self.update
         if jax.process_count() == 1:
             rate = self.learner.steps_per_update / self.speed if self.speed == self.speed else math.inf

@@ -144,7 +144,8 @@ class TensorBoard:
     """TensorBoard event files, one scalar per metric and kind."""
 
     def __init__(self, folder: str | Path, first: int = 0):
-        """**Arguments:** `folder`, where the event files go; `first`, the update from which on earlier ones are void.
+        """**Arguments:** `folder`, where the event files go; `first`, the update with which a resumed run
+        continues: points from there on that were written before are dropped.
         **Raises:** `ModuleNotFoundError` with the remedy, where tensorboardX is not installed."""
         try:
             from tensorboardX import SummaryWriter

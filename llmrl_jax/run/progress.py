@@ -41,14 +41,14 @@ def _on_terminal() -> bool:
 
 
 def mute_stdout() -> None:
-    """Let what is printed from now on go nowhere, as nobody can read it."""
+    """Discard what is printed from now on: stdout cannot be written."""
     with contextlib.suppress(AttributeError, OSError, ValueError):  # missing, no file, or closed
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Progress:
-    """Shows the speed, the chosen metrics and the time left of one run. A terminal or a pipe that nobody reads any more
-    does not end the run: it goes on unseen."""
+    """Shows the speed, the chosen metrics and the time left of one run. Where the terminal or the pipe is closed, the
+    run continues without a display."""
 
     def __init__(
         self, mode: str, title: str, total: int, done: int = 0, shown: Mapping[str, str] = SHOWN, unit: str = "steps"
@@ -96,7 +96,7 @@ class Progress:
         mute_stdout()
         stderr = getattr(sys.stderr, "rich_proxied_file", sys.stderr)  # a live bar takes its place
         with contextlib.suppress(OSError, ValueError):
-            print(f"{self.title}: stdout cannot be written ({why}); the run goes on without it", file=stderr)
+            print(f"{self.title}: stdout cannot be written ({why}); the run continues without it", file=stderr)
 
     def restart_clock(self, done: int) -> None:
         """Measure the time left from here on (compilation is over)."""

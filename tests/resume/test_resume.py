@@ -72,7 +72,7 @@ def test_two_halves_are_the_whole(whole, tmp_path):
 
 
 def test_killed_in_the_middle(whole, tmp_path):
-    """SIGKILL while updates go on; the lines after the last checkpoint are written anew, once."""
+    """SIGKILL between updates; the lines after the last checkpoint are written again, once."""
     child = subprocess.Popen(
         command(tmp_path, "killed", "--num-updates", "40", "--pause", "0.5"),
         stdout=subprocess.DEVNULL,
@@ -122,7 +122,7 @@ def test_every_learner_continues_in_the_middle_of_its_episodes(learner, devices,
 
 @pytest.mark.parametrize("learner", [pytest.param("asking", marks=pytest.mark.slow), "ahead"])
 def test_killed_while_the_host_is_asked(learner, tmp_path, capfd):
-    """A new process asks again what was asked since the last checkpoint, and goes on with the same bits."""
+    """A new process asks again what was asked since the last checkpoint, and continues with the same bits."""
     own = tiny.Config(RunConfig("whole", str(tmp_path), log_every=3, checkpoint_every=3), learner, num_updates=18)
     tiny.main(own)
     options = ["--learner", learner, "--num-updates", "18", "--run.checkpoint-every", "3", "--run.eval-every", "0"]
@@ -158,14 +158,14 @@ def test_back_to_an_older_checkpoint(whole, tmp_path):
 
 
 def test_nobody_reads_the_progress(whole, tmp_path):
-    """As in `llmrl ... | head -1`: the run goes on without it, and is saved."""
+    """As in `llmrl ... | head -1`: the run continues without it, and is saved."""
     quiet = subprocess.Popen(
         command(tmp_path, "quiet", "--num-updates", "40"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert quiet.stdout.readline() and quiet.stdout.close() is None
     said = quiet.stderr.read()
     quiet.stderr.close()
-    assert quiet.wait(60) == 0 and "the run goes on without it" in said and "Traceback" not in said
+    assert quiet.wait(60) == 0 and "the run continues without it" in said and "Traceback" not in said
     assert_same(tmp_path / "quiet", whole)
     assert lines(tmp_path / "quiet") == lines(whole)
 

@@ -1,7 +1,7 @@
 """Will it fit? A step compiled ahead of time from shapes alone, and what it holds on each device.
 
-Nothing is allocated and no weight is read: a model's config.json gives every shape, `llmrl_jax.parallel` where each
-part of it lies, and the compiler how much room the program takes beside it.
+Nothing is allocated and no weight is read: a model's config.json gives every shape, `llmrl_jax.parallel` the devices
+of each part, and the compiler the memory that the program takes for itself.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def _names(path: Any) -> tuple[Any, ...]:
 
 def place_like(tree: Any, params: Any, places: Any, elsewhere: Sharding) -> Any:
     """The sharding of every leaf of a tree (an optimiser's state): that of the parameter whose path ends its own and
-    whose shape it has, as `zeros_like` of that parameter lies; else `elsewhere`."""
+    whose shape it has, as `zeros_like` places it; else `elsewhere`."""
     known = {
         _names(path): (tuple(leaf.shape), place)
         for (path, leaf), place in zip(jax.tree_util.tree_leaves_with_path(params), jax.tree.leaves(places))

@@ -185,10 +185,9 @@ T = TypeVar("T", bound=Named)
 
 
 def by_settings(runs: Sequence[T]) -> list[list[T]]:
-    """The runs in groups that differ in their seed alone, each where its first run stands.
+    """The runs in groups that differ in their seed alone, in the order of their first runs.
 
-    Where a run began with what another run among them had made (`runs/FIRST/prior`), it stands with the one that made
-    it."""
+    A run that began with what another run among them had made (`runs/FIRST/prior`) is in the group of that run."""
     places = {str(value) for run in runs for value in run.settings.values() if "/" in str(value)}
 
     def shared(run: T, value: Any) -> Any:

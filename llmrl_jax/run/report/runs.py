@@ -39,7 +39,7 @@ class RunFacts:
     """Its folder below the one that was searched."""
     folder: str
     kind: str
-    """The command that made it, as `glam train`; empty where it is not known."""
+    """The command that made it, as `lm sft`; empty where it is not known."""
     world: str
     learner: str
     """The algorithm or the agent."""
@@ -133,7 +133,7 @@ def read_facts(folder: Path, root: Path, kind_of: KindOf = lambda values: "") ->
 
 
 def _state(folder: Path) -> tuple[str, str]:
-    """How a run stands, and why."""
+    """The state of a run, and why."""
     if process := holder(folder):
         return RUNNING, process
     if status := read_status(folder):

@@ -124,7 +124,7 @@ def test_no_answer_stops_the_run_where_it_can_go_on(whole, tmp_path):
     answer, folder = Recorded(fails=3), tmp_path / "run"
     expected = (
         r"exchange after update 12 failed \(RuntimeError: the server is down\). The run .* has stopped; its last good "
-        f"checkpoint is that of update 12; go on with --run.resume {folder}$"
+        f"checkpoint is that of update 12; continue it with --run.resume {folder}$"
     )
     with pytest.raises(RunStopped, match=expected) as caught:
         again(whole, run_config(tmp_path), answer)

@@ -106,7 +106,7 @@ def test_a_checkpoint_to_go_back_to_must_be_there(tmp_path):
 def test_a_stop_says_how_the_run_goes_on(tmp_path, capsys):
     config = run_config(tmp_path, name="", progress="lines", max_seconds=1e-9, log_every=1)
     done = train(TinyLearner(), config, num_updates=100)
-    assert f"go on with --run.resume {done.folder}" in capsys.readouterr().out
+    assert f"continue it with --run.resume {done.folder}" in capsys.readouterr().out
     train(TinyLearner(), replace(config, name="other"), num_updates=100, again="the same command goes on")
     assert "; the same command goes on" in capsys.readouterr().out
 
@@ -235,7 +235,8 @@ def test_best_of_an_evaluation_before_the_resume(tmp_path):
 
 
 def test_the_best_before_a_resume_stays_the_best(tmp_path):
-    """By what was measured then; and what is neither the best nor among the newest goes, whoever wrote it."""
+    """By what was measured then; what is neither the best nor among the newest is deleted, whichever process wrote
+    it."""
     found = iter([0.1, 0.4, 0.9, 0.3, 0.5, 0.2])
     config = run_config(tmp_path, eval_every=2, checkpoint_every=2, keep=1, best="eval/score")
 
@@ -274,7 +275,7 @@ def test_a_run_that_broke_before_its_first_checkpoint_begins_its_lines_anew(tmp_
 
 
 def void_from(folder: Path) -> int:
-    """The update from which on TensorBoard's newest file says that earlier points are void."""
+    """The update from which on TensorBoard's newest file says that earlier points are dropped."""
     from tensorboardX.proto.event_pb2 import Event
 
     data = max(folder.glob("events*"), key=lambda p: p.stat().st_mtime_ns).read_bytes()
@@ -294,7 +295,7 @@ def test_tensorboard_keeps_the_points_that_are_not_written_anew(tmp_path):
     again, folder = dataclasses.replace(config, resume=True), tmp_path / "run" / "tensorboard"
     assert void_from(folder) == 0
     train(TinyLearner(), again, num_updates=4)
-    assert void_from(folder) == 0, "it began anew, as there was no checkpoint"
+    assert void_from(folder) == 0, "it began again, as there was no checkpoint"
     train(TinyLearner(), again, num_updates=6)
     assert void_from(folder) == 5
 
@@ -358,7 +359,7 @@ def test_disk_full_while_logging(tmp_path, monkeypatch):
 
 
 def test_disk_full_while_logging_and_closing(tmp_path, monkeypatch):
-    """What is left in the file's buffer cannot be written at its end either: the verdict stays what is told."""
+    """What is left in the file's buffer cannot be written at its end either: the reason stays the first one."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.jsonl").symlink_to("/dev/full")
     closed = []

@@ -188,7 +188,7 @@ def test_progress_bar(capsys):
 
 
 class Gone:
-    """A stdout that nobody reads any more."""
+    """A stdout whose reader has gone."""
 
     encoding = "utf-8"
 
@@ -229,7 +229,7 @@ def test_a_display_that_nobody_sees_is_switched_off(mode, error, monkeypatch, ca
             tried = stdout.tried
             bar.say("no more")
             assert stdout.tried == tried
-        assert capsys.readouterr().err.count("goes on without") == 1
+        assert capsys.readouterr().err.count("continues without") == 1
 
 
 @pytest.mark.parametrize("stdout", [None, io.StringIO()], ids=["none", "closed"])

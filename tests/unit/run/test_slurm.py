@@ -122,9 +122,8 @@ def test_a_run_without_a_name_gets_one_that_a_later_start_finds():
     assert job.run == "" and "--run.name" not in job.args and "--name" not in job.args
 
 
-def test_a_command_with_flags_of_its_own_resumes_by_them(cluster):
-    """`props run` has --name, --out and --resume in place of --run.*."""
-    command = ["props", "run", "--tasks", "nim", "--out", str(cluster / "elsewhere")]
+def test_a_command_without_a_training_loop_resumes_as_others_do(cluster):
+    command = ["props", "run", "--tasks", "nim", "--run.out", str(cluster / "elsewhere")]
     assert cli.main([*command, "--slurm.partition", "gpu"]) == 0
     (file,) = cluster.glob("elsewhere/*/slurm/*_submitted.pkl")
     job = submitit.core.utils.DelayedSubmission.load(file).function
@@ -134,8 +133,8 @@ def test_a_command_with_flags_of_its_own_resumes_by_them(cluster):
     assert job.command(1) == job.command(0), "killed before there was anything to resume"
     (folder / "config.json").write_text("{}")
     assert job.command(0) == [*job.program, *job.args]
-    assert job.command(1) == [*job.program, *job.args, "--resume"]
-    assert cli.main([*command, "--name", "mine", "--resume", "--slurm.partition", "gpu"]) == 2, "no such run"
+    assert job.command(1) == [*job.program, *job.args, "--run.resume"]
+    assert cli.main([*command, "--run.name", "mine", "--run.resume", "--slurm.partition", "gpu"]) == 2, "no such run"
     assert cli.main([*command, "--name", "mine", "--slurm.partition", "gpu"]) == 0
     assert (cluster / "elsewhere" / "mine" / "slurm" / "4711_submitted.pkl").exists()
 
