@@ -1,9 +1,10 @@
-"""Small actor-critics in flax.linen: MLP, CNN and GRU, for discrete and for continuous actions."""
+"""Small networks in flax.linen: actor-critics (MLP, CNN, GRU) for discrete and continuous actions, and Q-networks."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import flax.linen as nn
@@ -12,7 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax import spaces
-from llmrl_jax.rl.distributions import Categorical, Normal, TanhNormal
+from envs_jax.env import Environment
+from llmrl_jax.core.checks import at_least, refuse_unread
+from llmrl_jax.rl.distributions import Normal, TanhNormal
+from llmrl_jax.rl.layers import Conv
+from llmrl_jax.rl.policy import over_offered
 
 
 def flatten(obs: Any, batch_dims: int) -> jax.Array:
@@ -21,12 +26,24 @@ def flatten(obs: Any, batch_dims: int) -> jax.Array:
     return jnp.concatenate(leaves, axis=-1)
 
 
+def with_one_hots(space: spaces.Space) -> Callable[[Any, int], jax.Array]:
+    """`flatten` for the observations of a space, with one-hot vectors for its `Discrete` parts."""
+
+    def convert(space, x):
+        if isinstance(space, spaces.Discrete):
+            return jax.nn.one_hot(x, space.n)
+        return {k: convert(space.spaces[k], v) for k, v in x.items()} if isinstance(space, spaces.Dict) else x
+
+    return lambda obs, batch_dims: flatten(convert(space, obs), batch_dims)
+
+
 def image(obs: Any, batch_dims: int) -> jax.Array:
     """The observation itself, or its `image` where it is a dict, as float32 `[..., H, W, C]`, numbers as they are."""
     return (obs["image"] if isinstance(obs, dict) else obs).astype(jnp.float32)
 
 
-def _dense(features: int, scale: float, name: str | None = None) -> nn.Dense:
+def dense(features: int, scale: float, name: str | None = None) -> nn.Dense:
+    """A dense layer with an orthogonal kernel of gain `scale` and no bias at first."""
     return nn.Dense(features, kernel_init=nn.initializers.orthogonal(scale), name=name)
 
 
@@ -58,7 +75,7 @@ class Towers(nn.Module):
         towers = jnp.split(x, 2, axis=-1)
         for i, features in enumerate(rest):
             towers = [
-                activate(_dense(features, math.sqrt(2), name=f"{who}_{i + 1}")(x))
+                activate(dense(features, math.sqrt(2), name=f"{who}_{i + 1}")(x))
                 for who, x in zip(("actor", "critic"), towers)
             ]
         return towers
@@ -88,10 +105,10 @@ class Convolutions(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        gain = nn.initializers.orthogonal(math.sqrt(2))
+        gain, zeros = nn.initializers.orthogonal(math.sqrt(2)), nn.initializers.zeros
         for channels in self.channels:
-            x = nn.relu(nn.Conv(channels, (3, 3), kernel_init=gain)(x))
-        return nn.relu(_dense(self.features, math.sqrt(2))(x.reshape(*x.shape[:-3], -1)))
+            x = nn.relu(Conv(channels, 3, kernel_init=gain, bias_init=zeros)(x))
+        return nn.relu(dense(self.features, math.sqrt(2))(x.reshape(*x.shape[:-3], -1)))
 
 
 class Memory(nn.Module):
@@ -129,13 +146,38 @@ class ActorCritic(nn.Module):
             x = Convolutions(self.channels, self.hidden[0], name="encoder")(x)
         if self.memory:
             if not self.channels:
-                x = getattr(nn, self.activation)(_dense(self.memory, math.sqrt(2), name="encoder")(x))
+                x = getattr(nn, self.activation)(dense(self.memory, math.sqrt(2), name="encoder")(x))
             carry, x = Memory(self.memory, name="memory")(carry, x, first)
         for_actor, for_critic = Towers(self.hidden, self.activation, name="towers")(x)
         head = Head(self.outputs, 0.01, name="actor")(for_actor)
         value = Head(1, 1.0, name="critic")(for_critic)[..., 0]
         log_std = self.param("log_std", nn.initializers.zeros, (self.outputs,)) if self.continuous else None
         return head, log_std, value, carry
+
+
+@dataclass(frozen=True)
+class NetworkConfig:
+    """A small network for an ordinary world."""
+
+    hidden: tuple[int, ...] = (64, 64)
+    """Widths of the dense layers."""
+    channels: tuple[int, ...] = ()
+    """Channels of 3 x 3 convolutions over a picture; the picture is then all that is seen. Empty: none; all parts of
+    the observation are flattened into one vector."""
+    memory: int = 0
+    """Units of a GRU; 0: no memory."""
+    dueling: bool = False
+    """Q-networks: the value of the state and the advantages of actions have layers of their own."""
+    activation: Literal["tanh", "relu"] = "tanh"
+    """Between dense layers."""
+
+    def __post_init__(self):
+        at_least("network.memory", self.memory, 0)
+        for name in ("hidden", "channels"):
+            for width in getattr(self, name):
+                at_least(f"network.{name}", width, 1)
+        if not self.hidden:
+            raise ValueError("network.hidden is empty; the width of at least one dense layer is needed")
 
 
 class NetworkPolicy:
@@ -184,10 +226,10 @@ class NetworkPolicy:
     def initial_carry(self, batch_size):
         return jnp.zeros((batch_size, self.memory), jnp.float32) if self.memory else ()
 
-    def _apply(self, params, x, carry, first):
+    def _apply(self, params, obs, x, carry, first):
         head, log_std, value, carry = cast(tuple, self.network.apply({"params": params}, x, carry, first))
         if log_std is None:
-            return Categorical(head), value, carry
+            return over_offered(head, obs), value, carry
         log_std = jnp.broadcast_to(log_std, head.shape)
         if self.low is None or self.high is None:
             return Normal(head, log_std), value, carry
@@ -195,9 +237,26 @@ class NetworkPolicy:
         return TanhNormal(head, log_std, low, high), value, carry
 
     def step(self, params, frozen, obs, carry, first):
-        distribution, value, carry = self._apply(params, self.features(obs, 1)[None], carry, first[None])
+        obs = jax.tree.map(lambda x: x[None], obs)
+        distribution, value, carry = self._apply(params, obs, self.features(obs, 2), carry, first[None])
         return jax.tree.map(lambda x: x[0], distribution), value[0], carry
 
     def unroll(self, params, frozen, obs, carry, first):
-        distribution, value, _ = self._apply(params, self.features(obs, 2), carry, first)
+        distribution, value, _ = self._apply(params, obs, self.features(obs, 2), carry, first)
         return distribution, value
+
+
+def network_policy(env: Environment, env_params: Any, network: NetworkConfig, config: Any) -> NetworkPolicy:
+    """The actor-critic of a configuration for a world; `config` is not needed.
+
+    **Raises:** `TypeError` for an action space without a network, `ValueError` for options that it does not read.
+    """
+    refuse_unread(network, ["dueling"], "an actor-critic", prefix="network.")
+    return NetworkPolicy(
+        env.action_space(env_params),
+        hidden=network.hidden,
+        channels=network.channels,
+        memory=network.memory,
+        activation=network.activation,
+        features=None if network.channels else with_one_hots(env.observation_space(env_params)),
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from envs_jax.actions import mask_of
@@ -19,8 +20,18 @@ def over_offered(logits: Float[Array, "*B A"], obs: Any) -> Categorical:
     return Categorical(logits) if mask is None else Categorical.masked(logits, mask)
 
 
+def epsilon_greedy(q: Float[Array, "*B A"], obs: Any, epsilon: float | jax.Array) -> Categorical:
+    """The best of the offered actions, but with probability `epsilon` any of them, each with the same probability."""
+    mask = mask_of(obs)
+    offered = jnp.ones(q.shape, bool) if mask is None else mask
+    best = jnp.argmax(jnp.where(offered, q, -jnp.inf), axis=-1, keepdims=True) == jnp.arange(q.shape[-1])
+    random = offered / jnp.sum(offered, axis=-1, keepdims=True)
+    probs = (1 - epsilon) * best + epsilon * random
+    return Categorical.masked(jnp.log(jnp.where(probs > 0, probs, 1.0)), probs > 0)
+
+
 class Policy(Protocol):
-    """An actor and a critic, as pure functions of parameters: an MLP, a CNN, a GRU or a language model alike.
+    """An actor and a critic, as pure functions of parameters: an MLP, a CNN, a GRU or a language model.
 
     Rows are independent: what a row gets does not depend on the other rows of the batch. `step` and `unroll` agree:
     the first minibatch's probability ratio is 1 within 1e-5, and every run checks it.
@@ -59,6 +70,33 @@ class Policy(Protocol):
         """
 
 
+class QPolicy(Protocol):
+    """A policy that gives every action a value, as pure functions of parameters; it has no memory.
+
+    It acts as a `Policy` does (`step`), so that it can be evaluated and recorded; learners draw actions by `q`.
+    """
+
+    def init(self, key: jax.Array, obs: Any) -> tuple[Any, Any]:
+        """Draw parameters; see `Policy.init`."""
+        ...
+
+    def initial_carry(self, batch_size: int) -> Any:
+        """`()`."""
+
+    def q(self, params: Any, frozen: Any, obs: Any) -> Float[Array, "B A"]:
+        """The value of every action, float32; of actions that are not offered, minus infinity.
+
+        **Arguments:** `obs`, leaves `[B, ...]`. Rows are independent.
+        """
+        ...
+
+    def step(
+        self, params: Any, frozen: Any, obs: Any, carry: Any, first: Bool[Array, " B"]
+    ) -> tuple[Categorical, Float[Array, " B"], Any]:
+        """`(distribution, value, carry)`; the value is that of the best action."""
+        ...
+
+
 class Auxiliary(Protocol):
     """What else a policy learns from the passes that it makes anyway: a prediction at every step, with its own loss.
 
@@ -84,7 +122,7 @@ class Auxiliary(Protocol):
     ) -> tuple[Distribution, Float[Array, "T B"], Any]: ...
 
     def targets(self, params: Any, frozen: Any, rollout: Any, runner: Any) -> Any:
-        """What it should have predicted, leaves `[T, N, ...]`.
+        """What it should predict, leaves `[T, N, ...]`.
 
         **Arguments:** `rollout`, a `llmrl_jax.rl.rollout.Rollout` with the predictions made; `runner`, after it.
         """
@@ -94,5 +132,5 @@ class Auxiliary(Protocol):
         ...
 
     def report(self, rollout: Any, target: Any, task_names: tuple[str, ...]) -> dict[str, jax.Array]:
-        """float32 scalars on how good the predictions of a rollout were; nan where there is nothing to tell."""
+        """float32 scalars on how good the predictions of a rollout were; nan where there is nothing to report."""
         ...

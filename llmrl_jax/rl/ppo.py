@@ -28,8 +28,10 @@ from llmrl_jax.rl.gradient import (
     traced_floats,
 )
 from llmrl_jax.rl.learner import Learner
+from llmrl_jax.rl.networks import network_policy
 from llmrl_jax.rl.policy import Auxiliary, Policy
 from llmrl_jax.rl.ppo_config import PPOConfig, check
+from llmrl_jax.rl.registry import Algorithm
 from llmrl_jax.rl.returns import gae
 from llmrl_jax.rl.rollout import Rollout, Runner, collect, episode_metrics, place, start, task_names
 from llmrl_jax.rl.shuffle import permutations
@@ -319,3 +321,6 @@ class PPO:
         if self.auxiliary is not None:
             metrics |= self.auxiliary.report(rollout, batch.target, self.task_names)
         return metrics
+
+
+ALGORITHM = Algorithm(PPOConfig, make_ppo, network_policy)

@@ -7,12 +7,12 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import jax
 from jax.sharding import Mesh
 
 from envs_jax.env import Environment
 from llmrl_jax.parallel import RULES, Placement
 from llmrl_jax.rl.policy import Policy
+from llmrl_jax.rl.rollout import check_statistics
 
 
 @dataclass(frozen=True)
@@ -134,11 +134,4 @@ def check(config: PPOConfig, env: Environment, env_params: Any, policy: Policy, 
         for size, text in ((config.num_envs, f"num_envs {config.num_envs}"), (rows, what)):
             if size % ways:
                 raise ValueError(f"{text} is not divided by {devices}: {size} / {ways} = {size / ways:.2f}")
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    _, state = jax.eval_shape(env.reset, key, env_params)
-    action = jax.eval_shape(env.action_space(env_params).sample, key)
-    info = jax.eval_shape(env.step, key, state, action, env_params)[5]
-    if "episode_return" not in info:
-        raise ValueError(
-            "the environment does not report episode_return; wrap it in EpisodeStatistics (envs_jax.wrappers)"
-        )
+    check_statistics(env, env_params)

@@ -1,4 +1,4 @@
-"""Playing a policy in a batch of environments: the part that every on-policy algorithm shares."""
+"""Playing a policy in a batch of environments: the part that algorithms share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float
 from envs_jax.env import Environment, Wrapper
 from envs_jax.resets import VectorEnv
 from llmrl_jax.parallel import Placement
-from llmrl_jax.rl.policy import Auxiliary, Policy
+from llmrl_jax.rl.policy import Auxiliary, Policy, QPolicy
 
 
 @struct.dataclass
@@ -41,7 +41,7 @@ class Rollout:
     value: jax.Array
     """The critic's value of `obs`."""
     next_value: Any
-    """The critic's value of the observation that the step reached, before any reset; void where terminated."""
+    """The critic's value of the observation that the step reached, before any reset; meaningless where terminated."""
     reward: jax.Array
     terminated: jax.Array
     truncated: jax.Array
@@ -53,19 +53,37 @@ class Rollout:
     """Those of `EPISODE_INFO` that the environment reports."""
     prediction: Any = ()
     """What an auxiliary predicted from `obs`, see `llmrl_jax.rl.policy.Auxiliary`; `()` where there is none."""
+    next_obs: Any = ()
+    """The observation that the step reached, before any reset."""
 
 
 EPISODE_INFO = ("episode_return", "episode_length", "success", "task")
 """The entries of an environment's `info` that `episode_metrics` reads."""
 
 
-def start(env: VectorEnv, env_params: Any, policy: Policy, key: jax.Array) -> Runner:
+def start(env: VectorEnv, env_params: Any, policy: Policy | QPolicy, key: jax.Array) -> Runner:
     """Reset every environment."""
     env_params = jax.tree.map(
         lambda x: jax.lax.convert_element_type(x, jnp.result_type(x)), env_params
     )  # no weak types
     obs, env_state = jax.jit(env.reset)(key, env_params)
     return Runner(env_params, env_state, obs, policy.initial_carry(env.num_envs), jnp.ones(env.num_envs, bool))
+
+
+def step_info(env: Environment, env_params: Any) -> dict[str, Any]:
+    """The entries of an environment's `info`, as shapes."""
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    _, state = jax.eval_shape(env.reset, key, env_params)
+    action = jax.eval_shape(env.action_space(env_params).sample, key)
+    return jax.eval_shape(env.step, key, state, action, env_params)[5]
+
+
+def check_statistics(env: Environment, env_params: Any) -> None:
+    """Check that an environment reports its episodes. **Raises** `ValueError` where it does not."""
+    if "episode_return" not in step_info(env, env_params):
+        raise ValueError(
+            "the environment does not report episode_return; wrap it in EpisodeStatistics (envs_jax.wrappers)"
+        )
 
 
 def place(runner: Runner, placement: Placement) -> Runner:
@@ -175,7 +193,7 @@ def collect(
         rollout.terminated,
         rollout.truncated,
     )
-    return after, rollout.replace(next_value=next_value, carry=runner.carry)
+    return after, rollout.replace(next_value=next_value, carry=runner.carry, next_obs=final_obs)
 
 
 def task_names(env: Environment) -> tuple[str, ...]:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from llmrl_jax.agents.contract import untrained
+from llmrl_jax.agents.drrn import DRRNConfig
 from llmrl_jax.agents.evaluate import make_evaluator
 from llmrl_jax.rl.ppo_config import PPOConfig
 from llmrl_jax.systems.glam.agents import make_agent
 from llmrl_jax.systems.glam.config import GlamConfig
-from llmrl_jax.systems.glam.drrn import DRRNConfig
 from llmrl_jax.systems.glam.presets import DRRN, SYMBOLIC
 from llmrl_jax.systems.glam.symbolic import SymbolicConfig
 
@@ -58,15 +58,8 @@ def test_symbolic_ppo():
 
 @pytest.mark.slow
 def test_drrn():
-    small = DRRNConfig(
-        gradient_steps=16,
-        replay_size=20_000,
-        embedding_dim=32,
-        hidden_dim=64,
-        learning_rate=2e-3,
-        gamma=0.8,
-        pool_size=128,
-    )
-    config = replace(DRRN, env=WORLD, history=1, list_actions=False, num_actions=3, drrn=small)
+    sizes = DRRNConfig(embedding_dim=32, hidden_dim=64)
+    small = replace(DRRN.dqn, gradient_steps=16, replay_size=20_000, learning_rate=2e-3, gamma=0.8, pool_size=128)
+    config = replace(DRRN, env=WORLD, history=1, list_actions=False, num_actions=3, drrn=sizes, dqn=small)
     found, base = trained(config, 60_000), chance(num_actions=3)
     assert found > 0.85 > 0.75 > base, (found, base)

@@ -12,14 +12,15 @@ from envs_jax.env import Environment
 from envs_jax.wrappers import EpisodeStatistics, ScaleReward
 from llmrl_jax.agents.bot import BotPolicy, StateView
 from llmrl_jax.agents.contract import Agent, Baseline
+from llmrl_jax.agents.drrn import DRRNPolicy
 from llmrl_jax.agents.random import RandomPolicy
 from llmrl_jax.core.checks import nearest, option, refuse_unread
 from llmrl_jax.lm.tokens import WordTokenizer
 from llmrl_jax.parallel import make_mesh
+from llmrl_jax.rl.dqn import make_dqn
 from llmrl_jax.rl.ppo import make_ppo
 from llmrl_jax.systems.glam.build import build, make_world, with_actions
 from llmrl_jax.systems.glam.config import GlamConfig
-from llmrl_jax.systems.glam.drrn import DRRNPolicy, make_drrn
 from llmrl_jax.systems.glam.prompt import glam_prompt
 from llmrl_jax.systems.glam.symbolic import SymbolicPolicy, SymbolicView
 
@@ -63,7 +64,8 @@ def _drrn(config: GlamConfig) -> Baseline:
     compiled = template.compile(tokenizer, config.max_prompt or None)
     actions = compiled.candidates(template.actions)
     policy = DRRNPolicy(config.drrn, tokenizer.vocab_size, template.batched(compiled), actions)
-    return Baseline(config, env, params, policy, lambda: make_drrn(config.drrn, env, params, policy))
+    mesh = make_mesh(config.mesh) if config.mesh else None
+    return Baseline(config, env, params, policy, lambda: make_dqn(config.dqn, env, params, policy, mesh=mesh))
 
 
 def _random(config: GlamConfig) -> Baseline:
@@ -86,9 +88,9 @@ _ALL = {f.name for f in dataclasses.fields(GlamConfig)}
 _WORLD = {"agent", "env", "num_actions", "reward_scale"}
 
 AGENTS: dict[str, tuple[Callable[[GlamConfig], Agent], set[str]]] = {
-    "llm": (build, _ALL - {"symbolic", "drrn"}),
+    "llm": (build, _ALL - {"symbolic", "drrn", "dqn"}),
     "symbolic": (_symbolic, _WORLD | {"mesh", "ppo", "symbolic"}),
-    "drrn": (_drrn, _WORLD | {"history", "list_actions", "max_prompt", "drrn"}),
+    "drrn": (_drrn, _WORLD | {"history", "list_actions", "max_prompt", "mesh", "drrn", "dqn"}),
     "random": (_random, _ALL),
     "bot": (_bot, _ALL),
 }

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
+from llmrl_jax.agents.drrn import DRRN_DQN, DRRNConfig
 from llmrl_jax.agents.language import Scoring
 from llmrl_jax.core.checks import fields_at_least, refuse_unread
+from llmrl_jax.core.config import to_json
 from llmrl_jax.lm import LoRAConfig
+from llmrl_jax.rl.dqn_config import DQNConfig
 from llmrl_jax.rl.ppo_config import PPOConfig
-from llmrl_jax.systems.glam.drrn import DRRNConfig
 from llmrl_jax.systems.glam.symbolic import SymbolicConfig
 
 
@@ -52,9 +55,22 @@ class EmbeddedConfig:
             )
 
 
+def _with_dqn(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The values of a config.json whose `drrn` once held the learner beside the sizes of the network."""
+    sizes = {f.name for f in fields(DRRNConfig)}
+    given = values.get("drrn", {})
+    learner = {name: value for name, value in given.items() if name not in sizes}
+    if not learner or "dqn" in values:
+        return values
+    sized = {name: value for name, value in given.items() if name in sizes}
+    return {**values, "drrn": sized, "dqn": {**to_json(DRRN_DQN), **learner}}
+
+
 @dataclass(frozen=True)
 class GlamConfig:
     """What is learnt, by which model, in which world."""
+
+    upgraded = staticmethod(_with_dqn)
 
     agent: AgentName = "llm"
     """Who learns: `llm`, the language model; the baselines `symbolic` (Symbolic-PPO) and `drrn`. Each reads its own
@@ -124,7 +140,9 @@ class GlamConfig:
     symbolic: SymbolicConfig = field(default_factory=SymbolicConfig)
     """The network of the agent `symbolic`."""
     drrn: DRRNConfig = field(default_factory=DRRNConfig)
-    """The agent `drrn`."""
+    """The network of the agent `drrn`."""
+    dqn: DQNConfig = field(default_factory=lambda: DRRN_DQN)
+    """The learner of the agent `drrn`."""
 
     def __post_init__(self):
         fields_at_least(self, 1, "num_actions", "history", "value_width", "score_widths")
@@ -137,7 +155,7 @@ class GlamConfig:
         if not self.competence_coef:
             refuse_unread(self, ("stop_competence_gradient",), "an agent without --competence-coef")
         if self.policy == "heads":
-            refuse_unread(self, ("scoring",), "the policy heads, which scores no action strings,")
+            refuse_unread(self, ("scoring",), "--policy heads")
 
     def check_widths(self, meshed: bool) -> None:
         """**Arguments:** `meshed`, whether there is a mesh.

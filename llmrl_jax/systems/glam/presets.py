@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from llmrl_jax.agents.drrn import DRRN_DQN
 from llmrl_jax.core.checks import nearest
 from llmrl_jax.lm import LoRAConfig
 from llmrl_jax.rl import ppo_config
@@ -45,9 +46,9 @@ SYMBOLIC = GlamConfig(
     ),
 )
 """Symbolic-PPO's published values (glam reference, sections 1.2 and 4.2): 2,560 steps an update, in minibatches of
-1,280; what differs in the network is told in `llmrl_jax.systems.glam.symbolic`."""
+1,280; `llmrl_jax.systems.glam.symbolic` says what differs in the network."""
 
-DRRN = GlamConfig(agent="drrn")
+DRRN = GlamConfig(agent="drrn", dqn=DRRN_DQN)
 """DRRN's published values (glam reference, section 4.1)."""
 
 DEMO = GlamConfig(

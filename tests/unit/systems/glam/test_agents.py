@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from llmrl_jax.agents.contract import untrained
+from llmrl_jax.agents.drrn import DRRNConfig
 from llmrl_jax.agents.evaluate import make_evaluator
 from llmrl_jax.cli.main import main
 from llmrl_jax.systems.glam.agents import AGENTS, make_agent
 from llmrl_jax.systems.glam.config import GlamConfig
-from llmrl_jax.systems.glam.drrn import DRRNConfig
 from llmrl_jax.systems.glam.presets import DRRN, OF_AGENT, SYMBOLIC
 from llmrl_jax.systems.glam.symbolic import SymbolicConfig
 from tests.glam import TINY, WORLD
@@ -25,7 +25,7 @@ from tests.glam import TINY, WORLD
 SMALL = {
     "llm": TINY,
     "symbolic": replace(SYMBOLIC, env=WORLD, symbolic=SymbolicConfig(image_dim=16, instr_dim=4, memory_dim=4)),
-    "drrn": replace(DRRN, env=WORLD, drrn=DRRNConfig(embedding_dim=4, hidden_dim=4, replay_size=128)),
+    "drrn": replace(DRRN, env=WORLD, drrn=DRRNConfig(4, 4), dqn=replace(DRRN.dqn, replay_size=128)),
     "random": GlamConfig(agent="random", env=WORLD),
     "bot": GlamConfig(agent="bot", env=WORLD),
 }
@@ -82,7 +82,7 @@ def test_settings_that_an_agent_does_not_read_are_refused():
 FLAGS = {
     "symbolic": "--ppo.num-envs 4 --ppo.num-steps 4 --ppo.minibatches 2 --ppo.epochs 1 --ppo.pool-size 8"
     " --symbolic.image-dim 16 --symbolic.instr-dim 4 --symbolic.memory-dim 4",
-    "drrn": "--drrn.num-envs 4 --drrn.num-steps 4 --drrn.batch-size 8 --drrn.replay-size 64 --drrn.pool-size 8"
+    "drrn": "--dqn.num-envs 4 --dqn.num-steps 4 --dqn.batch-size 8 --dqn.replay-size 64 --dqn.pool-size 8"
     " --drrn.embedding-dim 4 --drrn.hidden-dim 4 --history 1",  # a window without actions
 }
 

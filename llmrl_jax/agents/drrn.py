@@ -1,0 +1,121 @@
+"""DRRN: Q-values of actions given as text (He et al., 1511.04636), GLAM's off-policy baseline (glam reference, 4.1).
+
+One GRU reads the prompt, another each action, and an MLP on the two states gives the action's value. Actions are drawn
+from a softmax over the values. It learns by `llmrl_jax.rl.dqn`. Not reproduced: the published code forgot the first
+observation of every episode but the first, and its logs dropped the episodes that had just ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from envs_jax.actions import mask_of
+from envs_jax.text import TokenTable
+from llmrl_jax.core.checks import fields_at_least
+from llmrl_jax.rl.distributions import Categorical
+from llmrl_jax.rl.dqn_config import DQNConfig
+from llmrl_jax.rl.layers import GRU, linear
+from llmrl_jax.rl.policy import over_offered
+
+
+@dataclass(frozen=True)
+class DRRNConfig:
+    """Sizes of DRRN's network; the defaults are the published ones."""
+
+    embedding_dim: int = 128
+    """Width of the tokens' embeddings."""
+    hidden_dim: int = 128
+    """Width of both GRUs and of the MLP's hidden layer."""
+
+    def __post_init__(self):
+        fields_at_least(self, 1, "embedding_dim", "hidden_dim", prefix="drrn.")
+
+
+DRRN_DQN = DQNConfig(
+    num_envs=32,
+    num_steps=4,
+    gradient_steps=1,
+    batch_size=64,
+    replay_size=1_500_000,
+    gamma=0.9,
+    double=False,
+    target_every=0,
+    learning_rate=1e-4,
+    max_grad_norm=5.0,
+    acting="softmax",
+)
+"""The published hyper-parameters (glam reference, section 4.1): one network, its own target. The memory takes 265 bytes
+a step in MixedTrainLocal. The published one has room for 5,000,000 steps, of which runs of 1,500,000 fill no more."""
+
+
+class DRRNNetwork(nn.Module):
+    """The value of every action after every prompt."""
+
+    vocab_size: int
+    embedding_dim: int
+    hidden_dim: int
+
+    @nn.compact
+    def __call__(
+        self,
+        tokens: Int[Array, "B S"],
+        lengths: Int[Array, " B"],
+        actions: Int[Array, "A W"],
+        action_lengths: Int[Array, " A"],
+    ) -> Float[Array, "B A"]:
+        """**Arguments:** right-padded tokens and their numbers, of the prompts and of the actions."""
+        normal = nn.initializers.normal(1.0)
+        embed = nn.Embed(self.vocab_size, self.embedding_dim, embedding_init=normal, name="embed")
+        state = GRU(self.hidden_dim, name="state")(embed(tokens), lengths)
+        action = GRU(self.hidden_dim, name="action")(embed(actions), action_lengths)
+        shape = (tokens.shape[0], actions.shape[0], self.hidden_dim)
+        pairs = [jnp.broadcast_to(state[:, None], shape), jnp.broadcast_to(action[None], shape)]
+        x = nn.relu(linear(2 * self.hidden_dim, self.hidden_dim, "hidden")(jnp.concatenate(pairs, axis=-1)))
+        return linear(self.hidden_dim, 1, "q")(x)[..., 0]
+
+
+class DRRNPolicy:
+    """DRRN's agent, a `llmrl_jax.rl.policy.QPolicy`: a softmax over the values of the actions."""
+
+    recurrent = False
+
+    def __init__(
+        self,
+        config: DRRNConfig,
+        vocab_size: int,
+        prompts: Callable[[Any], tuple[Array, Array]],
+        actions: TokenTable,
+    ):
+        """**Arguments:** `config`, for its sizes; `vocab_size`, of the tokenizer; `prompts`, from a batched observation
+        to `(tokens int32 [B, S], lengths int32 [B])`, inside jit; `actions`, the tokens of the action strings."""
+        self.prompts, self.actions = prompts, actions
+        self.network = DRRNNetwork(vocab_size, config.embedding_dim, config.hidden_dim)
+
+    def _inputs(self, obs: Any) -> tuple[Array, Array, Array, Array]:
+        return *self.prompts(obs), jnp.asarray(self.actions.tokens), jnp.asarray(self.actions.lengths)
+
+    def init(self, key: jax.Array, obs: Any) -> tuple[Any, tuple[()]]:
+        """Draw parameters for a batched observation; nothing is frozen."""
+        return jax.jit(self.network.init)(key, *self._inputs(obs))["params"], ()
+
+    def initial_carry(self, batch_size: int) -> tuple[()]:
+        return ()
+
+    def q(self, params: Any, frozen: Any, obs: Any) -> Float[Array, "B A"]:
+        """The value of every action; of those that are not offered, minus infinity."""
+        values: Any = self.network.apply({"params": params}, *self._inputs(obs))
+        mask = mask_of(obs)
+        return values if mask is None else jnp.where(mask, values, -jnp.inf)
+
+    def step(
+        self, params: Any, frozen: Any, obs: Any, carry: Any, first: Bool[Array, " B"]
+    ) -> tuple[Categorical, Float[Array, " B"], Any]:
+        q = self.q(params, frozen, obs)
+        return over_offered(q, obs), jnp.max(q, axis=-1), carry

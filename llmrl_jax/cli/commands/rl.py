@@ -1,0 +1,26 @@
+"""Reinforcement learning without language: train an algorithm in a world with a small network."""
+
+from __future__ import annotations
+
+from llmrl_jax.run.flags import Get, command
+from llmrl_jax.run.rl_training import RLRun, settings_class
+
+
+def start(get: Get) -> RLRun:
+    """The settings of an algorithm."""
+    return settings_class(get("algo") or "ppo")()
+
+
+@command(RLRun, start=start)
+def train(config: RLRun) -> int:
+    """Train an algorithm in a world: `llmrl rl train --algo ppo --env CartPole-v1 --steps 1e6`.
+
+    The options of the algorithm have its name, as in `--dqn.n-step 3`: `--algo dqn --help` lists them. At the end it
+    plays held-out episodes, greedy and sampled. `--run.resume runs/NAME` continues a run with its own settings."""
+    from llmrl_jax.run import rl_training
+
+    rl_training.train(config)
+    return 0
+
+
+COMMANDS = {"train": train}

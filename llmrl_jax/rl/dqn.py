@@ -1,0 +1,299 @@
+"""Deep Q-learning (Mnih et al., Nature 518, 2015), for any policy that gives every action a value.
+
+One update plays `num_steps` steps in `num_envs` environments, remembers them, and takes `gradient_steps` gradient steps
+on batches from the memory. Options: double Q-learning (van Hasselt et al., 1509.06461), a target network copied now and
+then or followed slowly, n-step returns, prioritised replay (Schaul et al., 1511.05952), actions drawn epsilon-greedily
+or from a softmax over the values. The state holds the memory too, so the learner resumes, vmaps and shards as PPO does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+from jax.sharding import Mesh
+from jaxtyping import Array, Bool, Float
+
+from envs_jax.env import Environment
+from envs_jax.resets import VectorEnv
+from llmrl_jax.parallel import Placement
+from llmrl_jax.rl.distributions import Categorical
+from llmrl_jax.rl.dqn_config import DQNConfig, check
+from llmrl_jax.rl.gradient import FlatTree, clipped_adam, descend, linear_decay, traced_floats
+from llmrl_jax.rl.learner import Learner
+from llmrl_jax.rl.policy import QPolicy, epsilon_greedy, over_offered
+from llmrl_jax.rl.q_network import network_q_policy
+from llmrl_jax.rl.registry import Algorithm
+from llmrl_jax.rl.replay import Replay, Ring, Transition, importance_weights
+from llmrl_jax.rl.rollout import EPISODE_INFO, Runner, episode_metrics, place, start, task_names
+
+
+@struct.dataclass
+class DQNState:
+    """Everything that DQN carries from update to update, its whole memory included."""
+
+    params: Any
+    """What is trained."""
+    frozen: Any
+    """What the policy reads and nothing changes."""
+    target: Any
+    """The parameters of the target network; `()` where there is none."""
+    opt_state: Any
+    """Adam's moments."""
+    replay: Ring
+    runner: Runner
+    """The environments, in the middle of their episodes."""
+    hparams: dict[str, jax.Array]
+    """The config's floats by name, float32 `[]`."""
+    key: jax.Array
+    """The key of the whole run; update `i` uses `fold_in(key, i)`."""
+    update: jax.Array
+    """int32 `[]`, updates done."""
+
+
+# --- the loss ---------------------------------------------------------------------------------------------------------
+
+
+def q_targets(
+    reward: Float[Array, " B"],
+    terminated: Bool[Array, " B"],
+    next_value: Float[Array, " B"],
+    discount: float | jax.Array,
+) -> Float[Array, " B"]:
+    """What the values of the chosen actions are drawn to: `reward + discount * next_value`, the reward alone at an end.
+
+    **Arguments:** `discount`, of all steps that `reward` adds up, one number or `[B]`.
+    """
+    return reward + discount * jnp.where(terminated, 0.0, next_value)
+
+
+def dqn_loss(
+    params: Any,
+    frozen: Any,
+    target: Any,
+    batch: Transition,
+    policy: QPolicy,
+    discount: float | jax.Array,
+    *,
+    double: bool = False,
+    delta: float | jax.Array = 1.0,
+    weight: Float[Array, " B"] | None = None,
+) -> tuple[jax.Array, tuple[dict[str, jax.Array], Float[Array, " B"]]]:
+    """The mean Huber loss of the chosen actions' values against `q_targets`.
+
+    **Arguments:** `target`, the parameters behind the targets, which get no gradient; `batch`, leaves `[B, ...]`;
+    `discount`, see `q_targets`; `double`, whether `params` choose the action that `target` values (1509.06461, eq. 4)
+    instead of `target`; `delta`, where the loss becomes linear; `weight`, of each row (None: 1).
+    **Returns:** the loss; its metrics, float32 scalars; and the absolute errors.
+    """
+    q = policy.q(params, frozen, batch.obs)
+    chosen = jnp.take_along_axis(q, batch.action[:, None], axis=-1)[:, 0]
+    next_q = policy.q(target, frozen, batch.next_obs)
+    if double:
+        best = jnp.argmax(policy.q(params, frozen, batch.next_obs), axis=-1)
+        next_value = jnp.take_along_axis(next_q, best[:, None], axis=-1)[:, 0]
+    else:
+        next_value = jnp.max(next_q, axis=-1)
+    wanted = jax.lax.stop_gradient(q_targets(batch.reward, batch.terminated, next_value, discount))
+    losses = optax.losses.huber_loss(chosen, wanted, delta=delta)  # type: ignore[arg-type]
+    loss = jnp.mean(losses if weight is None else weight * losses)
+    metrics = {"loss": loss, "q_mean": jnp.mean(chosen), "target_mean": jnp.mean(wanted)}
+    return loss, (metrics, jnp.abs(chosen - wanted))
+
+
+# --- the learner ------------------------------------------------------------------------------------------------------
+
+
+def make_dqn(
+    config: DQNConfig, env: Environment, env_params: Any, policy: QPolicy, mesh: Mesh | None = None
+) -> Learner:
+    """Build DQN as a `Learner`.
+
+    **Arguments:** `config`; `env`, one environment, wrapped (with `EpisodeStatistics`), not batched; `env_params`;
+    `policy`; `mesh`, over whose axes data and fsdp the environments, the memory and batches are split.
+    **Returns:** the learner. Its metrics are those of `dqn_loss` (means over the gradient steps), `grad_norm` (before
+    clipping), `entropy` and `value_mean` of the policy that acted, `epsilon` where actions are drawn so, `replay_size`,
+    `nonfinite` (1 where a loss or gradient was not finite, bounded by 0), and those of `episode_metrics`.
+    **Raises:** `ValueError` where sizes do not divide (the arithmetic is shown), or the environment does not report
+    its episodes.
+    """
+    check(config, env, env_params, mesh)
+    dqn = DQN(config, env, env_params, policy, Placement(mesh))
+    return Learner(dqn.init, dqn.update, config.num_envs * config.num_steps, {"nonfinite": 0.0})
+
+
+@struct.dataclass
+class Played:
+    """What is recorded of steps besides what is remembered; leaves `[T, N]`."""
+
+    done: jax.Array
+    value: jax.Array
+    """The highest value of an action."""
+    entropy: jax.Array
+    """Of the distribution that the action was drawn from."""
+    info: dict[str, jax.Array]
+
+
+class DQN:
+    """DQN's update and the parts that it is made of; `make_dqn` says what the arguments are."""
+
+    def __init__(self, config: DQNConfig, env: Environment, env_params: Any, policy: QPolicy, placement: Placement):
+        self.config, self.env_params, self.policy, self.placement = config, env_params, policy, placement
+        self.task_names = task_names(env)
+        self.vector = VectorEnv(
+            env, config.num_envs, policy=config.reset, pool_size=config.pool_size, reset_ratio=config.reset_ratio
+        )
+        prioritized = config.replay == "prioritized"
+        self.memory = Replay(config.capacity, rows=config.num_envs, prioritized=prioritized)
+
+    def init(self, key: jax.Array) -> DQNState:
+        env_key, policy_key, run_key = jax.random.split(key, 3)
+        runner = start(self.vector, self.env_params, self.policy, env_key)
+        params, frozen = self.placement.settled(self.policy.init(policy_key, runner.obs))
+        target = jax.tree.map(jnp.copy, params) if self.config.target_every else ()
+        hparams = traced_floats(self.config)
+        opt_state = self.placement.settled(clipped_adam(hparams).init(params))
+        obs = jax.tree.map(lambda x: x[0], runner.obs)
+        action, reward, flag = jnp.int32(0), jnp.float32(0), jnp.bool(False)
+        truncated = flag if self.config.n_step > 1 else ()
+        replay = self._placed(self.memory.init(Transition(obs, action, reward, obs, flag, truncated)))
+        counters = self.placement.whole((hparams, run_key, jnp.int32(0)))
+        return DQNState(params, frozen, target, opt_state, replay, place(runner, self.placement), *counters)
+
+    def update(self, state: DQNState) -> tuple[DQNState, dict[str, jax.Array]]:
+        """Play, remember, gradient steps, target network."""
+        with self.placement.context():
+            pool_key, play_key, learn_key = jax.random.split(jax.random.fold_in(state.key, state.update), 3)
+            runner, steps, played = self._play(state, pool_key, play_key)
+            replay = self._placed(self.memory.add(state.replay, steps))
+            params, opt_state, replay, metrics = self._learn_when_ready(state.replace(replay=replay), learn_key)
+            metrics |= {
+                "entropy": jnp.mean(played.entropy),
+                "value_mean": jnp.mean(played.value),
+                "replay_size": replay.size,
+                "nonfinite": ~(jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["grad_norm"])),
+                **({"epsilon": self._epsilon(state)} if self.config.acting == "epsilon" else {}),
+                **episode_metrics(played.info, played.done, self.task_names),
+            }
+            state = state.replace(
+                params=params,
+                target=self._follow(state, params),
+                opt_state=opt_state,
+                replay=self._placed(replay),
+                runner=place(runner, self.placement),
+                update=state.update + 1,
+            )
+            return state, {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()}
+
+    def _placed(self, replay: Ring) -> Ring:
+        return self.memory.place(replay, self.placement.rows, self.placement.whole)
+
+    # --- play ---------------------------------------------------------------------------------------------------------
+
+    def _epsilon(self, state: DQNState) -> Float[Array, ""]:
+        """The probability of a random action in an update."""
+        begin, end = state.hparams["epsilon_start"], state.hparams["epsilon_end"]
+        updates = self.config.epsilon_steps / (self.config.num_envs * self.config.num_steps)
+        return end + (begin - end) * linear_decay(state.update, updates)
+
+    def _distribution(self, state: DQNState, q: Float[Array, "N A"], obs: Any) -> Categorical:
+        if self.config.acting == "epsilon":
+            return epsilon_greedy(q, obs, self._epsilon(state))
+        return over_offered(q / state.hparams["temperature"], obs)
+
+    def _play(self, state: DQNState, pool_key: jax.Array, key: jax.Array) -> tuple[Runner, Transition, Played]:
+        """`num_steps` steps in every environment: what is remembered and what is recorded, leaves `[T, N, ...]`."""
+        config, rows = self.config, self.placement.rows
+
+        def step(runner, t):
+            act_key, step_key = jax.random.split(jax.random.fold_in(key, t))
+            q = self.policy.q(state.params, state.frozen, runner.obs)
+            distribution = self._distribution(state, q, runner.obs)
+            action = distribution.sample(act_key)
+            obs, env_state, reward, terminated, truncated, info = self.vector.step(
+                step_key, runner.env_state, action, runner.env_params
+            )
+            done = terminated | truncated
+            ends = terminated if config.bootstrap_truncation else done
+            cut = truncated if config.n_step > 1 else ()
+            seen = Transition(runner.obs, action, reward, info["final_observation"], ends, cut)
+            reported = {name: info[name] for name in EPISODE_INFO if name in info}
+            played = Played(done, jnp.max(q, axis=-1), distribution.entropy(), reported)
+            runner = runner.replace(env_state=env_state, obs=rows(obs), first=rows(done))
+            return runner, (seen, played)
+
+        runner = state.runner
+        runner = runner.replace(env_state=self.vector.refresh(pool_key, runner.env_state, runner.env_params))
+        runner, (steps, played) = jax.lax.scan(step, runner, jnp.arange(config.num_steps))
+        return runner, steps, played
+
+    # --- learn --------------------------------------------------------------------------------------------------------
+
+    def _learn_when_ready(self, state: DQNState, key: jax.Array) -> tuple[Any, Any, Ring, dict[str, jax.Array]]:
+        if not self.config.learning_starts:
+            return self._learn(state, key)
+
+        def wait(state, key):
+            zeros = {name: jnp.float32(0) for name in ("loss", "q_mean", "target_mean", "grad_norm")}
+            return state.params, state.opt_state, state.replay, zeros
+
+        ready = self.memory.can_sample(state.replay, self.config.learning_starts)
+        return jax.lax.cond(ready, self._learn, wait, state, key)
+
+    def _learn(self, state: DQNState, key: jax.Array) -> tuple[Any, Any, Ring, dict[str, jax.Array]]:
+        """`gradient_steps` steps on batches from the memory; metrics are means over them."""
+        config, hparams, replay = self.config, state.hparams, state.replay
+        flat = FlatTree(state.params, allowed=self.placement.mesh is None)
+        optimizer = clipped_adam(hparams)
+
+        def loss(params, batch, discount, target, weight):
+            options = {"double": config.double, "delta": hparams["huber_delta"], "weight": weight}
+            return dqn_loss(flat.restore(params), state.frozen, target, batch, self.policy, discount, **options)
+
+        def gradient_step(carry, key):
+            params, opt_state, priorities = carry
+            ring = replay.replace(priorities=priorities)
+            index, batch, discount, weight = self._sample(ring, key, hparams)
+            target = state.target if config.target_every else flat.restore(params)
+            grads, (metrics, errors) = jax.grad(loss, has_aux=True)(params, batch, discount, target, weight)
+            params, opt_state, norm = descend(optimizer, params, grads, opt_state, hparams["learning_rate"])
+            if config.replay == "prioritized":
+                priority = (errors + 1e-6) ** hparams["priority_alpha"]
+                priorities = self.memory.prioritize(ring, index, priority).priorities
+            return (params, opt_state, priorities), metrics | {"grad_norm": norm}
+
+        carry = (flat.flatten(state.params), flat.flatten_moments(state.opt_state), replay.priorities)
+        keys = jax.random.split(key, config.gradient_steps)
+        (params, opt_state, priorities), metrics = jax.lax.scan(gradient_step, carry, keys)
+        metrics = {name: jnp.mean(x) for name, x in metrics.items()}
+        return flat.restore(params), flat.restore_moments(opt_state), replay.replace(priorities=priorities), metrics
+
+    def _sample(
+        self, ring: Ring, key: jax.Array, hparams: dict[str, jax.Array]
+    ) -> tuple[jax.Array, Transition, jax.Array, jax.Array | None]:
+        """A batch: places in the memory, what is there, the discounts of its targets, and importance weights if any."""
+        config, weight = self.config, None
+        if config.replay == "prioritized":
+            drawn = self.memory.draw_prioritized(ring, key, config.batch_size)
+            weight = importance_weights(drawn.probability, ring.size, hparams["priority_beta"])
+        else:
+            drawn = self.memory.draw(ring, key, config.batch_size)
+        if config.n_step > 1:
+            batch, discount = self.memory.n_step(ring, drawn.index, config.n_step, hparams["gamma"])
+        else:
+            batch, discount = self.memory.get(ring, drawn.index), hparams["gamma"]
+        return drawn.index, self.placement.rows(batch), discount, weight
+
+    def _follow(self, state: DQNState, params: Any) -> Any:
+        """The target network after an update."""
+        if not self.config.target_every:
+            return state.target
+        due = (state.update + 1) % self.config.target_every == 0
+        tau = state.hparams["target_tau"]
+        return jax.tree.map(lambda new, old: jnp.where(due, tau * new + (1 - tau) * old, old), params, state.target)
+
+
+ALGORITHM = Algorithm(DQNConfig, make_dqn, network_q_policy)

@@ -1,0 +1,127 @@
+"""The hyper-parameters of DQN, and what must hold between them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from jax.sharding import Mesh
+
+from envs_jax.env import Environment
+from llmrl_jax.core.checks import above, at_least, between, fields_at_least
+from llmrl_jax.parallel import RULES, Placement
+from llmrl_jax.rl.rollout import check_statistics
+
+
+@dataclass(frozen=True)
+class DQNConfig:
+    """Hyper-parameters. Floats are traced (`state.hparams`): they can differ between the rows of a vmap."""
+
+    num_envs: int = 16
+    """Environments played at once; over a mesh, a multiple of its data x fsdp devices."""
+    num_steps: int = 4
+    """Steps per environment and update."""
+    gradient_steps: int = 4
+    """Gradient steps per update."""
+    batch_size: int = 64
+    """Remembered steps in a gradient step; over a mesh, a multiple of its data x fsdp devices."""
+    replay_size: int = 100_000
+    """Steps remembered at most, rounded down to a multiple of num_envs. Room for all is taken at once, in checkpoints
+    too."""
+    learning_starts: int = 0
+    """Remembered steps before the first gradient step; until then losses are reported as 0."""
+    gamma: float = 0.99
+    """Discount per step, 0 to 1."""
+    n_step: int = 1
+    """Steps whose rewards a target adds up before it bootstraps."""
+    double: bool = True
+    """Whether the network that learns chooses the action that the target network values (double Q-learning)."""
+    target_every: int = 50
+    """Updates between changes of the target network; 0: there is no target network, the learning one is its own."""
+    target_tau: float = 1.0
+    """How far the target network then moves towards the learning one, 0 to 1; 1 copies it. Polyak averaging: a small
+    number, with target_every 1."""
+    huber_delta: float = 1.0
+    """Error of a value beyond which the loss is linear instead of quadratic."""
+    learning_rate: float = 5e-4
+    """Step size of Adam."""
+    max_grad_norm: float = 10.0
+    """Global norm to which gradients are clipped; inf: never."""
+    adam_b1: float = 0.9
+    """Adam's decay of the mean."""
+    adam_b2: float = 0.999
+    """Adam's decay of the square."""
+    adam_eps: float = 1e-8
+    """Adam's epsilon."""
+    acting: Literal["epsilon", "softmax"] = "epsilon"
+    """How actions are drawn: `epsilon`, the best one, but a random one with probability epsilon; `softmax`, with
+    probabilities proportional to exp(value / temperature)."""
+    epsilon_start: float = 1.0
+    """With `acting` epsilon: the probability of a random action at first."""
+    epsilon_end: float = 0.05
+    """With `acting` epsilon: that probability in the end."""
+    epsilon_steps: int = 20_000
+    """With `acting` epsilon: environment steps over which it falls linearly."""
+    temperature: float = 1.0
+    """With `acting` softmax: the temperature, in units of value."""
+    replay: Literal["uniform", "prioritized"] = "uniform"
+    """How remembered steps are drawn: `prioritized`, in proportion to (|error of the value| + 1e-6) ** priority_alpha,
+    with the importance weights of the paper."""
+    priority_alpha: float = 0.6
+    """With `replay` prioritized: 0 draws uniformly, 1 in proportion to the error."""
+    priority_beta: float = 0.4
+    """With `replay` prioritized: how far importance weights correct the draw, 0 to 1."""
+    bootstrap_truncation: bool = True
+    """Whether a time-out is worth the value of its last observation; False treats it as terminal, as GLAM does."""
+    reset: Literal["pool", "always", "optimistic"] = "pool"
+    """How episodes restart, see `envs_jax.VectorEnv`; the pool is renewed before every update."""
+    pool_size: int = 256
+    """Prepared episodes, with `reset` pool."""
+    reset_ratio: int = 16
+    """Environments per fresh episode and step, with `reset` optimistic; divides num_envs."""
+
+    def __post_init__(self):
+        counts = ("num_envs", "num_steps", "gradient_steps", "batch_size", "replay_size", "n_step", "epsilon_steps")
+        fields_at_least(self, 1, *counts, "pool_size", "reset_ratio", prefix="dqn.")
+        fields_at_least(self, 0, "learning_starts", "target_every", "learning_rate", "adam_eps", prefix="dqn.")
+        if not math.isinf(self.max_grad_norm):
+            at_least("dqn.max_grad_norm", self.max_grad_norm, 0)
+        fractions = ("gamma", "target_tau", "adam_b1", "adam_b2", "epsilon_start", "epsilon_end", "priority_alpha")
+        for name in (*fractions, "priority_beta"):
+            between(f"dqn.{name}", getattr(self, name), 0, 1)
+        above("dqn.temperature", self.temperature, 0)
+        above("dqn.huber_delta", self.huber_delta, 0)
+        steps, what = self.num_envs * self.num_steps, f"num_envs {self.num_envs} x num_steps {self.num_steps}"
+        if steps > self.capacity:
+            raise ValueError(
+                f"{what} = {steps} steps in an update, but dqn.replay_size is {self.replay_size}: raise it"
+            )
+        for name, most in (("learning_starts", self.capacity), ("n_step", self.capacity // self.num_envs)):
+            if getattr(self, name) > most:
+                per = " per environment" if name == "n_step" else ""
+                raise ValueError(
+                    f"dqn.{name} is {getattr(self, name)}, but the memory holds {most} steps{per}: raise "
+                    f"dqn.replay_size, which is {self.replay_size}, or lower dqn.{name}"
+                )
+
+    @property
+    def capacity(self) -> int:
+        """Steps that the memory holds."""
+        return self.replay_size // self.num_envs * self.num_envs
+
+
+def check(config: DQNConfig, env: Environment, env_params: Any, mesh: Mesh | None) -> None:
+    """Refuse a configuration that cannot be run with these environments and this mesh.
+
+    **Raises:** `ValueError` where sizes do not divide (the arithmetic is shown), or the environment does not report its
+    episodes.
+    """
+    if mesh is not None:
+        ways = Placement(mesh).row_devices
+        devices = " x ".join(f"{axis} {mesh.shape[axis]}" for axis in RULES["batch"]) + f" = {ways} devices"
+        for name in ("num_envs", "batch_size"):
+            size = getattr(config, name)
+            if size % ways:
+                raise ValueError(f"dqn.{name} {size} is not divided by {devices}: {size} / {ways} = {size / ways:.2f}")
+    check_statistics(env, env_params)

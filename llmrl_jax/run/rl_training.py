@@ -1,0 +1,180 @@
+"""Any registered algorithm in any registered world, with a small network: what `llmrl rl train` does."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field, make_dataclass
+from typing import Annotated, Any, ClassVar
+
+import jax
+import numpy as np
+import tyro
+
+import envs_jax
+from envs_jax.env import Environment
+from envs_jax.wrappers import EpisodeStatistics
+from llmrl_jax.agents.evaluate import Episodes, make_evaluator
+from llmrl_jax.core import config as configs
+from llmrl_jax.core.checks import at_least
+from llmrl_jax.core.config import FREE
+from llmrl_jax.parallel import make_mesh
+from llmrl_jax.rl.learner import Learner
+from llmrl_jax.rl.networks import NetworkConfig
+from llmrl_jax.rl.registry import ALGORITHMS, algorithm
+from llmrl_jax.rl.rollout import step_info
+from llmrl_jax.run.config import RunConfig
+from llmrl_jax.run.folder import write_summary
+from llmrl_jax.run.loop import RunResult, train as run_training
+from llmrl_jax.run.report.statistics import mean_interval, wilson
+
+
+ALGO_HELP = f"Algorithm: {', '.join(sorted(ALGORITHMS))}."
+
+
+@dataclass(frozen=True)
+class RLRun:
+    """A run of an algorithm in a world, with a small network. `settings_class(algo)` adds the algorithm's own options,
+    under its name."""
+
+    KIND: ClassVar[str] = "rl train"
+
+    algo: Annotated[str, tyro.conf.arg(help=ALGO_HELP)] = "ppo"
+    """Algorithm, a name of `llmrl_jax.rl.registry`."""
+    env: str = "CartPole-v1"
+    """World, one of `llmrl envs list`."""
+    steps: int = field(default=1_000_000, metadata=FREE)
+    """Environment steps over all environments, rounded up to whole updates."""
+    eval_episodes: int = field(default=100, metadata=FREE)
+    """Held-out episodes per evaluation, for each way of acting: at the end, and where `run.eval_every` says."""
+    mesh: str = field(default="", metadata=FREE)
+    """Devices by axis, as in `data=4`: environments are split over `data` and `fsdp`. Empty: one device."""
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    run: RunConfig = field(default_factory=lambda: RunConfig(log_every=10, checkpoint_every=200))
+
+    def __post_init__(self):
+        at_least("steps", self.steps, 1)
+        at_least("eval_episodes", self.eval_episodes, 1)
+
+    @property
+    def hyper(self) -> Any:
+        """The algorithm's own configuration."""
+        return getattr(self, self.algo)
+
+
+@functools.cache
+def settings_class(algo: str) -> type[RLRun]:
+    """`RLRun` with the options of an algorithm, as `algo` and as a field of that name.
+
+    **Raises:** `KeyError`, naming the nearest, for an unknown algorithm.
+    """
+    config = algorithm(algo).config
+    name = Annotated[str, tyro.conf.arg(help=ALGO_HELP)]
+    return make_dataclass(
+        "RLRun",
+        [("algo", name, field(default=algo)), (algo, config, field(default_factory=config))],
+        bases=(RLRun,),
+        frozen=True,
+        namespace={"__doc__": RLRun.__doc__, "__module__": __name__},
+    )
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a run's settings stand for."""
+
+    env: Environment
+    env_params: Any
+    policy: Any
+    learner: Learner
+
+
+def make(config: RLRun) -> Made:
+    """The world, the policy and the learner of a run.
+
+    **Raises:** `KeyError` for unknown names; `ValueError` or `TypeError` for a world that the algorithm cannot play, or
+    options that do not fit together.
+    """
+    env, env_params = envs_jax.make(config.env)
+    env, found = EpisodeStatistics(env), algorithm(config.algo)
+    policy = found.policy(env, env_params, config.network, config.hyper)
+    mesh = make_mesh(config.mesh) if config.mesh else None
+    return Made(env, env_params, policy, found.make(config.hyper, env, env_params, policy, mesh))
+
+
+def evaluation(made: Made, episodes: int) -> Callable[[Any, jax.Array], dict[str, float]]:
+    """`(state, key) -> summary` of held-out episodes, greedy and sampled, by one compiled program.
+
+    Return and length come with the bounds of their 95% intervals, success (where the world reports it) likewise.
+    """
+    play = make_evaluator(made.env, made.env_params, made.policy, episodes=episodes)
+    succeeds = "success" in step_info(made.env, made.env_params)
+
+    def evaluate(state: Any, key: jax.Array) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for name, greedy in (("sampled", False), ("greedy", True)):
+            outcome = play(state.params, state.frozen, key, greedy=greedy)
+            found |= {f"{name}/{what}": value for what, value in _summary(outcome, succeeds).items()}
+        return found
+
+    return evaluate
+
+
+def _summary(episodes: Episodes, succeeds: bool) -> dict[str, float]:
+    known = {
+        "episode_return": mean_interval(episodes.episode_return),
+        "episode_length": mean_interval(episodes.episode_length),
+    }
+    if succeeds:
+        known["success"] = wilson(int(np.sum(episodes.success)), int(np.size(episodes.success)))
+    ends = (("", "mean"), ("_low", "low"), ("_high", "high"))
+    return {f"{name}{end}": float(getattr(x, part)) for name, x in known.items() for end, part in ends}
+
+
+def train(config: RLRun) -> RunResult:
+    """Train, evaluate greedy and sampled actions, and keep the run in its folder, with `eval-UPDATE.json`.
+
+    **Arguments:** `config`, made by the class of `settings_class(algo)`.
+    **Returns:** how it ended. **Raises:** what `make` and `llmrl_jax.run.loop.train` raise.
+    """
+    made = make(config)
+    evaluate = evaluation(made, config.eval_episodes)
+    result = run_training(
+        made.learner,
+        config.run,
+        num_updates=-(-config.steps // made.learner.steps_per_update),
+        evaluate=evaluate if config.run.eval_every else None,
+        full_config=config,
+        command=f"{config.algo}-{config.env}".replace("/", "-"),
+        title=f"{config.algo} {config.env}",
+    )
+    values: dict[str, Any] = {
+        "steps": result.steps,
+        "steps_per_second": round(result.steps_per_second, 1),
+        "train_seconds": round(result.seconds, 1),
+        "compile_seconds": round(result.compile_seconds, 1),
+        "stopped": result.stopped,
+    }
+    if not result.stopped:
+        key = jax.random.fold_in(jax.random.key(config.run.seed), 0x4E1D)  # episodes that are not trained on
+        found = evaluate(result.state, key)
+        values |= found
+        about = {"update": result.update, "env": config.env, "episodes": config.eval_episodes}
+        configs.save_config({**about, **found}, result.folder / f"eval-{result.update}.json")
+        print(table(found, config.eval_episodes))
+    write_summary(result.folder, values)
+    print(f"{result.steps} steps at {result.steps_per_second:.0f} steps/s; everything is in {result.folder}")
+    return result
+
+
+def table(found: dict[str, float], episodes: int) -> str:
+    """What `evaluation` found, a line for each way of acting."""
+    lines = [f"{episodes} held-out episodes each, with 95% intervals:"]
+    for way in ("sampled", "greedy"):
+        cells = [f"{way:<8}"]
+        for name, label in (("episode_return", "return"), ("episode_length", "length"), ("success", "success")):
+            if f"{way}/{name}" in found:
+                mean, low, high = (found[f"{way}/{name}{end}"] for end in ("", "_low", "_high"))
+                cells.append(f"{label} {mean:.2f} [{low:.2f}, {high:.2f}]")
+        lines.append("  ".join(cells))
+    return "\n".join(lines)

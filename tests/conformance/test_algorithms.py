@@ -1,0 +1,91 @@
+"""What every registered algorithm must do, in the smallest of runs."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import envs_jax
+from envs_jax.wrappers import EpisodeStatistics
+from llmrl_jax.rl.networks import NetworkConfig
+from llmrl_jax.rl.registry import ALGORITHMS, algorithm
+from llmrl_jax.run.chunk import must_be_finite
+from llmrl_jax.run.config import RunConfig
+from llmrl_jax.run.loop import train
+
+
+SMALL = {
+    "num_envs": 4,
+    "num_steps": 6,
+    "batch_size": 8,
+    "replay_size": 48,
+    "minibatches": 2,
+    "pool_size": 4,
+    "epochs": 2,
+    "gradient_steps": 2,
+}
+"""Sizes, where an algorithm has them."""
+
+
+def learner_of(name):
+    """The learner of an algorithm with its default settings, made small, in a world whose episodes time out."""
+    env, params = envs_jax.make("Debug-Match-v0")
+    env, found = EpisodeStatistics(env), algorithm(name)
+    names = {f.name for f in dataclasses.fields(found.config)}
+    config = dataclasses.replace(found.config(), **{n: x for n, x in SMALL.items() if n in names})
+    policy = found.policy(env, params, NetworkConfig(hidden=(8,)), config)
+    return found.make(config, env, params, policy, None)
+
+
+@pytest.fixture(scope="module", params=sorted(ALGORITHMS))
+def learner(request):
+    return learner_of(request.param)
+
+
+def bits(x):
+    return np.asarray(jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x)
+
+
+def assert_same_bits(a, b):
+    jax.tree.map(lambda x, y: np.testing.assert_array_equal(bits(x), bits(y)), a, b)
+
+
+def test_states_keep_their_shapes_and_metrics_their_bounds(learner):
+    traces = []
+    update = jax.jit(lambda state: (traces.append(1), learner.update(state))[1])
+    first = learner.init(jax.random.key(0))
+    state, metrics = update(first)
+    state, again = update(state)
+    assert len(traces) == 1, "the second update was traced again: its state has other shapes or types"
+    assert jax.tree.structure(first) == jax.tree.structure(state)
+    for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(state)):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+    assert int(first.update) == 0 and int(state.update) == 2 and learner.steps_per_update > 0
+    assert_same_bits(first.frozen, state.frozen)
+    for found in (metrics, again):
+        assert all(x.dtype == jnp.float32 and x.shape == () for x in found.values())
+        assert all(np.isfinite(x) for name, x in found.items() if must_be_finite(name))
+        assert all(float(found[name]) <= bound for name, bound in learner.bounds.items())
+
+
+def test_it_resumes_bit_for_bit(learner, tmp_path):
+    """Two updates, and two more from the files, against four at once: environments, memory and counters included."""
+
+    def run(name, updates, resume=False):
+        config = RunConfig(name=name, out=str(tmp_path), progress="off", resume=resume)
+        return train(learner, config, num_updates=updates).state
+
+    whole = run("whole", 4)
+    run("cut", 2)
+    resumed = run("cut", 4, resume=True)
+    assert int(resumed.update) == 4
+    assert_same_bits(whole, resumed)
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(KeyError, match="no algorithm 'ddqn'; did you mean 'dqn'"):
+        algorithm("ddqn")

@@ -1,0 +1,384 @@
+"""DQN: targets and loss by hand, its memory against a plain loop, each hyper-parameter by its effect, bad input."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import envs_jax
+from envs_jax.control.debug import DebugParams, Match
+from envs_jax.wrappers import EpisodeStatistics
+from llmrl_jax.rl import gradient
+from llmrl_jax.rl.distributions import Categorical
+from llmrl_jax.rl.dqn import Transition, dqn_loss, make_dqn, q_targets
+from llmrl_jax.rl.dqn_config import DQNConfig
+from llmrl_jax.rl.policy import epsilon_greedy
+from llmrl_jax.rl.priorities import Priorities
+from llmrl_jax.rl.q_network import NetworkQPolicy
+from llmrl_jax.rl.replay import Replay
+
+
+def flat(tree):
+    return np.concatenate([np.asarray(x).ravel() for x in jax.tree.leaves(tree)])
+
+
+class Table:
+    """Values are a table of the observation, a one-hot symbol."""
+
+    recurrent = False
+
+    def __init__(self, n):
+        self.n = n
+
+    def init(self, key, obs):
+        return {"q": 0.01 * jax.random.normal(key, (obs.shape[-1], self.n))}, ()
+
+    def initial_carry(self, batch_size):
+        return ()
+
+    def q(self, params, frozen, obs):
+        return obs @ params["q"]
+
+    def step(self, params, frozen, obs, carry, first):
+        q = self.q(params, frozen, obs)
+        return Categorical(q), q.max(axis=-1), carry
+
+
+# --- targets, loss, acting --------------------------------------------------------------------------------------------
+
+
+def test_targets_by_hand():
+    reward, end, value = jnp.array([1.0, 2.0, 3.0]), jnp.array([False, True, False]), jnp.array([5.0, 9.0, -1.0])
+    np.testing.assert_allclose(q_targets(reward, end, value, 0.9), [1 + 0.9 * 5, 2.0, 3 - 0.9], rtol=1e-6)
+    several = q_targets(reward, end, value, jnp.array([0.5, 0.25, 0.125]))
+    np.testing.assert_allclose(several, [3.5, 2.0, 2.875], rtol=1e-6)
+
+
+def two_steps():
+    """Two remembered steps, the first the end of its episode; each leads to the other's observation."""
+    eye = jnp.eye(2)
+    params = {"q": jnp.array([[0.5, 7.0], [2.0, -2.0]])}
+    target = {"q": jnp.array([[4.0, 3.0], [1.0, 2.0]])}
+    flags = jnp.array([True, False])
+    batch = Transition(eye, jnp.array([0, 1]), jnp.array([1.0, 0.0]), eye[::-1], flags)
+    return params, target, batch
+
+
+def test_loss_by_hand():
+    """Errors 0.5, squared, and one beyond Huber's corner; targets get no gradient."""
+    params, target, batch = two_steps()
+    # row 0: wanted 1, has 0.5. row 1: wanted 0 + 0.5 * max(4, 3) = 2, has -2
+    loss, (metrics, errors) = dqn_loss(params, (), target, batch, Table(2), 0.5)
+    np.testing.assert_allclose(errors, [0.5, 4.0], rtol=1e-6)
+    np.testing.assert_allclose(loss, (0.5 * 0.5**2 + (4 - 0.5)) / 2, rtol=1e-6)
+    np.testing.assert_allclose([metrics["q_mean"], metrics["target_mean"]], [-0.75, 1.5], rtol=1e-6)
+    # with one network the second row wants 0.5 * max(0.5, 7) = 3.5, which -2 misses by 5.5
+    one, _ = dqn_loss(params, (), params, batch, Table(2), 0.5)
+    np.testing.assert_allclose(one, (0.125 + 5.0) / 2, rtol=1e-6)
+    grads = jax.grad(lambda p: dqn_loss(p, (), p, batch, Table(2), 0.5)[0])(params)["q"]
+    np.testing.assert_allclose(grads, [[-0.25, 0.0], [0.0, -0.5]], rtol=1e-6)  # row 0, action 1 is behind a target only
+
+
+def test_double_wider_and_weighted_losses_by_hand():
+    params, target, batch = two_steps()
+    # the network that learns prefers action 1 there (7 > 0.5), which the target network values at 3: wanted 1.5
+    double, (_, errors) = dqn_loss(params, (), target, batch, Table(2), 0.5, double=True)
+    np.testing.assert_allclose(errors, [0.5, 3.5], rtol=1e-6)
+    np.testing.assert_allclose(double, (0.125 + 3.0) / 2, rtol=1e-6)
+    weight = jnp.array([1.0, 0.5])
+    weighted, _ = dqn_loss(params, (), target, batch, Table(2), 0.5, double=True, weight=weight)
+    np.testing.assert_allclose(weighted, (0.125 + 1.5) / 2, rtol=1e-6)
+    wide, _ = dqn_loss(params, (), target, batch, Table(2), 0.5, double=True, delta=2.0)
+    np.testing.assert_allclose(wide, (0.125 + 2.0 * (3.5 - 1.0)) / 2, rtol=1e-6)  # 0.5 * 2^2 + 2 * (3.5 - 2)
+
+
+def test_epsilon_greedy_by_hand():
+    q = jnp.array([[1.0, 3.0, 2.0], [9.0, 3.0, 2.0]])
+    np.testing.assert_allclose(epsilon_greedy(q, q, 0.3).probs, [[0.1, 0.8, 0.1], [0.8, 0.1, 0.1]], atol=1e-6)
+    mask = jnp.array([[True, True, True], [False, True, True]])
+    offered = epsilon_greedy(q, {"action_mask": mask}, 0.3)
+    np.testing.assert_allclose(offered.probs, [[0.1, 0.8, 0.1], [0, 0.85, 0.15]], atol=1e-6)
+    np.testing.assert_array_equal(offered.mode(), [1, 1])
+    sure = epsilon_greedy(q, q, 0.0)
+    np.testing.assert_allclose(sure.probs, [[0, 1, 0], [1, 0, 0]], atol=1e-6)
+    np.testing.assert_allclose(sure.entropy(), 0.0, atol=1e-6)
+
+
+@pytest.mark.parametrize("dueling", [False, True])
+def test_the_network_by_hand(dueling):
+    policy = NetworkQPolicy(3, hidden=(4,), dueling=dueling, epsilon=0.25)
+    obs = jax.random.normal(jax.random.key(0), (5, 2))
+    params, frozen = policy.init(jax.random.key(1), obs)
+    x = np.maximum(np.asarray(obs) @ np.asarray(params["hidden_0"]["kernel"]) + params["hidden_0"]["bias"], 0)
+    heads = {name: x @ np.asarray(p["kernel"]) + p["bias"] for name, p in params.items() if name != "hidden_0"}
+    wanted = (
+        heads["q"] if not dueling else heads["value"] + heads["advantage"] - heads["advantage"].mean(-1, keepdims=True)
+    )
+    q = policy.q(params, frozen, obs)
+    np.testing.assert_allclose(q, wanted, atol=1e-5)
+    distribution, value, _ = policy.step(params, frozen, obs, (), jnp.ones(5, bool))
+    np.testing.assert_array_equal(value, q.max(axis=-1))
+    np.testing.assert_allclose(distribution.probs.max(axis=-1), 0.75 + 0.25 / 3, atol=1e-6)
+    soft = NetworkQPolicy(3, hidden=(4,), dueling=dueling, epsilon=None, temperature=2.0)
+    drawn = soft.step(params, frozen, obs, (), jnp.ones(5, bool))[0]
+    np.testing.assert_allclose(drawn.probs, jax.nn.softmax(q / 2, axis=-1), atol=1e-6)
+
+
+# --- the learner ------------------------------------------------------------------------------------------------------
+
+ENV = EpisodeStatistics(Match(3))
+PARAMS = DebugParams(length=3)
+TINY = DQNConfig(
+    num_envs=4,
+    num_steps=5,
+    gradient_steps=2,
+    batch_size=8,
+    replay_size=48,
+    gamma=0.5,
+    double=False,
+    target_every=0,
+    learning_rate=0.05,
+    max_grad_norm=5.0,
+    acting="softmax",
+    pool_size=8,
+)
+FULL = replace(
+    TINY,
+    double=True,
+    target_every=1,
+    target_tau=0.5,
+    n_step=2,
+    acting="epsilon",
+    epsilon_steps=40,
+    replay="prioritized",
+)
+"""Everything that TINY leaves out."""
+
+
+def learner_of(config):
+    return make_dqn(config, ENV, PARAMS, Table(3))
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    learner = learner_of(TINY)
+    return learner.init(jax.random.key(0)), jax.jit(learner.update)
+
+
+@pytest.fixture(scope="module")
+def full():
+    """A state after two updates, so that its target network and priorities differ from the first ones."""
+    learner = learner_of(FULL)
+    update = jax.jit(learner.update)
+    return update(update(learner.init(jax.random.key(0)))[0])[0], update
+
+
+def test_metrics_are_complete_and_named_as_ppos(tiny):
+    state, update = tiny
+    after, metrics = update(state)
+    assert all(x.dtype == jnp.float32 and x.shape == () for x in metrics.values())
+    names = {"loss", "grad_norm", "entropy", "value_mean", "nonfinite", "episodes", "episode_return", "episode_length"}
+    assert names <= set(metrics) and "epsilon" not in metrics
+    assert float(metrics["episodes"]) == 4 and float(metrics["episode_length"]) == 3
+    assert float(metrics["replay_size"]) == 20 and int(after.update) == 1
+    learner = learner_of(TINY)
+    assert learner.steps_per_update == 20 and set(learner.bounds) <= set(metrics)
+    for _ in range(2):
+        after, metrics = update(after)
+    assert float(metrics["replay_size"]) == 48 and int(after.replay.next) == 3  # 15 of 12 steps in each environment
+
+
+def test_what_is_remembered_is_what_happened(tiny):
+    """Against a plain loop: the observation reached is that before the reset, and a time-out is not an end."""
+    state, update = tiny
+    after, _ = update(state)
+    closed, _ = jax.jit(learner_of(replace(TINY, bootstrap_truncation=False)).update)(state)
+    pool_key, play_key, _ = jax.random.split(jax.random.fold_in(state.key, 0), 3)
+    vector = envs_jax.VectorEnv(ENV, 4, policy="pool", pool_size=8)
+    obs, env_state = state.runner.obs, vector.refresh(pool_key, state.runner.env_state, PARAMS)
+    step, policy = jax.jit(vector.step), Table(3)
+    ends = []
+    for t in range(5):
+        act, go = jax.random.split(jax.random.fold_in(play_key, t))
+        action = policy.step(state.params, (), obs, (), None)[0].sample(act)
+        reached, env_state, reward, terminated, truncated, info = step(go, env_state, action, PARAMS)
+        held = jax.tree.map(lambda x, t=t: x[t], after.replay.items)
+        np.testing.assert_array_equal(held.obs, obs)
+        np.testing.assert_array_equal(held.action, action)
+        np.testing.assert_array_equal(held.reward, reward)
+        np.testing.assert_array_equal(held.next_obs, info["final_observation"])
+        assert not np.any(held.terminated) and held.truncated == ()
+        np.testing.assert_array_equal(closed.replay.items.terminated[t], truncated)
+        ends.append(bool(truncated.any()))
+        obs = reached
+    assert ends == [False, False, True, False, False]
+    np.testing.assert_array_equal(after.runner.obs, obs)
+
+
+def test_flattening_changes_speed_only(tiny, monkeypatch):
+    state, update = tiny
+    monkeypatch.setattr(gradient, "FLATTEN_BELOW", 0)
+    (one, _), (other, _) = update(state), jax.jit(learner_of(TINY).update)(state)
+    np.testing.assert_allclose(flat(one.params), flat(other.params), rtol=1e-4, atol=1e-6)
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+
+
+def test_the_target_network_is_a_copy_from_time_to_time(tiny):
+    state, update = tiny
+    learner = learner_of(replace(TINY, target_every=2, gradient_steps=1))
+    begun = learner.init(jax.random.key(0))
+    step = jax.jit(learner.update)
+    one, _ = step(begun)
+    two, _ = step(one)
+    assert state.target == () and update(state)[0].target == ()
+    np.testing.assert_array_equal(flat(begun.target), flat(begun.params))
+    np.testing.assert_array_equal(flat(one.target), flat(begun.params))
+    np.testing.assert_array_equal(flat(two.target), flat(two.params))
+    # the second step of one network differs from that of two: the weights behind the targets do
+    alone = jax.jit(learner_of(replace(TINY, gradient_steps=1)).update)
+    np.testing.assert_array_equal(flat(alone(state)[0].params), flat(one.params))
+    assert np.abs(flat(alone(alone(state)[0])[0].params) - flat(two.params)).max() > 1e-5
+
+
+def test_or_follows_slowly(full):
+    state, update = full
+    after, _ = update(state)
+    np.testing.assert_allclose(flat(after.target), 0.5 * flat(after.params) + 0.5 * flat(state.target), rtol=1e-6)
+
+
+def test_epsilon_falls_to_its_end(full):
+    """40 steps are two updates: 1, 0.525, 0.05, 0.05; the entropy of three actions follows."""
+    learner = learner_of(FULL)
+    state, update, found = learner.init(jax.random.key(0)), full[1], []
+    for _ in range(4):
+        state, metrics = update(state)
+        found.append((float(metrics["epsilon"]), float(metrics["entropy"])))
+    best = [1 - e + e / 3 for e in (1, 0.525, 0.05, 0.05)]
+    wanted = [-p * math.log(p) - (1 - p) * math.log((1 - p) / 2) for p in best]
+    np.testing.assert_allclose(found, list(zip((1, 0.525, 0.05, 0.05), wanted)), rtol=1e-4)
+
+
+def test_priorities_are_the_errors():
+    """Steps that were in the batch have (|error| + 1e-6) ** alpha of the first parameters, the others the first, 1."""
+    config = replace(FULL, gradient_steps=1)
+    learner = learner_of(config)
+    state = learner.init(jax.random.key(0))
+    after, _ = jax.jit(learner.update)(state)
+    memory = Replay(config.capacity, rows=4, prioritized=True)
+    fresh = memory.prioritize(after.replay.replace(priorities=Priorities(48).init()), jnp.arange(20), jnp.ones(20))
+    _, _, key = jax.random.split(jax.random.fold_in(state.key, 0), 3)
+    drawn = memory.draw_prioritized(fresh, jax.random.split(key, 1)[0], 8)
+    batch, discount = memory.n_step(fresh, drawn.index, 2, 0.5)
+    _, (_, errors) = dqn_loss(state.params, (), state.target, batch, Table(3), discount, double=True)
+    wanted = np.concatenate([np.ones(20), np.zeros(28)])
+    wanted[np.asarray(drawn.index)] = 0
+    np.maximum.at(wanted, np.asarray(drawn.index), np.asarray((errors + 1e-6) ** 0.6))
+    found = np.asarray(after.replay.priorities.levels[0]).reshape(-1)[:48]
+    np.testing.assert_allclose(found, wanted, rtol=1e-4)
+    assert np.sum(found[:20] != 1) >= 5
+
+
+def test_learning_starts_when_there_is_enough():
+    learner = learner_of(replace(FULL, learning_starts=40))
+    update = jax.jit(learner.update)
+    begun = learner.init(jax.random.key(0))
+    one, metrics = update(begun)
+    np.testing.assert_array_equal(flat(one.params), flat(begun.params))
+    assert float(metrics["loss"]) == 0 == float(metrics["nonfinite"]) and int(one.opt_state.count) == 0
+    two, metrics = update(one)
+    assert float(metrics["loss"]) > 0 and int(two.opt_state.count) == 2
+
+
+FLOATS = {
+    "gamma": 0.9,
+    "target_tau": 0.25,
+    "huber_delta": 0.1,
+    "learning_rate": 0.01,
+    "max_grad_norm": 0.01,
+    "adam_b1": 0.5,
+    "adam_b2": 0.5,
+    "adam_eps": 0.1,
+    "epsilon_start": 0.5,
+    "epsilon_end": 0.9,
+    "priority_alpha": 0.1,
+    "priority_beta": 1.0,
+    "temperature": 9.0,
+}
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_float_hyper_parameter_is_traced_and_changes_the_result(tiny, full, name):
+    state, update = tiny if name == "temperature" else full
+    assert set(state.hparams) == set(FLOATS)
+    if name == "epsilon_start":  # of which nothing is left after two updates
+        state = state.replace(update=jnp.int32(0))
+    base, _ = update(update(state)[0])
+    other, _ = update(update(state.replace(hparams=state.hparams | {name: jnp.float32(FLOATS[name])}))[0])
+    assert np.abs(flat(base.params) - flat(other.params)).max() > 1e-6
+
+
+STATIC = {"gradient_steps": 1, "batch_size": 4, "n_step": 3, "double": True, "replay": "prioritized", "reset": "always"}
+
+
+@pytest.mark.parametrize("name", STATIC)
+def test_static_hyper_parameter_changes_the_result(tiny, name):
+    # two networks that differ, or double learning has nothing to change
+    config = replace(TINY, target_every=3, gradient_steps=2)
+    base, other = (learner_of(c) for c in (config, replace(config, **{name: STATIC[name]})))
+    found = [jax.jit(make.update)(make.init(jax.random.key(0)))[0].params for make in (base, other)]
+    assert np.abs(flat(found[0]) - flat(found[1])).max() > 1e-7
+
+
+def test_every_option_is_tried():
+    elsewhere = {"num_envs", "num_steps", "replay_size", "learning_starts", "target_every", "acting", "epsilon_steps"}
+    elsewhere |= {"bootstrap_truncation", "pool_size", "reset_ratio"}  # the last two are VectorEnv's
+    assert {*FLOATS, *STATIC, *elsewhere} == {f.name for f in dataclasses.fields(DQNConfig)}
+
+
+def test_nonfinite_is_reported(tiny):
+    state, update = tiny
+    broken = jax.tree.map(lambda x: x.at[...].set(jnp.nan), state.params)
+    assert float(update(state.replace(params=broken))[1]["nonfinite"]) == 1
+
+
+def test_values_come_to_their_fixed_point():
+    """Naming the symbol pays 1 and time-outs bootstrap: 1 / (1 - gamma) for the right action, one less for others."""
+    learner = learner_of(replace(TINY, gradient_steps=8, batch_size=32, replay_size=400))
+    run = jax.jit(lambda s: jax.lax.scan(lambda s, _: learner.update(s), s, None, length=150))
+    state, metrics = run(learner.init(jax.random.key(1)))
+    np.testing.assert_allclose(state.params["q"], 1.0 + np.eye(3), atol=0.05)
+    assert float(metrics["loss"][-1]) < 0.01 < float(metrics["loss"][0])
+
+
+# --- bad input --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_envs": 0}, "dqn.num_envs is 0; at least 1"),
+        ({"target_every": -1}, "dqn.target_every is -1; at least 0"),
+        ({"learning_rate": -1.0}, "dqn.learning_rate is -1.0"),
+        ({"gamma": 1.5}, "dqn.gamma is 1.5; from 0 to 1"),
+        ({"gamma": math.nan}, "dqn.gamma is nan"),
+        ({"learning_rate": math.inf}, "dqn.learning_rate is inf"),
+        ({"temperature": 0.0}, "dqn.temperature is 0.0; above 0"),
+        ({"replay_size": 10}, r"4 x num_steps 5 = 20 steps in an update, but dqn.replay_size is 10"),
+        ({"n_step": 13}, r"dqn.n_step is 13, but the memory holds 12 steps per environment: raise dqn.replay_size"),
+        ({"learning_starts": 49}, r"dqn.learning_starts is 49, but the memory holds 48 steps: raise"),
+    ],
+)
+def test_bad_configurations(options, message):
+    with pytest.raises(ValueError, match=message):
+        replace(TINY, **options)
+
+
+def test_a_world_must_report_its_episodes():
+    with pytest.raises(ValueError, match="wrap it in EpisodeStatistics"):
+        make_dqn(TINY, Match(3), PARAMS, Table(3))

@@ -1,0 +1,87 @@
+"""Layers: against PyTorch's equations by hand, against torch, and against XLA's convolution."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from llmrl_jax.rl.layers import GRU, Conv, convolve
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def gru_by_hand(params, x):
+    """PyTorch's equations, one position at a time."""
+    w, b, u, c = (
+        np.asarray(params[name], np.float64) for name in ("input_kernel", "input_bias", "state_kernel", "state_bias")
+    )
+    h = np.zeros(u.shape[0])
+    n = len(h)
+    for row in np.asarray(x, np.float64):
+        given, own = row @ w + b, h @ u + c
+        r, z = sigmoid(given[:n] + own[:n]), sigmoid(given[n : 2 * n] + own[n : 2 * n])
+        h = (1 - z) * np.tanh(given[2 * n :] + r * own[2 * n :]) + z * h
+    return h
+
+
+def test_gru_by_hand_and_padding_says_nothing():
+    x = jax.random.normal(jax.random.key(0), (3, 5, 4))
+    lengths = jnp.array([5, 2, 0])
+    module = GRU(6)
+    params = module.init(jax.random.key(1), x, lengths)["params"]
+    found = module.apply({"params": params}, x, lengths)
+    for row, n in enumerate(lengths):
+        np.testing.assert_allclose(found[row], gru_by_hand(params, x[row, : int(n)]), atol=1e-6)
+    other = module.apply({"params": params}, x.at[1, 2:].set(9.0), lengths)
+    np.testing.assert_array_equal(other, found)
+    assert max(float(jnp.abs(p).max()) for p in jax.tree.leaves(params)) <= 1 / math.sqrt(6)
+
+
+@pytest.mark.slow
+def test_gru_is_torchs():
+    torch = pytest.importorskip("torch")
+    x = jax.random.normal(jax.random.key(0), (3, 5, 4))
+    lengths = jnp.array([5, 2, 4])
+    params = GRU(6).init(jax.random.key(1), x, lengths)["params"]
+    theirs = torch.nn.GRU(4, 6, batch_first=True)
+    names = {"weight_ih_l0": "input_kernel", "weight_hh_l0": "state_kernel"}
+    names |= {"bias_ih_l0": "input_bias", "bias_hh_l0": "state_bias"}
+    theirs.load_state_dict({name: torch.tensor(np.array(params[ours]).T) for name, ours in names.items()})
+    packed = torch.nn.utils.rnn.pack_padded_sequence(
+        torch.tensor(np.array(x)), torch.tensor(np.array(lengths)), batch_first=True, enforce_sorted=False
+    )
+    expected = theirs(packed)[1][0].detach().numpy()
+    np.testing.assert_allclose(GRU(6).apply({"params": params}, x, lengths), expected, atol=1e-6)
+
+
+def by_xla(x, kernel):
+    return jax.lax.conv_general_dilated(x, kernel, (1, 1), [(1, 1), (1, 1)], dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_convolution_is_xlas_and_so_is_its_gradient(size):
+    a, b, c = jax.random.split(jax.random.key(0), 3)
+    x, kernel = jax.random.normal(a, (2, 6, 5, 3)), jax.random.normal(b, (size, size, 3, 4))
+    out, theirs = convolve(x, kernel), by_xla(x, kernel)
+    np.testing.assert_allclose(out, theirs, atol=1e-5)
+    weight = jax.random.normal(c, out.shape)
+    ours, wanted = (
+        jax.grad(lambda x, k, f=f: jnp.sum(weight * f(x, k)), (0, 1))(x, kernel) for f in (convolve, by_xla)
+    )
+    for mine, xlas in zip(ours, wanted):
+        np.testing.assert_allclose(mine, xlas, atol=1e-4)
+
+
+def test_a_layer_of_convolutions_has_its_bias_and_any_batch():
+    x = jax.random.normal(jax.random.key(0), (3, 2, 4, 4, 1))
+    module = Conv(5, 3)
+    params = module.init(jax.random.key(1), x)["params"]
+    out = module.apply({"params": params}, x)
+    assert out.shape == (3, 2, 4, 4, 5) and float(jnp.abs(params["kernel"]).max()) <= 1 / 3
+    np.testing.assert_allclose(out[1, 1], by_xla(x[1, 1:2], params["kernel"])[0] + params["bias"], atol=1e-5)
