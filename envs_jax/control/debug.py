@@ -179,3 +179,48 @@ class Catch(Environment[CatchState, DebugParams]):
     @property
     def action_names(self):
         return ("left", "stay", "right")
+
+
+class Corridor(Environment[DebugState, DebugParams]):
+    """Walk to the far end of a corridor, with no reward on the way: does an algorithm explore?
+
+    Observation: the cell, one-hot, float32 `[n]`. Two actions: one goes a cell on, the other a cell back; which is
+    which differs from cell to cell. Reward: 1 at the last cell, which terminates the episode; truncated after `length`
+    steps. The best return is 1, in `n - 1` steps. A random walk of 60 steps gets 39 cells far about once in ten million
+    episodes.
+    """
+
+    def __init__(self, n: int = 40):
+        """**Arguments:** `n`, cells."""
+        self.n = n
+        self.onward = np.random.default_rng(0).integers(0, 2, n)
+
+    @property
+    def default_params(self):
+        return DebugParams(length=60)
+
+    def _observe(self, cell):
+        return jax.nn.one_hot(cell, self.n, dtype=jnp.float32)
+
+    def reset(self, key, params):
+        return self._observe(0), DebugState(jnp.int32(0), jnp.int32(0))
+
+    def step(self, key, state, action, params):
+        onward = action == jnp.asarray(self.onward)[state.cue]
+        cell = jnp.clip(state.cue + jnp.where(onward, 1, -1), 0, self.n - 1).astype(jnp.int32)
+        state = DebugState(cell, state.time + 1)
+        there = cell == self.n - 1
+        return (
+            self._observe(cell),
+            state,
+            there.astype(jnp.float32),
+            there,
+            ~there & (state.time >= params.length),
+            {"success": there},
+        )
+
+    def observation_space(self, params):
+        return spaces.Box(0.0, 1.0, (self.n,), np.float32)
+
+    def action_space(self, params):
+        return spaces.Discrete(2)

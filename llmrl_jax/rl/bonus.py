@@ -1,0 +1,182 @@
+"""What changes the rewards of steps before an algorithm learns from them: novelty, goals, shaping.
+
+One protocol for all of them, which no algorithm and no policy is part of. A learner keeps the bonus's state in its own,
+calls `reward` on the steps that it has just played, and `update` with every gradient step. Two kinds of bonus exist:
+
+* its reward takes the place of the world's (`Shaping`, goals): `stream` is None;
+* its reward is a second stream beside the world's (`llmrl_jax.rl.rnd.RND`): a value function of its own, with its own
+  discount, maybe across the ends of episodes, and two advantages that are added with coefficients. A learner with one
+  value function adds the rewards in place of the advantages: `one_reward`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Float
+
+from llmrl_jax.parallel import Placement
+from llmrl_jax.rl.returns import gae
+
+
+@struct.dataclass
+class Steps:
+    """Steps as a bonus sees them: leaves `[T, N, ...]` in `reward`, `[B, ...]` in `update`."""
+
+    obs: Any
+    action: jax.Array
+    reward: jax.Array
+    """The world's."""
+    next_obs: Any
+    """The observation that the step reached, before any reset."""
+    terminated: jax.Array
+    """Whether the learner bootstraps nothing there."""
+    truncated: jax.Array
+    returns: Any = ()
+    """In `update`, the returns of the bonus's own stream; `()` from a learner that has no such stream."""
+
+
+@struct.dataclass
+class BonusState:
+    """The state of a bonus; part of a learner's, and so of its checkpoints."""
+
+    whole: Any
+    """What belongs to no environment: networks, statistics. On a mesh, every device has a copy."""
+    rows: Any
+    """What belongs to single environments, leaves `[N, ...]`. On a mesh it is split as they are."""
+
+
+@struct.dataclass
+class Stream:
+    """How the rewards of a bonus are learned where they are a stream of their own."""
+
+    gamma: Float[Array, ""]
+    """Their discount per step."""
+    coef: Float[Array, ""]
+    """Weight of their advantages."""
+    extrinsic_coef: Float[Array, ""]
+    """Weight of the world's advantages."""
+    episodic: bool = struct.field(pytree_node=False, default=False)
+    """Whether their returns stop where an episode ends; otherwise the next episode goes on with them."""
+
+
+class Bonus(Protocol):
+    """What changes the rewards of steps, as pure functions of a `BonusState`."""
+
+    @property
+    def name(self) -> str:
+        """What its metrics are called after."""
+        ...
+
+    def init(self, key: jax.Array, obs: Any) -> BonusState:
+        """The first state.
+
+        **Arguments:** `key`; `obs`, of all environments, leaves `[N, ...]`, each of them at the start of an episode.
+        """
+        ...
+
+    def stream(self, state: BonusState) -> Stream | None:
+        """How its rewards are learned; None where they take the place of the world's."""
+        ...
+
+    def reward(
+        self, state: BonusState, steps: Steps, gamma: float | jax.Array
+    ) -> tuple[BonusState, Float[Array, "T N"], dict[str, jax.Array]]:
+        """The rewards of consecutive steps of all environments, which go on where those of the last call ended.
+
+        **Arguments:** `steps`, leaves `[T, N, ...]`; `gamma`, the learner's own discount.
+        **Returns:** the state, the rewards, and metrics: float32 scalars.
+        """
+        ...
+
+    def value(self, state: BonusState, obs: Any, batch_dims: int) -> Float[Array, "*B"]:
+        """The value of observations, in returns of its own stream; called where there is one."""
+        ...
+
+    def update(self, state: BonusState, steps: Steps, key: jax.Array) -> tuple[BonusState, dict[str, jax.Array]]:
+        """One gradient step of what the bonus learns.
+
+        **Arguments:** `steps`, any steps, leaves `[B, ...]`; `key`.
+        **Returns:** the state, and metrics of the same names at every call.
+        """
+        ...
+
+
+def place(state: Any, placement: Placement) -> Any:
+    """A bonus's state on a mesh; `()`, where there is no bonus, as it is."""
+    if not isinstance(state, BonusState):
+        return state
+    return BonusState(placement.whole(state.whole), placement.rows(state.rows))
+
+
+def one_reward(
+    bonus: Bonus, state: BonusState, steps: Steps, gamma: float | jax.Array
+) -> tuple[BonusState, Float[Array, "T N"], dict[str, jax.Array]]:
+    """The rewards for a learner with one value function, as one that keeps its steps in a replay memory: those of the
+    bonus, or of both streams, added with their coefficients. Arguments and returns as of `Bonus.reward`."""
+    state, reward, metrics = bonus.reward(state, steps, gamma)
+    stream = bonus.stream(state)
+    if stream is not None:
+        reward = stream.extrinsic_coef * steps.reward + stream.coef * reward
+    return state, reward, metrics
+
+
+def stream_advantages(
+    bonus: Bonus,
+    state: BonusState,
+    stream: Stream,
+    steps: Steps,
+    reward: Float[Array, "T N"],
+    obs_after: Any,
+    gae_lambda: float | jax.Array,
+) -> tuple[Float[Array, "T N"], Float[Array, "T N"]]:
+    """Generalised advantage estimation of a bonus's own stream.
+
+    **Arguments:** `steps`, leaves `[T, N, ...]`; `reward`, the bonus's; `obs_after`, what each environment shows after
+    the last step, a reset included, leaves `[N, ...]`; `gae_lambda`.
+    **Returns:** advantages and returns.
+    """
+    value = bonus.value(state, steps.obs, 2)
+    after = jnp.concatenate([value[1:], bonus.value(state, obs_after, 1)[None]])
+    terminated, truncated = steps.terminated, steps.truncated
+    if stream.episodic:
+        next_value = jnp.where(terminated | truncated, bonus.value(state, steps.next_obs, 2), after)
+    else:  # the next episode follows as if nothing had happened
+        terminated, truncated, next_value = jnp.zeros_like(terminated), jnp.zeros_like(truncated), after
+    return gae(reward, value, next_value, terminated, truncated, stream.gamma, gae_lambda)
+
+
+class Shaping:
+    """Potential-based shaping, a `Bonus`: `r + gamma * phi(s') - phi(s)` (Ng, Harada and Russell, 1999, eq. 2).
+
+    The potential of a terminal state is 0, and that of a truncated one its own, as the learner bootstraps there: so
+    every policy's return changes by `-phi(s_0)` alone, and the best policy stays the best.
+    """
+
+    name = "shaping"
+
+    def __init__(self, potential: Callable[[Any], Float[Array, " B"]]):
+        """**Arguments:** `potential`, from observations, leaves `[B, ...]`, to float32 `[B]`, inside jit."""
+        self.potential = potential
+
+    def init(self, key: jax.Array, obs: Any) -> BonusState:
+        return BonusState((), ())
+
+    def stream(self, state: BonusState) -> None:
+        return None
+
+    def reward(self, state: BonusState, steps: Steps, gamma: float | jax.Array):
+        phi = jax.vmap(self.potential)(steps.obs)
+        reached = jnp.where(steps.terminated, 0.0, jax.vmap(self.potential)(steps.next_obs))
+        change = gamma * reached - phi
+        return state, steps.reward + change, {"shaping_mean": jnp.mean(change), "potential_mean": jnp.mean(phi)}
+
+    def value(self, state: BonusState, obs: Any, batch_dims: int):
+        raise NotImplementedError("shaped rewards take the place of the world's: they have no value of their own")
+
+    def update(self, state: BonusState, steps: Steps, key: jax.Array):
+        return state, {}

@@ -1,0 +1,194 @@
+"""Random network distillation (Burda et al., 1810.12894): an observation is new where a fixed random network is hard to
+predict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from llmrl_jax.core.checks import at_least, between, fields_at_least
+from llmrl_jax.rl.bonus import BonusState, Steps, Stream
+from llmrl_jax.rl.gradient import clipped_adam, descend, traced_floats
+from llmrl_jax.rl.moments import Moments
+from llmrl_jax.rl.networks import Convolutions, flatten, image
+
+
+@dataclass(frozen=True)
+class RNDConfig:
+    """Sizes and hyper-parameters of random network distillation. Floats are traced."""
+
+    outputs: int = 512
+    """Numbers that the random network computes and the predictor predicts."""
+    hidden: int = 512
+    """Width of the dense layers of both networks."""
+    channels: tuple[int, ...] = ()
+    """Of 3 x 3 convolutions before them, for pictures; empty for none."""
+    critic_hidden: tuple[int, ...] = (64, 64)
+    """Widths of the layers of the novelty's value function."""
+    episodic: bool = False
+    """Whether returns of novelty stop where an episode ends; the paper's go on."""
+    gamma: float = 0.99
+    """Discount of novelty per step, 0 to 1."""
+    coef: float = 1.0
+    """Weight of novelty's advantages."""
+    extrinsic_coef: float = 2.0
+    """Weight of the world's advantages."""
+    update_proportion: float = 0.25
+    """Share of the steps of a minibatch that the predictor learns from, above 0 and at most 1: the paper's for 128
+    environments."""
+    value_coef: float = 0.5
+    """Weight of the loss of novelty's value function."""
+    obs_clip: float = 5.0
+    """Standard deviations at which normalised observations are clipped."""
+    learning_rate: float = 1e-4
+    """Step size of Adam."""
+    max_grad_norm: float = 0.5
+    """Global norm to which gradients are clipped; inf: never."""
+    adam_b1: float = 0.9
+    """Adam's decay of the mean."""
+    adam_b2: float = 0.999
+    """Adam's decay of the square."""
+    adam_eps: float = 1e-5
+    """Adam's epsilon."""
+
+    def __post_init__(self):
+        fields_at_least(self, 1, "outputs", "hidden", prefix="rnd.")
+        for name in ("coef", "extrinsic_coef", "value_coef", "obs_clip", "learning_rate"):
+            at_least(f"rnd.{name}", getattr(self, name), 0)
+        for name in ("gamma", "adam_b1", "adam_b2"):
+            between(f"rnd.{name}", getattr(self, name), 0, 1)
+        between("rnd.update_proportion", self.update_proportion, 0, 1, above=True)
+
+
+def _dense(features: int, gain: float = math.sqrt(2)) -> nn.Dense:
+    return nn.Dense(features, kernel_init=nn.initializers.orthogonal(gain))
+
+
+class Embedding(nn.Module):
+    """Convolutions if any, dense layers with ReLU, and a linear layer of the outputs."""
+
+    channels: tuple[int, ...]
+    hidden: tuple[int, ...]
+    outputs: int
+
+    @nn.compact
+    def __call__(self, x):
+        hidden = self.hidden
+        if self.channels:
+            x, hidden = Convolutions(self.channels, hidden[0])(x), hidden[1:]
+        for features in hidden:
+            x = nn.relu(_dense(features)(x))
+        return _dense(self.outputs)(x)
+
+
+class RND:
+    """Novelty by random network distillation, a `llmrl_jax.rl.bonus.Bonus` with a stream of its own.
+
+    The novelty of a step is the mean squared error of the predictor at the observation that it reached, over the
+    running standard deviation of the discounted sum of these errors. Observations are normalised by running moments and
+    clipped, for both networks. The predictor has two layers more than the random network. The value function of novelty
+    is a network of its own, so that any policy will do, a language model too.
+    """
+
+    name = "rnd"
+
+    def __init__(self, config: RNDConfig | None = None, features: Callable[[Any, int], jax.Array] | None = None):
+        """**Arguments:** `config`; `features`, from an observation and its number of batch axes to float32 features
+        (default `image` with convolutions, else `flatten` of `llmrl_jax.rl.networks`)."""
+        self.config = config = config or RNDConfig()
+        self.features = features or (image if config.channels else flatten)
+        width = config.hidden
+        self.random = Embedding(config.channels, (width,), config.outputs)
+        self.predictor = Embedding(config.channels, (width,) * 3, config.outputs)
+        self.critic = Embedding(config.channels, config.critic_hidden, 1)
+
+    def init(self, key: jax.Array, obs: Any) -> BonusState:
+        x = self.features(obs, 1)
+        random, predictor, critic = (
+            jax.jit(network.init)(k, x[:1])["params"]
+            for network, k in zip((self.random, self.predictor, self.critic), jax.random.split(key, 3))
+        )
+        hparams = traced_floats(self.config)
+        params = {"predictor": predictor, "critic": critic}
+        whole = {
+            "random": random,
+            "params": params,
+            "opt_state": clipped_adam(hparams).init(params),
+            "obs": Moments.start(x.shape[1:]),
+            "novelty": Moments.start(),
+            "hparams": hparams,
+        }
+        return BonusState(whole, jnp.zeros(x.shape[0]))
+
+    def stream(self, state: BonusState) -> Stream:
+        h = state.whole["hparams"]
+        return Stream(h["gamma"], h["coef"], h["extrinsic_coef"], self.config.episodic)
+
+    def _normal(self, state: BonusState, x: jax.Array) -> jax.Array:
+        return state.whole["obs"].normalize(x, state.whole["hparams"]["obs_clip"])
+
+    def errors(self, state: BonusState, params: Any, obs: Any, batch_dims: int) -> Float[Array, "*B"]:
+        """The predictor's mean squared error.
+
+        **Arguments:** `params`, as in `state.whole`; `obs`, with `batch_dims` leading axes.
+        """
+        x = self._normal(state, self.features(obs, batch_dims))
+        wanted: Any = self.random.apply({"params": state.whole["random"]}, x)
+        found: Any = self.predictor.apply({"params": params["predictor"]}, x)
+        return jnp.mean((found - jax.lax.stop_gradient(wanted)) ** 2, axis=-1)
+
+    def reward(self, state: BonusState, steps: Steps, gamma: float | jax.Array):
+        """The novelty of steps. Both running statistics take the steps in before they are used, so the first ones are
+        normalised too; the paper fills them by random play in advance."""
+        whole = state.whole
+        whole = whole | {"obs": whole["obs"].update(self.features(steps.next_obs, 2))}
+        state = BonusState(whole, state.rows)
+        error = self.errors(state, whole["params"], steps.next_obs, 2)
+        decay = whole["hparams"]["gamma"]
+
+        def add(total, x):
+            total = decay * total + x
+            return total, total
+
+        rows, totals = jax.lax.scan(add, state.rows, error)
+        novelty = whole["novelty"].update(totals)
+        reward = error / jnp.sqrt(novelty.var + 1e-8)
+        metrics = {"rnd_error": jnp.mean(error), "rnd_reward": jnp.mean(reward), "rnd_reward_max": jnp.max(reward)}
+        return BonusState(whole | {"novelty": novelty}, rows), reward, metrics
+
+    def _values(self, state: BonusState, params: Any, obs: Any, batch_dims: int) -> Float[Array, "*B"]:
+        x = self._normal(state, self.features(obs, batch_dims))
+        values: Any = self.critic.apply({"params": params["critic"]}, x)
+        return values[..., 0]
+
+    def value(self, state: BonusState, obs: Any, batch_dims: int) -> Float[Array, "*B"]:
+        return self._values(state, state.whole["params"], obs, batch_dims)
+
+    def update(self, state: BonusState, steps: Steps, key: jax.Array) -> tuple[BonusState, dict[str, jax.Array]]:
+        whole, h = state.whole, state.whole["hparams"]
+
+        def loss(params):
+            error = self.errors(state, params, steps.next_obs, 1)
+            chosen = jax.random.uniform(key, error.shape) < h["update_proportion"]
+            predictor = masked_mean(error, chosen)
+            if isinstance(steps.returns, tuple):
+                return predictor, {"rnd_loss": predictor}
+            value = jnp.mean((self._values(state, params, steps.obs, 1) - steps.returns) ** 2)
+            return predictor + h["value_coef"] * value, {"rnd_loss": predictor, "rnd_value_loss": value}
+
+        grads, metrics = jax.grad(loss, has_aux=True)(whole["params"])
+        optimizer = clipped_adam(h)
+        params, opt_state, _ = descend(optimizer, whole["params"], grads, whole["opt_state"], h["learning_rate"])
+        return BonusState(whole | {"params": params, "opt_state": opt_state}, state.rows), metrics
+
+
+def masked_mean(x: Float[Array, " B"], mask: Bool[Array, " B"]) -> Float[Array, ""]:
+    """The mean of the entries where `mask` holds; 0 where it holds nowhere."""
+    return jnp.sum(jnp.where(mask, x, 0.0)) / jnp.maximum(jnp.sum(mask), 1)

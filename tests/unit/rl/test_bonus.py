@@ -1,0 +1,283 @@
+"""Bonuses: random network distillation and potential-based shaping by hand, and in PPO, alone and on eight devices."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+import envs_jax
+from envs_jax.wrappers import EpisodeStatistics
+from llmrl_jax.rl.bonus import BonusState, Shaping, Steps, Stream, one_reward, stream_advantages
+from llmrl_jax.rl.moments import Moments
+from llmrl_jax.rl.networks import NetworkPolicy
+from llmrl_jax.rl.ppo import make_ppo
+from llmrl_jax.rl.ppo_config import PPOConfig
+from llmrl_jax.rl.rnd import RND, RNDConfig, masked_mean
+from llmrl_jax.run.checkpoint import Checkpoints
+
+
+def steps(reward, obs=None, next_obs=None, terminated=False, truncated=False):
+    """Steps `[T, N]` from nested lists."""
+    reward = jnp.asarray(reward, jnp.float32)
+    obs, next_obs = (jnp.zeros(reward.shape) if x is None else jnp.asarray(x, jnp.float32) for x in (obs, next_obs))
+    ends = [jnp.broadcast_to(jnp.asarray(x, bool), reward.shape) for x in (terminated, truncated)]
+    return Steps(obs, jnp.zeros(reward.shape, jnp.int32), reward, next_obs, *ends)
+
+
+# --- moments ----------------------------------------------------------------------------------------------------------
+
+
+def test_moments_are_those_of_all_samples():
+    rng = np.random.default_rng(0)
+    parts = [rng.normal(3, 2, (n, 4, 2)).astype(np.float32) for n in (1, 30, 7)]
+    moments, update = Moments.start((2,)), jax.jit(Moments.update)
+    for part in parts:
+        moments = update(moments, part)
+    everything = np.concatenate(parts).reshape(-1, 2)
+    np.testing.assert_allclose(moments.mean, everything.mean(0), rtol=1e-4)
+    np.testing.assert_allclose(moments.var, everything.var(0), rtol=1e-4)
+    assert float(moments.count) == pytest.approx(len(everything), rel=1e-5)
+
+
+def test_normalised_by_hand():
+    moments = Moments(jnp.float32(2), jnp.float32(4), jnp.float32(1))
+    np.testing.assert_allclose(moments.normalize(jnp.array([2.0, 4.0, 100.0, -100.0]), 5.0), [0, 1, 5, -5], rtol=1e-5)
+
+
+# --- shaping ----------------------------------------------------------------------------------------------------------
+
+
+def test_shaping_by_hand():
+    """phi(x) = 10 x, gamma 0.5: a step, a termination (nothing behind it), a truncation (its potential counts)."""
+    shaping = Shaping(lambda x: 10 * x)
+    state = shaping.init(jax.random.key(0), jnp.zeros(1))
+    played = steps(
+        [[1], [2], [3]], [[1], [2], [4]], [[2], [3], [5]], [[False], [True], [False]], [[False], [False], [True]]
+    )
+    _, reward, metrics = shaping.reward(state, played, 0.5)
+    np.testing.assert_allclose(reward[:, 0], [1 + 0.5 * 20 - 10, 2 + 0 - 20, 3 + 0.5 * 50 - 40])
+    assert float(metrics["potential_mean"]) == pytest.approx(70 / 3)
+
+
+def test_shaping_telescopes():
+    """The shaped return of an episode is the world's less phi(s_0), plus gamma^T phi(s_T) where it is cut."""
+    rng = np.random.default_rng(0)
+    x, reward, gamma = rng.normal(size=(6, 1)), rng.normal(size=(5, 1)), 0.9
+    shaping = Shaping(jnp.sin)
+    for terminated in (True, False):
+        last = np.arange(5)[:, None] == 4
+        played = steps(reward, x[:-1], x[1:], last & terminated, last & (not terminated))
+        shaped = np.asarray(shaping.reward(BonusState((), ()), played, gamma)[1])[:, 0]
+        discount = gamma ** np.arange(5)
+        left = 0 if terminated else gamma**5 * np.sin(x[5, 0])
+        assert discount @ shaped == pytest.approx(discount @ reward[:, 0] + left - np.sin(x[0, 0]), abs=1e-5)
+
+
+# --- a stream of its own ----------------------------------------------------------------------------------------------
+
+
+class Known:
+    """A bonus whose value of an observation is the observation, for advantages by hand."""
+
+    name = "known"
+
+    def value(self, state, obs, batch_dims):
+        return obs
+
+
+def test_advantages_of_a_stream_by_hand():
+    """Two steps, the first ends an episode at 3; the next starts at 10. gamma 0.5, lambda 1."""
+    played = steps([[1], [2]], [[1], [10]], [[3], [20]], [[True], [False]])
+    for episodic, expected in (
+        (True, [1 - 1, 2 + 0.5 * 20 - 10]),  # nothing follows the end
+        (False, [(1 + 0.5 * 10 - 1) + 0.5 * 2, 2 + 0.5 * 20 - 10]),  # the next episode does
+    ):
+        stream = Stream(jnp.float32(0.5), jnp.float32(1), jnp.float32(2), episodic)
+        found, returns = stream_advantages(Known(), None, stream, played, played.reward, jnp.array([20.0]), 1.0)
+        np.testing.assert_allclose(found[:, 0], expected)
+        np.testing.assert_allclose(returns[:, 0], np.array(expected) + [1, 10])
+    # cut by a time-out, an episodic stream goes on from what was reached, not from the next episode
+    cut = replace_ends(played)
+    stream = Stream(jnp.float32(0.5), jnp.float32(1), jnp.float32(2), True)
+    found, _ = stream_advantages(Known(), None, stream, cut, cut.reward, jnp.array([20.0]), 1.0)
+    np.testing.assert_allclose(found[:, 0], [1 + 0.5 * 3 - 1, 2 + 0.5 * 20 - 10])
+
+
+def replace_ends(played):
+    return played.replace(terminated=jnp.zeros_like(played.terminated), truncated=played.terminated)
+
+
+# --- random network distillation --------------------------------------------------------------------------------------
+
+SMALL = RNDConfig(outputs=4, hidden=3, critic_hidden=(5,), update_proportion=0.5, learning_rate=0.01)
+
+
+@cache
+def small():
+    rnd = RND(SMALL)
+    return rnd, rnd.init(jax.random.key(0), jnp.zeros((2, 3)))
+
+
+def mlp(params, x):
+    """Dense layers with ReLU between them, by numpy."""
+    for i in range(len(params)):
+        layer = params[f"Dense_{i}"]
+        x = x @ np.asarray(layer["kernel"]) + np.asarray(layer["bias"])
+        x = np.maximum(x, 0) if i < len(params) - 1 else x
+    return x
+
+
+def test_novelty_by_hand():
+    """Two rollouts of two environments: moments, clipping, errors, the discounted sum and its deviation, by numpy."""
+    rnd, state = small()
+    rng = np.random.default_rng(1)
+    rollouts = [rng.normal(5, 3, (4, 2, 3)).astype(np.float32) for _ in range(2)]
+    rollouts[1][0, 0] = 1000.0  # clipped
+    total, totals, seen = np.zeros(2), [], []
+    reward = jax.jit(rnd.reward)
+    for next_obs in rollouts:
+        played = steps(np.zeros((4, 2)), np.zeros((4, 2, 3)), next_obs)
+        state, found, metrics = reward(state, played, 0.9)
+        seen.append(next_obs.reshape(-1, 3))
+        x = np.concatenate(seen).astype(np.float64)
+        normal = np.clip((next_obs - x.mean(0)) / np.sqrt(x.var(0)), -5, 5)
+        whole = state.whole
+        error = ((mlp(whole["random"], normal) - mlp(whole["params"]["predictor"], normal)) ** 2).mean(-1)
+        for row in error:
+            total = 0.99 * total + row
+            totals.append(total)
+        np.testing.assert_allclose(found, error / np.std(totals), rtol=2e-3, atol=1e-5)
+        np.testing.assert_allclose(state.rows, total, rtol=2e-3)
+    assert float(metrics["rnd_reward_max"]) == pytest.approx(float(found.max()))
+    stream = rnd.stream(state)
+    assert (float(stream.coef), float(stream.extrinsic_coef), stream.episodic) == (1, 2, False)
+    _, both, _ = one_reward(rnd, small()[1], steps(np.ones((4, 2)), np.zeros((4, 2, 3)), rollouts[0]), 0.9)
+    _, alone, _ = rnd.reward(small()[1], steps(np.ones((4, 2)), np.zeros((4, 2, 3)), rollouts[0]), 0.9)
+    np.testing.assert_allclose(both, 2 + alone, rtol=1e-6)
+
+
+def test_the_predictor_learns_what_it_sees_and_the_random_network_stays():
+    rnd = RND(replace(SMALL, outputs=16, hidden=32))
+    state = rnd.init(jax.random.key(0), jnp.zeros((2, 3)))
+    rng = np.random.default_rng(0)
+    seen = jnp.asarray(rng.normal(size=(16, 3)), jnp.float32)
+    batch = Steps(seen, jnp.zeros(16), jnp.zeros(16), seen, jnp.zeros(16, bool), jnp.zeros(16, bool), jnp.ones(16))
+    mean_error = jax.jit(lambda state, x: jnp.mean(rnd.errors(state, state.whole["params"], x, 1)))
+    train = jax.jit(lambda s, keys: jax.lax.scan(lambda s, key: rnd.update(s, batch, key), s, keys))
+    after, metrics = train(state, jax.random.split(jax.random.key(0), 300))
+    assert mean_error(after, seen) < 0.1 * min(mean_error(state, seen), mean_error(after, seen + 3))
+    assert float(metrics["rnd_value_loss"][-1]) < 0.05  # the returns were 1
+    for a, b in zip(jax.tree.leaves(state.whole["random"]), jax.tree.leaves(after.whole["random"])):
+        np.testing.assert_array_equal(a, b)
+    # a learner without returns of novelty, such as DQN, trains the predictor alone
+    alone, metrics = rnd.update(state, batch.replace(returns=()), jax.random.key(0))
+    assert set(metrics) == {"rnd_loss"}
+    for a, b in zip(jax.tree.leaves(state.whole["params"]["critic"]), jax.tree.leaves(alone.whole["params"]["critic"])):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_the_share_of_steps_that_the_predictor_learns_from():
+    rnd, state = small()
+    obs = jnp.asarray(np.random.default_rng(0).normal(size=(64, 3)), jnp.float32)
+    batch = Steps(obs, jnp.zeros(64), jnp.zeros(64), obs, jnp.zeros(64, bool), jnp.zeros(64, bool))
+    key = jax.random.key(5)
+    chosen = np.asarray(jax.random.uniform(key, (64,))) < 0.5
+    assert 20 < chosen.sum() < 44
+    errors = np.asarray(rnd.errors(state, state.whole["params"], obs, 1))
+    loss = rnd.update(state, batch, key)[1]["rnd_loss"]
+    assert float(loss) == pytest.approx(errors[chosen].mean(), rel=1e-5)
+    assert masked_mean(jnp.ones(3), jnp.zeros(3, bool)) == 0
+
+
+def test_bad_settings():
+    with pytest.raises(ValueError, match=r"rnd.update_proportion is 0.0; above 0 and at most 1 is needed"):
+        RNDConfig(update_proportion=0.0)
+    with pytest.raises(ValueError, match="rnd.gamma is 1.5; from 0 to 1 is needed"):
+        RNDConfig(gamma=1.5)
+    with pytest.raises(ValueError, match="rnd.outputs is 0; at least 1 is needed"):
+        RNDConfig(outputs=0)
+
+
+# --- in PPO -----------------------------------------------------------------------------------------------------------
+
+CONFIG = PPOConfig(num_envs=8, num_steps=12, epochs=2, minibatches=2, pool_size=8)
+
+
+def learner(bonus, mesh=None, memory=0, config=CONFIG):
+    env, params = envs_jax.make("Debug-Catch-v0")
+    policy = NetworkPolicy(env.action_space(params), hidden=(8,), memory=memory)
+    return make_ppo(config, EpisodeStatistics(env), params, policy, mesh, bonus=bonus)
+
+
+def equal(a, b):
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_array_equal(*(jax.random.key_data(z) if z.dtype == a.key.dtype else z for z in (x, y)))
+
+
+@cache
+def trained():
+    ppo = learner(RND(SMALL))
+    update = jax.jit(ppo.update)
+    first, metrics = update(ppo.init(jax.random.key(0)))
+    return update, first, metrics, update(first)[0]
+
+
+def test_ppo_learns_with_novelty():
+    _, state, metrics, after = trained()
+    wanted = {"rnd_loss", "rnd_value_loss", "rnd_error", "rnd_reward", "rnd_reward_max"}
+    assert wanted <= set(metrics) and all(np.isfinite(float(metrics[name])) for name in wanted)
+    assert float(metrics["nonfinite"]) == 0 and float(metrics["first_ratio_error"]) <= 1e-5
+    novelty = state.bonus.whole["novelty"]
+    assert float(novelty.count) == pytest.approx(8 * 12, rel=1e-4)
+    moved = [np.any(x != y) for x, y in zip(jax.tree.leaves(state.bonus), jax.tree.leaves(after.bonus))]
+    assert sum(moved) > 10
+
+
+def test_a_checkpoint_holds_the_bonus(tmp_path):
+    """Saved after one update and read back, the second update gives the same bits."""
+    update, first, _, second = trained()
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, first)
+        checkpoints.wait()
+        read, _ = checkpoints.restore(jax.eval_shape(lambda s: s, first))
+    equal(read, first)
+    equal(update(read)[0], second)
+
+
+def test_without_weight_a_bonus_changes_nothing():
+    """Novelty without weight, and a potential of zero, leave PPO's update as it is without a bonus."""
+    with_novelty, *_ = trained()
+    zero = learner(RND(SMALL)).init(jax.random.key(0))
+    hparams = zero.bonus.whole["hparams"] | {"coef": jnp.float32(0), "extrinsic_coef": jnp.float32(1)}
+    zero = with_novelty(zero.replace(bonus=zero.bonus.replace(whole=zero.bonus.whole | {"hparams": hparams})))[0]
+    plain, none = (
+        jax.jit(ppo.update)(ppo.init(jax.random.key(0)))[0]
+        for ppo in (learner(None), learner(Shaping(lambda obs: jnp.zeros(obs.shape[0]))))
+    )
+    assert plain.bonus == ()
+    for other in (zero, none):
+        for a, b in zip(jax.tree.leaves(plain.params), jax.tree.leaves(other.params), strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-6)
+        np.testing.assert_array_equal(plain.runner.obs, other.runner.obs)
+
+
+def test_eight_devices():
+    mesh = jax.make_mesh((4, 2, 1), ("data", "fsdp", "tensor"), (AxisType.Auto,) * 3)
+    config = replace(CONFIG, num_envs=16)
+    there = learner(RND(SMALL), mesh, 4, config)
+    here = learner(RND(SMALL), None, 4, config)
+    eight, metrics_8 = jax.jit(there.update)(there.init(jax.random.key(0)))
+    one, metrics = jax.jit(here.update)(here.init(jax.random.key(0)))
+    rows = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+    assert eight.bonus.rows.sharding.is_equivalent_to(rows, 1)
+    assert all(x.sharding.is_fully_replicated for x in jax.tree.leaves(eight.bonus.whole))
+    for name in ("rnd_error", "rnd_reward", "rnd_loss", "rnd_value_loss", "loss"):
+        np.testing.assert_allclose(metrics[name], metrics_8[name], rtol=2e-3, atol=1e-5, err_msg=name)
+    for x, y in zip(jax.tree.leaves((one.params, one.bonus)), jax.tree.leaves((eight.params, eight.bonus))):
+        np.testing.assert_allclose(x, y, rtol=1e-3, atol=5e-4)
