@@ -13,11 +13,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-import tyro
-
 from llmrl_jax.run.config import RunConfig
-from llmrl_jax.systems.glam.commands.train import prior_then_ppo
+from llmrl_jax.run.flags import parse
 from llmrl_jax.systems.glam.config import GlamConfig
+from llmrl_jax.systems.glam.demo import prior_then_ppo
 from llmrl_jax.systems.glam.presets import DEMO
 from llmrl_jax.systems.glam.prior import PriorConfig
 from llmrl_jax.systems.glam.reading import ReadingConfig
@@ -57,7 +56,7 @@ class Experiment:
 
 
 def main() -> None:
-    x = tyro.cli(Experiment, description=__doc__)
+    x = parse(Experiment, description=__doc__)
     prior_then_ppo(
         x.glam,
         x.imitation,

@@ -7,7 +7,7 @@ always to keep it, and little of which policies are good. The rest is `llmrl pro
 
 On 64 held-out prompts of Mountain Car (continuous), in 150 updates or 6 minutes on one busy core, the hard form rises
 from 0.75 to 1.00, the policy's share of the scale from 0.11 to 0.74 and the improvement from 0.05 to 0.47. What it has
-found is to stand still, for a return of 0: a local optimum, since whoever moves and misses the goal pays for it.
+found is to stand still, for a return of 0: a local optimum, since moving without reaching the goal costs reward.
 `experiments/results/props_finetune/` has the log.
 
     python experiments/props_finetune.py --run.name props-finetune
@@ -24,18 +24,19 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import tokenizers
-import tyro
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from llmrl_jax.chat import Message
 from llmrl_jax.core.files import replacing
 from llmrl_jax.lm import FastTokenizer, Llama, LlamaConfig, LoRAConfig, lora, save_hf
 from llmrl_jax.run.config import RunConfig
+from llmrl_jax.run.flags import parse
 from llmrl_jax.run.loop import train
 from llmrl_jax.systems.props.adviser import PolicyAdviser
-from llmrl_jax.systems.props.commands.finetune import FinetuneRun, finetune_model
 from llmrl_jax.systems.props.finetune import FinetuneConfig, Question, Setting, make_questions, make_settings
+from llmrl_jax.systems.props.finetune_run import finetune
 from llmrl_jax.systems.props.history import Format
+from llmrl_jax.systems.props.settings import FinetuneRun
 from llmrl_jax.tuning import GRPOConfig, SFTConfig, encode_row, make_sft, pack
 
 
@@ -143,7 +144,7 @@ def make_prior(data: FinetuneConfig, prior: PriorConfig, run: RunConfig) -> Path
     packed = pack(examples, longest, several=False)
     learner = make_sft(prior.sft, model, variables, packed, prior.updates, take=True)
     kept = RunConfig(name=folder.name, out=run.out, seed=run.seed, log_every=10, checkpoint_every=0)
-    again = f"the same command goes on with --run.name {run.name} --run.resume"
+    again = f"the same command continues with --run.name {run.name} --run.resume"
     result = train(
         learner,
         replace(kept, progress=run.progress, resume=(folder / "config.json").exists()),
@@ -169,11 +170,11 @@ def begun(run: RunConfig) -> RunConfig:
 
 
 def main() -> None:
-    x = tyro.cli(Experiment, description=__doc__)
+    x = parse(Experiment, description=__doc__)
     run = begun(x.run)
     model = make_prior(x.data, x.prior, run)
     adapters = LoRAConfig(rank=16, alpha=32.0, targets=lora.TARGETS)
-    finetune_model(FinetuneRun(model=str(model), data=x.data, lora=adapters, updates=x.updates, grpo=x.grpo, run=run))
+    finetune(FinetuneRun(model=str(model), data=x.data, lora=adapters, updates=x.updates, grpo=x.grpo, run=run))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ import pytest
 
 from llmrl_jax import lm
 from llmrl_jax.cli import main as cli
-from llmrl_jax.run.tune.model import Tuned, with_end_tokens, write_tuned
+from llmrl_jax.run.tune.model import load_base, with_end_tokens, write_tuned
+from llmrl_jax.run.tune.settings import Tuned
 from llmrl_jax.tuning import GRPOConfig
 
 
@@ -136,7 +137,7 @@ def test_what_was_tuned_on_takes_the_place_of_what_was_written(folder, tmp_path)
 def test_weights_that_are_trained_are_float32(folder):
     for tune, kept in (("full", jnp.float32), ("lora", jnp.bfloat16)):
         config = Tuned(model=str(folder / "model"), tune=tune, dtype="bfloat16")
-        model, variables, _ = config.load(folder / "model")
+        model, variables, _ = load_base(config, folder / "model")
         assert model.dtype == jnp.bfloat16 and model.param_dtype == kept
         assert {leaf.dtype for leaf in jax.tree.leaves(variables["params"])} == {jnp.dtype(kept)}
 

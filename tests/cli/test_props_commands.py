@@ -13,20 +13,28 @@ import pytest
 
 from llmrl_jax.cli.main import main
 from llmrl_jax.run.chat_model import make_chat
+from llmrl_jax.run.config import BaseRunConfig
 from llmrl_jax.run.folder import held
-from llmrl_jax.systems.props.commands import run as props, table as _props_table
-from llmrl_jax.systems.props.commands.table import table
+from llmrl_jax.systems.props import search_run as props, table_run
+from llmrl_jax.systems.props.settings import PropsRun, TableConfig
 from tests.chat_server import silent
 
 
 pytest_plugins = ("tests.chat_server",)
+
+
+def table(out, work, **options):
+    """`llmrl props table` with a page in `out` and the searches in `work`; resumes what is there."""
+    run = BaseRunConfig(work.name, str(work.parent), resume=(work / "config.json").exists())
+    return table_run.make_table(TableConfig(page=out, run=run, **options))
+
 
 SMALL = ["--episodes", "2", "--final-episodes", "3", "--warmup", "1", "--max-steps", "20"]
 
 
 def test_a_run_its_pictures_and_its_resumption(tmp_path, capsys, monkeypatch):
     args = ["props", "run", "--tasks", "nim", "cartpole", "--seeds", "2", "--iterations", "3", *SMALL]
-    assert main([*args, "--out", str(tmp_path), "--name", "one", "--video"]) == 0
+    assert main([*args, "--run.out", str(tmp_path), "--run.name", "one", "--video"]) == 0
     said = capsys.readouterr().out
     assert "4 searches by props (scripted-adviser/PolicyAdviser)" in said and "nim, seed 1: best" in said
     folder = tmp_path / "one"
@@ -37,10 +45,10 @@ def test_a_run_its_pictures_and_its_resumption(tmp_path, capsys, monkeypatch):
         assert (folder / file).stat().st_size > 0
     with monkeypatch.context() as patched:  # what is finished is not judged once more
         patched.setattr(props.Study, "judge", lambda self: pytest.fail("judged"))
-        assert main(["props", "run", "--name", "one", "--out", str(tmp_path), "--resume"]) == 0
+        assert main(["props", "run", "--run.name", "one", "--run.out", str(tmp_path), "--run.resume"]) == 0
     again = json.loads((folder / "summary.json").read_text())
     assert again["searches"] == summary["searches"]
-    assert main([*args, "--out", str(tmp_path), "--name", "one", "--resume", "--iterations", "4"]) != 0
+    assert main([*args, "--run.out", str(tmp_path), "--run.name", "one", "--run.resume", "--iterations", "4"]) != 0
     assert "other options" in capsys.readouterr().err
 
 
@@ -53,7 +61,7 @@ def test_a_published_file_runs_unchanged(tmp_path, capsys):
         "llm_output_conversion_template_name: num_optim.j2\nnum_evaluation_episodes: 2\nwarmup_episodes: 2\n"
         "warmup_dir: null\nbias: true\noptimum: 500\nsearch_step_size: 1.0\n"
     )
-    args = ["props", "run", "--config", str(file), "--out", str(tmp_path)]
+    args = ["props", "run", "--config", str(file), "--run.out", str(tmp_path)]
     assert main(args) != 0
     assert "needs a server: name one with --chat.base-url" in capsys.readouterr().err
     assert main([*args, "--chat.model", "scripted"]) == 0
@@ -73,7 +81,7 @@ def test_a_published_file_runs_unchanged(tmp_path, capsys):
     ],
 )
 def test_bad_input_is_named(args, message, tmp_path, capsys):
-    assert main(["props", "run", *args, "--out", str(tmp_path)]) != 0
+    assert main(["props", "run", *args, "--run.out", str(tmp_path)]) != 0
     assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
@@ -98,10 +106,22 @@ def test_a_table_goes_on_where_it_stopped(tmp_path, capsys):
 
 
 def test_a_budget_is_the_whole_run_s(tmp_path, capsys):
-    args = ["props", "run", "--tasks", "nim", "--iterations", "6", *SMALL, "--out", str(tmp_path), "--name", "one"]
+    args = [
+        "props",
+        "run",
+        "--tasks",
+        "nim",
+        "--iterations",
+        "6",
+        *SMALL,
+        "--run.out",
+        str(tmp_path),
+        "--run.name",
+        "one",
+    ]
     assert main([*args, "--chat.max-calls", "2"]) == 1
     assert "2 of 2 calls are spent" in capsys.readouterr().out
-    again = ["props", "run", "--out", str(tmp_path), "--name", "one", "--resume"]
+    again = ["props", "run", "--run.out", str(tmp_path), "--run.name", "one", "--run.resume"]
     assert main([*again, "--chat.max-calls", "3"]) == 1  # one more, and not three
     assert "3 of 3 calls are spent" in capsys.readouterr().out
     assert main([*again, "--chat.max-calls", "0"]) == 0
@@ -109,8 +129,8 @@ def test_a_budget_is_the_whole_run_s(tmp_path, capsys):
 
 
 def test_a_search_that_fails_leaves_the_others_their_results(tmp_path, capsys):
-    args = ["props", "run", "--tasks", "nim", "navigation", "--iterations", "2", *SMALL, "--out", str(tmp_path)]
-    assert main([*args, "--name", "two", "--history.tokens", "120"]) == 1
+    args = ["props", "run", "--tasks", "nim", "navigation", "--iterations", "2", *SMALL, "--run.out", str(tmp_path)]
+    assert main([*args, "--run.name", "two", "--history.tokens", "120"]) == 1
     said = capsys.readouterr().out
     assert "navigation, seed 0: stopped: ValueError" in said and "nim, seed 0: best" in said
     found = {r["task"]: r for r in json.loads((tmp_path / "two" / "summary.json").read_text())["searches"]}
@@ -119,10 +139,10 @@ def test_a_search_that_fails_leaves_the_others_their_results(tmp_path, capsys):
 
 
 def test_a_numeric_method_asks_nobody(tmp_path, capsys):
-    args = ["props", "run", "--tasks", "nim", "--method", "ars", "--iterations", "10", "--out", str(tmp_path)]
+    args = ["props", "run", "--tasks", "nim", "--method", "ars", "--iterations", "10", "--run.out", str(tmp_path)]
     args += ["--episodes", "2", "--final-episodes", "3"]
-    assert main([*args, "--name", "one", "--chat.model", "local:nowhere"]) == 0
-    assert "note: ars asks nobody, so local:nowhere is not asked" in capsys.readouterr().out
+    assert main([*args, "--run.name", "one", "--chat.model", "local:nowhere"]) == 0
+    assert "note: ars asks no model, so local:nowhere is not asked" in capsys.readouterr().out
 
 
 def test_a_video_that_cannot_be_drawn_costs_nothing_else(tmp_path, capsys, monkeypatch):
@@ -130,7 +150,19 @@ def test_a_video_that_cannot_be_drawn_costs_nothing_else(tmp_path, capsys, monke
         raise RuntimeError("MuJoCo cannot draw here: no OpenGL context")
 
     monkeypatch.setattr("llmrl_jax.systems.props.episode.EpisodeRecorder.play", broken)
-    args = ["props", "run", "--tasks", "nim", "--iterations", "2", *SMALL, "--out", str(tmp_path), "--name", "one"]
+    args = [
+        "props",
+        "run",
+        "--tasks",
+        "nim",
+        "--iterations",
+        "2",
+        *SMALL,
+        "--run.out",
+        str(tmp_path),
+        "--run.name",
+        "one",
+    ]
     assert main([*args, "--video"]) == 1
     assert "nim has no video: MuJoCo cannot draw here" in capsys.readouterr().out
     assert (tmp_path / "one" / "summary.json").exists() and (tmp_path / "one" / "curves.png").exists()
@@ -141,12 +173,12 @@ def test_a_numeric_search_goes_on_to_the_bit(tmp_path, capsys, monkeypatch):
     table(**options, out=tmp_path / "whole", work=tmp_path / "whole")
     cut = {**options, "out": tmp_path / "cut", "work": tmp_path / "cut"}
     with monkeypatch.context() as patched:
-        train = _props_table.run_training
+        train = table_run.run_training
         patched.setattr(
-            _props_table, "run_training", lambda a, run, **more: train(a, replace(run, max_seconds=1e-9), **more)
+            table_run, "run_training", lambda a, run, **more: train(a, replace(run, max_seconds=1e-9), **more)
         )
         table(**cut)
-        assert "stopped by time budget; the same command goes on" in capsys.readouterr().out
+        assert f"stopped by time budget; continue with --run.resume {tmp_path}/cut" in capsys.readouterr().out
         assert not (tmp_path / "cut" / "props-table.json").exists()
     table(**cut)
     rows = [json.loads((tmp_path / name / "props-table.json").read_text())["rows"][0] for name in ("whole", "cut")]
@@ -161,18 +193,25 @@ def test_a_signal_leaves_unfinished_searches_unjudged(tmp_path, capsys, monkeypa
     its searches had ended early."""
     monkeypatch.setattr(props.StopRequest, "name", "SIGTERM")
     monkeypatch.setattr(props.Study, "judge", lambda self: pytest.fail("judged"))
-    args = ["props", "run", "--tasks", "nim", "--seeds", "2", "--iterations", "3", *SMALL, "--out", str(tmp_path)]
+    args = ["props", "run", "--tasks", "nim", "--seeds", "2", "--iterations", "3", *SMALL, "--run.out", str(tmp_path)]
     monkeypatch.setattr(props.Study, "done", property(lambda self: False))
-    assert main([*args, "--name", "one"]) == 0
-    assert "2 searches are not finished; go on with --name one --resume" in capsys.readouterr().out
+    assert main([*args, "--run.name", "one"]) == 0
+    assert f"2 searches are not finished; continue them with --run.resume {tmp_path}/one" in capsys.readouterr().out
     found = json.loads((tmp_path / "one" / "summary.json").read_text())
     assert found["stopped"] == "SIGTERM" and [r["final"] for r in found["searches"]] == [None, None]
 
 
 def test_a_second_interrupt_waits_for_no_answer(server, tmp_path, capsys):
     server.always = silent
-    args = ["props", "run", "--tasks", "nim", "--seeds", "3", "--workers", "2", *SMALL, "--out", str(tmp_path)]
-    args += ["--name", "one", "--chat.model", "tiny", "--chat.base-url", f"http://127.0.0.1:{server.server_port}/v1"]
+    args = ["props", "run", "--tasks", "nim", "--seeds", "3", "--workers", "2", *SMALL, "--run.out", str(tmp_path)]
+    args += [
+        "--run.name",
+        "one",
+        "--chat.model",
+        "tiny",
+        "--chat.base-url",
+        f"http://127.0.0.1:{server.server_port}/v1",
+    ]
 
     def interrupt():
         while len(server.seen) < 2:
@@ -196,7 +235,7 @@ def test_a_job_goes_on_though_one_search_had_ended_early(tmp_path):
     shown = {"task": "nim", "seed": 0, "value": 0.0, "final": None, "episodes": 0, "steps": 0}
     chat = make_chat(props.ChatConfig(), props.PolicyAdviser(), tmp_path)
     for stopped, code in (("SIGTERM", 0), ("", 1)):
-        assert props._finish(tmp_path, props.PropsRun(), [], [shown | r for r in results], chat, stopped) == code
+        assert props.finish(tmp_path, PropsRun(), [], [shown | r for r in results], chat, stopped) == code
 
 
 def test_a_table_measures_anew_and_knows_what_it_measured(tmp_path, capsys, monkeypatch):
@@ -209,9 +248,9 @@ def test_a_table_measures_anew_and_knows_what_it_measured(tmp_path, capsys, monk
     table(methods=("ars", "scripted"), final_episodes=4, again=True, **options)
     assert all(log.stat().st_mtime_ns != was for log, was in zip(logs, before))
     with monkeypatch.context() as patched:  # stopped in it, it goes on without --again, and measures what is left
-        patched.setattr(_props_table, "_measured", lambda *args: None)
+        patched.setattr(table_run, "_measured", lambda *args: None)
         table(methods=("ars", "scripted"), final_episodes=4, again=True, **options)
-    assert "the same command without --again goes on" in capsys.readouterr().out
+    assert f"continue with --run.resume {tmp_path} (without --again)" in capsys.readouterr().out
     assert not json.loads((tmp_path / "props-table.json").read_text())["rows"] and not logs[1].exists()
     table(methods=("ars", "scripted"), final_episodes=4, **options)
     table(methods=("ars",), final_episodes=8, **options)

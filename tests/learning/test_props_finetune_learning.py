@@ -13,8 +13,9 @@ from experiments.props_finetune import PriorConfig, make_prior
 from llmrl_jax import lm
 from llmrl_jax.cli import main as cli
 from llmrl_jax.run.config import RunConfig
-from llmrl_jax.systems.props.commands.finetune import FinetuneRun, finetune_model
 from llmrl_jax.systems.props.finetune import FinetuneConfig
+from llmrl_jax.systems.props.finetune_run import finetune
+from llmrl_jax.systems.props.settings import FinetuneRun
 from llmrl_jax.tuning import GRPOConfig, SFTConfig
 
 
@@ -48,7 +49,7 @@ def run(tmp_path_factory):
 
 
 def test_form_and_proposals_get_better(run):
-    folder = finetune_model(run)
+    folder = finetune(run)
     found = json.loads((folder / "summary.json").read_text())
     before, after = found["before"], found["after"]
     assert before["reward/hard_format"] < 0.8 and after["reward/hard_format"] > 0.9, (before, after)
@@ -61,9 +62,9 @@ def test_form_and_proposals_get_better(run):
 
 def test_a_run_is_resumed_to_the_bit(run):
     short = replace(run, updates=3)
-    whole = finetune_model(replace(short, run=replace(run.run, name="whole")))
-    finetune_model(replace(short, run=replace(run.run, name="cut", max_seconds=1e-9)))
-    cut = finetune_model(replace(short, run=replace(run.run, name="cut", resume=True)))
+    whole = finetune(replace(short, run=replace(run.run, name="whole")))
+    finetune(replace(short, run=replace(run.run, name="cut", max_seconds=1e-9)))
+    cut = finetune(replace(short, run=replace(run.run, name="cut", resume=True)))
     files = [(folder / "adapter" / "adapter_model.safetensors").read_bytes() for folder in (whole, cut)]
     assert files[0] == files[1]
 

@@ -4,19 +4,35 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import jax
 import tyro
 
-from llmrl_jax import lm
-from llmrl_jax.lm.peft import load_adapter
-from llmrl_jax.lm.tokens import load_tokenizer
-from llmrl_jax.run.memory.advice import advice
+from llmrl_jax.run.flags import command
 from llmrl_jax.run.memory.config import FitConfig
-from llmrl_jax.run.memory.fit import fit as compile_and_add
-from llmrl_jax.run.tune.grpo import grpo
-from llmrl_jax.run.tune.model import Quantize
-from llmrl_jax.run.tune.sft import sft
-from llmrl_jax.tuning import ChatTemplate
+from llmrl_jax.run.tune.settings import GrpoRun, Quantize, TuneConfig
+
+
+@command(TuneConfig)
+def sft(config: TuneConfig) -> int:
+    """Fine-tune a language model on prompts and responses, or on conversations.
+
+    Writes `adapter/`, which peft loads (or `model/`, which transformers loads, with `--tune full`).
+    `--run.resume runs/NAME` continues a run with its own settings."""
+    from llmrl_jax.run.tune import sft as run
+
+    run.sft(config)
+    return 0
+
+
+@command(GrpoRun)
+def grpo(config: GrpoRun) -> int:
+    """Improve a language model by rewards on what it writes: GRPO, or REINFORCE with leave-one-out.
+
+    Writes `adapter/`, which peft loads (or `model/`, which transformers loads, with `--tune full`).
+    `--run.resume runs/NAME` continues a run with its own settings."""
+    from llmrl_jax.run.tune import grpo as run
+
+    run.grpo(config)
+    return 0
 
 
 def generate(
@@ -53,6 +69,13 @@ def generate(
         stop: Strings that end a continuation; they are not printed.
         seed: Seed of the draws.
     """
+    import jax
+
+    from llmrl_jax import lm
+    from llmrl_jax.lm.peft import load_adapter
+    from llmrl_jax.lm.tokens import load_tokenizer
+    from llmrl_jax.tuning import ChatTemplate
+
     folder = lm.locate(model)
     tokenizer = load_tokenizer(folder)
     text = prompt
@@ -87,15 +110,18 @@ def generate(
         print(continuation)
 
 
-def fit(config: Annotated[FitConfig, tyro.conf.arg(name="")]) -> int:
-    """Tell whether a model fits: memory per device, compiled ahead of time from its config.json; nothing is allocated.
+@command(FitConfig)
+def fit(config: FitConfig) -> int:
+    """Compute whether a model fits: memory per device, compiled ahead of time from its config.json, without allocating.
 
     Ends with 1 where it does not fit."""
-    found = compile_and_add(config)
+    from llmrl_jax.run.memory.advice import advice
+    from llmrl_jax.run.memory.fit import fit as measure
+
+    found = measure(config)
     print(found.table())
     platform = found.devices.rpartition("(")[2].partition(")")[0]
-    print(f"Compiled in {found.seconds:.0f} s.")
-    print(f"Activations are what XLA plans for {platform}; other devices plan differently.")
+    print(f"Compiled in {found.seconds:.0f} s. Activations are what XLA plans for {platform}; other devices differ.")
     if found.fits is not False:
         return 0
     if config.advise:

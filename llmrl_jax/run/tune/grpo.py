@@ -1,23 +1,20 @@
-"""`llmrl lm grpo`."""
+"""A run of learning by rewards on text: what `llmrl lm grpo` does."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
-
-import tyro
+from typing import Any
 
 from llmrl_jax import lm
-from llmrl_jax.core.config import FREE
 from llmrl_jax.lm.tokens import FastTokenizer, load_tokenizer
 from llmrl_jax.run.folder import write_summary
-from llmrl_jax.run.loop import train as run_training
-from llmrl_jax.run.tune.model import Tuned, with_end_tokens, write_tuned
+from llmrl_jax.run.loop import RunResult, train as run_training
+from llmrl_jax.run.tune.model import load_base, with_end_tokens, write_tuned
+from llmrl_jax.run.tune.settings import GrpoRun
 from llmrl_jax.tuning import (
     REWARDS,
     ChatTemplate,
-    GRPOConfig,
     Prompts,
     encode_prompt,
     load_reward,
@@ -27,27 +24,6 @@ from llmrl_jax.tuning import (
     read_rows,
     text_reward,
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class GrpoRun(Tuned):
-    """A run of GRPO: which model, on which prompts, rewarded for what, and how the run is kept."""
-
-    data: Path
-    """Prompts, .jsonl or .parquet: `prompt`, or `messages` for the model's chat template, and what the reward reads."""
-    reward: str
-    """`exact`, `contains` or `last-number` (against the row's `response`), or your own `FILE.py:FUNCTION`, which is
-    run: function(prompts, completions, rows) -> a number for each completion."""
-    eval_data: str = ""
-    """Prompts to measure the reward on, at the start, every `run.eval_every` updates and at the end; empty: none."""
-    updates: int = field(default=100, metadata=FREE)
-    """Updates; each samples `grpo.prompts` x `grpo.group` completions."""
-    max_prompt: int = 512
-    """Tokens of the longest prompt that is taken; a longer one is refused by its line."""
-    stop: tuple[str, ...] = ()
-    """Strings that end a completion."""
-    grpo: GRPOConfig = field(default_factory=GRPOConfig)
-    """The learner."""
 
 
 def _read(
@@ -66,30 +42,41 @@ def _read(
     return rows, pad_prompts(tokens, tokenizer.pad_id, rows)
 
 
-def grpo(config: Annotated[GrpoRun, tyro.conf.arg(name="")]) -> int:
-    """Improve a language model by rewards on what it writes: GRPO, or REINFORCE with leave-one-out.
-
-    Writes `adapter/`, which peft loads (or `model/`, which transformers loads, with `--tune full`)."""
-    if config.updates < 1:
-        raise ValueError(f"updates is {config.updates}; at least 1 is needed")
-    reward = load_reward(config.reward)
-    folder = lm.locate(config.model)
-    tokenizer, template = load_tokenizer(folder), ChatTemplate.load(folder)
-    shape = lm.read_config(folder)
-    rows, prompts = _read(config.data, tokenizer, template, config.max_prompt)
-    held_out = _read(Path(config.eval_data), tokenizer, template, config.max_prompt) if config.eval_data else None
+def _check(
+    config: GrpoRun,
+    rows: list[dict[str, Any]],
+    prompts: Prompts,
+    held_out: tuple[list[dict[str, Any]], Prompts] | None,
+    positions: int,
+) -> None:
+    """**Raises:** `ValueError` for prompts too long for the model's positions, or rows that the reward cannot judge."""
     longest = max(p.tokens.shape[1] for p in (prompts, *([held_out[1]] if held_out else [])))
-    if longest + config.grpo.max_new_tokens > shape.max_position_embeddings:
+    if longest + config.grpo.max_new_tokens > positions:
         raise ValueError(
             f"the longest prompt has {longest} tokens and a completion up to {config.grpo.max_new_tokens} "
-            f"(grpo.max_new_tokens): more than the model's {shape.max_position_embeddings} positions"
+            f"(grpo.max_new_tokens): more than the model's {positions} positions"
         )
     if config.reward in REWARDS:
         for file, read in ((config.data, rows), (config.eval_data, held_out[0] if held_out else [])):
             for place, row in enumerate(read, 1):
                 if not isinstance(row.get("response"), str):
                     raise ValueError(f"row {place} of {file} has no `response`, which the reward {config.reward} reads")
-    model, variables, mesh = config.load(folder)
+
+
+def grpo(config: GrpoRun) -> RunResult:
+    """Improve a language model by rewards, and keep the run in its folder, with the adapters or the model.
+
+    **Returns:** how it ended. **Raises:** `ValueError` and `FileNotFoundError` for a model, a reward or data that it
+    cannot use.
+    """
+    reward = load_reward(config.reward)
+    folder = lm.locate(config.model)
+    tokenizer, template = load_tokenizer(folder), ChatTemplate.load(folder)
+    shape = lm.read_config(folder)
+    rows, prompts = _read(config.data, tokenizer, template, config.max_prompt)
+    held_out = _read(Path(config.eval_data), tokenizer, template, config.max_prompt) if config.eval_data else None
+    _check(config, rows, prompts, held_out, shape.max_position_embeddings)
+    model, variables, mesh = load_base(config, folder)
     stops = lm.StopStrings.build(tokenizer, config.stop, shape.vocab_size) if config.stop else None
     how = with_end_tokens(config.grpo, folder, tokenizer)
     judge = text_reward(reward, tokenizer, rows, stops)
@@ -122,4 +109,4 @@ def grpo(config: Annotated[GrpoRun, tyro.conf.arg(name="")]) -> int:
         values["written"] = write_tuned(result.folder, config.model, model, result.state, tokenizer, template, ends)
     write_summary(result.folder, values)
     print(f"{result.update} updates at {result.steps_per_second:.1f} completions/s; everything is in {result.folder}")
-    return 0
+    return result

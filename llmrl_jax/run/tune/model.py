@@ -1,64 +1,38 @@
-"""What every kind of fine-tuning leaves in its run's folder."""
+"""The model of a fine-tuning run: as it is loaded, and as it is written into the run's folder."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from llmrl_jax import lm
-from llmrl_jax.core.config import FREE
 from llmrl_jax.core.files import replacing
 from llmrl_jax.lm.tokens import FastTokenizer
 from llmrl_jax.parallel import make_mesh
 from llmrl_jax.parallel.hosts import gather
-from llmrl_jax.run.config import RunConfig
+from llmrl_jax.run.tune.settings import Tuned
 from llmrl_jax.tuning import ChatTemplate, GRPOConfig
 
 
-Quantize = Literal["none", "int8", "nf4"]
-"""How a frozen base is kept."""
+def load_base(config: Tuned, folder: Path) -> tuple[lm.Llama, dict[str, Any], Mesh | None]:
+    """The model to tune, its weights on the mesh, and the mesh.
 
-
-@dataclass(frozen=True, kw_only=True)
-class Tuned:
-    """What fine-tuning asks of a model, whatever it learns from."""
-
-    model: str
-    """A folder with config.json, safetensors and tokenizer.json, or a Hugging Face hub id."""
-    tune: Literal["lora", "full"] = "lora"
-    """Train adapters over a frozen base, or every weight."""
-    lora: lm.LoRAConfig = field(default_factory=lm.LoRAConfig)
-    """The adapters, where `tune` is `lora`."""
-    quantize: Quantize = "none"
-    """Keep the frozen base's matrices in 8.5 (int8) or 4.5 (nf4) bits a weight; with adapters only."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the frozen base and of what the model computes; what is trained and the loss are float32 in any case."""
-    remat: bool = False
-    """Recompute activations in the backward pass: slower, but it needs far less memory."""
-    mesh: str = field(default="", metadata=FREE)
-    """Devices by axis, as in `data=4,fsdp=2`. Empty: one device."""
-    run: RunConfig = field(default_factory=lambda: RunConfig(checkpoint_every=100))
-
-    def __post_init__(self):
-        if self.quantize != "none" and self.tune == "full":
-            raise ValueError(f"quantize is {self.quantize}, which freezes the base: take --tune lora, or quantize none")
-
-    def load(self, folder: Path) -> tuple[lm.Llama, dict[str, Any], Mesh | None]:
-        """The model, its weights on the mesh, and the mesh."""
-        mesh = make_mesh(self.mesh) if self.mesh else None
-        dtype = jnp.dtype(self.dtype)
-        adapters = self.lora if self.tune == "lora" else None
-        kind = None if self.quantize == "none" else self.quantize
-        # steps of 1e-5 would be lost in bfloat16's rounding
-        kept = jnp.dtype(jnp.float32) if self.tune == "full" else dtype
-        model, variables = lm.load(folder, mesh=mesh, dtype=kept, lora=adapters, quantize=kind)
-        return model.clone(dtype=dtype, remat=self.remat), variables, mesh
+    **Arguments:** `folder`, where `config.model` is on this machine (`lm.locate`).
+    """
+    mesh = make_mesh(config.mesh) if config.mesh else None
+    dtype = jnp.dtype(config.dtype)
+    adapters = config.lora if config.tune == "lora" else None
+    kind = None if config.quantize == "none" else config.quantize
+    # steps of 1e-5 would be lost in bfloat16's rounding
+    kept = jnp.dtype(jnp.float32) if config.tune == "full" else dtype
+    model, variables = lm.load(folder, mesh=mesh, dtype=kept, lora=adapters, quantize=kind)
+    return model.clone(dtype=dtype, remat=config.remat), variables, mesh
 
 
 def with_end_tokens(config: GRPOConfig, folder: Path, tokenizer: FastTokenizer) -> GRPOConfig:

@@ -2,47 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-import tyro
+from typing import Any
 
 from llmrl_jax import lm
 from llmrl_jax.lm.tokens import FastTokenizer, load_tokenizer
 from llmrl_jax.run.folder import write_summary
-from llmrl_jax.run.loop import train as run_training
-from llmrl_jax.run.tune.model import Tuned, write_tuned
-from llmrl_jax.tuning import (
-    ChatTemplate,
-    Packed,
-    SFTConfig,
-    encode_row,
-    make_evaluation,
-    make_sft,
-    pack,
-    read_rows,
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TuneConfig(Tuned):
-    """A run of supervised fine-tuning: which model, on which text, and how the run is kept."""
-
-    data: Path
-    """Rows to learn, .jsonl or .parquet: `prompt` and `response`, or `messages` for the model's chat template."""
-    eval_data: str = ""
-    """Rows to measure the loss on, at the start, every `run.eval_every` updates and at the end; empty: none."""
-    length: int = 512
-    """Tokens in a row."""
-    pack: bool = True
-    """Put several examples into a row; they do not see one another."""
-    overflow: Literal["refuse", "cut"] = "refuse"
-    """What happens to an example longer than a row: an error that names it, or its end is cut off."""
-    epochs: float = 1.0
-    """Passes over the rows."""
-    sft: SFTConfig = field(default_factory=SFTConfig)
-    """The learner."""
+from llmrl_jax.run.loop import RunResult, train as run_training
+from llmrl_jax.run.tune.model import load_base, write_tuned
+from llmrl_jax.run.tune.settings import TuneConfig
+from llmrl_jax.tuning import ChatTemplate, Packed, encode_row, make_evaluation, make_sft, pack, read_rows
 
 
 def read_data(path: Path, tokenizer: FastTokenizer, template: ChatTemplate | None, config: TuneConfig) -> Packed:
@@ -57,20 +27,19 @@ def read_data(path: Path, tokenizer: FastTokenizer, template: ChatTemplate | Non
     return packed
 
 
-def sft(config: Annotated[TuneConfig, tyro.conf.arg(name="")]) -> int:
-    """Fine-tune a language model on prompts and responses, or on conversations.
+def sft(config: TuneConfig) -> RunResult:
+    """Fine-tune a language model on text, and keep the run in its folder, with the adapters or the model.
 
-    Writes `adapter/`, which peft loads (or `model/`, which transformers loads, with `--tune full`)."""
+    **Returns:** how it ended. **Raises:** `ValueError` and `FileNotFoundError` for a model or data that cannot be used.
+    """
     if config.length > lm.read_config(config.model).max_position_embeddings:
         positions = lm.read_config(config.model).max_position_embeddings
         raise ValueError(f"length is {config.length}, but the model has {positions} positions; take shorter rows")
-    if config.epochs <= 0:
-        raise ValueError(f"epochs is {config.epochs}; a positive number is needed")
     folder = lm.locate(config.model)
     tokenizer, template = load_tokenizer(folder), ChatTemplate.load(folder)
     data = read_data(config.data, tokenizer, template, config)
     held_out = read_data(Path(config.eval_data), tokenizer, template, config) if config.eval_data else None
-    model, variables, mesh = config.load(folder)
+    model, variables, mesh = load_base(config, folder)
     updates = max(1, round(config.epochs * (len(data.tokens) // config.sft.batch_size)))
     learner = make_sft(config.sft, model, variables, data, updates, mesh, take=True)
     evaluate = None
@@ -100,4 +69,4 @@ def sft(config: Annotated[TuneConfig, tyro.conf.arg(name="")]) -> int:
         values["written"] = write_tuned(result.folder, config.model, model, result.state, tokenizer, template, ends)
     write_summary(result.folder, values)
     print(f"{result.update} updates at {result.steps_per_second:.0f} tokens/s; everything is in {result.folder}")
-    return 0
+    return result

@@ -60,8 +60,8 @@ def draw_curves(path: Path, logs: Mapping[str, Path], tasks: Sequence[Any]) -> P
 
 def draw_parameters(folder: Path, log: Path, title: str) -> Path | None:
     """`parameters.png`: every policy of a search, on the two directions in which they differ most (principal
-    components), coloured by its mean return (the lowest tenth alike, which would else take all of the scale), the best
-    one ringed.
+    components), coloured by its mean return (the lowest tenth in one colour, since it would otherwise take most of the
+    scale), the best one ringed.
 
     **Returns:** the picture, or None where fewer than three policies were evaluated.
     """

@@ -128,7 +128,7 @@ def test_a_command_without_a_training_loop_resumes_as_others_do(cluster):
     (file,) = cluster.glob("elsewhere/*/slurm/*_submitted.pkl")
     job = submitit.core.utils.DelayedSubmission.load(file).function
     folder = file.parent.parent
-    assert job.args == (*command, "--name", folder.name, "--hosts.mode", "per-node")
+    assert job.args == (*command, "--run.name", folder.name, "--hosts.mode", "per-node")
     assert folder.name.startswith("props-run-2") and job.run == str(folder)
     assert job.command(1) == job.command(0), "killed before there was anything to resume"
     (folder / "config.json").write_text("{}")

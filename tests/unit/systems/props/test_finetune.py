@@ -11,7 +11,6 @@ import pytest
 
 from llmrl_jax.agents.population import Evaluation, make_population_evaluator
 from llmrl_jax.lm import Generation
-from llmrl_jax.systems.props.commands.finetune import FinetuneRun, finetune_model, preset
 from llmrl_jax.systems.props.finetune import (
     PUBLISHED,
     TAGGED,
@@ -26,9 +25,11 @@ from llmrl_jax.systems.props.finetune import (
     make_settings,
     read_answer,
 )
+from llmrl_jax.systems.props.finetune_run import finetune
 from llmrl_jax.systems.props.history import Format, Row
 from llmrl_jax.systems.props.policies import Policy
 from llmrl_jax.systems.props.prompts import ProposalPrompt
+from llmrl_jax.systems.props.settings import FinetuneRun, preset
 from llmrl_jax.systems.props.tasks import get
 from llmrl_jax.tuning import ChatTemplate
 
@@ -247,7 +248,7 @@ def test_presets_have_the_published_numbers():
     with pytest.raises(ValueError, match="preset is 'paper'; it is one of corrected, published"):
         preset("paper", "m")
     with pytest.raises(ValueError, match="the model is missing: give --model"):
-        finetune_model(preset("corrected"))
+        finetune(preset("corrected"))
 
 
 @pytest.mark.parametrize(

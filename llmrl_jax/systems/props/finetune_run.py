@@ -1,0 +1,162 @@
+"""Runs that fine-tune a language model as the optimizer: what `llmrl props finetune` does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from llmrl_jax import lm
+from llmrl_jax.lm.tokens import FastTokenizer, load_tokenizer
+from llmrl_jax.run.folder import write_summary
+from llmrl_jax.run.loop import RunResult, train as run_training
+from llmrl_jax.run.metrics import read as read_metrics
+from llmrl_jax.run.tune.model import load_base, with_end_tokens, write_tuned
+from llmrl_jax.systems.props.finetune import (
+    Question,
+    Setting,
+    encode_question,
+    make_questions,
+    make_reward,
+    make_settings,
+)
+from llmrl_jax.systems.props.settings import FinetuneRun
+from llmrl_jax.tuning import ChatTemplate, Prompts, make_grpo, make_reward_evaluation, pad_prompts
+
+
+DATA = 0xDA7A
+"""Folded into the seed for random policies and for the episodes of proposals."""
+PARTS = ("soft_format", "hard_format", "policy", "improvement")
+
+
+def _encode(
+    config: FinetuneRun,
+    settings: Sequence[Setting],
+    questions: Sequence[Question],
+    tokenizer: FastTokenizer,
+    template: ChatTemplate | None,
+) -> Prompts:
+    tokens = [encode_question(config.data, question, tokenizer, template) for question in questions]
+    longest = max(range(len(tokens)), key=lambda i: len(tokens[i]))
+    if len(tokens[longest]) > config.max_prompt:
+        raise ValueError(
+            f"a prompt of {settings[questions[longest].setting].task.name!r} has {len(tokens[longest])} tokens, more "
+            f"than --max-prompt {config.max_prompt}: raise it, or lower --history"
+        )
+    return pad_prompts(tokens, tokenizer.pad_id)
+
+
+def _evaluation(
+    config: FinetuneRun, settings: Sequence[Setting], ask: Mapping[int, Callable[..., dict[str, float]]]
+) -> Callable[[Any, jax.Array], dict[str, float]]:
+    """The mean over the tasks that are learnt on, and each task by itself where there are several.
+
+    **Arguments:** `ask`, an evaluation for each place in `settings`."""
+
+    def evaluate(state: Any, key: jax.Array) -> dict[str, float]:
+        found = {place: ask[place](state, key) for place in ask}
+        learnt = [found[place] for place in range(len(config.data.tasks))]
+        values = {name: sum(x[name] for x in learnt) / len(learnt) for name in learnt[0]}
+        if len(found) > 1:
+            for place, x in found.items():
+                values |= {f"{settings[place].task.name}/{name}": value for name, value in x.items()}
+        return values
+
+    return evaluate
+
+
+@dataclass(frozen=True)
+class _Data:
+    """What a run learns from and is measured on."""
+
+    settings: Sequence[Setting]
+    learnt: Sequence[Question]
+    prompts: Prompts
+    """Of the questions to learn from."""
+    judged: Mapping[int, list[Question]]
+    """Held-out questions by place in `settings`."""
+    asked: Mapping[int, Prompts]
+    """Their prompts."""
+
+
+def _make_data(
+    config: FinetuneRun, key: jax.Array, tokenizer: FastTokenizer, template: ChatTemplate | None, positions: int
+) -> _Data:
+    """**Raises:** `ValueError` for prompts too long for `max_prompt` or the model's positions."""
+    settings = make_settings(config.data, key)
+    learnt, held_out = make_questions(config.data, settings)
+    prompts = _encode(config, settings, learnt, tokenizer, template)
+    judged = {i: [q for q in held_out if q.setting == i] for i in range(len(settings))}
+    asked = {i: _encode(config, settings, questions, tokenizer, template) for i, questions in judged.items()}
+    longest = max(p.tokens.shape[1] for p in (prompts, *asked.values()))
+    if longest + config.grpo.max_new_tokens > positions:
+        raise ValueError(
+            f"the longest prompt has {longest} tokens and an answer up to {config.grpo.max_new_tokens} "
+            f"(grpo.max_new_tokens): more than the model's {positions} positions"
+        )
+    for setting in settings:
+        print(
+            f"{setting.task.title}: {config.data.prompts} prompts; a return of {setting.low:.4g} counts as 0, "
+            f"{setting.high:.4g} as 1",
+            flush=True,
+        )
+    return _Data(settings, learnt, prompts, judged, asked)
+
+
+def finetune(config: FinetuneRun) -> Path:
+    """Fine-tune, and write the adapter and the summary into the run's folder. **Returns:** that folder."""
+    if not config.model:
+        raise ValueError("the model is missing: give --model, a folder or a Hugging Face hub id")
+    folder = lm.locate(config.model)
+    tokenizer, template, shape = load_tokenizer(folder), ChatTemplate.load(folder), lm.read_config(folder)
+    data_key, learn_key, judge_key = jax.random.split(jax.random.fold_in(jax.random.key(config.run.seed), DATA), 3)
+    data = _make_data(config, data_key, tokenizer, template, shape.max_position_embeddings)
+    model, variables, mesh = load_base(config, folder)
+    reward = make_reward(config.data, data.settings, data.learnt, tokenizer, learn_key)
+    how = with_end_tokens(config.grpo, folder, tokenizer)
+    learner = make_grpo(how, model, variables, data.prompts, reward, mesh=mesh, take=True)
+    ask = {}
+    for i, questions in data.judged.items():
+        judge = make_reward(config.data, data.settings, questions, tokenizer, jax.random.fold_in(judge_key, i))
+        ask[i] = make_reward_evaluation(how, model, data.asked[i], judge)
+    result = run_training(
+        learner,
+        replace(config.run, eval_every=config.run.eval_every or config.updates),
+        num_updates=config.updates,
+        evaluate=_evaluation(config, data.settings, ask),
+        full_config=config,
+        command="props-finetune",
+        shown={"reward": "reward", "reward/hard_format": "valid", "reward/improvement": "improvement"},
+    )
+    values = _measured(config, data, result)
+    if not result.stopped:
+        ends = lm.end_tokens(folder, tokenizer)
+        values["written"] = write_tuned(result.folder, config.model, model, result.state, tokenizer, template, ends)
+        for name in ("reward", *(f"reward/{part}" for part in PARTS)):
+            print(f"held out, {name}: {values['before'][name]:.3f} -> {values['after'][name]:.3f}")
+    write_summary(result.folder, values)
+    print(f"{result.update} updates at {result.steps_per_second:.1f} answers/s; everything is in {result.folder}")
+    return result.folder
+
+
+def _measured(config: FinetuneRun, data: _Data, result: RunResult) -> dict[str, Any]:
+    """What the summary says, but for what was written."""
+    lines = [line for line in read_metrics(result.folder / "metrics.jsonl") if line["kind"] == "eval"]
+    measured = [{n: v for n, v in line.items() if n not in ("kind", "update", "steps")} for line in lines]
+    values: dict[str, Any] = {
+        "tasks": config.data.tasks,
+        "held_out_tasks": config.data.held_out_tasks,
+        "prompts": len(data.learnt),
+        "held_out_prompts": sum(map(len, data.judged.values())),
+        "scales": {s.task.name: [s.low, s.high] for s in data.settings},
+        "before": measured[0],
+        "updates": result.update,
+        "answers_per_second": round(result.steps_per_second, 1),
+        "train_seconds": round(result.seconds, 1),
+        "compile_seconds": round(result.compile_seconds, 1),
+        "stopped": result.stopped,
+    }
+    return values if result.stopped else values | {"after": measured[-1]}

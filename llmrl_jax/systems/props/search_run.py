@@ -1,0 +1,179 @@
+"""Runs of searches for policies: what `llmrl props run` does."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from llmrl_jax.chat.errors import BudgetExceeded, ChatError
+from llmrl_jax.core import config as configs
+from llmrl_jax.run.chat_model import SCRIPTED, Chat, ChatConfig, make_chat
+from llmrl_jax.run.config import refuse_changes
+from llmrl_jax.run.folder import folder_name, held, open_folder, write_summary
+from llmrl_jax.run.report.figures import text_table
+from llmrl_jax.run.report.media import write_gif
+from llmrl_jax.run.signals import StopRequest
+from llmrl_jax.systems.props.adviser import PolicyAdviser
+from llmrl_jax.systems.props.pictures import draw_curves, draw_parameters
+from llmrl_jax.systems.props.settings import PropsRun
+from llmrl_jax.systems.props.study import Result, Study
+from llmrl_jax.systems.props.tasks import PUBLISHED, Task, get
+
+
+RESULT = "result.json"
+TRACEBACK = "error.txt"
+"""Of a search that an error ended, for who looks for its cause."""
+FRAMES = 80
+"""Pictures of an episode's states in a video, at most."""
+
+
+def chosen_tasks(names: Sequence[str]) -> list[Any]:
+    """Tasks by name or world (`tasks.get`); `all` is the paper's table."""
+    return list(PUBLISHED) if list(names) == ["all"] else [get(name) for name in names]
+
+
+def run_searches(config: PropsRun) -> int:
+    """Search for policies, as the configuration says, and keep the run in its folder.
+
+    **Returns:** the exit code: 0, or 1 where a search ended with an error.
+    **Raises:** `ValueError` for settings that do not go together, before anything is made.
+    """
+    tasks = chosen_tasks(config.tasks)
+    config.chat.check()
+    folder = open_folder(config.run, "props")
+    with held(folder):
+        return _run_in(folder, config, tasks)
+
+
+def _run_in(folder: Path, config: PropsRun, tasks: Sequence[Task]) -> int:
+    if config.run.resume:
+        refuse_changes(folder, configs.load_config(PropsRun, folder / "config.json"), config)
+    if not config.search.asks and config.chat.model != SCRIPTED:
+        print(f"note: {config.search.method} asks no model, so {config.chat.model} is not asked")
+    asked = config.chat if config.search.asks else ChatConfig()
+    chat = make_chat(asked, PolicyAdviser(), folder)
+    seeds = range(config.run.seed, config.run.seed + config.seeds)
+    studies = [
+        Study(task, config.search, seed, chat.model, config.chat.sampling, folder / f"{folder_name(task.name)}-{seed}")
+        for task in tasks
+        for seed in seeds
+    ]
+    configs.save_config(config, folder / "config.json")
+    who = chat.model.name if config.search.asks else config.search.method
+    print(f"{len(studies)} searches by {config.search.method} ({who}); everything is in {folder}", flush=True)
+    with StopRequest() as request:
+        results = _search_all(studies, config, request, chat)
+    return finish(folder, config, studies, results, chat, request.name)
+
+
+def _search_all(studies: Sequence[Study], config: PropsRun, request: StopRequest, chat: Chat) -> list[dict[str, Any]]:
+    """Every search to its end, or to where it was stopped."""
+    spent: list[str] = []
+
+    def one(study: Study) -> dict[str, Any]:
+        name = f"{study.task.name}, seed {study.seed}"
+
+        def report(found: Result) -> None:
+            if config.print_every and found.rounds % config.print_every == 0:
+                print(f"{name}: round {found.rounds}, best {found.value:.2f} ({found.episodes} episodes)", flush=True)
+
+        failure = ""
+        try:
+            study.run(lambda: bool(request.name or spent), report)
+        except BudgetExceeded as error:
+            spent.append(failure := str(error))
+        except ChatError as error:
+            failure = str(error)
+        except Exception as error:  # the other searches go on, and keep what they found
+            failure = f"{type(error).__name__}: {error}"
+            (study.folder / TRACEBACK).write_text(traceback.format_exc())
+        if request.aborted:
+            raise KeyboardInterrupt
+        if known := _judged(study):
+            return known
+        # a signal leaves little time, and what is not finished is judged when it is
+        judged = study.done or bool(failure) or not request.name
+        found = (study.judge() if judged else study.unjudged()) | {"finished": study.done}
+        if failure:
+            found["stopped"] = failure
+        if found["stopped"]:
+            print(f"{name}: stopped: {found['stopped']}", flush=True)
+        if study.done:
+            final = "nothing" if found["final"] is None else f"{found['final']:.2f}"
+            print(f"{name}: best {found['value']:.2f}, in fresh episodes {final}", flush=True)
+        configs.save_config(found, study.folder / RESULT)
+        return found
+
+    pool = ThreadPoolExecutor(config.workers)
+    try:
+        return list(pool.map(one, studies))
+    except KeyboardInterrupt:  # the answers that are on their way are not waited for
+        chat.close()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _judged(study: Study) -> dict[str, Any] | None:
+    """What an earlier part of the run wrote of a search that was finished then; None where there is no such thing."""
+    try:
+        found = json.loads((study.folder / RESULT).read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+    whole = study.done and found.get("finished") and found.get("rounds") == study.result.rounds
+    return found if whole and found.get("final") is not None else None
+
+
+def finish(
+    folder: Path,
+    config: PropsRun,
+    studies: Sequence[Study],
+    results: list[dict[str, Any]],
+    chat: Chat,
+    stopped: str,
+) -> int:
+    """Pictures, the table and the summary; what may fail, the videos, comes last."""
+    for study in studies:
+        draw_parameters(study.folder, study.log, study.task.title)
+    draw_curves(folder / "curves.png", {s.folder.name: s.log for s in studies}, [s.task for s in studies])
+    rows = [["task", "seed", "best while searching", "in fresh episodes", "episodes", "steps"]]
+    for r in results:
+        final = "" if r["final"] is None else f"{r['final']:.2f} +- {r['final_standard_error'] or 0:.2f}"
+        rows.append([r["task"], str(r["seed"]), f"{r['value']:.2f}", final, str(r["episodes"]), str(r["steps"])])
+    print(text_table(rows))
+    values: dict[str, Any] = {
+        "method": config.search.method,
+        "asked": chat.model.name if config.search.asks else "",
+        "searches": results,
+    }
+    values |= {"spent": chat.budget.report(), "stopped": stopped}
+    write_summary(folder, values)
+    filmed = not config.video or bool(stopped) or _film(studies, results)
+    unfinished = sum(not r["finished"] for r in results)
+    if unfinished:
+        print(f"{unfinished} searches are not finished; continue them with --run.resume {folder}")
+    if stopped and unfinished:
+        return 0  # stopping was asked for: a job that is queued again continues, also where one search had ended early
+    return int(any(r["stopped"] for r in results) or not filmed)
+
+
+def _film(studies: Sequence[Study], results: Sequence[dict[str, Any]]) -> bool:
+    """Write an episode of each best policy. **Returns:** False, after a message, if one cannot be drawn."""
+    for study, result in zip(studies, results):
+        if result["params"] is None:
+            continue
+        key = jax.random.fold_in(study.key, 0x7FFFFFFE)
+        try:
+            _, frames = study.recorder.play(jnp.asarray(result["params"], jnp.float32), key, FRAMES)
+        except RuntimeError as error:
+            print(f"{study.task.name} has no video: {error}", flush=True)
+            return False
+        write_gif(study.folder / "episode.gif", frames, fps=15.0)
+    return True

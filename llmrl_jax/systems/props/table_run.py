@@ -1,0 +1,273 @@
+"""The published tasks by several methods, beside the published figures: what `llmrl props table` does."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from llmrl_jax.agents.population import make_population_evaluator
+from llmrl_jax.core.checks import nearest
+from llmrl_jax.core.config import to_json
+from llmrl_jax.core.files import write_whole
+from llmrl_jax.run import info
+from llmrl_jax.run.config import RunConfig
+from llmrl_jax.run.folder import begin, folder_name, held, open_folder
+from llmrl_jax.run.loop import train as run_training
+from llmrl_jax.run.signals import StopRequest
+from llmrl_jax.systems.props.adviser import PolicyAdviser
+from llmrl_jax.systems.props.config import PropsConfig
+from llmrl_jax.systems.props.optimizers import NUMERIC, make_numeric
+from llmrl_jax.systems.props.search import closed, closing_of, iterations_of, judge, make_search, population_of
+from llmrl_jax.systems.props.search_run import chosen_tasks
+from llmrl_jax.systems.props.settings import EPISODES, SCRIPTED, TableConfig
+from llmrl_jax.systems.props.study import Study
+from llmrl_jax.systems.props.tasks import PUBLISHED, Task
+
+
+TITLES = {
+    SCRIPTED: "scripted adviser", "random_search": "random search", "hill_climbing": "hill climbing", "ars": "ARS",
+    "cma_es": "CMA-ES", "open_es": "OpenAI-ES", "cem": "CEM",
+}  # fmt: skip
+PAGE = "props-table.md"
+RECORD = "props-table.json"
+
+INTRODUCTION = """# ProPS: the fifteen tasks
+
+Mean return in fresh episodes of the best policy of each search, over seeds (+- standard error over them). How many
+seeds, episodes of search at most and fresh episodes stands in the last column: the published budget is 400
+proposals of 20 episodes, 8,000 in all. Methods with populations play as many whole ones as fit, and the centers of
+those that draw around one (`episodes` in the JSON). All methods search the same parameters in the same box (linear
+policies in [-6, 6], tables over their actions), each with one setting for all tasks. Linear outputs are not clipped, so
+that MuJoCo's costs of actions beyond their range count, as they do in Gymnasium.
+*Bound* is what no policy exceeds in the mean, where that is known exactly. The published columns are those of the
+paper's page, with gpt-4o and 10 seeds: they are means while searching, not in fresh episodes, and their spread is
+called a standard error in one place and a standard deviation in another. The *scripted adviser* is a fixed local search
+that answers in place of a language model, through the same prompts and the same parser; it is no language model.
+`seconds` in the JSON are no speeds: the machine had other work, and some searches were stopped in between
+(null: their seconds were not kept).
+
+Made by `llmrl props table`; the figures are in [props-table.json](props-table.json).
+
+"""
+
+
+def make_table(config: TableConfig) -> int:
+    """Measure what is missing, and write the page after each task and method.
+
+    The searches are kept in the run's folder, where a later call continues those that were stopped.
+
+    **Returns:** 0. **Raises:** `ValueError` for an unknown method.
+    """
+    for method in config.methods:
+        if method != SCRIPTED and method not in NUMERIC:
+            known = [SCRIPTED, *NUMERIC]
+            raise ValueError(f"there is no method {method!r}{nearest(method, known)} (there are {', '.join(known)})")
+    tasks = chosen_tasks(config.tasks)
+    work = open_folder(config.run, "props-table")
+    with contextlib.ExitStack() as stack:
+        for folder in sorted({config.page.resolve(), work.resolve()}):  # two tables in one place would lose rows
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(held(folder))
+        begin(work, config)
+        request = stack.enter_context(StopRequest())
+        rows = _remove(config, tasks, work) if config.again else _rows(config.page)
+        measured = False
+        for task in tasks:
+            for method in config.methods:
+                asked = {"task": task.name, "method": method, "seed": config.run.seed, "seeds": config.seeds}
+                asked |= {"budget": config.budget, "final_episodes": config.final_episodes}
+                if any(row.items() >= asked.items() for row in rows):
+                    continue
+                found = None if request.name else _measured(task, asked, config.workers, work, request)
+                if found is None:
+                    again = " (without --again)" if config.again else ""
+                    print(f"stopped by {request.name}; continue with --run.resume {work}{again}")
+                    return 0
+                rows = [r for r in rows if (r["task"], r["method"]) != (task.name, method)] + [asked | found]
+                _write(config.page, rows)
+                measured = True
+                print(f"{task.name}, {method}: {_mean(found)} ({found['seconds']:.0f} s)", flush=True)
+        if not measured:
+            _write_page(config.page, rows)
+            print(f"all of it is measured already (--again measures once more); the page is {config.page / PAGE}")
+    return 0
+
+
+def _rows(page: Path) -> list[dict[str, Any]]:
+    """The rows that a page's record has; those from before there were seeds to choose began with seed 0."""
+    record = page / RECORD
+    rows = json.loads(record.read_text())["rows"] if record.exists() else []
+    return [{"seed": 0, **row} for row in rows]
+
+
+def _remove(config: TableConfig, tasks: Sequence[Task], work: Path) -> list[dict[str, Any]]:
+    """Remove the searches of these tasks and methods, and their rows. **Returns:** the others."""
+    names = [task.name for task in tasks]
+    rows = [r for r in _rows(config.page) if r["method"] not in config.methods or r["task"] not in names]
+    for task in tasks:
+        for method in config.methods:
+            for path in _folders(work, task, method, config.run.seed, config.seeds, config.budget):
+                shutil.rmtree(path, ignore_errors=True)
+    _write(config.page, rows)
+    return rows
+
+
+def _folders(work: Path, task: Task, method: str, seed: int, seeds: int, budget: int) -> list[Path]:
+    """Where searches are kept: the scripted adviser's in one folder for each, the others in one for all seeds."""
+    start = f"{folder_name(task.name)}-{budget}"
+    if method == SCRIPTED:
+        return [work / f"{start}-{i}" for i in range(seed, seed + seeds)]
+    return [work / f"{start}-{method}-{seeds}{f'-from-{seed}' if seed else ''}"]
+
+
+def _measured(
+    task: Task, asked: dict[str, Any], workers: int, work: Path, request: StopRequest
+) -> dict[str, Any] | None:
+    """What a row says, beside what was asked for; None where a signal stopped it."""
+    budget, final = asked["budget"], asked["final_episodes"]
+    folders = _folders(work, task, asked["method"], asked["seed"], asked["seeds"], budget)
+    found: Any
+    if asked["method"] == SCRIPTED:
+        found = _by_adviser(task, asked["seed"], folders, budget, final, workers, request)
+    else:
+        found = _by_numbers(task, asked, folders[0], request)
+    if found is None:
+        return None
+    values, best, steps, episodes, seconds = found
+    spread = float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
+    return {
+        "final": float(np.mean(values)),
+        "standard_error": spread,
+        "finals": [float(v) for v in values],
+        "best": [float(v) for v in best],
+        "episodes": int(episodes),
+        "steps": int(np.sum(steps)),
+        "seconds": round(seconds, 1),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+@dataclass(frozen=True)
+class NumericRun:
+    """A search by a numeric method, all seeds side by side."""
+
+    task: str
+    method: str
+    seeds: int
+    run: RunConfig
+    episodes: int = EPISODES
+
+
+def _by_numbers(
+    task: Task, asked: dict[str, Any], folder: Path, request: StopRequest
+) -> tuple[Any, Any, Any, int, float] | None:
+    """Final and best returns, steps, the episodes of one search, and seconds; as a run in `folder`, saved after every
+    iteration."""
+    env, env_params, policy = task.make()
+    evaluate = make_population_evaluator(env, env_params, policy)
+    method, seeds = asked["method"], asked["seeds"]
+    optimizer = make_numeric(method, policy)
+    run = RunConfig(
+        name=folder.name,
+        out=str(folder.parent),
+        seed=asked["seed"],
+        checkpoint_every=1,
+        keep=1,
+        resume=(folder / "config.json").exists(),
+        progress="bar" if sys.stdout.isatty() else "off",
+    )
+    result = run_training(
+        make_search(optimizer, evaluate, seeds=seeds, episodes=EPISODES),
+        run,
+        num_updates=iterations_of(optimizer, asked["budget"], EPISODES),
+        full_config=NumericRun(task.name, method, seeds, run),
+        title=f"{task.name}, {method}",
+        shown={"best": "best", "episode_return": "mean"},
+        again="the table continues it",
+    )
+    if result.stopped:
+        request.name = result.stopped
+        return None
+    started = time.monotonic()
+    state = jax.jit(lambda state: closed(optimizer, evaluate, state, EPISODES))(result.state)
+    returns = jax.device_get(jax.jit(lambda state: judge(evaluate, state, asked["final_episodes"]))(state))
+    seconds = result.seconds + result.compile_seconds + time.monotonic() - started
+    played = (result.update * population_of(optimizer) + closing_of(optimizer)) * EPISODES
+    return returns.mean(axis=1, dtype=np.float64), state.value, state.steps, played, seconds
+
+
+def _by_adviser(
+    task: Task, first: int, folders: Sequence[Path], budget: int, final: int, workers: int, request: StopRequest
+) -> tuple[Any, Any, Any, int, float] | None:
+    """ProPS's loop with the scripted adviser; the warm-up counts. See `_by_numbers`."""
+    started = time.monotonic()
+    arm = task.props
+    warmup = min(arm.warmup, budget // EPISODES - 1)
+    iterations = max(1, budget // EPISODES - warmup)
+    config = PropsConfig(
+        iterations=iterations, episodes=EPISODES, warmup=warmup, final_episodes=final, warmup_episodes=EPISODES
+    )
+
+    def one(place: int) -> dict[str, Any]:
+        chat = {"temperature": 1.0, "max_tokens": 100_000}
+        study = Study(task, config, first + place, PolicyAdviser(), chat, folders[place])
+        study.run(lambda: bool(request.name))
+        return study.judge() if study.done else study.unjudged()
+
+    with ThreadPoolExecutor(workers) as pool:
+        found = list(pool.map(one, range(len(folders))))
+    if any(f["final"] is None for f in found):
+        return None
+    seconds = time.monotonic() - started
+    columns = ([f[name] for f in found] for name in ("final", "value", "steps"))
+    return *columns, max(f["episodes"] for f in found), seconds
+
+
+def _figure(pair: tuple[float, float | None] | None) -> str:
+    if pair is None:
+        return ""
+    return f"{pair[0]:.2f}" if pair[1] is None else f"{pair[0]:.2f} +- {pair[1]:.2f}"
+
+
+def _mean(row: dict[str, Any]) -> str:
+    return _figure((row["final"], row["standard_error"]))
+
+
+def _write(out: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """The page and its record."""
+    out.mkdir(parents=True, exist_ok=True)
+    facts = {"versions": info.versions(), "machine": info.machine()}
+    write_whole(out / RECORD, json.dumps(to_json({**facts, "rows": list(rows)}), indent=1) + "\n")
+    _write_page(out, rows)
+
+
+def _write_page(out: Path, rows: Sequence[dict[str, Any]]) -> None:
+    methods = [m for m in TITLES if any(row["method"] == m for row in rows)]
+    head = ["task", "parameters", "bound", "best published baseline", "ProPS", "ProPS+", *(TITLES[m] for m in methods)]
+    head.append("seeds, episodes, fresh")
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for task in PUBLISHED:
+        mine = {row["method"]: row for row in rows if row["task"] == task.name}
+        if not mine:
+            continue
+        baseline = next(iter(task.published.items()))
+        cells = [task.title, str(task.num_params), "" if task.bound is None else f"{task.bound:g}"]
+        cells += [f"{baseline[0]} {_figure(baseline[1])}", *(_figure(task.published[m]) for m in ("ProPS", "ProPS+"))]
+        for m in methods:
+            row = mine.get(m)
+            cells.append("" if row is None else _mean(row))
+        said = {f"{row['seeds']}, {row['budget']:,}, {row['final_episodes']}" for row in mine.values()}
+        cells.append("; ".join(sorted(said)))
+        lines.append("| " + " | ".join(cells) + " |")
+    write_whole(out / PAGE, INTRODUCTION + "\n".join(lines) + "\n")
