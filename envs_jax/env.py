@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import jax
 import numpy as np
 
 from envs_jax.spaces import Discrete, Space
+
+
+if TYPE_CHECKING:
+    from envs_jax.text.phrases import Phrasebook
 
 
 State = TypeVar("State")
@@ -73,13 +78,35 @@ class Environment(Generic[State, Params]):
             raise TypeError(f"{self.id} has no list of action names: its action space is {space}")
         return tuple(f"action {i}" for i in range(space.n))
 
+    @property
+    def captions(self) -> Mapping[str, Phrasebook]:
+        """The parts of the observation that are captions, integers `[C]`, and the phrasebook of each; empty for a world
+        without text."""
+        return {}
+
+    @property
+    def episode_captions(self) -> tuple[str, ...]:
+        """Those of `captions` that stay the same throughout an episode, as a mission does."""
+        return ()
+
     def describe(self, obs: Observation) -> dict[str, str]:
         """The strings of one observation, on the host; empty for a world without text."""
-        return {}
+        return {name: book.render(obs[name]) for name, book in self.captions.items() if name in obs}
 
     def render(self, state: State) -> np.ndarray:
         """A picture of one state: uint8 `[H, W, 3]`, on the host."""
         raise NotImplementedError(f"{self.id or type(self).__name__} has no picture")
+
+    def letters(self, state: State) -> str:
+        """One state as lines of characters, on the host, for a terminal; empty for a world that has only `render`."""
+        return ""
+
+    @property
+    def keys(self) -> Mapping[str, int]:
+        """Keys for playing by hand, and the actions they stand for: letters, or the names `left`, `right`, `up`, `down`
+        and `space`. `llmrl envs play` finds keys by the names of the actions where a world gives none; `q`, `r` and `?`
+        are its own."""
+        return {}
 
 
 class Wrapper(Environment[State, Params]):
@@ -121,11 +148,26 @@ class Wrapper(Environment[State, Params]):
     def action_names(self):
         return self.env.action_names
 
+    @property
+    def captions(self):
+        return self.env.captions
+
+    @property
+    def episode_captions(self):
+        return self.env.episode_captions
+
     def describe(self, obs):
         return self.env.describe(obs)
 
     def render(self, state):
         return self.env.render(state)
+
+    def letters(self, state):
+        return self.env.letters(state)
+
+    @property
+    def keys(self):
+        return self.env.keys
 
 
 def innermost(state: Any) -> Any:

@@ -25,6 +25,14 @@ class Spec:
     entry_point: str
     """`module:function`, imported at the first `make`."""
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    about: str = field(default="", compare=False)
+    """What the world is, in one line."""
+
+    @property
+    def family(self) -> str:
+        """The package that the world comes from: `babyai` for those of `envs_jax.babyai`."""
+        parts = self.entry_point.partition(":")[0].split(".")
+        return parts[1] if parts[0] == "envs_jax" and len(parts) > 1 else parts[0]
 
     def load(self) -> Callable[..., Environment]:
         module, _, name = self.entry_point.partition(":")
@@ -45,20 +53,39 @@ BRIDGED = {"brax": "envs_jax.bridges.brax:world", "gymnax": "envs_jax.bridges.gy
 """Packages whose worlds have ids too, `package/name`. `ids` does not list them: what there is, is for them to say."""
 
 
+_begun = False
+"""Whether the folders of worlds have been imported, or are being so."""
+
+
 def _register_worlds() -> None:
-    for name in WORLDS:
-        importlib.import_module(f"envs_jax.{name}")
+    global _begun
+    if not _begun:
+        _begun = True
+        for name in WORLDS:
+            importlib.import_module(f"envs_jax.{name}")
 
 
-def register(id: str, entry_point: str, **kwargs: Any) -> None:
-    """Register a world under `id`. `entry_point` is `"package.module:callable"`; `kwargs` go to that callable.
+def register(id: str, entry_point: str, *, about: str = "", **kwargs: Any) -> None:
+    """Register a world under `id`.
 
-    **Raises:** `ValueError` where the id is taken by something else.
+    **Arguments:** `id`; `entry_point`, `"package.module:callable"`; `about`, the world in one line, for lists; `kwargs`
+    go to the callable.
+    **Raises:** `ValueError` where the id is taken by something else. The worlds of `envs_jax` come first: no other one
+    can take an id of theirs.
     """
-    spec = Spec(id, entry_point, kwargs)
-    if _SPECS.get(id, spec) != spec:
-        raise ValueError(f"the id {id!r} is registered already, as {_SPECS[id]}")
-    _SPECS[id] = spec
+    _register_worlds()
+    spec = Spec(id, entry_point, kwargs, about)
+    taken = _SPECS.get(id, spec)
+    if taken != spec:
+        options = ", ".join(f"{name}={value!r}" for name, value in taken.kwargs.items())
+        raise ValueError(
+            f"the id {id!r} is registered already, as {taken.entry_point}{f' ({options})' if options else ''}; choose "
+            f"another id for {entry_point}"
+        )
+    package, slash, _ = id.partition("/")
+    if slash and package in BRIDGED:
+        raise ValueError(f"the id {id!r} is a world of the package {package}; choose another one for {entry_point}")
+    _SPECS.setdefault(id, spec)
 
 
 def ids(prefix: str = "") -> list[str]:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from envs_jax import spaces
 from envs_jax.env import Environment
 from envs_jax.resets import ResetPolicy, VectorEnv, VectorState
 
@@ -85,6 +86,7 @@ def check_contract(
         (truncated, "bool", "truncated"),
     ):
         assert x.shape == () and str(x.dtype) == dtype, f"{name}: {what} is {x.dtype}{list(x.shape)}, not {dtype}[]"
+    _check_captions(env, params, name)
     assert isinstance(info, dict), f"{name}: info is {type(info).__name__}, not a dict"
     assert "final_observation" not in info, f"{name}: final_observation belongs to the batch, not to one environment"
     if x64:
@@ -98,6 +100,23 @@ def check_contract(
         _same_types(state, result[1], f"{what}: the states before and after a step")
         assert "final_observation" in result[5], f"{what}: no final_observation"
         _same_types(obs, result[5]["final_observation"], f"{what}: the observation and the final one")
+
+
+def _check_captions(env: Environment, params: Any, name: str) -> None:
+    """Check what the world says of its captions and of its keys against its spaces."""
+    space = env.observation_space(params)
+    parts = space.spaces if isinstance(space, spaces.Dict) else {}
+    for caption, book in env.captions.items():
+        part = parts.get(caption)
+        assert isinstance(part, spaces.Box), f"{name}: the caption {caption!r} is no part of the observation"
+        low, high = np.min(part.low), np.max(part.high)
+        assert low == -1 and high == len(book) - 1, f"{name}: {caption!r} is in [{low}, {high}], of {len(book)} ids"
+    for caption in env.episode_captions:
+        assert caption in env.captions, f"{name}: {caption!r} is among episode_captions, but not among captions"
+    actions = env.action_space(params)
+    for key, action in env.keys.items():
+        known = isinstance(actions, spaces.Discrete) and 0 <= action < actions.n
+        assert known and key not in ("q", "r", "?"), f"{name}: the key {key!r} stands for {action}"
 
 
 def play(env: VectorEnv, params: Any, state: Any, key: jax.Array, steps: int) -> dict[str, Any]:

@@ -39,6 +39,9 @@ class EpisodeStatistics(Wrapper):
     def render(self, state):
         return self.env.render(state.env)
 
+    def letters(self, state):
+        return self.env.letters(state.env)
+
 
 class ScaleReward(Wrapper):
     """Multiplies the reward by `scale`; place it outside `EpisodeStatistics` to keep the world's own returns."""

@@ -7,56 +7,63 @@ from typing import Any
 from envs_jax.registry import register
 
 
-_SAME = (
-    "GoToRedBallGrey",
-    "GoToRedBall",
-    "GoToRedBallNoDists",
-    "GoToObj",
-    "GoToLocal",
-    "GoTo",
-    "GoToImpUnlock",
-    "GoToSeq",
-    "GoToRedBlueBall",
-    "GoToDoor",
-    "GoToObjDoor",
-    "Open",
-    "OpenRedDoor",
-    "OpenDoor",
-    "OpenTwoDoors",
-    "Pickup",
-    "UnblockPickup",
-    "PickupLoc",
-    "PickupDist",
-    "PickupAbove",
-    "PutNextLocal",
-    "Unlock",
-    "UnlockLocal",
-    "KeyInBox",
-    "UnlockPickup",
-    "BlockedUnlockPickup",
-    "UnlockToUnlock",
-    "ActionObjDoor",
-    "KeyCorridor",
-    "Synth",
-    "SynthLoc",
-    "SynthSeq",
-    "MiniBossLevel",
-    "BossLevel",
-    "BossLevelNoUnlock",
-)
-"""Ids that are a level's own name."""
+_LEVELS = {
+    "GoToRedBallGrey": "go to the red ball, among grey things",
+    "GoToRedBall": "go to the red ball, among other things",
+    "GoToRedBallNoDists": "go to the red ball, alone in the room",
+    "GoToObj": "go to the only object",
+    "GoToLocal": "go to an object of one room",
+    "GoTo": "go to an object, in several rooms",
+    "GoToImpUnlock": "go to an object behind a locked door",
+    "GoToSeq": "go to objects, one after another or in any order",
+    "GoToRedBlueBall": "go to the only ball that is red or blue",
+    "GoToDoor": "go to one of four doors",
+    "GoToObjDoor": "go to one of eight things or four doors",
+    "Open": "open a door",
+    "OpenRedDoor": "open the red door",
+    "OpenDoor": "open one of four doors, named by its colour or by where it is",
+    "OpenTwoDoors": "open one door, then another",
+    "Pickup": "pick up an object, in several rooms",
+    "UnblockPickup": "pick up an object; something is in the way",
+    "PickupLoc": "pick up an object, perhaps named by where it is",
+    "PickupDist": "pick up one of five objects, named by type, colour or both",
+    "PickupAbove": "pick up the object in the room above",
+    "PutNextLocal": "put an object next to another, in one room",
+    "Unlock": "open a locked door; the key is in another room",
+    "UnlockLocal": "open a locked door; the key is in the room",
+    "KeyInBox": "open a locked door; the key is in a box",
+    "UnlockPickup": "pick up the box behind a locked door",
+    "BlockedUnlockPickup": "pick up the box behind a locked door that a ball blocks",
+    "UnlockToUnlock": "pick up the ball behind two locked doors",
+    "ActionObjDoor": "go to, pick up or open one of five things and four doors",
+    "KeyCorridor": "pick up the ball behind a locked door off a corridor",
+    "Synth": "one instruction of any kind",
+    "SynthLoc": "one instruction of any kind, objects perhaps named by where they are",
+    "SynthSeq": "instructions of any kind and order",
+    "MiniBossLevel": "everything, in four small rooms",
+    "BossLevel": "everything",
+    "BossLevelNoUnlock": "everything but locked doors",
+    "MixedTrainLocal": "GLAM's training tasks",
+    "MixedTestLocal": "GLAM's training tasks, about objects kept back from training",
+    "PickUpSeqGoToLocal": "pick up A, then go to B; or go to B after you pick up A",
+    "PickUpThenGoToLocal": "pick up A, then go to B",
+    "GoToAfterPickUpLocal": "go to B after you pick up A",
+    "PickUpSeqPickUpLocal": "pick up A, then B; or B after A: a sequence that GLAM's training lacks",
+}
+"""Levels whose own names are ids, and what is to be done there; the last six are GLAM's."""
 
-_GLAM = (
-    "MixedTrainLocal",
-    "MixedTestLocal",
-    "PickUpSeqGoToLocal",
-    "PickUpThenGoToLocal",
-    "GoToAfterPickUpLocal",
-    "PickUpSeqPickUpLocal",
-)
+_SIZED = {
+    "OpenDoorsOrder": "open one door, or two in an order",
+    "PutNext": "put an object of one half of the room next to one of the other",
+    "PutNextMaze": "put an object next to another, in several rooms",
+    "FindObj": "pick up the only object of nine rooms",
+    "OneRoom": "pick up the ball, the only object",
+    "MoveTwoAcross": "put an object of each half of the room next to one of the other",
+}
+"""Levels whose ids say a size, or another name."""
 
 _VARIANTS: dict[str, dict[str, Any]] = {
-    **{f"{name}-v0": {"level": name} for name in (*_SAME, *_GLAM)},
+    **{f"{name}-v0": {"level": name} for name in _LEVELS},
     "GoToObjS4-v0": {"level": "GoToObj", "room_size": 4},
     "GoToObjS6-v1": {"level": "GoToObj", "room_size": 6},
     **{
@@ -108,14 +115,20 @@ _VARIANTS: dict[str, dict[str, Any]] = {
 """Ids without their prefix: minigrid's own, GLAM's and its study of 16 distractors, and the PutNext of the paper on
 BabyAI."""
 
+
+def _about(level: str, **options: Any) -> str:
+    said = ", ".join(name if value is True else f"{name} {value}" for name, value in options.items() if value)
+    return {**_LEVELS, **_SIZED}[level] + (f" ({said})" if said else "")
+
+
 for _name, _options in _VARIANTS.items():
-    register(f"BabyAI-{_name}", "envs_jax.babyai.env:make", **_options)
+    register(f"BabyAI-{_name}", "envs_jax.babyai.env:make", about=_about(**_options), **_options)
 for _name, _options in _VARIANTS.items():
-    register(f"BabyAI-Text/{_name}", "envs_jax.babyai.env:make", text=True, **_options)
+    register(f"BabyAI-Text/{_name}", "envs_jax.babyai.env:make", about=_about(**_options), text=True, **_options)
 
 
 def __getattr__(name: str):
-    # late, so that registering ids imports no world
+    # imported only when used, so that registering ids imports no world
     if name == "import_state":
         from envs_jax.babyai.reference import import_state
 

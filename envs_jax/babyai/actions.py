@@ -18,7 +18,7 @@ def useful_actions(state: State, done_actions: bool = False) -> Bool[Array, " A"
 
     Found by trying each, so that it is true of the dynamics whatever they are. Turning is always useful.
 
-    **Arguments:** `state`; `done_actions`, whether the world heeds `done`, which is useful only there.
+    **Arguments:** `state`; `done_actions`, whether the world uses `done`, which is useful only there.
     **Returns:** bool `[A]`, over `constants.ACTIONS`.
     """
     tried = np.arange(len(ACTIONS))

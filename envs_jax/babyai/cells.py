@@ -15,7 +15,7 @@ import numpy as np
 
 STRIDE = 8
 """Steps of a search between two looks at whether it has ended: over many worlds such a look costs as much as a step. An
-inner loop takes them, as XLA's CPU compiler merges steps that are written out, and computes each anew for the next."""
+inner loop takes them, as XLA's CPU compiler merges steps that are written out, and recomputes each for the next."""
 
 
 def words(mask: jax.Array) -> jax.Array:

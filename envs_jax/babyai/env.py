@@ -33,6 +33,9 @@ from envs_jax.checks import nearest
 from envs_jax.env import Environment
 
 
+KEYS = {"left": "turn left", "right": "turn right", "up": "go forward", "space": "toggle"}
+
+
 class BabyAI(Environment[State, Params]):
     """One BabyAI level. Observations: `image` uint8 `[7, 7, 3]`, `direction` int32 `[]`, `mission` a caption of
     `books.missions`, and with `text` also `text`, a caption of `books.view` with up to `max_sentences` sentences; with
@@ -94,7 +97,7 @@ class BabyAI(Environment[State, Params]):
         image = view(state.grid, state.position, state.direction, state.carrying)
         obs = {"image": image, "direction": state.direction, "mission": state.mission_caption}
         if self.text:
-            # without the barrier XLA's CPU compiler computes the view anew for every sentence: ten times the work
+            # without the barrier XLA's CPU compiler computes the view again for every sentence: ten times the work
             image = jax.lax.optimization_barrier(image)
             if self.faithful:
                 here = state.position[0] * state.grid.shape[1] + state.position[1]
@@ -181,16 +184,27 @@ class BabyAI(Environment[State, Params]):
         truncated = state.step_count >= state.max_steps
         return self.observe(state), state, reward, success | failure, truncated, info
 
-    def describe(self, obs) -> dict[str, str]:
-        said = {"mission": self.books.missions.render(obs["mission"])}
-        if self.text:
-            said["text"] = self.books.view.render(obs["text"])
-        return said
+    @property
+    def captions(self):
+        return {"mission": self.books.missions} | ({"text": self.books.view} if self.text else {})
+
+    @property
+    def episode_captions(self):
+        return ("mission",)
+
+    @property
+    def keys(self):
+        return {key: ACTIONS.index(action) for key, action in KEYS.items()}
 
     def render(self, state) -> np.ndarray:
         from envs_jax.babyai.render import render
 
         return render(state)
+
+    def letters(self, state) -> str:
+        from envs_jax.babyai.render import letters
+
+        return letters(state)
 
 
 def make(

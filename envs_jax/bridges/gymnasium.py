@@ -121,7 +121,7 @@ class _World:
 
 @functools.lru_cache(maxsize=256)
 def _shared(id: str, options: tuple[tuple[str, Any], ...], num_envs: int) -> _World:
-    """A world by its id; a batch of `num_envs`, if not 0, that begins ended episodes anew on the next step."""
+    """A world by its id; a batch of `num_envs`, if not 0, that restarts ended episodes on the next step."""
     env, params = envs_jax.make(id, **dict(options))
     played = VectorEnv(env, num_envs, policy="next_step") if num_envs else env
 
@@ -231,7 +231,7 @@ class GymnasiumEnv(gymnasium.Env):
 class GymnasiumVectorEnv(gymnasium.vector.VectorEnv):
     """A batch of one world as a `gymnasium.vector.VectorEnv`: one compiled program steps all rows.
 
-    An episode that ended is begun anew on the next step, which ignores its action and pays nothing. `info[name]` is an
+    An episode that ended restarts on the next step, which ignores its action and has reward 0. `info[name]` is an
     array `[N]`, and `info["_" + name]` says in which rows it means something: those that were stepped.
     """
 

@@ -12,7 +12,7 @@ from flax import struct
 
 from envs_jax import spaces
 from envs_jax.control.angles import wrap
-from envs_jax.control.draw import BLACK, RED, blank, disc, rod
+from envs_jax.control.render import BLACK, RED, blank, disc, rod
 from envs_jax.env import Environment
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from flax import struct
 
 from envs_jax import spaces
-from envs_jax.control.draw import BLACK, WHITE, blank, disc
+from envs_jax.control.render import BLACK, WHITE, blank, disc
 from envs_jax.env import Environment
 
 

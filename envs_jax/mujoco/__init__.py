@@ -16,5 +16,14 @@ if TYPE_CHECKING:
 __all__ = ["import_state"]
 __getattr__ = attach(__name__, {"reference": ["import_state"]})
 
-for _task in ("InvertedPendulum", "InvertedDoublePendulum", "Reacher", "Swimmer", "Hopper", "Walker2d", "HalfCheetah"):
-    register(f"{_task}-v5", f"envs_jax.mujoco.tasks:{_task}")
+_TASKS = {
+    "InvertedPendulum": "balance a pole on a cart by a force",
+    "InvertedDoublePendulum": "balance two poles, one on the other, on a cart",
+    "Reacher": "move the tip of a two-link arm to a target",
+    "Swimmer": "swim forward with three links",
+    "Hopper": "hop forward on one leg",
+    "Walker2d": "walk forward on two legs",
+    "HalfCheetah": "run forward, in the plane",
+}
+for _task, _about in _TASKS.items():
+    register(f"{_task}-v5", f"envs_jax.mujoco.tasks:{_task}", about=_about)

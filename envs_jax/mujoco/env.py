@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -23,6 +25,18 @@ from envs_jax.physics.render import Painter
 def uniform(key: jax.Array, size: int, scale: Any) -> jax.Array:
     """float32 `[size]` between `-scale` and `scale`."""
     return jax.random.uniform(key, (size,), jnp.float32, -1.0, 1.0) * scale
+
+
+def _model_path(xml_file: str) -> Path:
+    """Where a model is: at a path, or by its name alone among Gymnasium's, where gymnasium is installed."""
+    if Path(xml_file).name != xml_file:
+        return Path(xml_file)
+    found = importlib.util.find_spec("gymnasium")
+    if found is None or found.origin is None:
+        raise ModuleNotFoundError(
+            f"{xml_file} is a model of Gymnasium's: install gymnasium, or pass `xml_file` a path", name="gymnasium"
+        )
+    return Path(found.origin).parent / "envs" / "mujoco" / "assets" / xml_file
 
 
 @struct.dataclass
@@ -68,11 +82,12 @@ class MujocoEnv(Environment[MujocoState, Any]):
         threads: int | None = None,
     ):
         """**Arguments:** `physics`, `"c"` for C MuJoCo on the host's threads, `"mjx"` for MJX on the device, `"auto"`
-        for C where jax computes on a CPU and MJX elsewhere; `xml_file`, another model, by its path; `frame_skip`,
+        for C where jax computes on a CPU and MJX elsewhere; `xml_file`, another model, by its path, or one of
+        Gymnasium's by its name (`"hopper.xml"`); `frame_skip`,
         another number of time steps per step; `threads`, for C (default: all cores of the process).
 
-        **Raises:** `ValueError` for a value that cannot be; `ModuleNotFoundError` and `FileNotFoundError` as
-        `load_model`.
+        **Raises:** `ValueError` for a value that cannot be; `ModuleNotFoundError` without mujoco or,
+        for its models, gymnasium; `FileNotFoundError` where there is no such model.
         """
         known = Backend.__args__  # type: ignore[attr-defined]
         if physics not in known:
@@ -81,7 +96,7 @@ class MujocoEnv(Environment[MujocoState, Any]):
             if value is not None:
                 at_least(name, value, 1)
         self.backend, self.threads = physics, threads
-        self.model = load_model(xml_file or self.xml_file)
+        self.model = load_model(_model_path(xml_file or self.xml_file))
         if self.model.nv < self.fewest:
             raise ValueError(
                 f"the model {xml_file!r} has {self.model.nv} degrees of freedom (nv); {type(self).__name__} needs at "

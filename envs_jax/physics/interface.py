@@ -1,7 +1,7 @@
-"""What a task knows of rigid-body physics: how a state begins and advances, and what can be seen of it.
+"""What a world knows of rigid-body physics: how a state begins and advances, and what can be seen of it.
 
-Nothing here belongs to one task. `physics_c` computes on the host's threads with C MuJoCo, `physics_mjx` on the device
-with MJX; both carry the same numbers.
+Nothing here belongs to one world. `envs_jax.physics.c` computes on the host's threads with C MuJoCo,
+`envs_jax.physics.mjx` on the device with MJX; both carry the same numbers.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import functools
 import importlib
-import importlib.util
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -47,31 +46,22 @@ def require(module: str) -> Any:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"MuJoCo's tasks need {module}: install the extra `control` (`pip install 'llmrl-jax[control]'`)",
+            f"this world needs {module}: install the extra `control` (`pip install 'llmrl-jax[control]'`)",
             name=error.name,
         ) from error
 
 
-def load_model(xml_file: str) -> Any:
+def load_model(xml_file: str | Path) -> Any:
     """Compile a MuJoCo model.
 
-    **Arguments:** `xml_file`, a path, or the name of one of Gymnasium's own models (`"hopper.xml"`), which is read from
-    where gymnasium is installed.
+    **Arguments:** `xml_file`, a path.
     **Returns:** a `mujoco.MjModel`.
-    **Raises:** `ModuleNotFoundError` without mujoco or gymnasium, `FileNotFoundError` where there is no such file.
+    **Raises:** `ModuleNotFoundError` without mujoco, `FileNotFoundError` where there is no such file.
     """
     mujoco = require("mujoco")
-    path = Path(xml_file)
-    if path.name == xml_file:
-        found = importlib.util.find_spec("gymnasium")
-        if found is None or found.origin is None:
-            raise ModuleNotFoundError(
-                f"{xml_file} is a model of Gymnasium's: install gymnasium, or pass `xml_file` a path", name="gymnasium"
-            )
-        path = Path(found.origin).parent / "envs" / "mujoco" / "assets" / xml_file
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no MuJoCo model at {path} (xml_file is {xml_file!r})")
-    return mujoco.MjModel.from_xml_path(str(path))
+    if not Path(xml_file).is_file():
+        raise FileNotFoundError(f"there is no MuJoCo model at {xml_file}")
+    return mujoco.MjModel.from_xml_path(str(xml_file))
 
 
 def collides(model: Any) -> bool:

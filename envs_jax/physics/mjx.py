@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jaxlib
 import numpy as np
 
 from envs_jax.physics.interface import Physics, require
@@ -26,6 +27,16 @@ def _explained() -> Iterator[None]:
         ) from error
 
 
+def compiler_options() -> dict[str, bool]:
+    """What `jax.jit(f, compiler_options=...)` needs where `f` steps MJX: empty on an accelerator.
+
+    XLA's fusion emitters for CPUs compile long chains of bodies into programs that are up to 1,000 times slower. jaxlib
+    below 0.11 can turn them off. Later ones reject the option, and abort where `XLA_FLAGS` has it.
+    """
+    version = tuple(map(int, jaxlib.__version__.split(".")[:2]))
+    return {"xla_cpu_use_fusion_emitters": False} if version < (0, 11) and jax.default_backend() == "cpu" else {}
+
+
 class PhysicsMjx(Physics):
     """A state is float32 `[size]`.
 
@@ -33,8 +44,7 @@ class PhysicsMjx(Physics):
     read at the state that a step reaches, where C MuJoCo leaves those of the last stage of its Runge-Kutta integrator.
     `jax_enable_x64` is put aside in here: under it, MJX meets its own float32 with float64, and fails.
 
-    XLA of jax below 0.12 compiles long chains of bodies badly on a CPU; there, give the `jit` around it
-    `compiler_options={"xla_cpu_use_fusion_emitters": False}`, or use C, which is faster still.
+    On a CPU, give the `jit` around it `compiler_options()`, or use C, which is faster still.
     """
 
     def __init__(self, model: Any, frame_skip: int, read: tuple[str, ...] = ()):

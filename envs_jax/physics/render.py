@@ -15,7 +15,7 @@ from envs_jax.physics.interface import require
 
 
 SIZE = 480
-"""Pixels of a side, as in Gymnasium."""
+"""Pixels of a side."""
 
 
 def _screen() -> bool:

@@ -29,7 +29,7 @@ class Prompt(Template):
         the white space that the prompt ends with is left to the answer, where tokenizers want it (" turn left"), or
         ends the prompt, as GLAM's own code had it; `bos`, whether the prompt begins with the tokenizer's `bos_id`
         (default: where it has one); `overflow`, "refuse" where a longest case beyond `max_length` is
-        an error, "report" where such prompts are cut when they come up, and told by their length.
+        an error, "report" where such prompts are cut when they occur, and recognised by their length.
         **Raises:** `PromptError` where the longest case exceeds `max_length`, where tokens depend on the neighbours
         (the border is named), or where the tokenizer has no `bos_id` but `bos` is true.
         """

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from envs_jax.toytext.frozen_lake import FrozenLake, random_map
     from envs_jax.toytext.maze import Maze
     from envs_jax.toytext.nim import Nim
-    from envs_jax.toytext.tables import NO_LIMIT, Table, TabularEnvironment, ToyTextParams, ToyTextState, import_state
+    from envs_jax.toytext.reference import import_state
+    from envs_jax.toytext.tables import NO_LIMIT, Table, TabularEnvironment, ToyTextParams, ToyTextState
     from envs_jax.toytext.taxi import Taxi
     from envs_jax.toytext.values import optimal_values, policy_value
 
@@ -42,18 +43,30 @@ __getattr__ = attach(
         "frozen_lake": ["FrozenLake", "random_map"],
         "maze": ["Maze"],
         "nim": ["Nim"],
-        "tables": ["NO_LIMIT", "Table", "TabularEnvironment", "ToyTextParams", "ToyTextState", "import_state"],
+        "reference": ["import_state"],
+        "tables": ["NO_LIMIT", "Table", "TabularEnvironment", "ToyTextParams", "ToyTextState"],
         "taxi": ["Taxi"],
         "values": ["optimal_values", "policy_value"],
     },
 )
 
-register("FrozenLake-v1", "envs_jax.toytext.frozen_lake:FrozenLake")
-register("FrozenLake8x8-v1", "envs_jax.toytext.frozen_lake:FrozenLake", map_name="8x8", max_steps=200)
-register("CliffWalking-v1", "envs_jax.toytext.cliff_walking:CliffWalking")
-register("CliffWalkingSlippery-v1", "envs_jax.toytext.cliff_walking:CliffWalking", is_slippery=True)
-register("Taxi-v3", "envs_jax.toytext.taxi:make_v3")
-register("Taxi-v4", "envs_jax.toytext.taxi:Taxi")
-register("Blackjack-v1", "envs_jax.toytext.blackjack:Blackjack")
-register("Nim-v0", "envs_jax.toytext.nim:Nim")
-register("maze-sample-3x3-v0", "envs_jax.toytext.maze:Maze")
+register("FrozenLake-v1", "envs_jax.toytext.frozen_lake:FrozenLake", about="cross slippery ice, 4 x 4, between holes")
+register(
+    "FrozenLake8x8-v1",
+    "envs_jax.toytext.frozen_lake:FrozenLake",
+    about="cross slippery ice, 8 x 8, between holes",
+    map_name="8x8",
+    max_steps=200,
+)
+register("CliffWalking-v1", "envs_jax.toytext.cliff_walking:CliffWalking", about="walk along a cliff without falling")
+register(
+    "CliffWalkingSlippery-v1",
+    "envs_jax.toytext.cliff_walking:CliffWalking",
+    about="the cliff, where steps go astray",
+    is_slippery=True,
+)
+register("Taxi-v3", "envs_jax.toytext.taxi:make_v3", about="fetch a passenger and drop him at his stop")
+register("Taxi-v4", "envs_jax.toytext.taxi:Taxi", about="the taxi, with rain and fickle passengers as options")
+register("Blackjack-v1", "envs_jax.toytext.blackjack:Blackjack", about="draw cards up to 21, against a dealer")
+register("Nim-v0", "envs_jax.toytext.nim:Nim", about="leave the last stick to the opponent (ProPS)")
+register("maze-sample-3x3-v0", "envs_jax.toytext.maze:Maze", about="find the way through 3 x 3 cells (gym-maze)")

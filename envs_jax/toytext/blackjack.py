@@ -8,7 +8,7 @@ import itertools
 import numpy as np
 
 from envs_jax import spaces
-from envs_jax.toytext import board
+from envs_jax.toytext.render import RED, WHITE, write
 from envs_jax.toytext.tables import Outcome, TabularEnvironment, tabulate
 
 
@@ -87,7 +87,8 @@ class Blackjack(TabularEnvironment):
     Observation: int32 `[3]`: the player's sum, the dealer's open card, whether the player has a usable ace. Actions:
     stick (0), hit (1). Reward: 1, 0 or -1 at the end. Terminated by sticking, or beyond 21; no time limit.
 
-    The dealer's second card is drawn when he turns it up; nobody can tell, and `optimal_values` does not peek.
+    The dealer's second card is drawn when it is revealed: the distribution is the same, and `optimal_values` cannot
+    see it.
     """
 
     names = ("stick", "hit")
@@ -143,7 +144,7 @@ class Blackjack(TabularEnvironment):
         """The dealer's open card above, the player's sum below with a star for a usable ace: uint8 `[160, 128, 3]`."""
         (total, usable, _), shown, _ = decode(int(state.index))
         picture = np.full((160, 128, 3), (7, 99, 36), np.uint8)
-        picture[12:72, 42:86] = board.WHITE
-        board.write(picture, "A" if shown == 1 else str(shown), 28, 64, board.RED)
-        board.write(picture, f"{total}*" if usable else str(total), 104, 64, board.WHITE)
+        picture[12:72, 42:86] = WHITE
+        write(picture, "A" if shown == 1 else str(shown), 28, 64, RED)
+        write(picture, f"{total}*" if usable else str(total), 104, 64, WHITE)
         return picture

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from envs_jax.toytext import board
-from envs_jax.toytext.tables import TabularEnvironment, tabulate
+from envs_jax.toytext.render import RED, YELLOW, Color, disc, draw
+from envs_jax.toytext.tables import TabularEnvironment, neighbor, tabulate
 
 
 SHAPE = (4, 12)
@@ -32,7 +32,7 @@ class CliffWalking(TabularEnvironment):
         def outcomes(cell, action):
             found = []
             for turn in turns:
-                there = board.neighbor(cell, MOVES[(action + turn) % 4], SHAPE)
+                there = neighbor(cell, MOVES[(action + turn) % 4], SHAPE)
                 fall = there in CLIFF
                 found.append((1 / len(turns), START if fall else there, -100 if fall else -1, there == GOAL))
             return found
@@ -41,9 +41,9 @@ class CliffWalking(TabularEnvironment):
 
     def render(self, state):
         """The board from above, the agent a red disc: uint8 `[128, 384, 3]`."""
-        ground: list[board.Color] = [(200, 220, 170)] * (SHAPE[0] * SHAPE[1])
+        ground: list[Color] = [(200, 220, 170)] * (SHAPE[0] * SHAPE[1])
         ground[CLIFF.start : CLIFF.stop] = [(90, 70, 60)] * len(CLIFF)
-        ground[GOAL] = board.YELLOW
-        picture = board.draw([ground[row * SHAPE[1] : (row + 1) * SHAPE[1]] for row in range(SHAPE[0])])
-        board.disc(picture, int(state.index), board.RED)
+        ground[GOAL] = YELLOW
+        picture = draw([ground[row * SHAPE[1] : (row + 1) * SHAPE[1]] for row in range(SHAPE[0])])
+        disc(picture, int(state.index), RED)
         return picture

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from envs_jax.checks import at_least, between, nearest
-from envs_jax.toytext import board
-from envs_jax.toytext.tables import TabularEnvironment, tabulate
+from envs_jax.toytext.render import RED, YELLOW, Color, disc, draw
+from envs_jax.toytext.tables import TabularEnvironment, neighbor, tabulate
 
 
 MAPS = {
@@ -19,7 +19,7 @@ MAPS = {
 MOVES = ((0, -1), (1, 0), (0, 1), (-1, 0))
 """Left, down, right, up, as (rows, columns)."""
 
-COLORS: dict[str, board.Color] = {"S": (190, 225, 240), "F": (225, 240, 250), "H": (40, 70, 120), "G": board.YELLOW}
+COLORS: dict[str, Color] = {"S": (190, 225, 240), "F": (225, 240, 250), "H": (40, 70, 120), "G": YELLOW}
 
 
 def random_map(seed: int, size: int = 8, p: float = 0.8) -> list[str]:
@@ -36,7 +36,7 @@ def random_map(seed: int, size: int = 8, p: float = 0.8) -> list[str]:
         reached, frontier = {0}, [0]
         while frontier:
             cell = frontier.pop()
-            new = {board.neighbor(cell, move, (size, size)) for move in MOVES} - reached
+            new = {neighbor(cell, move, (size, size)) for move in MOVES} - reached
             frontier += [there for there in new if cells.flat[there] != "H"]
             reached.update(frontier)
         if size * size - 1 in reached:
@@ -86,7 +86,7 @@ class FrozenLake(TabularEnvironment):
                 return [(1.0, cell, 0, True)]
             found = []
             for turn, prob in ((-1, side), (0, success_rate), (1, side)) if is_slippery else ((0, 1.0),):
-                there = board.neighbor(cell, MOVES[(action + turn) % 4], shape)
+                there = neighbor(cell, MOVES[(action + turn) % 4], shape)
                 found.append((prob, there, rewards[letters[there]], letters[there] in "GH"))
             return found
 
@@ -95,6 +95,6 @@ class FrozenLake(TabularEnvironment):
 
     def render(self, state):
         """The lake from above, the agent a red disc: uint8 `[32 R, 32 C, 3]`."""
-        picture = board.draw([[COLORS[letter] for letter in row] for row in self.desc])
-        board.disc(picture, int(state.index), board.RED)
+        picture = draw([[COLORS[letter] for letter in row] for row in self.desc])
+        disc(picture, int(state.index), RED)
         return picture

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import MappingProxyType
 
-from envs_jax.toytext import board
-from envs_jax.toytext.tables import TabularEnvironment, tabulate
+from envs_jax.toytext.render import RED, WHITE, YELLOW, Color, disc, draw, wall
+from envs_jax.toytext.tables import TabularEnvironment, neighbor, tabulate
 
 
 SAMPLE_3X3 = ((2, 1, 1), (2, 2, 8), (4, 8, 8))
@@ -29,6 +30,7 @@ class Maze(TabularEnvironment):
     """
 
     names = ("north", "south", "east", "west")
+    keys = MappingProxyType({"up": 0, "down": 1, "right": 2, "left": 3})
     reference = "MazeEnv"
 
     def __init__(self, cells: Sequence[Sequence[int]] = SAMPLE_3X3):
@@ -48,8 +50,8 @@ class Maze(TabularEnvironment):
         super().__init__(tabulate(height * width, 4, outcomes), [0], max_steps=200)
 
     def walk(self, cell: int, action: int) -> int:
-        """The cell that a move leads to, walls heeded."""
-        there = board.neighbor(cell, MOVES[action], self.shape)
+        """The cell that a move leads to, walls included."""
+        there = neighbor(cell, MOVES[action], self.shape)
         (y, x), (v, u) = divmod(cell, self.shape[1]), divmod(there, self.shape[1])
         passable = self.cells[x][y] & OPEN[action] or self.cells[u][v] & OPEN[BACK[action]]
         return there if passable else cell
@@ -64,12 +66,12 @@ class Maze(TabularEnvironment):
     def render(self, state):
         """The maze from above, the goal yellow and the agent a red disc: uint8 `[32 H, 32 W, 3]`."""
         height, width = self.shape
-        ground: list[list[board.Color]] = [[board.WHITE] * width for _ in range(height)]
-        ground[-1][-1] = board.YELLOW
-        picture = board.draw(ground)
+        ground: list[list[Color]] = [[WHITE] * width for _ in range(height)]
+        ground[-1][-1] = YELLOW
+        picture = draw(ground)
         for cell in range(height * width):
             for action, move in enumerate(MOVES):
                 if self.walk(cell, action) == cell:
-                    board.wall(picture, cell, move)
-        board.disc(picture, int(state.index), board.RED)
+                    wall(picture, cell, move)
+        disc(picture, int(state.index), RED)
         return picture

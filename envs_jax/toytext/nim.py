@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from envs_jax.checks import at_least, nearest
-from envs_jax.toytext import board
+from envs_jax.toytext.render import WHITE
 from envs_jax.toytext.tables import TabularEnvironment, tabulate
 
 
@@ -54,7 +54,7 @@ class Nim(TabularEnvironment):
 
     def render(self, state):
         """The sticks that are left, side by side: uint8 `[64, 16 (N + 1), 3]`."""
-        picture = np.full((64, 16 * (self.initial_sticks + 1), 3), board.WHITE, np.uint8)
+        picture = np.full((64, 16 * (self.initial_sticks + 1), 3), WHITE, np.uint8)
         for stick in range(1, int(state.index) + 1):
             picture[8:56, 16 * stick - 3 : 16 * stick + 3] = (160, 110, 60)
         return picture

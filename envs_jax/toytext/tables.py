@@ -13,7 +13,6 @@ from flax import struct
 
 from envs_jax import spaces
 from envs_jax.env import Environment
-from envs_jax.reference import elapsed_steps
 
 
 NO_LIMIT = 2**31 - 1
@@ -75,6 +74,13 @@ class ToyTextState:
     """int32 `[]`, the state's row of the table."""
     time: jax.Array
     """int32 `[]`, steps since the reset."""
+
+
+def neighbor(cell: int, move: tuple[int, int], shape: tuple[int, int]) -> int:
+    """The cell (row-major index) that a move of `(rows, columns)` leads to; the edge of the board stops it."""
+    row, column = divmod(cell, shape[1])
+    row = min(max(row + move[0], 0), shape[0] - 1)
+    return row * shape[1] + min(max(column + move[1], 0), shape[1] - 1)
 
 
 class TabularEnvironment(Environment[ToyTextState, ToyTextParams]):
@@ -167,21 +173,3 @@ class TabularEnvironment(Environment[ToyTextState, ToyTextParams]):
                     f"{outcomes}; make both with the same options"
                 )
         return index
-
-
-def import_state(gymnasium_env: Any, env: Environment, params: Any) -> tuple[jax.Array, ToyTextState]:
-    """Take over a live toy text environment: Gymnasium's, ProPS's `NimEnv`, gym-maze's `MazeEnv`, reset.
-
-    **Arguments:** `gymnasium_env`; `env`, the same world of `envs_jax.make`, perhaps wrapped; `params`, its parameters.
-    **Returns:** `(obs, state)` as the innermost `env.reset` would, for the same point in the episode: what is hidden
-    (the dealer's second card, whether the passenger is fickle) and the clock of a `TimeLimit` included.
-    **Raises:** `TypeError` for another environment, `ValueError` before its first reset or for other options.
-    """
-    env, inner = env.unwrapped, gymnasium_env.unwrapped
-    if not isinstance(env, TabularEnvironment):
-        raise TypeError(f"{env.id or type(env).__name__} has no table to take over into; give a toy text world")
-    lineage = [cls.__name__ for cls in type(inner).__mro__]
-    if env.reference not in lineage:
-        raise TypeError(f"{lineage[0]} is not the {env.reference} that {env.id} re-implements")
-    index = jnp.int32(env.read(inner))
-    return env._observe(index), ToyTextState(index, jnp.int32(elapsed_steps(gymnasium_env)))

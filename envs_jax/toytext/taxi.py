@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs_jax.toytext import board
-from envs_jax.toytext.tables import TabularEnvironment, ToyTextState, tabulate
+from envs_jax.toytext.render import BLACK, BLUE, GREEN, RED, WHITE, YELLOW, Color, disc, draw, wall
+from envs_jax.toytext.tables import TabularEnvironment, ToyTextState, neighbor, tabulate
 
 
 STREETS = ("R: | : :G", " : | : : ", " : : : : ", " | : | : ", "Y| : |B: ")
@@ -44,12 +46,12 @@ def decode(index: int) -> tuple[int, int, int]:
 
 
 def drive(cell: int, move: int) -> int:
-    """The cell that a move leads to, walls heeded."""
+    """The cell that a move leads to, walls included."""
     row, column = divmod(cell, 5)
     step = MOVES[move][1]
     if step and 0 <= column + step < 5 and STREETS[row][2 * column + step] != ":":
         return cell
-    return board.neighbor(cell, MOVES[move], SHAPE)
+    return neighbor(cell, MOVES[move], SHAPE)
 
 
 class Taxi(TabularEnvironment):
@@ -62,6 +64,7 @@ class Taxi(TabularEnvironment):
     """
 
     names = ("south", "north", "east", "west", "pick up", "drop off")
+    keys = MappingProxyType({"down": 0, "up": 1, "right": 2, "left": 3, "space": PICK_UP})
     reference = "TaxiEnv"
 
     def __init__(
@@ -149,19 +152,19 @@ class Taxi(TabularEnvironment):
 
         The taxi is a disc, gray while it is empty, else blue; a blue dot is the passenger who waits, a ring his goal.
         """
-        cells: list[board.Color] = [board.WHITE] * 25
-        for stop, color in zip(STOPS, (board.RED, board.GREEN, board.YELLOW, (120, 160, 240))):
+        cells: list[Color] = [WHITE] * 25
+        for stop, color in zip(STOPS, (RED, GREEN, YELLOW, (120, 160, 240))):
             cells[stop] = color
-        picture = board.draw([cells[row * 5 : row * 5 + 5] for row in range(5)])
+        picture = draw([cells[row * 5 : row * 5 + 5] for row in range(5)])
         for cell in range(25):
             if cell % 5 < 4 and drive(cell, 2) == cell:
-                board.wall(picture, cell, MOVES[2])
+                wall(picture, cell, MOVES[2])
         cell, passenger, destination = decode(int(state.index))
-        board.disc(picture, STOPS[destination], board.BLACK, 0.45)
-        board.disc(picture, STOPS[destination], cells[STOPS[destination]], 0.38)
-        board.disc(picture, cell, board.BLUE if passenger == RIDING else (90, 90, 90))
+        disc(picture, STOPS[destination], BLACK, 0.45)
+        disc(picture, STOPS[destination], cells[STOPS[destination]], 0.38)
+        disc(picture, cell, BLUE if passenger == RIDING else (90, 90, 90))
         if passenger != RIDING:
-            board.disc(picture, STOPS[passenger], board.BLUE, 0.16)
+            disc(picture, STOPS[passenger], BLUE, 0.16)
         return picture
 
 

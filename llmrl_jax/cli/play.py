@@ -7,7 +7,7 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ MEANINGS = {
 def shrink(picture: np.ndarray, columns: int, rows: int = 1 << 16) -> np.ndarray:
     """A picture, uint8 `[H, W, 3]`, averaged over squares until it is at most `columns` wide and `rows` high.
 
-    The side of a square is a power of two, so that the tiles of a grid, whose sides are one too, stay alike.
+    The side of a square is a power of two, so that the tiles of a grid, whose sides are one too, stay equal.
     """
     factor = 1
     while factor * columns < picture.shape[1] or factor * rows < picture.shape[0]:
@@ -76,11 +76,14 @@ def ascii_text(picture: np.ndarray, columns: int = 64) -> str:
     return "\n".join("".join(RAMP[i] for i in row).rstrip() for row in index)
 
 
-def keys_of(names: tuple[str, ...]) -> dict[str, int]:
-    """A key for each action: its digit below ten, and the first letter of its name that is free."""
-    keys = {str(i): i for i in range(min(10, len(names)))}
-    taken = {"q", "r", "?"}
+def keys_of(names: tuple[str, ...], own: Mapping[str, int] | None = None) -> dict[str, int]:
+    """A key for each action: its digit below ten, and the letter that the world gives it in `own`, or else the first
+    letter of its name that is free."""
+    keys = {str(i): i for i in range(min(10, len(names)))} | dict(own or {})
+    taken = {"q", "r", "?", *keys}
     for i, name in enumerate(names):
+        if i in (own or {}).values():
+            continue
         for letter in name.lower():
             if letter.isalpha() and letter not in taken:
                 keys[letter] = i
@@ -100,14 +103,6 @@ def arrows_of(names: tuple[str, ...]) -> dict[str, int]:
                 found[key] = which[0]
                 break
     return found
-
-
-def letters_text(env: Any, state: Any) -> str:
-    """The state in letters, where the world has some; else empty."""
-    from envs_jax.babyai.env import BabyAI
-    from envs_jax.babyai.render import letters
-
-    return letters(state) if isinstance(env, BabyAI) else ""
 
 
 def has_picture(env: Any) -> bool:
@@ -130,7 +125,7 @@ class Game:
         live: bool = False,
     ):
         """**Arguments:** as of `llmrl envs play` (`picture` is not "auto"); `live`, whether a terminal shows it: the
-        screen is drawn anew at each step, and the end of an episode stays until a key is pressed.
+        screen is redrawn at each step, and the end of an episode stays until a key is pressed.
 
         **Raises:** `ValueError` where the actions are not discrete, or a picture is wanted of a world without."""
         self.env, self.params = envs_jax.make(id)
@@ -142,7 +137,10 @@ class Game:
         if gif and gif.suffix != ".gif":
             raise ValueError(f"the moving picture is called {str(gif)!r}; a name that ends in .gif is needed")
         self.names, self.picture, self.max_steps, self.live = self.env.action_names, picture, max_steps, live
-        self.keys, self.arrows = keys_of(self.names), arrows_of(self.names)
+        own = dict(self.env.keys)
+        letters = {key: action for key, action in own.items() if key not in MEANINGS}
+        self.keys = keys_of(self.names, letters)
+        self.arrows = arrows_of(self.names) | {key: action for key, action in own.items() if key in MEANINGS}
         self.gif, self.frames = gif, list[np.ndarray]()
         self.key, self.episode, self.steps = jax.random.key(seed), 0, 0
         self._reset, self._step = jax.jit(self.env.reset), jax.jit(self.env.step)
@@ -170,7 +168,7 @@ class Game:
             if self.picture == "colour":
                 self._say(colour_text(picture, width, max(8, height - 12)))
             elif self.picture == "ascii":
-                self._say(letters_text(self.env, state) or ascii_text(picture))
+                self._say(self.env.letters(state) or ascii_text(picture))
         strings = self.env.describe(jax.device_get(self.obs))
         for name, text in strings.items():
             line = f"{name}: {text}"
@@ -187,7 +185,7 @@ class Game:
             keys = [key for key, action in self.keys.items() if action == i]
             keys += [key for key, action in self.arrows.items() if action == i and key != name]
             hints.append(f"{name}: {', '.join(keys)}" if keys else name)
-        return [*hints, "r: start anew, q: quit, ?: this help"]
+        return [*hints, "r: restart, q: quit, ?: this help"]
 
     def help(self) -> None:
         """Print the actions and their keys."""

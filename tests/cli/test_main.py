@@ -66,8 +66,10 @@ def test_version(capsys):
 def test_list(capsys):
     code, out, _ = call(capsys, "envs", "list")
     assert code == 0 and out.split() == envs_jax.ids()
-    code, out, _ = call(capsys, "envs", "list", "debug-c")
+    code, out, _ = call(capsys, "envs", "list", "debug-ca")
     assert out.split() == [GAME]
+    code, out, _ = call(capsys, "envs", "list", "-v5", "--show", "about")
+    assert code == 0 and out.startswith("mujoco (7)\n") and "hop forward on one leg\n" in out
     code, _, err = call(capsys, "envs", "list", "Debug-Cach")
     assert code == 2 and err.startswith("error: no id contains 'Debug-Cach'; did you mean")
 

@@ -65,7 +65,7 @@ def test_mission_text_and_picture_are_shown(capsys):
     said = env.describe(obs)
     assert code == 0 and f"mission: {said['mission']}\ntext: {said['text']}\n" in out
     assert "WGWGWGWG\n" in out and "turn left: reward 0" in out
-    assert play.letters_text(env, state) in out
+    assert env.letters(state) in out
 
 
 def test_the_moving_picture_is_the_worlds_own_pictures(capsys, tmp_path):
@@ -101,7 +101,7 @@ def test_what_cannot_be_played_or_drawn(capsys, args, message):
     assert code == 2 and message in err and "episode" not in out
 
 
-def test_a_terminal_is_drawn_anew_and_the_end_of_an_episode_stays(capsys):
+def test_a_terminal_is_redrawn_and_the_end_of_an_episode_stays(capsys):
     game = play.Game(GAME, seed=3, live=True)
     game.play(iter(["left"] * 5 + ["x", "bad", "q", "left"]))
     screens = capsys.readouterr().out.split(play.CLEAR)[1:]
@@ -121,6 +121,21 @@ def test_arrows_and_space():
         "up": 3,
         "down": 4,
         "space": 5,
+    }
+
+
+def test_a_worlds_own_keys_come_first():
+    game = play.Game(GRID)
+    assert game.arrows == {"left": 0, "right": 1, "up": 2, "space": 5}
+    assert [game.action(text) for text in ("t", "u", "g", "p", "d", "o", "6", "up")] == [0, 1, 2, 3, 4, 5, 6, 2]
+    assert play.Game("Taxi-v3").arrows == {"down": 0, "up": 1, "right": 2, "left": 3, "space": 4}
+    assert play.keys_of(("wait", "walk", "work"), {"x": 1, "w": 2}) == {
+        "0": 0,
+        "1": 1,
+        "2": 2,
+        "x": 1,
+        "w": 2,
+        "a": 0,
     }
 
 

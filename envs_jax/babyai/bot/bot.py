@@ -1,9 +1,9 @@
 """A bot that masters BabyAI's levels by what it has seen, on the device.
 
-It remembers which cells it has seen, and nothing else: every step is planned anew by fixed priorities, so no plan can
-come to disagree with the world. What has to be brought somewhere (a key to a door, a thing next to another) is fetched
-only once the way to that place is known and clear; what stands in the way is cleared before, with empty hands. So
-nothing is taken up that would have to be put down again at once.
+It remembers which cells it has seen, and nothing else: every step is planned from scratch by fixed priorities, so no
+plan can come to disagree with the world. What has to be brought somewhere (a key to a door, a thing next to another) is
+fetched only once the way to that place is known and clear; what stands in the way is cleared before, with empty hands.
+So nothing is taken up that would have to be put down again at once.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A shortest-path expert for BabyAI's clauses, on the device: the source of demonstrations.
 
-It reads the true state, not the view, unless it is told to look for things as the agent has to. For the clause at hand
-it knows what to face and which action to take there, and finds the shortest way by breadth-first search backwards over
-poses (cell and heading), with sets of cells as words of bits.
+It reads the true state, not the view, unless `seen_only` makes it search for objects as the agent must. For the clause
+at hand it knows what to face and which action to take there, and finds the shortest way by breadth-first search
+backwards over poses (cell and heading), with sets of cells as words of bits.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ def things(dice: Dice, n: int) -> tuple[jax.Array, jax.Array]:
 
 
 def unique_things(dice: Dice, n: int) -> tuple[jax.Array, jax.Array]:
-    """The same, no two alike."""
+    """The same, all different."""
     look = dice.pick(len(LOOSE) * len(COLORS), n)
     return LOOSE[0] + look // len(COLORS), look % len(COLORS)
 

@@ -11,21 +11,33 @@ from typing import Annotated, Any, Literal
 import tyro
 
 
-def list_ids(filter: Annotated[str, tyro.conf.Positional] = "") -> None:
-    """List the ids of all worlds.
+def list_ids(filter: Annotated[str, tyro.conf.Positional] = "", show: Literal["auto", "about", "ids"] = "auto") -> None:
+    """List the worlds: by family, with a line about each, on a terminal; else the ids alone, one a line.
 
     Args:
         filter: Part of the ids to list, in any case; empty lists all.
+        show: What to print: about (families and lines), ids (nothing else, for scripts); auto is about on a terminal,
+            ids where the output is piped.
     """
     import envs_jax
 
     known = envs_jax.ids()
-    found = [id for id in known if filter.lower() in id.lower()]
-    if not found:
+    matching = [id for id in known if filter.lower() in id.lower()]
+    if not matching:
         from llmrl_jax.core.checks import nearest
 
         raise ValueError(f"no id contains {filter!r}{nearest(filter, known)}; {len(known)} are registered")
-    print("\n".join(found))
+    if show == "ids" or (show == "auto" and not sys.stdout.isatty()):
+        print("\n".join(matching))
+        return
+    families: dict[str, list[str]] = {}
+    for id in matching:
+        families.setdefault(envs_jax.spec(id).family, []).append(id)
+    for family, ids in families.items():
+        width = max(map(len, ids))
+        lines = [f"  {id:{width}}  {envs_jax.spec(id).about}".rstrip() for id in ids]
+        print("\n".join([f"{family} ({len(ids)})", *lines, ""]))
+    print("llmrl envs show ID describes one of them.")
 
 
 def show(id: tyro.conf.Positional[str], seed: int = 0) -> None:
@@ -65,7 +77,7 @@ def play(
     actions: str = "",
     gif: Path | None = None,
 ) -> None:
-    """Play a discrete world: type an action's number, name or key; r starts anew, ? helps, q quits.
+    """Play a discrete world: type an action's number, name or key; r restarts, ? helps, q quits.
 
     Reads a key at a time from a terminal (arrows too), else a line at a time; `--actions` needs neither.
 

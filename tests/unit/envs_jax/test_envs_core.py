@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import types
 
@@ -44,8 +45,28 @@ def test_wrong_names_get_the_nearest(id, error, message):
 
 def test_an_id_is_taken_once():
     envs_jax.register("CartPole-v1", "envs_jax.control.cartpole:CartPole")  # the same again is harmless
-    with pytest.raises(ValueError, match="registered already"):
+    with pytest.raises(ValueError, match="registered already, as envs_jax.control.cartpole:CartPole; choose another"):
         envs_jax.register("CartPole-v1", "elsewhere:CartPole")
+    with pytest.raises(ValueError, match="'brax/ant' is a world of the package brax"):
+        envs_jax.register("brax/ant", "elsewhere:Ant")
+
+
+def test_an_id_of_a_folder_is_taken_before_the_folder_is_read():
+    """In a process where nothing has asked for a world yet."""
+    code = "import envs_jax, sys\ntry:\n envs_jax.register('FrozenLake8x8-v1', 'elsewhere:Lake')\n"
+    code += "except ValueError as error:\n print(error, 'jax' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == (
+        "the id 'FrozenLake8x8-v1' is registered already, as envs_jax.toytext.frozen_lake:FrozenLake (map_name='8x8', "
+        "max_steps=200); choose another id for elsewhere:Lake False"
+    )
+
+
+def test_every_world_says_what_it_is():
+    for id in envs_jax.ids():
+        spec = envs_jax.spec(id)
+        assert spec.family in registry.WORLDS and 8 < len(spec.about) < 120 and not spec.about.endswith("."), id
+    assert registry.Spec("mine", "my.worlds:make").family == "my"
 
 
 def test_ids_by_prefix():

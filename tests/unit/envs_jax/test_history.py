@@ -5,9 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from envs_jax import VectorEnv, spaces
+from envs_jax import VectorEnv, spaces, testing
 from envs_jax.env import Environment
 from envs_jax.history import PromptHistory
+from envs_jax.text import Phrasebook
+
+
+DIGITS = Phrasebook([str(i) for i in range(10)], separator=" ")
 
 
 class Counter(Environment):
@@ -37,8 +41,13 @@ class Counter(Environment):
     def action_space(self, params):
         return spaces.Discrete(3)
 
-    def describe(self, obs):
-        return {"text": str(np.asarray(obs["text"]).tolist())}
+    @property
+    def captions(self):
+        return {"mission": DIGITS, "text": DIGITS}
+
+    @property
+    def episode_captions(self):
+        return ("mission",)
 
 
 def test_the_window_moves_and_is_cleared():
@@ -61,14 +70,15 @@ def test_the_window_moves_and_is_cleared():
         assert (one["text"].tolist(), one["actions"].tolist(), int(one["count"])) == expected[t]
         assert one["clock"] == t % 4 and one["mission"].tolist() == [5]
         assert space.contains(one)
-        assert env.describe(one)["text"] == str(expected[t][0][expected[t][2] - 1])
+        newest = [i for i in expected[t][0][expected[t][2] - 1] if i >= 0]
+        assert env.describe(one) == {"mission": "5", "text": " ".join(map(str, newest))}
         if action is not None:
             obs, state, *_, info = step(jax.random.key(t), state, jnp.array([action]), ())
             last = jax.device_get(info["final_observation"])
     assert last["text"][0].tolist() == [[0, -1], [1, -1], none]
 
 
-def test_the_end_of_an_episode_is_still_told():
+def test_the_end_of_an_episode_is_in_the_window():
     env = PromptHistory(Counter(), 2)
     obs, state = env.reset(jax.random.key(0), ())
     for _ in range(4):
@@ -85,8 +95,10 @@ def test_one_observation_has_no_action():
     assert env.observation_space(()).contains(jax.device_get(obs))
 
 
-def test_worlds_that_cannot_be_told_are_refused():
+def test_worlds_without_a_text_or_actions_to_keep_are_refused():
     class Wordless(Counter):
+        captions = {}
+
         def observation_space(self, params):
             return spaces.Dict({"image": spaces.Box(0, 1, (2,), np.uint8)})
 
@@ -94,11 +106,35 @@ def test_worlds_that_cannot_be_told_are_refused():
         def action_space(self, params):
             return spaces.Box(-1.0, 1.0, (2,))
 
-    with pytest.raises(ValueError, match="0 captions"):
+    with pytest.raises(ValueError, match="n is 0; at least 1"):
         PromptHistory(Counter(), 0)
-    with pytest.raises(TypeError, match=r"image.*BabyAI-Text/"):
+    with pytest.raises(TypeError, match=r"image.*llmrl envs list text"):
         PromptHistory(Wordless(), 3)
     with pytest.raises(TypeError, match="discrete"):
         PromptHistory(Continuous(), 3)
     with pytest.raises(KeyError, match="did you mean 'clock'"):
         PromptHistory(Counter(), 3, keep=("clok",))
+
+
+def test_every_caption_that_changes_has_a_window():
+    class Two(Counter):
+        """Says the time in two captions, and has no mission."""
+
+        def _obs(self, t):
+            return {"view": jnp.stack([t]).astype(jnp.int16), "bag": jnp.stack([t + 1, t + 2]).astype(jnp.int16)}
+
+        def observation_space(self, params):
+            return spaces.Dict({"view": spaces.Box(-1, 9, (1,), np.int16), "bag": spaces.Box(-1, 9, (2,), np.int16)})
+
+        captions = {"view": DIGITS, "bag": DIGITS}
+        episode_captions = ()
+
+    env = PromptHistory(Two(), 2)
+    obs, state = env.reset(jax.random.key(0), ())
+    assert obs["view"].tolist() == [[0], [-1]] and obs["bag"].tolist() == [[1, 2], [-1, -1]]
+    for _ in range(2):
+        obs, state, *_ = env.step(jax.random.key(0), state, jnp.int32(1), ())
+    assert obs["view"].tolist() == [[1], [2]] and obs["bag"].tolist() == [[2, 3], [3, 4]]
+    assert env.observation_space(()).contains(jax.device_get(obs))
+    assert env.describe(obs) == {"view": "2", "bag": "3 4"}
+    testing.check_contract(env, ())

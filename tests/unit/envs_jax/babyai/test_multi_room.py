@@ -1,4 +1,4 @@
-"""Several rooms: which walls get doors, where things and agents may be; none of minigrid's impossible worlds is drawn."""
+"""Several rooms: which walls get doors, where things and agents may be; no impossible world of minigrid's is drawn."""
 
 from __future__ import annotations
 

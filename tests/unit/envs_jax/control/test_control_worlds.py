@@ -12,11 +12,11 @@ import pytest
 import envs_jax
 from envs_jax.control.acrobot import AcrobotState
 from envs_jax.control.angles import wrap
-from envs_jax.control.draw import BLUE, RED, TEAL, WHITE, YELLOW
 from envs_jax.control.mountain_car import MountainCarState
 from envs_jax.control.navigation import NavigationState
 from envs_jax.control.pendulum import PendulumState
 from envs_jax.control.pong import PongState
+from envs_jax.control.render import BLUE, RED, TEAL, WHITE, YELLOW
 from envs_jax.wrappers import EpisodeStatistics
 
 

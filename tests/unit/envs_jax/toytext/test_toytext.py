@@ -23,7 +23,7 @@ from envs_jax.toytext import (
     random_map,
     taxi,
 )
-from envs_jax.toytext.board import RED, TILE
+from envs_jax.toytext.render import RED, TILE
 from envs_jax.wrappers import EpisodeStatistics, ScaleReward
 
 

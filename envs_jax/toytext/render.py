@@ -1,4 +1,4 @@
-"""Boards of cells: moving on one, and drawing it."""
+"""Pictures of boards of cells."""
 
 from __future__ import annotations
 
@@ -13,13 +13,6 @@ TILE = 32
 Color = tuple[int, int, int]
 WHITE, BLACK, GRAY = (255, 255, 255), (0, 0, 0), (150, 150, 150)
 RED, GREEN, BLUE, YELLOW = (214, 60, 48), (60, 160, 72), (52, 94, 190), (240, 196, 48)
-
-
-def neighbor(cell: int, move: tuple[int, int], shape: tuple[int, int]) -> int:
-    """The cell (row-major index) that a move of `(rows, columns)` leads to; the edge of the board stops it."""
-    row, column = divmod(cell, shape[1])
-    row = min(max(row + move[0], 0), shape[0] - 1)
-    return row * shape[1] + min(max(column + move[1], 0), shape[1] - 1)
 
 
 def draw(cells: Sequence[Sequence[Color]]) -> np.ndarray:
