@@ -137,6 +137,9 @@ def test_a_run_is_shown(some, capsys):
     found = json.loads(capsys.readouterr().out)
     assert found["settings"] == {"glam.ppo.gamma": 0.5, "run.seed": 7} and found["train"]["update"] == 3
     assert found["checkpoints"] == {"2": 3000, "10": 100, "frozen": 2048} and found["bytes"] > 5148
+    assert found["summary"] == {}
+    assert cli.main(["runs", "show", str(some / "old")]) == 0
+    assert "\n\nsummary:\n  date: 2020-01-02\n\n" in capsys.readouterr().out
     # of a kind that this version does not know, every setting
     values = {"kind": "abc train", "version": 1, "env": "CartPole-v1", "run": {"name": "other", "seed": 3}}
     (some / "other" / "config.json").write_text(json.dumps(values))

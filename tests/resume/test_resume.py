@@ -123,9 +123,10 @@ def test_every_learner_continues_in_the_middle_of_its_episodes(learner, devices,
 @pytest.mark.parametrize("learner", [pytest.param("asking", marks=pytest.mark.slow), "ahead"])
 def test_killed_while_the_host_is_asked(learner, tmp_path, capfd):
     """A new process asks again what was asked since the last checkpoint, and continues with the same bits."""
-    own = tiny.Config(RunConfig("whole", str(tmp_path), log_every=3, checkpoint_every=3), learner, num_updates=18)
-    tiny.main(own)
+    kept = RunConfig("whole", str(tmp_path), log_every=3, checkpoint_every=3, progress="off")
+    tiny.main(tiny.Config(kept, learner, num_updates=18))
     options = ["--learner", learner, "--num-updates", "18", "--run.checkpoint-every", "3", "--run.eval-every", "0"]
+    options += ["--run.progress", "off"]  # what the host is asked is printed by another thread
     killed = run(tmp_path, "killed", *options, "--die-at", "3", code=-signal.SIGKILL)
     resumed = run(tmp_path, "killed", *options, "--run.resume", str(tmp_path / "killed"))
     assert_same(tmp_path / "killed", tmp_path / "whole")

@@ -34,7 +34,7 @@ def list_all(folder: Annotated[Path, tyro.conf.Positional] = Path("runs"), json:
 
 
 def show(folder: tyro.conf.Positional[Path], json: bool = False) -> None:
-    """Show a run: the settings that differ from the defaults, its last metrics, its checkpoints and their sizes.
+    """Show a run: the settings that differ from the defaults, last metrics, its summary, checkpoints and their sizes.
 
     Args:
         folder: The run's folder, `runs/NAME`.
@@ -48,17 +48,18 @@ def show(folder: tyro.conf.Positional[Path], json: bool = False) -> None:
     values = runs.read_values(folder) or {}
     usual = defaults(values)
     changed = runs.changed_settings(values, usual or {})
-    checkpoints = runs.checkpoints_of(folder)
+    checkpoints, summary = runs.checkpoints_of(folder), runs.read_summary(folder)
     if json:
         settings = {name: value for name, (value, _) in changed.items()}
-        more = {"settings": settings, "checkpoints": checkpoints, "bytes": runs.size_of(folder)}
+        more = {"settings": settings, "summary": summary, "checkpoints": checkpoints, "bytes": runs.size_of(folder)}
         _print_json(runs.to_json(facts) | more)
         return
     _print_facts(facts, runs.size_of(folder))
     print(f"\n{'settings that differ from the defaults' if usual else 'settings (of an unknown kind)'}:")
     for name, (value, other) in changed.items():
         print(f"  {name}: {_text(value)}" + (f" (default: {_text(other)})" if usual else ""))
-    for what, line in (("last line of training", facts.train), ("last evaluation", facts.eval)):
+    plain = {name: value for name, value in summary.items() if isinstance(value, (str, int, float)) and value != ""}
+    for what, line in (("last line of training", facts.train), ("last evaluation", facts.eval), ("summary", plain)):
         if line:
             print(f"\n{what}:")
             print("\n".join(f"  {name}: {_text(value)}" for name, value in line.items() if name != "kind"))

@@ -138,14 +138,15 @@ def _state(folder: Path) -> tuple[str, str]:
         return RUNNING, process
     if status := read_status(folder):
         return (status.ended, status.why) if status.ended else (STOPPED, "its process was killed, or an error ended it")
-    summary = _summary(folder)
+    summary = read_summary(folder)
     if not summary:
         return STOPPED, ""
     stopped = summary.get("stopped")
     return (STOPPED, str(stopped)) if stopped else (FINISHED, "")
 
 
-def _summary(folder: Path) -> dict[str, Any]:
+def read_summary(folder: Path) -> dict[str, Any]:
+    """What a run's command wrote at its end, `summary.json`; empty where it has none."""
     try:
         found = json.loads((folder / "summary.json").read_text())
     except (OSError, ValueError):
@@ -167,7 +168,7 @@ def _said(values: Mapping[str, Any], names: tuple[str, ...]) -> str:
 
 
 def _date(folder: Path) -> str:
-    date = _summary(folder).get("date")
+    date = read_summary(folder).get("date")
     if isinstance(date, str):  # a copy of a run has another time
         return date
     files = [folder / name for name in ("metrics.jsonl", "config.json")]

@@ -210,11 +210,9 @@ def test_what_cannot_be(model, changes, message):
 
 def test_a_config_alone_is_read_and_devices_are_simulated(model):
     """In a new process, in which no device is in use yet."""
-    program = "import sys, tyro; from llmrl_jax.cli.commands.lm import fit; sys.exit(tyro.cli(fit))"
     env = {n: v for n, v in os.environ.items() if n not in ("XLA_FLAGS", "JAX_PLATFORMS")}
+    program = [sys.executable, "-m", "llmrl_jax.cli.main", "lm", "fit"]
     args = ["--model", f"{model}/config.json", "--devices", "4", "--mesh", "fsdp=4", "--length", "16"]
-    done = subprocess.run(
-        [sys.executable, "-c", program, *args, "--memory", "1GiB"], capture_output=True, text=True, env=env
-    )
+    done = subprocess.run([*program, *args, "--memory", "1GiB"], capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr
     assert "4 x cpu (cpu), fsdp=4" in done.stdout and "It fits" in done.stdout
