@@ -18,6 +18,8 @@ from jax.sharding import Mesh
 from envs_jax.env import Environment
 from envs_jax.resets import VectorEnv
 from llmrl_jax.parallel import Placement
+from llmrl_jax.rl import bonus as bonuses
+from llmrl_jax.rl.bonus import Bonus, Steps
 from llmrl_jax.rl.gradient import (
     FlatTree,
     accumulate,
@@ -55,6 +57,8 @@ class PPOState:
     """The key of the whole run; update `i` uses `fold_in(key, i)`."""
     update: jax.Array
     """int32 `[]`, updates done."""
+    bonus: Any = ()
+    """Of what changes rewards, see `llmrl_jax.rl.bonus`; `()` where nothing does."""
 
 
 @struct.dataclass
@@ -71,10 +75,15 @@ class Batch:
     carry: Any
     target: Any = ()
     """Of the auxiliary, if there is one."""
+    steps: Any = ()
+    """What the bonus learns from, if there is one: `llmrl_jax.rl.bonus.Steps`."""
 
 
 LOSS_METRICS = ("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
 """The metrics of `ppo_loss` whose means over the gradient steps are reported."""
+
+BONUS = 0xB0
+"""What the run's key is folded with for the first state of a bonus."""
 
 
 def ppo_loss(
@@ -86,7 +95,8 @@ def ppo_loss(
     value_broadcast: str = "off",
     auxiliary: Auxiliary | None = None,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """The clipped objective (1707.06347, eq. 7 and 9), with the value loss clipped alike, and the auxiliary's loss.
+    """The clipped objective (1707.06347, eq. 7 and 9), with the value loss clipped in the same way, and the loss of the
+    auxiliary.
 
     **Returns:** the loss, and a dict of float32 scalars: its parts, `approx_kl` (Schulman's `ratio - 1 - log ratio`),
     `clip_fraction`, and `ratio_error`, the largest `|ratio - 1|`.
@@ -135,21 +145,24 @@ def make_ppo(
     policy: Policy,
     mesh: Mesh | None = None,
     auxiliary: Auxiliary | None = None,
+    bonus: Bonus | None = None,
 ) -> Learner:
     """Build PPO as a `Learner`.
 
     **Arguments:** `config`; `env`, one environment, wrapped (with `EpisodeStatistics`, innermost), not batched;
     `env_params`; `policy`; `mesh`, over whose axes data and fsdp the environments are split (parameters stay where
     `policy.init` put them on the mesh; what it left on one device is copied to all); `auxiliary`, what the policy
-    learns to predict on the side, from parameters that `policy.init` drew.
+    learns to predict on the side, from parameters that `policy.init` drew; `bonus`, what changes the rewards before
+    advantages are computed (novelty, shaping), and learns with every gradient step.
     **Returns:** the learner. Its metrics are those of `ppo_loss` (means over the gradient steps), `grad_norm` (before
     clipping), `explained_variance`, `value_mean`, `advantage_mean`, `advantage_std`, `gradient_steps`,
     `first_ratio_error` (`ratio_error` of the first minibatch, bounded by 1e-5), `nonfinite` (1 where a loss or
-    gradient was not finite, bounded by 0), those of `episode_metrics`, and the auxiliary's.
+    gradient was not finite, bounded by 0), those of `episode_metrics`, and those of the auxiliary and the bonus.
+    Returns of episodes are the world's own.
     **Raises:** `ValueError` where sizes do not divide (the arithmetic is shown) or an option is out of range.
     """
     check(config, env, env_params, policy, mesh)
-    ppo = PPO(config, env, env_params, policy, Placement(mesh), auxiliary)
+    ppo = PPO(config, env, env_params, policy, Placement(mesh), auxiliary, bonus)
     steps_per_update = config.num_envs * config.num_steps
     return Learner(ppo.init, ppo.update, steps_per_update, {"first_ratio_error": 1e-5, "nonfinite": 0.0})
 
@@ -165,9 +178,10 @@ class PPO:
         policy: Policy,
         placement: Placement,
         auxiliary: Auxiliary | None,
+        bonus: Bonus | None,
     ):
         self.config, self.env_params, self.policy = config, env_params, policy
-        self.placement, self.auxiliary = placement, auxiliary
+        self.placement, self.auxiliary, self.bonus = placement, auxiliary, bonus
         self.task_names = task_names(env)
         self.vector = VectorEnv(
             env, config.num_envs, policy=config.reset, pool_size=config.pool_size, reset_ratio=config.reset_ratio
@@ -180,7 +194,11 @@ class PPO:
         hparams = traced_floats(self.config)
         opt_state = self.placement.settled(clipped_adam(hparams).init(params))  # moments lie where the parameters do
         counters = self.placement.whole((hparams, run_key, jnp.int32(0)))
-        return PPOState(params, frozen, opt_state, place(runner, self.placement), *counters)
+        state = PPOState(params, frozen, opt_state, place(runner, self.placement), *counters)
+        if self.bonus is None:
+            return state
+        bonus = self.bonus.init(jax.random.fold_in(key, BONUS), runner.obs)
+        return state.replace(bonus=bonuses.place(bonus, self.placement))
 
     def update(self, state: PPOState) -> tuple[PPOState, dict[str, jax.Array]]:
         """Play, advantages, gradient steps."""
@@ -191,14 +209,18 @@ class PPO:
                 () if self.auxiliary is None else self.auxiliary.targets(state.params, state.frozen, rollout, runner)
             )
             batch = self._batch(rollout, target, state.hparams)
+            report: dict[str, jax.Array] = {}
+            if self.bonus is not None:
+                state, batch, report = self._with_bonus(state, rollout, batch, runner.obs)
             rows = self.placement.whole(self._rows(batch))
-            params, opt_state, metrics = self._learn(state, rows, shuffle_key)
-            metrics |= self._report(rollout, batch)
+            params, opt_state, bonus, metrics = self._learn(state, rows, shuffle_key)
+            metrics |= self._report(rollout, batch) | report
             state = state.replace(
                 params=params,
                 opt_state=opt_state,
                 runner=place(runner, self.placement),
                 update=state.update + 1,
+                bonus=bonuses.place(bonus, self.placement),
             )
             return state, {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()}
 
@@ -245,6 +267,30 @@ class PPO:
             target,
         )
 
+    def _with_bonus(
+        self, state: PPOState, rollout: Rollout, batch: Batch, obs_after: Any
+    ) -> tuple[PPOState, Batch, dict[str, jax.Array]]:
+        """The batch with advantages and returns as the bonus makes them, and what the bonus learns from.
+
+        **Arguments:** `batch`, of the world's rewards; `obs_after`, what the environments show after the rollout.
+        """
+        bonus, hparams = self.bonus, state.hparams
+        assert bonus is not None
+        steps = Steps(
+            rollout.obs, rollout.action, rollout.reward, rollout.next_obs, rollout.terminated, rollout.truncated
+        )
+        after, reward, report = bonus.reward(state.bonus, steps, hparams["gamma"])
+        stream = bonus.stream(after)
+        if stream is None:
+            batch = self._batch(rollout.replace(reward=reward), batch.target, hparams)
+        else:
+            advantage, returns = bonuses.stream_advantages(
+                bonus, after, stream, steps, reward, obs_after, hparams["gae_lambda"]
+            )
+            both = stream.extrinsic_coef * batch.advantage + stream.coef * advantage
+            batch, steps = batch.replace(advantage=both), steps.replace(returns=returns)
+        return state.replace(bonus=after), batch.replace(steps=steps), report
+
     def _rows(self, batch: Batch) -> Batch:
         """What minibatches are made of, along axis 1: whole environments where the policy has a memory; else steps,
         each as an environment of its own that is one step long."""
@@ -254,10 +300,11 @@ class PPO:
 
     # --- learn --------------------------------------------------------------------------------------------------------
 
-    def _learn(self, state: PPOState, rows: Batch, key: jax.Array) -> tuple[Any, Any, dict[str, jax.Array]]:
+    def _learn(self, state: PPOState, rows: Batch, key: jax.Array) -> tuple[Any, Any, Any, dict[str, jax.Array]]:
         """`epochs` x `minibatches` gradient steps, fewer when the KL exceeds its target.
 
-        **Returns:** the parameters, Adam's moments, and the means of the metrics over the steps taken."""
+        **Returns:** the parameters, Adam's moments, the bonus's state, and the means of the metrics over the steps
+        taken."""
         config, hparams = self.config, state.hparams
         count, total = rows.action.shape[1], config.epochs * config.minibatches
         flat = FlatTree(state.params, allowed=self.placement.mesh is None)
@@ -272,7 +319,7 @@ class PPO:
         order = permutations(key, config.epochs, count).reshape(total, count // config.minibatches)
 
         def gradient_step(loop):
-            i, params, opt_state, sums, _ = loop
+            i, params, opt_state, bonus, sums, _ = loop
             minibatch = jax.tree.map(lambda x: x.at[:, order[i]].get(mode="promise_in_bounds"), rows)
             if config.normalize_advantages:
                 a = minibatch.advantage
@@ -281,18 +328,29 @@ class PPO:
             params, opt_state, norm = descend(optimizer, params, grads, opt_state, learning_rate)
             error, kl = metrics.pop("ratio_error"), metrics["approx_kl"]
             metrics |= {"grad_norm": norm, "first_ratio_error": jnp.where(i == 0, error, 0.0)}
-            return i + 1, params, opt_state, jax.tree.map(jnp.add, sums, metrics), kl > hparams["target_kl"]
+            bonus, own = self._learn_bonus(bonus, minibatch.steps, jax.random.fold_in(key, i))
+            sums = jax.tree.map(jnp.add, sums, metrics | own)
+            return i + 1, params, opt_state, bonus, sums, kl > hparams["target_kl"]
 
         names = [*LOSS_METRICS, "grad_norm", *([] if self.auxiliary is None else [f"{self.auxiliary.name}_loss"])]
+        learned = list(jax.eval_shape(self._learn_bonus, state.bonus, rows.steps, key)[1])
+        names += learned
         sums = {name: jnp.float32(0) for name in (*names, "first_ratio_error")}
         params, opt_state = flat.flatten(state.params), flat.flatten_moments(state.opt_state)
-        loop = (jnp.int32(0), params, opt_state, sums, jnp.bool(False))
-        loop = jax.lax.while_loop(lambda loop: (loop[0] < total) & ~loop[4], gradient_step, loop)
-        done, params, opt_state, sums, _ = loop
+        loop = (jnp.int32(0), params, opt_state, state.bonus, sums, jnp.bool(False))
+        loop = jax.lax.while_loop(lambda loop: (loop[0] < total) & ~loop[5], gradient_step, loop)
+        done, params, opt_state, bonus, sums, _ = loop
         metrics = {name: sums[name] / done for name in names} | {"first_ratio_error": sums["first_ratio_error"]}
-        finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["grad_norm"])
+        finite = jnp.all(jnp.isfinite(jnp.stack([metrics[name] for name in ("loss", "grad_norm", *learned)])))
         metrics |= {"gradient_steps": done, "nonfinite": ~finite}
-        return flat.restore(params), flat.restore_moments(opt_state), metrics
+        return flat.restore(params), flat.restore_moments(opt_state), bonus, metrics
+
+    def _learn_bonus(self, state: Any, steps: Any, key: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
+        """A gradient step of the bonus on the steps of a minibatch, leaves `[T, B, ...]`, if there is one."""
+        if self.bonus is None:
+            return state, {}
+        flat = jax.tree.map(lambda x: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]), steps)
+        return self.bonus.update(state, self.placement.rows(flat), key)
 
     def _gradient(self, loss: Callable, params: Any, minibatch: Batch) -> tuple[Any, dict[str, jax.Array]]:
         """The gradient over a minibatch, in microbatches, and the loss's metrics."""
