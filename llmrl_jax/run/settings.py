@@ -18,25 +18,25 @@ from llmrl_jax.core.checks import nearest
 NUMBER = r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
 SCALARS = {
     "bool": ("true|True|TRUE|false|False|FALSE", "tTfF"),
-    "int": ("[-+]?[0-9][0-9_]*", "-+0123456789"),
+    "int": ("[-+]?(?:0|[1-9][0-9_]*)", "-+0123456789"),
     "float": (rf"{NUMBER}|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)", "-+.0123456789"),
 }
 """What YAML 1.2 takes for a number or a truth value: its pattern, and the characters that it may begin with."""
 
 
-def _loader() -> Any:
-    """PyYAML's safe loader with the scalars of YAML 1.2: `1e6` is a number, and `off` a word."""
+def _yaml_1_2(base: str) -> Any:
+    """PyYAML's `SafeLoader` or `SafeDumper` with the scalars of YAML 1.2: `1e6` is a number, and `off` a word."""
     import yaml
 
-    class Loader(yaml.SafeLoader):
-        yaml_implicit_resolvers = {
-            first: [(tag, pattern) for tag, pattern in rules if tag.rpartition(":")[2] not in SCALARS]
-            for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
-        }
-
+    resolver = yaml.resolver.Resolver
+    rules = {
+        first: [(tag, pattern) for tag, pattern in known if tag.rpartition(":")[2] not in SCALARS]
+        for first, known in resolver.yaml_implicit_resolvers.items()
+    }
+    made: Any = type(base, (getattr(yaml, base),), {"yaml_implicit_resolvers": rules})
     for name, (pattern, begins) in SCALARS.items():
-        Loader.add_implicit_resolver(f"tag:yaml.org,2002:{name}", re.compile(f"^(?:{pattern})$"), list(begins))
-    return Loader
+        made.add_implicit_resolver(f"tag:yaml.org,2002:{name}", re.compile(f"^(?:{pattern})$"), list(begins))
+    return made
 
 
 def read_values(path: str | Path) -> tuple[Path, dict[str, Any]]:
@@ -57,7 +57,7 @@ def read_values(path: str | Path) -> tuple[Path, dict[str, Any]]:
         values = configs.read_json(path)
     else:
         try:
-            values = yaml.load(path.read_text(), _loader())
+            values = yaml.load(path.read_text(), _yaml_1_2("SafeLoader"))
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
@@ -69,7 +69,8 @@ def to_yaml(config: Any) -> str:
     """All options of a configuration as YAML, which `--config` reads back."""
     import yaml
 
-    return yaml.safe_dump(configs.stamped(config), sort_keys=False, allow_unicode=True, width=120)
+    values, dumper = configs.stamped(config), _yaml_1_2("SafeDumper")
+    return yaml.dump(values, Dumper=dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 # --- settings that are not checked yet ------------------------------------------------------------------------------
@@ -138,7 +139,7 @@ def overlaid(default: Any, values: Mapping[str, Any], where: str = "") -> Any:
 
 
 def checked(config: Any) -> Any:
-    """A configuration built anew from its values, each part by its own class, which checks them."""
+    """A configuration rebuilt from its values, each part by its own class, which checks them."""
     if not dataclasses.is_dataclass(config) or isinstance(config, type):
         return config
     return type(config)(**{f.name: checked(getattr(config, f.name)) for f in dataclasses.fields(config) if f.init})

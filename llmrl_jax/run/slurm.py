@@ -2,8 +2,8 @@
 
 submitit (extra `slurm`) writes the batch script and hands it to sbatch. What runs in the job is the same command line
 without the `--slurm.*` flags, in a process of its own; the processes of the job join through `--hosts.mode`. Shortly
-before the job's time is up, SLURM sends SIGUSR2: the run saves and stops, and the job goes back to the queue. From there
-it continues with `--run.resume`. A SIGTERM (a preemption, or `scancel`) makes it save and stop as well; SLURM then
+before the job's time is up, SLURM sends SIGUSR2: the run saves and stops, and the job goes back to the queue; its next
+start continues with `--run.resume`. A SIGTERM (a preemption, or `scancel`) makes it save and stop as well; SLURM then
 decides whether the job is queued again.
 """
 

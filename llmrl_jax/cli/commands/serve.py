@@ -6,14 +6,6 @@ import signal
 import threading
 from typing import Any, Literal
 
-import jax.numpy as jnp
-
-from llmrl_jax.chat.keys import read_key
-from llmrl_jax.serve.app import LOOPBACK, Limits, make_app
-from llmrl_jax.serve.engine import Engine
-from llmrl_jax.serve.served import Served
-from llmrl_jax.serve.server import is_loopback, listen, run, url_of
-
 
 def serve(
     model: str,
@@ -51,6 +43,14 @@ def serve(
         dtype: Type of the weights and of what the model computes.
         quantize: Keep the matrices in 8.5 (int8) or 4.5 (nf4) bits a weight.
     """
+    import jax.numpy as jnp
+
+    from llmrl_jax.chat.keys import read_key
+    from llmrl_jax.serve.app import LOOPBACK, Limits, make_app
+    from llmrl_jax.serve.engine import Engine
+    from llmrl_jax.serve.served import Served
+    from llmrl_jax.serve.server import is_loopback, listen, url_of
+
     key = read_key(key_variable, "that requests must send")
     here = is_loopback(host)
     if not here and not key and not allow_anyone:
@@ -75,14 +75,16 @@ def serve(
             app = make_app(engine, key=key, limits=limits, hosts=LOOPBACK if here and not key else None)
             chat = "" if served.template else " (no chat template: no /v1/chat/completions)"
             print(f"{served.name} ({served.fingerprint}) answers at {url_of(sock)}{chat}", flush=True)
-            _until_told(app, sock)
+            _until_signal(app, sock)
     finally:
         sock.close()
     print("stopped", flush=True)
 
 
-def _until_told(app: Any, sock: Any) -> None:
+def _until_signal(app: Any, sock: Any) -> None:
     """Serve until SIGINT or SIGTERM; uvicorn raises the signal again when it has stopped."""
+    from llmrl_jax.serve.server import run
+
     before = None
     if threading.current_thread() is threading.main_thread():
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)
