@@ -5,7 +5,7 @@ prior, a stand-in for pre-training, reads captions and then imitates an expert t
 the rest is RL. docs/systems/glam.md has the numbers, `experiments/results/goto_local/` the log.
 
     python experiments/glam_goto_local.py --run.name goto-local
-    python experiments/glam_goto_local.py --run.name goto-local --run.resume
+    python experiments/glam_goto_local.py --run.resume runs/goto-local
     python experiments/glam_goto_local.py --run.name again --prior runs/goto-local/prior
 """
 

@@ -11,7 +11,7 @@ found is to stand still, for a return of 0: a local optimum, since moving withou
 `experiments/results/props_finetune/` has the log.
 
     python experiments/props_finetune.py --run.name props-finetune
-    python experiments/props_finetune.py --run.name props-finetune --run.resume
+    python experiments/props_finetune.py --run.resume runs/props-finetune
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def make_prior(data: FinetuneConfig, prior: PriorConfig, run: RunConfig) -> Path
 
 
 def begun(run: RunConfig) -> RunConfig:
-    """How to go on with `--run.resume`: a run that ended while its prior was made has nothing else to resume yet."""
+    """How to continue with `--run.resume`: a run that ended while its prior was made has nothing else to resume yet."""
     out = Path(run.out).expanduser()
     own, prior = ((out / name / "config.json").exists() for name in (run.name, f"{run.name}-prior"))
     return replace(run, resume=False, resume_from=-1) if run.resume and prior and not own else run

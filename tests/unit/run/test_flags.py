@@ -127,12 +127,13 @@ def test_the_value_of_a_flag():
 
 def test_defaults_preset_file_and_flags_in_this_order(tmp_path):
     file = tmp_path / "a.yaml"
-    file.write_text("learner:\n  rate: 1e-3\n  batch: 064\nsteps: 2e3\nenv: Maze\nfrom: x\nrun: {progress: off}\n")
+    file.write_text("learner:\n  rate: 1e-3\nlimit: 010\nsteps: 2e3\nenv: Maze\nfrom: x\nrun: {progress: off}\n")
     assert call() == Config("m", learner=Learner(batch=2))
     assert call("--preset", "big").learner == PRESETS["big"]
     found = call("--config", str(file))
     assert found.learner == Learner(rate=0.001, batch=64), "the preset of the world that the file names"
     assert (found.steps, found.world.env, found.source, found.run.progress) == (2000, "Maze", "x", "off")
+    assert found.world.limit == 10, "no octal number"
     found = call(f"--config={file}", "--preset", "small", "--learner.rate", "3", "--from", "y")
     assert found.learner == Learner(rate=3.0, batch=2) and found.source == "y"
     file.write_text("preset: big\n")
