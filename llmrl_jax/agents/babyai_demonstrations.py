@@ -64,15 +64,15 @@ def babyai_steps(world: BabyAI) -> See:
     """What a file keeps of the states of a level, for `play_episodes`.
 
     **Arguments:** `world`, the level with text, see `text_id`.
-    **Returns:** a function from a state to `mission`, int16 `[M]`, and `text`, int16 `[C]`, captions of `world.books`;
+    **Returns:** a function from a state to `mission`, int16 `[M]`, and `text`, int16 `[C]`, see `world.captions`;
     `direction`, int32 `[]`, where the agent looks: 0 right, 1 down, 2 left, 3 up; `position`, int32 `[2]`, its x and y;
     `max_steps`, int32 `[]`, the episode's step limit.
     """
 
     def see(state: Any) -> dict[str, Any]:
-        said = world.observe(state)
+        obs = world.observe(state)
         own = {"direction": state.direction, "position": state.position, "max_steps": state.max_steps}
-        return {"mission": said["mission"], "text": said["text"], **own}
+        return {**{name: obs[name] for name in world.captions}, **own}
 
     return see
 

@@ -7,7 +7,7 @@ long episodes, which are the failures, would be seldom learnt from, and all goal
 last state stands for it, as in a critic without discount whose only reward is success.
 
 MAGELLAN learns from first observations alone and chooses goals by how fast the estimate rises. Here goals are the
-world's to choose; the estimate is reported, and `llmrl glam eval` sets it beside what came of the episodes.
+world's to choose; the estimate is reported, and `llmrl glam eval` compares it with the outcome of the episodes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from llmrl_jax.agents.language import LanguagePolicy, over_steps
 
 @struct.dataclass
 class Outcome:
-    """What became of the episodes that steps belong to."""
+    """The outcome of the episode that each step belongs to."""
 
     success: jax.Array
     """float32 `[T, N]`: 1 or 0, or the estimate at the rollout's end where the episode goes on."""
@@ -103,7 +103,7 @@ BINS = 10
 
 
 def calibration(estimate: np.ndarray, success: np.ndarray) -> dict[str, float]:
-    """How true estimates of success were, on the host; nan where there are none.
+    """How accurate estimates of success were, on the host; nan where there are none.
 
     **Arguments:** `estimate`, float `[N]`, probabilities; `success`, bool `[N]`.
     **Returns:** `estimate`, their mean; `brier`, the mean squared error (Brier 1950); `calibration_error`, the mean

@@ -139,7 +139,7 @@ def _programs(agent: Agent, see: See, seed: int, greedy: bool) -> tuple[Any, Any
 
     def go_on(params: Any, frozen: Any, rows: Rows) -> tuple[Rows, dict[str, Any]]:
         actor = policy_actor(agent.policy, params, frozen, greedy)
-        return watch(env, env_params, actor, rows, keep, steps=CHUNK)
+        return watch(env, env_params, actor, rows, keep, steps=CHUNK, hold=False)
 
     return jax.jit(start), jax.jit(renew), jax.jit(go_on)
 

@@ -57,7 +57,7 @@ def make_evaluator(
 
         def go_on(loop):
             episode, begun, rows, results = loop
-            rows, step = advance(env, env_params, actor, rows)
+            rows, step = advance(env, env_params, actor, rows, hold=False)  # what is over is refilled, or not read
             place = jnp.where(step.ended, episode, episodes)  # that of the other rows is outside, and dropped
             results = jax.tree.map(
                 lambda all, some: all.at[place].set(some, mode="drop"), results, _outcomes(rows, step)

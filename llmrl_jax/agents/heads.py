@@ -38,7 +38,7 @@ class ActionHead(nn.Module):
 @dataclass(frozen=True, kw_only=True)
 class HeadsPolicy(LanguagePolicy):
     """An agent that reads the prompt as `ScoringPolicy` does, and then chooses by an MLP on the last token's hidden
-    state: what the actions are called is lost on it. `params` has `"action"` beside `"value"`."""
+    state: it does not read the names of the actions. `params` has `"action"` beside `"value"`."""
 
     action_head: ActionHead
 

@@ -118,7 +118,7 @@ class LanguagePolicy:
         return score(self.model, variables, tokens, lengths, candidates, mask=mask, rows=rows, widths=self.widths)
 
     def value(self, params: Any, hidden: Float[Array, "B D"]) -> Float[Array, " B"]:
-        """The critic's word on the prompts' hidden states."""
+        """The critic's estimate, from the prompts' hidden states."""
         hidden = jax.lax.stop_gradient(hidden) if self.stop_value_gradient else hidden
         value: Any = self.value_head.apply({"params": params["value"]}, hidden.astype(jnp.float32))
         return value
@@ -157,7 +157,7 @@ class LanguagePolicy:
 
 
 def over_steps(decide: Callable[[Any], Any], obs: Any, first: Bool[Array, "T B"]) -> Any:
-    """What `decide` makes of the rows of all steps at once, leaves `[T, B, ...]` again."""
+    """`decide` on the rows of all steps at once; leaves `[T, B, ...]`."""
     steps, batch = first.shape
     flat = jax.tree.map(lambda x: x.reshape(steps * batch, *x.shape[2:]), obs)
     return jax.tree.map(lambda x: x.reshape(steps, batch, *x.shape[1:]), decide(flat))

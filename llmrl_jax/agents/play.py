@@ -38,7 +38,7 @@ class Rows:
     carry: Any
     """The actor's memory, leaves `[B, ...]`."""
     over: Bool[Array, " B"]
-    """Episodes that have ended. Their rows stand still: `t`, `obs` and `state` are those of the end."""
+    """Episodes that have ended. Where `advance` holds them, `t`, `obs` and `state` stay those of the end."""
 
 
 @struct.dataclass
@@ -98,12 +98,12 @@ def begin(
 
 
 def advance(
-    env: Environment, env_params: Any, actor: Actor, rows: Rows, max_steps: int | None = None
+    env: Environment, env_params: Any, actor: Actor, rows: Rows, max_steps: int | None = None, *, hold: bool = True
 ) -> tuple[Rows, Step]:
-    """Take one step in every row that is not over.
+    """Take one step in every row.
 
     **Arguments:** `max_steps`, steps after which an episode ends whatever the world says; None: the world alone ends
-    it.
+    it; `hold`, whether rows that are over stand still. Where nothing reads them, False saves copying every state.
     """
     keys = jax.vmap(jax.random.fold_in)(rows.key, rows.t)
     act_keys, step_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0) if actor.draws else (None, keys)
@@ -115,8 +115,8 @@ def advance(
     if max_steps is not None:
         ended = ended | (t >= max_steps)
     step = Step(action, thought, reward, terminated, truncated, info, ended & ~rows.over)
-    # rows that are over stand still: physics that runs on after a fall gives huge numbers, which are slow to compute
-    t, obs, state, carry = select(rows.over, (rows.t, rows.obs, rows.state, rows.carry), (t, obs, state, carry))
+    if hold:  # also because physics that runs on after a fall gives huge numbers, which are slow to compute
+        t, obs, state, carry = select(rows.over, (rows.t, rows.obs, rows.state, rows.carry), (t, obs, state, carry))
     return Rows(rows.key, t, obs, state, carry, rows.over | ended), step
 
 
@@ -129,15 +129,16 @@ def watch(
     *,
     steps: int,
     max_steps: int | None = None,
+    hold: bool = True,
 ) -> tuple[Rows, dict[str, Any]]:
-    """Take `steps` steps and keep what `see` returns for each, given the rows before it and what it did.
+    """Take `steps` steps and keep what `see` returns for each, given the rows before it and what it did; see `advance`.
 
     **Returns:** the rows after the last step, and the kept leaves `[steps, B, ...]`; `live`, bool `[steps, B]`, says
     which rows were not over before a step.
     """
 
     def one(rows, _):
-        after, step = advance(env, env_params, actor, rows, max_steps)
+        after, step = advance(env, env_params, actor, rows, max_steps, hold=hold)
         return after, {"live": ~rows.over, **see(rows, step)}
 
     return jax.lax.scan(one, rows, None, steps)

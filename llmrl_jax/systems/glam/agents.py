@@ -1,4 +1,4 @@
-"""Every agent of GLAM's comparison behind one face: who plays, in which world, and how it learns (glam reference,
+"""Every agent of GLAM's comparison by one interface: who plays, in which world, and how it learns (glam reference,
 sections 1 and 4)."""
 
 from __future__ import annotations

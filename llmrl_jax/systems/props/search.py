@@ -79,7 +79,7 @@ def iterations_of(optimizer: Optimizer, budget: int, episodes: int) -> int:
 def make_search(
     optimizer: Optimizer, evaluate: Evaluator, *, seeds: int = 1, episodes: int = 20, common: bool = True
 ) -> Learner:
-    """A search as a `Learner`, one iteration an update, for `llmrl_jax.run.loop`: saved, stopped, and gone on with.
+    """A search as a `Learner`, one iteration an update, for `llmrl_jax.run.loop`, which saves, stops and resumes it.
 
     Its metrics are `episode_return`, the mean over all candidates, and `best`, the mean over seeds of the highest mean
     return so far. Arguments as of `search`.

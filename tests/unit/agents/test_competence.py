@@ -158,7 +158,7 @@ def test_the_table_tells_estimates_by_task():
     found["greedy"] = summarise(plain, ("go_to", "open"))
     lines = success_table(found, ("go_to", "open")).splitlines()
     assert [line.split("  ")[0] or line.split()[0] for line in lines][:2] == ["success", "sampled"]
-    assert lines[2].split() == ["estimated", "beforehand", "0.600", "0.800", "0.400"]
+    assert lines[2].split() == ["estimated", "before", "0.600", "0.800", "0.400"]
     assert lines[3].split() == ["Brier", "score", "0.075", "0.050", "0.100"]
     assert lines[4].startswith("  calibration error") and lines[5].startswith("greedy") and len(lines) == 6
 

@@ -276,7 +276,7 @@ def test_paddings_by_length_change_no_score():
     expected = jax.jit(plain.policy.scores)(params, frozen, obs)
     found = jax.jit(sorted_.policy.scores)(params, frozen, obs)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), found, expected)
-    with pytest.raises(ValueError, match="score_widths is 3, which sorts prompts into groups of score_rows"):
+    with pytest.raises(ValueError, match="score_widths is 3, which sorts prompts into groups of --score-rows"):
         build(replace(TINY, score_rows=0, score_widths=3))
     with pytest.raises(ValueError, match="score_widths is 0"):
         build(replace(TINY, score_widths=0))
@@ -314,7 +314,7 @@ def test_sizes_that_do_not_fit_are_refused_before_anything_is_built():
         build(replace(TINY, embedded=replace(TINY.embedded, heads=3)))
     with pytest.raises(ValueError, match="there is room for 10"):
         build(replace(TINY, max_prompt=10))
-    with pytest.raises(TypeError, match="BabyAI-Text/"):
+    with pytest.raises(TypeError, match="BabyAI-GoToObjS4-v0 has no text"):
         build(replace(TINY, env="BabyAI-GoToObjS4-v0"))
 
 

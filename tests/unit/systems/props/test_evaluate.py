@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from envs_jax.spaces import Box
 from envs_jax.toytext import optimal_values, policy_value
 from llmrl_jax.agents.population import episode_keys, make_population_evaluator
 from llmrl_jax.systems.props import tasks
+from llmrl_jax.systems.props.episode import EpisodeRecorder
 from llmrl_jax.systems.props.policies import make_policy
 
 
@@ -113,6 +115,17 @@ def best_table(env, env_params):
     table = env.table
     values = (table.prob * (table.reward + np.where(table.terminated, 0, later[table.successor]))).sum(-1)
     return values.argmax(-1)
+
+
+def test_a_recorded_episode_is_the_evaluated_one_to_the_bit():
+    """Sines and products, which round differently where XLA fuses them differently."""
+    env, env_params, policy, evaluate = built("MountainCarContinuous-v0")
+    params = policy.sample(jax.random.key(0), 1)
+    played = evaluate(params, KEYS[:1])
+    steps, _ = EpisodeRecorder(env, env_params, policy).play(params[0], KEYS[0])
+    rewards = [np.float32(step.reward) for step in steps]
+    assert len(steps) == played.lengths[0, 0] > 400
+    assert functools.reduce(np.add, rewards, np.float32(0)) == played.returns[0, 0]
 
 
 class Counter(envs_jax.Environment):
