@@ -7,7 +7,7 @@ PINNED = $$($(BIN)/python -c 'import sys; print("-c constraints.txt" * (sys.vers
 PIP = $(BIN)/python -m pip install --disable-pip-version-check --quiet $(PINNED)
 PINS := pyproject.toml constraints.txt
 PEERS := .venv-peers
-TEST := LLMRL_QUICK_COMPILE=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+TEST := LLMRL_QUICK_COMPILE=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help demo check test test-all lint bench docs clean distclean
 
@@ -31,7 +31,7 @@ test: lint
 	$(TEST) -m "not slow" --durations=20 --durations-min=5
 
 test-all: $(VENV)/.torch lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile --durations=20 --durations-min=5
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=20 --durations-min=5
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

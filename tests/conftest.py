@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
+
+import pytest
 
 from tests.compilation import xla_flags
 
@@ -25,6 +28,26 @@ from tests.tokenizer_fixtures import bpe, greedy, sentencepiece  # noqa: E402, F
 
 RUNGS = ("unit", "cli", "conformance", "parity", "learning", "sharding", "resume", "docs")
 """The ladder: the folders of tests, from the smallest thing tested to the largest."""
+
+
+@pytest.hookimpl(trylast=True)  # after pytest's own hook is in place
+def pytest_configure(config):
+    """Where the data of a checkpoint are damaged, orbax closes its event loop before tensorstore's last read ends."""
+    report = sys.unraisablehook
+
+    def hook(unraisable):
+        if not isinstance(unraisable.exc_value, RuntimeError) or str(unraisable.exc_value) != "Event loop is closed":
+            report(unraisable)
+
+    sys.unraisablehook = hook
+
+
+def pytest_collection_modifyitems(config, items):
+    """Of several processes none should get the pages or the learning last, when the others have nothing left to do."""
+    if hasattr(config, "workerinput"):
+        folders = [item.path.relative_to(config.rootpath).parts[1] for item in items]
+        order = {id(item): -RUNGS.index(folder) if folder in RUNGS else 0 for item, folder in zip(items, folders)}
+        items.sort(key=lambda item: order[id(item)])
 
 
 def pytest_terminal_summary(terminalreporter):
