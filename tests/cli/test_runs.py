@@ -190,6 +190,11 @@ def test_other_metrics_are_compared(tmp_path, capsys):
     assert "1500 (1 of 2)" in said and "100.000 [" in said
     assert cli.main(["runs", "compare", str(one), "--metric", "reward"]) == 2
     assert "has no line of metrics with a reward" in capsys.readouterr().err
+    # an evaluation in the last tenth that says nothing of an interval
+    with (one / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "eval", "update": 20, "steps": 2000, "episode_return": 7.5}\n')
+    assert cli.main(["runs", "compare", str(one), "--out", str(tmp_path / "d")]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[:4] == ["a", "2000", "7.500", "105.000"]
     empty = write_run(tmp_path / "empty", [])
     assert cli.main(["runs", "compare", str(one), str(empty)]) == 2
     assert "share no metric to compare them by" in capsys.readouterr().err

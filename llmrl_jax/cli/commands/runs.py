@@ -57,7 +57,7 @@ def show(folder: tyro.conf.Positional[Path], json: bool = False) -> None:
     _print_facts(facts, runs.size_of(folder))
     print(f"\n{'settings that differ from the defaults' if usual else 'settings (of an unknown kind)'}:")
     for name, (value, other) in changed.items():
-        print(f"  {name}: {_text(value)}" + (f" (default: {_text(other)})" if usual else ""))
+        print(f"  {name}: {_text(value)}" + ("" if other is runs.ABSENT else f" (default: {_text(other)})"))
     plain = {name: value for name, value in summary.items() if isinstance(value, (str, int, float)) and value != ""}
     for what, line in (("last line of training", facts.train), ("last evaluation", facts.eval), ("summary", plain)):
         if line:

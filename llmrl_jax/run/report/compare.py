@@ -76,11 +76,11 @@ class Run:
         return math.nan
 
     def final(self) -> stats.Estimate:
-        """The metric in an evaluation in the last tenth of the run; without one, over that tenth of training's
-        lines."""
+        """The metric in an evaluation in the last tenth of the run, with its interval where it has one (else nan);
+        without an evaluation, over that tenth of training's lines."""
         if self.evals and self.evals[-1]["update"] >= 0.9 * self.train[-1]["update"]:
             last = self.evals[-1]
-            low, high = (last.get(f"{self.metric}_{end}", last[self.metric]) for end in ("low", "high"))
+            low, high = (last.get(f"{self.metric}_{end}", math.nan) for end in ("low", "high"))
             return stats.Estimate(last[self.metric], low, high, int(last.get(sinks.COUNT, 0)))
         _, values, count = self.curve()
         tenth = slice(-max(1, len(values) // 10), None)
@@ -236,7 +236,7 @@ def table(groups: Sequence[Sequence[Run]], bar: float | None = 0.8) -> str:
             [
                 label(group),
                 str(min(run.steps for run in group)),
-                str(final),
+                f"{final.mean:.3f}" if math.isnan(final.low) else str(final),
                 *([] if bar is None else [_steps_to(group, bar)]),
                 _over(group, [run.efficiency(horizon) for run in group]),
                 f"{np.mean([run.steps_per_second for run in group]):.0f}",

@@ -27,6 +27,9 @@ WORLDS, LEARNERS, MODELS = ("env", "tasks", "task", "data"), ("algo", "agent", "
 HEADLINE = ("success", "episode_return", "reward")
 """The metric that a list shows: the first that the last evaluation, or else the last line of training, has."""
 
+ABSENT = object()
+"""In place of a value that there is none of."""
+
 KindOf = Callable[[Mapping[str, Any]], str]
 """From the values of a config.json to the kind of the run; empty where it is not known."""
 
@@ -227,11 +230,11 @@ def checkpoints_of(folder: Path) -> dict[str, int]:
 
 def changed_settings(values: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """The options of a configuration that differ from those of another, by dotted name: this one's value, and the
-    other's (None: it has no such option). Where a run is kept is left out."""
+    other's, which is `ABSENT` where it has no such option. Where a run is kept is left out."""
     kept = ("kind", "version", "preset", "run.name", "run.out", "run.resume")
     found, other = _flat(values), _flat(usual)
     names = [name for name in found if name not in kept and (name not in other or found[name] != other[name])]
-    return {name: (found[name], other.get(name)) for name in names}
+    return {name: (found[name], other.get(name, ABSENT)) for name in names}
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
