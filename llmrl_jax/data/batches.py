@@ -1,0 +1,39 @@
+"""Batches of recorded steps or episodes: drawn with replacement, or every one once in an epoch.
+
+Batches from several sources, with an exact number from each, are those of `llmrl_jax.core.mixing`.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import jax
+from jaxtyping import Array, Int
+
+from llmrl_jax.core.checks import between
+from llmrl_jax.core.mixing import Source
+from llmrl_jax.data.transitions import Trajectories, Transitions
+
+
+Data = TypeVar("Data", Transitions, Trajectories)
+
+
+def draw(data: Data, key: jax.Array, batch_size: int) -> Data:
+    """Steps, or episodes, drawn uniformly and independently: leaves `[batch_size, ...]`."""
+    return data.take(jax.random.randint(key, (batch_size,), 0, len(data)))
+
+
+def source(data: Data) -> Source:
+    """The data as a source of a mixed batch, see `llmrl_jax.core.mixing.mixed`."""
+    return lambda key, rows: draw(data, key, rows)
+
+
+def epoch(key: jax.Array, count: int, batch_size: int) -> Int[Array, "{count//batch_size} {batch_size}"]:
+    """A random order of `count` steps or episodes, in batches: each comes once, but those left over where the batches
+    do not divide them come in another epoch.
+
+    **Returns:** int32, for `take`.
+    """
+    between("batch_size", batch_size, 1, count)
+    order = jax.random.permutation(key, count)
+    return order[: count // batch_size * batch_size].reshape(-1, batch_size)

@@ -1,0 +1,169 @@
+"""Data as parquet: one row a step, typed columns, compressed by zstd (extra `data`)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llmrl_jax.core.checks import nearest
+from llmrl_jax.core.files import new_draft
+from llmrl_jax.data.columns import SPOKEN, Columns, Loaded, from_columns, renamed, to_columns
+from llmrl_jax.data.transitions import FIELDS, DataError, Trajectories, Transitions, episode_lengths, to_transitions
+
+
+METADATA = b"llmrl_jax.data"
+FORMAT = 1
+ROW_GROUP = 65_536
+"""Rows that are compressed together."""
+
+
+def _arrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("parquet needs pyarrow: pip install 'llmrl-jax[data]'") from error
+    return pyarrow, parquet
+
+
+def write_parquet(
+    path: str | Path, data: Transitions | Trajectories, strings: Mapping[str, Sequence[str]] | None = None
+) -> None:
+    """Write data, whole or not at all; what is there is replaced.
+
+    The columns are `episode` and `step` (int32, both from 0), then those of the data; an entry with axes of its own is
+    a list of fixed size, its shape in the file's metadata.
+
+    **Arguments:** `path`, which ends in `.parquet`; `data`, whose episodes end; `strings`, column (`text`, `goal`) ->
+    the strings that its numbers stand for: the file then holds the strings.
+    **Raises:** `ModuleNotFoundError` without pyarrow; `DataError` for data that a reader would refuse.
+    """
+    pa, parquet = _arrow()
+    path = Path(path)
+    if path.suffix != ".parquet":
+        raise DataError(f"{path} does not end in .parquet, which is what is written")
+    transitions = to_transitions(data) if isinstance(data, Trajectories) else data
+    columns = to_columns(transitions, strings)
+    lengths = episode_lengths(columns["terminated"], columns["truncated"])
+    arrays = {
+        "episode": pa.array(np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)),
+        "step": pa.array(np.concatenate([np.arange(n, dtype=np.int32) for n in lengths])),
+    }
+    spoken = dict(strings or {})
+    for name, column in columns.items():
+        arrays[name] = _strings(pa, column, spoken[name]) if name in spoken else _lists(pa, column)
+    shapes = {name: list(x.shape[1:]) for name, x in columns.items() if name not in spoken}
+    meta = {"format": FORMAT, "shapes": shapes, "strings": {name: list(x) for name, x in spoken.items()}}
+    table = pa.table(arrays).replace_schema_metadata({METADATA: json.dumps(meta)})
+    with new_draft(path) as draft:
+        parquet.write_table(table, draft, compression="zstd", row_group_size=ROW_GROUP, use_dictionary=list(spoken))
+
+
+def read_parquet(path: str | Path, names: Mapping[str, str] | None = None) -> Loaded:
+    """Read what `write_parquet` wrote, or another file with these columns, as `Transitions`.
+
+    **Arguments:** `path`; `names`, our column -> what it is called there.
+    **Raises:** `ModuleNotFoundError` without pyarrow; `FileNotFoundError`; `DataError` for a file that is not parquet,
+    lists of unequal lengths, missing values, episodes that are not whole, and data that `from_columns` refuses.
+    """
+    pa, parquet = _arrow()
+    path = Path(path)
+    if not path.is_file():
+        here = sorted(p.name for p in path.parent.glob("*.parquet")) if path.parent.is_dir() else []
+        raise FileNotFoundError(f"there are no data at {path}{nearest(path.name, here)}")
+    try:
+        table = parquet.read_table(path)
+    except Exception as error:
+        raise DataError(f"{path} is not parquet: {error}") from error
+    meta = json.loads((table.schema.metadata or {}).get(METADATA, "{}"))
+    if meta.get("format", FORMAT) != FORMAT:
+        raise DataError(f"{path} has the format {meta['format']}; this version reads {FORMAT}")
+    columns, strings = {}, {}
+    for name, theirs in renamed({x: x for x in table.column_names}, names).items():
+        if name.partition(".")[0] not in (*FIELDS, "episode", "step"):
+            continue
+        where = f"{path}: {theirs}"
+        array = _whole(pa, table.column(theirs), where)
+        if name in SPOKEN and pa.types.is_string(array.type):
+            columns[name], strings[name] = _numbers(array, meta.get("strings", {}).get(name))
+        else:
+            columns[name] = _array(pa, array, meta.get("shapes", {}).get(name), where)
+    loaded = from_columns(columns, str(path), strings)
+    if "episode" in columns and "step" in columns:
+        _check_episodes(columns, str(path))
+    return loaded
+
+
+def _strings(pa: Any, column: np.ndarray, known: Sequence[str]) -> Any:
+    """Numbers of strings as strings, each of which is stored once."""
+    if column.ndim != 1:
+        raise DataError(f"a column of strings has the shape {list(column.shape)}; one string a step is needed")
+    return pa.DictionaryArray.from_arrays(pa.array(column), pa.array(list(known), pa.string())).cast(pa.string())
+
+
+def _lists(pa: Any, column: np.ndarray) -> Any:
+    width = int(np.prod(column.shape[1:]))
+    flat = pa.array(np.ascontiguousarray(column).reshape(-1))
+    return flat if column.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, width)
+
+
+def _numbers(array: Any, known: Sequence[str] | None) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Strings as numbers, int32, and what the numbers stand for: `known`, or the strings in sorted order."""
+    encoded = array.dictionary_encode()
+    own = encoded.dictionary.to_pylist()
+    every = tuple(sorted(own) if known is None else known)
+    place = {text: i for i, text in enumerate(every)}
+    return np.array([place[text] for text in own], np.int32)[encoded.indices.to_numpy()], every
+
+
+def _whole(pa: Any, chunked: Any, where: str) -> Any:
+    """A column as one Arrow array, of strings where it is a dictionary of them."""
+    if chunked.null_count:
+        raise DataError(f"{where} has {chunked.null_count} missing values of {len(chunked)}; every step needs one")
+    array = pa.concat_arrays(chunked.chunks) if chunked.num_chunks else pa.array([], chunked.type)
+    if pa.types.is_dictionary(array.type):
+        array = array.cast(array.type.value_type)
+    return array.cast(pa.string()) if pa.types.is_large_string(array.type) else array
+
+
+def _array(pa: Any, array: Any, shape: list[int] | None, where: str) -> np.ndarray:
+    """Numbers, or lists of them, as an array `[rows, ...]`."""
+    rows, widths = len(array), []
+    while pa.types.is_list(array.type) or pa.types.is_large_list(array.type) or pa.types.is_fixed_size_list(array.type):
+        widths.append(_width(pa, array, where))
+        array = array.flatten()
+        if array.null_count:
+            raise DataError(f"{where} has lists with missing values; every entry needs one")
+    return array.to_numpy(zero_copy_only=False).reshape(rows, *(widths if shape is None else shape))
+
+
+def _width(pa: Any, array: Any, where: str) -> int:
+    """The length that all lists of a column have."""
+    if pa.types.is_fixed_size_list(array.type):
+        return array.type.list_size
+    lengths = np.diff(array.offsets.to_numpy())
+    odd = np.flatnonzero(lengths != lengths[:1])
+    if len(odd):
+        raise DataError(
+            f"{where} has lists of {lengths[0]} and, in row {odd[0]}, of {lengths[odd[0]]}: one width is needed"
+        )
+    return int(lengths[0]) if len(lengths) else 0
+
+
+def _check_episodes(columns: Columns, where: str) -> None:
+    """Check that the rows of an episode stand together, in their order, and that only the last one ends it."""
+    lengths = episode_lengths(columns["terminated"], columns["truncated"])
+    starts = np.cumsum(lengths) - lengths
+    step = np.arange(len(columns["step"])) - np.repeat(starts, lengths)
+    bounds = np.flatnonzero(np.diff(columns["episode"], prepend=columns["episode"][0] - 1))
+    wrong = np.flatnonzero(columns["step"] != step)
+    if len(wrong) or not np.array_equal(bounds, starts):
+        row = int(wrong[0]) if len(wrong) else int(np.setxor1d(bounds, starts)[0])
+        raise DataError(
+            f"{where}: row {row} is step {columns['step'][row]} of episode {columns['episode'][row]}, but by the ends "
+            f"of episodes it is step {step[row]}: an episode is not whole, or its rows are not in their order"
+        )

@@ -1,0 +1,278 @@
+"""Recorded steps: conversions and statistics by hand, and files that give back what was written, or one clear error."""
+
+from __future__ import annotations
+
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from llmrl_jax.core.mixing import mixed
+from llmrl_jax.data import batches, statistics
+from llmrl_jax.data.arrays import read_arrays, write_arrays
+from llmrl_jax.data.columns import D4RL_NAMES, from_columns, to_columns
+from llmrl_jax.data.parquet import read_parquet, write_parquet
+from llmrl_jax.data.transitions import DataError, Transitions, to_trajectories, to_transitions
+
+
+LENGTHS = (3, 1, 2)
+STRINGS = ("go to the red ball", "", "açaí, über 7")
+
+
+def recorded(text=True):
+    """Three episodes of 3, 1 and 2 steps; the first is cut, the second ends, the third does both at once."""
+    rng = np.random.default_rng(0)
+    n = sum(LENGTHS)
+    image = rng.integers(0, 255, (n + 1, 2, 2, 3)).astype(np.uint8)
+    inner = rng.normal(size=(n + 1, 4)).astype(np.float32)
+    return Transitions(
+        obs={"image": jnp.asarray(image[:-1]), "deep": {"x": jnp.asarray(inner[:-1])}},
+        action=jnp.arange(n, dtype=jnp.int32),
+        reward=jnp.asarray([1, 2, 3, 10, -1, 0.5], jnp.float32),
+        next_obs={"image": jnp.asarray(image[1:]), "deep": {"x": jnp.asarray(inner[1:])}},
+        terminated=jnp.asarray([0, 0, 0, 1, 0, 1], bool),
+        truncated=jnp.asarray([0, 0, 1, 0, 0, 1], bool),
+        text=jnp.asarray([2, 2, 0, 0, 1, 0], jnp.int32) if text else (),
+        goal=jnp.asarray(rng.normal(size=(n, 2, 3)), jnp.float32),
+    )
+
+
+def equal(a, b):
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b)):
+        assert x.dtype == y.dtype
+        np.testing.assert_array_equal(x, y)
+
+
+# --- conversions ------------------------------------------------------------------------------------------------------
+
+
+def test_steps_as_episodes_and_back():
+    data = recorded()
+    episodes = to_trajectories(data, 4)
+    assert len(data) == 6 and len(episodes) == 3 and episodes.length.tolist() == list(LENGTHS)
+    np.testing.assert_array_equal(episodes.mask, [[1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 0, 0]])
+    np.testing.assert_array_equal(episodes.action, [[0, 1, 2, 0], [3, 0, 0, 0], [4, 5, 0, 0]])
+    np.testing.assert_array_equal(episodes.obs["image"][2, 1], data.obs["image"][5])
+    assert episodes.obs["image"].dtype == jnp.uint8 and not np.any(episodes.obs["image"][1, 1:])
+    equal(to_transitions(episodes), data)
+    equal(to_trajectories(data).reward, episodes.reward[:, :3])
+    np.testing.assert_array_equal(episodes.take(jnp.array([2, 0])).length, [2, 3])
+
+
+def test_episodes_that_are_not_whole():
+    data = recorded()
+    open_ended = data.replace(truncated=data.truncated.at[5].set(False), terminated=data.terminated.at[5].set(False))
+    with pytest.raises(DataError, match="last of 6 steps neither terminates nor truncates its episode: set truncated"):
+        to_trajectories(open_ended)
+    with pytest.raises(DataError, match="episode 0 has 3 steps, more than the length of 2"):
+        to_trajectories(data, 2)
+    episodes = to_trajectories(data)
+    with pytest.raises(DataError, match="episode 2 of 3 steps ends at step 1; its last step, 2, must be its end"):
+        to_transitions(episodes.replace(length=jnp.array([3, 1, 3])))
+    with pytest.raises(DataError, match="episode 0 of 2 steps has no step that terminates or truncates it"):
+        to_transitions(episodes.replace(length=jnp.array([2, 1, 2])))
+    with pytest.raises(DataError, match="episode 1 has a length of 0; from 1 to 3"):
+        to_transitions(episodes.replace(length=jnp.array([3, 0, 2])))
+
+
+# --- statistics and batches -------------------------------------------------------------------------------------------
+
+
+def test_statistics_by_hand():
+    data = recorded()
+    episodes = to_trajectories(data, 5)
+    np.testing.assert_allclose(statistics.episode_returns(episodes), [6, 10, -0.5])
+    assert statistics.reward_scale(episodes) == pytest.approx(1000 / 10.5)
+    low, high = statistics.D4RL_RETURNS["hopper"]
+    np.testing.assert_allclose(statistics.d4rl_score(np.array([low, high, (low + high) / 2]), low, high), [0, 100, 50])
+    mean, std = statistics.observation_moments(data)
+    normal = statistics.normalize_observations(data, mean, std)
+    x, y = (np.asarray(part["deep"]["x"]) for part in (data.obs, data.next_obs))
+    np.testing.assert_allclose(normal.obs["deep"]["x"], (x - x.mean(0)) / (x.std(0) + 1e-3), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(normal.next_obs["deep"]["x"], (y - x.mean(0)) / (x.std(0) + 1e-3), rtol=1e-4, atol=1e-5)
+    with pytest.raises(DataError, match="all 1 episodes have the return 6"):
+        statistics.reward_scale(episodes.take(jnp.array([0])))
+
+
+def test_batches():
+    data = recorded()
+    order = np.asarray(batches.epoch(jax.random.key(0), 6, 2))
+    assert order.shape == (3, 2) and sorted(order.ravel()) == list(range(6))
+    order = np.asarray(batches.epoch(jax.random.key(0), 6, 4))
+    assert order.shape == (1, 4) and len(set(order.ravel())) == 4
+    with pytest.raises(ValueError, match="batch_size is 7; from 1 to 6 is needed"):
+        batches.epoch(jax.random.key(0), 6, 7)
+    drawn = batches.draw(data, jax.random.key(0), 600)
+    assert np.bincount(drawn.action, minlength=6).min() > 60
+    np.testing.assert_array_equal(drawn.reward, np.asarray(data.reward)[np.asarray(drawn.action)])
+    assert len(batches.draw(to_trajectories(data), jax.random.key(0), 5)) == 5
+    imagined = data.replace(action=data.action + 100)
+    both = mixed(jax.random.key(0), 8, [batches.source(data), batches.source(imagined)], (1, 1))
+    np.testing.assert_array_equal(np.asarray(both.action) >= 100, [False] * 4 + [True] * 4)
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["data.npz", "folder", "data.parquet"])
+def test_what_is_written_is_read_back(tmp_path, name):
+    path = tmp_path / name
+    write, read = (write_parquet, read_parquet) if name.endswith(".parquet") else (write_arrays, read_arrays)
+    data = recorded()
+    for _ in range(2):  # the second takes the place of the first
+        write(path, data, {"text": STRINGS})
+    loaded = read(path)
+    equal(loaded.data, data)
+    assert loaded.strings == {"text": STRINGS}
+    write(path, recorded(text=False))
+    loaded = read(path)
+    equal(loaded.data, recorded(text=False))
+    assert loaded.strings == {} and [p.name for p in tmp_path.iterdir()] == [name]  # no draft is left
+    episodes = to_trajectories(data, 4)
+    write(path, episodes)
+    equal(read(path).data, data if name.endswith(".parquet") else episodes)
+    with pytest.raises(FileNotFoundError, match=f"there are no data at .*; did you mean '{name}'"):
+        read(path.with_name(name.replace("d", "D")))
+
+
+def test_parquet_has_typed_columns_and_one_row_a_step(tmp_path):
+    write_parquet(tmp_path / "a.parquet", recorded(), {"text": STRINGS})
+    table = pyarrow.parquet.read_table(tmp_path / "a.parquet")
+    assert table.column("episode").to_pylist() == [0, 0, 0, 1, 2, 2]
+    assert table.column("step").to_pylist() == [0, 1, 2, 0, 0, 1]
+    assert table.column("text").to_pylist() == [STRINGS[i] for i in (2, 2, 0, 0, 1, 0)]
+    types = {name: str(table.schema.field(name).type) for name in table.column_names}
+    assert types["obs.image"].startswith("fixed_size_list<") and types["obs.image"].endswith("uint8>[12]")
+    assert (types["reward"], types["terminated"], types["action"], types["text"]) == (
+        "float", "bool", "int32", "string",
+    )  # fmt: skip
+    facts = pyarrow.parquet.ParquetFile(tmp_path / "a.parquet").metadata.row_group(0)
+    assert {facts.column(i).compression for i in range(facts.num_columns)} == {"ZSTD"}
+
+
+def test_files_of_others(tmp_path):
+    """D4RL's names, wide types, strings in place of numbers, columns that nothing reads; parquet with plain lists."""
+    theirs = {
+        "observations": np.arange(6.0).reshape(3, 2),
+        "actions": np.array([5, 6, 7], np.int64),
+        "rewards": np.array([0.5, 1, 2]),
+        "next_observations": np.arange(6.0).reshape(3, 2) + 1,
+        "terminals": np.array([False, True, False]),
+        "timeouts": np.array([False, False, True]),
+        "infos": np.zeros((7, 7)),
+        "goal": np.array(["b", "a", "b"]),
+    }
+    np.savez(tmp_path / "theirs.npz", **theirs)
+    table = pa.table({k: list(x) if x.ndim > 1 else x for k, x in theirs.items() if k != "infos"})
+    pyarrow.parquet.write_table(table, tmp_path / "theirs.parquet")
+    for loaded in (
+        read_arrays(tmp_path / "theirs.npz", D4RL_NAMES),
+        read_parquet(tmp_path / "theirs.parquet", D4RL_NAMES),
+    ):
+        data = loaded.data
+        assert (data.obs.dtype, data.action.dtype, data.reward.dtype) == (jnp.float32, jnp.int32, jnp.float32)
+        np.testing.assert_array_equal(data.obs, theirs["observations"])
+        np.testing.assert_array_equal(data.goal, [1, 0, 1])
+        assert loaded.strings == {"goal": ("a", "b")} and data.text == ()
+
+
+# --- bad data ---------------------------------------------------------------------------------------------------------
+
+
+def changed(**columns):
+    good = to_columns(recorded())
+    return {k: x for k, x in {**good, **{k.replace("__", "."): x for k, x in columns.items()}}.items() if x is not None}
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"reward": None}, r"X has no reward; it has .*\(`names` says"),
+        ({"reward": None, "rewards": np.zeros(6)}, "X has no reward; it has"),
+        ({"terminated": None, "truncated": None}, "X has no terminated, truncated"),
+        ({"action": np.zeros(5, np.int32)}, r"X: action has the shape \[5\], but reward has \[6\]"),
+        ({"reward": np.zeros((6, 1), np.float32)}, r"X: reward has the shape \[6, 1\]; \[steps\] is needed"),
+        ({"terminated": np.zeros(6, np.int8)}, "X: terminated is int8; bool is needed"),
+        ({"terminated": np.zeros((6, 1), bool)}, r"X: terminated has the shape \[6, 1\], but reward has \[6\]"),
+        ({"reward": np.zeros(6, np.int32)}, "X: reward is int32; float32 is needed"),
+        ({"reward": np.array([0, 0, np.nan, 0, 0, 0], np.float32)}, r"X: reward\[2\] is nan; a finite number"),
+        ({"reward": np.array([0, 0, 0, 0, 0, 1e300])}, r"X: reward\[5\] is inf; a finite number"),
+        ({"obs__deep__x": np.full((6, 4), np.inf, np.float32)}, r"X: obs.deep.x\[0, 0\] is inf"),
+        ({"next_obs__image": None}, r"X: obs.image is uint8\[6, 2, 2, 3\], but next_obs.image is missing"),
+        ({"next_obs__image": np.zeros((6, 2, 2), np.uint8)}, r"but next_obs.image is uint8\[6, 2, 2\]; they must"),
+        ({"obs": np.zeros((6, 2), np.float32)}, "X has obs.deep.x beside obs"),
+        ({"action": np.full(6, 2**40)}, "X: action has numbers that do not fit int32"),
+        ({"action": np.array([[1], [2, 3], 4, 5, 6, 7], object)}, "X: action holds Python objects"),
+        ({"action": np.array(list("abcdef"))}, "X: action is <U1; one of bool"),
+    ],
+)  # fmt: skip
+def test_bad_columns(columns, message):
+    with pytest.raises(DataError, match=message):
+        from_columns(changed(**columns), "X")
+
+
+def test_a_pickle_is_refused(tmp_path):
+    """KALM's files are pickled dicts in .npy, BK-RL's pickled lists: refused by name, and nothing in them runs."""
+
+    class Trap:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "trapped"), "w"))
+
+    np.save(tmp_path / "kalm.npy", {"observations": np.zeros(3), "x": Trap()}, allow_pickle=True)
+    np.savez(tmp_path / "mixed.npz", **to_columns(recorded()), extra=np.array([Trap(), 1], object))
+    (tmp_path / "raw.npz").write_bytes(pickle.dumps(Trap()))
+    (tmp_path / "folder").mkdir()
+    np.save(tmp_path / "folder" / "reward.npy", np.array([Trap()]), allow_pickle=True)
+    for name, what in (("kalm.npy", "kalm.npy"), ("mixed.npz", "extra"), ("raw.npz", "raw.npz"), ("folder", "reward")):
+        with pytest.raises(DataError, match=f"{what} holds Python objects, as a pickle; .* it is refused"):
+            read_arrays(tmp_path / name)
+    assert not (tmp_path / "trapped").exists()
+    np.save(tmp_path / "one.npy", np.zeros(3))
+    with pytest.raises(DataError, match=r"one.npy holds one array, float64\[3\]; give the .npz file"):
+        read_arrays(tmp_path / "one.npy")
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "mixed.npz").read_bytes()[:100])
+    with pytest.raises(DataError, match="cut.npz cannot be read as arrays"):
+        read_arrays(tmp_path / "cut.npz")
+
+
+def test_bad_writing(tmp_path):
+    data = recorded()
+    with pytest.raises(DataError, match="text has numbers from 0 to 2, but 2 strings are given for it"):
+        write_arrays(tmp_path / "a.npz", data, {"text": STRINGS[:2]})
+    with pytest.raises(DataError, match="strings are given for 'goal'; they go with an int32 column"):
+        write_parquet(tmp_path / "a.parquet", data, {"goal": STRINGS})
+    with pytest.raises(DataError, match="a.txt: data are written as one .npz file, or as a folder"):
+        write_arrays(tmp_path / "a.txt", data)
+    with pytest.raises(DataError, match="does not end in .parquet"):
+        write_parquet(tmp_path / "a.npz", data)
+    with pytest.raises(DataError, match=r"these data: reward\[0\] is nan"):
+        write_parquet(tmp_path / "a.parquet", data.replace(reward=data.reward.at[0].set(jnp.nan)))
+    with pytest.raises(DataError, match="obs is list; files hold arrays and nested dicts"):
+        write_arrays(tmp_path / "a.npz", data.replace(obs=[jnp.zeros(6)]))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bad_parquet(tmp_path):
+    path = tmp_path / "a.parquet"
+    write_parquet(path, recorded())
+    table = pyarrow.parquet.read_table(path)
+
+    def refused(name, values, message):
+        i = table.column_names.index(name)
+        pyarrow.parquet.write_table(table.set_column(i, name, pa.array(values)), tmp_path / "b.parquet")
+        with pytest.raises(DataError, match=message):
+            read_parquet(tmp_path / "b.parquet")
+
+    rewards = table.column("reward").to_pylist()
+    refused("reward", pa.array([None, *rewards[1:]], pa.float32()), "reward has 1 missing values of 6")
+    refused("goal", [[0.0], [1.0, 2.0], *[[0.0]] * 4], "goal has lists of 1 and, in row 1, of 2: one width")
+    refused("step", pa.array([0, 2, 1, 0, 0, 1], pa.int32()), "row 1 is step 2 of episode 0, .* it is step 1: an ep")
+    refused("episode", pa.array([0, 0, 0, 0, 2, 2], pa.int32()), "row 3 is step 0 of episode 0")
+    path.write_text("not parquet")
+    with pytest.raises(DataError, match="a.parquet is not parquet"):
+        read_parquet(path)
