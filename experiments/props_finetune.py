@@ -76,7 +76,7 @@ class Experiment:
     grpo: GRPOConfig = field(
         default_factory=lambda: GRPOConfig(prompts=8, group=8, max_new_tokens=48, learning_rate=1e-3)
     )
-    run: RunConfig = field(default_factory=lambda: RunConfig(name="props-finetune", checkpoint_every=50, eval_every=50))
+    run: RunConfig = field(default_factory=lambda: RunConfig(checkpoint_every=50, eval_every=50))
 
 
 def reply(question: Question, setting: Setting, prior: PriorConfig, rng: random.Random) -> str:
@@ -171,7 +171,7 @@ def begun(run: RunConfig) -> RunConfig:
 
 def main() -> None:
     x = parse(Experiment, description=__doc__)
-    run = begun(x.run)
+    run = begun(x.run if x.run.name else replace(x.run, name="props-finetune"))
     model = make_prior(x.data, x.prior, run)
     adapters = LoRAConfig(rank=16, alpha=32.0, targets=lora.TARGETS)
     finetune(FinetuneRun(model=str(model), data=x.data, lora=adapters, updates=x.updates, grpo=x.grpo, run=run))

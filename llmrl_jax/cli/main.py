@@ -72,7 +72,7 @@ def _usage(prog: str, what: str, rows: dict[str, str], about: str) -> str:
     width = max(map(len, rows), default=0)
     lines = [f"usage: {prog} <{what}> ...", "", about, "", f"{what}s:"]
     lines += [f"  {name:<{width}}  {text}" for name, text in rows.items()]
-    lines += ["", f"`{prog} <{what}> --help` tells more.", ""]
+    lines += ["", f"`{prog} <{what}> --help` says more about each.", ""]
     return "\n".join(lines)
 
 

@@ -93,7 +93,7 @@ class Chat:
     model: ChatModel
     budget: Budget
     close: Callable[[], None] = _nothing
-    """Lets go of a server's answers that are on their way: who waits for one gets a `ChatError`."""
+    """Cancels a server's answers that are on their way: callers that wait for one get a `ChatError`."""
 
     @property
     def spent(self) -> Spent:

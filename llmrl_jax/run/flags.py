@@ -168,6 +168,7 @@ def _asked(config: type, args: Sequence[str], read: Reader | None) -> _Asked:
         source = find_run(folder)
         values = configs.read_json(source)
         saved = configs.unstamped(values, kind, source, run=folder) if isinstance(values, dict) else {}
+        saved.pop("preset", None)  # of runs before version 1, which have its values beside its name
     return _Asked(args, path, file, folder, saved)
 
 

@@ -61,6 +61,8 @@ def test_version(capsys):
     from llmrl_jax import __version__
 
     assert call(capsys, "--version")[:2] == (0, __version__ + "\n")
+    assert call(capsys, "glam", "--version")[:2] == (0, __version__ + "\n")
+    assert call(capsys, "glm", "--version")[0] == 2
 
 
 def test_list(capsys):
@@ -68,8 +70,8 @@ def test_list(capsys):
     assert code == 0 and out.split() == envs_jax.ids()
     code, out, _ = call(capsys, "envs", "list", "debug-ca")
     assert out.split() == [GAME]
-    code, out, _ = call(capsys, "envs", "list", "-v5", "--show", "about")
-    assert code == 0 and out.startswith("mujoco (7)\n") and "hop forward on one leg\n" in out
+    code, out, _ = call(capsys, "envs", "list", "hopper", "--show", "about")
+    assert code == 0 and out.startswith("mujoco (1)\n  Hopper-v5  hop forward on one leg\n")
     code, _, err = call(capsys, "envs", "list", "Debug-Cach")
     assert code == 2 and err.startswith("error: no id contains 'Debug-Cach'; did you mean")
 
