@@ -6,6 +6,7 @@ and what is wrong with it.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax import spaces
-from envs_jax.env import Environment
+from envs_jax.env import Environment, Wrapper
 from envs_jax.resets import ResetPolicy, VectorEnv, VectorState
 
 
@@ -54,6 +55,14 @@ def _rows(tree: Any, index: Any) -> Any:
     return jax.tree.map(lambda x: x[index], tree)
 
 
+class _Traced(Wrapper):
+    """A world whose functions are traced once, however often they are called."""
+
+    def __init__(self, env: Environment):
+        super().__init__(env)
+        self.reset, self.step = jax.jit(env.reset), jax.jit(env.step)  # type: ignore[method-assign]
+
+
 def _abstract(env: Environment, params: Any) -> tuple[Any, Any, Any, Any]:
     key = jax.eval_shape(lambda: jax.random.key(0))
     obs, state = jax.eval_shape(env.reset, key, params)
@@ -72,6 +81,7 @@ def check_contract(
     before a reset is there, and the state keeps its structure.
     """
     name = env.id or type(env).__name__
+    env = _Traced(env)
     key = jax.eval_shape(lambda: jax.random.key(0))
     obs, state, action, result = _abstract(env, params)
     assert isinstance(result, tuple) and len(result) == 6, f"{name}: step returns {len(result)} values, not 6"
@@ -122,16 +132,34 @@ def _check_captions(env: Environment, params: Any, name: str) -> None:
 def play(env: VectorEnv, params: Any, state: Any, key: jax.Array, steps: int) -> dict[str, Any]:
     """Random play in a batch: the values of `VectorEnv.step` by their names (`obs`, `final`, `reward`, `terminated`,
     `truncated`), with a leading axis `steps`, and `state`, the last."""
-    space = env.action_space(params)
+    return play_beside([env], params, state, key, steps)[0]
+
+
+def play_beside(
+    batches: Sequence[VectorEnv], params: Any, state: VectorState, key: jax.Array, steps: int
+) -> list[dict[str, Any]]:
+    """Random play in the first of several batches of one world, beside what each other one makes of the same steps.
+
+    Every step begins at the state that the first batch is in, with one key and one action for all; where a reset policy
+    takes episodes from a pool, it is that of `state`.
+    **Returns:** for each batch the values of `play`, and `env`, its worlds' states; `state`, the last, is the first's.
+    """
+    space = batches[0].action_space(params)
 
     def step(state, t):
         act_key, step_key = jax.random.split(jax.random.fold_in(key, t))
-        obs, state, reward, terminated, truncated, info = env.step(step_key, state, space.sample(act_key), params)
-        final = info["final_observation"]
-        return state, {"obs": obs, "final": final, "reward": reward, "terminated": terminated, "truncated": truncated}
+        action = space.sample(act_key)
+        made = []
+        for batch in batches:
+            start = state.replace(pool=state.pool if batch.policy == "pool" else None)
+            obs, after, reward, terminated, truncated, info = batch.step(step_key, start, action, params)
+            flags = {"reward": reward, "terminated": terminated, "truncated": truncated}
+            made.append(({"obs": obs, "final": info["final_observation"], **flags}, after))
+        envs = [{**values, "env": after.env} for values, after in made] if len(batches) > 1 else [made[0][0]]
+        return made[0][1].replace(pool=state.pool), envs
 
     state, played = jax.lax.scan(step, state, jnp.arange(steps))
-    return {"state": state, **played}
+    return [{"state": state, **played[0]}, *played[1:]]
 
 
 def check_x64(env: Environment, params: Any, *, num_envs: int = 4) -> None:
@@ -140,53 +168,40 @@ def check_x64(env: Environment, params: Any, *, num_envs: int = 4) -> None:
 
     `check_contract` looks at types alone, for which nothing is compiled.
     """
+    _check_x64(env, params, jax.jit(jax.vmap(env.reset, in_axes=(0, None))), num_envs)
 
-    def starts():
-        return jax.jit(jax.vmap(env.reset, in_axes=(0, None)))(jax.random.split(jax.random.key(0), num_envs), params)
 
-    narrow = starts()
+def _check_x64(env: Environment, params: Any, resets: Callable[..., Any], num_envs: int) -> None:
+    keys = jax.random.split(jax.random.key(0), num_envs)
+    narrow = resets(keys, params)
     with jax.enable_x64(True):
-        wide = starts()
+        wide = resets(keys, params)
     same(narrow, wide, f"{env.id or type(env).__name__}: with and without x64, resets", atol=1e-6)
 
 
-def check_resets(
-    env: Environment, params: Any, state: Any, pool: Any, key: jax.Array, policies: tuple[ResetPolicy, ...], steps: int
-) -> None:
+def _check_resets(name: str, policies: Sequence[str], played: list[dict[str, Any]]) -> None:
     """Check that reset policies agree on everything but the episodes that they start.
 
     From one state, with one key and one action, the reward, the flags and the observation before any reset are the
     same under every policy, and so are the rows that go on.
 
-    **Arguments:** `state`, of `N` environments; `pool`, as in `VectorState`; `policies`, to compare with `none`.
+    **Arguments:** `policies`, the first of which is none, and `played`, the values of `play_beside` under each.
     """
-    num_envs, pool_size = (len(jax.tree.leaves(tree)[0]) for tree in (state, pool))
-    none = VectorEnv(env, num_envs, policy="none")
-    others = [VectorEnv(env, num_envs, policy=p, pool_size=pool_size, reset_ratio=2) for p in policies]
-    space = none.action_space(params)
-
-    @jax.jit
-    def compare(t, state):
-        act_key, step_key = jax.random.split(jax.random.fold_in(key, t))
-        action = space.sample(act_key)
-        states = [VectorState(state, pool if policy == "pool" else None) for policy in ("none", *policies)]
-        return [vector.step(step_key, s, action, params) for vector, s in zip((none, *others), states)]
-
-    for t in range(steps):
-        plain, *found = compare(t, state)
-        goes_on = np.flatnonzero(~(plain[3] | plain[4]))
-        for policy, result in zip(policies, found):
-            what = f"{env.id}, step {t}: the policies none and {policy}"
-            same(plain[2:5], result[2:5], f"{what}, reward and flags,")
-            same(plain[0], result[5]["final_observation"], f"{what}, the observation before a reset,")
-            same(_rows((plain[0], plain[1].env), goes_on), _rows((result[0], result[1].env), goes_on), f"{what}, rows,")
-        state = found[0][1].env
+    none = played[0]
+    goes_on = ~(none["terminated"] | none["truncated"])
+    for policy, other in zip(policies[1:], played[1:]):
+        what = f"{name}: the policies none and {policy}"
+        for part in ("reward", "terminated", "truncated"):
+            same(none[part], other[part], f"{what}, {part},")
+        same(none["obs"], other["final"], f"{what}, the observation before a reset,")
+        same(*(_rows((x["obs"], x["env"]), goes_on) for x in (none, other)), f"{what}, rows that go on,")
 
 
-def check_devices(
-    env: Environment, params: Any, state: Any, pool: Any, key: jax.Array, devices: int, steps: int, atol: float
-) -> None:
-    """Check that play is the same on one device and with its rows split over `devices`: bit for bit with `atol` 0.
+def _check_devices(
+    name: str, run: Callable[..., Any], start: VectorState, here: Any, key: Any, devices: int, atol: float
+):
+    """Check that play is the same on one device, `here`, and with its rows split over `devices`: bit for bit with
+    `atol` 0.
 
     Physics in floating point needs an `atol`: the compiler contracts products and sums by the shape that it sees.
 
@@ -194,17 +209,14 @@ def check_devices(
     """
     if len(jax.devices()) < devices:
         raise RuntimeError(f"{devices} devices are needed and {len(jax.devices())} present; see XLA_FLAGS")
-    num_envs, pool_size = (len(jax.tree.leaves(tree)[0]) for tree in (state, pool))
-    batch = VectorEnv(env, num_envs, policy="pool", pool_size=pool_size)
     axis = (jax.sharding.AxisType.Auto,)
     mesh = jax.make_mesh((devices,), ("rows",), axis, devices=jax.devices()[:devices])
     split, whole = jax.NamedSharding(mesh, jax.P("rows")), jax.NamedSharding(mesh, jax.P())
-    run = jax.jit(lambda state, key: play(batch, params, state, key, steps))
-    here = run(VectorState(state, pool), key)
-    there = run(VectorState(jax.device_put(state, split), jax.device_put(pool, whole)), jax.device_put(key, whole))
-    for leaf in jax.tree.leaves(there["state"].env):
-        assert leaf.sharding.is_equivalent_to(split, leaf.ndim), f"{env.id}: play is not split over the devices"
-    same(here, there, f"{env.id}: play on one device and on {devices}", atol=atol)
+    start = VectorState(jax.device_put(start.env, split), jax.device_put(start.pool, whole))
+    there = run(start, jax.device_put(key, whole))
+    for leaf in jax.tree.leaves(there[0]["state"].env):
+        assert leaf.sharding.is_equivalent_to(split, leaf.ndim), f"{name}: play is not split over the devices"
+    same(here, there, f"{name}: play on one device and on {devices}", atol=atol)
 
 
 def check(
@@ -224,55 +236,78 @@ def check(
 
     Random play of `num_envs` rows under `vmap` and `scan` is the same when repeated with the same key; every
     observation is a member of its space; every leaf is finite; one row stepped alone, outside `vmap` and `scan`, is
-    the same, and without `jit` too; the reset policies agree (`check_resets`); x64 changes nothing (`check_x64`).
+    the same, and without `jit` too; reset policies agree with `none` on everything but the episodes that they start;
+    `jax_enable_x64` changes nothing (`check_x64`).
+
+    Most of the time is compilation, so programs are few: resets of a batch (and the same under x64), play under all
+    policies at once (and the same on several devices), and a reset and a step of one row.
 
     **Arguments:** `key`, of all randomness (default 0); `steps`; `num_envs`, even; `policies`, to compare (fewer
     compile sooner); `eager`, whether to run without `jit` too, which is slow; `x64`, whether starts must be those of
     32 bits under `jax_enable_x64` (worlds of others may follow the setting); `devices`, if not 0, split the rows
-    over so many devices and ask for the same play (`check_devices`); `devices_atol`, how far floats may differ then.
-    **Raises:** `AssertionError`.
+    over so many devices and ask for the same play; `devices_atol`, how far floats may differ then.
+    **Raises:** `AssertionError`; `RuntimeError` where there are fewer devices.
     """
     name = env.id or type(env).__name__
     key = jax.random.key(0) if key is None else key
     check_contract(env, params, policies=("always", "pool", "optimistic", "next_step", "none"))
+    resets = jax.jit(jax.vmap(env.reset, in_axes=(0, None)))
     if x64:
-        check_x64(env, params)
+        _check_x64(env, params, resets, num_envs)
 
-    batch = VectorEnv(env, num_envs, policy="pool", pool_size=num_envs)
-    first, start = jax.jit(VectorEnv(env, num_envs, policy="none").reset)(key, params)
-    start = jax.jit(batch.refresh)(key, start, params)
-    run = jax.jit(lambda start, key: play(batch, params, start, key, steps))
-    played = run(start, key)
-    same(played, run(start, key), f"{name}: two runs with one key")
-    _finite((first, start, played), name)
+    order: tuple[ResetPolicy, ...] = ("pool", "none", *(policy for policy in policies if policy != "pool"))
+    batches = [VectorEnv(env, num_envs, policy=p, pool_size=num_envs, reset_ratio=2) for p in order]
+    reset_keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(2 * num_envs))
+    first, states = resets(reset_keys[:num_envs], params)
+    start = VectorState(states, resets(reset_keys[num_envs:], params))
+    run = jax.jit(lambda start, key: play_beside(batches, params, start, key, steps))
+    everything = run(start, key)
+    same(everything, run(start, key), f"{name}: two runs with one key")
+    _finite((first, start, everything), name)
+    played = everything[0]
     space = env.observation_space(params)
-    seen: list[tuple[Any, tuple[int, ...]]] = [(first, ())]
+    seen: list[tuple[Any, tuple[int, ...]]] = [(jax.device_get(first), ())]
     seen += [(jax.device_get(played[what]), (t,)) for what in ("final", "obs") for t in range(steps)]
     for batch_obs, at in seen:
         for row in range(num_envs):
             obs = _rows(batch_obs, (*at, row))
             assert space.contains(obs), f"{name}: the observation {[*at, row]} is not in {space}:\n{obs}"
+    _check_alone(env, params, name, batches[0], (reset_keys[num_envs - 1], key), first, played, eager)
+    none, *others = (jax.device_get(everything[i]) for i in (1, 0, *range(2, len(order))))
+    _check_resets(name, ("none", "pool", *order[2:]), [none, *others])
+    if devices:
+        _check_devices(name, run, start, everything, key, devices, devices_atol)
 
-    row = num_envs - 1
+
+def _check_alone(
+    env: Environment,
+    params: Any,
+    name: str,
+    batch: VectorEnv,
+    keys: tuple[jax.Array, jax.Array],
+    first: Any,
+    played: dict[str, Any],
+    eager: bool,
+) -> None:
+    """Check that the last row, reset and stepped outside of `vmap` and `scan`, is that of the batch.
+
+    **Arguments:** `keys`, of the row's reset and of the play; `first` and `played`, what the batch did; `eager`,
+    whether to run without `jit` too."""
+    row = batch.num_envs - 1
     reset, step = jax.jit(env.reset), jax.jit(env.step)
-    reset_key = jax.random.fold_in(jax.random.split(key)[0], row)
-    alone, state = reset(reset_key, params)
+    alone, state = reset(keys[0], params)
     same(alone, _rows(first, row), f"{name}: reset alone and under vmap", atol=1e-6)
     if eager:
-        same((alone, state), env.reset(reset_key, params), f"{name}: reset with and without jit", atol=1e-6)
-    for t in range(steps):
-        act_key, step_key = jax.random.split(jax.random.fold_in(key, t))
+        same((alone, state), env.reset(keys[0], params), f"{name}: reset with and without jit", atol=1e-6)
+    for t in range(len(played["reward"])):
+        act_key, step_key = jax.random.split(jax.random.fold_in(keys[1], t))
         action = batch.action_space(params).sample(act_key)[row]
         arguments = jax.random.fold_in(step_key, row), state, action, params
         result = step(*arguments)
         if eager and t == 0:
             same(result, env.step(*arguments), f"{name}: step with and without jit", atol=1e-6)
         batched = [_rows(played[what], (t, row)) for what in ("final", "reward", "terminated", "truncated")]
-        found = [result[0], *result[2:5]]
-        same(found, batched, f"{name}, step {t}: a step alone and under vmap and scan", atol=1e-5)
+        same([result[0], *result[2:5]], batched, f"{name}, step {t}: a step alone and under vmap and scan", atol=1e-5)
         state = result[1]
         if result[3] | result[4]:
             break
-    check_resets(env, params, start.env, start.pool, key, policies, steps)
-    if devices:
-        check_devices(env, params, start.env, start.pool, key, devices, steps, devices_atol)

@@ -114,6 +114,9 @@ class Stub(Environment):
             obs = obs + 100
         if self.fault == "finite":
             reward = reward / (state - 2)
+        if self.fault == "memory":
+            self.traces = getattr(self, "traces", 0) + 1
+            reward = reward * self.traces
         return obs, state, reward, terminated, over, info
 
     def observation_space(self, params):
@@ -140,6 +143,7 @@ def test_terminated_and_truncated_at_once():
         ("draw", "x64, resets"),
         ("space", "is not in"),
         ("finite", "not finite"),
+        ("memory", "a step alone and under vmap and scan"),
     ],
 )
 def test_the_kit_finds(fault, message):
