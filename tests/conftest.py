@@ -15,7 +15,10 @@ CACHE = Path(__file__).parent.parent / ".jax_cache"
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 # `make test` compiles quickly; `make test-all` has XLA's own way, which is what users run.
-os.environ.setdefault("XLA_FLAGS", xla_flags(os.environ.get("LLMRL_QUICK_COMPILE") == "1"))
+QUICK = os.environ.get("LLMRL_QUICK_COMPILE") == "1"
+os.environ.setdefault("XLA_FLAGS", xla_flags(QUICK))
+if QUICK:  # no file and line beside every operation of a program: a sixth of tracing and lowering
+    os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHE))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")
 
