@@ -52,4 +52,4 @@ register("Debug-Match-v0", "envs_jax.control.debug:Match", about="name the symbo
 register("Debug-Aim-v0", "envs_jax.control.debug:Aim", about="give back the number that is shown")
 register("Debug-Recall-v0", "envs_jax.control.debug:Recall", about="remember a sign, and name it at the end")
 register("Debug-Catch-v0", "envs_jax.control.debug:Catch", about="catch a falling ball, seen as a picture")
-register("Debug-Corridor-v0", "envs_jax.control.debug:Corridor", about="walk 40 cells with no reward on the way")
+register("Debug-Corridor-v0", "envs_jax.control.debug:Corridor", about="walk 40 cells for a reward at the end")

@@ -182,13 +182,15 @@ class Catch(Environment[CatchState, DebugParams]):
 
 
 class Corridor(Environment[DebugState, DebugParams]):
-    """Walk to the far end of a corridor, with no reward on the way: does an algorithm explore?
+    """Walk to the far end of a corridor, at a small cost on the way: does an algorithm explore?
 
     Observation: the cell, one-hot, float32 `[n]`. Two actions: one goes a cell on, the other a cell back; which is
-    which differs from cell to cell. Reward: 1 at the last cell, which terminates the episode; truncated after `length`
-    steps. The best return is 1, in `n - 1` steps. A random walk of 60 steps gets 39 cells far about once in ten million
-    episodes.
+    which differs from cell to cell. Reward: 1 at the last cell, which terminates the episode, and -0.001 for every step
+    on; truncated after `length` steps. The best return is `1 - 0.001 (n - 1)`, in `n - 1` steps. An agent that never
+    sees the end learns to stay at the start, as in bsuite's deep sea.
     """
+
+    COST = 0.001
 
     def __init__(self, n: int = 40):
         """**Arguments:** `n`, cells."""
@@ -213,7 +215,7 @@ class Corridor(Environment[DebugState, DebugParams]):
         return (
             self._observe(cell),
             state,
-            there.astype(jnp.float32),
+            there.astype(jnp.float32) - self.COST * onward,
             there,
             ~there & (state.time >= params.length),
             {"success": there},

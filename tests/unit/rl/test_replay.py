@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from llmrl_jax.core.mixing import mixed
-from llmrl_jax.rl.priorities import Priorities, _descend
+from llmrl_jax.rl.priorities import Priorities, descend
 from llmrl_jax.rl.replay import Replay, Transition, importance_weights
 
 
@@ -274,7 +274,7 @@ def test_priorities_against_numpy():
 def test_the_last_place_with_a_priority_takes_what_rounding_puts_behind_it():
     point = jnp.asarray([0.5, 3.0, 7.0])
     weights = jnp.zeros((3, 16)).at[:, 2].set(1.0).at[:, 5].set(2.0)
-    child, rest, weight = _descend(weights, point)
+    child, rest, weight = descend(weights, point)
     np.testing.assert_array_equal(child, [2, 5, 5])
     np.testing.assert_allclose(rest, [0.5, 2.0, 6.0])
     np.testing.assert_allclose(weight, [1, 2, 2])
