@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import tyro
 
-from llmrl_jax.core.config import save_config
+from llmrl_jax.core.config import load_config, save_config
 from llmrl_jax.run.report import compare, statistics as stats
 from llmrl_jax.systems.glam.commands.test import compare as compare_runs, export
-from llmrl_jax.systems.glam.settings import TrainConfig
+from llmrl_jax.systems.glam.settings import CloneRun, TrainConfig
+from tests.paths import ROOT
 
 
 def write_run(folder, success, *, seed=0, lr=1e-3, model="embedded", evals=(), count=10.0):
@@ -153,3 +154,14 @@ def test_a_log_in_the_published_columns(tmp_path, capsys):
     assert "log.csv" in capsys.readouterr().out
     with pytest.raises(FileNotFoundError, match="no configuration"):
         export(tmp_path)
+
+
+def test_runs_from_before_version_1_are_read():
+    """The committed logs of runs, whose config.json has a `preset` and no kind."""
+    results = ROOT / "experiments" / "results"
+    folders = [path.parent for name in ("goto_local", "mixed") for path in (results / name).rglob("config.json")]
+    found = {str(folder.relative_to(results)): load_config(TrainConfig, folder / "config.json") for folder in folders}
+    assert len(found) >= 20 and found["mixed/symbolic-1"].glam.agent == "symbolic"
+    assert found["mixed/llm-1"].run.seed == 1 and found["mixed/llm-1"].glam.model == "runs/mixed/prior"
+    with pytest.raises(ValueError, match="is not what this command wrote: CloneRun has no field 'steps'"):
+        load_config(CloneRun, results / "mixed" / "llm-0" / "config.json")

@@ -12,12 +12,14 @@ from dataclasses import replace
 import pytest
 
 from llmrl_jax.cli.main import main
+from llmrl_jax.core.config import load_config, to_json
 from llmrl_jax.run.chat_model import make_chat
 from llmrl_jax.run.config import BaseRunConfig
 from llmrl_jax.run.folder import held
 from llmrl_jax.systems.props import search_run as props, table_run
-from llmrl_jax.systems.props.settings import PropsRun, TableConfig
+from llmrl_jax.systems.props.settings import FinetuneRun, PropsRun, TableConfig
 from tests.chat_server import silent
+from tests.paths import ROOT
 
 
 pytest_plugins = ("tests.chat_server",)
@@ -103,6 +105,18 @@ def test_a_table_goes_on_where_it_stopped(tmp_path, capsys):
     with held(tmp_path), pytest.raises(BlockingIOError, match="being written by"):  # another table in the same place
         table(methods=("scripted",), again=True, **options)
     assert (tmp_path / "nim-200-0" / "log.jsonl").exists()
+
+
+def test_runs_from_before_version_1_are_read(tmp_path):
+    """`name`, `out`, `seed` and `resume` stood by themselves then, beside the file that the settings came from."""
+    values = to_json(PropsRun(tasks=("nim",), seeds=2, run=BaseRunConfig("one", str(tmp_path), 7)))
+    run = values.pop("run")
+    old = {**values, **run, "config": "cartpole.yaml", "resume": False}
+    (tmp_path / "config.json").write_text(json.dumps(old))
+    found = load_config(PropsRun, tmp_path / "config.json")
+    assert found == PropsRun(tasks=("nim",), seeds=2, run=BaseRunConfig("one", str(tmp_path), 7))
+    old = load_config(FinetuneRun, ROOT / "experiments" / "results" / "props_finetune" / "config.json")
+    assert old.data.tasks == ("mountain_car_continuous",) and old.grpo.group == 8
 
 
 def test_a_budget_is_the_whole_run_s(tmp_path, capsys):

@@ -69,6 +69,12 @@ def test_wrong_json_is_named(value, message):
         configs.from_json(Outer, value)
 
 
+def test_a_whole_number_may_be_written_as_a_float():
+    assert configs.from_json(Outer, {"total": 1e6}).total == 1_000_000
+    with pytest.raises(ValueError, match="total is 1.5; expected int"):
+        configs.from_json(Outer, {"total": 1.5})
+
+
 def test_missing_and_torn_files(tmp_path):
     with pytest.raises(FileNotFoundError, match="no configuration at"):
         configs.load_config(Outer, tmp_path / "none.json")
