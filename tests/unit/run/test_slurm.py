@@ -135,7 +135,7 @@ def test_a_command_without_a_training_loop_resumes_as_others_do(cluster):
     assert job.command(0) == [*job.program, *job.args]
     assert job.command(1) == [*job.program, *job.args, "--run.resume"]
     assert cli.main([*command, "--run.name", "mine", "--run.resume", "--slurm.partition", "gpu"]) == 2, "no such run"
-    assert cli.main([*command, "--name", "mine", "--slurm.partition", "gpu"]) == 0
+    assert cli.main([*command, "--run.name", "mine", "--slurm.partition", "gpu"]) == 0
     assert (cluster / "elsewhere" / "mine" / "slurm" / "4711_submitted.pkl").exists()
 
 
