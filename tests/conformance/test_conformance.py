@@ -143,7 +143,7 @@ def test_terminated_and_truncated_at_once():
         ("draw", "x64, resets"),
         ("space", "is not in"),
         ("finite", "not finite"),
-        ("memory", "a step alone and under vmap and scan"),
+        ("memory", "step with and without jit"),
     ],
 )
 def test_the_kit_finds(fault, message):
