@@ -107,7 +107,7 @@ class PhysicsC(Physics):
             pass
 
     def _some(self, run: Callable, chosen: np.ndarray, arrays: list[np.ndarray]) -> None:
-        """Advance some rows, one after the other, in one `mjData`. MuJoCo lets go of Python's lock in each step."""
+        """Advance some rows, one after the other, in one `mjData`. MuJoCo releases the GIL in each step."""
         rows, after, *read = arrays
         model, inputs, spec = self.model, self._inputs, self.spec
         set_state, get_state = self._mujoco.mj_setState, self._mujoco.mj_getState

@@ -93,7 +93,7 @@ class Cached:
         futures: dict[str, Future[ChatReply]],
     ) -> None:
         """Answer those samples that no other thread is asking for already."""
-        # Looked up after they were claimed: a thread that stored one and let go of it is seen in either place.
+        # Looked up after they were claimed: a thread that stored one and released it is seen in one of the two.
         found = self._store.get(sorted(mine)) if self._store is not None and mine else {}
         for key, reply in found.items():
             futures[key].set_result(replace(reply, cached=1))

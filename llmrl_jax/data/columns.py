@@ -176,7 +176,7 @@ def _check(columns: Columns, where: str) -> None:
             for key in (name, "next_" + name)
         )
         if here != there:
-            raise DataError(f"{where}: {name} is {here}, but next_{name} is {there}; they must be alike")
+            raise DataError(f"{where}: {name} is {here}, but next_{name} is {there}; they must be equal")
 
 
 def _check_type(name: str, column: np.ndarray, where: str) -> None:

@@ -1,0 +1,57 @@
+"""Documentation, docstrings, messages and comments use the words of the field."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import subprocess
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.paths import ROOT
+
+
+ARCHAIC = re.compile(
+    r"\b(anew|heed|heeds|heeded|bear|bears|told|dear|void|alike|beforehand|afresh|nobody|whoever|hangs? on|hangs? up"
+    r"|weighed by|in silence|lets? go of|is there:|are there:)\b",
+    re.IGNORECASE,
+)
+"""Words and phrases that a colleague would not say."""
+
+FOLDERS = ("llmrl_jax", "envs_jax", "experiments", "benchmarks", "docs")
+
+
+def tracked() -> list[Path]:
+    done = subprocess.run(["git", "ls-files", "-z", *FOLDERS, "*.md"], capture_output=True, text=True, cwd=ROOT)
+    if done.returncode:
+        pytest.skip("not a git checkout")
+    names = sorted(set(filter(None, done.stdout.split("\0"))))
+    return [ROOT / name for name in names if name.endswith((".py", ".md")) and (ROOT / name).is_file()]
+
+
+def prose(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a page; of a module its strings and comments."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".md":
+        yield from enumerate(text.split("\n"), 1)
+        return
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+            yield node.lineno, node.value
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+
+
+def test_no_archaic_words():
+    said = [
+        f"{path.relative_to(ROOT)}:{line}: {match.group()}"
+        for path in tracked()
+        for line, text in prose(path)
+        for match in ARCHAIC.finditer(text)
+    ]
+    assert not said, "\n".join(said)
