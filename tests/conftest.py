@@ -45,8 +45,39 @@ def pytest_configure(config):
     sys.unraisablehook = hook
 
 
+HEAVY = (
+    "agents",
+    "envs_jax/babyai",
+    "envs_jax/bridges",
+    "envs_jax/mujoco",
+    "envs_jax/physics",
+    "lm/test_encoder.py",
+    "lm/test_generate.py",
+    "lm/test_peft.py",
+    "lm/test_quantize.py",
+    "lm/test_sampling.py",
+    "lm/test_score.py",
+    "lm/test_weights_memory.py",
+    "rl/test_bonus.py",
+    "rl/test_dqn.py",
+    "rl/test_ppo.py",
+    "run/memory",
+    "run/test_checkpoint.py",
+    "run/test_loop.py",
+    "serve",
+    "systems",
+    "tuning",
+)
+"""Below tests/unit: what compiles learners, worlds and language models. `make check` leaves it out, and prints which of
+the rest take longest: what needs more than a few seconds belongs here."""
+
+
 def pytest_collection_modifyitems(config, items):
-    """Of several processes none should get the pages or the learning last, when the others have nothing left to do."""
+    """Mark what is heavy. Of several processes none should get the pages last, when the others have nothing to do."""
+    heavy = [Path(__file__).parent / "unit" / name for name in HEAVY]
+    for item in items:
+        if any(item.path == path or path in item.path.parents for path in heavy):
+            item.add_marker(pytest.mark.heavy)
     if hasattr(config, "workerinput"):
         folders = [item.path.relative_to(config.rootpath).parts[1] for item in items]
         order = {id(item): -RUNGS.index(folder) if folder in RUNGS else 0 for item, folder in zip(items, folders)}

@@ -9,6 +9,7 @@ from importlib import metadata
 import pytest
 
 from tests.compilation import DEVICES, xla_flags
+from tests.paths import ROOT
 
 
 @pytest.mark.parametrize("jaxlib, old", [("0.10.2", True), ("0.11.0", False), ("0.12.0.1", False), ("1.0.0", False)])
@@ -29,3 +30,10 @@ def test_this_process_has_them():
     quick = os.environ.get("LLMRL_QUICK_COMPILE") == "1"
     assert xla_flags(quick) == xla_flags(quick, version) and set(xla_flags(quick).split()) <= set(flags)
     assert jax.device_count() == 8
+
+
+def test_what_make_check_leaves_out_is_there(request):
+    """A name that leads nowhere would let a moved file into `make check`."""
+    heavy = request.config.pluginmanager.get_plugin(str(ROOT / "tests" / "conftest.py")).HEAVY
+    assert [name for name in heavy if not (ROOT / "tests" / "unit" / name).exists()] == []
+    assert not request.node.get_closest_marker("heavy")
