@@ -49,6 +49,7 @@ DRRN_DQN = DQNConfig(
     target_every=0,
     learning_rate=1e-4,
     max_grad_norm=5.0,
+    huber_delta=1.0,
     acting="softmax",
 )
 """The published hyper-parameters (glam reference, section 4.1): one network, its own target. The memory takes 265 bytes

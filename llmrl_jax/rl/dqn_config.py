@@ -24,7 +24,7 @@ class DQNConfig:
     """Steps per environment and update."""
     gradient_steps: int = 4
     """Gradient steps per update."""
-    batch_size: int = 64
+    batch_size: int = 128
     """Remembered steps in a gradient step; over a mesh, a multiple of its data x fsdp devices."""
     replay_size: int = 100_000
     """Steps remembered at most, rounded down to a multiple of num_envs. Room for all is taken at once, in checkpoints
@@ -37,14 +37,15 @@ class DQNConfig:
     """Steps whose rewards a target adds up before it bootstraps."""
     double: bool = True
     """Whether the network that learns chooses the action that the target network values (double Q-learning)."""
-    target_every: int = 50
+    target_every: int = 8
     """Updates between changes of the target network; 0: there is no target network, the learning one is its own."""
     target_tau: float = 1.0
     """How far the target network then moves towards the learning one, 0 to 1; 1 copies it. Polyak averaging: a small
     number, with target_every 1."""
-    huber_delta: float = 1.0
-    """Error of a value beyond which the loss is linear instead of quadratic."""
-    learning_rate: float = 5e-4
+    huber_delta: float = 100.0
+    """Error of a value beyond which the loss is linear instead of quadratic. With a small one (1 is usual, for rewards
+    clipped to 1) and larger values, large errors weigh no more than small ones, and values may grow without a limit."""
+    learning_rate: float = 2.5e-4
     """Step size of Adam."""
     max_grad_norm: float = 10.0
     """Global norm to which gradients are clipped; inf: never."""
@@ -61,7 +62,7 @@ class DQNConfig:
     """With `acting` epsilon: the probability of a random action at first."""
     epsilon_end: float = 0.05
     """With `acting` epsilon: that probability in the end."""
-    epsilon_steps: int = 20_000
+    epsilon_steps: int = 50_000
     """With `acting` epsilon: environment steps over which it falls linearly."""
     temperature: float = 1.0
     """With `acting` softmax: the temperature, in units of value."""

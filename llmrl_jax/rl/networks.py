@@ -168,8 +168,8 @@ class NetworkConfig:
     """Units of a GRU; 0: no memory."""
     dueling: bool = False
     """Q-networks: the value of the state and the advantages of actions have layers of their own."""
-    activation: Literal["tanh", "relu"] = "tanh"
-    """Between dense layers."""
+    activation: Literal["auto", "tanh", "relu"] = "auto"
+    """Between dense layers; auto: tanh in actor-critics, relu in Q-networks."""
 
     def __post_init__(self):
         at_least("network.memory", self.memory, 0)
@@ -257,6 +257,6 @@ def network_policy(env: Environment, env_params: Any, network: NetworkConfig, co
         hidden=network.hidden,
         channels=network.channels,
         memory=network.memory,
-        activation=network.activation,
+        activation="tanh" if network.activation == "auto" else network.activation,
         features=None if network.channels else with_one_hots(env.observation_space(env_params)),
     )

@@ -41,7 +41,7 @@ def test_the_published_values():
     config = DRRN.dqn
     assert (config.num_envs * config.num_steps, config.gradient_steps, config.batch_size) == (128, 1, 64)
     assert (config.gamma, config.learning_rate, config.max_grad_norm, config.target_every) == (0.9, 1e-4, 5.0, 0)
-    assert (config.acting, config.double, config.n_step, config.replay) == ("softmax", False, 1, "uniform")
+    assert (config.acting, config.double, config.n_step, config.huber_delta) == ("softmax", False, 1, 1.0)
     assert (DRRN.agent, DRRN.history, DRRN.reward_scale) == ("drrn", 3, 20.0)
 
 

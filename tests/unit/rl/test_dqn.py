@@ -145,6 +145,7 @@ TINY = DQNConfig(
     target_every=0,
     learning_rate=0.05,
     max_grad_norm=5.0,
+    huber_delta=1.0,
     acting="softmax",
     pool_size=8,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -85,3 +86,11 @@ def test_a_layer_of_convolutions_has_its_bias_and_any_batch():
     out = module.apply({"params": params}, x)
     assert out.shape == (3, 2, 4, 4, 5) and float(jnp.abs(params["kernel"]).max()) <= 1 / 3
     np.testing.assert_allclose(out[1, 1], by_xla(x[1, 1:2], params["kernel"])[0] + params["bias"], atol=1e-5)
+
+
+def test_it_reads_the_parameters_of_flaxs_layer():
+    """Networks that were trained with flax's convolutions give the same numbers."""
+    x = jax.random.normal(jax.random.key(0), (2, 5, 4, 3))
+    theirs = nn.Conv(6, (3, 3), bias_init=nn.initializers.normal())
+    variables = theirs.init(jax.random.key(1), x)
+    np.testing.assert_allclose(Conv(6, 3).apply(variables, x), theirs.apply(variables, x), atol=1e-5)

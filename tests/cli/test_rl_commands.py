@@ -1,0 +1,86 @@
+"""`llmrl rl train`: any algorithm in any world, resumed, from files, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from llmrl_jax.cli.main import main
+from llmrl_jax.core.config import load_config
+from llmrl_jax.rl.dqn_config import DQNConfig
+from llmrl_jax.rl.registry import ALGORITHMS
+from llmrl_jax.run import rl_training
+
+
+SMALL = {
+    "dqn": "--dqn.num-envs 4 --dqn.num-steps 4 --dqn.batch-size 8 --dqn.replay-size 64 --dqn.pool-size 4",
+    "ppo": "--ppo.num-envs 4 --ppo.num-steps 4 --ppo.minibatches 2 --ppo.pool-size 4",
+}
+
+
+def command(algo, env, *options):
+    base = ["rl", "train", "--algo", algo, "--env", env, "--network.hidden", "8", "--eval-episodes", "6"]
+    return [*base, *SMALL[algo].split(), "--run.progress", "off", "--run.log-every", "1", *options]
+
+
+def test_a_run_is_kept_evaluated_and_resumed(tmp_path, capsys):
+    folder = tmp_path / "small"
+    options = ["--run.name", "small", "--run.out", str(tmp_path), "--steps", "3.2e1", "--dqn.gamma", "0.5"]
+    assert main(command("dqn", "Taxi-v3", "--network.dueling", *options)) == 0
+    out = capsys.readouterr().out
+    assert "6 held-out episodes each" in out and "greedy" in out and "sampled" in out
+    config = load_config(rl_training.settings_class("dqn"), folder / "config.json")
+    assert (config.KIND, config.algo, config.hyper.gamma, config.network.dueling) == ("rl train", "dqn", 0.5, True)
+    found = json.loads((folder / "eval-2.json").read_text())
+    assert found["greedy/episode_return_low"] <= found["greedy/episode_return"] <= found["greedy/episode_return_high"]
+    assert main(["rl", "train", "--run.resume", str(folder), "--steps", "48"]) == 0
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["update"] for line in lines] == [1, 2, 3] and (folder / "eval-3.json").exists()
+    assert main(["rl", "train", "--run.resume", str(folder), "--dqn.gamma", "0.9"]) == 2
+    assert "dqn.gamma: 0.5 -> 0.9" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("env", ["Debug-Aim-v0", pytest.param("Debug-Catch-v0", marks=pytest.mark.slow)])
+def test_other_worlds_are_played(env, tmp_path, capsys):
+    """Continuous actions; pictures."""
+    options = ["--network.channels", "4"] if env == "Debug-Catch-v0" else []
+    run = ["--run.name", "run", "--run.out", str(tmp_path), "--steps", "16"]
+    assert main(command("ppo", env, *options, *run)) == 0
+    assert "everything is in" in capsys.readouterr().out
+
+
+def test_settings_go_to_a_file_and_back(tmp_path, capsys):
+    assert main(["rl", "train", "--algo", "dqn", "--dqn.n-step", "3", "--steps", "1e5", "--print-config"]) == 0
+    file = tmp_path / "settings.yaml"
+    file.write_text(capsys.readouterr().out)
+    assert main(["rl", "train", "--config", str(file), "--dqn.gamma", "0.5", "--print-config"]) == 0
+    printed = capsys.readouterr().out
+    assert "algo: dqn" in printed and "n_step: 3" in printed and "gamma: 0.5" in printed and "steps: 100000" in printed
+
+
+def test_every_algorithm_has_settings_with_its_name():
+    for name in ALGORITHMS:
+        made = rl_training.settings_class(name)()
+        assert made.algo == name and type(made.hyper).__name__.lower() == f"{name.replace('_', '')}config"
+    assert rl_training.settings_class("dqn")(dqn=DQNConfig(n_step=2)).hyper.n_step == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--algo", "dqn", "--env", "Debug-Aim-v0"], "dqn needs a finite number of actions, but those of Debug-Aim-v0"),
+        (["--algo", "ddqn"], "no algorithm 'ddqn'; did you mean 'dqn'"),
+        (["--env", "CartPol-v1"], "did you mean 'CartPole-v1'"),
+        (["--algo", "dqn", "--network.memory", "8"], "--network.memory is 8, but dqn does not read it"),
+        (["--network.dueling"], "--network.dueling is True, but an actor-critic does not read it"),
+        (["--network.hidden", "0"], "network.hidden is 0; at least 1"),
+        (["--algo", "dqn", "--dqn.gamma", "2"], "dqn.gamma is 2.0; from 0 to 1"),
+        (["--steps", "0"], "steps is 0; at least 1"),
+    ],
+)
+def test_the_command_line_says_what_is_wrong(options, message, tmp_path, capsys):
+    assert main(["rl", "train", "--run.out", str(tmp_path), "--run.progress", "off", *options]) == 2
+    errors = capsys.readouterr().err
+    assert message in errors and "Traceback" not in errors
+    assert len(errors.strip().splitlines()) == 1 or "Value error" in errors  # tyro's frame around what a field refuses

@@ -1,0 +1,118 @@
+"""Gradient steps: clipping, Adam and microbatches by hand; small trees as one vector."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from llmrl_jax.rl.gradient import (
+    FlatTree,
+    accumulate,
+    clip,
+    clipped_adam,
+    descend,
+    in_parts,
+    linear_decay,
+    traced_floats,
+)
+
+
+GRADS = {"a": jnp.array([3.0, 0.0]), "b": jnp.array([[4.0]])}
+"""Of global norm 5."""
+
+
+def test_clipping_by_hand():
+    for limit, scale in ((1.0, 0.2), (5.0, 1.0), (9.0, 1.0), (math.inf, 1.0)):
+        clipped = clip(GRADS, jnp.float32(limit))
+        np.testing.assert_allclose(clipped["a"], [3 * scale, 0], rtol=1e-6)
+        np.testing.assert_allclose(clipped["b"], [[4 * scale]], rtol=1e-6)
+    zeros = jax.tree.map(jnp.zeros_like, GRADS)
+    assert all(np.all(np.asarray(x) == 0) for x in jax.tree.leaves(clip(zeros, 1.0)))
+
+
+def test_a_step_of_adam_by_hand():
+    """The first direction of Adam is `g / (|g| + eps)`, whatever the decays are."""
+    hparams = {"max_grad_norm": 1.0, "adam_b1": 0.9, "adam_b2": 0.99, "adam_eps": 0.2}
+    params = jax.tree.map(jnp.ones_like, GRADS)
+    optimizer = clipped_adam(hparams)
+    state = optimizer.init(params)
+    assert isinstance(state, optax.ScaleByAdamState)
+    params, state, norm = descend(optimizer, params, GRADS, state, 0.5)
+    assert float(norm) == pytest.approx(5)  # as given, before clipping to (0.6, 0, 0.8)
+    np.testing.assert_allclose(params["a"], [1 - 0.5 * 0.6 / 0.8, 1], rtol=1e-5)
+    np.testing.assert_allclose(params["b"], [[1 - 0.5 * 0.8 / 1.0]], rtol=1e-5)
+    assert int(state.count) == 1
+
+
+def test_parameters_keep_their_dtype():
+    half = {"w": jnp.ones(2, jnp.bfloat16)}
+    after, _, _ = descend(optax.identity(), half, half, optax.identity().init(half), jnp.float32(0.5))
+    assert after["w"].dtype == jnp.bfloat16 and np.all(np.asarray(after["w"], np.float32) == 0.5)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_part_j_has_the_rows_j_and_j_plus_count(axis):
+    x = jnp.arange(24).reshape(6, 4) if axis == 0 else jnp.arange(24).reshape(4, 6)
+    parts = in_parts({"x": x}, 3, axis)["x"]
+    assert parts.shape == ((3, 2, 4) if axis == 0 else (3, 4, 2))
+    for j in range(3):
+        np.testing.assert_array_equal(parts[j], np.take(x, [j, j + 3], axis))
+
+
+def test_gradients_of_parts_add_up():
+    rows, weights = jax.random.normal(jax.random.key(0), (6, 2)), jnp.array([1.0, -2.0])
+
+    def loss(weights, rows):
+        return jnp.sum((rows @ weights) ** 2)
+
+    def part(rows):
+        return jax.grad(loss)(weights, rows), loss(weights, rows)
+
+    total, losses = accumulate(part, jnp.zeros(2), in_parts(rows, 3))
+    np.testing.assert_allclose(total, jax.grad(loss)(weights, rows), rtol=1e-5)
+    assert losses.shape == (3,)
+    np.testing.assert_allclose(jnp.sum(losses), loss(weights, rows), rtol=1e-5)
+
+
+def test_a_linear_schedule_ends_at_zero():
+    assert [float(linear_decay(jnp.int32(i), 4)) for i in (0, 1, 4, 9)] == [1, 0.75, 0, 0]
+
+
+@dataclass(frozen=True)
+class Mixed:
+    rate: float = 0.5
+    count: int = 3
+    limit: float = math.inf
+
+
+def test_only_floats_are_traced():
+    found = traced_floats(Mixed())
+    assert set(found) == {"rate", "limit"} and all(x.dtype == jnp.float32 and x.shape == () for x in found.values())
+
+
+def test_a_small_tree_is_one_vector_and_back():
+    flat = FlatTree(GRADS)
+    np.testing.assert_array_equal(flat.flatten(GRADS), [3, 0, 4])
+    jax.tree.map(np.testing.assert_array_equal, flat.restore(flat.flatten(GRADS)), GRADS)
+    moments = optax.scale_by_adam().init(GRADS)
+    assert flat.flatten_moments(moments).mu.shape == (3,)
+    assert jax.tree.structure(flat.restore_moments(flat.flatten_moments(moments))) == jax.tree.structure(moments)
+
+
+@pytest.mark.parametrize(
+    ("tree", "allowed"),
+    [
+        (GRADS, False),
+        ({"a": jnp.zeros(2), "b": jnp.zeros(2, jnp.bfloat16)}, True),
+        ({"a": jax.ShapeDtypeStruct((100_001,), jnp.float32)}, True),
+    ],
+)
+def test_other_trees_stay_as_they_are(tree, allowed):
+    flat = FlatTree(tree, allowed=allowed)
+    assert not flat.flattens and flat.flatten(tree) is tree and flat.restore(tree) is tree
