@@ -107,9 +107,9 @@ def make_population_evaluator(
         lengths = rows.t
         if left:
             chosen = jnp.argsort(rows.over)[:left]  # stable: what still plays comes first
-            part = jax.tree.map(lambda x: x[chosen], (params, rows, returns))
-            more = play(*part, gathers - 1)
-            returns, lengths = returns.at[chosen].set(more[0]), lengths.at[chosen].set(more[1])
+            some, rest, earned = jax.tree.map(lambda x: x[chosen], (params, rows, returns))
+            later, ends = play(some, rest, earned, gathers - 1)
+            returns, lengths = returns.at[chosen].set(later), lengths.at[chosen].set(ends)
         return returns, lengths
 
     @jax.jit

@@ -15,6 +15,7 @@ from llmrl_jax.agents.language import action_logits
 from llmrl_jax.lm import Scores, WordTokenizer
 from llmrl_jax.rl.distributions import Categorical
 from llmrl_jax.run.config import RunConfig
+from llmrl_jax.run.loop import RunResult
 from llmrl_jax.systems.glam import demo as _glam_prior
 from llmrl_jax.systems.glam.build import build, make_world
 from llmrl_jax.systems.glam.demo import imitate
@@ -210,8 +211,10 @@ def test_things_go_by_invented_names():
 
 
 def test_reading_lessons_are_checked_first():
-    with pytest.raises(ValueError, match="invented is 1.5"):
+    with pytest.raises(ValueError, match="invented is 1.5; from 0 to 1 is needed"):
         ReadingConfig(invented=1.5)
+    with pytest.raises(ValueError, match="stride is 0; at least 1 is needed"):
+        PriorConfig(stride=0)
     with pytest.raises(ValueError, match="needs a model of 16 spare tokens"):
         reading_rows(program(FULL), 3, seed=1, invented=0.5)
 
@@ -240,11 +243,9 @@ def test_reading_comes_before_imitation(tmp_path):
 
 
 def test_a_stop_in_imitation_stops_the_run(tmp_path, monkeypatch, capsys):
-    real = _glam_prior.run_training
-
-    def interrupted(*args, **how):
-        assert how["title"] == "imitation", "RL began after a stop"
-        return replace(real(*args, **how), stopped="SIGTERM")
+    def interrupted(learner, run, *, title, **how):
+        assert title == "imitation", "RL began after a stop"
+        return RunResult(None, 1, 8, 1.0, 1.0, "SIGTERM", tmp_path / "r" / title)
 
     monkeypatch.setattr(_glam_prior, "run_training", interrupted)
     run = RunConfig(name="r", out=str(tmp_path), progress="off")

@@ -278,7 +278,7 @@ def test_what_the_baseline_sees():
 def test_bad_sizes():
     with pytest.raises(ValueError, match="symbolic.image_dim is 12; a multiple of 16"):
         SymbolicConfig(image_dim=12)
-    with pytest.raises(ValueError, match="symbolic recurrence is 0"):
+    with pytest.raises(ValueError, match="symbolic.recurrence is 0; at least 1 is needed"):
         SymbolicConfig(recurrence=0)
 
 
