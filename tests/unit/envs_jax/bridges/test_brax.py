@@ -31,9 +31,9 @@ def envs():
 
 @pytest.fixture(scope="module")
 def pendulum(envs):
-    """brax's inverted pendulum on its cheapest backend, and its compiled step."""
+    """brax's inverted pendulum on its cheapest backend, with one start and its compiled step."""
     env, params = envs_jax.make("brax/inverted_pendulum?backend=spring&max_steps=40")
-    return env, params, jax.jit(env.step)
+    return env, params, jax.jit(env.reset)(KEY, params), jax.jit(env.step)
 
 
 def test_without_brax_the_error_says_what_to_install(monkeypatch):
@@ -56,7 +56,7 @@ def test_wrong_names_and_wrappers_are_refused(envs):
 
 
 def test_spaces(pendulum, envs):
-    env, params, _ = pendulum
+    env, params, *_ = pendulum
     assert env.id == "brax/inverted_pendulum" and env.action_space(params) == spaces.Box(-1.0, 1.0, (1,))
     assert env.observation_space(params) == spaces.Box(-np.inf, np.inf, (4,), np.dtype("float32"))
     env, params = bridge.from_brax("fast", obs_mode="dict_pixels_state")
@@ -64,28 +64,39 @@ def test_spaces(pendulum, envs):
     assert shapes == {"state": (2,), "pixels/view_0": (4, 4, 3), "pixels/view_1": (4, 4, 3)}
 
 
-def test_steps_are_braxs_own_and_its_state_is_left_as_it_was(envs):
-    env, params = bridge.from_brax("reacher", backend="spring")
-    first_obs, state = jax.jit(env.reset)(KEY, params)
-    theirs = jax.jit(env.env.reset)(jax.random.PRNGKey(3))
-    testing.same(first_obs, theirs.obs, "the first observation", atol=1e-6)
-    step, their_step = jax.jit(env.step), jax.jit(env.env.step)
+def test_steps_are_braxs_own(pendulum):
+    env, params, (obs, state), step = pendulum
+    theirs, their_step = jax.jit(env.env.reset)(jax.random.PRNGKey(3)), jax.jit(env.env.step)
+    testing.same(obs, theirs.obs, "the first observation", atol=1e-6)
     for t in range(15):
-        action = jax.random.uniform(jax.random.fold_in(KEY, t), (2,), jnp.float32, -1, 1)
-        obs, state, reward, terminated, truncated, info = step(KEY, state, action, params)
+        action = jax.random.uniform(jax.random.fold_in(KEY, t), (1,), jnp.float32, -1, 1)
+        obs, state, reward, terminated, *_ = step(KEY, state, action, params)
         theirs = their_step(theirs, action)
-        testing.same((obs, reward), (theirs.obs, theirs.reward), f"step {t}", atol=1e-6)
-        testing.same(info, theirs.metrics, f"the metrics of step {t}", atol=1e-6)
-        assert not terminated and not truncated
-    assert info["reward_ctrl"] == pytest.approx(-float(jnp.sum(action**2)), abs=1e-6)
+        testing.same(obs, theirs.obs, f"step {t}", atol=1e-6)
+        assert reward == theirs.reward and terminated == (theirs.done > 0)
+
+
+def test_metrics_are_info_and_braxs_state_is_left_as_it_was(envs):
+    env, params = bridge.from_brax("reacher", backend="spring")
+    _, state = jax.eval_shape(env.reset, jax.eval_shape(lambda: KEY), params)
     held = dict(state.env.metrics)
-    jax.eval_shape(env.step, KEY, state, action, params)  # brax writes tracers into the dict that it is given
-    assert all(state.env.metrics[name] is x for name, x in held.items())
+    action = jax.ShapeDtypeStruct((2,), jnp.float32)
+    # step itself, not under eval_shape, which would copy the dicts: brax's reacher writes into the one that it is given
+    info = jax.make_jaxpr(lambda: _step_of_zeros(env, params, state, action, held), return_shape=True)()[1]
+    assert set(info) == {"reward_dist", "reward_ctrl"} == set(held)
+
+
+def _step_of_zeros(env, params, state, action, held):
+    """The info of a step from a state of zeros, whose own metrics must not change."""
+    state, action = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (state, action))
+    before = dict(state.env.metrics)
+    info = env.step(KEY, state, action, params)[-1]
+    assert all(state.env.metrics[name] is before[name] for name in held)
+    return info
 
 
 def test_a_fallen_pole_is_terminated_and_the_time_limit_truncates(pendulum):
-    env, params, step = pendulum
-    _, state = jax.jit(env.reset)(KEY, params)
+    env, params, (_, state), step = pendulum
     ends = []
     for push in (0.0, 1.0):
         at = state
@@ -101,7 +112,7 @@ def test_a_fallen_pole_is_terminated_and_the_time_limit_truncates(pendulum):
 
 
 def test_batches_reset_from_the_pool(pendulum):
-    env, params, _ = pendulum
+    env, params, *_ = pendulum
     batch = VectorEnv(env, 4, policy="pool", pool_size=2)
     params = params.replace(max_steps=jnp.int32(3))
     obs, state = jax.jit(batch.reset)(KEY, params)
@@ -133,8 +144,7 @@ def test_the_conformance_kit_on_every_backend(envs, name, backend):
 
 
 def test_a_picture(pendulum):
-    env, params, _ = pendulum
-    _, state = jax.jit(env.reset)(KEY, params)
+    env, _, (_, state), _ = pendulum
     try:
         picture = env.render(state)
     except RuntimeError as error:
