@@ -23,6 +23,10 @@ from llmrl_jax.parallel import Placement
 from llmrl_jax.rl.returns import gae
 
 
+INIT = 0xB0
+"""What a learner's keys are folded with for a bonus, so that its own draws stay what they are without one."""
+
+
 @struct.dataclass
 class Steps:
     """Steps as a bonus sees them: leaves `[T, N, ...]` in `reward`, `[B, ...]` in `update`."""

@@ -20,6 +20,8 @@ from jaxtyping import Array, Bool, Float
 from envs_jax.env import Environment
 from envs_jax.resets import VectorEnv
 from llmrl_jax.parallel import Placement
+from llmrl_jax.rl import bonus as bonuses
+from llmrl_jax.rl.bonus import Bonus, Steps
 from llmrl_jax.rl.distributions import Categorical
 from llmrl_jax.rl.dqn_config import DQNConfig, check
 from llmrl_jax.rl.gradient import FlatTree, clipped_adam, descend, linear_decay, traced_floats
@@ -52,6 +54,8 @@ class DQNState:
     """The key of the whole run; update `i` uses `fold_in(key, i)`."""
     update: jax.Array
     """int32 `[]`, updates done."""
+    bonus: Any = ()
+    """Of what changes rewards, see `llmrl_jax.rl.bonus`; `()` where nothing does."""
 
 
 # --- the loss ---------------------------------------------------------------------------------------------------------
@@ -108,20 +112,27 @@ def dqn_loss(
 
 
 def make_dqn(
-    config: DQNConfig, env: Environment, env_params: Any, policy: QPolicy, mesh: Mesh | None = None
+    config: DQNConfig,
+    env: Environment,
+    env_params: Any,
+    policy: QPolicy,
+    mesh: Mesh | None = None,
+    bonus: Bonus | None = None,
 ) -> Learner:
     """Build DQN as a `Learner`.
 
     **Arguments:** `config`; `env`, one environment, wrapped (with `EpisodeStatistics`), not batched; `env_params`;
-    `policy`; `mesh`, over whose axes data and fsdp the environments, the memory and batches are split.
+    `policy`; `mesh`, over whose axes data and fsdp the environments, the memory and batches are split; `bonus`, what
+    changes the rewards of steps before they are remembered (novelty, shaping), and learns with every gradient step.
     **Returns:** the learner. Its metrics are those of `dqn_loss` (means over the gradient steps), `grad_norm` (before
     clipping), `entropy` and `value_mean` of the policy that acted, `epsilon` where actions are drawn so, `replay_size`,
-    `nonfinite` (1 where a loss or gradient was not finite, bounded by 0), and those of `episode_metrics`.
+    `nonfinite` (1 where a loss or gradient was not finite, bounded by 0), those of `episode_metrics`, and the bonus's.
+    Returns of episodes are the world's own.
     **Raises:** `ValueError` where sizes do not divide (the arithmetic is shown), or the environment does not report
     its episodes.
     """
     check(config, env, env_params, mesh)
-    dqn = DQN(config, env, env_params, policy, Placement(mesh))
+    dqn = DQN(config, env, env_params, policy, Placement(mesh), bonus)
     return Learner(dqn.init, dqn.update, config.num_envs * config.num_steps, {"nonfinite": 0.0})
 
 
@@ -130,6 +141,7 @@ class Played:
     """What is recorded of steps besides what is remembered; leaves `[T, N]`."""
 
     done: jax.Array
+    truncated: jax.Array
     value: jax.Array
     """The highest value of an action."""
     entropy: jax.Array
@@ -140,8 +152,17 @@ class Played:
 class DQN:
     """DQN's update and the parts that it is made of; `make_dqn` says what the arguments are."""
 
-    def __init__(self, config: DQNConfig, env: Environment, env_params: Any, policy: QPolicy, placement: Placement):
+    def __init__(
+        self,
+        config: DQNConfig,
+        env: Environment,
+        env_params: Any,
+        policy: QPolicy,
+        placement: Placement,
+        bonus: Bonus | None = None,
+    ):
         self.config, self.env_params, self.policy, self.placement = config, env_params, policy, placement
+        self.bonus = bonus
         self.task_names = task_names(env)
         self.vector = VectorEnv(
             env, config.num_envs, policy=config.reset, pool_size=config.pool_size, reset_ratio=config.reset_ratio
@@ -161,16 +182,24 @@ class DQN:
         truncated = flag if self.config.n_step > 1 else ()
         replay = self._placed(self.memory.init(Transition(obs, action, reward, obs, flag, truncated)))
         counters = self.placement.whole((hparams, run_key, jnp.int32(0)))
-        return DQNState(params, frozen, target, opt_state, replay, place(runner, self.placement), *counters)
+        state = DQNState(params, frozen, target, opt_state, replay, place(runner, self.placement), *counters)
+        if self.bonus is None:
+            return state
+        bonus = self.bonus.init(jax.random.fold_in(key, bonuses.INIT), runner.obs)
+        return state.replace(bonus=bonuses.place(bonus, self.placement))
 
     def update(self, state: DQNState) -> tuple[DQNState, dict[str, jax.Array]]:
         """Play, remember, gradient steps, target network."""
         with self.placement.context():
             pool_key, play_key, learn_key = jax.random.split(jax.random.fold_in(state.key, state.update), 3)
             runner, steps, played = self._play(state, pool_key, play_key)
+            state, steps, report = self._rewarded(state, steps, played)
             replay = self._placed(self.memory.add(state.replay, steps))
-            params, opt_state, replay, metrics = self._learn_when_ready(state.replace(replay=replay), learn_key)
+            (params, opt_state, replay, bonus), metrics = self._learn_when_ready(
+                state.replace(replay=replay), learn_key
+            )
             metrics |= {
+                **report,
                 "entropy": jnp.mean(played.entropy),
                 "value_mean": jnp.mean(played.value),
                 "replay_size": replay.size,
@@ -185,6 +214,7 @@ class DQN:
                 replay=self._placed(replay),
                 runner=place(runner, self.placement),
                 update=state.update + 1,
+                bonus=bonuses.place(bonus, self.placement),
             )
             return state, {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()}
 
@@ -221,7 +251,7 @@ class DQN:
             cut = truncated if config.n_step > 1 else ()
             seen = Transition(runner.obs, action, reward, info["final_observation"], ends, cut)
             reported = {name: info[name] for name in EPISODE_INFO if name in info}
-            played = Played(done, jnp.max(q, axis=-1), distribution.entropy(), reported)
+            played = Played(done, truncated, jnp.max(q, axis=-1), distribution.entropy(), reported)
             runner = runner.replace(env_state=env_state, obs=rows(obs), first=rows(done))
             return runner, (seen, played)
 
@@ -230,21 +260,34 @@ class DQN:
         runner, (steps, played) = jax.lax.scan(step, runner, jnp.arange(config.num_steps))
         return runner, steps, played
 
+    def _rewarded(
+        self, state: DQNState, steps: Transition, played: Played
+    ) -> tuple[DQNState, Transition, dict[str, jax.Array]]:
+        """The steps with the rewards that are learned from, and the bonus's metrics, if there is one."""
+        if self.bonus is None:
+            return state, steps, {}
+        seen = Steps(steps.obs, steps.action, steps.reward, steps.next_obs, steps.terminated, played.truncated)
+        bonus, reward, report = bonuses.one_reward(self.bonus, state.bonus, seen, state.hparams["gamma"])
+        return state.replace(bonus=bonus), steps.replace(reward=reward), report
+
     # --- learn --------------------------------------------------------------------------------------------------------
 
-    def _learn_when_ready(self, state: DQNState, key: jax.Array) -> tuple[Any, Any, Ring, dict[str, jax.Array]]:
+    def _learn_when_ready(self, state: DQNState, key: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
+        """`_learn`, once the memory holds enough; before that nothing changes, and metrics are 0."""
         if not self.config.learning_starts:
             return self._learn(state, key)
 
         def wait(state, key):
-            zeros = {name: jnp.float32(0) for name in ("loss", "q_mean", "target_mean", "grad_norm")}
-            return state.params, state.opt_state, state.replay, zeros
+            zeros = {name: jnp.float32(0) for name in jax.eval_shape(self._learn, state, key)[1]}
+            return (state.params, state.opt_state, state.replay, state.bonus), zeros
 
         ready = self.memory.can_sample(state.replay, self.config.learning_starts)
         return jax.lax.cond(ready, self._learn, wait, state, key)
 
-    def _learn(self, state: DQNState, key: jax.Array) -> tuple[Any, Any, Ring, dict[str, jax.Array]]:
-        """`gradient_steps` steps on batches from the memory; metrics are means over them."""
+    def _learn(self, state: DQNState, key: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
+        """`gradient_steps` steps on batches from the memory.
+
+        **Returns:** the parameters, Adam's moments, the memory and the bonus's state; means of the metrics."""
         config, hparams, replay = self.config, state.hparams, state.replay
         flat = FlatTree(state.params, allowed=self.placement.mesh is None)
         optimizer = clipped_adam(hparams)
@@ -254,7 +297,7 @@ class DQN:
             return dqn_loss(flat.restore(params), state.frozen, target, batch, self.policy, discount, **options)
 
         def gradient_step(carry, key):
-            params, opt_state, priorities = carry
+            params, opt_state, priorities, bonus = carry
             ring = replay.replace(priorities=priorities)
             index, batch, discount, weight = self._sample(ring, key, hparams)
             target = state.target if config.target_every else flat.restore(params)
@@ -263,13 +306,23 @@ class DQN:
             if config.replay == "prioritized":
                 priority = (errors + 1e-6) ** hparams["priority_alpha"]
                 priorities = self.memory.prioritize(ring, index, priority).priorities
-            return (params, opt_state, priorities), metrics | {"grad_norm": norm}
+            bonus, own = self._learn_bonus(bonus, batch, key)
+            return (params, opt_state, priorities, bonus), metrics | own | {"grad_norm": norm}
 
-        carry = (flat.flatten(state.params), flat.flatten_moments(state.opt_state), replay.priorities)
+        carry = (flat.flatten(state.params), flat.flatten_moments(state.opt_state), replay.priorities, state.bonus)
         keys = jax.random.split(key, config.gradient_steps)
-        (params, opt_state, priorities), metrics = jax.lax.scan(gradient_step, carry, keys)
-        metrics = {name: jnp.mean(x) for name, x in metrics.items()}
-        return flat.restore(params), flat.restore_moments(opt_state), replay.replace(priorities=priorities), metrics
+        (params, opt_state, priorities, bonus), metrics = jax.lax.scan(gradient_step, carry, keys)
+        replay = replay.replace(priorities=priorities)
+        learned = (flat.restore(params), flat.restore_moments(opt_state), replay, bonus)
+        return learned, {name: jnp.mean(x) for name, x in metrics.items()}
+
+    def _learn_bonus(self, state: Any, batch: Transition, key: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
+        """A gradient step of the bonus on a batch from the memory, if there is one."""
+        if self.bonus is None:
+            return state, {}
+        truncated = jnp.zeros_like(batch.terminated) if isinstance(batch.truncated, tuple) else batch.truncated
+        steps = Steps(batch.obs, batch.action, batch.reward, batch.next_obs, batch.terminated, truncated)
+        return self.bonus.update(state, steps, jax.random.fold_in(key, bonuses.INIT))
 
     def _sample(
         self, ring: Ring, key: jax.Array, hparams: dict[str, jax.Array]

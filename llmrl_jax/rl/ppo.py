@@ -82,9 +82,6 @@ class Batch:
 LOSS_METRICS = ("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
 """The metrics of `ppo_loss` whose means over the gradient steps are reported."""
 
-BONUS = 0xB0
-"""What the run's key is folded with for the first state of a bonus."""
-
 
 def ppo_loss(
     params: Any,
@@ -197,7 +194,7 @@ class PPO:
         state = PPOState(params, frozen, opt_state, place(runner, self.placement), *counters)
         if self.bonus is None:
             return state
-        bonus = self.bonus.init(jax.random.fold_in(key, BONUS), runner.obs)
+        bonus = self.bonus.init(jax.random.fold_in(key, bonuses.INIT), runner.obs)
         return state.replace(bonus=bonuses.place(bonus, self.placement))
 
     def update(self, state: PPOState) -> tuple[PPOState, dict[str, jax.Array]]:

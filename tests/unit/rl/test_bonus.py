@@ -14,10 +14,13 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import envs_jax
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.rl.bonus import BonusState, Shaping, Steps, Stream, one_reward, stream_advantages
+from llmrl_jax.rl.dqn import make_dqn
+from llmrl_jax.rl.dqn_config import DQNConfig
 from llmrl_jax.rl.moments import Moments
 from llmrl_jax.rl.networks import NetworkPolicy
 from llmrl_jax.rl.ppo import make_ppo
 from llmrl_jax.rl.ppo_config import PPOConfig
+from llmrl_jax.rl.q_network import NetworkQPolicy
 from llmrl_jax.rl.rnd import RND, RNDConfig, masked_mean
 from llmrl_jax.run.checkpoint import Checkpoints
 
@@ -115,7 +118,7 @@ def replace_ends(played):
 
 # --- random network distillation --------------------------------------------------------------------------------------
 
-SMALL = RNDConfig(outputs=4, hidden=3, critic_hidden=(5,), update_proportion=0.5, learning_rate=0.01)
+SMALL = RNDConfig(outputs=16, hidden=32, critic_hidden=(5,), update_proportion=0.5, learning_rate=0.01)
 
 
 @cache
@@ -163,8 +166,7 @@ def test_novelty_by_hand():
 
 
 def test_the_predictor_learns_what_it_sees_and_the_random_network_stays():
-    rnd = RND(replace(SMALL, outputs=16, hidden=32))
-    state = rnd.init(jax.random.key(0), jnp.zeros((2, 3)))
+    rnd, state = small()
     rng = np.random.default_rng(0)
     seen = jnp.asarray(rng.normal(size=(16, 3)), jnp.float32)
     batch = Steps(seen, jnp.zeros(16), jnp.zeros(16), seen, jnp.zeros(16, bool), jnp.zeros(16, bool), jnp.ones(16))
@@ -281,3 +283,36 @@ def test_eight_devices():
         np.testing.assert_allclose(metrics[name], metrics_8[name], rtol=2e-3, atol=1e-5, err_msg=name)
     for x, y in zip(jax.tree.leaves((one.params, one.bonus)), jax.tree.leaves((eight.params, eight.bonus))):
         np.testing.assert_allclose(x, y, rtol=1e-3, atol=5e-4)
+
+
+# --- in DQN -----------------------------------------------------------------------------------------------------------
+
+
+def test_dqn_remembers_changed_rewards():
+    """What is remembered of the first update are the world's steps with novelty's rewards, and the predictor learns
+    once there is enough to learn from."""
+    env, params = envs_jax.make("Debug-Catch-v0")
+    config = DQNConfig(num_envs=4, num_steps=6, batch_size=8, replay_size=48, learning_starts=30, pool_size=4)
+    space, rnd = env.action_space(params), RND(SMALL)
+    plain, novel = (
+        make_dqn(config, EpisodeStatistics(env), params, NetworkQPolicy(space.n, hidden=(8,)), bonus=bonus)
+        for bonus in (None, rnd)
+    )
+    state = plain.init(jax.random.key(0))
+    ring = jax.jit(plain.update)(state)[0].replay
+    played = jax.tree.map(lambda x: x[:6], ring.items)
+    before, update = novel.init(jax.random.key(0)), jax.jit(novel.update)
+    after, metrics = update(before)
+    seen = Steps(played.obs, played.action, played.reward, played.next_obs, played.terminated, played.terminated)
+    novelty = rnd.reward(before.bonus, seen, 0.99)[1]
+    np.testing.assert_allclose(after.replay.items.reward[:6], 2 * played.reward + novelty, rtol=1e-3, atol=1e-5)
+    np.testing.assert_array_equal(after.replay.items.obs, ring.items.obs)
+    assert float(metrics["rnd_loss"]) == 0 and float(metrics["rnd_reward"]) > 0  # 24 steps: it waits for 30
+
+    def predictor(state):
+        return jax.tree.leaves(state.bonus.whole["params"]["predictor"])
+
+    assert all(np.array_equal(x, y) for x, y in zip(predictor(before), predictor(after)))
+    later, metrics = update(after)
+    assert float(metrics["rnd_loss"]) > 0
+    assert any(np.any(x != y) for x, y in zip(predictor(after), predictor(later)))
