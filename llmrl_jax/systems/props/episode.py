@@ -48,7 +48,7 @@ class EpisodeRecorder:
         if not frames:
             return steps, []
         chosen = np.unique(np.linspace(0, episode.length, min(frames, episode.length + 1)).round().astype(int))
-        return steps, [self.env.render(episode.state_at(t)) for t in chosen]
+        return steps, [self.env.render(episode.state_at(int(t))) for t in chosen]
 
 
 def _values(x: Any) -> Values:
