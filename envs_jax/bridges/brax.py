@@ -180,16 +180,17 @@ def _to_brax_class() -> Any:
 
         def __init__(self, env: Environment, params: Any):
             self.env, self.params = env, params
-            self._actions = env.action_space(params)
+            self._actions: Any = env.action_space(params)
             self._shape = jax.eval_shape(env.reset, jax.eval_shape(lambda: jax.random.key(0)), params)[0]
             for path, x in jax.tree_util.tree_leaves_with_path(self._shape):
                 if x.ndim == 0:
                     where = f"{env.id}'s observation{jax.tree_util.keystr(path)}"
                     raise TypeError(f"brax's observations are vectors or more; {where} is one number: wrap the world")
-            if not isinstance(self._actions, spaces.Discrete):
-                box = isinstance(self._actions, spaces.Box) and len(self._actions.shape) == 1
-                if not box or not np.issubdtype(np.dtype(self._actions.dtype), np.floating):
-                    raise TypeError(f"brax's actions are vectors of floats; {env.id} wants {self._actions}")
+            space: Any = self._actions
+            if not isinstance(space, spaces.Discrete):
+                box = isinstance(space, spaces.Box) and len(space.shape) == 1
+                if not box or not np.issubdtype(np.dtype(space.dtype), np.floating):
+                    raise TypeError(f"brax's actions are vectors of floats; {env.id} wants {space}")
 
         def _state(self, env, obs, reward, terminated, truncated, key):
             late = (truncated & ~terminated).astype(jnp.float32)

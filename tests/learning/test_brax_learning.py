@@ -22,11 +22,10 @@ def needs_brax():
         pytest.skip(str(error))
 
 
-def train(id, config, updates, *, last, reward_scale=1.0, scale=1.0):
+def train(id, config, updates, *, last, reward_scale=1.0):
     """The mean return of the episodes that end in the `last` updates, actions sampled."""
     env, params = envs_jax.make(id)
-    scale = np.asarray(scale, np.float32)
-    policy = NetworkPolicy(env.action_space(params), hidden=(32, 32), features=lambda obs, batch_dims: obs / scale)
+    policy = NetworkPolicy(env.action_space(params))
     learner = make_ppo(config, ScaleReward(EpisodeStatistics(env), reward_scale), params, policy)
     run = jax.jit(lambda state: jax.lax.scan(lambda s, _: learner.update(s), state, None, length=updates))
     _, metrics = run(learner.init(jax.random.key(0)))
@@ -50,12 +49,12 @@ def test_fast_beyond_braxs_own_bar():
 
 @pytest.mark.slow
 def test_inverted_pendulum():
-    """Untrained 20, at most 1000."""
+    """Untrained 20, at most 1000; 985 was measured."""
     id = "brax/inverted_pendulum?backend=spring"
-    assert train(id, continuous(40), 40, last=5, reward_scale=0.1, scale=(0.1, 0.1, 0.5, 1.0)) > 800
+    assert train(id, continuous(100), 100, last=10, reward_scale=0.1) > 900
 
 
 @pytest.mark.slow
 def test_reacher():
-    """Untrained -900, doing nothing -225."""
-    assert train("brax/reacher?backend=spring", continuous(64, gamma=0.95), 64, last=8) > -170
+    """Untrained -900, doing nothing -225; -115 was measured."""
+    assert train("brax/reacher?backend=spring", continuous(120, gamma=0.95), 120, last=30) > -150
