@@ -48,7 +48,7 @@ class Scores:
     """Of each token; 0 after a candidate's end."""
     raw_sum: Float[Array, "B A"]
     """The sum of a candidate's raw logits, never normalised: what GLAM's released code takes for a score
-    (glam reference, section 3.1). Nobody else should."""
+    (glam reference, section 3.1). For compatibility only."""
     hidden: Float[Array, "B D"]
     """The final hidden state of the last prompt token, for a value head."""
 
