@@ -185,7 +185,7 @@ class Phrasebook:
 def pad_rows(rows: Sequence[Sequence[int]], pad_id: int) -> TokenTable:
     """Token lists as one right-padded table."""
     lengths = np.array([len(row) for row in rows], np.int32)
-    tokens = np.full((len(rows), max(1, int(lengths.max(initial=0)))), pad_id, np.int32)
+    tokens = np.full((len(rows), max([1, *map(len, rows)])), pad_id, np.int32)
     for i, row in enumerate(rows):
         tokens[i, : len(row)] = row
     return TokenTable(tokens, lengths)
