@@ -13,9 +13,10 @@ How a new command uses it: a configuration with a kind, a function, and `command
     @command(TrainConfig)
     def train(config: TrainConfig) -> int:
         "Train an algorithm in a world."                        # the help of the command
-        from llmrl_jax.run.rl import train as work              # heavy modules are imported here, not for help
+        from llmrl_jax.run import rl_training                   # heavy modules are imported here, not for help
 
-        return work(config)
+        rl_training.train(config)
+        return 0
 
     COMMANDS = {"train": train}
 
@@ -154,22 +155,32 @@ def _asked(config: type, args: Sequence[str], read: Reader | None) -> _Asked:
     if named := flag(args, "--config"):
         path, values = read_values(named)
         file = configs.unstamped(values, kind, path)
-        if path.name == "config.json" and isinstance(file.get("run"), dict):  # another run with a run's settings
-            own = ("name", "resume", "resume_from")
-            file["run"] = {name: value for name, value in file["run"].items() if name not in own}
         if read is not None:
             file = read(file, path)
-    folder, saved = "", {}
-    resume = flag(args, "--run.resume")
-    if resume is not None and resume != "False":
-        name, out = flag(args, "--run.name") or "", flag(args, "--run.out") or "runs"
-        run = BaseRunConfig(name, out, resume=resume or True)
-        folder = os.path.join(run.out, run.name)
+        if path.name == "config.json" and isinstance(file.get("run", {}), dict):  # a new run with another's settings
+            file = dict(configs.upgraded(config, file))
+            own = ("name", "resume", "resume_from")
+            file |= {"run": {n: v for n, v in file["run"].items() if n not in own}} if "run" in file else {}
+    folder, saved = _resumed_folder(args, file), {}
+    if folder:
         source = find_run(folder)
         values = configs.read_json(source)
         saved = configs.unstamped(values, kind, source, run=folder) if isinstance(values, dict) else {}
         saved.pop("preset", None)  # of runs before version 1, which have its values beside its name
     return _Asked(args, path, file, folder, saved)
+
+
+def _resumed_folder(args: Sequence[str], file: Mapping[str, Any]) -> str:
+    """The folder of the run to resume, which flags or the file name; empty: none."""
+    said = file.get("run")
+    given = dict(said) if isinstance(said, Mapping) else {}
+    given |= {name: value for name in ("name", "out") if (value := flag(args, f"--run.{name}"))}
+    if (resume := flag(args, "--run.resume")) is not None:
+        given["resume"] = resume != "False" and (resume or True)
+    if not given.get("resume"):
+        return ""
+    run = BaseRunConfig(given.get("name", ""), given.get("out", "runs"), resume=given["resume"])
+    return os.path.join(run.out, run.name)
 
 
 def command(

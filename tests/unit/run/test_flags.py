@@ -224,11 +224,26 @@ def test_a_run_is_resumed_by_its_folder(tmp_path, monkeypatch):
         resumed(Config, "runs/a", model="another")
 
 
+def test_a_file_may_name_the_run_to_resume(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    begun = call("--run.name", "a", "--env", "Maze")
+    for text in ("run: {resume: runs/a}", "run: {name: a, resume: true}\nsteps: 5"):
+        (tmp_path / "a.yaml").write_text(text)
+        found = call("--config", "a.yaml")
+        assert found == replace(begun, steps=found.steps, run=replace(begun.run, resume=True))
+    assert found.steps == 5
+
+
 def test_another_runs_settings_make_a_new_run(tmp_path):
     call("--run.name", "a", "--run.out", str(tmp_path), "--steps", "3", "--run.keep", "9")
     for path in (tmp_path / "a", tmp_path / "a" / "config.json"):
         found = call("--config", str(path))
         assert (found.steps, found.run.keep, found.run.name, found.run.resume) == (3, 9, "", False)
+    found = configs.to_json(Config("m", learner=PRESETS["big"], run=RunConfig("a", keep=9)))
+    (tmp_path / "a" / "config.json").write_text(
+        json.dumps({"preset": "gone", "num_steps": found.pop("steps"), **found})
+    )
+    assert call("--config", str(tmp_path / "a")) == Config("m", learner=PRESETS["big"], run=RunConfig(keep=9))
 
 
 def test_the_wrong_command_names_the_right_one(tmp_path):
