@@ -128,9 +128,9 @@ def make(id: str, **kwargs: Any) -> tuple[Environment, Any]:
     **Raises:** `KeyError` for an unknown id, `TypeError` for an unknown option; both name the nearest.
     """
     base, _, query = id.partition("?")
-    found = spec(base)
+    registered = spec(base)
     options = {**{name: _literal(value) for name, value in parse_qsl(query, strict_parsing=bool(query))}, **kwargs}
-    build = found.load()
+    build = registered.load()
     accepted = inspect.signature(build).parameters
     if not any(p.kind is p.VAR_KEYWORD for p in accepted.values()):
         for name in options:
@@ -138,7 +138,7 @@ def make(id: str, **kwargs: Any) -> tuple[Environment, Any]:
                 raise TypeError(
                     f"{base!r} has no option {name!r}{nearest(name, list(accepted))} (it takes {', '.join(accepted)})"
                 )
-    env = build(**{**found.kwargs, **options})
+    env = build(**{**registered.kwargs, **options})
     if "id" not in vars(env):
         env.id = id
     return env, env.default_params

@@ -13,7 +13,7 @@ from envs_jax.babyai.step import act
 
 
 def useful_actions(state: State, done_actions: bool = False) -> Bool[Array, " A"]:
-    """The actions after which the agent or the world is other than before: no step into a wall, no pick up of nothing
+    """The actions after which the agent or the world differs from before: no step into a wall, no pick up of nothing
     or with full hands, no drop of nothing or onto something, no toggle of what does not open.
 
     Found by trying each, so that it is true of the dynamics whatever they are. Turning is always useful.

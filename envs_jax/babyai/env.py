@@ -39,7 +39,7 @@ KEYS = {"left": "turn left", "right": "turn right", "up": "go forward", "space":
 class BabyAI(Environment[State, Params]):
     """One BabyAI level. Observations: `image` uint8 `[7, 7, 3]`, `direction` int32 `[]`, `mission` a caption of
     `books.missions`, and with `text` also `text`, a caption of `books.view` with up to `max_sentences` sentences; with
-    `actions` "useful" also `action_mask` bool `[7]`, see `useful.useful_actions`.
+    `actions` "useful" also `action_mask` bool `[7]`, see `envs_jax.babyai.actions.useful_actions`.
     `info`: `success` bool, `task` int32, an index into `task_names`."""
 
     def __init__(
@@ -72,16 +72,16 @@ class BabyAI(Environment[State, Params]):
         return ACTIONS
 
     def observation_space(self, params):
-        found: dict[str, spaces.Space] = {
+        parts: dict[str, spaces.Space] = {
             "image": spaces.Box(0, AGENT, (VIEW, VIEW, 3), np.uint8),
             "direction": spaces.Discrete(4),
             "mission": spaces.Box(-1, len(MISSIONS) - 1, (MISSION_LENGTH,), np.int16),
         }
         if self.text:
-            found["text"] = spaces.Box(-1, len(self.books.view) - 1, (self.max_sentences,), np.int16)
+            parts["text"] = spaces.Box(-1, len(self.books.view) - 1, (self.max_sentences,), np.int16)
         if self.actions == "useful":
-            found[MASK] = mask_space(len(ACTIONS))
-        return spaces.Dict(found)
+            parts[MASK] = mask_space(len(ACTIONS))
+        return spaces.Dict(parts)
 
     def action_space(self, params):
         return spaces.Discrete(len(ACTIONS))

@@ -1,4 +1,4 @@
-"""Taking over a live minigrid environment, in the middle of an episode too."""
+"""Import of a live minigrid environment, in the middle of an episode too."""
 
 from __future__ import annotations
 
@@ -108,17 +108,17 @@ class _Importer:
             halves = [(0, instr.instr_a, instr.a_done), (2, instr.instr_b, instr.b_done)]
         else:
             halves = [(0, instr, False)]
-        found = []
+        clauses = []
         for slot, half, done in halves:
             if type(half).__name__ == "AndInstr":
-                found += [(slot, half.instr_a, half.a_done), (slot + 1, half.instr_b, half.b_done)]
+                clauses += [(slot, half.instr_a, half.a_done), (slot + 1, half.instr_b, half.b_done)]
             else:
-                found.append((slot, half, done))
-        for slot, clause, _ in found:
+                clauses.append((slot, half, done))
+        for slot, clause, _ in clauses:
             kind = KINDS.get(type(clause).__name__)
             if kind not in self.env.level.kinds or slot not in self.env.level.clauses:
                 raise ValueError(f"this level has no mission with a {type(clause).__name__} in place {slot}")
-        return [(slot, clause, done == "success") for slot, clause, done in found]
+        return [(slot, clause, done == "success") for slot, clause, done in clauses]
 
     def _tracked(self, cells: np.ndarray) -> np.ndarray:
         """Where each object was at the last refresh. A position that nothing on the grid explains belongs to an object

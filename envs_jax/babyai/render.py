@@ -139,13 +139,13 @@ def sees(state: State) -> np.ndarray:
     width, height = state.grid.shape
     seen = np.asarray(_view()(state.grid, state.position, state.direction, state.carrying))[..., 0] != UNSEEN
     (x, y), direction = np.asarray(state.position), int(state.direction)
-    found = np.zeros((width, height), bool)
+    seen = np.zeros((width, height), bool)
     for i, j in zip(*np.nonzero(seen)):
         ahead, aside = VIEW - 1 - j, i - VIEW // 2
         u, v = x + DX[direction] * ahead - DY[direction] * aside, y + DY[direction] * ahead + DX[direction] * aside
         if 0 <= u < width and 0 <= v < height:
-            found[u, v] = True
-    return found
+            seen[u, v] = True
+    return seen
 
 
 def render(state: State) -> np.ndarray:

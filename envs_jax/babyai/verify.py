@@ -1,4 +1,4 @@
-"""Has the mission succeeded? BabyAI's verifiers, their memories included (glam reference, section 6.5)."""
+"""Whether a mission has succeeded or failed: BabyAI's verifiers with their memories (glam reference, section 6.5)."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def verify(
 
     **Arguments:** `state`, after the action, with `tracked` refreshed where the action was a drop; `action`, int32
     `[]`; `front`, int32 `[2]`, the cell in front of the agent now; `front_cell`, its packed content; `clauses` and
-    `kinds`, the clauses and kinds of clause that missions of this level may have (others are never looked at);
+    `kinds`, the clauses and kinds of clause that missions of this level may have (others are not computed);
     `done_actions`, whether a clause only succeeds by the action `done` on the step after its condition held, and any
     other `done` fails it; `compat`, minigrid's way of failing sequences, see below.
     **Returns:** `(state, success, failure)`, the state with its memories written.

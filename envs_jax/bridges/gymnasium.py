@@ -60,42 +60,23 @@ def _convert(space: spaces.Space, x: Any) -> Any:
     return np.asarray(x).astype(np.int64)[()] if isinstance(space, spaces.Discrete) else np.asarray(x)
 
 
-def _blank(space: spaces.Space) -> Any:
-    """A member of a space: zeros where they are in bounds."""
-    if isinstance(space, spaces.Dict):
-        return {name: _blank(inner) for name, inner in space.spaces.items()}
-    low, high = (space.low, space.high) if isinstance(space, spaces.Box) else (0, 0)
-    return np.broadcast_to(np.clip(0, low, high), space.shape).astype(space.dtype)  # type: ignore[attr-defined]
-
-
 def text_spaces(env: Environment, params: Any) -> dict[str, gymnasium.spaces.Text]:
     """The captions in a world's observations, with the space of the strings that `env.describe` makes of them.
 
-    A caption is an integer vector padded with -1, so its longest string and its characters follow from those of every
-    phrase.
+    Their longest string and their characters follow from the phrases of their books.
     """
     space = env.observation_space(params)
     if not isinstance(space, spaces.Dict):
         return {}
-    blank, found = _blank(space), {}
-    for name in env.describe(blank):
+    texts = {}
+    for name, book in env.captions.items():
         part = space.spaces.get(name)
-        if not isinstance(part, spaces.Box) or len(part.shape) != 1 or np.any(np.asarray(part.low) != -1):
+        if not isinstance(part, spaces.Box) or len(part.shape) != 1:  # a window of captions, say
             continue
-
-        def said(*ids: int, name: str = name) -> str:
-            caption = np.full_like(blank[name], -1)
-            caption[: len(ids)] = ids
-            return env.describe({**blank, name: caption})[name]
-
-        phrases = [said(i) for i in range(int(np.max(part.high)) + 1)]
-        length, separator = part.shape[0], ""
-        if length > 1:
-            separator = said(0, 0)[len(phrases[0]) : -len(phrases[0])]
-        longest = length * max(map(len, phrases)) + (length - 1) * len(separator)
-        letters = "".join(sorted(set(separator).union(*phrases)))
-        found[name] = gymnasium.spaces.Text(longest, min_length=0, charset=letters)
-    return found
+        longest = part.shape[0] * max(map(len, book.phrases)) + (part.shape[0] - 1) * len(book.separator)
+        characters = "".join(sorted(set(book.separator if part.shape[0] > 1 else "").union(*book.phrases)))
+        texts[name] = gymnasium.spaces.Text(longest, min_length=0, charset=characters)
+    return texts
 
 
 @dataclass(frozen=True)
@@ -193,11 +174,11 @@ class GymnasiumEnv(gymnasium.Env):
         self._over = False
 
     def _observe(self, obs: Any) -> Any:
-        found = _convert(self._world.env.observation_space(self.params), obs)
+        converted = _convert(self._world.env.observation_space(self.params), obs)
         if self.text == "strings" and self._world.texts:
             said = self._world.env.describe(obs)
-            found |= {name: said[name] for name in self._world.texts}
-        return found
+            converted |= {name: said[name] for name in self._world.texts}
+        return converted
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
@@ -263,11 +244,11 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv):
         self._state: Any = None
 
     def _observe(self, obs: Any) -> Any:
-        found = _convert(self._world.env.observation_space(self.params), obs)
+        converted = _convert(self._world.env.observation_space(self.params), obs)
         if self.text == "strings" and self._world.texts:
             rows = [self._world.env.describe(row) for row in _rows(obs, self.num_envs)]
-            found |= {name: tuple(row[name] for row in rows) for name in self._world.texts}
-        return found
+            converted |= {name: tuple(row[name] for row in rows) for name in self._world.texts}
+        return converted
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
@@ -321,14 +302,14 @@ def _action(space: gymnasium.Space, action: Any) -> np.ndarray:
 
 def _masked(info: Mapping[str, Any], rows: np.ndarray) -> dict[str, Any]:
     """Gymnasium's form of a batch of infos: values, zero outside of `rows`, and `_name`, the rows that have them."""
-    found: dict[str, Any] = {}
+    masked: dict[str, Any] = {}
     for name, value in info.items():
         if isinstance(value, Mapping):
-            found[name] = _masked(value, rows)
+            masked[name] = _masked(value, rows)
         else:
-            found[name] = np.where(rows.reshape(-1, *[1] * (value.ndim - 1)), value, np.zeros((), value.dtype))
-        found[f"_{name}"] = rows
-    return found
+            masked[name] = np.where(rows.reshape(-1, *[1] * (value.ndim - 1)), value, np.zeros((), value.dtype))
+        masked[f"_{name}"] = rows
+    return masked
 
 
 def make(id: str, **options: Any) -> GymnasiumEnv:

@@ -31,12 +31,12 @@ def _model_path(xml_file: str) -> Path:
     """Where a model is: at a path, or by its name alone among Gymnasium's, where gymnasium is installed."""
     if Path(xml_file).name != xml_file:
         return Path(xml_file)
-    found = importlib.util.find_spec("gymnasium")
-    if found is None or found.origin is None:
+    package = importlib.util.find_spec("gymnasium")
+    if package is None or package.origin is None:
         raise ModuleNotFoundError(
             f"{xml_file} is a model of Gymnasium's: install gymnasium, or pass `xml_file` a path", name="gymnasium"
         )
-    return Path(found.origin).parent / "envs" / "mujoco" / "assets" / xml_file
+    return Path(package.origin).parent / "envs" / "mujoco" / "assets" / xml_file
 
 
 @struct.dataclass

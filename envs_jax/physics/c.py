@@ -93,9 +93,9 @@ class PhysicsC(Physics):
         self._share(run, chosen, [x.reshape(-1, *x.shape[axes:]) for x in (rows, after, *read.values())])
         with np.errstate(all="ignore"):  # rows that stand still may hold anything
             args = jax.tree.map(lambda x: x.astype(np.float64) if x.dtype == np.float32 else x, args)
-            found = look(np, self.moment(before, {}), self.moment(after, read), *args)
-            found = jax.tree.map(lambda s, x: np.broadcast_to(np.asarray(x, s.dtype), batch + s.shape), seen, found)
-        return self.encode(after), found
+            made = look(np, self.moment(before, {}), self.moment(after, read), *args)
+            made = jax.tree.map(lambda s, x: np.broadcast_to(np.asarray(x, s.dtype), batch + s.shape), seen, made)
+        return self.encode(after), made
 
     def _share(self, run: Callable, chosen: np.ndarray, arrays: list[np.ndarray]) -> None:
         """Have the threads advance the chosen rows of `arrays`, flat, in place."""

@@ -142,5 +142,5 @@ class Physics:
         def once(numbers, read, args):
             return look(jnp, self.moment(numbers, {}), self.moment(numbers, read), *args)
 
-        found = jax.eval_shape(once, numbers, read, args)
-        return jax.tree.map(lambda x: blank(x.shape, dtype=bool if x.dtype == bool else np.float32), found)
+        made = jax.eval_shape(once, numbers, read, args)
+        return jax.tree.map(lambda x: blank(x.shape, dtype=bool if x.dtype == bool else np.float32), made)

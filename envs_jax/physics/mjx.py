@@ -86,5 +86,5 @@ class PhysicsMjx(Physics):
     def _result(self, data: Any, before: Any, readable: Any, look: Any, args: tuple[Any, ...]) -> tuple[jax.Array, Any]:
         numbers = self._numbers(data)
         after = self.moment(numbers, {name: getattr(readable, name) for name in self.read})
-        found = look(jnp, before, after, *args)
-        return numbers, jax.tree.map(lambda s, x: x.astype(s.dtype), self.seen(look, args), found)
+        made = look(jnp, before, after, *args)
+        return numbers, jax.tree.map(lambda s, x: x.astype(s.dtype), self.seen(look, args), made)

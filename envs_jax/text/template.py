@@ -23,8 +23,8 @@ class PromptError(ValueError):
 
 @dataclass(frozen=True)
 class Limit:
-    """At most `at_most` phrases of one caption have an id in `ids`; what a world knows of itself, so that the longest
-    prompt is known tightly."""
+    """At most `at_most` phrases of one caption have an id in `ids`; a bound that the world guarantees, so that the
+    longest prompt is not overestimated."""
 
     ids: Collection[int]
     at_most: int
@@ -171,12 +171,12 @@ class Template:
                 raise KeyError(
                     f"the prompt needs a slot {name!r}{nearest(name, list(slots))} (it got {', '.join(slots)})"
                 )
-        found: list[tuple[int, int]] = []
+        pieces: list[tuple[int, int]] = []
         for place, unit in enumerate(self.units):
             if not all(bool(slots[name]) for name in unit.blocks):
                 continue
             if unit.slot is None:
-                found.append((place, 0))
+                pieces.append((place, 0))
                 continue
             ids = [i for i in np.asarray(slots[unit.slot]).reshape(-1).tolist() if i >= 0 or not unit.optional]
             if len(ids) > unit.size:
@@ -186,8 +186,8 @@ class Template:
                     raise ValueError(
                         f"the slot {unit.slot!r} has no phrase {i}; ids run from 0 to {len(unit.texts) - 1}"
                     )
-            found += [(place, i) for i in ids]
-        return found
+            pieces += [(place, i) for i in ids]
+        return pieces
 
     def render(self, slots: Slots, *, tail: bool = True) -> str:
         """The prompt in words, for the slots of one environment, on the host; with or without the white space that

@@ -30,12 +30,12 @@ class CliffWalking(TabularEnvironment):
         turns = (-1, 0, 1) if is_slippery else (0,)
 
         def outcomes(cell, action):
-            found = []
+            branches = []
             for turn in turns:
                 there = neighbor(cell, MOVES[(action + turn) % 4], SHAPE)
                 fall = there in CLIFF
-                found.append((1 / len(turns), START if fall else there, -100 if fall else -1, there == GOAL))
-            return found
+                branches.append((1 / len(turns), START if fall else there, -100 if fall else -1, there == GOAL))
+            return branches
 
         super().__init__(tabulate(SHAPE[0] * SHAPE[1], 4, outcomes), [START])
 

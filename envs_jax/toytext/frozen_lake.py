@@ -84,11 +84,11 @@ class FrozenLake(TabularEnvironment):
         def outcomes(cell, action):
             if letters[cell] in "GH":
                 return [(1.0, cell, 0, True)]
-            found = []
+            branches = []
             for turn, prob in ((-1, side), (0, success_rate), (1, side)) if is_slippery else ((0, 1.0),):
                 there = neighbor(cell, MOVES[(action + turn) % 4], shape)
-                found.append((prob, there, rewards[letters[there]], letters[there] in "GH"))
-            return found
+                branches.append((prob, there, rewards[letters[there]], letters[there] in "GH"))
+            return branches
 
         starts = [cell for cell, letter in enumerate(letters) if letter == "S"]
         super().__init__(tabulate(len(letters), 4, outcomes), starts, max_steps)

@@ -44,7 +44,7 @@ class Table:
 def tabulate(num_states: int, num_actions: int, outcomes: Callable[[int, int], Sequence[Outcome]]) -> Table:
     """The table of the process whose `outcomes(state, action)` are given as Gymnasium lists them."""
     listed = [[outcomes(s, a) for a in range(num_actions)] for s in range(num_states)]
-    count = np.array([[len(found) for found in row] for row in listed], np.int32)
+    count = np.array([[len(branches) for branches in row] for row in listed], np.int32)
     filled = np.zeros((num_states, num_actions, count.max(), 4))
     for (s, a), n in np.ndenumerate(count):
         filled[s, a, :n] = listed[s][a]

@@ -106,15 +106,15 @@ class Taxi(TabularEnvironment):
             mood = index // NUM_STATES
             cell, passenger, destination = decode(index)
             change = {SETTLED: 0.0, FICKLE: 1.0, UNDECIDED: fickle_probability}[mood]
-            found = []
+            branches = []
             for prob, there, reward, terminated in settled(index % NUM_STATES, action):
                 if mood == SETTLED or passenger != RIDING or decode(there)[0] == cell:
-                    found.append((prob, there + mood * NUM_STATES, reward, terminated))
+                    branches.append((prob, there + mood * NUM_STATES, reward, terminated))
                     continue
                 for other in range(len(STOPS)):
                     share = 1 - change if other == destination else change / 3
-                    found.append((prob * share, encode(decode(there)[0], RIDING, other), reward, terminated))
-            return found
+                    branches.append((prob * share, encode(decode(there)[0], RIDING, other), reward, terminated))
+            return branches
 
         moods = 3 if fickle_passenger else 1
         starts = [
@@ -171,8 +171,8 @@ class Taxi(TabularEnvironment):
 def make_v3(is_rainy: bool = False, fickle_passenger: bool = False) -> Taxi:
     """Taxi-v3, which without rain and fickle passengers is Taxi-v4.
 
-    **Raises:** `ValueError` where either is asked for: Gymnasium mended both in v4.
+    **Raises:** `ValueError` where either is asked for: Gymnasium fixed both in v4.
     """
     if is_rainy or fickle_passenger:
-        raise ValueError("Taxi-v3 is here without is_rainy and fickle_passenger, which v4 mended; make Taxi-v4")
+        raise ValueError("Taxi-v3 is here without is_rainy and fickle_passenger, which v4 fixed; make Taxi-v4")
     return Taxi()

@@ -23,7 +23,7 @@ def _checked(env: Environment, params: Any, horizon: int | None) -> tuple[Tabula
 
 
 def _backed_up(env: TabularEnvironment, values: np.ndarray) -> np.ndarray:
-    """The value of every action, float64 `[S, A]`, where `values` `[S]` is to be had from the next state on."""
+    """The value of every action, float64 `[S, A]`, where `values` `[S]` are those of the next states."""
     table = env.table
     later = np.where(table.terminated, 0.0, values[table.successor])
     return (table.prob * (table.reward + later)).sum(-1)

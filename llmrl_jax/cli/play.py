@@ -261,7 +261,7 @@ class Game:
             )
 
     def script(self, text: str) -> list[str]:
-        """The actions of `--actions`, checked. **Raises:** `ValueError` for one that there is not."""
+        """The actions of `--actions`, checked. **Raises:** `ValueError` for an unknown one."""
         parts = [part.strip() for part in text.split(",")]
         for part in parts:
             if part != "r":

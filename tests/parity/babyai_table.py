@@ -33,7 +33,7 @@ Made by `python -m tests.parity.babyai_table`. {count} ids, {steps} steps, {diff
 """
 
 NOTE = """
-Played with `?compat=minigrid`, because by default their worlds or their verdicts are mended (see [BabyAI](babyai.md)):
+Played with `?compat=minigrid`, because by default their worlds or their verdicts are fixed (see [BabyAI](babyai.md)):
 {quirky}.
 """
 

@@ -1,1 +1,1 @@
-"""Who plays BabyAI without learning: the bot, and a shortest-path expert."""
+"""Players of BabyAI that do not learn: the bot, and a shortest-path expert."""

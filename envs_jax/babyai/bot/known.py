@@ -37,7 +37,7 @@ class Task(NamedTuple):
 
 
 def current_task(state: State) -> Task:
-    """The first unfulfilled clause of the half whose turn it is."""
+    """The first clause that is not fulfilled, of the half that comes next."""
     absent = state.mission.kind == NO_CLAUSE
     done = [state.met[c] & (state.met[c + 1] | absent[c + 1]) for c in (0, 2)]
     half = jnp.where(jnp.where(state.mission.order == AFTER, done[1], ~done[0]), 0, 2)

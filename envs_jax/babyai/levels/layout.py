@@ -121,9 +121,9 @@ def draw_pose(dice: Dice, rooms: Rooms, grid: jax.Array, allowed: jax.Array):
     kind = type_of(grid).reshape(rooms.width, rooms.height)
     ahead = jnp.stack([jnp.roll(kind, (-DX[d], -DY[d]), (0, 1)).reshape(-1) for d in range(4)], axis=1)
     free = (allowed & (type_of(grid) == EMPTY))[:, None] & ((ahead == EMPTY) | (ahead == WALL))
-    pose, found = dice.cells(free.reshape(-1), 1)
+    pose, fits = dice.cells(free.reshape(-1), 1)
     cell, direction = pose[0] // 4, pose[0] % 4
-    return jnp.stack([cell // rooms.height, cell % rooms.height]), direction, found
+    return jnp.stack([cell // rooms.height, cell % rooms.height]), direction, fits
 
 
 @struct.dataclass
@@ -197,15 +197,15 @@ def word(rooms: Rooms, layout: Layout, kind, order=SINGLE, type=None, color=None
     present = jnp.stack([kind != NO_CLAUSE, kind == PUT_NEXT], axis=1)
     location = jnp.full((4, 2), ANY) if location is None else location
     type, color, location = (jnp.where(present, a, ANY).astype(jnp.int8) for a in (type, color, location))
-    found = matches(rooms, layout, type, color, location) & present[..., None]
-    sets = object_set(found)
+    named = matches(rooms, layout, type, color, location) & present[..., None]
+    sets = object_set(named)
     mission = Mission(
         kind=kind.astype(jnp.int8),
         order=jnp.asarray(order, jnp.int8),
         type=type,
         color=color,
         location=location,
-        many=jnp.sum(found, axis=-1) > 1,
+        many=jnp.sum(named, axis=-1) > 1,
         strict=jnp.zeros(4, bool) if strict is None else jnp.asarray(strict, bool),
     )
     return mission, sets[:, 0], sets[:, 1]

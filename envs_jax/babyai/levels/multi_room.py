@@ -73,7 +73,7 @@ def centre(rooms: RoomGrid) -> jax.Array:
 def connected_rooms(dice: Dice, rooms: RoomGrid, n: int):
     """Agent, doors, then `n` things anywhere: the levels without locks.
 
-    **Returns:** layout and grid; whether all can be reached is not looked at."""
+    **Returns:** layout and grid; whether all can be reached is not checked."""
     position, direction = pose_anywhere(dice, rooms)
     doors = closed_doors(dice, rooms, np.zeros(len(rooms.edges), bool))
     doors = doors.replace(present=connect(dice, rooms, doors.present))

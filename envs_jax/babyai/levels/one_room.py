@@ -98,8 +98,8 @@ def pickup_loc(room_size: int = 8) -> Level:
         layout, grid = objects_first(dice, rooms, kind, color)
         layout = layout.replace(accepted=layout.accepted & all_reachable(rooms, grid, layout.position))
         # every descriptor as often as minigrid tries it (a location half of the time), among those that match
-        found = jnp.any(matches(rooms, layout, types, colors, places), axis=-1)
-        pick, _ = dice.cells(found, 1)
+        matching = jnp.any(matches(rooms, layout, types, colors, places), axis=-1)
+        pick, _ = dice.cells(matching, 1)
         descriptor = tuple(jnp.asarray(a)[pick[0]] for a in (types, colors, places))
         return layout, grid, single(rooms, layout, PICK_UP, descriptor)
 

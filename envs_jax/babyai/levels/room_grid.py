@@ -35,15 +35,15 @@ class RoomGrid(Rooms):
     @cached_property
     def edges(self) -> tuple[tuple[int, int, int], ...]:
         """Every edge: its first room, its second, and the side of the first on which it lies, 0 or 1."""
-        found = []
+        edges = []
         for row in range(self.rows):
             for column in range(self.columns):
                 here = self.room(column, row)
                 if column < self.columns - 1:
-                    found.append((here, here + 1, 0))
+                    edges.append((here, here + 1, 0))
                 if row < self.rows - 1:
-                    found.append((here, here + self.columns, 1))
-        return tuple(found)
+                    edges.append((here, here + self.columns, 1))
+        return tuple(edges)
 
     @cached_property
     def ends(self) -> np.ndarray:
@@ -62,13 +62,13 @@ class RoomGrid(Rooms):
     def slots(self) -> np.ndarray:
         """The cells of every edge in which a door can be: int32 `[E, size - 2]`."""
         step = self.size - 1
-        found = []
+        cells = []
         for first, _, side in self.edges:
             x, y = first % self.columns * step, first // self.columns * step
             for k in range(1, step):
                 i, j = (x + step, y + k) if side == 0 else (x + k, y + step)
-                found.append(i * self.height + j)
-        return np.array(found, np.int32).reshape(len(self.edges), self.size - 2)
+                cells.append(i * self.height + j)
+        return np.array(cells, np.int32).reshape(len(self.edges), self.size - 2)
 
     @cached_property
     def inside(self) -> np.ndarray:
@@ -80,12 +80,12 @@ class RoomGrid(Rooms):
     def within(self) -> np.ndarray:
         """Every room with its walls: int32 `[R, size**2]`."""
         x, y = self.xy
-        step, found = self.size - 1, []
+        step, squares = self.size - 1, []
         for r in range(self.count):
             left, top = r % self.columns * step, r // self.columns * step
             square = (x >= left) & (x < left + self.size) & (y >= top) & (y < top + self.size)
-            found.append(np.flatnonzero(square))
-        return np.stack(found).astype(np.int32)
+            squares.append(np.flatnonzero(square))
+        return np.stack(squares).astype(np.int32)
 
     @property
     def middle(self) -> int:

@@ -114,10 +114,10 @@ def generator(
         if not unblocking:
             layout = layout.replace(accepted=layout.accepted & all_reachable(rooms, grid, layout.position))
 
-        found = matches(rooms, layout, types, colors, places)
+        named = matches(rooms, layout, types, colors, places)
         if not implicit_unlock and may_lock:
-            found &= (room < 0) | ~_inside(rooms, layout, room)
-        meant = jnp.any(found, axis=-1)
+            named &= (room < 0) | ~_inside(rooms, layout, room)
+        meant = jnp.any(named, axis=-1)
         verbs, order = _clauses(dice, kinds, forms)
         table = jnp.asarray(allowed)
         which = jnp.argmax(verbs[:, None] == kind_table, axis=1)

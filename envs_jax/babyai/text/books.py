@@ -30,7 +30,7 @@ BOOKS = {
 def books(describe: str = "glam", language: str = "english") -> Books:
     """The books of a grammar and a language.
 
-    **Raises:** `ValueError` for one that there is not, naming the nearest.
+    **Raises:** `ValueError` for an unknown one, naming the nearest.
     """
     for value, what, known in (
         (describe, "grammar of descriptions", list(dict.fromkeys(d for d, _ in BOOKS))),

@@ -2,7 +2,7 @@
 
 The sources are the glam reference, sections 2.3 and 6.5. BabyAI-Text's own grammar hides walls behind whatever stands
 before them, is silent about the door that the agent stands in, and says "a open door". The faithful grammar keeps its
-sentences and their order, and mends that.
+sentences and their order, without these faults.
 """
 
 from __future__ import annotations

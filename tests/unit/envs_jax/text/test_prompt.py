@@ -304,7 +304,7 @@ def test_bad_options_of_glams_prompt(played):
         glam_prompt(env, language="francais")
     with pytest.raises(ValueError, match="wants 2 observations, but PromptHistory keeps 3"):
         glam_prompt(env, history=2)
-    with pytest.raises(ValueError, match="holds 0"):
+    with pytest.raises(ValueError, match="history is 0; at least 1"):
         glam_prompt(env, history=0)
     with pytest.raises(ValueError, match="same words"):
         glam_prompt(env, ["drop", "drop"])
