@@ -236,11 +236,33 @@ def identity(config: Any) -> dict[str, Any]:
     return {} if config is None else dict(_flat(config, ""))
 
 
-def completed(saved: Mapping[str, Any], config: Any, name: str = "") -> dict[str, Any]:
-    """A saved identity with the options that the configuration has had since, at the defaults `load_config` gives them.
+def completed(saved: Mapping[str, Any], config: Any) -> dict[str, Any]:
+    """A saved identity as `load_config` would have it: in the names of this version (`upgraded`), and with the options
+    that the configuration has had since, at their defaults.
 
-    **Arguments:** `saved`, from `identity`; `config`, the configuration now; `name`, its own dotted name.
+    **Arguments:** `saved`, from `identity`; `config`, the configuration now.
     """
+    nested: dict[str, Any] = {}
+    for name, value in saved.items():
+        *parents, last = name.split(".")
+        place = nested
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[last] = value
+    return _with_defaults(dict(_renamed(nested, config, "")), config, "")
+
+
+def _renamed(values: Mapping[str, Any], config: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Nested values of a saved identity by their dotted names of this version; `config` is None for what it lacks."""
+    for key, value in (values if config is None else upgraded(type(config), values)).items():
+        inner, place = getattr(config, key, None), f"{name}.{key}".lstrip(".")
+        if isinstance(value, Mapping) and (dataclasses.is_dataclass(inner) or not hasattr(config, key)):
+            yield from _renamed(value, inner, place)
+        else:
+            yield place, value
+
+
+def _with_defaults(saved: Mapping[str, Any], config: Any, name: str) -> dict[str, Any]:
     found = dict(saved)
     for f in dataclasses.fields(config):
         place = f"{name}.{f.name}".lstrip(".")
@@ -253,7 +275,7 @@ def completed(saved: Mapping[str, Any], config: Any, name: str = "") -> dict[str
             elif f.default_factory is not dataclasses.MISSING:
                 found |= _flat(f.default_factory(), place)
         elif dataclasses.is_dataclass(value):
-            found |= completed(found, value, place)
+            found |= _with_defaults(found, value, place)
     return found
 
 

@@ -11,10 +11,12 @@ import pytest
 
 import envs_jax
 from llmrl_jax.agents.drrn import DRRNConfig, DRRNNetwork
-from llmrl_jax.core.config import from_json, to_json
+from llmrl_jax.core.config import completed, differences, from_json, identity, load_config, to_json
 from llmrl_jax.systems.glam.agents import make_agent
 from llmrl_jax.systems.glam.config import GlamConfig
 from llmrl_jax.systems.glam.presets import DRRN
+from llmrl_jax.systems.glam.settings import TrainConfig
+from tests.paths import ROOT
 
 
 def sizes(tree):
@@ -45,16 +47,34 @@ def test_the_published_values():
     assert (DRRN.agent, DRRN.history, DRRN.reward_scale) == ("drrn", 3, 20.0)
 
 
-def test_an_old_configuration_is_read():
-    """The learner's settings once stood beside the sizes of the network."""
-    old = to_json(replace(DRRN, history=2))
+def before(config):
+    """The JSON of a configuration in which the learner's settings stood beside the sizes of the network."""
+    old = to_json(config)
     learner = ("num_envs", "num_steps", "gradient_steps", "batch_size", "replay_size", "gamma", "learning_rate")
     learner += ("max_grad_norm", "adam_b1", "adam_b2", "adam_eps", "target_every", "bootstrap_truncation", "reset")
     moved = old.pop("dqn")
-    old["drrn"] |= {name: moved[name] for name in (*learner, "pool_size")} | {"embedding_dim": 16, "gamma": 0.8}
-    read = from_json(GlamConfig, old)
-    assert read == replace(DRRN, history=2, drrn=DRRNConfig(embedding_dim=16), dqn=replace(DRRN.dqn, gamma=0.8))
-    assert from_json(GlamConfig, to_json(read)) == read
+    old["drrn"] |= {name: moved[name] for name in (*learner, "pool_size")}
+    return old
+
+
+CHANGED = replace(DRRN, history=2, drrn=DRRNConfig(embedding_dim=16), dqn=replace(DRRN.dqn, gamma=0.8))
+
+
+def test_an_old_configuration_is_read():
+    assert from_json(GlamConfig, before(CHANGED)) == CHANGED == from_json(GlamConfig, to_json(CHANGED))
+    kept = load_config(TrainConfig, ROOT / "experiments/results/mixed/drrn-0/config.json")
+    assert kept.glam == replace(DRRN, env=kept.glam.env)
+
+
+@pytest.mark.parametrize("config", [CHANGED, GlamConfig()])
+def test_an_old_checkpoint_has_the_same_identity(config):
+    """That of the language model's runs too, which had DRRN's settings at their defaults."""
+    now = TrainConfig(glam=config)
+    old = {name: x for name, x in identity(now).items() if not name.startswith(("glam.drrn", "glam.dqn"))}
+    old |= {f"glam.drrn.{name}": x for name, x in before(config)["drrn"].items()}
+    assert completed(old, now) == identity(now)
+    other = TrainConfig(glam=replace(config, dqn=replace(config.dqn, gamma=0.7)))
+    assert differences(completed(old, other), identity(other)) == [f"glam.dqn.gamma: {config.dqn.gamma} -> 0.7"]
 
 
 def sigmoid(x):
