@@ -44,17 +44,17 @@ RECORD = "props-table.json"
 
 INTRODUCTION = """# ProPS: the fifteen tasks
 
-Mean return in fresh episodes of the best policy of each search, over seeds (+- standard error over them). How many
-seeds, episodes of search at most and fresh episodes stands in the last column: the published budget is 400
+Mean return in fresh episodes of the best policy of each search, over seeds (+- standard error over them). The last
+column has the numbers of seeds, of episodes of search at most, and of fresh episodes: the published budget is 400
 proposals of 20 episodes, 8,000 in all. Methods with populations play as many whole ones as fit, and the centers of
 those that draw around one (`episodes` in the JSON). All methods search the same parameters in the same box (linear
 policies in [-6, 6], tables over their actions), each with one setting for all tasks. Linear outputs are not clipped, so
 that MuJoCo's costs of actions beyond their range count, as they do in Gymnasium.
-*Bound* is what no policy exceeds in the mean, where that is known exactly. The published columns are those of the
+*Bound* is the largest possible mean, where it is known exactly. The published columns are those of the
 paper's page, with gpt-4o and 10 seeds: they are means while searching, not in fresh episodes, and their spread is
 called a standard error in one place and a standard deviation in another. The *scripted adviser* is a fixed local search
 that answers in place of a language model, through the same prompts and the same parser; it is no language model.
-`seconds` in the JSON are no speeds: the machine had other work, and some searches were stopped in between
+`seconds` in the JSON do not measure speed: the machine had other work, and some searches were stopped in between
 (null: their seconds were not kept).
 
 Made by `llmrl props table`; the figures are in [props-table.json](props-table.json).
