@@ -12,6 +12,7 @@ import pytest
 from envs_jax.babyai.bot.expert import expert_action
 from envs_jax.env import innermost
 from llmrl_jax.agents.language import action_logits
+from llmrl_jax.core.config import from_json
 from llmrl_jax.lm import Scores, WordTokenizer
 from llmrl_jax.rl.distributions import Categorical
 from llmrl_jax.run.config import RunConfig
@@ -240,6 +241,13 @@ def test_reading_comes_before_imitation(tmp_path):
     for _ in range(2):
         begun, _ = jax.jit(learner.update)(begun)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), begun.params, cloned.state.params)
+
+
+def test_settings_of_a_prior_from_before_it_had_that_name_are_read():
+    """As `runs/NAME/imitation/config.json` held them when the class was CloneConfig."""
+    saved = {"updates": 60, "batch_size": 512, "stride": 4, "noise": 0.5, "seen_only": False}
+    saved |= {"learning_rate": 0.003, "max_grad_norm": 1.0}
+    assert from_json(PriorConfig, saved) == PriorConfig()
 
 
 def test_a_stop_in_imitation_stops_the_run(tmp_path, monkeypatch, capsys):
