@@ -194,7 +194,8 @@ def _check_resets(name: str, policies: Sequence[str], played: list[dict[str, Any
         for part in ("reward", "terminated", "truncated"):
             same(none[part], other[part], f"{what}, {part},")
         same(none["obs"], other["final"], f"{what}, the observation before a reset,")
-        same(*(_rows((x["obs"], x["env"]), goes_on) for x in (none, other)), f"{what}, rows that go on,")
+        ours, theirs = (_rows((x["obs"], x["env"]), goes_on) for x in (none, other))
+        same(ours, theirs, f"{what}, rows that go on,")
 
 
 def _check_devices(
