@@ -196,8 +196,8 @@ def compact(ids: jax.Array, length: int, head: Sequence[jax.Array] = ()) -> jax.
     `[length]`; those beyond `length` are dropped. `N` has no limit.
 
     The entries that are kept are the bits of words of 32. For each place of the result, the word that holds its bit
-    is known by the words' counts, and the bit by five halvings of that word. On a CPU that takes a quarter to a tenth of
-    the time of a prefix sum with a scatter (64 to 200 entries, 1,024 rows), and less than a hundredth of that of
+    is known by the words' counts, and the bit by five halvings of that word. On a CPU that takes a quarter to a tenth
+    of the time of a prefix sum with a scatter (64 to 200 entries, 1,024 rows), and less than a hundredth of that of
     `top_k`. Entries that are apart are better given as `head` than concatenated, which XLA makes slow.
     """
     h, n = len(head), len(head) + ids.shape[0]
