@@ -45,13 +45,14 @@ def test_declared_shapes_are_those_made(model):
 
 
 def test_padding_is_told_by_lengths_or_positions_never_by_a_token(model, variables, whole):
+    apply = jax.jit(model.apply)
     for pad in (0, 7):
         right = np.where(np.arange(10) < LENGTHS[:, None], TOKENS, pad)
         shift = 10 - LENGTHS[:, None]
         left = np.where(np.arange(10) >= shift, np.take_along_axis(TOKENS, (np.arange(10) - shift) % 10, 1), pad)
         positions = np.where(np.arange(10) >= shift, np.arange(10) - shift, -1).astype(np.int32)
-        by_length = model.apply(variables, right, lengths=LENGTHS).logits
-        by_position = model.apply(variables, left, positions=positions).logits
+        by_length = apply(variables, right, lengths=LENGTHS).logits
+        by_position = apply(variables, left, positions=positions).logits
         for row, n in enumerate(LENGTHS):
             np.testing.assert_allclose(by_length[row, :n], whole.logits[row, :n], atol=2e-5)
             np.testing.assert_allclose(by_position[row, 10 - n :], whole.logits[row, :n], atol=2e-5)
@@ -59,7 +60,7 @@ def test_padding_is_told_by_lengths_or_positions_never_by_a_token(model, variabl
 
 def test_cached_is_uncached_for_ragged_rows(model, variables, whole):
     cache = Cache.create(CONFIG, 3, 16)
-    out = model.apply(variables, TOKENS[:, :6], lengths=jnp.minimum(LENGTHS, 6), cache=cache)
+    out = jax.jit(model.apply)(variables, TOKENS[:, :6], lengths=jnp.minimum(LENGTHS, 6), cache=cache)
     np.testing.assert_array_equal(out.cache.lengths(), [6, 4, 6])
     step = jax.jit(lambda c, t: (lambda o: (o.logits, o.cache))(model.apply(variables, t, cache=c)))
     cache = out.cache
@@ -70,30 +71,40 @@ def test_cached_is_uncached_for_ragged_rows(model, variables, whole):
             np.testing.assert_allclose(logits[row, 0], whole.logits[row, at[row]], atol=2e-5)
 
 
+def gradient(model, variables):
+    return jax.jit(jax.grad(lambda v: (model.apply(v, TOKENS).logits ** 2).mean()))(variables)
+
+
+@pytest.fixture(scope="module")
+def whole_gradient(model, variables):
+    return gradient(model, variables)
+
+
 @pytest.mark.parametrize("change", [{"unroll": 1}, {"unroll": 1, "remat": True}, {"remat": True}], ids=str)
-def test_scan_and_remat_change_nothing(model, variables, whole, change):
+def test_scan_and_remat_change_nothing(variables, whole, whole_gradient, change):
     other = Llama(CONFIG, lora=LORA, **change)
     at = jnp.array([[9, 0], [3, 2], [5, 5]])
     got = jax.jit(lambda v: other.apply(v, TOKENS, at=at).logits)(variables)
     np.testing.assert_allclose(got, jnp.take_along_axis(whole.logits, at[..., None], axis=1), atol=2e-5)
-    grad = lambda m: jax.jit(jax.grad(lambda v: (m.apply(v, TOKENS).logits ** 2).mean()))(variables)  # noqa: E731
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4), grad(other), grad(model))
+    got = gradient(other, variables)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4), got, whole_gradient)
 
 
 def test_logits_only_where_wanted(model, variables, whole):
-    out = model.apply(variables, TOKENS, logits=False)
+    out = jax.jit(lambda v: model.apply(v, TOKENS, logits=False))(variables)
     assert out.logits is None
     np.testing.assert_allclose(out.hidden, whole.hidden, atol=2e-5)
 
 
 def test_adapters_are_off_when_absent_and_merge_into_the_base(model, variables, whole):
     base = {"params": variables["params"]}
-    off = model.apply(base, TOKENS).logits
-    np.testing.assert_array_equal(off, Llama(CONFIG).apply(base, TOKENS).logits)
+    off = jax.jit(model.apply)(base, TOKENS).logits
+    plain = jax.jit(Llama(CONFIG).apply)
+    np.testing.assert_array_equal(off, plain(base, TOKENS).logits)
     assert np.abs(off - whole.logits).max() > 0.1
     before = jax.tree.map(np.array, variables["params"])
     merged = merge(variables["params"], variables["lora"], LORA)
-    np.testing.assert_allclose(Llama(CONFIG).apply({"params": merged}, TOKENS).logits, whole.logits, atol=5e-5)
+    np.testing.assert_allclose(plain({"params": merged}, TOKENS).logits, whole.logits, atol=5e-5)
     jax.tree.map(np.testing.assert_array_equal, variables["params"], before)
     with pytest.raises(ValueError, match="without LoRAConfig"):
         Llama(CONFIG).apply(variables, TOKENS)
@@ -116,7 +127,7 @@ def test_only_the_adapters_gradient_is_computed(model, variables):
 
 def test_bfloat16_keeps_float32_where_it_matters(variables, whole):
     low = Llama(CONFIG, lora=LORA, dtype=jnp.bfloat16)
-    out = low.apply(variables, TOKENS)
+    out = jax.jit(low.apply)(variables, TOKENS)
     assert out.logits.dtype == jnp.float32 and out.hidden.dtype == jnp.bfloat16
     assert low.abstract()["lora"]["layers"]["self_attn"]["q_proj"]["a"].dtype == jnp.float32
     p, q = jax.nn.log_softmax(whole.logits), jax.nn.log_softmax(out.logits)
@@ -130,8 +141,9 @@ def test_dynamic_rope_looks_at_its_own_row_only():
     model = Llama(config)
     variables = random_variables(model)
     positions = np.where(np.arange(10) < LENGTHS[:, None], np.arange(10), -1).astype(np.int32)
-    together = model.apply(variables, TOKENS, positions=positions).logits[1, :4]
-    alone = model.apply(variables, TOKENS[1:2, :4]).logits[0]
+    apply = jax.jit(model.apply)
+    together = apply(variables, TOKENS, positions=positions).logits[1, :4]
+    alone = apply(variables, TOKENS[1:2, :4]).logits[0]
     np.testing.assert_allclose(together, alone, atol=2e-5)
 
 
