@@ -96,8 +96,9 @@ def network_q_policy(env: Environment, env_params: Any, network: NetworkConfig, 
     """
     space = env.action_space(env_params)
     if not isinstance(space, spaces.Discrete):
+        kind = f"a {type(space).__name__} of shape {getattr(space, 'shape', ())}"
         raise ValueError(
-            f"dqn needs a finite number of actions, but those of {env.id} are {space}: choose another algorithm, as in "
+            f"dqn needs a finite number of actions, but those of {env.id} are {kind}: choose another algorithm, as in "
             "--algo ppo"
         )
     refuse_unread(network, ["memory"], "dqn", prefix="network.")

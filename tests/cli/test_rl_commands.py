@@ -69,7 +69,10 @@ def test_every_algorithm_has_settings_with_its_name():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--algo", "dqn", "--env", "Debug-Aim-v0"], "dqn needs a finite number of actions, but those of Debug-Aim-v0"),
+        (
+            ["--algo", "dqn", "--env", "Debug-Aim-v0"],
+            "those of Debug-Aim-v0 are a Box of shape (1,): choose another",
+        ),
         (["--algo", "ddqn"], "no algorithm 'ddqn'; did you mean 'dqn'"),
         (["--env", "CartPol-v1"], "did you mean 'CartPole-v1'"),
         (["--algo", "dqn", "--network.memory", "8"], "--network.memory is 8, but dqn does not read it"),
