@@ -195,7 +195,7 @@ def test_many_candidates_are_scored_in_parts(served):
     ("path", "body", "param", "said"),
     [
         ("chat/completions", CHAT | {"tools": [{"type": "function"}]}, "tools", "does not support (only [])"),
-        ("chat/completions", CHAT | {"response_format": {"type": "json_object"}}, "response_format", "does not support"),
+        ("chat/completions", CHAT | {"response_format": {"type": "json_object"}}, "response_format", "not support"),
         ("chat/completions", CHAT | {"logprobs": True, "top_logprobs": 3}, "top_logprobs", "top_logprobs is 3"),
         ("chat/completions", CHAT | {"presence_penalty": 0.5}, "presence_penalty", "presence_penalty is 0.5"),
         ("chat/completions", CHAT | {"beam_width": 4}, "beam_width", "the field 'beam_width' is not known"),
