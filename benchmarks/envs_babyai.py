@@ -30,8 +30,8 @@ NEAREST = ("navix:Navix-GoToDoor-8x8-v0", "navix:Navix-DoorKey-8x8-v0", "xland-m
 
 
 def compiler_options() -> dict[str, Any]:
-    """What suits a grid world alone on a CPU: XLA's older loop emitters, which jax 0.12 no longer has."""
-    old = jax.__version_info__ < (0, 12) and jax.default_backend() == "cpu"
+    """What suits a grid world alone on a CPU: XLA's older loop emitters, which jaxlib from 0.11 on no longer has."""
+    old = jax.__version_info__ < (0, 11) and jax.default_backend() == "cpu"
     return {"xla_cpu_use_fusion_emitters": False} if old else {}
 
 
