@@ -37,9 +37,7 @@ def test_every_changed_option_is_named_with_its_value():
     with pytest.raises(ValueError, match=r"^--num-actions is 3, but the agent x does not read it; leave it out$"):
         refuse_unread(Outer(num_actions=3), ("num_actions", "mesh"), "the agent x")
     both = Outer(num_actions=3, inner=Inner(num_envs=2))
-    with pytest.raises(
-        ValueError, match=r"^--num-actions is 3, --inner.num-envs is 2, but x does not read them;"
-    ):
+    with pytest.raises(ValueError, match=r"^--num-actions is 3, --inner.num-envs is 2, but x does not read them;"):
         refuse_unread(both, ("num_actions", "inner"), "x")
     with pytest.raises(ValueError, match=r"--inner.num-envs is 8, but x does not read it; leave it out \(take y\)"):
         refuse_unread(Outer(), ("inner",), "x", usual=replace(both, num_actions=0), remedy="take y")
