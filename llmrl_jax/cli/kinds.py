@@ -18,14 +18,14 @@ def _commands() -> dict[str, Callable[[Mapping[str, Any]], Any]]:
     (`llmrl_jax.run.flags.command`). Imports the commands of all groups."""
     from llmrl_jax.cli.main import groups
 
-    found = {}
+    kinds = {}
     for group in groups().values():
         module = importlib.import_module(group.module)
         commands = [*getattr(module, "COMMANDS", {}).values(), getattr(module, "COMMAND", None)]
         for begin in (getattr(command, "begin", None) for command in commands):
             if begin is not None and (kind := getattr(begin({}), "KIND", "")):
-                found[kind] = begin
-    return found
+                kinds[kind] = begin
+    return kinds
 
 
 def kind_of(values: Mapping[str, Any]) -> str:

@@ -56,12 +56,12 @@ def groups() -> dict[str, Group]:
         for path in (folder / "commands.py", folder / "commands" / "__init__.py"):
             if path.is_file():
                 systems[folder.name] = path
-    found = {}
+    result = {}
     for name, path in sorted({**own, **systems}.items()):
         parts = path.relative_to(package.parent).with_suffix("").parts
         module = ".".join(part for part in parts if part != "__init__")
-        found[name] = Group(module, _first_line(ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))))
-    return found
+        result[name] = Group(module, _first_line(ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))))
+    return result
 
 
 def _first_line(text: str | None) -> str:
@@ -146,25 +146,25 @@ def _find(args: list[str], prog: str) -> tuple[Callable[..., Any], str, list[str
 def _help(args: list[str], prog: str) -> int:
     """Print the help that the arguments ask for. Imports no jax, unless it fails without."""
     with contextlib.suppress(Exception), standins() as end:
-        found = _find(args, prog)
+        target = _find(args, prog)
         end()
-        if found is None:
+        if target is None:
             return 0
         from llmrl_jax.run.flags import parse
 
-        command, name, left = found
+        command, name, left = target
         parse(command, name, left)
         return 0
     return _run(args, prog)
 
 
 def _run(args: list[str], prog: str) -> int:
-    found = _find(args, prog)
-    if found is None:
+    target = _find(args, prog)
+    if target is None:
         return 0
     from llmrl_jax.run.flags import parse
 
-    command, name, left = found
+    command, name, left = target
     result = parse(command, name, left)
     return result if isinstance(result, int) else 0
 
@@ -182,8 +182,8 @@ def _take(args: Sequence[str], prefix: str, kind: Any, prog: str) -> tuple[Any, 
     flags: Any = dataclasses.make_dataclass("Flags", [(prefix, kind, dataclasses.field(default_factory=kind))])
     if asks:
         parse(flags, prog, ["--help"])
-    found: Any = parse(flags, prog, list(args), return_unknown_args=True)
-    taken, left = found
+    result: Any = parse(flags, prog, list(args), return_unknown_args=True)
+    taken, left = result
     for arg in left:
         if arg.startswith(f"--{prefix}."):
             from llmrl_jax.core.checks import nearest
@@ -220,12 +220,12 @@ def _submit(args: Sequence[str], prog: str) -> int | None:
     config, left = _take(args, "slurm", slurm.SlurmConfig, prog)
     if clash := [a for a in left if a.startswith("--hosts.")]:
         raise _Usage(f"error: {clash[0]} beside --slurm.*: the job's processes join as --slurm.mode says; leave it out")
-    found = _find(left, prog)
-    if found is None:
+    target = _find(left, prog)
+    if target is None:
         return 0
     from llmrl_jax.run.flags import parse
 
-    command, name, rest = found
+    command, name, rest = target
 
     @functools.wraps(command)
     def parsed(*args: Any, **kwargs: Any) -> list[Any]:

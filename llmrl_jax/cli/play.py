@@ -95,14 +95,14 @@ def keys_of(names: tuple[str, ...], own: Mapping[str, int] | None = None) -> dic
 def arrows_of(names: tuple[str, ...]) -> dict[str, int]:
     """The actions that the arrows and the space bar stand for, as far as the names say."""
     words = [re.findall("[a-z]+", name.lower()) for name in names]
-    found = {}
+    arrows = {}
     for key, meanings in MEANINGS.items():
         for meaning in meanings:
             which = [i for i, name in enumerate(words) if meaning in name]
             if which:
-                found[key] = which[0]
+                arrows[key] = which[0]
                 break
-    return found
+    return arrows
 
 
 def has_picture(env: Any) -> bool:
@@ -196,10 +196,10 @@ class Game:
         lower = {name.lower(): i for i, name in enumerate(self.names)}
         if text.isdigit() and int(text) < len(self.names):
             return int(text)
-        found = self.keys.get(text, lower.get(text.lower(), self.arrows.get(text)))
-        if found is None:
+        index = self.keys.get(text, lower.get(text.lower(), self.arrows.get(text)))
+        if index is None:
             raise ValueError(f"no action {text!r}{nearest(text, list(self.names))} (? lists them)")
-        return found
+        return index
 
     def step(self, action: int) -> None:
         """Take an action and show what comes of it."""

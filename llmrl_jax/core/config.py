@@ -166,13 +166,13 @@ def unstamped(values: Mapping[str, Any], kind: str, source: str | Path, *, run: 
     left = dict(values)
     if "version" not in left or not isinstance(left.get("kind"), str):
         return left
-    found, version = left.pop("kind"), left.pop("version")
-    if kind and found != kind:
+    saved_kind, version = left.pop("kind"), left.pop("version")
+    if kind and saved_kind != kind:
         if run:
             raise ValueError(
-                f"{run} is {a_run(found)}, not {a_run(kind)}: `llmrl {found} --run.resume {run}` continues it"
+                f"{run} is {a_run(saved_kind)}, not {a_run(kind)}: `llmrl {saved_kind} --run.resume {run}` continues it"
             )
-        raise ValueError(f"{source} has the options of `llmrl {found}`, not of `llmrl {kind}`")
+        raise ValueError(f"{source} has the options of `llmrl {saved_kind}`, not of `llmrl {kind}`")
     if not isinstance(version, int) or version > VERSION:
         raise ValueError(
             f"{source} has version {version}, which a newer llmrl_jax wrote; this one reads up to version {VERSION}"
@@ -263,7 +263,7 @@ def _renamed(values: Mapping[str, Any], config: Any, name: str) -> Iterator[tupl
 
 
 def _with_defaults(saved: Mapping[str, Any], config: Any, name: str) -> dict[str, Any]:
-    found = dict(saved)
+    complete = dict(saved)
     for f in dataclasses.fields(config):
         place = f"{name}.{f.name}".lstrip(".")
         if f.metadata.get("resume") == "free":
@@ -271,12 +271,12 @@ def _with_defaults(saved: Mapping[str, Any], config: Any, name: str) -> dict[str
         value = getattr(config, f.name)
         if not any(known == place or known.startswith(f"{place}.") for known in saved):
             if f.default is not dataclasses.MISSING:
-                found |= _flat(f.default, place)
+                complete |= _flat(f.default, place)
             elif f.default_factory is not dataclasses.MISSING:
-                found |= _flat(f.default_factory(), place)
+                complete |= _flat(f.default_factory(), place)
         elif dataclasses.is_dataclass(value):
-            found |= _with_defaults(found, value, place)
-    return found
+            complete |= _with_defaults(complete, value, place)
+    return complete
 
 
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -126,18 +126,18 @@ def _remove_left_over(path: Path) -> None:
     Where `path` itself is missing, such a folder is put back."""
     start, machine = f".{path.name}.", re.sub(r"[^A-Za-z0-9]+", "_", socket.gethostname())
     pattern = re.compile(re.escape(start) + rf"(draft|old)-{machine}-(\d+)-\d+")
-    left = [(match[1], found) for found in path.parent.iterdir() if (match := _left(pattern, found))]
-    for what, found in sorted(left, reverse=True):  # folders that were replaced first
+    left = [(match[1], entry) for entry in path.parent.iterdir() if (match := _left(pattern, entry))]
+    for what, entry in sorted(left, reverse=True):  # folders that were replaced first
         if what == "old" and not path.exists():
-            found.rename(path)
-        elif found.is_dir():
-            shutil.rmtree(found, ignore_errors=True)
+            entry.rename(path)
+        elif entry.is_dir():
+            shutil.rmtree(entry, ignore_errors=True)
         else:
-            found.unlink(missing_ok=True)
+            entry.unlink(missing_ok=True)
 
 
-def _left(pattern: re.Pattern[str], found: Path) -> re.Match[str] | None:
-    match = pattern.fullmatch(found.name)
+def _left(pattern: re.Pattern[str], entry: Path) -> re.Match[str] | None:
+    match = pattern.fullmatch(entry.name)
     return match if match and not _runs(int(match[2])) else None
 
 

@@ -97,20 +97,20 @@ def _port(environ: Mapping[str, str], seed: int) -> int:
 
 def _first_host(nodes: str) -> str:
     """The first of SLURM's list of nodes: `n1`, `n1,m2`, `n[001-015],m2`, `n[3,7]-ib`."""
-    found = re.match(r"([^,\[]+)(?:\[([^\],-]+)[^\]]*\])?([^,\[]*)", nodes)
-    if not found:
+    match = re.match(r"([^,\[]+)(?:\[([^\],-]+)[^\]]*\])?([^,\[]*)", nodes)
+    if not match:
         raise ValueError(f"SLURM's list of nodes is {nodes!r}, which is not understood; give --hosts.coordinator")
-    return f"{found[1]}{found[2] or ''}{found[3]}"
+    return f"{match[1]}{match[2] or ''}{match[3]}"
 
 
 def _tasks_here(text: str, node: int) -> int:
     """SLURM's `4(x2),3` is 4, 4, 3: the entry of a node."""
     counts: list[int] = []
     for part in text.split(","):
-        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
-        if not found:
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if not match:
             raise ValueError(f"SLURM's tasks per node are {text!r}, which is not understood")
-        counts += [int(found[1])] * int(found[2] or 1)
+        counts += [int(match[1])] * int(match[2] or 1)
     if node >= len(counts):
         raise ValueError(f"SLURM's tasks per node are {text!r}, but this is node {node}")
     return counts[node]
@@ -135,8 +135,8 @@ def _open_mpi(environ: Mapping[str, str]) -> Place:
     size, here = (_number(environ, f"OMPI_COMM_WORLD_{name}") for name in ("SIZE", "LOCAL_SIZE"))
     # Open MPI 4 names the launcher's address; 5 does not, but where all are on one node it is not needed
     uri = environ.get("OMPI_MCA_orte_hnp_uri", "")
-    found = re.search(r"tcp://([^,:]+)|tcp6://\[([^,\]]+)", uri)
-    host = "127.0.0.1" if size == here else next(filter(None, found.groups()), None) if found else None
+    match = re.search(r"tcp://([^,:]+)|tcp6://\[([^,\]]+)", uri)
+    host = "127.0.0.1" if size == here else next(filter(None, match.groups()), None) if match else None
     job = environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid") or uri
     return Place(
         launcher="Open MPI",
@@ -231,11 +231,11 @@ def _known(
     if coordinator is None:
         coordinator = environ.get("JAX_COORDINATOR_ADDRESS") or (place.coordinator if place else None)
     if num_processes is None:
-        found = place.num_processes if place else _number(environ, "JAX_NUM_PROCESSES", -1)
-        num_processes = None if found < 0 else found
+        number = place.num_processes if place else _number(environ, "JAX_NUM_PROCESSES", -1)
+        num_processes = None if number < 0 else number
     if process_id is None:
-        found = place.process_id if place else _number(environ, "JAX_PROCESS_ID", -1)
-        process_id = None if found < 0 else found
+        number = place.process_id if place else _number(environ, "JAX_PROCESS_ID", -1)
+        process_id = None if number < 0 else number
     known = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
     missing = [name for name, value in known.items() if value is None]
     if len(missing) == len(known):

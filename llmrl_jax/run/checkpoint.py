@@ -309,9 +309,9 @@ def _check_leaves(saved: Mapping[str, Any], wanted: Mapping[str, Any], what: str
 
 def _key_impl(x: Any) -> Any:
     """The generator of keys, also of abstract ones (which `jax.random.key_impl` refuses)."""
-    found: list[Any] = []
-    jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), jax.ShapeDtypeStruct(x.shape, x.dtype))
-    return found[0]
+    impls: list[Any] = []
+    jax.eval_shape(lambda key: impls.append(jax.random.key_impl(key)), jax.ShapeDtypeStruct(x.shape, x.dtype))
+    return impls[0]
 
 
 def _target(x: Any) -> jax.ShapeDtypeStruct:
@@ -331,8 +331,8 @@ def _restore(like: Any, wanted: Mapping[str, Any], sums: Mapping[str, int], rest
     for name, x in target.items():
         if not x.size:
             read[name] = jax.device_put(jax.numpy.zeros(x.shape, x.dtype), x.sharding)
-    found = trees.checksums({name: read[name] for name in wanted})
-    wrong = [prefix + name for name in wanted if found[name] != sums[name]]
+    actual = trees.checksums({name: read[name] for name in wanted})
+    wrong = [prefix + name for name in wanted if actual[name] != sums[name]]
     if wrong:
         raise _Damaged(f"the contents of {', '.join(wrong[:5])} changed since they were saved")
     leaves = []

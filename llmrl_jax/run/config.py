@@ -64,8 +64,8 @@ class BaseRunConfig:
         """Set `name` and `out` from the folder of the run to continue, and `resume` to whether there is one."""
         out, name = _split(folder)
         default_out = next(f.default for f in fields(self) if f.name == "out")
-        for option, given, found in (("name", self.name, name), ("out", self.out, out)):
-            if found and given not in ("", found, default_out if option == "out" else ""):
+        for option, given, needed in (("name", self.name, name), ("out", self.out, out)):
+            if needed and given not in ("", needed, default_out if option == "out" else ""):
                 raise ValueError(f"run.{option} is {given}, but run.resume is {folder}: leave run.{option} out")
         object.__setattr__(self, "name", name or self.name)
         object.__setattr__(self, "out", out or self.out)
@@ -141,9 +141,9 @@ def resumed(kind: type[Settings], folder: str | Path, **changes: Any) -> Setting
     out, name = _split(str(folder))
     # the run is where it was found, whatever it was called there
     run = replace(saved.run, **own, name=name, out=out or ".", resume=True)
-    found = replace(saved, run=run, **changes)
-    refuse_changes(folder, saved, found)
-    return found
+    settings = replace(saved, run=run, **changes)
+    refuse_changes(folder, saved, settings)
+    return settings
 
 
 def refuse_changes(folder: str | Path, saved: Any, config: Any) -> None:

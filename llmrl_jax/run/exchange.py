@@ -69,16 +69,16 @@ class Exchanges:
         """
         started = time.monotonic()
         request = self._read(state)
-        found: Arrays | str | None = None
+        answer: Arrays | str | None = None
         if jax.process_index() == 0:
-            found = self._answered(request, stop)
-        found = from_first(found)
+            answer = self._answered(request, stop)
+        answer = from_first(answer)
         self.seconds += time.monotonic() - started
-        if found is None:
+        if answer is None:
             return None
-        if isinstance(found, str):
-            raise NoAnswer(found) from (self._asked.error if self._asked else None)
-        state = self._with(state, found)
+        if isinstance(answer, str):
+            raise NoAnswer(answer) from (self._asked.error if self._asked else None)
+        state = self._with(state, answer)
         self._ask_ahead(state, update)
         return state
 
@@ -199,21 +199,21 @@ def from_first(found: Arrays | str | None) -> Arrays | str | None:
     return _unpacked(np.asarray(multihost_utils.broadcast_one_to_all(sent), np.uint8).tobytes())
 
 
-def _packed(found: Arrays | str | None) -> bytes:
+def _packed(answer: Arrays | str | None) -> bytes:
     """A line of JSON that says what follows, and the bytes of the arrays."""
-    if not isinstance(found, dict):
-        return json.dumps(found).encode() + b"\n"
-    head = [[name, x.dtype.str, x.shape] for name, x in found.items()]
-    return json.dumps(head).encode() + b"\n" + b"".join(x.tobytes() for x in found.values())
+    if not isinstance(answer, dict):
+        return json.dumps(answer).encode() + b"\n"
+    head = [[name, x.dtype.str, x.shape] for name, x in answer.items()]
+    return json.dumps(head).encode() + b"\n" + b"".join(x.tobytes() for x in answer.values())
 
 
 def _unpacked(content: bytes) -> Arrays | str | None:
     head, _, data = content.partition(b"\n")
-    found = json.loads(head)
-    if not isinstance(found, list):
-        return found
+    decoded = json.loads(head)
+    if not isinstance(decoded, list):
+        return decoded
     arrays, start = {}, 0
-    for name, kind, shape in found:
+    for name, kind, shape in decoded:
         size = np.dtype(kind).itemsize * math.prod(shape)
         arrays[name] = np.frombuffer(data[start : start + size], kind).reshape(shape)
         start += size

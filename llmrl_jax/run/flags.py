@@ -106,13 +106,13 @@ def parse(function: Callable[..., Any], prog: str | None = None, args: Sequence[
 def flag(args: Sequence[str], name: str) -> str | None:
     """The value of a flag on the command line, `--name value` or `--name=value`: empty for a flag alone, None where it
     is absent. The last one counts."""
-    found = None
+    last = None
     for i, arg in enumerate(args):
         given, equals, value = arg.partition("=")
         if given.replace("_", "-") == name.replace("_", "-"):
             following = args[i + 1] if i + 1 < len(args) and not args[i + 1].startswith("--") else ""
-            found = value if equals else following
-    return found
+            last = value if equals else following
+    return last
 
 
 # --- commands -------------------------------------------------------------------------------------------------------
@@ -134,10 +134,10 @@ class _Asked:
 
     def get(self, name: str) -> str | None:
         """See `Get`: the flag, else the file, else the resumed run."""
-        found = flag(self.args, f"--{name}")
+        value = flag(self.args, f"--{name}")
         for values in (self.file, self.saved):
-            found = found if found is not None else _find(values, name)
-        return found
+            value = value if value is not None else _find(values, name)
+        return value
 
 
 def _find(values: Mapping[str, Any], name: str) -> str | None:

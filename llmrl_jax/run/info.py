@@ -12,13 +12,13 @@ from typing import Any
 
 def versions() -> dict[str, str]:
     """The versions of Python and of the packages that decide numbers."""
-    found = {"python": platform.python_version()}
+    result = {"python": platform.python_version()}
     for name in ("llmrl-jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy"):
         try:
-            found[name] = importlib.metadata.version(name)
+            result[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return result
 
 
 def _cpu() -> str:

@@ -341,12 +341,12 @@ class _Run:
     def _evaluate(self, state: Any) -> None:
         assert self.evaluate is not None
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.config.seed), 0x5EED), self.update)
-        found = {name: _number(value) for name, value in self.evaluate(state, key).items()}
-        self.latest.update({f"eval/{name}": value for name, value in found.items() if isinstance(value, float)})
+        results = {name: _number(value) for name, value in self.evaluate(state, key).items()}
+        self.latest.update({f"eval/{name}": value for name, value in results.items() if isinstance(value, float)})
         steps = self.update * self.learner.steps_per_update
-        line = {"kind": "eval", "update": self.update, "steps": steps, **found}
+        line = {"kind": "eval", "update": self.update, "steps": steps, **results}
         self._write(line)
-        shown = {f"eval/{name}": value for name, value in found.items()}
+        shown = {f"eval/{name}": value for name, value in results.items()}
         self.bar.report({**shown, "kind": "eval", "update": self.update}, self.speed)
 
     def _write(self, line: Mapping[str, Any]) -> None:

@@ -116,12 +116,12 @@ def last(path: str | Path, update: int) -> dict[str, dict[str, Any]]:
 
 def known(lines: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     """The metrics that a run goes by (`RunConfig.best`), from `last` lines: those of evaluations as `eval/<name>`."""
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for kind, line in lines.items():
         prefix = "" if kind == "train" else f"{kind}/"
         named = {name: value for name, value in line.items() if name not in _OF_LINES and isinstance(value, float)}
-        found |= {f"{prefix}{name}": value for name, value in named.items()}
-    return found
+        metrics |= {f"{prefix}{name}": value for name, value in named.items()}
+    return metrics
 
 
 def truncate(path: str | Path, update: int) -> None:

@@ -96,10 +96,10 @@ def make(config: RLRun) -> Made:
     options that do not fit together.
     """
     env, env_params = envs_jax.make(config.env)
-    env, found = EpisodeStatistics(env), algorithm(config.algo)
-    policy = found.policy(env, env_params, config.network, config.hyper)
+    env, entry = EpisodeStatistics(env), algorithm(config.algo)
+    policy = entry.policy(env, env_params, config.network, config.hyper)
     mesh = make_mesh(config.mesh) if config.mesh else None
-    return Made(env, env_params, policy, found.make(config.hyper, env, env_params, policy, mesh))
+    return Made(env, env_params, policy, entry.make(config.hyper, env, env_params, policy, mesh))
 
 
 def evaluation(made: Made, episodes: int) -> Callable[[Any, jax.Array], dict[str, float]]:
@@ -111,11 +111,11 @@ def evaluation(made: Made, episodes: int) -> Callable[[Any, jax.Array], dict[str
     succeeds = "success" in step_info(made.env, made.env_params)
 
     def evaluate(state: Any, key: jax.Array) -> dict[str, float]:
-        found: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         for name, greedy in (("sampled", False), ("greedy", True)):
             outcome = play(state.params, state.frozen, key, greedy=greedy)
-            found |= {f"{name}/{what}": value for what, value in _summary(outcome, succeeds).items()}
-        return found
+            metrics |= {f"{name}/{what}": value for what, value in _summary(outcome, succeeds).items()}
+        return metrics
 
     return evaluate
 
@@ -157,11 +157,11 @@ def train(config: RLRun) -> RunResult:
     }
     if not result.stopped:
         key = jax.random.fold_in(jax.random.key(config.run.seed), 0x4E1D)  # episodes that are not trained on
-        found = evaluate(result.state, key)
-        values |= found
+        metrics = evaluate(result.state, key)
+        values |= metrics
         about = {"update": result.update, "env": config.env, "episodes": config.eval_episodes}
-        configs.save_config({**about, **found}, result.folder / f"eval-{result.update}.json")
-        print(table(found, config.eval_episodes))
+        configs.save_config({**about, **metrics}, result.folder / f"eval-{result.update}.json")
+        print(table(metrics, config.eval_episodes))
     write_summary(result.folder, values)
     print(f"{result.steps} steps at {result.steps_per_second:.0f} steps/s; everything is in {result.folder}")
     return result

@@ -99,16 +99,16 @@ def blank(kind: type) -> Any:
 
 def _flags_of(kind: type) -> dict[str, tuple[str, bool]]:
     """Names that files may use -> the field, and whether its own options stand beside it without a prefix."""
-    found = {}
+    flags = {}
     hints = typing.get_type_hints(kind, include_extras=True)
     for f in dataclasses.fields(kind):
         shown = [
             meta.name for meta in getattr(hints[f.name], "__metadata__", ()) if getattr(meta, "name", None) is not None
         ]
-        found[f.name] = (f.name, shown == [""])
+        flags[f.name] = (f.name, shown == [""])
         if shown and shown[0]:
-            found[shown[0]] = (f.name, False)
-    return found
+            flags[shown[0]] = (f.name, False)
+    return flags
 
 
 def overlaid(default: Any, values: Mapping[str, Any], where: str = "") -> Any:

@@ -85,10 +85,10 @@ class SlurmConfig:
     @property
     def seconds(self) -> int:
         """The time limit. **Raises:** `ValueError` for a spelling that sbatch does not know."""
-        found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", self.time)
-        if not found:
+        match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", self.time)
+        if not match:
             raise ValueError(f"--slurm.time is {self.time!r}; MINUTES, H:MM:SS or D-HH:MM:SS is needed")
-        days, *rest = found.groups()
+        days, *rest = match.groups()
         a, b, c = (int(x) if x is not None else 0 for x in rest)
         if days is not None:  # D-HH[:MM[:SS]]
             total = ((int(days) * 24 + a) * 60 + b) * 60 + c
@@ -196,19 +196,19 @@ def submit(config: SlurmConfig, args: Sequence[str], parsed: Iterable[Any] = ())
     executor = submitit.SlurmExecutor(folder=folder, max_num_timeout=config.requeues)
     executor.update_parameters(**parameters(config, name))
     try:
-        found = executor.submit(job)
+        submitted = executor.submit(job)
     except submitit.core.utils.FailedJobError as error:
         said = " ".join(str(error).split())
         raise ValueError(f"sbatch refused the job: {said[:500]}") from None
     processes = config.nodes * config.tasks_per_node
     print(
-        f"job {found.job_id} ({name}): {config.nodes} nodes x {config.tasks_per_node} = {processes} processes "
+        f"job {submitted.job_id} ({name}): {config.nodes} nodes x {config.tasks_per_node} = {processes} processes "
         f"({config.mode}), {config.gpus_per_node} GPUs a node, {config.time}\n"
-        f"script: {found.paths.submission_file}\n"
-        f"logs:   {found.paths.stdout}, {found.paths.stderr} (of process 0)\n"
-        f"cancel: scancel {found.job_id}"
+        f"script: {submitted.paths.submission_file}\n"
+        f"logs:   {submitted.paths.stdout}, {submitted.paths.stderr} (of process 0)\n"
+        f"cancel: scancel {submitted.job_id}"
     )
-    return found.job_id
+    return submitted.job_id
 
 
 def make_job(config: SlurmConfig, args: Sequence[str], parsed: Iterable[Any] = ()) -> tuple[Job, str]:
@@ -229,9 +229,9 @@ def make_job(config: SlurmConfig, args: Sequence[str], parsed: Iterable[Any] = (
 def _named_run(values: Iterable[Any]) -> BaseRunConfig | None:
     """How a command's run is kept, among the values that its function would get; None where it keeps no run."""
     for value in values:
-        found = value if isinstance(value, BaseRunConfig) else getattr(value, "run", None)
-        if isinstance(found, BaseRunConfig):
-            return found
+        run = value if isinstance(value, BaseRunConfig) else getattr(value, "run", None)
+        if isinstance(run, BaseRunConfig):
+            return run
     return None
 
 

@@ -103,10 +103,10 @@ def generate(
         stop_tokens=lm.end_tokens(folder, tokenizer),
     )
     rows, lengths = jax.numpy.asarray([tokens]), jax.numpy.asarray([len(tokens)])
-    found = lm.generate(llama, variables, rows, lengths, jax.random.key(seed), config, stops=stops)
-    for i, continuation in enumerate(found.texts(tokenizer, stops)[0]):
+    result = lm.generate(llama, variables, rows, lengths, jax.random.key(seed), config, stops=stops)
+    for i, continuation in enumerate(result.texts(tokenizer, stops)[0]):
         if samples > 1:
-            print(f"--- {i + 1} of {samples}, {lm.Finish(int(found.finish[0, i])).name.lower()}")
+            print(f"--- {i + 1} of {samples}, {lm.Finish(int(result.finish[0, i])).name.lower()}")
         print(continuation)
 
 
@@ -118,14 +118,14 @@ def fit(config: FitConfig) -> int:
     from llmrl_jax.run.memory.advice import advice
     from llmrl_jax.run.memory.fit import fit as measure
 
-    found = measure(config)
-    print(found.table())
-    platform = found.devices.rpartition("(")[2].partition(")")[0]
-    print(f"Compiled in {found.seconds:.0f} s. Activations are what XLA plans for {platform}; other devices differ.")
-    if found.fits is not False:
+    result = measure(config)
+    print(result.table())
+    platform = result.devices.rpartition("(")[2].partition(")")[0]
+    print(f"Compiled in {result.seconds:.0f} s. Activations are what XLA plans for {platform}; other devices differ.")
+    if result.fits is not False:
         return 0
     if config.advise:
-        lines = advice(found)
+        lines = advice(result)
         print("What helps:" if lines else "No knob helps: take more or larger devices (--mesh), or a smaller model.")
         print("\n".join(lines))
     return 1

@@ -24,13 +24,13 @@ def list_all(folder: Annotated[Path, tyro.conf.Positional] = Path("runs"), json:
     from llmrl_jax.cli.kinds import kind_of
     from llmrl_jax.run.report import runs
 
-    found = runs.list_runs(folder, kind_of)
+    facts = runs.list_runs(folder, kind_of)
     if json:
-        _print_json([runs.to_json(run) for run in found])
-    elif not found:
+        _print_json([runs.to_json(run) for run in facts])
+    elif not facts:
         print(f"there is no run in {folder}")
     else:
-        print(runs.runs_table(found))
+        print(runs.runs_table(facts))
 
 
 def show(folder: tyro.conf.Positional[Path], json: bool = False) -> None:

@@ -114,26 +114,26 @@ def find_devices(config: FitConfig) -> list[jax.Device]:
             jax.config.update("jax_platforms", "cpu")
         except RuntimeError:  # the devices are there already, and stay what they are
             pass
-        found = jax.devices()
-        if len(found) < config.devices:
+        present = jax.devices()
+        if len(present) < config.devices:
             raise ValueError(
-                f"{config.devices} devices are asked for, but this process has {len(found)} already; start it with "
+                f"{config.devices} devices are asked for, but this process has {len(present)} already; start it with "
                 f"JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count={config.devices}"
             )
-        return found[: config.devices]
-    found, needed = jax.devices(), MeshSpec.parse(config.mesh).size
-    if needed > len(found):
+        return present[: config.devices]
+    present, needed = jax.devices(), MeshSpec.parse(config.mesh).size
+    if needed > len(present):
         raise ValueError(
-            f"the mesh {config.mesh} needs {needed} devices, {len(found)} are present; --devices {needed} simulates "
+            f"the mesh {config.mesh} needs {needed} devices, {len(present)} are present; --devices {needed} simulates "
             "them"
         )
-    return found
+    return present
 
 
 def device_memory(devices: list[jax.Device]) -> int | None:
     """What the smallest of the devices lets a program allocate; None where they do not say."""
-    found = [(d.memory_stats() or {}).get("bytes_limit") for d in devices]
-    return min(found) if found and all(found) else None  # type: ignore[type-var]
+    limits = [(d.memory_stats() or {}).get("bytes_limit") for d in devices]
+    return min(limits) if limits and all(limits) else None  # type: ignore[type-var]
 
 
 def fit(config: FitConfig) -> Fit:

@@ -47,9 +47,9 @@ def place_like(tree: Any, params: Any, places: Any, elsewhere: Sharding) -> Any:
     def place(path: Any, leaf: Any) -> Sharding:
         names = _names(path)
         for start in range(len(names)):
-            shape, found = known.get(names[start:], ((), None))
-            if found is not None and shape == tuple(leaf.shape):
-                return found
+            shape, sharding = known.get(names[start:], ((), None))
+            if sharding is not None and shape == tuple(leaf.shape):
+                return sharding
         return elsewhere
 
     return jax.tree_util.tree_map_with_path(place, tree)
@@ -198,8 +198,8 @@ def _grpo(s: Setting) -> tuple[Any, dict[str, Any]]:
     rows = max(c.rows, c.batch_size)
     data = jax.eval_shape(lambda: Prompts(jnp.zeros((rows, c.length), jnp.int32), jnp.ones(rows, jnp.int32)))
 
-    def reward(found: Any, places: Any) -> Any:
-        return found.lengths.astype(jnp.float32)
+    def reward(completions: Any, places: Any) -> Any:
+        return completions.lengths.astype(jnp.float32)
 
     state = _learner_state(s, lambda v, d: make_grpo(options, s.model, v, d, reward), data)
     learner = make_grpo(options, s.model, s.variables, data, reward, mesh=s.mesh)

@@ -25,11 +25,11 @@ def size(n: int) -> str:
 
 def parse_bytes(text: str) -> int:
     """`16GiB`, `80GB`, `512 MiB` or a plain number of bytes. **Raises:** `ValueError` for anything else."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?)B?|B)?\s*", text, re.IGNORECASE)
-    if not found:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?)B?|B)?\s*", text, re.IGNORECASE)
+    if not match:
         raise ValueError(f"the memory is {text!r}; a size is needed, as 16GiB or 80GB")
-    power = "KMGT".index(found[2].upper()) + 1 if found[2] else 0
-    n = int(float(found[1]) * (1024 if found[3] else 1000) ** power)
+    power = "KMGT".index(match[2].upper()) + 1 if match[2] else 0
+    n = int(float(match[1]) * (1024 if match[3] else 1000) ** power)
     if not n:
         raise ValueError(f"the memory is {text!r}; a device has some")
     return n

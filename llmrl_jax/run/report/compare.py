@@ -113,20 +113,20 @@ def settings_of(config: Any, folder: Path) -> dict[str, Any]:
             return OWN + f"/{value}".rpartition(f"/{folder.name}/")[2]
         return value
 
-    found = raw_settings(config) if isinstance(config, Mapping) else configs.identity(config)
-    return {name: shortened(value) for name, value in found.items()}
+    settings = raw_settings(config) if isinstance(config, Mapping) else configs.identity(config)
+    return {name: shortened(value) for name, value in settings.items()}
 
 
 def raw_settings(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """The values of a configuration file by their dotted names, without those of `run` but its seed."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name, value in values.items():
         place = f"{prefix}{name}"
         if isinstance(value, Mapping) and value:
-            found |= raw_settings(value, f"{place}.")
+            settings |= raw_settings(value, f"{place}.")
         elif place not in ("kind", "version", "preset") and (not place.startswith("run.") or place == SEED):
-            found[place] = value
-    return found
+            settings[place] = value
+    return settings
 
 
 def read_run(folder: str | Path, config: Any, metric: str = "success") -> Run:
@@ -165,10 +165,10 @@ def shared_metric(folders: Sequence[Path]) -> str:
         each.append({name for line in lines for name in line if _has(line, name)})
     shared = set.intersection(*each)
     losses = sorted(name for name in shared if name.endswith("loss"))
-    found = [name for name in (*METRICS, *losses) if name in shared]
-    if not found:
+    candidates = [name for name in (*METRICS, *losses) if name in shared]
+    if not candidates:
         raise ValueError("the runs share no metric to compare them by: name one that all of them have with --metric")
-    return found[0]
+    return candidates[0]
 
 
 class Named(Protocol):
@@ -210,8 +210,8 @@ def label(group: Sequence[Named]) -> str:
 
 
 def _over(group: Sequence[Run], each: Sequence[float]) -> str:
-    found = _over_seeds(group[0].metric, each)
-    return str(found) if len(group) > 1 else f"{found.mean:.3f}"
+    estimate = _over_seeds(group[0].metric, each)
+    return str(estimate) if len(group) > 1 else f"{estimate.mean:.3f}"
 
 
 def _steps_to(group: Sequence[Run], bar: float) -> str:
@@ -231,7 +231,7 @@ def table(groups: Sequence[Sequence[Run]], bar: float | None = 0.8) -> str:
     rows = [["run", "steps", f"final {metric}", *to_bar, f"SE to {horizon}", "steps/s"]]
     for group in groups:
         finals = [run.final() for run in group]
-        final = finals[0] if len(group) == 1 else _over_seeds(metric, [found.mean for found in finals])
+        final = finals[0] if len(group) == 1 else _over_seeds(metric, [estimate.mean for estimate in finals])
         rows.append(
             [
                 label(group),
@@ -267,13 +267,13 @@ def _mean_curve(group: Sequence[Run]) -> tuple[np.ndarray, np.ndarray, np.ndarra
         parts = [slice(max(0, i - half), i + half + 1) for i in range(len(steps))]
         smooth.append((steps, [_interval(metric, values[part], count[part]) for part in parts]))
     if len(group) == 1:
-        steps, found = smooth[0]
+        steps, estimates = smooth[0]
     else:
         last = min(steps[-1] for steps, _ in smooth)
         steps = np.unique(np.concatenate([steps[steps <= last] for steps, _ in smooth]))
-        means = [np.interp(steps, at, [estimate.mean for estimate in found]) for at, found in smooth]
-        found = [_over_seeds(metric, column) for column in np.stack(means, axis=1)]
-    mean, low, high = (np.array([getattr(estimate, part) for estimate in found]) for part in ("mean", "low", "high"))
+        means = [np.interp(steps, at, [estimate.mean for estimate in estimates]) for at, estimates in smooth]
+        estimates = [_over_seeds(metric, column) for column in np.stack(means, axis=1)]
+    mean, low, high = (np.array([getattr(e, part) for e in estimates]) for part in ("mean", "low", "high"))
     return steps, mean, low, high
 
 

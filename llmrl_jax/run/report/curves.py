@@ -42,12 +42,12 @@ def _panel(axis: Any, name: str, train: list[dict], evals: list[dict]) -> None:
         axis.plot(steps, values, ".", ms=2.5, color=TRAIN, alpha=0.35, mew=0)
         axis.plot(steps, mean, color=TRAIN, lw=1.8, label="training, 95% interval")
         axis.fill_between(steps, low, high, color=TRAIN, alpha=0.2, lw=0)
-    found = [line for line in evals if np.isfinite(line.get(name, np.nan))]
-    if found:
-        steps = np.array([line["steps"] for line in found])
-        values = np.array([line[name] for line in found], float)
-        low = np.array([line.get(f"{name}_low", line[name]) for line in found], float)
-        high = np.array([line.get(f"{name}_high", line[name]) for line in found], float)
+    shown = [line for line in evals if np.isfinite(line.get(name, np.nan))]
+    if shown:
+        steps = np.array([line["steps"] for line in shown])
+        values = np.array([line[name] for line in shown], float)
+        low = np.array([line.get(f"{name}_low", line[name]) for line in shown], float)
+        high = np.array([line.get(f"{name}_high", line[name]) for line in shown], float)
         bars = [np.maximum(values - low, 0), np.maximum(high - values, 0)]
         axis.errorbar(steps, values, bars, fmt="o-", ms=4, lw=1.2, capsize=2.5, color=EVAL, label="evaluation")
     axis.set_ylabel(name.replace("_", " "), color=INK)

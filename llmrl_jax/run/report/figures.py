@@ -60,8 +60,8 @@ def new_file(path: Path | None, usual: Path) -> Path:
         if path.exists():
             raise FileExistsError(f"{path} exists already; give another --out")
         return path
-    found, n = usual, 1
-    while found.exists():
+    file, n = usual, 1
+    while file.exists():
         n += 1
-        found = usual.with_name(f"{usual.stem}-{n}{usual.suffix}")
-    return found
+        file = usual.with_name(f"{usual.stem}-{n}{usual.suffix}")
+    return file

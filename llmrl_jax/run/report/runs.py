@@ -151,10 +151,10 @@ def _state(folder: Path) -> tuple[str, str]:
 def read_summary(folder: Path) -> dict[str, Any]:
     """What a run's command wrote at its end, `summary.json`; empty where it has none."""
     try:
-        found = json.loads((folder / "summary.json").read_text())
+        summary = json.loads((folder / "summary.json").read_text())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return summary if isinstance(summary, dict) else {}
 
 
 def _said(values: Mapping[str, Any], names: tuple[str, ...]) -> str:
@@ -222,29 +222,29 @@ def checkpoints_of(folder: Path) -> dict[str, int]:
     """The update of each checkpoint, and `frozen`, with its bytes."""
     root = folder / "checkpoints"
     updates = sorted(int(p.name) for p in root.iterdir() if p.name.isdigit()) if root.is_dir() else []
-    found = {str(update): size_of(root / str(update)) for update in updates}
+    sizes = {str(update): size_of(root / str(update)) for update in updates}
     if (folder / "frozen").is_dir():
-        found["frozen"] = size_of(folder / "frozen")
-    return found
+        sizes["frozen"] = size_of(folder / "frozen")
+    return sizes
 
 
 def changed_settings(values: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """The options of a configuration that differ from those of another, by dotted name: this one's value, and the
     other's, which is `ABSENT` where it has no such option. Where a run is kept is left out."""
     kept = ("kind", "version", "preset", "run.name", "run.out", "run.resume")
-    found, other = _flat(values), _flat(usual)
-    names = [name for name in found if name not in kept and (name not in other or found[name] != other[name])]
-    return {name: (found[name], other.get(name, ABSENT)) for name in names}
+    own, other = _flat(values), _flat(usual)
+    names = [name for name in own if name not in kept and (name not in other or own[name] != other[name])]
+    return {name: (own[name], other.get(name, ABSENT)) for name in names}
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
-            found |= _flat(value, f"{prefix}{name}.")
+            flat |= _flat(value, f"{prefix}{name}.")
         else:
-            found[f"{prefix}{name}"] = value
-    return found
+            flat[f"{prefix}{name}"] = value
+    return flat
 
 
 # --- deleting ---------------------------------------------------------------------------------------------------------

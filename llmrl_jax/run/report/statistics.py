@@ -54,8 +54,8 @@ def mean_interval(values, z: float = Z95) -> Estimate:
 
 def mean_rate(rates, z: float = Z95) -> Estimate:
     """`mean_interval` of success rates over seeds, cut to [0, 1], beyond which no rate lies."""
-    found = mean_interval(rates, z)
-    return found._replace(low=max(0.0, found.low), high=min(1.0, found.high)) if found.n else found
+    estimate = mean_interval(rates, z)
+    return estimate._replace(low=max(0.0, estimate.low), high=min(1.0, estimate.high)) if estimate.n else estimate
 
 
 def bootstrap(values, statistic=np.mean, *, resamples: int = 2000, seed: int = 0, level: float = 0.95) -> Estimate:
