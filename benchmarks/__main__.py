@@ -18,11 +18,11 @@ NOT_BENCHMARKS = ("__init__", "__main__", "harness", "table")
 
 def known() -> list[str]:
     """The names of all benchmarks: the modules here that have a `run`."""
-    found = []
+    names = []
     for path in sorted(Path(__file__).parent.glob("*.py")):
         if path.stem not in NOT_BENCHMARKS and "\ndef run(" in path.read_text():
-            found.append(path.stem)
-    return found
+            names.append(path.stem)
+    return names
 
 
 def main(names: Annotated[tuple[str, ...], tyro.conf.Positional] = (), quick: bool = False, here: bool = False) -> int:

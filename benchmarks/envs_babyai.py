@@ -121,12 +121,14 @@ def run(quick: bool) -> Result:
         rows.append(Row(f"{case}, {name}", OURS, "steps/s", samples, seconds_, "tokens by words" if window else ""))
         medians[name] = rows[-1].median
     if not quick:
-        for who, found in run_peer("peer_grids.py", str(num_envs), str(steps), str(REPEATS), *NEAREST).items():
-            if "error" in found:
-                rows.append(Row(who, who, "steps/s", [float("nan")], None, found["error"]))
+        for who, result in run_peer("peer_grids.py", str(num_envs), str(steps), str(REPEATS), *NEAREST).items():
+            if "error" in result:
+                rows.append(Row(who, who, "steps/s", [float("nan")], None, result["error"]))
             else:
                 note = "no missions, no occlusion" if who.startswith("navix") else "no missions"
-                rows.append(Row("nearest JAX levels", who, "steps/s", found["samples"], found["compile_seconds"], note))
+                rows.append(
+                    Row("nearest JAX levels", who, "steps/s", result["samples"], result["compile_seconds"], note)
+                )
 
     def bar(ratio: float, aim: float, what: str) -> str:
         return (

@@ -41,11 +41,11 @@ def run(quick: bool) -> Result:
             verdict = "met" if ratio >= BARS[id] else "missed"
             bars.append(f"{id}: {ratio:.0f} times minigrid (aim: {BARS[id]}, {verdict})")
         if id in SHARED and not quick:
-            for who, found in run_peer("peer_grids.py", str(num_envs), str(steps), str(REPEATS), SHARED[id]).items():
-                if "error" in found:
-                    rows.append(Row(id, who, "steps/s", [float("nan")], None, found["error"]))
+            for who, result in run_peer("peer_grids.py", str(num_envs), str(steps), str(REPEATS), SHARED[id]).items():
+                if "error" in result:
+                    rows.append(Row(id, who, "steps/s", [float("nan")], None, result["error"]))
                     continue
-                rows.append(Row(id, who, "steps/s", found["samples"], found["compile_seconds"], "no missions"))
+                rows.append(Row(id, who, "steps/s", result["samples"], result["compile_seconds"], "no missions"))
                 ratio = mine / rows[-1].median
                 bars.append(f"{id}: {ratio:.1f} times {who} (aim: 1, {'met' if ratio >= 1 else 'missed'})")
     verdict = "met" if slowest < COMPILE_BAR else "missed"

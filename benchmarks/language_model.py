@@ -172,9 +172,9 @@ def run(quick: bool = False) -> Result:
     threads = len(os.sched_getaffinity(0))
     rows, bars = [], []
     for name, config in list(sizes().items())[: 1 if quick else 2]:
-        found = _model(name, config, (1,) if quick else (1, 4), threads)
-        rows += found[0]
-        bars += found[1]
+        measured = _model(name, config, (1,) if quick else (1, 4), threads)
+        rows += measured[0]
+        bars += measured[1]
     row, bar = _compilation(22)
     notes = [
         f"float32, {threads} threads. Logits agree within 2e-3 and the first losses within 1e-3 before anything is "

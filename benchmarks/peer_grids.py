@@ -63,12 +63,12 @@ def xminigrid_level(id, *args):
 
 if __name__ == "__main__":
     sizes = [int(n) for n in sys.argv[1:4]]
-    found = {}
+    results = {}
     levels = {"navix": navix_level, "xland-minigrid": xminigrid_level}
     for name in sys.argv[4:]:
         who, id = name.split(":")
         try:
-            found[f"{who} {id}"] = levels[who](id, *sizes)
+            results[f"{who} {id}"] = levels[who](id, *sizes)
         except Exception as error:  # one that does not run here must not lose the others
-            found[f"{who} {id}"] = {"error": f"{type(error).__name__}: {error}"[:200]}
-    print(json.dumps(found))
+            results[f"{who} {id}"] = {"error": f"{type(error).__name__}: {error}"[:200]}
+    print(json.dumps(results))

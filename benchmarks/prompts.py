@@ -101,12 +101,12 @@ def run(quick: bool) -> Result:
     """Prompts per second inside jit, and on the host."""
     rows, notes = [], []
     for setting, kinds in numbers(64 if quick else 1024).items():
-        for kind, found in kinds.items():
+        for kind, measured in kinds.items():
             case = f"{setting}, {kind}"
-            rows.append(Row(case, OURS, "prompts/s", found["device"], found["compile_seconds"]))
-            rows.append(Row(case, "tokenizers", "prompts/s", found["host_tokenize"], note="of ready strings"))
-            rows.append(Row(case, "host", "prompts/s", found["host"], note="worded in Python, then tokenizers"))
-            notes.append(f"{case}: {found['mean_length']:.0f} tokens, at most {found['max_length']}.")
+            rows.append(Row(case, OURS, "prompts/s", measured["device"], measured["compile_seconds"]))
+            rows.append(Row(case, "tokenizers", "prompts/s", measured["host_tokenize"], note="of ready strings"))
+            rows.append(Row(case, "host", "prompts/s", measured["host"], note="worded in Python, then tokenizers"))
+            notes.append(f"{case}: {measured['mean_length']:.0f} tokens, at most {measured['max_length']}.")
     notes.append("`tokenizers` encodes the whole batch at once (`encode_batch_fast`, in Rust, on all cores).")
     return Result(rows, notes=notes)
 
@@ -115,7 +115,7 @@ def numbers(num_envs: int = 1024, repeats: int = 7) -> dict[str, Any]:
     """Prompts of the demo and of GLAM, by words and by byte-level BPE.
 
     **Returns:** `{setting: {tokenizer: numbers of `measure`}}`."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     settings = {
         "demo: GoToLocalS6N2, 1 observation": ("BabyAI-Text/GoToLocalS6N2-v0", 1, False),
         "GoToLocal, 1 observation": ("BabyAI-Text/GoToLocal-v0", 1, False),
@@ -130,5 +130,5 @@ def numbers(num_envs: int = 1024, repeats: int = 7) -> dict[str, Any]:
             "words": WordTokenizer.from_prompt(prompt.prompt, prompt.actions),
             "byte-level BPE": byte_level_bpe(prompt),
         }
-        found[name] = {kind: measure(prompt, tokenizer, obs, repeats=repeats) for kind, tokenizer in kinds.items()}
-    return found
+        results[name] = {kind: measure(prompt, tokenizer, obs, repeats=repeats) for kind, tokenizer in kinds.items()}
+    return results

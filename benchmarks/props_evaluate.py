@@ -111,9 +111,9 @@ def run(quick: bool) -> Result:
         if not quick:
             with tempfile.TemporaryDirectory() as folder:
                 np.save(Path(folder) / "params.npy", params)
-                found = run_peer("peer_props.py", id, f"{folder}/params.npy", str(episodes), str(REPEATS))
+                result = run_peer("peer_props.py", id, f"{folder}/params.npy", str(episodes), str(REPEATS))
             note = "every episode to the time limit"
-            peers.append(Row(case, "gymnax 0.0.9", "evaluations/s", found["samples"], found["compile_seconds"], note))
+            peers.append(Row(case, "gymnax 0.0.9", "evaluations/s", result["samples"], result["compile_seconds"], note))
         rows += [mine, *peers]
         for peer in peers:
             ratio, aim = mine.median / peer.median, BAR if peer.who == SYNC else 1

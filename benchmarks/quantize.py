@@ -31,13 +31,13 @@ def _errors(model: lm.Llama, params: Any, floats: Any, tokens: jax.Array) -> tup
     got, want = logits(params), logits(floats)
     chances = jax.nn.softmax(want)
     divergence = jnp.sum(chances * (jax.nn.log_softmax(want) - jax.nn.log_softmax(got)), axis=-1)
-    found = {
+    errors = {
         "max logit error / std": jnp.abs(got - want).max() / want.std(),
         "mean logit error / std": jnp.abs(got - want).mean() / want.std(),
         "KL from float32, nats": divergence.mean(),
     }
     matrices = jax.tree.map(lambda a, b: float(jnp.linalg.norm(a - b) / jnp.linalg.norm(b)), dequantize(params), floats)
-    return {name: float(value) for name, value in found.items()}, max(jax.tree.leaves(matrices))
+    return {name: float(value) for name, value in errors.items()}, max(jax.tree.leaves(matrices))
 
 
 def run(quick: bool = False) -> Result:

@@ -132,8 +132,8 @@ def returns_of(act: Callable, env: Environment, params: Any, episodes: int, key:
 def summary(returns: Sequence[float] | jax.Array) -> dict[str, float]:
     """Mean, deviation and range over episodes."""
     x = np.asarray(returns, np.float64)
-    found = {"mean": x.mean(), "std": x.std(), "min": x.min(), "max": x.max()}
-    return {name: round(float(value), 2) for name, value in found.items()} | {"episodes": x.size}
+    statistics = {"mean": x.mean(), "std": x.std(), "min": x.min(), "max": x.max()}
+    return {name: round(float(value), 2) for name, value in statistics.items()} | {"episodes": x.size}
 
 
 def learn(experiment: Experiment, world: str) -> Iterator[dict[str, Any]]:
@@ -197,8 +197,8 @@ def spent(result: RunResult) -> dict[str, Any]:
 def main() -> None:
     experiment = parse(Experiment, description=__doc__)
     for world in experiment.worlds:
-        for found in learn(experiment, world):
-            write_whole(Path(experiment.out) / f"{world}.json", json.dumps(found, indent=1) + "\n")
+        for results in learn(experiment, world):
+            write_whole(Path(experiment.out) / f"{world}.json", json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

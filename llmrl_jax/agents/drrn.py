@@ -1,8 +1,8 @@
 """DRRN: Q-values of actions given as text (He et al., 1511.04636), GLAM's off-policy baseline (glam reference, 4.1).
 
-One GRU reads the prompt, another each action, and an MLP on the two states gives the action's value. Actions are drawn
-from a softmax over the values. It learns by `llmrl_jax.rl.dqn`. Not reproduced: the published code forgot the first
-observation of every episode but the first, and its logs dropped the episodes that had just ended.
+One GRU reads the prompt, another each action, and an MLP on the two states gives the action's value. Actions are
+sampled from a softmax over the values. It is trained by `llmrl_jax.rl.dqn`. Not reproduced: the published code discards
+the first observation of every episode except the first, and its logs omit the episodes that have just ended.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class DRRNConfig:
     """Sizes of DRRN's network; the defaults are the published ones."""
 
     embedding_dim: int = 128
-    """Width of the tokens' embeddings."""
+    """Width of the token embeddings."""
     hidden_dim: int = 128
     """Width of both GRUs and of the MLP's hidden layer."""
 
@@ -52,12 +52,13 @@ DRRN_DQN = DQNConfig(
     huber_delta=1.0,
     acting="softmax",
 )
-"""The published hyper-parameters (glam reference, section 4.1): one network, its own target. The memory takes 265 bytes
-a step in MixedTrainLocal. The published one has room for 5,000,000 steps, of which runs of 1,500,000 fill no more."""
+"""The published hyper-parameters (glam reference, section 4.1): one network without a separate target network. The
+replay memory takes 265 bytes per step in MixedTrainLocal. The published capacity is 5,000,000 steps; runs of 1,500,000
+steps never fill it."""
 
 
 class DRRNNetwork(nn.Module):
-    """The value of every action after every prompt."""
+    """The Q-value of every action for every prompt."""
 
     vocab_size: int
     embedding_dim: int
@@ -71,7 +72,7 @@ class DRRNNetwork(nn.Module):
         actions: Int[Array, "A W"],
         action_lengths: Int[Array, " A"],
     ) -> Float[Array, "B A"]:
-        """**Arguments:** right-padded tokens and their numbers, of the prompts and of the actions."""
+        """**Arguments:** right-padded tokens and their lengths, of the prompts and of the actions."""
         normal = nn.initializers.normal(1.0)
         embed = nn.Embed(self.vocab_size, self.embedding_dim, embedding_init=normal, name="embed")
         state = GRU(self.hidden_dim, name="state")(embed(tokens), lengths)
@@ -83,7 +84,7 @@ class DRRNNetwork(nn.Module):
 
 
 class DRRNPolicy:
-    """DRRN's agent, a `llmrl_jax.rl.policy.QPolicy`: a softmax over the values of the actions."""
+    """DRRN's agent, a `llmrl_jax.rl.policy.QPolicy`: a softmax over the Q-values of the actions."""
 
     recurrent = False
 
@@ -110,7 +111,7 @@ class DRRNPolicy:
         return ()
 
     def q(self, params: Any, frozen: Any, obs: Any) -> Float[Array, "B A"]:
-        """The value of every action; of those that are not offered, minus infinity."""
+        """The value of every action; minus infinity for masked actions."""
         values: Any = self.network.apply({"params": params}, *self._inputs(obs))
         mask = mask_of(obs)
         return values if mask is None else jnp.where(mask, values, -jnp.inf)

@@ -68,12 +68,15 @@ def demonstrations(config: CloneRun, folder: Path) -> Path:
     seed, see = config.run.seed, babyai_steps(world)
     played = play_episodes(agent, params, frozen, seed=seed, episodes=config.episodes, see=see, greedy=config.greedy)
     facts = {**about, "versions": info.versions()}
-    found = write_demos(path, played, world, seed=config.run.seed, facts=facts, pairs=config.clone.read)
-    if not found.kept:
+    written = write_demos(path, played, world, seed=config.run.seed, facts=facts, pairs=config.clone.read)
+    if not written.kept:
         path.unlink()
-        raise ValueError(f"{name} succeeded in none of {found.played} episodes: there is nothing to imitate")
+        raise ValueError(f"{name} succeeded in none of {written.played} episodes: there is nothing to imitate")
     seconds = time.monotonic() - started
-    print(f"{found.steps} steps of {found.kept} successes among {found.played} episodes ({seconds:.1f} s)", flush=True)
+    print(
+        f"{written.steps} steps of {written.kept} successes among {written.played} episodes ({seconds:.1f} s)",
+        flush=True,
+    )
     return path
 
 
@@ -192,7 +195,7 @@ def _finish(
     if not result.stopped:
         values |= {"written": _write(folder, config, glam, result.state), "after": judge(result.state)}
         if before:
-            rates = {f"{when}, {way}": found for when in ("before", "after") for way, found in values[when].items()}
+            rates = {f"{when}, {way}": summary for when in ("before", "after") for way, summary in values[when].items()}
             print(success_table(rates, task_names(glam)))
         print(f"The model is {folder / 'model'}, for `llmrl glam train --model` and `llmrl glam test --model`")
     write_summary(folder, values)

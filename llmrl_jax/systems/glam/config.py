@@ -17,34 +17,34 @@ from llmrl_jax.systems.glam.symbolic import SymbolicConfig
 
 
 EMBEDDED = "embedded"
-"""The name of the model that is made on the spot: a small Llama with random weights."""
+"""Name of the built-in model: a small Llama with random weights."""
 
 AgentName = Literal["llm", "symbolic", "drrn", "random", "bot"]
-"""Who plays (glam reference, section 4).
+"""The kind of agent (glam reference, section 4).
 
-* `llm`: the language model, which learns by PPO: GLAM's own.
-* `symbolic`: Symbolic-PPO, a recurrent network that sees the grid itself.
+* `llm`: the language model, trained by PPO; GLAM's own agent.
+* `symbolic`: Symbolic-PPO, a recurrent network that observes the grid directly.
 * `drrn`: DRRN, Q-learning on the same text.
-* `random`: any action as likely as any other; nothing is learnt.
-* `bot`: BabyAI's bot, which plans from what it has seen of the grid; nothing is learnt.
+* `random`: uniformly random actions; does not learn.
+* `bot`: BabyAI's bot, which plans from the part of the grid it has seen; does not learn.
 """
 
 
 @dataclass(frozen=True)
 class EmbeddedConfig:
-    """The small Llama that `--model embedded` makes; its tokenizer has one token for each word of the prompt."""
+    """The small Llama created by `--model embedded`; its tokenizer has one token per word of the prompt."""
 
     hidden_size: int = 64
     """Width of the residual stream."""
     layers: int = 2
-    """Transformer layers."""
+    """Number of transformer layers."""
     heads: int = 4
-    """Attention heads; must divide `hidden_size`."""
+    """Number of attention heads; must divide `hidden_size`."""
     intermediate_size: int = 128
     """Width of the gated feed-forward layer."""
     spare_words: int = 0
-    """Tokens for words that no prompt of training has, which are hashed to them, and positions for prompts twice as
-    long; 0: such words are refused."""
+    """Tokens to which words unseen in training prompts are hashed; also doubles the maximum prompt length. 0: unseen
+    words are an error."""
 
     def __post_init__(self):
         fields_at_least(self, 1, "hidden_size", "layers", "heads", "intermediate_size", prefix="embedded.")
@@ -56,7 +56,7 @@ class EmbeddedConfig:
 
 
 def _with_dqn(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The values of a config.json whose `drrn` once held the learner beside the sizes of the network."""
+    """Upgrade an old config.json, in which `drrn` holds the learner's settings as well as the network's sizes."""
     sizes = {f.name for f in fields(DRRNConfig)}
     given = values.get("drrn", {})
     learner = {name: value for name, value in given.items() if name not in sizes}
@@ -68,73 +68,74 @@ def _with_dqn(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class GlamConfig:
-    """What is learnt, by which model, in which world."""
+    """Environment, agent, model and learner."""
 
     upgraded = staticmethod(_with_dqn)
 
     agent: AgentName = "llm"
-    """Who learns: `llm`, the language model; the baselines `symbolic` (Symbolic-PPO) and `drrn`. Each reads its own
-    settings only, and refuses others that were changed."""
+    """The agent to train: `llm` (the language model) or a baseline, `symbolic` (Symbolic-PPO) or `drrn`. Changing a
+    setting that the agent does not read is an error."""
     env: str = "BabyAI-Text/MixedTrainLocal-v0"
-    """World, one of `llmrl envs list BabyAI-Text`."""
+    """Environment id, one of `llmrl envs list BabyAI-Text`."""
     model: str = EMBEDDED
     """A folder with config.json, safetensors and tokenizer.json, a Hugging Face hub id, or `embedded`: a small Llama
-    with random weights, made on the spot."""
+    with random weights."""
     embedded: EmbeddedConfig = field(default_factory=EmbeddedConfig)
     """Sizes of the `embedded` model."""
     init: Literal["pretrained", "random", "embeddings"] = "pretrained"
-    """What the base begins with: the model's own weights, a random draw in their place, or a random draw with the
-    model's own token embeddings (the ablations NPA and NPAE; with scoring, NPE)."""
+    """Initial base weights: `pretrained`, the model's own; `random`, randomly initialised; `embeddings`, random except
+    for the model's token embeddings (the ablations NPA and NPAE; with scoring, NPE)."""
     policy: Literal["scoring", "heads"] = "scoring"
-    """How the model chooses: by the scores of action strings, or by an MLP with a logit for each action on the
-    prompt's hidden state (the ablations AFlan, NPAE and NPA)."""
+    """How actions are chosen: `scoring`, by the probabilities of the action strings; `heads`, by an MLP over the
+    prompt's hidden state with one logit per action (the ablations AFlan, NPAE and NPA)."""
     tune: Literal["lora", "full"] = "lora"
-    """Train adapters over a frozen base, or every weight (as the paper does)."""
+    """`lora`: train adapters on a frozen base; `full`: train all weights, as in the paper."""
     lora: LoRAConfig = field(default_factory=LoRAConfig)
-    """The adapters, where `tune` is `lora`."""
+    """The adapters, if `tune` is `lora`."""
     quantize: Literal["none", "int8", "nf4"] = "none"
-    """Keep the frozen base's matrices in 8.5 (int8) or 4.5 (nf4) bits a weight; with adapters only."""
+    """Quantise the frozen base's matrices to 8.5 (int8) or 4.5 (nf4) bits per weight; requires `tune` to be `lora`."""
     num_actions: int = 6
-    """How many of the world's actions the agent may choose from, in their canonical order: 3, 6 or 9 in the paper. The
-    last three of nine do nothing ("sleep", "do nothing", "think")."""
+    """Number of available actions, in the environment's canonical order: 3, 6 or 9 in the paper. The last three of nine
+    have no effect ("sleep", "do nothing", "think")."""
     history: int = 3
-    """Observations in the prompt, with the actions between them."""
+    """Number of observations in the prompt, with the actions between them."""
     list_actions: bool = True
     """Whether the prompt begins with the list of possible actions."""
     max_prompt: int = 0
-    """Tokens that the prompt may take; building fails if the longest case needs more. 0: as many as it needs, up to
-    the model's positions."""
+    """Maximum prompt length in tokens; it is an error if the longest possible prompt exceeds it. 0: as long as needed,
+    up to the model's maximum length."""
     candidate_space: Literal["healed", "separate"] = "healed"
-    """Where the space between prompt and action goes: to the action, where tokenizers want it, or to the prompt, with
-    the action tokenised apart (compat with the released code)."""
+    """Tokenisation of the space between prompt and action: `healed`, as part of the action, as tokenizers expect;
+    `separate`, as part of the prompt, with the action tokenised separately (compatible with the released code)."""
     scoring: Scoring = "sum"
     """How scores become action logits: `sum` of token log-probabilities, `mean` per token, `per_word`, or the released
     code's `raw_logits` or `max_normalised`."""
     value_width: int = 1024
-    """Width of the two hidden layers of the value head, and of the action head if there is one."""
+    """Width of the two hidden layers of the value head, and of the action head if used."""
     value_activation: Literal["sigmoid", "relu", "tanh"] = "sigmoid"
-    """Between the layers of these heads: `sigmoid` is GLAM's; `relu` learns faster."""
+    """Activation function of these heads: `sigmoid` is GLAM's; `relu` learns faster."""
     stop_value_gradient: bool = False
-    """Keep the critic's gradient out of the language model."""
+    """Stop the critic's gradient at the language model."""
     competence_coef: float = 0.0
-    """Weight of the loss of a head that predicts from each prompt whether the goal will be reached; 0: no such head."""
+    """Loss coefficient of a head that predicts from each prompt whether the goal will be reached; 0: no such head."""
     stop_competence_gradient: bool = False
-    """Keep this head's gradient out of the language model."""
+    """Stop the competence head's gradient at the language model."""
     reward_scale: float = 20.0
-    """The learner sees the world's reward times this."""
+    """Factor applied to the environment's reward before learning."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type in which the model computes; what is trained, log-probabilities and losses are float32 in any case."""
+    """Compute dtype of the model; trained weights, log-probabilities and losses are always float32."""
     score_rows: int = 0
-    """Prompts scored at once, where that divides a batch; 0: all together. On a CPU groups of 16 stay in its cache and
-    go twice as fast; on an accelerator leave it 0."""
+    """Number of prompts scored at once, if it divides the batch; 0: all. On a CPU, groups of 16 fit into the cache and
+    run twice as fast; on an accelerator, use 0."""
     score_widths: int = 1
-    """How many paddings a group of `score_rows` prompts may choose from, evenly spaced up to the longest prompt: it
-    takes the shortest that holds it, after sorting by length. More: less work on padding, longer compilation."""
+    """Number of padded lengths, evenly spaced up to the longest prompt. Prompts are sorted by length, and each group of
+    `score_rows` uses the shortest length that fits it. More lengths: less computation on padding, longer
+    compilation."""
     remat: bool = False
-    """Recompute activations in the backward pass: slower, but it needs far less memory."""
+    """Recompute activations in the backward pass: slower, but uses far less memory."""
     mesh: str = field(default="", metadata={"resume": "free"})  # `llmrl_jax.core.config.FREE`, a layer above
-    """Devices by axis, as in `data=4,fsdp=2`: environments are split over `data`, weights over `fsdp` and `tensor`.
-    Empty: one device."""
+    """Device mesh, e.g. `data=4,fsdp=2`: environments are sharded over `data`, weights over `fsdp` and `tensor`. Empty:
+    one device."""
     ppo: PPOConfig = field(default_factory=PPOConfig)
     """The learner of the agents `llm` and `symbolic`."""
     symbolic: SymbolicConfig = field(default_factory=SymbolicConfig)
@@ -158,8 +159,8 @@ class GlamConfig:
             refuse_unread(self, ("scoring",), "--policy heads")
 
     def check_widths(self, meshed: bool) -> None:
-        """**Arguments:** `meshed`, whether there is a mesh.
-        **Raises:** `ValueError` where several paddings are asked for and cannot be chosen from."""
+        """**Arguments:** `meshed`, whether a mesh is used.
+        **Raises:** `ValueError` if `score_widths` is above 1 with a mesh or without `score_rows`."""
         if self.score_widths > 1 and (meshed or not self.score_rows):
             raise ValueError(
                 f"score_widths is {self.score_widths}, which sorts prompts into groups of --score-rows: that needs "

@@ -177,8 +177,8 @@ def _improve(
     judged: dict[int, dict[str, float]] = {}
 
     def judge_same_episodes(state: Any, _: jax.Array) -> dict[str, float]:
-        judged[int(state.update)] = found = judge(state, key)
-        return found
+        judged[int(state.update)] = summary = judge(state, key)
+        return summary
 
     updates = updates_of(learner, config.steps)
     result = run_training(

@@ -44,7 +44,7 @@ CLONED = "BC"
 
 def _measured(episodes: Episodes, tasks: Sequence[str]) -> dict[str, float]:
     """Success with its 99% Wilson interval, in all and per task, return and length."""
-    found = {
+    record = {
         "episode_return": float(episodes.episode_return.mean()),
         "episode_length": float(episodes.episode_length.mean()),
     }
@@ -52,9 +52,9 @@ def _measured(episodes: Episodes, tasks: Sequence[str]) -> dict[str, float]:
     for prefix, chosen in parts.items():
         won = episodes.success[chosen]
         rate = stats.wilson(int(won.sum()), int(won.size), Z99)
-        found |= {f"{prefix}success": rate.mean, f"{prefix}success_low": rate.low, f"{prefix}success_high": rate.high}
-        found[f"{prefix}episodes"] = float(rate.n)
-    return found
+        record |= {f"{prefix}success": rate.mean, f"{prefix}success_low": rate.low, f"{prefix}success_high": rate.high}
+        record[f"{prefix}episodes"] = float(rate.n)
+    return record
 
 
 def record_of(outcome: Outcome, paper: Mapping[str, float]) -> dict[str, Any]:
@@ -74,9 +74,9 @@ def take(agent: Tested, play: Play, tests: Sequence[PostTest], reuse: bool) -> N
     saved = json.loads(path.read_text()) if path.exists() else {}
 
     def stands(test: PostTest) -> bool:
-        found = saved.get(test.name, {})
+        record = saved.get(test.name, {})
         same = {**agent.facts, "env": world_of(test, agent.env)}
-        return reuse and all(found.get(name) == value for name, value in same.items())
+        return reuse and all(record.get(name) == value for name, value in same.items())
 
     for outcome in play([test for test in tests if not stands(test)]):
         record = record_of(outcome, paper_row(outcome.test, agent.env, agent.trained_on))
@@ -97,8 +97,8 @@ def spread_of(group: Sequence[Tested]) -> str:
     own, *others = VARIANT_TESTS
     lines = []
     for way in WAYS:
-        found = {name: estimate(group, name, way) for name in VARIANT_TESTS}
-        rates = {name: rate.mean for name, rate in found.items() if rate is not None}
+        estimates = {name: estimate(group, name, way) for name in VARIANT_TESTS}
+        rates = {name: rate.mean for name, rate in estimates.items() if rate is not None}
         played = [name for name in others if name in rates]
         if own in rates and played:
             worst = min(played, key=lambda name: rates[name])

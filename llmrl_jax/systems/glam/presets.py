@@ -1,4 +1,4 @@
-"""Starting points: the published settings, the released code's, the ablations' and baselines', and the demo's."""
+"""Presets: the published settings, those of the released code, the ablations, the baselines and the demo."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llmrl_jax.systems.glam.prior import PriorConfig
 
 
 GLAM = GlamConfig(ppo=ppo_config.GLAM)
-"""The published values, but for what `docs/systems/glam.md` lists."""
+"""The published values, except for the differences listed in `docs/systems/glam.md`."""
 
 GLAM_CODE = replace(
     GLAM,
@@ -29,8 +29,8 @@ NPE = replace(GLAM, tune="full", init="embeddings")
 AFLAN = replace(GLAM, tune="full", policy="heads")
 NPAE = replace(AFLAN, init="embeddings")
 NPA = replace(AFLAN, init="random")
-"""The ablations, by the paper's names (glam reference, section 1.1): no pretraining but for the embeddings (NPE), an
-action head (AFlan), both (NPAE), and an action head with no pretraining at all (NPA). Each wants a model."""
+"""The ablations, by the paper's names (glam reference, section 1.1): no pretraining except for the embeddings (NPE), an
+action head (AFlan), both (NPAE), and an action head without any pretraining (NPA). Each needs a model."""
 
 SYMBOLIC = GlamConfig(
     agent="symbolic",
@@ -45,8 +45,8 @@ SYMBOLIC = GlamConfig(
         normalize_advantages=False,
     ),
 )
-"""Symbolic-PPO's published values (glam reference, sections 1.2 and 4.2): 2,560 steps an update, in minibatches of
-1,280; `llmrl_jax.systems.glam.symbolic` says what differs in the network."""
+"""Symbolic-PPO's published values (glam reference, sections 1.2 and 4.2): 2,560 steps per update, in minibatches of
+1,280; `llmrl_jax.systems.glam.symbolic` lists the differences in the network."""
 
 DRRN = GlamConfig(agent="drrn", dqn=DRRN_DQN)
 """DRRN's published values (glam reference, section 4.1)."""
@@ -75,14 +75,14 @@ DEMO = GlamConfig(
         normalize_advantages=True,
     ),
 )
-"""The smallest setting in which RL visibly improves a language model on two cores: one observation in the prompt and
-no list of actions, since prompt length is what a small model pays for."""
+"""The smallest setting in which RL visibly improves a language model on two cores: one observation in the prompt and no
+list of actions, since prompt length dominates the cost of a small model."""
 
 DEMO_PRIOR = PriorConfig(updates=60, batch_size=64, noise=0.75)
-"""The demo's prior: few enough updates, and noisy enough an expert, that there is something left to learn."""
+"""The demo's prior: few updates and a noisy expert leave room for improvement by RL."""
 
 DEMO_STEPS = 40 * 64 * 32
-"""The demo's environment steps of PPO."""
+"""Number of environment steps of PPO in the demo."""
 
 PRESETS: dict[str, GlamConfig] = {
     "glam": GLAM,
@@ -97,11 +97,11 @@ PRESETS: dict[str, GlamConfig] = {
 }
 
 OF_AGENT = {"llm": "glam", "symbolic": "symbolic", "drrn": "drrn"}
-"""The preset that an agent begins with where none is named."""
+"""The default preset of each agent."""
 
 
 def preset(name: str) -> GlamConfig:
-    """The preset of that name. **Raises** `KeyError`, naming the nearest, where there is none."""
+    """The preset `name`. **Raises** `KeyError`, with the nearest name, for an unknown one."""
     if name not in PRESETS:
         raise KeyError(f"there is no preset {name!r}{nearest(name, list(PRESETS))} (there are {', '.join(PRESETS)})")
     return PRESETS[name]

@@ -48,19 +48,19 @@ def estimate(group: Sequence[Tested], test: str, way: str, task: str = "") -> st
     99% normal interval of the published `test_results.py` (deviation with n - 1), cut to [0, 1]. None where there is
     none."""
     prefix = f"{task}/" if task else ""
-    found = [agent.records[test][way] for agent in group if way in agent.records[test]]
-    found = [values for values in found if f"{prefix}success" in values]
-    if not found:
+    records = [agent.records[test][way] for agent in group if way in agent.records[test]]
+    records = [values for values in records if f"{prefix}success" in values]
+    if not records:
         return None
-    rates = [float(values[f"{prefix}success"]) for values in found]  # nan, where a task never came up, is a string
-    if len(found) > 1:
+    rates = [float(values[f"{prefix}success"]) for values in records]  # nan, where a task never came up, is a string
+    if len(records) > 1:
         return stats.mean_rate(rates, Z99)
-    low, high, n = (found[0][f"{prefix}{part}"] for part in ("success_low", "success_high", "episodes"))
+    low, high, n = (records[0][f"{prefix}{part}"] for part in ("success_low", "success_high", "episodes"))
     return stats.Estimate(rates[0], low, high, int(n))
 
 
-def _said(found: stats.Estimate | None) -> str:
-    return "-" if found is None or math.isnan(found.mean) else str(found)
+def _said(interval: stats.Estimate | None) -> str:
+    return "-" if interval is None or math.isnan(interval.mean) else str(interval)
 
 
 def tests_table(group: Sequence[Tested]) -> str:
@@ -74,8 +74,8 @@ def tests_table(group: Sequence[Tested]) -> str:
             rows.append([name, *("not played" for _ in WAYS), "-"])
             continue
         paper = record["paper"].get(first.kind)
-        found = (_said(estimate(group, name, way)) for way in WAYS)
-        rows.append([name, *found, "-" if paper is None else f"{paper:.2f}"])
+        cells = (_said(estimate(group, name, way)) for way in WAYS)
+        rows.append([name, *cells, "-" if paper is None else f"{paper:.2f}"])
         tasks += [task for task in record["tasks"] if len(record["tasks"]) > 1 and task not in tasks]
     lines = [figures.text_table(rows)]
     if tasks:
@@ -94,8 +94,8 @@ def draw_tests(groups: Sequence[Sequence[Tested]], path: str | Path) -> Path:
     marks: list[tuple[float, float]] = []
     for i, group in enumerate(groups):
         places = np.arange(len(names)) + (i - (len(groups) - 1) / 2) * width
-        found = [estimate(group, name, "sampled") for name in names]
-        there = [(x, e) for x, e in zip(places, found, strict=True) if e is not None]
+        estimates = [estimate(group, name, "sampled") for name in names]
+        there = [(x, e) for x, e in zip(places, estimates, strict=True) if e is not None]
         means = np.array([e.mean for _, e in there])
         bars = [means - [e.low for _, e in there], [e.high for _, e in there] - means]
         axis.bar([x for x, _ in there], means, width * 0.92, color=figures.color(i), label=runs_compared.label(group))

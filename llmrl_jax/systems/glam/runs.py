@@ -30,9 +30,9 @@ def summarise(episodes: Episodes, tasks: Sequence[str]) -> dict[str, float]:
 
     def rate(chosen: Any) -> dict[str, float]:
         won = episodes.success[chosen]
-        found = stats.wilson(int(won.sum()), int(won.size))
+        interval = stats.wilson(int(won.sum()), int(won.size))
         guessed = {} if episodes.estimate is None else calibration(episodes.estimate[chosen], won)
-        return {"success": found.mean, "success_low": found.low, "success_high": found.high, **guessed}
+        return {"success": interval.mean, "success_low": interval.low, "success_high": interval.high, **guessed}
 
     out = rate(slice(None))
     out["episode_return"] = float(episodes.episode_return.mean())

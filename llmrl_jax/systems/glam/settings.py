@@ -1,4 +1,4 @@
-"""The settings of GLAM's runs: what config.json holds, and what the commands' flags change."""
+"""Settings of GLAM runs: the contents of config.json and the flags of the commands."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from llmrl_jax.systems.glam.config import GlamConfig
 
 
 def _without_preset(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The values of a config.json without the name of the preset, which was once written beside what it stands for."""
+    """Upgrade an old config.json, which also holds the name of the preset: drop it."""
     return {name: value for name, value in values.items() if name != "preset"}
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """A run of GLAM: what is learnt, and how the run is kept. `presets.preset(name)` gives values for `glam`."""
+    """A GLAM training run. `presets.preset(name)` gives values for `glam`."""
 
     KIND: ClassVar[str] = "glam train"
     upgraded = staticmethod(_without_preset)
 
     glam: Annotated[GlamConfig, tyro.conf.arg(name="")] = field(default_factory=lambda: presets.preset("glam"))
     steps: int = field(default=1_500_000, metadata=FREE)
-    """Environment steps over all environments, rounded up to whole updates."""
+    """Total environment steps over all environments, rounded up to whole updates."""
     eval_episodes: int = field(default=200, metadata=FREE)
-    """Held-out episodes per evaluation while training (`run.eval_every` says when)."""
+    """Held-out episodes per evaluation during training (see `run.eval_every`)."""
     run: RunConfig = field(default_factory=RunConfig)
 
     def __post_init__(self):
@@ -42,27 +42,27 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class CloneRun:
-    """A run of behaviour cloning: which agent is imitated where, by which model, and how the run is kept.
-    `cloning.preset(name)` gives values for `glam` and `clone`."""
+    """A behaviour-cloning run: the demonstrator, the environment and the model. `cloning.preset(name)` gives values for
+    `glam` and `clone`."""
 
     KIND: ClassVar[str] = "glam clone"
     upgraded = staticmethod(_without_preset)
 
     glam: Annotated[GlamConfig, tyro.conf.arg(name="")] = field(default_factory=lambda: cloning.preset("bc")[0])
     demos: str = ""
-    """Demonstrations to learn from, a file of `llmrl envs demos`; empty: the bot, or the run of `--from`, plays for
-    them, and they are kept as `demos.parquet`."""
+    """File of demonstrations, written by `llmrl envs demos`; empty: the bot, or the agent of `--from`, generates them,
+    and they are saved as `demos.parquet`."""
     from_run: Annotated[str, tyro.conf.arg(name="from")] = ""
-    """Folder of a run of `llmrl glam train` whose agent is imitated, where it succeeds; empty: the bot."""
+    """Folder of a run of `llmrl glam train`, whose agent's successful episodes are imitated; empty: the bot's."""
     checkpoint: int = -1
-    """With `from`: which checkpoint, by its update; -1: the newest."""
+    """With `from`: the checkpoint, by update number; -1: the newest."""
     greedy: bool = False
-    """With `from`: the agent takes its likeliest actions instead of samples."""
+    """With `from`: the agent takes its most likely actions instead of sampling."""
     episodes: int = 100_000
-    """Episodes that are played for demonstrations at most."""
+    """Maximum number of episodes played to generate demonstrations."""
     clone: Annotated[CloningConfig, tyro.conf.arg(name="")] = field(default_factory=lambda: cloning.preset("bc")[1])
     eval_episodes: int = field(default=1000, metadata=FREE)
-    """Held-out episodes that the model plays before and after, in each way of acting; 0: none."""
+    """Held-out episodes before and after training, each for sampled and greedy actions; 0: none."""
     run: RunConfig = field(default_factory=lambda: RunConfig(checkpoint_every=0))
 
     def __post_init__(self):

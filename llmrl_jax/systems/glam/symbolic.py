@@ -1,13 +1,14 @@
-"""Symbolic-PPO: GLAM's baseline that sees the grid itself (glam reference, section 4.2).
+"""Symbolic-PPO: GLAM's baseline that observes the grid directly (glam reference, section 4.2).
 
 BabyAI 1.1's recurrent network: convolutions over the 7 x 7 view, modulated by the mission (FiLM, 1709.07871), and an
-LSTM. It learns by the same PPO as the language model. What differs from the published network:
+LSTM. It is trained by the same PPO as the language model. Differences from the published network:
 
-* **Group norm stands where batch norm stood.** Batch norm acts by running averages and learns by the minibatch's own,
-  so that the policy that learns is not the one that acted; group norm is a function of each row alone.
-* Minibatches are environments, with all their steps; the published ones are stretches of 20 steps, each begun with the
-  memory that was recorded. Gradients are cut at the same places, but the memory is that of the present weights.
-* Every word that a mission can have is known before training, so that no vocabulary grows while learning.
+* **Group norm replaces batch norm.** Batch norm uses running averages when acting and minibatch statistics when
+  learning, so the two policies differ; group norm is a function of each row alone.
+* Minibatches consist of environments, with all their steps; the published ones consist of segments of 20 steps, each
+  starting from the recorded memory. Gradients are truncated at the same steps, but the memory is computed with the
+  current weights.
+* The vocabulary of missions is fixed before training and does not grow during training.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ from llmrl_jax.rl.policy import over_offered
 
 
 GROUP = 16
-"""Channels that are normalised together."""
+"""Channels per group of the group norm."""
 HEAD = 64
-"""Units of the hidden layer of the actor and of the critic."""
+"""Width of the hidden layer of the actor and of the critic."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,11 @@ class SymbolicConfig:
     image_dim: int = 128
     """Channels of every convolution; a multiple of 16."""
     instr_dim: int = 128
-    """Width of the words' embeddings and of the GRU that reads the mission."""
+    """Width of the word embeddings and of the GRU that reads the mission."""
     memory_dim: int = 128
     """Units of the LSTM."""
     recurrence: int = 20
-    """Steps over which gradients go back through the LSTM at most."""
+    """Maximum number of steps of backpropagation through the LSTM."""
 
     def __post_init__(self):
         fields_at_least(self, 1, "image_dim", "instr_dim", "memory_dim", "recurrence", prefix="symbolic.")
@@ -59,13 +60,13 @@ class SymbolicConfig:
 
 
 class SymbolicView(Wrapper):
-    """A BabyAI world seen as the published baseline sees it: `image` and `mission`, and which actions are offered where
-    the world says so."""
+    """A BabyAI environment with the observations of the published baseline: `image`, `mission`, and the action mask if
+    the environment has one."""
 
     KEEP = ("image", "mission", MASK)
 
     def __init__(self, env: Environment):
-        """**Raises:** `TypeError` for a world that lacks one of them."""
+        """**Raises:** `TypeError` for an environment without `image` or `mission`."""
         super().__init__(env)
         parts = getattr(env.observation_space(env.default_params), "spaces", {})
         if not {"image", "mission"} <= set(parts):
@@ -90,9 +91,9 @@ class SymbolicView(Wrapper):
 
 
 class MissionWords:
-    """The words of missions, one token each, marks left out and small letters, as BabyAI's own code finds them.
+    """A tokenizer of missions: one token per word, in lower case and without punctuation, as in BabyAI's own code.
 
-    It keeps the protocol `envs_jax.text.Tokenizer`; 0 pads."""
+    It implements the protocol `envs_jax.text.Tokenizer`; 0 is padding."""
 
     pad_id: int = 0
     bos_id: int | None = None
@@ -116,11 +117,12 @@ class MissionWords:
 
 
 Words = Callable[[Array], tuple[Int[Array, " L"], Int[Array, ""]]]
-"""From the caption of one mission to its words, padded, and their number."""
+"""From the caption of one mission to its padded word ids and their number."""
 
 
 def mission_words(env: Environment, words: MissionWords) -> Words:
-    """The function from missions of a BabyAI world to words, inside jit: rows of a table on the host."""
+    """The function from missions of a BabyAI environment to word ids, inside jit, by a lookup table built on the
+    host."""
     level = (env.unwrapped if isinstance(env, Wrapper) else env).level  # type: ignore[attr-defined]
     longest, limits = mission_limits(level.kinds, len(level.clauses), level.located)
     slot = Slot("mission", MISSIONS, longest, prefix=" ", suffix="", limits=limits)
@@ -135,7 +137,7 @@ def halved(x: Float[Array, "N H W C"]) -> Float[Array, "N h w C"]:
 
 
 def _norm(name: str) -> nn.GroupNorm:
-    # the variance as a mean of squares less a squared mean would lose the digits that acting and learning agree in
+    # the variance as a mean of squares less a squared mean is too imprecise for acting and learning to agree
     return nn.GroupNorm(None, group_size=GROUP, epsilon=1e-5, use_fast_variance=False, name=name)
 
 
@@ -195,7 +197,7 @@ class SymbolicPolicy:
     recurrent = True
 
     def __init__(self, env: Environment, sizes: SymbolicConfig):
-        """**Arguments:** `env`, wrapped as for learning, not batched; `sizes`."""
+        """**Arguments:** `env`, wrapped as for training, not batched; `sizes`."""
         vocabulary = MissionWords()
         self.sizes = sizes
         self.words = mission_words(env, vocabulary)
@@ -203,7 +205,7 @@ class SymbolicPolicy:
         self.network = SymbolicNetwork(actions, vocabulary.vocab_size, sizes)
 
     def _read(self, obs: Any, lead: tuple[int, int]) -> tuple[Array, Array, Array]:
-        """The view as the raw numbers that it is, and the mission's words; leaves `[T, B, ...]`."""
+        """The view as raw numbers, and the mission's words; leaves `[T, B, ...]`."""
         missions = obs["mission"].reshape(-1, obs["mission"].shape[-1])
         words, lengths = jax.vmap(self.words)(missions)
         image = obs["image"].astype(jnp.float32).reshape(*lead, *obs["image"].shape[-3:])

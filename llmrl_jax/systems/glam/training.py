@@ -68,11 +68,11 @@ def evaluate(
     config, agent, state, update = load_run(folder, checkpoint)
     key = jax.random.fold_in(jax.random.key(seed), HELD_OUT)
     play = evaluation(agent, episodes)
-    found = {name: play(state, key, greedy) for name, greedy in (("sampled", False), ("greedy", True))}
+    summaries = {name: play(state, key, greedy) for name, greedy in (("sampled", False), ("greedy", True))}
     print(f"{folder}, checkpoint of update {update}, {config.glam.env}, {episodes} episodes each")
-    print(success_table(found, task_names(agent)))
+    print(success_table(summaries, task_names(agent)))
     written = folder / f"eval-{update}.json"
-    configs.save_config({"update": update, "env": config.glam.env, "seed": seed, **found}, written)
+    configs.save_config({"update": update, "env": config.glam.env, "seed": seed, **summaries}, written)
     if gif:
         write_gif(agent, state, key, folder)
-    return found
+    return summaries

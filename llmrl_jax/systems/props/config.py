@@ -1,4 +1,4 @@
-"""ProPS's settings, and the optimizer that they describe."""
+"""Settings of ProPS, and the optimizer built from them."""
 
 from __future__ import annotations
 
@@ -26,65 +26,67 @@ from llmrl_jax.systems.props.tasks import Arm, Task
 
 
 Asked = Literal["props", "props+", "evollm", "legacy"]
-"""The methods that ask a model."""
+"""Methods that query a language model."""
 Method = Literal[
     "props", "props+", "evollm", "legacy", "random_search", "hill_climbing", "ars", "cma_es", "open_es", "cem"
 ]
-"""Who searches: `props`, the language model, which sees numbers only; `props+`, which also reads what the world is;
-`evollm`, which names the mean of the next generation; `legacy`, the dialogue over a matrix that came before; or a
-numeric method on the same parameters."""
+"""The search method: `props`, a language model that sees numbers only; `props+`, one that also reads a description of
+the environment; `evollm`, one that proposes the mean of the next generation; `legacy`, the earlier dialogue over a
+matrix; or a numeric method on the same parameters."""
 
 
 @dataclass(frozen=True)
 class PolicyConfig:
-    """The policy's form, where it is not the task's."""
+    """Policy class, where it differs from the task's."""
 
     kind: Kind | None = None
-    """None: linear with bias, or a table where states are numbered."""
+    """Kind of policy; None: linear with bias, or a table for numbered states."""
     rank: int = 0
-    """Numbers of a `projection`."""
+    """Number of parameters of a `projection`."""
     init: Init | None = None
-    """How first policies are drawn; None: as the kind has it."""
+    """Distribution of the initial policies; None: the default of the kind."""
     low: float | None = None
-    """The box that is searched; None: -6 for linear policies, the actions' ids for tables."""
+    """Bounds of each parameter; None: -6 and 6 for linear policies, the range of action ids for tables."""
     high: float | None = None
     decimals: int | None = None
-    """Of a parameter in a prompt; None: 1, or 0 for a table."""
+    """Decimals of a parameter in a prompt; None: 1, or 0 for a table."""
 
     @property
     def chosen(self) -> dict[str, Any]:
-        """The options that are set, for `make_policy`."""
+        """The options that are set, as keyword arguments of `make_policy`."""
         given = {"kind": self.kind, "init": self.init, "low": self.low, "high": self.high, "decimals": self.decimals}
         return {name: v for name, v in given.items() if v is not None} | ({"rank": self.rank} if self.rank else {})
 
 
 @dataclass(frozen=True)
 class ReplyConfig:
-    """What a reply may be, and what follows where it is something else."""
+    """Parsing of the model's replies, and handling of invalid ones."""
 
     beyond: Literal["reject", "clip", "keep"] | None = None
-    """A parameter outside of the box; None: refused, but kept, as published, by `legacy`, and of numbers under a
-    template of the user's own that does not name the policy's box (`low` and `high`)."""
+    """Handling of a parameter outside the bounds; None: `reject`, except that `legacy` keeps it, as published, and so
+    do numeric policies with a user template that does not contain the bounds (`low` and `high`)."""
     finer: Literal["reject", "round", "keep"] | None = None
-    """A number with too many decimals; None: rounded, but refused for a table, and kept by `legacy`, as published."""
+    """Handling of a number with too many decimals; None: `round`, but `reject` for a table, and `keep` for `legacy`, as
+    published."""
     repeated: Literal["reject", "keep"] | None = None
-    """A policy that was tried before; None: refused, but kept by `legacy`, as published."""
+    """Handling of a policy that was already evaluated; None: `reject`, but `keep` for `legacy`, as published."""
     take: Literal["first", "last"] = "first"
-    """Which proposals, where a reply holds more than were asked for."""
+    """Which proposals to use if a reply contains more than requested."""
     retries: int = 4
-    """How often the reasons go back to the model; published: 5 attempts in all."""
+    """Number of retries, each with the reasons of the failure sent to the model; published: 5 attempts in total."""
     on_failure: OnFailure = "skip"
-    """After that: `skip` the iteration, `repeat` a policy, or `stop`. Each is in the log."""
+    """Action after the last retry: `skip` the iteration, `repeat` a policy, or `stop`. Each is logged."""
     repeat: Repeat = "best"
-    """Which policy: the `best`, or the `last`, as the fine-tuning repository does; of `legacy` always the last."""
+    """The policy that `repeat` evaluates again: the `best`, or the `last`, as in the fine-tuning repository; `legacy`
+    always uses the last."""
     failures: int = 10
-    """Failed iterations in a row after which one more stops the search in any case."""
+    """Maximum number of consecutive failed iterations; one more stops the search."""
     compat: Literal["", "paper"] = ""
-    """`paper`: the released parser, which checks neither indices nor the box."""
+    """`paper`: the released parser, which checks neither indices nor bounds."""
 
     @property
     def chosen(self) -> dict[str, Any]:
-        """The options that are set, for a `Grammar`."""
+        """The options that are set, as keyword arguments of `Grammar`."""
         named = ("beyond", "finer", "repeated", "take", "compat")
         return {name: value for name in named if (value := getattr(self, name)) is not None}
 
@@ -96,19 +98,19 @@ class ReplyConfig:
 
 @dataclass(frozen=True)
 class TemplateConfig:
-    """A user's own prompts, under the published names; empty: ours."""
+    """User templates, under the published option names; empty: the built-in ones."""
 
     template_dir: str = ""
     """Folder of the templates."""
     llm_si_template_name: str = ""
-    """ProPS's prompt, or the legacy protocol's system message; without `llm_ui_template_name` its question, as
-    published."""
+    """Template of ProPS's prompt, or of the legacy protocol's system message; without `llm_ui_template_name`, of its
+    question, as published."""
     llm_ui_template_name: str = ""
-    """The legacy protocol's question."""
+    """Template of the legacy protocol's question."""
     llm_output_conversion_template_name: str = ""
-    """The legacy protocol's request to convert."""
+    """Template of the legacy protocol's request to convert a reply."""
     env_desc_file: str = ""
-    """What a published template of ProPS+ includes (`env_description`), relative to `template_dir`."""
+    """File included by a published ProPS+ template (`env_description`), relative to `template_dir`."""
 
     @property
     def folder(self) -> Path | None:
@@ -143,64 +145,66 @@ UNREAD: dict[str, tuple[str, ...]] = {
     ),
     **dict.fromkeys(NUMERIC, _NUMERIC),
 }  # fmt: skip
-"""Method -> options that mean nothing to it."""
+"""Method -> options that it does not read."""
 
 
 @dataclass(frozen=True)
 class PropsConfig:
-    """How parameters are searched for. What is 0 or None is as published for the task (props reference, section 5)."""
+    """Search settings. 0 or None: the published value of the task (props reference, section 5)."""
 
     method: Method = "props"
     iterations: int = 0
-    """Proposals of the model, or rounds as expensive as that of a numeric method; 0: as published, mostly 400."""
+    """Number of proposals by the model, or the equivalent budget of a numeric method; 0: as published, usually 400."""
     episodes: int = 0
-    """Episodes per evaluation; 0: as published, mostly 20."""
+    """Episodes per evaluation; 0: as published, usually 20."""
     warmup: int | None = None
     """Random policies before the first proposal; None: as published."""
     warmup_episodes: int = 0
-    """Episodes for each of them; 0: as many as for the others. The release plays 1, and so mixes noise with means."""
+    """Episodes per warm-up policy; 0: as many as for other policies. The released code plays 1, which mixes noisy
+    returns with means."""
     max_steps: int = 0
-    """Steps of an episode; 0: the task's."""
+    """Maximum episode length; 0: the task's."""
     proposals: int = 1
-    """Policies that one reply proposes."""
+    """Number of policies proposed per reply."""
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     optimum: str = "true"
-    """The largest return, as prompts tell it: `true`, the published one, which is knowledge of an oracle (nothing where
-    none is published); `hidden`; or a number."""
+    """Optimal return given in prompts: `true`, the published one, which is oracle knowledge (omitted if none is
+    published); `hidden`; or a number."""
     step_size: float = 0.0
-    """The step that prompts suggest while exploring; 0: as published."""
+    """Exploration step size suggested in prompts; 0: as published."""
     hints: int = 0
-    """Of `props+`: 0 none, 1 a rule of behaviour, 2 also what it means for the parameters."""
+    """For `props+`: level of hints: 0 none, 1 a rule of behaviour, 2 also its meaning for the parameters."""
     hide: bool = False
-    """Of `props+`: leave out what anything means."""
+    """For `props+`: omit the meaning of states, actions and rewards."""
     explain: bool = True
-    """Ask for an explanation with every proposal; models that reason by themselves need not be asked."""
+    """Ask for an explanation with every proposal; unnecessary for reasoning models."""
     history: HistoryView = field(default_factory=HistoryView)
-    """Which rows a prompt shows."""
+    """Which rows of the history a prompt shows."""
     reply: ReplyConfig = field(default_factory=ReplyConfig)
     templates: TemplateConfig = field(default_factory=TemplateConfig)
     common: bool = True
-    """Whether the policies of one evaluation play the same episodes."""
+    """Evaluate the policies of one iteration on the same episodes (common random numbers)."""
     polish: str = ""
-    """A numeric method that searches on from every proposal, `cma_es` say; empty: none."""
+    """Numeric method that refines every proposal, e.g. `cma_es`; empty: none."""
     polish_rounds: int = 5
-    """Its rounds after each proposal."""
+    """Rounds of `polish` after each proposal."""
     population: int = 5
-    """Of `evollm`: policies in a generation."""
+    """For `evollm`: policies per generation."""
     block: int = 0
-    """Of `evollm`: parameters per question; 0: all."""
+    """For `evollm`: parameters per question; 0: all."""
     use_replay_buffer: bool = False
-    """Of `legacy`: show steps of an episode."""
+    """For `legacy`: show steps of an episode (the replay buffer)."""
     buffer_rows: int = 100
-    """How many of them."""
+    """Number of steps shown from the replay buffer."""
     buffer_episodes: int = 0
-    """Of the last of an evaluation's episodes only, this many; 0: of all. Published: `max_traj_count`."""
+    """Use only the last this many episodes of an evaluation; 0: all. Published as `max_traj_count`."""
     buffer_steps: int = 0
-    """Of an episode's last steps only, this many; 0: of all. Published: `max_traj_length`."""
+    """Use only the last this many steps of an episode; 0: all. Published as `max_traj_length`."""
     reset_llm_conversation: bool = False
-    """Of `legacy`: forget the dialogue before every question."""
+    """For `legacy`: clear the conversation before every question."""
     final_episodes: int = 1000
-    """Fresh episodes in which the best policy is judged at the end; while searching it was the luckiest of many."""
+    """Fresh episodes for the final evaluation of the best policy, whose return during the search is biased upwards by
+    selection."""
 
     def __post_init__(self):
         known = get_args(Method)
@@ -225,7 +229,7 @@ class PropsConfig:
             raise ValueError(f"optimum is {self.optimum!r}; it is 'true', 'hidden' or a number")
 
     def _check_polish(self) -> None:
-        polishers = [name for name in NUMERIC if name != "random_search"]  # which starts nowhere
+        polishers = [name for name in NUMERIC if name != "random_search"]  # which has no start
         if self.polish and self.polish not in polishers:
             raise ValueError(f"polish is {self.polish!r}; it is one of {', '.join(polishers)}")
         if self.polish and not self.asks:
@@ -238,11 +242,11 @@ class PropsConfig:
 
     @property
     def asks(self) -> bool:
-        """Whether a model is asked."""
+        """Whether the method queries a language model."""
         return self.method in get_args(Asked)
 
     def view(self, policy: Policy) -> HistoryView:
-        """How prompts show what was tried; see `HistoryView.trajectory_steps`."""
+        """How prompts show the history; see `HistoryView.trajectory_steps`."""
         if self.method not in ("props", "props+"):
             return replace(self.history, trajectory_steps=0)
         if self.history.trajectory_steps is not None:
@@ -251,7 +255,7 @@ class PropsConfig:
         return replace(self.history, trajectory_steps=200 if shown else 0)
 
     def arm(self, task: Task) -> Arm:
-        """The published numbers of the task for this method, with those that are set here in their place."""
+        """The published numbers of the task for this method, overridden by those that are set here."""
         arm = task.plus if self.method == "props+" else task.props
         unknown = not self.asks or self.optimum == "true" and arm.optimum is None
         return Arm(
@@ -272,9 +276,9 @@ def make_optimizer(
 ) -> Any:
     """The optimizer of one search.
 
-    **Arguments:** `env`, `env_params` and `policy`, of the task; `model`, which is asked, for methods that ask one;
-    `chat`, `temperature` and `max_tokens` of its replies, by name.
-    **Raises:** `ValueError` or `FileNotFoundError` where settings do not go together, before anything is asked.
+    **Arguments:** `env`, `env_params` and `policy`, of the task; `model`, queried by the methods that use one; `chat`,
+    `temperature` and `max_tokens` of its replies, by name.
+    **Raises:** `ValueError` or `FileNotFoundError` for incompatible settings, before any query.
     """
     if not config.asks:
         return make_numeric(config.method, policy)

@@ -57,11 +57,11 @@ def _evaluation(
     **Arguments:** `ask`, an evaluation for each place in `settings`."""
 
     def evaluate(state: Any, key: jax.Array) -> dict[str, float]:
-        found = {place: ask[place](state, key) for place in ask}
-        learnt = [found[place] for place in range(len(config.data.tasks))]
+        results = {place: ask[place](state, key) for place in ask}
+        learnt = [results[place] for place in range(len(config.data.tasks))]
         values = {name: sum(x[name] for x in learnt) / len(learnt) for name in learnt[0]}
-        if len(found) > 1:
-            for place, x in found.items():
+        if len(results) > 1:
+            for place, x in results.items():
                 values |= {f"{settings[place].task.name}/{name}": value for name, value in x.items()}
         return values
 

@@ -80,9 +80,11 @@ def _search_all(studies: Sequence[Study], config: PropsRun, request: StopRequest
     def one(study: Study) -> dict[str, Any]:
         name = f"{study.task.name}, seed {study.seed}"
 
-        def report(found: Result) -> None:
-            if config.print_every and found.rounds % config.print_every == 0:
-                print(f"{name}: round {found.rounds}, best {found.value:.2f} ({found.episodes} episodes)", flush=True)
+        def report(result: Result) -> None:
+            if config.print_every and result.rounds % config.print_every == 0:
+                print(
+                    f"{name}: round {result.rounds}, best {result.value:.2f} ({result.episodes} episodes)", flush=True
+                )
 
         failure = ""
         try:
@@ -100,16 +102,16 @@ def _search_all(studies: Sequence[Study], config: PropsRun, request: StopRequest
             return known
         # a signal leaves little time, and what is not finished is judged when it is
         judged = study.done or bool(failure) or not request.name
-        found = (study.judge() if judged else study.unjudged()) | {"finished": study.done}
+        summary = (study.judge() if judged else study.unjudged()) | {"finished": study.done}
         if failure:
-            found["stopped"] = failure
-        if found["stopped"]:
-            print(f"{name}: stopped: {found['stopped']}", flush=True)
+            summary["stopped"] = failure
+        if summary["stopped"]:
+            print(f"{name}: stopped: {summary['stopped']}", flush=True)
         if study.done:
-            final = "nothing" if found["final"] is None else f"{found['final']:.2f}"
-            print(f"{name}: best {found['value']:.2f}, in fresh episodes {final}", flush=True)
-        configs.save_config(found, study.folder / RESULT)
-        return found
+            final = "nothing" if summary["final"] is None else f"{summary['final']:.2f}"
+            print(f"{name}: best {summary['value']:.2f}, in fresh episodes {final}", flush=True)
+        configs.save_config(summary, study.folder / RESULT)
+        return summary
 
     pool = ThreadPoolExecutor(config.workers)
     try:
@@ -124,11 +126,11 @@ def _search_all(studies: Sequence[Study], config: PropsRun, request: StopRequest
 def _judged(study: Study) -> dict[str, Any] | None:
     """What an earlier part of the run wrote of a search that was finished then; None where there is no such thing."""
     try:
-        found = json.loads((study.folder / RESULT).read_text())
+        summary = json.loads((study.folder / RESULT).read_text())
     except (FileNotFoundError, ValueError):
         return None
-    whole = study.done and found.get("finished") and found.get("rounds") == study.result.rounds
-    return found if whole and found.get("final") is not None else None
+    whole = study.done and summary.get("finished") and summary.get("rounds") == study.result.rounds
+    return summary if whole and summary.get("final") is not None else None
 
 
 def finish(

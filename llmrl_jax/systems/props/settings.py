@@ -1,4 +1,4 @@
-"""The settings of ProPS's runs: what config.json holds, and what the commands' flags change."""
+"""Settings of ProPS runs: the contents of config.json and the flags of the commands."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from llmrl_jax.tuning import GRPOConfig
 
 
 def _with_run(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The values of a config.json in which what `run` holds now stood by itself."""
+    """Upgrade an old config.json, in which the fields of `run` are at the top level."""
     old = {name: values[name] for name in ("name", "out", "seed", "resume") if name in values}
     gone = (*old, "config")
     if not any(name in values for name in gone):
@@ -32,23 +32,23 @@ def _with_run(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class PropsRun:
-    """Searches: which tasks, by which method, which model is asked, and how the run is kept."""
+    """A run of searches: tasks, method and model."""
 
     KIND: ClassVar[str] = "props run"
     upgraded = staticmethod(_with_run)
 
     tasks: tuple[str, ...] = ("mountain_car_continuous",)
-    """Tasks, by name (`llmrl props list`) or world; `all`: the paper's fifteen."""
+    """Tasks, by name (`llmrl props list`) or environment id; `all`: the paper's fifteen."""
     seeds: int = 1
-    """Searches of each task, with the seeds `run.seed`, `run.seed` + 1, ..."""
+    """Searches per task, with the seeds `run.seed`, `run.seed` + 1, ..."""
     search: Annotated[PropsConfig, tyro.conf.arg(name="")] = field(default_factory=PropsConfig)
     chat: ChatConfig = field(default_factory=ChatConfig)
     video: bool = field(default=False, metadata=FREE)
-    """Also write an episode of the best policy of each search, `episode.gif`."""
+    """Also write an episode of the best policy of each search as `episode.gif`."""
     workers: int = field(default=4, metadata=FREE)
-    """Searches at a time; their requests to a server go out side by side."""
+    """Number of concurrent searches, whose requests to a server are concurrent too."""
     print_every: int = field(default=50, metadata=FREE)
-    """Rounds between two lines about a search; 0: only its end."""
+    """Rounds between progress lines of a search; 0: only at its end."""
     run: BaseRunConfig = field(default_factory=BaseRunConfig)
 
     def __post_init__(self):
@@ -59,33 +59,33 @@ class PropsRun:
 
 
 SCRIPTED = "scripted"
-"""The table's method that is the scripted adviser."""
+"""Name of the scripted adviser as a method of the table."""
 EPISODES = 20
-"""Episodes of an evaluation in the table, as published."""
+"""Episodes per evaluation in the table, as published."""
 
 
 @dataclass(frozen=True)
 class TableConfig:
-    """The published tasks by several methods, as a page and JSON."""
+    """Results of several methods on the published tasks, as a page and JSON."""
 
     KIND: ClassVar[str] = "props table"
 
     tasks: tuple[str, ...] = field(default=("all",), metadata=FREE)
     """Tasks, by name; `all`: the paper's fifteen."""
     methods: tuple[str, ...] = field(default=(SCRIPTED, "random_search", "ars", "cma_es"), metadata=FREE)
-    """`scripted`, the scripted adviser; numeric methods: random_search, hill_climbing, ars, cma_es, open_es, cem."""
+    """`scripted`, the scripted adviser; or numeric methods: random_search, hill_climbing, ars, cma_es, open_es, cem."""
     seeds: int = field(default=10, metadata=FREE)
-    """Searches of each task by each method, with the seeds `run.seed`, `run.seed` + 1, ..."""
+    """Searches per task and method, with the seeds `run.seed`, `run.seed` + 1, ..."""
     budget: int = field(default=8000, metadata=FREE)
-    """Episodes of each search."""
+    """Episodes per search."""
     final_episodes: int = field(default=100, metadata=FREE)
-    """Fresh episodes for the best policy of each search."""
+    """Fresh episodes for the final evaluation of the best policy of each search."""
     workers: int = field(default=2, metadata=FREE)
-    """Searches of the scripted adviser at a time."""
+    """Number of concurrent searches of the scripted adviser."""
     page: Path = field(default=Path("docs/systems"), metadata=FREE)
-    """Folder of the page `props-table.md` and of `props-table.json`, to which rows are added."""
+    """Folder of `props-table.md` and `props-table.json`, to which rows are added."""
     again: bool = field(default=False, metadata=FREE)
-    """Measure these tasks and methods once more: their results are removed first."""
+    """Repeat these tasks and methods: their earlier results are removed first."""
     run: BaseRunConfig = field(default_factory=lambda: BaseRunConfig(name="props-table"))
 
     def __post_init__(self):
@@ -95,25 +95,24 @@ class TableConfig:
 
 
 def _without_preset(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The values of a config.json without the name of the preset, which was once written beside what it stands for."""
+    """Upgrade an old config.json, which also holds the name of the preset: drop it."""
     return {name: value for name, value in values.items() if name != "preset"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneRun(Tuned):
-    """A run of fine-tuning: which model, on which tasks, and how the run is kept. `preset(name)` gives published
-    values."""
+    """A fine-tuning run: model and tasks. `preset(name)` gives published values."""
 
     KIND: ClassVar[str] = "props finetune"
     upgraded = staticmethod(_without_preset)
 
     data: Annotated[FinetuneConfig, tyro.conf.arg(name="")] = field(default_factory=FinetuneConfig)
     lora: lm.LoRAConfig = field(default_factory=lambda: lm.LoRAConfig(rank=8, alpha=32.0, targets=lm.lora.TARGETS))
-    """The adapters, where `tune` is `lora`."""
+    """The adapters, if `tune` is `lora`."""
     updates: int = field(default=500, metadata=FREE)
-    """Updates; each samples `grpo.prompts` x `grpo.group` answers."""
+    """Number of updates; each samples `grpo.prompts` x `grpo.group` answers."""
     max_prompt: int = 2048
-    """Tokens of the longest prompt that is taken; a longer one is an error that names its task."""
+    """Maximum prompt length in tokens; a longer prompt is an error that names its task."""
     grpo: GRPOConfig = field(
         default_factory=lambda: GRPOConfig(prompts=16, group=8, max_new_tokens=256, microbatches=8)
     )
@@ -125,14 +124,15 @@ class FinetuneRun(Tuned):
 
 
 def preset(name: str, model: str = "") -> FinetuneRun:
-    """A starting point for fine-tuning: `corrected`, or `published` with its errors (`FinetuneConfig.compat`).
+    """A preset for fine-tuning: `corrected`, or `published` with its errors (`FinetuneConfig.compat`).
 
-    `published`: adapters of rank 8 and alpha 32 on all matrices but values and gates; 500 steps of 128 answers, 4 to a
-    prompt, which are the published 5 epochs over 3,200 prompts; step size 1e-5; 256 tokens to an answer (props
-    reference, section 7). What the reference leaves open is as GRPO was published (2402.03300). Published prompts were
-    cut to 512 tokens; here nothing is cut. Left out: the adapters' dropout, the falling step size, and the upload.
+    `published`: adapters of rank 8 and alpha 32 on all matrices except values and gates; 500 steps of 128 answers, 4
+    per prompt, equal to the published 5 epochs over 3,200 prompts; learning rate 1e-5; 256 tokens per answer (props
+    reference, section 7). Values not given in the reference follow the GRPO paper (2402.03300). Published prompts were
+    truncated to 512 tokens; here they are not. Not reproduced: dropout in the adapters, the learning-rate decay, and
+    the upload.
 
-    **Arguments:** `model`, a folder or a hub id; it may be filled in later. **Raises:** `ValueError` for another name.
+    **Arguments:** `model`, a folder or a hub id; it may be set later. **Raises:** `ValueError` for another name.
     """
     if name == "corrected":
         return FinetuneRun(model=model)

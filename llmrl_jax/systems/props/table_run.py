@@ -89,15 +89,15 @@ def make_table(config: TableConfig) -> int:
                 asked |= {"budget": config.budget, "final_episodes": config.final_episodes}
                 if any(row.items() >= asked.items() for row in rows):
                     continue
-                found = None if request.name else _measured(task, asked, config.workers, work, request)
-                if found is None:
+                measurements = None if request.name else _measured(task, asked, config.workers, work, request)
+                if measurements is None:
                     again = " (without --again)" if config.again else ""
                     print(f"stopped by {request.name}; continue with --run.resume {work}{again}")
                     return 0
-                rows = [r for r in rows if (r["task"], r["method"]) != (task.name, method)] + [asked | found]
+                rows = [r for r in rows if (r["task"], r["method"]) != (task.name, method)] + [asked | measurements]
                 _write(config.page, rows)
                 measured = True
-                print(f"{task.name}, {method}: {_mean(found)} ({found['seconds']:.0f} s)", flush=True)
+                print(f"{task.name}, {method}: {_mean(measurements)} ({measurements['seconds']:.0f} s)", flush=True)
         if not measured:
             _write_page(config.page, rows)
             print(f"all of it is measured already (--again measures once more); the page is {config.page / PAGE}")
@@ -137,14 +137,14 @@ def _measured(
     """What a row says, beside what was asked for; None where a signal stopped it."""
     budget, final = asked["budget"], asked["final_episodes"]
     folders = _folders(work, task, asked["method"], asked["seed"], asked["seeds"], budget)
-    found: Any
+    measurements: Any
     if asked["method"] == SCRIPTED:
-        found = _by_adviser(task, asked["seed"], folders, budget, final, workers, request)
+        measurements = _by_adviser(task, asked["seed"], folders, budget, final, workers, request)
     else:
-        found = _by_numbers(task, asked, folders[0], request)
-    if found is None:
+        measurements = _by_numbers(task, asked, folders[0], request)
+    if measurements is None:
         return None
-    values, best, steps, episodes, seconds = found
+    values, best, steps, episodes, seconds = measurements
     spread = float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
     return {
         "final": float(np.mean(values)),
@@ -226,12 +226,12 @@ def _by_adviser(
         return study.judge() if study.done else study.unjudged()
 
     with ThreadPoolExecutor(workers) as pool:
-        found = list(pool.map(one, range(len(folders))))
-    if any(f["final"] is None for f in found):
+        summaries = list(pool.map(one, range(len(folders))))
+    if any(f["final"] is None for f in summaries):
         return None
     seconds = time.monotonic() - started
-    columns = ([f[name] for f in found] for name in ("final", "value", "steps"))
-    return *columns, max(f["episodes"] for f in found), seconds
+    columns = ([f[name] for f in summaries] for name in ("final", "value", "steps"))
+    return *columns, max(f["episodes"] for f in summaries), seconds
 
 
 def _figure(pair: tuple[float, float | None] | None) -> str:

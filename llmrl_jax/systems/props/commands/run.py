@@ -17,18 +17,18 @@ def read_published_file(values: dict[str, Any], path: Path) -> dict[str, Any]:
     from llmrl_jax.core.config import to_json
     from llmrl_jax.systems.props.published import read_published
 
-    found = read_published(values, path.name, path.parent)
-    print(f"{path.name}: the published schema `{found.schema}`")
-    for note in found.notes:
+    published = read_published(values, path.name, path.parent)
+    print(f"{path.name}: the published schema `{published.schema}`")
+    for note in published.notes:
         print(f"  note: {note}")
     return {
-        "tasks": [found.task],
-        "seeds": found.seeds,
-        "search": to_json(found.config),
-        "chat": {"model": found.model, "adapter": found.adapter},
-        "video": found.record_video,
-        "print_every": found.print_every or 50,
-        "run": {"name": Path(found.logdir).name},
+        "tasks": [published.task],
+        "seeds": published.seeds,
+        "search": to_json(published.config),
+        "chat": {"model": published.model, "adapter": published.adapter},
+        "video": published.record_video,
+        "print_every": published.print_every or 50,
+        "run": {"name": Path(published.logdir).name},
     }
 
 

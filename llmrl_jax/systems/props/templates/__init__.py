@@ -26,14 +26,14 @@ def digits(value: Any) -> str:
 
 
 def missing(why: str) -> Any:
-    """A slot that nobody fills: a template that wants it fails with `why`."""
+    """An unfilled slot: a template that uses it fails with `why`."""
     from jinja2 import StrictUndefined
 
     return StrictUndefined(why)
 
 
 def load(source: str = "", *, name: str = "", folder: str | Path | None = None) -> Template:
-    """A template that fails on a slot that nobody fills.
+    """A template that fails on an unfilled slot.
 
     Templates run in Jinja's immutable sandbox: they read their slots, and nothing else. The lines of block tags vanish
     from ours; a user's are filled as Jinja does it, so that a published one comes out as published.
