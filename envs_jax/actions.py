@@ -1,9 +1,9 @@
-"""Sets of actions that differ from state to state.
+"""Action masks: the actions that are available in a state.
 
-A world that offers only some of its actions in a state says so in its observation: the part `action_mask`, bool `[A]`,
-true for those that are offered; at least one always is. So the mask goes wherever the observation goes: into the
-history that a policy reads, and into the record that it learns from. The world takes any action all the same; policies
-give those that are not offered no probability.
+A world that offers only some of its actions in a state has a mask in its observation: the part `action_mask`, bool
+`[A]`, true for those that are offered; at least one always is. As part of the observation, the mask is also in the
+history that a policy reads and in the rollouts that it learns from. The world still accepts any action; policies give
+those that are not offered probability 0.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ MASK = "action_mask"
 
 
 def mask_of(obs: Any) -> Bool[Array, "*B A"] | None:
-    """The mask in an observation, of any batch; None where every action is always offered."""
+    """The mask in an observation, of any batch; None if every action is always offered."""
     return obs.get(MASK) if isinstance(obs, Mapping) else None
 
 
 def mask_space(num_actions: int) -> spaces.Box:
-    """The space of masks over so many actions."""
+    """The space of masks over `num_actions` actions."""
     return spaces.Box(False, True, (num_actions,), np.bool_)
 
 
 class OtherActions(Wrapper):
-    """An environment with other actions than the wrapped one: subclasses say which of them are offered."""
+    """An environment with other actions than the wrapped one; subclasses define which of them are offered."""
 
     def offered(self, mask: Bool[Array, " A"]) -> Bool[Array, " B"]:
         """The mask over the actions of this wrapper, from the one over those of the wrapped environment."""

@@ -1,7 +1,7 @@
-"""Checks of what a user gives, and their messages.
+"""Range checks of user input, and their messages.
 
-Every range check says the same sentence: the name as the user spells it, the value, what is needed, and a remedy in
-brackets where there is one.
+Every message has the same form: the name as the user spells it, the value, the requirement, and an optional remedy in
+brackets.
 
     at_least("num_envs", 0, 1)                  num_envs is 0; at least 1 is needed
     at_least("LoRA rank", 0, 1, remedy="leave LoRA out to turn it off")

@@ -1,4 +1,4 @@
-"""The contract that every world keeps: pure `reset` and `step` over arrays, six values, no hidden reset."""
+"""The interface of every world: pure `reset` and `step` over arrays, six values, no hidden reset."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ StepResult = tuple[Any, Any, jax.Array, jax.Array, jax.Array, Info]
 class Environment(Generic[State, Params]):
     """One world, as a set of pure functions; holds only static facts (sizes, tables, names).
 
-    `reset` and `step` are safe under `jit`, `vmap` and `scan`. `params` is a pytree of numbers that may differ
-    between the rows of one compiled program. Nothing is reset implicitly: `envs_jax.resets` does that, by a policy
-    that the user names.
+    `reset` and `step` are safe under `jit`, `vmap` and `scan`. `params` is a pytree of numbers that may differ between
+    the rows of one compiled program. Nothing is reset implicitly: `envs_jax.resets` does that, with a policy that the
+    user names.
     """
 
     id: str = ""
 
     @property
     def unwrapped(self) -> Environment:
-        """The innermost environment: this one, where it is no `Wrapper`."""
+        """The innermost environment: this one, unless it is a `Wrapper`."""
         return self
 
     @property
@@ -57,8 +57,8 @@ class Environment(Generic[State, Params]):
 
         **Arguments:** `key`, a typed PRNG key; `state`; `action`, a member of `action_space`; `params`.
         **Returns:** `(obs, state, reward, terminated, truncated, info)`: `reward` float32 `[]`, the flags bool `[]`
-        (both may be true at once), `info` a dict of the same structure on every step. `obs` belongs to the state
-        that the step reached, also when the episode ended there.
+        (both may be true at once), `info` a dict of the same structure on every step. `obs` belongs to the state that
+        the step reached, even if the episode ended there.
         """
         raise NotImplementedError
 
@@ -104,8 +104,8 @@ class Environment(Generic[State, Params]):
     @property
     def keys(self) -> Mapping[str, int]:
         """Keys for playing by hand, and the actions they stand for: letters, or the names `left`, `right`, `up`, `down`
-        and `space`. `llmrl envs play` finds keys by the names of the actions where a world gives none; `q`, `r` and `?`
-        are its own."""
+        and `space`. `llmrl envs play` derives keys from the names of the actions if a world gives none; `q`, `r` and
+        `?` are reserved."""
         return {}
 
 
@@ -117,7 +117,7 @@ class Wrapper(Environment[State, Params]):
 
     @property
     def id(self) -> str:  # type: ignore[override]
-        """The id that it was made by, else that of the environment which it changes."""
+        """The id that it was made with, else that of the wrapped environment."""
         return vars(self).get("id", self.env.id)
 
     @id.setter
@@ -171,7 +171,7 @@ class Wrapper(Environment[State, Params]):
 
 
 def innermost(state: Any) -> Any:
-    """The world's own state, under whatever wrappers added."""
+    """The state of the innermost world, without what wrappers added."""
     while hasattr(state, "env"):
         state = state.env
     return state

@@ -1,4 +1,4 @@
-"""The recent past as part of the observation: what a text policy is prompted with."""
+"""A window of recent observations and actions as part of the observation, for the prompts of a text policy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class HistoryState:
 
     env: Any
     text: Any
-    """int16 `[n, C]`, the captions of the window, oldest first, padded with -1; where a world has several captions that
+    """int16 `[n, C]`, the captions of the window, oldest first, padded with -1; if a world has several captions that
     change, a dict of such arrays by name."""
     actions: jax.Array
     """int32 `[n - 1]`, the actions between them, padded with -1."""
@@ -32,16 +32,15 @@ class HistoryState:
 class PromptHistory(Wrapper):
     """Keeps the last `n` captions and the `n - 1` actions between them, of the running episode only.
 
-    Which parts of the observation are captions is said by `env.captions`. In the observation, those that stay the same
-    throughout an episode (`env.episode_captions`, a mission) are as they were, every other one is `[n, C]`, oldest
-    first; `actions` int32 `[n - 1]` and `count` int32 `[]` join them. Places that are not in use are -1. In BabyAI:
-    `{mission [M], text [n, C], actions, count}` (GLAM keeps three captions and two actions; glam reference, section
-    2.4).
+    `env.captions` names the parts of the observation that are captions. In the observation, those that stay the same
+    throughout an episode (`env.episode_captions`, a mission) are unchanged, every other one is `[n, C]`, oldest first;
+    `actions` int32 `[n - 1]` and `count` int32 `[]` are added. Unused entries are -1. In BabyAI: `{mission [M], text
+    [n, C], actions, count}` (GLAM keeps three captions and two actions; glam reference, section 2.4).
     """
 
     def __init__(self, env: Environment, n: int = 3, *, keep: Sequence[str] = ()):
         """**Arguments:** `env`, whose observation has a caption that changes; `n`, the captions to keep; `keep`, other
-        parts of the observation to pass on as they are now (`image`, `direction`).
+        parts of the observation to pass through, their current values only (`image`, `direction`).
 
         **Raises:** `ValueError` for an `n` below 1, `TypeError` for an environment without text or without
         discrete actions, `KeyError` for a part to keep that the observation does not have."""
@@ -85,7 +84,7 @@ class PromptHistory(Wrapper):
     def step(self, key, state, action, params):
         obs, env, reward, terminated, truncated, info = self.env.step(key, state.env, action, params)
         full = state.count == self.n
-        place = jnp.where(full, self.n - 1, state.count)  # of the new caption, once a full window has moved up
+        place = jnp.where(full, self.n - 1, state.count)  # of the new caption, after a full window has been shifted
         new = jnp.arange(self.n) == place
 
         def moved(past, now):
@@ -111,7 +110,7 @@ class PromptHistory(Wrapper):
         return spaces.Dict(window | {name: inner[name] for name in self.keep})
 
     def describe(self, obs):
-        """The strings of the newest captions and of those of the episode, as the wrapped environment words them."""
+        """The strings of the newest captions and of those of the episode, as the wrapped environment renders them."""
         now = {name: obs[name] for name in (*self.env.episode_captions, *self.keep)}
         newest = {name: np.asarray(obs[name])[int(obs["count"]) - 1] for name in self.moving}
         return self.env.describe(now | newest)

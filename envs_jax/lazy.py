@@ -1,4 +1,4 @@
-"""Packages whose names are imported when they are first used, so that importing the package is quick."""
+"""Lazy imports: names of a package are imported on first use, so that importing the package is fast."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 def attach(package: str, names: Mapping[str, Sequence[str]], modules: Sequence[str] = ()) -> Callable[[str], Any]:
     """A package's `__getattr__` (PEP 562).
 
-    **Arguments:** `package`, its `__name__`; `names`, submodule -> the names that the package takes from it;
-    `modules`, submodules that are attributes themselves. The package says the same to type checkers by imports under
+    **Arguments:** `package`, its `__name__`; `names`, submodule -> the names that the package takes from it; `modules`,
+    submodules that are attributes themselves. For type checkers, the package repeats the names as imports under
     `TYPE_CHECKING`.
     """
     home = {name: module for module, taken in names.items() for name in taken}

@@ -1,4 +1,4 @@
-"""What every `import_state` reads from a live Gymnasium environment."""
+"""What every `import_state` function reads from a live Gymnasium environment."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Spec:
 _SPECS: dict[str, Spec] = {}
 
 SHARED = ("bridges", "physics", "text")
-"""Folders of `envs_jax` that are not a world's."""
+"""Folders of `envs_jax` that contain no worlds."""
 
 WORLDS = sorted(
     path.parent.name for path in Path(__file__).parent.glob("*/__init__.py") if path.parent.name not in SHARED
@@ -50,11 +50,11 @@ WORLDS = sorted(
 """The folders of worlds; importing one registers its ids, and imports no world."""
 
 BRIDGED = {"brax": "envs_jax.bridges.brax:world", "gymnax": "envs_jax.bridges.gymnax:world"}
-"""Packages whose worlds have ids too, `package/name`. `ids` does not list them: what there is, is for them to say."""
+"""Packages whose worlds have ids too, `package/name`. `ids` does not list them: each package has its own registry."""
 
 
 _begun = False
-"""Whether the folders of worlds have been imported, or are being so."""
+"""Whether the folders of worlds have been imported, or are being imported."""
 
 
 def _register_worlds() -> None:
@@ -70,8 +70,8 @@ def register(id: str, entry_point: str, *, about: str = "", **kwargs: Any) -> No
 
     **Arguments:** `id`; `entry_point`, `"package.module:callable"`; `about`, the world in one line, for lists; `kwargs`
     go to the callable.
-    **Raises:** `ValueError` where the id is taken by something else. The worlds of `envs_jax` come first: no other one
-    can take an id of theirs.
+    **Raises:** `ValueError` if the id is taken by something else. The worlds of `envs_jax` are registered first: no
+    other world can take one of their ids.
     """
     _register_worlds()
     spec = Spec(id, entry_point, kwargs, about)
@@ -95,9 +95,9 @@ def ids(prefix: str = "") -> list[str]:
 
 
 def spec(id: str) -> Spec:
-    """The specification behind an id, registered or `package/name` with a package of `BRIDGED`.
+    """The specification of an id, registered or `package/name` with a package of `BRIDGED`.
 
-    **Raises:** `KeyError`, naming the nearest ids, where there is none."""
+    **Raises:** `KeyError`, naming the nearest ids, for an unknown id."""
     package, _, name = id.partition("/")
     if name and package in BRIDGED:
         return Spec(id, BRIDGED[package], {"name": name})
@@ -121,9 +121,9 @@ def _literal(text: str) -> Any:
 def make(id: str, **kwargs: Any) -> tuple[Environment, Any]:
     """Build a world and its default parameters.
 
-    **Arguments:** `id`, as the reference package spells it, with static options after a question mark if wanted
+    **Arguments:** `id`, as the reference package spells it, with optional static options after a question mark
     (`"BabyAI-GoToLocal-v0?room_size=6&num_dists=2"`, `"brax/reacher?backend=spring"`); `kwargs`, the same options by
-    keyword, which win.
+    keyword, which take precedence.
     **Returns:** `(env, params)`.
     **Raises:** `KeyError` for an unknown id, `TypeError` for an unknown option; both name the nearest.
     """

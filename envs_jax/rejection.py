@@ -1,4 +1,4 @@
-"""Drawing again until a draw is accepted, for a whole batch: no row waits idly for the unluckiest one."""
+"""Rejection sampling for a whole batch: no row idles until the slowest one is accepted."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import jax.numpy as jnp
 
 
 def first_accepted(attempt: Callable[..., tuple[jax.Array, Any]], *args: jax.Array) -> Any:
-    """The value of the first try that is accepted; the tries are numbered from 1.
+    """The value of the first accepted attempt; attempts are numbered from 1.
 
-    Under `vmap`, rows that have their value leave their place to the others: as many tries are made at a time as the
-    batch has rows, a row's next ones side by side where fewer rows than that are left. A row's value remains that of
-    its own first accepted try, whatever the size of the batch.
+    Under `vmap`, the slots of finished rows are used for the others: each iteration makes as many attempts as the batch
+    has rows, several consecutive ones per row if fewer rows are left. The value of a row is always that of its own
+    first accepted attempt, whatever the size of the batch.
 
-    **Arguments:** `attempt`, `(number, *args) -> (accepted bool [], value)`, a function of nothing else that is traced;
-    its tries must be accepted with a probability above zero, or this never ends.
+    **Arguments:** `attempt`, `(number, *args) -> (accepted bool [], value)`, which depends on no other traced value; an
+    attempt must be accepted with a probability above zero, or the loop never ends.
     """
 
     def search(*args):
@@ -42,15 +42,15 @@ def first_accepted(attempt: Callable[..., tuple[jax.Array, Any]], *args: jax.Arr
             share = size // count
             rank = places // share
             row = jnp.argsort(~waiting)[jnp.minimum(rank, count - 1)]
-            accepted, found = tries(number[row] + places % share, *[a[row] for a in rows])
-            # the places of a row stand side by side, in the order of its tries: the first one accepted counts
+            accepted, candidates = tries(number[row] + places % share, *[a[row] for a in rows])
+            # the slots of a row are adjacent, in the order of its attempts: the first accepted one counts
             place = jnp.full(size, size, jnp.int32).at[row].min(jnp.where(accepted & (rank < count), places, size))
             won = place < size
 
             def pick(new, old):
                 return jnp.where(won.reshape(-1, *[1] * (old.ndim - 1)), jnp.take(new, place, axis=0, mode="clip"), old)
 
-            return waiting & ~won, number + share, jax.tree.map(pick, found, values)
+            return waiting & ~won, number + share, jax.tree.map(pick, candidates, values)
 
         none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), blank)
         start = (jnp.ones(size, bool), jnp.ones(size, jnp.int32), none)

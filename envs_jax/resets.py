@@ -1,7 +1,7 @@
-"""A batch of environments, and what happens when one of their episodes ends.
+"""A batch of environments, with a policy for resetting those whose episode ended.
 
-The reset policy is the largest cost choice of a procedural world (`always` against `pool` is 50 times on
-Crafter-like worlds), so it is named, never hidden.
+The reset policy has the largest effect on the cost of a procedural world (`always` costs 50 times as much as `pool` on
+Crafter-like worlds), so it is always named explicitly.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from envs_jax.env import Environment, Wrapper
 ResetPolicy = Literal["always", "pool", "optimistic", "next_step", "none"]
 
 FRESH = 0xFFFFFFFF
-"""What the key of fresh episodes is folded with: no row has this number."""
+"""The number that is folded into the key of fresh episodes; no row has this number."""
 
 
 @struct.dataclass
@@ -49,10 +49,11 @@ def select(mask: jax.Array, on_true: Any, on_false: Any) -> Any:
 
 
 def hashed(key: jax.Array, n: int) -> jax.Array:
-    """One number for each of `n` rows, uint32 `[n]`, hashed from a key and the row: a choice, not a stream.
+    """One number for each of `n` rows, uint32 `[n]`, hashed from a key and the row: good for a single choice, not for a
+    stream.
 
-    The finaliser of MurmurHash3 over the words of the key. It costs a tenth of a draw from `jax.random`, which in a
-    step of a small world is most of the time.
+    The finaliser of MurmurHash3 over the words of the key. It costs a tenth of a draw from `jax.random`, which takes
+    most of the time of a step of a small world.
     """
     x = jnp.arange(n, dtype=jnp.uint32)
     for word in jax.random.key_data(key):
@@ -68,8 +69,8 @@ class VectorEnv(Wrapper):
 
     * `always`: a fresh episode is generated for every row on every step and used where one ended. Exact but expensive.
     * `pool`: ended rows take a random one of `pool_size` prepared episodes; `refresh` renews the pool. The default.
-    * `optimistic`: `num_envs / reset_ratio` fresh episodes a step; rows share one when more end at once.
-    * `next_step`: Gymnasium's own: the step after the end ignores its action, resets, and pays nothing.
+    * `optimistic`: `num_envs / reset_ratio` fresh episodes per step; rows share one when more end at once.
+    * `next_step`: as in Gymnasium: the step after the end ignores its action, resets, and has reward 0.
     * `none`: nothing is reset.
 
     The batch keeps the environment's contract with a leading axis `[N]`, and `info["final_observation"]` is the
@@ -89,7 +90,7 @@ class VectorEnv(Wrapper):
     ):
         """**Arguments:** `env`; `num_envs`, `N`; `policy`, see above; `pool_size`, `K`; `reset_ratio`, rows per fresh
         episode under `optimistic`; `batched_params`, whether every leaf of `params` has a leading axis `[N]` (then
-        `policy` cannot be `pool` or `optimistic`, whose episodes belong to no row)."""
+        `policy` cannot be `pool` or `optimistic`, whose episodes do not belong to one row)."""
         super().__init__(env)
         known = ResetPolicy.__args__  # type: ignore[attr-defined]
         if policy not in known:
@@ -165,7 +166,7 @@ class VectorEnv(Wrapper):
         return obs, state.replace(env=env), reward, terminated, truncated, info
 
     def _stacked(self, space: Callable[[Any], spaces.Space], params: Any) -> spaces.Space:
-        """The space of the batch, where `space` makes that of one environment from its parameters."""
+        """The space of the batch; `space` makes that of one environment from its parameters."""
         n = self.num_envs
         if not self.batched_params:
             return spaces.stack(space(params), n)
@@ -175,7 +176,7 @@ class VectorEnv(Wrapper):
                     f"params{jax.tree_util.keystr(path)} has the shape {np.shape(x)}; with batched_params every leaf "
                     f"needs ({n}, ...): repeat what is the same for all rows, as jnp.full({n}, x) does"
                 )
-        # by NumPy where it can be: jax takes a tenth of a millisecond for each number
+        # with NumPy if possible: jax takes a tenth of a millisecond for each number
         leaves = jax.tree.map(lambda x: x if isinstance(x, jax.core.Tracer) else np.asarray(x), params)
         return spaces.join([space(jax.tree.map(operator.itemgetter(row), leaves)) for row in range(n)])
 

@@ -110,7 +110,7 @@ def join(rows: Sequence[Space]) -> Space:
     """The space of one member of each of `rows` stacked on a new leading axis.
 
     **Arguments:** `rows`, at least one space; they may differ in their bounds.
-    **Raises:** `ValueError` where they differ in more.
+    **Raises:** `ValueError` if they differ in anything else.
     """
     parts = [row.spaces for row in rows if isinstance(row, Dict)]
     if len(parts) == len(rows) and all(part.keys() == parts[0].keys() for part in parts):

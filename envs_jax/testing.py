@@ -1,7 +1,7 @@
-"""The conformance kit: what every registered world must pass, and what a new world is developed against.
+"""The conformance kit: checks that every registered world must pass, for use when developing a new world too.
 
 `check_contract` only traces (under a second); `check` also runs. Both raise `AssertionError`, naming the environment
-and what is wrong with it.
+and the failed check.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _rows(tree: Any, index: Any) -> Any:
 
 
 class _Traced(Wrapper):
-    """A world whose functions are traced once, however often they are called."""
+    """A world whose functions are traced once, no matter how often they are called."""
 
     def __init__(self, env: Environment):
         super().__init__(env)
@@ -75,10 +75,10 @@ def check_contract(
 ) -> None:
     """Check types and structure, without compiling anything.
 
-    `reset` and `step` trace; they agree on observation and state; observations have the shape and dtype of their
-    space; the reward is float32 and the two flags bool, all scalars; with `x64`, `jax_enable_x64` changes no type,
-    since worlds are 32-bit whatever the user's setting; batched under every reset policy of `policies`, the observation
-    before a reset is there, and the state keeps its structure.
+    `reset` and `step` trace; they agree on observation and state; observations have the shape and dtype of their space;
+    the reward is float32 and the two flags bool, all scalars; with `x64`, `jax_enable_x64` changes no type, since
+    worlds are 32-bit regardless of the user's setting; batched under every reset policy of `policies`, the observation
+    before a reset is present, and the state keeps its structure.
     """
     name = env.id or type(env).__name__
     env = _Traced(env)
@@ -113,7 +113,7 @@ def check_contract(
 
 
 def _check_captions(env: Environment, params: Any, name: str) -> None:
-    """Check what the world says of its captions and of its keys against its spaces."""
+    """Check the declared captions and keys of a world against its spaces."""
     space = env.observation_space(params)
     parts = space.spaces if isinstance(space, spaces.Dict) else {}
     for caption, book in env.captions.items():
@@ -130,19 +130,20 @@ def _check_captions(env: Environment, params: Any, name: str) -> None:
 
 
 def play(env: VectorEnv, params: Any, state: Any, key: jax.Array, steps: int) -> dict[str, Any]:
-    """Random play in a batch: the values of `VectorEnv.step` by their names (`obs`, `final`, `reward`, `terminated`,
-    `truncated`), with a leading axis `steps`, and `state`, the last."""
+    """Random play in a batch: the values of `VectorEnv.step` by name (`obs`, `final`, `reward`, `terminated`,
+    `truncated`), with a leading axis `steps`, and the last `state`."""
     return play_beside([env], params, state, key, steps)[0]
 
 
 def play_beside(
     batches: Sequence[VectorEnv], params: Any, state: VectorState, key: jax.Array, steps: int
 ) -> list[dict[str, Any]]:
-    """Random play in the first of several batches of one world, beside what each other one makes of the same steps.
+    """Random play in the first of several batches of one world, and the results of the same steps in every other batch.
 
-    Every step begins at the state that the first batch is in, with one key and one action for all; where a reset policy
-    takes episodes from a pool, it is that of `state`.
-    **Returns:** for each batch the values of `play`, and `env`, its worlds' states; `state`, the last, is the first's.
+    Every step starts from the state of the first batch, with one key and one action for all; if a reset policy takes
+    episodes from a pool, it is that of `state`.
+    **Returns:** for each batch the values of `play`, and `env`, the states of its worlds; the last `state` is that of
+    the first batch.
     """
     space = batches[0].action_space(params)
 
@@ -163,10 +164,10 @@ def play_beside(
 
 
 def check_x64(env: Environment, params: Any, *, num_envs: int = 4) -> None:
-    """Check that `jax_enable_x64` changes no start: observations and states of `num_envs` resets are the same, floats
-    within 1e-6. A draw of `jax.random` without a dtype takes the setting's width, and so another value.
+    """Check that `jax_enable_x64` changes no initial state: observations and states of `num_envs` resets are the same,
+    floats within 1e-6. A draw of `jax.random` without a dtype has the width of the setting, and so another value.
 
-    `check_contract` looks at types alone, for which nothing is compiled.
+    `check_contract` checks types only, without compiling anything.
     """
     _check_x64(env, params, jax.jit(jax.vmap(env.reset, in_axes=(0, None))), num_envs)
 
@@ -180,12 +181,12 @@ def _check_x64(env: Environment, params: Any, resets: Callable[..., Any], num_en
 
 
 def _check_resets(name: str, policies: Sequence[str], played: list[dict[str, Any]]) -> None:
-    """Check that reset policies agree on everything but the episodes that they start.
+    """Check that reset policies agree on everything except the episodes that they start.
 
-    From one state, with one key and one action, the reward, the flags and the observation before any reset are the
-    same under every policy, and so are the rows that go on.
+    From one state, with one key and one action, the reward, the flags and the observation before any reset are the same
+    under every policy, and so are the rows that continue.
 
-    **Arguments:** `policies`, the first of which is none, and `played`, the values of `play_beside` under each.
+    **Arguments:** `policies`, of which the first is `none`, and `played`, the values of `play_beside` under each.
     """
     none = played[0]
     goes_on = ~(none["terminated"] | none["truncated"])
@@ -204,9 +205,9 @@ def _check_devices(
     """Check that play is the same on one device, `here`, and with its rows split over `devices`: bit for bit with
     `atol` 0.
 
-    Physics in floating point needs an `atol`: the compiler contracts products and sums by the shape that it sees.
+    Physics in floating point needs an `atol`: how the compiler fuses products and sums depends on the shape.
 
-    **Raises:** `RuntimeError` where there are fewer devices.
+    **Raises:** `RuntimeError` if there are fewer devices.
     """
     if len(jax.devices()) < devices:
         raise RuntimeError(f"{devices} devices are needed and {len(jax.devices())} present; see XLA_FLAGS")
@@ -233,21 +234,21 @@ def check(
     devices: int = 0,
     devices_atol: float = 0.0,
 ) -> None:
-    """Check a world by running it: everything of `check_contract`, and more.
+    """Check a world by running it: everything in `check_contract`, and more.
 
     Random play of `num_envs` rows under `vmap` and `scan` is the same when repeated with the same key; every
-    observation is a member of its space; every leaf is finite; one row stepped alone, outside `vmap` and `scan`, is
-    the same, and without `jit` too; reset policies agree with `none` on everything but the episodes that they start;
+    observation is a member of its space; every leaf is finite; one row stepped alone, outside `vmap` and `scan`, is the
+    same, and without `jit` too; reset policies agree with `none` on everything except the episodes that they start;
     `jax_enable_x64` changes nothing (`check_x64`).
 
     Most of the time is compilation, so programs are few: resets of a batch (and the same under x64), play under all
     policies at once (and the same on several devices), and a reset and a step of one row.
 
-    **Arguments:** `key`, of all randomness (default 0); `steps`; `num_envs`, even; `policies`, to compare (fewer
-    compile sooner); `eager`, whether to run without `jit` too, which is slow; `x64`, whether starts must be those of
-    32 bits under `jax_enable_x64` (worlds of others may follow the setting); `devices`, if not 0, split the rows
-    over so many devices and ask for the same play; `devices_atol`, how far floats may differ then.
-    **Raises:** `AssertionError`; `RuntimeError` where there are fewer devices.
+    **Arguments:** `key`, for all randomness (default: seed 0); `steps`; `num_envs`, even; `policies` to compare (fewer
+    compile faster); `eager`, whether to run without `jit` too, which is slow; `x64`, whether initial states under
+    `jax_enable_x64` must equal those of 32 bits (third-party worlds may depend on the setting); `devices`, if not 0,
+    the number of devices to split the rows over, with the same result; `devices_atol`, how far floats may differ then.
+    **Raises:** `AssertionError`; `RuntimeError` if there are fewer devices.
     """
     name = env.id or type(env).__name__
     key = jax.random.key(0) if key is None else key
@@ -290,10 +291,10 @@ def _check_alone(
     played: dict[str, Any],
     eager: bool,
 ) -> None:
-    """Check that the last row, reset and stepped outside of `vmap` and `scan`, is that of the batch.
+    """Check that the last row, reset and stepped outside `vmap` and `scan`, equals that of the batch.
 
-    **Arguments:** `keys`, of the row's reset and of the play; `first` and `played`, what the batch did; `eager`,
-    whether to run without `jit` too."""
+    **Arguments:** `keys`, for the reset of the row and for the play; `first` and `played`, the results of the batch;
+    `eager`, whether to run without `jit` too."""
     row = batch.num_envs - 1
     reset, step = jax.jit(env.reset), jax.jit(env.step)
     alone, state = reset(keys[0], params)

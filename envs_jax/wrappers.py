@@ -23,7 +23,7 @@ class EpisodeState:
 class EpisodeStatistics(Wrapper):
     """Adds `info["episode_return"]` (float32) and `info["episode_length"]` (int32): the sums of the episode so far.
 
-    They are those of the whole episode where `terminated | truncated`.
+    When `terminated | truncated`, they are those of the whole episode.
     """
 
     def reset(self, key, params):

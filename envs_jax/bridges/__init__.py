@@ -1,4 +1,4 @@
-"""Our worlds under the interfaces of other packages, and theirs under ours.
+"""Bridges between our environment interface and those of other packages, in both directions.
 
-Each module here needs its package, which is optional, and is imported by name: `import envs_jax.bridges.gymnasium`.
+Each module needs its package, an optional dependency, and is imported by name: `import envs_jax.bridges.gymnasium`.
 """

@@ -1,4 +1,4 @@
-"""What the bridges share about arrays."""
+"""Array conversions shared by the bridges."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 
 def narrow(tree: Any) -> Any:
-    """Arrays of at most 32 bits a number, none weakly typed: worlds do not depend on `jax_enable_x64`."""
+    """Arrays with dtypes of at most 32 bits, none weakly typed: worlds do not depend on `jax_enable_x64`."""
 
     def one(x):
         x = jnp.asarray(x)

@@ -27,7 +27,7 @@ from envs_jax.physics.render import Painter
 
 @struct.dataclass
 class BraxParams:
-    """What a world of brax leaves to the user. Its masses, gains and time steps are constants of the program."""
+    """The parameters of a brax world. Its masses, gains and time steps are constants of the program."""
 
     max_steps: Any = 1000
     """Steps until truncation; brax's own `create` has the same default, as `episode_length`."""
@@ -35,7 +35,7 @@ class BraxParams:
 
 @struct.dataclass
 class BraxState:
-    """The state of a world of brax under our contract."""
+    """The state of a brax world under our interface."""
 
     env: Any
     """brax's own `State`."""
@@ -45,7 +45,7 @@ class BraxState:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the two warnings that brax 0.14 always gives: one at its import, one where it loads a model."""
+    """Suppress the two warnings that brax 0.14 always gives: one on import, one when it loads a model."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "JAXopt is no longer maintained", DeprecationWarning)
         warnings.filterwarnings("ignore", "Brax System, piplines and environments", UserWarning)
@@ -53,7 +53,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _brax() -> Any:
-    """`brax.envs`. **Raises:** `ModuleNotFoundError` where brax, or what it needs, is not installed."""
+    """`brax.envs`. **Raises:** `ModuleNotFoundError` if brax, or one of its dependencies, is not installed."""
     try:
         with _quiet():
             return importlib.import_module("brax.envs")
@@ -66,7 +66,7 @@ def _brax() -> Any:
 
 
 def _space(shape: Any) -> spaces.Space:
-    """The space of an observation of brax, which says no bounds, from its shape and dtype."""
+    """The space of a brax observation from its shape and dtype; brax gives no bounds."""
     if isinstance(shape, dict):
         return spaces.Dict({name: _space(inner) for name, inner in shape.items()})
     low, high = -np.inf, np.inf
@@ -76,23 +76,23 @@ def _space(shape: Any) -> spaces.Space:
 
 
 class FromBrax(Environment[BraxState, BraxParams]):
-    """A world of brax under our contract: its `reset` and `step`, with our own time limit.
+    """A brax world under our interface: its `reset` and `step`, with our own time limit.
 
     Observation: brax's own, without bounds. Action: float32 `[action_size]` in [-1, 1], which is what brax's policies
-    produce. Terminated where brax says `done`, truncated after `max_steps`; a world whose `info["truncation"]` is set
-    (see `to_brax`) is truncated there and not terminated. `info` has brax's `metrics`.
+    produce. Terminated when brax sets `done`, truncated after `max_steps`; if `info["truncation"]` is set (see
+    `to_brax`), the episode is truncated and not terminated. `info` has brax's `metrics`.
 
-    `info["time_out"]` is not read: brax's inverted pendulum sets it where the pole falls, which is no time-out.
+    `info["time_out"]` is not read: brax's inverted pendulum sets it when the pole falls, which is not a time-out.
     """
 
     def __init__(self, env: Any, max_steps: int = 1000):
         """**Arguments:** `env`, a `brax.envs.Env` without wrappers; `max_steps`, of the default parameters.
 
-        **Raises:** `TypeError` for one of brax's wrappers of batches, time limits and resets, whose work is done by
-        `VectorEnv` and `max_steps` here; `ValueError` for a `max_steps` below 1.
+        **Raises:** `TypeError` for one of brax's wrappers of batches, time limits and resets, replaced here by
+        `VectorEnv` and `max_steps`; `ValueError` for a `max_steps` below 1.
         """
         envs, inner = _brax(), env
-        kept = envs.training  # the module of the wrappers
+        kept = envs.training  # the module that holds the wrappers
         batches = (kept.VmapWrapper, kept.DomainRandomizationVmapWrapper)
         while isinstance(inner, envs.Wrapper):
             if isinstance(inner, (*batches, kept.EpisodeWrapper, kept.AutoResetWrapper, kept.EvalWrapper)):
@@ -110,13 +110,13 @@ class FromBrax(Environment[BraxState, BraxParams]):
         return BraxParams(max_steps=self.max_steps)
 
     def reset(self, key, params):
-        with jax.enable_x64(False):  # brax steps only what is of the width that its models were loaded with
+        with jax.enable_x64(False):  # brax steps only arrays of the width that its models were loaded with
             state = narrow(self.env.reset(jax.random.key_data(key)))
         return state.obs, BraxState(state, jnp.int32(0))
 
     def step(self, key, state, action, params):
         with jax.enable_x64(False):
-            # brax's worlds write into the dicts of the state that they are given: the map makes new ones
+            # brax's worlds mutate the dicts of the state passed to them: the map makes new ones
             after = narrow(self.env.step(jax.tree.map(lambda x: x, state.env), action))
         time = state.time + 1
         cut = jnp.asarray(after.info.get("truncation", 0.0)) > 0
@@ -139,8 +139,8 @@ class FromBrax(Environment[BraxState, BraxParams]):
         return Painter(self.env.unwrapped.sys.mj_model, {})
 
     def render(self, state):
-        """A picture by MuJoCo's renderer: uint8 `[480, 480, 3]`. **Raises:** as `Painter`; `NotImplementedError` for
-        a world that is not made of a MuJoCo model."""
+        """A picture by MuJoCo's renderer: uint8 `[480, 480, 3]`. **Raises:** as `Painter`; `NotImplementedError` for a
+        world without a MuJoCo model."""
         if not hasattr(self.env.unwrapped, "sys"):
             return super().render(state)
         return self._painter.picture(np.asarray(state.env.pipeline_state.q, np.float64))
@@ -161,8 +161,8 @@ def world(name: str, max_steps: int = 1000, **options: Any) -> FromBrax:
 def from_brax(name: str, *, max_steps: int = 1000, **options: Any) -> tuple[FromBrax, BraxParams]:
     """A world of brax's registry as ours.
 
-    **Arguments:** `name`, as for `brax.envs.get_environment`; `max_steps`, until truncation; `options` of that
-    world, such as `backend` ("generalized" by default, "spring", "positional" or "mjx").
+    **Arguments:** `name`, as for `brax.envs.get_environment`; `max_steps`, until truncation; `options` of this world,
+    such as `backend` ("generalized" by default, "spring", "positional" or "mjx").
     **Returns:** `(env, params)`, as `envs_jax.make` does.
     **Raises:** `KeyError` for an unknown name; `ModuleNotFoundError` without brax.
     """
@@ -220,7 +220,7 @@ def _to_brax_class() -> Any:
             after = self._state(env, obs, reward, terminated, truncated, key)
             return after.replace(
                 metrics=dict(state.metrics), info={**state.info, **after.info}
-            )  # with what wrappers added
+            )  # keeps what wrappers added
 
         @property
         def observation_size(self):
@@ -238,7 +238,7 @@ def _to_brax_class() -> Any:
             return "envs_jax"
 
         def render(self, trajectory, *_, **__):
-            """The pictures of a list of `pipeline_state`s, of the size that the world draws."""
+            """The pictures of a list of `pipeline_state`s, of the size that the world renders."""
             return [self.env.render(state) for state in trajectory]
 
     return ToBrax
@@ -248,14 +248,14 @@ def to_brax(env: Environment, params: Any) -> Any:
     """A world as a `brax.envs.Env`, for brax's wrappers and trainers.
 
     The state is in `pipeline_state`, the keys of the steps are drawn from `info["key"]`. Actions are vectors: for a
-    box, [-1, 1] is scaled to its bounds (and clipped there) where they are finite; for `Discrete(n)` an action is `n`
-    scores, of which the largest is taken.
+    box, [-1, 1] is scaled to its bounds (and clipped) if they are finite; for `Discrete(n)` an action is `n` scores, of
+    which the largest is taken.
 
-    `done` is 1 where an episode ends either way, `info["truncation"]` and `info["time_out"]` only where it is
-    truncated. brax's `EpisodeWrapper` replaces `truncation` by its own: so that a truncated state still bootstraps,
-    either let `params.max_steps` exceed the wrapper's `episode_length`, or train with `bootstrap_on_timeout=True`.
+    `done` is 1 when an episode ends either way, `info["truncation"]` and `info["time_out"]` are 1 only when it is
+    truncated. brax's `EpisodeWrapper` overwrites `truncation`: to bootstrap from truncated states, either set
+    `params.max_steps` above the wrapper's `episode_length`, or train with `bootstrap_on_timeout=True`.
 
-    **Raises:** `TypeError` for observations or actions that brax has no form for.
+    **Raises:** `TypeError` for observations or actions that brax cannot represent.
     """
     return _to_brax_class()(env, params)
 

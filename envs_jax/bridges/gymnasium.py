@@ -1,4 +1,4 @@
-"""Our worlds under Gymnasium's interface: one (`make`), a batch (`make_vec`), or by its registry (`register_all`)."""
+"""Our worlds under Gymnasium's interface: one (`make`), a batch (`make_vec`), or all (`register_all`)."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ TextMode = Literal["strings", "ids"]
 
 NAMESPACE = "llmrl_jax"
 FPS = 4
-"""Frames per second at which recorded episodes are to be shown."""
+"""Frames per second for the playback of recorded episodes."""
 
 
 def to_gymnasium(space: spaces.Space) -> gymnasium.Space:
     """The same space in Gymnasium's classes. An infinite bound becomes the largest finite number of its type.
 
-    (Every observation is finite, which the conformance kit checks; and Gymnasium warns of infinite bounds.)
+    (Every observation is finite, as the conformance kit checks, and Gymnasium warns about infinite bounds.)
     """
     if isinstance(space, spaces.Dict):
         return gymnasium.spaces.Dict({name: to_gymnasium(inner) for name, inner in space.spaces.items()})
@@ -54,16 +54,16 @@ def to_gymnasium(space: spaces.Space) -> gymnasium.Space:
 
 
 def _convert(space: spaces.Space, x: Any) -> Any:
-    """An observation as Gymnasium wants it: arrays, but int64 where the space is discrete. Leading axes may be any."""
+    """An observation as Gymnasium expects it: arrays, int64 if the space is discrete. Any leading axes."""
     if isinstance(space, spaces.Dict):
         return {name: _convert(inner, x[name]) for name, inner in space.spaces.items()}
     return np.asarray(x).astype(np.int64)[()] if isinstance(space, spaces.Discrete) else np.asarray(x)
 
 
 def text_spaces(env: Environment, params: Any) -> dict[str, gymnasium.spaces.Text]:
-    """The captions in a world's observations, with the space of the strings that `env.describe` makes of them.
+    """The captions in a world's observations, with the spaces of the strings that `env.describe` returns for them.
 
-    Their longest string and their characters follow from the phrases of their books.
+    Maximum length and character set follow from the phrases of their books.
     """
     space = env.observation_space(params)
     if not isinstance(space, spaces.Dict):
@@ -71,7 +71,7 @@ def text_spaces(env: Environment, params: Any) -> dict[str, gymnasium.spaces.Tex
     texts = {}
     for name, book in env.captions.items():
         part = space.spaces.get(name)
-        if not isinstance(part, spaces.Box) or len(part.shape) != 1:  # a window of captions, say
+        if not isinstance(part, spaces.Box) or len(part.shape) != 1:  # such as a window of captions
             continue
         longest = part.shape[0] * max(map(len, book.phrases)) + (part.shape[0] - 1) * len(book.separator)
         characters = "".join(sorted(set(book.separator if part.shape[0] > 1 else "").union(*book.phrases)))
@@ -81,7 +81,7 @@ def text_spaces(env: Environment, params: Any) -> dict[str, gymnasium.spaces.Tex
 
 @dataclass(frozen=True)
 class _World:
-    """What all copies of one world share: above all its compiled programs."""
+    """The data shared by all copies of one world, mainly its compiled programs."""
 
     env: Environment
     params: Any
@@ -158,8 +158,8 @@ class GymnasiumEnv(gymnasium.Env):
         params: Any = None,
         **options: Any,
     ):
-        """**Arguments:** `id` and `options`, as of `envs_jax.make`; `render_mode`, "rgb_array" or None; `text`, how
-        missions and texts are given; `params`, the world's parameters (default: its own)."""
+        """**Arguments:** `id` and `options`, as of `envs_jax.make`; `render_mode`, "rgb_array" or None; `text`, the
+        form of missions and texts; `params`, the world's parameters (default: its own)."""
         self._world = world = _world(id, options, 0, text, render_mode)
         self.render_mode, self.text = render_mode, text
         self.params = world.params if params is None else params
@@ -212,8 +212,8 @@ class GymnasiumEnv(gymnasium.Env):
 class GymnasiumVectorEnv(gymnasium.vector.VectorEnv):
     """A batch of one world as a `gymnasium.vector.VectorEnv`: one compiled program steps all rows.
 
-    An episode that ended restarts on the next step, which ignores its action and has reward 0. `info[name]` is an
-    array `[N]`, and `info["_" + name]` says in which rows it means something: those that were stepped.
+    An episode that ended restarts on the next step, which ignores its action and has reward 0. `info[name]` is an array
+    `[N]`, and `info["_" + name]` says in which rows it is valid: those that were stepped.
     """
 
     def __init__(
@@ -227,7 +227,7 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv):
         **options: Any,
     ):
         """**Arguments:** as of `GymnasiumEnv`, and `num_envs`, `N`. With `text="strings"` texts are tuples of strings,
-        which are made on the host, row by row."""
+        made on the host, row by row."""
         at_least("num_envs", num_envs, 1)
         self._world = world = _world(id, options, num_envs, text, render_mode)
         self.num_envs, self.render_mode, self.text = num_envs, render_mode, text
@@ -286,9 +286,9 @@ def _rows(tree: Any, n: int) -> list[Any]:
 
 
 def _action(space: gymnasium.Space, action: Any) -> np.ndarray:
-    """An action, or a batch of them, as the world takes it.
+    """An action, or a batch of them, in the form that the world expects.
 
-    **Raises:** `ValueError` for another shape, and where the space is discrete for what is not a whole number of it.
+    **Raises:** `ValueError` for another shape, and for values that are not members of a discrete space.
     """
     array = np.asarray(action)
     discrete = isinstance(space, (gymnasium.spaces.Discrete, gymnasium.spaces.MultiDiscrete))
@@ -338,7 +338,7 @@ def _registration(id: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def register_all() -> list[str]:
-    """Enter every world in Gymnasium's registry, for `gymnasium.make` and `gymnasium.make_vec`; again is harmless.
+    """Enter every world in Gymnasium's registry, for `gymnasium.make` and `make_vec`; repeated calls are harmless.
 
     **Returns:** the names, in the order of `envs_jax.ids()`; see `gymnasium_id`.
     """

@@ -1,6 +1,6 @@
 """Our worlds as gymnax 1.0 environments (`make`), and gymnax's as ours (`from_gymnax`).
 
-gymnax is imported at the first call, not with this module: it starts a device while it is imported.
+gymnax is imported at the first call, not with this module: its import initialises a device.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class GymnaxState:
 
 
 def _gymnax() -> Any:
-    """The package. **Raises:** `ImportError` where it, or what it needs, is not installed, or is older than 1.0."""
+    """The package. **Raises:** `ImportError` if it, or a dependency, is not installed, or is older than 1.0."""
     try:
         package = importlib.import_module("gymnax")
     except ModuleNotFoundError as error:
@@ -73,7 +73,7 @@ def _space_from_gymnax(space: Any) -> spaces.Space:
 
 
 def _infinite(bound: np.ndarray) -> np.ndarray:
-    """A bound of gymnax, which writes the largest number of its type for infinity."""
+    """A bound of gymnax, with the largest number of its type replaced by infinity."""
     if not np.issubdtype(bound.dtype, np.floating):
         return bound
     return np.where(np.abs(bound) == np.finfo(bound.dtype).max, np.sign(bound) * np.inf, bound).astype(bound.dtype)
@@ -84,9 +84,9 @@ def _to_gymnax_class() -> Any:
     base: Any = _gymnax().environments.environment.Environment
 
     class ToGymnax(base):
-        """A world under gymnax's interface, whose own `reset` and `step` (with its automatic reset) call these hooks.
+        """A world under gymnax's interface: gymnax's `reset` and `step` (with its automatic reset) call these hooks.
 
-        `params` are the world's own."""
+        `params` are those of the world."""
 
         def __init__(self, env: Environment):
             self.env = env
@@ -126,7 +126,7 @@ def _to_gymnax_class() -> Any:
 
 def to_gymnax(env: Environment) -> Any:
     """A world as a `gymnax.environments.environment.Environment`: `reset(key, params)`, and `step(key, state, action,
-    params)`, which resets by itself and keeps `info["final_observation"]`."""
+    params)`, which resets automatically and keeps `info["final_observation"]`."""
     return _to_gymnax_class()(env)
 
 
@@ -140,7 +140,7 @@ def make(id: str, **options: Any) -> tuple[Any, Any]:
 
 
 class FromGymnax(Environment):
-    """A gymnax environment under our contract: its `step_env` and its time limit, without its automatic reset."""
+    """A gymnax environment under our interface: its `step_env` and its time limit, without its automatic reset."""
 
     def __init__(self, env: Any):
         """**Arguments:** `env`, a `gymnax.environments.environment.Environment` of version 1.0 or newer."""

@@ -1,1 +1,1 @@
-"""Rigid-body physics for every world with bodies: C MuJoCo and MJX behind one interface."""
+"""Rigid-body physics: C MuJoCo and MJX behind one interface."""

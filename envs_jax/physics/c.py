@@ -1,4 +1,4 @@
-"""C MuJoCo under `jit`, `vmap` and `scan`: one call to the host for a whole batch, whose rows are shared by threads."""
+"""C MuJoCo under `jit`, `vmap` and `scan`: one host call for a whole batch, whose rows are split over threads."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from envs_jax.physics.interface import Look, Physics, require
 
 
 ROWS = 8
-"""The fewest rows that are worth another thread."""
+"""The smallest number of rows for which another thread pays off."""
 PIECES = 4
-"""Pieces of a batch for each thread, so that one which is held up holds up little."""
+"""Chunks of a batch per thread, so that a delayed thread delays little."""
 
 
 @functools.cache
@@ -28,20 +28,22 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 
 
 def cores() -> int:
-    """The cores that this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class PhysicsC(Physics):
     """A state is uint32 `[size, 2]`, the bits of its float64 numbers: nothing is lost between two steps.
 
-    So a trajectory is that of a C program which never left its `mjData`, to the bit. The host is reached by
-    `jax.pure_callback`, once for any nesting of `vmap`s, and touches nothing but NumPy and MuJoCo there. Under a mesh
-    with automatic axes all rows are computed by one process's call; in a `shard_map` each device calls for its own.
+    So a trajectory is bit-identical to that of a C program that keeps one `mjData`. The host is reached by
+    `jax.pure_callback`, once for any nesting of `vmap`s, and only runs NumPy and MuJoCo there. Under a mesh with
+    automatic axes all rows are computed by one process's call; in a `shard_map` each device makes a call for its own
+    rows.
     """
 
     def __init__(self, model: Any, frame_skip: int, read: tuple[str, ...] = (), threads: int | None = None):
-        """**Arguments:** as of `Physics`; `threads`, that share a batch (default: the cores of this process)."""
+        """**Arguments:** as of `Physics`; `threads`, the number of threads for a batch (default: the cores of this
+        process)."""
         super().__init__(model, frame_skip, read)
         if threads is not None:
             at_least("threads", threads, 1)
@@ -81,7 +83,7 @@ class PhysicsC(Physics):
         axes = going.ndim
         batch = np.broadcast_shapes(*(x.shape[:axes] for x in jax.tree.leaves((inputs, going, args))))
         rows = np.zeros((*batch, self._mujoco.mj_stateSize(self.model, self._inputs)))
-        filled = 0  # by begin, only places and speeds: the rest of a new world is zero
+        filled = 0  # `begin` passes only positions and velocities: the rest of a new world is zero
         for x in inputs:
             x = self.decode(x) if x.dtype == np.uint32 else x
             rows[..., filled : filled + x.shape[-1]] = x
@@ -91,14 +93,14 @@ class PhysicsC(Physics):
         read = {name: np.zeros((*batch, *shape)) for name, shape in self.read.items()}
         chosen = np.flatnonzero(np.broadcast_to(going, batch))
         self._share(run, chosen, [x.reshape(-1, *x.shape[axes:]) for x in (rows, after, *read.values())])
-        with np.errstate(all="ignore"):  # rows that stand still may hold anything
+        with np.errstate(all="ignore"):  # inactive rows may hold any values
             args = jax.tree.map(lambda x: x.astype(np.float64) if x.dtype == np.float32 else x, args)
             made = look(np, self.moment(before, {}), self.moment(after, read), *args)
             made = jax.tree.map(lambda s, x: np.broadcast_to(np.asarray(x, s.dtype), batch + s.shape), seen, made)
         return self.encode(after), made
 
     def _share(self, run: Callable, chosen: np.ndarray, arrays: list[np.ndarray]) -> None:
-        """Have the threads advance the chosen rows of `arrays`, flat, in place."""
+        """Advance the chosen rows of `arrays`, flat, in place, on all threads."""
         pieces = min(self.threads * PIECES, len(chosen) // ROWS) if self.threads > 1 else 1
         if pieces < 2:
             self._some(run, chosen, arrays)

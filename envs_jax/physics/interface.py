@@ -1,7 +1,7 @@
-"""What a world knows of rigid-body physics: how a state begins and advances, and what can be seen of it.
+"""The interface to rigid-body physics: how a state is created, advanced and read.
 
-Nothing here belongs to one world. `envs_jax.physics.c` computes on the host's threads with C MuJoCo,
-`envs_jax.physics.mjx` on the device with MJX; both carry the same numbers.
+Nothing here is specific to one world. `envs_jax.physics.c` computes on the host's threads with C MuJoCo,
+`envs_jax.physics.mjx` on the device with MJX; both hold the same numbers in their state.
 """
 
 from __future__ import annotations
@@ -22,26 +22,27 @@ from flax import struct
 Backend = Literal["auto", "c", "mjx"]
 
 Look = Callable[..., Any]
-"""`look(xp, before, after, *args) -> pytree`, a task's part: what is made of two `Moment`s, and of `args`, arrays.
+"""`look(xp, before, after, *args) -> pytree`, defined by the task: a function of two `Moment`s and of `args`, arrays.
 
-`xp` is NumPy, with a batch of float64 moments (any number of leading axes), or jax.numpy, with a single one of float32:
-so it uses only what both have, and counts axes from the last. Leaves that are not bool come out as float32."""
+`xp` is NumPy, with a batch of float64 moments (any number of leading axes), or jax.numpy, with a single float32 moment:
+so it uses only functions of both, and counts axes from the last. Leaves that are not bool are returned as float32."""
 
 
 @struct.dataclass
 class Moment:
-    """Where everything is."""
+    """Positions, velocities and other fields of the bodies at one time."""
 
     qpos: Any
     """`[..., nq]`, positions, in metres and radians."""
     qvel: Any
     """`[..., nv]`, velocities."""
     read: Mapping[str, Any]
-    """The fields of MuJoCo's `mjData` that the task asked for, each `[..., *its shape]`; none in a moment before."""
+    """The fields of MuJoCo's `mjData` that the task reads, each `[..., *its shape]`; empty for the moment before a
+    step."""
 
 
 def require(module: str) -> Any:
-    """Import `mujoco` or a part of it. **Raises** `ModuleNotFoundError`, naming the extra, where it is missing."""
+    """Import `mujoco` or a part of it. **Raises** `ModuleNotFoundError`, naming the extra, if it is missing."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -56,7 +57,7 @@ def load_model(xml_file: str | Path) -> Any:
 
     **Arguments:** `xml_file`, a path.
     **Returns:** a `mujoco.MjModel`.
-    **Raises:** `ModuleNotFoundError` without mujoco, `FileNotFoundError` where there is no such file.
+    **Raises:** `ModuleNotFoundError` without mujoco, `FileNotFoundError` if there is no such file.
     """
     mujoco = require("mujoco")
     if not Path(xml_file).is_file():
@@ -72,9 +73,9 @@ def collides(model: Any) -> bool:
 
 
 class Physics:
-    """A model, how many of its time steps make one step of the world, and what is read of it.
+    """A model, the number of its time steps per step of the world, and the fields to read.
 
-    A state holds the `size` numbers that decide what comes next: positions, velocities, activations of the actuators,
+    A state holds the `size` numbers that determine the next state: positions, velocities, activations of the actuators,
     and the accelerations from which the constraint solver starts, in the order of MuJoCo's `mj_getState`.
     """
 
@@ -83,7 +84,7 @@ class Physics:
         `mjData` that a `Look` sees."""
         mujoco = require("mujoco")
         flags = mujoco.mjtState
-        if not collides(model):  # a fourth of the time of a small model goes into looking for what cannot be
+        if not collides(model):  # the collision search takes a quarter of the time of a small model
             model = copy.copy(model)
             model.opt.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_CONTACT)
         self.model, self.frame_skip = model, frame_skip
@@ -93,15 +94,15 @@ class Physics:
         self.read = {name: np.shape(getattr(data, name)) for name in read}
 
     def begin(self, qpos: jax.Array, qvel: jax.Array, look: Look, *args: Any) -> tuple[jax.Array, Any]:
-        """A world at given places and speeds, `[nq]` and `[nv]`, its other numbers worked out.
+        """A world with given positions and velocities, `[nq]` and `[nv]`; its other numbers are computed.
 
-        **Returns:** the state, and what `look` made of it (`before` and `after` are the same moment).
-        **Raises:** `ValueError` for another number of places or speeds.
+        **Returns:** the state, and the result of `look` (`before` and `after` are the same moment).
+        **Raises:** `ValueError` for a wrong number of positions or velocities.
         """
         raise NotImplementedError
 
     def _checked(self, qpos: jax.Array, qvel: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """What `begin` is given, as float32: a number too many or too few would move all that follow it."""
+        """The arguments of `begin` as float32, their sizes checked: a wrong size would shift all numbers after it."""
         for name, x, size in (("qpos", qpos, self.model.nq), ("qvel", qvel, self.model.nv)):
             if jnp.shape(x) != (size,):
                 raise ValueError(
@@ -115,9 +116,9 @@ class Physics:
     ) -> tuple[jax.Array, Any]:
         """`frame_skip` time steps under constant controls.
 
-        **Arguments:** `state`; `ctrl`, float32 `[nu]`; `going`, bool `[]`: where it is False the state stays as it is,
-        at no cost under C, and what is seen means nothing; `look` and its `args`.
-        **Returns:** the state, and what `look` made of the moments before and after.
+        **Arguments:** `state`; `ctrl`, float32 `[nu]`; `going`, bool `[]`: if False, the state is unchanged, at no cost
+        under C, and the result of `look` is meaningless; `look` and its `args`.
+        **Returns:** the state, and the result of `look` for the moments before and after.
         """
         raise NotImplementedError
 
@@ -130,12 +131,12 @@ class Physics:
         raise NotImplementedError
 
     def moment(self, numbers: Any, read: Mapping[str, Any]) -> Moment:
-        """The places and speeds among a state's numbers, and what was read beside them."""
+        """The positions and velocities among a state's numbers, and the fields that were read."""
         nq = self.model.nq
         return Moment(numbers[..., :nq], numbers[..., nq : nq + self.model.nv], read)
 
     def seen(self, look: Look, args: tuple[Any, ...]) -> Any:
-        """The shapes and types of what `look` makes of one world, as `jax.ShapeDtypeStruct`s."""
+        """The shapes and dtypes of the result of `look` for one world, as `jax.ShapeDtypeStruct`s."""
         blank = functools.partial(jax.ShapeDtypeStruct, dtype=np.float32)
         numbers, read = blank((self.size,)), {name: blank(shape) for name, shape in self.read.items()}
 

@@ -17,7 +17,7 @@ from envs_jax.physics.interface import Physics, require
 
 @contextlib.contextmanager
 def _explained() -> Iterator[None]:
-    """Say what to do about a model that MJX does not know, or fails on under this version of jax."""
+    """Explain errors for a model that MJX does not support, or fails on under this version of jax."""
     try:
         yield
     except (NotImplementedError, TypeError) as error:
@@ -28,10 +28,10 @@ def _explained() -> Iterator[None]:
 
 
 def compiler_options() -> dict[str, bool]:
-    """What `jax.jit(f, compiler_options=...)` needs where `f` steps MJX: empty on an accelerator.
+    """The `compiler_options` that `jax.jit(f, compiler_options=...)` needs if `f` steps MJX: empty on an accelerator.
 
     XLA's fusion emitters for CPUs compile long chains of bodies into programs that are up to 1,000 times slower. jaxlib
-    below 0.11 can turn them off. Later ones reject the option, and abort where `XLA_FLAGS` has it.
+    below 0.11 can turn them off. Later ones reject the option, and abort if it is in `XLA_FLAGS`.
     """
     version = tuple(map(int, jaxlib.__version__.split(".")[:2]))
     return {"xla_cpu_use_fusion_emitters": False} if version < (0, 11) and jax.default_backend() == "cpu" else {}
@@ -40,11 +40,11 @@ def compiler_options() -> dict[str, bool]:
 class PhysicsMjx(Physics):
     """A state is float32 `[size]`.
 
-    Two things differ from C: numbers are float32, so trajectories part where contacts amplify that; and fields are
-    read at the state that a step reaches, where C MuJoCo leaves those of the last stage of its Runge-Kutta integrator.
-    `jax_enable_x64` is put aside in here: under it, MJX meets its own float32 with float64, and fails.
+    Two things differ from C: numbers are float32, so trajectories diverge when contacts amplify the difference; and
+    fields are read at the state that a step reaches, whereas C MuJoCo leaves those of the last stage of its Runge-Kutta
+    integrator. `jax_enable_x64` is disabled in here: under it, MJX mixes float32 with float64, and fails.
 
-    On a CPU, give the `jit` around it `compiler_options()`, or use C, which is faster still.
+    On a CPU, give the `jit` around it `compiler_options()`, or use C, which is even faster.
     """
 
     def __init__(self, model: Any, frame_skip: int, read: tuple[str, ...] = ()):

@@ -15,7 +15,7 @@ from envs_jax.physics.interface import require
 
 
 SIZE = 480
-"""Pixels of a side."""
+"""Side of a picture in pixels."""
 
 
 def _screen() -> bool:
@@ -23,23 +23,23 @@ def _screen() -> bool:
 
 
 class Painter:
-    """Draws one model, in one OpenGL context, for as long as it lives."""
+    """Draws one model, in one OpenGL context of its own."""
 
     def __init__(self, model: Any, camera: Mapping[str, Any]):
         """**Arguments:** `model`, a `mujoco.MjModel`; `camera`, attributes of the free camera (`distance`, `lookat`,
-        `elevation`), for a model that has no camera of the name `track`.
+        `elevation`), for a model without a camera named `track`.
 
-        **Raises:** `RuntimeError` where no OpenGL context can be made.
+        **Raises:** `RuntimeError` if no OpenGL context can be made.
         """
         mujoco = require("mujoco")
         self._forward, self._model, self._data = mujoco.mj_forward, model, mujoco.MjData(model)
         try:
-            # asked first, as what MuJoCo makes without a screen, or half-way, fails a second time when it is deleted
+            # checked first: what MuJoCo creates without a screen, or only in part, fails again when it is deleted
             if mujoco.GLContext.__module__ == "mujoco.glfw" and not _screen():
                 raise OSError("there is no screen")
             mujoco.GLContext(1, 1).free()
             self._renderer = mujoco.Renderer(model, SIZE, SIZE)
-            # at exit, handlers run from the last to the first: the renderer goes before the display that it is on
+            # exit handlers run in reverse order: the renderer is closed before its display
             closing = weakref.finalize(self, self._renderer.close)
             closing.atexit = False
             atexit.register(closing)

@@ -1,4 +1,4 @@
-"""A prompt as tokens inside jit: tables made on the host, proved against the tokenizer, assembled on the device."""
+"""A prompt as tokens inside jit: tables made on the host, checked against the tokenizer, assembled on the device."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ class CompiledPrompt:
     """A function from slots to tokens, for one environment; callers `vmap` it.
 
     `compiled(slots)` returns `(tokens int32 [S], length int32 [])`, right-padded with `pad_id`; `S` is the attribute
-    `max_length`. Every unit of the template is a row of one flat token table; a position takes the last
-    unit that starts at or before it, of those that can reach it. Nothing is ever cut silently: `S` holds the longest
-    case, and a prompt that is cut all the same (under `overflow="report"`, or where a slot's `size` or `limits` are
-    untrue of the world, or a caption has a phrase behind its padding) has a `length` above `S`, which a run has to
-    look out for.
+    `max_length`. Every unit of the template is a row of one flat token table; a position takes the last unit that
+    starts at or before it, of those that can reach it. Nothing is cut silently: `S` holds the longest case, and a
+    prompt that is cut anyway (under `overflow="report"`, if the world breaks a slot's `size` or `limits`, or if a
+    caption has a phrase after its padding) has a `length` above `S`, which callers must check.
     """
 
     def __init__(
@@ -39,7 +38,8 @@ class CompiledPrompt:
         overflow: str = "refuse",
         samples: int = 64,
     ):
-        """See `Prompt.compile`; `samples` random slots are checked against the tokenizer, besides every border."""
+        """See `Prompt.compile`; `samples` random slots are checked against the tokenizer, in addition to every
+        border."""
         self.prompt, self.tokenizer, self.heal = prompt, tokenizer, heal
         self.pad_id = tokenizer.pad_id
         if bos and tokenizer.bos_id is None:
@@ -71,11 +71,11 @@ class CompiledPrompt:
     # Tables, on the host.
 
     def _before(self, place: int) -> str:
-        """A text that may stand right before a unit: the context in which it is tokenized."""
+        """A text that may come right before a unit: the context in which it is tokenized."""
         return self.prompt.units[place - 1].texts[0] if place else ""
 
     def _after(self, context: str, text: str) -> list[int]:
-        """The tokens that `text` adds behind `context`."""
+        """The tokens that `text` adds after `context`."""
         head, whole = self.tokenizer.encode(context), self.tokenizer.encode(context + text)
         if whole[: len(head)] != head:
             raise self._border_error(context, text)
@@ -109,7 +109,7 @@ class CompiledPrompt:
         return self._after(self.prompt.units[-1].texts[0], self.prompt.tail)
 
     def _borders(self) -> set[tuple[int, int]]:
-        """The pairs of units that may stand side by side, whatever is absent between them."""
+        """The pairs of units that may be adjacent when optional units between them are absent."""
         pairs: set[tuple[int, int]] = set()
         open_: list[int] = []
         for place, unit in enumerate(self.prompt.units):
@@ -120,10 +120,11 @@ class CompiledPrompt:
         return pairs
 
     def _check_borders(self) -> None:
-        """Tokens on either side of a border depend at most on the two words to the left and to the right of it: every
-        such combination is tried.
+        """Check every border between units, for each combination of the last two words before it and the first two
+        after it.
 
-        A tokenizer that looks further is still caught by `verify`, by chance."""
+        Tokens at a border are assumed to depend on these words only. If a tokenizer looks further, the random samples
+        of `verify` may still find it."""
         units = self.prompt.units
         for left, right in sorted(self._borders()):
             tails = {" ".join(text.split()[-2:]): i for i, text in enumerate(units[left].texts)}
@@ -149,8 +150,8 @@ class CompiledPrompt:
     def _entries_by_block(self) -> list[list[int]]:
         """For each block of positions, the entries (units, or places of a slot) that can have a token there.
 
-        An entry begins behind the least that must stand before it, and ends before the most that can. The limits of
-        slots, which a world may break, are not counted on."""
+        An entry starts no earlier than the fewest tokens before it, and ends no later than the most. The limits of
+        slots are not used, as a world may break them."""
         blocks: list[list[int]] = [[] for _ in range(0, self.max_length, BLOCK)]
         certain: list[tuple[tuple[str, ...], int]] = []
         end, number = len(self._bos), 0
@@ -192,7 +193,7 @@ class CompiledPrompt:
 
         **Arguments:** `samples`, a sequence of slots; or one mapping of slots with a leading batch axis, for which
         the function inside jit is checked too.
-        **Returns:** how many prompts were compared.
+        **Returns:** the number of prompts that were compared.
         **Raises:** `PromptError` for the first whose tokens differ from those of its text.
         """
         if isinstance(samples, Mapping):
@@ -216,11 +217,11 @@ class CompiledPrompt:
         return len(samples)
 
     def candidates(self, answers: Sequence[str]) -> TokenTable:
-        """The tokens of the answers to be scored behind the prompt.
+        """The tokens of the answers to be scored after the prompt.
 
-        With `heal` an answer carries the white space that the prompt ends with, and its tokens are those that the
-        tokenizer gives it there. Without, it is tokenized by itself, as GLAM's own code did.
-        **Raises:** `PromptError` where an answer has no token, or joins with the prompt's end.
+        With `heal` an answer begins with the white space at the end of the prompt, and its tokens are those that the
+        tokenizer gives it in this context. Without, it is tokenized alone, as in GLAM's own code.
+        **Raises:** `PromptError` if an answer has no token, or merges with the end of the prompt.
         """
         context = self.prompt.units[-1].texts[0]
         if self.heal:
@@ -257,7 +258,7 @@ class CompiledPrompt:
                 lost |= jnp.any(ids[unit.size :] >= 0)
                 row = base + ids[: unit.size].astype(jnp.int32)
                 present = ids[: unit.size] >= 0
-                lost |= jnp.any(present[1:] & ~present[:-1])  # a phrase behind padding
+                lost |= jnp.any(present[1:] & ~present[:-1])  # a phrase after padding
             for name in unit.blocks:
                 present &= jnp.asarray(slots[name], bool)
             rows.append(jnp.where(present, row, 0))
@@ -270,7 +271,7 @@ class CompiledPrompt:
         for first, entries in zip(range(0, self.max_length, BLOCK), self._blocks):
             here = jnp.arange(first, min(first + BLOCK, self.max_length), dtype=jnp.int32)
             source = here
-            for entry in entries:  # a later one wins, so empty ones leave no trace
+            for entry in entries:  # a later one overwrites an earlier one, so empty ones have no effect
                 source = jnp.where(here >= offsets[entry], here + jumps[entry], source)
             sources.append(source)
         position = jnp.arange(self.max_length, dtype=jnp.int32)

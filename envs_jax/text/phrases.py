@@ -1,7 +1,7 @@
 """Text as integers on the device: phrases, and captions made of them.
 
-A world says everything it can say with a finite `Phrasebook`; what it says now is a caption, an integer array of
-phrase ids padded with -1. `envs_jax.text.prompt` builds token prompts from captions.
+A finite `Phrasebook` lists every phrase of a world; the text of one state is a caption, an integer array of phrase ids
+padded with -1. `envs_jax.text.prompt` builds token prompts from captions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Caption = Any
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """What this package needs of a tokenizer; `llmrl_jax.lm.tokens` has several."""
+    """The tokenizer interface that this package needs; `llmrl_jax.lm.tokens` has implementations."""
 
     vocab_size: int
     pad_id: int
@@ -31,7 +31,7 @@ class Tokenizer(Protocol):
     eos_id: int | None
 
     def encode(self, text: str) -> list[int]:
-        """The token ids of a text, without any special token (beginning of sequence and the like)."""
+        """The token ids of a text, without special tokens such as beginning of sequence."""
         ...
 
     def decode(self, ids: Iterable[SupportsInt]) -> str:
@@ -58,14 +58,14 @@ def count_and_noun(count: int, noun: str) -> str:
 class Counted:
     """A family of phrases, one for every count of every noun: "1 wood", "2 wood", ..., "9 iron".
 
-    A `Phrasebook` takes it in the place of its phrases; `ids` gives the ids of an inventory inside jit.
+    A `Phrasebook` accepts it instead of its phrases; `ids` gives the ids of an inventory inside jit.
     """
 
     nouns: tuple[str, ...]
     low: int = 1
-    """The least count that has a phrase."""
+    """The smallest count that has a phrase."""
     high: int = 9
-    """The largest one; a larger count gets the phrase of `high` (let `say` word it so: "9 or more wood")."""
+    """The largest one; a larger count gets the phrase of `high` (`say` can render it as "9 or more wood")."""
     say: Callable[[int, str], str] = count_and_noun
     """The phrase of a count and a noun."""
 
@@ -74,14 +74,15 @@ class Counted:
 
     @property
     def phrases(self) -> tuple[str, ...]:
-        """Every phrase: noun by noun, by rising counts."""
+        """Every phrase: by noun, then by increasing count."""
         return tuple(self.say(count, noun) for noun in self.nouns for count in range(self.low, self.high + 1))
 
     def ids(self, counts: jax.Array, first: int = 0) -> jax.Array:
         """The phrases of what is counted, inside jit.
 
         **Arguments:** `counts`, integers `[nouns]`; `first`, the id of the family's first phrase, `Phrasebook.first`.
-        **Returns:** int16 `[nouns]`, -1 where a count is below `low`; to be compacted with what else a caption says.
+        **Returns:** int16 `[nouns]`, -1 for a count below `low`; use `compact` to merge them with the rest of a
+        caption.
         """
         counts = jnp.asarray(counts)
         if counts.shape != (len(self.nouns),):
@@ -93,14 +94,14 @@ class Counted:
 
 
 MOST_PHRASES = 1 << 15
-"""As captions hold int16."""
+"""The limit of int16, the dtype of captions."""
 
 
 class Phrasebook:
-    """An ordered list of whole phrases: the id of a phrase is its place.
+    """An ordered list of whole phrases: the id of a phrase is its index.
 
-    Phrases begin and end with a letter or mark, never with white space, and no two are equal, so that a rendered
-    caption is a plain join and `index` has one answer.
+    Phrases do not begin or end with white space, and no two are equal, so that a rendered caption is a plain join and
+    `index` is unambiguous.
     """
 
     def __init__(
@@ -111,12 +112,12 @@ class Phrasebook:
         name: str = "phrasebook",
         distinct: bool = True,
     ):
-        """**Arguments:** `phrases`, in the order of their ids, where a `Counted` stands for all of its own;
-        `separator`, what `render` puts between two phrases; `name`, for error messages; `distinct`, false for a
-        translation that has one wording for two phrases.
+        """**Arguments:** `phrases`, in the order of their ids; a `Counted` stands for all of its phrases; `separator`,
+        the text that `render` puts between two phrases; `name`, for error messages; `distinct`, false for a translation
+        in which two phrases may be equal.
 
-        **Raises:** `ValueError` for an empty book, more phrases than int16 counts, an empty phrase, white space at its
-        ends, or a duplicate."""
+        **Raises:** `ValueError` for an empty book, more phrases than int16 can index, an empty phrase, white space at
+        its ends, or a duplicate."""
         every: list[str] = []
         self._first: dict[Counted, int] = {}
         for part in phrases:
@@ -143,7 +144,7 @@ class Phrasebook:
         return f"Phrasebook({self.name!r}, {len(self)} phrases)"
 
     def index(self, phrase: str) -> int:
-        """The id of a phrase. **Raises** `KeyError`, naming the nearest phrases, where the book lacks it."""
+        """The id of a phrase. **Raises** `KeyError`, naming the nearest phrases, if the book lacks it."""
         if phrase not in self._index:
             raise KeyError(f"{self.name} has no phrase {phrase!r}{nearest(phrase, list(self.phrases))}")
         return self._index[phrase]
@@ -171,13 +172,13 @@ class Phrasebook:
     def caption(self, phrases: Sequence[str], length: int) -> np.ndarray:
         """The caption int16 `[length]` of a list of phrases, on the host; the inverse of `phrases_of`.
 
-        **Raises:** `KeyError` for an unknown phrase, `ValueError` where there are more than `length`."""
+        **Raises:** `KeyError` for an unknown phrase, `ValueError` if there are more than `length`."""
         if len(phrases) > length:
             raise ValueError(f"{self.name}: {len(phrases)} phrases do not fit a caption of {length}")
         return np.array([self.index(p) for p in phrases] + [-1] * (length - len(phrases)), np.int16)
 
     def tokenize(self, tokenizer: Tokenizer, prefix: str = "", suffix: str = "") -> TokenTable:
-        """The tokens of every phrase, as `tokenizer` encodes `prefix + phrase + suffix` by itself."""
+        """The tokens of every phrase, as `tokenizer` encodes `prefix + phrase + suffix` alone."""
         rows = [tokenizer.encode(prefix + phrase + suffix) for phrase in self.phrases]
         return pad_rows(rows, tokenizer.pad_id)
 
@@ -195,10 +196,10 @@ def compact(ids: jax.Array, length: int, head: Sequence[jax.Array] = ()) -> jax.
     """The entries of `head` (scalars) and then of `ids` `[N]` that are not negative, in order, padded with -1 to
     `[length]`; those beyond `length` are dropped. `N` has no limit.
 
-    The entries that are kept are the bits of words of 32. For each place of the result, the word that holds its bit
-    is known by the words' counts, and the bit by five halvings of that word. On a CPU that takes a quarter to a tenth
-    of the time of a prefix sum with a scatter (64 to 200 entries, 1,024 rows), and less than a hundredth of that of
-    `top_k`. Entries that are apart are better given as `head` than concatenated, which XLA makes slow.
+    The kept entries are bits of 32-bit words. For each index of the result, the word is found from the bit counts of
+    the words, and the bit by five halvings of that word. On a CPU this takes a quarter to a tenth of the time of a
+    prefix sum with a scatter (64 to 200 entries, 1,024 rows), and less than a hundredth of that of `top_k`. Separate
+    entries are better passed as `head` than concatenated, which XLA compiles to slow code.
     """
     h, n = len(head), len(head) + ids.shape[0]
     bits = (ids >= 0).astype(jnp.uint32) << (np.arange(h, n, dtype=np.uint32) % 32)

@@ -22,15 +22,15 @@ class Prompt(Template):
         bos: bool | None = None,
         overflow: str = "refuse",
     ) -> CompiledPrompt:
-        """The prompt as tokens, proved equal to `tokenizer.encode` of the rendered text; see `CompiledPrompt`.
+        """The prompt as tokens, checked to be equal to `tokenizer.encode` of the rendered text; see `CompiledPrompt`.
 
-        **Arguments:** `tokenizer`; `max_length`, the tokens that there is room for (a model's positions, less the
-        answer's), of which the longest case may need fewer; None where there is room for anything; `heal`, whether
-        the white space that the prompt ends with is left to the answer, where tokenizers want it (" turn left"), or
-        ends the prompt, as GLAM's own code had it; `bos`, whether the prompt begins with the tokenizer's `bos_id`
-        (default: where it has one); `overflow`, "refuse" where a longest case beyond `max_length` is
-        an error, "report" where such prompts are cut when they occur, and recognised by their length.
-        **Raises:** `PromptError` where the longest case exceeds `max_length`, where tokens depend on the neighbours
-        (the border is named), or where the tokenizer has no `bos_id` but `bos` is true.
+        **Arguments:** `tokenizer`; `max_length`, the largest number of tokens allowed (a model's positions minus the
+        answer's), of which the longest case may need fewer; None for no limit; `heal`, whether the white space at the
+        end of the prompt is moved to the answer, where tokenizers expect it (" turn left"), or stays in the prompt, as
+        in GLAM's own code; `bos`, whether the prompt begins with the tokenizer's `bos_id` (default: if it has one);
+        `overflow`, "refuse" if a longest case beyond `max_length` is an error, "report" if such prompts are cut when
+        they occur, and recognised by their length.
+        **Raises:** `PromptError` if the longest case exceeds `max_length`, if tokens depend on the neighbours (the
+        border is named), or if the tokenizer has no `bos_id` but `bos` is true.
         """
         return CompiledPrompt(self, tokenizer, max_length, heal=heal, bos=bos, overflow=overflow)

@@ -1,8 +1,8 @@
 """Prompt templates: fixed text, captions and optional blocks, and their text on the host.
 
-White space at a border between two parts belongs to the part that follows, because that is where the tokenizers of
-language models cut (" You" is one piece). A template is therefore flattened into units whose texts begin with the
-white space before them; the white space after the last unit is the prompt's `tail`.
+White space at a border between two parts belongs to the part that follows, because the tokenizers of language models
+split there (" You" is one piece). A template is therefore flattened into units whose texts begin with the white space
+before them; the white space after the last unit is the prompt's `tail`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from envs_jax.text.phrases import Phrasebook
 
 
 class PromptError(ValueError):
-    """A template that cannot be turned into tokens exactly, or that does not fit."""
+    """A template that cannot be converted into tokens exactly, or that does not fit."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class Choice:
 
 @dataclass(frozen=True)
 class Slot:
-    """A caption: each of its phrases, between `prefix` and `suffix`; `slots[name]` is an integer array of at least
-    `size` ids, padded with -1, of which `size` may be in use."""
+    """A caption: its phrases, each between `prefix` and `suffix`; `slots[name]` is an integer array of at least `size`
+    ids, padded with -1, of which `size` may be in use."""
 
     name: str
     book: Phrasebook
@@ -63,7 +63,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Block:
-    """Parts that are there only where `slots[name]`, a bool `[]`, is true."""
+    """Parts that are present only if `slots[name]`, a bool `[]`, is true."""
 
     name: str
     parts: tuple[Part, ...]
@@ -75,7 +75,7 @@ Slots = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Unit:
-    """One place of the flattened template, white space moved: the texts that may stand there."""
+    """One position of the flattened template, white space moved: the texts that it may hold."""
 
     texts: tuple[str, ...]
     """One text for a literal, else one for each phrase of the book."""
@@ -84,10 +84,10 @@ class Unit:
     size: int = 1
     """How many phrases may follow one another here."""
     optional: bool = False
-    """Whether there may be none, outside of `blocks`."""
+    """Whether it may be empty, apart from `blocks`."""
     limits: tuple[Limit, ...] = ()
     blocks: tuple[str, ...] = field(default=())
-    """The blocks that all have to be present."""
+    """The blocks that must all be present."""
 
 
 def _trailing(text: str) -> str:
@@ -98,8 +98,8 @@ class Template:
     """`Literal`, `Choice`, `Slot` and `Block` parts in a row; `render` gives its text on the host."""
 
     def __init__(self, *parts: Part):
-        """**Raises:** `PromptError` where the white space after an optional part depends on whether it is there, or
-        a name is used for two different things."""
+        """**Raises:** `PromptError` if the white space after an optional part depends on whether it is present, or if a
+        name is used for two different things."""
         self.parts = parts
         self._kinds: dict[str, tuple[str, int]] = {}
         units, self.tail = self._flatten(parts, "", ())
@@ -162,7 +162,7 @@ class Template:
             yield last
 
     def pieces(self, slots: Slots) -> list[tuple[int, int]]:
-        """The units that are there, in order, as pairs (place in `units`, phrase id; 0 for a literal); on the host.
+        """The units that are present, in order, as pairs (index into `units`, phrase id; 0 for a literal); on the host.
 
         **Raises:** `KeyError` for a missing slot, `ValueError` for an id that the book does not have, or a caption of
         more phrases than the slot holds."""
@@ -190,7 +190,7 @@ class Template:
         return pieces
 
     def render(self, slots: Slots, *, tail: bool = True) -> str:
-        """The prompt in words, for the slots of one environment, on the host; with or without the white space that
-        it ends with."""
+        """The text of the prompt for the slots of one environment, on the host; with or without its trailing white
+        space."""
         text = "".join(self.units[place].texts[i] for place, i in self.pieces(slots))
         return text + (self.tail if tail else "")
