@@ -25,12 +25,12 @@ class AcrobotParams:
     mass_1: Any = 1.0
     mass_2: Any = 1.0
     center_1: Any = 0.5
-    """From a link's upper end to its center of mass."""
+    """Distance from a link's upper end to its center of mass."""
     center_2: Any = 0.5
     inertia: Any = 1.0
-    """Of either link."""
+    """Moment of inertia of either link."""
     torque: Any = 1.0
-    """On the joint between the links, to either side."""
+    """Magnitude of the torque on the joint between the links."""
     max_speed_1: Any = 4 * math.pi
     max_speed_2: Any = 9 * math.pi
     dt: Any = 0.2
@@ -41,7 +41,7 @@ class AcrobotParams:
 
 @struct.dataclass
 class AcrobotState:
-    """The physical state and the clock."""
+    """The physical state and the step count."""
 
     physics: jax.Array
     """float32 `[4]`: angle of link 1 from hanging, angle of link 2 from link 1's, both in [-pi, pi]; their speeds."""
@@ -59,9 +59,10 @@ class Acrobot(Environment[AcrobotState, AcrobotParams]):
     id = "Acrobot-v1"
 
     def __init__(self, book_or_nips: str = "book", torque_noise_max: float = 0.0):
-        """**Arguments:** those that Gymnasium has as attributes: `book_or_nips`, the equations of Sutton and Barto's
-        book, or those of the paper, which lack a term; `torque_noise_max`, bound of a uniform noise on the torque.
-        **Raises:** `ValueError` for other equations.
+        """**Arguments:** those that Gymnasium has as class attributes: `book_or_nips`, the equations of Sutton and
+        Barto's book, or those of the paper, which lack a term; `torque_noise_max`, the bound of uniform noise on the
+        torque.
+        **Raises:** `ValueError` for another `book_or_nips`.
         """
         if book_or_nips not in ("book", "nips"):
             raise ValueError(f"book_or_nips is {book_or_nips!r}; choose 'book' or 'nips'")
@@ -133,7 +134,7 @@ class Acrobot(Environment[AcrobotState, AcrobotParams]):
         return ("torque -1", "no torque", "torque 1")
 
     def render(self, state):
-        """The two links from the front, and the height to be reached, as uint8 `[240, 240, 3]`."""
+        """The two links from the front, and the target height, as uint8 `[240, 240, 3]`."""
         one, two = np.asarray(state.physics[:2], np.float64)
         top, scale = np.array([120.0, 120.0]), 50
         middle = top + scale * np.array([np.sin(one), np.cos(one)])

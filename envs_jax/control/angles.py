@@ -9,5 +9,5 @@ import jax.numpy as jnp
 
 
 def wrap(angle: jax.Array) -> jax.Array:
-    """The same angle within `[-pi, pi]`, in radians."""
+    """The equivalent angle in `[-pi, pi]`, in radians."""
     return angle - 2 * math.pi * jnp.round(angle / (2 * math.pi))

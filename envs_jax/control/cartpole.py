@@ -22,25 +22,25 @@ class CartPoleParams:
     mass_cart: Any = 1.0
     mass_pole: Any = 0.1
     half_length: Any = 0.5
-    """Of the pole."""
+    """Half the length of the pole."""
     force: Any = 10.0
-    """Of a push, to either side."""
+    """Magnitude of the force of a push."""
     tau: Any = 0.02
     """Seconds between steps (explicit Euler)."""
     theta_limit: Any = 12 * 2 * math.pi / 360
-    """The pole has fallen beyond this angle."""
+    """The episode terminates beyond this angle of the pole."""
     x_limit: Any = 2.4
-    """The cart has left the track beyond this place."""
+    """The episode terminates beyond this position of the cart."""
     max_steps: Any = 500
     """Steps until truncation."""
 
 
 @struct.dataclass
 class CartPoleState:
-    """The physical state and the clock."""
+    """The physical state and the step count."""
 
     physics: jax.Array
-    """float32 `[4]`: place, its speed, angle, its speed."""
+    """float32 `[4]`: position, velocity, angle, angular velocity."""
     time: jax.Array
     """int32 `[]`, steps since the reset."""
 
@@ -48,14 +48,14 @@ class CartPoleState:
 class CartPole(Environment[CartPoleState, CartPoleParams]):
     """Keep a pole upright by pushing its cart left (0) or right (1).
 
-    Observation: float32 `[4]`, the physical state. Reward: 1 per step, or with `sutton_barto_reward` 0, and -1 for
-    the fall. Terminated when the pole falls or the cart leaves the track; truncated after `max_steps`.
+    Observation: float32 `[4]`, the physical state. Reward: 1 per step; with `sutton_barto_reward` 0 per step, and -1 on
+    termination. Terminated when the pole falls or the cart leaves the track; truncated after `max_steps`.
     """
 
     id = "CartPole-v1"
 
     def __init__(self, sutton_barto_reward: bool = False):
-        """**Arguments:** `sutton_barto_reward`, as Gymnasium's option of that name."""
+        """**Arguments:** `sutton_barto_reward`, as Gymnasium's option of the same name."""
         self.sutton_barto_reward = sutton_barto_reward
 
     @property

@@ -1,4 +1,4 @@
-"""Worlds whose best return is known: does an algorithm learn at all, remember, see, and bootstrap?"""
+"""Worlds with a known best return, which test learning, memory, vision, bootstrapping and exploration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from envs_jax.env import Environment
 
 @struct.dataclass
 class DebugParams:
-    """How long an episode lasts."""
+    """The length of an episode."""
 
     length: Any
     """Steps."""
@@ -23,18 +23,18 @@ class DebugParams:
 
 @struct.dataclass
 class DebugState:
-    """What the agent is to act on, and the clock."""
+    """The cue to act on, and the step count."""
 
     cue: jax.Array
     time: jax.Array
 
 
 class Match(Environment[DebugState, DebugParams]):
-    """Name the symbol that is shown; a new one every step.
+    """Name the symbol in the observation; a new one every step.
 
     Observation: the symbol, one-hot, float32 `[n]`. Reward: 1 if the action is the symbol, else 0. Truncated after
-    `length` steps, never terminated, and time is not observed: so the best return is `length`, and the value of
-    the best policy 1 / (1 - gamma) if, and only if, truncation is bootstrapped.
+    `length` steps, never terminated, and time is not observed, so the best return is `length`, and the value of the
+    best policy 1 / (1 - gamma) if, and only if, truncation is bootstrapped.
     """
 
     def __init__(self, n: int = 4):
@@ -65,10 +65,10 @@ class Match(Environment[DebugState, DebugParams]):
 
 
 class Aim(Environment[DebugState, DebugParams]):
-    """Give back the number that is shown, as a continuous action; a new one every step.
+    """Repeat the observed number as a continuous action; a new one every step.
 
-    Observation: float32 `[1]` in [-0.8, 0.8]. Action: float32 `[1]` in [-1, 1]. Reward: 1 minus their distance.
-    Truncated after `length` steps; the best return is `length`.
+    Observation: float32 `[1]` in [-0.8, 0.8]. Action: float32 `[1]` in [-1, 1]. Reward: 1 minus the distance between
+    them. Truncated after `length` steps; the best return is `length`.
     """
 
     @property
@@ -95,11 +95,11 @@ class Aim(Environment[DebugState, DebugParams]):
 
 
 class Recall(Environment[DebugState, DebugParams]):
-    """Remember a sign that is shown only at the start, and name it at the end.
+    """Remember a sign that is observed only at the start, and name it at the end.
 
-    Observation: float32 `[3]`: the sign (one-hot of 2) on the first step, else zeros; and whether this is the step
-    that counts. Reward: +1 or -1 on that step, which terminates the episode. The best return is 1; without memory
-    it is 0 on average.
+    Observation: float32 `[3]`: the sign (one-hot of 2) on the first step, else zeros; and whether this is the last
+    step. Reward: +1 or -1 on that step, which terminates the episode. The best return is 1; without memory it is 0 on
+    average.
     """
 
     @property
@@ -182,12 +182,12 @@ class Catch(Environment[CatchState, DebugParams]):
 
 
 class Corridor(Environment[DebugState, DebugParams]):
-    """Walk to the far end of a corridor, at a small cost on the way: does an algorithm explore?
+    """Walk to the far end of a corridor, at a small cost per step: a test of exploration.
 
-    Observation: the cell, one-hot, float32 `[n]`. Two actions: one goes a cell on, the other a cell back; which is
-    which differs from cell to cell. Reward: 1 at the last cell, which terminates the episode, and -0.001 for every step
-    on; truncated after `length` steps. The best return is `1 - 0.001 (n - 1)`, in `n - 1` steps. An agent that never
-    sees the end learns to stay at the start, as in bsuite's deep sea.
+    Observation: the cell, one-hot, float32 `[n]`. Two actions: one moves a cell forward, the other a cell back; which
+    is which differs from cell to cell. Reward: 1 at the last cell, which terminates the episode, and -0.001 for every
+    step forward; truncated after `length` steps. The best return is `1 - 0.001 (n - 1)`, in `n - 1` steps. An agent
+    that never reaches the end learns to stay at the start, as in bsuite's deep sea.
     """
 
     COST = 0.001

@@ -19,12 +19,12 @@ class MountainCarParams:
     """Gymnasium's constants for discrete actions; lengths in the units of the track, time in steps."""
 
     min_position: Any = -1.2
-    """Of the wall on the left, which takes the car's speed."""
+    """Position of the wall on the left, which stops the car."""
     max_position: Any = 0.6
     max_speed: Any = 0.07
     goal_position: Any = 0.5
     goal_velocity: Any = 0.0
-    """The car has arrived at the goal, or beyond it, only with this velocity or more."""
+    """The smallest velocity with which the car must reach the goal."""
     force: Any = 0.001
     """Acceleration at full throttle (`power` in Gymnasium's continuous version)."""
     gravity: Any = 0.0025
@@ -34,7 +34,7 @@ class MountainCarParams:
 
 @struct.dataclass
 class MountainCarState:
-    """The car and the clock."""
+    """The physical state of the car and the step count."""
 
     physics: jax.Array
     """float32 `[2]`: position, velocity."""
@@ -43,13 +43,13 @@ class MountainCarState:
 
 
 class _Valley(Environment[MountainCarState, MountainCarParams]):
-    """A car between two hills, too weak to climb out without a swing.
+    """A car between two hills, too weak to climb out without swinging back and forth.
 
     Observation: float32 `[2]`, position and velocity. Terminated at the goal; truncated after `max_steps`.
     """
 
     def __init__(self, goal_velocity: float = 0.0):
-        """**Arguments:** `goal_velocity`, as Gymnasium's option of that name."""
+        """**Arguments:** `goal_velocity`, as Gymnasium's option of the same name."""
         self.goal_velocity = goal_velocity
 
     def reset(self, key, params):
@@ -96,7 +96,8 @@ class _Valley(Environment[MountainCarState, MountainCarParams]):
 
 
 class MountainCar(_Valley):
-    """Drive the car up the right hill with full throttle to the left (0), none (1) or full to the right (2).
+    """Drive the car up the right hill with full throttle to the left (0), no throttle (1) or full throttle to the right
+    (2).
 
     Observation: float32 `[2]`, position and velocity. Reward: -1 per step. Terminated at the goal; truncated after
     `max_steps`.
@@ -121,10 +122,10 @@ class MountainCar(_Valley):
 
 
 class MountainCarContinuous(_Valley):
-    """Drive the car up the right hill with a throttle of one's choice, at little cost.
+    """Drive the car up the right hill with a continuous throttle, at a small cost.
 
-    Observation: float32 `[2]`, position and velocity. Action: float32 `[1]`, the throttle, clipped to [-1, 1].
-    Reward: -0.1 times the square of the action before clipping, and 100 for the goal. Terminated at the goal;
+    Observation: float32 `[2]`, position and velocity. Action: float32 `[1]`, the throttle, clipped to [-1, 1]. Reward:
+    -0.1 times the square of the action before clipping, and 100 for reaching the goal. Terminated at the goal;
     truncated after `max_steps`.
     """
 

@@ -21,7 +21,7 @@ from envs_jax.env import Environment
 
 
 def _edges(*corners: tuple[float, float]) -> np.ndarray:
-    """The sides of a polygon: float32 `[n, 2, 2]`, start and end, each a place in meters."""
+    """The sides of a polygon: float32 `[n, 2, 2]`, start and end points in meters."""
     ends = np.array(corners, np.float32)
     return np.stack([ends, np.roll(ends, -1, axis=0)], axis=1)
 
@@ -35,10 +35,10 @@ TRACKS = {
     1: (np.concatenate([_OUTSIDE, _INSIDE]), _MIDDLE),
     2: (_SQUARE, np.array([[[1, 1], [19, 19]]], np.float32)),
 }
-"""Walls, all along one axis or the other, and the boxes (two corners each) in one of which the robot begins."""
+"""Walls, all parallel to an axis, and the boxes (two corners each) in one of which the robot starts."""
 
 RAYS = np.array([-math.pi / 2, -math.pi / 4, 0.0, math.pi / 4, math.pi / 2], np.float32)
-"""Where the range finders look, from straight ahead, clockwise."""
+"""The directions of the range finders, from straight ahead, clockwise."""
 
 MARGIN = 6
 """Standard deviations of noise within which every observation lies: a float32 normal does not go beyond 5.5."""
@@ -46,20 +46,20 @@ MARGIN = 6
 
 @struct.dataclass
 class NavigationParams:
-    """Gym_navigation's constants, in meters and radians."""
+    """gym_navigation's constants, in meters and radians."""
 
     forward: Any = 0.2
-    """Distance of a step forward."""
+    """Distance covered by a step forward."""
     creep: Any = 0.04
     """Distance covered while turning."""
     turn: Any = 0.2
     """Angle of a turn."""
     motion_noise: Any = 0.02
-    """Standard deviation of what is added to the distance, and to the angle, of every step."""
+    """Standard deviation of the noise on the distance, and on the angle, of every step."""
     sensor_noise: Any = 0.02
-    """Standard deviation of what is added to every range."""
+    """Standard deviation of the noise on every range."""
     max_range: Any = 30.0
-    """What a range finder reads that sees no wall."""
+    """The reading of a range finder that sees no wall."""
     collision: Any = 0.4
     """A range below this is a collision."""
     collision_reward: Any = -200.0
@@ -71,7 +71,7 @@ class NavigationParams:
 
 @struct.dataclass
 class NavigationState:
-    """The robot and the clock."""
+    """The pose of the robot and the step count."""
 
     pose: jax.Array
     """float32 `[3]`: x, y, and the yaw in [-pi, pi], from the y axis, clockwise."""
@@ -83,15 +83,15 @@ class NavigationTrack(Environment[NavigationState, NavigationParams]):
     """Follow the track without touching a wall: forward (0), turn right (1), turn left (2).
 
     Observation: float32 `[5]`, the ranges from the left to the right, noise included. Reward: `forward_reward` or
-    `turn_reward` per step, and instead of it `collision_reward` for a collision, which terminates. Truncated after
+    `turn_reward` per step, or `collision_reward` for a collision, which terminates the episode. Truncated after
     `max_steps`. The robot first moves, then turns.
     """
 
     id = "NavigationTrack-v0"
 
     def __init__(self, track_id: int = 1, compat: str | None = None):
-        """**Arguments:** `track_id`, 1 for the ring with a notch, 2 for the empty square; `compat`,
-        `"gym_navigation"` to move forward also where the noise makes a distance negative, as gym_navigation does.
+        """**Arguments:** `track_id`, 1 for the ring with a notch, 2 for the empty square; `compat`, `"gym_navigation"`
+        to move the robot forward even if the noise makes a distance negative, as gym_navigation does.
         **Raises:** `ValueError` for another track or `compat`.
         """
         if track_id not in TRACKS:
@@ -104,7 +104,7 @@ class NavigationTrack(Environment[NavigationState, NavigationParams]):
         self._upright, self._level = self._along(upright, 0), self._along(~upright, 1)
 
     def _along(self, chosen: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The chosen walls, which stand on one value of the axis: that value, and their bounds on the other axis."""
+        """The chosen walls, each at one value of the axis: that value, and their bounds on the other axis."""
         ends = self.walls[chosen]
         return ends[:, 0, axis], ends[:, :, 1 - axis].min(1), ends[:, :, 1 - axis].max(1)
 
@@ -119,15 +119,15 @@ class NavigationTrack(Environment[NavigationState, NavigationParams]):
         dy = (cos * np.cos(RAYS) - sin * np.sin(RAYS))[:, None]
 
         def nearest(walls, toward, beside, d_toward, d_beside):
-            # a ray along the wall divides by 0, and meets it at infinity
+            # a ray parallel to the wall divides by 0: its distance is infinity
             at, low, high = walls
             distance = (at - toward) / d_toward
             meets = beside + distance * d_beside
             seen = (distance >= 0) & (low <= meets) & (meets <= high)
             return jnp.where(seen, distance, jnp.inf).min(axis=1)
 
-        found = jnp.minimum(nearest(self._upright, x, y, dx, dy), nearest(self._level, y, x, dy, dx))
-        return jnp.minimum(found, params.max_range).astype(jnp.float32)
+        ranges = jnp.minimum(nearest(self._upright, x, y, dx, dy), nearest(self._level, y, x, dy, dx))
+        return jnp.minimum(ranges, params.max_range).astype(jnp.float32)
 
     def reset(self, key, params):
         area_key, pose_key, noise_key = jax.random.split(key, 3)

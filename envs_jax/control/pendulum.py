@@ -23,7 +23,7 @@ class PendulumParams:
     gravity: Any = 10.0
     mass: Any = 1.0
     length: Any = 1.0
-    """Of the rod, whose mass is spread evenly."""
+    """Length of the rod, whose mass is uniformly distributed."""
     max_speed: Any = 8.0
     max_torque: Any = 2.0
     dt: Any = 0.05
@@ -34,10 +34,10 @@ class PendulumParams:
 
 @struct.dataclass
 class PendulumState:
-    """The physical state and the clock."""
+    """The physical state and the step count."""
 
     physics: jax.Array
-    """float32 `[2]`: angle from upright, counter-clockwise, in [-pi, pi]; its speed."""
+    """float32 `[2]`: angle from upright, counter-clockwise, in [-pi, pi]; angular velocity."""
     time: jax.Array
     """int32 `[]`, steps since the reset."""
 
@@ -45,15 +45,15 @@ class PendulumState:
 class Pendulum(Environment[PendulumState, PendulumParams]):
     """Swing a pendulum up, and keep it upright, with a torque too small to lift it at once.
 
-    Observation: float32 `[3]`, cosine and sine of the angle from upright, and its speed. Action: float32 `[1]`, the
-    torque, clipped to `max_torque`. Reward: minus (angle^2 + 0.1 speed^2 + 0.001 torque^2), of the state before the
+    Observation: float32 `[3]`, cosine and sine of the angle from upright, and angular velocity. Action: float32 `[1]`,
+    the torque, clipped to `max_torque`. Reward: minus (angle^2 + 0.1 speed^2 + 0.001 torque^2), of the state before the
     step. Never terminated; truncated after `max_steps`.
     """
 
     id = "Pendulum-v1"
 
     def __init__(self, g: float = 10.0):
-        """**Arguments:** `g`, gravity in m/s^2, as Gymnasium's option of that name."""
+        """**Arguments:** `g`, gravity in m/s^2, as Gymnasium's option of the same name."""
         self.g = g
 
     @property

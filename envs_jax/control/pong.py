@@ -1,4 +1,4 @@
-"""ProPS's Pong: five numbers instead of a screen, and an opponent that does not miss (props reference, section 5.1)."""
+"""ProPS's Pong: five numbers instead of pixels, and an opponent that does not miss (props reference, section 5.1)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from envs_jax.env import Environment
 WIDTH, HEIGHT = 800, 600
 PADDLE_WIDTH, PADDLE_HEIGHT = 10, 80
 BALL = 10
-"""Pixels, all of them; the ball is a square of this side, known by its upper left corner. Rows count downwards."""
+"""All in pixels; the ball is a square of this side, located by its upper left corner. Rows count downwards."""
 
 
 @struct.dataclass
@@ -26,17 +26,17 @@ class PongParams:
 
     paddle_speed: Any = 5.0
     ball_speed: Any = 5.0
-    """Across the screen, always; along the paddles, at most."""
+    """Always, across the screen; at most, along the paddles."""
     max_steps: Any = 1000
     """Steps until truncation."""
 
 
 @struct.dataclass
 class PongState:
-    """Everything that moves, and the clock."""
+    """Positions and speeds, and the step count."""
 
     game: jax.Array
-    """float32 `[6]`: the upper ends of one's own paddle and of the opponent's; the ball's column, row and speeds."""
+    """float32 `[6]`: the upper ends of the agent's paddle and of the opponent's; the ball's column, row and speeds."""
     time: jax.Array
     """int32 `[]`, steps since the reset."""
 
@@ -44,17 +44,17 @@ class PongState:
 class Pong(Environment[PongState, PongParams]):
     """Return the ball with the paddle on the left: up (0), down (1), stay (2).
 
-    Observation: float32 `[5]`, the row of one's paddle's middle, the ball's column and row, and its speed along both.
-    Reward: 1 for each return. Terminated when the ball is out on either side; truncated after `max_steps`, in which
-    three returns are the most that fit. The opponent follows the ball. Where the ball meets a paddle says how steeply
-    it leaves it.
+    Observation: float32 `[5]`, the row of the middle of the agent's paddle, the ball's column and row, and its speed
+    along both. Reward: 1 for each return. Terminated when the ball is out on either side; truncated after `max_steps`,
+    within which at most three returns are possible. The opponent follows the ball. The point where the ball hits a
+    paddle determines the angle at which it leaves.
     """
 
     id = "Pong-v0"
 
     def __init__(self, compat: str | None = None):
-        """**Arguments:** `compat`, `"props"` for ProPS's upper and lower wall, which turn a ball that is beyond them
-        on every step, also when it is on its way back (so that it may stay there); by default they send it back.
+        """**Arguments:** `compat`, `"props"` for ProPS's upper and lower wall, which reverse a ball beyond them on
+        every step, even if it is already moving back (so it may get stuck); by default they send it back.
         **Raises:** `ValueError` for another `compat`.
         """
         if compat not in (None, "props"):
@@ -120,7 +120,7 @@ class Pong(Environment[PongState, PongParams]):
         return ("up", "down", "stay")
 
     def render(self, state):
-        """The game in white on black, at half its size, as uint8 `[300, 400, 3]`."""
+        """The game in white on black, at half size, as uint8 `[300, 400, 3]`."""
         own, other, x, y = np.asarray(state.game[:4], np.float64) / 2
         picture = blank(HEIGHT // 2, WIDTH // 2, BLACK)
         for top, columns in ((own, slice(PADDLE_WIDTH // 2)), (other, slice(-PADDLE_WIDTH // 2, None))):

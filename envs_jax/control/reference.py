@@ -1,4 +1,4 @@
-"""Taking over a live environment of Gymnasium, gym_navigation or ProPS, in the middle of an episode too."""
+"""Import of the state of a live environment of Gymnasium, gym_navigation or ProPS, also in mid-episode."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _mountain_car(inner: Any, env: Environment, time: jax.Array) -> tuple[jax.Ar
 
 
 def _pendulum(inner: Any, env: Pendulum, time: jax.Array) -> tuple[jax.Array, PendulumState]:
-    theta, speed = inner.state  # theta counts the turns made, ours does not
+    theta, speed = inner.state  # their theta is not wrapped, ours is
     state = PendulumState(_floats([np.arctan2(np.sin(theta), np.cos(theta)), speed]), time)
     return env.observe(state), state
 
@@ -65,14 +65,15 @@ READERS: dict[type[Environment], tuple[str, str, Callable]] = {
     NavigationTrack: ("NavigationTrack", "_pose", _navigation),
     Pong: ("PongEnv", "step_count", _pong),
 }
-"""For a world of ours: its original's class, an attribute that this has from its first reset on, and how it is read."""
+"""For each of our worlds: the class of its original, an attribute that the original has after its first reset, and the
+function that reads it."""
 
 
 def import_state(gymnasium_env: Any, env: Environment, params: Any) -> tuple[jax.Array, Any]:
-    """Take over a live environment: the original of `env`, perhaps wrapped, reset at least once.
+    """Import the state of a live environment: the original of `env`, possibly wrapped, reset at least once.
 
     **Arguments:** `gymnasium_env`, made by `gymnasium.make`, or gym_navigation's or ProPS's own class; `env`, one of
-    this package's, perhaps wrapped; `params`, its parameters.
+    this package's, possibly wrapped; `params`, its parameters.
     **Returns:** `(obs, state)` as the innermost `env.reset` would, for the same point in the episode.
     **Raises:** `TypeError` for another environment, `ValueError` before its first reset.
     """

@@ -1,4 +1,4 @@
-"""Pictures made of rods and discs. Places are `(column, row)` in pixels; row 0 is at the top."""
+"""Pictures made of rods and discs. Positions are `(column, row)` in pixels; row 0 is at the top."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A task over physics: what all of Gymnasium's MuJoCo tasks share."""
+"""The base class of Gymnasium's MuJoCo tasks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def uniform(key: jax.Array, size: int, scale: Any) -> jax.Array:
 
 
 def _model_path(xml_file: str) -> Path:
-    """Where a model is: at a path, or by its name alone among Gymnasium's, where gymnasium is installed."""
+    """The location of a model: a path, or a bare name for one of Gymnasium's, which needs gymnasium."""
     if Path(xml_file).name != xml_file:
         return Path(xml_file)
     package = importlib.util.find_spec("gymnasium")
@@ -41,7 +41,7 @@ def _model_path(xml_file: str) -> Path:
 
 @struct.dataclass
 class MujocoState:
-    """The physics, the clock, and what an episode that ended goes on to show."""
+    """The physics, the step count, and the observation and flags that an ended episode keeps returning."""
 
     physics: Any
     """The state of `env.physics`; `env.physics.decode` gives its numbers."""
@@ -56,11 +56,11 @@ class MujocoState:
 
 
 class MujocoEnv(Environment[MujocoState, Any]):
-    """What one of Gymnasium's MuJoCo tasks is made of, for a subclass to fill in.
+    """One of Gymnasium's MuJoCo tasks; subclasses define model, start, observation and reward.
 
-    Observation: float32, unbounded. Action: float32 `[nu]` within the model's limits, beyond which only its cost
-    grows. An episode that has ended stands still: a further step returns the same observation and flags, reward and
-    info of 0, and under C costs nothing, so that a batch is as fast as what is left of it.
+    Observation: float32, unbounded. Action: float32 `[nu]` within the model's limits, beyond which only its cost grows.
+    An episode that has ended is frozen: a further step returns the same observation and flags, reward and info of 0,
+    and costs nothing under C, so the cost of a batch is that of its running episodes.
     """
 
     xml_file: str
@@ -68,11 +68,11 @@ class MujocoEnv(Environment[MujocoState, Any]):
     frame_skip: int
     """Time steps of the model per step."""
     read: tuple[str, ...] = ()
-    """Fields of `mjData` that `observe` and `judge` need beside places and speeds."""
+    """Fields of `mjData` that `observe` and `judge` need besides positions and velocities."""
     fewest: int = 1
     """Degrees of freedom (`nv`) of the smallest model that `observe` and `judge` can read."""
     camera: Mapping[str, Any] = {}
-    """How the free camera stands, where the model has no camera of the name `track`."""
+    """Attributes of the free camera, for a model without a camera named `track`."""
 
     def __init__(
         self,
@@ -82,12 +82,12 @@ class MujocoEnv(Environment[MujocoState, Any]):
         threads: int | None = None,
     ):
         """**Arguments:** `physics`, `"c"` for C MuJoCo on the host's threads, `"mjx"` for MJX on the device, `"auto"`
-        for C where jax computes on a CPU and MJX elsewhere; `xml_file`, another model, by its path, or one of
-        Gymnasium's by its name (`"hopper.xml"`); `frame_skip`,
-        another number of time steps per step; `threads`, for C (default: all cores of the process).
+        for C if jax computes on a CPU, else MJX; `xml_file`, another model, by its path, or one of Gymnasium's, by its
+        name (`"hopper.xml"`); `frame_skip`, another number of time steps per step; `threads`, for C (default: all cores
+        of the process).
 
-        **Raises:** `ValueError` for a value that cannot be; `ModuleNotFoundError` without mujoco or,
-        for its models, gymnasium; `FileNotFoundError` where there is no such model.
+        **Raises:** `ValueError` for an invalid value; `ModuleNotFoundError` without mujoco or, for its models,
+        gymnasium; `FileNotFoundError` if there is no such model.
         """
         known = Backend.__args__  # type: ignore[attr-defined]
         if physics not in known:
@@ -108,7 +108,7 @@ class MujocoEnv(Environment[MujocoState, Any]):
 
     @cached_property
     def physics(self) -> Physics:
-        """The physics, chosen at first use: until then no device is touched."""
+        """The physics, created at first use: until then no device is initialised."""
         backend = self.backend
         if backend == "auto":
             backend = "c" if jax.default_backend() == "cpu" else "mjx"
@@ -117,11 +117,11 @@ class MujocoEnv(Environment[MujocoState, Any]):
         return PhysicsC(self.model, self.frame_skip, self.read, self.threads)
 
     def start(self, key: jax.Array, params: Any) -> tuple[jax.Array, jax.Array]:
-        """Draw where an episode starts: float32 `[nq]` and `[nv]`."""
+        """Draw the initial positions and velocities: float32 `[nq]` and `[nv]`."""
         raise NotImplementedError
 
     def pose(self, key: jax.Array, scale: Any) -> jax.Array:
-        """The model's own places, each within `scale` of `qpos0`: float32 `[nq]`."""
+        """Positions drawn within `scale` of the model's `qpos0`: float32 `[nq]`."""
         return jnp.asarray(self.model.qpos0, jnp.float32) + uniform(key, self.model.nq, scale)
 
     def observe(self, xp: Any, now: Moment) -> Any:
@@ -135,7 +135,7 @@ class MujocoEnv(Environment[MujocoState, Any]):
         raise NotImplementedError
 
     def look(self, xp: Any, before: Moment, after: Moment, action: Any, params: Any) -> tuple[Any, ...]:
-        """What a step shows of the physics: observation, reward, terminated, info."""
+        """The `Look` of the task: observation, reward, terminated, info."""
         return self.observe(xp, after), *self.judge(xp, before, after, action, params)
 
     def reset(self, key, params):

@@ -1,4 +1,4 @@
-"""Taking over a live MuJoCo environment of Gymnasium, in the middle of an episode too."""
+"""Import of the state of a live MuJoCo environment of Gymnasium, also in mid-episode."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from envs_jax.physics.interface import require
 
 
 def import_state(gymnasium_env: Any, env: Any, params: Any) -> tuple[jax.Array, MujocoState]:
-    """The pair that `reset` would return, for the point at which one of Gymnasium's v5 environments is now.
+    """The pair that `reset` would return, for the current state of one of Gymnasium's v5 environments.
 
-    **Arguments:** `gymnasium_env`, made by `gymnasium.make`, reset at least once; `env`, the same task of
-    `envs_jax.make`, perhaps wrapped; `params`, its parameters.
+    **Arguments:** `gymnasium_env`, made by `gymnasium.make`, reset at least once; `env`, the same task from
+    `envs_jax.make`, possibly wrapped; `params`, its parameters.
     **Returns:** `(obs, state)` of the innermost `env`.
-    **Raises:** `TypeError` for another environment; `ValueError` before its first reset, or where the two differ in
-    their model, their `frame_skip`, or the size of what they observe.
+    **Raises:** `TypeError` for another environment; `ValueError` before its first reset, or if the two differ in their
+    model, their `frame_skip`, or the size of their observations.
     """
     env, inner = env.unwrapped, gymnasium_env.unwrapped
     if not isinstance(env, MujocoEnv) or type(inner).__name__ != f"{type(env).__name__}Env":

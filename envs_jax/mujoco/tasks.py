@@ -1,4 +1,4 @@
-"""The seven tasks, with the observations, rewards, ends and starts of Gymnasium 1.3's v5 environments."""
+"""The seven tasks, with the observations, rewards, terminations and starts of Gymnasium 1.3's v5 environments."""
 
 from __future__ import annotations
 
@@ -15,81 +15,82 @@ from envs_jax.physics.interface import Backend
 
 @struct.dataclass
 class PendulumParams:
-    """Of the inverted pendulum."""
+    """Parameters of the inverted pendulum."""
 
     reset_noise_scale: Any = 0.01
-    """Places start within this distance of the model's own, speeds of 0."""
+    """Initial positions lie within this distance of the model's own, initial velocities within this distance of 0."""
     max_steps: Any = 1000
     """Steps until truncation."""
 
 
 @struct.dataclass
 class DoublePendulumParams:
-    """Of the inverted double pendulum."""
+    """Parameters of the inverted double pendulum."""
 
     healthy_reward: Any = 10.0
-    """For each step on which it has not fallen."""
+    """Reward for each step without a fall."""
     reset_noise_scale: Any = 0.1
-    """Places start within this distance of the model's own; the standard deviation of speeds."""
+    """Initial positions lie within this distance of the model's own; also the standard deviation of initial
+    velocities."""
     max_steps: Any = 1000
     """Steps until truncation."""
 
 
 @struct.dataclass
 class ReacherParams:
-    """Of the arm that reaches for a target."""
+    """Parameters of the reacher."""
 
     reward_dist_weight: Any = 1.0
-    """Of the distance between fingertip and target."""
+    """Weight of the distance between fingertip and target."""
     reward_control_weight: Any = 1.0
-    """Of the squared action."""
+    """Weight of the squared action."""
     max_steps: Any = 50
     """Steps until truncation."""
 
 
 @struct.dataclass
 class RunnerParams:
-    """Of everything that is to move forward."""
+    """Parameters of the locomotion tasks."""
 
     forward_reward_weight: Any = 1.0
-    """Of the speed along x."""
+    """Weight of the velocity along x."""
     ctrl_cost_weight: Any = 1e-3
-    """Of the squared action."""
+    """Weight of the squared action."""
     reset_noise_scale: Any = 5e-3
-    """How far a start is from the model's own pose."""
+    """The scale of the noise that is added to the model's initial pose."""
     max_steps: Any = 1000
     """Steps until truncation."""
 
 
 @struct.dataclass
 class WalkerParams(RunnerParams):
-    """Of a walker that can fall."""
+    """Parameters of the locomotion tasks that can fall."""
 
     healthy_reward: Any = 1.0
-    """For each step on which it has not fallen."""
+    """Reward for each step without a fall."""
     healthy_z_range: Any = (0.8, 2.0)
-    """Heights of the torso between which it has not fallen, metres."""
+    """Healthy range of the height of the torso, in metres."""
     healthy_angle_range: Any = (-1.0, 1.0)
-    """Angles of the torso between which it has not fallen, radians."""
+    """Healthy range of the angle of the torso, in radians."""
     terminate_when_unhealthy: Any = True
     """Whether a fall ends the episode."""
 
 
 @struct.dataclass
 class HopperParams(WalkerParams):
-    """Of the hopper."""
+    """Parameters of the hopper."""
 
     healthy_z_range: Any = (0.7, np.inf)
     healthy_angle_range: Any = (-0.2, 0.2)
     healthy_state_range: Any = (-100.0, 100.0)
-    """Between which all places but x and z, and all speeds, must be."""
+    """Healthy range of all positions except x and z, and of all velocities."""
 
 
 class InvertedPendulum(MujocoEnv):
     """Keep a pole upright on a cart, by a force on the cart.
 
-    Observation `[4]`: place and angle, and their speeds. Reward: 1 for each step. Terminated when the angle exceeds
-    0.2.
+    Observation `[4]`: position and angle, and their velocities. Reward: 1 for each step. Terminated when the angle
+    exceeds 0.2.
     """
 
     xml_file, frame_skip, fewest = "inverted_pendulum.xml", 2, 2
@@ -117,9 +118,9 @@ class InvertedPendulum(MujocoEnv):
 class InvertedDoublePendulum(MujocoEnv):
     """Keep two poles upright, one on the other, by a force on the cart below.
 
-    Observation `[9]`: the cart's place, sines and cosines of the two angles, all speeds within 10, and the force that
-    keeps the cart on its rail, within 10. Reward: `healthy_reward`, less what the tip is off its highest place and the
-    poles move. Terminated when the tip is no higher than 1.
+    Observation `[9]`: the cart's position, sines and cosines of the two angles, all velocities clipped to 10, and the
+    constraint force on the cart, clipped to 10. Reward: `healthy_reward`, minus penalties for the distance of the tip
+    from its highest position and for the angular velocities. Terminated when the tip is no higher than 1.
     """
 
     xml_file, frame_skip, fewest = "inverted_double_pendulum.xml", 5, 3
@@ -155,8 +156,9 @@ class InvertedDoublePendulum(MujocoEnv):
 class Reacher(MujocoEnv):
     """Bring the tip of a two-jointed arm to a target, in the plane.
 
-    Observation `[10]`: cosines and sines of the two angles, the target's place, the angles' speeds, and the way from
-    the target to the fingertip. Reward: less for their distance and for the squared action. Never terminated.
+    Observation `[10]`: cosines and sines of the two angles, the target's position, the angular velocities, and the
+    vector from the target to the fingertip. Reward: minus their distance and the squared action, weighted. Never
+    terminated.
     """
 
     xml_file, frame_skip, fewest, read = "reacher.xml", 2, 4, ("xpos",)
@@ -167,11 +169,11 @@ class Reacher(MujocoEnv):
 
     def start(self, key, params):
         angles, speeds, radius, direction = jax.random.split(key, 4)
-        # uniform in a disc of radius 0.2, where Gymnasium draws from a square until it hits the disc
+        # uniform in a disc of radius 0.2; Gymnasium draws from a square until the point is in the disc
         radius = 0.2 * jnp.sqrt(jax.random.uniform(radius, (), jnp.float32))
         direction = jax.random.uniform(direction, (), jnp.float32, 0.0, 2 * np.pi)
         goal = radius * jnp.stack([jnp.cos(direction), jnp.sin(direction)])
-        # the target's two places and speeds are the last ones; the arm has all others
+        # the last two positions and velocities are the target's; all others are the arm's
         arm = jnp.asarray(self.model.qpos0[:-2], jnp.float32) + uniform(angles, self.model.nq - 2, 0.1)
         speeds, still = uniform(speeds, self.model.nv - 2, 0.005), jnp.zeros(2, jnp.float32)
         return jnp.concatenate([arm, goal]), jnp.concatenate([speeds, still])
@@ -196,12 +198,12 @@ class Reacher(MujocoEnv):
 
 
 class Runner(MujocoEnv):
-    """What moves forward: the reward is the speed along x, less the squared action."""
+    """The base class of the locomotion tasks: the reward is the velocity along x minus the squared action, weighted."""
 
     hidden = 1
-    """Places that are not observed, of those along which the world is the same everywhere."""
+    """The number of leading positions that are not observed, as the world is invariant along them."""
     fastest = np.inf
-    """Where observed speeds are clipped."""
+    """The bound to which observed velocities are clipped."""
 
     def __init__(
         self,
@@ -211,8 +213,8 @@ class Runner(MujocoEnv):
         frame_skip: int | None = None,
         threads: int | None = None,
     ):
-        """**Arguments:** `exclude_current_positions_from_observation`, as Gymnasium's option of that name; the others
-        as of `MujocoEnv`."""
+        """**Arguments:** `exclude_current_positions_from_observation`, as Gymnasium's option of the same name; the
+        others as of `MujocoEnv`."""
         super().__init__(physics, xml_file, frame_skip, threads)
         self.exclude_current_positions_from_observation = exclude_current_positions_from_observation
 
@@ -237,7 +239,7 @@ class Runner(MujocoEnv):
 
 
 class Swimmer(Runner):
-    """A chain of three links in a viscous plane. Observation `[8]`: angles and all speeds. Never terminated."""
+    """A chain of three links in a viscous plane. Observation `[8]`: angles and all velocities. Never terminated."""
 
     xml_file, frame_skip, fewest, hidden = "swimmer.xml", 4, 2, 2
 
@@ -255,7 +257,7 @@ class Swimmer(Runner):
 
 
 class HalfCheetah(Runner):
-    """A two-legged runner in the plane. Observation `[17]`: height, angles and all speeds. Never terminated."""
+    """A two-legged runner in the plane. Observation `[17]`: height, angles and all velocities. Never terminated."""
 
     xml_file, frame_skip, camera = "half_cheetah.xml", 5, {"distance": 4.0}
 
@@ -270,9 +272,10 @@ class HalfCheetah(Runner):
 
 
 class Walker2d(Runner):
-    """Two legs in the plane. Observation `[17]`: height, angles, and all speeds within 10.
+    """Two legs in the plane. Observation `[17]`: height, angles, and all velocities clipped to 10.
 
-    Beside a runner's reward, `healthy_reward` while height and angle of the torso are in range; terminated when not.
+    Besides the reward of `Runner`, `healthy_reward` while height and angle of the torso are in range; terminated when
+    not.
     """
 
     xml_file, frame_skip, fewest, fastest = "walker2d_v5.xml", 4, 3, 10.0
@@ -282,7 +285,7 @@ class Walker2d(Runner):
         return WalkerParams()
 
     def healthy(self, xp: Any, now: Any, params: Any) -> Any:
-        """Whether it has not fallen, bool `[...]`."""
+        """Whether the walker has not fallen: bool `[...]`."""
         height, angle = now.qpos[..., 1], now.qpos[..., 2]
         (low, high), (left, right) = params.healthy_z_range, params.healthy_angle_range
         return (low < height) & (height < high) & (left < angle) & (angle < right)
@@ -297,9 +300,9 @@ class Walker2d(Runner):
 
 
 class Hopper(Walker2d):
-    """One leg in the plane. Observation `[11]`: height, angles, and all speeds within 10.
+    """One leg in the plane. Observation `[11]`: height, angles, and all velocities clipped to 10.
 
-    As `Walker2d`, within narrower limits, and with one on every other place and speed.
+    As `Walker2d`, with narrower ranges, and with one for every other position and velocity.
     """
 
     xml_file = "hopper.xml"

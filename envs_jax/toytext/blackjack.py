@@ -13,10 +13,10 @@ from envs_jax.toytext.tables import Outcome, TabularEnvironment, tabulate
 
 
 CARDS = {card: 4 / 13 if card == 10 else 1 / 13 for card in range(1, 11)}
-"""The values of cards, the ace 1, and how likely each is: the deck is infinite."""
+"""The values of cards (ace: 1) and their probabilities: the deck is infinite."""
 
 Hand = tuple[int, bool, bool]
-"""The sum, whether an ace counts 11 in it, and whether these are two cards that make 21."""
+"""The sum, whether an ace counts 11 in it, and whether it is a natural (21 with two cards)."""
 
 HANDS: list[Hand] = [
     *((total, False, False) for total in range(4, 32)),
@@ -28,21 +28,21 @@ HANDS: list[Hand] = [
 INDEX = {held: index for index, held in enumerate(HANDS)}
 
 DEALERS = 110
-"""Pairs of the dealer's cards: the open one, and the other, which may be unseen."""
+"""The number of pairs of the dealer's cards: the open one, and the other, which may be unseen."""
 
 STICK = 0
 UNSEEN = 0
-"""In the place of the dealer's second card, while it has not been drawn."""
+"""Stands for the dealer's second card until it is drawn."""
 
 
 def hand(cards: list[int]) -> Hand:
-    """What counts of the cards of a hand."""
+    """The `Hand` of a list of cards."""
     usable = 1 in cards and sum(cards) + 10 <= 21
     return sum(cards) + 10 * usable, usable, sorted(cards) == [1, 10]
 
 
 def draw(held: Hand, card: int) -> Hand:
-    """A hand of at least two cards, with a further one."""
+    """A hand of at least two cards after drawing another one."""
     total, usable, _ = held
     low = total - 10 * usable + card
     usable = (usable or card == 1) and low + 10 <= 21
@@ -50,7 +50,7 @@ def draw(held: Hand, card: int) -> Hand:
 
 
 def encode(player: Hand, shown: int, hidden: int) -> int:
-    """The row of the table, of the player's hand and the dealer's two cards; `hidden` may be `UNSEEN`."""
+    """The table row for the player's hand and the dealer's two cards; `hidden` may be `UNSEEN`."""
     return INDEX[player] * DEALERS + (shown - 1) * 11 + hidden
 
 
@@ -62,7 +62,7 @@ def decode(index: int) -> tuple[Hand, int, int]:
 
 @functools.cache
 def _dealt(held: Hand) -> dict[int, float]:
-    """The final scores of a dealer who holds a hand (bust: 0), with their probabilities. He draws up to 17."""
+    """The final scores of a dealer with a given hand (bust: 0), with their probabilities. The dealer draws up to 17."""
     if held[0] >= 17:
         return {held[0] if held[0] <= 21 else 0: 1.0}
     scores: dict[int, float] = {}
@@ -73,7 +73,7 @@ def _dealt(held: Hand) -> dict[int, float]:
 
 
 def _pay(player: Hand, dealer: Hand, score: int, natural: bool, sab: bool) -> float:
-    """The reward of sticking with a hand against the first two cards and the final score of the dealer."""
+    """The reward for sticking with a hand, given the dealer's first two cards and final score."""
     if sab and player[2] and not dealer[2]:
         return 1.0
     if natural and not sab and player[2] and score < 21:
@@ -85,10 +85,10 @@ class Blackjack(TabularEnvironment):
     """Come closer to 21 than the dealer, but not beyond.
 
     Observation: int32 `[3]`: the player's sum, the dealer's open card, whether the player has a usable ace. Actions:
-    stick (0), hit (1). Reward: 1, 0 or -1 at the end. Terminated by sticking, or beyond 21; no time limit.
+    stick (0), hit (1). Reward: 1, 0 or -1 at the end. Terminated by sticking or by going over 21; no time limit.
 
-    The dealer's second card is drawn when it is revealed: the distribution is the same, and `optimal_values` cannot
-    see it.
+    The dealer's second card is drawn when it is revealed: the distribution is the same, and `optimal_values` cannot use
+    the hidden card.
     """
 
     names = ("stick", "hit")
@@ -96,10 +96,10 @@ class Blackjack(TabularEnvironment):
 
     def __init__(self, natural: bool = False, sab: bool = True):
         """**Arguments:** `natural`, whether winning with a natural pays 1.5; `sab`, Sutton and Barto's rules instead,
-        by which a natural wins unless the dealer has one too. The defaults are those of Gymnasium's registry."""
+        under which a natural wins unless the dealer has one too. The defaults are those of Gymnasium's registry."""
         self.natural, self.sab = natural, sab
         drawn: dict[Hand, list[Outcome]] = {}
-        """Of drawing to a hand that may be drawn to, as far as the hand goes."""
+        """The outcomes of hitting, as hand indices, for each hand of at most 21."""
         for held in HANDS:
             if held[0] <= 21:
                 hands = [(prob, draw(held, card)) for card, prob in CARDS.items()]

@@ -18,15 +18,16 @@ class CliffWalking(TabularEnvironment):
     """Walk from one end of a cliff to the other without falling.
 
     Observation: the cell of a board of 4 by 12, row-major, an int32 scalar. Actions: up, right, down, left; if
-    slippery, that or one of the two across it, each with probability 1/3. Reward: -1, and -100 for a fall, which leads
-    back to the start. Terminated at the goal; no time limit (section 5 of the props reference sets 100).
+    slippery, the chosen direction or one of the two perpendicular ones, each with probability 1/3. Reward: -1, and -100
+    for a fall, which moves the agent back to the start. Terminated at the goal; no time limit (section 5 of the props
+    reference sets 100).
     """
 
     names = ("up", "right", "down", "left")
     reference = "CliffWalkingEnv"
 
     def __init__(self, is_slippery: bool = False):
-        """**Arguments:** `is_slippery`, whether moves may go astray."""
+        """**Arguments:** `is_slippery`, whether moves may slip to a perpendicular direction."""
         turns = (-1, 0, 1) if is_slippery else (0,)
 
         def outcomes(cell, action):

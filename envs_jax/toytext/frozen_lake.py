@@ -46,9 +46,9 @@ def random_map(seed: int, size: int = 8, p: float = 0.8) -> list[str]:
 class FrozenLake(TabularEnvironment):
     """Walk from the start (S) over frozen cells (F) to the goal (G), past holes (H).
 
-    Observation: the cell, row-major, an int32 scalar. Actions: left, down, right, up; on slippery ice the move is
-    the intended one with probability `success_rate`, else one of the two across it. Reward: 1 at the goal, else 0.
-    Terminated at the goal and in a hole; truncated after 100 steps (8x8: 200).
+    Observation: the cell, row-major, an int32 scalar. Actions: left, down, right, up; on slippery ice the move is the
+    intended one with probability `success_rate`, else one of the two perpendicular ones. Reward: 1 at the goal, else 0.
+    Terminated at the goal or in a hole; truncated after 100 steps (8x8: 200).
     """
 
     names = ("left", "down", "right", "up")
@@ -63,9 +63,10 @@ class FrozenLake(TabularEnvironment):
         reward_schedule: tuple[float, float, float] = (1, 0, 0),
         max_steps: int = 100,
     ):
-        """**Arguments:** `desc`, rows of the letters S, F, H and G (see `random_map`), which wins over `map_name`,
-        "4x4" or "8x8"; `is_slippery`; `success_rate`, of a move on slippery ice; `reward_schedule`, the rewards for
-        reaching goal, hole, and any other cell; `max_steps`, the default time limit."""
+        """**Arguments:** `desc`, rows of the letters S, F, H and G (see `random_map`), which takes precedence over
+        `map_name`, "4x4" or "8x8"; `is_slippery`; `success_rate`, the probability of the intended move on slippery ice;
+        `reward_schedule`, the rewards for reaching goal, hole, and any other cell; `max_steps`, the default time
+        limit."""
         if desc is None and map_name not in MAPS:
             raise ValueError(
                 f"there is no map {map_name!r}{nearest(str(map_name), list(MAPS))} (give one of {', '.join(MAPS)}, "

@@ -16,7 +16,7 @@ MOVES = ((-1, 0), (1, 0), (0, 1), (0, -1))
 """North, south, east, west, as (rows, columns)."""
 
 OPEN = (1, 4, 2, 8)
-"""The bits of these sides."""
+"""The bit of each side."""
 
 BACK = (1, 0, 3, 2)
 """The opposite of each move."""
@@ -35,7 +35,7 @@ class Maze(TabularEnvironment):
 
     def __init__(self, cells: Sequence[Sequence[int]] = SAMPLE_3X3):
         """**Arguments:** `cells`, ints `[width][height]` as in gym-maze's files: which sides of a cell are open, as the
-        sum of north 1, east 2, south 4 and west 8. A passage is open where either of its cells says so."""
+        sum of north 1, east 2, south 4 and west 8. A passage is open if it is open in either of its cells."""
         if len({len(column) for column in cells}) != 1 or len(cells) * len(cells[0]) < 2:
             raise ValueError(f"the cells {cells} of a maze are columns of one length, and at least two cells")
         self.cells = tuple(tuple(column) for column in cells)
@@ -50,7 +50,7 @@ class Maze(TabularEnvironment):
         super().__init__(tabulate(height * width, 4, outcomes), [0], max_steps=200)
 
     def walk(self, cell: int, action: int) -> int:
-        """The cell that a move leads to, walls included."""
+        """The cell that a move leads to, considering walls."""
         there = neighbor(cell, MOVES[action], self.shape)
         (y, x), (v, u) = divmod(cell, self.shape[1]), divmod(there, self.shape[1])
         passable = self.cells[x][y] & OPEN[action] or self.cells[u][v] & OPEN[BACK[action]]

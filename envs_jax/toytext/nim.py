@@ -1,4 +1,4 @@
-"""Nim-v0, the world that ProPS brings along (props reference, section 5.1)."""
+"""Nim-v0 of ProPS (props reference, section 5.1)."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from envs_jax.toytext.tables import TabularEnvironment, tabulate
 
 
 REMOVES = {"1-3": (1, 2, 3), "0-2": (0, 1, 2)}
-"""What the three actions remove, in both published readings."""
+"""The sticks that the three actions remove, in both published variants."""
 
 
 class Nim(TabularEnvironment):
-    """Take one to three sticks in turn with an opponent; who takes the last one loses.
+    """Take one to three sticks in turn with an opponent; the player who takes the last one loses.
 
-    The opponent leaves one more than a multiple of four, and takes at random where that is impossible. Observation: the
-    sticks left, an int32 scalar. Reward: 1 where the opponent took the last one, -1 where the player did or took a
-    number that is not allowed; either ends the episode.
+    The opponent leaves one more than a multiple of four, and plays at random if that is impossible. Observation: the
+    sticks left, an int32 scalar. Reward: 1 if the opponent took the last one, -1 if the agent did or took a number that
+    is not allowed; either ends the episode.
     """
 
     reference = "NimEnv"
 
     def __init__(self, initial_sticks: int = 10, actions: str = "1-3"):
-        """**Arguments:** `initial_sticks`; `actions`, what they remove: "1-3", or "0-2", of which 0 is not allowed. The
-        release of ProPS removes what the action says, and its configuration without semantics offers 0, 1 and 2."""
+        """**Arguments:** `initial_sticks`; `actions`, the sticks that they remove: "1-3", or "0-2", of which 0 is not
+        allowed. The released code of ProPS removes as many sticks as the action's value, and its configuration without
+        semantics offers 0, 1 and 2."""
         if actions not in REMOVES:
             raise ValueError(f"actions is {actions!r}{nearest(str(actions), list(REMOVES))} (it is 1-3 or 0-2)")
         at_least("initial_sticks", initial_sticks, 1)

@@ -1,4 +1,4 @@
-"""Toy text states taken over from live reference environments."""
+"""Import of toy text states from live reference environments."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from envs_jax.toytext.tables import TabularEnvironment, ToyTextState
 
 
 def import_state(gymnasium_env: Any, env: Environment, params: Any) -> tuple[jax.Array, ToyTextState]:
-    """Take over a live toy text environment: Gymnasium's, ProPS's `NimEnv`, gym-maze's `MazeEnv`, reset.
+    """Import the state of a live toy text environment: Gymnasium's, ProPS's `NimEnv` or gym-maze's `MazeEnv`, after a
+    reset.
 
-    **Arguments:** `gymnasium_env`; `env`, the same world of `envs_jax.make`, perhaps wrapped; `params`, its parameters.
-    **Returns:** `(obs, state)` as the innermost `env.reset` would, for the same point in the episode: what is hidden
-    (the dealer's second card, whether the passenger is fickle) and the clock of a `TimeLimit` included.
+    **Arguments:** `gymnasium_env`; `env`, the same world from `envs_jax.make`, possibly wrapped; `params`, its
+    parameters.
+    **Returns:** `(obs, state)` as the innermost `env.reset` would, for the same point in the episode, including hidden
+    state (the dealer's second card, whether the passenger is fickle) and the step count of a `TimeLimit`.
     **Raises:** `TypeError` for another environment, `ValueError` before its first reset or for other options.
     """
     env, inner = env.unwrapped, gymnasium_env.unwrapped

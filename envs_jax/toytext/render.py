@@ -8,7 +8,7 @@ import numpy as np
 
 
 TILE = 32
-"""Pixels along a side of a cell."""
+"""Side of a cell in pixels."""
 
 Color = tuple[int, int, int]
 WHITE, BLACK, GRAY = (255, 255, 255), (0, 0, 0), (150, 150, 150)
@@ -30,7 +30,7 @@ def disc(picture: np.ndarray, cell: int, color: Color, radius: float = 0.31) -> 
 
 
 def wall(picture: np.ndarray, cell: int, move: tuple[int, int]) -> None:
-    """Draw a thick line on the border of a cell that a move would cross."""
+    """Draw a thick line on the side of a cell that a move would cross."""
     row, column = divmod(cell, picture.shape[1] // TILE)
     top, left = row * TILE, column * TILE
     down, right = top + TILE, left + TILE
@@ -49,7 +49,7 @@ GLYPHS = dict(
 
 
 def write(picture: np.ndarray, text: str, top: int, middle: int, color: Color, scale: int = 6) -> None:
-    """Write digits, A and * on a picture, centered on a column, `scale` pixels to a dot of a letter."""
+    """Write digits, A and * on a picture, centered on a column, `scale` pixels per dot of a letter."""
     rows = ["0".join(f"{int(GLYPHS[letter][row]):03b}" for letter in text) for row in range(5)]
     dots = np.kron(np.array([list(map(int, row)) for row in rows], bool), np.ones((scale, scale), bool))
     left = middle - dots.shape[1] // 2

@@ -1,4 +1,4 @@
-"""Worlds that are a table: for every state and action the outcomes, each with probability, reward and end."""
+"""Tabular worlds: for every state and action a list of outcomes, each with probability, reward and termination."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class Table:
     terminated: np.ndarray
     """bool `[S, A, K]`."""
     count: np.ndarray
-    """int32 `[S, A]`, how many of the `K` are no padding."""
+    """int32 `[S, A]`, the number of outcomes that are not padding."""
 
 
 def tabulate(num_states: int, num_actions: int, outcomes: Callable[[int, int], Sequence[Outcome]]) -> Table:
-    """The table of the process whose `outcomes(state, action)` are given as Gymnasium lists them."""
+    """The table of the process with the given `outcomes(state, action)`, in Gymnasium's format."""
     listed = [[outcomes(s, a) for a in range(num_actions)] for s in range(num_states)]
     count = np.array([[len(branches) for branches in row] for row in listed], np.int32)
     filled = np.zeros((num_states, num_actions, count.max(), 4))
@@ -60,7 +60,7 @@ def tabulate(num_states: int, num_actions: int, outcomes: Callable[[int, int], S
 
 @struct.dataclass
 class ToyTextParams:
-    """What may vary between the rows of one compiled program."""
+    """Parameters that may differ between the rows of one compiled program."""
 
     max_steps: Any = NO_LIMIT
     """Steps until truncation."""
@@ -68,7 +68,7 @@ class ToyTextParams:
 
 @struct.dataclass
 class ToyTextState:
-    """Where in the table the episode is, and the clock."""
+    """The current state, as a row of the table, and the step count."""
 
     index: jax.Array
     """int32 `[]`, the state's row of the table."""
@@ -88,23 +88,23 @@ class TabularEnvironment(Environment[ToyTextState, ToyTextParams]):
     probability (float32 `[]`), as in Gymnasium."""
 
     names: tuple[str, ...]
-    """Of the actions, in order."""
+    """Names of the actions, in order."""
     reference: str
     """Name of the class that `import_state` reads."""
 
     def __init__(
         self, table: Table, starts: Sequence[int], max_steps: int = NO_LIMIT, observations: np.ndarray | None = None
     ):
-        """**Arguments:** `table`; `starts`, states that are equally likely at first (one may stand there repeatedly);
-        `max_steps`, the default time limit; `observations`, int32 `[S, ...]`, what is seen of each state (default: its
-        index)."""
+        """**Arguments:** `table`; `starts`, initial states, drawn uniformly (a state may be listed repeatedly);
+        `max_steps`, the default time limit; `observations`, int32 `[S, ...]`, the observation of each state (default:
+        its index)."""
         self.table, self.max_steps = table, max_steps
         self.starts = np.asarray(starts, np.int32)
         size, self.num_actions, width = table.prob.shape
         self.observations = np.arange(size, dtype=np.int32) if observations is None else observations
         self._sees_all = observations is None
-        # An outcome is chosen by how many thresholds a uniform number has reached: the last outcome takes what is
-        # left, and padding is out of reach. Everything that a step needs lies in one row, so that it gathers once.
+        # The chosen outcome is the number of thresholds that a uniform number has reached: the last outcome takes the
+        # rest, and padding cannot be reached. All data for a step is in one row, so that it needs one gather.
         threshold = np.cumsum(table.prob, axis=-1)
         threshold[np.arange(width) >= table.count[..., None] - 1] = np.inf
         columns = (threshold, table.successor, table.reward, table.terminated, table.prob)
@@ -134,7 +134,7 @@ class TabularEnvironment(Environment[ToyTextState, ToyTextParams]):
         return self.advance(uniform, state, action, params)
 
     def advance(self, uniform: jax.Array, state: ToyTextState, action: jax.Array, params: ToyTextParams):
-        """`step`, with its random number given: `uniform`, float32 `[]` in [0, 1), picks the outcome by the cumulative
+        """`step` with a given random number: `uniform`, float32 `[]` in [0, 1), picks the outcome by the cumulative
         probabilities, as Gymnasium's `categorical_sample` does."""
         index = state.index * self.num_actions + action.astype(jnp.int32)
         row = jnp.take(jnp.asarray(self._rows), index, axis=0, mode="clip")
@@ -158,7 +158,7 @@ class TabularEnvironment(Environment[ToyTextState, ToyTextParams]):
     def read(self, inner: Any) -> int:
         """The row of the table for a live reference environment, unwrapped.
 
-        **Raises:** `ValueError` before its first reset, and where its options make it another world.
+        **Raises:** `ValueError` before its first reset, and if its options make it another world.
         """
         if getattr(inner, "s", None) is None:
             raise ValueError(f"the {self.reference} has no state yet; call its reset first")

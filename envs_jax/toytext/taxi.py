@@ -13,11 +13,11 @@ from envs_jax.toytext.tables import TabularEnvironment, ToyTextState, neighbor, 
 
 
 STREETS = ("R: | : :G", " : | : : ", " : : : : ", " | : | : ", "Y| : |B: ")
-"""The map: between the columns a colon lets pass, a bar does not."""
+"""The map: between columns, a colon is an opening and a bar is a wall."""
 
 SHAPE = (5, 5)
 STOPS = (0, 4, 20, 23)
-"""The cells of red, green, yellow and blue."""
+"""The cells of the red, green, yellow and blue stops."""
 
 MOVES = ((1, 0), (-1, 0), (0, 1), (0, -1))
 """South, north, east, west, as (rows, columns)."""
@@ -27,26 +27,27 @@ ASIDE = ((2, 3), (3, 2), (1, 0), (0, 1))
 
 PICK_UP, DROP_OFF = 4, 5
 RIDING = 4
-"""The passenger's place in the taxi, after the four stops."""
+"""The passenger's location when in the taxi, numbered after the four stops."""
 
 NUM_STATES = 500
 SETTLED, FICKLE, UNDECIDED = range(3)
-"""Whether the passenger will change his mind: which of three copies of the table the state is in."""
+"""Whether the passenger will change the destination: selects one of three copies of the table."""
 
 
 def encode(cell: int, passenger: int, destination: int) -> int:
-    """Gymnasium's number of a state, of cell (0 to 24), the passenger's place (0 to 4) and destination (0 to 3)."""
+    """Gymnasium's number of a state, from the cell (0 to 24), the passenger's location (0 to 4) and the destination (0
+    to 3)."""
     return (cell * 5 + passenger) * 4 + destination
 
 
 def decode(index: int) -> tuple[int, int, int]:
-    """The cell, the passenger's place and the destination; the inverse of `encode`."""
+    """The cell, the passenger's location and the destination; the inverse of `encode`."""
     rest, destination = divmod(index % NUM_STATES, 4)
     return *divmod(rest, 5), destination
 
 
 def drive(cell: int, move: int) -> int:
-    """The cell that a move leads to, walls included."""
+    """The cell that a move leads to, considering walls."""
     row, column = divmod(cell, 5)
     step = MOVES[move][1]
     if step and 0 <= column + step < 5 and STREETS[row][2 * column + step] != ":":
@@ -57,10 +58,9 @@ def drive(cell: int, move: int) -> int:
 class Taxi(TabularEnvironment):
     """Fetch a passenger at one of four stops and drop him at another.
 
-    Observation: an int32 scalar under 500, see `encode`. Actions: south, north, east, west, pick up, drop off. Reward:
-    -1, 20 for the right stop, -10 for picking up or dropping off where that is impossible. Terminated when the
-    passenger is where he wants to be; truncated after 200 steps. `info["action_mask"]`, int8 `[6]`: which actions
-    change anything.
+    Observation: an int32 scalar below 500, see `encode`. Actions: south, north, east, west, pick up, drop off. Reward:
+    -1, 20 for the right stop, -10 for an impossible pick-up or drop-off. Terminated when the passenger is at the
+    destination; truncated after 200 steps. `info["action_mask"]`, int8 `[6]`: which actions change anything.
     """
 
     names = ("south", "north", "east", "west", "pick up", "drop off")
@@ -74,9 +74,9 @@ class Taxi(TabularEnvironment):
         rainy_probability: float = 0.8,
         fickle_probability: float = 0.3,
     ):
-        """**Arguments:** `is_rainy`, whether moves may go aside: a move that is possible is taken with probability
-        `rainy_probability`, else one of the two across it; `fickle_passenger`, whether the passenger names another
-        stop, with probability `fickle_probability`, when the taxi first moves with him."""
+        """**Arguments:** `is_rainy`, whether moves may slip: a possible move is made with probability
+        `rainy_probability`, else one of the two perpendicular ones; `fickle_passenger`, whether the passenger changes
+        the destination, with probability `fickle_probability`, on the first move of the taxi with the passenger."""
         for name, value in (("rainy_probability", rainy_probability), ("fickle_probability", fickle_probability)):
             if not 0 <= value <= 1:
                 raise ValueError(f"{name} is {value}; it is a probability, from 0 to 1")
@@ -88,7 +88,7 @@ class Taxi(TabularEnvironment):
                 there = drive(cell, action)
                 if not is_rainy:
                     return [(1.0, encode(there, passenger, destination), -1, False)]
-                # what is blocked ahead does not slip aside either
+                # a move that is blocked ahead does not slip either
                 cells = [there, *(drive(cell, move) if there != cell else cell for move in ASIDE[action])]
                 side = (1.0 - rainy_probability) / 2.0
                 return [
@@ -150,7 +150,8 @@ class Taxi(TabularEnvironment):
     def render(self, state):
         """The streets from above, the stops in their colours: uint8 `[160, 160, 3]`.
 
-        The taxi is a disc, gray while it is empty, else blue; a blue dot is the passenger who waits, a ring his goal.
+        The taxi is a disc, gray while it is empty, else blue; a blue dot is the waiting passenger, a ring the
+        destination.
         """
         cells: list[Color] = [WHITE] * 25
         for stop, color in zip(STOPS, (RED, GREEN, YELLOW, (120, 160, 240))):
@@ -171,7 +172,7 @@ class Taxi(TabularEnvironment):
 def make_v3(is_rainy: bool = False, fickle_passenger: bool = False) -> Taxi:
     """Taxi-v3, which without rain and fickle passengers is Taxi-v4.
 
-    **Raises:** `ValueError` where either is asked for: Gymnasium fixed both in v4.
+    **Raises:** `ValueError` if either is requested: Gymnasium fixed both in v4.
     """
     if is_rainy or fickle_passenger:
         raise ValueError("Taxi-v3 is here without is_rainy and fickle_passenger, which v4 fixed; make Taxi-v4")

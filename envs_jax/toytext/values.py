@@ -23,7 +23,7 @@ def _checked(env: Environment, params: Any, horizon: int | None) -> tuple[Tabula
 
 
 def _backed_up(env: TabularEnvironment, values: np.ndarray) -> np.ndarray:
-    """The value of every action, float64 `[S, A]`, where `values` `[S]` are those of the next states."""
+    """The value of every action, float64 `[S, A]`, from the `values` `[S]` of the next states."""
     table = env.table
     later = np.where(table.terminated, 0.0, values[table.successor])
     return (table.prob * (table.reward + later)).sum(-1)
@@ -32,7 +32,8 @@ def _backed_up(env: TabularEnvironment, values: np.ndarray) -> np.ndarray:
 def optimal_values(env: Environment, params: Any, horizon: int | None = None) -> np.ndarray:
     """The best expected return from every state, with every number of steps left.
 
-    The policy that attains it may know the clock and the state, so this bounds every stationary table from above.
+    The policy that attains it may depend on the time and the full state, so this is an upper bound for every stationary
+    table.
 
     **Arguments:** `env`, a toy text world; `params`; `horizon`, steps (default: `params.max_steps`).
     **Returns:** float64 `[horizon + 1, S]`, indexed by the steps left. The best return of an episode is
@@ -49,10 +50,10 @@ def optimal_values(env: Environment, params: Any, horizon: int | None = None) ->
 def policy_value(env: Environment, params: Any, table: Any, horizon: int | None = None) -> float:
     """The expected return of an episode under a table of actions.
 
-    **Arguments:** `env`, a toy text world; `params`; `table`, an action for every observation: integers (whole floats
-    will do) `[n]` for a discrete observation, `[32, 11, 2]` for Blackjack's three numbers; `horizon`, as above.
-    **Raises:** `TypeError` for a world without a table, `ValueError` without a horizon, or for a table of another
-    shape or with what is no action.
+    **Arguments:** `env`, a toy text world; `params`; `table`, an action for every observation: integers (or whole
+    floats) `[n]` for a discrete observation, `[32, 11, 2]` for Blackjack's three numbers; `horizon`, as above.
+    **Raises:** `TypeError` for a world without a table, `ValueError` without a horizon, or for a table of another shape
+    or with an invalid action.
     """
     world, steps = _checked(env, params, horizon)
     actions, seen = np.asarray(table), world.observations.reshape(len(world.table.prob), -1).T
