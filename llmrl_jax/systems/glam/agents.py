@@ -1,5 +1,5 @@
-"""Every agent of GLAM's comparison by one interface: who plays, in which world, and how it learns (glam reference,
-sections 1 and 4)."""
+"""All agents of GLAM's comparison behind one interface: policy, environment and learner (glam reference, sections 1 and
+4)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from llmrl_jax.systems.glam.symbolic import SymbolicPolicy, SymbolicView
 
 
 def make_agent(config: GlamConfig) -> Agent:
-    """The agent `config.agent`, with its world.
+    """The agent `config.agent`, with its environment.
 
     **Raises:** `ValueError` for changed settings that the agent does not read, and what `build` raises.
     """
@@ -44,7 +44,7 @@ def make_agent(config: GlamConfig) -> Agent:
 
 
 def _seen_world(config: GlamConfig, view: Callable[[Environment], Environment]) -> tuple[Environment, Any]:
-    """The world without its text, seen as `view` has it, in its wrappers."""
+    """The wrapped environment without its text, with the observations of `view`."""
     env, params = envs_jax.make(config.env)
     env = EpisodeStatistics(with_actions(view(env), config.num_actions))
     return ScaleReward(env, config.reward_scale), params
@@ -94,5 +94,5 @@ AGENTS: dict[str, tuple[Callable[[GlamConfig], Agent], set[str]]] = {
     "random": (_random, _ALL),
     "bot": (_bot, _ALL),
 }
-"""Agents by name, each with the settings of `GlamConfig` that it reads; chance and the bot, which may stand in for any
-other agent, let all of them pass."""
+"""Agents by name, each with the settings of `GlamConfig` that it reads. `random` and `bot` accept all settings, since
+they may replace any other agent."""

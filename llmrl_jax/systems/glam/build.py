@@ -1,4 +1,4 @@
-"""From settings to a program: the world in its wrappers, the prompt, the model, the policy, the learner."""
+"""From settings to a program: the wrapped environment, the prompt, the model, the policy and the learner."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from llmrl_jax.systems.glam.rewrites import EXTRA_ACTIONS, ExtraActions
 
 @dataclass(frozen=True)
 class Glam:
-    """Everything that a run of GLAM's language model is made of."""
+    """All components of a run of GLAM's language model."""
 
     config: GlamConfig
     env: Environment
-    """The world in its wrappers, not batched."""
+    """The wrapped environment, not batched."""
     env_params: Any
     prompt: GlamPrompt
     compiled: CompiledPrompt
@@ -44,14 +44,14 @@ class Glam:
     mesh: jax.sharding.Mesh | None
 
     def learner(self) -> Learner:
-        """PPO on the policy, and on its prediction of success where it makes one."""
+        """PPO on the policy, and on its prediction of success if it makes one."""
         coef = self.config.competence_coef
         auxiliary = Competence(self.policy, coef) if coef else None
         return make_ppo(self.config.ppo, self.env, self.env_params, self.policy, self.mesh, auxiliary)
 
 
 class FirstActions(OtherActions):
-    """The world with its first `n` actions only, as GLAM's restricted action sets have it."""
+    """An environment restricted to its first `n` actions, as in GLAM's restricted action sets."""
 
     def __init__(self, env: Environment, n: int):
         super().__init__(env)
@@ -75,32 +75,32 @@ class FirstActions(OtherActions):
 
 
 def with_actions(env: Environment, n: int) -> Environment:
-    """A world with `n` actions: its first `n`, or, for the paper's nine, six and three that do nothing."""
+    """An environment with `n` actions: its first `n`, or, for the paper's nine, six and three without effect."""
     nine = len(EXTRA_ACTIONS) + 6
     return ExtraActions(env, 6, EXTRA_ACTIONS) if n == nine else FirstActions(env, n)
 
 
 def make_world(config: GlamConfig) -> tuple[Environment, Any]:
-    """The world of a configuration in its wrappers, not batched, and its parameters.
+    """The wrapped environment of a configuration, not batched, and its parameters.
 
-    **Raises:** `KeyError` for an unknown id, `TypeError` for a world without text.
+    **Raises:** `KeyError` for an unknown id, `TypeError` for an environment without text.
     """
     env, params = envs_jax.make(config.env)
     return prompted(EpisodeStatistics(with_actions(env, config.num_actions)), config), params
 
 
 def prompted(env: Environment, config: GlamConfig) -> Environment:
-    """A world with its actions as a policy is prompted with it: the window of `config`, and the mask of the actions
-    where the world has one."""
+    """An environment with the observations from which prompts are made: the window of `config`, and the action mask if
+    the environment has one."""
     parts = getattr(env.observation_space(env.default_params), "spaces", {})
     kept = [MASK] if MASK in parts else []
     return PromptHistory(ScaleReward(env, config.reward_scale), config.history, keep=kept)
 
 
 def embedded_config(sizes: EmbeddedConfig, tokenizer: Tokenizer, positions: int) -> lm.LlamaConfig:
-    """The configuration of the small Llama for a tokenizer and a prompt."""
+    """The configuration of the small Llama, given a tokenizer and a prompt length."""
     return lm.LlamaConfig(
-        vocab_size=-(-tokenizer.vocab_size // 8) * 8,  # a multiple of 8, so that meshes divide it
+        vocab_size=-(-tokenizer.vocab_size // 8) * 8,  # a multiple of 8, divisible by common meshes
         hidden_size=sizes.hidden_size,
         intermediate_size=sizes.intermediate_size,
         num_hidden_layers=sizes.layers,
@@ -114,12 +114,12 @@ def embedded_config(sizes: EmbeddedConfig, tokenizer: Tokenizer, positions: int)
 
 
 def build(config: GlamConfig, mesh: jax.sharding.Mesh | None = None) -> Glam:
-    """Assemble a configuration. Nothing is allocated or compiled before everything is checked.
+    """Build the program of a configuration. All checks precede allocation and compilation.
 
-    **Arguments:** `config`; `mesh`, in place of `config.mesh`.
-    **Raises:** `KeyError` for unknown names, `ValueError` for sizes that do not fit together, `PromptError` for a
-    tokenizer that cannot assemble the prompt or a prompt longer than the model's positions, `FileNotFoundError`
-    or `ValueError` for a model that cannot be loaded.
+    **Arguments:** `config`; `mesh`, instead of `config.mesh`.
+    **Raises:** `KeyError` for unknown names, `ValueError` for inconsistent sizes, `PromptError` for a tokenizer that
+    cannot assemble the prompt or a prompt longer than the model's positions, `FileNotFoundError` or `ValueError` for a
+    model that cannot be loaded.
     """
     if mesh is None and config.mesh:
         mesh = make_mesh(config.mesh)
@@ -133,13 +133,13 @@ def build(config: GlamConfig, mesh: jax.sharding.Mesh | None = None) -> Glam:
 
 
 Base = Callable[[jax.Array], Any]
-"""From a key to base parameters."""
+"""From a PRNG key to base parameters."""
 
 
 def _embedded_model(
     config: GlamConfig, template: GlamPrompt, mesh: jax.sharding.Mesh | None
 ) -> tuple[Tokenizer, CompiledPrompt, lm.Llama, Base]:
-    """The small Llama with random weights, whose tokenizer has the words of the prompt."""
+    """The small Llama with random weights; its vocabulary is the words of the prompt."""
     if config.init == "embeddings":
         raise ValueError("init is embeddings, but the embedded model has none to keep: give --model, or --init random")
     tokenizer = WordTokenizer.from_prompt(template.prompt, template.actions, config.embedded.spare_words)
@@ -153,14 +153,14 @@ def _embedded_model(
 def _given_model(
     config: GlamConfig, template: GlamPrompt, mesh: jax.sharding.Mesh | None
 ) -> tuple[Tokenizer, CompiledPrompt, lm.Llama, Base]:
-    """The model of a folder or hub id, with weights as `config.init` says."""
+    """The model of a folder or hub id, with weights according to `config.init`."""
     tokenizer = load_tokenizer(config.model)
     sizes = lm.read_config(config.model)
     room = sizes.max_position_embeddings - longest_answer(tokenizer, template)
     limit = min(config.max_prompt or room, room)
     compiled = template.compile(tokenizer, limit, heal=config.candidate_space == "healed")
     dtype = jnp.dtype(config.dtype)
-    # weights that are trained stay float32, or steps of 1e-6 would be lost in rounding
+    # trained weights stay float32, since updates of 1e-6 would be lost to rounding
     kept = jnp.dtype(jnp.float32) if config.tune == "full" else dtype
     model = lm.Llama(sizes, lora=_adapters(config), dtype=dtype, param_dtype=kept, remat=config.remat)
     blank, kind = model.clone(lora=None), _quantized(config)
@@ -200,19 +200,19 @@ def _policy(
 
 
 def candidates_of(template: GlamPrompt, compiled: CompiledPrompt) -> lm.Candidates:
-    """A prompt's actions as tokens, with the number of words of each."""
+    """The actions of a prompt as tokens, with the number of words of each."""
     table = compiled.candidates(template.actions)
     tokens = [row[:n].tolist() for row, n in zip(table.tokens, table.lengths)]
     return lm.Candidates(tokens, [len(name.split()) for name in template.actions])
 
 
 def longest_answer(tokenizer: Tokenizer, template: GlamPrompt) -> int:
-    """Tokens of the longest action after a prompt."""
+    """Length in tokens of the longest action after a prompt."""
     return max(len(tokenizer.encode(f" {name}")) for name in template.actions)
 
 
 def paddings(longest: int, count: int) -> tuple[int, ...]:
-    """`count - 1` paddings below the longest prompt, evenly spaced."""
+    """`count - 1` evenly spaced padded lengths below the longest prompt."""
     return tuple(-(-longest * k // count) for k in range(1, count))
 
 
@@ -225,7 +225,7 @@ def _quantized(config: GlamConfig) -> str | None:
 
 
 def _drawn_base(model: lm.Llama, mesh: jax.sharding.Mesh | None, kind: str | None, key: jax.Array) -> Any:
-    """Base parameters drawn at random, placed on the mesh."""
+    """Randomly initialised base parameters, placed on the mesh."""
     out = None if mesh is None else shardings(model.abstract()["params"], model.logical_axes()["params"], mesh)
     draw = jax.jit(lambda k: model.init(k, jnp.zeros((1, 1), jnp.int32))["params"], out_shardings=out)
     params = draw(key)
@@ -238,6 +238,6 @@ def _loaded_base(path: str, mesh: jax.sharding.Mesh | None, dtype: Any, kind: st
 
 
 def _base_with_embeddings(path: str, model: lm.Llama, mesh: jax.sharding.Mesh | None, kind: str | None, key: jax.Array):
-    """Base parameters drawn at random, but for the token embeddings, which come from files."""
+    """Randomly initialised base parameters, except for the token embeddings, which are loaded from files."""
     kept = _loaded_base(path, mesh, model.param_dtype, None, key)["embed_tokens"]
     return {**_drawn_base(model, mesh, kind, key), "embed_tokens": kept}

@@ -1,8 +1,8 @@
-"""Behaviour cloning: a language model fine-tuned on what an agent did (glam reference, sections 1.1 and 3.4).
+"""Behaviour cloning: a language model fine-tuned on an agent's actions (glam reference, sections 1.1 and 3.4).
 
-A demonstrated step is a row of text: GLAM's prompt, with the window of observations and actions that the policy would
-have had there, and the action as the answer. The rows go through supervised fine-tuning as any others would
-(`llmrl_jax.tuning`), so that what comes out is an ordinary model, which RL or the tests take up.
+A demonstrated step is a row of text: GLAM's prompt, with the policy's window of observations and actions at that step,
+and the action as the answer. The rows are used for ordinary supervised fine-tuning (`llmrl_jax.tuning`). The result is
+an ordinary model, usable for RL and for the tests.
 """
 
 from __future__ import annotations
@@ -29,31 +29,32 @@ from llmrl_jax.tuning import Example, SFTConfig
 
 
 BATCH = 1024
-"""Prompts that are assembled at once."""
+"""Number of prompts assembled at once."""
 
 
 @dataclass(frozen=True)
 class CloningConfig:
-    """Which demonstrated steps are learnt, and how."""
+    """Selection of demonstrated steps, and training on them."""
 
     pairs: int = 400_000
-    """Steps to learn from, the first of them, beside those that are held out; all where there are fewer."""
+    """Number of training steps, taken from the start of the demonstrations and excluding held-out steps; all if there
+    are fewer."""
     held_out: float = 0.05
-    """Fraction of the episodes on which the loss is measured and nothing is learnt: the last of them."""
+    """Fraction of the episodes, the last ones, that are held out to measure the loss."""
     epochs: float = 1.0
-    """Passes over the steps."""
+    """Passes over the training steps."""
     length: int = 0
-    """Tokens in a row of a batch; 0: as many as the longest step needs."""
+    """Tokens per row of a batch; 0: the length of the longest step."""
     pack: bool = True
-    """Put several steps into a row; they do not see one another."""
+    """Pack several steps into a row; they do not attend to each other."""
     end: bool = True
-    """Whether the end-of-sequence token behind the action is learnt too, where the tokenizer has one."""
+    """Also train on the end-of-sequence token after the action, if the tokenizer has one."""
     sft: SFTConfig = field(default_factory=SFTConfig)
     """The learner."""
 
     @property
     def read(self) -> int:
-        """Steps to play or read, those held out included."""
+        """Number of steps to play or read, including held-out ones."""
         return math.ceil(self.pairs / (1 - self.held_out))
 
     def __post_init__(self):
@@ -67,8 +68,8 @@ PUBLISHED = CloningConfig(
     pack=False,
     sft=SFTConfig(batch_size=64, learning_rate=5e-4, warmup=0.01, adam_eps=1e-8, max_grad_norm=math.inf),
 )
-"""The published values (glam reference, section 3.4): one pass over 400,000 steps, 64 in a batch, AdamW at 5e-4 without
-decay, a cosine after 1% of warm-up; no clipping is on record."""
+"""The published values (glam reference, section 3.4): one pass over 400,000 steps, batches of 64, AdamW at 5e-4 without
+weight decay, a cosine schedule after 1% of warm-up; gradient clipping is not documented."""
 
 PRESETS: dict[str, tuple[GlamConfig, CloningConfig]] = {
     "bc": (replace(GLAM, tune="full"), PUBLISHED),
@@ -78,12 +79,12 @@ PRESETS: dict[str, tuple[GlamConfig, CloningConfig]] = {
         CloningConfig(pairs=20_000, epochs=2.0, sft=SFTConfig(batch_size=32, learning_rate=3e-3, warmup=0.1)),
     ),
 }
-"""Starting points: as published, every weight tuned; the same with adapters; and what two cores do in a minute, with
-the demo's small Llama, its level and its short prompts."""
+"""Presets: as published, with all weights trained; the same with adapters; and one that takes a minute on two cores,
+with the demo's small Llama, level and short prompts."""
 
 
 def preset(name: str) -> tuple[GlamConfig, CloningConfig]:
-    """The preset of that name. **Raises** `KeyError`, naming the nearest, where there is none."""
+    """The preset `name`. **Raises** `KeyError`, with the nearest name, for an unknown one."""
     if name not in PRESETS:
         raise KeyError(f"there is no preset {name!r}{nearest(name, list(PRESETS))} (there are {', '.join(PRESETS)})")
     return PRESETS[name]
@@ -99,12 +100,13 @@ UNREAD = (
     "competence_coef",
     "stop_competence_gradient",
 )
-"""Settings of `GlamConfig` that are for learners by reward."""
+"""Settings of `GlamConfig` that only RL reads."""
 
 
 def check(config: GlamConfig, usual: GlamConfig) -> None:
-    """**Arguments:** `usual`, the preset that the configuration began with.
-    **Raises:** `ValueError` for a program that cannot learn from demonstrations, or settings that only RL reads.
+    """**Arguments:** `usual`, the preset from which the configuration started.
+    **Raises:** `ValueError` for a configuration that cannot learn from demonstrations, or changed settings that only RL
+    reads.
     """
     if config.agent != "llm":
         raise ValueError(f"agent is {config.agent}, but only the language model imitates: leave --agent out")
@@ -117,16 +119,17 @@ def check(config: GlamConfig, usual: GlamConfig) -> None:
 
 @cache
 def _ids(book: Phrasebook) -> tuple[dict[str, int], int]:
-    """The ids of a book's phrases, and into how many pieces its separator cuts the longest of them."""
+    """The ids of a book's phrases, and the largest number of pieces into which its separator splits one of them."""
     known = {phrase: i for i, phrase in enumerate(book.phrases)}
     return known, max(phrase.count(book.separator) for phrase in known) + 1
 
 
 def spoken_caption(book: Phrasebook, text: str, length: int) -> np.ndarray:
-    """The caption int16 `[length]` that a book renders as `text`. Of phrases that begin the same, the longest is taken.
+    """The caption int16 `[length]` that a book renders as `text`. Among phrases with a common prefix, the longest match
+    is used.
 
-    **Raises:** `ValueError` for a text that is not made of the book's phrases, from where on, and what is nearest; or
-    that has more than `length` phrases.
+    **Raises:** `ValueError` for a text that does not consist of the book's phrases, with the position and the nearest
+    phrase; or that has more than `length` phrases.
     """
     known, widest = _ids(book)
     pieces = text.split(book.separator) if text else []
@@ -146,14 +149,14 @@ def spoken_caption(book: Phrasebook, text: str, length: int) -> np.ndarray:
 
 
 def windows(mission: np.ndarray, text: np.ndarray, action: np.ndarray, history: int) -> dict[str, np.ndarray]:
-    """What `envs_jax.history.PromptHistory` shows at every step of an episode.
+    """The observations of `envs_jax.history.PromptHistory` at every step of an episode.
 
     **Arguments:** `mission`, int16 `[M]`; `text`, int16 `[T, C]`; `action`, int32 `[T]`; `history`, `n`.
     **Returns:** `mission` `[T, M]`, `text` `[T, n, C]`, `actions` int32 `[T, n - 1]`, `count` int32 `[T]`.
     """
     steps = len(action)
     count = np.minimum(np.arange(steps) + 1, history).astype(np.int32)
-    source = np.arange(steps)[:, None] + 1 - count[:, None] + np.arange(history)  # the step that a place shows
+    source = np.arange(steps)[:, None] + 1 - count[:, None] + np.arange(history)  # the step shown at each place
     there = np.arange(history) < count[:, None]
     shown = np.where(there[..., None], text[np.minimum(source, steps - 1)], text.dtype.type(-1))
     between = np.where(there[:, 1:], action[np.minimum(source[:, :-1], steps - 1)], -1).astype(np.int32)
@@ -162,21 +165,21 @@ def windows(mission: np.ndarray, text: np.ndarray, action: np.ndarray, history: 
 
 @dataclass(frozen=True)
 class Taught:
-    """Steps as rows of tokens, to learn from and to measure on."""
+    """Steps as rows of tokens, for training and for held-out measurements."""
 
     learn: list[Example]
     held_out: list[Example]
     episodes: int
-    """Episodes that they come from."""
+    """Number of episodes that they come from."""
 
 
 def taught(glam: Glam, path: str | Path, config: CloningConfig) -> Taught:
-    """The rows of a file of demonstrations, for the prompts and actions of a program.
+    """The rows of a file of demonstrations, with the prompts and actions of a program.
 
     **Arguments:** `glam`, whose policy scores actions; `path`, a file of `write_demos`, of the level `glam.config.env`.
-    **Raises:** what `read_demos` raises; `ValueError` for a prompt that lists the actions of each state; `DemosError`
-    for demonstrations of another level, with no episode to learn from, in other words than the level's, or of actions
-    that the agent does not have.
+    **Raises:** what `read_demos` raises; `ValueError` for a prompt that lists the available actions of each state;
+    `DemosError` for demonstrations of another level, without a training episode, with words outside the level's
+    vocabulary, or with actions that the agent does not have.
     """
     if glam.prompt.lists_offered:
         raise ValueError(
@@ -207,7 +210,7 @@ def taught(glam: Glam, path: str | Path, config: CloningConfig) -> Taught:
 
 
 def _windows(glam: Glam, demo: Demonstration, path: str | Path) -> dict[str, np.ndarray]:
-    """The windows of one episode, once it is sure that its words and actions are the program's."""
+    """The windows of one episode, after checking its words and actions against the program's."""
     world: Any = glam.env.unwrapped  # type: ignore[attr-defined]
     n = glam.config.num_actions
     if demo.action.max() >= n:
@@ -224,8 +227,8 @@ def _windows(glam: Glam, demo: Demonstration, path: str | Path) -> dict[str, np.
 
 
 def _rows(glam: Glam, demos: Sequence[Demonstration], path: str | Path, end: bool) -> list[Example]:
-    """One row of tokens for each step: its prompt, which is only read, and its action."""
-    assert isinstance(glam.policy, ScoringPolicy)  # which `check` asks for
+    """One row of tokens per step: its prompt, without loss, and its action."""
+    assert isinstance(glam.policy, ScoringPolicy)  # ensured by `check`
     shown = [_windows(glam, demo, path) for demo in demos]
     obs = {name: np.concatenate([parts[name] for parts in shown]) for name in shown[0]}
     actions = np.concatenate([demo.action for demo in demos]).tolist()
@@ -233,7 +236,7 @@ def _rows(glam: Glam, demos: Sequence[Demonstration], path: str | Path, end: boo
     stop = [eos] if end and eos is not None else []
     answers = [[*sequence, *stop] for sequence in glam.policy.candidates.sequences]
     prompts = jax.jit(glam.policy.prompts)
-    one = list(range(glam.policy.model.config.vocab_size))  # rows share their integers, or they would fill the memory
+    one = list(range(glam.policy.model.config.vocab_size))  # rows share their integers to save memory
     rows: list[Example] = []
     for start in range(0, len(actions), BATCH):
         part = {name: x[start : start + BATCH] for name, x in obs.items()}
@@ -249,8 +252,8 @@ def _rows(glam: Glam, demos: Sequence[Demonstration], path: str | Path, end: boo
 
 
 def policy_weights(glam: Glam, state: Any) -> tuple[Any, Any]:
-    """`(params, frozen)` of the policy that acts by what fine-tuning has learnt (an `SFTState`). Its critic is random:
-    demonstrations do not say what a state is worth."""
+    """`(params, frozen)` of the policy with the fine-tuned weights of `state` (an `SFTState`). Its critic is random,
+    since demonstrations do not train it."""
     heads = glam.policy.init_heads(jax.random.key(0))
     if glam.policy.model.lora is None:
         return {"params": state.params, **heads}, {}

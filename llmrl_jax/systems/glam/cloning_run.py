@@ -1,4 +1,4 @@
-"""Runs of behaviour cloning: what `llmrl glam clone` does."""
+"""Behaviour-cloning runs: the implementation of `llmrl glam clone`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from llmrl_jax.tuning import Packed, make_evaluation, make_sft, pack
 
 
 def usual(config: GlamConfig) -> GlamConfig:
-    """The preset of cloning whose settings for learners by reward are the nearest: cloning reads none of them."""
+    """The cloning preset with the nearest RL settings, none of which cloning reads."""
 
     def changed(preset: GlamConfig) -> int:
         return sum(getattr(config, name) != getattr(preset, name) for name in UNREAD)
@@ -42,8 +42,8 @@ def usual(config: GlamConfig) -> GlamConfig:
 
 
 def player(config: CloneRun) -> tuple[Any, Any, Any, dict[str, Any]]:
-    """What demonstrates: the agent in the level with the level's own rewards, its weights, and the facts that the
-    demonstrations' file keeps."""
+    """The demonstrator: the agent in the level with unscaled rewards, its weights, and the metadata for the file of
+    demonstrations."""
     here: dict[str, Any] = {"env": text_id(config.glam.env), "reward_scale": 1.0}
     if not config.from_run:
         return make_agent(replace(config.glam, agent="bot", **here)), (), (), {"player": "bot"}
@@ -54,7 +54,7 @@ def player(config: CloneRun) -> tuple[Any, Any, Any, dict[str, Any]]:
 
 
 def demonstrations(config: CloneRun, folder: Path) -> Path:
-    """The file to learn from: the one that is named, or what is played now, or was before a resume."""
+    """The file of demonstrations: the given one, one generated now, or one generated before a resume."""
     if config.demos:
         return Path(config.demos)
     path = folder / "demos.parquet"
@@ -81,7 +81,7 @@ def demonstrations(config: CloneRun, folder: Path) -> Path:
 
 
 def _judge(glam: Glam, episodes: int, seed: int) -> Callable[[Any], dict[str, dict[str, float]]]:
-    """Sampled and greedy play of what has been learnt, on the episodes of `llmrl glam eval`."""
+    """Sampled and greedy evaluation of the fine-tuned policy, on the episodes of `llmrl glam eval`."""
     key = jax.random.fold_in(jax.random.key(seed), HELD_OUT)
     if not episodes:
         return lambda state: {}
@@ -94,7 +94,7 @@ def _judge(glam: Glam, episodes: int, seed: int) -> Callable[[Any], dict[str, di
 
 
 def _write(folder: Path, config: CloneRun, glam: Glam, state: Any) -> list[str]:
-    """The model as a folder for `--model`, and beside it the adapters by themselves where there are any."""
+    """Write the model as a folder for `--model`, and the adapters separately if there are any."""
     base, tokenizer, model = config.glam.model, glam.tokenizer, glam.policy.model
     ends = () if base == EMBEDDED else lm.end_tokens(base, tokenizer)
     written = [write_tuned(folder, base, model, state, tokenizer, None, ends)]  # type: ignore[arg-type]
@@ -108,7 +108,7 @@ def _write(folder: Path, config: CloneRun, glam: Glam, state: Any) -> list[str]:
 
 
 def _rows(glam: Glam, config: CloneRun, demos: Path) -> tuple[Taught, Packed, Packed | None, int]:
-    """What is learnt from, as episodes and as rows of a batch; the rows that are held out, if any; and the updates."""
+    """The training data as episodes and as packed rows; the held-out rows, if any; and the number of updates."""
     rows, how = taught(glam, demos, config.clone), config.clone
     length = how.length or max(len(row.tokens) for row in (*rows.learn, *rows.held_out))
     data = pack(rows.learn, length, several=how.pack)
@@ -122,15 +122,15 @@ def _rows(glam: Glam, config: CloneRun, demos: Path) -> tuple[Taught, Packed, Pa
 
 
 def clone(config: CloneRun) -> RunResult:
-    """Imitate demonstrations, and keep the run in its folder, with the model as `model/`.
+    """Imitate demonstrations, and write the run to its folder, with the model as `model/`.
 
-    **Returns:** how it ended.
+    **Returns:** the result of the run.
     **Raises:** `ValueError` for settings that cloning cannot use; what `read_demos`, `taught`, `build` and
     `llmrl_jax.run.loop.train` raise.
     """
     check(config.glam, usual(config.glam))
     if config.demos:
-        read_demos(config.demos)  # what is wrong with the file is said before anything is made
+        read_demos(config.demos)  # errors in the file are raised before anything is created
     check_folder(config.run)
     glam = build(config.glam)
     folder = open_folder(config.run, "clone")
@@ -144,11 +144,11 @@ def clone(config: CloneRun) -> RunResult:
     key = jax.random.key(config.run.seed)
     learner = make_sft(how, model, {"params": glam.policy.base(key)}, data, updates, glam.mesh, take=True)
     if first:
-        begin(folder, config)  # from here on its demonstrations are found by a resume
+        begin(folder, config)  # from here on, a resume finds its demonstrations
     judge = _judge(glam, config.eval_episodes, config.run.seed)
     begun = [learner.init(key)]
     before = judge(begun[0])
-    learner = replace(learner, init=lambda key: begun.pop())  # nothing else refers to it: its memory is needed
+    learner = replace(learner, init=lambda key: begun.pop())  # no other reference: its memory is needed
     run, measure = config.run, None
     if held_out is not None:
         measure = make_evaluation(model, held_out, how.batch_size, how.head_chunk)
@@ -181,7 +181,7 @@ def _finish(
     before: dict[str, dict[str, float]],
     judge: Callable[[Any], dict[str, dict[str, float]]],
 ) -> None:
-    """Write the model, play with it, and write the summary."""
+    """Write the model, evaluate it, and write the summary."""
     values: dict[str, Any] = {
         **facts,
         "updates": result.update,

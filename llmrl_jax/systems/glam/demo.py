@@ -1,4 +1,4 @@
-"""A prior by reading and imitation, then PPO: what `llmrl glam demo` and the experiments do."""
+"""A prior by reading and imitation, then PPO: the workflow of `llmrl glam demo` and of the experiments."""
 
 from __future__ import annotations
 
@@ -32,12 +32,13 @@ from llmrl_jax.tuning import SFTConfig, make_sft, pack
 
 
 def _blank(config: GlamConfig) -> GlamConfig:
-    """What reads and imitates before there is a prior: the same model, all of it trained, writing actions as text."""
+    """The configuration for reading and imitation: the same model with all weights trained and actions scored as
+    text."""
     return replace(config, tune="full", init="pretrained", policy="scoring")
 
 
 def _lesson(name: str, run: RunConfig, folder: Path) -> RunConfig:
-    """How a lesson before RL is kept: as a run in the run's folder, which continues from where it stopped."""
+    """Run settings of a training phase before RL: a resumable run inside the run's folder."""
     begun = (folder / name / "config.json").exists()
     return RunConfig(name=name, out=str(folder), seed=run.seed, log_every=5, progress=run.progress, resume=begun)
 
@@ -47,7 +48,7 @@ def _again(folder: Path) -> str:
 
 
 def _read(glam_config: GlamConfig, config: ReadingConfig, run: RunConfig, folder: Path) -> RunResult:
-    """Fine-tune a blank model on the reading lesson's texts."""
+    """Fine-tune a randomly initialised model on the texts of the reading lesson."""
     blank = build(replace(_blank(glam_config), env=config.env))
     print(f"1/3  a small Llama reads {config.rows} texts about {config.env}", flush=True)
     rows = reading_rows(blank, config.rows, run.seed, invented=config.invented)
@@ -72,11 +73,11 @@ def _read(glam_config: GlamConfig, config: ReadingConfig, run: RunConfig, folder
 def imitate(
     glam_config: GlamConfig, prior_config: PriorConfig, run: RunConfig, folder: Path, reading: ReadingConfig
 ) -> list[RunResult]:
-    """Clone the noisy expert, after the reading lesson if there is one, and write the model to `folder/prior`.
+    """Clone the noisy expert, after the reading lesson if configured, and write the model to `folder/prior`.
 
-    **Returns:** the runs without their states; where the last was stopped, nothing was written."""
+    **Returns:** the results of the runs without their states; if the last run was stopped, no model is written."""
     blank = build(_blank(glam_config))
-    assert isinstance(blank.policy, ScoringPolicy)  # which `_blank` asks for
+    assert isinstance(blank.policy, ScoringPolicy)  # ensured by `_blank`
     done: list[RunResult] = []
     if reading.updates:
         done.append(_read(glam_config, reading, run, folder))
@@ -112,18 +113,18 @@ def prior_then_ppo(
     prior: str = "",
     reading: ReadingConfig = ReadingConfig(),  # noqa: B008 - frozen
 ) -> dict[str, Any]:
-    """Imitate, improve by PPO, and measure both: what `llmrl glam demo` and the experiments do. With `run.resume` it
-    continues from where it stopped.
+    """Imitate, improve by PPO, and evaluate both, as in `llmrl glam demo` and the experiments. With `run.resume` it
+    continues where it stopped.
 
-    **Arguments:** `glam_config`, with the `embedded` model; `prior_config`; `steps` of RL; `run`; `episodes`, held
-    out, for each evaluation; `command`, what an unnamed run is called after; `prior`, the folder of a model that was
-    made before, to leave the imitation out; `reading`, a lesson before imitation.
-    **Returns:** what `summary.json` says.
+    **Arguments:** `glam_config`, with the `embedded` model; `prior_config`; `steps` of RL; `run`; `episodes`, held-out
+    episodes per evaluation; `command`, prefix of the name of an unnamed run; `prior`, folder of an existing model,
+    which replaces imitation; `reading`, a lesson before imitation.
+    **Returns:** the contents of `summary.json`.
     """
     started = time.monotonic()
     check_folder(run)
     if not prior:
-        build(glam_config).learner()  # what cannot be right is said before anything is written
+        build(glam_config).learner()  # raises errors before anything is written
     folder = open_folder(run, command)
     config = TrainConfig(glam=replace(glam_config, model=prior or str(folder / "prior")), steps=steps, run=run)
     begin(folder, config)
@@ -168,10 +169,10 @@ def _held_out_key(run: RunConfig) -> jax.Array:
 def _improve(
     agent: Any, config: TrainConfig, folder: Path, episodes: int
 ) -> tuple[RunResult, dict[str, dict[str, float]]]:
-    """PPO, with the same held-out episodes at every evaluation.
+    """PPO, evaluated on the same held-out episodes every time.
 
-    **Returns:** how it ended, and what the agent did in them before, after, and after with its likeliest actions; no
-    results where a signal stopped it."""
+    **Returns:** the result of the run, and the evaluations before, after, and after with greedy actions; no evaluations
+    if a signal stopped it."""
     run, learner = config.run, agent.learner()
     key, judge = _held_out_key(run), evaluation(agent, episodes)
     judged: dict[int, dict[str, float]] = {}
@@ -193,7 +194,7 @@ def _improve(
     )
     if result.stopped.startswith("SIG"):
         return result, {}
-    # a resumed run has not seen its own beginning: the same weights are drawn once more
+    # a resumed run has no initial evaluation: the same initial weights are drawn again
     before = judged[0] if 0 in judged else judge(learner.init(jax.random.key(run.seed)), key)
     after = judged[result.update] if result.update in judged else judge(result.state, key)
     return result, {"before": before, "after": after, "after_greedy": judge(result.state, key, greedy=True)}

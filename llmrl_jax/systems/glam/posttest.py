@@ -1,4 +1,4 @@
-"""Post-training tests: other words, other actions and other levels, played with what training left.
+"""Post-training tests: a trained agent with other words, other actions and other levels.
 
 Glam reference, sections 1.3 (files), 2.7 (rewrites) and 5 (results).
 """
@@ -42,7 +42,7 @@ from llmrl_jax.systems.glam.variants import ENGLISH, VARIANTS, find_variant
 
 TEXT = "BabyAI-Text/"
 MIXED, GO_TO = f"{TEXT}MixedTrainLocal-v0", f"{TEXT}GoToLocal-v0"
-"""Where the published agents were trained."""
+"""Training environments of the published agents."""
 
 PARTS: dict[str, dict[str, str]] = {
     **{name: {"rewrite": name} for name in REWRITES["english"]},
@@ -53,7 +53,7 @@ PARTS: dict[str, dict[str, str]] = {
     "go_to": {"env": GO_TO},
     "french": {"language": "french"},
 }
-"""What a test changes, by name; `+` joins several."""
+"""The parts of a test, by name; `+` joins several."""
 
 TESTS = (
     *REWRITES["english"],
@@ -68,7 +68,7 @@ TESTS = (
 """The published tests, and the English base of the French one."""
 
 VARIANT_TESTS = (NO_MODIFICATION, *VARIANTS)
-"""The prompt of training, and the others that say the same."""
+"""The training prompt, and its equivalent variants."""
 
 AGENTS = ("Random", "DRRN", "NPAE", "Flan-T5 0-shot", "GFlan-T5")
 
@@ -81,16 +81,16 @@ PAPER: dict[str, dict[str, float]] = {
     "go_to+french": dict(zip(AGENTS, (0.30, 0.31, 0.30, 0.03, 0.01), strict=True)),
     "go_to": {"Flan-T5 0-shot": 0.27, "GFlan-T5": 0.99},
 }
-"""The paper's success by test and agent: heights of a figure, within 0.01 (glam reference, section 5)."""
+"""The paper's success rates by test and agent, read from a figure to within 0.01 (glam reference, section 5)."""
 
 
 class NotTestable(ValueError):
-    """A test that this agent cannot be given."""
+    """A test that does not apply to this agent."""
 
 
 @dataclass(frozen=True)
 class PostTest:
-    """A change of what an agent meets; empty fields leave that as it was in training."""
+    """Changes to an agent's prompts, actions or environment; empty fields keep those of training."""
 
     name: str
     rewrite: str = NO_MODIFICATION
@@ -98,17 +98,18 @@ class PostTest:
     actions: str = ""
     """A key of `rewrites.SYNONYMS`, or `extra_actions`."""
     env: str = ""
-    """A world's id."""
+    """An environment id."""
     language: str = ""
-    """Of prompt and actions; empty: that of the agent's own world."""
+    """Language of the prompt and actions; empty: that of the agent's own environment."""
     variant: str = ""
     """A key of `variants.VARIANTS`."""
 
 
 def parse_test(name: str) -> PostTest:
-    """The test of that name: one of `PARTS`, or several of them, as in `go_to+french`.
+    """The test `name`: one of `PARTS`, or several of them, as in `go_to+french`.
 
-    **Raises:** `KeyError` for an unknown part, naming the nearest; `ValueError` for two parts that change the same.
+    **Raises:** `KeyError` for an unknown part, with the nearest name; `ValueError` for two parts that change the same
+    field.
     """
     fields: dict[str, str] = {}
     for part in name.split("+"):
@@ -127,7 +128,7 @@ def parse_test(name: str) -> PostTest:
 
 
 def published_env(env: str, language: str = "english") -> str:
-    """What GLAM's files call a world: `BabyAI-MixedTrainLocal-v0`, `BabyAI-GoToFrench-v0`."""
+    """The name of an environment in GLAM's files: `BabyAI-MixedTrainLocal-v0`, `BabyAI-GoToFrench-v0`."""
     name = "BabyAI-" + env.removeprefix(TEXT).removeprefix("BabyAI-")
     if language == "french":
         name = name.replace("GoToLocal-", "GoTo-").replace("-v0", "French-v0")
@@ -135,10 +136,10 @@ def published_env(env: str, language: str = "english") -> str:
 
 
 def paper_row(test: PostTest, env: str, trained_on: str = "") -> dict[str, float]:
-    """The paper's success by agent; empty where it has none for a test, or for agents of another world.
+    """The paper's success rates by agent; empty if it has none for the test or for agents of this training environment.
 
-    **Arguments:** `env`, the world of tests that name none; `trained_on`, the world that the agent was trained in,
-    empty for one that never was.
+    **Arguments:** `env`, the environment of tests that name none; `trained_on`, the environment in which the agent was
+    trained, empty for an untrained one.
     """
     mixed, go_to = published_env(MIXED), published_env(GO_TO)
     trained = not trained_on or published_env(trained_on) in (mixed, *([go_to] if test.env == GO_TO else []))
@@ -146,36 +147,36 @@ def paper_row(test: PostTest, env: str, trained_on: str = "") -> dict[str, float
 
 
 def action_words(config: GlamConfig, test: PostTest, names: Sequence[str]) -> tuple[str, ...]:
-    """What the actions are called in a test; `names`, in training."""
+    """The names of the actions in a test; `names`, those in training."""
     if test.actions in SYNONYMS:
         return SYNONYMS[test.actions][: config.num_actions]
     return (*names[: config.num_actions], *(EXTRA_ACTIONS if test.actions else ()))
 
 
 KEPT = ("describe", "language", "done_actions", "actions", "compat")
-"""Options of a world that its tests keep: how it describes itself, what may be done there and how. What makes a level
-is not among them."""
+"""Options of an environment id that its tests keep: those of descriptions and actions. Options that define a level are
+excluded."""
 
 
 def world_of(test: PostTest, env: str) -> str:
-    """The id of a test's world: `env`, that of tests that name none, or its own with those options of `env` that every
-    world has (`KEPT`)."""
+    """The environment id of a test: `env`, if the test names none, or its own with those options of `env` that every
+    environment has (`KEPT`)."""
     kept = "&".join(f"{name}={value}" for name, value in _options(env).items() if name in KEPT)
     return "?".join(filter(None, [test.env, kept])) if test.env else env
 
 
 def language_of(test: PostTest, env: str) -> str:
-    """What is spoken in a test, for an agent of the world `env`."""
+    """The language of a test, for an agent of the environment `env`."""
     return test.language or _options(env).get("language", "english")
 
 
 def _options(env: str) -> dict[str, str]:
-    """The options of a world's id, by name."""
+    """The options of an environment id, by name."""
     return dict(option.partition("=")[::2] for option in env.partition("?")[2].split("&"))
 
 
 def _world(config: GlamConfig, test: PostTest) -> tuple[Environment, Any]:
-    """The world of a test with its actions, and its parameters. **Raises:** `NotTestable`, see `prepare`."""
+    """The environment of a test with its actions, and its parameters. **Raises:** `NotTestable`, see `prepare`."""
     env, params = envs_jax.make(world_of(test, config.env))
     if test.actions and config.num_actions > 6:
         raise NotTestable(f"{test.actions} has words for six actions, and this agent has {config.num_actions}")
@@ -186,14 +187,14 @@ def _world(config: GlamConfig, test: PostTest) -> tuple[Environment, Any]:
 
 @dataclass(frozen=True)
 class Trial:
-    """A test made ready for an agent."""
+    """A test prepared for an agent."""
 
     env: Environment
     """Wrapped, not batched."""
     env_params: Any
     policy: Any
     actions: tuple[str, ...]
-    """The words for the actions, as the prompt of an English test has them."""
+    """The names of the actions in the prompt, in English."""
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -202,17 +203,17 @@ class Trial:
     def play(
         self, params: Any, frozen: Any, key: jax.Array, episodes: int, ways: Mapping[str, bool]
     ) -> dict[str, Episodes]:
-        """Whole episodes from fresh resets, see `make_evaluator`, for every way of acting: its name, and whether it is
+        """Whole episodes from fresh resets, see `make_evaluator`, for each mode of acting: its name, and whether it is
         greedy."""
         run = make_evaluator(self.env, self.env_params, self.policy, episodes=episodes)
         return {way: run(params, frozen, key, greedy=greedy) for way, greedy in ways.items()}
 
 
 def prepare(agent: Agent, test: PostTest) -> Trial:
-    """A test made ready for an agent that has learnt: the same weights, in the test's world, behind its words.
+    """Prepare a test for a trained agent: the same weights, with the test's environment and words.
 
-    **Raises:** `NotTestable` where the agent cannot read what the test says; `PromptError` where its prompts are longer
-    than the model's positions or cannot be assembled.
+    **Raises:** `NotTestable` if the agent cannot read the test's words; `PromptError` if its prompts exceed the model's
+    maximum length or cannot be assembled.
     """
     config = agent.config
     if isinstance(agent, Glam):
@@ -224,7 +225,7 @@ def prepare(agent: Agent, test: PostTest) -> Trial:
 
 
 def _language(glam: Glam, test: PostTest) -> Trial:
-    """`prepare` for a language model: another prompt, and other candidates where it scores any."""
+    """`prepare` for a language model: another prompt, and other candidates if it scores any."""
     config, policy, tokenizer = glam.config, glam.policy, glam.tokenizer
     language = language_of(test, config.env)
     english = test.actions in SYNONYMS or test.variant in ENGLISH or test.rewrite not in REWRITES[language]
@@ -264,25 +265,25 @@ def _language(glam: Glam, test: PostTest) -> Trial:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a test."""
+    """The result of a test."""
 
     test: PostTest
     env: str
-    """The world's id."""
+    """The environment id."""
     actions: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()
     episodes: Mapping[str, Episodes] = field(default_factory=dict)
-    """By way of acting: `sampled`, `greedy`; empty where the test was not played."""
+    """By mode of acting: `sampled`, `greedy`; empty if the test was skipped."""
     skipped: str = ""
-    """Why the test was not played."""
+    """Why the test was skipped."""
 
 
 def run_tests(
     agent: Agent, params: Any, frozen: Any, tests: Sequence[PostTest], key: jax.Array, episodes: int
 ) -> Iterator[Outcome]:
-    """Play tests, one after the other: `episodes` sampled ones and as many greedy ones of each.
+    """Run tests in sequence: `episodes` sampled and `episodes` greedy episodes each.
 
-    Every test begins from the same key. A test that the agent cannot be given is reported, with the reason.
+    Every test starts from the same key. A test that does not apply to the agent is reported, with the reason.
     """
     for test in tests:
         env = world_of(test, agent.config.env)
@@ -296,8 +297,8 @@ def run_tests(
 
 
 def run_random(config: GlamConfig, tests: Sequence[PostTest], key: jax.Array, episodes: int) -> Iterator[Outcome]:
-    """Play tests uniformly at random. Words mean nothing to it: tests of the same world and number of actions share
-    their episodes."""
+    """Run tests with uniformly random actions, which do not depend on words: tests with the same environment and number
+    of actions share their episodes."""
     known: dict[tuple[str, int], dict[str, Episodes]] = {}
     for test in tests:
         name = world_of(test, config.env)
@@ -315,12 +316,12 @@ def run_random(config: GlamConfig, tests: Sequence[PostTest], key: jax.Array, ep
 
 def write_returns(folder: str | Path, outcome: Outcome, *, zero_shot: bool = False) -> list[Path]:
     """Write `test/<env>/return_per_episode/<test>[_<variant>][_<new actions>][_zero_shot].npy`, as the published tests
-    do; there are no variants among those.
+    do, which have no variants.
 
-    Each holds the returns of the sampled episodes, float64 `[N]`, unscaled; a success is a return above 0. The greedy
-    ones, which the published code does not play, end in `_greedy`.
+    Each holds the returns of the sampled episodes, float64 `[N]`, unscaled; a success is a return above 0. Files of
+    greedy episodes, which the published code does not have, end in `_greedy`.
 
-    **Arguments:** `folder`, the run's; `zero_shot`, whether the model was never trained here.
+    **Arguments:** `folder`, the run's; `zero_shot`, whether the model has no RL training.
     **Returns:** the files.
     """
     test = outcome.test

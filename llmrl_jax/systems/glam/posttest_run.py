@@ -1,4 +1,4 @@
-"""Post-training tests of runs, models and baselines: what `llmrl glam test` does."""
+"""Post-training tests of runs, models and baselines: the implementation of `llmrl glam test`."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from llmrl_jax.systems.glam.runs import HELD_OUT, load_run
 
 
 Play = Callable[[Sequence[PostTest]], Iterator[Outcome]]
-"""An agent's way through tests."""
+"""A function that runs tests with an agent."""
 ZERO_SHOT = "Flan-T5 0-shot"
 CLONED = "BC"
 
 
 def _measured(episodes: Episodes, tasks: Sequence[str]) -> dict[str, float]:
-    """Success with its 99% Wilson interval, in all and per task, return and length."""
+    """Success with its 99% Wilson interval, overall and per task; return and length."""
     record = {
         "episode_return": float(episodes.episode_return.mean()),
         "episode_length": float(episodes.episode_length.mean()),
@@ -58,7 +58,7 @@ def _measured(episodes: Episodes, tasks: Sequence[str]) -> dict[str, float]:
 
 
 def record_of(outcome: Outcome, paper: Mapping[str, float]) -> dict[str, Any]:
-    """What `tests.json` says of a test."""
+    """The entry of a test in `tests.json`."""
     test = outcome.test
     parts = {"rewrite": test.rewrite, "language": language_of(test, outcome.env), "variant": test.variant}
     record: dict[str, Any] = {"env": outcome.env, **parts}
@@ -69,7 +69,7 @@ def record_of(outcome: Outcome, paper: Mapping[str, float]) -> dict[str, Any]:
 
 
 def take(agent: Tested, play: Play, tests: Sequence[PostTest], reuse: bool) -> None:
-    """Have an agent take the tests, and keep `tests.json` up to date after each."""
+    """Run the tests with an agent, and update `tests.json` after each."""
     path = agent.folder / "test" / "tests.json"
     saved = json.loads(path.read_text()) if path.exists() else {}
 
@@ -93,7 +93,7 @@ def take(agent: Tested, play: Play, tests: Sequence[PostTest], reuse: bool) -> N
 
 
 def spread_of(group: Sequence[Tested]) -> str:
-    """Success over the prompts that say the same, beside that of training."""
+    """Success over equivalent prompts, compared with the training prompt."""
     own, *others = VARIANT_TESTS
     lines = []
     for way in WAYS:
@@ -111,14 +111,14 @@ def spread_of(group: Sequence[Tested]) -> str:
 
 
 READ_ZERO_SHOT = ("history", "list_actions", "num_actions", "max_prompt", "candidate_space", "scoring", "dtype")
-"""What decides the play of a model that was never trained, beside its weights."""
+"""Settings, besides the weights, on which the results of an untrained model depend."""
 
 
 def _kind(config: GlamConfig) -> str:
-    """The name of a trained agent in the paper's table, or its own."""
+    """The name of a trained agent in the paper's table, or a name of our own."""
     if config.agent != "llm":
         return {"drrn": "DRRN", "symbolic": "Symbolic-PPO"}[config.agent]
-    if config.model == EMBEDDED:  # drawn at random, whatever `init` says
+    if config.model == EMBEDDED:  # random weights, whatever `init` is
         return {"scoring": "NP", "heads": "NPA"}[config.policy]
     if config.policy == "scoring":
         return {"pretrained": "GFlan-T5", "embeddings": "NPE", "random": "NP"}[config.init]
@@ -126,7 +126,7 @@ def _kind(config: GlamConfig) -> str:
 
 
 def _of_run(folder: Path, checkpoint: int, env: str, key: jax.Array, asked: dict[str, Any]):
-    """A run's newest or chosen checkpoint: the agent, how it plays, its settings."""
+    """The newest or chosen checkpoint of a run: the agent, its `Play` function and its settings."""
     config, player, state, update = load_run(folder, checkpoint)
     params, frozen, trained_on = state.params, state.frozen, config.glam.env
     player = replace(player, config=replace(player.config, env=env or trained_on))
@@ -171,7 +171,7 @@ def _chance(config: GlamConfig, out: Path, key: jax.Array, asked: dict[str, Any]
 
 
 def _bot(config: GlamConfig, out: Path, key: jax.Array, asked: dict[str, Any]) -> tuple[Tested, Play]:
-    """The bot reads no words and acts without chance: tests of the same world share their episodes, and so do both ways
+    """The bot reads no words and is deterministic: tests of the same environment share their episodes, as do both modes
     of acting."""
     known: dict[str, Outcome] = {}
 
@@ -190,8 +190,8 @@ def _bot(config: GlamConfig, out: Path, key: jax.Array, asked: dict[str, Any]) -
 
 
 def chosen_tests(names: Sequence[str], variants: bool) -> list[PostTest]:
-    """The tests that are named, those of other prompts where `variants` asks for them, and without either the published
-    ones. **Raises** `KeyError`, naming the nearest, for an unknown name."""
+    """The tests in `names`, and the prompt variants if `variants`; the published tests if neither is given. **Raises**
+    `KeyError`, with the nearest name, for an unknown one."""
     more = VARIANT_TESTS if variants else ()
     return [parse_test(name) for name in dict.fromkeys((*names, *more) or TESTS)]
 
@@ -212,11 +212,11 @@ def give_tests(
     reuse: bool = False,
     out: Path = Path("runs/tests"),
 ) -> list[Tested]:
-    """Give agents the tests, print the tables, and draw the picture.
+    """Run the tests with all agents, print the tables, and draw the figure.
 
-    **Arguments:** `runs`, folders; `names`, of tests (`chosen_tests`); the others as `llmrl glam test` has them.
-    **Returns:** the agents with their results. **Raises:** `ValueError` where there is nothing to test, or options that
-    do not go together.
+    **Arguments:** `runs`, folders; `names`, of tests (`chosen_tests`); the others as in `llmrl glam test`.
+    **Returns:** the agents with their results. **Raises:** `ValueError` if there is nothing to test, or for
+    incompatible options.
     """
     if not (runs or model or random or bot):
         raise ValueError("there is no agent to test: name a run's folder, --model, --random or --bot")
@@ -250,7 +250,7 @@ def give_tests(
 
 
 def _show(agents: Sequence[Tested], episodes: int, variants: bool, out: Path) -> None:
-    """Print the tables, one for the seeds of one setting, and draw the picture."""
+    """Print the tables, one per setting over all its seeds, and draw the figure."""
     groups = runs_compared.by_settings(agents)
     for group in groups:
         print(f"\n{runs_compared.label(group)}, {episodes} episodes each\n{tests_table(group)}")

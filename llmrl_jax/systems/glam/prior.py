@@ -1,8 +1,8 @@
 """A prior by imitation: the stand-in for pre-training in runs that download nothing.
 
-A language model brings to GLAM what it read; a model drawn at random has read nothing. Imitating a noisy expert in the
-text world gives it a prior of a chosen strength, which RL then improves. It is a stand-in, and every summary calls it
-one. Imitation of recorded demonstrations is `llmrl_jax.systems.glam.cloning`.
+GLAM relies on the knowledge of a pre-trained language model; a randomly initialised model has none. Imitating a noisy
+expert in the text environment gives it a prior of adjustable strength, which RL then improves. Every summary states
+that it is a stand-in. Imitation of recorded demonstrations is `llmrl_jax.systems.glam.cloning`.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PriorConfig:
-    """How the prior is made."""
+    """Settings of the prior."""
 
     updates: int = 60
-    """Gradient steps."""
+    """Number of gradient steps."""
     batch_size: int = 512
-    """Demonstrated steps per gradient step: one from each of so many environments."""
+    """Demonstrated steps per gradient step, one from each of as many environments."""
     stride: int = 4
     """Environment steps between two gradient steps, so that batches differ."""
     noise: float = 0.5
-    """Probability with which the expert acts uniformly at random instead (the prior imitates that too)."""
+    """Probability that the expert acts uniformly at random (the prior imitates that too)."""
     seen_only: bool = False
-    """Whether the expert looks for a goal that is out of view, turning left, or knows where it is. What an expert
-    does for reasons that the text does not show cannot be learnt from it."""
+    """Whether the expert searches for a goal out of view by turning left (true) or knows its position (false). Actions
+    that depend on information absent from the text cannot be learnt."""
     learning_rate: float = 3e-3
-    """Adam, after 10% of warm-up, decayed by a cosine to zero."""
+    """Adam's learning rate, with 10% warm-up and cosine decay to zero."""
     max_grad_norm: float = 1.0
-    """Global norm to which gradients are clipped."""
+    """Maximum global gradient norm."""
 
     def __post_init__(self):
         fields_at_least(self, 1, "updates", "batch_size", "stride")
@@ -56,7 +56,7 @@ class PriorConfig:
 
 @struct.dataclass
 class PriorState:
-    """Everything that imitation carries from update to update."""
+    """State of imitation learning between updates."""
 
     params: Any
     frozen: Any
@@ -68,14 +68,14 @@ class PriorState:
 
 
 def make_prior(config: PriorConfig, env: Any, env_params: Any, policy: ScoringPolicy, base: Any = None) -> Learner:
-    """A learner whose update imitates one batch of demonstrations.
+    """A learner whose update is one gradient step on a batch of demonstrations.
 
     **Arguments:** `env`, wrapped as for RL, not batched; `policy`, with every weight tuned (no adapters); `base`,
-    weights of the model to begin with, None: at random.
-    The loss is the negative log-probability of the demonstrated action's tokens after the prompt, as in supervised
-    fine-tuning, so the model learns to write actions, not merely to rank them. It is the expectation over the noisy
-    expert's choice rather than one draw of it: the same gradient on average, with far less variance.
-    `agreement` is how often the model's likeliest action is the expert's own.
+    initial weights of the model, None: random. The loss is the negative log-probability of the demonstrated action's
+    tokens after the prompt, as in supervised fine-tuning, so the model learns to generate actions, not only to rank
+    them. It is the expectation over the noisy expert's choice instead of a sample of it: the same gradient on average,
+    with far less variance. `agreement` is the rate at which the model's most likely action is the expert's own
+    (noise-free) one.
     """
     expert = NoisyExpert(env, env_params, config.batch_size, config.noise, config.seen_only)
     schedule = optax.warmup_cosine_decay_schedule(
@@ -116,10 +116,10 @@ def make_prior(config: PriorConfig, env: Any, env_params: Any, policy: ScoringPo
 
 
 def save_prior(folder: str | Path, glam: Glam, params: Any, end_tokens: Sequence[int] = ()) -> Path:
-    """Write a base as an ordinary model folder, tokenizer included, for `--model FOLDER`.
+    """Write base weights as an ordinary model folder with tokenizer, for `--model FOLDER`.
 
-    **Arguments:** `folder`, which does not exist yet; `glam`, the program that was trained; `params`, the base;
-    `end_tokens`, see `lm.save_hf`.
+    **Arguments:** `folder`, which must not exist; `glam`, the trained program; `params`, the base; `end_tokens`, see
+    `lm.save_hf`.
     """
     path = lm.save_hf(folder, glam.policy.model.config, params, end_tokens=end_tokens)
     glam.tokenizer.save(path)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""GLAM's prompt, and what an observation puts into it (glam reference, section 2.4)."""
+"""GLAM's prompt, and the slots filled by an observation (glam reference, section 2.4)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from llmrl_jax.core.checks import at_least, nearest
 
 @dataclass(frozen=True)
 class Wording:
-    """What a prompt says around the world's own words, white space included; the defaults are GLAM's, byte for byte."""
+    """The fixed text of a prompt, including white space; the defaults are byte-identical to GLAM's."""
 
     actions: str = "Possible action of the agent:"
     """Before the list of actions; empty: no list."""
@@ -43,7 +43,7 @@ class Wording:
     between: str = " \n "
     """Between the list of actions and the goal."""
     goal_first: bool = False
-    """Whether the goal stands before the list of actions."""
+    """Whether the goal precedes the list of actions."""
     observation: str = " \n Observation {k}: "
     """Before the sentences of observation `k` of the window, 0 the oldest."""
     sentence: tuple[str, str] = ("", ", ")
@@ -51,7 +51,7 @@ class Wording:
     action: str = "\n Action {k}: "
     """Before the action that followed observation `k`, and at the end."""
     after_action: str = ""
-    """After an action of the past."""
+    """After a past action."""
 
 
 WORDINGS = {
@@ -67,11 +67,11 @@ class GlamPrompt:
 
     prompt: Prompt
     actions: tuple[str, ...]
-    """The answers, in the order of the world's actions; the candidates to be scored."""
+    """The answers, i.e. the candidates to score, in the order of the environment's actions."""
     history: int
-    """Observations in the window, at most."""
+    """Maximum number of observations in the window."""
     lists_offered: bool = False
-    """Whether the prompt lists those actions only that the observation's `action_mask` offers."""
+    """Whether the prompt lists only the actions available in the observation's `action_mask`."""
 
     def slots(self, obs: Mapping[str, Array]) -> dict[str, Array]:
         """The slots for the observation of one environment."""
@@ -85,21 +85,21 @@ class GlamPrompt:
             ids = jnp.arange(len(self.actions))
             offered = jnp.asarray(obs[MASK])[: len(self.actions)]
             last = jnp.max(jnp.where(offered, ids, 0))
-            # the last one apart, since no comma follows it
+            # the last one separately, since no comma follows it
             slots["offered"] = compact(jnp.where(offered & (ids < last), ids, -1), max(1, len(self.actions) - 1))
             slots["last_offered"] = last
         return slots
 
     def render(self, obs: Mapping[str, Array]) -> str:
-        """The prompt in words, for the observation of one environment, on the host."""
+        """The prompt as text, for the observation of one environment, on the host."""
         return self.prompt.render(self.slots(obs))
 
     def compile(self, tokenizer: Tokenizer, max_length: int | None = None, **options: Any) -> CompiledPrompt:
-        """See `envs_jax.text.Prompt.compile`; `heal=False` is the released code's own tokenization of the actions."""
+        """See `envs_jax.text.Prompt.compile`; `heal=False` is the released code's tokenization of the actions."""
         return self.prompt.compile(tokenizer, max_length, **options)
 
     def batched(self, compiled: CompiledPrompt) -> Callable[[Any], tuple[Int[Array, "B S"], Int[Array, " B"]]]:
-        """The function from batched observations to tokens and lengths that a policy calls inside jit."""
+        """The function from batched observations to tokens and lengths, called by a policy inside jit."""
         return jax.vmap(lambda obs: compiled(self.slots(obs)))
 
 
@@ -112,17 +112,18 @@ def glam_prompt(
     language: str | None = None,
     wording: Mapping[str, Any] | None = None,
 ) -> GlamPrompt:
-    """GLAM's prompt for a BabyAI-Text world: the possible actions, the goal, and the last observations and actions.
+    """GLAM's prompt for a BabyAI-Text environment: the possible actions, the goal, and the last observations and
+    actions.
 
-    **Arguments:** `env`, wrapped in `PromptHistory(env, history)` or about to be; `actions`, the words for the
-    world's first actions (default: its own names without "done", the canonical six); `history`, observations in the
-    window; `list_actions`, whether the prompt begins with the list of actions (15 words that never change, unless the
-    world offers other actions in every state: then those that it offers); `language`, "english" or "french", of the
-    observations, the goal and GLAM's own action names; None: the world's; `wording`, fields of `Wording` that differ
-    from the published ones.
-    **Returns:** the template and what goes with it. Its slots are as narrow as the world's level allows.
-    **Raises:** `ValueError` for another language, window or list of actions than can be, `TypeError` for a world
-    without text.
+    **Arguments:** `env`, wrapped in `PromptHistory(env, history)` or to be wrapped later; `actions`, names of the
+    environment's first actions (default: its own names without "done", the canonical six); `history`, observations in
+    the window; `list_actions`, whether the prompt begins with the list of actions (15 constant words, or, if the
+    available actions depend on the state, those available); `language`, "english" or "french", of the observations, the
+    goal and GLAM's own action names; None: the environment's; `wording`, fields of `Wording` that differ from the
+    published ones.
+    **Returns:** the prompt. Its slots are as narrow as the level allows.
+    **Raises:** `ValueError` for an invalid language, window or list of actions, `TypeError` for an environment without
+    text.
     """
     inner = env.unwrapped if isinstance(env, Wrapper) else env
     if language is None:
@@ -160,7 +161,7 @@ def glam_prompt(
 
 
 def _listed(wording: Wording, names: tuple[str, ...], varies: bool) -> Iterator[Part]:
-    """The list of actions: all of them, or those that are offered."""
+    """The list of actions: all of them, or the available ones."""
     yield Text(wording.actions)
     if varies:
         book = Phrasebook(names, name="actions")
@@ -175,7 +176,7 @@ def _listed(wording: Wording, names: tuple[str, ...], varies: bool) -> Iterator[
 def _template(
     wording: Wording, names: tuple[str, ...], varies: bool, mission: Slot, texts: list[Slot]
 ) -> Iterator[Part]:
-    """The template: every observation ends in an open "Action k: ", which the next block answers."""
+    """The template: every observation ends in an open "Action k: ", completed by the next block."""
     goal: list[Part] = [Text(wording.goal), mission, Text(wording.after_goal)]
     if wording.actions:
         heads = [list(_listed(wording, names, varies)), goal]

@@ -1,10 +1,10 @@
-"""Reading before imitation: text about what stands where, from the world's own captions, asked and answered.
+"""Reading before imitation: questions and answers about the positions of objects, from the environment's captions.
 
-A pre-trained model knows that "a blue key" in one place of a text refers to what another place says of the blue key. A
-model drawn at random takes long to find that out from actions alone: swapping the goal of a GoToLocal prompt moved the
-action probabilities of one that had imitated 576,000 of them by 0.006 (`docs/systems/glam.md`). Here the end of every
-prompt repeats its captions, the goal's first (without its name) and the others in any order, so that most of what is to
-be learnt is reference. It is part of the stand-in for pre-training, and summaries say so.
+A pre-trained model knows that two mentions of "a blue key" in a text refer to the same object. A randomly initialised
+model learns this slowly from actions alone: after imitating 576,000 actions, swapping the goal of a GoToLocal prompt
+changed the action probabilities by only 0.006 (`docs/systems/glam.md`). Here the end of every prompt repeats its
+captions, the goal's first (without its name) and the others in any order, so that the model mainly learns reference. It
+is part of the stand-in for pre-training, and summaries say so.
 """
 
 from __future__ import annotations
@@ -33,22 +33,21 @@ SEEN = re.compile(rf"You see an? (?:open |closed |locked )?({THING}) ([^,]+),")
 
 @dataclass(frozen=True)
 class ReadingConfig:
-    """The reading lesson."""
+    """Settings of the reading lesson."""
 
     updates: int = 0
-    """Gradient steps; 0: no lesson."""
+    """Number of gradient steps; 0: no lesson."""
     env: str = "BabyAI-Text/GoToLocalS7N4-v0"
-    """The world whose captions are read; its words are those of the world that is learnt."""
+    """Environment whose captions are read; its vocabulary must be that of the training environment."""
     rows: int = 40_000
-    """Texts, each read as often as the updates allow."""
+    """Number of texts, each used as often as the updates allow."""
     batch_size: int = 32
-    """Texts in a gradient step."""
+    """Texts per gradient step."""
     learning_rate: float = 2e-3
-    """Adam's peak, after 5% of warm-up, decayed by a cosine to a tenth."""
+    """Adam's peak learning rate, with 5% warm-up and cosine decay to a tenth."""
     invented: float = 0.0
-    """Share of the texts in which about half of the colours and kinds of things go by words that mean nothing: spare
-    tokens (`EmbeddedConfig.spare_words`), another draw for each text. What is read is then that names refer, not only
-    which."""
+    """Fraction of the texts in which about half of the colours and object types are replaced by random spare tokens
+    (`EmbeddedConfig.spare_words`), drawn per text. This teaches reference in general, not only for known names."""
 
     def __post_init__(self):
         fields_at_least(self, 0, "updates")
@@ -58,11 +57,11 @@ class ReadingConfig:
 
 
 def question(text: str, order: np.random.Generator) -> tuple[list[str], list[bool]] | None:
-    """What follows a prompt: pieces of text, and which of them are to be learnt. None where nothing is in view.
+    """The continuation of a prompt: pieces of text, and which of them are trained on. None if nothing is in view.
 
-    Where the things of the goal are comes first, in the goal's order and without their names, as the prompt has just
-    said what the goal is; those that are in view, of several of one name the nearest. The others' names are given:
-    which comes next cannot be known.
+    The positions of the goal's objects come first, in the goal's order and without their names, since the prompt has
+    just stated the goal; only objects in view, and the nearest of several with one name. The names of the others are
+    given, since their order is unpredictable.
     """
     seen: dict[str, str] = {}
     for name, where in sorted(SEEN.findall(text), key=lambda pair: sum(map(int, re.findall(r"\d+", pair[1])))):
@@ -79,7 +78,7 @@ def question(text: str, order: np.random.Generator) -> tuple[list[str], list[boo
 
 
 def invented_names(text: str, ids: list[int], tokenizer: WordTokenizer, draw: np.random.Generator) -> list[int]:
-    """`ids` with about half of the colours and kinds of things that `text` sees in other words: spare tokens."""
+    """`ids` with about half of the colours and object types in `text` replaced by spare tokens."""
     words = sorted({word for name, _ in SEEN.findall(text) for word in name.split()})
     renamed = [word for word, it in zip(words, draw.random(len(words)) < 0.5, strict=True) if it]
     other: dict[int | None, int] = {}
@@ -94,12 +93,12 @@ def reading_rows(
 ) -> list[Example]:
     """`count` texts from states that a noisy expert visits.
 
-    **Arguments:** `glam`, the program whose world is looked at and whose prompts are continued; `seed`; `noise`, the
-    share of random actions; `batch`, worlds looked at together; `invented`, see `ReadingConfig`.
-    **Raises:** `ValueError` for invented words without spare tokens for them.
+    **Arguments:** `glam`, the program whose environment is visited and whose prompts are continued; `seed`; `noise`,
+    the fraction of random actions; `batch`, number of parallel environments; `invented`, see `ReadingConfig`.
+    **Raises:** `ValueError` if `invented` is used without enough spare tokens.
     """
     tokenizer: Any = glam.tokenizer
-    if invented and len(getattr(tokenizer, "spare_ids", ())) < 16:  # six colours and four kinds are drawn for at most
+    if invented and len(getattr(tokenizer, "spare_ids", ())) < 16:  # at most six colours and four kinds are replaced
         raise ValueError(
             f"invented is {invented}, which needs a model of 16 spare tokens at least: give embedded.spare_words, or "
             "leave it 0"
@@ -126,7 +125,7 @@ def reading_rows(
 
 
 def _reading_row(ids: list[int], tokenizer: Any, order: np.random.Generator, invented: float) -> Example | None:
-    """A prompt, which is only read, and what is asked about it; None where nothing can be asked."""
+    """A prompt, without loss, and its continuation; None if nothing is in view."""
     text = tokenizer.backend.decode(ids)
     asked = question(text, order)
     if asked is None:

@@ -1,4 +1,4 @@
-"""What came of post-training tests: tables, bars, and the published form of a run's log."""
+"""Results of post-training tests: tables, bar charts, and the published form of a run's log."""
 
 from __future__ import annotations
 
@@ -25,34 +25,36 @@ WAYS = ("sampled", "greedy")
 
 @dataclass
 class Tested:
-    """Someone who takes the tests: a run, a model that was never trained here, or chance."""
+    """A tested agent: a run, a model without RL training, or a baseline."""
 
     name: str
     kind: str
-    """Its column in the paper's table, or what else it is."""
+    """Its column in the paper's table, or a name of our own."""
     folder: Path
-    """Where its results go, under `test/`."""
+    """The folder of its results, under `test/`."""
     facts: dict[str, Any]
-    """What its results depend on besides the test."""
+    """Values, besides the test, on which its results depend."""
     settings: dict[str, Any]
-    """Those of a run; agents that share them but for the seed are one bar."""
+    """Settings of a run; agents with equal settings except for the seed share a bar."""
     env: str
-    """The world of tests that name none."""
+    """The environment of tests that name none."""
     trained_on: str = ""
     records: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """What `tests.json` says of each test."""
+    """The entries of `tests.json`, by test."""
 
 
 def estimate(group: Sequence[Tested], test: str, way: str, task: str = "") -> stats.Estimate | None:
-    """The success of a group: a single agent's with its 99% Wilson interval; over several seeds their mean, with the
-    99% normal interval of the published `test_results.py` (deviation with n - 1), cut to [0, 1]. None where there is
-    none."""
+    """The success rate of a group: a single agent's with its 99% Wilson interval; for several seeds the mean, with the
+    99% normal interval of the published `test_results.py` (deviation with n - 1), clipped to [0, 1]. None without
+    results."""
     prefix = f"{task}/" if task else ""
     records = [agent.records[test][way] for agent in group if way in agent.records[test]]
     records = [values for values in records if f"{prefix}success" in values]
     if not records:
         return None
-    rates = [float(values[f"{prefix}success"]) for values in records]  # nan, where a task never came up, is a string
+    rates = [
+        float(values[f"{prefix}success"]) for values in records
+    ]  # nan, for a task that never occurred, is a string
     if len(records) > 1:
         return stats.mean_rate(rates, Z99)
     low, high, n = (records[0][f"{prefix}{part}"] for part in ("success_low", "success_high", "episodes"))
@@ -64,7 +66,7 @@ def _said(interval: stats.Estimate | None) -> str:
 
 
 def tests_table(group: Sequence[Tested]) -> str:
-    """What a group reached in every test, beside the paper; then by task; then why tests were not played."""
+    """Success of a group in every test, compared with the paper; then by task; then the reasons for skipped tests."""
     first = group[0]
     rows = [["success, 99% intervals", *WAYS, f"paper ({first.kind})"]]
     notes, tasks = [], []
@@ -86,8 +88,8 @@ def tests_table(group: Sequence[Tested]) -> str:
 
 
 def draw_tests(groups: Sequence[Sequence[Tested]], path: str | Path) -> Path:
-    """Draw the success of sampled actions in every test, a bar for each group with its 99% interval; the paper's
-    heights are black lines. **Returns:** the picture."""
+    """Draw the success of sampled actions in every test, one bar per group with its 99% interval; black lines mark the
+    paper's values. **Returns:** the path of the figure."""
     names = list(groups[0][0].records)
     figure, axis = figures.new_axis(max(6.0, 0.5 * len(names) * (1 + len(groups) / 2)), 4.6)
     width = 0.8 / len(groups)
@@ -128,12 +130,11 @@ LOG_COLUMNS = (
 def write_log(folder: str | Path, reward_scale: float) -> Path:
     """Write `log.csv` in the published columns, from the training lines of a run's `metrics.jsonl`.
 
-    Episodes and frames are counted from the beginning, the duration is in seconds of training. What a run does not
-    record stays empty: deviations, least and largest values; means where no episode ended. There is no bonus: 0.
+    Episodes and frames are cumulative; the duration is in seconds of training. Values that a run does not record stay
+    empty: deviations, minima and maxima; means if no episode ended. There is no bonus: 0.
 
-    **Arguments:** `folder`, the run's; `reward_scale`, by which the learner's reward is the world's.
-    **Returns:** the file.
-    **Raises:** `FileNotFoundError` where the run has no metrics.
+    **Arguments:** `folder`, the run's; `reward_scale`, ratio of the learner's reward to the environment's.
+    **Returns:** the file. **Raises:** `FileNotFoundError` if the run has no metrics.
     """
     source, path = Path(folder) / "metrics.jsonl", Path(folder) / "log.csv"
     if not source.exists():

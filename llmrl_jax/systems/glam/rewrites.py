@@ -1,12 +1,12 @@
-"""The prompt in other words: GLAM's generalisation tests (glam reference, section 2.7).
+"""Rewrites of the prompt's words: GLAM's generalisation tests (glam reference, section 2.7).
 
-The published tests replace strings in the whole rendered prompt, one after the other. Text never leaves the device
-here, so a rewrite acts on what prompts are made of, the phrases and the literals of the template, before they are
-tokenized. As no replaced string lies across two of these, the prompts are the same.
+The published tests replace strings in the rendered prompt, one after the other. Here prompts are built on the device,
+so a rewrite applies to the phrases and literals of the template, before tokenization. Since no replaced string spans
+two of these, the prompts are the same.
 
 The published code rewrites the names of actions in the prompt, but not the candidates that it scores. None of its
-rewrites touches a name of an action in any of its lists, so this makes no difference; here both are rewritten, since
-an agent answers with the words that it reads.
+rewrites changes an action name in any of its lists, so this makes no difference; here both are rewritten, since an
+agent answers with the words that it reads.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from llmrl_jax.systems.glam.prompt import GlamPrompt
 
 
 NO_MODIFICATION = "no_modification_test"
-"""The published name of no rewrite at all."""
+"""The published name of the test without a rewrite."""
 
 _NOUNS = {"key": "chair", "ball": "table", "box": "car"}
 _ADJECTIVES = {
@@ -58,7 +58,7 @@ _ADJECTIVES_FRENCH = {
 
 
 def _translated(invented: Mapping[str, str], english: Mapping[str, str], french: Mapping[str, str]) -> dict[str, str]:
-    """The same invented words for the French words of the same things."""
+    """The same invented words for the French names of the same objects."""
     return dict(zip(french, (invented[word] for word in english), strict=True))
 
 
@@ -68,10 +68,10 @@ _INVENTED_ADJECTIVES_FRENCH = _translated(_INVENTED_ADJECTIVES, _ADJECTIVES, _AD
 
 @dataclass(frozen=True)
 class Rewrite:
-    """Strings and what takes their place, in order."""
+    """Strings and their replacements, in order."""
 
     name: str
-    """As the published code calls it."""
+    """The name in the published code."""
     changes: tuple[tuple[str, str], ...] = ()
 
     def __call__(self, text: str) -> str:
@@ -108,8 +108,9 @@ REWRITES: dict[str, dict[str, Rewrite]] = {
 }
 """Rewrites by language and published name.
 
-As in the published code, a French prompt keeps "key", "ball" and "box" in what is carried, and its locked doors,
-"fermée à clef", are rewritten with the keys. The published list has "gris" for "grise", which leaves "argente"."""
+As in the published code, a French prompt keeps "key", "ball" and "box" for carried objects, and its locked doors,
+"fermée à clef", are rewritten with the keys. The published list replaces "gris" within "grise", which gives
+"argente"."""
 
 SYNONYMS = {
     "synonym_actions": ("rotate left", "rotate right", "move ahead", "take", "release", "switch"),
@@ -118,11 +119,11 @@ SYNONYMS = {
 """Other words for the canonical six actions, in their order (glam reference, section 2.2)."""
 
 EXTRA_ACTIONS = ("sleep", "do nothing", "think")
-"""What the augmented set of nine adds to the canonical six; none of them does anything."""
+"""Actions without effect, which extend the canonical six to the augmented set of nine."""
 
 
 def find_rewrite(name: str, language: str = "english") -> Rewrite:
-    """A rewrite by its published name. **Raises** `KeyError`, naming the nearest, where there is none."""
+    """A rewrite by its published name. **Raises** `KeyError`, with the nearest name, for an unknown one."""
     if language not in REWRITES:
         raise KeyError(f"there are no rewrites in {language!r}{nearest(language, list(REWRITES))}; english or french")
     known = REWRITES[language]
@@ -132,7 +133,7 @@ def find_rewrite(name: str, language: str = "english") -> Rewrite:
 
 
 def rewritten(template: GlamPrompt, rewrite: Rewrite) -> GlamPrompt:
-    """A template whose prompts say what the rewrite makes of the original's, for the same slots."""
+    """A template whose prompts are the rewritten prompts of the original, with the same slots."""
     books: dict[int, Phrasebook] = {}
 
     def say(book: Phrasebook) -> Phrasebook:
@@ -149,7 +150,7 @@ def rewritten(template: GlamPrompt, rewrite: Rewrite) -> GlamPrompt:
             return replace(part, parts=tuple(map(change, part.parts)))
         changed: Any = replace(
             part, book=say(part.book), prefix=rewrite(part.prefix), suffix=rewrite(part.suffix)
-        )  # a slot's limits are ids, which stay
+        )  # a slot's limits are ids, which do not change
         return changed
 
     if not rewrite.changes:
@@ -159,7 +160,7 @@ def rewritten(template: GlamPrompt, rewrite: Rewrite) -> GlamPrompt:
 
 
 def unknown_words(tokenizer: Tokenizer, template: GlamPrompt) -> list[str]:
-    """The words of a template, without their commas, that a tokenizer refuses or has its unknown token for."""
+    """The words of a template, without commas, that a tokenizer rejects or maps to its unknown token."""
     model = getattr(getattr(tokenizer, "backend", None), "model", None)
     unk = getattr(model, "unk_token", None)
     unk_id = None if unk is None else tokenizer.backend.token_to_id(unk)  # type: ignore[attr-defined]
@@ -167,7 +168,7 @@ def unknown_words(tokenizer: Tokenizer, template: GlamPrompt) -> list[str]:
     def known(word: str) -> bool:
         try:
             return unk_id not in tokenizer.encode(word)
-        except ValueError:  # a word-level tokenizer's refusal
+        except ValueError:  # raised by a word-level tokenizer
             return False
 
     texts = [*(text for unit in template.prompt.units for text in unit.texts), *template.actions]
@@ -176,14 +177,14 @@ def unknown_words(tokenizer: Tokenizer, template: GlamPrompt) -> list[str]:
 
 
 class ExtraActions(OtherActions):
-    """A BabyAI world with its first `n` actions and further ones that do nothing.
+    """A BabyAI environment with its first `n` actions and further ones without effect.
 
-    Each of these is the world's "done", which no level reads, as in the published code (glam reference, section 2.2).
-    A world that offers useful actions only offers none of them.
+    Each of these is the environment's "done", which no level reads, as in the published code (glam reference, section
+    2.2). An environment that masks useless actions masks all of them.
     """
 
     def __init__(self, env: Environment, n: int, names: tuple[str, ...]):
-        """**Raises:** `ValueError` for an `n` that reaches "done", or a name that an action has already."""
+        """**Raises:** `ValueError` for an `n` that includes "done", or a name that is already an action's."""
         super().__init__(env)
         known = env.action_names
         self.idle = known.index("done")

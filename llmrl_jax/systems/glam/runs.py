@@ -1,4 +1,4 @@
-"""What GLAM's workflows share: a run's checkpoints, and held-out episodes with their tables."""
+"""Shared by GLAM's workflows: loading a run's checkpoints, and held-out episodes with their tables."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from llmrl_jax.systems.glam.settings import TrainConfig
 
 
 HELD_OUT = 0x4E1D
-"""Folded into the seed for episodes that are not trained on."""
+"""Folded into the seed for held-out episodes."""
 
 
 def summarise(episodes: Episodes, tasks: Sequence[str]) -> dict[str, float]:
-    """Success with its 95% Wilson interval, return and length, and how true estimates of success were where the policy
-    gives any; per task where there are several."""
+    """Success with its 95% Wilson interval, return and length, and the calibration of success estimates if the policy
+    gives any; also per task if there are several."""
 
     def rate(chosen: Any) -> dict[str, float]:
         won = episodes.success[chosen]
@@ -65,10 +65,10 @@ def updates_of(learner: Any, steps: int) -> int:
 
 
 def load_run(folder: Path, checkpoint: int) -> tuple[TrainConfig, Any, Any, int]:
-    """A finished or interrupted run: its settings, its `Agent` (a `Glam` where that is the language model), a
-    checkpoint's state (-1: the newest) and its update.
+    """A finished or interrupted run: its settings, its `Agent` (a `Glam` for the language model), a checkpoint's state
+    (-1: the newest) and its update.
 
-    **Raises:** `FileNotFoundError` where there is no run, or no such checkpoint."""
+    **Raises:** `FileNotFoundError` for a missing run or checkpoint."""
     if not (folder / "config.json").exists():
         raise FileNotFoundError(f"there is no run in {folder}: it has no config.json")
     config = configs.load_config(TrainConfig, folder / "config.json")
@@ -76,18 +76,18 @@ def load_run(folder: Path, checkpoint: int) -> tuple[TrainConfig, Any, Any, int]
     state = agent.learner().init(jax.random.key(config.run.seed))
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
     fresh = state.frozen
-    del state  # its memory is needed for what is read
+    del state  # its memory is needed for the loaded state
     with Checkpoints(folder, config=config, read_only=True) as checkpoints:
         state, update = checkpoints.restore(like, None if checkpoint < 0 else checkpoint, fresh)
     return config, agent, state, update
 
 
 ESTIMATES = {"estimate": "estimated before", "brier": "Brier score", "calibration_error": "calibration error"}
-"""How `success_table` calls what `calibration` found."""
+"""Labels in `success_table` of the results of `calibration`."""
 
 
 def success_table(found: Mapping[str, Mapping[str, float]], tasks: Sequence[str]) -> str:
-    """Success by row of `found` and by task, with intervals; below each, how it was estimated before."""
+    """Success by row of `found` and by task, with intervals; below each, the policy's own estimates."""
     columns = ["", *(tasks if len(tasks) > 1 else ())]
     header = ["success", "all" if len(tasks) > 1 else tasks[0], *columns[1:]]
     rows = [header]
@@ -107,7 +107,7 @@ def success_table(found: Mapping[str, Mapping[str, float]], tasks: Sequence[str]
 
 
 def write_gif(agent: Agent, state: Any, key: jax.Array, folder: Path) -> None:
-    """An episode of a handful of steps, if one of the first few is; else the last of them."""
+    """Write a GIF of an episode of at least five steps, or of the fifth episode if the first four are shorter."""
     for i in range(5):
         frames, success = record_episode(
             agent.env, agent.env_params, agent.policy, state.params, state.frozen, jax.random.fold_in(key, i)

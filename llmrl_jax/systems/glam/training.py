@@ -1,4 +1,4 @@
-"""Training runs of GLAM and its baselines: what `llmrl glam train` and `llmrl glam eval` do."""
+"""Training runs of GLAM and its baselines: the implementation of `llmrl glam train` and `llmrl glam eval`."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from llmrl_jax.systems.glam.settings import TrainConfig
 
 
 def train(config: TrainConfig) -> RunResult:
-    """Train an agent, and keep the run in its folder.
+    """Train an agent, and write the run to its folder.
 
-    **Returns:** how it ended. **Raises:** what `make_agent` and `llmrl_jax.run.loop.train` raise.
+    **Returns:** the result of the run. **Raises:** what `make_agent` and `llmrl_jax.run.loop.train` raise.
     """
     glam = config.glam
     if (glam.agent, glam.model, glam.tune) == ("llm", EMBEDDED, "lora"):
@@ -59,10 +59,10 @@ def train(config: TrainConfig) -> RunResult:
 def evaluate(
     folder: Path, *, episodes: int = 1000, checkpoint: int = -1, seed: int = 0, gif: bool = False
 ) -> dict[str, dict[str, float]]:
-    """Play held-out episodes with a run's checkpoint, print what came of them, and write `eval-UPDATE.json`.
+    """Evaluate a run's checkpoint on held-out episodes, print the results, and write `eval-UPDATE.json`.
 
-    **Arguments:** `folder`, the run's; `episodes`, for each way of acting; `checkpoint`, by its update (-1: newest);
-    `seed`, of the episodes; `gif`, whether to write an episode as well.
+    **Arguments:** `folder`, the run's; `episodes`, each for sampled and greedy actions; `checkpoint`, by update number
+    (-1: newest); `seed`, of the episodes; `gif`, whether to also write an episode.
     **Returns:** success, return and length for `sampled` and `greedy` actions.
     """
     config, agent, state, update = load_run(folder, checkpoint)

@@ -1,8 +1,8 @@
-"""One agent under several prompts that say the same: how far it learnt the task, and how far its prompt.
+"""One agent under several equivalent prompts: whether it learnt the task or its prompt.
 
-Language models that were improved by RL under one prompt do worse under others ("prompt overfitting", Aissi et al.,
-2410.19920). The worlds' own words stay here, sentences, missions and actions; what changes is what the template says
-around them, and in which order. `llmrl_jax.systems.glam.rewrites` changes the words.
+Language models fine-tuned by RL with one prompt perform worse with others ("prompt overfitting", Aissi et al.,
+2410.19920). The environment's words (sentences, missions and actions) stay the same; the surrounding text of the
+template and its order change. `llmrl_jax.systems.glam.rewrites` changes the words.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STRUCTURAL: dict[str, dict[str, Any]] = {
         "action": " \n Action {k}: ",
     },
 }
-"""Variants that change the order, leave something out, or separate otherwise: in any language."""
+"""Variants that change the order, omit parts, or use other separators: in any language."""
 
 ENGLISH: dict[str, dict[str, Any]] = {
     "paraphrased": {
@@ -51,16 +51,17 @@ ENGLISH: dict[str, dict[str, Any]] = {
         "after_action": ".",
     },
 }
-"""Variants in other English words: other labels, XML-like tags, sentences."""
+"""Variants with other English text: other labels, XML-like tags, sentences."""
 
 VARIANTS = {**STRUCTURAL, **ENGLISH}
-"""What each variant changes of `llmrl_jax.systems.glam.prompt.Wording`."""
+"""The fields of `llmrl_jax.systems.glam.prompt.Wording` that each variant changes."""
 
 
 def find_variant(name: str, language: str = "english") -> Mapping[str, Any]:
     """The fields of `Wording` that a variant changes; an empty name changes none.
 
-    **Raises:** `KeyError` for an unknown one, naming the nearest; `ValueError` for English words in another language.
+    **Raises:** `KeyError` for an unknown one, with the nearest name; `ValueError` for an English variant in another
+    language.
     """
     if not name:
         return {}

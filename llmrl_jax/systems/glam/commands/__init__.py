@@ -1,4 +1,4 @@
-"""GLAM: a language model as the policy, improved by online RL; and the baselines that it is compared with."""
+"""GLAM: a language model as the policy, improved by online RL; and its baselines."""
 
 from llmrl_jax.systems.glam.commands.clone import clone
 from llmrl_jax.systems.glam.commands.test import compare, export, test

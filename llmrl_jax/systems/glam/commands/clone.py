@@ -19,11 +19,11 @@ def start(get: Get) -> CloneRun:
 
 @command(CloneRun, start=start, preset="bc", preset_help=PRESET_HELP)
 def clone(config: CloneRun) -> int:
-    """Fine-tune a language model on what the bot, a file of demonstrations or another run's agent did; any flag wins
-    over the preset.
+    """Fine-tune a language model on demonstrations by the bot, from a file or by another run's agent; flags override
+    the preset.
 
-    Plays before and after, and writes `model/`, which `train` and `test` take as `--model`; with `--tune lora` also the
-    adapters, as `adapter/`, which peft loads. `--run.resume runs/NAME` continues a run with its own settings."""
+    Evaluates before and after, and writes `model/`, for the `--model` of `train` and `test`; with `--tune lora` also
+    the adapters as `adapter/`, which peft loads. `--run.resume runs/NAME` continues a run with its own settings."""
     from llmrl_jax.systems.glam import cloning_run
 
     cloning_run.clone(config)

@@ -1,4 +1,4 @@
-"""`llmrl glam test`, `compare` and `export`: tests and tables of runs that were trained."""
+"""`llmrl glam test`, `compare` and `export`: tests and tables of training runs."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ def test(
     reuse: bool = False,
     out: Path = Path("runs/tests"),
 ) -> None:
-    """Give runs GLAM's post-training tests: other words, actions, levels and French, sampled and greedy, beside the
+    """Run GLAM's post-training tests: other words, actions, levels and French, sampled and greedy, compared with the
     paper.
 
     Writes the published `test/<env>/return_per_episode/*.npy` and `tests.json` into the folder of each run, and a
-    picture, `tests.png`: into the run's `test/`, or into `out` where there are several agents. Runs that differ in
-    their seed alone are one row and one bar.
+    figure, `tests.png`, into the run's `test/`, or into `out` for several agents. Runs that differ only in their seed
+    share a row and a bar.
 
     Args:
         runs: Folders of runs, `runs/NAME`.
-        model: Also a model that RL never trained (zero-shot, or what `llmrl glam clone` wrote): a folder or hub id. Its
-            prompts are those of the first run, or of the preset.
+        model: Also a model without RL training (zero-shot, or from `llmrl glam clone`): a folder or hub id. Its prompts
+            are those of the first run, or of the preset.
         random: Also an agent that acts uniformly at random.
-        bot: Also BabyAI's bot, which plans from what it has seen of the grid.
-        preset: Without a run: whose prompts and actions (default: glam).
-        env: The world of those tests that name none; empty: the one that the run was trained in, or the preset's.
-        tests: What to change, see `llmrl_jax/systems/glam/posttest.py`; parts join with +, as in go_to+french. Empty:
-            the published tests.
-        variants: The prompt of training beside others that say the same, see `llmrl_jax/systems/glam/variants.py`: in
-            place of the published tests, or beside the tests that are named.
-        episodes: Episodes of each test and way of acting.
-        checkpoint: Which checkpoint of the runs, by its update; -1: the newest.
+        bot: Also BabyAI's bot, which plans from the part of the grid it has seen.
+        preset: Without a run: the preset of the prompts and actions (default: glam).
+        env: Environment of tests without one of their own; empty: the run's training environment, or the preset's.
+        tests: Tests by name, see `llmrl_jax/systems/glam/posttest.py`; parts are joined with +, as in go_to+french.
+            Empty: the published tests.
+        variants: The training prompt and equivalent variants of it, see `llmrl_jax/systems/glam/variants.py`: instead
+            of the published tests, or in addition to `tests`.
+        episodes: Episodes per test, each for sampled and greedy actions.
+        checkpoint: Checkpoint of the runs, by update number; -1: the newest.
         seed: Seed of the episodes.
-        reuse: Take from tests.json what was played before with the same checkpoint, seed and episodes.
-        out: Where results go that belong to no run.
+        reuse: Reuse results in tests.json with the same checkpoint, seed and episodes.
+        out: Folder for results that belong to no run.
     """
     from llmrl_jax.systems.glam.posttest_run import give_tests
 
@@ -67,14 +67,14 @@ def test(
 
 
 def compare(runs: tyro.conf.Positional[tuple[Path, ...]], bar: float = 0.8, out: Path | None = None) -> None:
-    """Lay runs side by side: success, steps to a bar, sample efficiency, speed, settings that differ; and a picture.
+    """Compare runs: success, steps to a threshold, sample efficiency, speed and differing settings; and draw a figure.
 
-    Runs that differ in their seed alone are one line.
+    Runs that differ only in their seed share a line.
 
     Args:
         runs: Folders of runs, `runs/NAME`.
-        bar: The success whose first reaching is looked for, averaged over ten lines of metrics.
-        out: Where to draw the learning curves, a new file; by default `compare.png`, or `compare-2.png` and so on.
+        bar: Success threshold, averaged over ten lines of metrics, whose first crossing is reported.
+        out: New file for the figure of the learning curves; by default `compare.png`, or `compare-2.png` and so on.
     """
     from llmrl_jax.core.checks import between
     from llmrl_jax.run.report import compare as runs_compared, figures

@@ -17,17 +17,17 @@ ablations `aflan`, `npae`, `npa`, `npe`; the baselines `symbolic` and `drrn`. Wh
 
 
 def start(get: Get) -> TrainConfig:
-    """The settings of a preset: the one that is named, or the agent's."""
+    """The settings of the given preset, or of the agent's default preset."""
     agent = get("agent") or "llm"
     return TrainConfig(glam=presets.preset(get("preset") or presets.OF_AGENT.get(agent, "glam")))
 
 
 @command(TrainConfig, start=start, preset="glam", preset_help=PRESET_HELP)
 def train(config: TrainConfig) -> int:
-    """Train a language model in BabyAI-Text by PPO, or a baseline by its own; any flag wins over the preset.
+    """Train a language model in BabyAI-Text by PPO, or a baseline by its own algorithm; flags override the preset.
 
-    `--agent symbolic` and `--agent drrn` begin with the published settings of these baselines.
-    `--run.resume runs/NAME` continues a run with its own settings."""
+    `--agent symbolic` and `--agent drrn` start from the published settings of these baselines. `--run.resume runs/NAME`
+    continues a run with its own settings."""
     from llmrl_jax.systems.glam import training
 
     training.train(config)
@@ -41,12 +41,12 @@ def evaluate(
     seed: int = 0,
     gif: bool = False,
 ) -> None:
-    """Play held-out episodes with a run's checkpoint: greedy and sampled, per task, with 95% intervals.
+    """Evaluate a run's checkpoint on held-out episodes: greedy and sampled, per task, with 95% intervals.
 
     Args:
         folder: The run's folder, `runs/NAME`.
-        episodes: Episodes for each way of acting.
-        checkpoint: Which checkpoint, by its update; -1: the newest.
+        episodes: Episodes each for sampled and greedy actions.
+        checkpoint: Checkpoint, by update number; -1: the newest.
         seed: Seed of the episodes.
         gif: Also write `episode.gif` into the folder.
     """
@@ -60,15 +60,16 @@ def demo(
     episodes: int = 1000,
     run: RunConfig = RunConfig(),  # noqa: B008 - frozen
 ) -> int:
-    """Make a small Llama, give it a prior by imitation, improve it by PPO, and show what RL added. Downloads nothing.
+    """Create a small Llama, train a prior by imitation, improve it by PPO, and report the gain from RL. Downloads
+    nothing.
 
     The prior is a stand-in for pre-training: the model imitates text demonstrations of an expert that often acts at
-    random. It is saved as an ordinary model folder, and RL starts from that folder as from any other.
+    random. It is saved as an ordinary model folder, from which RL starts.
 
     Args:
-        steps: Environment steps of RL.
+        steps: Number of environment steps of RL.
         episodes: Held-out episodes for each evaluation, before and after.
-        run: How the run is kept.
+        run: Settings of the run's folder, checkpoints and logs.
     """
     from llmrl_jax.run.folder import check_folder
     from llmrl_jax.systems.glam.demo import prior_then_ppo
