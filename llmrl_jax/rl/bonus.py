@@ -1,12 +1,12 @@
-"""What changes the rewards of steps before an algorithm learns from them: novelty, goals, shaping.
+"""Bonuses: changes of the rewards of steps before an algorithm learns from them (novelty, goals, shaping).
 
-One protocol for all of them, which no algorithm and no policy is part of. A learner keeps the bonus's state in its own,
-calls `reward` on the steps that it has just played, and `update` with every gradient step. Two kinds of bonus exist:
+One protocol for all of them, independent of algorithms and policies. A learner keeps the bonus's state in its own,
+calls `reward` on the steps that it has just played, and `update` with every gradient step. There are two kinds:
 
-* its reward takes the place of the world's (`Shaping`, goals): `stream` is None;
-* its reward is a second stream beside the world's (`llmrl_jax.rl.rnd.RND`): a value function of its own, with its own
-  discount, maybe across the ends of episodes, and two advantages that are added with coefficients. A learner with one
-  value function adds the rewards in place of the advantages: `one_reward`.
+* the reward replaces the environment's (`Shaping`, goals): `stream` is None;
+* the reward is a second stream in addition to the environment's (`llmrl_jax.rl.rnd.RND`): a separate value function,
+  with its own discount, optionally across the ends of episodes, and two advantages that are added with coefficients. A
+  learner with one value function adds the rewards instead of the advantages: `one_reward`.
 """
 
 from __future__ import annotations
@@ -24,94 +24,94 @@ from llmrl_jax.rl.returns import gae
 
 
 INIT = 0xB0
-"""What a learner's keys are folded with for a bonus, so that its own draws stay what they are without one."""
+"""Folded into a learner's keys for a bonus, so that the learner's own draws are the same with and without one."""
 
 
 @struct.dataclass
 class Steps:
-    """Steps as a bonus sees them: leaves `[T, N, ...]` in `reward`, `[B, ...]` in `update`."""
+    """Steps as passed to a bonus: leaves `[T, N, ...]` in `reward`, `[B, ...]` in `update`."""
 
     obs: Any
     action: jax.Array
     reward: jax.Array
-    """The world's."""
+    """The environment's reward."""
     next_obs: Any
     """The observation that the step reached, before any reset."""
     terminated: jax.Array
-    """Whether the learner bootstraps nothing there."""
+    """Whether the learner does not bootstrap after the step."""
     truncated: jax.Array
     returns: Any = ()
-    """In `update`, the returns of the bonus's own stream; `()` from a learner that has no such stream."""
+    """In `update`, the returns of the bonus's stream; `()` from a learner without such a stream."""
 
 
 @struct.dataclass
 class BonusState:
-    """The state of a bonus; part of a learner's, and so of its checkpoints."""
+    """The state of a bonus; part of a learner's state, and so of its checkpoints."""
 
     whole: Any
-    """What belongs to no environment: networks, statistics. On a mesh, every device has a copy."""
+    """State that is not per environment: networks, statistics. On a mesh, every device has a copy."""
     rows: Any
-    """What belongs to single environments, leaves `[N, ...]`. On a mesh it is split as they are."""
+    """State per environment, leaves `[N, ...]`. On a mesh it is split as the environments are."""
 
 
 @struct.dataclass
 class Stream:
-    """How the rewards of a bonus are learned where they are a stream of their own."""
+    """How the rewards of a bonus are learned if they are a separate stream."""
 
     gamma: Float[Array, ""]
     """Their discount per step."""
     coef: Float[Array, ""]
     """Weight of their advantages."""
     extrinsic_coef: Float[Array, ""]
-    """Weight of the world's advantages."""
+    """Weight of the environment's advantages."""
     episodic: bool = struct.field(pytree_node=False, default=False)
-    """Whether their returns stop where an episode ends; otherwise the next episode goes on with them."""
+    """Whether their returns stop at the end of an episode; otherwise they continue into the next episode."""
 
 
 class Bonus(Protocol):
-    """What changes the rewards of steps, as pure functions of a `BonusState`."""
+    """A change of the rewards of steps, as pure functions of a `BonusState`."""
 
     @property
     def name(self) -> str:
-        """What its metrics are called after."""
+        """Prefix of its metrics."""
         ...
 
     def init(self, key: jax.Array, obs: Any) -> BonusState:
-        """The first state.
+        """The initial state.
 
-        **Arguments:** `key`; `obs`, of all environments, leaves `[N, ...]`, each of them at the start of an episode.
+        **Arguments:** `key`; `obs`, of all environments, leaves `[N, ...]`, each at the start of an episode.
         """
         ...
 
     def stream(self, state: BonusState) -> Stream | None:
-        """How its rewards are learned; None where they take the place of the world's."""
+        """How its rewards are learned; None if they replace the environment's."""
         ...
 
     def reward(
         self, state: BonusState, steps: Steps, gamma: float | jax.Array
     ) -> tuple[BonusState, Float[Array, "T N"], dict[str, jax.Array]]:
-        """The rewards of consecutive steps of all environments, which go on where those of the last call ended.
+        """The rewards of consecutive steps of all environments, which follow the steps of the last call.
 
-        **Arguments:** `steps`, leaves `[T, N, ...]`; `gamma`, the learner's own discount.
+        **Arguments:** `steps`, leaves `[T, N, ...]`; `gamma`, the learner's discount.
         **Returns:** the state, the rewards, and metrics: float32 scalars.
         """
         ...
 
     def value(self, state: BonusState, obs: Any, batch_dims: int) -> Float[Array, "*B"]:
-        """The value of observations, in returns of its own stream; called where there is one."""
+        """The value of observations, in returns of the bonus's stream; called only if there is one."""
         ...
 
     def update(self, state: BonusState, steps: Steps, key: jax.Array) -> tuple[BonusState, dict[str, jax.Array]]:
-        """One gradient step of what the bonus learns.
+        """One gradient step of the bonus's own networks.
 
         **Arguments:** `steps`, any steps, leaves `[B, ...]`; `key`.
-        **Returns:** the state, and metrics of the same names at every call.
+        **Returns:** the state, and metrics with the same names at every call.
         """
         ...
 
 
 def place(state: Any, placement: Placement) -> Any:
-    """A bonus's state on a mesh; `()`, where there is no bonus, as it is."""
+    """A bonus's state on a mesh; `()` (no bonus) is returned unchanged."""
     if not isinstance(state, BonusState):
         return state
     return BonusState(placement.whole(state.whole), placement.rows(state.rows))
@@ -120,8 +120,8 @@ def place(state: Any, placement: Placement) -> Any:
 def one_reward(
     bonus: Bonus, state: BonusState, steps: Steps, gamma: float | jax.Array
 ) -> tuple[BonusState, Float[Array, "T N"], dict[str, jax.Array]]:
-    """The rewards for a learner with one value function, as one that keeps its steps in a replay memory: those of the
-    bonus, or of both streams, added with their coefficients. Arguments and returns as of `Bonus.reward`."""
+    """The rewards for a learner with one value function, such as one with a replay memory: those of the bonus, or the
+    sum of both streams with their coefficients. Arguments and returns as for `Bonus.reward`."""
     state, reward, metrics = bonus.reward(state, steps, gamma)
     stream = bonus.stream(state)
     if stream is not None:
@@ -138,10 +138,10 @@ def stream_advantages(
     obs_after: Any,
     gae_lambda: float | jax.Array,
 ) -> tuple[Float[Array, "T N"], Float[Array, "T N"]]:
-    """Generalised advantage estimation of a bonus's own stream.
+    """Generalised advantage estimation of a bonus's stream.
 
-    **Arguments:** `steps`, leaves `[T, N, ...]`; `reward`, the bonus's; `obs_after`, what each environment shows after
-    the last step, a reset included, leaves `[N, ...]`; `gae_lambda`.
+    **Arguments:** `steps`, leaves `[T, N, ...]`; `reward`, the bonus's; `obs_after`, the observations after the last
+    step, and after a reset if there was one, leaves `[N, ...]`; `gae_lambda`.
     **Returns:** advantages and returns.
     """
     value = bonus.value(state, steps.obs, 2)
@@ -149,7 +149,7 @@ def stream_advantages(
     terminated, truncated = steps.terminated, steps.truncated
     if stream.episodic:
         next_value = jnp.where(terminated | truncated, bonus.value(state, steps.next_obs, 2), after)
-    else:  # the next episode follows as if nothing had happened
+    else:  # returns continue into the next episode
         terminated, truncated, next_value = jnp.zeros_like(terminated), jnp.zeros_like(truncated), after
     return gae(reward, value, next_value, terminated, truncated, stream.gamma, gae_lambda)
 
@@ -157,8 +157,8 @@ def stream_advantages(
 class Shaping:
     """Potential-based shaping, a `Bonus`: `r + gamma * phi(s') - phi(s)` (Ng, Harada and Russell, 1999, eq. 2).
 
-    The potential of a terminal state is 0, and that of a truncated one its own, as the learner bootstraps there: so
-    every policy's return changes by `-phi(s_0)` alone, and the best policy stays the best.
+    The potential of a terminal state is 0; a truncated one keeps its potential, as the learner bootstraps there. So
+    every policy's return changes by `-phi(s_0)` only, and the optimal policy is unchanged.
     """
 
     name = "shaping"

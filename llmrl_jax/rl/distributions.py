@@ -12,16 +12,16 @@ from jaxtyping import Array, Bool, Float
 
 
 class Distribution(Protocol):
-    """What a policy returns: a batch of distributions over actions, leaves `[..., *]`."""
+    """A policy's output: a batch of distributions over actions, leaves `[..., *]`."""
 
     def noise(self, key: jax.Array) -> jax.Array:
-        """The randomness of one action per row; needs only shapes, so that it can be drawn ahead of the policy.
+        """The noise for one action per row; depends on shapes only, so it can be drawn before the policy runs.
 
-        What row `i` draws is a function of `key` and `i` (jax's counters): neither the number of rows nor the devices
-        that hold them matter."""
+        The draw of row `i` is a function of `key` and `i` (jax's counters): it does not depend on the number of rows
+        or on the devices that hold them."""
 
     def choose(self, noise: jax.Array) -> jax.Array:
-        """The actions that some noise stands for."""
+        """The actions that correspond to given noise."""
 
     def sample(self, key: jax.Array) -> jax.Array:
         """One action per row: `choose(noise(key))`."""
@@ -33,19 +33,19 @@ class Distribution(Protocol):
         """Entropy of each row in nats, float32."""
 
     def mode(self) -> jax.Array:
-        """The likeliest action of each row."""
+        """The most probable action of each row."""
 
 
 @struct.dataclass
 class Categorical:
-    """One of `A` actions, by unnormalised log-probabilities `[..., A]`."""
+    """A distribution over `A` actions, given by unnormalised log-probabilities `[..., A]`."""
 
     logits: jax.Array
 
     @classmethod
     def masked(cls, logits: Float[Array, "*B A"], allowed: Bool[Array, "*#B A"]) -> Categorical:
-        """The distribution over the allowed actions only; at least one per row must be."""
-        floor = jnp.finfo(jnp.float32).min / 2  # finite, so that entropy and gradients stay so
+        """The distribution over the allowed actions only; each row needs at least one."""
+        floor = jnp.finfo(jnp.float32).min / 2  # finite, so that entropy and gradients stay finite
         return cls(jnp.where(allowed, logits.astype(jnp.float32), floor))
 
     @property
@@ -129,7 +129,7 @@ class TanhNormal:
         return self.low + self._half * (jnp.tanh(x) + 1)
 
     def _log_slope(self, x: jax.Array) -> jax.Array:
-        """log of d action / d x: log(half) + log(1 - tanh(x)^2), in the form that does not cancel."""
+        """log of d action / d x: log(half) + log(1 - tanh(x)^2), in a form without cancellation."""
         return jnp.log(self._half) + 2 * (math.log(2) - x - jax.nn.softplus(-2 * x))
 
     def noise(self, key):

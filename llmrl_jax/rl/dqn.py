@@ -1,9 +1,10 @@
-"""Deep Q-learning (Mnih et al., Nature 518, 2015), for any policy that gives every action a value.
+"""Deep Q-learning (Mnih et al., Nature 518, 2015), for any policy that returns a value for every action.
 
-One update plays `num_steps` steps in `num_envs` environments, remembers them, and takes `gradient_steps` gradient steps
-on batches from the memory. Options: double Q-learning (van Hasselt et al., 1509.06461), a target network copied now and
-then or followed slowly, n-step returns, prioritised replay (Schaul et al., 1511.05952), actions drawn epsilon-greedily
-or from a softmax over the values. The state holds the memory too, so the learner resumes, vmaps and shards as PPO does.
+One update plays `num_steps` steps in `num_envs` environments, stores them, and takes `gradient_steps` gradient steps
+on batches from the replay memory. Options: double Q-learning (van Hasselt et al., 1509.06461), a target network copied
+periodically or by Polyak averaging, n-step returns, prioritised replay (Schaul et al., 1511.05952), actions drawn
+epsilon-greedily or from a softmax over the values. The state includes the replay memory, so the learner resumes, vmaps
+and shards as PPO does.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ from llmrl_jax.rl.rollout import EPISODE_INFO, Runner, episode_metrics, place, s
 
 @struct.dataclass
 class DQNState:
-    """Everything that DQN carries from update to update, its whole memory included."""
+    """Everything that DQN carries from update to update, including the replay memory."""
 
     params: Any
-    """What is trained."""
+    """Trained parameters."""
     frozen: Any
-    """What the policy reads and nothing changes."""
+    """Parameters that the policy reads and no update changes."""
     target: Any
-    """The parameters of the target network; `()` where there is none."""
+    """The parameters of the target network; `()` if there is none."""
     opt_state: Any
     """Adam's moments."""
     replay: Ring
@@ -55,7 +56,7 @@ class DQNState:
     update: jax.Array
     """int32 `[]`, updates done."""
     bonus: Any = ()
-    """Of what changes rewards, see `llmrl_jax.rl.bonus`; `()` where nothing does."""
+    """State of the reward bonus, see `llmrl_jax.rl.bonus`; `()` if there is none."""
 
 
 # --- the loss ---------------------------------------------------------------------------------------------------------
@@ -67,9 +68,9 @@ def q_targets(
     next_value: Float[Array, " B"],
     discount: float | jax.Array,
 ) -> Float[Array, " B"]:
-    """What the values of the chosen actions are drawn to: `reward + discount * next_value`, the reward alone at an end.
+    """Targets of the chosen actions' values: `reward + discount * next_value`, the reward alone where terminated.
 
-    **Arguments:** `discount`, of all steps that `reward` adds up, one number or `[B]`.
+    **Arguments:** `discount`, over all steps that `reward` sums, one number or `[B]`.
     """
     return reward + discount * jnp.where(terminated, 0.0, next_value)
 
@@ -88,9 +89,9 @@ def dqn_loss(
 ) -> tuple[jax.Array, tuple[dict[str, jax.Array], Float[Array, " B"]]]:
     """The mean Huber loss of the chosen actions' values against `q_targets`.
 
-    **Arguments:** `target`, the parameters behind the targets, which get no gradient; `batch`, leaves `[B, ...]`;
-    `discount`, see `q_targets`; `double`, whether `params` choose the action that `target` values (1509.06461, eq. 4)
-    instead of `target`; `delta`, where the loss becomes linear; `weight`, of each row (None: 1).
+    **Arguments:** `target`, the parameters of the target network, which get no gradient; `batch`, leaves `[B, ...]`;
+    `discount`, see `q_targets`; `double`, whether `params` instead of `target` choose the action that `target`
+    evaluates (1509.06461, eq. 4); `delta`, error beyond which the loss is linear; `weight`, per row (None: 1).
     **Returns:** the loss; its metrics, float32 scalars; and the absolute errors.
     """
     q = policy.q(params, frozen, batch.obs)
@@ -122,14 +123,14 @@ def make_dqn(
     """Build DQN as a `Learner`.
 
     **Arguments:** `config`; `env`, one environment, wrapped (with `EpisodeStatistics`), not batched; `env_params`;
-    `policy`; `mesh`, over whose axes data and fsdp the environments, the memory and batches are split; `bonus`, what
-    changes the rewards of steps before they are remembered (novelty, shaping), and learns with every gradient step.
+    `policy`; `mesh`, over whose axes data and fsdp the environments, the memory and batches are split; `bonus`, which
+    changes the rewards of steps before they are stored (novelty, shaping), and learns with every gradient step.
     **Returns:** the learner. Its metrics are those of `dqn_loss` (means over the gradient steps), `grad_norm` (before
-    clipping), `entropy` and `value_mean` of the policy that acted, `epsilon` where actions are drawn so, `replay_size`,
+    clipping), `entropy` and `value_mean` of the acting policy, `epsilon` with `acting` epsilon, `replay_size`,
     `nonfinite` (1 where a loss or gradient was not finite, bounded by 0), those of `episode_metrics`, and the bonus's.
-    Returns of episodes are the world's own.
-    **Raises:** `ValueError` where sizes do not divide (the arithmetic is shown), or the environment does not report
-    its episodes.
+    Episode returns are sums of the environment's rewards, without the bonus.
+    **Raises:** `ValueError` if sizes do not divide (the arithmetic is shown), or the environment does not report its
+    episodes.
     """
     check(config, env, env_params, mesh)
     dqn = DQN(config, env, env_params, policy, Placement(mesh), bonus)
@@ -138,19 +139,19 @@ def make_dqn(
 
 @struct.dataclass
 class Played:
-    """What is recorded of steps besides what is remembered; leaves `[T, N]`."""
+    """Per-step records that are not stored in the replay memory; leaves `[T, N]`."""
 
     done: jax.Array
     truncated: jax.Array
     value: jax.Array
     """The highest value of an action."""
     entropy: jax.Array
-    """Of the distribution that the action was drawn from."""
+    """Entropy of the distribution that the action was drawn from."""
     info: dict[str, jax.Array]
 
 
 class DQN:
-    """DQN's update and the parts that it is made of; `make_dqn` says what the arguments are."""
+    """DQN's update and its parts; `make_dqn` documents the arguments."""
 
     def __init__(
         self,
@@ -189,7 +190,7 @@ class DQN:
         return state.replace(bonus=bonuses.place(bonus, self.placement))
 
     def update(self, state: DQNState) -> tuple[DQNState, dict[str, jax.Array]]:
-        """Play, remember, gradient steps, target network."""
+        """Play, store the steps, take gradient steps, update the target network."""
         with self.placement.context():
             pool_key, play_key, learn_key = jax.random.split(jax.random.fold_in(state.key, state.update), 3)
             runner, steps, played = self._play(state, pool_key, play_key)
@@ -235,7 +236,7 @@ class DQN:
         return over_offered(q / state.hparams["temperature"], obs)
 
     def _play(self, state: DQNState, pool_key: jax.Array, key: jax.Array) -> tuple[Runner, Transition, Played]:
-        """`num_steps` steps in every environment: what is remembered and what is recorded, leaves `[T, N, ...]`."""
+        """`num_steps` steps in every environment: the transitions to store and the records, leaves `[T, N, ...]`."""
         config, rows = self.config, self.placement.rows
 
         def step(runner, t):
@@ -263,7 +264,7 @@ class DQN:
     def _rewarded(
         self, state: DQNState, steps: Transition, played: Played
     ) -> tuple[DQNState, Transition, dict[str, jax.Array]]:
-        """The steps with the rewards that are learned from, and the bonus's metrics, if there is one."""
+        """The steps with the rewards used for learning, and the metrics of the bonus, if there is one."""
         if self.bonus is None:
             return state, steps, {}
         seen = Steps(steps.obs, steps.action, steps.reward, steps.next_obs, steps.terminated, played.truncated)
@@ -327,7 +328,8 @@ class DQN:
     def _sample(
         self, ring: Ring, key: jax.Array, hparams: dict[str, jax.Array]
     ) -> tuple[jax.Array, Transition, jax.Array, jax.Array | None]:
-        """A batch: places in the memory, what is there, the discounts of its targets, and importance weights if any."""
+        """A batch: indices in the memory, the transitions, the discounts of the targets, and importance weights if
+        any."""
         config, weight = self.config, None
         if config.replay == "prioritized":
             drawn = self.memory.draw_prioritized(ring, key, config.batch_size)

@@ -1,4 +1,4 @@
-"""The hyper-parameters of DQN, and what must hold between them."""
+"""The hyper-parameters of DQN and the checks on them."""
 
 from __future__ import annotations
 
@@ -25,60 +25,60 @@ class DQNConfig:
     gradient_steps: int = 4
     """Gradient steps per update."""
     batch_size: int = 128
-    """Remembered steps in a gradient step; over a mesh, a multiple of its data x fsdp devices."""
+    """Stored steps per gradient step; over a mesh, a multiple of its data x fsdp devices."""
     replay_size: int = 100_000
-    """Steps remembered at most, rounded down to a multiple of num_envs. Room for all is taken at once, in checkpoints
-    too."""
+    """Capacity of the replay memory in steps, rounded down to a multiple of num_envs. The whole memory is allocated at
+    once, in checkpoints too."""
     learning_starts: int = 0
-    """Remembered steps before the first gradient step; until then losses are reported as 0."""
+    """Stored steps before the first gradient step; until then losses are reported as 0."""
     gamma: float = 0.99
     """Discount per step, 0 to 1."""
     n_step: int = 1
-    """Steps whose rewards a target adds up before it bootstraps."""
+    """Steps whose rewards a target sums before it bootstraps."""
     double: bool = True
-    """Whether the network that learns chooses the action that the target network values (double Q-learning)."""
+    """Whether the online network chooses the action that the target network evaluates (double Q-learning)."""
     target_every: int = 8
-    """Updates between changes of the target network; 0: there is no target network, the learning one is its own."""
+    """Updates between changes of the target network; 0: no target network, targets use the online one."""
     target_tau: float = 1.0
-    """How far the target network then moves towards the learning one, 0 to 1; 1 copies it. Polyak averaging: a small
+    """Step of the target network towards the online one at each change, 0 to 1; 1 copies it. Polyak averaging: a small
     number, with target_every 1."""
     huber_delta: float = 100.0
-    """Error of a value beyond which the loss is linear instead of quadratic. With a small one (1 is usual, for rewards
-    clipped to 1) and larger values, large errors weigh no more than small ones, and values may grow without a limit."""
+    """Error of a value beyond which the loss is linear instead of quadratic. If it is small (1 is usual, for rewards
+    clipped to 1) and values are larger, large errors weigh no more than small ones, and values may diverge."""
     learning_rate: float = 2.5e-4
     """Step size of Adam."""
     max_grad_norm: float = 10.0
     """Global norm to which gradients are clipped; inf: never."""
     adam_b1: float = 0.9
-    """Adam's decay of the mean."""
+    """Adam's decay rate of the first moment."""
     adam_b2: float = 0.999
-    """Adam's decay of the square."""
+    """Adam's decay rate of the second moment."""
     adam_eps: float = 1e-8
     """Adam's epsilon."""
     acting: Literal["epsilon", "softmax"] = "epsilon"
-    """How actions are drawn: `epsilon`, the best one, but a random one with probability epsilon; `softmax`, with
+    """How actions are drawn: `epsilon`, the best one, or a random one with probability epsilon; `softmax`, with
     probabilities proportional to exp(value / temperature)."""
     epsilon_start: float = 1.0
-    """With `acting` epsilon: the probability of a random action at first."""
+    """With `acting` epsilon: the initial probability of a random action."""
     epsilon_end: float = 0.05
-    """With `acting` epsilon: that probability in the end."""
+    """With `acting` epsilon: the final probability of a random action."""
     epsilon_steps: int = 50_000
     """With `acting` epsilon: environment steps over which it falls linearly."""
     temperature: float = 1.0
     """With `acting` softmax: the temperature, in units of value."""
     replay: Literal["uniform", "prioritized"] = "uniform"
-    """How remembered steps are drawn: `prioritized`, in proportion to (|error of the value| + 1e-6) ** priority_alpha,
-    with the importance weights of the paper."""
+    """How stored steps are drawn: `prioritized`, in proportion to (|TD error| + 1e-6) ** priority_alpha, with the
+    importance weights of the paper."""
     priority_alpha: float = 0.6
     """With `replay` prioritized: 0 draws uniformly, 1 in proportion to the error."""
     priority_beta: float = 0.4
-    """With `replay` prioritized: how far importance weights correct the draw, 0 to 1."""
+    """With `replay` prioritized: exponent of the importance weights, 0 (no correction) to 1 (full)."""
     bootstrap_truncation: bool = True
-    """Whether a time-out is worth the value of its last observation; False treats it as terminal, as GLAM does."""
+    """Whether to bootstrap from the last observation of a time-out; False treats it as terminal, as GLAM does."""
     reset: Literal["pool", "always", "optimistic"] = "pool"
-    """How episodes restart, see `envs_jax.VectorEnv`; the pool is renewed before every update."""
+    """How episodes restart, see `envs_jax.VectorEnv`; the pool is refreshed before every update."""
     pool_size: int = 256
-    """Prepared episodes, with `reset` pool."""
+    """Episodes in the pool, with `reset` pool."""
     reset_ratio: int = 16
     """Environments per fresh episode and step, with `reset` optimistic; divides num_envs."""
 
@@ -113,9 +113,9 @@ class DQNConfig:
 
 
 def check(config: DQNConfig, env: Environment, env_params: Any, mesh: Mesh | None) -> None:
-    """Refuse a configuration that cannot be run with these environments and this mesh.
+    """Reject a configuration that is incompatible with the environment or the mesh.
 
-    **Raises:** `ValueError` where sizes do not divide (the arithmetic is shown), or the environment does not report its
+    **Raises:** `ValueError` if sizes do not divide (the arithmetic is shown), or the environment does not report its
     episodes.
     """
     if mesh is not None:

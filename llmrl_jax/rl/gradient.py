@@ -1,4 +1,4 @@
-"""Gradient steps, as every learner takes them: in microbatches, clipped by their global norm, by Adam."""
+"""Gradient steps shared by the learners: microbatches, clipping by global norm, Adam."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ Sums = TypeVar("Sums")
 
 def traced_floats(config: Any) -> dict[str, jax.Array]:
     """The float fields of a configuration by name, as float32 `[]`: part of a learner's state, so that they can differ
-    between the rows of a vmap and change without a compilation."""
+    between the rows of a vmap and change without recompilation."""
     floats = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.type == "float"}
     return {name: jnp.float32(x) for name, x in floats.items()}
 
 
 def in_parts(tree: Any, count: int, axis: int = 0) -> Any:
-    """The rows of a batch in `count` parts, as a new leading axis.
+    """The rows of a batch split into `count` parts, as a new leading axis.
 
-    Part `j` takes the rows `j, j + count, ...`, so that over a mesh each part lies on all devices.
+    Part `j` takes the rows `j, j + count, ...`, so that over a mesh each part is spread over all devices.
 
     **Arguments:** `tree`, leaves with rows along `axis`; `count`, which divides them.
     **Returns:** leaves `[count, ...]` with `rows / count` rows along the following `axis`.
@@ -40,28 +40,28 @@ def in_parts(tree: Any, count: int, axis: int = 0) -> Any:
 
 
 def accumulate(part: Callable[[Any], tuple[Sums, Any]], zero: Sums, parts: Any) -> tuple[Sums, Any]:
-    """Gradients of the parts of a batch, computed one after the other so that one part's activations exist at once.
+    """Gradients of the parts of a batch, computed sequentially so that only one part's activations are in memory.
 
-    **Arguments:** `part`, from the rows of one part to what is added up (gradients, and the loss if it is a sum over
-    rows) and to what is kept apart; `zero`, a tree of zeros like the first; `parts`, see `in_parts`.
-    **Returns:** the sums, and what is kept apart with a leading axis of parts.
+    **Arguments:** `part`, from the rows of one part to a tree that is summed (gradients, and the loss if it is a sum
+    over rows) and a tree that is stacked; `zero`, a tree of zeros like the first; `parts`, see `in_parts`.
+    **Returns:** the sums, and the second tree with a leading axis of parts.
     """
 
     def add(total, rows):
-        found, apart = part(rows)
-        return jax.tree.map(jnp.add, total, found), apart
+        sums, apart = part(rows)
+        return jax.tree.map(jnp.add, total, sums), apart
 
     return jax.lax.scan(add, zero, parts)
 
 
 def clip(grads: Any, limit: Any) -> Any:
-    """Gradients scaled to a global norm of at most `limit` (Pascanu et al., 1211.5063); inf leaves them as they are."""
+    """Gradients scaled to a global norm of at most `limit` (Pascanu et al., 1211.5063); inf leaves them unchanged."""
     scale = jnp.minimum(1.0, limit / jnp.maximum(optax.tree.norm(grads), 1e-12))
     return jax.tree.map(lambda g: g * scale, grads)
 
 
 def clipped_adam(hparams: dict[str, Any]) -> optax.GradientTransformation:
-    """Adam (Kingma & Ba, 1412.6980) on gradients that `clip` has scaled; its state is Adam's alone.
+    """Adam (Kingma & Ba, 1412.6980) on gradients scaled by `clip`; the state is Adam's only.
 
     **Arguments:** `hparams`, with `max_grad_norm`, `adam_b1`, `adam_b2` and `adam_eps`; they may be traced.
     """
@@ -80,7 +80,7 @@ def descend(
 
     **Arguments:** `optimizer`, from gradients to a direction (`clipped_adam`, a chain of optax); `params`, `grads`,
     `opt_state`; `learning_rate`, a float or a float32 `[]`.
-    **Returns:** the parameters, each in its own dtype, the optimiser's state, and the norm of the gradients as given.
+    **Returns:** the parameters, each in its own dtype, the optimiser's state, and the norm of the given gradients.
     """
     norm = optax.tree.norm(grads)
     direction, opt_state = optimizer.update(grads, opt_state, params)
@@ -89,31 +89,31 @@ def descend(
 
 
 def linear_decay(update: Any, updates: Any) -> Float[Array, ""]:
-    """What is left of a step size at an update: from 1 at the first linearly to 0 at `updates`, and 0 from there on."""
+    """The factor of a step size at an update: falls linearly from 1 at the first to 0 at `updates`, and stays 0."""
     return jnp.maximum(0.0, 1 - update / updates)
 
 
 FLATTEN_BELOW = 100_000
-"""Numbers, in all, up to which a tree is flattened: above it, copying costs more than operations do."""
+"""Total size up to which a tree is flattened: above it, the copies cost more than the operations that they save."""
 
 
 class FlatTree:
-    """A small tree of parameters as one vector, so that an optimiser's step is one operation and not one per leaf."""
+    """A small tree of parameters as one vector, so that an optimiser's step is one operation, not one per leaf."""
 
     def __init__(self, params: Any, *, allowed: bool = True):
-        """**Arguments:** `params`; `allowed`, False to leave every tree as it is (on a mesh its leaves lie in different
-        places). A large tree, or one of several dtypes, is left as it is too."""
+        """**Arguments:** `params`; `allowed`, False to leave every tree unchanged (on a mesh its leaves have different
+        shardings). A large tree, or one of several dtypes, is left unchanged too."""
         leaves = jax.tree.leaves(params)
         one_dtype = len({x.dtype for x in leaves}) == 1
         self.flattens = allowed and one_dtype and sum(x.size for x in leaves) <= FLATTEN_BELOW
         self._restore = ravel_pytree(params)[1] if self.flattens else None
 
     def flatten(self, tree: Any) -> Any:
-        """The vector that gradient steps see."""
+        """The vector used in gradient steps."""
         return ravel_pytree(tree)[0] if self.flattens else tree
 
     def restore(self, vector: Any) -> Any:
-        """Back to the tree."""
+        """The tree of a vector."""
         return self._restore(vector) if self._restore else vector
 
     def flatten_moments(self, opt_state: optax.ScaleByAdamState) -> optax.ScaleByAdamState:

@@ -12,13 +12,13 @@ from jaxtyping import Array, Bool, Float, Int
 
 
 def uniform(fan_in: int) -> Callable:
-    """Uniform within `1 / sqrt(fan_in)`: PyTorch's own initial values, for weights and biases."""
+    """Uniform within `1 / sqrt(fan_in)`: PyTorch's default initialisation of weights and biases."""
     bound = 1 / math.sqrt(fan_in)
     return lambda key, shape, dtype=jnp.float32: jax.random.uniform(key, shape, dtype, -bound, bound)
 
 
 def unit_columns(key: jax.Array, shape: tuple[int, ...], dtype=jnp.float32) -> jax.Array:
-    """A Gaussian kernel `[in, out]` in which the weights of every output have norm 1, as BabyAI's networks have it."""
+    """A Gaussian kernel `[in, out]` in which the weights of every output have norm 1, as in BabyAI's networks."""
     kernel = jax.random.normal(key, shape, dtype)
     return kernel / jnp.linalg.norm(kernel, axis=0, keepdims=True)
 
@@ -29,10 +29,10 @@ def linear(inputs: int, outputs: int, name: str) -> nn.Dense:
 
 
 def convolve(x: Float[Array, "*N H W C"], kernel: Float[Array, "K K C D"]) -> Float[Array, "*N h w D"]:
-    """A convolution with stride 1 and a border of one zero, as one product of neighbourhoods and weights.
+    """A convolution with stride 1 and zero padding of 1, as one matrix product of patches and weights.
 
-    XLA's own is 85 times slower on a CPU where its gradient is computed in a loop, as in PPO. A kernel of size 3 keeps
-    the height and width; one of size 2 adds 1 to both.
+    XLA's convolution is 85 times slower on a CPU if its gradient is computed in a loop, as in PPO. A kernel of size 3
+    keeps the height and width; one of size 2 adds 1 to both.
     """
     size = kernel.shape[0]
     height, width = (n + 3 - size for n in x.shape[-3:-1])
@@ -42,7 +42,7 @@ def convolve(x: Float[Array, "*N H W C"], kernel: Float[Array, "K K C D"]) -> Fl
 
 
 class Conv(nn.Module):
-    """A layer of `convolve` and a bias, with PyTorch's initial values unless others are given."""
+    """`convolve` plus a bias, with PyTorch's initial values unless others are given."""
 
     features: int
     size: int
@@ -61,15 +61,15 @@ class Conv(nn.Module):
 class GRU(nn.Module):
     """The last state of a GRU over right-padded sequences, with PyTorch's equations and initial values.
 
-    What the inputs contribute to the gates is one product over all positions; only the rest is sequential.
+    The inputs' contribution to the gates is one product over all positions; only the rest is sequential.
     """
 
     features: int
 
     @nn.compact
     def __call__(self, x: Float[Array, "B S E"], lengths: Int[Array, " B"]) -> Float[Array, "B D"]:
-        """**Arguments:** `x`; `lengths`, the positions that count, from the left.
-        **Returns:** the state behind each row's last position; zeros for an empty row."""
+        """**Arguments:** `x`; `lengths`, the number of valid positions, from the left.
+        **Returns:** the state after each row's last position; zeros for an empty row."""
         wide, draw = 3 * self.features, uniform(self.features)
         kernel = self.param("input_kernel", draw, (x.shape[-1], wide))
         bias = self.param("input_bias", draw, (wide,))
@@ -90,12 +90,12 @@ class GRU(nn.Module):
 
 
 class LSTM(nn.Module):
-    """An LSTM along the leading axis, emptied where an episode starts, with PyTorch's equations and initial values."""
+    """An LSTM along the leading axis, reset where an episode starts, with PyTorch's equations and initial values."""
 
     features: int
     truncate: int
-    """Gradients go back through at most so many steps: none passes from one stretch of `truncate` steps to the one
-    before it."""
+    """Maximum number of steps of backpropagation through time: no gradient passes from one segment of `truncate` steps
+    to the one before it."""
 
     @nn.compact
     def __call__(

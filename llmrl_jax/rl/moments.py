@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 @struct.dataclass
 class Moments:
-    """The mean and variance of everything seen so far, per entry."""
+    """The mean and variance of all samples so far, per entry."""
 
     mean: jax.Array
     var: jax.Array
@@ -19,12 +19,12 @@ class Moments:
 
     @classmethod
     def start(cls, shape: tuple[int, ...] = ()) -> Moments:
-        """Mean 0, variance 1, with the weight of 1e-4 of a sample: the first real one takes their place."""
+        """Mean 0 and variance 1, with the weight of 1e-4 samples, so that the first real sample replaces them."""
         return cls(jnp.zeros(shape), jnp.ones(shape), jnp.float32(1e-4))
 
     def update(self, x: Float[Array, "..."]) -> Moments:
-        """With more samples (Chan, Golub and LeVeque, 1979): every axis of `x` before the last `mean.ndim` is one of
-        samples."""
+        """The moments with more samples (Chan, Golub and LeVeque, 1979): all axes of `x` before the last `mean.ndim`
+        are sample axes."""
         samples = x.reshape(-1, *self.mean.shape)
         n = jnp.float32(samples.shape[0])
         mean, total = jnp.mean(samples, axis=0), self.count + n
@@ -33,5 +33,5 @@ class Moments:
         return Moments(self.mean + apart * (n / total), squares / total, total)
 
     def normalize(self, x: jax.Array, clip: float | jax.Array) -> jax.Array:
-        """Deviations from the mean in standard deviations, at most `clip` of them."""
+        """Deviations from the mean in standard deviations, clipped to `[-clip, clip]`."""
         return jnp.clip((x - self.mean) / jnp.sqrt(self.var + 1e-8), -clip, clip)

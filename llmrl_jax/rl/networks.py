@@ -21,7 +21,7 @@ from llmrl_jax.rl.policy import over_offered
 
 
 def flatten(obs: Any, batch_dims: int) -> jax.Array:
-    """Every leaf of an observation as one float32 vector, the leading `batch_dims` axes kept."""
+    """All leaves of an observation as one float32 vector, the leading `batch_dims` axes kept."""
     leaves = [x.reshape(*x.shape[:batch_dims], -1).astype(jnp.float32) for x in jax.tree.leaves(obs)]
     return jnp.concatenate(leaves, axis=-1)
 
@@ -38,17 +38,17 @@ def with_one_hots(space: spaces.Space) -> Callable[[Any, int], jax.Array]:
 
 
 def image(obs: Any, batch_dims: int) -> jax.Array:
-    """The observation itself, or its `image` where it is a dict, as float32 `[..., H, W, C]`, numbers as they are."""
+    """The observation, or its `image` if it is a dict, as float32 `[..., H, W, C]`, not rescaled."""
     return (obs["image"] if isinstance(obs, dict) else obs).astype(jnp.float32)
 
 
 def dense(features: int, scale: float, name: str | None = None) -> nn.Dense:
-    """A dense layer with an orthogonal kernel of gain `scale` and no bias at first."""
+    """A dense layer with an orthogonal initial kernel of gain `scale` and zero initial bias."""
     return nn.Dense(features, kernel_init=nn.initializers.orthogonal(scale), name=name)
 
 
 def _side_by_side(scale: float) -> Callable:
-    """Two orthogonal matrices beside each other, as one kernel `[inputs, 2 x features]`."""
+    """Two orthogonal matrices concatenated to one kernel `[inputs, 2 x features]`."""
     orthogonal = nn.initializers.orthogonal(scale)
 
     def init(key, shape, dtype=jnp.float32):
@@ -59,9 +59,9 @@ def _side_by_side(scale: float) -> Callable:
 
 
 class Towers(nn.Module):
-    """Two towers of dense layers over one input, one for the actor and one for the critic; they share no weight.
+    """Two towers of dense layers over one input, one for the actor and one for the critic; they share no weights.
 
-    Their first layers are one product: small networks pay for operations more than for arithmetic.
+    Their first layers are one product: in small networks the number of operations costs more than the arithmetic.
     """
 
     hidden: tuple[int, ...]
@@ -82,7 +82,8 @@ class Towers(nn.Module):
 
 
 class Head(nn.Module):
-    """A linear layer of few outputs, one product of a vector for each: XLA is slow at thin matrices' gradients."""
+    """A linear layer of few outputs, with one matrix-vector product per output: XLA's gradients of thin matrices are
+    slow."""
 
     outputs: int
     scale: float
@@ -112,7 +113,7 @@ class Convolutions(nn.Module):
 
 
 class Memory(nn.Module):
-    """A GRU along the leading axis, emptied where an episode starts."""
+    """A GRU along the leading axis, reset where an episode starts."""
 
     features: int
 
@@ -131,7 +132,7 @@ class ActorCritic(nn.Module):
     """Encoder, memory (if any), then an actor and a critic that share nothing else."""
 
     outputs: int
-    """Logits, or numbers in a continuous action."""
+    """Number of logits, or dimension of a continuous action."""
     continuous: bool
     hidden: tuple[int, ...]
     channels: tuple[int, ...]
@@ -141,7 +142,8 @@ class ActorCritic(nn.Module):
     @nn.compact
     def __call__(self, x, carry, first):
         """**Arguments:** `x`, float32 `[T, B, ...]`; `carry`, `[B, memory]` or `()`; `first`, bool `[T, B]`.
-        **Returns:** the head `[T, B, outputs]`, log-deviations `[outputs]` or None, the value `[T, B]`, the carry."""
+        **Returns:** the head's output `[T, B, outputs]`, log standard deviations `[outputs]` or None, the value
+        `[T, B]`, the carry."""
         if self.channels:
             x = Convolutions(self.channels, self.hidden[0], name="encoder")(x)
         if self.memory:
@@ -157,19 +159,19 @@ class ActorCritic(nn.Module):
 
 @dataclass(frozen=True)
 class NetworkConfig:
-    """A small network for an ordinary world."""
+    """A small network for an environment with ordinary array observations."""
 
     hidden: tuple[int, ...] = (64, 64)
     """Widths of the dense layers."""
     channels: tuple[int, ...] = ()
-    """Channels of 3 x 3 convolutions over a picture; the picture is then all that is seen. Empty: none; all parts of
-    the observation are flattened into one vector."""
+    """Channels of 3 x 3 convolutions over an image; the image is then the only input. Empty: no convolutions; all parts
+    of the observation are flattened into one vector."""
     memory: int = 0
     """Units of a GRU; 0: no memory."""
     dueling: bool = False
-    """Q-networks: the value of the state and the advantages of actions have layers of their own."""
+    """Q-networks: separate layers for the value of the state and the advantages of actions."""
     activation: Literal["auto", "tanh", "relu"] = "auto"
-    """Between dense layers; auto: tanh in actor-critics, relu in Q-networks."""
+    """Activation between dense layers; auto: tanh in actor-critics, relu in Q-networks."""
 
     def __post_init__(self):
         at_least("network.memory", self.memory, 0)
@@ -247,7 +249,7 @@ class NetworkPolicy:
 
 
 def network_policy(env: Environment, env_params: Any, network: NetworkConfig, config: Any) -> NetworkPolicy:
-    """The actor-critic of a configuration for a world; `config` is not needed.
+    """The actor-critic of a configuration for an environment; `config` is not used.
 
     **Raises:** `TypeError` for an action space without a network, `ValueError` for options that it does not read.
     """

@@ -1,4 +1,4 @@
-"""The contract between a policy and an on-policy algorithm."""
+"""The interfaces between policies and algorithms."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from llmrl_jax.rl.distributions import Categorical, Distribution
 
 
 def over_offered(logits: Float[Array, "*B A"], obs: Any) -> Categorical:
-    """The distribution over those actions that an observation offers (`envs_jax.actions`); all, where it says nothing.
+    """The distribution over the actions that an observation offers (`envs_jax.actions`); all if it has no mask.
 
-    The mask is part of the observation, so that acting and learning see the same one."""
+    The mask is part of the observation, so that acting and learning use the same one."""
     mask = mask_of(obs)
     return Categorical(logits) if mask is None else Categorical.masked(logits, mask)
 
 
 def epsilon_greedy(q: Float[Array, "*B A"], obs: Any, epsilon: float | jax.Array) -> Categorical:
-    """The best of the offered actions, but with probability `epsilon` any of them, each with the same probability."""
+    """The best of the offered actions, or with probability `epsilon` a uniformly random one of them."""
     mask = mask_of(obs)
     offered = jnp.ones(q.shape, bool) if mask is None else mask
     best = jnp.argmax(jnp.where(offered, q, -jnp.inf), axis=-1, keepdims=True) == jnp.arange(q.shape[-1])
@@ -33,31 +33,32 @@ def epsilon_greedy(q: Float[Array, "*B A"], obs: Any, epsilon: float | jax.Array
 class Policy(Protocol):
     """An actor and a critic, as pure functions of parameters: an MLP, a CNN, a GRU or a language model.
 
-    Rows are independent: what a row gets does not depend on the other rows of the batch. `step` and `unroll` agree:
+    Rows are independent: the outputs of a row do not depend on the other rows of the batch. `step` and `unroll` agree:
     the first minibatch's probability ratio is 1 within 1e-5, and every run checks it.
     """
 
     @property
     def recurrent(self) -> bool:
-        """Whether `step` carries memory from step to step; then minibatches are whole environments, not steps."""
+        """Whether `step` carries memory between steps; then minibatches are whole environments, not steps."""
         ...
 
     def init(self, key: jax.Array, obs: Any) -> tuple[Any, Any]:
-        """Draw parameters.
+        """Initialise parameters.
 
         **Arguments:** `key`, a typed PRNG key; `obs`, a batched observation `[B, ...]`, for its shapes.
-        **Returns:** `(params, frozen)`: what is trained, and a pytree that no update touches (a frozen base), or `()`.
+        **Returns:** `(params, frozen)`: the trained parameters, and a pytree that no update changes (a frozen base), or
+        `()`.
         """
 
     def initial_carry(self, batch_size: int) -> Any:
-        """The memory before an episode, leaves `[B, ...]`; `()` where there is none."""
+        """The memory before an episode, leaves `[B, ...]`; `()` if there is none."""
 
     def step(
         self, params: Any, frozen: Any, obs: Any, carry: Any, first: Bool[Array, " B"]
     ) -> tuple[Distribution, Float[Array, " B"], Any]:
         """One step: `(distribution, value float32 [B], carry)`.
 
-        **Arguments:** `obs`, leaves `[B, ...]`; `carry`; `first`, rows that start an episode: their memory is emptied
+        **Arguments:** `obs`, leaves `[B, ...]`; `carry`; `first`, rows that start an episode: their memory is reset
         before it is used.
         """
 
@@ -66,25 +67,25 @@ class Policy(Protocol):
     ) -> tuple[Distribution, Float[Array, "T B"]]:
         """Consecutive steps at once, for the update: the distributions `[T, B]` and values `[T, B]`.
 
-        **Arguments:** `obs`, leaves `[T, B, ...]`; `carry`, that of before the first step.
+        **Arguments:** `obs`, leaves `[T, B, ...]`; `carry`, before the first step.
         """
 
 
 class QPolicy(Protocol):
-    """A policy that gives every action a value, as pure functions of parameters; it has no memory.
+    """A policy that returns a value for every action, as pure functions of parameters; it has no memory.
 
-    It acts as a `Policy` does (`step`), so that it can be evaluated and recorded; learners draw actions by `q`.
+    It acts as a `Policy` does (`step`), so that it can be evaluated and recorded; learners draw actions from `q`.
     """
 
     def init(self, key: jax.Array, obs: Any) -> tuple[Any, Any]:
-        """Draw parameters; see `Policy.init`."""
+        """Initialise parameters; see `Policy.init`."""
         ...
 
     def initial_carry(self, batch_size: int) -> Any:
         """`()`."""
 
     def q(self, params: Any, frozen: Any, obs: Any) -> Float[Array, "B A"]:
-        """The value of every action, float32; of actions that are not offered, minus infinity.
+        """The value of every action, float32; minus infinity for actions that are not offered.
 
         **Arguments:** `obs`, leaves `[B, ...]`. Rows are independent.
         """
@@ -98,19 +99,19 @@ class QPolicy(Protocol):
 
 
 class Auxiliary(Protocol):
-    """What else a policy learns from the passes that it makes anyway: a prediction at every step, with its own loss.
+    """An additional prediction from the policy's forward passes at every step, with its own loss.
 
     `step` and `unroll` are those of `Policy` with the prediction as a last value, leaves `[B, ...]` and `[T, B, ...]`.
     """
 
     @property
     def name(self) -> str:
-        """What its metrics are called after: the loss is `<name>_loss`."""
+        """Prefix of its metrics: the loss is `<name>_loss`."""
         ...
 
     @property
     def coef(self) -> float:
-        """Weight of its loss beside the policy's."""
+        """Weight of its loss, which is added to the policy's."""
         ...
 
     def step(
@@ -122,15 +123,15 @@ class Auxiliary(Protocol):
     ) -> tuple[Distribution, Float[Array, "T B"], Any]: ...
 
     def targets(self, params: Any, frozen: Any, rollout: Any, runner: Any) -> Any:
-        """What it should predict, leaves `[T, N, ...]`.
+        """The targets of the predictions, leaves `[T, N, ...]`.
 
         **Arguments:** `rollout`, a `llmrl_jax.rl.rollout.Rollout` with the predictions made; `runner`, after it.
         """
 
     def loss(self, prediction: Any, target: Any) -> Float[Array, ""]:
-        """The mean loss of predictions, leaves `[T, B, ...]` both."""
+        """The mean loss of predictions; both arguments have leaves `[T, B, ...]`."""
         ...
 
     def report(self, rollout: Any, target: Any, task_names: tuple[str, ...]) -> dict[str, jax.Array]:
-        """float32 scalars on how good the predictions of a rollout were; nan where there is nothing to report."""
+        """float32 scalars that measure the predictions of a rollout; nan if there is nothing to report."""
         ...

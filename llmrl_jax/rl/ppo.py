@@ -1,8 +1,8 @@
 """Proximal policy optimisation (Schulman et al., 1707.06347), for any policy: an MLP, a CNN, a GRU, a language model.
 
-One update plays `num_steps` steps in `num_envs` environments, then takes `epochs` x `minibatches` gradient steps.
-Play, advantages and gradient steps are one pure function of the state, so it runs whole on the device, shards over a
-mesh, and vmaps over seeds and over the float hyper-parameters.
+One update plays `num_steps` steps in `num_envs` environments, then takes `epochs` x `minibatches` gradient steps. The
+rollout, advantages and gradient steps are one pure function of the state, so an update runs entirely on the device,
+shards over a mesh, and vmaps over seeds and over the float hyper-parameters.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class PPOState:
     """Everything that PPO carries from update to update."""
 
     params: Any
-    """What is trained."""
+    """Trained parameters."""
     frozen: Any
-    """What the policy reads and nothing changes."""
+    """Parameters that the policy reads and no update changes."""
     opt_state: Any
     """Adam's moments."""
     runner: Runner
@@ -58,7 +58,7 @@ class PPOState:
     update: jax.Array
     """int32 `[]`, updates done."""
     bonus: Any = ()
-    """Of what changes rewards, see `llmrl_jax.rl.bonus`; `()` where nothing does."""
+    """State of the reward bonus, see `llmrl_jax.rl.bonus`; `()` if there is none."""
 
 
 @struct.dataclass
@@ -74,9 +74,9 @@ class Batch:
     first: jax.Array
     carry: Any
     target: Any = ()
-    """Of the auxiliary, if there is one."""
+    """Targets of the auxiliary, if there is one."""
     steps: Any = ()
-    """What the bonus learns from, if there is one: `llmrl_jax.rl.bonus.Steps`."""
+    """Training data of the bonus, if there is one: `llmrl_jax.rl.bonus.Steps`."""
 
 
 LOSS_METRICS = ("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
@@ -92,10 +92,10 @@ def ppo_loss(
     value_broadcast: str = "off",
     auxiliary: Auxiliary | None = None,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """The clipped objective (1707.06347, eq. 7 and 9), with the value loss clipped in the same way, and the loss of the
-    auxiliary.
+    """The clipped objective (1707.06347, eq. 7 and 9), with the value loss clipped in the same way, plus the loss of
+    the auxiliary.
 
-    **Returns:** the loss, and a dict of float32 scalars: its parts, `approx_kl` (Schulman's `ratio - 1 - log ratio`),
+    **Returns:** the loss, and a dict of float32 scalars: its terms, `approx_kl` (Schulman's `ratio - 1 - log ratio`),
     `clip_fraction`, and `ratio_error`, the largest `|ratio - 1|`.
     """
     carry = jax.tree.map(lambda x: x[0], batch.carry)
@@ -120,9 +120,9 @@ def ppo_loss(
     loss = policy_loss + hparams["value_loss_coef"] * value_loss - hparams["entropy_coef"] * entropy
     beside = {}
     if auxiliary is not None:
-        found = auxiliary.loss(prediction, batch.target)
-        loss += auxiliary.coef * found
-        beside = {f"{auxiliary.name}_loss": found}
+        auxiliary_loss = auxiliary.loss(prediction, batch.target)
+        loss += auxiliary.coef * auxiliary_loss
+        beside = {f"{auxiliary.name}_loss": auxiliary_loss}
     return loss, {
         **beside,
         "loss": loss,
@@ -148,15 +148,15 @@ def make_ppo(
 
     **Arguments:** `config`; `env`, one environment, wrapped (with `EpisodeStatistics`, innermost), not batched;
     `env_params`; `policy`; `mesh`, over whose axes data and fsdp the environments are split (parameters stay where
-    `policy.init` put them on the mesh; what it left on one device is copied to all); `auxiliary`, what the policy
-    learns to predict on the side, from parameters that `policy.init` drew; `bonus`, what changes the rewards before
-    advantages are computed (novelty, shaping), and learns with every gradient step.
+    `policy.init` put them on the mesh; those on one device are copied to all); `auxiliary`, an additional prediction
+    task of the policy, with parameters from `policy.init`; `bonus`, which changes the rewards before advantages are
+    computed (novelty, shaping), and learns with every gradient step.
     **Returns:** the learner. Its metrics are those of `ppo_loss` (means over the gradient steps), `grad_norm` (before
     clipping), `explained_variance`, `value_mean`, `advantage_mean`, `advantage_std`, `gradient_steps`,
     `first_ratio_error` (`ratio_error` of the first minibatch, bounded by 1e-5), `nonfinite` (1 where a loss or
     gradient was not finite, bounded by 0), those of `episode_metrics`, and those of the auxiliary and the bonus.
-    Returns of episodes are the world's own.
-    **Raises:** `ValueError` where sizes do not divide (the arithmetic is shown) or an option is out of range.
+    Episode returns are sums of the environment's rewards, without the bonus.
+    **Raises:** `ValueError` if sizes do not divide (the arithmetic is shown) or an option is out of range.
     """
     check(config, env, env_params, policy, mesh)
     ppo = PPO(config, env, env_params, policy, Placement(mesh), auxiliary, bonus)
@@ -165,7 +165,7 @@ def make_ppo(
 
 
 class PPO:
-    """PPO's update and the parts that it is made of; `make_ppo` says what the arguments are."""
+    """PPO's update and its parts; `make_ppo` documents the arguments."""
 
     def __init__(
         self,
@@ -189,7 +189,7 @@ class PPO:
         runner = start(self.vector, self.env_params, self.policy, env_key)
         params, frozen = self.placement.settled(self.policy.init(policy_key, runner.obs))
         hparams = traced_floats(self.config)
-        opt_state = self.placement.settled(clipped_adam(hparams).init(params))  # moments lie where the parameters do
+        opt_state = self.placement.settled(clipped_adam(hparams).init(params))  # moments are placed as params are
         counters = self.placement.whole((hparams, run_key, jnp.int32(0)))
         state = PPOState(params, frozen, opt_state, place(runner, self.placement), *counters)
         if self.bonus is None:
@@ -198,7 +198,7 @@ class PPO:
         return state.replace(bonus=bonuses.place(bonus, self.placement))
 
     def update(self, state: PPOState) -> tuple[PPOState, dict[str, jax.Array]]:
-        """Play, advantages, gradient steps."""
+        """Rollout, advantages, gradient steps."""
         with self.placement.context():
             pool_key, play_key, shuffle_key = jax.random.split(jax.random.fold_in(state.key, state.update), 3)
             runner, rollout = self._play(state, pool_key, play_key)
@@ -224,7 +224,7 @@ class PPO:
     # --- play ---------------------------------------------------------------------------------------------------------
 
     def _play(self, state: PPOState, pool_key: jax.Array, play_key: jax.Array) -> tuple[Runner, Rollout]:
-        """`num_steps` steps in every environment, from a renewed pool of episodes."""
+        """`num_steps` steps in every environment, with a refreshed pool of episodes."""
         runner = state.runner
         runner = runner.replace(env_state=self.vector.refresh(pool_key, runner.env_state, runner.env_params))
         return collect(
@@ -267,9 +267,9 @@ class PPO:
     def _with_bonus(
         self, state: PPOState, rollout: Rollout, batch: Batch, obs_after: Any
     ) -> tuple[PPOState, Batch, dict[str, jax.Array]]:
-        """The batch with advantages and returns as the bonus makes them, and what the bonus learns from.
+        """The batch with the bonus's advantages and returns, and the data that the bonus learns from.
 
-        **Arguments:** `batch`, of the world's rewards; `obs_after`, what the environments show after the rollout.
+        **Arguments:** `batch`, with the environment's rewards; `obs_after`, the observations after the rollout.
         """
         bonus, hparams = self.bonus, state.hparams
         assert bonus is not None
@@ -289,8 +289,8 @@ class PPO:
         return state.replace(bonus=after), batch.replace(steps=steps), report
 
     def _rows(self, batch: Batch) -> Batch:
-        """What minibatches are made of, along axis 1: whole environments where the policy has a memory; else steps,
-        each as an environment of its own that is one step long."""
+        """The rows of minibatches, along axis 1: whole environments if the policy is recurrent; else steps, each as an
+        environment with one step."""
         if self.policy.recurrent:
             return batch
         return jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1).reshape(1, x.shape[0] * x.shape[1], *x.shape[2:]), batch)
@@ -363,7 +363,7 @@ class PPO:
         return jax.tree.map(lambda g: g / k, grads), means | {"ratio_error": jnp.max(metrics["ratio_error"])}
 
     def _report(self, rollout: Rollout, batch: Batch) -> dict[str, jax.Array]:
-        """What the rollout says of the critic and of the episodes that ended."""
+        """Metrics of the critic and of the episodes that ended in the rollout."""
         spread = jnp.var(batch.returns)
         unexplained = jnp.where(spread > 0, jnp.var(batch.returns - rollout.value) / jnp.maximum(spread, 1e-12), 1.0)
         metrics = {

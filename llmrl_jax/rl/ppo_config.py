@@ -1,4 +1,4 @@
-"""The hyper-parameters of PPO, GLAM's among them, and what must hold between them."""
+"""The hyper-parameters of PPO, with GLAM's preset, and the checks on them."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class PPOConfig:
     num_steps: int = 64
     """Steps per environment and update."""
     unroll: int = 1
-    """Steps written out in one turn of the rollout's loop: a little faster where a step is tiny, longer to compile."""
+    """Steps unrolled per iteration of the rollout's loop: slightly faster for very cheap steps, slower to compile."""
     epochs: int = 4
     """Passes over the steps of an update."""
     minibatches: int = 4
     """Gradient steps per epoch; divides num_envs x num_steps (with a recurrent policy: num_envs)."""
     microbatches: int = 1
-    """Parts in which a minibatch's gradient is computed one after the other, to save memory; divides the minibatch."""
+    """Sequential parts in which a minibatch's gradient is computed, to save memory; divides the minibatch."""
     gamma: float = 0.99
     """Discount per step, 0 to 1."""
     gae_lambda: float = 0.95
@@ -38,13 +38,13 @@ class PPOConfig:
     learning_rate: float = 2.5e-4
     """Step size of Adam."""
     schedule: Literal["constant", "linear"] = "constant"
-    """Whether the learning rate stays, or falls linearly to zero over `schedule_updates`."""
+    """Whether the learning rate stays constant or falls linearly to zero over `schedule_updates`."""
     schedule_updates: int = 0
-    """Updates after which a linear schedule has reached zero; used with `schedule` linear only."""
+    """Updates after which a linear schedule reaches zero; used with `schedule` linear only."""
     clip_eps: float = 0.2
-    """How far the probability ratio may leave 1 before the policy loss is clipped."""
+    """Distance of the probability ratio from 1 beyond which the policy loss is clipped."""
     value_clip: float = 0.2
-    """How far a value may leave its old one before the value loss is clipped, in units of return; inf: never."""
+    """Change of a value beyond which the value loss is clipped, in units of return; inf: never."""
     value_loss_coef: float = 0.5
     """Weight of the value loss."""
     entropy_coef: float = 0.01
@@ -52,26 +52,26 @@ class PPOConfig:
     max_grad_norm: float = 0.5
     """Global norm to which gradients are clipped; inf: never."""
     adam_b1: float = 0.9
-    """Adam's decay of the mean."""
+    """Adam's decay rate of the first moment."""
     adam_b2: float = 0.999
-    """Adam's decay of the square."""
+    """Adam's decay rate of the second moment."""
     adam_eps: float = 1e-5
     """Adam's epsilon."""
     normalize_advantages: bool = True
-    """Whether advantages are brought to mean 0 and deviation 1 within each minibatch."""
+    """Whether advantages are normalised to mean 0 and standard deviation 1 within each minibatch."""
     target_kl: float = math.inf
-    """No further gradient step in an update after a minibatch whose approximate KL exceeds it, in nats; inf: off."""
+    """An update stops after a minibatch whose approximate KL exceeds this, in nats; inf: off."""
     reset: Literal["pool", "always", "optimistic"] = "pool"
-    """How episodes restart, see `envs_jax.VectorEnv`; the pool is renewed before every update."""
+    """How episodes restart, see `envs_jax.VectorEnv`; the pool is refreshed before every update."""
     pool_size: int = 256
-    """Prepared episodes, with `reset` pool."""
+    """Episodes in the pool, with `reset` pool."""
     reset_ratio: int = 16
     """Environments per fresh episode and step, with `reset` optimistic; divides num_envs."""
     bootstrap_truncation: bool = True
-    """Whether a time-out is worth the value of its last observation; False treats it as terminal, as GLAM does."""
+    """Whether to bootstrap from the last observation of a time-out; False treats it as terminal, as GLAM does."""
     value_broadcast: Literal["off", "glam"] = "off"
-    """`glam`: every value is compared with every return of its microbatch, as the published code does by mistake,
-    so that values are pulled to the mean return (glam reference, section 3.3)."""
+    """`glam`: every value is compared with every return of its microbatch, a bug of the published code that pulls
+    values to the mean return (glam reference, section 3.3)."""
 
 
 GLAM = PPOConfig(
@@ -85,15 +85,16 @@ GLAM = PPOConfig(
     normalize_advantages=False,
 )
 """GLAM's published hyper-parameters (glam reference, section 3.3): 1,280 steps and 80 gradient steps per update, in
-minibatches of 64. What the code got wrong is not in it: add `bootstrap_truncation=False, value_broadcast="glam"`."""
+minibatches of 64. The bugs of the published code are not included: add `bootstrap_truncation=False,
+value_broadcast="glam"` for them."""
 
 _MAY_BE_INFINITE = ("value_clip", "max_grad_norm", "target_kl")
 
 
 def check(config: PPOConfig, env: Environment, env_params: Any, policy: Policy, mesh: Mesh | None) -> None:
-    """Refuse a configuration that cannot be run with these environments, this policy and mesh.
+    """Reject a configuration that is incompatible with the environment, the policy or the mesh.
 
-    **Raises:** `ValueError` where sizes do not divide (the arithmetic is shown) or an option is out of range.
+    **Raises:** `ValueError` if sizes do not divide (the arithmetic is shown) or an option is out of range.
     """
     for name in (
         "num_envs",

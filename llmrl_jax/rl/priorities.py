@@ -1,8 +1,8 @@
-"""Drawing places in proportion to their priorities, by a sum tree whose nodes have 16 children.
+"""Sampling of indices in proportion to their priorities, by a sum tree whose nodes have 16 children.
 
-A cumulative sum over the whole memory costs time in proportion to its capacity. A binary tree costs one gather for each
-of its 20 levels at a million places, one after the other, and compiles slowly. With 16 children there are 5 levels.
-Sums are computed from their 16 terms at every change, so rounding does not build up, and no result depends on the order
+A cumulative sum over the whole memory takes time proportional to its capacity. A binary tree takes one gather for each
+of its 20 levels at a million entries, sequentially, and compiles slowly. With 16 children there are 5 levels. Sums are
+recomputed from their 16 terms at every change, so rounding errors do not accumulate, and no result depends on the order
 in which a device writes.
 """
 
@@ -25,8 +25,8 @@ class PriorityTree:
     """Priorities and their sums."""
 
     levels: Any
-    """Tuple of float32 `[nodes, 16]`: the priorities of all places in their order, 0 where there is nothing to draw;
-    then the sums of each of these nodes; and so on, up to a single node."""
+    """Tuple of float32 `[nodes, 16]`: the priorities of all indices in order, 0 for empty slots; then the sums of each
+    of these nodes; and so on, up to a single node."""
     highest: Float[Array, ""]
     """The highest priority that was ever set; 1 before that."""
 
@@ -38,7 +38,7 @@ class Priorities:
     capacity: int
 
     def init(self) -> PriorityTree:
-        """All priorities are 0."""
+        """A tree with all priorities 0."""
         levels: list[jax.Array] = []
         nodes = self.capacity
         while not levels or nodes > 1:
@@ -47,7 +47,7 @@ class Priorities:
         return PriorityTree(tuple(levels), jnp.float32(1))
 
     def set(self, tree: PriorityTree, index: Int[Array, " N"], priority: Float[Array, " N"]) -> PriorityTree:
-        """The tree with other priorities at some places; where a place comes twice, the higher one is taken.
+        """The tree with new priorities at given indices; for a repeated index the higher priority is taken.
 
         **Arguments:** `index`; `priority`, not negative.
         """
@@ -55,7 +55,7 @@ class Priorities:
         for level in tree.levels:
             index, child = index // CHILDREN, index % CHILDREN
             level = level.at[index, child].set(0.0, mode="promise_in_bounds")
-            level = level.at[index, child].max(value, mode="promise_in_bounds")  # in any order of writing
+            level = level.at[index, child].max(value, mode="promise_in_bounds")  # independent of the write order
             value = jnp.sum(level.at[index].get(mode="promise_in_bounds"), axis=1)
             levels.append(level)
         return PriorityTree(tuple(levels), jnp.maximum(tree.highest, jnp.max(priority)))
@@ -63,9 +63,9 @@ class Priorities:
     def sample(
         self, tree: PriorityTree, key: jax.Array, count: int
     ) -> tuple[Int[Array, "{count}"], Float[Array, "{count}"]]:
-        """Places, one from each of `count` equal ranges of the sum of all priorities, and the probability of each.
+        """Indices, one from each of `count` equal ranges of the sum of all priorities, and the probability of each.
 
-        A place with priority 0 is never drawn, unless all are 0: then place 0 is drawn, with probability 0.
+        An index with priority 0 is never drawn, unless all are 0: then index 0 is drawn, with probability 0.
         """
         total = jnp.sum(tree.levels[-1])
         rest = (jnp.arange(count) + jax.random.uniform(key, (count,))) / count * total
@@ -80,10 +80,10 @@ class Priorities:
 def descend(
     weights: Float[Array, "B 16"], point: Float[Array, " B"]
 ) -> tuple[Int[Array, " B"], Float[Array, " B"], Float[Array, " B"]]:
-    """The child in whose part of the cumulative sum a point lies, how far it lies within, and the child's weight.
+    """The child whose interval of the cumulative sum contains a point, the offset within it, and the child's weight.
 
-    It is never a child of weight 0 where there is another: rounding may put a point behind the last part, and it then
-    counts as lying in the last one.
+    It is never a child of weight 0 if there is another: rounding may put a point beyond the last interval, and it is
+    then assigned to the last one.
     """
     ends = jnp.cumsum(weights, axis=1)
     positive = weights > 0

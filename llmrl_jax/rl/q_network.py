@@ -1,4 +1,4 @@
-"""Small Q-networks in flax.linen, for worlds with discrete actions: MLP and CNN, plain and dueling."""
+"""Small Q-networks in flax.linen, for environments with discrete actions: MLP and CNN, plain and dueling."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from llmrl_jax.rl.policy import epsilon_greedy, over_offered
 
 
 class QNetwork(nn.Module):
-    """An encoder, and a value for every action."""
+    """An encoder with one output value per action."""
 
     outputs: int
-    """Actions."""
+    """Number of actions."""
     hidden: tuple[int, ...]
     channels: tuple[int, ...]
     activation: str
     dueling: bool
-    """Whether the value is that of the state plus the action's advantage over the mean of all actions'
-    (Wang et al., 1511.06581, eq. 9)."""
+    """Whether the value is that of the state plus the action's advantage minus the mean advantage (Wang et al.,
+    1511.06581, eq. 9)."""
 
     @nn.compact
     def __call__(self, x):
@@ -62,8 +62,8 @@ class NetworkQPolicy:
     ):
         """**Arguments:** `num_actions`; `hidden`, widths of the dense layers; `channels`, of the convolutions, empty
         for none; `activation`, `relu` or `tanh`; `dueling`, see `QNetwork`; `features`, from an observation and its
-        number of batch axes to float32 features (default `image` with convolutions, else `flatten`); how `step` draws
-        actions after training: `epsilon`, the probability of a random one, or None for a softmax at `temperature`."""
+        number of batch axes to float32 features (default `image` with convolutions, else `flatten`). Actions after
+        training (`step`): `epsilon`, the probability of a random one, or None for a softmax at `temperature`."""
         self.epsilon, self.temperature = epsilon, temperature
         self.features = features or (image if channels else flatten)
         self.network = QNetwork(num_actions, tuple(hidden), tuple(channels), activation, dueling)
@@ -89,10 +89,10 @@ class NetworkQPolicy:
 
 
 def network_q_policy(env: Environment, env_params: Any, network: NetworkConfig, config: Any) -> NetworkQPolicy:
-    """The Q-policy of a configuration for a world; `config`, a `llmrl_jax.rl.dqn_config.DQNConfig`, says how it draws
-    actions after training.
+    """The Q-policy of a configuration for an environment; `config`, a `llmrl_jax.rl.dqn_config.DQNConfig`, sets how
+    actions are drawn after training.
 
-    **Raises:** `ValueError` for a world whose actions are not discrete, or options that it does not read.
+    **Raises:** `ValueError` for an environment whose actions are not discrete, or options that it does not read.
     """
     space = env.action_space(env_params)
     if not isinstance(space, spaces.Discrete):

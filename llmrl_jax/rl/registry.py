@@ -1,6 +1,6 @@
-"""Algorithms by name: what `llmrl rl train`, the documentation and the conformance tests go through.
+"""Algorithms by name, used by `llmrl rl train`, the documentation and the conformance tests.
 
-To add one: a module in this folder that ends in `ALGORITHM = Algorithm(...)`, and a line in `ALGORITHMS`.
+To add one: a module in this folder that defines `ALGORITHM = Algorithm(...)`, and a line in `ALGORITHMS`.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from llmrl_jax.core.checks import nearest
 
 @dataclass(frozen=True)
 class Algorithm:
-    """What it takes to run an algorithm in an ordinary world."""
+    """The parts needed to run an algorithm in an environment with ordinary array observations."""
 
     config: type
-    """Its hyper-parameters: a frozen dataclass whose defaults make sense."""
+    """Its hyper-parameters: a frozen dataclass with usable defaults."""
     make: Callable[..., Any]
-    """`(config, env, env_params, policy, mesh) -> Learner`; see `llmrl_jax.rl.learner`. The world comes one at a time,
-    wrapped in `EpisodeStatistics`; `mesh` may be None."""
+    """`(config, env, env_params, policy, mesh) -> Learner`; see `llmrl_jax.rl.learner`. The environment is not batched,
+    and wrapped in `EpisodeStatistics`; `mesh` may be None."""
     policy: Callable[..., Any]
-    """`(env, env_params, network, config) -> policy`, a small network for a world; `network` is a
-    `llmrl_jax.rl.networks.NetworkConfig`. It raises `ValueError` for worlds and options that it cannot use."""
+    """`(env, env_params, network, config) -> policy`, a small network for an environment; `network` is a
+    `llmrl_jax.rl.networks.NetworkConfig`. It raises `ValueError` for environments and options that it cannot use."""
 
 
 ALGORITHMS: dict[str, str] = {
@@ -35,7 +35,7 @@ ALGORITHMS: dict[str, str] = {
 
 
 def algorithm(name: str) -> Algorithm:
-    """The algorithm of that name. **Raises** `KeyError`, naming the nearest, where there is none."""
+    """The algorithm of that name. **Raises** `KeyError`, with the nearest name, if there is none."""
     if name not in ALGORITHMS:
         known = sorted(ALGORITHMS)
         raise KeyError(f"there is no algorithm {name!r}{nearest(name, known)} (there are {', '.join(known)})")

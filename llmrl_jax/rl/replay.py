@@ -1,8 +1,9 @@
-"""A replay memory on the device: a ring of items, written in order, and sampled in several ways.
+"""A replay memory on the device: a ring buffer of items, written in order, and sampled in several ways.
 
-A draw (uniform, or in proportion to priorities) gives places in the memory; a view reads there: single items, n-step
-transitions, or windows of an episode. Draws and views combine freely. Everything is a pure function of a `Ring`, which
-is part of a learner's state: it is saved with it, and split over the devices of a mesh as environments are.
+A draw (uniform, or in proportion to priorities) gives indices into the memory; a view reads at these indices: single
+items, n-step transitions, or windows of an episode. Draws and views combine freely. Everything is a pure function of a
+`Ring`, which is part of a learner's state: it is saved with the state, and split over the devices of a mesh as
+environments are.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from llmrl_jax.rl.priorities import Priorities
 
 @struct.dataclass
 class Ring:
-    """What a memory holds; part of a learner's state, and so of its checkpoints."""
+    """The contents of a memory; part of a learner's state, and so of its checkpoints."""
 
     items: Any
-    """Leaves `[capacity, ...]`, with rows `[capacity / rows, rows, ...]`; places not yet written are zeros."""
+    """Leaves `[capacity, ...]`, with rows `[capacity / rows, rows, ...]`; slots not yet written are zeros."""
     next: jax.Array
-    """int32 `[]`, where the next item (with rows: the next step of all rows) goes."""
+    """int32 `[]`, index at which the next item (with rows: the next step of all rows) is written."""
     size: jax.Array
     """int32 `[]`, items held, at most the capacity."""
     priorities: Any = ()
@@ -35,7 +36,7 @@ class Ring:
 
 @struct.dataclass
 class Transition:
-    """One remembered step; the fields that `Replay.n_step` and `Replay.windows` read."""
+    """One stored step; the fields that `Replay.n_step` and `Replay.windows` read."""
 
     obs: Any
     action: jax.Array
@@ -43,32 +44,32 @@ class Transition:
     next_obs: Any
     """The observation that the step reached, before any reset."""
     terminated: jax.Array
-    """Whether nothing follows."""
+    """Whether the step reached a terminal state."""
     truncated: Any = ()
-    """Whether the episode was cut there; `()` where only single steps are sampled."""
+    """Whether the episode was truncated after the step; `()` if only single steps are sampled."""
 
 
 @struct.dataclass
 class Drawn:
-    """Places of a memory, of one batch."""
+    """Indices into a memory, for one batch."""
 
     index: Int[Array, " B"]
-    """Number of an item: with rows, `time * rows + row`."""
+    """Index of an item: with rows, `time * rows + row`."""
     probability: Float[Array, " B"]
-    """Of drawing that item in one draw."""
+    """Probability of that item in one draw."""
 
 
 @dataclass(frozen=True)
 class Replay:
-    """The pure functions of a memory of `capacity` items: any pytree of arrays, the newest in place of the oldest."""
+    """The pure functions of a memory of `capacity` items: any pytree of arrays, the newest overwriting the oldest."""
 
     capacity: int
-    """Items held at most. Room for all is taken at once."""
+    """Maximum number of items. The whole memory is allocated at once."""
     rows: int | None = None
-    """Environments, each with a ring of `capacity / rows` steps of its own, so that steps follow one another; over a
-    mesh, each device holds its environments' steps. None: items without an order, for single-step sampling only."""
+    """Environments, each with its own ring of `capacity / rows` consecutive steps; over a mesh, each device holds its
+    environments' steps. None: items without an order, for single-step sampling only."""
     prioritized: bool = False
-    """Whether items have priorities to be sampled by."""
+    """Whether items have sampling priorities."""
 
     def __post_init__(self):
         if self.capacity < 1:
@@ -100,10 +101,10 @@ class Replay:
         return Ring(items, jnp.int32(0), jnp.int32(0), self._tree.init() if self.prioritized else ())
 
     def add(self, ring: Ring, items: Any) -> Ring:
-        """The memory with more items, in their order. Their priority is the highest that any item has had.
+        """The memory with items appended in order. Their priority is the highest that any item has had.
 
-        **Arguments:** `items`, leaves `[N, ...]`, with rows `[T, rows, ...]`, of the shapes and dtypes that `init` saw.
-        **Raises:** `ValueError` for other shapes or dtypes, or for more items at once than the capacity.
+        **Arguments:** `items`, leaves `[N, ...]`, with rows `[T, rows, ...]`, of the shapes and dtypes given to `init`.
+        **Raises:** `ValueError` for other shapes or dtypes, or for more items per call than the capacity.
         """
         per_step = self.rows or 1
         count = jax.tree.leaves(items)[0].shape[0]
@@ -134,10 +135,11 @@ class Replay:
         )
 
     def place(self, ring: Ring, split: Callable[[Any, int], Any], copied: Callable[[Any], Any]) -> Ring:
-        """The memory on a mesh: rows are split as environments are, the rest has a copy on every device.
+        """The memory on a mesh: rows are split as environments are, the rest is replicated.
 
-        **Arguments:** `split`, from a tree and an axis to the tree with that axis split; `copied`, from a tree to its
-        copies. Priorities are copied: sums over the whole memory are then the same on any number of devices.
+        **Arguments:** `split`, from a tree and an axis to the tree with that axis split; `copied`, from a tree to the
+        replicated tree. Priorities are replicated, so that sums over the whole memory are the same on any number of
+        devices.
         """
         items = copied(ring.items) if self.rows is None else split(ring.items, 1)
         return Ring(items, *copied((ring.next, ring.size, ring.priorities)))
@@ -149,15 +151,15 @@ class Replay:
         return ring.size >= least
 
     def draw(self, ring: Ring, key: jax.Array, batch_size: int) -> Drawn:
-        """Places drawn uniformly and independently, so that one may come twice. An empty memory gives place 0."""
+        """Indices drawn uniformly with replacement. An empty memory gives index 0."""
         held = jnp.maximum(ring.size, 1)
         index = jax.random.randint(key, (batch_size,), 0, held)
         return Drawn(index, jnp.broadcast_to(1 / held, (batch_size,)))
 
     def draw_prioritized(self, ring: Ring, key: jax.Array, batch_size: int) -> Drawn:
-        """Places drawn in proportion to their priorities (Schaul et al., 1511.05952, section 3.3).
+        """Indices drawn in proportion to their priorities (Schaul et al., 1511.05952, section 3.3).
 
-        The sum of all priorities is cut into `batch_size` equal ranges, and one place is drawn from each.
+        The sum of all priorities is cut into `batch_size` equal ranges, and one index is drawn from each.
         """
         return Drawn(*self._tree.sample(ring.priorities, key, batch_size))
 
@@ -165,36 +167,36 @@ class Replay:
         """The memory with new priorities for some items.
 
         **Arguments:** `index`, of a draw, with no `add` since; `priority`, positive: for instance
-        `(|TD error| + 1e-6) ** alpha`. Where a place comes twice, the higher is taken.
+        `(|TD error| + 1e-6) ** alpha`. For a repeated index the higher priority is taken.
         """
         return ring.replace(priorities=self._tree.set(ring.priorities, index, priority))
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def get(self, ring: Ring, index: Int[Array, " *B"]) -> Any:
-        """The items at some places: leaves `[*B, ...]`."""
+        """The items at given indices: leaves `[*B, ...]`."""
         return self._read(ring.items, *self._split(index))
 
     def sample(self, ring: Ring, key: jax.Array, batch_size: int) -> Any:
-        """Items drawn uniformly and independently, so that one may come twice: leaves `[batch_size, ...]`.
+        """Items drawn uniformly with replacement: leaves `[batch_size, ...]`.
 
-        An empty memory gives zeros: add before you sample.
+        An empty memory gives zeros: add items first.
         """
         return self.get(ring, self.draw(ring, key, batch_size).index)
 
     def n_step(
         self, ring: Ring, index: Int[Array, " B"], n: int, gamma: float | jax.Array
     ) -> tuple[Any, Float[Array, " B"]]:
-        """Transitions over up to `n` steps (Sutton and Barto, section 7.1), from the steps at some places on.
+        """Transitions over up to `n` steps (Sutton and Barto, section 7.1), starting at given indices.
 
         A transition of `m` steps has `reward = sum_{k<m} gamma^k r_k`, and `next_obs`, `terminated` and `truncated` of
-        its last step. `m` is `n`, or less where the episode ends before, by termination or by truncation, or where the
-        newest step of the row is reached: it bootstraps there. The target for a value function V is
+        its last step. `m` is `n`, or less if the episode terminates or is truncated earlier, or if the newest step of
+        the row is reached: it bootstraps there. The target for a value function V is
         `reward + discount * (0 if terminated else V(next_obs))`.
 
         **Arguments:** `index`, of a draw; `n`, at least 1; `gamma`, discount per step.
-        **Returns:** the transitions, leaves `[B, ...]`, of the items' own type (a `Transition`, or another struct with
-        its fields); and `discount = gamma^m`, float32 `[B]`.
+        **Returns:** the transitions, leaves `[B, ...]`, of the items' type (a `Transition`, or another struct with its
+        fields); and `discount = gamma^m`, float32 `[B]`.
         **Raises:** `ValueError` without rows.
         """
         if n < 1:
@@ -215,11 +217,11 @@ class Replay:
         ), powers[steps]
 
     def windows(self, ring: Ring, index: Int[Array, " B"], length: int) -> tuple[Any, Bool[Array, "B {length}"]]:
-        """Consecutive steps of one episode, from the steps at some places on.
+        """Consecutive steps of one episode, starting at given indices.
 
         **Arguments:** `index`, of a draw; `length`, steps of a window.
-        **Returns:** items, leaves `[B, length, ...]`, and which of them belong to the window: those up to the end of
-        the episode and to the newest step of the row. The first always does; the others are zeros.
+        **Returns:** items, leaves `[B, length, ...]`, and the mask of those in the window: up to the end of the episode
+        and to the newest step of the row. The first is always in it; masked items are zeros.
         **Raises:** `ValueError` without rows.
         """
         times, row = self._following(index, length, f"windows of {length} steps")
@@ -233,14 +235,14 @@ class Replay:
     # --- places -------------------------------------------------------------------------------------------------------
 
     def _split(self, index: Array) -> tuple[Array, ...]:
-        """Places as indices of the leading axes."""
+        """Item indices as indices of the leading axes."""
         return (index,) if self.rows is None else (index // self.rows, index % self.rows)
 
     def _read(self, tree: Any, *place: Array) -> Any:
         return jax.tree.map(lambda x: x.at[place].get(mode="promise_in_bounds"), tree)
 
     def _following(self, index: Array, count: int, what: str) -> tuple[Array, Array]:
-        """The time `[B, count]` and row `[B, 1]` of `count` steps from each place on."""
+        """The time `[B, count]` and row `[B, 1]` of the `count` steps starting at each index."""
         if self.rows is None:
             raise ValueError(f"{what} need steps in their order: give the replay memory its `rows`, the environments")
         if not 1 <= count <= self.length:
@@ -252,7 +254,7 @@ class Replay:
         """Which steps continue the episode of the first one, bool `[B, count]`."""
         items, held = ring.items, ring.size // (self.rows or 1)
         oldest = jnp.where(held == self.length, ring.next, 0)
-        left = held - (times[:, 0] - oldest) % self.length  # steps up to the newest, with the first
+        left = held - (times[:, 0] - oldest) % self.length  # steps from the first to the newest, both included
         ends = self._read(items.terminated, times, row) | self._read(items.truncated, times, row)
         before = jnp.cumsum(ends, axis=1) - ends
         here = jnp.arange(times.shape[1]) < left[:, None]
@@ -262,10 +264,9 @@ class Replay:
 def importance_weights(
     probability: Float[Array, " B"], size: Int[Array, ""], beta: float | jax.Array
 ) -> Float[Array, " B"]:
-    """What the losses of a prioritised batch are multiplied by: `(size * probability) ** -beta`, over its largest.
+    """Factors of the losses of a prioritised batch: `(size * probability) ** -beta`, divided by the batch's largest.
 
-    Schaul et al., 1511.05952, section 3.4; `beta` is 0 for none and 1 for the full correction. The largest is that of
-    the batch.
+    Schaul et al., 1511.05952, section 3.4; `beta` is 0 for no correction and 1 for the full one.
     """
     weights = (jnp.maximum(size, 1) * probability) ** -beta
     return weights / jnp.max(weights)

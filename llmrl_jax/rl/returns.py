@@ -1,4 +1,4 @@
-"""Advantages and returns of recorded steps, where episodes end by termination, by truncation, or by both at once."""
+"""Advantages and returns of recorded steps, for episodes that end by termination, by truncation, or by both at once."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def gae(
     gamma: float | jax.Array,
     gae_lambda: float | jax.Array,
 ) -> tuple[Float[Array, "T *B"], Float[Array, "T *B"]]:
-    """Generalised advantage estimation (Schulman et al., 1506.02438, eq. 16), with the two ways to end kept apart.
+    """Generalised advantage estimation (Schulman et al., 1506.02438, eq. 16), with termination and truncation separate.
 
     `delta[t] = reward[t] + gamma * next_value[t] * (1 - terminated[t]) - value[t]`: a truncated step still bootstraps.
-    `A[t] = delta[t] + gamma * gae_lambda * A[t + 1]`, cut where the episode ended either way.
+    `A[t] = delta[t] + gamma * gae_lambda * A[t + 1]`, cut at the end of an episode of either kind.
 
     **Arguments:** `reward`, `value` (of the step's observation), `next_value` (of the observation that the step
     reached, before any reset), `terminated`, `truncated`, all `[T, ...]`; `gamma` and `gae_lambda`, in [0, 1].
@@ -52,8 +52,8 @@ def lambda_returns(
 ) -> Float[Array, "T *B"]:
     """TD(lambda) targets: `G[t] = reward[t] + gamma * ((1 - l) * next_value[t] + l * G[t + 1])`.
 
-    `l` is `td_lambda`, and 0 where the episode ended (there is no `G[t + 1]`) and on the last step; a terminated step
-    is worth its reward alone. Arguments as for `gae`.
+    `l` is `td_lambda`, and 0 where the episode ended (there is no `G[t + 1]`) and on the last step; the target of a
+    terminated step is its reward alone. Arguments as for `gae`.
     """
     next_value = jnp.where(terminated, 0.0, next_value)
     mix = jnp.where(terminated | truncated, 0.0, td_lambda)

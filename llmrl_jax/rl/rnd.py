@@ -1,5 +1,5 @@
-"""Random network distillation (Burda et al., 1810.12894): an observation is new where a fixed random network is hard to
-predict."""
+"""Random network distillation (Burda et al., 1810.12894): the novelty of an observation is the error of a predictor of
+a fixed random network."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ class RNDConfig:
     """Sizes and hyper-parameters of random network distillation. Floats are traced."""
 
     outputs: int = 512
-    """Numbers that the random network computes and the predictor predicts."""
+    """Outputs of the random network and of the predictor."""
     hidden: int = 512
     """Width of the dense layers of both networks."""
     channels: tuple[int, ...] = ()
-    """Of 3 x 3 convolutions before them, for pictures; empty for none."""
+    """Channels of 3 x 3 convolutions before them, for images; empty for none."""
     critic_hidden: tuple[int, ...] = (64, 64)
-    """Widths of the layers of the novelty's value function."""
+    """Widths of the layers of the value function of novelty."""
     episodic: bool = False
-    """Whether returns of novelty stop where an episode ends; the paper's go on."""
+    """Whether returns of novelty stop at the end of an episode; those of the paper do not."""
     gamma: float = 0.99
     """Discount of novelty per step, 0 to 1."""
     coef: float = 1.0
-    """Weight of novelty's advantages."""
+    """Weight of the advantages of novelty."""
     extrinsic_coef: float = 2.0
-    """Weight of the world's advantages."""
+    """Weight of the environment's advantages."""
     update_proportion: float = 0.25
-    """Share of the steps of a minibatch that the predictor learns from, above 0 and at most 1: the paper's for 128
-    environments."""
+    """Fraction of the steps of a minibatch that the predictor learns from, above 0 and at most 1; the default is the
+    paper's for 128 environments."""
     value_coef: float = 0.5
-    """Weight of the loss of novelty's value function."""
+    """Weight of the loss of the value function of novelty."""
     obs_clip: float = 5.0
     """Standard deviations at which normalised observations are clipped."""
     learning_rate: float = 1e-4
@@ -52,9 +52,9 @@ class RNDConfig:
     max_grad_norm: float = 0.5
     """Global norm to which gradients are clipped; inf: never."""
     adam_b1: float = 0.9
-    """Adam's decay of the mean."""
+    """Adam's decay rate of the first moment."""
     adam_b2: float = 0.999
-    """Adam's decay of the square."""
+    """Adam's decay rate of the second moment."""
     adam_eps: float = 1e-5
     """Adam's epsilon."""
 
@@ -72,7 +72,7 @@ def _dense(features: int, gain: float = math.sqrt(2)) -> nn.Dense:
 
 
 class Embedding(nn.Module):
-    """Convolutions if any, dense layers with ReLU, and a linear layer of the outputs."""
+    """Convolutions if any, dense layers with ReLU, and a linear output layer."""
 
     channels: tuple[int, ...]
     hidden: tuple[int, ...]
@@ -89,12 +89,12 @@ class Embedding(nn.Module):
 
 
 class RND:
-    """Novelty by random network distillation, a `llmrl_jax.rl.bonus.Bonus` with a stream of its own.
+    """Novelty by random network distillation, a `llmrl_jax.rl.bonus.Bonus` with a separate stream.
 
-    The novelty of a step is the mean squared error of the predictor at the observation that it reached, over the
+    The novelty of a step is the mean squared error of the predictor at the observation that it reached, divided by the
     running standard deviation of the discounted sum of these errors. Observations are normalised by running moments and
-    clipped, for both networks. The predictor has two layers more than the random network. The value function of novelty
-    is a network of its own, so that any policy will do, a language model too.
+    clipped, for both networks. The predictor has two more layers than the random network. The value function of novelty
+    is a separate network, so that any policy can be used, including a language model.
     """
 
     name = "rnd"
@@ -141,12 +141,12 @@ class RND:
         """
         x = self._normal(state, self.features(obs, batch_dims))
         wanted: Any = self.random.apply({"params": state.whole["random"]}, x)
-        found: Any = self.predictor.apply({"params": params["predictor"]}, x)
-        return jnp.mean((found - jax.lax.stop_gradient(wanted)) ** 2, axis=-1)
+        predicted: Any = self.predictor.apply({"params": params["predictor"]}, x)
+        return jnp.mean((predicted - jax.lax.stop_gradient(wanted)) ** 2, axis=-1)
 
     def reward(self, state: BonusState, steps: Steps, gamma: float | jax.Array):
-        """The novelty of steps. Both running statistics take the steps in before they are used, so the first ones are
-        normalised too; the paper fills them by random play in advance."""
+        """The novelty of steps. Both running statistics are updated with the steps before they are used, so the first
+        steps are normalised too; the paper initialises them by random play."""
         whole = state.whole
         whole = whole | {"obs": whole["obs"].update(self.features(steps.next_obs, 2))}
         state = BonusState(whole, state.rows)
@@ -190,5 +190,5 @@ class RND:
 
 
 def masked_mean(x: Float[Array, " B"], mask: Bool[Array, " B"]) -> Float[Array, ""]:
-    """The mean of the entries where `mask` holds; 0 where it holds nowhere."""
+    """The mean of the entries where `mask` is True; 0 if there is none."""
     return jnp.sum(jnp.where(mask, x, 0.0)) / jnp.maximum(jnp.sum(mask), 1)

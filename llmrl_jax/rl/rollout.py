@@ -1,4 +1,4 @@
-"""Playing a policy in a batch of environments: the part that algorithms share."""
+"""Rollouts of a policy in a batch of environments, shared by the algorithms."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from llmrl_jax.rl.policy import Auxiliary, Policy, QPolicy
 
 @struct.dataclass
 class Runner:
-    """Where play stands, in the middle of episodes; all that is needed to go on exactly."""
+    """The state of play in the middle of episodes; all that an exact continuation needs."""
 
     env_params: Any
     env_state: Any
     obs: Any
-    """What the policy sees next, leaves `[N, ...]`."""
+    """The next observations, leaves `[N, ...]`."""
     carry: Any
     """The policy's memory, leaves `[N, ...]`."""
     first: jax.Array
@@ -37,7 +37,7 @@ class Rollout:
     obs: Any
     action: jax.Array
     log_prob: jax.Array
-    """Of the action, under the policy that chose it."""
+    """Log-probability of the action under the policy that chose it."""
     value: jax.Array
     """The critic's value of `obs`."""
     next_value: Any
@@ -50,9 +50,9 @@ class Rollout:
     carry: Any
     """The policy's memory before the first step, leaves `[N, ...]`."""
     info: dict[str, jax.Array]
-    """Those of `EPISODE_INFO` that the environment reports."""
+    """The entries of `EPISODE_INFO` that the environment reports."""
     prediction: Any = ()
-    """What an auxiliary predicted from `obs`, see `llmrl_jax.rl.policy.Auxiliary`; `()` where there is none."""
+    """The auxiliary's prediction from `obs`, see `llmrl_jax.rl.policy.Auxiliary`; `()` if there is none."""
     next_obs: Any = ()
     """The observation that the step reached, before any reset."""
 
@@ -79,7 +79,7 @@ def step_info(env: Environment, env_params: Any) -> dict[str, Any]:
 
 
 def check_statistics(env: Environment, env_params: Any) -> None:
-    """Check that an environment reports its episodes. **Raises** `ValueError` where it does not."""
+    """Check that an environment reports its episodes. **Raises** `ValueError` if it does not."""
     if "episode_return" not in step_info(env, env_params):
         raise ValueError(
             "the environment does not report episode_return; wrap it in EpisodeStatistics (envs_jax.wrappers)"
@@ -87,7 +87,7 @@ def check_statistics(env: Environment, env_params: Any) -> None:
 
 
 def place(runner: Runner, placement: Placement) -> Runner:
-    """A runner whose environments are split over the devices, with the pool of episodes whole on each."""
+    """A runner whose environments are split over the devices, with the pool of episodes replicated."""
     env_state = runner.env_state
     return Runner(
         env_params=placement.whole(runner.env_params),
@@ -106,11 +106,12 @@ def _next_values(
     terminated: Bool[Array, "T N"],
     truncated: Bool[Array, "T N"],
 ) -> Float[Array, "T N"]:
-    """The value of every observation that a step reached, at the price of a few forward passes.
+    """The value of every observation that a step reached, at the cost of a few forward passes.
 
-    Where the episode goes on it is the next step's value. What is left, truncated steps and the last one, is
-    evaluated in rounds: each round takes the earliest such step of every environment, so there are as many rounds as
-    the busiest environment has such steps: one, plus its truncations. It is exact, and rows never leave their device.
+    If the episode continues it is the next step's value. The remaining steps, truncated ones and the last one, are
+    evaluated in rounds: each round takes the earliest such step of every environment. The number of rounds is the
+    maximum over environments of the number of such steps: one, plus the truncations. The result is exact, and rows
+    never leave their device.
     """
     steps = jnp.arange(value.shape[0])[:, None]
     open_ended = (truncated | (steps == steps[-1])) & ~terminated
@@ -123,8 +124,8 @@ def _next_values(
             return jax.vmap(lambda column, i: column[i], in_axes=(1, 0))(x, t)
 
         here = pending & (steps == t)
-        found = evaluate(jax.tree.map(pick, final_obs), jax.tree.map(pick, carry))
-        return pending & ~here, jnp.where(here, found, next_value)
+        values = evaluate(jax.tree.map(pick, final_obs), jax.tree.map(pick, carry))
+        return pending & ~here, jnp.where(here, values, next_value)
 
     shifted = jnp.concatenate([value[1:], jnp.zeros_like(value[:1])])
     return jax.lax.while_loop(lambda loop: jnp.any(loop[0]), one_round, (open_ended, shifted))[1]
@@ -149,7 +150,7 @@ def collect(
     **Arguments:** `env`, whose resets are within the step (not `next_step` or `none`); `policy`, `params`, `frozen`;
     `runner`, from `start` or from the last call; `key`, of this rollout; `bootstrap_truncation`, False to record
     time-outs as terminal; `constrain`, applied to pytrees of rows `[N, ...]`, to keep them on their devices; `unroll`,
-    steps written out in one turn of the loop; `auxiliary`, whose predictions are recorded too.
+    steps unrolled per iteration of the loop; `auxiliary`, whose predictions are recorded too.
     **Returns:** the runner after the last step, and the record.
     """
 
@@ -197,7 +198,7 @@ def collect(
 
 
 def task_names(env: Environment) -> tuple[str, ...]:
-    """The names of a world's tasks, as `info["task"]` counts them; empty where it has none."""
+    """The names of an environment's tasks, indexed by `info["task"]`; empty if it has none."""
     return tuple(getattr(env.unwrapped if isinstance(env, Wrapper) else env, "task_names", ()))
 
 
@@ -209,7 +210,7 @@ def episode_metrics(
     **Arguments:** `info`, the entries of `EPISODE_INFO` that the environment reports, in the shape of `done`; `done`,
     whether a step ended its episode, terminated or truncated; `task_names`, see the function of that name.
     **Returns:** float32 scalars: `episodes`, how many ended; `episode_return`, `episode_length` and `success`, their
-    means, nan where none ended; for a world with several tasks `episodes/<task>` and `success/<task>` likewise.
+    means, nan if none ended; for an environment with several tasks also `episodes/<task>` and `success/<task>`.
     """
 
     def mean(x, mask):

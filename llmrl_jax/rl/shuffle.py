@@ -1,4 +1,4 @@
-"""Random orders, made by a sort that is quick on every backend."""
+"""Random permutations, by a sort that is fast on every backend."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from jaxtyping import Array, Int
 
 
 def permutations(key: jax.Array, count: int, n: int) -> Int[Array, "{count} {n}"]:
-    """`count` random orders of `0 .. n - 1`, int32.
+    """`count` random permutations of `0 .. n - 1`, int32.
 
     Each number is packed with random bits above it into one uint32, and the words are sorted: XLA sorts one operand
-    several times faster than the two of `jax.random.permutation`. The price is that the bits may tie, and then the
-    smaller number goes first: for `n` = 1,000 one order in eight has such a pair.
+    several times faster than the two of `jax.random.permutation`. The cost is that the bits may tie, and then the
+    smaller number comes first: for `n` = 1,000 one permutation in eight has such a pair.
 
-    **Raises:** `ValueError` for an `n` that leaves no 8 random bits.
+    **Raises:** `ValueError` for an `n` that leaves fewer than 8 random bits.
     """
     low = max(n - 1, 1).bit_length()
     if low > 24:
