@@ -1,4 +1,4 @@
-"""Fine-tuning of language models on text: rows, packing, chat templates; supervised, and by reward (GRPO, RLOO)."""
+"""Fine-tuning of language models on text: rows, packing, chat templates; supervised, and by rewards (GRPO, RLOO)."""
 
 from llmrl_jax.tuning.grpo import GRPOConfig, make_grpo, make_reward_evaluation
 from llmrl_jax.tuning.loss import token_log_probs

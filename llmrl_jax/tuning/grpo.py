@@ -1,8 +1,8 @@
 """Group-relative policy optimisation (Shao et al., 2402.03300) and REINFORCE with leave-one-out (2402.14740).
 
-Prompts are sampled from in groups; a continuation's advantage is its reward against those of its group, so there is no
-critic. Sampling, rewards on tokens, advantages and gradient steps are one pure function of the state. The reference
-policy of the KL term is the base without its adapters: no second model is kept or run beside it.
+Several continuations are sampled per prompt; a continuation's advantage is its reward relative to its group, so there
+is no critic. Sampling, rewards on tokens, advantages and gradient steps are one pure function of the state. The
+reference policy of the KL term is the base without its adapters, so that no second model is needed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class GRPOState:
 
     params: Any
     frozen: Any
-    """The base under the adapters or, where every weight is trained and KL is wanted, a copy of it; the prompts."""
+    """The base under the adapters or, if every weight is trained with a KL term, a copy of the base; the prompts."""
     opt_state: Any
     key: jax.Array
     update: jax.Array
@@ -51,16 +51,16 @@ class Samples:
     """Prompt and continuation in one row, `L = S + T`."""
     prompt_lengths: Int[Array, " R"]
     lengths: Int[Array, " R"]
-    """Of the continuations."""
+    """Lengths of the continuations."""
     continuation: Int[Array, "R T"]
     log_prob: Float[Array, "R T"]
     reference: Float[Array, "R T"]
-    """Log-probabilities under the base; zeros where there is no KL term."""
+    """Log-probabilities under the base; zeros if there is no KL term."""
     advantage: Float[Array, " R"]
 
 
 def advantages(rewards: Float[Array, "P n"], kind: str) -> Float[Array, "P n"]:
-    """Each reward against those of its group, see `GRPOConfig.advantage`."""
+    """Advantages of rewards within their groups, see `GRPOConfig.advantage`."""
     centred = rewards - jnp.mean(rewards, axis=1, keepdims=True)
     if kind == "leave_one_out":
         return centred * rewards.shape[1] / (rewards.shape[1] - 1)
@@ -85,8 +85,8 @@ def grpo_loss(
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """The clipped objective with its KL term, in nats.
 
-    **Arguments:** `rows` and `tokens`, how many continuations and how many of their tokens the whole minibatch has, of
-    which `samples` may be a part: parts add up.
+    **Arguments:** `rows` and `tokens`, the numbers of continuations and of their tokens in the whole minibatch, of
+    which `samples` may be a part: the losses of the parts add up.
     """
     log_prob, entropy = policy_log_probs(model, variables, samples, config.temperature, config.head_chunk)
     real = jnp.arange(log_prob.shape[1]) < samples.lengths[:, None]
@@ -126,29 +126,29 @@ def make_grpo(
 ) -> Learner:
     """Build GRPO as a `Learner`.
 
-    **Arguments:** `config`; `model`, `variables` and `take` (with a KL to the base nothing is taken), see `make_sft`;
+    **Arguments:** `config`; `model`, `variables` and `take` (has no effect with a KL to the base), see `make_sft`;
     `prompts`, at least `config.prompts` of them; `reward`, inside jit, or `text_reward` of a Python function; `stops`,
     strings that end a continuation; `mesh`, over whose axes data and fsdp the rows are split.
     **Returns:** the learner. Its metrics are `reward` (mean), `reward/<part>` if it has parts, `reward_std` (within
-    groups), `idle_groups` (the fraction whose rewards are all equal, which teach nothing), `length`, `unfinished` (the
-    fraction cut at `max_new_tokens`), `loss`, `entropy`, `approx_kl`, `clip_fraction`, `grad_norm`, `kl_to_base` with
-    a KL term, `first_ratio_error` (in float32 bounded by 1e-4: sampling steps token by token, the loss reads rows
-    whole) and `nonfinite` (bounded by 0). A model that computes in another type rounds those two ways apart: its old
-    log-probabilities are read whole as well, and `sampling_gap` is the largest difference to those it sampled by, nats.
-    **Raises:** `ValueError` where sizes do not divide or an option is out of range.
+    groups), `idle_groups` (the fraction whose rewards are all equal, which give no gradient), `length`, `unfinished`
+    (the fraction cut at `max_new_tokens`), `loss`, `entropy`, `approx_kl`, `clip_fraction`, `grad_norm`, `kl_to_base`
+    with a KL term, `first_ratio_error` (in float32 bounded by 1e-4: sampling computes token by token, the loss whole
+    rows) and `nonfinite` (bounded by 0). In other dtypes the rounding of these two differs: the old log-probabilities
+    are computed on whole rows too, and `sampling_gap` is the largest difference to those of sampling, in nats.
+    **Raises:** `ValueError` if sizes do not divide or an option is out of range.
     """
     check(config, prompts, mesh)
     if model.lora is None and any_quantized(variables["params"]):
         raise ValueError("the base is quantised, and so frozen: give the model a LoRAConfig")
     rows = config.prompts * config.group
-    exact = model.dtype == jnp.float32  # in which sampling token by token and reading rows whole agree
+    exact = model.dtype == jnp.float32  # in which sampling token by token and passes over whole rows agree
     grpo = GRPO(config, model, variables, prompts, reward, stops, Placement(mesh), take, exact)
     bounds = {"nonfinite": 0.0} | ({"first_ratio_error": 1e-4} if exact else {})
     return Learner(grpo.init, grpo.update, rows, bounds, unit="answers")
 
 
 class GRPO:
-    """The parts of GRPO's update; `make_grpo` says what the arguments are."""
+    """The parts of GRPO's update; `make_grpo` documents the arguments."""
 
     def __init__(
         self,
@@ -173,7 +173,7 @@ class GRPO:
         self.sampling = SamplingConfig(
             config.max_new_tokens, config.temperature, samples=config.group, stop_tokens=config.stop_tokens
         )
-        # the inner chain names the moments in checkpoints as earlier versions did
+        # the inner chain keeps the names of the moments in the checkpoints of earlier versions
         self.optimizer = optax.chain(
             optax.clip_by_global_norm(config.max_grad_norm), optax.chain(optax.scale_by_adam())
         )
@@ -191,14 +191,14 @@ class GRPO:
     def update(self, state: GRPOState) -> tuple[GRPOState, dict[str, jax.Array]]:
         """Sample, reward, gradient steps."""
         samples, metrics = self._play(state)
-        params, opt_state, found = self._learn(state, samples)
+        params, opt_state, loss_metrics = self._learn(state, samples)
         state = state.replace(params=params, opt_state=opt_state, update=state.update + 1)
-        return state, {name: jnp.asarray(x, jnp.float32) for name, x in (metrics | found).items()}
+        return state, {name: jnp.asarray(x, jnp.float32) for name, x in (metrics | loss_metrics).items()}
 
     # --- sample -------------------------------------------------------------------------------------------------------
 
     def _play(self, state: GRPOState) -> tuple[Samples, dict[str, jax.Array]]:
-        """Continuations of this update's prompts with their advantages, and what is reported of them."""
+        """Continuations of this update's prompts with their advantages, and their metrics."""
         config = self.config
         order_key, sample_key = jax.random.split(state.key)
         chosen = self._chosen(order_key, state.update)
@@ -207,9 +207,9 @@ class GRPO:
             jnp.arange(config.prompts)
         )
         variables = self._policy(state.params, state.frozen)
-        found = generate(self.model, variables, batch.tokens, batch.lengths, keys, self.sampling, stops=self.stops)
-        rewards, terms = total_and_parts(self.reward(found, chosen))
-        samples = self._samples(batch, found, rewards)
+        generation = generate(self.model, variables, batch.tokens, batch.lengths, keys, self.sampling, stops=self.stops)
+        rewards, terms = total_and_parts(self.reward(generation, chosen))
+        samples = self._samples(batch, generation, rewards)
         gap = {}
         if not self.exact:
             whole = _in_parts(self.model, variables, samples, config, self.microbatch)
@@ -227,17 +227,17 @@ class GRPO:
             "reward_std": jnp.mean(spread),
             "idle_groups": jnp.mean(spread < 1e-6),
             "length": jnp.mean(samples.lengths),
-            "unfinished": jnp.mean(found.finish == Finish.LENGTH),
+            "unfinished": jnp.mean(generation.finish == Finish.LENGTH),
         }
 
     def _chosen(self, key: jax.Array, update: jax.Array) -> Int[Array, " P"]:
-        """The prompts of an update: every epoch takes all of them, in an order of its own."""
+        """The prompts of an update: every epoch takes all of them, in a new order."""
         epoch, place = update // self.per_epoch, update % self.per_epoch
         order = permutations(jax.random.fold_in(key, epoch), 1, self.count)[0]
         return jax.lax.dynamic_slice(order, (place * self.config.prompts,), (self.config.prompts,))
 
-    def _samples(self, batch: Prompts, found: Any, rewards: Float[Array, "P n"]) -> Samples:
-        """Prompts and what was generated from them as rows of tokens; `reference` is filled with zeros."""
+    def _samples(self, batch: Prompts, generation: Any, rewards: Float[Array, "P n"]) -> Samples:
+        """Prompts and their continuations as rows of tokens; `reference` is filled with zeros."""
         config, rows = self.config, self.rows
 
         def flat(x):
@@ -247,14 +247,14 @@ class GRPO:
         steps = jnp.arange(config.max_new_tokens)
         tokens = jnp.pad(repeated.tokens, ((0, 0), (0, config.max_new_tokens)))
         where = repeated.lengths[:, None] + steps
-        lengths = flat(found.lengths)
-        kept = jnp.where(steps < lengths[:, None], flat(found.tokens), 0)
+        lengths = flat(generation.lengths)
+        kept = jnp.where(steps < lengths[:, None], flat(generation.tokens), 0)
         return Samples(
             tokens=tokens.at[jnp.arange(rows)[:, None], where].set(kept),
             prompt_lengths=repeated.lengths,
             lengths=lengths,
             continuation=kept,
-            log_prob=flat(found.sampled_log_probs),
+            log_prob=flat(generation.sampled_log_probs),
             reference=jnp.zeros(kept.shape, jnp.float32),
             advantage=flat(advantages(rewards, config.advantage)),
         )
@@ -272,14 +272,14 @@ class GRPO:
         def step(carry, chosen):
             params, opt_state = carry
             batch = jax.tree.map(lambda x: x[chosen], samples)
-            loss, found, grads = self._gradient(params, state.frozen, batch)
+            loss, metrics, grads = self._gradient(params, state.frozen, batch)
             params, opt_state, norm = descend(self.optimizer, params, grads, opt_state, self.config.learning_rate)
-            return (params, opt_state), found | {"loss": loss, "grad_norm": norm}
+            return (params, opt_state), metrics | {"loss": loss, "grad_norm": norm}
 
-        (params, opt_state), found = jax.lax.scan(step, (state.params, state.opt_state), order)
-        first = found.pop("ratio_error")[0]
-        finite = jnp.all(jnp.isfinite(found["loss"]) & jnp.isfinite(found["grad_norm"]))
-        metrics = {name: jnp.mean(x) for name, x in found.items()}
+        (params, opt_state), stacked = jax.lax.scan(step, (state.params, state.opt_state), order)
+        first = stacked.pop("ratio_error")[0]
+        finite = jnp.all(jnp.isfinite(stacked["loss"]) & jnp.isfinite(stacked["grad_norm"]))
+        metrics = {name: jnp.mean(x) for name, x in stacked.items()}
         return params, opt_state, metrics | {"first_ratio_error": first, "nonfinite": ~finite}
 
     def _gradient(self, params: Any, frozen: Any, batch: Samples) -> tuple[jax.Array, dict[str, jax.Array], Any]:
@@ -306,11 +306,11 @@ def make_reward_evaluation(
     """The mean reward on held-out prompts: `evaluate(state, key) -> {reward, length, unfinished}`, and the parts of the
     reward if it has any.
 
-    **Arguments:** as `make_grpo`'s; each prompt is answered once, as the policy samples, `config.prompts` at a time.
+    **Arguments:** as for `make_grpo`; one continuation is sampled per prompt, `config.prompts` prompts at a time.
     """
     trained = "params" if model.lora is None else "lora"
     count, batch = prompts.tokens.shape[0], min(config.prompts, prompts.tokens.shape[0])
-    # the last batch is filled up with prompts that were already asked, which count for nothing
+    # the last batch is filled up with repeated prompts, which are not counted
     places = np.resize(np.arange(count), (-(-count // batch), batch)).astype(np.int32)
     counts = np.arange(places.size).reshape(places.shape) < count
     sampling = SamplingConfig(config.max_new_tokens, config.temperature, stop_tokens=config.stop_tokens)
@@ -321,29 +321,31 @@ def make_reward_evaluation(
             chosen, counted = part
             keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(chosen)
             asked = jax.tree.map(lambda x: jnp.asarray(x)[chosen], prompts)
-            found = generate(model, {**base, trained: params}, asked.tokens, asked.lengths, keys, sampling, stops=stops)
-            rewards, terms = total_and_parts(reward(found, chosen))
+            generation = generate(
+                model, {**base, trained: params}, asked.tokens, asked.lengths, keys, sampling, stops=stops
+            )
+            rewards, terms = total_and_parts(reward(generation, chosen))
             values = {
                 "reward": rewards[:, 0],
                 **{name: term[:, 0] for name, term in terms.items()},
-                "length": found.lengths[:, 0],
-                "unfinished": found.finish[:, 0] == Finish.LENGTH,
+                "length": generation.lengths[:, 0],
+                "unfinished": generation.finish[:, 0] == Finish.LENGTH,
             }
             return {name: jnp.sum(jnp.where(counted, x, 0)) for name, x in values.items()}
 
         return jax.tree.map(lambda x: jnp.sum(x) / count, jax.lax.map(one, (places, counts)))
 
     def evaluate(state: GRPOState, key: jax.Array) -> dict[str, float]:
-        found = answer(state.params, state.frozen["base"], key)
-        return {name: float(value) for name, value in found.items()}
+        means = answer(state.params, state.frozen["base"], key)
+        return {name: float(value) for name, value in means.items()}
 
     return evaluate
 
 
 def _in_parts(model: Llama, variables: Any, samples: Samples, config: GRPOConfig, part: int) -> Float[Array, "R T"]:
-    """Log-probabilities under the policy or the base, a part of the rows at a time."""
+    """Log-probabilities under the policy or the base, computed for a part of the rows at a time."""
     parts = jax.tree.map(lambda x: x.reshape(-1, part, *x.shape[1:]), samples)
-    found = jax.lax.map(
+    log_probs = jax.lax.map(
         lambda s: policy_log_probs(model, variables, s, config.temperature, config.head_chunk)[0], parts
     )
-    return found.reshape(samples.continuation.shape)
+    return log_probs.reshape(samples.continuation.shape)

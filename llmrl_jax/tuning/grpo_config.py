@@ -1,4 +1,4 @@
-"""The hyper-parameters of GRPO and RLOO, and what must hold between them."""
+"""The hyper-parameters of GRPO and RLOO and the checks on them."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from llmrl_jax.tuning.prompts import Prompts
 
 @dataclass(frozen=True)
 class GRPOConfig:
-    """Hyper-parameters. The defaults are GRPO's, but for the length bias that 2503.20783 describes."""
+    """Hyper-parameters. The defaults are GRPO's, without the length bias that 2503.20783 describes."""
 
     prompts: int = 8
-    """Prompts in an update."""
+    """Prompts per update."""
     group: int = 8
     """Continuations of each prompt; at least 2."""
     max_new_tokens: int = 64
-    """Tokens in a continuation, at most."""
+    """Maximum number of tokens of a continuation."""
     temperature: float = 1.0
-    """Of the policy: what is sampled from, and what ratios, KL and entropy are of. Above 0."""
+    """Temperature of the policy, for sampling and for ratios, KL and entropy. Above 0."""
     epochs: int = 1
     """Passes over the continuations of an update."""
     minibatches: int = 1
     """Gradient steps per epoch; divides prompts x group."""
     microbatches: int = 1
-    """Parts in which a minibatch's gradient is computed one after the other, to save memory; divides the minibatch."""
+    """Sequential parts in which a minibatch's gradient is computed, to save memory; divides the minibatch."""
     advantage: Literal["grpo", "centred", "leave_one_out"] = "centred"
-    """`grpo`: reward minus the group's mean, over its deviation; `centred`: not divided (Dr. GRPO), so that hard and
-    easy prompts are not weighted up; `leave_one_out`: minus the mean of the others (RLOO)."""
+    """`grpo`: reward minus the group's mean, divided by its standard deviation; `centred`: not divided (Dr. GRPO), so
+    that hard and easy prompts are not weighted up; `leave_one_out`: minus the mean of the others (RLOO)."""
     aggregate: Literal["token", "sequence"] = "token"
-    """`token`: the mean over all tokens of a minibatch (DAPO); `sequence`: the mean over continuations of each one's
-    own mean, as GRPO published it, in which long wrong answers weigh less per token."""
+    """`token`: the mean over all tokens of a minibatch (DAPO); `sequence`: the mean over continuations of the mean per
+    continuation, as published for GRPO, in which long wrong answers weigh less per token."""
     clip_low: float = 0.2
-    """How far below 1 a ratio may fall before the loss is clipped."""
+    """Distance of a ratio below 1 beyond which the loss is clipped."""
     clip_high: float = 0.2
-    """How far above 1 a ratio may rise; DAPO takes 0.28."""
+    """Distance of a ratio above 1 beyond which the loss is clipped; 0.28 in DAPO."""
     kl_coef: float = 0.0
-    """Weight of the KL to the base, per nat (2402.03300, eq. 4: the estimator that is never negative)."""
+    """Weight of the KL to the base, per nat (2402.03300, eq. 4: the non-negative estimator)."""
     entropy_coef: float = 0.0
     """Weight of an entropy bonus, per nat and token."""
     learning_rate: float = 1e-5
@@ -48,16 +48,16 @@ class GRPOConfig:
     max_grad_norm: float = 1.0
     """Global norm to which gradients are clipped; inf: never."""
     head_chunk: int = 0
-    """Tokens of each continuation whose logits exist at once, to save memory; divides max_new_tokens; 0: all."""
+    """Tokens of each continuation whose logits are in memory at once; divides max_new_tokens; 0: all."""
     stop_tokens: tuple[int, ...] | None = None
     """Tokens that end a continuation; None: the first end-of-sequence token of the model's configuration. Commands
-    take all that the model's folder names (`lm.end_tokens`)."""
+    use all that the model's folder names (`lm.end_tokens`)."""
 
 
 def check(config: GRPOConfig, prompts: Prompts, mesh: Mesh | None) -> None:
-    """Refuse a configuration that cannot be run with these prompts and this mesh.
+    """Reject a configuration that is incompatible with the prompts or the mesh.
 
-    **Raises:** `ValueError` where sizes do not divide (the arithmetic is shown) or an option is out of range.
+    **Raises:** `ValueError` if sizes do not divide (the arithmetic is shown) or an option is out of range.
     """
     for name in ("prompts", "max_new_tokens", "epochs", "minibatches", "microbatches"):
         if getattr(config, name) < 1:

@@ -1,4 +1,4 @@
-"""Log-probabilities of given tokens, without the logits of all positions in memory at once."""
+"""Log-probabilities of given tokens, without all positions' logits in memory at once."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def token_log_probs(
     chunk: int = 0,
     temperature: Any = 1.0,
 ) -> tuple[Float[Array, "B S"], Float[Array, "B S"]]:
-    """The log-probability of each target under the head's softmax, and that softmax's entropy.
+    """The log-probability of each target under the head's softmax, and the softmax's entropy.
 
     **Arguments:** `model`, `variables`; `hidden`, states after the last norm; `targets`; `chunk`, positions whose
-    logits exist at once, which must divide `S` (0: all): the backward pass computes each chunk's logits again, so
+    logits are in memory at once, which must divide `S` (0: all): the backward pass recomputes each chunk's logits, so
     memory is `B x chunk x V` instead of `B x S x V`; `temperature`, which divides the logits.
     **Returns:** both float32, in nats.
     **Raises:** `ValueError` for a chunk that does not divide `S`.
@@ -44,5 +44,5 @@ def token_log_probs(
         return jnp.moveaxis(x.reshape(x.shape[0], -1, chunk, *x.shape[2:]), 1, 0)
 
     one = jax.checkpoint(lambda parts: at(*parts))
-    found = jax.lax.map(one, (split(hidden), split(targets)))
-    return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(targets.shape), found)
+    parts = jax.lax.map(one, (split(hidden), split(targets)))
+    return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(targets.shape), parts)

@@ -1,4 +1,4 @@
-"""Examples of different lengths in rows of one length, several to a row, none seeing another."""
+"""Packing of examples of different lengths into rows of one length, without attention between examples."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Packed:
     positions: np.ndarray
     """int32 `[N, S]`, from 0 in every example; -1 at padding."""
     segments: np.ndarray
-    """int32 `[N, S]`, which example of its row a token belongs to, from 1; 0 at padding."""
+    """int32 `[N, S]`, the index within its row of the example that a token belongs to, from 1; 0 at padding."""
     learn: np.ndarray
-    """bool `[N, S]`, whether the token is to be predicted; never the first of an example, which nothing precedes."""
+    """bool `[N, S]`, whether the token is a target; never the first of an example, which has no predecessor."""
 
 
 def pack(
@@ -34,12 +34,12 @@ def pack(
     overflow: Literal["refuse", "cut"] = "refuse",
     names: Sequence[str] = (),
 ) -> Packed:
-    """Lay examples into rows: the longest first, each into the fullest row that still has room for it.
+    """Pack examples into rows: the longest first, each into the fullest row that still has room for it.
 
-    **Arguments:** `examples`; `length` `S` of a row; `several`, False for one example a row; `overflow`, what happens
-    to an example longer than a row: `refuse`, or `cut` off its end; `names`, of the examples, for errors.
-    **Returns:** `Packed`, in an order that depends on nothing but the examples.
-    **Raises:** `DataError` where there is no example, one is longer than a row, or one has nothing to learn.
+    **Arguments:** `examples`; `length` `S` of a row; `several`, False for one example per row; `overflow`, handling of
+    an example longer than a row: `refuse`, or `cut` off its end; `names`, of the examples, for errors.
+    **Returns:** `Packed`, in an order that depends only on the examples.
+    **Raises:** `DataError` if there is no example, one is longer than a row, or one has no target.
     """
     if length < 2:
         raise ValueError(f"rows of {length} tokens hold nothing to predict; at least 2 are needed")
@@ -78,7 +78,7 @@ def pack(
 
 
 def _fill(sizes: Sequence[int], length: int) -> list[list[int]]:
-    """Best fit, longest first: the rows as lists of examples."""
+    """Best-fit decreasing bin packing: the rows as lists of examples."""
     rows: list[list[int]] = []
     open_: list[tuple[int, int]] = []  # (room left, row), ascending
     for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):

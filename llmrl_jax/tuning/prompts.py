@@ -1,4 +1,4 @@
-"""Prompts as tokens, for learning by reward."""
+"""Prompts as tokens, for learning from rewards."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Prompts:
     lengths: Any
     """int32 `[N]`, at least 1."""
     sums: Any = None
-    """int32 `[N]`, checksums of what a reward reads beside the prompt, by which a resumed run notices that it changed;
-    None: nothing is noticed."""
+    """int32 `[N]`, checksums of the other fields that a reward reads, by which a resumed run detects changes; None: no
+    detection."""
 
 
 def pad_prompts(prompts: Sequence[Sequence[int]], pad: int, rows: Sequence[Mapping[str, Any]] | None = None) -> Prompts:
-    """Token lists as `Prompts`, padded on the right to the longest; `rows`, what a reward on text reads of each."""
+    """Token lists as `Prompts`, padded on the right to the longest; `rows`, the data that a reward on text reads."""
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
     tokens = np.full((len(prompts), lengths.max()), pad, np.int32)
     for padded, prompt in zip(tokens, prompts, strict=True):

@@ -1,4 +1,4 @@
-"""Rewards on text for GRPO: a few that are useful as they stand, and the user's own from a file or module."""
+"""Rewards on text for GRPO: a few built-in ones, and the user's own from a file or module."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ from llmrl_jax.lm import Generation, StopStrings
 
 Rewards = Float[Array, "P n"]
 Reward = Callable[[Generation, Int[Array, " P"]], Rewards | dict[str, Rewards]]
-"""From the continuations of `P` prompts, and the prompts' places in the data, to a reward for each, inside jit; or to
-several by name, whose sum is the reward and of which each is reported."""
+"""From the continuations of `P` prompts, and the prompts' indices in the data, to a reward for each, inside jit; or to
+several by name, whose sum is the reward and each of which is reported."""
 
 
 TextFunction = Callable[[list[str], list[str], list[Mapping[str, Any]]], Any]
 TextReward = Callable[[list[str], list[str], list[Mapping[str, Any]]], Sequence[float]]
-"""`function(prompts, completions, rows) -> floats`: one for each completion; `rows` are the data's, whole."""
+"""`function(prompts, completions, rows) -> floats`: one for each completion; `rows` are the complete data rows."""
 
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 
 def exact(prompts: list[str], completions: list[str], rows: list[Mapping[str, Any]]) -> list[float]:
-    """1 where the completion is the row's `response`, white space at both ends aside."""
+    """1 if the completion equals the row's `response`, ignoring white space at both ends; else 0."""
     return [float(text.strip() == row["response"].strip()) for text, row in zip(completions, rows, strict=True)]
 
 
 def contains(prompts: list[str], completions: list[str], rows: list[Mapping[str, Any]]) -> list[float]:
-    """1 where the row's `response` occurs in the completion."""
+    """1 if the row's `response` occurs in the completion; else 0."""
     return [float(row["response"].strip() in text) for text, row in zip(completions, rows, strict=True)]
 
 
 def last_number(prompts: list[str], completions: list[str], rows: list[Mapping[str, Any]]) -> list[float]:
-    """1 where the last number of the completion equals the last one of the row's `response`, as in GSM8K."""
+    """1 if the last number of the completion equals the last one of the row's `response`, as in GSM8K; else 0."""
 
     def last(text: str) -> float | None:
-        found = NUMBER.findall(text)
-        return float(found[-1].replace(",", "")) if found else None
+        numbers = NUMBER.findall(text)
+        return float(numbers[-1].replace(",", "")) if numbers else None
 
     return [
         float((wanted := last(row["response"])) is not None and last(text) == wanted)
@@ -61,10 +61,10 @@ REWARDS: dict[str, TextReward] = {"exact": exact, "contains": contains, "last-nu
 def load_reward(name: str) -> TextReward:
     """A reward by its name in `REWARDS`, or as `FILE.py:FUNCTION` or `package.module:FUNCTION`.
 
-    The file or module is the user's own program and is run as such: it is named on the command line and never by a
-    model, a checkpoint or the data.
+    The file or module is the user's own program and is executed: it is named on the command line and never by a model,
+    a checkpoint or the data.
 
-    **Raises:** `ValueError` for an unknown name, `FileNotFoundError`, or `AttributeError` where there is no such
+    **Raises:** `ValueError` for an unknown name, `FileNotFoundError`, or `AttributeError` if there is no such
     function.
     """
     where, colon, function = name.rpartition(":")
@@ -90,15 +90,15 @@ def load_reward(name: str) -> TextReward:
             raise
     else:
         module = importlib.import_module(where)
-    found = getattr(module, function, None)
-    if not callable(found):
+    reward = getattr(module, function, None)
+    if not callable(reward):
         names = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
         raise AttributeError(f"{where} has no function {function!r}{nearest(function, names)}")
-    return found
+    return reward
 
 
 def total_and_parts(found: Rewards | dict[str, Rewards]) -> tuple[Rewards, dict[str, Rewards]]:
-    """What a `Reward` gave, as the rewards and, under `reward/<name>`, the parts that they are the sum of."""
+    """The result of a `Reward` as the total rewards and, under `reward/<name>`, the parts."""
     if not isinstance(found, dict):
         return found.astype(jnp.float32), {}
     parts = {f"reward/{name}": part.astype(jnp.float32) for name, part in found.items()}
@@ -121,15 +121,15 @@ def from_text(
 ) -> Callable[[Generation, Int[Array, " P"]], Float[Array, "P n ..."]]:
     """A Python function on text, inside jit: the device waits for the host.
 
-    **Arguments:** `function(prompts, completions, rows)`, which gives an array of `shape` for each completion, and the
-    same for the same arguments (a resumed run relies on it); `tokenizer`; `rows`, the data, whose `prompt` is passed
-    on; `stops`, strings that end a completion.
+    **Arguments:** `function(prompts, completions, rows)`, which returns an array of `shape` for each completion, and
+    is deterministic (a resumed run relies on it); `tokenizer`; `rows`, the data, whose `prompt` is passed on; `stops`,
+    strings that end a completion.
     **Returns:** float32 `[P, n, *shape]` from `n` continuations of each of `P` prompts.
     """
 
     def on_host(tokens, lengths, finish, places):
-        found = Generation(tokens, lengths, tokens, tokens, finish)
-        texts = [text for row in found.texts(tokenizer, stops) for text in row]
+        generation = Generation(tokens, lengths, tokens, tokens, finish)
+        texts = [text for row in generation.texts(tokenizer, stops) for text in row]
         chosen = [rows[int(i)] for i in places for _ in range(tokens.shape[1])]
         given = function([str(row.get("prompt", "")) for row in chosen], texts, chosen)
         values = _numbers(given)
@@ -140,9 +140,9 @@ def from_text(
             )
         return values.reshape(*tokens.shape[:2], *shape)
 
-    def read(found: Generation, places: Int[Array, " P"]) -> Float[Array, "P n ..."]:
-        out = jax.ShapeDtypeStruct((*found.tokens.shape[:2], *shape), jnp.float32)
-        return jax.pure_callback(on_host, out, found.tokens, found.lengths, found.finish, places)
+    def read(generation: Generation, places: Int[Array, " P"]) -> Float[Array, "P n ..."]:
+        out = jax.ShapeDtypeStruct((*generation.tokens.shape[:2], *shape), jnp.float32)
+        return jax.pure_callback(on_host, out, generation.tokens, generation.lengths, generation.finish, places)
 
     return read
 

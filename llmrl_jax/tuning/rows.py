@@ -1,4 +1,4 @@
-"""Rows of text for fine-tuning: read from JSONL or parquet, turned into tokens, the part to be learnt marked."""
+"""Rows of text for fine-tuning: read from JSONL or parquet, tokenized, with the targets marked."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Example:
 
     tokens: list[int]
     learn: list[bool]
-    """Which of the tokens the model is to predict; the others are only read."""
+    """Which of the tokens are targets; the others are context only."""
 
 
 def read_rows(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -78,14 +78,14 @@ def encode_row(
 ) -> Example:
     """The tokens of one row.
 
-    A `prompt` and a `response`: the prompt is read, the response and the end-of-sequence token are learnt. Their
-    tokens are those of the whole text where the prompt's own tokens begin it, as they do when a model answers the
-    prompt; where the tokenizer joins over the border, the two are tokenized apart.
-    `messages`: rendered by the model's chat template; what the assistant says is learnt, with the mark that ends it.
+    A `prompt` and a `response`: the prompt is context, the response and the end-of-sequence token are targets. The
+    tokens are those of the concatenated text if they begin with the prompt's tokens, as when a model answers the
+    prompt; if the tokenizer merges across the boundary, the two are tokenized separately.
+    `messages`: rendered by the model's chat template; the assistant's messages are targets, with their end tokens.
 
     **Arguments:** `row`; `name`, for errors; `tokenizer`; `template`, needed for messages.
-    **Raises:** `DataError` for a row of neither form, a field that is not text, nothing to learn, or messages without
-    a template.
+    **Raises:** `DataError` for a row of neither form, a field that is not text, no target, or messages without a
+    template.
     """
     if "messages" in row:
         if template is None:
@@ -115,10 +115,10 @@ def encode_row(
 def encode_prompt(
     row: Mapping[str, Any], name: str, tokenizer: FastTokenizer, template: ChatTemplate | None = None
 ) -> tuple[str, list[int]]:
-    """What a model is to answer, as text and as tokens: a row's `prompt`, or its `messages` up to the assistant's turn.
+    """The prompt of a row as text and as tokens: its `prompt`, or its `messages` up to the assistant's turn.
 
-    **Arguments:** as `encode_row`'s; what else the row holds is for the reward.
-    **Returns:** the text, and its tokens behind the beginning-of-sequence token (which a chat template writes itself).
+    **Arguments:** as for `encode_row`; the row's other fields are for the reward.
+    **Returns:** the text, and its tokens after the beginning-of-sequence token (which chat templates include).
     **Raises:** `DataError` for a row of neither form, or a field that is not text.
     """
     if "messages" in row:

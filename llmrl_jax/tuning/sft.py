@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: the next token of marked text, by LoRA or in full, as a `Learner` like any other."""
+"""Supervised fine-tuning: next-token prediction on marked text, with LoRA or of all weights, as a `Learner`."""
 
 from __future__ import annotations
 
@@ -30,29 +30,29 @@ class SFTConfig:
     """Hyper-parameters of supervised fine-tuning."""
 
     batch_size: int = 16
-    """Rows in a gradient step."""
+    """Rows per gradient step."""
     microbatches: int = 1
-    """Parts in which a step's gradient is computed one after the other, to save memory; divides batch_size."""
+    """Sequential parts in which a step's gradient is computed, to save memory; divides batch_size."""
     learning_rate: float = 2e-4
     """Peak step size of AdamW."""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    """How the step size falls after the warm-up, to `final_fraction` of its peak at the last update."""
+    """Decay of the step size after the warm-up, to `final_fraction` of its peak at the last update."""
     warmup: float = 0.03
     """Fraction of the updates over which the step size rises from zero."""
     final_fraction: float = 0.0
-    """What is left of the step size at the end, as a fraction of the peak."""
+    """Final step size, as a fraction of the peak."""
     weight_decay: float = 0.0
-    """AdamW's decay of matrices; norms and biases are left alone."""
+    """AdamW's decay of matrices; norms and biases are not decayed."""
     adam_b1: float = 0.9
-    """Adam's decay of the mean."""
+    """Adam's decay rate of the first moment."""
     adam_b2: float = 0.999
-    """Adam's decay of the square."""
+    """Adam's decay rate of the second moment."""
     adam_eps: float = 1e-8
     """Adam's epsilon."""
     max_grad_norm: float = 1.0
     """Global norm to which gradients are clipped; inf: never."""
     head_chunk: int = 0
-    """Positions whose logits exist at once (less memory for large vocabularies); divides the row length. 0: all."""
+    """Positions whose logits are in memory at once, for large vocabularies; divides the row length. 0: all."""
 
 
 @struct.dataclass
@@ -60,12 +60,12 @@ class SFTState:
     """Everything that fine-tuning carries from update to update."""
 
     params: Any
-    """What is trained: the adapters, or every weight."""
+    """Trained parameters: the adapters, or every weight."""
     frozen: Any
     """The base under the adapters (`{}` when every weight is trained), and the data."""
     opt_state: Any
     key: jax.Array
-    """Of the whole run: epoch `e` is shuffled by `fold_in(key, e)`."""
+    """The key of the whole run: epoch `e` is shuffled by `fold_in(key, e)`."""
     update: jax.Array
     """int32 `[]`, updates done."""
 
@@ -80,13 +80,13 @@ def learning_rates(config: SFTConfig, updates: int) -> optax.Schedule:
         "cosine": lambda n: optax.cosine_decay_schedule(peak, n, config.final_fraction),
     }
     fall = falls[config.schedule](max(1, updates - rise))
-    # the first update of a warm-up already moves
+    # the first update of a warm-up has a step size above zero
     return optax.join_schedules([lambda n: peak * (n + 1) / (rise + 1), fall], [rise]) if rise else fall
 
 
 def first_params(model: Llama, variables: Any, key: jax.Array, mesh: Mesh | None, take: bool = False) -> Any:
-    """What is trained, to begin with: the adapters of `variables`, fresh ones, or every weight. A copy, since updates
-    are made in place, or themselves where they may be taken (`make_sft`)."""
+    """The initial trained parameters: the adapters of `variables`, new ones, or every weight. A copy, since updates are
+    made in place, or the originals with `take` (`make_sft`)."""
     if model.lora is None and take:
         if "params" not in variables:
             raise RuntimeError("the weights were taken by an earlier start of this learner: load them again")
@@ -101,14 +101,14 @@ def first_params(model: Llama, variables: Any, key: jax.Array, mesh: Mesh | None
 
 
 def _decayed(params: Any) -> Any:
-    """Which leaves weight decay applies to: matrices, recognised by their names."""
+    """The leaves that weight decay applies to: matrices, recognised by their names."""
     return jax.tree_util.tree_map_with_path(
         lambda path, _: str(getattr(path[-1], "key", "")) in ("kernel", "embedding", "a", "b"), params
     )
 
 
 def targets(batch: Packed) -> tuple[jax.Array, jax.Array]:
-    """What each position is to predict, int32 `[N, S]`, and whether that counts, bool `[N, S]`."""
+    """The target of each position, int32 `[N, S]`, and whether it counts, bool `[N, S]`."""
     following = jnp.roll(batch.tokens, -1, axis=1)
     same = jnp.roll(batch.segments, -1, axis=1) == batch.segments
     return following, jnp.roll(batch.learn, -1, axis=1) & same & (batch.segments > 0)
@@ -117,10 +117,10 @@ def targets(batch: Packed) -> tuple[jax.Array, jax.Array]:
 def sft_loss(
     model: Llama, variables: Any, batch: Packed, count: Any, head_chunk: int = 0
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """The negative log-probability of what a batch is to teach, in nats, divided by `count`.
+    """The negative log-probability of a batch's targets, in nats, divided by `count`.
 
-    `count` is the number of taught tokens over the *whole* batch, so that the parts of a batch add up to its mean
-    whatever lengths they hold (a mean of means would weigh short rows' tokens more).
+    `count` is the number of targets in the *whole* batch, so that the losses of its parts add up to its mean whatever
+    their lengths (a mean of means would give more weight to the tokens of short rows).
     """
     following, counts = targets(batch)
     out: Any = model.apply(variables, batch.tokens, positions=batch.positions, segments=batch.segments, logits=False)
@@ -140,15 +140,15 @@ def make_sft(
 ) -> Learner:
     """Build supervised fine-tuning as a `Learner`.
 
-    **Arguments:** `config`; `model`, whose `lora` field says whether adapters are trained or every weight;
-    `variables`, with the base in `params` (on the mesh already, where there is one) and perhaps adapters in `lora` to
-    go on from; `data`, at least `batch_size` rows; `updates`, for the schedule; `mesh`; `take`, where every weight is
-    trained: `init` takes them out of `variables` in place of a copy, so that they are not kept twice. Then it can be
-    called once.
+    **Arguments:** `config`; `model`, whose `lora` field selects adapters or every weight for training; `variables`,
+    with the base in `params` (already on the mesh, if there is one) and optionally adapters in `lora` to continue from;
+    `data`, at least `batch_size` rows; `updates`, for the schedule; `mesh`; `take`, if every weight is trained: `init`
+    takes them out of `variables` instead of copying them, so that they are not kept twice. It can then be called only
+    once.
     **Returns:** the learner. Each epoch takes the rows in a new order; rows that do not fill a batch are left out of
-    it. Its metrics are `loss` (nats per taught token), `entropy`, `grad_norm`, `learning_rate`, `taught_tokens`,
-    `epoch`.
-    **Raises:** `ValueError` where sizes do not divide, an option is out of range, or there are too few rows.
+    it. Its metrics are `loss` (nats per target), `entropy`, `grad_norm`, `learning_rate`, `taught_tokens` (the number
+    of targets), `epoch`.
+    **Raises:** `ValueError` if sizes do not divide, an option is out of range, or there are too few rows.
     """
     _check(config, data, updates, mesh)
     if model.lora is None and any_quantized(variables["params"]):
@@ -158,7 +158,7 @@ def make_sft(
 
 
 class SFT:
-    """The parts of supervised fine-tuning; `make_sft` says what the arguments are."""
+    """The parts of supervised fine-tuning; `make_sft` documents the arguments."""
 
     def __init__(
         self,
@@ -210,14 +210,14 @@ class SFT:
         return state, {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()}
 
     def _batch(self, state: SFTState) -> Packed:
-        """The rows of this update: every epoch takes all of them, in an order of its own."""
+        """The rows of this update: every epoch takes all of them, in a new order."""
         epoch, place = state.update // self.per_epoch, state.update % self.per_epoch
         order = permutations(jax.random.fold_in(state.key, epoch), 1, self.rows)[0]
         chosen = jax.lax.dynamic_slice(order, (place * self.config.batch_size,), (self.config.batch_size,))
         return jax.tree.map(lambda x: x[chosen], state.frozen["data"])
 
     def _gradient(self, params: Any, base: Any, batch: Packed) -> tuple[jax.Array, jax.Array, jax.Array, Any]:
-        """The loss, the entropy, the number of taught tokens and the gradient of a batch, in microbatches."""
+        """The loss, the entropy, the number of targets and the gradient of a batch, in microbatches."""
         count = jnp.maximum(1, jnp.sum(targets(batch)[1]))
 
         def loss(params, rows):

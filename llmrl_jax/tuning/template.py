@@ -1,4 +1,4 @@
-"""The chat template that comes with a tokenizer, rendered in Jinja's sandbox."""
+"""A tokenizer's chat template, rendered in Jinja's sandbox."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any, NoReturn
 
 
 PLAIN = "{{ bos_token }}{{ messages | map(attribute='content') | join('\n\n') }}"
-"""What is said, one message after the other, for models that never learnt whose turn it is."""
+"""The contents of the messages joined by blank lines, for models that were not trained on chat."""
 
 
 class TemplateError(ValueError):
-    """A chat template that cannot be read, or that refuses what it was given."""
+    """A chat template that cannot be parsed, or that rejects its arguments."""
 
 
 class ChatTemplate:
     """A function from messages to the text that the model was trained on.
 
-    Templates are programs in Jinja that come with a model. They run in Jinja's immutable sandbox, which lets them
-    read their arguments and nothing else; there is no way from them to Python.
+    Templates are Jinja programs distributed with a model. They run in Jinja's immutable sandbox, in which they can
+    only read their arguments; they have no access to Python.
     """
 
     def __init__(self, source: str, specials: Mapping[str, str | None]):
         """**Arguments:** `source`, the template; `specials`, the special tokens by name (`bos_token`, ...).
 
-        **Raises:** `TemplateError` where the source is not Jinja."""
+        **Raises:** `TemplateError` if the source is not valid Jinja."""
         from jinja2 import TemplateSyntaxError
         from jinja2.ext import loopcontrols
         from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -45,7 +45,7 @@ class ChatTemplate:
         """The template of a model folder, from `chat_template.jinja` or `tokenizer_config.json`; None without one.
 
         **Arguments:** `choice`, empty for the model's own; `plain` for `PLAIN`; else a file with a template.
-        **Raises:** `TemplateError` where that file is not there, or the template is not Jinja."""
+        **Raises:** `TemplateError` if that file does not exist, or the template is not valid Jinja."""
         folder = Path(folder)
         config: dict[str, Any] = {}
         if (folder / "tokenizer_config.json").is_file():
@@ -67,7 +67,7 @@ class ChatTemplate:
         return cls(source, {n: t["content"] if isinstance(t, dict) else t for n, t in tokens.items()})
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = False) -> str:
-        """The text of a conversation. **Raises** `TemplateError` where the template refuses it or reaches out of its
+        """The text of a conversation. **Raises** `TemplateError` if the template rejects it or violates the
         sandbox."""
         from jinja2 import TemplateError as JinjaError
 
