@@ -1,4 +1,4 @@
-"""Where a chat model meets a program: ask, check the reply, ask again."""
+"""Structured replies from a chat model: ask, check the reply, ask again."""
 
 from llmrl_jax.advice.structured import JsonParser, Parsed, ask
 

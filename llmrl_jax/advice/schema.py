@@ -1,7 +1,7 @@
-"""A small, strict part of JSON Schema: enough for what a model is asked to fill in, and nothing that is ignored.
+"""A small, strict subset of JSON Schema for the replies of chat models. No keyword is ignored.
 
-Checked on our side, since servers may enforce a schema, ignore it or drop it unsaid. An unknown keyword is an error
-when the schema is made, so that no bound is written down and never checked.
+Replies are validated here, since servers may enforce a schema, ignore it or drop it without an error. An unknown
+keyword is an error when the schema is made, so that every bound in a schema is checked.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OF_TYPE = {
 
 
 def check_schema(schema: Any, path: str = "$") -> None:
-    """**Raises:** `ValueError` where a schema uses what `validate` does not know, naming the place."""
+    """**Raises:** `ValueError`, naming the path, for a keyword or type that `validate` does not support."""
     if not isinstance(schema, Mapping):
         raise ValueError(f"the schema at {path} is {schema!r}, not an object")
     known: set[str] = {*_NOTES, "type", "enum", "const", "anyOf"}
@@ -55,10 +55,10 @@ def check_schema(schema: Any, path: str = "$") -> None:
 
 
 def validate(value: Any, schema: Mapping[str, Any], path: str = "$") -> None:
-    """Check a JSON value. **Raises:** `ValueError` naming the place, the value and what was expected.
+    """Check a JSON value. **Raises:** `ValueError` naming the path, the value and the expectation.
 
-    Properties that are not named are refused unless `additionalProperties` says otherwise (unlike JSON Schema): a
-    misspelt one would pass for one left out.
+    Properties that are not named are rejected unless `additionalProperties` allows them (unlike JSON Schema), so that a
+    misspelt one is not taken for a missing one.
     """
     if "anyOf" in schema:
         problems = []
@@ -133,10 +133,10 @@ def _show(value: Any) -> str:
 
 
 def schema_of(kind: Any) -> dict[str, Any]:
-    """The schema of a dataclass, or of a type that a field may have.
+    """The schema of a dataclass, or of a supported field type.
 
     Types: `str`, `int`, `float`, `bool`, `None`, `Literal`, unions, `list[T]`, `tuple[T, ...]`, `dict[str, T]`, and
-    dataclasses. A field without a default is required; its metadata may hold more of the schema:
+    dataclasses. A field without a default is required; its metadata may add to the schema:
     `field(metadata={"schema": {"minimum": 0}})`.
 
     **Raises:** `ValueError` for any other type.
@@ -165,7 +165,7 @@ def schema_of(kind: Any) -> dict[str, Any]:
 
 
 def build(kind: Any, value: Any) -> Any:
-    """A value of the type from a JSON value that fits `schema_of` it. **Raises:** what the dataclass raises."""
+    """A value of a type, from a JSON value that fits the type's schema. **Raises:** any error of the dataclass."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin in (Union, types.UnionType):
         return build(next(arg for arg in args if _fits(value, arg)), value)

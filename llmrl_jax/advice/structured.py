@@ -1,4 +1,4 @@
-"""Replies that programs read: parsed on our side, with the error handed back to the model a bounded number of times."""
+"""Replies as structured values: parsed here, with the error sent back to the model a bounded number of times."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ REPAIR = (
     "Your reply could not be read: {error}\nAnswer the same request again, in the form that was asked for, "
     "and with nothing else."
 )
-"""What is said after a reply that does not parse."""
+"""The message after a reply that cannot be parsed."""
 
 
 @dataclass(frozen=True)
 class Parsed(Generic[T]):
-    """A reply that could be read."""
+    """A parsed reply."""
 
     value: T
     reply: ChatReply
-    """The one that `value` comes from."""
+    """The reply that `value` was parsed from."""
     repairs: int
-    """How many replies before it could not be read."""
+    """Number of earlier replies that could not be parsed."""
 
 
 def ask(
     model: ChatModel, requests: Sequence[ChatRequest], parse: Callable[[str], T], *, repairs: int = 2
 ) -> list[Parsed[T]]:
-    """Ask, parse, and ask again where a reply cannot be read.
+    """Ask, parse, and ask again if a reply cannot be parsed.
 
-    The unreadable reply and the parser's error join the conversation, so a repeated question is a new one to a cache
-    too, and a replay repeats the repairs. A reply of no text, which may be what `max_tokens` left of one, is a failure
-    like any other.
+    The failed reply and the parser's error are appended to the conversation, so a repeated request is a new one for a
+    cache too, and a replay repeats the repairs. An empty reply, which may be caused by `max_tokens`, is a failure like
+    any other.
 
-    **Arguments:** `requests`, of one sample each; `parse`, which takes a reply's text and raises `ValueError` where it
-    cannot be read: a `JsonParser`, or any function; `repairs`, how often to ask again.
+    **Arguments:** `requests`, of one sample each; `parse`, which takes a reply's text and raises `ValueError` if it
+    cannot be parsed: a `JsonParser`, or any function; `repairs`, how often to ask again.
     **Returns:** one value per request.
-    **Raises:** `UnparsedReply` with the last reply and error, or another `ChatError`; `outcomes` hold a `Parsed` or an
+    **Raises:** `UnparsedReply` with the last reply and error, or another `ChatError`; `outcomes` holds a `Parsed` or an
     error for every request.
     """
     for request in requests:
@@ -86,13 +86,13 @@ def _describe(reply: ChatReply, error: ValueError, tried: int) -> str:
 
 
 class JsonParser(Generic[T]):
-    """Reads one JSON value of a known shape out of a reply.
+    """A parser of one JSON value with a known schema in a reply.
 
-    Models put JSON into fences, think aloud before it, and correct themselves. So every JSON value in the text is
-    looked at, from the last to the first, those in fences before the others, and the first that fits is taken.
+    Models put JSON into fences, write reasoning before it, and correct themselves. So every JSON value in the text is
+    checked, from the last to the first, those in fences before the others, and the first that fits is returned.
 
     **Arguments:** `shape`, a dataclass (`schema_of`), of which `__call__` then makes an instance, or a JSON schema
-    (`validate`), for a plain value; `name`, for servers that want one.
+    (`validate`), for a plain value; `name`, for servers that require one.
     **Raises:** `ValueError` for a shape that cannot be checked.
     """
 
@@ -111,12 +111,12 @@ class JsonParser(Generic[T]):
 
     @property
     def response_format(self) -> dict[str, Any]:
-        """For `ChatRequest.extra["response_format"]`, where a server can enforce a schema while it samples. Not every
-        server can, so the reply is checked here all the same."""
+        """For `ChatRequest.extra["response_format"]`, for servers that enforce a schema during sampling. Not every
+        server does, so the reply is always checked here too."""
         return {"type": "json_schema", "json_schema": {"name": self.name, "schema": self.schema}}
 
     def __call__(self, text: str) -> T:
-        """Parse a reply. **Raises:** `ValueError` where it holds no value that fits, about the last one it holds."""
+        """Parse a reply. **Raises:** `ValueError` about its last JSON value if none fits."""
         problem: ValueError | None = None
         for value in reversed(json_values(text)):
             try:
@@ -132,8 +132,8 @@ _FENCE = re.compile(r"```[\w-]*[ \t]*\n(.*?)```", re.DOTALL)
 
 
 def json_values(text: str) -> list[Any]:
-    """The JSON objects and lists in a text that stand in no other, in order: first those outside fences, then those
-    inside. Strict: NaN, infinities and repeated names are not JSON here."""
+    """The outermost JSON objects and lists in a text, in order: first those outside fences, then those inside. Strict:
+    NaN, infinities and repeated names are rejected."""
     try:
         return [_strict.decode(text.strip())]
     except (ValueError, RecursionError):
@@ -150,7 +150,7 @@ def _scan(text: str) -> list[Any]:
             values.append(value)
         except ValueError:
             at = match.start() + 1
-        except RecursionError:  # no schema asks for a thousand levels, and each of them would be tried in turn
+        except RecursionError:  # no schema has a thousand levels, and each of them would be tried in turn
             break
     return values
 
