@@ -1,4 +1,4 @@
-"""BabyAI and BabyAI-Text: grids, missions in words, GLAM's levels (glam reference, sections 2 and 6)."""
+"""BabyAI and BabyAI-Text: grid worlds with text missions, and GLAM's levels (glam reference, sections 2 and 6)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _LEVELS = {
     "GoToAfterPickUpLocal": "go to B after you pick up A",
     "PickUpSeqPickUpLocal": "pick up A, then B; or B after A: a sequence that GLAM's training lacks",
 }
-"""Levels whose own names are ids, and what is to be done there; the last six are GLAM's."""
+"""Levels whose names are ids, and their tasks; the last six are GLAM's."""
 
 _SIZED = {
     "OpenDoorsOrder": "open one door, or two in an order",
@@ -60,7 +60,7 @@ _SIZED = {
     "OneRoom": "pick up the ball, the only object",
     "MoveTwoAcross": "put an object of each half of the room next to one of the other",
 }
-"""Levels whose ids say a size, or another name."""
+"""Levels whose ids contain a size, or use another name."""
 
 _VARIANTS: dict[str, dict[str, Any]] = {
     **{f"{name}-v0": {"level": name} for name in _LEVELS},
@@ -112,8 +112,8 @@ _VARIANTS: dict[str, dict[str, Any]] = {
     },
     "SynthS5R2-v0": {"level": "Synth", "room_size": 5, "num_rows": 2},
 }
-"""Ids without their prefix: minigrid's own, GLAM's and its study of 16 distractors, and the PutNext of the paper on
-BabyAI."""
+"""Ids without their prefix: those of minigrid, of GLAM (with its study of 16 distractors), and the PutNext of the
+BabyAI paper."""
 
 
 def _about(level: str, **options: Any) -> str:
@@ -128,7 +128,7 @@ for _name, _options in _VARIANTS.items():
 
 
 def __getattr__(name: str):
-    # imported only when used, so that registering ids imports no world
+    # imported on first use, so that registering ids imports no world
     if name == "import_state":
         from envs_jax.babyai.reference import import_state
 

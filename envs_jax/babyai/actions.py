@@ -1,4 +1,4 @@
-"""Which actions change anything: the mask that `actions="useful"` puts into observations."""
+"""The mask of useful actions, which `actions="useful"` adds to observations."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from envs_jax.babyai.step import act
 
 
 def useful_actions(state: State, done_actions: bool = False) -> Bool[Array, " A"]:
-    """The actions after which the agent or the world differs from before: no step into a wall, no pick up of nothing
-    or with full hands, no drop of nothing or onto something, no toggle of what does not open.
+    """The actions that change the agent or the world: not a step into a wall, a pick-up of nothing or with full hands,
+    a drop of nothing or onto something, or a toggle of something that does not open.
 
-    Found by trying each, so that it is true of the dynamics whatever they are. Turning is always useful.
+    Each action is tried, so the mask always agrees with the dynamics. Turning is always useful.
 
-    **Arguments:** `state`; `done_actions`, whether the world uses `done`, which is useful only there.
+    **Arguments:** `state`; `done_actions`, whether the world uses `done`, which is not useful otherwise.
     **Returns:** bool `[A]`, over `constants.ACTIONS`.
     """
     tried = np.arange(len(ACTIONS))

@@ -14,8 +14,8 @@ import numpy as np
 
 
 STRIDE = 8
-"""Steps of a search between two looks at whether it has ended: over many worlds such a look costs as much as a step. An
-inner loop takes them, as XLA's CPU compiler merges steps that are written out, and recomputes each for the next."""
+"""Steps of a search between two checks for its end: over many worlds a check costs as much as a step. They run in an
+inner loop, as XLA's CPU compiler fuses unrolled steps, and recomputes each one for the next."""
 
 
 def words(mask: jax.Array) -> jax.Array:
@@ -49,24 +49,25 @@ def holds(cells: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def behind(cells: jax.Array, heading: int, axis: int = -1) -> jax.Array:
-    """The cells from which one step in a heading leads into a set; `axis` is that of its words."""
+    """The cells from which one step in a heading enters a set; `axis` is that of its words."""
     if heading % 2 == 0:
         return jnp.roll(cells, -1 if heading == 0 else 1, axis)
     return cells >> 1 if heading == 1 else cells << 1
 
 
 def around(cells: jax.Array, axis: int = -1) -> jax.Array:
-    """The cells beside those of a set, on its four sides."""
+    """The four neighbours of each cell of a set."""
     return behind(cells, 0, axis) | behind(cells, 1, axis) | behind(cells, 2, axis) | behind(cells, 3, axis)
 
 
 def worlds_last(search: Callable[..., Any]) -> Callable[..., Any]:
-    """`search`, with the worlds of a batch as the last axis of its arrays, where `vmap` would put them first.
+    """`search` with the batch axis last instead of first under `vmap`.
 
-    A step onto the next word is then a shift by a whole batch, which vectorises. A loop in `search` is one for all
-    worlds: it runs until the last of them has ended, and must leave what the others have found as it is.
+    A step onto the next word is then a shift by a whole batch, which vectorises. A loop in `search` is shared by all
+    worlds: it runs until the last one is finished, and must not change the results of the others.
 
-    **Arguments:** `search`, of arrays of any number of further axes at the end, and of nothing else that is traced.
+    **Arguments:** `search`, a function of arrays with any number of extra trailing axes, which depends on no other
+    traced value.
     """
     batched = jax.custom_batching.custom_vmap(search)
 
@@ -76,14 +77,14 @@ def worlds_last(search: Callable[..., Any]) -> Callable[..., Any]:
             jnp.moveaxis(a, 0, -1) if m else jnp.broadcast_to(a[..., None], (*a.shape, size))
             for a, m in zip(args, mapped)
         ]
-        found = batched(*last)
-        return jax.tree.map(lambda x: jnp.moveaxis(x, -1, 0), found), jax.tree.map(lambda _: True, found)
+        result = batched(*last)
+        return jax.tree.map(lambda x: jnp.moveaxis(x, -1, 0), result), jax.tree.map(lambda _: True, result)
 
     return batched
 
 
 def flood(start: jax.Array, through: jax.Array) -> jax.Array:
-    """What is reached from a set, itself included, by steps onto the cells of `through`."""
+    """The cells that are reached from a set by steps onto the cells of `through`, the set included."""
     axis = start.ndim - 1
 
     def search(start, through):

@@ -1,4 +1,5 @@
-"""BabyAI as an `Environment`: `BabyAI-<level>-v0`, and `BabyAI-Text/<level>-v0`, which also says what it sees."""
+"""BabyAI as an `Environment`: `BabyAI-<level>-v0`, and `BabyAI-Text/<level>-v0`, which also describes the view in
+words."""
 
 from __future__ import annotations
 
@@ -97,7 +98,7 @@ class BabyAI(Environment[State, Params]):
         image = view(state.grid, state.position, state.direction, state.carrying)
         obs = {"image": image, "direction": state.direction, "mission": state.mission_caption}
         if self.text:
-            # without the barrier XLA's CPU compiler computes the view again for every sentence: ten times the work
+            # without the barrier XLA's CPU compiler recomputes the view for every sentence: ten times the work
             image = jax.lax.optimization_barrier(image)
             if self.faithful:
                 here = state.position[0] * state.grid.shape[1] + state.position[1]
@@ -145,13 +146,13 @@ class BabyAI(Environment[State, Params]):
         )
         if self.level.in_hand:
             taken = self._in_hand(state)
-            # minigrid's first observation shows the thing where it lay
+            # minigrid's first observation shows the object where it lay
             return {**self._see(state if self.compat else taken), **self._offer(taken)}, taken
         return self.observe(state), state
 
     def _in_hand(self, state: State) -> State:
-        """The state with the object of the mission taken up from where it lies. With `compat` the verifier goes on
-        believing it to be there, as in minigrid."""
+        """The state after picking up the object of the mission. With `compat` the verifier still assumes it at its old
+        position, as in minigrid."""
         own = members(state.mover[0], state.cell.shape[0])
         cell = jnp.where(own, jnp.int16(-1), state.cell)
         flat = state.grid.reshape(-1)
@@ -219,10 +220,10 @@ def make(
 ) -> BabyAI:
     """Build a level of `LEVELS`.
 
-    **Arguments:** `level`, a family; `text`, whether observations include BabyAI-Text's sentences; `describe`, those
-    of BabyAI-Text (`glam`) or `faithful` ones; `language`, `english` or `french`: other words, the same captions;
-    `done_actions`, whether a clause is only achieved by saying so, with the action `done` on the step after; `actions`,
-    which of them are offered: `all`, or `useful`, those that change anything (a mask in the observation); `compat`,
+    **Arguments:** `level`, a family; `text`, whether observations include BabyAI-Text's sentences; `describe`, the
+    sentences of BabyAI-Text (`glam`) or `faithful` ones; `language`, `english` or `french`: other words, the same
+    captions; `done_actions`, whether a clause only succeeds if the action `done` follows on the next step; `actions`,
+    the actions that are offered: `all`, or `useful`, those that change anything (a mask in the observation); `compat`,
     empty, or `minigrid` for minigrid 3.2.0 with its bugs (glam reference, section 6.7); `options`, those of the family
     (`room_size`, `num_dists`, ...).
     **Raises:** `TypeError` for an option that the family lacks, `ValueError` for one out of range.

@@ -1,7 +1,7 @@
 """A mission as integers: up to four clauses in BabyAI's tree `(A [and B]) [then | after] (C [and D])`.
 
-Missions are plain data: the generator fills them, the verifier (`verify.py`) judges them, the phrasebook
-(`text.py`) words them (glam reference, section 6.5).
+Missions are plain data: the generator fills them, the verifier (`verify.py`) judges them, the phrasebooks (`text/`)
+render them (glam reference, section 6.5).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from flax import struct
 
 
 CLAUSES = 4
-"""Clauses 0 and 1 are the two sides of the first `and`, 2 and 3 of the second."""
+"""The number of clauses: 0 and 1 are the two sides of the first `and`, 2 and 3 of the second."""
 
 NO_CLAUSE, GO_TO, OPEN_DOOR, PICK_UP, PUT_NEXT = range(5)
 """Kinds of clause."""
@@ -28,8 +28,8 @@ LOCATIONS = ("left", "right", "front", "behind")
 
 @struct.dataclass
 class Mission:
-    """Shapes are for one environment; `[4, 2]` is clause by descriptor (0: the object, or what `put next` moves; 1:
-    what it is put next to)."""
+    """Shapes are for one environment; `[4, 2]` is clause by descriptor (0: the object, or the one that `put next`
+    moves; 1: the one that it is put next to)."""
 
     kind: jax.Array
     """int8 `[4]`, kinds of clause."""
@@ -44,4 +44,4 @@ class Mission:
     many: jax.Array
     """bool `[4, 2]`, whether more than one object matched at the start: "a" instead of "the"."""
     strict: jax.Array
-    """bool `[4]`, whether a wrong act fails the clause."""
+    """bool `[4]`, whether a wrong action fails the clause."""

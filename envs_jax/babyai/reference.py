@@ -1,4 +1,4 @@
-"""Import of a live minigrid environment, in the middle of an episode too."""
+"""Import of the state of a live minigrid environment, also in mid-episode."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ TASKS = {GO_TO: "go_to", OPEN_DOOR: "open", PICK_UP: "pick_up", PUT_NEXT: "put_n
 
 
 def import_state(minigrid_env: Any, env: Any, params: Params) -> tuple[dict[str, jax.Array], State]:
-    """The pair that `reset` would return, for the point at which a minigrid 3.2.0 BabyAI environment is now.
+    """The pair that `reset` would return, for the current state of a minigrid 3.2.0 BabyAI environment.
 
-    Everything that decides what happens next is taken over: grid and object identities, what is carried or hidden
-    in boxes, the verifier's sets, positions, latches and memories, the step count and limit.
+    Everything that affects future steps is imported: grid and object identities, carried objects and contents of boxes,
+    the verifier's sets, positions, latches and memories, the step count and limit.
 
-    **Arguments:** `minigrid_env`, reset at least once, perhaps wrapped; `env`, a world of `envs_jax.make` of the same
-    level, perhaps wrapped; `params`, its parameters (a positive `max_steps` wins over minigrid's).
+    **Arguments:** `minigrid_env`, reset at least once, possibly wrapped; `env`, a world from `envs_jax.make` of the
+    same level, possibly wrapped; `params`, its parameters (a positive `max_steps` overrides minigrid's).
     **Returns:** `(obs, state)` of the innermost `env`.
-    **Raises:** `ValueError` where `env` cannot hold that world: a larger grid, more objects, other kinds of clause.
+    **Raises:** `ValueError` if `env` cannot hold that world: a larger grid, more objects, other kinds of clause.
     """
     env = env.unwrapped
     if not isinstance(env, BabyAI):
@@ -57,7 +57,7 @@ def import_state(minigrid_env: Any, env: Any, params: Params) -> tuple[dict[str,
 
 
 class _Importer:
-    """One reading of one minigrid environment."""
+    """Reads one minigrid environment once."""
 
     def __init__(self, source: Any, env: BabyAI, params: Params):
         self.source, self.env, self.params = source, env, params
@@ -74,7 +74,7 @@ class _Importer:
         for _, instr, _ in self.clauses:
             for desc in _descriptors(instr):
                 for thing in desc.obj_set:
-                    self._number(thing)  # destroyed ones; a verifier may still look for them
+                    self._number(thing)  # destroyed objects, which a verifier may still look for
         for thing in list(self.objects):
             self._number(thing.contains)
         if len(self.objects) > env.level.num_objects:
@@ -100,7 +100,7 @@ class _Importer:
         return pack(int(kind), int(color), int(state), self._id(thing))
 
     def _clauses(self, instr: Any) -> list[tuple[int, Any, bool]]:
-        """Every clause: its slot, its instruction, whether it is latched."""
+        """Every clause: its slot, its instruction, and whether it is latched."""
         name = type(instr).__name__
         if getattr(instr, "strict", False) and name not in KINDS:
             raise ValueError(f"a strict {name} (no level of minigrid 3.2.0 has one) cannot be imported")
@@ -121,8 +121,8 @@ class _Importer:
         return [(slot, clause, done == "success") for slot, clause, done in clauses]
 
     def _tracked(self, cells: np.ndarray) -> np.ndarray:
-        """Where each object was at the last refresh. A position that nothing on the grid explains belongs to an object
-        that has left since; those that the same descriptors name are interchangeable."""
+        """The position of each object at the last refresh. A position without an object on the grid belongs to one that
+        was removed since; objects that match the same descriptors are interchangeable."""
         tracked = cells.copy()
         descs = [desc for _, instr, _ in self.clauses for desc in _descriptors(instr)]
         height = self.env.level.rooms.height
@@ -130,7 +130,7 @@ class _Importer:
         for i, thing in enumerate(self.objects):
             names = tuple(k for k, desc in enumerate(descs) if any(thing is o for o in desc.obj_set))
             if names and cells[i] >= 0 and cells[i] not in seen[names[0]]:
-                tracked[i] = -1  # out of a box since
+                tracked[i] = -1  # taken out of a box since
         unexplained: dict[int, list[int]] = {}
         for k, positions in enumerate(seen):
             for position in positions - set(tracked.tolist()):

@@ -36,10 +36,10 @@ from envs_jax.babyai.view import view
 
 
 TILE = 32
-"""Pixels along a side of a cell."""
+"""Side of a cell in pixels."""
 
 FINE = 3
-"""Samples along a side of a pixel."""
+"""Side of a pixel in samples."""
 
 RGB = {
     RED: (255, 0, 0),
@@ -54,7 +54,7 @@ BLACK, LINE = (0, 0, 0), (100, 100, 100)
 
 
 class _Canvas:
-    """One tile, in samples; shapes are given in units of the tile, y downwards."""
+    """One tile, in samples; shapes are in units of the tile, y downwards."""
 
     def __init__(self) -> None:
         size = TILE * FINE
@@ -115,7 +115,8 @@ def _draw(canvas: _Canvas, kind: int, color: int, state: int) -> None:
 
 @functools.cache
 def tile(kind: int, color: int, state: int, heading: int | None, lit: bool) -> np.ndarray:
-    """One cell: uint8 `[32, 32, 3]`; `heading` is the agent's where it stands here, `lit` whether the agent sees it."""
+    """One cell: uint8 `[32, 32, 3]`; `heading` is the agent's if it is in this cell, else None; `lit`, whether the
+    agent sees the cell."""
     canvas = _Canvas()
     canvas.rect(0, 0.031, 0, 1, LINE)
     canvas.rect(0, 1, 0, 0.031, LINE)
@@ -167,7 +168,7 @@ HEADINGS = (">>", "VV", "<<", "^^")
 
 
 def letters(state: State) -> str:
-    """The state in letters, as MiniGrid prints it: two to a cell, for what is there and its colour, on the host.
+    """The state in letters, as MiniGrid prints it: two per cell, for type and colour, on the host.
 
     An open door is two underscores, the agent two arrowheads.
     """

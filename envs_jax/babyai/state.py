@@ -1,4 +1,4 @@
-"""What a BabyAI world consists of: packed cells, the state of an episode, and the parameters."""
+"""The data of a BabyAI world: packed cells, the state of an episode, and the parameters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from envs_jax.babyai.constants import EMPTY, GREY, WALL
 from envs_jax.babyai.mission import Mission
 
 
-# A cell, and a carried thing, is one int16: type (4 bits), colour (3), state (2), object id + 1 (6; 0 is no object).
+# A cell, or a carried object, is one int16: type (4 bits), colour (3), state (2), object id + 1 (6; 0 is no object).
 COLOR_SHIFT, STATE_SHIFT, ID_SHIFT = 4, 7, 9
 TYPE_MASK, COLOR_MASK, STATE_MASK = 15, 7, 3
 
@@ -50,16 +50,15 @@ def id_of(cell):
 
 @struct.dataclass
 class Params:
-    """What may vary inside one compiled program."""
+    """Parameters that may vary inside one compiled program."""
 
     max_steps: jax.Array
     """int32 `[]`: the steps after which an episode is truncated; 0 means the level's own rule,
     `room_size**2 * rows * columns * navigations` (glam reference, section 2.5)."""
     reward_decay: jax.Array
-    """float32 `[]`: the share of the reward that the last step costs: success pays `1 - decay * steps / max_steps`.
-    Used to the nearest thousandth."""
+    """float32 `[]`: the reward of a success is `1 - decay * steps / max_steps`. Rounded to the nearest thousandth."""
     task_weights: jax.Array
-    """float32 `[tasks]`: how often each task of `env.task_names` is drawn, per episode; any positive scale."""
+    """float32 `[tasks]`: the unnormalised probability of each task of `env.task_names` for an episode."""
 
 
 @struct.dataclass
@@ -72,13 +71,13 @@ class State:
     object: jax.Array
     """int16 `[O]`, the type, colour and id of each object, packed; 0 where a level leaves one out."""
     cell: jax.Array
-    """int16 `[O]`, where each object lies; -1 when carried, hidden in a box, destroyed or left out."""
+    """int16 `[O]`, where each object lies; -1 if carried, hidden in a box, destroyed or left out."""
     content: jax.Array
-    """int16 `[O]`, the packed thing inside each box, 0 for nothing."""
+    """int16 `[O]`, the packed object inside each box, 0 for nothing."""
     tracked: jax.Array
-    """int16 `[O]`, where the verifier believes each object to be: `cell` as of the last drop action."""
+    """int16 `[O]`, the position of each object according to the verifier: `cell` as of the last drop action."""
     carrying: jax.Array
-    """int16 `[]`, the packed thing in the agent's hands, 0 for nothing."""
+    """int16 `[]`, the packed object in the agent's hands, 0 for nothing."""
     position: jax.Array
     """int32 `[2]`, the agent's x and y."""
     direction: jax.Array
@@ -95,11 +94,11 @@ class State:
     fixed: jax.Array
     """uint32 `[4, S]`, the same for the second descriptor of `put next`."""
     held: jax.Array
-    """int8 `[4]`, per clause, the object id in hand when the clause was last consulted, -1 for none."""
+    """int8 `[4]`, per clause, the object id in hand when the clause was last checked, -1 for none."""
     met: jax.Array
     """bool `[4]`, clauses that have succeeded."""
     matched: jax.Array
-    """bool `[4]`, clauses whose condition held when last consulted: what a `done` action claims. Only where the level
-    asks for it (`done_actions`)."""
+    """bool `[4]`, clauses whose condition held when last checked, as a `done` action claims. Only used with
+    `done_actions`."""
     task: jax.Array
     """int32 `[]`, index into `env.task_names`."""

@@ -1,4 +1,4 @@
-"""What each action does to the world (glam reference, section 6.4)."""
+"""The effects of actions (glam reference, section 6.4)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from envs_jax.babyai.view import front
 
 
 def act(state: State, action: jax.Array) -> tuple[State, jax.Array, jax.Array]:
-    """Apply one action; nothing is judged here.
+    """Apply one action, without judging the mission.
 
     **Arguments:** `state`; `action`, int32 `[]`, an index into `constants.ACTIONS`.
     **Returns:** `(state, front, front_cell)`: the new state with `step_count` advanced and `tracked` refreshed if

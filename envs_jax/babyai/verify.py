@@ -1,4 +1,4 @@
-"""Whether a mission has succeeded or failed: BabyAI's verifiers with their memories (glam reference, section 6.5)."""
+"""Success and failure of missions: BabyAI's verifiers with their memories (glam reference, section 6.5)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def object_set(mask: jax.Array) -> jax.Array:
 
 
 def members(objects: jax.Array, n: int) -> jax.Array:
-    """The first `n` objects that a set uint32 `[..., S]` holds: bool `[..., n]`."""
+    """A set uint32 `[..., S]` as a mask over the first `n` objects: bool `[..., n]`."""
     ids = np.arange(n)
     return objects[..., ids // WORD] >> (ids % WORD).astype(np.uint32) & 1 == 1
 
@@ -43,7 +43,7 @@ Verdict = tuple[jax.Array, jax.Array]
 
 
 def _holds(state: State, action, front, front_cell, clauses: tuple[int, ...], kinds: frozenset[int]):
-    """What the conditions of the clauses say of a state and an action, if they are consulted: `{clause: Verdict}`.
+    """The verdicts of the clauses on a state and an action, if they are checked: `{clause: Verdict}`.
 
     **Arguments:** as of `verify`."""
     height = state.grid.shape[1]
@@ -81,18 +81,18 @@ def _holds(state: State, action, front, front_cell, clauses: tuple[int, ...], ki
 
 
 def _sequence(state: State, halves: list[list[int]], verdicts: dict[int, Verdict], absent: dict[int, jax.Array]):
-    """What the order of the halves says.
+    """Evaluate the order of the halves.
 
-    **Returns:** whether the mission has succeeded, bool `[]`; and for each half whether it is consulted, and whether it
-    cannot fail yet, because the other one is done only by this action."""
+    **Returns:** whether the mission has succeeded, bool `[]`; and for each half whether it is checked, and whether it
+    cannot fail yet, because this very action completes the other one."""
     order = state.mission.order
 
     def done(half: list[int], now: bool = True):
         each = [state.met[c] | (verdicts[c][0] if now else False) | (absent[c] if c % 2 else False) for c in half]
         return functools.reduce(jnp.logical_and, each)
 
-    # A half counts as done with what this action did. Whichever half comes later is consulted only then; as a clause
-    # depends on no other one, the two need not be judged in their order in time.
+    # A half counts as done including the effect of this action, and the later half is checked only then. As clauses are
+    # independent, the two halves can be judged in any order.
     first, never = done(halves[0]), jnp.bool_(False)
     if not halves[1]:
         return first, [jnp.bool_(True), never], [never, never]
@@ -117,18 +117,18 @@ def verify(
 
     **Arguments:** `state`, after the action, with `tracked` refreshed where the action was a drop; `action`, int32
     `[]`; `front`, int32 `[2]`, the cell in front of the agent now; `front_cell`, its packed content; `clauses` and
-    `kinds`, the clauses and kinds of clause that missions of this level may have (others are not computed);
-    `done_actions`, whether a clause only succeeds by the action `done` on the step after its condition held, and any
+    `kinds`, the clauses and clause kinds that missions of this level may have (others are not computed);
+    `done_actions`, whether a clause only succeeds by the action `done` on the step after its condition held, while any
     other `done` fails it; `compat`, minigrid's way of failing sequences, see below.
-    **Returns:** `(state, success, failure)`, the state with its memories written.
+    **Returns:** `(state, success, failure)`, the state with updated memories.
 
-    A clause is consulted only while it matters: the second half of a sequence from the step on which the first one
-    succeeded (that step included), and neither half once it has succeeded. Its memory of the carried object is
-    written only when it is consulted, as in minigrid.
+    A clause is checked only while it is active: the second half of a sequence from the step on which the first one
+    succeeds (this step included), and neither half after it has succeeded. Its memory of the carried object is updated
+    only when it is checked, as in minigrid.
 
-    The action that completes the first half of a sequence does not fail the second. In minigrid it does: a strict
-    "open A, then open B" fails when A opens, and so does every sequence of `done_actions`; there, a premature `done`
-    never fails an `and` either (glam reference, sections 6.5 and 6.7).
+    The action that completes the first half of a sequence does not fail the second. In minigrid it does: a strict "open
+    A, then open B" fails when A opens, and so does every sequence of `done_actions`; there, a premature `done` never
+    fails an `and` either (glam reference, sections 6.5 and 6.7).
     """
     hand = id_of(state.carrying)
     holds = _holds(state, action, front, front_cell, clauses, kinds)
@@ -151,7 +151,7 @@ def verify(
             matched[c] = jnp.where(consulted & ~claims, holds[c][0], matched[c])
         bad[c] = consulted & wrong if compat else consulted & wrong & ~lenient[c // 2]
     for half in halves:
-        # a failed arm of an `and` fails nothing, unless both arms claim to be done and neither is
+        # a failed side of an `and` does not fail the mission, unless both sides fail on a `done` action
         both = bad[half[0]] & bad[half[1]] if len(half) == 2 and done_actions and not compat else jnp.bool_(False)
         if half:
             alone = absent[half[1]] if len(half) == 2 else jnp.bool_(True)

@@ -27,7 +27,7 @@ AGENT_I, AGENT_J = VIEW // 2, VIEW - 1
 
 
 FAR_ROWS = 4
-"""The seven rows of a view are kept in two words of bits: the farthest four, and the nearest three."""
+"""The seven rows of a view are stored in two words of bits: the farthest four, and the nearest three."""
 
 
 def _cell_bits() -> tuple[np.ndarray, np.ndarray]:
@@ -46,13 +46,13 @@ def front(position: jax.Array, direction: jax.Array) -> jax.Array:
 
 
 def _lookup(table: tuple[int, ...], index: jax.Array) -> jax.Array:
-    """A heading's entry by comparisons, which vectorise where a gather does not."""
+    """The table entry of a heading, by comparisons, which vectorise, unlike a gather."""
     return jnp.asarray(sum((index == i) * value for i, value in enumerate(table) if value), jnp.int32)
 
 
 def _spread(seeds: jax.Array, through: jax.Array, sign: int) -> jax.Array:
-    """Bits of a row reached from `seeds` by stepping towards higher (`sign` 1) or lower bits, leaving only cells in
-    `through`; the seeds included."""
+    """Bits of a row reached from `seeds` by stepping towards higher (`sign` 1) or lower bits, stepping only from cells
+    in `through`; the seeds included."""
 
     def shift(x, n):
         return x << n if sign > 0 else x >> n
@@ -67,13 +67,13 @@ def _spread(seeds: jax.Array, through: jax.Array, sign: int) -> jax.Array:
 def visible(clear: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
     """MiniGrid's visibility sweep on rows of bits.
 
-    **Arguments:** `clear`, the two words of a view: which cells can be seen through.
-    **Returns:** two words: which cells are lit. Rows are swept from the agent's outwards, left to right and then right
-    to left; a lit, see-through cell lights its neighbour in the direction of the sweep, the cell ahead of it and the
-    one ahead of that neighbour.
+    **Arguments:** `clear`, the two words of a view: the transparent cells.
+    **Returns:** two words: the lit cells. Rows are swept from the agent's outwards, left to right and then right to
+    left; a lit, transparent cell lights its neighbour in the direction of the sweep, the cell ahead of it and the one
+    ahead of that neighbour.
 
-    A loop, and not seven copies of its body, so that XLA's CPU compiler computes the words once: it merges whatever
-    is no loop into every consumer, element by element.
+    A loop instead of seven copies of its body, so that XLA's CPU compiler computes the words once: it fuses code
+    without a loop into every consumer, element by element.
     """
 
     def row(k, carry):
@@ -94,7 +94,7 @@ def visible(clear: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
 
 
 def window(grid: jax.Array, position: jax.Array, direction: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """What lies in the 49 cells of the view, and which of them are seen.
+    """The contents of the 49 cells of the view, and which of them are visible.
 
     **Arguments:** `grid`, int16 `[W, H]` of packed cells; `position`, int32 `[2]`; `direction`, int32 `[]`.
     **Returns:** packed cells, int32 `[49]`, walls outside of the grid; bool `[49]`. Column by column, far to near.
@@ -121,7 +121,7 @@ def view(grid: jax.Array, position: jax.Array, direction: jax.Array, carrying: j
 
     **Arguments:** as in `window`; `carrying`, int16 `[]`, packed, 0 for nothing.
     **Returns:** uint8 `[7, 7, 3]`: type, colour, state of the cell at column i (left to right), row j (far to near);
-    zeros where unseen. The agent's own cell shows what it carries.
+    zeros if unseen. The agent's own cell shows the object that it carries.
     """
     cells, seen = window(grid, position, direction)
     own = np.arange(VIEW * VIEW) == AGENT_I * VIEW + AGENT_J

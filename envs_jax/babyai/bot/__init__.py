@@ -1,1 +1,1 @@
-"""Players of BabyAI that do not learn: the bot, and a shortest-path expert."""
+"""Scripted BabyAI agents: the bot, and a shortest-path expert."""

@@ -1,9 +1,9 @@
-"""A bot that masters BabyAI's levels by what it has seen, on the device.
+"""A bot that solves BabyAI's levels from what it has seen, on the device.
 
-It remembers which cells it has seen, and nothing else: every step is planned from scratch by fixed priorities, so no
-plan can come to disagree with the world. What has to be brought somewhere (a key to a door, a thing next to another) is
-fetched only once the way to that place is known and clear; what stands in the way is cleared before, with empty hands.
-So nothing is taken up that would have to be put down again at once.
+It only remembers which cells it has seen: every step is planned from scratch by fixed priorities, so no plan can become
+outdated. An object that must be carried somewhere (a key to a door, an object next to another) is fetched only when the
+path to that place is known and clear; obstacles are removed first, with empty hands. So the bot never picks up an
+object that it would have to put down again at once.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ class Memory:
 
 
 def initial_memory(env: Any) -> Memory:
-    """The memory at the start of an episode of a BabyAI world `env`, perhaps wrapped."""
+    """The memory at the start of an episode of a BabyAI world `env`, possibly wrapped."""
     return Memory(seen=jnp.zeros(getattr(env, "unwrapped", env).level.rooms.width, jnp.uint32))
 
 
 def bot_action(state: State, memory: Memory, omniscient: bool = False) -> tuple[jax.Array, Memory]:
-    """The next action, of minigrid's seven.
+    """The next one of minigrid's seven actions.
 
-    Safe under `jit`, `vmap` and `scan`, and always answers: where nothing is left to try it turns.
+    Safe under `jit`, `vmap` and `scan`, and always returns an action: if there is nothing left to try, it turns.
 
-    **Arguments:** `state`, of a BabyAI world; `memory`, from `initial_memory` or the last call; `omniscient`, knows the
-    whole grid from the start (though not what boxes hide).
+    **Arguments:** `state`, of a BabyAI world; `memory`, from `initial_memory` or the last call; `omniscient`, whether
+    the bot knows the whole grid from the start (but not the contents of boxes).
     **Returns:** the action, int32 `[]`, and the memory with what is in view now.
     """
     width, height = state.grid.shape
@@ -53,7 +53,7 @@ def bot_action(state: State, memory: Memory, omniscient: bool = False) -> tuple[
     known = survey(state, jnp.full_like(seen, (1 << height) - 1) if omniscient else seen, task)
     aim = _aim(state, task, known)
 
-    # what to face; or what to clear away first, if the way there is blocked
+    # the cells to face, or those to clear first if the path is blocked
     goal = jnp.where(aim.places, known.places, known.cells(aim.things))
     beyond = jnp.where(aim.looking, _any_heading(known.views), around(goal))
     hidden = known.reach[1] & ~known.reach[0]
@@ -62,8 +62,8 @@ def bot_action(state: State, memory: Memory, omniscient: bool = False) -> tuple[
     looking = aim.looking & ~aim.clearing
     goals = jnp.where(looking, known.views, facing(faced))
 
-    # Hands must be empty for taking something. What is in them is put down where it does no harm, preferably not on the
-    # way to what is to be taken either, which is all that counts for what the clause ends with; and not where it was.
+    # Picking up needs empty hands. The carried object is put down where it blocks nothing, preferably not on the path
+    # to the object to pick up (the only criterion if that object completes the clause), and not where it was before.
     busy = known.hand >= 0
     release = task.in_hand & ((task.kind == GO_TO) | (task.kind == PICK_UP))
     putting_down = busy & (release | aim.clearing | (aim.act == PICKUP))
@@ -78,37 +78,37 @@ def bot_action(state: State, memory: Memory, omniscient: bool = False) -> tuple[
     act = jnp.where(putting_down, DROP, jnp.where(aim.clearing, PICKUP, aim.act))
 
     turns = gains(known.unseen, state.position)
-    there, found, move = first_move(goals, known.reach[0], state.position, state.direction, turns)
+    there, reachable, move = first_move(goals, known.reach[0], state.position, state.direction, turns)
 
     ahead = front(state.position, state.direction)
     opens = (move == FORWARD) & holds(known.closed, ahead[0], ahead[1])
     action = jnp.where(there, act, jnp.where(opens, TOGGLE, move))
-    # what is put next to something must have been in hand when the clause was last consulted
+    # an object to put next to another must have been in hand when the clause was last checked
     early = (task.kind == PUT_NEXT) & (action == DROP) & task.in_hand & (task.held != known.hand)
     action = jnp.where((action == NOTHING) | early, jnp.where(busy, PICKUP, DROP), action)
-    action = jnp.where(there | found, action, RIGHT)
+    action = jnp.where(there | reachable, action, RIGHT)
     return jnp.where(task.claimed, DONE, action).astype(jnp.int32), Memory(seen=seen)
 
 
 NOTHING = DONE
-"""Stands for an action without effect: taking something with full hands, or putting something down with empty ones."""
+"""Stands for an action without effect: a pick-up with full hands, or a drop with empty hands."""
 
 
 class Aim(NamedTuple):
-    """What to do next: to act on one of some things, or only to clear the way to one of them."""
+    """The next goal: to act on one of several objects, or only to clear the path to one of them."""
 
     things: jax.Array
     """bool `[O]`."""
     act: jax.Array
     clearing: jax.Array
     places: jax.Array
-    """Whether not the things, but `Known.places` are meant."""
+    """Whether the goal is `Known.places` instead of objects."""
     looking: jax.Array
-    """Whether not the things, but views of something unseen are meant."""
+    """Whether the goal is a pose with a view of unseen cells instead of objects."""
 
 
 def _aim(state: State, task: Task, known: Known) -> Aim:
-    """The priorities."""
+    """The first possible goal in a fixed order of priorities."""
     thing, carried = state.object.astype(jnp.int32), state.carrying.astype(jnp.int32)
     kind, color = type_of(thing), color_of(thing)
     tests = jnp.stack([known.near[0], known.near[1], known.locked])
@@ -119,7 +119,7 @@ def _aim(state: State, task: Task, known: Known) -> Aim:
         return Aim(things, jnp.int32(act), jnp.bool_(clearing), jnp.bool_(False), jnp.bool_(False))
 
     def get(things, act):
-        """To act on one of some things, wherever the way to the nearest is clear, else on the blocked ones."""
+        """Act on one of some objects: those with a clear path if any, else the blocked ones."""
         open_way = jnp.any(things & walk)
         return at(things & jnp.where(open_way, walk, clear), act, ~open_way)
 
@@ -130,7 +130,7 @@ def _aim(state: State, task: Task, known: Known) -> Aim:
     place = at(nothing, DROP)._replace(places=jnp.bool_(True))
     look = at(nothing, RIGHT)._replace(looking=jnp.bool_(True))
 
-    # unlocking: the doors for which there is a key, in hand before others; where the task is to open doors, these
+    # unlocking: the doors that have a known key, a key in hand first; if the task is to open doors, only those
     colors = color[:, None] == np.arange(6)
     keys = (kind == KEY) & clear
     of_key = jnp.any(keys[:, None] & colors, axis=0)
@@ -147,7 +147,7 @@ def _aim(state: State, task: Task, known: Known) -> Aim:
     fetched = keys & jnp.any(of_door & colors, axis=1)
     unlock = _choose((holding | ~jnp.any(ready), get(doors, TOGGLE)), get(fetched, PICKUP))
 
-    # finding what is not known yet
+    # exploration
     seen_from = [jnp.any(known.views & known.reach[k] != 0) for k in (0, 1)]
     needed = jnp.any(members(state.mover | state.fixed, thing.shape[0]), axis=0)
     boxes = (kind == BOX) & ~needed
@@ -193,7 +193,7 @@ def _if(condition: jax.Array, cells: jax.Array) -> jax.Array:
 
 
 def _prefer(*sets: jax.Array) -> jax.Array:
-    """The first set that has a member."""
+    """The first set that is not empty."""
     *better, chosen = sets
     for cells in reversed(better):
         chosen = jnp.where(jnp.any(cells != 0), cells, chosen)

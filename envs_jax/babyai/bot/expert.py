@@ -1,8 +1,8 @@
 """A shortest-path expert for BabyAI's clauses, on the device: the source of demonstrations.
 
-It reads the true state, not the view, unless `seen_only` makes it search for objects as the agent must. For the clause
-at hand it knows what to face and which action to take there, and finds the shortest way by breadth-first search
-backwards over poses (cell and heading), with sets of cells as words of bits.
+It reads the true state, not the view, unless `seen_only` makes it search for objects as the agent must. For the current
+clause it determines the cells to face and the action to take there, and finds a shortest path by backward breadth-first
+search over poses (cell and heading), with sets of cells as words of bits.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from envs_jax.babyai.view import front, window
 
 
 def _search(targets, free, movable, position, heading):
-    """The first move of a shortest way to face a target.
+    """The first move of a shortest path to a pose that faces a target.
 
-    **Arguments:** words of cells: `targets`, to be faced; `free`, that can be walked on; `movable`, that could be
-    cleared, used only where there is no other way; the pose.
-    **Returns:** `(there, found, move)`: whether the pose faces a target already, whether there is a way, and its
+    **Arguments:** words of cells: `targets`, to be faced; `free`, walkable; `movable`, which could be cleared, used
+    only if there is no other path; the pose.
+    **Returns:** `(there, reachable, move)`: whether the pose already faces a target, whether there is a path, and its
     first action (FORWARD, LEFT or RIGHT).
     """
     goals = facing(targets)
@@ -58,14 +58,14 @@ def _search(targets, free, movable, position, heading):
 
     def searching(carry):
         poses, forced, stuck = carry
-        found = jnp.any(jnp.stack(moves(poses, jnp.where(forced, free | movable, free))))
-        return ~found & ~stuck
+        reached = jnp.any(jnp.stack(moves(poses, jnp.where(forced, free | movable, free))))
+        return ~reached & ~stuck
 
     def body(carry):
         poses, forced, _ = carry
         grown = grow(poses, jnp.where(forced, free | movable, free))
         still = jnp.all(grown == poses)
-        # no way so far: once more, through what can be moved
+        # no path so far: search again, through movable objects
         return jnp.where(still & ~forced, goals, grown), forced | still, still & forced
 
     start = (goals, jnp.bool_(False), jnp.bool_(False))
@@ -76,14 +76,14 @@ def _search(targets, free, movable, position, heading):
 
 
 def expert_action(state: State, env: Any, seen_only: bool = False) -> jax.Array:
-    """The next action of a shortest way to fulfil the mission.
+    """The next action of a shortest path to complete the mission.
 
-    Safe under `jit` and `vmap`, and always returns: where nothing can be done (the object is destroyed) it turns.
-    Ways through closed doors open them; objects in the only way are picked up and dropped elsewhere.
+    Safe under `jit` and `vmap`, and always returns: if nothing can be done (the object is destroyed) it turns. It opens
+    closed doors on its path; objects that block the only path are picked up and dropped elsewhere.
 
-    **Arguments:** `state`, of a BabyAI world; `env`, that world, perhaps wrapped, for its static facts; `seen_only`,
-    turn left while nothing that the clause is about is in view, as an agent must that cannot know where it is. Meant
-    for single rooms: what stands behind a door or farther aside than the view's three cells is never found so.
+    **Arguments:** `state`, of a BabyAI world; `env`, that world, possibly wrapped, for its static data; `seen_only`,
+    turn left while no object of the clause is in view, as an agent must that does not know where it is. Meant for
+    single rooms: objects behind a door, or farther to the side than the three cells of the view, are never found.
     **Returns:** int32 `[]`.
     """
     clauses = getattr(env, "unwrapped", env).level.clauses
@@ -94,7 +94,7 @@ def expert_action(state: State, env: Any, seen_only: bool = False) -> jax.Array:
     hand = id_of(state.carrying.astype(jnp.int32))
     heading = state.direction
 
-    # the clause at hand: the first unfulfilled one of the half whose turn it is
+    # the current clause: the first one not completed of the half that comes next
     absent = state.mission.kind == NO_CLAUSE
     done = [state.met[c] & (state.met[c + 1] | absent[c + 1]) for c in (0, 2)]
     half = jnp.int32(0)
@@ -106,8 +106,8 @@ def expert_action(state: State, env: Any, seen_only: bool = False) -> jax.Array:
 
     def where(objects, at):
         """The cells of a set of objects, as a mask `[W, H]`."""
-        found = (at[:, None] == np.arange(width * height)) & objects[:, None]
-        return jnp.any(found, axis=0).reshape(width, height)
+        matches = (at[:, None] == np.arange(width * height)) & objects[:, None]
+        return jnp.any(matches, axis=0).reshape(width, height)
 
     thing = state.object.astype(jnp.int32)
     look = jnp.take(cells.reshape(-1), jnp.maximum(state.cell, 0))
@@ -118,7 +118,7 @@ def expert_action(state: State, env: Any, seen_only: bool = False) -> jax.Array:
     door_colors = jnp.any(locked[:, None] & (color_of(thing)[:, None] == np.arange(6)), axis=0)
     keys = (type_of(thing) == KEY) & door_colors[color_of(thing)]
 
-    # what to face, what to do there, and whether the hands are wrong for it
+    # the cells to face, the action there, and whether the carried object must be dropped first
     going, opening, putting = verb == GO_TO, verb == OPEN_DOOR, verb == PUT_NEXT
     fetching_key = opening & ~jnp.any(ready)
     carrying_it = putting & member(mover, hand)
@@ -131,12 +131,12 @@ def expert_action(state: State, env: Any, seen_only: bool = False) -> jax.Array:
     act = jnp.where(opening & ~fetching_key, TOGGLE, act)
     must_drop = (hand >= 0) & (act == PICKUP)
 
-    # with the wrong thing in hand, a way is wanted that does not lead over where it would be put
+    # with the wrong object in hand, the path must avoid the cell where it would be dropped
     ahead = front(state.position, heading)
     avoid = jnp.where(must_drop, single(ahead[0], ahead[1], width), np.uint32(0))
     free = words((kind == EMPTY) | (kind == DOOR) & (door != LOCKED)) & ~avoid
     movable = words((kind >= KEY) & (kind <= BOX)) & ~avoid
-    there, found, move = _search(targets, free, movable, state.position, heading)
+    there, reachable, move = _search(targets, free, movable, state.position, heading)
 
     front_kind, front_door = type_of(cells[ahead[0], ahead[1]]), state_of(cells[ahead[0], ahead[1]])
     can_drop = front_kind == EMPTY
@@ -146,8 +146,8 @@ def expert_action(state: State, env: Any, seen_only: bool = False) -> jax.Array:
     blocked = (move == FORWARD) & (front_kind >= KEY) & (front_kind <= BOX)
     step = jnp.where(blocked, jnp.where(hand < 0, PICKUP, put_down), step)
     step = jnp.where(there, act, step)
-    step = jnp.where(must_drop, jnp.where(can_drop & (found | there), DROP, RIGHT), step)
-    step = jnp.where(found | there, step, RIGHT)
+    step = jnp.where(must_drop, jnp.where(can_drop & (reachable | there), DROP, RIGHT), step)
+    step = jnp.where(reachable | there, step, RIGHT)
     if seen_only:
         seen_cells, seen = window(state.grid, state.position, heading)
         in_view = jnp.any((id_of(seen_cells)[:, None] == ids) & seen[:, None], axis=0)

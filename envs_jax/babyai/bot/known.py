@@ -1,4 +1,4 @@
-"""What the bot knows when it decides: the clause at hand, what it has seen of the grid, and what it can get at."""
+"""The knowledge of the bot: the current clause, the part of the grid that it has seen, and the objects within reach."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from envs_jax.babyai.view import AGENT_I, AGENT_J, front, window
 
 
 class Task(NamedTuple):
-    """The clause at hand."""
+    """The current clause."""
 
     kind: jax.Array
     strict: jax.Array
     held: jax.Array
-    """The object that its verifier takes to be in hand."""
+    """The object in hand according to its verifier."""
     claimed: jax.Array
-    """Whether all that is left is the action `done`."""
+    """Whether only the action `done` is left."""
     wanted: jax.Array
-    """bool `[O]`, what it is about, or moves."""
+    """bool `[O]`, the objects that it names, or moves."""
     beside: jax.Array
-    """bool `[O]`, next to what."""
+    """bool `[O]`, the objects to put them next to."""
     in_hand: jax.Array
-    """Whether something wanted is carried."""
+    """Whether an object of `wanted` is carried."""
     fixed_in_hand: jax.Array
-    """Whether something of `beside` is."""
+    """Whether an object of `beside` is carried."""
 
 
 def current_task(state: State) -> Task:
-    """The first clause that is not fulfilled, of the half that comes next."""
+    """The first clause not completed of the half that comes next."""
     absent = state.mission.kind == NO_CLAUSE
     done = [state.met[c] & (state.met[c + 1] | absent[c + 1]) for c in (0, 2)]
     half = jnp.where(jnp.where(state.mission.order == AFTER, done[1], ~done[0]), 0, 2)
@@ -56,11 +56,11 @@ def current_task(state: State) -> Task:
 
 
 class Known(NamedTuple):
-    """What the bot knows: sets of cells (`cells.py`) that it has seen, and which objects it can get at."""
+    """The knowledge of the bot: sets of seen cells (`cells.py`), and the objects within reach."""
 
     seen: jax.Array
     unseen: jax.Array
-    """The rest, without the grid's border: that is wall."""
+    """The rest, without the walls at the grid's border."""
     empty: jax.Array
     open: jax.Array
     """Empty, or an open door."""
@@ -71,22 +71,22 @@ class Known(NamedTuple):
     movable: jax.Array
     """Keys, balls and boxes, unless taking one fails the task."""
     taken: jax.Array
-    """Where the thing in hand lay when it was taken, as far as its verifier could say."""
+    """Where the object in hand lay when it was picked up, as far as its verifier knows."""
     reach: jax.Array
-    """`[2, W]`, what the agent can walk to, and what it could with the movable things cleared away."""
+    """`[2, W]`, the cells that the agent can walk to, now and with all movable objects cleared."""
     near: jax.Array
-    """`[2, W]`, the cells beside those: what can be faced."""
+    """`[2, W]`, the cells adjacent to those, which can be faced."""
     views: jax.Array
-    """`[4, W]`, by heading: from where something unseen can be seen."""
+    """`[4, W]`, by heading: poses from which an unseen cell can be seen."""
     x: jax.Array
     y: jax.Array
-    """`[O]`, where objects lie; what is to be gone to, where its verifier believes it to be."""
+    """`[O]`, the positions of objects; for objects to go to, the positions according to the verifier."""
     placed: jax.Array
-    """`[O]`, whether they lie anywhere, and that cell has been seen."""
+    """`[O]`, whether they lie on the grid, in a seen cell."""
     hand: jax.Array
     """The object carried, -1 for none."""
     places: jax.Array
-    """Empty cells next to what the task puts a thing next to."""
+    """Empty cells next to an object of `Task.beside`."""
 
     def cells(self, objects: jax.Array) -> jax.Array:
         """The cells of a set of objects bool `[O]`."""
@@ -94,7 +94,7 @@ class Known(NamedTuple):
 
 
 def survey(state: State, seen: jax.Array, task: Task) -> Known:
-    """What the true grid shows in the cells `seen`, uint32 `[W]`."""
+    """The knowledge that the cells `seen`, uint32 `[W]`, of the true grid give."""
     width, height = state.grid.shape
     cell = state.grid.astype(jnp.int32)
     kind, door = type_of(cell), state_of(cell)
@@ -104,7 +104,7 @@ def survey(state: State, seen: jax.Array, task: Task) -> Known:
     closed = words(is_door & (door == CLOSED)) & seen
     loose = words((kind >= KEY) & (kind <= BOX)) & seen
 
-    # a strict clause fails by opening another door, or by taking another thing
+    # a strict clause fails if another door is opened, or another object picked up
     movable = jnp.where(task.strict & (task.kind != GO_TO) & (task.kind != OPEN_DOOR), np.uint32(0), loose)
     free = open | jnp.where(task.strict & (task.kind == OPEN_DOOR), np.uint32(0), closed)
     x, y = state.position[0], state.position[1]

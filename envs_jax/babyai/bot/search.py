@@ -1,4 +1,4 @@
-"""Where to go and how: the searches behind the bot, on sets of cells (`cells.py`) and of poses.
+"""The path searches of the bot, on sets of cells (`cells.py`) and of poses.
 
 A set of poses is uint32 `[4, W]`: for each heading, the cells.
 """
@@ -15,7 +15,7 @@ from envs_jax.babyai.view import front
 
 
 AHEAD, ASIDE = VIEW - 1, VIEW // 2
-"""How far the view reaches forwards, and to each side."""
+"""The range of the view, forwards and to each side."""
 
 
 def facing(cells: jax.Array, axis: int = -1) -> jax.Array:
@@ -26,16 +26,16 @@ def facing(cells: jax.Array, axis: int = -1) -> jax.Array:
 def first_move(
     goals: jax.Array, walkable: jax.Array, position: jax.Array, heading: jax.Array, turns: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The first action of a shortest way to a pose: breadth-first search backwards from all goals at once.
+    """The first action of a shortest path to a pose: breadth-first search backwards from all goals at once.
 
-    **Arguments:** `goals`, poses; `walkable`, cells; the pose, int32 `[2]` and `[]`; `turns`, int32 `[4]`, how much
-    each heading is liked, where either turn is as short.
-    **Returns:** whether the pose is a goal, whether there is a way, and FORWARD, LEFT or RIGHT.
+    **Arguments:** `goals`, poses; `walkable`, cells; the pose, int32 `[2]` and `[]`; `turns`, int32 `[4]`, the
+    preference for each heading, if both turns are equally short.
+    **Returns:** whether the pose is a goal, whether there is a path, and FORWARD, LEFT or RIGHT.
     """
     left, right = (heading - 1) & 3, (heading + 1) & 3
 
     def search(goals, sought, walkable, position, heading):
-        """Which of the poses after FORWARD, LEFT and RIGHT are found first: bits uint32 `[3]`."""
+        """Which of the poses after FORWARD, LEFT and RIGHT are reached first: bits uint32 `[3]`."""
         ahead = front(position, heading)
         x = jnp.stack([ahead[0], position[0], position[0]])
         y = jnp.stack([ahead[1], position[1], position[1]]).astype(jnp.uint32)
@@ -48,32 +48,32 @@ def first_move(
             return jnp.take_along_axis(flat, word, 0, mode="clip") >> y & can
 
         def step(_, carry):
-            poses, found = carry
+            poses, reached = carry
             onward = poses & walkable
             grown = poses | jnp.roll(poses, 1, 0) | jnp.roll(poses, -1, 0)
             grown = grown | jnp.stack([behind(onward[h], h, 0) for h in range(4)])
-            return grown, jnp.where(jnp.any(found != 0, axis=0), found, hits(grown))
+            return grown, jnp.where(jnp.any(reached != 0, axis=0), reached, hits(grown))
 
         def body(carry):
-            poses, found, _ = carry
-            grown, found = jax.lax.fori_loop(0, STRIDE, step, (poses, found))
-            return grown, found, jnp.any(grown != poses)
+            poses, reached, _ = carry
+            grown, reached = jax.lax.fori_loop(0, STRIDE, step, (poses, reached))
+            return grown, reached, jnp.any(grown != poses)
 
         def searching(carry):
-            _, found, grew = carry
-            return grew & jnp.any(sought & jnp.all(found == 0, axis=0))
+            _, reached, grew = carry
+            return grew & jnp.any(sought & jnp.all(reached == 0, axis=0))
 
         return jax.lax.while_loop(searching, body, (goals, hits(goals), jnp.bool_(True)))[1]
 
-    found = worlds_last(search)(goals, jnp.any(goals != 0), walkable, position, heading)
-    forward, turn_left, turn_right = found != 0
+    reached = worlds_last(search)(goals, jnp.any(goals != 0), walkable, position, heading)
+    forward, turn_left, turn_right = reached != 0
     turn_left &= ~turn_right | (turns[left] >= turns[right])
     move = jnp.where(forward, FORWARD, jnp.where(turn_left, LEFT, RIGHT))
-    return holds(goals, position[0], position[1])[heading], jnp.any(found != 0), move
+    return holds(goals, position[0], position[1])[heading], jnp.any(reached != 0), move
 
 
 def gains(unseen: jax.Array, position: jax.Array) -> jax.Array:
-    """How many unseen cells the view would cover in each heading, if nothing hid them: int32 `[4]`."""
+    """The number of unseen cells that the view would cover in each heading without occlusion: int32 `[4]`."""
     x, y = position[0], position[1].astype(jnp.uint32)
     line = np.uint32((1 << VIEW) - 1) << y
     rows = jnp.stack([line >> ASIDE, line, line >> ASIDE, line >> AHEAD])
@@ -84,11 +84,11 @@ def gains(unseen: jax.Array, position: jax.Array) -> jax.Array:
 
 
 def obstacles(target: jax.Array, hidden: jax.Array, movable: jax.Array, near: jax.Array) -> jax.Array:
-    """What to clear away first on a shortest way to a target that only leads over movable things.
+    """The objects to clear first on a shortest path to a target that is only reachable across movable objects.
 
-    **Arguments:** sets of cells: `target`; `hidden`, what can be walked on once things are moved, and not before;
-    `movable`, where those things lie; `near`, the cells beside those that can be walked on now.
-    **Returns:** the cells of the outermost things to clear.
+    **Arguments:** sets of cells: `target`; `hidden`, walkable only after objects are moved; `movable`, where those
+    objects lie; `near`, the cells adjacent to those that can be walked on now.
+    **Returns:** the cells of the outermost objects to clear.
     """
 
     def body(carry):
@@ -105,11 +105,11 @@ def obstacles(target: jax.Array, hidden: jax.Array, movable: jax.Array, near: ja
 
 
 def aside(target: jax.Array, walkable: jax.Array, empty: jax.Array) -> jax.Array:
-    """Poses in which a thing can be put down without cutting off the way to a target.
+    """Poses in which an object can be put down without cutting off the path to a target.
 
-    What lies farther from the target than the agent does is not on its shortest way there.
+    A cell that is farther from the target than the agent is not on its shortest path.
 
-    **Arguments:** sets of cells: `target`, to be walked to; `walkable`; `empty`, where things can be put down.
+    **Arguments:** sets of cells: `target`, to be walked to; `walkable`; `empty`, where objects can be put down.
     **Returns:** poses.
     """
 
@@ -134,7 +134,7 @@ def aside(target: jax.Array, walkable: jax.Array, empty: jax.Array) -> jax.Array
 def viewpoints(unseen: jax.Array, clear: jax.Array) -> jax.Array:
     """Poses that show an unseen cell.
 
-    Only what is certain to be lit counts: cells on a straight line ahead, and aside from its end.
+    Only cells that are certainly lit count: those on a straight line ahead, and to the sides of its end.
 
     **Arguments:** sets of cells: `unseen`; `clear`, those known to be transparent.
     **Returns:** poses.
@@ -158,17 +158,17 @@ def viewpoints(unseen: jax.Array, clear: jax.Array) -> jax.Array:
 
 
 def harmless(empty: jax.Array, open: jax.Array, seen_walls: jax.Array) -> jax.Array:
-    """Empty cells where a thing can be put down without blocking anything.
+    """Empty cells where an object can be put down without blocking anything.
 
-    Judged by the ring of eight cells around: those that can be walked on must remain connected, and whatever else is
-    there, unless it is a wall, must keep a free cell beside it.
+    The test is local, on the ring of eight cells around: walkable ones must remain connected, and all others except
+    walls must keep a free neighbour in the ring.
 
-    **Arguments:** sets of cells: `empty`, seen ones; `open`, the cells known to be walked on; `seen_walls`.
+    **Arguments:** sets of cells: `empty`, seen ones; `open`, the cells known to be walkable; `seen_walls`.
     """
     steps = ((-1, -1), (0, -1), (1, -1), (1, 0), (1, 1), (0, 1), (-1, 1), (-1, 0))
 
     def ring(cells):
-        """What of a set lies on each of the eight sides: uint32 `[8, W]`."""
+        """The set shifted by each of the eight directions: uint32 `[8, W]`."""
         columns = {dx: jnp.roll(cells, -dx, 0) for dx in (-1, 0, 1)}
         return jnp.stack([columns[dx] >> 1 if dy == 1 else columns[dx] << -dy for dx, dy in steps])
 
@@ -178,7 +178,7 @@ def harmless(empty: jax.Array, open: jax.Array, seen_walls: jax.Array) -> jax.Ar
         def side(i, carry):
             ones, twos, fours, bad = carry
             bad = bad | thing[i] & ~free[(i + 7) & 7] & ~free[(i + 1) & 7]
-            # count how often free and taken alternate around the ring, in three planes of bits
+            # count the changes between free and taken around the ring, in three bit planes
             change = free[i] ^ free[(i + 7) & 7]
             carried = ones & change
             return ones ^ change, twos ^ carried, fours | twos & carried, bad

@@ -1,4 +1,4 @@
-"""BabyAI's levels: how the rooms, objects and mission of an episode are drawn, a file per family."""
+"""BabyAI's levels: the distributions of the rooms, objects and mission of an episode, one file per family."""
 
 from envs_jax.babyai.levels import doors, glam, locks, multi_room, one_room, synth
 

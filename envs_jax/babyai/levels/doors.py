@@ -1,4 +1,4 @@
-"""The levels about doors: go to one, open one, or several in an order (glam reference, sections 6.1 and 6.6)."""
+"""The door levels: go to one, open one, or open several in order (glam reference, sections 6.1 and 6.6)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from envs_jax.checks import between
 def _four_doors(dice: Dice, rooms: RoomGrid, color=None, sides=range(SIDES), lock: bool = False) -> Doors:
     """Doors around the middle room.
 
-    **Arguments:** `color`, int32 `[len(sides)]`, random where None; `lock`, whether each is locked half of the time.
+    **Arguments:** `color`, int32 `[len(sides)]`, random if None; `lock`, whether each is locked with probability 1/2.
     """
     edges = rooms.edge_of[rooms.middle][list(sides)]
     doors = closed_doors(dice, rooms, np.isin(np.arange(len(rooms.edges)), edges))
@@ -43,7 +43,7 @@ def go_to_door() -> Level:
 
 
 def go_to_obj_door() -> Level:
-    """Go to one of eight things or four doors, all of the middle room."""
+    """Go to one of eight objects or four doors, all of the middle room."""
     rooms = check_room_grid("GoToObjDoor", 8, 3, 3, 8)
     edges = 8 + rooms.edge_of[rooms.middle]
 
@@ -60,7 +60,7 @@ def go_to_obj_door() -> Level:
 
 
 def action_obj_door() -> Level:
-    """Go to, or pick up, one of five things; or go to, or open, one of four doors."""
+    """Go to, or pick up, one of five objects; or go to, or open, one of four doors."""
     rooms = check_room_grid("ActionObjDoor", 7, 3, 3, 5)
     edges = 5 + rooms.edge_of[rooms.middle]
 
@@ -91,7 +91,7 @@ def open_red_door() -> Level:
 
 
 def open_door(debug: bool = False, select_by: str = "either") -> Level:
-    """Open one of four doors of different colours, named by its colour or by where it is. With `debug`, toggling
+    """Open one of four doors of different colours, named by its colour or by its location. With `debug`, toggling
     another door fails."""
     if select_by not in ("either", "color", "loc"):
         raise ValueError(f"OpenDoor: select_by is {select_by!r}; it is either, color or loc")

@@ -1,4 +1,4 @@
-"""GLAM's own levels: five tasks in a mix, and sequences of two (glam reference, section 2.6)."""
+"""GLAM's own levels: a mix of five tasks, and sequences of two (glam reference, section 2.6)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TASKS = ("go_to", "pick_up", "put_next", "pick_up_seq_go_to", "open")
 GO, PICK, PUT, SEQUENCE, OPEN = range(len(TASKS))
 
 KEPT_BACK = frozenset({(BOX, YELLOW), (KEY, RED), (BALL, GREEN)})
-"""The things that missions name in the test level only; in training they are mere distractors."""
+"""The objects that missions name in the test level only; in training they are only distractors."""
 
 TRAIN_NAMES = tuple((t, c) for t in LOOSE for c in range(len(COLORS)) if (t, c) not in KEPT_BACK)
 TEST_NAMES = tuple(sorted(KEPT_BACK))
@@ -28,18 +28,18 @@ TRAIN_DOORS, TEST_DOORS = (YELLOW, GREEN, BLUE, PURPLE), (RED, GREY)
 
 
 def _named(names: tuple[tuple[int, int], ...], kind, color):
-    """Whether a mission may name a thing."""
+    """Whether a mission may name an object."""
     table = np.zeros((max(LOOSE) + 1, len(COLORS)), bool)
     table[tuple(zip(*names))] = True
     return jnp.asarray(table)[kind, color]
 
 
 def _choose(dice: Dice, names, kind, color, n):
-    """The things a mission speaks of: A uniform among the first `n`, B uniform too, drawn again from the others
-    where it is A itself and nothing else is like A.
+    """The objects of a mission: A uniform among the first `n`, B uniform too, redrawn from the others if it is A itself
+    and no other object looks like A.
 
-    A is made nameable by drawing its look from `names`; that is the distribution of missions accepted for A, as A's
-    place in the list and the other objects do not depend on its look.
+    A gets a look from `names`; that is the distribution of missions accepted for A, as A's index and the other objects
+    do not depend on its look.
 
     **Returns:** the changed `kind` and `color`, the indices `a` and `b`, and whether B may be named.
     """
@@ -87,7 +87,7 @@ def _mixed(name: str, room_size: int, num_dists: int, names, doors, name_door: b
     solid = rooms.walls | (rooms.xy[0] > room_size - 1)
 
     def local(dice, task):
-        """The tasks of one room; the second room of the grid is solid."""
+        """The tasks of one room; the second room of the grid is filled with walls."""
         n = jnp.where((task == GO) | (task == PICK), count - 1, count)
         kind, color, a, b, named = _choose(dice, names, *things(dice, count), n)
         kind = jnp.where(np.arange(count) < n, kind, 0)
@@ -118,9 +118,9 @@ def _mixed(name: str, room_size: int, num_dists: int, names, doors, name_door: b
         cell, fits = dice.cells(floor & apart(rooms, rooms.centre), count - 1)
         layout = Layout(kind, color, lock, jnp.append(cell, door), jnp.zeros(2, jnp.int32), jnp.int32(0), fits)
         grid = fill(rooms.walls, layout.packed(), layout.cell)
-        position, direction, found = draw_pose(dice, rooms, grid, floor)
+        position, direction, has_pose = draw_pose(dice, rooms, grid, floor)
         layout = layout.replace(position=position, direction=direction)
-        accepted = fits & found & all_reachable(rooms, grid, position)
+        accepted = fits & has_pose & all_reachable(rooms, grid, position)
         says = paint if name_door else jnp.where(dice.below(2) == 0, paint, ANY)
         mission = word(rooms, layout, [OPEN_DOOR, 0, 0, 0], SINGLE, *descriptors((0, [(DOOR, says, ANY)])))
         return layout.replace(accepted=accepted), grid, mission
@@ -139,7 +139,7 @@ def mixed_train_local(room_size: int = 8, num_dists: int = 8) -> Level:
 
 
 def mixed_test_local(room_size: int = 8, num_dists: int = 8) -> Level:
-    """The same tasks about the things kept back from training: yellow box, red key, green ball, red and grey doors."""
+    """The same tasks about the objects held out from training: yellow box, red key, green ball, red and grey doors."""
     return _mixed("MixedTestLocal", room_size, num_dists, TEST_NAMES, TEST_DOORS, True)
 
 
@@ -159,5 +159,5 @@ def go_to_after_pick_up_local(room_size: int = 8, num_dists: int = 8) -> Level:
 
 
 def pick_up_seq_pick_up_local(room_size: int = 8, num_dists: int = 8) -> Level:
-    """`pick up A, then pick up B` or `pick up B after you pick up A`: the composition that training lacks."""
+    """`pick up A, then pick up B` or `pick up B after you pick up A`: a composition that is not in training."""
     return _sequence("PickUpSeqPickUpLocal", room_size, num_dists, PICK_UP, "either")

@@ -1,4 +1,4 @@
-"""Drawing a world at random: rooms, free cells, poses, reachability, and which objects a descriptor matches."""
+"""Random worlds: rooms, free cells, poses, reachability, and the objects that a descriptor matches."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Rooms:
 
     @property
     def centre(self) -> tuple[int, int]:
-        """Where minigrid believes the agent to be until it is placed: the middle of the middle room."""
+        """The position that minigrid assumes for the agent until it is placed: the middle of the middle room."""
         return tuple(n // 2 * (self.size - 1) + self.size // 2 for n in (self.columns, self.rows))  # type: ignore
 
 
@@ -67,8 +67,8 @@ def apart(rooms: Rooms, position, distance: int = 2):
 
 
 class Dice:
-    """The random numbers of one attempt at a world, from one call of the generator: every call costs a loop of its own
-    to compile and run. Without bits it only counts what is asked of it, in `used`."""
+    """The random numbers of one attempt at a world, from one call of the generator: every call adds a loop to compile
+    and run. Without bits it only counts the words that are used, in `used`."""
 
     def __init__(self, bits: jax.Array | None = None):
         self._bits, self.used = bits, 0
@@ -84,15 +84,16 @@ class Dice:
         return drawn if n else drawn[0]
 
     def cells(self, allowed: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-        """`k` different places, uniform among the allowed, in random order: what minigrid's repeated tries come to.
+        """`k` different indices, uniform among the allowed, in random order: the distribution of minigrid's repeated
+        tries.
 
         **Arguments:** `allowed`, bool `[n]`.
-        **Returns:** int32 `[k]`, and whether there were enough allowed places, bool `[]`.
+        **Returns:** int32 `[k]`, and whether there were enough allowed ones, bool `[]`.
         """
         tickets = (self.bits(allowed.shape[0]) >> 1).astype(jnp.int32)
         tickets = jnp.where(allowed, tickets, -1)
 
-        # what `top_k` finds, in less than a fifth of the time of the sort that XLA's CPU compiler makes of it
+        # the result of `top_k`, in less than a fifth of its time, as XLA's CPU compiler turns `top_k` into a sort
         def best(tickets, _):
             place = jnp.argmax(tickets).astype(jnp.int32)
             return jnp.where(np.arange(allowed.shape[0]) == place, -2, tickets), place
@@ -100,7 +101,7 @@ class Dice:
         return jax.lax.scan(best, tickets, None, k)[1], jnp.sum(allowed) >= k
 
     def among(self, allowed: jax.Array) -> jax.Array:
-        """One place, uniform among the allowed, from one word: int32 `[]`; 0 where none is.
+        """One index, uniform among the allowed, from one word: int32 `[]`; 0 if none is allowed.
 
         **Arguments:** `allowed`, bool `[n]`.
         """
@@ -108,12 +109,12 @@ class Dice:
         return jnp.sum(rank <= self.below(jnp.maximum(rank[-1], 1)), dtype=jnp.int32) % allowed.shape[0]
 
     def pick(self, n: int, k: int) -> jax.Array:
-        """`k` of `n` things in random order: int32 `[k]`."""
+        """`k` of `n` indices in random order: int32 `[k]`."""
         return self.cells(jnp.ones(n, bool), k)[0]
 
 
 def draw_pose(dice: Dice, rooms: Rooms, grid: jax.Array, allowed: jax.Array):
-    """A uniform pose on an empty allowed cell with nothing in front, or a wall: minigrid's `place_agent`.
+    """A uniform pose on an empty allowed cell that faces an empty cell or a wall: minigrid's `place_agent`.
 
     **Arguments:** `grid`, int16 `[cells]` of packed cells; `allowed`, bool `[cells]`, without the grid's border.
     **Returns:** position int32 `[2]`, direction int32 `[]`, and whether there was such a pose.
@@ -135,7 +136,7 @@ class Layout:
     color: jax.Array
     """int32 `[O]`."""
     lock: jax.Array
-    """int32 `[O]`, door states, 0 for other things."""
+    """int32 `[O]`, door states, 0 for other objects."""
     cell: jax.Array
     """int32 `[O]`, -1 for an object left out."""
     position: jax.Array
@@ -144,7 +145,7 @@ class Layout:
     """bool `[]`."""
 
     def packed(self) -> jax.Array:
-        """The objects as packed cells: int32 `[O]`, 0 where left out."""
+        """The objects as packed cells: int32 `[O]`, 0 for an object left out."""
         return jnp.where(self.kind > 0, pack(self.kind, self.color, self.lock, np.arange(self.kind.shape[0])), 0)
 
 
@@ -155,8 +156,8 @@ def fill(walls: jax.Array, packed: jax.Array, cells: jax.Array) -> jax.Array:
 
 
 def all_reachable(rooms: Rooms, grid: jax.Array, position: jax.Array) -> jax.Array:
-    """minigrid's `check_objs_reachable`: every object can be touched by walking over empty cells and through doors,
-    whatever their state, and moving nothing."""
+    """minigrid's `check_objs_reachable`: every object can be reached by walking over empty cells and through doors in
+    any state, without moving anything."""
     kind = type_of(grid).reshape(rooms.width, rooms.height)
     start = single(position[0], position[1], rooms.width)
     reach = flood(start, words((kind == EMPTY) | (kind == DOOR)))
@@ -168,7 +169,7 @@ def matches(rooms: Rooms, layout: Layout, type, color, location) -> jax.Array:
     """minigrid's `find_matching_objs` at the start of an episode.
 
     **Arguments:** `type`, `color`, `location`, integer arrays `[...]` as in `Mission`.
-    **Returns:** bool `[..., O]`. Locations count only in the agent's room, its walls included.
+    **Returns:** bool `[..., O]`. Locations apply only in the agent's room, its walls included.
     """
     type, color, location = (jnp.asarray(a)[..., None] for a in (type, color, location))
     x, y = layout.cell // rooms.height, layout.cell % rooms.height
@@ -187,10 +188,10 @@ def matches(rooms: Rooms, layout: Layout, type, color, location) -> jax.Array:
 
 
 def word(rooms: Rooms, layout: Layout, kind, order=SINGLE, type=None, color=None, location=None, strict=None):
-    """A mission about a layout, with the objects it means.
+    """A mission about a layout, with the objects that it refers to.
 
     **Arguments:** `kind`, int32 `[4]`; `order`, int32 `[]`; `type`, `color`, `location`, int32 `[4, 2]` (entries of
-    absent clauses are ignored; `location` None is none anywhere); `strict`, bool `[4]`, None for no clause.
+    absent clauses are ignored; None: no locations); `strict`, bool `[4]`, None: no clause is strict.
     **Returns:** the mission, and the sets `mover` and `fixed`, uint32 `[4, S]`.
     """
     kind = jnp.asarray(kind, jnp.int32)

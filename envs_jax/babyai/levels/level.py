@@ -1,8 +1,8 @@
-"""What a level is, and what levels are drawn with (glam reference, sections 2.6, 6.1 and 6.6).
+"""The `Level` class, and shared functions for drawing levels (glam reference, sections 2.6, 6.1 and 6.6).
 
-Each level has minigrid's distribution (GLAM's levels: that of its fork). Where minigrid's tries for one object come
-to a uniform draw from the allowed cells, that draw is made directly; a world that minigrid rejects as a whole is
-rejected here too, and drawn again.
+Each level has minigrid's distribution (GLAM's levels: that of its fork). If minigrid's tries for one object amount to a
+uniform draw from the allowed cells, this draw is made directly; a world that minigrid rejects as a whole is rejected
+here too, and redrawn.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from envs_jax.rejection import first_accepted
 
 
 LOOSE = (KEY, BALL, BOX)
-"""What `add_distractors` draws from."""
+"""The types that `add_distractors` draws from."""
 
 Drawn = tuple[Layout, jax.Array, Any]
 """A layout, its grid of packed cells int16 `[cells]`, and the mission with its object sets."""
@@ -45,14 +45,14 @@ Drawn = tuple[Layout, jax.Array, Any]
 
 @dataclass(frozen=True)
 class Level:
-    """The static facts of a level."""
+    """The static data of a level."""
 
     rooms: Rooms
     num_objects: int
     """Objects in a world, doors included: `O`."""
     tasks: tuple[str, ...]
     kinds: frozenset[int]
-    """The kinds of clause that its missions use."""
+    """The clause kinds of its missions."""
     clauses: tuple[int, ...]
     """The clauses that its missions use."""
     attempt: Callable[[Dice, jax.Array], Drawn]
@@ -60,13 +60,13 @@ class Level:
     rooms_used: Callable[[jax.Array], Any] | None = None
     """`task -> rooms`, for the step limit; None: all of them."""
     max_steps: int | None = None
-    """The step limit, where it does not follow from the rooms and the mission."""
+    """The step limit, if it does not follow from the rooms and the mission."""
     boxed: tuple[tuple[int, int], ...] = ()
-    """Pairs of objects: a box, and what it holds."""
+    """Pairs of objects: a box, and its content."""
     in_hand: bool = False
     """Whether the agent starts with the object of its mission in hand."""
     located: bool = False
-    """Whether its missions may say where an object lies from the start ("on your left")."""
+    """Whether its missions may name the location of an object at the start ("on your left")."""
 
 
 def draw(level: Level, key: jax.Array, params: Params) -> tuple[Drawn, jax.Array]:
@@ -111,13 +111,13 @@ def things(dice: Dice, n: int) -> tuple[jax.Array, jax.Array]:
 
 
 def unique_things(dice: Dice, n: int) -> tuple[jax.Array, jax.Array]:
-    """The same, all different."""
+    """The same, without repetition."""
     look = dice.pick(len(LOOSE) * len(COLORS), n)
     return LOOSE[0] + look // len(COLORS), look % len(COLORS)
 
 
 def agent_first(dice: Dice, rooms: Rooms, kind, color, walls=None):
-    """One room: the agent anywhere, then the objects two steps or more from it."""
+    """One room: the agent anywhere, then the objects at least two steps from it."""
     floor = rooms.interior(0, 0)
     pose = jnp.asarray(np.flatnonzero(floor).astype(np.int32))[dice.below(floor.sum())]
     position = jnp.stack([pose // rooms.height, pose % rooms.height])
@@ -129,21 +129,21 @@ def agent_first(dice: Dice, rooms: Rooms, kind, color, walls=None):
 
 
 def objects_first(dice: Dice, rooms: Rooms, kind, color):
-    """One room: the objects two steps or more from its centre, then the agent, facing no object."""
+    """One room: the objects at least two steps from its centre, then the agent, facing no object."""
     floor = rooms.interior(0, 0)
     cell, fits = dice.cells(jnp.asarray(floor & apart(rooms, rooms.centre)), kind.shape[0])
     layout = Layout(kind, color, jnp.zeros_like(kind), cell, jnp.zeros(2, jnp.int32), jnp.int32(0), fits)
     grid = fill(rooms.walls, layout.packed(), cell)
-    position, direction, found = draw_pose(dice, rooms, grid, floor)
-    return layout.replace(position=position, direction=direction, accepted=fits & found), grid
+    position, direction, has_pose = draw_pose(dice, rooms, grid, floor)
+    return layout.replace(position=position, direction=direction, accepted=fits & has_pose), grid
 
 
 TRIES = 4096
-"""Random rooms in which objects were never all within reach, after which a level is refused."""
+"""The number of random rooms to try; a level is refused if no room has all objects within reach."""
 
 
 def check_room(name: str, room_size: int, count: int, *, agent_first: bool = True, unique: bool = False) -> Rooms:
-    """Refuse a room that can never hold its objects."""
+    """The room of a level; refuses one that can never hold its objects."""
     between(f"{name}: room_size", room_size, 4, MAX_SIDE, remedy="walls included")
     between(f"{name}: the number of objects", count, 1, MAX_OBJECTS)
     rooms = Rooms(room_size)

@@ -1,6 +1,6 @@
-"""The levels about locked doors and their keys (glam reference, sections 6.1 and 6.6).
+"""The levels with locked doors and keys (glam reference, sections 6.1 and 6.6).
 
-minigrid's bugs that decide which worlds there are (section 6.7) are kept behind `compat`.
+minigrid's bugs that affect the distribution of worlds (section 6.7) are reproduced with `compat`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from envs_jax.babyai.state import EMPTY_CELL
 
 
 def without(dice: Dice, taken: list[tuple], n: int) -> tuple[jax.Array, jax.Array]:
-    """Types and colours of `n` different loose things, none of them a `(type, color)` of `taken`."""
+    """Types and colours of `n` different loose objects, none of them a `(type, color)` of `taken`."""
     free = jnp.ones(LOOKS, bool)
     for kind, color in taken:
         free &= np.arange(LOOKS) != (kind - LOOSE[0]) * len(COLORS) + color
@@ -28,7 +28,7 @@ def without(dice: Dice, taken: list[tuple], n: int) -> tuple[jax.Array, jax.Arra
 
 
 def elsewhere(dice: Dice, rooms: RoomGrid, room):
-    """A uniform room other than one."""
+    """A uniform room other than `room`."""
     return (room + 1 + dice.below(rooms.count - 1)) % rooms.count
 
 
@@ -40,16 +40,15 @@ def locked_room(dice: Dice, rooms: RoomGrid):
 
 
 def agent_outside(dice: Dice, rooms: RoomGrid, kind, color, cell, doors, fits, room, walls=None):
-    """Things and doors, then the agent in any room but one (-1: in any)."""
+    """Objects and doors, then the agent in any room except `room` (-1: in any)."""
     where = dice.below(rooms.count)
     where = jnp.where(room >= 0, elsewhere(dice, rooms, room), where)
     return placed(dice, rooms, kind, color, cell, doors, fits, where, walls)
 
 
 def unlock(compat: bool = False) -> Level:
-    """Open a locked door; its key lies in another room, among three things in each room that is not locked.
-
-    With `compat` the key and three things may lie behind the door too: minigrid compares numpy integers with `is`.
+    """Open a locked door; its key lies in another room, among three objects in each room that is not locked. With
+    `compat` the key and three objects may lie behind the door too: minigrid compares numpy integers with `is`.
     """
     rooms = check_room_grid("Unlock", 8, 3, 3, 28)
     filled = rooms.count if compat else rooms.count - 1
@@ -59,7 +58,7 @@ def unlock(compat: bool = False) -> Level:
         room, edge, paint = locked_room(dice, rooms)
         key_room = dice.below(rooms.count) if compat else elsewhere(dice, rooms, room)
         doors = closed_doors(dice, rooms, np.zeros(len(rooms.edges), bool))
-        # half of the time no other door has the colour of the locked one
+        # with probability 1/2 no other door has the colour of the locked one
         other = (paint + 1 + dice.below(len(COLORS) - 1, len(rooms.edges))) % len(COLORS)
         doors = doors.replace(color=jnp.where(dice.below(2) == 0, other, doors.color))
         doors = locked(doors, edge, paint)
@@ -78,8 +77,8 @@ def unlock(compat: bool = False) -> Level:
 
 
 def go_to_imp_unlock(compat: bool = False) -> Level:
-    """Go to a thing behind a locked door; its key lies in another room, among two things in each room that is not
-    locked. With `compat` the key and two things may lie behind the door too, as in `unlock`."""
+    """Go to an object behind a locked door; its key lies in another room, among two objects in each room that is not
+    locked. With `compat` the key and two objects may lie behind the door too, as in `unlock`."""
     rooms = check_room_grid("GoToImpUnlock", 8, 3, 3, 20)
     filled = rooms.count if compat else rooms.count - 1
     count = 1 + 2 * filled
@@ -95,7 +94,7 @@ def go_to_imp_unlock(compat: bool = False) -> Level:
         kind, color = kind.at[0].set(KEY), color.at[0].set(paint)
         cell, fits = scatter(dice, rooms, jnp.concatenate([key_room[None], of_things]), clear(rooms, rooms.centre))
         posed, grid = reachable_only(rooms, agent_outside(dice, rooms, kind, color, cell, doors, fits, room))
-        # the goal comes last, where it need not be reachable, but not beside the agent
+        # the goal is placed last: it need not be reachable, but must not be next to the agent
         last_kind, last_color = things(dice, 1)
         free = clear(rooms, posed.position) & (grid == EMPTY_CELL)
         last, there = scatter(dice, rooms, room[None], free)
@@ -115,7 +114,7 @@ def go_to_imp_unlock(compat: bool = False) -> Level:
 
 
 def _in_the_middle(name: str, n: int, make_things, boxed=()) -> Level:
-    """Open the locked door of the middle room with what lies in it."""
+    """Open the locked door of the middle room, which contains the key."""
     rooms = check_room_grid(name, 8, 3, 3, n)
     sides = rooms.edge_of[rooms.middle]
 
@@ -135,7 +134,7 @@ def _in_the_middle(name: str, n: int, make_things, boxed=()) -> Level:
 
 
 def unlock_local(distractors: bool = False) -> Level:
-    """Open the locked door of the room, in which its key lies, alone or among three other things."""
+    """Open the locked door of the room, with its key in the room, alone or among three other objects."""
 
     def make(dice, paint):
         key = jnp.full(1, KEY, jnp.int32), paint[None]
@@ -157,9 +156,9 @@ def key_in_box() -> Level:
 
 
 def unlock_pickup(distractors: bool = False, compat: bool = False) -> Level:
-    """Pick up the box behind a locked door, whose key is at hand; with four other things if wanted.
+    """Pick up the box behind a locked door, whose key is in the agent's room; with `distractors`, four more objects.
 
-    With `compat` an episode has the 72 steps that minigrid grants by mistake, not the 288 that it means to.
+    With `compat` the step limit is the 72 steps that minigrid has by mistake, not the intended 288.
     """
     rooms = check_room_grid("UnlockPickup", 6, 1, 2, 6)
     count = 6 if distractors else 2
@@ -201,7 +200,8 @@ def blocked_unlock_pickup() -> Level:
 
 
 def unlock_to_unlock() -> Level:
-    """Pick up the ball behind a locked door, whose key lies behind another locked door, whose key is at hand."""
+    """Pick up the ball behind a locked door, whose key lies behind another locked door, whose key is in the agent's
+    room."""
     rooms = check_room_grid("UnlockToUnlock", 6, 1, 3, 3)
 
     def attempt(dice, task):

@@ -1,5 +1,5 @@
-"""The levels of several rooms about things, in which nothing is locked by intent: go to, pick up, put next, and open
-any door (glam reference, sections 6.1 and 6.6)."""
+"""The levels of several rooms without locked doors: go to, pick up, put next, and open any door (glam reference,
+sections 6.1 and 6.6)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SIDES = 4
 
 
 def check_room_grid(name: str, room_size: int, rows: int, columns: int, loose: int, smallest: int = 4) -> RoomGrid:
-    """The rooms of a level; refuses those that no grid holds."""
+    """The rooms of a level; refuses those that do not fit a grid."""
     at_least(f"{name}: room_size", room_size, smallest, remedy="walls included")
     at_least(f"{name}: num_rows", rows, 1)
     at_least(f"{name}: num_cols", columns, 1)
@@ -61,17 +61,17 @@ def check_room_grid(name: str, room_size: int, rows: int, columns: int, loose: i
 
 
 def clear(rooms: RoomGrid, position) -> jax.Array:
-    """The floor two steps or more from a position: bool `[cells]`."""
+    """The floor at least two steps from a position: bool `[cells]`."""
     return ~rooms.walls & apart(rooms, position)
 
 
 def centre(rooms: RoomGrid) -> jax.Array:
-    """Where minigrid believes the agent to be until it is placed: int32 `[2]`."""
+    """The position that minigrid assumes for the agent until it is placed: int32 `[2]`."""
     return jnp.asarray(rooms.centre, jnp.int32)
 
 
 def connected_rooms(dice: Dice, rooms: RoomGrid, n: int):
-    """Agent, doors, then `n` things anywhere: the levels without locks.
+    """Agent, doors, then `n` objects anywhere: the levels without locks.
 
     **Returns:** layout and grid; whether all can be reached is not checked."""
     position, direction = pose_anywhere(dice, rooms)
@@ -99,8 +99,8 @@ def _about_one(
     doors_open: bool = False,
     blocked: bool = False,
 ) -> Level:
-    """Do something to one of `n` things in several rooms; `blocked`: in worlds where something cannot be reached
-    without moving another thing."""
+    """Act on one of `n` objects in several rooms; `blocked`: in worlds in which some object cannot be reached without
+    moving another one."""
     rooms = check_room_grid(name, room_size, rows, columns, n)
     at_least(f"{name}: num_dists", n, 1)
 
@@ -131,12 +131,12 @@ def pickup() -> Level:
 
 
 def unblock_pickup() -> Level:
-    """Pick up one of 20 objects in nine rooms, where something is blocked by another thing."""
+    """Pick up one of 20 objects in nine rooms, some of which are blocked by others."""
     return _about_one("UnblockPickup", PICK_UP, 20, blocked=True)
 
 
 def put_next_maze(room_size: int = 8, num_rows: int = 3, num_cols: int = 3, num_dists: int = 18) -> Level:
-    """Put one of `num_dists` objects next to another, in any rooms: the level of BabyAI's paper that minigrid lacks."""
+    """Put one of `num_dists` objects next to another, in any rooms: a level of BabyAI's paper that minigrid lacks."""
     rooms = check_room_grid("PutNext", room_size, num_rows, num_cols, num_dists)
     at_least("PutNext: num_dists", num_dists, 2)
 
@@ -152,7 +152,7 @@ def put_next_maze(room_size: int = 8, num_rows: int = 3, num_cols: int = 3, num_
 
 
 def open_any() -> Level:
-    """Open a door of nine rooms with 18 things in them."""
+    """Open a door in a grid of nine rooms with 18 objects."""
     rooms = check_room_grid("Open", 8, 3, 3, 18)
 
     def attempt(dice, task):
@@ -170,7 +170,7 @@ def go_to_red_blue_ball(room_size: int = 8, num_dists: int = 7) -> Level:
     table = np.array(looks, np.int32)
 
     def attempt(dice, task):
-        # minigrid rejects worlds with another such ball: what is left is uniform among the other looks
+        # minigrid rejects worlds with another such ball, so all other objects are uniform among the other looks
         look = jnp.asarray(table)[dice.below(len(looks), num_dists)]
         paint = jnp.asarray(np.array([RED, BLUE], np.int32))[dice.below(2)]
         kind, color = jnp.append(look[:, 0], BALL), jnp.append(look[:, 1], paint)
@@ -182,20 +182,20 @@ def go_to_red_blue_ball(room_size: int = 8, num_dists: int = 7) -> Level:
 
 
 def placed(dice: Dice, rooms: RoomGrid, kind, color, cell, doors: Doors, fits, room, walls=None):
-    """Things and doors, then the agent in one room."""
+    """Objects and doors, then the agent in one room."""
     zero = jnp.int32(0)
     _, grid = assemble(rooms, kind, color, cell, doors, centre(rooms), zero, fits, walls)
-    position, direction, found = pose_in(dice, rooms, grid, room)
-    return assemble(rooms, kind, color, cell, doors, position, direction, fits & found, walls)
+    position, direction, has_pose = pose_in(dice, rooms, grid, room)
+    return assemble(rooms, kind, color, cell, doors, position, direction, fits & has_pose, walls)
 
 
 def nothing() -> jax.Array:
-    """No things: int32 `[0]`."""
+    """No objects: int32 `[0]`."""
     return jnp.zeros(0, jnp.int32)
 
 
 def pickup_dist(debug: bool = False, compat: bool = False) -> Level:
-    """Pick up one of five different things, named by its type, its colour or both. With `debug`, picking up another
+    """Pick up one of five different objects, named by its type, its colour or both. With `debug`, picking up another
     one fails. With `compat` it is always "a grey object", because minigrid counts its grey walls."""
     rooms = check_room_grid("PickupDist", 7, 1, 1, 5)
 
@@ -250,7 +250,7 @@ def find_obj(room_size: int = 5) -> Level:
 
 
 def opened(rooms: RoomGrid, edges) -> np.ndarray:
-    """The walls that are left when those of some edges are taken away: bool `[cells]`."""
+    """The walls that are left after those of some edges are removed: bool `[cells]`."""
     walls = rooms.walls.copy()
     walls[rooms.slots[list(edges)].reshape(-1)] = False
     return walls
@@ -266,7 +266,7 @@ def _two_halves(name: str, room_size: int, n: int) -> tuple[RoomGrid, np.ndarray
 
 
 def _halves(dice: Dice, rooms: RoomGrid, n: int, walls):
-    """The agent on the left, `n` different things in each room, then no wall between them."""
+    """The agent on the left, `n` different objects in each room, then the wall between the rooms is removed."""
     position, direction = pose_anywhere(dice, rooms, 0)
     kind, color = unique_things(dice, 2 * n)
     room = jnp.asarray(np.repeat([0, 1], n).astype(np.int32))
@@ -276,7 +276,8 @@ def _halves(dice: Dice, rooms: RoomGrid, n: int, walls):
 
 
 def put_next(room_size: int = 8, objs_per_room: int = 4, start_carrying: bool = False) -> Level:
-    """Put a thing of one half of the room next to one of the other half; with `start_carrying` it is in hand."""
+    """Put an object of one half of the room next to one of the other half; with `start_carrying` it is in hand from the
+    start."""
     rooms, walls = _two_halves("PutNext", room_size, objs_per_room)
 
     def attempt(dice, task):
@@ -300,7 +301,7 @@ def put_next(room_size: int = 8, objs_per_room: int = 4, start_carrying: bool = 
 
 
 def move_two_across(room_size: int = 8, objs_per_room: int = 9) -> Level:
-    """Put a thing of the left half next to one of the right half, then one of the right next to one of the left."""
+    """Put an object of the left half next to one of the right half, then one of the right next to one of the left."""
     rooms, walls = _two_halves("MoveTwoAcross", room_size, objs_per_room)
     at_least("MoveTwoAcross: objs_per_room", objs_per_room, 2)
 

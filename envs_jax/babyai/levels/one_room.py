@@ -85,7 +85,7 @@ def _go_to_one(name: str, room_size: int, count: int) -> Level:
 
 
 def pickup_loc(room_size: int = 8) -> Level:
-    """Pick up one of eight objects, described by type, perhaps colour, perhaps where it lies from the start."""
+    """Pick up one of eight objects, described by type, optional colour and optional location at the start."""
     count = 8
     rooms = check_room("PickupLoc", room_size, count, agent_first=False)
     grids = np.meshgrid(
@@ -97,7 +97,7 @@ def pickup_loc(room_size: int = 8) -> Level:
         kind, color = things(dice, count)
         layout, grid = objects_first(dice, rooms, kind, color)
         layout = layout.replace(accepted=layout.accepted & all_reachable(rooms, grid, layout.position))
-        # every descriptor as often as minigrid tries it (a location half of the time), among those that match
+        # descriptors weighted as minigrid tries them (half with a location), among those that match
         matching = jnp.any(matches(rooms, layout, types, colors, places), axis=-1)
         pick, _ = dice.cells(matching, 1)
         descriptor = tuple(jnp.asarray(a)[pick[0]] for a in (types, colors, places))

@@ -1,8 +1,8 @@
-"""Rooms joined by doors: where doors can be, which of them connect all rooms, and things and agents within rooms
+"""Rooms joined by doors: possible doors, doors that connect all rooms, and placement of objects and agents in rooms
 (glam reference, section 6.6).
 
 Rooms are numbered row by row; the sides of a room are 0 right, 1 down, 2 left, 3 up. An edge is a wall that two rooms
-share: room by room, the right one before the lower one.
+share: numbered by room, the right one before the lower one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from envs_jax.babyai.state import type_of
 
 @dataclass(frozen=True)
 class RoomGrid(Rooms):
-    """Rooms with the tables of their walls."""
+    """Rooms with tables of their shared walls."""
 
     @property
     def count(self) -> int:
@@ -89,18 +89,18 @@ class RoomGrid(Rooms):
 
     @property
     def middle(self) -> int:
-        """The room in which minigrid believes the agent to be until it is placed."""
+        """The room that minigrid assumes for the agent until it is placed."""
         return self.room(self.columns // 2, self.rows // 2)
 
 
 @struct.dataclass
 class Doors:
-    """What stands on each of `E` edges."""
+    """The doors on the `E` edges."""
 
     present: jax.Array
     """bool `[E]`."""
     cell: jax.Array
-    """int32 `[E]`, where a door would be."""
+    """int32 `[E]`, the cell of the door, if present."""
     color: jax.Array
     """int32 `[E]`."""
     lock: jax.Array
@@ -119,7 +119,7 @@ def closed_doors(dice: Dice, rooms: RoomGrid, present) -> Doors:
 
 
 def locked(doors: Doors, edge, color) -> Doors:
-    """The same with a locked door of a colour on one edge (int32 `[]`)."""
+    """The same with a locked door of color `color` on one edge (int32 `[]`)."""
     there = np.arange(doors.present.shape[0]) == edge
     return Doors(
         doors.present | there,
@@ -130,11 +130,11 @@ def locked(doors: Doors, edge, color) -> Doors:
 
 
 def connect(dice: Dice, rooms: RoomGrid, present, sealed=None) -> jax.Array:
-    """minigrid's `connect_all`: doors on walls in random order, until every room can be reached from every other.
+    """minigrid's `connect_all`: adds doors on walls in random order, until every room can be reached from every other.
 
     **Arguments:** `present`, bool `[E]`, edges that are open or have a door; `sealed`, bool `[R]`, rooms that get no
-    other door.
-    **Returns:** bool `[E]`, all edges with a passage now.
+    further doors.
+    **Returns:** bool `[E]`, all edges with a passage afterwards.
     """
     first, second = rooms.ends[:, 0], rooms.ends[:, 1]
     count = len(rooms.edges)
@@ -142,7 +142,7 @@ def connect(dice: Dice, rooms: RoomGrid, present, sealed=None) -> jax.Array:
     if sealed is not None:
         allowed &= ~(sealed[first] | sealed[second])
     order = jnp.argsort(jnp.where(allowed, dice.bits(count) >> 1, np.uint32(0xFFFFFFFF)))
-    # those that are there already come first, whatever the others do
+    # existing doors come first, then the others in random order
     numbers = np.arange(rooms.count)
     side = jnp.asarray(rooms.ends)
 
@@ -166,8 +166,8 @@ def connect(dice: Dice, rooms: RoomGrid, present, sealed=None) -> jax.Array:
 
 
 def scatter(dice: Dice, rooms: RoomGrid, room: jax.Array, free: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Different cells for `K` things, each uniform among the free floor of its room: minigrid's `place_in_room`, one
-    after the other.
+    """Different cells for `K` objects, each uniform among the free floor of its room: minigrid's `place_in_room`, one
+    object after the other.
 
     **Arguments:** `room`, int32 `[K]`; `free`, bool `[cells]`.
     **Returns:** int32 `[K]`, and whether there was room for all.
@@ -175,7 +175,7 @@ def scatter(dice: Dice, rooms: RoomGrid, room: jax.Array, free: jax.Array) -> tu
     inside = rooms.inside
     count, size = inside.shape
     tickets = jnp.where(free[inside], (dice.bits(count * size) >> 1).reshape(count, size).astype(jnp.int32), -1)
-    # the place of each cell in the order of its room's tickets; comparing is cheaper than sorting at this size
+    # the rank of each cell among its room's tickets; comparing is cheaper than sorting at this size
     rank = jnp.sum(tickets[:, None, :] > tickets[:, :, None], axis=2, dtype=jnp.int32)
     things = np.arange(room.shape[0])
     nth = jnp.sum((room[None] == room[:, None]) & (things[None] < things[:, None]), axis=1, dtype=jnp.int32)
@@ -210,10 +210,10 @@ def pose_anywhere(dice: Dice, rooms: RoomGrid, room=None) -> tuple[jax.Array, ja
 def assemble(
     rooms: RoomGrid, kind, color, cell, doors: Doors, position, direction, accepted, walls=None
 ) -> tuple[Layout, jax.Array]:
-    """Things, then doors on all edges, as a layout and its grid.
+    """Objects, then doors on all edges, as a layout and its grid.
 
-    **Arguments:** `kind`, `color`, `cell`, int32 `[K]` of the loose things; `walls`, bool `[cells]`, if some were
-    taken away.
+    **Arguments:** `kind`, `color`, `cell`, int32 `[K]` of the loose objects; `walls`, bool `[cells]`, if some were
+    removed.
     """
     layout = Layout(
         kind=jnp.concatenate([jnp.asarray(kind, jnp.int32), jnp.where(doors.present, DOOR, 0)]),

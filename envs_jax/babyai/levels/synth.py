@@ -1,4 +1,4 @@
-"""BabyAI's level generator: every mission that its language can say (glam reference, section 6.6, `LevelGen`)."""
+"""BabyAI's level generator: every mission of its language (glam reference, section 6.6, `LevelGen`)."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from envs_jax.babyai.mission import (
 KINDS = (GO_TO, PICK_UP, OPEN_DOOR, PUT_NEXT)
 
 NAMED = (BOX, BALL, KEY, DOOR)
-"""The types that a mission may name."""
+"""The object types that a mission may name."""
 
 FORMS = ("action", "and", "seq")
 
 
 def _descriptors(located: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Every descriptor as often as minigrid draws it, as types, colours and locations: int32 `[D]` each. A colour is
-    named six times in seven; where a level says locations, half of the descriptors do."""
+    """Every descriptor, repeated in proportion to its probability in minigrid, as types, colours and locations: int32
+    `[D]` each. Six in seven name a colour; if the level uses locations, half of the descriptors name one."""
     places = [ANY] * len(LOCATIONS) + list(range(len(LOCATIONS))) if located else [ANY]
     grids = np.meshgrid(NAMED, [ANY, *range(len(COLORS))], places, indexing="ij")
     types, colors, locations = (grid.reshape(-1).astype(np.int32) for grid in grids)
@@ -52,7 +52,7 @@ def _inside(rooms: RoomGrid, layout: Layout, room) -> jax.Array:
 
 
 def _clauses(dice: Dice, kinds: tuple[int, ...], forms: tuple[str, ...]) -> tuple[jax.Array, jax.Array]:
-    """The kinds of four clauses, some absent, int32 `[4]`, and how the halves are joined, int32 `[]`."""
+    """The kinds of four clauses, some absent, int32 `[4]`, and the order of the halves, int32 `[]`."""
     form = jnp.asarray(np.array([FORMS.index(f) for f in forms], np.int32))[dice.below(len(forms))]
     pairs = dice.below(2, 2) == 0
     kind = jnp.asarray(np.array(kinds, np.int32))[dice.below(len(kinds), 4)]
@@ -78,10 +78,10 @@ def generator(
 ) -> Level:
     """A level of random missions.
 
-    **Arguments:** `locked_room_prob`, how often one room is locked, its key elsewhere; `locations`, whether
-    descriptors may say where a thing lies from the start; `unblocking`, whether things may have to be moved out of the
-    way; `implicit_unlock`, whether everything that a descriptor means may lie in the locked room; `kinds` of clause and
-    `forms` of mission, each as likely as the next.
+    **Arguments:** `locked_room_prob`, the probability that one room is locked, with its key elsewhere; `locations`,
+    whether descriptors may name the location of an object at the start; `unblocking`, whether objects may have to be
+    moved out of the way; `implicit_unlock`, whether all objects of a descriptor may lie in the locked room; `kinds` of
+    clause and `forms` of mission, each drawn uniformly.
     """
     may_lock = locked_room_prob > 0
     loose = num_dists + may_lock
@@ -103,7 +103,7 @@ def generator(
             key_room = elsewhere(dice, rooms, room)
             room, edge = jnp.where(here, room, -1), jnp.where(here, edge, -1)
             doors = locked(doors, edge, paint)
-            # the key is object 0; where no room is locked it is left out, and takes no place
+            # the key is object 0; if no room is locked it is left out, and takes no cell
             kind = jnp.concatenate([jnp.where(here, KEY, 0)[None], kind])
             color = jnp.concatenate([paint[None], color])
             of_things = jnp.concatenate([jnp.where(here, key_room, -1)[None], of_things])
@@ -144,7 +144,7 @@ def generator(
 
 
 def go_to_seq(room_size: int = 8, num_rows: int = 3, num_cols: int = 3, num_dists: int = 18) -> Level:
-    """Go to things, in any form of mission; nothing is locked, and nothing is in the way."""
+    """Go to objects, in any form of mission; nothing is locked or blocked."""
     return generator(
         "GoToSeq",
         room_size=room_size,
@@ -178,7 +178,7 @@ def synth_loc() -> Level:
 
 
 def synth_seq() -> Level:
-    """Every form of mission; nothing that it means lies only in the locked room."""
+    """Every form of mission; no descriptor matches only objects in the locked room."""
     return generator("SynthSeq", implicit_unlock=False)
 
 
@@ -193,5 +193,5 @@ def boss_level() -> Level:
 
 
 def boss_level_no_unlock() -> Level:
-    """Everything but locked doors."""
+    """Everything except locked doors."""
     return generator("BossLevelNoUnlock", locked_room_prob=0, implicit_unlock=False)

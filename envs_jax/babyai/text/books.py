@@ -1,4 +1,4 @@
-"""Which phrasebooks a BabyAI world speaks from: by the grammar of its descriptions and by language."""
+"""The phrasebooks of BabyAI worlds, by grammar of the descriptions and by language."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from envs_jax.text import Phrasebook
 
 @dataclass(frozen=True)
 class Books:
-    """The books of missions and of views. Captions do not depend on the language: only the words do."""
+    """The books of missions and of views. Captions do not depend on the language, only the words do."""
 
     missions: Phrasebook
     view: Phrasebook
@@ -24,13 +24,13 @@ BOOKS = {
     ("faithful", "english"): Books(MISSIONS, FAITHFUL),
     ("faithful", "french"): Books(french.FAITHFUL_MISSIONS_FRENCH, french.FAITHFUL_FRENCH),
 }
-"""By grammar (GLAM's own, byte for byte, or one that says what is there) and language."""
+"""By grammar (`glam`: byte for byte GLAM's own; `faithful`: accurate descriptions) and language."""
 
 
 def books(describe: str = "glam", language: str = "english") -> Books:
     """The books of a grammar and a language.
 
-    **Raises:** `ValueError` for an unknown one, naming the nearest.
+    **Raises:** `ValueError` for an unknown name, with the nearest one.
     """
     for value, what, known in (
         (describe, "grammar of descriptions", list(dict.fromkeys(d for d, _ in BOOKS))),

@@ -1,8 +1,8 @@
-"""BabyAI in words: missions in BabyAI's own grammar, views in BabyAI-Text's or in a faithful one.
+"""BabyAI in English: missions in BabyAI's own grammar, views in BabyAI-Text's or in a faithful one.
 
-The sources are the glam reference, sections 2.3 and 6.5. BabyAI-Text's own grammar hides walls behind whatever stands
-before them, is silent about the door that the agent stands in, and says "a open door". The faithful grammar keeps its
-sentences and their order, without these faults.
+The sources are the glam reference, sections 2.3 and 6.5. BabyAI-Text's own grammar omits walls behind objects, does not
+mention the door that the agent stands in, and has "a open door". The faithful grammar keeps its sentences and their
+order, without these errors.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from envs_jax.babyai.state import color_of, state_of, type_of
 from envs_jax.text import Limit, Phrasebook, compact
 
 
-# The view. Order of ids: carrying (3 types x 6 colours), walls ahead, left and right, then things in sight:
-# kind (door open, closed, locked, key, ball, box) x colour x place, places left column first and far to near; last, in
-# the faithful grammar alone, the open door (6 colours) that the agent stands in.
+# The view. Order of ids: carrying (3 types x 6 colours), walls ahead, left and right, then things in sight: kind (door
+# open, closed, locked, key, ball, box) x colour x place, places left column first and far to near; last, only in the
+# faithful grammar, the open door (6 colours) that the agent stands in.
 
 PORTABLE = (KEY, BALL, BOX)
 AGENT_X, AGENT_Y = SIDE // 2, SIDE - 1
@@ -49,13 +49,13 @@ THING = WALL_RIGHT + AGENT_X
 STAND = THING + (len(STATES) + len(PORTABLE)) * len(COLORS) * len(PLACES)
 
 WALL_SENTENCES = 3
-"""At most this many sentences of a caption speak of walls; every other one speaks of one object of the world."""
+"""The largest number of sentences about walls in a caption; every other one is about one object of the world."""
 
 
 def sentence_bound(num_objects: int, faithful: bool = False) -> int:
-    """The sentences that a view can need in a world of `num_objects` objects, doors included: one for each (seen,
-    carried or, if `faithful`, stood in), three for walls. At most 48 places, a carried object, a door stood in if
-    `faithful`, and three walls in any world."""
+    """The largest number of sentences that a view can need in a world of `num_objects` objects, doors included: one for
+    each (seen, carried or, if `faithful`, stood in), three for walls. At most 48 places, a carried object, a door stood
+    in if `faithful`, and three walls in any world."""
     return min(num_objects, len(PLACES) + 1 + faithful) + WALL_SENTENCES
 
 
@@ -70,7 +70,7 @@ def _where(i: int, j: int) -> str:
 
 
 def _view_phrases(article: str) -> list[str]:
-    """`article`: that of an open door."""
+    """The sentences of a view, with the `article` of an open door."""
     doors = [f"{article if state == 'open' else 'a'} {state} {{}} {TYPES[DOOR]}" for state in STATES]
     things = doors + [f"a {{}} {TYPES[t]}" for t in PORTABLE]
     return [
@@ -83,7 +83,7 @@ def _view_phrases(article: str) -> list[str]:
 
 
 VIEW = Phrasebook(_view_phrases("a"), separator=", ", name="babyai.VIEW")
-"""The sentences of BabyAI-Text. Levels hold walls, doors, keys, balls and boxes; nothing else has a sentence."""
+"""The sentences of BabyAI-Text. Levels contain walls, doors, keys, balls and boxes; nothing else has a sentence."""
 
 FAITHFUL = Phrasebook(
     [*_view_phrases("an"), *(f"You stand in an open {color} {TYPES[DOOR]}" for color in COLORS)],
@@ -94,8 +94,8 @@ FAITHFUL = Phrasebook(
 
 
 def _wall(types: jax.Array, base: int, through: bool) -> jax.Array:
-    """The sentence for a ray of cells, nearest first: its nearest wall where the ray goes `through` all else, or a wall
-    only where it is the first cell that is neither unseen nor empty."""
+    """The sentence for a ray of cells, nearest first: the nearest wall if the ray goes `through` all else, otherwise a
+    wall only if it is the first cell that is neither unseen nor empty."""
     stops = types == WALL if through else (types != UNSEEN) & (types != EMPTY)
     distance = jnp.argmax(stops)
     wall = types[distance] == WALL
@@ -123,22 +123,22 @@ def _caption(image: jax.Array, max_sentences: int, through: bool, stand: Sequenc
 
 
 def view_caption(image: jax.Array, max_sentences: int) -> jax.Array:
-    """What BabyAI-Text says of a view: carried object, walls ahead, left and right, then every thing in sight, left
-    column first and far to near.
+    """The description of a view by BabyAI-Text: carried object, walls ahead, left and right, then every visible object,
+    left column first and far to near.
 
-    **Arguments:** `image`, uint8 `[7, 7, 3]`, indexed `[column, row]`, the agent at (3, 6) where the carried object
-    is drawn; `max_sentences`, `C`, see `sentence_bound`.
+    **Arguments:** `image`, uint8 `[7, 7, 3]`, indexed `[column, row]`, the agent at (3, 6), the cell that shows the
+    carried object; `max_sentences`, `C`, see `sentence_bound`.
     **Returns:** a caption of `VIEW`, int16 `[C]`; sentences beyond `C` are left out.
     """
     return _caption(image, max_sentences, through=False)
 
 
 def faithful_caption(image: jax.Array, under: jax.Array, max_sentences: int) -> jax.Array:
-    """What is so in a view: carried object, the open door stood in, the nearest wall in sight ahead, left and right,
-    whatever stands before it, then every thing in sight as BabyAI-Text orders them.
+    """The faithful description of a view: carried object, the open door that the agent stands in, the nearest visible
+    wall ahead, left and right, regardless of objects before it, then every visible object in the order of BabyAI-Text.
 
     **Arguments:** `image` and `max_sentences`, as of `view_caption`; `under`, an integer `[]`, the packed cell that the
-    agent stands on, which no view shows.
+    agent stands on, which the view does not show.
     **Returns:** a caption of `FAITHFUL`, int16 `[C]`; sentences beyond `C` are left out.
     """
     under = jnp.asarray(under, jnp.int32)
@@ -148,8 +148,8 @@ def faithful_caption(image: jax.Array, under: jax.Array, max_sentences: int) -> 
 
 
 def view_limits(size: int, doors: int, faithful: bool = False) -> tuple[Limit, ...]:
-    """How often a caption of `size` sentences, as `sentence_bound` counts them, can say what in a world of so many
-    doors: for the tightest prompt that holds every caption of `VIEW` or, if `faithful`, of `FAITHFUL`."""
+    """Limits on the sentences of a caption of `size` sentences (see `sentence_bound`) in a world with `doors` doors:
+    for the tightest prompt that holds every caption of `VIEW` or, if `faithful`, of `FAITHFUL`."""
     bases = (CARRY, WALL_AHEAD, WALL_LEFT, WALL_RIGHT, THING)
     once = [Limit(range(base, end), 1) for base, end in pairwise(bases)]
     key = THING + len(STATES) * len(COLORS) * len(PLACES)
@@ -168,7 +168,7 @@ COMMAS = ("", ",")
 ARTICLES = ("the", "a")
 
 MISSION_LENGTH = CLAUSES * 4 + 3
-"""The phrases of the longest mission: four times `put X next to Y`, and three connectives."""
+"""The number of phrases of the longest mission: four times `put X next to Y`, and three connectives."""
 
 
 def _noun_phrases() -> list[str]:
@@ -183,13 +183,13 @@ MISSIONS = Phrasebook(
 
 
 def mission_caption(mission: Mission) -> jax.Array:
-    """The surface of a mission, as minigrid words it: a caption of `MISSIONS`, int16 `[MISSION_LENGTH]`."""
+    """The text of a mission, in minigrid's wording: a caption of `MISSIONS`, int16 `[MISSION_LENGTH]`."""
     kind, order = mission.kind.astype(jnp.int16), mission.order.astype(jnp.int16)
     there = kind != NO_CLAUSE
     last = jnp.stack([~there[1], there[1]])
     comma = jnp.concatenate([last & (order == BEFORE), jnp.zeros(2, bool)])
     put = kind == PUT_NEXT
-    # the comma stands behind the last noun of the first half
+    # the comma follows the last noun of the first half
     commas = jnp.stack([comma & ~put, comma & put], axis=1).astype(jnp.int16)
     article, color = mission.many.astype(jnp.int16), mission.color.astype(jnp.int16) + 1
     type_ = jnp.maximum(mission.type.astype(jnp.int16) - DOOR + 1, 0)
@@ -219,11 +219,11 @@ def mission_caption(mission: Mission) -> jax.Array:
 def mission_limits(
     kinds: Collection[int] = range(GO_TO, PUT_NEXT + 1), clauses: int = CLAUSES, located: bool = True
 ) -> tuple[int, tuple[Limit, ...]]:
-    """How long a mission can be: for the tightest prompt that holds every one.
+    """The length of the longest mission and limits on its phrases, for the tightest prompt that holds every mission.
 
-    **Arguments:** `kinds`, the kinds of clause that a level's missions use; `clauses`, how many at most; `located`,
-    whether a noun phrase may say where its object lies.
-    **Returns:** the phrases of the longest caption, and how often it can say what.
+    **Arguments:** `kinds`, the clause kinds of a level's missions; `clauses`, the largest number of clauses; `located`,
+    whether a noun phrase may name the location of its object.
+    **Returns:** the number of phrases of the longest caption, and limits on how often each kind of phrase can occur.
     """
     put = clauses if PUT_NEXT in kinds else 0
     nouns = clauses + put

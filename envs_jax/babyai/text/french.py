@@ -1,7 +1,8 @@
 """BabyAI-Text in French: the ids of the English books, other phrases (glam reference, sections 2.3 and 2.4).
 
-`VIEW_FRENCH` and `MISSIONS_FRENCH` are as GLAM's fork words them, its English words and its articles included; the fork
-translates "go to" missions only, the other verbs and connectives are this package's. The faithful books are French.
+`VIEW_FRENCH` and `MISSIONS_FRENCH` have the wording of GLAM's fork, including its English words and its articles; the
+fork translates "go to" missions only, the other verbs and connectives are this package's. The faithful books are
+correct French.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ MASCULINE = ("rouge", "vert", "bleu", "violet", "jaune", "gris")
 STATES = ("ouverte", "fermée", "fermée à clef")
 SIDES = ("", " à ta gauche", " à ta droite", " devant toi", " derrière toi")
 WORDS = ("aller à", "ouvrir", "ramasser", "poser", "à côté de", "et", "puis", "mais d'abord")
-"""The verbs and connectives of `MISSIONS`. "A after you C" is "A but first C": so C can stay an infinitive."""
+"""The verbs and connectives of `MISSIONS`. "A after you C" is rendered as "A but first C", so that C can stay an
+infinitive."""
 
 ACTIONS = {
     "turn left": "tourner à gauche",
@@ -47,18 +49,19 @@ ACTIONS = {
     "cut": "couper",
     "think": "penser",
 }
-"""GLAM's translations, its spelling included."""
+"""GLAM's translations, in its spelling."""
 
 
 def _where(i: int, j: int, before: str) -> str:
-    """`before`: what stands before each distance."""
+    """The position of a cell in words; `before` is the text before each distance."""
     dx, dy = i - AGENT_X, AGENT_Y - j
     parts = [f"{before}{abs(dx)} pas à {'gauche' if dx < 0 else 'droite'}"] if dx else []
     return " et ".join(parts + ([f"{before}{dy} pas devant"] if dy else []))
 
 
 def _view_phrases(carried: list[str], before: str) -> list[str]:
-    """`carried`: noun and adjective of what is carried, type by type; `before`, as of `_where`."""
+    """The sentences of a view; `carried`: noun and adjective of each carried object, by type; `before`, as of
+    `_where`."""
     things = [f"porte {{}} {state}" for state in STATES] + [f"{NOUNS[t]} {{}}" for t in PORTABLE]
     return [
         *(f"Tu portes une {thing}" for thing in carried),
@@ -70,7 +73,7 @@ def _view_phrases(carried: list[str], before: str) -> list[str]:
 
 
 def _glam_noun_phrase(article: str, color: str, kind: str, side: str, comma: str) -> str:
-    """GLAM's article is "une" wherever the English goal has the letter a ("ball", "a key"), else "la"."""
+    """GLAM's article is "une" if the English goal contains the letter a ("ball", "a key"), else "la"."""
     english = f"{article} {color} {kind}"
     words = ("une" if "a" in english else "la", NOUNS[kind], ADJECTIVES[COLORS.index(color)] if color else "")
     return " ".join(word for word in words if word) + side + comma
@@ -91,7 +94,7 @@ VIEW_FRENCH = Phrasebook(
     separator=", ",
     name="babyai.VIEW_FRENCH",
 )
-"""The sentences of `VIEW`, id for id, in the words of GLAM's fork."""
+"""The sentences of `VIEW`, id for id, in the wording of GLAM's fork."""
 
 MISSIONS_FRENCH = Phrasebook(
     [*WORDS, *(_glam_noun_phrase(*words) for words in _NOUN_PHRASES)],
