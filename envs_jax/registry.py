@@ -26,7 +26,7 @@ class Spec:
     """`module:function`, imported at the first `make`."""
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     about: str = field(default="", compare=False)
-    """What the world is, in one line."""
+    """A description of the world in one line."""
 
     @property
     def family(self) -> str:

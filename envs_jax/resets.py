@@ -67,7 +67,8 @@ def hashed(key: jax.Array, n: int) -> jax.Array:
 class VectorEnv(Wrapper):
     """`num_envs` copies of a world, stepped together, with a named reset policy.
 
-    * `always`: a fresh episode is generated for every row on every step and used where one ended. Exact but expensive.
+    * `always`: a fresh episode is generated for every row on every step, and used for the rows whose episode ended.
+      Exact but expensive.
     * `pool`: ended rows take a random one of `pool_size` prepared episodes; `refresh` renews the pool. The default.
     * `optimistic`: `num_envs / reset_ratio` fresh episodes per step; rows share one when more end at once.
     * `next_step`: as in Gymnasium: the step after the end ignores its action, resets, and has reward 0.

@@ -69,7 +69,7 @@ class State:
     grid: jax.Array
     """int16 `[W, H]`, packed cells."""
     object: jax.Array
-    """int16 `[O]`, the type, colour and id of each object, packed; 0 where a level leaves one out."""
+    """int16 `[O]`, the type, colour and id of each object, packed; 0 for an object left out."""
     cell: jax.Array
     """int16 `[O]`, where each object lies; -1 if carried, hidden in a box, destroyed or left out."""
     content: jax.Array

@@ -115,11 +115,11 @@ def verify(
 ) -> tuple[State, jax.Array, jax.Array]:
     """Judge the mission after an action.
 
-    **Arguments:** `state`, after the action, with `tracked` refreshed where the action was a drop; `action`, int32
-    `[]`; `front`, int32 `[2]`, the cell in front of the agent now; `front_cell`, its packed content; `clauses` and
-    `kinds`, the clauses and clause kinds that missions of this level may have (others are not computed);
-    `done_actions`, whether a clause only succeeds by the action `done` on the step after its condition held, while any
-    other `done` fails it; `compat`, minigrid's way of failing sequences, see below.
+    **Arguments:** `state`, after the action, with `tracked` refreshed if the action was a drop; `action`, int32 `[]`;
+    `front`, int32 `[2]`, the cell in front of the agent now; `front_cell`, its packed content; `clauses` and `kinds`,
+    the clauses and clause kinds that missions of this level may have (others are not computed); `done_actions`, whether
+    a clause only succeeds by the action `done` on the step after its condition held, while any other `done` fails it;
+    `compat`, minigrid's way of failing sequences, see below.
     **Returns:** `(state, success, failure)`, the state with updated memories.
 
     A clause is checked only while it is active: the second half of a sequence from the step on which the first one

@@ -147,7 +147,7 @@ class FromBrax(Environment[BraxState, BraxParams]):
 
 
 def world(name: str, max_steps: int = 1000, **options: Any) -> FromBrax:
-    """What `envs_jax.make("brax/<name>?<option>=<value>")` builds. Arguments, errors: see `from_brax`."""
+    """The world that `envs_jax.make("brax/<name>?<option>=<value>")` builds. Arguments, errors: see `from_brax`."""
     envs = _brax()
     if name not in envs._envs:
         known = sorted(envs._envs)

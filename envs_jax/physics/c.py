@@ -78,7 +78,8 @@ class PhysicsC(Physics):
         return jax.pure_callback(host, results, inputs, going, args, vmap_method="expand_dims")
 
     def _host(self, run: Callable, look: Look, seen: Any, inputs: Any, going: Any, args: Any) -> tuple[np.ndarray, Any]:
-        """Advance a batch. Every array has the same number of leading axes, of size 1 where it was not batched."""
+        """Advance a batch. Every array has the same number of leading axes, of size 1 for an array that was not
+        batched."""
         inputs, going, args = jax.tree.map(np.asarray, (inputs, going, args))
         axes = going.ndim
         batch = np.broadcast_shapes(*(x.shape[:axes] for x in jax.tree.leaves((inputs, going, args))))

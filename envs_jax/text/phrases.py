@@ -78,7 +78,7 @@ class Counted:
         return tuple(self.say(count, noun) for noun in self.nouns for count in range(self.low, self.high + 1))
 
     def ids(self, counts: jax.Array, first: int = 0) -> jax.Array:
-        """The phrases of what is counted, inside jit.
+        """The phrases of an inventory, inside jit.
 
         **Arguments:** `counts`, integers `[nouns]`; `first`, the id of the family's first phrase, `Phrasebook.first`.
         **Returns:** int16 `[nouns]`, -1 for a count below `low`; use `compact` to merge them with the rest of a

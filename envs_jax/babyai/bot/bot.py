@@ -27,7 +27,7 @@ from envs_jax.babyai.view import front
 
 @struct.dataclass
 class Memory:
-    """What the bot remembers of an episode."""
+    """The memory of the bot in an episode."""
 
     seen: jax.Array
     """uint32 `[W]`, the cells seen so far (`cells.py`)."""

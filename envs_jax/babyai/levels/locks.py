@@ -47,8 +47,9 @@ def agent_outside(dice: Dice, rooms: RoomGrid, kind, color, cell, doors, fits, r
 
 
 def unlock(compat: bool = False) -> Level:
-    """Open a locked door; its key lies in another room, among three objects in each room that is not locked. With
-    `compat` the key and three objects may lie behind the door too: minigrid compares numpy integers with `is`.
+    """Open a locked door; its key lies in another room, among three objects in each room that is not locked.
+
+    With `compat` the key and three objects may lie behind the door too: minigrid compares numpy integers with `is`.
     """
     rooms = check_room_grid("Unlock", 8, 3, 3, 28)
     filled = rooms.count if compat else rooms.count - 1

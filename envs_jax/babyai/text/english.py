@@ -33,7 +33,7 @@ from envs_jax.babyai.state import color_of, state_of, type_of
 from envs_jax.text import Limit, Phrasebook, compact
 
 
-# The view. Order of ids: carrying (3 types x 6 colours), walls ahead, left and right, then things in sight: kind (door
+# The view. Order of ids: carrying (3 types x 6 colours), walls ahead, left and right, then visible objects: kind (door
 # open, closed, locked, key, ball, box) x colour x place, places left column first and far to near; last, only in the
 # faithful grammar, the open door (6 colours) that the agent stands in.
 
@@ -103,7 +103,7 @@ def _wall(types: jax.Array, base: int, through: bool) -> jax.Array:
 
 
 def _caption(image: jax.Array, max_sentences: int, through: bool, stand: Sequence[jax.Array] = ()) -> jax.Array:
-    """The caption of a view: carried object, the sentences `stand`, walls (`through`, as of `_wall`), things."""
+    """The caption of a view: carried object, the sentences `stand`, walls (`through`, as of `_wall`), objects."""
     kind, color, state = (image[..., k].astype(jnp.int16) for k in range(3))
     thing = jnp.where(kind == DOOR, state, kind + (len(STATES) - KEY))
     named = (kind >= DOOR) & (kind <= BOX)
