@@ -1,4 +1,4 @@
-"""From the config.json of a run to the command that made it, and to its class."""
+"""From the config.json of a run to the command that created it, and to its configuration class."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from llmrl_jax.core import config as configs
 
 @functools.cache
 def _commands() -> dict[str, Callable[[Mapping[str, Any]], Any]]:
-    """Every kind of runs, with the function from the values of a run to the settings that it began with
-    (`llmrl_jax.run.flags.command`). Imports the commands of all groups."""
+    """Kind of run -> function from the values of a run to its initial settings (`llmrl_jax.run.flags.command`). Imports
+    the commands of all groups."""
     from llmrl_jax.cli.main import groups
 
     kinds = {}
@@ -29,8 +29,8 @@ def _commands() -> dict[str, Callable[[Mapping[str, Any]], Any]]:
 
 
 def kind_of(values: Mapping[str, Any]) -> str:
-    """The kind of a run: what its config.json says, or, of a run from before it did, the kind that has all its options
-    and few others. Empty where there is none."""
+    """The kind of a run: that in its config.json, or, if an older run has none there, the kind that has all its options
+    and the fewest others. Empty if there is none."""
     if isinstance(values.get("kind"), str):
         return values["kind"]
     fitting = []
@@ -38,7 +38,7 @@ def kind_of(values: Mapping[str, Any]) -> str:
     for kind, begin in _commands().items():
         try:
             settings = type(begin(options))
-        except (ValueError, KeyError):  # these options are of another kind
+        except (ValueError, KeyError):  # options of another kind
             continue
         names = {f.name for f in dataclasses.fields(settings) if f.name != "run"}
         given = set(configs.upgraded(settings, options)) - {"run"}
@@ -48,18 +48,18 @@ def kind_of(values: Mapping[str, Any]) -> str:
 
 
 def loaded(values: Mapping[str, Any], source: str | Path) -> Any:
-    """The settings of a run, of their own class; where that is not known, the values themselves.
+    """The settings of a run as an instance of their class; if that is unknown, the values.
 
     **Arguments:** `values`, those of its config.json; `source`, that file.
-    **Raises:** `ValueError` for options that their class does not have any more, naming the first.
+    **Raises:** `ValueError` for options that the class no longer has, naming the first.
     """
     begin = _commands().get(kind_of(values))
     return values if begin is None else configs.load_config(type(begin(values)), source)
 
 
 def defaults(values: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The defaults of the kind of a run, as the values of a configuration file, without options that have none; None
-    where its kind is not known."""
+    """The defaults of a run's kind, as the values of a configuration file, without required options; None if the kind
+    is unknown."""
     import tyro
 
     begin = _commands().get(kind_of(values))

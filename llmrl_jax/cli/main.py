@@ -1,17 +1,17 @@
 """The command line: `llmrl <group> <command> [options]`.
 
 A group is a module in `llmrl_jax/cli/commands/`, or the `commands.py` or `commands/` of a system's folder. It defines
-`COMMANDS`, a mapping from a command's name to a function, or `COMMAND`, the one function that there is
+`COMMANDS`, a mapping from a command's name to a function, or `COMMAND`, its only function
 (`llmrl <group> [options]`).
 tyro makes the options from the function's signature (a dataclass argument annotated with
 `tyro.conf.arg(name="")` gives its fields, each documented by the docstring under it). The first line of the module's
 docstring describes the group, that of the function the command. Modules are imported only when their group is used.
-A command returns None or an exit code. Where its defaults depend on the command line (a preset, a file, a run to
-resume), its attribute `prepare` makes the function to call from the arguments: `llmrl_jax.run.flags.command` adds it to
-a function of a configuration, and says how such a command is written.
+A command returns None or an exit code. If its defaults depend on the command line (a preset, a file, a run to resume),
+its attribute `prepare` returns the function to call for the arguments: `llmrl_jax.run.flags.command` adds it to a
+function of a configuration, and its module describes how to write such a command.
 
-Before any command stand `--hosts.*`, which join several processes into one program (`llmrl_jax.parallel.hosts`), and
-`--slurm.*`, which submit the rest of the line to SLURM in place of running it (`llmrl_jax.run.slurm`).
+Every command accepts `--hosts.*`, which joins several processes into one program (`llmrl_jax.parallel.hosts`), and
+`--slurm.*`, which submits the rest of the command line to SLURM instead of running it (`llmrl_jax.run.slurm`).
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from llmrl_jax.cli.standins import standins
 
 
 USER_ERRORS = (KeyError, ValueError, TypeError, OSError, ModuleNotFoundError)
-"""What our own code raises where the user's input cannot be right; `ChatError` is another."""
+"""Errors that our code raises for invalid user input; `ChatError` is another."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """A group of commands: where it is defined, and the first line of its description."""
+    """A group of commands: its module, and the first line of its description."""
 
     module: str
     about: str
@@ -77,9 +77,9 @@ def _usage(prog: str, what: str, rows: dict[str, str], about: str) -> str:
 
 
 def _choose(args: Sequence[str], prog: str, what: str, rows: dict[str, str], about: str) -> str | None:
-    """The group or command that the first argument names; None where help was asked for and printed.
+    """The group or command that the first argument names; None if help was requested and printed.
 
-    **Raises:** `_Usage` where there is none, or an unknown one, naming the nearest.
+    **Raises:** `_Usage` if there is none, or an unknown one, naming the nearest.
     """
     if args and args[0] in ("-h", "--help"):
         print(_usage(prog, what, rows, about), end="")
@@ -94,11 +94,11 @@ def _choose(args: Sequence[str], prog: str, what: str, rows: dict[str, str], abo
 
 
 class _Usage(Exception):
-    """A command line that names nothing to run."""
+    """A command line without a valid command."""
 
 
 def _is_ours(error: BaseException) -> bool:
-    """Whether an exception was raised on purpose by this project's own code: by a `raise`, not by an operation."""
+    """Whether an exception was raised by a `raise` in this project's code, not by an operation."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -110,7 +110,7 @@ def _is_ours(error: BaseException) -> bool:
 
 
 def _is_a(module: str, name: str, error: BaseException) -> bool:
-    """Whether an error is of a class whose module is slow to import: one that is not imported has raised nothing."""
+    """Whether an error is of the class `name` in `module`, without importing that slow module."""
     return module in sys.modules and isinstance(error, getattr(sys.modules[module], name))
 
 
@@ -119,8 +119,8 @@ def _message(error: BaseException) -> str:
 
 
 def _find(args: list[str], prog: str) -> tuple[Callable[..., Any], str, list[str]] | None:
-    """The command that the first two arguments name, with its full name, and the arguments left for it; None where
-    help was asked for and printed."""
+    """The command that the first two arguments name, its full name, and its arguments; None if help was requested and
+    printed."""
     known = groups()
     about = "Reinforcement learning with language models, in one XLA program."
     about += "\nAnywhere: --debug shows the traceback of an error; --version prints the version;"
@@ -144,7 +144,7 @@ def _find(args: list[str], prog: str) -> tuple[Callable[..., Any], str, list[str
 
 
 def _help(args: list[str], prog: str) -> int:
-    """Print the help that the arguments ask for. Imports no jax, unless it fails without."""
+    """Print the requested help. Imports no jax, unless it fails without."""
     with contextlib.suppress(Exception), standins() as end:
         target = _find(args, prog)
         end()
@@ -170,7 +170,7 @@ def _run(args: list[str], prog: str) -> int:
 
 
 def _take(args: Sequence[str], prefix: str, kind: Any, prog: str) -> tuple[Any, list[str]]:
-    """The flags `--<prefix>.*` as a `kind` (its defaults where there are none), and the other arguments.
+    """The flags `--<prefix>.*` as a `kind` (its defaults if there are none), and the other arguments.
 
     **Raises:** `_Usage` for an unknown one, naming the nearest.
     """
@@ -195,8 +195,8 @@ def _take(args: Sequence[str], prefix: str, kind: Any, prog: str) -> tuple[Any, 
 
 
 def _join_hosts(args: Sequence[str], prog: str) -> list[str]:
-    """Join the processes that the flags or a launcher name, and print who owns which devices. Touches no device where
-    this process is alone. **Returns:** the other arguments."""
+    """Join the processes that the flags or a launcher name, and print the devices of each. Does not initialize devices
+    if this process is alone. **Returns:** the other arguments."""
     from llmrl_jax.parallel import hosts
 
     config, left = _take(args, "hosts", hosts.HostsConfig, prog)
@@ -212,7 +212,7 @@ def _join_hosts(args: Sequence[str], prog: str) -> list[str]:
 
 
 def _submit(args: Sequence[str], prog: str) -> int | None:
-    """Submit the rest of a command line that holds `--slurm.*`, after parsing it. None where it holds none."""
+    """Submit the rest of a command line with `--slurm.*`, after parsing it. None without such flags."""
     if not any(a.startswith("--slurm.") for a in args):
         return None
     from llmrl_jax.run import slurm
@@ -236,7 +236,7 @@ def _submit(args: Sequence[str], prog: str) -> int | None:
 
 
 def _default_compilation_cache() -> None:
-    """Keep compiled programs between processes, unless the user's environment says otherwise."""
+    """Set the persistent compilation cache, unless the user's environment does."""
     if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         return
     from llmrl_jax.run.config import use_compilation_cache
@@ -253,7 +253,7 @@ def _asks_for_help(args: Sequence[str]) -> bool:
 
 
 def guard(run: Callable[[], int], debug: bool = False) -> int:
-    """Call `run` and turn what it raises into a line on stderr and an exit code, as `main` returns it."""
+    """Call `run`, and convert its exceptions to a line on stderr and an exit code, as `main` returns it."""
     try:
         return run()
     except _Usage as error:
@@ -280,7 +280,7 @@ def guard(run: Callable[[], int], debug: bool = False) -> int:
 
 
 def main(args: Sequence[str] | None = None, prog: str = "llmrl") -> int:
-    """Run one command. **Returns:** 0; 2 for a wrong command line or input; 1 where a run stopped for a fault."""
+    """Run one command. **Returns:** 0; 2 for a wrong command line or input; 1 if a run failed."""
     left = list(sys.argv[1:] if args is None else args)
     debug = "--debug" in left
     left = [a for a in left if a != "--debug"]

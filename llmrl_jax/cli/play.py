@@ -1,4 +1,4 @@
-"""A discrete world in the terminal."""
+"""Playing a discrete world in the terminal."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ CLEAR = "\x1b[H\x1b[2J"
 """Moves a terminal's cursor home and clears its screen."""
 
 ARROWS = {"A": "up", "B": "down", "C": "right", "D": "left"}
-"""The last letter of what a terminal sends for an arrow key."""
+"""Last letter of an arrow key's escape sequence -> its name."""
 
 SENT = re.compile(r"\x1b[\[O]([A-D])|\x1b(?:[\[O][0-9;]*[A-Za-z~])?|(.)", re.DOTALL)
-"""What a terminal sends: an arrow, another key that has no letter, or a letter."""
+"""Input of a terminal: an arrow key, another key without a letter, or a character."""
 
 MEANINGS = {
     "left": ("left",),
@@ -40,13 +40,13 @@ MEANINGS = {
     "down": ("backward", "back", "down"),
     "space": ("toggle", "do", "interact"),
 }
-"""For the arrows and the space bar, words in the name of an action that they stand for, the likeliest first."""
+"""Arrow key or space bar -> words in the names of its possible actions, in order of preference."""
 
 
 def shrink(picture: np.ndarray, columns: int, rows: int = 1 << 16) -> np.ndarray:
-    """A picture, uint8 `[H, W, 3]`, averaged over squares until it is at most `columns` wide and `rows` high.
+    """A picture, uint8 `[H, W, 3]`, averaged over squares to at most `columns` x `rows` pixels.
 
-    The side of a square is a power of two, so that the tiles of a grid, whose sides are one too, stay equal.
+    The side of a square is a power of two, as are those of the tiles of a grid, so that tiles stay equal.
     """
     factor = 1
     while factor * columns < picture.shape[1] or factor * rows < picture.shape[0]:
@@ -69,7 +69,7 @@ def colour_text(picture: np.ndarray, columns: int = 64, lines: int = 1 << 15) ->
 
 
 def ascii_text(picture: np.ndarray, columns: int = 64) -> str:
-    """A picture as characters from dark to light; a character is twice as high as wide."""
+    """A picture as characters from dark to light, for characters twice as high as wide."""
     small = shrink(picture, columns).mean(-1)
     small = small[: len(small) // 2 * 2].reshape(-1, 2, small.shape[1]).mean(1)
     index = (small / 256 * len(RAMP)).astype(int)
@@ -77,8 +77,8 @@ def ascii_text(picture: np.ndarray, columns: int = 64) -> str:
 
 
 def keys_of(names: tuple[str, ...], own: Mapping[str, int] | None = None) -> dict[str, int]:
-    """A key for each action: its digit below ten, and the letter that the world gives it in `own`, or else the first
-    letter of its name that is free."""
+    """Keys of the actions: the digit of an action below ten, and its letter in the world's `own` keys, else the first
+    unused letter of its name."""
     keys = {str(i): i for i in range(min(10, len(names)))} | dict(own or {})
     taken = {"q", "r", "?", *keys}
     for i, name in enumerate(names):
@@ -93,7 +93,7 @@ def keys_of(names: tuple[str, ...], own: Mapping[str, int] | None = None) -> dic
 
 
 def arrows_of(names: tuple[str, ...]) -> dict[str, int]:
-    """The actions that the arrows and the space bar stand for, as far as the names say."""
+    """The actions of the arrow keys and the space bar, as far as the names determine them."""
     words = [re.findall("[a-z]+", name.lower()) for name in names]
     arrows = {}
     for key, meanings in MEANINGS.items():
@@ -124,10 +124,10 @@ class Game:
         gif: Path | None = None,
         live: bool = False,
     ):
-        """**Arguments:** as of `llmrl envs play` (`picture` is not "auto"); `live`, whether a terminal shows it: the
-        screen is redrawn at each step, and the end of an episode stays until a key is pressed.
+        """**Arguments:** as of `llmrl envs play` (`picture` is not "auto"); `live`, whether the output is a terminal:
+        the screen is redrawn at each step, and an ended episode stays visible until a key is pressed.
 
-        **Raises:** `ValueError` where the actions are not discrete, or a picture is wanted of a world without."""
+        **Raises:** `ValueError` if the actions are not discrete, or a picture is requested of a world without one."""
         self.env, self.params = envs_jax.make(id)
         space = self.env.action_space(self.params)
         if not isinstance(space, Discrete):
@@ -149,13 +149,13 @@ class Game:
         print(text, flush=True)
 
     def start(self) -> None:
-        """Begin an episode and show it."""
+        """Start an episode and show it."""
         self.obs, self.state = self._reset(jax.random.fold_in(self.key, self.episode), self.params)
         self.episode, self.length, self.total, self.over = self.episode + 1, 0, 0.0, False
         self.show(f"--- episode {self.episode} ---")
 
     def show(self, news: str) -> None:
-        """Print the news, the picture and the strings of the observation, or its numbers where there are none."""
+        """Print `news`, the picture and the strings of the observation, or its numbers if it has none."""
         if self.live:
             self._say(CLEAR)
         self._say(news)
@@ -202,7 +202,7 @@ class Game:
         return index
 
     def step(self, action: int) -> None:
-        """Take an action and show what comes of it."""
+        """Take an action and show the result."""
         key = jax.random.fold_in(jax.random.fold_in(self.key, 1 << 20), self.steps)
         result: Any = self._step(key, self.state, np.int32(action), self.params)
         self.obs, self.state, reward, terminated, truncated, info = result
@@ -215,7 +215,7 @@ class Game:
             self._say(f"episode {self.episode} {how} after {self.length} steps, return {self.total:g}{success}")
 
     def obey(self, text: str) -> bool:
-        """Do what a line or a key says. **Returns:** whether the game goes on."""
+        """Execute a line or a key. **Returns:** whether the game continues."""
         if text == "q":
             return False
         if text == "r" or self.over and self.live:
@@ -238,9 +238,9 @@ class Game:
         return True
 
     def play(self, texts: Iterator[str]) -> None:
-        """Read actions until `texts` end, `q` comes, or `max_steps` are done; then write the moving picture, if any.
+        """Read actions until the end of `texts`, `q`, or `max_steps` steps; then write the animation, if any.
 
-        **Raises:** `ValueError` where there is no text at all.
+        **Raises:** `ValueError` if there is no text at all.
         """
         if not self.live:
             self.help()
@@ -270,14 +270,14 @@ class Game:
 
 
 def typed() -> Iterator[str]:
-    """Keys from the terminal, one at a time, without waiting for the end of a line; arrows and space by their names."""
+    """Keys from the terminal, one at a time without waiting for a newline; arrows and space by name."""
     import termios
     import tty
 
     number = sys.stdin.fileno()
     before = termios.tcgetattr(number)
     try:
-        tty.setcbreak(number, termios.TCSADRAIN)  # what was typed already is kept
+        tty.setcbreak(number, termios.TCSADRAIN)  # keeps typed input
         while (keys := os.read(number, 64).decode(errors="ignore")) not in ("", "\x04"):
             for arrow, key in re.findall(SENT, keys):
                 if arrow or key:

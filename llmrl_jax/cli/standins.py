@@ -1,8 +1,8 @@
-"""Help without jax: while a help text is made, heavy packages are replaced by stand-ins that do nothing.
+"""Help without jax: heavy packages are replaced by stand-ins that do nothing while a help text is generated.
 
-A help text is made from signatures and dataclasses, whose modules import jax, flax and others for the work that they
-do later. Importing those takes seconds. Sphinx's `autodoc_mock_imports` has the same problem and the same solution.
-Nothing that computes is ever called with stand-ins: the process prints the help and ends.
+A help text is generated from signatures and dataclasses, whose modules import jax, flax and others. Importing those
+takes seconds. Sphinx's `autodoc_mock_imports` is the same solution to the same problem. No computation runs with
+stand-ins: the process prints the help and ends.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ HEAVY = (
     "tokenizers",
     "transformers",
 )
-"""Packages that have stand-ins, their submodules included."""
+"""Packages with stand-ins, including their submodules."""
 
 
 class _StandIn:
-    """Anything: it has every attribute, and can be called, subscripted, inherited from and used as a decorator."""
+    """An object with every attribute, which can be called, subscripted, inherited from and used as a decorator."""
 
     def __init__(self, name: str):
         self.__name__ = self.__qualname__ = name
@@ -45,7 +45,7 @@ class _StandIn:
         return _StandIn(name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        # a decorator gives back what it decorates, so that docstrings and fields are found
+        # a decorator returns what it decorates, with its docstring and fields
         return args[0] if len(args) == 1 and not kwargs and isinstance(args[0], (type, types.FunctionType)) else self
 
     def __getitem__(self, item: Any) -> Any:
@@ -88,11 +88,11 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 @contextlib.contextmanager
 def standins() -> Iterator[Callable[[], None]]:
-    """Import heavy packages as stand-ins within the block. Does nothing where one of them has been imported already.
+    """Import heavy packages as stand-ins within the block. Does nothing if one of them is imported already.
 
-    Yields a function that ends the stand-ins early: modules of this project that were imported stay until the block
-    ends (a help text is made from them), but an import of a heavy package no longer finds a stand-in. After the
-    block those modules are forgotten too, and importing them gives the real ones.
+    Yields a function that ends the stand-ins early: imported modules of this project stay until the block ends (the
+    help text is generated from them), but heavy packages are no longer imported as stand-ins. After the block those
+    modules are removed too, and importing them again gives the real ones.
     """
     if any(name in sys.modules for name in HEAVY):
         yield lambda: None

@@ -1,1 +1,1 @@
-"""What every part of the library shares: configurations and their resume rules, atomic files, checks and messages."""
+"""Shared by all parts of the library: configurations and their resume rules, atomic files, checks and messages."""

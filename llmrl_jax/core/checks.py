@@ -1,4 +1,4 @@
-"""Checks of what a user gives, and their messages; `envs_jax.checks` shows the form of each."""
+"""Checks of user input and their messages; `envs_jax.checks` documents the form of each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["above", "at_least", "between", "fields_at_least", "nearest", "option
 
 
 def option(name: str) -> str:
-    """A field of a configuration as the command line spells it: `--ppo.num-envs` for `ppo.num_envs`."""
+    """The command-line flag of a configuration field: `--ppo.num-envs` for `ppo.num_envs`."""
     return "--" + name.replace("_", "-")
 
 
@@ -24,10 +24,10 @@ def refuse_unread(
 ) -> None:
     """Refuse options that were changed although nothing reads them.
 
-    **Arguments:** `config`, a dataclass; `unread`, the dotted names of its fields that `who` does not read, a nested
-    configuration standing for all of its fields; `who`, as in "the agent random"; `usual`, what counts as unchanged
-    (None: the defaults of the class); `remedy`, what else the user can do, without a full stop; `prefix`, what stands
-    before the names on the command line, a dot included.
+    **Arguments:** `config`, a dataclass; `unread`, the dotted names of its fields that `who` does not read (a nested
+    configuration means all of its fields); `who`, such as "the agent random"; `usual`, the unchanged values (None: the
+    defaults of the class); `remedy`, what else the user can do, without a full stop; `prefix`, the prefix of the names
+    on the command line, including a dot.
     **Raises:** `ValueError`, "--warmup is 3, but the method ars does not read it; leave it out", with every such option
     and its value.
     """
@@ -45,7 +45,7 @@ def refuse_unread(
 
 
 def _defaults(config: Any) -> SimpleNamespace:
-    """The defaults of a dataclass's fields, by name; not an instance, as making one may call this check again."""
+    """The defaults of a dataclass's fields, by name; not an instance, whose construction may call this check again."""
     made = {
         f.name: f.default_factory() if f.default_factory is not dataclasses.MISSING else f.default
         for f in dataclasses.fields(config)
@@ -54,7 +54,7 @@ def _defaults(config: Any) -> SimpleNamespace:
 
 
 def _changed(value: Any, usual: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """The fields in which two values differ, by dotted name; a value that is no dataclass is one field."""
+    """The fields in which two values differ, by dotted name; a value that is not a dataclass is one field."""
     if dataclasses.is_dataclass(value) and type(value) is type(usual):
         for f in dataclasses.fields(value):
             yield from _changed(getattr(value, f.name), getattr(usual, f.name), f"{name}.{f.name}")

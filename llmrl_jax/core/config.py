@@ -1,10 +1,10 @@
-"""Configurations as JSON, and which of their options a resumed run may change.
+"""Configurations as JSON, and the options that a resumed run may change.
 
-A configuration is a frozen dataclass. Two optional names on the class say more about it:
+A configuration is a frozen dataclass. Its class may define:
 
-* `KIND: ClassVar[str]`, the command whose runs have it (`"lm sft"`). `save_config` writes it into the file, beside the
+* `KIND: ClassVar[str]`, the command whose runs have it (`"lm sft"`). `save_config` writes it to the file, with the
   version of the format, and `load_config` refuses a file of another kind, naming the right command.
-* `upgraded(values)`, a static method from the JSON values of earlier versions to those of this one, for fields that
+* `upgraded(values)`, a static method that converts JSON values of earlier versions to the current one, for fields that
   were renamed, moved or removed.
 """
 
@@ -27,10 +27,10 @@ from llmrl_jax.core.files import write_whole
 T = TypeVar("T")
 
 VERSION = 1
-"""The format of configuration files: 1 has `kind` and `version`; files before it have neither."""
+"""The format of configuration files: 1 has `kind` and `version`; older files have neither."""
 
 FREE = {"resume": "free"}
-"""`field(metadata=FREE)` marks an option that a resumed run may change: it does not decide what is learnt."""
+"""`field(metadata=FREE)` marks an option that a resumed run may change: it does not affect the results."""
 
 
 # --- JSON -----------------------------------------------------------------------------------------------------------
@@ -66,7 +66,7 @@ def _is_dataclass_type(kind: Any) -> bool:
 def from_json(cls: Any, value: Any, where: str = "") -> Any:
     """The inverse of `to_json`, for a type or a dataclass `cls`.
 
-    **Arguments:** `cls`, what to build; `value`, JSON values; `where`, the name of the place, for errors.
+    **Arguments:** `cls`, what to build; `value`, JSON values; `where`, the position in the file, for errors.
     **Raises:** `ValueError` for an unknown field (naming the nearest) or a value of another type.
     """
 
@@ -128,7 +128,7 @@ def from_json(cls: Any, value: Any, where: str = "") -> Any:
 
 
 def upgraded(cls: type, values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The values of a dataclass in the names of this version; see the module's docstring."""
+    """The values of a dataclass converted to the current version; see the module's docstring."""
     change: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = getattr(cls, "upgraded", None)
     return values if change is None else change(values)
 
@@ -137,13 +137,13 @@ def upgraded(cls: type, values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def a_run(kind: str) -> str:
-    """A kind of runs in a sentence: "an lm sft run"."""
+    """A run of a kind, for messages: "an lm sft run"."""
     vowel = kind[:1] in "aeio" or kind[:2] in ("lm", "rl")
     return f"{'an' if vowel else 'a'} {kind} run"
 
 
 def stamped(config: Any) -> dict[str, Any]:
-    """A configuration as JSON values, headed by its kind and the version of the format where its class has a kind.
+    """A configuration as JSON values, preceded by its kind and the version of the format if its class has a kind.
 
     **Raises:** `TypeError` for a value that JSON cannot hold.
     """
@@ -159,8 +159,8 @@ def stamped(config: Any) -> dict[str, Any]:
 def unstamped(values: Mapping[str, Any], kind: str, source: str | Path, *, run: str = "") -> dict[str, Any]:
     """The values of a file without its kind and version.
 
-    **Arguments:** `values`, what the file holds; `kind`, what is expected (empty: any); `source`, for errors; `run`,
-    the folder of the run whose file it is, if any.
+    **Arguments:** `values`, the contents of the file; `kind`, the expected kind (empty: any); `source`, for errors;
+    `run`, the folder of the run that the file belongs to, if any.
     **Raises:** `ValueError` for a file of another kind, naming the command that reads it, or of a newer version.
     """
     left = dict(values)
@@ -181,12 +181,12 @@ def unstamped(values: Mapping[str, Any], kind: str, source: str | Path, *, run: 
 
 
 def save_config(config: Any, path: str | Path) -> None:
-    """Write a configuration as JSON, whole or not at all; with its kind and version, see `stamped`."""
+    """Write a configuration as JSON, atomically; with its kind and version, see `stamped`."""
     write_whole(path, json.dumps(stamped(config), indent=2) + "\n")
 
 
 def read_json(path: str | Path) -> Any:
-    """The values of a configuration file. **Raises:** `FileNotFoundError`; `ValueError` for what is not JSON, or is the
+    """The values of a configuration file. **Raises:** `FileNotFoundError`; `ValueError` for invalid JSON, or the
     config.json of a language model."""
     path = Path(path)
     if not path.exists():
@@ -203,7 +203,7 @@ def read_json(path: str | Path) -> Any:
 
 
 def load_config(cls: type[T], path: str | Path) -> T:
-    """Read what `save_config` wrote.
+    """Read a file written by `save_config`.
 
     **Raises:** `FileNotFoundError`, or `ValueError` naming the wrong field, the command that wrote the file, or a newer
     version.
@@ -232,15 +232,15 @@ def _flat(value: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def identity(config: Any) -> dict[str, Any]:
-    """What decides the results of a run: every option by its dotted name, those marked `FREE` left out."""
+    """The options that affect the results of a run: every option by its dotted name, except those marked `FREE`."""
     return {} if config is None else dict(_flat(config, ""))
 
 
 def completed(saved: Mapping[str, Any], config: Any) -> dict[str, Any]:
-    """A saved identity as `load_config` would have it: in the names of this version (`upgraded`), and with the options
-    that the configuration has had since, at their defaults.
+    """A saved identity as `load_config` would convert it: with the names of the current version (`upgraded`), and with
+    options added since then at their defaults.
 
-    **Arguments:** `saved`, from `identity`; `config`, the configuration now.
+    **Arguments:** `saved`, from `identity`; `config`, the current configuration.
     """
     nested: dict[str, Any] = {}
     for name, value in saved.items():
@@ -253,7 +253,8 @@ def completed(saved: Mapping[str, Any], config: Any) -> dict[str, Any]:
 
 
 def _renamed(values: Mapping[str, Any], config: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Nested values of a saved identity by their dotted names of this version; `config` is None for what it lacks."""
+    """Nested values of a saved identity by their dotted names in the current version; `config` is None for parts that
+    it lacks."""
     for key, value in (values if config is None else upgraded(type(config), values)).items():
         inner, place = getattr(config, key, None), f"{name}.{key}".lstrip(".")
         if isinstance(value, Mapping) and (dataclasses.is_dataclass(inner) or not hasattr(config, key)):

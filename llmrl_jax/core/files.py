@@ -1,9 +1,9 @@
-"""Files and folders that are written whole or not at all.
+"""Atomic writes of files and folders.
 
-What is written goes to a draft beside its place, reaches the disk, and then takes the place in one step. So a reader
-finds the old contents or the new ones at any time, also after the process was killed or the power failed. A draft's
-name holds the machine and the process, so that two processes never write the same one; what a process left that was
-killed is removed the next time that somebody writes the same file or folder on that machine.
+Contents are written to a draft beside the target, synced to disk, and then renamed to the target in one step. A reader
+always sees the old or the new contents, also after the process was killed or the power failed. A draft's name contains
+the machine and the process, so that two processes never write the same draft; drafts of killed processes are removed at
+the next write of the same file or folder on that machine.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _numbers = itertools.count()
 
 
 def write_whole(path: str | Path, content: str | bytes) -> None:
-    """Write a file, or replace it, whole or not at all.
+    """Write or replace a file, atomically.
 
     **Arguments:** `path`, in a folder that exists; `content`, text (written as UTF-8, newlines as they are) or bytes.
     """
@@ -32,10 +32,10 @@ def write_whole(path: str | Path, content: str | bytes) -> None:
 
 @contextlib.contextmanager
 def new_draft(path: str | Path) -> Iterator[Path]:
-    """A file's name to write under. When the block ends, the file takes the place of `path`; where it raises, the file
-    is removed and `path` stays as it was.
+    """A temporary path for a file. When the block ends, the file replaces `path`; if it raises, the file is removed and
+    `path` is unchanged.
 
-    **Arguments:** `path`; its folder is made if it is new.
+    **Arguments:** `path`; its folder is created if it is new.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -53,13 +53,12 @@ def new_draft(path: str | Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """A folder's name to write under, where nothing is yet. When the block ends, the folder takes the place of `path`,
-    which may exist; where it raises, the folder is removed and `path` stays as it was.
+    """A temporary path for a folder, which does not exist yet. When the block ends, the folder replaces `path`, which
+    may exist; if it raises, the folder is removed and `path` is unchanged.
 
-    A process that is killed while the two change places leaves the old folder under a hidden name; the next call puts
-    it back.
+    A process killed during the replacement leaves the old folder under a hidden name; the next call restores it.
 
-    **Arguments:** `path`; the folder that it is in is made if it is new.
+    **Arguments:** `path`; its parent folder is created if it is new.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -82,10 +81,10 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def new_folder(path: str | Path) -> Iterator[Path]:
-    """An empty folder to write into. When the block ends, it becomes `path`; where it raises, it is removed.
+    """An empty folder to write to. When the block ends, it becomes `path`; if it raises, it is removed.
 
-    **Arguments:** `path`; the folder that it is in is made if it is new.
-    **Raises:** `FileExistsError` where `path` exists.
+    **Arguments:** `path`; its parent folder is created if it is new.
+    **Raises:** `FileExistsError` if `path` exists.
     """
     path = Path(path)
     if path.exists():
@@ -96,9 +95,9 @@ def new_folder(path: str | Path) -> Iterator[Path]:
 
 
 def append_line(path: str | Path, line: str) -> None:
-    """Add a line to a text file, made if it is new, and wait until it is on the disk.
+    """Append a line to a text file, created if it is new, and sync it to disk.
 
-    A process that is killed meanwhile may leave the beginning of the line, without its newline.
+    A process killed during the call may leave the beginning of the line, without its newline.
 
     **Arguments:** `path`, in a folder that exists; `line`, without its newline.
     """
@@ -116,18 +115,18 @@ def append_line(path: str | Path, line: str) -> None:
 
 
 def _beside(path: Path, what: str) -> Path:
-    """A hidden name beside `path` that no other process, and no other call of this one, has."""
+    """A hidden path beside `path`, unique to this process and call."""
     machine = re.sub(r"[^A-Za-z0-9]+", "_", socket.gethostname())
     return path.with_name(f".{path.name}.{what}-{machine}-{os.getpid()}-{next(_numbers)}")
 
 
 def _remove_left_over(path: Path) -> None:
-    """Remove what processes of this machine that no longer run left of `path`: drafts, and folders that were replaced.
-    Where `path` itself is missing, such a folder is put back."""
+    """Remove drafts and replaced folders of `path` that ended processes of this machine left. If `path` is missing, a
+    replaced folder is restored."""
     start, machine = f".{path.name}.", re.sub(r"[^A-Za-z0-9]+", "_", socket.gethostname())
     pattern = re.compile(re.escape(start) + rf"(draft|old)-{machine}-(\d+)-\d+")
     left = [(match[1], entry) for entry in path.parent.iterdir() if (match := _left(pattern, entry))]
-    for what, entry in sorted(left, reverse=True):  # folders that were replaced first
+    for what, entry in sorted(left, reverse=True):  # replaced folders first
         if what == "old" and not path.exists():
             entry.rename(path)
         elif entry.is_dir():
@@ -142,18 +141,18 @@ def _left(pattern: re.Pattern[str], entry: Path) -> re.Match[str] | None:
 
 
 def _runs(pid: int) -> bool:
-    """Whether a process of this machine runs."""
+    """Whether a process with this id runs on this machine."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # it runs, and is another user's
+    except OSError:  # it runs, as another user
         return True
     return True
 
 
 def _sync(path: Path) -> None:
-    """Wait until a file, or a folder's list of names, is on the disk. Folders cannot be synced on every system."""
+    """Sync a file, or a folder's entries, to disk. Not every system can sync folders."""
     with contextlib.suppress(OSError) if path.is_dir() else contextlib.nullcontext():
         descriptor = os.open(path, os.O_RDONLY)
         try:

@@ -10,14 +10,14 @@ import jax.numpy as jnp
 
 
 Source = Callable[[jax.Array, int], Any]
-"""From a key and a number of rows to that many rows, leaves `[rows, ...]`: a replay memory, data, a model."""
+"""`(key, rows) -> rows`, leaves `[rows, ...]`: a replay memory, data, a model."""
 
 
 def counts(batch_size: int, shares: Sequence[int]) -> tuple[int, ...]:
-    """How many rows of a batch come from each source.
+    """The number of rows of a batch from each source.
 
     **Arguments:** `batch_size`; `shares`, positive integers: `(1, 1)` for halves, `(3, 1)` for three quarters.
-    **Raises:** `ValueError` where the batch cannot be divided so.
+    **Raises:** `ValueError` if the batch cannot be divided by these shares.
     """
     total = sum(shares)
     if not shares or min(shares) < 1:
@@ -29,12 +29,13 @@ def counts(batch_size: int, shares: Sequence[int]) -> tuple[int, ...]:
 
 
 def mixed(key: jax.Array, batch_size: int, sources: Sequence[Source], shares: Sequence[int]) -> Any:
-    """A batch whose rows come from several sources: first those of the first source, and so on.
+    """A batch with rows of several sources, in the order of the sources.
 
     **Arguments:** `key`; source `i` gets `fold_in(key, i)`; `batch_size`; `sources`; `shares`, one for each, see
     `counts`.
     **Returns:** leaves `[batch_size, ...]`.
-    **Raises:** `ValueError` where the batch cannot be divided so, or sources differ in structure, shapes or dtypes.
+    **Raises:** `ValueError` if the batch cannot be divided by these shares, or sources differ in structure, shapes or
+    dtypes.
     """
     if len(sources) != len(shares):
         raise ValueError(f"{len(sources)} sources were given with {len(shares)} shares; one share for each is needed")

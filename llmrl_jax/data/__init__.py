@@ -1,1 +1,1 @@
-"""Recorded steps on the device, and in files: for offline learners, and for what is learned from trajectories."""
+"""Recorded steps on the device and in files, for offline learners and models learned from trajectories."""

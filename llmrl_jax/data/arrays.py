@@ -1,4 +1,4 @@
-"""Data as NumPy files: one `.npz`, or a folder with an `.npy` for each column. Never a pickle, neither way."""
+"""Data as NumPy files: one `.npz`, or a folder with an `.npy` per column. Never reads or writes a pickle."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from llmrl_jax.data.transitions import DataError, Trajectories, Transitions
 
 
 STRINGS = "strings."
-"""What the name of a table of strings starts with."""
+"""Prefix of the name of a table of strings."""
 
 
 def write_arrays(
     path: str | Path, data: Transitions | Trajectories, strings: Mapping[str, Sequence[str]] | None = None
 ) -> None:
-    """Write data, whole or not at all; what is there is replaced.
+    """Write data atomically, replacing existing files.
 
-    **Arguments:** `path`, a name that ends in `.npz` for one file, or another for a folder of `.npy` files; `data`;
-    `strings`, column (`text`, `goal`) -> the strings that its numbers stand for.
+    **Arguments:** `path`, one file if it ends in `.npz`, else a folder of `.npy` files; `data`; `strings`, column
+    (`text`, `goal`) -> the strings that its numbers index.
     **Raises:** `DataError` for data that a reader would refuse.
     """
     path = Path(path)
@@ -44,10 +44,10 @@ def write_arrays(
 
 
 def read_arrays(path: str | Path, names: Mapping[str, str] | None = None) -> Loaded:
-    """Read what `write_arrays` wrote, or other files of arrays with these columns.
+    """Read files written by `write_arrays`, or other files of arrays with these columns.
 
-    **Arguments:** `path`, an `.npz` file, or a folder of `.npy` files; `names`, our column -> what it is called there.
-    **Raises:** `FileNotFoundError`; `DataError` for Python objects, which only a pickle holds, and for data that
+    **Arguments:** `path`, an `.npz` file, or a folder of `.npy` files; `names`, our column -> its name in the file.
+    **Raises:** `FileNotFoundError`; `DataError` for Python objects, which need a pickle, and for data that
     `from_columns` refuses.
     """
     path = Path(path)

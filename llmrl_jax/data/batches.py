@@ -1,6 +1,6 @@
-"""Batches of recorded steps or episodes: drawn with replacement, or every one once in an epoch.
+"""Batches of recorded steps or episodes: drawn with replacement, or each once per epoch.
 
-Batches from several sources, with an exact number from each, are those of `llmrl_jax.core.mixing`.
+For batches from several sources, with an exact number from each, see `llmrl_jax.core.mixing`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def source(data: Data) -> Source:
 
 
 def epoch(key: jax.Array, count: int, batch_size: int) -> Int[Array, "{count//batch_size} {batch_size}"]:
-    """A random order of `count` steps or episodes, in batches: each comes once, but those left over where the batches
-    do not divide them come in another epoch.
+    """A random order of `count` steps or episodes, in batches: each occurs once; a remainder smaller than a
+    batch is dropped in this epoch.
 
     **Returns:** int32, for `take`.
     """

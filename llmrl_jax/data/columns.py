@@ -1,4 +1,4 @@
-"""Data as named columns of NumPy arrays, which is what files hold, and every check on the way in and out."""
+"""Data as named columns of NumPy arrays, as files hold them, with all checks on reading and writing."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ D4RL_NAMES: Mapping[str, str] = {
 
 REQUIRED = ("obs", "action", "reward", "next_obs", "terminated", "truncated")
 SPOKEN = ("text", "goal")
-"""The columns that may be numbers of strings."""
+"""The columns that may be indices of strings."""
 
 NARROWED = {"float64": "float32", "int64": "int32", "uint64": "uint32"}
-"""Types that devices do not have -> what they are read as, where every number fits."""
+"""Types that devices lack -> the types they are converted to, if every number fits."""
 
 DTYPES = ("bool", "uint8", "uint16", "uint32", "int8", "int16", "int32", "float16", "float32")
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a file holds."""
+    """The contents of a file."""
 
     data: Any
     """`Transitions` or `Trajectories`."""
     strings: Mapping[str, tuple[str, ...]]
-    """Column (`text`, `goal`) -> the strings that its numbers stand for; only of columns that hold strings."""
+    """Column (`text`, `goal`) -> the strings that its numbers index; only columns of strings."""
 
 
 def to_columns(data: Transitions | Trajectories, strings: Mapping[str, Sequence[str]] | None = None) -> Columns:
-    """The columns of data, checked: nested observations by dotted names, `obs.image`.
+    """The columns of data, checked; nested observations have dotted names, such as `obs.image`.
 
-    **Raises:** `DataError`, see `from_columns`; and where a number has no string.
+    **Raises:** `DataError`, see `from_columns`; also for a number without a string.
     """
     columns: Columns = {}
     for name in FIELDS:
@@ -71,14 +71,14 @@ def to_columns(data: Transitions | Trajectories, strings: Mapping[str, Sequence[
 def from_columns(
     columns: Mapping[str, np.ndarray], where: str, strings: Mapping[str, Sequence[str]] | None = None
 ) -> Loaded:
-    """Columns as arrays on the device: `Trajectories` where there is a column `length`, else `Transitions`.
+    """Columns as arrays on the device: `Trajectories` if there is a column `length`, else `Transitions`.
 
-    Columns of other names are left out. `float64`, `int64` and `uint64` become what the device has.
+    Columns with other names are ignored. `float64`, `int64` and `uint64` become types of the device (`NARROWED`).
 
-    **Arguments:** `columns`; `where`, what messages call them; `strings`, of columns that hold numbers of strings. A
-    column of strings (`text`, `goal`) becomes numbers, in the order of the sorted strings.
-    **Raises:** `DataError` for a missing column, a wrong number of rows, a wrong type, NaN or infinity, `next_obs`
-    unlike `obs`, and episodes without their end.
+    **Arguments:** `columns`; `where`, their name in messages; `strings`, the strings of columns that hold indices of
+    strings. A column of strings (`text`, `goal`) becomes indices of its sorted strings.
+    **Raises:** `DataError` for a missing column, a wrong number of rows, a wrong type, NaN or infinity, a `next_obs`
+    that differs in form from `obs`, and episodes without an end.
     """
     known = {name: tuple(x) for name, x in (strings or {}).items()}
     used: Columns = {}
@@ -101,7 +101,7 @@ def from_columns(
 
 
 def renamed(columns: Mapping[str, Any], names: Mapping[str, str] | None) -> dict[str, Any]:
-    """Columns by our names. **Arguments:** `names`, ours -> theirs, for columns that are called otherwise."""
+    """Columns by our names. **Arguments:** `names`, our name -> the name in `columns`, for columns that differ."""
     ours = {theirs: name for name, theirs in (names or {}).items()}
     return {".".join([ours.get(head, head), *rest]): x for k, x in columns.items() for head, *rest in [k.split(".")]}
 
@@ -118,7 +118,7 @@ def _flat(tree: Any, name: str) -> list[tuple[str, Any]]:
 
 
 def _nested(columns: Columns, name: str) -> Any:
-    """An array, nested dicts of arrays, or `()`, from the columns whose names start so."""
+    """An array, nested dicts of arrays, or `()`, from the columns whose names start with `name`."""
     if name in columns:
         return jnp.asarray(columns[name])
     tree: Any = {}
@@ -136,7 +136,7 @@ def _narrow(column: np.ndarray, name: str, where: str) -> np.ndarray:
     wanted = NARROWED.get(str(column.dtype))
     if wanted is None:
         return column
-    with np.errstate(over="ignore"):  # a number that becomes infinite is refused
+    with np.errstate(over="ignore"):  # overflow to infinity is refused later
         narrow = column.astype(wanted)
     if column.dtype.kind != "f" and np.any(narrow != column):
         raise DataError(f"{where}: {name} has numbers that do not fit {wanted}, which is what devices have")

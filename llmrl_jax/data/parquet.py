@@ -1,4 +1,4 @@
-"""Data as parquet: one row a step, typed columns, compressed by zstd (extra `data`)."""
+"""Data as parquet: one row per step, typed columns, compressed by zstd (extra `data`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from llmrl_jax.data.transitions import FIELDS, DataError, Trajectories, Transiti
 METADATA = b"llmrl_jax.data"
 FORMAT = 1
 ROW_GROUP = 65_536
-"""Rows that are compressed together."""
+"""Rows per row group."""
 
 
 def _arrow() -> tuple[Any, Any]:
@@ -33,13 +33,13 @@ def _arrow() -> tuple[Any, Any]:
 def write_parquet(
     path: str | Path, data: Transitions | Trajectories, strings: Mapping[str, Sequence[str]] | None = None
 ) -> None:
-    """Write data, whole or not at all; what is there is replaced.
+    """Write data atomically, replacing an existing file.
 
-    The columns are `episode` and `step` (int32, both from 0), then those of the data; an entry with axes of its own is
-    a list of fixed size, its shape in the file's metadata.
+    The columns are `episode` and `step` (int32, both from 0), then those of the data; an array per step is a list of
+    fixed size, with its shape in the file's metadata.
 
-    **Arguments:** `path`, which ends in `.parquet`; `data`, whose episodes end; `strings`, column (`text`, `goal`) ->
-    the strings that its numbers stand for: the file then holds the strings.
+    **Arguments:** `path`, which ends in `.parquet`; `data`, with complete episodes; `strings`, column (`text`, `goal`)
+    -> the strings that its numbers index: the file then holds the strings.
     **Raises:** `ModuleNotFoundError` without pyarrow; `DataError` for data that a reader would refuse.
     """
     pa, parquet = _arrow()
@@ -64,11 +64,11 @@ def write_parquet(
 
 
 def read_parquet(path: str | Path, names: Mapping[str, str] | None = None) -> Loaded:
-    """Read what `write_parquet` wrote, or another file with these columns, as `Transitions`.
+    """Read a file written by `write_parquet`, or another file with these columns, as `Transitions`.
 
-    **Arguments:** `path`; `names`, our column -> what it is called there.
+    **Arguments:** `path`; `names`, our column -> its name in the file.
     **Raises:** `ModuleNotFoundError` without pyarrow; `FileNotFoundError`; `DataError` for a file that is not parquet,
-    lists of unequal lengths, missing values, episodes that are not whole, and data that `from_columns` refuses.
+    lists of unequal lengths, missing values, incomplete episodes, and data that `from_columns` refuses.
     """
     pa, parquet = _arrow()
     path = Path(path)
@@ -99,7 +99,7 @@ def read_parquet(path: str | Path, names: Mapping[str, str] | None = None) -> Lo
 
 
 def _strings(pa: Any, column: np.ndarray, known: Sequence[str]) -> Any:
-    """Numbers of strings as strings, each of which is stored once."""
+    """Indices of strings as an Arrow array of strings."""
     if column.ndim != 1:
         raise DataError(f"a column of strings has the shape {list(column.shape)}; one string a step is needed")
     return pa.DictionaryArray.from_arrays(pa.array(column), pa.array(list(known), pa.string())).cast(pa.string())
@@ -112,7 +112,7 @@ def _lists(pa: Any, column: np.ndarray) -> Any:
 
 
 def _numbers(array: Any, known: Sequence[str] | None) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Strings as numbers, int32, and what the numbers stand for: `known`, or the strings in sorted order."""
+    """Strings as int32 indices, and the indexed strings: `known`, or the strings in sorted order."""
     encoded = array.dictionary_encode()
     own = encoded.dictionary.to_pylist()
     every = tuple(sorted(own) if known is None else known)
@@ -121,7 +121,7 @@ def _numbers(array: Any, known: Sequence[str] | None) -> tuple[np.ndarray, tuple
 
 
 def _whole(pa: Any, chunked: Any, where: str) -> Any:
-    """A column as one Arrow array, of strings where it is a dictionary of them."""
+    """A column as one Arrow array; dictionary-encoded strings are decoded."""
     if chunked.null_count:
         raise DataError(f"{where} has {chunked.null_count} missing values of {len(chunked)}; every step needs one")
     array = pa.concat_arrays(chunked.chunks) if chunked.num_chunks else pa.array([], chunked.type)
@@ -142,7 +142,7 @@ def _array(pa: Any, array: Any, shape: list[int] | None, where: str) -> np.ndarr
 
 
 def _width(pa: Any, array: Any, where: str) -> int:
-    """The length that all lists of a column have."""
+    """The common length of the lists of a column."""
     if pa.types.is_fixed_size_list(array.type):
         return array.type.list_size
     lengths = np.diff(array.offsets.to_numpy())
@@ -155,7 +155,7 @@ def _width(pa: Any, array: Any, where: str) -> int:
 
 
 def _check_episodes(columns: Columns, where: str) -> None:
-    """Check that the rows of an episode stand together, in their order, and that only the last one ends it."""
+    """Check that the rows of an episode are contiguous and ordered, and that only the last one ends it."""
     lengths = episode_lengths(columns["terminated"], columns["truncated"])
     starts = np.cumsum(lengths) - lengths
     step = np.arange(len(columns["step"])) - np.repeat(starts, lengths)

@@ -1,4 +1,4 @@
-"""Numbers of a data set, and the normalisations that offline learners are published with."""
+"""Statistics of a data set, and the normalisations of published offline learners."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ D4RL_RETURNS = {
     "hopper": (-20.27, 3234.3),
     "walker2d": (1.63, 4592.3),
 }
-"""World -> the mean returns of the random and of the expert policy that D4RL's scores are scaled by (2004.07219)."""
+"""World -> the mean returns of the random and the expert policy in D4RL's normalized scores (2004.07219)."""
 
 
 def episode_returns(trajectories: Trajectories) -> Float[Array, " E"]:
@@ -25,20 +25,20 @@ def episode_returns(trajectories: Trajectories) -> Float[Array, " E"]:
 
 
 def d4rl_score(returns: Any, low: float, high: float) -> Any:
-    """Returns in percent: 0 is that of the random policy, `low`, and 100 that of the expert, `high`."""
+    """Returns in percent: 0 is the random policy's, `low`, and 100 the expert's, `high`."""
     return 100 * (returns - low) / (high - low)
 
 
 def observation_moments(transitions: Transitions, eps: float = 1e-3) -> tuple[Any, Any]:
     """The mean and the standard deviation plus `eps` of every entry of an observation, as CORL computes them; trees
-    like an observation, float32."""
+    with the structure of an observation, float32."""
     obs = jax.tree.map(lambda x: x.astype(jnp.float32), transitions.obs)
     mean = jax.tree.map(lambda x: jnp.mean(x, axis=0), obs)
     return mean, jax.tree.map(lambda x: jnp.std(x, axis=0) + eps, obs)
 
 
 def normalize_observations(transitions: Transitions, mean: Any, std: Any) -> Transitions:
-    """With `(x - mean) / std` in place of observations; a policy trained on them needs the same in its world."""
+    """Replace observations by `(x - mean) / std`; a policy trained on them needs the same in its world."""
 
     def normal(tree):
         return jax.tree.map(lambda x, m, s: (x.astype(jnp.float32) - m) / s, tree, mean, std)
@@ -47,9 +47,9 @@ def normalize_observations(transitions: Transitions, mean: Any, std: Any) -> Tra
 
 
 def reward_scale(trajectories: Trajectories, span: float = 1000.0) -> float:
-    """What to multiply rewards by so that returns of episodes lie `span` apart at most, as IQL does (2110.06169).
+    """The factor of rewards with which the range of episode returns is `span`, as in IQL (2110.06169).
 
-    **Raises:** `DataError` where all returns are equal.
+    **Raises:** `DataError` if all returns are equal.
     """
     returns = episode_returns(trajectories)
     low, high = float(jnp.min(returns)), float(jnp.max(returns))

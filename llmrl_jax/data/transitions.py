@@ -1,4 +1,4 @@
-"""Recorded steps as arrays on the device: one by one, or as episodes of one length with padding."""
+"""Recorded steps as arrays on the device: flat, or as episodes padded to one length."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from jaxtyping import Array, Bool, Float, Int
 
 
 class DataError(ValueError):
-    """Data that cannot be used; the message says which column and row, what is wrong, and what to do."""
+    """Data that cannot be used; the message names the column and row, the fault and the remedy."""
 
 
 @struct.dataclass
 class Transitions:
-    """`N` steps, those of an episode one after the other; leaves `[N, ...]`."""
+    """`N` steps, with the steps of an episode in order; leaves `[N, ...]`."""
 
     obs: Any
     """An array, or nested dicts of arrays."""
     action: jax.Array
     reward: Float[Array, " N"]
     next_obs: Any
-    """The observation that the step reached, before any reset; as `obs`."""
+    """The observation after the step, before any reset; as `obs`."""
     terminated: Bool[Array, " N"]
-    """Whether nothing follows: a value function is 0 there."""
+    """Whether the step ends in a terminal state, whose value is 0."""
     truncated: Bool[Array, " N"]
-    """Whether the episode was cut there, by a time-out or because recording stopped."""
+    """Whether the episode was cut off after the step, by a time-out or because recording stopped."""
     text: Any = ()
-    """What is said at the step: numbers of strings, captions, tokens or embeddings; `()` for nothing."""
+    """The text of the step: indices of strings, captions, tokens or embeddings; `()`: none."""
     goal: Any = ()
-    """What the step is meant for, as `text`; `()` for nothing."""
+    """The goal of the step, as `text`; `()`: none."""
 
     def __len__(self) -> int:
         return self.reward.shape[0]
 
     def take(self, index: Int[Array, " *B"]) -> Transitions:
-        """The steps of these numbers: leaves `[*B, ...]`."""
+        """The steps at these indices: leaves `[*B, ...]`."""
         return jax.tree.map(lambda x: x.at[index].get(mode="promise_in_bounds"), self)
 
 
 @struct.dataclass
 class Trajectories:
-    """`E` episodes with room for `T` steps each, as `Transitions`; leaves `[E, T, ...]`, zeros behind an episode."""
+    """`E` episodes padded to `T` steps each, as `Transitions`; leaves `[E, T, ...]`, zeros after an episode."""
 
     obs: Any
     action: jax.Array
@@ -62,22 +62,22 @@ class Trajectories:
 
     @property
     def mask(self) -> Bool[Array, "E T"]:
-        """Which places hold a step."""
+        """Which entries hold a step."""
         return jnp.arange(self.reward.shape[1]) < self.length[:, None]
 
     def take(self, index: Int[Array, " *B"]) -> Trajectories:
-        """The episodes of these numbers: leaves `[*B, ...]`."""
+        """The episodes at these indices: leaves `[*B, ...]`."""
         return jax.tree.map(lambda x: x.at[index].get(mode="promise_in_bounds"), self)
 
 
 FIELDS = ("obs", "action", "reward", "next_obs", "terminated", "truncated", "text", "goal")
-"""What both have in common."""
+"""The fields of both classes."""
 
 
 def episode_lengths(terminated: Any, truncated: Any) -> np.ndarray:
-    """The numbers of steps of consecutive episodes, int64, from the ends of steps `[N]`.
+    """The numbers of steps of consecutive episodes, int64, from the flags of steps `[N]`.
 
-    **Raises:** `DataError` where the last episode has no end.
+    **Raises:** `DataError` if the last episode has no end.
     """
     ends = np.asarray(terminated) | np.asarray(truncated)
     if not len(ends) or not ends[-1]:
@@ -91,8 +91,8 @@ def episode_lengths(terminated: Any, truncated: Any) -> np.ndarray:
 def to_trajectories(transitions: Transitions, length: int | None = None) -> Trajectories:
     """Steps as episodes.
 
-    **Arguments:** `transitions`; `length`, the room for each episode (None: that of the longest).
-    **Raises:** `DataError` where an episode has more steps than that, or the last one has no end.
+    **Arguments:** `transitions`; `length`, the padded length (None: that of the longest episode).
+    **Raises:** `DataError` if an episode has more steps, or the last one has no end.
     """
     lengths = episode_lengths(transitions.terminated, transitions.truncated)
     longest = int(lengths.max())
@@ -118,7 +118,7 @@ def to_trajectories(transitions: Transitions, length: int | None = None) -> Traj
 def to_transitions(trajectories: Trajectories) -> Transitions:
     """Episodes as steps, without the padding.
 
-    **Raises:** `DataError` where an episode does not end with its last step, or before it.
+    **Raises:** `DataError` if an episode does not end with its last step, or ends before it.
     """
     check_episodes(trajectories)
     index = jnp.asarray(np.flatnonzero(np.asarray(trajectories.mask)), jnp.int32)
@@ -130,7 +130,7 @@ def to_transitions(trajectories: Trajectories) -> Transitions:
 
 
 def check_episodes(trajectories: Trajectories) -> None:
-    """Check that every episode has steps, and ends with its last one and not before. **Raises:** `DataError`."""
+    """Check that every episode has steps, and ends with its last one only. **Raises:** `DataError`."""
     length, room = np.asarray(trajectories.length), trajectories.reward.shape[1]
     ends = np.asarray((trajectories.terminated | trajectories.truncated) & trajectories.mask)
     for i in np.flatnonzero((length < 1) | (length > room)):

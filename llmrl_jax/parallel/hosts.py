@@ -1,4 +1,4 @@
-"""Starting several processes, each with its own devices, as one jax program."""
+"""Start of several processes, each with its own devices, as one jax program."""
 
 from __future__ import annotations
 
@@ -19,34 +19,33 @@ from jax.sharding import Sharding
 
 
 Mode = Literal["auto", "per-gpu", "per-node"]
-"""Who owns which GPUs: `per-gpu`, a process each; `per-node`, one process all of its node's; `auto`, the node's are
-dealt out evenly among its processes."""
+"""The GPUs of a process: `per-gpu`, one each; `per-node`, all of its node; `auto`, an equal share of its node's."""
 
 _LABEL_BYTES = 256
 
 
 @dataclass(frozen=True)
 class HostsConfig:
-    """The processes of one program. Under SLURM's srun and Open MPI's mpirun nothing needs to be given."""
+    """The processes of one program. Under SLURM's srun and Open MPI's mpirun no option is needed."""
 
     coordinator: str | None = None
-    """HOST:PORT at which process 0 listens; every process must be able to reach it."""
+    """HOST:PORT of process 0, which every process must be able to reach."""
     num_processes: int | None = None
-    """How many processes there are."""
+    """Number of processes."""
     process_id: int | None = None
-    """Which of them this one is, from 0."""
+    """Index of this process, from 0."""
     local_device_ids: tuple[int, ...] | None = None
-    """Which of the GPUs that it sees this process owns, from 0; by default as `mode` says."""
+    """Indices, from 0, of the visible GPUs that this process uses; by default as in `mode`."""
     mode: Literal["auto", "per-gpu", "per-node", "off"] = "auto"
-    """One process per GPU, or one per node with all its GPUs; `auto`: a node's GPUs are dealt out evenly among its
-    processes. `off`: stay alone, also where a launcher started several processes."""
+    """One process per GPU, or one per node with all its GPUs; `auto`: an equal share of the node's GPUs per
+    process. `off`: do not join, also if a launcher started several processes."""
     timeout: int = 300
     """Seconds to wait for the others."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a process stands among those that a launcher started."""
+    """The position of a process among those that a launcher started."""
 
     launcher: str
     num_processes: int
@@ -54,18 +53,19 @@ class Place:
     local_processes: int
     """Processes on this node."""
     local_id: int
-    """Which of them this one is, from 0."""
+    """Index of this process on its node, from 0."""
     coordinator: str | None
-    """None where the launcher does not tell the first process' host."""
+    """None if the launcher does not give the first process' host."""
 
 
 def launched(environ: Mapping[str, str] = os.environ) -> Place | None:
-    """What SLURM (srun) or Open MPI (mpirun) says of this process; None outside of them, or where it is alone.
+    """The place of this process according to SLURM (srun) or Open MPI (mpirun); None outside of them, or for a single
+    process.
 
-    Under SLURM it is the *step* that counts: a script of sbatch, or a shell of salloc, is one process whatever the
-    job's number of tasks is.
+    Under SLURM the *step* counts: a script of sbatch, or a shell of salloc, is one process for any number of tasks of
+    the job.
 
-    **Raises:** `ValueError` where a variable of the launcher is missing or is no number.
+    **Raises:** `ValueError` if a variable of the launcher is missing or not a number.
     """
     if "SLURM_STEP_NUM_TASKS" in environ and "SLURM_PROCID" in environ:
         place = _slurm(environ)
@@ -77,7 +77,7 @@ def launched(environ: Mapping[str, str] = os.environ) -> Place | None:
 
 
 def expected() -> bool:
-    """Whether a launcher or the environment says that there are other processes to join."""
+    """Whether a launcher or the environment names other processes to join."""
     return launched() is not None or "JAX_COORDINATOR_ADDRESS" in os.environ
 
 
@@ -91,7 +91,7 @@ def _number(environ: Mapping[str, str], name: str, default: int | None = None) -
 
 
 def _port(environ: Mapping[str, str], seed: int) -> int:
-    """A port that all processes of a job agree on, from the upper end of the ephemeral range, as jax chooses it."""
+    """The same port for all processes of a job, from the upper end of the ephemeral range, chosen as jax does."""
     return _number(environ, "JAX_COORDINATOR_PORT", 61440 + seed % 4096)
 
 
@@ -104,7 +104,7 @@ def _first_host(nodes: str) -> str:
 
 
 def _tasks_here(text: str, node: int) -> int:
-    """SLURM's `4(x2),3` is 4, 4, 3: the entry of a node."""
+    """The tasks of a node in SLURM's list: `4(x2),3` is 4, 4, 3."""
     counts: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
@@ -133,7 +133,7 @@ def _slurm(environ: Mapping[str, str]) -> Place:
 
 def _open_mpi(environ: Mapping[str, str]) -> Place:
     size, here = (_number(environ, f"OMPI_COMM_WORLD_{name}") for name in ("SIZE", "LOCAL_SIZE"))
-    # Open MPI 4 names the launcher's address; 5 does not, but where all are on one node it is not needed
+    # Open MPI 4 gives the launcher's address; 5 does not, but a single node does not need it
     uri = environ.get("OMPI_MCA_orte_hnp_uri", "")
     match = re.search(r"tcp://([^,:]+)|tcp6://\[([^,\]]+)", uri)
     host = "127.0.0.1" if size == here else next(filter(None, match.groups()), None) if match else None
@@ -149,12 +149,12 @@ def _open_mpi(environ: Mapping[str, str]) -> Place:
 
 
 def own_devices(place: Place, mode: Mode = "auto", environ: Mapping[str, str] = os.environ) -> list[int] | None:
-    """Which of the GPUs that it sees a process owns, by their place in that list; None: all.
+    """Indices of the visible GPUs that a process uses; None: all.
 
-    `CUDA_VISIBLE_DEVICES` (or ROCm's), which launchers set, says what it sees. A process that sees a single GPU
-    beside others on its node was bound to it already (`--gpus-per-task`).
+    `CUDA_VISIBLE_DEVICES` (or ROCm's), which launchers set, gives the visible GPUs. A process with a single visible GPU
+    and others on its node is bound to it already (`--gpus-per-task`).
 
-    **Raises:** `ValueError` where the GPUs cannot be dealt out as `mode` says.
+    **Raises:** `ValueError` if the GPUs cannot be divided as in `mode`.
     """
     count, rank = place.local_processes, place.local_id
     if mode == "per-node" and count > 1:
@@ -190,18 +190,18 @@ def initialize(
     mode: Mode = "auto",
     timeout: int = 300,
 ) -> str:
-    """Join this process to the others; call it before anything else touches a device.
+    """Join this process to the others; call it before jax initializes its devices.
 
-    What is not given is taken from the launcher, SLURM's srun or Open MPI's mpirun, else from the environment
-    (`JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES`, `JAX_PROCESS_ID`). With nothing given and no launcher nothing is
-    done. On CPUs the processes speak through gloo.
+    Missing arguments are taken from the launcher, SLURM's srun or Open MPI's mpirun, else from the environment
+    (`JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES`, `JAX_PROCESS_ID`). Without arguments and launcher it does nothing.
+    On CPUs the processes communicate through gloo.
 
     **Arguments:** `coordinator`, `host:port` of process 0; `num_processes`; `process_id`, from 0; `local_device_ids`,
-    which of the GPUs that it sees this process owns (None: as `mode` says); `mode`, see `Mode`; `timeout`, seconds to
+    indices of the visible GPUs that this process uses (None: as in `mode`); `mode`, see `Mode`; `timeout`, seconds to
     wait for the others.
     **Returns:** a table to print: each process, its host, its devices.
-    **Raises:** `ValueError` where only some of the three are known, or one is out of range; `ConnectionError` where
-    the processes do not find one another.
+    **Raises:** `ValueError` if only some of the first three are known, or one is out of range; `ConnectionError` if
+    the processes cannot connect.
     """
     place = launched()
     coordinator, num_processes, process_id = _known(place, coordinator, num_processes, process_id)
@@ -226,7 +226,7 @@ def initialize(
 def _known(
     place: Place | None, coordinator: str | None, num_processes: int | None, process_id: int | None
 ) -> tuple[str | None, int | None, int | None]:
-    """The three facts, from what was given, the launcher and the environment; all None where there are none."""
+    """The three values, from the arguments, the launcher and the environment; all None if there are none."""
     environ = os.environ
     if coordinator is None:
         coordinator = environ.get("JAX_COORDINATOR_ADDRESS") or (place.coordinator if place else None)
@@ -253,15 +253,15 @@ def _known(
 
 
 def put(x: Any, sharding: Sharding) -> jax.Array:
-    """`jax.device_put` of a value that all processes share; also of typed keys, which it refuses itself."""
+    """`jax.device_put` of a value that all processes have; also of typed keys, which `jax.device_put` refuses."""
     if not isinstance(x, jax.Array) or not jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         return jax.device_put(x, sharding)
     return jax.random.wrap_key_data(jax.device_put(jax.random.key_data(x), sharding), impl=jax.random.key_impl(x))
 
 
 def gather(tree: Any) -> Any:
-    """A tree whose arrays every process can read whole: those that lie on several processes come to the host. All
-    processes must ask together."""
+    """A tree whose arrays every process can read in full: those sharded over several processes are gathered to the
+    host. A collective operation of all processes."""
     if jax.process_count() == 1:
         return tree
     from jax.experimental import multihost_utils
@@ -275,7 +275,7 @@ def gather(tree: Any) -> Any:
 
 
 def _reach(coordinator: str, process_id: int, num_processes: int, timeout: int) -> None:
-    """Wait until the coordinator answers: jax itself would abort the process, without an exception, where none does."""
+    """Wait until the coordinator accepts connections: otherwise jax would abort the process without an exception."""
     if process_id == 0:
         others = num_processes - 1
         print(f"process 0 of {num_processes} waits at {coordinator} for {others} more", file=sys.stderr, flush=True)
@@ -296,7 +296,8 @@ def _reach(coordinator: str, process_id: int, num_processes: int, timeout: int) 
 
 
 def device_table() -> str:
-    """Each process, its host, and its devices as the host numbers them. All processes must ask together."""
+    """A table of each process, its host, and its devices as the host numbers them. A collective operation of all
+    processes."""
     ids = ",".join(str(i if d.local_hardware_id is None else d.local_hardware_id) for i, d in enumerate(_local()))
     label = f"{socket.gethostname()[:64]}\t{ids}".encode()[:_LABEL_BYTES]
     labels = np.frombuffer(label.ljust(_LABEL_BYTES, b"\0"), np.uint8)[None]

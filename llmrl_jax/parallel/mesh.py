@@ -18,10 +18,10 @@ AXES = ("data", "fsdp", "tensor")
 
 @dataclass(frozen=True)
 class MeshSpec:
-    """How many devices stand along each axis."""
+    """The number of devices along each axis."""
 
     data: int = 1
-    """Rows of the batch (environments) are split over it; weights are copied."""
+    """Rows of the batch (environments) are split over it; weights are replicated."""
     fsdp: int = 1
     """Rows and weights are both split over it; weights are gathered where they are used."""
     tensor: int = 1
@@ -59,10 +59,9 @@ class MeshSpec:
 def make_mesh(spec: str | MeshSpec = "", devices: Sequence[jax.Device] | None = None) -> Mesh:
     """A mesh with the axes data, fsdp and tensor, all of type Auto (jax's own default, Explicit, breaks flax).
 
-    **Arguments:** `spec`, as `"data=4,fsdp=2"` (axes left out are 1); `devices`, all of them by default. A mesh may be
-    smaller than the machine where its size divides the number of devices and one process holds them all: it takes
-    the first ones.
-    **Raises:** `ValueError`, with the arithmetic, where the devices do not suffice or are not divided.
+    **Arguments:** `spec`, as `"data=4,fsdp=2"` (axes left out are 1); `devices`, all of them by default. A mesh may use
+    only the first devices if its size divides their number and one process holds them all.
+    **Raises:** `ValueError`, with the arithmetic, if there are too few devices or the mesh does not divide them.
     """
     spec = MeshSpec.parse(spec) if isinstance(spec, str) else spec
     present = list(jax.devices() if devices is None else devices)

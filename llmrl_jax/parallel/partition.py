@@ -1,4 +1,4 @@
-"""From the logical name of an array's axis to the mesh axes it is split over, by one table."""
+"""Sharding rules: one table from the logical names of array axes to mesh axes."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def shardings(abstract_tree: Any, logical_axes: Any, mesh: Mesh, rules: Rules = 
     """The sharding of every leaf.
 
     **Arguments:** `abstract_tree`, arrays or `jax.ShapeDtypeStruct`s; `logical_axes`, a tree of the same structure
-    (it may hold more) whose leaves are tuples with one logical name or None per dimension; `mesh`; `rules`.
+    (it may have more leaves) whose leaves are tuples with one logical name or None per dimension; `mesh`; `rules`.
     **Returns:** a tree of `NamedSharding`.
     **Raises:** `ValueError` for a leaf without axes, an axis without a rule, or a size that its mesh axes do not
-    divide: the leaf's path, the dimension, the axis and the arithmetic are named.
+    divide, naming the leaf's path, the dimension, the axis and the arithmetic.
     """
 
     def of(path, leaf):
@@ -78,16 +78,16 @@ def shardings(abstract_tree: Any, logical_axes: Any, mesh: Mesh, rules: Rules = 
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """A whole copy on every device."""
+    """Replicated on every device."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def batch_sharding(mesh: Mesh, axis: int = 0, size: int | None = None) -> NamedSharding:
-    """Dimension `axis` split over data and fsdp, the rest whole.
+    """Dimension `axis` split over data and fsdp, the others replicated.
 
-    **Arguments:** `axis`, 0 for `[B, ...]`, 1 for `[T, B, ...]`; `size`, the length of that dimension, if it is to be
-    checked now.
-    **Raises:** `ValueError`, with the arithmetic, where data x fsdp does not divide `size`.
+    **Arguments:** `axis`, 0 for `[B, ...]`, 1 for `[T, B, ...]`; `size`, the length of that dimension, to check
+    it now.
+    **Raises:** `ValueError`, with the arithmetic, if data x fsdp does not divide `size`.
     """
     over = RULES["batch"]
     ways = math.prod(mesh.shape[a] for a in over)
@@ -98,9 +98,10 @@ def batch_sharding(mesh: Mesh, axis: int = 0, size: int | None = None) -> NamedS
 
 
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
-    """Ask the compiler to keep `x` sharded by its logical axes, under the mesh of `jax.set_mesh`; else the identity.
+    """Constrain the sharding of `x` by its logical axes, under the mesh of `jax.set_mesh`; else the identity.
 
-    Dimensions that the mesh does not divide are left to the compiler: an activation, unlike a parameter, may be odd.
+    Dimensions that the mesh does not divide are left to the compiler: an activation may have any size, unlike a
+    parameter.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or any(name not in mesh.shape for axis in axes if axis for name in RULES[axis]):
@@ -115,8 +116,8 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a learner's arrays lie: rows split over data and fsdp, everything else whole on every device. Without a
-    mesh every method returns its argument."""
+    """The sharding of a learner's arrays: rows split over data and fsdp, everything else replicated. Without a mesh
+    every method returns its argument."""
 
     mesh: Mesh | None = None
 
@@ -132,11 +133,11 @@ class Placement:
         return jax.lax.with_sharding_constraint(tree, batch_sharding(self.mesh, axis))
 
     def whole(self, tree: Any) -> Any:
-        """Inside jit or outside: a whole copy of every leaf on every device."""
+        """Inside jit or outside: every leaf replicated on every device."""
         return tree if self.mesh is None else jax.lax.with_sharding_constraint(tree, replicated(self.mesh))
 
     def settled(self, tree: Any) -> Any:
-        """Outside jit: leaves that lie on the mesh as they are, others copied to every device."""
+        """Outside jit: leaves on the mesh unchanged, others replicated on every device."""
         mesh = self.mesh
         if mesh is None:
             return tree

@@ -1,4 +1,4 @@
-"""The updates after which the host has something to do."""
+"""The updates after which the host logs, saves, evaluates or exchanges."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from llmrl_jax.run.config import RunConfig
 
 
 class Boundaries:
-    """Every how many updates a run logs, saves, evaluates and exchanges; 0: never."""
+    """The intervals, in updates, at which a run logs, saves, evaluates and exchanges; 0: never."""
 
     def __init__(self, config: RunConfig, last: int, evaluates: bool, exchange: Exchange | None):
         """**Arguments:** `config`; `last`, the run's last update; `evaluates`, whether there is an evaluation;
@@ -17,10 +17,10 @@ class Boundaries:
         self.exchange = 0 if exchange is None else exchange.every
 
     def next(self, update: int) -> int:
-        """The first of them after `update`: no chunk of updates is longer."""
+        """The first boundary after `update`, at which a chunk of updates ends at the latest."""
         every = [n for n in (self.log, self.save, self.eval, self.exchange) if n]
         return min([self.last, *((update // n + 1) * n for n in every)])
 
     def due(self, every: int, update: int) -> bool:
-        """Whether something that is done every so many updates, and at the end, is done after `update`."""
+        """Whether work that is due every `every` updates and at the end is due after `update`."""
         return bool(every) and (update % every == 0 or update == self.last)

@@ -1,7 +1,7 @@
-"""Which chat model a run asks, and what stands around it: a cache, a record, a budget.
+"""The chat model of a run, with its cache, record and budget.
 
-The one way from the command line to a model. Three kinds: `scripted`, the command's own scripted adviser, which needs
-nothing and is the default; `local:PATH_OR_ID`, a Llama in this process; any other name, a model behind the
+The only way from the command line to a model. Three kinds: `scripted`, the command's own scripted adviser, which has no
+requirements and is the default; `local:PATH_OR_ID`, a Llama in this process; any other name, a model of the
 OpenAI-compatible server at `base_url`.
 """
 
@@ -22,51 +22,52 @@ LOCAL = "local:"
 
 @dataclass(frozen=True)
 class ChatConfig:
-    """Which chat model is asked, and how."""
+    """Options of the chat model."""
 
     model: str = SCRIPTED
-    """`scripted`: the scripted adviser, rules in a model's place; `local:PATH_OR_ID`: a Llama on this machine; any
+    """`scripted`: the scripted adviser, rules instead of a model; `local:PATH_OR_ID`: a Llama on this machine; any
     other name: a model of the server at `base_url`."""
     base_url: str = field(default="", metadata=FREE)
-    """Where the server's API begins, `http://127.0.0.1:8000/v1` or `https://api.openai.com/v1` say."""
+    """Base URL of the server's API, such as `http://127.0.0.1:8000/v1` or `https://api.openai.com/v1`."""
     key_variable: str = field(default="", metadata=FREE)
     """The environment variable with the server's key. Empty: OPENAI_API_KEY for OpenAI's host, none for others."""
     adapter: str = ""
     """A PEFT folder with adapters for a `local:` model."""
     template: str = ""
-    """The chat template of a `local:` model: empty for its own; `plain` for messages one after the other, what models
-    without one were fine-tuned on; or a file."""
+    """The chat template of a `local:` model: empty: its own; `plain`: the messages joined, as for models
+    fine-tuned without a template; else a file."""
     temperature: float = 1.0
-    """Of sampling; negative leaves it to the server."""
+    """Sampling temperature; negative: the server's default."""
     max_tokens: int = 2048
-    """The most tokens that a reply may have."""
+    """Maximum number of tokens of a reply."""
     concurrency: int = field(default=8, metadata=FREE)
-    """Requests in flight at once."""
+    """Number of concurrent requests."""
     split: bool = field(default=False, metadata=FREE)
-    """Ask for one sample at a time, for servers that ignore `n` (Ollama, llama.cpp)."""
+    """Request one sample at a time, for servers that ignore `n` (Ollama, llama.cpp)."""
     token_limit: str = field(default="max_tokens", metadata=FREE)
-    """How the server spells the limit: `max_tokens`, or `max_completion_tokens` for OpenAI's reasoning models."""
+    """The server's name of the limit: `max_tokens`, or `max_completion_tokens` for OpenAI's reasoning models."""
     cache: str = field(default="", metadata=FREE)
-    """A SQLite file of replies that several runs share; empty: one in the run's own folder."""
+    """SQLite file of replies, which several runs may share; empty: one in the run's folder."""
     cache_mode: CacheMode = field(default="write", metadata=FREE)
-    """`write`: ask for what is missing and keep it; `read`: keep nothing new; `replay`: never ask; `off`."""
+    """`write`: request missing replies and store them; `read`: store nothing; `replay`: send no request; `off`."""
     max_calls: int = field(default=0, metadata=FREE)
-    """Requests after which the run stops, those before a resume included; 0: no limit."""
+    """Requests after which the run stops, including those before a resume; 0: no limit."""
     max_usd: float = field(default=0.0, metadata=FREE)
-    """Dollars after which the run stops, those before a resume included; 0: no limit. The model must have a price."""
+    """Cost in US dollars after which the run stops, including that before a resume; 0: no limit. Needs a model with a
+    known price."""
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """The fields of a `ChatRequest` that are settings."""
+        """The fields of a `ChatRequest` that these options set."""
         return {"temperature": None if self.temperature < 0 else self.temperature, "max_tokens": self.max_tokens}
 
     @property
     def remote(self) -> bool:
-        """Whether a server is asked."""
+        """Whether the model is on a server."""
         return self.model != SCRIPTED and not self.model.startswith(LOCAL)
 
     def check(self) -> None:
-        """**Raises** `ValueError` where the settings do not go together, naming the remedy."""
+        """**Raises** `ValueError` for incompatible settings, naming the remedy."""
         if self.remote and not self.base_url and self.cache_mode != "replay":
             raise ValueError(
                 f"the model {self.model!r} needs a server: name one with --chat.base-url (OpenAI's is "
@@ -88,25 +89,25 @@ def _nothing() -> None:
 
 @dataclass(frozen=True)
 class Chat:
-    """A chat model as a run uses it, and what it has cost."""
+    """A chat model as a run uses it, and its cost so far."""
 
     model: ChatModel
     budget: Budget
     close: Callable[[], None] = _nothing
-    """Cancels a server's answers that are on their way: callers that wait for one get a `ChatError`."""
+    """Cancels pending requests to a server: callers that wait for one get a `ChatError`."""
 
     @property
     def spent(self) -> Spent:
-        """Calls, tokens and dollars of the run, those before a resume included."""
+        """Calls, tokens and dollars of the run, including those before a resume."""
         return self.budget.spent
 
 
 def make_chat(config: ChatConfig, adviser: ChatModel, folder: str | Path) -> Chat:
     """The chat model of a run.
 
-    **Arguments:** `config`; `adviser`, what `scripted` stands for; `folder`, the run's, where the record
-    (`chat.jsonl`) and, unless another is named, the cache (`chat.sqlite`) are.
-    **Raises:** `ValueError` where the settings do not go together, naming the remedy, before anything is asked.
+    **Arguments:** `config`; `adviser`, the model of `scripted`; `folder`, the run's, which holds the record
+    (`chat.jsonl`) and, unless `config` names another, the cache (`chat.sqlite`).
+    **Raises:** `ValueError` for incompatible settings, naming the remedy, before any request.
     """
     config.check()
     folder = Path(folder)
@@ -116,7 +117,7 @@ def make_chat(config: ChatConfig, adviser: ChatModel, folder: str | Path) -> Cha
         return Chat(Cached(config.model, cache, "replay"), Budget())
     budget = Budget(calls=config.max_calls or None, usd=config.max_usd or None)
     record = folder / "chat.jsonl"
-    if record.exists():  # a run that goes on has spent what it spent
+    if record.exists():  # a resumed run counts what it spent before
         budget.recall(record)
     asked: ChatModel
     close = _nothing
@@ -133,7 +134,7 @@ def make_chat(config: ChatConfig, adviser: ChatModel, folder: str | Path) -> Cha
         )
         close = server.close
     elif config.model == SCRIPTED:
-        return Chat(Recorder(Budgeted(adviser, budget), record), budget)  # nothing to save by a cache
+        return Chat(Recorder(Budgeted(adviser, budget), record), budget)  # a cache would save nothing
     else:
         from llmrl_jax.serve import LocalLlama
 

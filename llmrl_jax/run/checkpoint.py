@@ -1,8 +1,8 @@
-"""Checkpoints of everything, by orbax: asynchronous, atomic, pruned, verified on reading.
+"""Checkpoints of the whole training state with orbax: asynchronous, atomic, pruned, verified on reading.
 
 A checkpoint holds every leaf of the learner's state except `frozen`, which is written once, beside them. Leaves are
-stored by name; typed PRNG keys as their raw words. With each goes a description in JSON: the configuration's identity,
-versions, mesh, and the shape, dtype and checksum of every leaf, against which a restored state is verified.
+stored by name; typed PRNG keys as their raw words. Each checkpoint has a description in JSON: the configuration's
+identity, versions, mesh, and the shape, dtype and checksum of every leaf, which verify a restored state.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ FORMAT = 1
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be used: of another configuration or state, or damaged. The message says which."""
+    """A checkpoint that cannot be used, because its configuration or state differs or it is damaged; the message says
+    which."""
 
 
 def _raw(x: Any) -> Any:
@@ -50,9 +51,9 @@ class Checkpoints:
     def __init__(
         self, folder: str | Path, *, keep: int = 2, best: str = "", config: Any = None, read_only: bool = False
     ):
-        """**Arguments:** `folder`, the run's; `keep`, how many of the newest to keep; `best`, a metric whose highest
-        checkpoint is kept too (empty: none); `config`, the dataclass whose identity a checkpoint must share (None: not
-        compared); `read_only`, never to write or delete anything there."""
+        """**Arguments:** `folder`, the run's; `keep`, the number of newest checkpoints to keep; `best`, a metric whose
+        highest checkpoint is kept too (empty: none); `config`, the dataclass whose identity a checkpoint must have
+        (None: not compared); `read_only`, never write or delete anything in the folder."""
         self.folder = Path(folder).absolute()
         self.root, self.frozen_root = self.folder / "checkpoints", self.folder / "frozen"
         self.best, self.identity, self.read_only = best, configs.identity(config), read_only
@@ -82,19 +83,20 @@ class Checkpoints:
         return -math.inf if value is None or math.isnan(value) else value
 
     def updates(self) -> list[int]:
-        """The updates of the whole checkpoints, ascending."""
+        """The updates of the complete checkpoints, ascending."""
         return sorted(self._manager.all_steps())
 
     def latest(self) -> int | None:
-        """The update of the newest whole checkpoint."""
+        """The update of the newest complete checkpoint."""
         return max(self.updates(), default=None)
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
     def save(self, update: int, state: Any, metrics: Mapping[str, float] | None = None) -> None:
-        """Write the state after `update` updates. Returns once the arrays are copied; the files follow.
+        """Write the state after `update` updates. Returns once the arrays are copied; the files are written
+        in the background.
 
-        **Raises:** `OSError` or `ValueError` where this or an earlier save failed; what was whole stays whole.
+        **Raises:** `OSError` or `ValueError` if this or an earlier save failed; complete checkpoints stay intact.
         """
         metrics = dict(metrics or {})
         if self.best and self.best not in metrics:
@@ -124,9 +126,9 @@ class Checkpoints:
         )
 
     def _save_frozen(self, frozen: Any) -> dict[str, int]:
-        """Write the frozen part unless it was written already. **Returns:** the checksums of its leaves.
+        """Write the frozen part unless it is written already. **Returns:** the checksums of its leaves.
 
-        A frozen part without a checkpoint is of a run that ended before its first one: it is replaced."""
+        A frozen part without a checkpoint comes from a run that ended before its first one, and is replaced."""
         if not jax.tree.leaves(frozen):
             return {}
         if not hasattr(self, "_frozen_sums"):
@@ -139,12 +141,12 @@ class Checkpoints:
         return self._frozen_sums
 
     def wait(self) -> None:
-        """Wait until everything saved is on disk. **Raises:** what the writing raised."""
+        """Wait until everything saved is on disk. **Raises:** the error of a failed write."""
         self._manager.wait_until_finished()
 
     def reload(self) -> None:
-        """Read from the disk which checkpoints there are. After a save that failed there are more than the manager
-        counts, which takes what was to make room for it as deleted."""
+        """Read the list of checkpoints from disk. After a failed save the manager lacks those that it was about to
+        prune, although they still exist."""
         self._manager.reload()
 
     def discard_after(self, update: int) -> None:
@@ -153,7 +155,7 @@ class Checkpoints:
             self._manager.delete(later)
 
     def close(self) -> None:
-        """Wait for what is being written, and end the threads."""
+        """Wait for pending writes, and end the threads."""
         self._manager.close()
 
     def __enter__(self) -> Checkpoints:
@@ -165,7 +167,7 @@ class Checkpoints:
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def describe(self, update: int) -> dict[str, Any]:
-        """The description that was saved with a checkpoint."""
+        """The description saved with a checkpoint."""
         try:
             return self._manager.restore(update, args=ocp.args.Composite(meta=ocp.args.JsonRestore())).meta
         except Exception as error:
@@ -174,14 +176,14 @@ class Checkpoints:
     def restore(self, like: Any, update: int | None = None, fresh: Any = ()) -> tuple[Any, int]:
         """Read a checkpoint.
 
-        **Arguments:** `like`, a state (of arrays or `jax.ShapeDtypeStruct`) whose structure, shapes, dtypes and
-        shardings the result takes; the devices may be others than those it was saved from; `update`, which one
-        (None: the newest); `fresh`, the frozen part as a new start would have it: where it is the same, it is taken in
-        place of what is on disk, so that the memory for it is needed once.
+        **Arguments:** `like`, a state (of arrays or `jax.ShapeDtypeStruct`) with the structure, shapes, dtypes and
+        shardings of the result; the devices may differ from those at saving; `update`, which checkpoint (None: the
+        newest); `fresh`, the frozen part of a new start: if it equals the saved one, it is used instead of reading, so
+        that its memory is needed only once.
         **Returns:** the state and its update.
-        **Raises:** `FileNotFoundError` where there is none; `CheckpointError` where its configuration differs (naming
-        the options), its state differs (naming the leaves), the data in the `fresh` frozen part do (leaves of int32
-        and bool, as tokens and masks are), or it is damaged (naming the last good one).
+        **Raises:** `FileNotFoundError` if there is none; `CheckpointError` if its configuration differs (naming the
+        options), its state differs (naming the leaves), the data in the `fresh` frozen part differ (leaves of int32
+        and bool, such as tokens and masks), or it is damaged (naming the last good one).
         """
         known = self.updates()
         if not known:
@@ -215,7 +217,7 @@ class Checkpoints:
             )
 
     def _is_same(self, fresh: Any, meta: Mapping[str, Any], update: int) -> bool:
-        """Whether the frozen part is what was saved. **Raises:** `CheckpointError` where its data are not."""
+        """Whether the frozen part equals the saved one. **Raises:** `CheckpointError` if its data differ."""
         leaves = trees.named_leaves(fresh)
         if not leaves:
             return False
@@ -230,7 +232,7 @@ class Checkpoints:
         return sums == saved
 
     def _read(self, like: Any, update: int, meta: Mapping[str, Any], frozen: Any = None) -> Any:
-        """The state, with the `frozen` part if that is given, else with what is on disk."""
+        """The state, with the given `frozen` part, else with that on disk."""
         frozen_like, like = like.frozen, like.replace(frozen=())
         wanted = trees.named_leaves(like)
         _check_leaves(meta["leaves"], _describe(wanted), f"checkpoint {update} in {self.root}")
@@ -260,7 +262,7 @@ class Checkpoints:
         return state.replace(frozen=frozen)
 
     def _offer(self, like: Any, update: int, why: Exception) -> NoReturn:
-        """Refuse a damaged checkpoint, and name the newest older one that can be read whole."""
+        """Refuse a damaged checkpoint, and name the newest older one that is intact."""
         for older in reversed([u for u in self.updates() if u < update]):
             try:
                 self._read(like, older, self.describe(older))
@@ -275,7 +277,7 @@ class Checkpoints:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without orbax's warning that a folder opened for reading is read only."""
+    """Suppress orbax's warning that a folder opened for reading is read-only."""
     logger = logging.getLogger("absl")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -286,7 +288,7 @@ def _quiet() -> Iterator[None]:
 
 
 class _Damaged(CheckpointError):
-    """The bytes of a checkpoint are not what was saved."""
+    """The bytes of a checkpoint differ from those saved."""
 
 
 def _line(error: Exception) -> str:
@@ -308,7 +310,7 @@ def _check_leaves(saved: Mapping[str, Any], wanted: Mapping[str, Any], what: str
 
 
 def _key_impl(x: Any) -> Any:
-    """The generator of keys, also of abstract ones (which `jax.random.key_impl` refuses)."""
+    """The PRNG implementation of keys, also of abstract ones (which `jax.random.key_impl` refuses)."""
     impls: list[Any] = []
     jax.eval_shape(lambda key: impls.append(jax.random.key_impl(key)), jax.ShapeDtypeStruct(x.shape, x.dtype))
     return impls[0]
@@ -322,7 +324,7 @@ def _target(x: Any) -> jax.ShapeDtypeStruct:
 
 
 def _restore(like: Any, wanted: Mapping[str, Any], sums: Mapping[str, int], restore: Any, prefix: str = "") -> Any:
-    """Read the leaves `wanted` into the structure of `like`, verify their checksums, and make keys of keys."""
+    """Read the leaves `wanted` into the structure of `like`, verify their checksums, and rewrap PRNG keys."""
     target = {name: _target(x) for name, x in wanted.items()}
     try:
         read = dict(restore({name: x for name, x in target.items() if x.size}))
@@ -345,6 +347,6 @@ def _restore(like: Any, wanted: Mapping[str, Any], sums: Mapping[str, int], rest
 
 
 def restore_state(folder: str | Path, like: Any, update: int | None = None, config: Any = None) -> tuple[Any, int]:
-    """Read one checkpoint of a run without changing anything there; see `Checkpoints.restore`."""
+    """Read one checkpoint of a run without changing the folder; see `Checkpoints.restore`."""
     with Checkpoints(folder, config=config, read_only=True) as checkpoints:
         return checkpoints.restore(like, update)

@@ -1,4 +1,4 @@
-"""The program that a run compiles: several updates of a learner; and the checks of what they report."""
+"""The compiled program of a run, several updates of a learner, and the checks of its metrics."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def make_chunk(learner: Any, capacity: int) -> Callable:
     """The function that runs several updates on the device.
 
     `chunk(state, frozen, n) -> (state, metrics)`: `n` (int32, at most `capacity`) is traced, so any length runs the
-    same compiled program and a run gives the same bits however it is cut into chunks. `state` comes without its
-    frozen part, which is neither donated nor carried. Metrics have the shape `[capacity]`; rows from `n` on are nan.
+    same compiled program and the results do not depend on the chunk lengths, bit for bit. `state` is without its frozen
+    part, which is neither donated nor carried. Metrics have the shape `[capacity]`; rows from `n` on are nan.
     """
 
     def chunk(state, frozen, n):
@@ -44,7 +44,8 @@ def make_chunk(learner: Any, capacity: int) -> Callable:
 
 
 def compile_chunk(learner: Any, state: Any, capacity: int) -> tuple[Any, float]:
-    """Compile `make_chunk` for a state, which keeps its place. **Returns:** the program, and the seconds it took."""
+    """Compile `make_chunk` for a state, whose shardings are kept. **Returns:** the program, and the compile time in
+    seconds."""
     started = time.monotonic()
     rest, frozen = state.replace(frozen=()), state.frozen
     kept = jax.tree.map(lambda x: x.sharding, rest)
@@ -54,21 +55,20 @@ def compile_chunk(learner: Any, state: Any, capacity: int) -> tuple[Any, float]:
 
 
 def must_be_finite(name: str) -> bool:
-    """Whether a metric that is nan or infinite means that learning broke: losses and gradient norms."""
+    """Whether a metric must be finite, because otherwise learning has failed: losses and gradient norms."""
     last = name.split("/")[-1]
     return last.endswith("loss") or "grad_norm" in last
 
 
 def check_bounds(learner: Any, names: list[str]) -> None:
-    """**Raises** `ValueError` where the learner bounds a metric that is not among `names`, naming the nearest."""
+    """**Raises** `ValueError` if the learner bounds a metric that is not among `names`, naming the nearest."""
     for name in learner.bounds:
         if name not in names:
             raise ValueError(f"the learner bounds a metric {name!r} that it does not report{nearest(name, names)}")
 
 
 def verdict(learner: Any, rows: Mapping[str, np.ndarray], first: int) -> str:
-    """Why the run must stop, from the metrics of consecutive updates, the first of which is `first`; empty when it
-    need not."""
+    """Why the run must stop, from the metrics of consecutive updates starting at `first`; empty if it need not."""
     for i in range(len(next(iter(rows.values()), ()))):
         broken = [name for name in rows if must_be_finite(name) and not math.isfinite(rows[name][i])]
         if broken:

@@ -1,4 +1,4 @@
-"""How a run is kept: the options that every run has, and those of the training loop."""
+"""Options of a run's folder, seed and resume, which every run has, and those of the training loop."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ Resume = Annotated[
         str_from_instance=lambda value: [str(value)] if value is False or isinstance(value, str) else [],
     ),
 ]
-"""Whether a run continues an earlier one, or the folder of the one that it continues. On the command line
+"""Whether a run continues an earlier one, or the folder of the run to continue. On the command line
 `--run.resume RUN`, or `--run.resume` alone."""
 
 
 def _split(folder: str) -> tuple[str, str]:
-    """The folder that a run is in, empty where only its name is given, and its name."""
+    """The folder that holds a run (empty if only the name is given), and the run's name."""
     out, name = os.path.split(folder.rstrip(os.sep))
     return os.path.split(os.path.abspath(folder)) if name in (".", "..") else (out, name)
 
 
 @dataclass(frozen=True)
 class BaseRunConfig:
-    """Where a run is kept, its seed, and whether it continues an earlier one: what every run has."""
+    """The options that every run has: its folder, its seed, and whether it continues an earlier run."""
 
     name: str = field(default="", metadata=FREE)
-    """Name of the run; it writes to `<out>/<name>/`. Empty: the command's own name and the time."""
+    """Name of the run, which writes to `<out>/<name>/`. Empty: the command's name and the time."""
     out: str = field(default="runs", metadata=FREE)
     """Folder that holds all runs."""
     seed: int = 0
@@ -61,7 +61,7 @@ class BaseRunConfig:
             raise ValueError("run.resume needs the folder of the run to continue, as in --run.resume runs/NAME")
 
     def _take_place_of(self, folder: str) -> None:
-        """Set `name` and `out` from the folder of the run to continue, and `resume` to whether there is one."""
+        """Set `name` and `out` from the folder of the run to continue; `resume` is False without one."""
         out, name = _split(folder)
         default_out = next(f.default for f in fields(self) if f.name == "out")
         for option, given, needed in (("name", self.name, name), ("out", self.out, out)):
@@ -73,13 +73,13 @@ class BaseRunConfig:
 
     @property
     def folder(self) -> Path:
-        """`<out>/<name>`, of a run that has a name."""
+        """`<out>/<name>`, for a run with a name."""
         return Path(self.out).expanduser() / self.name
 
 
 @dataclass(frozen=True)
 class RunConfig(BaseRunConfig):
-    """How a run of the training loop is kept: where it writes, how often, and whether it continues an earlier one."""
+    """The options of a training run: where it writes, how often, and whether it continues an earlier run."""
 
     log_every: int = field(default=1, metadata=FREE)
     """Updates per line of `metrics.jsonl`."""
@@ -90,11 +90,11 @@ class RunConfig(BaseRunConfig):
     keep: int = field(default=2, metadata=FREE)
     """Newest checkpoints to keep; at least 1."""
     best: str = field(default="", metadata=FREE)
-    """Metric (as `metrics.jsonl` spells it) whose highest checkpoint is kept as well; empty: none."""
+    """Metric, named as in `metrics.jsonl`, whose highest checkpoint is kept as well; empty: none."""
     resume_from: int = field(default=-1, metadata=FREE)
-    """With `resume`: the checkpoint to continue from, by its update number; later ones are discarded. -1: newest."""
+    """With `resume`: update number of the checkpoint to continue from; later ones are deleted. -1: newest."""
     max_seconds: float = field(default=0.0, metadata=FREE)
-    """Time budget in seconds of training, compilation left out; the run saves and stops there. 0: none."""
+    """Time budget in seconds of training, without compilation; then the run saves and stops. 0: none."""
     tensorboard: bool = field(default=False, metadata=FREE)
     """Write TensorBoard event files beside `metrics.jsonl` (extra `track`)."""
     wandb: str = field(default="", metadata=FREE)
@@ -102,7 +102,7 @@ class RunConfig(BaseRunConfig):
     progress: typing.Literal["auto", "bar", "lines", "off"] = field(default="auto", metadata=FREE)
     """What the terminal shows: a live bar, a line per log, nothing; `auto`: the bar on a terminal, else lines."""
     compilation_cache: str = field(default="", metadata=FREE)
-    """Folder of the persistent compilation cache, or `off`. Empty: as set already (the command line sets
+    """Folder of the persistent compilation cache, or `off`. Empty: unchanged (the command line sets
     `~/.cache/llmrl_jax`, or `LLMRL_COMPILATION_CACHE`)."""
 
     def __post_init__(self):
@@ -115,7 +115,7 @@ class RunConfig(BaseRunConfig):
 
 
 def find_run(folder: str | Path) -> Path:
-    """The config.json of a run to continue. **Raises** `FileNotFoundError`, naming the nearest run, where there is
+    """The config.json of a run to continue. **Raises** `FileNotFoundError`, naming the nearest run, if there is
     none."""
     folder = Path(folder).expanduser()
     if not (folder / "config.json").is_file():
@@ -127,19 +127,19 @@ def find_run(folder: str | Path) -> Path:
 
 
 def resumed(kind: type[Settings], folder: str | Path, **changes: Any) -> Settings:
-    """The settings with which a run continues: those of its own config.json.
+    """The settings with which a run continues: those of its config.json.
 
-    What an earlier start was given for itself alone is left out: the checkpoint to go back to, and its time budget.
+    Options that apply to one start only are reset: the checkpoint to continue from, and the time budget.
 
     **Arguments:** `kind`, a dataclass with a `run`; `folder`, the run's, `runs/NAME`; `changes`, fields of `kind` that
     may change (`llmrl_jax.core.config.FREE`), such as `steps=2_000_000`.
-    **Raises:** `FileNotFoundError` where there is no run; `ValueError` for a run of another kind, or a change that the
-    run cannot have.
+    **Raises:** `FileNotFoundError` if there is no run; `ValueError` for a run of another kind, or a change that a
+    resumed run does not allow.
     """
     saved: Any = configs.load_config(kind, find_run(folder))
     own = {"resume_from": -1, "max_seconds": 0.0} if isinstance(saved.run, RunConfig) else {}
     out, name = _split(str(folder))
-    # the run is where it was found, whatever it was called there
+    # the folder may have been moved or renamed since config.json was written
     run = replace(saved.run, **own, name=name, out=out or ".", resume=True)
     settings = replace(saved, run=run, **changes)
     refuse_changes(folder, saved, settings)
@@ -147,7 +147,7 @@ def resumed(kind: type[Settings], folder: str | Path, **changes: Any) -> Setting
 
 
 def refuse_changes(folder: str | Path, saved: Any, config: Any) -> None:
-    """**Raises** `ValueError` where a run would continue with other options than it has, naming them."""
+    """**Raises** `ValueError` if a run would continue with other options than its own, naming them."""
     if changed := configs.differences(configs.identity(saved), configs.identity(config)):
         raise ValueError(
             f"the run {folder} was begun with other options: {'; '.join(changed)} (saved -> now); put these back, or "

@@ -1,8 +1,9 @@
-"""Exchanges with the host: between two updates a learner asks, the host answers, and the answer enters the state.
+"""Exchanges with the host: between two updates a learner sends a request, the host computes an answer, and the answer
+enters the state.
 
-`llmrl_jax.rl.learner.Exchange` says what a learner declares, and why a run that is stopped and resumed gives the same
-bits. This module calls `answer` in a thread of process 0, so that a run obeys a signal to stop while it
-waits, and gives the answer to all processes.
+`llmrl_jax.rl.learner.Exchange` describes what a learner declares, and why a resumed run is bit-identical. This module
+calls `answer` in a thread of process 0, so that the run handles stop signals while it waits, and broadcasts the answer
+to all processes.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ from llmrl_jax.run import leaves as trees
 
 
 POLL_SECONDS = 0.1
-"""How often a run that waits for an answer checks whether it must stop."""
+"""Seconds between checks for a stop signal while a run waits for an answer."""
 
 Arrays = dict[str, np.ndarray]
 
 
 class NoAnswer(RuntimeError):
-    """The host could not answer; the message says why."""
+    """The host computed no answer; the message says why."""
 
 
 class Exchanges:
     """The exchanges of one run of a learner."""
 
     def __init__(self, exchange: Exchange, state: Any, last: int):
-        """**Arguments:** `exchange`; `state`, the learner's, for its places; `last`, the update after which the run
-        ends."""
+        """**Arguments:** `exchange`; `state`, the learner's, for its shardings; `last`, the update after which the
+        run ends."""
         self.every, self._exchange, self._last = exchange.every, exchange, last
         self.seconds = 0.0
         """Time spent waiting for answers."""
@@ -50,22 +51,22 @@ class Exchanges:
         self._asked: _Asked | None = None
 
     def due(self, update: int) -> bool:
-        """Whether the state after `update` updates is exchanged before the next one."""
+        """Whether an exchange is due after `update` updates."""
         return 0 < update < self._last and update % self.every == 0
 
     def prepare(self, state: Any, update: int) -> None:
-        """Ask for the answer of the next exchange where that may be done now. For the beginning of a run."""
+        """Start the next exchange's request if it may be sent ahead. For the start of a run."""
         if not self.due(update):
             self._ask_ahead(state, update)
 
     def make(self, state: Any, update: int, stop: Callable[[], bool]) -> Any:
-        """Exchange a state.
+        """Make one exchange.
 
-        **Arguments:** `state`, after `update` updates, of which the part that is not frozen is donated; `stop`, whether
-        the run must stop (asked while it waits).
-        **Returns:** the state to continue with; None where `stop` came first, and `state` is as it was.
-        **Raises:** `NoAnswer` where `answer` raised, and `state` is as it was; `ValueError` for a request, an answer or
-        a new state of the wrong form.
+        **Arguments:** `state`, after `update` updates, whose part that is not frozen is donated; `stop`, whether the
+        run must stop (polled while it waits).
+        **Returns:** the state to continue with; None if `stop` came first, with `state` unchanged.
+        **Raises:** `NoAnswer` if `answer` raised, with `state` unchanged; `ValueError` for a request, an answer or a
+        new state of the wrong form.
         """
         started = time.monotonic()
         request = self._read(state)
@@ -99,7 +100,7 @@ class Exchanges:
                 self._asked = _Asked(self._exchange.answer, request)
 
     def _answered(self, request: Arrays, stop: Callable[[], bool]) -> Arrays | str | None:
-        """The answer to a request; why there is none; or None where the run must stop."""
+        """The answer to a request; an error message if there is none; or None if the run must stop."""
         if self._asked is None:
             self._asked = _Asked(self._exchange.answer, request)
         elif not _same(self._asked.request, request):
@@ -132,8 +133,7 @@ class Exchanges:
 
 
 class _Asked:
-    """A call of `answer` in a thread. A run that stops does not wait for it, and neither does the end of the
-    process."""
+    """A call of `answer` in a daemon thread: neither a stopping run nor the end of the process waits for it."""
 
     def __init__(self, function: Callable[[Arrays], Any], request: Arrays):
         self.request = request
@@ -157,8 +157,8 @@ def _same(a: Arrays, b: Arrays) -> bool:
 
 
 def _like(before: Any, after: Any) -> Any:
-    """The state `after` an exchange, with the exact types of that `before`. **Raises:** `ValueError` naming the leaves
-    that differ."""
+    """The state `after` an exchange, with the exact types of the state `before`. **Raises:** `ValueError` naming the
+    leaves that differ."""
     after = jax.tree.map(lambda x: x if hasattr(x, "dtype") else jax.numpy.asarray(x), after)
     old, new = trees.named_leaves(before), trees.named_leaves(after)
     wrong = [f"{name} is missing" for name in old if name not in new]
@@ -169,12 +169,12 @@ def _like(before: Any, after: Any) -> Any:
             wrong.append(f"{name} is {b} and was {a}")
     if wrong:
         raise ValueError(f"an exchange's take must keep the form of the state: {'; '.join(sorted(wrong)[:5])}")
-    # a weak type would be another type to the compiled updates
+    # compiled updates treat a weak type as another type
     return jax.tree.map(lambda x: x if trees.is_key(x) else jax.lax.convert_element_type(x, x.dtype), after)
 
 
 def _checked(answer: Any) -> Arrays:
-    """An answer as NumPy arrays. **Raises:** `ValueError` for anything but plain arrays by name."""
+    """An answer as NumPy arrays. **Raises:** `ValueError` for anything except plain arrays by name."""
     if not isinstance(answer, Mapping):
         raise ValueError(f"the answer is a {type(answer).__name__}; a dict of arrays is needed")
     arrays = {str(name): np.asarray(x) for name, x in answer.items()}
@@ -188,7 +188,8 @@ def _checked(answer: Any) -> Arrays:
 
 
 def from_first(found: Arrays | str | None) -> Arrays | str | None:
-    """What process 0 found, in every process. All must ask together; what the others found is ignored."""
+    """Broadcast the result of process 0 to every process. A collective operation; other processes' values are
+    ignored."""
     if jax.process_count() == 1:
         return found
     from jax.experimental import multihost_utils
@@ -200,7 +201,7 @@ def from_first(found: Arrays | str | None) -> Arrays | str | None:
 
 
 def _packed(answer: Arrays | str | None) -> bytes:
-    """A line of JSON that says what follows, and the bytes of the arrays."""
+    """A line of JSON with names, dtypes and shapes, and then the bytes of the arrays."""
     if not isinstance(answer, dict):
         return json.dumps(answer).encode() + b"\n"
     head = [[name, x.dtype.str, x.shape] for name, x in answer.items()]

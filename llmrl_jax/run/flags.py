@@ -1,19 +1,19 @@
 """Commands whose options are the fields of a dataclass: presets, `--config`, `--print-config` and `--run.resume`.
 
-How a new command uses it: a configuration with a kind, a function, and `command`.
+A new command needs a configuration with a kind, a function, and the decorator `command`:
 
     @dataclass(frozen=True)
     class TrainConfig:
-        KIND: ClassVar[str] = "rl train"        # the command's full name; it is written into config.json
+        KIND: ClassVar[str] = "rl train"        # the command's full name, written into config.json
         algo: str = "ppo"
-        "What a docstring under a field says is the help of its flag."
+        "The docstring under a field is the help text of its flag."
         steps: int = field(default=1_000_000, metadata=FREE)    # FREE: a resumed run may change it
-        run: RunConfig = field(default_factory=RunConfig)       # BaseRunConfig where no training loop runs
+        run: RunConfig = field(default_factory=RunConfig)       # BaseRunConfig without a training loop
 
     @command(TrainConfig)
     def train(config: TrainConfig) -> int:
-        "Train an algorithm in a world."                        # the help of the command
-        from llmrl_jax.run import rl_training                   # heavy modules are imported here, not for help
+        "Train an algorithm in a world."                        # the help text of the command
+        from llmrl_jax.run import rl_training                   # import heavy modules here: help stays fast
 
         rl_training.train(config)
         return 0
@@ -21,18 +21,18 @@ How a new command uses it: a configuration with a kind, a function, and `command
     COMMANDS = {"train": train}
 
 A field that is itself a dataclass gives `--field.option`; annotated with `tyro.conf.arg(name="")` its options have no
-prefix. A field without a default is a flag that must be given. The settings come from, each before what it overrides:
+prefix. A field without a default is a required flag. The sources of the settings, highest precedence first:
 
 1. the flags;
 2. `--config FILE`, YAML or JSON, with the options nested as in a run's config.json (which is such a file);
-3. where a run is resumed, the run's own config.json; else what `start` returns, a preset say; else the defaults.
+3. for a resumed run its own config.json; else what `start` returns (for example a preset); else the defaults.
 
-`start(get)` returns the settings to begin with. `get(name)` is what the command line, the file or the resumed run says
-about an option so far (None: nothing), so that `get("preset")` or `get("algo")` can decide. The class of what it
-returns is the class of the settings: a command may have one for each algorithm, as long as they share a `KIND`.
+`start(get)` returns the initial settings. `get(name)` is the value of an option on the command line, in the file or in
+the resumed run (None: not given), so that the settings can depend on `get("preset")` or `get("algo")`. The class of the
+returned settings is the class of the command's settings: it may differ by algorithm if all share a `KIND`.
 
-The function is called with settings that are complete and checked. Where they have a `run`, it is certain by then that
-the run's folder can be opened, and that a resumed run keeps all options that are not FREE.
+The function is called with complete and checked settings. If they have a `run`, the run's folder is known to be
+writable by then, and a resumed run to keep all options that are not FREE.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ from llmrl_jax.run.settings import blank, checked, overlaid, read_values, to_yam
 
 
 Get = Callable[[str], str | None]
-"""What is said about an option so far, by its name."""
+"""`(name) -> value`: the value of an option given so far; None if it was not given."""
 Start = Callable[[Get], Any]
 Reader = Callable[[dict[str, Any], Path], dict[str, Any]]
-"""`(values, path) -> values`: the options that a file in another format stands for."""
+"""`(values, path) -> values`: the options in a file of another format."""
 
 
 # --- parsing --------------------------------------------------------------------------------------------------------
 
 
 def whole_number(text: str) -> int:
-    """An integer as a user writes it: `1500000`, `1_500_000`, `1.5e6`.
+    """An integer as users write it: `1500000`, `1_500_000`, `1.5e6`.
 
     **Raises:** `ValueError` for a fraction, or what is not a number.
     """
@@ -94,18 +94,18 @@ def _integers(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int] | None:
 
 
 def parse(function: Callable[..., Any], prog: str | None = None, args: Sequence[str] | None = None, **how: Any) -> Any:
-    """`tyro.cli` with the spellings that all our commands share: `--steps 1e6` for integers.
+    """`tyro.cli` with the parsing that all our commands share: `--steps 1e6` for integers.
 
-    **Arguments:** `function`, or a dataclass; `prog`, the program's name; `args`, the command line (None: the
-    process's); `how`, further arguments of `tyro.cli`.
+    **Arguments:** `function`, or a dataclass; `prog`, the program's name; `args`, the command line (None: of
+    the process); `how`, further arguments of `tyro.cli`.
     **Returns:** what the function returns, or the dataclass.
     """
     return tyro.cli(function, prog=prog, args=args, registry=_REGISTRY, **how)
 
 
 def flag(args: Sequence[str], name: str) -> str | None:
-    """The value of a flag on the command line, `--name value` or `--name=value`: empty for a flag alone, None where it
-    is absent. The last one counts."""
+    """The value of a flag on the command line, `--name value` or `--name=value`: empty for a flag without a value, None
+    if the flag is absent. The last occurrence counts."""
     last = None
     for i, arg in enumerate(args):
         given, equals, value = arg.partition("=")
@@ -120,7 +120,7 @@ def flag(args: Sequence[str], name: str) -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class _Asked:
-    """What a command line says before it is parsed, as far as defaults depend on it."""
+    """The parts of an unparsed command line on which defaults depend."""
 
     args: Sequence[str]
     path: Path
@@ -141,7 +141,7 @@ class _Asked:
 
 
 def _find(values: Mapping[str, Any], name: str) -> str | None:
-    """An option in a file's values: by itself, or in a part whose options have no prefix."""
+    """An option in a file's values: at the top level, or in a part whose options have no prefix."""
     for place in (values, *(v for v in values.values() if isinstance(v, Mapping))):
         if name in place and not isinstance(place[name], Mapping):
             return str(place[name])
@@ -166,12 +166,12 @@ def _asked(config: type, args: Sequence[str], read: Reader | None) -> _Asked:
         source = find_run(folder)
         values = configs.read_json(source)
         saved = configs.unstamped(values, kind, source, run=folder) if isinstance(values, dict) else {}
-        saved.pop("preset", None)  # of runs before version 1, which have its values beside its name
+        saved.pop("preset", None)  # runs before version 1 hold the preset's values beside its name
     return _Asked(args, path, file, folder, saved)
 
 
 def _resumed_folder(args: Sequence[str], file: Mapping[str, Any]) -> str:
-    """The folder of the run to resume, which flags or the file name; empty: none."""
+    """The folder of the run to resume, from the flags or the file; empty: none."""
     said = file.get("run")
     given = dict(said) if isinstance(said, Mapping) else {}
     given |= {name: value for name in ("name", "out") if (value := flag(args, f"--run.{name}"))}
@@ -188,10 +188,10 @@ def command(
 ) -> Callable[[Callable[[Any], int]], Callable[[Any], int]]:
     """Make a function of a configuration a command; see the module's docstring.
 
-    **Arguments:** `config`, the configuration's class; `start`, the settings to begin with; `preset`, the name of those
-    that `start` begins with where none is asked for: with it the command has `--preset`, of which `preset_help` tells;
-    `read`, a reader of files in other formats.
-    **Returns:** a decorator. The function stays what it is, and from Python is called with a configuration.
+    **Arguments:** `config`, the configuration's class; `start`, returns the initial settings; `preset`, the name of the
+    default preset: with it the command has `--preset`, with the help text `preset_help`; `read`, a reader of files in
+    other formats.
+    **Returns:** a decorator. It does not wrap the function, which Python code calls with a configuration.
     """
 
     def decorate(work: Callable[[Any], int]) -> Callable[[Any], int]:
@@ -208,7 +208,7 @@ def command(
             return _prepared(work, default, saved, asked.folder, (preset, preset_help))
 
         def begin(values: Mapping[str, Any]) -> Any:
-            """The settings that a run with these values began with, before any option was given."""
+            """The initial settings of a run with these values, before any option was applied."""
             return blank(config) if start is None else start(_Asked((), Path(), {}, "", dict(values)).get)
 
         work.prepare, work.begin = prepare, begin  # type: ignore[attr-defined]
@@ -220,7 +220,7 @@ def command(
 def _prepared(
     work: Callable[[Any], int], default: Any, saved: Any, folder: str, preset: tuple[str, str]
 ) -> Callable[..., int]:
-    """The function whose signature is the command line: the options, and what every command has beside them."""
+    """The function whose signature is the command line: the settings, `--config`, `--print-config` and `--preset`."""
 
     def call(settings: Any, print_config: bool) -> int:
         settings = checked(settings)
@@ -250,7 +250,7 @@ def _prepared(
 def _with_signature(
     function: Callable[..., int], parameters: Mapping[str, tuple[Any, Any]], like: Callable[..., Any]
 ) -> Callable[..., int]:
-    """A function with these parameters, each with an annotation and a default, and another's name and docstring."""
+    """The function with these parameters (name -> annotation, default), and the name and docstring of `like`."""
     function.__name__, function.__doc__ = like.__name__, like.__doc__
     function.__annotations__ = {name: hint for name, (hint, _) in parameters.items()} | {"return": int}
     made = [

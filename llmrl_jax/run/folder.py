@@ -1,4 +1,4 @@
-"""The folder of a run: opening it, and the files in it that are not metrics or checkpoints."""
+"""The folder of a run: opening and locking it, and its files other than metrics and checkpoints."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 LOCK = ".lock"
-"""The file whose lock holds a run's folder; the system releases the lock when the process exits."""
+"""The file whose lock protects a run's folder; the system releases the lock when the process exits."""
 
 
 def folder_name(text: str) -> str:
-    """A text as a folder's name: anything but letters, digits, dashes and underscores becomes an underscore."""
+    """A text as a folder's name: all characters except letters, digits, dashes and underscores become underscores."""
     return "".join(c if c.isalnum() or c in "_-" else "_" for c in text)
 
 
 def check_folder(config: BaseRunConfig) -> None:
-    """Check that the folder of a run can be opened, before anything is made: see `open_folder`."""
+    """Check that the folder of a run can be opened, without creating anything; see `open_folder`."""
     if config.name and config.resume:
         find_run(config.folder)
     elif config.name and (config.folder / "config.json").exists():
@@ -56,12 +56,12 @@ def _unwritable(folder: Path, error: OSError) -> OSError:
 
 
 def open_folder(config: BaseRunConfig, command: str = "run") -> Path:
-    """The folder of a run, `<out>/<name>`, made if it is new.
+    """The folder of a run, `<out>/<name>`, created if it is new.
 
-    **Arguments:** `config`; `command`, what an unnamed run is called after, with the time.
-    **Raises:** `FileExistsError` where a run of that name exists and `resume` is off; `FileNotFoundError` where none
-    exists and `resume` is on, naming the nearest; `OSError` where nothing can be written; `ValueError` for an unnamed
-    run of several processes.
+    **Arguments:** `config`; `command`, prefix of the name of an unnamed run, before the time.
+    **Raises:** `FileExistsError` if a run of that name exists and `resume` is off; `FileNotFoundError` if none exists
+    and `resume` is on, naming the nearest; `OSError` if the folder is not writable; `ValueError` for an unnamed run of
+    several processes.
     """
     import jax
 
@@ -78,7 +78,7 @@ def open_folder(config: BaseRunConfig, command: str = "run") -> Path:
 
 
 def _new_folder(out: Path, name: str) -> Path:
-    """A new folder, also where several runs start within a second."""
+    """A new folder, also if several runs start in the same second."""
     folder, n = out / name, 1
     while True:
         try:
@@ -90,8 +90,8 @@ def _new_folder(out: Path, name: str) -> Path:
 
 
 def begin(folder: Path, config: Any) -> None:
-    """Write `config.json`, so that a run that ends before it trains can continue; where there is one, check that it has
-    the same options.
+    """Write `config.json`, so that a run that ends before it trains can be resumed; if it exists, check that it has the
+    same options.
 
     **Raises:** `ValueError` naming the options that differ."""
     path = folder / "config.json"
@@ -103,10 +103,10 @@ def begin(folder: Path, config: Any) -> None:
 
 @contextlib.contextmanager
 def held(folder: str | Path) -> Iterator[None]:
-    """Lock a folder, so that no second process writes there: two that resume one run would mix their lines and
-    delete each other's checkpoints. Where the system or the file system has no locks, nothing is locked.
+    """Lock a folder, so that no second process writes there: two that resume the same run would mix their lines and
+    delete each other's checkpoints. Does nothing if the system or the file system has no locks.
 
-    **Raises:** `BlockingIOError` where another process has locked it, naming the process and its machine.
+    **Raises:** `BlockingIOError` if another process has locked it, naming the process and its machine.
     """
     with (Path(folder) / LOCK).open("a+") as file:
         if not _locked(file, exclusive=True):
@@ -123,7 +123,7 @@ def held(folder: str | Path) -> Iterator[None]:
 
 
 def holder(folder: str | Path) -> str:
-    """The process that has locked a folder (see `held`), and its machine; empty where none has."""
+    """The process that has locked a folder (see `held`), and its machine; empty if none has."""
     path = Path(folder) / LOCK
     if not path.is_file():
         return ""
@@ -132,11 +132,11 @@ def holder(folder: str | Path) -> str:
 
 
 def _locked(file: IO[str], *, exclusive: bool) -> bool:
-    """Lock a file until it is closed. **Returns:** False where another process has locked it; True also where the
-    system or the file system has no locks."""
+    """Lock a file until it is closed. **Returns:** False if another process has locked it; True also if the system
+    or the file system has no locks."""
     if fcntl is None:
         return True
-    for attempt in range(3):  # `holder` locks it for a moment
+    for attempt in range(3):  # `holder` locks it briefly
         try:
             fcntl.flock(file, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
             return True
@@ -149,7 +149,7 @@ def _locked(file: IO[str], *, exclusive: bool) -> bool:
 
 
 def write_summary(folder: str | Path, values: Mapping[str, Any]) -> Path:
-    """Write `summary.json`: `values`, and the versions, machine, date and peak memory that go with them."""
+    """Write `summary.json`: `values`, and the versions, machine, date and peak memory."""
     path = Path(folder) / "summary.json"
     facts = {
         "date": time.strftime("%Y-%m-%d"),

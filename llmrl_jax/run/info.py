@@ -1,4 +1,4 @@
-"""What a result was measured with: versions, machine, load, memory."""
+"""The conditions of a measurement: versions, machine, load, memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def versions() -> dict[str, str]:
-    """The versions of Python and of the packages that decide numbers."""
+    """The versions of Python and of the packages that affect numerical results."""
     result = {"python": platform.python_version()}
     for name in ("llmrl-jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy"):
         try:
@@ -30,7 +30,7 @@ def _cpu() -> str:
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores usable, accelerators, and the load average of the last minute. Starts the JAX backend."""
+    """Processor, usable cores, accelerators, and the load average of the last minute. Starts the JAX backend."""
     import jax
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -46,6 +46,6 @@ def machine() -> dict[str, Any]:
 
 
 def peak_memory_bytes() -> int:
-    """The largest resident size of this process so far."""
+    """The peak resident set size of this process."""
     scale = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale

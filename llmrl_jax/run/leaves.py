@@ -1,4 +1,4 @@
-"""Small facts about pytrees of arrays: leaves by name, placement, checksums, finiteness."""
+"""Functions on pytrees of arrays: leaves by name, placement, checksums, finiteness."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def is_key(x: Any) -> bool:
 def named_leaves(tree: Any) -> dict[str, Any]:
     """The leaves of a pytree by their dotted names, in the tree's order.
 
-    **Raises:** `ValueError` where two leaves have one name.
+    **Raises:** `ValueError` if two leaves have the same name.
     """
     leaves: dict[str, Any] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
@@ -32,7 +32,7 @@ def named_leaves(tree: Any) -> dict[str, Any]:
 
 
 def mesh_of(tree: Any) -> jax.sharding.Mesh | None:
-    """The mesh over which any leaf is placed; None where all lie on single devices."""
+    """The mesh of the leaves; None if all are on single devices."""
     for leaf in jax.tree.leaves(tree):
         if isinstance(getattr(leaf, "sharding", None), NamedSharding) and leaf.sharding.mesh.size > 1:
             return leaf.sharding.mesh
@@ -40,7 +40,7 @@ def mesh_of(tree: Any) -> jax.sharding.Mesh | None:
 
 
 def settle(state: Any) -> Any:
-    """A state that keeps its types and its place from call to call.
+    """A state whose types and placement are the same from call to call.
 
     Weak types become strong, and leaves outside the mesh of the others are replicated over it, so that one compiled
     program accepts its own output.
@@ -80,7 +80,7 @@ def _checksums(leaves: list[jax.Array]) -> list[jax.Array]:
 def checksums(leaves: dict[str, jax.Array]) -> dict[str, int]:
     """A 32-bit checksum of the bits of each array, computed on its devices.
 
-    A position-weighted sum modulo 2^32: the same on any number of devices, since the order of addition is free.
+    A position-weighted sum modulo 2^32, which does not depend on the number of devices or the order of addition.
     """
     return dict(zip(leaves, (int(x) for x in jax.device_get(_checksums(list(leaves.values()))))))
 

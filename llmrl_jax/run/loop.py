@@ -1,5 +1,5 @@
-"""The outer loop on the host: jitted chunks of updates, and between them logs, evaluations, checkpoints, exchanges with
-the host, stops."""
+"""The outer loop on the host: jitted chunks of updates; between them logging, evaluation, checkpoints, exchanges with
+the host, and stopping."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from llmrl_jax.run.status import FAILED, FINISHED, STOPPED, Status, write_status
 
 
 CHUNK_SECONDS = 2.0
-"""The longest chunk, so that the bar moves and the run obeys signals (one process only)."""
+"""The longest chunk in seconds, so that the bar moves and signals are handled (one process only)."""
 
 Evaluate = Callable[[Any, jax.Array], Mapping[str, Any]]
 """`(state, key) -> metrics`, for `train(evaluate=...)`."""
 
 
 class RunStopped(RuntimeError):
-    """The run cannot go on: a loss is not finite, a bound is exceeded, a checkpoint cannot be written, an exchange
-    has no answer."""
+    """The run cannot continue: a loss is not finite, a bound is exceeded, a checkpoint cannot be written, or an
+    exchange failed."""
 
 
 @dataclass(frozen=True)
@@ -47,17 +47,17 @@ class RunResult:
     state: Any
     """The learner's last state."""
     update: int
-    """Updates done, those before a resume included."""
+    """Updates done, including those before a resume."""
     steps: int
-    """What the learner counts (`Learner.unit`: environment steps, tokens, episodes) done, likewise."""
+    """Units done (`Learner.unit`: environment steps, tokens, episodes), including those before a resume."""
     seconds: float
-    """Time spent training, likewise; compilation, evaluation, checkpoints and exchanges left out."""
+    """Training time, including that before a resume, without compilation, evaluation, checkpoints and exchanges."""
     compile_seconds: float
     """Time to trace and compile the chunk of updates."""
     stopped: str
-    """Why it ended before its last update: `SIGINT`, `SIGTERM`, `time budget`; empty when it did not."""
+    """Why it ended before its last update: `SIGINT`, `SIGTERM`, `time budget`; empty if it did not."""
     folder: Path
-    """Where its files are."""
+    """The run's folder."""
 
     @property
     def steps_per_second(self) -> float:
@@ -66,7 +66,7 @@ class RunResult:
 
 
 def _any_process(flag: bool) -> bool:
-    """Whether the flag of any process is set; all processes must call it together."""
+    """Whether the flag of any process is set; a collective operation of all processes."""
     if jax.process_count() == 1:
         return flag
     from jax.experimental import multihost_utils
@@ -87,20 +87,20 @@ def train(
     shown: Mapping[str, str] = show.SHOWN,
     again: str = "",
 ) -> RunResult:
-    """Train a learner, and keep the run in its folder.
+    """Train a learner, and write the run to its folder.
 
-    Writes `config.json`, `metrics.jsonl`, `checkpoints/`, `frozen/`, `status.json` and `learning_curve.png`. A run that
-    is resumed gives the same bits as one that never stopped.
+    Writes `config.json`, `metrics.jsonl`, `checkpoints/`, `frozen/`, `status.json` and `learning_curve.png`. A
+    resumed run is bit-identical to an uninterrupted one.
 
     **Arguments:** `learner`, see `llmrl_jax.rl.learner`; `config`; `num_updates`, the updates of the whole run,
-    those before a resume included; `evaluate`, called with the state and a key every `eval_every` updates, at the
+    including those before a resume; `evaluate`, called with the state and a key every `eval_every` updates, at the
     start and at the end; `full_config`, the dataclass to write and to compare on resume (None: `config`); `folder`,
-    where to write, open already (None: by `config`); `command`, what an unnamed run is called after; `title`, before
-    the bar; `shown`, metric -> label beside the bar; `again`, what a run that was stopped says about how to
-    continue it (empty: by --run.resume and its folder).
-    **Raises:** `RunStopped` naming the update, with the last good checkpoint kept; `CheckpointError` where resuming
-    is refused; `FileExistsError` and `FileNotFoundError`, see `open_folder`; `BlockingIOError` where another process
-    writes this run.
+    an opened folder to write to (None: that of `config`); `command`, prefix of the name of an unnamed run; `title`,
+    before the bar; `shown`, metric -> label beside the bar; `again`, how to continue a stopped run, as its message says
+    it (empty: --run.resume with its folder).
+    **Raises:** `RunStopped` naming the update, with the last good checkpoint kept; `CheckpointError` if the
+    checkpoint cannot be resumed; `FileExistsError` and `FileNotFoundError`, see `open_folder`; `BlockingIOError` if
+    another process writes this run.
     """
     at_least("num_updates", num_updates, 1)
     if config.compilation_cache:
@@ -143,27 +143,27 @@ def train(
                 run.note(FAILED, str(error))
             raise
         finally:
-            with contextlib.suppress(Exception):  # where the run did not end well, the reason is known already
+            with contextlib.suppress(Exception):  # a failed run already has its reason
                 run.sink.close()
 
 
 def _first_state(learner: Any, config: RunConfig, checkpoints: Checkpoints) -> tuple[Any, int]:
-    """The state with which training begins, and its update: a new one, or that of a checkpoint."""
+    """The initial state of training and its update: new, or from a checkpoint."""
     state: Any = trees.settle(learner.init(jax.random.key(config.seed)))
     if not config.resume or not (checkpoints.updates() or config.resume_from >= 0):
         return state, 0
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
     fresh = state.frozen
-    state = None  # its memory is needed for what is read
+    state = None  # free its memory for the restored state
     state, update = checkpoints.restore(like, None if config.resume_from < 0 else config.resume_from, fresh)
     checkpoints.discard_after(update)
     return state, update
 
 
 def _open_files(config: RunConfig, full_config: Any, folder: Path, update: int) -> dict[str, dict[str, Any]]:
-    """Write `config.json`, and cut `metrics.jsonl` back to what the run continues from. **Returns:** the last line of
-    each kind up to there."""
-    kept = update or -1  # nothing, not even the evaluation of update 0, of a run that begins again
+    """Write `config.json`, and truncate `metrics.jsonl` to the update that the run continues from. **Returns:** the
+    last line of each kind up to there."""
+    kept = update or -1  # a restarted run keeps no line, not even the evaluation of update 0
     before = sinks.last(folder / "metrics.jsonl", kept) if config.resume else {}
     if jax.process_index() == 0:
         if config.resume:
@@ -173,7 +173,7 @@ def _open_files(config: RunConfig, full_config: Any, folder: Path, update: int) 
 
 
 class _Run:
-    """The state of the host during a run."""
+    """The host's state during a run."""
 
     def __init__(
         self,
@@ -206,14 +206,14 @@ class _Run:
         self.waited = float(before.get("train", {}).get("exchange_seconds") or 0.0)
 
     def go(self, state: Any) -> RunResult:
-        """Run to the end, or until something stops it."""
+        """Run to the last update, or until the run is stopped."""
         boundaries = Boundaries(self.config, self.num_updates, self.evaluate is not None, self.learner.exchange)
         stopped = ""
         with StopRequest() as request:
             chunk, compile_seconds = compile_chunk(self.learner, state, self.config.log_every)
             self.bar.restart_clock(self.update)
             if boundaries.due(boundaries.eval, self.update) and self.evaluated != self.update:
-                self._evaluate(state)  # at the start, and where that ended an earlier part of the run
+                self._evaluate(state)  # at the start, also if an earlier part of the run ended there
             if self.learner.exchange is not None:
                 self.exchanges = Exchanges(self.learner.exchange, state, self.num_updates)
                 self.exchanges.prepare(state, self.update)
@@ -237,7 +237,7 @@ class _Run:
         return RunResult(state, self.update, done, self.seconds, compile_seconds, stopped, self.folder)
 
     def _keep(self, state: Any, boundaries: Boundaries, stopped: bool) -> None:
-        """Log, evaluate and save where that is due."""
+        """Log, evaluate and save as due."""
         save = boundaries.due(boundaries.save, self.update) or self.update == self.num_updates or stopped
         if boundaries.due(boundaries.log, self.update) or save:
             self._log()
@@ -245,7 +245,7 @@ class _Run:
             try:
                 self._evaluate(state)
             except Exception:
-                with contextlib.suppress(Exception):  # what was learnt is kept, and the error is raised
+                with contextlib.suppress(Exception):  # save the progress, then raise the error
                     self._save(state)
                     self.checkpoints.wait()
                 raise
@@ -253,12 +253,12 @@ class _Run:
             self._save(state)
 
     def _exchange(self, state: Any, exchanges: Exchanges, request: StopRequest) -> tuple[Any, str]:
-        """The state after an exchange with the host. Where that fails, or a signal comes first, the state before it is
-        saved. **Returns:** the state, and why the run must stop: empty where it need not."""
+        """Exchange with the host. If that fails, or a signal arrives first, save the state before the exchange.
+        **Returns:** the state after it, and why the run must stop (empty: it need not)."""
         try:
             after = exchanges.make(state, self.update, lambda: bool(request.name))
         except NoAnswer as error:
-            with contextlib.suppress(Exception):  # the reason is the answer that is missing
+            with contextlib.suppress(Exception):  # the reported reason is the failed exchange
                 self._keep_before_exchange(state)
             self._stop(f"the exchange after update {self.update} failed ({error})", error, then=f"; {self.again}")
         if after is not None:
@@ -296,12 +296,12 @@ class _Run:
             self._stop(why)
 
     def _stop(self, why: str, cause: Exception | None = None, then: str = "") -> NoReturn:
-        """End the run, with its last whole checkpoint named."""
+        """End the run with an error that names its last complete checkpoint."""
         try:
             self.checkpoints.wait()
-        except Exception as error:  # the reason is known already; a failed write leaves older checkpoints whole
+        except Exception as error:  # the reason is known; a failed write leaves older checkpoints intact
             why += f" (and: {error})" if cause is None else ""
-        with contextlib.suppress(Exception):  # then what is kept in mind must do
+        with contextlib.suppress(Exception):  # else use the list in memory
             self.checkpoints.reload()
         last = self.checkpoints.latest()
         kept = f"its last good checkpoint is that of update {last}" if last is not None else "it has no checkpoint yet"
@@ -356,12 +356,12 @@ class _Run:
             self._stop(f"the metrics of update {self.update} could not be written ({error})", error)
 
     def note(self, ended: str = "", why: str = "") -> None:
-        """Write how far the run is, and how it ended."""
+        """Write the progress of the run, and how it ended."""
         if jax.process_index() == 0:
             write_status(self.folder, Status(self.update, self.num_updates, ended, why))
 
     def close(self) -> None:
-        """Close the sinks of a run that has ended well."""
+        """Close the sinks of a run that ended without error."""
         try:
             self.sink.close()
         except OSError as error:
@@ -388,6 +388,6 @@ class _Run:
 
 
 def _number(value: Any) -> Any:
-    """An evaluation's value for a line of JSON: a float, or a list of them."""
+    """A value of an evaluation as JSON: a float, or a list of floats."""
     array = np.asarray(jax.device_get(value))
     return float(array) if array.ndim == 0 else array.tolist()

@@ -17,22 +17,22 @@ from llmrl_jax.run.config import RunConfig
 
 
 COUNT = "episodes"
-"""The metric that counts the episodes that ended in an update; metrics of episodes are weighted by it."""
+"""The metric with the number of episodes that ended in an update; it weights the metrics of episodes."""
 
 _OF_EPISODES = ("success", "episode_return", "episode_length")
 _OF_LINES = ("kind", "update", "updates", "steps", "seconds", "steps_per_second", "exchange_seconds")
-"""What a line says of itself, beside the metrics."""
+"""The keys of a line that are not metrics."""
 
 
 @runtime_checkable
 class Sink(Protocol):
-    """Something that records one line of metrics at a time."""
+    """A recorder of metrics, one line at a time."""
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Record a line: `kind`, `update`, and numbers."""
 
     def close(self) -> None:
-        """Write what is left, and close files."""
+        """Flush, and close files."""
 
 
 def is_of_episodes(name: str) -> bool:
@@ -43,9 +43,9 @@ def is_of_episodes(name: str) -> bool:
 def window(rows: Mapping[str, np.ndarray]) -> dict[str, float]:
     """One line of metrics from those of several updates.
 
-    **Arguments:** `rows`, metric name -> one value per update; nan where an update has nothing to report.
-    **Returns:** means without the nans; metrics of episodes are weighted by the count `episodes` (for `success/<task>`
-    by `episodes/<task>` where that exists), and counts are summed.
+    **Arguments:** `rows`, metric name -> one value per update; nan if an update has none.
+    **Returns:** means over the values that are not nan; metrics of episodes are weighted by the count `episodes`
+    (for `success/<task>` by `episodes/<task>` if that exists), and counts are summed.
     """
     line = {}
     for name, values in rows.items():
@@ -63,7 +63,7 @@ def window(rows: Mapping[str, np.ndarray]) -> dict[str, float]:
 
 
 class JsonLines:
-    """`metrics.jsonl`: one JSON object a line, flushed; nan and infinities are null."""
+    """`metrics.jsonl`: one JSON object per line, flushed; nan and infinities are null."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -82,7 +82,7 @@ class JsonLines:
 
 
 def read(path: str | Path) -> list[dict[str, Any]]:
-    """The lines of a `metrics.jsonl`; a torn last line is left out. null reads as nan."""
+    """The lines of a `metrics.jsonl`; an incomplete last line is skipped. null reads as nan."""
     return _parsed(Path(path).read_text().splitlines())
 
 
@@ -98,7 +98,7 @@ def _parsed(texts: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def newest(path: str | Path, size: int = 1 << 20) -> dict[str, dict[str, Any]]:
-    """The last line of each kind in the last `size` bytes of a `metrics.jsonl`, by its kind; for long files."""
+    """Kind -> its last line in the last `size` bytes of a `metrics.jsonl`; for long files."""
     if not Path(path).exists():
         return {}
     with Path(path).open("rb") as file:
@@ -109,13 +109,13 @@ def newest(path: str | Path, size: int = 1 << 20) -> dict[str, dict[str, Any]]:
 
 
 def last(path: str | Path, update: int) -> dict[str, dict[str, Any]]:
-    """The last line of each kind up to `update`, by its kind; none where there is none, or no file."""
+    """Kind -> its last line up to `update`; empty if there is no such line, or no file."""
     lines = read(path) if Path(path).exists() else []
     return {line["kind"]: line for line in lines if line["update"] <= update}
 
 
 def known(lines: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """The metrics that a run goes by (`RunConfig.best`), from `last` lines: those of evaluations as `eval/<name>`."""
+    """The metrics that `RunConfig.best` may name, from `last` lines; those of evaluations as `eval/<name>`."""
     metrics: dict[str, float] = {}
     for kind, line in lines.items():
         prefix = "" if kind == "train" else f"{kind}/"
@@ -125,7 +125,7 @@ def known(lines: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
 
 
 def truncate(path: str | Path, update: int) -> None:
-    """Cut a `metrics.jsonl` back to the lines up to `update`, so that a resumed run writes each line once."""
+    """Remove the lines after `update` from a `metrics.jsonl`, so that a resumed run writes each line once."""
     path = Path(path)
     if not path.exists():
         return
@@ -144,9 +144,9 @@ class TensorBoard:
     """TensorBoard event files, one scalar per metric and kind."""
 
     def __init__(self, folder: str | Path, first: int = 0):
-        """**Arguments:** `folder`, where the event files go; `first`, the update with which a resumed run
+        """**Arguments:** `folder`, where the event files go; `first`, the update from which a resumed run
         continues: points from there on that were written before are dropped.
-        **Raises:** `ModuleNotFoundError` with the remedy, where tensorboardX is not installed."""
+        **Raises:** `ModuleNotFoundError` with the remedy, if tensorboardX is not installed."""
         try:
             from tensorboardX import SummaryWriter
         except ModuleNotFoundError as error:
@@ -167,7 +167,7 @@ class WeightsAndBiases:
 
     def __init__(self, project: str, folder: str | Path, config: Any = None):
         """**Arguments:** `project`; `folder`, the run's; `config`, JSON values to show beside it.
-        **Raises:** `ModuleNotFoundError` with the remedy, where wandb is not installed."""
+        **Raises:** `ModuleNotFoundError` with the remedy, if wandb is not installed."""
         try:
             import wandb
         except ModuleNotFoundError as error:
@@ -199,7 +199,7 @@ class Sinks:
             sink.write(line)
 
     def close(self) -> None:
-        """Close each, once. **Raises:** what the first that cannot be closed raises, when all others are."""
+        """Close each sink once. **Raises:** the first error of a sink, after all others are closed."""
         failed: list[Exception] = []
         while self.sinks:
             try:
@@ -211,11 +211,11 @@ class Sinks:
 
 
 def open_sinks(folder: Path, config: RunConfig, full_config: Any, update: int) -> Sinks:
-    """Where the metrics of a run go.
+    """The sinks of a run's metrics.
 
     **Arguments:** `folder`, the run's; `config`; `full_config`, to show beside the metrics; `update`, from which the
     run continues, or 0.
-    **Raises:** `ModuleNotFoundError` where a package for what `config` asks for is not installed.
+    **Raises:** `ModuleNotFoundError` if a package that `config` requires is not installed.
     """
     sinks: list[Sink] = [JsonLines(folder / "metrics.jsonl")]
     if config.tensorboard:

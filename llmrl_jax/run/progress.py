@@ -1,4 +1,4 @@
-"""What the terminal shows of a run: a live bar, or plain lines where there is no terminal."""
+"""Progress of a run on the terminal: a live bar, or plain lines without a terminal."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def _on_terminal() -> bool:
 
 
 def mute_stdout() -> None:
-    """Discard what is printed from now on: stdout cannot be written."""
-    with contextlib.suppress(AttributeError, OSError, ValueError):  # missing, no file, or closed
+    """Discard further output, because stdout cannot be written."""
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # missing, not a file, or closed
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Progress:
-    """Shows the speed, the chosen metrics and the time left of one run. Where the terminal or the pipe is closed, the
+    """Shows the speed, the chosen metrics and the remaining time of one run. If the terminal or the pipe is closed, the
     run continues without a display."""
 
     def __init__(
@@ -67,7 +67,7 @@ class Progress:
 
             columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"))
             console = Console()
-            # rich's own ends the process; it may be called by the thread that redraws the bar
+            # rich's handler ends the process; the thread that redraws the bar may call it
             console.on_broken_pipe = lambda: self._switch_off("Broken pipe")  # type: ignore[method-assign]
             self._bar = Bar(*columns, console=console, transient=False)
             self._task = self._bar.add_task(title, total=total, completed=done, text="compiling")
@@ -76,7 +76,7 @@ class Progress:
             self._print(f"{title}: {total} updates, {done} done; compiling")
 
     def _try(self, show: Callable[[], None]) -> None:
-        """Show something; where that cannot be written, switch the display off."""
+        """Call `show`; if it cannot write, switch the display off."""
         try:
             show()
         except (OSError, ValueError) as error:
@@ -94,12 +94,12 @@ class Progress:
         if self._bar is not None:
             self._bar.console.quiet = True
         mute_stdout()
-        stderr = getattr(sys.stderr, "rich_proxied_file", sys.stderr)  # a live bar takes its place
+        stderr = getattr(sys.stderr, "rich_proxied_file", sys.stderr)  # a live bar replaces it
         with contextlib.suppress(OSError, ValueError):
             print(f"{self.title}: stdout cannot be written ({why}); the run continues without it", file=stderr)
 
     def restart_clock(self, done: int) -> None:
-        """Measure the time left from here on (compilation is over)."""
+        """Measure the remaining time from now on (compilation is over)."""
         self._start, self._first = time.monotonic(), done
 
     def _text(self, done: int, steps_per_second: float) -> str:
@@ -116,7 +116,7 @@ class Progress:
             self._try(lambda: self._bar.update(self._task, completed=done, text=text))
 
     def report(self, line: Mapping[str, Any], steps_per_second: float) -> None:
-        """A line of metrics was written."""
+        """Show a line of metrics that was written."""
         for name in self.shown:
             if isinstance(line.get(name), float) and math.isfinite(line[name]):
                 self._latest[name] = line[name]

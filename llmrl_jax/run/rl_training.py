@@ -1,4 +1,4 @@
-"""Any registered algorithm in any registered world, with a small network: what `llmrl rl train` does."""
+"""`llmrl rl train`: any registered algorithm in any registered world, with a small network."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ ALGO_HELP = f"Algorithm: {', '.join(sorted(ALGORITHMS))}."
 
 @dataclass(frozen=True)
 class RLRun:
-    """A run of an algorithm in a world, with a small network. `settings_class(algo)` adds the algorithm's own options,
+    """A run of an algorithm in a world, with a small network. `settings_class(algo)` adds the algorithm's options,
     under its name."""
 
     KIND: ClassVar[str] = "rl train"
 
     algo: Annotated[str, tyro.conf.arg(help=ALGO_HELP)] = "ppo"
-    """Algorithm, a name of `llmrl_jax.rl.registry`."""
+    """Algorithm, a name in `llmrl_jax.rl.registry`."""
     env: str = "CartPole-v1"
     """World, one of `llmrl envs list`."""
     steps: int = field(default=1_000_000, metadata=FREE)
     """Environment steps over all environments, rounded up to whole updates."""
     eval_episodes: int = field(default=100, metadata=FREE)
-    """Held-out episodes per evaluation, for each way of acting: at the end, and where `run.eval_every` says."""
+    """Held-out episodes per evaluation, for each way of acting: at the end, and every `run.eval_every` updates."""
     mesh: str = field(default="", metadata=FREE)
     """Devices by axis, as in `data=4`: environments are split over `data` and `fsdp`. Empty: one device."""
     network: NetworkConfig = field(default_factory=NetworkConfig)
@@ -58,7 +58,7 @@ class RLRun:
 
     @property
     def hyper(self) -> Any:
-        """The algorithm's own configuration."""
+        """The algorithm's configuration."""
         return getattr(self, self.algo)
 
 
@@ -81,7 +81,7 @@ def settings_class(algo: str) -> type[RLRun]:
 
 @dataclass(frozen=True)
 class Made:
-    """What a run's settings stand for."""
+    """The objects that a run's settings describe."""
 
     env: Environment
     env_params: Any
@@ -105,7 +105,7 @@ def make(config: RLRun) -> Made:
 def evaluation(made: Made, episodes: int) -> Callable[[Any, jax.Array], dict[str, float]]:
     """`(state, key) -> summary` of held-out episodes, greedy and sampled, by one compiled program.
 
-    Return and length come with the bounds of their 95% intervals, success (where the world reports it) likewise.
+    Return, length and success (if the world reports it) have the bounds of their 95% intervals.
     """
     play = make_evaluator(made.env, made.env_params, made.policy, episodes=episodes)
     succeeds = "success" in step_info(made.env, made.env_params)
@@ -132,9 +132,9 @@ def _summary(episodes: Episodes, succeeds: bool) -> dict[str, float]:
 
 
 def train(config: RLRun) -> RunResult:
-    """Train, evaluate greedy and sampled actions, and keep the run in its folder, with `eval-UPDATE.json`.
+    """Train, evaluate greedy and sampled actions, and write the run to its folder, with `eval-UPDATE.json`.
 
-    **Arguments:** `config`, made by the class of `settings_class(algo)`.
+    **Arguments:** `config`, an instance of `settings_class(algo)`.
     **Returns:** how it ended. **Raises:** what `make` and `llmrl_jax.run.loop.train` raise.
     """
     made = make(config)
@@ -156,7 +156,7 @@ def train(config: RLRun) -> RunResult:
         "stopped": result.stopped,
     }
     if not result.stopped:
-        key = jax.random.fold_in(jax.random.key(config.run.seed), 0x4E1D)  # episodes that are not trained on
+        key = jax.random.fold_in(jax.random.key(config.run.seed), 0x4E1D)  # held-out episodes
         metrics = evaluate(result.state, key)
         values |= metrics
         about = {"update": result.update, "env": config.env, "episodes": config.eval_episodes}
@@ -168,7 +168,7 @@ def train(config: RLRun) -> RunResult:
 
 
 def table(found: dict[str, float], episodes: int) -> str:
-    """What `evaluation` found, a line for each way of acting."""
+    """The results of `evaluation` as a table, with a line for each way of acting."""
     lines = [f"{episodes} held-out episodes each, with 95% intervals:"]
     for way in ("sampled", "greedy"):
         cells = [f"{way:<8}"]

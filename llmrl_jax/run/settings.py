@@ -1,4 +1,4 @@
-"""Settings from files: `--config FILE`, `--print-config`, and how a file's values stand over defaults."""
+"""Settings from files: `--config FILE`, `--print-config`, and defaults overridden by a file's values."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ SCALARS = {
     "int": ("[-+]?(?:0|[1-9][0-9_]*)", "-+0123456789"),
     "float": (rf"{NUMBER}|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)", "-+.0123456789"),
 }
-"""What YAML 1.2 takes for a number or a truth value: its pattern, and the characters that it may begin with."""
+"""Numbers and booleans of YAML 1.2: the pattern, and the possible first characters."""
 
 
 def _yaml_1_2(base: str) -> Any:
-    """PyYAML's `SafeLoader` or `SafeDumper` with the scalars of YAML 1.2: `1e6` is a number, and `off` a word."""
+    """PyYAML's `SafeLoader` or `SafeDumper` with the scalars of YAML 1.2: `1e6` is a number, and `off` a string."""
     import yaml
 
     resolver = yaml.resolver.Resolver
@@ -42,8 +42,8 @@ def _yaml_1_2(base: str) -> Any:
 def read_values(path: str | Path) -> tuple[Path, dict[str, Any]]:
     """The file that `--config` names, and its values.
 
-    **Arguments:** `path`, a file of YAML or JSON, or a run's folder, for its config.json.
-    **Raises:** `FileNotFoundError` naming the nearest; `ValueError` for what is neither YAML nor JSON, or no mapping.
+    **Arguments:** `path`, a file of YAML or JSON, or the folder of a run, whose config.json is read.
+    **Raises:** `FileNotFoundError` naming the nearest; `ValueError` for a file that is no mapping in YAML or JSON.
     """
     import yaml
 
@@ -77,7 +77,7 @@ def to_yaml(config: Any) -> str:
 
 
 def _draft(kind: type, values: Mapping[str, Any]) -> Any:
-    """A dataclass with these values, unchecked: flags may still change them."""
+    """A dataclass with these values, unchecked, as flags may still change them."""
     made: Any = object.__new__(kind)
     for name, value in values.items():
         object.__setattr__(made, name, value)
@@ -85,7 +85,7 @@ def _draft(kind: type, values: Mapping[str, Any]) -> Any:
 
 
 def blank(kind: type) -> Any:
-    """A dataclass with its defaults, and nothing where a field must be given; unchecked."""
+    """A dataclass with its defaults, unchecked; required fields are missing."""
     values: dict[str, Any] = {}
     for f in dataclasses.fields(kind):
         if f.default is not dataclasses.MISSING:
@@ -98,7 +98,7 @@ def blank(kind: type) -> Any:
 
 
 def _flags_of(kind: type) -> dict[str, tuple[str, bool]]:
-    """Names that files may use -> the field, and whether its own options stand beside it without a prefix."""
+    """Names that files may use -> the field, and whether the options of that field have no prefix."""
     flags = {}
     hints = typing.get_type_hints(kind, include_extras=True)
     for f in dataclasses.fields(kind):
@@ -112,10 +112,10 @@ def _flags_of(kind: type) -> dict[str, tuple[str, bool]]:
 
 
 def overlaid(default: Any, values: Mapping[str, Any], where: str = "") -> Any:
-    """A configuration with the values of a file in place of its own; unchecked.
+    """A configuration overridden by the values of a file; unchecked.
 
-    **Arguments:** `default`, a dataclass; `values`, by option, nested as in config.json; options that have no prefix on
-    the command line may have none here; `where`, the place in the file, for errors.
+    **Arguments:** `default`, a dataclass; `values`, by option, nested as in config.json; options without a prefix on
+    the command line need none here; `where`, the place in the file, for errors.
     **Raises:** `ValueError` naming an unknown option and the nearest, or a value of another type.
     """
     kind = type(default)
@@ -139,7 +139,7 @@ def overlaid(default: Any, values: Mapping[str, Any], where: str = "") -> Any:
 
 
 def checked(config: Any) -> Any:
-    """A configuration rebuilt from its values, each part by its own class, which checks them."""
+    """A configuration rebuilt from its values, so that the class of each part checks them."""
     if not dataclasses.is_dataclass(config) or isinstance(config, type):
         return config
     return type(config)(**{f.name: checked(getattr(config, f.name)) for f in dataclasses.fields(config) if f.init})

@@ -1,5 +1,5 @@
-"""SIGINT and SIGTERM: the first asks the run to save and stop, a second SIGINT aborts it. SIGHUP, which a terminal
-that goes away sends, ends no run."""
+"""SIGINT and SIGTERM: the first requests that the run saves and stops, a second SIGINT aborts it. SIGHUP, sent when the
+terminal closes, is ignored."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 
 class StopRequest:
-    """Inside this context, signals set `name` in place of ending the process."""
+    """Inside this context, signals set `name` instead of ending the process."""
 
     name: str = ""
-    """`SIGINT` or `SIGTERM` once it came; empty before."""
+    """`SIGINT` or `SIGTERM` once received; empty before."""
     aborted: bool = False
-    """Whether a second SIGINT came. Only the main thread is interrupted by it: others look here."""
+    """Whether a second SIGINT was received. It interrupts only the main thread; other threads read this flag."""
 
     def _handle(self, number: int, frame: Any) -> None:
         if self.name and number == signal.SIGINT:

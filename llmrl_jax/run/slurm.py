@@ -1,10 +1,10 @@
 """Submitting a command to SLURM: `llmrl <group> <command> ... --slurm.partition gpu --slurm.nodes 2`.
 
-submitit (extra `slurm`) writes the batch script and hands it to sbatch. What runs in the job is the same command line
-without the `--slurm.*` flags, in a process of its own; the processes of the job join through `--hosts.mode`. Shortly
-before the job's time is up, SLURM sends SIGUSR2: the run saves and stops, and the job goes back to the queue; its next
-start continues with `--run.resume`. A SIGTERM (a preemption, or `scancel`) makes it save and stop as well; SLURM then
-decides whether the job is queued again.
+submitit (extra `slurm`) writes the batch script and passes it to sbatch. The job runs the same command line without the
+`--slurm.*` flags, in a child process; the processes of the job connect through `--hosts.mode`. Shortly before the time
+limit SLURM sends SIGUSR2: the run saves and stops, and the job is requeued; its next start continues with
+`--run.resume`. On SIGTERM (preemption, or `scancel`) the run saves and stops as well; SLURM then decides whether the
+job is requeued.
 """
 
 from __future__ import annotations
@@ -27,51 +27,51 @@ from llmrl_jax.run.flags import flag
 
 
 SAVE_SIGNAL = "USR2"
-"""What SLURM sends when the time is nearly up. (submitit's choice; NCCL may take USR1.)"""
+"""The signal that SLURM sends shortly before the time limit. (submitit's choice; NCCL may use USR1.)"""
 _LINGER_S = 600
-"""How long a process that has saved waits for SLURM to end it."""
+"""Seconds that a process waits for SLURM to end it after saving."""
 
 
 @dataclass(frozen=True)
 class SlurmConfig:
-    """Where and how long a job runs. With any of these flags a command is submitted in place of being run."""
+    """Resources of a job. With any of these flags a command is submitted instead of run."""
 
     partition: str = ""
     """Queue; empty: the cluster's default."""
     time: str = "1:00:00"
-    """Time limit, as sbatch spells it: MINUTES, H:MM:SS or D-HH:MM:SS."""
+    """Time limit, in the formats of sbatch: MINUTES, H:MM:SS or D-HH:MM:SS."""
     nodes: int = 1
-    """Machines."""
+    """Number of nodes."""
     gpus_per_node: int = 0
-    """GPUs of each machine; 0: none."""
+    """GPUs per node; 0: none."""
     mode: Literal["per-gpu", "per-node"] = "per-node"
-    """One process per node, which owns all its GPUs, or one per GPU."""
+    """One process per node, with all its GPUs, or one per GPU."""
     cpus_per_task: int = 0
-    """Cores of each process; 0: the cluster's default."""
+    """CPU cores per process; 0: the cluster's default."""
     mem: str = ""
-    """Memory of each node, as 64G; empty: the cluster's default."""
+    """Memory per node, such as 64G; empty: the cluster's default."""
     account: str = ""
     """Account to charge; empty: the user's default."""
     qos: str = ""
     """Quality of service; empty: the default."""
     constraint: str = ""
-    """Features that nodes must have."""
+    """Required features of the nodes."""
     exclude: str = ""
-    """Nodes to leave out."""
+    """Nodes to exclude."""
     nodelist: str = ""
     """Nodes to use."""
     extra: tuple[str, ...] = ()
-    """Further options of sbatch, as NAME=VALUE, or NAME alone: `--slurm.extra reservation=mine exclusive`."""
+    """Further options of sbatch, as NAME=VALUE or NAME: `--slurm.extra reservation=mine exclusive`."""
     setup: tuple[str, ...] = ()
-    """Lines of shell that the batch script runs first, such as 'module load cuda'."""
+    """Shell commands that the batch script runs first, such as 'module load cuda'."""
     name: str = ""
     """Name of the job; empty: that of the run."""
     folder: str = ""
-    """Where script and logs go; every node must see it. Empty: `slurm/` in the run's folder, or `slurm/` here."""
+    """Folder of the script and logs, visible to every node. Empty: `slurm/` in the run's folder, or `slurm/` here."""
     grace: int = 120
     """Seconds before the time limit at which the run saves and stops."""
     requeues: int = 100
-    """How often the job may go back to the queue and resume; 0: it ends at its time limit, and when preempted."""
+    """How often the job may be requeued and resume; 0: it ends at its time limit, and when preempted."""
 
     def __post_init__(self):
         fields_at_least(self, 1, "nodes", "grace", prefix="--slurm.")
@@ -84,7 +84,7 @@ class SlurmConfig:
 
     @property
     def seconds(self) -> int:
-        """The time limit. **Raises:** `ValueError` for a spelling that sbatch does not know."""
+        """The time limit. **Raises:** `ValueError` for a format that sbatch does not accept."""
         match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", self.time)
         if not match:
             raise ValueError(f"--slurm.time is {self.time!r}; MINUTES, H:MM:SS or D-HH:MM:SS is needed")
@@ -106,12 +106,12 @@ class SlurmConfig:
 
 @dataclass(frozen=True)
 class Job:
-    """What each process of a job calls: the command line, in a process of its own."""
+    """The function that each process of a job calls: it runs the command line in a child process."""
 
     args: tuple[str, ...]
-    """Of `llmrl`, without `--slurm.*`."""
+    """Arguments of `llmrl`, without `--slurm.*`."""
     run: str
-    """The run's folder, which has a config.json once there is something to resume; empty: a command without one."""
+    """The run's folder, which has a config.json once it can be resumed; empty: the command keeps no run."""
     requeues: int
     program: tuple[str, ...] = (sys.executable, "-m", "llmrl_jax.cli.main")
 
@@ -119,15 +119,15 @@ class Job:
         """The command line of the job's first start (0) or a later one, which resumes from the newest checkpoint."""
         if not (restarts and self.run and (Path(self.run) / "config.json").exists()):
             return [*self.program, *self.args]
-        args = _without(self.args, "--run.resume-from")  # the first start went back, and the run has gone on since
+        args = _without(self.args, "--run.resume-from")  # applied at the first start only
         return [*self.program, *args, *(["--run.resume"] if flag(args, "--run.resume") is None else [])]
 
     def __call__(self) -> None:
-        """Run the command, and ask it to save and stop when SLURM says so. Ends the process with its exit code."""
+        """Run the command; on a signal of SLURM make it save and stop. Ends the process with its exit code."""
         restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
         signals: list[int] = []
         save = getattr(signal, f"SIG{SAVE_SIGNAL}")
-        # ignored signals stay so in a child, handled ones do not: some clusters signal the children too
+        # a child inherits ignored signals but not handlers; some clusters signal the children too
         signal.signal(save, signal.SIG_IGN)
         command = self.command(restarts)
         print(f"start {restarts + 1}: {' '.join(command)}", flush=True)
@@ -146,7 +146,7 @@ class Job:
             sys.exit(code if code > 0 else 128 - code)
 
     def _leave(self, signals: Sequence[int], restarts: int, save: int) -> None:
-        """After the run has saved: go back to the queue where the time was up, and wait to be ended."""
+        """After the run has saved: requeue the job if its time is up, and wait for SLURM to end the process."""
         if signal.SIGTERM in signals:
             print("SIGTERM: the run has saved; SLURM decides whether the job is queued again", flush=True)
         elif restarts >= self.requeues:
@@ -161,7 +161,7 @@ class Job:
 
 
 def _without(args: Iterable[str], name: str) -> list[str]:
-    """The arguments without a flag and its value, `--name value` or `--name=value`. For tyro `_` is as good as `-`."""
+    """The arguments without a flag and its value, `--name value` or `--name=value`. tyro treats `_` as `-`."""
     left, value_follows = [], False
     for arg in args:
         given, equals, _ = arg.partition("=")
@@ -178,10 +178,10 @@ def submit(config: SlurmConfig, args: Sequence[str], parsed: Iterable[Any] = ())
     """Submit a command, and print the job's id and where its logs go.
 
     **Arguments:** `config`; `args`, the command line without `--slurm.*`; `parsed`, the values that the command's
-    function would get, among which what names its run is looked for.
+    function would receive, which are searched for the options of its run.
     **Returns:** the job's id.
-    **Raises:** `ModuleNotFoundError` where submitit is missing, `FileNotFoundError` where SLURM is, `ValueError` for
-    options that sbatch refuses.
+    **Raises:** `ModuleNotFoundError` without submitit, `FileNotFoundError` without SLURM, `ValueError` for options that
+    sbatch rejects.
     """
     try:
         import submitit
@@ -212,7 +212,7 @@ def submit(config: SlurmConfig, args: Sequence[str], parsed: Iterable[Any] = ())
 
 
 def make_job(config: SlurmConfig, args: Sequence[str], parsed: Iterable[Any] = ()) -> tuple[Job, str]:
-    """What the job calls, and its name. A run without a name gets one, so that a later start finds it."""
+    """The function that the job calls, and its name. An unnamed run gets a name, so that a later start finds it."""
     run = _named_run(parsed)
     left = [*args]
     stamp = f"{'-'.join(args[:2])}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -227,7 +227,7 @@ def make_job(config: SlurmConfig, args: Sequence[str], parsed: Iterable[Any] = (
 
 
 def _named_run(values: Iterable[Any]) -> BaseRunConfig | None:
-    """How a command's run is kept, among the values that its function would get; None where it keeps no run."""
+    """The options of a command's run, from the values that its function would receive; None if it keeps no run."""
     for value in values:
         run = value if isinstance(value, BaseRunConfig) else getattr(value, "run", None)
         if isinstance(run, BaseRunConfig):
@@ -236,17 +236,17 @@ def _named_run(values: Iterable[Any]) -> BaseRunConfig | None:
 
 
 def parameters(config: SlurmConfig, name: str) -> dict[str, Any]:
-    """What submitit is asked for."""
+    """The parameters for submitit."""
     asked: dict[str, Any] = {
         "job_name": name,
         "nodes": config.nodes,
         "ntasks_per_node": config.tasks_per_node,
-        # submitit counts in minutes; sbatch reads the spelling that was given
+        # submitit counts in minutes; sbatch gets the time limit as given
         "time": -(-config.seconds // 60),
         "setup": list(config.setup) or None,
     }
     if config.cpus_per_task:
-        # srun no longer takes this from sbatch
+        # srun no longer inherits this from sbatch
         asked |= {"cpus_per_task": config.cpus_per_task, "srun_args": [f"--cpus-per-task={config.cpus_per_task}"]}
     asked |= {field: value for field in _SAME if (value := getattr(config, field))}
     further: dict[str, Any] = {

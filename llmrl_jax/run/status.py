@@ -15,16 +15,16 @@ FINISHED, STOPPED, FAILED = "finished", "stopped", "failed"
 
 @dataclass(frozen=True)
 class Status:
-    """What the last process that trained a run said of it."""
+    """The status written by the last process that trained a run."""
 
     update: int
-    """Updates done when it was written."""
+    """Updates done at the time of writing."""
     updates: int
     """Updates of the whole run."""
     ended: str = ""
-    """`finished`, `stopped` or `failed`; empty from its beginning on, and so also of a process that was killed."""
+    """`finished`, `stopped` or `failed`; empty during training, and so also after the process was killed."""
     why: str = ""
-    """What stopped it, or why it failed."""
+    """Why it stopped or failed."""
 
 
 def write_status(folder: str | Path, status: Status) -> None:
@@ -33,7 +33,7 @@ def write_status(folder: str | Path, status: Status) -> None:
 
 
 def read_status(folder: str | Path) -> Status | None:
-    """The status of a run; None where it has none, as before there was this file."""
+    """The status of a run; None if it has no valid status file, such as runs of earlier versions."""
     try:
         return Status(**json.loads((Path(folder) / STATUS).read_text()))
     except (OSError, ValueError, TypeError):

@@ -1,1 +1,1 @@
-"""The groups of commands that belong to no system, one module each."""
+"""Command groups that do not belong to a system, one module each."""

@@ -12,12 +12,12 @@ import tyro
 
 
 def list_ids(filter: Annotated[str, tyro.conf.Positional] = "", show: Literal["auto", "about", "ids"] = "auto") -> None:
-    """List the worlds: by family, with a line about each, on a terminal; else the ids alone, one a line.
+    """List the worlds: on a terminal by family, with a line about each; else only the ids, one per line.
 
     Args:
-        filter: Part of the ids to list, in any case; empty lists all.
-        show: What to print: about (families and lines), ids (nothing else, for scripts); auto is about on a terminal,
-            ids where the output is piped.
+        filter: Substring of the ids to list, case-insensitive; empty: all.
+        show: What to print: about (families and descriptions), ids (only ids, for scripts); auto: about on a terminal,
+            ids if the output is piped.
     """
     import envs_jax
 
@@ -44,7 +44,7 @@ def show(id: tyro.conf.Positional[str], seed: int = 0) -> None:
     """Show a world's spaces, actions and parameters, and its first observation with its strings.
 
     Args:
-        id: Id of the world, as `llmrl envs list` spells it; options after a question mark.
+        id: Id of the world, as in `llmrl envs list`; options after a question mark.
         seed: Seed of the first episode.
     """
     import jax
@@ -79,15 +79,15 @@ def play(
 ) -> None:
     """Play a discrete world: type an action's number, name or key; r restarts, ? helps, q quits.
 
-    Reads a key at a time from a terminal (arrows too), else a line at a time; `--actions` needs neither.
+    Reads one key at a time from a terminal (including arrows), else one line at a time; `--actions` needs neither.
 
     Args:
-        id: Id of the world, as `llmrl envs list` spells it; options after a question mark.
+        id: Id of the world, as in `llmrl envs list`; options after a question mark.
         seed: Seed of the episodes.
-        picture: How to draw the state: colour (24-bit terminal), ascii, off; auto draws in colour on a terminal.
+        picture: How to draw the state: colour (24-bit terminal), ascii, off; auto: colour on a terminal.
         max_steps: Steps after which to stop; 0: none.
-        actions: Actions to take instead of reading any, between commas, by number, name or key ("go forward, 2, r").
-        gif: Where to write what was played as a moving picture.
+        actions: Actions to take instead of reading input, comma-separated, by number, name or key ("go forward, 2, r").
+        gif: File for an animation of the game.
     """
     from llmrl_jax.cli.play import Game, has_picture, typed
 
@@ -108,18 +108,18 @@ def demos(
     keep: Literal["successes", "failures", "all"] = "successes",
     batch: int = 256,
 ) -> None:
-    """Write what BabyAI's bot does in a level, with the level's text: parquet, one row for each step.
+    """Write demonstrations of BabyAI's bot in a level, with the level's text: parquet, one row per step.
 
     Columns: episode, step, seed, level, mission, text, action, action_name, reward, terminated, truncated, success (of
     the episode), direction, position.
 
     Args:
-        id: Id of a level, as `llmrl envs list BabyAI` spells it; options after a question mark (`describe=faithful` and
-            `language=french` say how the text is worded).
+        id: Id of a level, as in `llmrl envs list BabyAI`; options after a question mark (`describe=faithful` and
+            `language=french` change the wording of the text).
         out: The file to write, .parquet.
         episodes: Episodes to play.
         seed: Seed of the episodes.
-        keep: Which episodes are written: successes, failures, all.
+        keep: Which episodes to write: successes, failures, all.
         batch: Episodes played at once; the file does not depend on it.
     """
     import envs_jax

@@ -1,4 +1,4 @@
-"""The language model by itself: fine-tune it on text, sample from it."""
+"""The language model alone: fine-tune it, sample from it, compute its memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def sft(config: TuneConfig) -> int:
 
 @command(GrpoRun)
 def grpo(config: GrpoRun) -> int:
-    """Improve a language model by rewards on what it writes: GRPO, or REINFORCE with leave-one-out.
+    """Train a language model by rewards on its completions: GRPO, or REINFORCE with leave-one-out.
 
     Writes `adapter/`, which peft loads (or `model/`, which transformers loads, with `--tune full`).
     `--run.resume runs/NAME` continues a run with its own settings."""
@@ -55,19 +55,19 @@ def generate(
 
     Args:
         model: A folder with config.json, safetensors and tokenizer.json, or a Hugging Face hub id.
-        prompt: The text to go on from.
-        adapter: A peft adapter to put on the model: a folder or hub id; empty: none.
-        quantize: Keep the matrices in 8.5 (int8) or 4.5 (nf4) bits a weight.
-        chat: Put the prompt into the model's chat template, as what the user says.
-        samples: Continuations.
-        max_new_tokens: Tokens in a continuation, at most.
-        temperature: Divides the logits; 0: the likeliest token each time.
-        top_k: Draw from the likeliest k tokens; 0: from all.
-        top_p: Draw from the fewest likeliest tokens that hold this much probability; 1: from all.
-        min_p: Draw from tokens at least this fraction as likely as the likeliest; 0: from all.
+        prompt: The text to continue.
+        adapter: A peft adapter of the model: a folder or hub id; empty: none.
+        quantize: Store the matrices in 8.5 (int8) or 4.5 (nf4) bits per weight.
+        chat: Put the prompt into the model's chat template, as a message of the user.
+        samples: Number of continuations.
+        max_new_tokens: Maximum tokens of a continuation.
+        temperature: Divides the logits; 0: greedy decoding.
+        top_k: Sample from the k most likely tokens; 0: from all.
+        top_p: Sample from the smallest set of most likely tokens with this total probability; 1: from all.
+        min_p: Sample from tokens with at least this fraction of the highest probability; 0: from all.
         repetition_penalty: Divides or multiplies the logits of tokens that have occurred; 1: none.
         stop: Strings that end a continuation; they are not printed.
-        seed: Seed of the draws.
+        seed: Seed of sampling.
     """
     import jax
 
@@ -114,7 +114,7 @@ def generate(
 def fit(config: FitConfig) -> int:
     """Compute whether a model fits: memory per device, compiled ahead of time from its config.json, without allocating.
 
-    Ends with 1 where it does not fit."""
+    The exit code is 1 if it does not fit."""
     from llmrl_jax.run.memory.advice import advice
     from llmrl_jax.run.memory.fit import fit as measure
 

@@ -12,14 +12,14 @@ import tyro
 
 
 def list_all(folder: Annotated[Path, tyro.conf.Positional] = Path("runs"), json: bool = False) -> None:
-    """List the runs in a folder and its folders: what each is, how far it got, and its last metric.
+    """List the runs in a folder and its subfolders: kind, progress and last metric of each.
 
-    The states: running (a process writes it now), finished, stopped (by a signal, a time budget, or a process that was
+    States: running (a process writes it now), finished, stopped (by a signal, a time budget, or a process that was
     killed), failed (`show` says why).
 
     Args:
         folder: The folder that holds the runs.
-        json: Print everything that is known, as JSON.
+        json: Print all facts as JSON.
     """
     from llmrl_jax.cli.kinds import kind_of
     from llmrl_jax.run.report import runs
@@ -34,11 +34,11 @@ def list_all(folder: Annotated[Path, tyro.conf.Positional] = Path("runs"), json:
 
 
 def show(folder: tyro.conf.Positional[Path], json: bool = False) -> None:
-    """Show a run: the settings that differ from the defaults, last metrics, its summary, checkpoints and their sizes.
+    """Show a run: settings that differ from the defaults, last metrics, summary, checkpoints and their sizes.
 
     Args:
         folder: The run's folder, `runs/NAME`.
-        json: Print everything that is known, as JSON.
+        json: Print all facts as JSON.
     """
     from llmrl_jax.cli.kinds import defaults, kind_of
     from llmrl_jax.run.report import runs
@@ -74,17 +74,17 @@ def compare(
     bar: float | None = None,
     out: Path | None = None,
 ) -> None:
-    """Lay runs side by side: a metric, steps to a bar, sample efficiency, speed, settings that differ; and a picture.
+    """Compare runs: a metric, steps to a bar, sample efficiency, speed, settings that differ; with a figure.
 
-    Runs that differ in their seed alone are one line.
+    Runs that differ only in their seed are one line.
 
     Args:
         folders: Folders of runs, `runs/NAME`.
-        metric: What to compare, as `metrics.jsonl` spells it; empty: success, episode_return, reward or a loss, the
-            first that all of them have.
-        bar: The value whose first reaching is looked for, averaged over ten lines of metrics; by default 0.8 for
-            success, and none for others.
-        out: Where to draw the learning curves, a new file; by default `compare.png`, or `compare-2.png` and so on.
+        metric: Metric to compare, named as in `metrics.jsonl`; empty: success, episode_return, reward or a loss, the
+            first that all runs have.
+        bar: The value for the steps to first reach it, averaged over ten lines of metrics; by default 0.8 for
+            success, and none for other metrics.
+        out: File for the learning curves, which must not exist; by default `compare.png`, or `compare-2.png` and so on.
     """
     from llmrl_jax.cli.kinds import loaded
     from llmrl_jax.core.checks import between
@@ -105,11 +105,11 @@ def compare(
 
 
 def rm(folders: tyro.conf.Positional[tuple[Path, ...]], yes: bool = False) -> int:
-    """Delete runs with all that is in their folders; asks first. A run that is being written is refused.
+    """Delete runs with everything in their folders, after confirmation. A run that is being written is refused.
 
     Args:
         folders: Folders of runs, `runs/NAME`.
-        yes: Do not ask.
+        yes: Delete without confirmation.
     """
     from llmrl_jax.run.report import runs
 

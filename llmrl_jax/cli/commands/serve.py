@@ -28,20 +28,20 @@ def serve(
 
     Args:
         model: A folder with config.json, safetensors and tokenizer.json, or a Hugging Face hub id.
-        adapter: A peft adapter to put on the model: a folder or hub id; empty: none.
-        chat_template: In place of the model's own: `plain`, messages one after the other, or a file with a template.
-        name: The name that requests give as `model`; empty: the folder's or the hub id.
-        host: Address to listen at; only this machine reaches the default.
-        port: Port to listen at; 0: any that is free.
+        adapter: A peft adapter of the model: a folder or hub id; empty: none.
+        chat_template: Replaces the model's own: `plain` (the messages joined), or a file with a template.
+        name: The model's name in requests; empty: the folder's name or the hub id.
+        host: Address to listen on; the default is reachable only from this machine.
+        port: Port to listen on; 0: any free port.
         key_variable: The environment variable with the API key that requests must send; empty: no key.
-        allow_anyone: Listen at an address that others reach, without a key.
-        max_batch: Continuations that are written at a time.
-        max_queue: Prompts that may wait; more are refused with status 429 and Retry-After.
-        max_request_bytes: Bytes that a request may have.
-        context: Tokens of a prompt and its answer together; 0: as many as the model has positions.
-        default_tokens: Tokens of a chat answer where a request does not say how many.
-        dtype: Type of the weights and of what the model computes.
-        quantize: Keep the matrices in 8.5 (int8) or 4.5 (nf4) bits a weight.
+        allow_anyone: Allow an address that other machines reach without a key.
+        max_batch: Maximum number of continuations generated at a time.
+        max_queue: Maximum number of waiting prompts; more are refused with status 429 and Retry-After.
+        max_request_bytes: Maximum bytes of a request.
+        context: Maximum tokens of a prompt with its answer; 0: the model's positions.
+        default_tokens: Maximum tokens of a chat answer if the request gives none.
+        dtype: Type of the weights and of the computation.
+        quantize: Store the matrices in 8.5 (int8) or 4.5 (nf4) bits per weight.
     """
     import jax.numpy as jnp
 
@@ -82,7 +82,7 @@ def serve(
 
 
 def _until_signal(app: Any, sock: Any) -> None:
-    """Serve until SIGINT or SIGTERM; uvicorn raises the signal again when it has stopped."""
+    """Serve until SIGINT or SIGTERM; uvicorn raises the signal again after it has stopped."""
     from llmrl_jax.serve.server import run
 
     before = None

@@ -1,1 +1,1 @@
-"""Will a run fit? The memory of a step on each device, compiled ahead of time."""
+"""Does a run fit into memory? The memory of a step on each device, compiled ahead of time."""

@@ -1,4 +1,4 @@
-"""What helps where a program does not fit: options that save memory, each compiled and compared."""
+"""Advice if a program does not fit: options that save memory, each compiled and compared."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def knobs(config: FitConfig) -> Iterator[tuple[str, FitConfig]]:
     rows = config.batch_size * (max(2, config.samples) if config.workload == "grpo" else 1)
     part, ways = rows // config.microbatches, spec.data * spec.fsdp
     if config.workload in ("sft", "grpo") and part // ways > 1:
-        parts = rows // ways  # as many as leave each device a row
+        parts = rows // ways  # leaves one row per device
         yield f"--microbatches {parts}", replace(config, microbatches=parts)
     elif config.batch_size // ways > 1 and config.batch_size % (2 * ways) == 0:
         yield f"--batch-size {config.batch_size // 2}", replace(config, batch_size=config.batch_size // 2)
@@ -40,8 +40,8 @@ def knobs(config: FitConfig) -> Iterator[tuple[str, FitConfig]]:
 
 
 def advice(found: Fit) -> list[str]:
-    """What helps where a program does not fit, a line each: every option of `knobs` by itself; then, where none is
-    enough, those that save anything together, one after another until it fits."""
+    """Lines of advice if a program does not fit: every option of `knobs` alone; then, if none suffices, those that save
+    memory combined, one after another until it fits."""
     shape = read_shape(found.config.model)
     devices = find_devices(found.config)
 

@@ -1,7 +1,7 @@
-"""Will it fit? A step compiled ahead of time from shapes alone, and what it holds on each device.
+"""Does it fit into memory? A step compiled ahead of time from shapes only, and its memory on each device.
 
 Nothing is allocated and no weight is read: a model's config.json gives every shape, `llmrl_jax.parallel` the devices
-of each part, and the compiler the memory that the program takes for itself.
+of each part, and the compiler the memory of the program itself.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from llmrl_jax.run.memory.sizes import count, parse_bytes, size
 
 @dataclass(frozen=True)
 class Fit:
-    """What a program holds on each device."""
+    """The memory of a program on each device."""
 
     config: FitConfig
     parts: Mapping[str, tuple[int, int | None]]
-    """What -> bytes on a device (the fullest), and bytes of one whole copy (None where that means nothing)."""
+    """Part -> bytes on the fullest device, and bytes of one full copy (None if not applicable)."""
     parameters: int
-    """Numbers in the model."""
+    """Number of parameters of the model."""
     trained: int
-    """Numbers that the optimiser moves."""
+    """Number of trained parameters."""
     devices: str
     memory: int | None
-    """Of a device, in bytes; None where it is not known."""
+    """Memory of a device, in bytes; None if unknown."""
     seconds: float
-    """What tracing and compiling took."""
+    """Seconds for tracing and compiling."""
 
     @property
     def total(self) -> int:
-        """Bytes on a device."""
+        """Bytes on the fullest device."""
         return sum(part for part, _ in self.parts.values())
 
     @property
     def fits(self) -> bool | None:
-        """Whether the total is at most the memory; None where that is not known."""
+        """Whether the total is at most the memory; None if that is unknown."""
         return None if self.memory is None else self.total <= self.memory
 
     def table(self) -> str:
@@ -78,7 +78,7 @@ def _title(fit: Fit) -> str:
 
 
 def read_shape(model: str) -> lm.LlamaConfig:
-    """A model's architecture, from a folder, a config.json or a hub id, of which nothing else is fetched."""
+    """A model's architecture, from a folder, a config.json or a hub id (only config.json is fetched)."""
     path = Path(model).expanduser()
     if path.is_dir():
         return lm.read_config(path)
@@ -104,15 +104,15 @@ def _fetch(model: str) -> Path:
 
 
 def find_devices(config: FitConfig) -> list[jax.Device]:
-    """The devices to compile for; simulated ones are made if nothing has touched a device yet.
+    """The devices to compile for; simulated ones are created if jax has not initialized its devices yet.
 
-    **Raises:** `ValueError` where there are too few, saying what makes more.
+    **Raises:** `ValueError` if there are too few, with the remedy.
     """
     if config.devices:
         try:
             jax.config.update("jax_num_cpu_devices", config.devices)
             jax.config.update("jax_platforms", "cpu")
-        except RuntimeError:  # the devices are there already, and stay what they are
+        except RuntimeError:  # the devices are initialized already and cannot change
             pass
         present = jax.devices()
         if len(present) < config.devices:
@@ -131,13 +131,13 @@ def find_devices(config: FitConfig) -> list[jax.Device]:
 
 
 def device_memory(devices: list[jax.Device]) -> int | None:
-    """What the smallest of the devices lets a program allocate; None where they do not say."""
+    """The memory that a program can allocate on the smallest device; None if the devices do not report it."""
     limits = [(d.memory_stats() or {}).get("bytes_limit") for d in devices]
     return min(limits) if limits and all(limits) else None  # type: ignore[type-var]
 
 
 def fit(config: FitConfig) -> Fit:
-    """Compile a workload, and add up what it holds on a device.
+    """Compile a workload, and sum its memory on a device.
 
     **Raises:** `ValueError` for a mesh that does not divide a leaf or the batch, or lengths that exceed the model's.
     """
@@ -145,7 +145,7 @@ def fit(config: FitConfig) -> Fit:
 
 
 def compiled_fit(config: FitConfig, shape: lm.LlamaConfig, devices: list[jax.Device]) -> Fit:
-    """`fit` of a model whose architecture is known, for devices that are there."""
+    """`fit` of a model with a known architecture, on given devices."""
     started = time.monotonic()
     s = setting(config, shape, devices)
     program, kept = PROGRAMS[config.workload](s)
@@ -165,7 +165,7 @@ def compiled_fit(config: FitConfig, shape: lm.LlamaConfig, devices: list[jax.Dev
 
 
 def _parts(config: FitConfig, kept: Mapping[str, Any], stats: Any) -> dict[str, tuple[int, int | None]]:
-    """`Fit.parts`, from what is kept between steps and what the compiler says of the program's own memory."""
+    """`Fit.parts`, from the arrays kept between steps and the compiler's statistics of the program's memory."""
     parts: dict[str, tuple[int, int | None]] = {}
     if jax.tree.leaves(kept["base"]):
         parts["frozen parameters" if config.trains else "parameters"] = held(kept["base"])

@@ -1,4 +1,4 @@
-"""The programs that `llmrl_jax.run.memory.fit` measures: arguments as placed shapes, compiled as a run would."""
+"""The programs that `llmrl_jax.run.memory.fit` measures: arguments as shapes with shardings, compiled as in a run."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def _names(path: Any) -> tuple[Any, ...]:
 
 
 def place_like(tree: Any, params: Any, places: Any, elsewhere: Sharding) -> Any:
-    """The sharding of every leaf of a tree (an optimiser's state): that of the parameter whose path ends its own and
-    whose shape it has, as `zeros_like` places it; else `elsewhere`."""
+    """The sharding of every leaf of a tree (an optimiser's state): that of the parameter with the same shape whose path
+    is a suffix of the leaf's path, as `zeros_like` places it; else `elsewhere`."""
     known = {
         _names(path): (tuple(leaf.shape), place)
         for (path, leaf), place in zip(jax.tree_util.tree_leaves_with_path(params), jax.tree.leaves(places))
@@ -68,7 +68,7 @@ def _itemsize(x: Any) -> int:
 
 
 def held(tree: Any) -> tuple[int, int]:
-    """Bytes of a tree of placed shapes on one device, and of one whole copy."""
+    """Bytes of a tree of shapes with shardings on one device, and of one full copy."""
     leaves = jax.tree.leaves(tree)
     part = sum(math.prod(x.sharding.shard_shape(x.shape)) * _itemsize(x) for x in leaves)
     return part, sum(math.prod(x.shape) * _itemsize(x) for x in leaves)
@@ -76,19 +76,19 @@ def held(tree: Any) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Setting:
-    """A model in shapes, where its parts lie, and the mesh."""
+    """A model as shapes, with the shardings of its parts, and the mesh."""
 
     config: FitConfig
     model: lm.Llama
     mesh: Mesh | None
     variables: Any
-    """`params`, and `lora` where adapters are trained, each leaf with its place."""
+    """`params`, and `lora` if adapters are trained, each leaf with its sharding."""
     whole: Sharding
-    """A copy on every device."""
+    """Replicated on every device."""
 
     @property
     def trained(self) -> str:
-        """The collection that the optimiser moves."""
+        """The collection that the optimiser updates."""
         return "params" if self.model.lora is None else "lora"
 
     def rows(self, shape: tuple[int, ...], dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
@@ -128,7 +128,7 @@ def _model(config: FitConfig, shape: lm.LlamaConfig) -> lm.Llama:
 
 
 def _variables(config: FitConfig, model: lm.Llama, mesh: Mesh | None, whole: Sharding) -> Any:
-    """The model's collections as placed shapes; the base quantised where it is to be."""
+    """The model's collections as shapes with shardings; the base quantised if `config.quantize` says so."""
     shapes, axes = model.abstract(), model.logical_axes()
     quantised = config.quantize != "none"
     if quantised:
@@ -143,9 +143,9 @@ def _variables(config: FitConfig, model: lm.Llama, mesh: Mesh | None, whole: Sha
 
 
 def _learner_state(s: Setting, make: Callable[[Any, Any], Any], data: Any) -> Any:
-    """The first state of a learner, in shapes that lie where its arrays would.
+    """The initial state of a learner, as shapes with the shardings of its arrays.
 
-    **Arguments:** `make(variables, data)`, the learner off any mesh; `data`, its shapes.
+    **Arguments:** `make(variables, data)`, creates the learner without a mesh; `data`, its shapes.
     """
     key = jax.eval_shape(lambda: jax.random.key(0))
     bare = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), s.variables)
@@ -161,7 +161,7 @@ def _learner_state(s: Setting, make: Callable[[Any, Any], Any], data: Any) -> An
 
 
 def _compile_learner(learner: Any, state: Any) -> tuple[Any, dict[str, Any]]:
-    """The chunk of updates that a run compiles, and what is kept between chunks."""
+    """The compiled chunk of updates of a run, and the arrays kept between chunks."""
     rest, frozen = state.replace(frozen=()), state.frozen
     places = jax.tree.map(lambda x: x.sharding, rest)
     jitted = jax.jit(make_chunk(learner, 1), donate_argnums=0, out_shardings=(places, None))
@@ -249,7 +249,7 @@ def _generate(s: Setting) -> tuple[Any, dict[str, Any]]:
 
 
 def _cache(s: Setting, samples: int) -> Any:
-    """Keys and values of prompts and continuations, where the compiler puts them once a token is written."""
+    """Keys and values of prompts and continuations, with the shardings that the compiler chooses after one token."""
     c = s.config
 
     def create(variables, tokens, lengths):
@@ -265,9 +265,9 @@ def _cache(s: Setting, samples: int) -> Any:
 
 
 def declared_size(model: lm.Llama) -> dict[str, int]:
-    """Numbers in each collection of a model."""
+    """Number of parameters in each collection of a model."""
     return {n: sum(math.prod(x.shape) for x in jax.tree.leaves(tree)) for n, tree in model.abstract().items()}
 
 
 PROGRAMS = {"sft": _sft, "grpo": _grpo, "score": _score, "generate": _generate}
-"""How each workload is compiled: the program, and what a device keeps, by part."""
+"""Workload -> function that compiles it; returns the program, and the arrays that a device keeps, by part."""

@@ -1,4 +1,4 @@
-"""Numbers and sizes as text, and back."""
+"""Formatting of numbers and sizes, and parsing of sizes."""
 
 from __future__ import annotations
 

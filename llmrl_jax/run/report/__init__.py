@@ -1,1 +1,1 @@
-"""What a run reports: statistics, learning curves, tables, comparisons and pictures."""
+"""Reports on runs: statistics, learning curves, tables, comparisons and figures."""

@@ -1,4 +1,4 @@
-"""Runs side by side: a metric at the end, steps to a bar, sample efficiency, speed, and the settings that differ."""
+"""Comparison of runs: final metric, steps to a bar, sample efficiency, speed, and the settings that differ."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from llmrl_jax.run.report.curves import INK
 
 
 METRICS = ("success", "episode_return", "reward")
-"""What runs are compared by where nothing else is asked for: the first that all of them have."""
+"""The default metrics of a comparison: the first that all runs have."""
 
 SEED = "run.seed"
-"""The setting in which the runs of one line may differ."""
+"""The setting that may differ between the runs of one line."""
 
 WINDOW = 10
-"""Lines of metrics over which the metric is averaged before it is compared with the bar, as in published plots."""
+"""Lines over which the metric is averaged before it is compared with the bar, as in published plots."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a run's folder says of it."""
+    """The settings and metrics of a run, from its folder."""
 
     folder: Path
     settings: dict[str, Any]
-    """Every option that decides its results, by its dotted name."""
+    """Every option that affects its results, by its dotted name."""
     train: list[dict[str, Any]]
-    """The lines of `metrics.jsonl` that have the metric; where that is of episodes, those in which one ended."""
+    """The lines of `metrics.jsonl` that have the metric; for a metric of episodes, those with an ended episode."""
     evals: list[dict[str, Any]]
     metric: str = "success"
-    """What is compared."""
+    """The metric to compare."""
 
     @property
     def name(self) -> str:
@@ -50,24 +50,24 @@ class Run:
 
     @property
     def steps_per_second(self) -> float:
-        """Over the whole run, compilation left out."""
+        """Over the whole run, without compilation."""
         return self.steps / self.train[-1]["seconds"]
 
     def curve(self, horizon: float = math.inf) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Steps, the metric, and the episodes that it is the mean of, line by line up to `horizon` steps."""
+        """Steps, the metric, and the number of episodes it averages, per line up to `horizon` steps."""
         lines = [line for line in self.train if line["steps"] <= horizon]
         columns = ([line.get(name, 1.0) for line in lines] for name in ("steps", self.metric, sinks.COUNT))
         steps, success, count = (np.asarray(column, np.float64) for column in columns)
         return steps, success, count
 
     def efficiency(self, horizon: float = math.inf) -> float:
-        """The mean of the metric over the steps of training (SE in papers), lines without an ended episode left out."""
+        """The mean of the metric over the steps of training (SE in papers), without lines in which no episode ended."""
         lines = [line for line in self.train if line["steps"] <= horizon]
         weights = [line["updates"] for line in lines]
         return float(np.average([line[self.metric] for line in lines], weights=weights)) if lines else math.nan
 
     def steps_to(self, bar: float) -> float:
-        """The first step at which the mean of the last `WINDOW` lines is at least `bar`; nan where it never is."""
+        """The first step at which the mean of the last `WINDOW` lines is at least `bar`; nan if it never is."""
         steps, success, count = self.curve()
         for end in range(WINDOW, len(steps) + 1):
             last = slice(end - WINDOW, end)
@@ -76,8 +76,8 @@ class Run:
         return math.nan
 
     def final(self) -> stats.Estimate:
-        """The metric in an evaluation in the last tenth of the run, with its interval where it has one (else nan);
-        without an evaluation, over that tenth of training's lines."""
+        """The metric of an evaluation in the last tenth of the run, with its interval if it has one (else nan);
+        without an evaluation, that of the training lines in the last tenth."""
         if self.evals and self.evals[-1]["update"] >= 0.9 * self.train[-1]["update"]:
             last = self.evals[-1]
             low, high = (last.get(f"{self.metric}_{end}", math.nan) for end in ("low", "high"))
@@ -88,7 +88,7 @@ class Run:
 
 
 def _interval(metric: str, values: np.ndarray, count: np.ndarray) -> stats.Estimate:
-    """Of consecutive lines of one run: Wilson's of their episodes for success, else the normal one of the lines."""
+    """The interval of consecutive lines of a run: Wilson's over their episodes for success, else normal over lines."""
     if metric != "success":
         return stats.mean_interval(values)
     n = int(count.sum())
@@ -100,13 +100,13 @@ def _over_seeds(metric: str, values: Any) -> stats.Estimate:
 
 
 OWN = "<run>/"
-"""What a place inside a run's own folder begins with."""
+"""Prefix of a path inside the run's own folder."""
 
 
 def settings_of(config: Any, folder: Path) -> dict[str, Any]:
-    """Every option that decides a run's results, by its dotted name; a place inside the run's own folder (a prior that
-    it made for itself) begins with `OWN`. `config` is a configuration, or the values of its file where its class is
-    not known: then what every run may change (`run.log_every`) is left out."""
+    """Every option that affects a run's results, by its dotted name; a path inside the run's own folder (such as a
+    prior that it made) begins with `OWN`. `config` is a configuration, or the values of its file if its class is
+    unknown; then the options that every run may change (such as `run.log_every`) are omitted."""
 
     def shortened(value: Any) -> Any:
         if isinstance(value, str) and f"/{folder.name}/" in f"/{value}":
@@ -118,7 +118,7 @@ def settings_of(config: Any, folder: Path) -> dict[str, Any]:
 
 
 def raw_settings(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The values of a configuration file by their dotted names, without those of `run` but its seed."""
+    """The values of a configuration file by their dotted names, without those of `run` except its seed."""
     settings: dict[str, Any] = {}
     for name, value in values.items():
         place = f"{prefix}{name}"
@@ -130,10 +130,10 @@ def raw_settings(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def read_run(folder: str | Path, config: Any, metric: str = "success") -> Run:
-    """Read what a run left.
+    """Read a run from its folder.
 
-    **Arguments:** `folder`; `config`, the type of its `config.json`, or what `settings_of` takes; `metric`.
-    **Raises:** `FileNotFoundError` where there is no run, `ValueError` where no line of training has the metric.
+    **Arguments:** `folder`; `config`, the type of its `config.json`, or an argument of `settings_of`; `metric`.
+    **Raises:** `FileNotFoundError` if there is no run, `ValueError` if no line of training has the metric.
     """
     folder = Path(folder)
     if not (folder / "config.json").exists():
@@ -155,9 +155,9 @@ def _has(line: Mapping[str, Any], metric: str) -> bool:
 
 
 def shared_metric(folders: Sequence[Path]) -> str:
-    """What runs are compared by: the first of `METRICS`, and then of their losses, that training of all reports.
+    """The metric for a comparison: the first of `METRICS`, then of their losses, that the training of all runs reports.
 
-    **Raises:** `ValueError` where there is none."""
+    **Raises:** `ValueError` if there is none."""
     each = []
     for folder in folders:
         path = folder / "metrics.jsonl"
@@ -172,7 +172,7 @@ def shared_metric(folders: Sequence[Path]) -> str:
 
 
 class Named(Protocol):
-    """Anything that has a name and settings."""
+    """An object with a name and settings."""
 
     @property
     def name(self) -> str: ...
@@ -185,9 +185,9 @@ T = TypeVar("T", bound=Named)
 
 
 def by_settings(runs: Sequence[T]) -> list[list[T]]:
-    """The runs in groups that differ in their seed alone, in the order of their first runs.
+    """The runs in groups that differ only in their seed, in the order of their first runs.
 
-    A run that began with what another run among them had made (`runs/FIRST/prior`) is in the group of that run."""
+    A run that started from a file of another of these runs (`runs/FIRST/prior`) is in the group of that run."""
     places = {str(value) for run in runs for value in run.settings.values() if "/" in str(value)}
 
     def shared(run: T, value: Any) -> Any:
@@ -204,7 +204,7 @@ def by_settings(runs: Sequence[T]) -> list[list[T]]:
 
 
 def label(group: Sequence[Named]) -> str:
-    """What a group is called: its run's name, or that of the first of several and their number."""
+    """The name of a group: its run's name, or that of the first of several and their number."""
     name = group[0].name
     return name if len(group) == 1 else f"{name} and {len(group) - 1} more seed{'s' if len(group) > 2 else ''}"
 
@@ -223,8 +223,8 @@ def _steps_to(group: Sequence[Run], bar: float) -> str:
 
 
 def table(groups: Sequence[Sequence[Run]], bar: float | None = 0.8) -> str:
-    """One line for each group: a single run's metric with its own interval, that of several with the interval over
-    seeds; sample efficiency up to the steps that all runs have. `bar`: None leaves its column out."""
+    """A table with one line per group: the metric of a single run with its own interval, that of several with the
+    interval over seeds; sample efficiency up to the steps that all runs have. `bar`: None omits its column."""
     metric = groups[0][0].metric
     horizon = min(run.steps for group in groups for run in group)
     to_bar = [] if bar is None else [f"steps to {bar:g}"]
@@ -246,7 +246,7 @@ def table(groups: Sequence[Sequence[Run]], bar: float | None = 0.8) -> str:
 
 
 def differences(groups: Sequence[Sequence[Run]]) -> str:
-    """The settings that are not the same in all groups, one to a line; empty where there are none."""
+    """The settings that differ between groups, one per line; empty if there are none."""
     absent = object()
     names = sorted({name for group in groups for name in group[0].settings} - {SEED})
     rows = [["setting", *map(label, groups)]]
@@ -259,7 +259,7 @@ def differences(groups: Sequence[Sequence[Run]]) -> str:
 
 
 def _mean_curve(group: Sequence[Run]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Steps, and the mean and 95% interval of the smoothed metric there: over seeds, for one run over its lines."""
+    """Steps, and the mean and 95% interval of the smoothed metric: over seeds, or for one run over its lines."""
     metric, smooth = group[0].metric, []
     for run in group:
         steps, values, count = run.curve()
@@ -278,7 +278,7 @@ def _mean_curve(group: Sequence[Run]) -> tuple[np.ndarray, np.ndarray, np.ndarra
 
 
 def draw(groups: Sequence[Sequence[Run]], path: str | Path) -> Path:
-    """Draw the metric over steps, a line for each group, with 95% bands. **Returns:** the picture."""
+    """Draw the metric over steps, a line for each group, with 95% bands. **Returns:** the path of the figure."""
     from matplotlib.ticker import EngFormatter
 
     figure, axis = figures.new_axis(7.0, 4.2)
@@ -297,8 +297,8 @@ def draw(groups: Sequence[Sequence[Run]], path: str | Path) -> Path:
 
 
 def side_by_side(runs: Sequence[Run], bar: float | None, out: str | Path) -> str:
-    """The table of runs, the settings that differ, and where their curves were drawn. Runs that differ in their seed
-    alone are one line."""
+    """The table of runs, the settings that differ, and the path of their learning curves. Runs that differ only in
+    their seed are one line."""
     groups = by_settings(runs)
     differing = differences(groups) or "The settings are the same."
     return f"{table(groups, bar)}\n\n{differing}\n\nIntervals are 95%. The curves are in {draw(groups, out)}"

@@ -1,4 +1,4 @@
-"""Pictures of a run: its learning curve."""
+"""The learning curve of a run as a figure."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ def learning_curve(
 ) -> Path | None:
     """Draw `learning_curve.png` from `metrics.jsonl`: metrics over the steps of a run, with 95% intervals.
 
-    Training lines are averaged with their neighbours (Wilson's interval for success where episodes are counted,
-    else the normal one); evaluations bring their interval as `<name>_low` and `<name>_high`.
+    Training lines are averaged with their neighbours (Wilson's interval for success if episodes are counted,
+    else the normal one); evaluations have their interval in `<name>_low` and `<name>_high`.
 
-    **Arguments:** `folder`, the run's; `names`, the metrics to draw; those the run lacks are left out, and where it
-    lacks all, its losses are drawn; `title`, empty: the folder's name; `unit`, what the run counts as steps.
-    **Returns:** the picture's path, or None where there is nothing to draw.
+    **Arguments:** `folder`, the run's; `names`, the metrics to draw; those the run lacks are omitted, and if it lacks
+    all, its losses are drawn; `title`, empty: the folder's name; `unit`, the unit of the run's steps.
+    **Returns:** the figure's path, or None if there is nothing to draw.
     """
     folder = Path(folder)
     lines = sinks.read(folder / "metrics.jsonl")

@@ -1,4 +1,4 @@
-"""An episode as a moving picture: the grid beside the text and the probabilities of the actions."""
+"""An episode as an animation: the grid beside the text and the probabilities of the actions."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ INK, FAINT, CHOSEN, OTHER = "#222222", "#777777", "#cc6677", "#4477aa"
 
 
 def draw_frame(frame: Any, actions: Sequence[str], step: int, verdict: str) -> np.ndarray:
-    """One step as a picture, uint8 `[H, W, 3]`.
+    """One step as an image, uint8 `[H, W, 3]`.
 
     **Arguments:** `frame`, with `picture`, `text`, `probabilities`, `action` and `value` (see
-    `llmrl_jax.agents.recording.Frame`); `actions`, their names; `step`, its number; `verdict`, what to say on
-    the last frame, where there are no probabilities.
+    `llmrl_jax.agents.recording.Frame`); `actions`, their names; `step`, its number; `verdict`, the
+    text of the last frame, which has no probabilities.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

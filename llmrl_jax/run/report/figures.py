@@ -1,4 +1,4 @@
-"""What the pictures of several runs share: a canvas, axes as those of `llmrl_jax.run.report.curves`, colours."""
+"""Shared parts of the figures of several runs: a canvas, axes as in `llmrl_jax.run.report.curves`, colours."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from llmrl_jax.run.report.curves import EVAL, INK, TRAIN
 
 
 COLORS = (TRAIN, EVAL, "#228833", "#ccbb44", "#66ccee", "#aa3377", "#999999")
-"""Of lines or bars, in order; more than seven begin again."""
+"""Colours of lines or bars, in order; they repeat after seven."""
 
 
 def color(i: int) -> str:
@@ -18,7 +18,7 @@ def color(i: int) -> str:
 
 
 def new_axis(width: float, height: float) -> tuple[Any, Any]:
-    """A figure of that many inches with one axis, drawn without a window. **Returns:** `(figure, axis)`."""
+    """A figure of `width` x `height` inches with one axis, drawn without a window. **Returns:** `(figure, axis)`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -34,7 +34,7 @@ def new_axis(width: float, height: float) -> tuple[Any, Any]:
 
 
 def save(figure: Any, path: str | Path) -> Path:
-    """Write a figure, as PNG where the path has no ending; its folder is made if it is new. **Returns:** the file."""
+    """Write a figure, as PNG if the path has no suffix; its folder is created if it is new. **Returns:** the file."""
     path = Path(path)
     path = path if path.suffix else path.with_suffix(".png")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -43,17 +43,17 @@ def save(figure: Any, path: str | Path) -> Path:
 
 
 def text_table(rows: list[list[str]]) -> str:
-    """Rows of cells, the first of them the header, as lines with aligned columns."""
+    """Rows of cells, the header first, as lines with aligned columns."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
 
 
 def new_file(path: Path | None, usual: Path) -> Path:
-    """A picture's file that does not exist yet.
+    """The path of a figure that does not exist yet.
 
-    **Arguments:** `path`, what was asked for, as PNG where it has no ending; None: `usual`, or, where that exists, its
-    name with `-2`, `-3`, ...
-    **Raises:** `FileExistsError` where `path` exists.
+    **Arguments:** `path`, the requested path, as PNG if it has no suffix; None: `usual`, or, if that exists, its name
+    with `-2`, `-3`, ...
+    **Raises:** `FileExistsError` if `path` exists.
     """
     if path is not None:
         path = path if path.suffix else path.with_suffix(".png")

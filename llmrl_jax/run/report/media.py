@@ -1,4 +1,4 @@
-"""Moving pictures of episodes."""
+"""Animations of episodes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ def write_gif(path: str | Path, frames: Sequence[np.ndarray], *, fps: float = 4.
     """Write frames as an animated GIF that repeats.
 
     **Arguments:** `path`; `frames`, uint8 `[H, W, 3]` each, all of one shape; `fps`, frames per second; `hold`, seconds
-    that the last frame stays.
-    **Raises:** `ValueError` where there is no frame, or one has another shape or dtype.
+    that the last frame is shown.
+    **Raises:** `ValueError` if there is no frame, or one has another shape or dtype.
     """
     if not len(frames):
         raise ValueError("a GIF needs at least one frame")

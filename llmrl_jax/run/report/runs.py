@@ -1,4 +1,4 @@
-"""The runs under a folder: what each of them is, how far it got, and what it reported last. Imports no jax."""
+"""The runs under a folder: kind, progress and last metrics of each. Imports no jax."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ RUNNING = "running"
 PRUNED = ("checkpoints", "frozen", "model", "adapter", "prior", "tensorboard", "wandb")
 """Folders inside a run that hold no further runs."""
 WORLDS, LEARNERS, MODELS = ("env", "tasks", "task", "data"), ("algo", "agent", "method"), ("model",)
-"""Options that say where a run learns, how, and with which model; the first that a configuration has counts."""
+"""Options with a run's world, learner and model; the first that a configuration has is used."""
 HEADLINE = ("success", "episode_return", "reward")
-"""The metric that a list shows: the first that the last evaluation, or else the last line of training, has."""
+"""The metrics that a list shows: the first in the last evaluation, else in the last line of training."""
 
 ABSENT = object()
-"""In place of a value that there is none of."""
+"""Stands for a missing value."""
 
 KindOf = Callable[[Mapping[str, Any]], str]
-"""From the values of a config.json to the kind of the run; empty where it is not known."""
+"""From the values of a config.json to the kind of the run; empty if unknown."""
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What a run's folder says of it."""
+    """The facts of a run, from its folder."""
 
     name: str
-    """Its folder below the one that was searched."""
+    """Its folder, relative to the one that was searched."""
     folder: str
     kind: str
-    """The command that made it, as `lm sft`; empty where it is not known."""
+    """The command that created it, such as `lm sft`; empty if unknown."""
     world: str
     learner: str
     """The algorithm or the agent."""
@@ -50,20 +50,20 @@ class RunFacts:
     state: str
     """`running`, `finished`, `stopped` or `failed`."""
     why: str
-    """Which process runs it, what stopped it, or why it failed."""
+    """The process that runs it, or why it stopped or failed."""
     update: int
     updates: int | None
-    """Of the whole run; None where that was not written."""
+    """Updates of the whole run; None if unknown."""
     steps: int
     date: str
-    """When its metrics, or else its settings, were written: `YYYY-MM-DD HH:MM`, or the date in its summary."""
+    """Time when its metrics, else its settings, were written: `YYYY-MM-DD HH:MM`, or the date in its summary."""
     train: dict[str, Any]
     """The last line of training."""
     eval: dict[str, Any]
     """The last evaluation."""
 
     def headline(self) -> str:
-        """The metric that matters most, of the last evaluation if it has one."""
+        """The main metric, of the last evaluation if it has one."""
         for line, when in ((self.eval, "eval "), (self.train, "")):
             losses = [name for name in line if name.endswith("loss")]
             for name in (*HEADLINE, *losses):
@@ -73,12 +73,12 @@ class RunFacts:
         return ""
 
     def progress(self) -> str:
-        """Updates done, of how many."""
+        """Updates done and in total."""
         return f"{self.update}/{self.updates}" if self.updates else str(self.update or "")
 
 
 def read_values(folder: Path) -> dict[str, Any] | None:
-    """The values of a run's config.json; None where the folder is no run's (the config.json is of a language model)."""
+    """The values of a run's config.json; None if the folder holds no run (or a language model)."""
     try:
         values = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError):
@@ -87,7 +87,7 @@ def read_values(folder: Path) -> dict[str, Any] | None:
 
 
 def find_folders(root: str | Path) -> Iterator[Path]:
-    """The folders of all runs in `root`, itself included, and in their folders, by name."""
+    """The folders of all runs in `root`, including `root`, and in their subfolders, by name."""
     for here, names, files in os.walk(root):
         names[:] = sorted(n for n in names if not n.startswith(".") and n not in PRUNED)
         if "config.json" in files and read_values(Path(here)) is not None:
@@ -95,7 +95,7 @@ def find_folders(root: str | Path) -> Iterator[Path]:
 
 
 def the_run(folder: str | Path) -> Path:
-    """The folder of a run. **Raises:** `FileNotFoundError` where it is none's, naming the nearest."""
+    """The folder of a run. **Raises:** `FileNotFoundError` if it holds no run, naming the nearest."""
     folder = Path(folder).expanduser()
     if not folder.is_dir() or read_values(folder) is None:
         near = folder.parent
@@ -105,9 +105,10 @@ def the_run(folder: str | Path) -> Path:
 
 
 def read_facts(folder: Path, root: Path, kind_of: KindOf = lambda values: "") -> RunFacts:
-    """What the folder of a run says.
+    """Read the facts of a run from its folder.
 
-    **Arguments:** `folder`; `root`, where names begin; `kind_of`, for runs whose config.json does not name their kind.
+    **Arguments:** `folder`; `root`, which names are relative to; `kind_of`, for runs whose config.json does not name
+    their kind.
     """
     values = read_values(folder) or {}
     kind = values.get("kind")
@@ -136,7 +137,7 @@ def read_facts(folder: Path, root: Path, kind_of: KindOf = lambda values: "") ->
 
 
 def _state(folder: Path) -> tuple[str, str]:
-    """The state of a run, and why."""
+    """The state of a run, and its reason."""
     if process := holder(folder):
         return RUNNING, process
     if status := read_status(folder):
@@ -149,7 +150,7 @@ def _state(folder: Path) -> tuple[str, str]:
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """What a run's command wrote at its end, `summary.json`; empty where it has none."""
+    """The contents of `summary.json`, which a run's command writes at its end; empty if there is none."""
     try:
         summary = json.loads((folder / "summary.json").read_text())
     except (OSError, ValueError):
@@ -158,7 +159,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
 
 
 def _said(values: Mapping[str, Any], names: tuple[str, ...]) -> str:
-    """The first of some options that is given, at the top or in a part of a configuration."""
+    """The first given option of `names`, at the top level or in a part of a configuration."""
     places = [values, *(v for name, v in values.items() if isinstance(v, Mapping) and name != "run")]
     for name in names:
         for place in places:
@@ -172,14 +173,14 @@ def _said(values: Mapping[str, Any], names: tuple[str, ...]) -> str:
 
 def _date(folder: Path) -> str:
     date = read_summary(folder).get("date")
-    if isinstance(date, str):  # a copy of a run has another time
+    if isinstance(date, str):  # the files of a copied run have other times
         return date
     files = [folder / name for name in ("metrics.jsonl", "config.json")]
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(max(f.stat().st_mtime for f in files if f.exists())))
 
 
 def list_runs(root: str | Path, kind_of: KindOf = lambda values: "") -> list[RunFacts]:
-    """The runs in a folder, and in their folders. **Raises:** `FileNotFoundError` where there is no such folder."""
+    """The runs in a folder and its subfolders. **Raises:** `FileNotFoundError` if there is no such folder."""
     root = Path(root).expanduser()
     if not root.is_dir():
         raise FileNotFoundError(f"there is no folder {root}: name the one that holds the runs")
@@ -187,7 +188,7 @@ def list_runs(root: str | Path, kind_of: KindOf = lambda values: "") -> list[Run
 
 
 def runs_table(runs: list[RunFacts]) -> str:
-    """A line for each run."""
+    """A table with a line for each run."""
     rows = [["run", "kind", "world", "learner", "model", "state", "update", "steps", "last metric", "date"]]
     for run in runs:
         what = [run.name, run.kind or "?", *map(_short, (run.world, run.learner, run.model))]
@@ -200,7 +201,7 @@ def _short(text: str, width: int = 32) -> str:
 
 
 def to_json(run: RunFacts) -> dict[str, Any]:
-    """A run's facts as JSON values: what is not finite is null."""
+    """A run's facts as JSON values; non-finite numbers are null."""
 
     def clean(value: Any) -> Any:
         if isinstance(value, Mapping):
@@ -214,12 +215,12 @@ def to_json(run: RunFacts) -> dict[str, Any]:
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of the files in a folder and its folders."""
+    """Bytes of the files in a folder and its subfolders."""
     return sum(os.lstat(os.path.join(here, name)).st_size for here, _, names in os.walk(folder) for name in names)
 
 
 def checkpoints_of(folder: Path) -> dict[str, int]:
-    """The update of each checkpoint, and `frozen`, with its bytes."""
+    """The update of each checkpoint, and `frozen` -> bytes."""
     root = folder / "checkpoints"
     updates = sorted(int(p.name) for p in root.iterdir() if p.name.isdigit()) if root.is_dir() else []
     sizes = {str(update): size_of(root / str(update)) for update in updates}
@@ -230,7 +231,8 @@ def checkpoints_of(folder: Path) -> dict[str, int]:
 
 def changed_settings(values: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """The options of a configuration that differ from those of another, by dotted name: this one's value, and the
-    other's, which is `ABSENT` where it has no such option. Where a run is kept is left out."""
+    other's (`ABSENT` if it has no such option). Options of the run's identity (name, folder,
+    resume, kind, version, preset) are omitted."""
     kept = ("kind", "version", "preset", "run.name", "run.out", "run.resume")
     own, other = _flat(values), _flat(usual)
     names = [name for name in own if name not in kept and (name not in other or own[name] != other[name])]
@@ -251,12 +253,12 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def remove(folder: Path) -> None:
-    """Delete a run and all that is in its folder.
+    """Delete a run with everything in its folder.
 
-    It is hidden first, so that a deletion that is cut short leaves no half of a run.
+    The folder is first renamed to a hidden name, so that an interrupted deletion leaves no partial run.
 
-    **Raises:** `FileNotFoundError` where there is none; `BlockingIOError` where it, or a run inside it, is being
-    written; `ValueError` for a symbolic link.
+    **Raises:** `FileNotFoundError` if there is none; `BlockingIOError` if it, or a run inside it, is being written;
+    `ValueError` for a symbolic link.
     """
     folder = the_run(folder)
     if folder.is_symlink():

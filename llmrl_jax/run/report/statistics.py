@@ -1,4 +1,4 @@
-"""Intervals for what a run reports."""
+"""Confidence intervals for the metrics of runs."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def wilson(successes: float, n: int, z: float = Z95) -> Estimate:
     p = successes / n
     centre = (p + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    # at 0 and at 1 rounding would leave the rate just outside of its interval
+    # at 0 and at 1 rounding could leave the rate just outside its interval
     return Estimate(p, max(0.0, min(p, centre - half)), min(1.0, max(p, centre + half)), n)
 
 
 def mean_interval(values, z: float = Z95) -> Estimate:
-    """A mean with its normal 95% interval; nan values are left out. One value has an interval of no width."""
+    """A mean with its normal 95% interval; nan values are ignored. A single value has an interval of zero width."""
     x = np.asarray(values, np.float64).ravel()
     x = x[np.isfinite(x)]
     if not x.size:
@@ -53,13 +53,13 @@ def mean_interval(values, z: float = Z95) -> Estimate:
 
 
 def mean_rate(rates, z: float = Z95) -> Estimate:
-    """`mean_interval` of success rates over seeds, cut to [0, 1], beyond which no rate lies."""
+    """`mean_interval` of success rates over seeds, clipped to [0, 1]."""
     estimate = mean_interval(rates, z)
     return estimate._replace(low=max(0.0, estimate.low), high=min(1.0, estimate.high)) if estimate.n else estimate
 
 
 def bootstrap(values, statistic=np.mean, *, resamples: int = 2000, seed: int = 0, level: float = 0.95) -> Estimate:
-    """A statistic with its percentile bootstrap interval (Efron 1979), for values that are far from normal.
+    """A statistic with its percentile bootstrap interval (Efron 1979), for values far from a normal distribution.
 
     **Arguments:** `values`, shape `[n]`; `statistic`, a function of `(array, axis=...)`; `resamples`; `seed`; `level`.
     """

@@ -1,1 +1,1 @@
-"""Fine-tuning as a run: the model, its data, and what is left in the folder."""
+"""Fine-tuning runs: the model, its data, and the files that a run writes."""

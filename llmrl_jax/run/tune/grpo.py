@@ -1,4 +1,4 @@
-"""A run of learning by rewards on text: what `llmrl lm grpo` does."""
+"""`llmrl lm grpo`: a run of reinforcement learning on text."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from llmrl_jax.tuning import (
 def _read(
     path: Path, tokenizer: FastTokenizer, template: ChatTemplate | None, longest: int
 ) -> tuple[list[dict[str, Any]], Prompts]:
-    """The rows of a file, their rendered prompt under `prompt`, and the prompts' tokens."""
+    """The rows of a file, with their rendered prompt under `prompt`, and the prompts' tokens."""
     rows, tokens = [], []
     for name, row in read_rows(path):
         text, ids = encode_prompt(row, name, tokenizer, template)
@@ -49,7 +49,7 @@ def _check(
     held_out: tuple[list[dict[str, Any]], Prompts] | None,
     positions: int,
 ) -> None:
-    """**Raises:** `ValueError` for prompts too long for the model's positions, or rows that the reward cannot judge."""
+    """**Raises:** `ValueError` for prompts too long for the model's positions, or rows without the reward's field."""
     longest = max(p.tokens.shape[1] for p in (prompts, *([held_out[1]] if held_out else [])))
     if longest + config.grpo.max_new_tokens > positions:
         raise ValueError(
@@ -64,10 +64,9 @@ def _check(
 
 
 def grpo(config: GrpoRun) -> RunResult:
-    """Improve a language model by rewards, and keep the run in its folder, with the adapters or the model.
+    """Train a language model by rewards, and write the run to its folder, with the adapters or the model.
 
-    **Returns:** how it ended. **Raises:** `ValueError` and `FileNotFoundError` for a model, a reward or data that it
-    cannot use.
+    **Returns:** how it ended. **Raises:** `ValueError` and `FileNotFoundError` for an unusable model, reward or data.
     """
     reward = load_reward(config.reward)
     folder = lm.locate(config.model)

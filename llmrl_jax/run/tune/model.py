@@ -1,4 +1,4 @@
-"""The model of a fine-tuning run: as it is loaded, and as it is written into the run's folder."""
+"""Loading the model of a fine-tuning run, and writing it to the run's folder."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from llmrl_jax.tuning import ChatTemplate, GRPOConfig
 def load_base(config: Tuned, folder: Path) -> tuple[lm.Llama, dict[str, Any], Mesh | None]:
     """The model to tune, its weights on the mesh, and the mesh.
 
-    **Arguments:** `folder`, where `config.model` is on this machine (`lm.locate`).
+    **Arguments:** `folder`, the local folder of `config.model` (`lm.locate`).
     """
     mesh = make_mesh(config.mesh) if config.mesh else None
     dtype = jnp.dtype(config.dtype)
     adapters = config.lora if config.tune == "lora" else None
     kind = None if config.quantize == "none" else config.quantize
-    # steps of 1e-5 would be lost in bfloat16's rounding
+    # updates of 1e-5 would be rounded away in bfloat16
     kept = jnp.dtype(jnp.float32) if config.tune == "full" else dtype
     model, variables = lm.load(folder, mesh=mesh, dtype=kept, lora=adapters, quantize=kind)
     return model.clone(dtype=dtype, remat=config.remat), variables, mesh
 
 
 def with_end_tokens(config: GRPOConfig, folder: Path, tokenizer: FastTokenizer) -> GRPOConfig:
-    """The configuration with every token that ends a text or a turn of the model's, where it names none itself."""
+    """The configuration with every token that ends a text or a turn of the model, unless it names stop tokens."""
     return config if config.stop_tokens is not None else replace(config, stop_tokens=lm.end_tokens(folder, tokenizer))
 
 
@@ -49,11 +49,12 @@ def write_tuned(
     template: ChatTemplate | None,
     ends: Sequence[int] = (),
 ) -> str:
-    """The adapters in peft's format, or the model in transformers', in place of what an earlier part of the run wrote.
+    """Write the adapters in peft's format, or the model in transformers' format; replace those of an earlier part of
+    the run.
 
-    **Arguments:** `base`, the folder or hub id that was tuned; `state`, the learner's last; `ends`, all tokens that end
-    a text or a turn of the base (`lm.end_tokens`), where config.json's one is not enough.
-    **Returns:** the name of what was written inside `folder`.
+    **Arguments:** `base`, the folder or hub id of the base model; `state`, the learner's last; `ends`, all tokens that
+    end a text or a turn of the base (`lm.end_tokens`), if there are more than the one in config.json.
+    **Returns:** the name of the folder written inside `folder`.
     """
     name = "model" if model.lora is None else "adapter"
     trained = gather(state.params)

@@ -1,4 +1,4 @@
-"""A run of supervised fine-tuning: what `llmrl lm sft` does."""
+"""`llmrl lm sft`: a run of supervised fine-tuning."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llmrl_jax.tuning import ChatTemplate, Packed, encode_row, make_evaluation, 
 
 
 def read_data(path: Path, tokenizer: FastTokenizer, template: ChatTemplate | None, config: TuneConfig) -> Packed:
-    """The rows of a data file, tokenized and laid into rows of `config.length`."""
+    """The rows of a data file, tokenized and packed or padded to rows of `config.length`."""
     names, examples = [], []
     for name, row in read_rows(path):
         names.append(name)
@@ -28,9 +28,9 @@ def read_data(path: Path, tokenizer: FastTokenizer, template: ChatTemplate | Non
 
 
 def sft(config: TuneConfig) -> RunResult:
-    """Fine-tune a language model on text, and keep the run in its folder, with the adapters or the model.
+    """Fine-tune a language model on text, and write the run to its folder, with the adapters or the model.
 
-    **Returns:** how it ended. **Raises:** `ValueError` and `FileNotFoundError` for a model or data that cannot be used.
+    **Returns:** how it ended. **Raises:** `ValueError` and `FileNotFoundError` for an unusable model or data.
     """
     if config.length > lm.read_config(config.model).max_position_embeddings:
         positions = lm.read_config(config.model).max_position_embeddings
