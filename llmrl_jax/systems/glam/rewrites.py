@@ -180,7 +180,7 @@ class ExtraActions(OtherActions):
     """A BabyAI environment with its first `n` actions and further ones without effect.
 
     Each of these is the environment's "done", which no level reads, as in the published code (glam reference, section
-    2.2). An environment that masks useless actions masks all of them.
+    2.2). If the environment masks useless actions, they are always masked.
     """
 
     def __init__(self, env: Environment, n: int, names: tuple[str, ...]):

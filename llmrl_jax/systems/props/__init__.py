@@ -1,1 +1,1 @@
-"""ProPS: a language model, or a numeric method in its place, searches for the parameters of a small policy."""
+"""ProPS: a language model, or a numeric method instead, searches for the parameters of a small policy."""

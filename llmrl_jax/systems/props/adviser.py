@@ -1,4 +1,4 @@
-"""The scripted adviser of ProPS: a local search that reads a prompt and answers in its form. No language model."""
+"""The scripted adviser of ProPS: a local search that reads a prompt and replies in its format. No language model."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ _CLOCK = re.compile(r"(?:iteration|generation):?\s*(\d+)\s*(?:of|out of|/)\s*(\d
 _REWARD = re.compile(rf"reward\b[^\n\d+-]*({_FLOAT})", re.IGNORECASE)
 
 TRIES = 200
-"""Draws until a candidate is new; after that it is drawn from the whole box, new or not."""
+"""Maximum number of draws for a new candidate; then it is drawn from the whole box, new or not."""
 
 
 @dataclass(frozen=True)
 class _Task:
-    """What a prompt says."""
+    """The contents of a prompt."""
 
     size: int
     low: float
     high: float
     decimals: int
     actions: tuple[int, ...]
-    """What a parameter of a table may be; none where parameters are numbers."""
+    """Valid values of the parameters of a table; empty for real parameters."""
     step: float
     optimum: float | None
-    """The largest return, where the prompt tells it."""
+    """The largest return, if the prompt states it."""
     progress: float
-    """The share of iterations that are over."""
+    """The fraction of completed iterations."""
     tried: tuple[tuple[tuple[float, ...], float], ...]
     """Parameters and their return."""
 
 
 class PolicyAdviser(ScriptedAdviser):
-    """Steps around the best rows of the history, combines them, and now and then looks elsewhere.
+    """Steps around the best rows of the history, combines them, and sometimes explores elsewhere.
 
-    It knows what the prompt says and nothing else: the rows, the box or the actions, the decimals, the step size, how
-    many proposals are wanted, and which iteration it is. It reads our prompts of ProPS, ProPS+, EvoLLM and the legacy
-    protocol, and templates that say these things in the same words.
+    It uses only the prompt: the rows, the box or the actions, the decimals, the step size, the number of proposals, and
+    the iteration. It reads our prompts of ProPS, ProPS+, EvoLLM and the legacy protocol, and templates with the same
+    wording.
     """
 
     def advise(self, messages: Sequence[Message], rng: random.Random) -> str:
@@ -92,7 +92,7 @@ class PolicyAdviser(ScriptedAdviser):
 
 
 def _actions(prompt: str) -> tuple[int, ...]:
-    """What a parameter of a table may be; none where parameters are numbers."""
+    """Valid values of the parameters of a table; empty for real parameters."""
     match = _ACTIONS.search(prompt)
     return tuple(int(a) for a in (match[1] or match[2]).split(",")) if match else ()
 
@@ -128,7 +128,7 @@ def _read(prompt: str) -> _Task:
 
 
 def _candidate(task: _Task, known: set[tuple[float, ...]], rng: random.Random) -> tuple[tuple[float, ...], str]:
-    """A policy that was not tried, and how it came about."""
+    """A policy that was not evaluated yet, and how it was generated."""
     for _ in range(TRIES):
         params, why = _move(task, rng)
         if params not in known:
@@ -169,8 +169,8 @@ def _move(task: _Task, rng: random.Random) -> tuple[tuple[float, ...], str]:
 def _look_elsewhere(
     task: _Task, best: Sequence[tuple[float, ...]], rng: random.Random
 ) -> tuple[tuple[float, ...], str]:
-    """A draw from the whole box; or one of the best rows, or the middle of the box, with a parameter or two of it
-    redrawn, often to a bound: a linear policy with few weights is a simple rule."""
+    """A draw from the whole box; or one of the best rows, or the middle of the box, with one or two parameters redrawn,
+    often to a bound: a linear policy with few weights is a simple rule."""
     draw = rng.random()
     if not best or task.actions or draw < 0.2:
         return _anywhere(task, rng), "a draw from the whole box"
@@ -185,8 +185,8 @@ def _look_elsewhere(
 
 
 def _restlessness(task: _Task, best: float) -> float:
-    """How likely a draw from the whole box is: half, where the best row misses the stated optimum by more than half
-    of it; else a little, and less and less."""
+    """The probability of a draw from the whole box: a half if the best row misses the stated optimum by more than half
+    of it; else small and decreasing."""
     far = task.optimum is not None and best < task.optimum - abs(task.optimum) / 2
     return 0.5 if far else 0.2 * (1 - task.progress)
 

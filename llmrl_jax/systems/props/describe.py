@@ -1,7 +1,7 @@
-"""A world in words, for ProPS+: rendered from the world's own specification and the policy's own layout.
+"""A description of the environment for ProPS+, rendered from its specification and the policy's layout.
 
-Counts, ranges, ids and indices are read from the objects that the search itself uses, so that none of the published
-descriptions' errors (props reference, section 3.4) can be written; `facts.FACTS` adds what things mean.
+Counts, ranges, ids and indices are read from the objects that the search uses, which rules out the errors of the
+published descriptions (props reference, section 3.4); `facts.FACTS` adds their meaning.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from llmrl_jax.systems.props.templates import fill, load, number
 
 
 def facts_of(env: Environment) -> Facts:
-    """What the entries of a world mean. **Raises:** `KeyError`, naming the nearest, for a world without facts."""
+    """The meaning of an environment's arrays. **Raises:** `KeyError`, with the nearest name, for an environment without
+    facts."""
     id = env.id.partition("?")[0]
     id = SAME.get(id, id)
     if id not in FACTS:
@@ -42,14 +43,14 @@ def describe(
     facts: Facts | None = None,
     max_steps: int | None = None,
 ) -> str:
-    """The section of a prompt about the environment: world, state, actions, policy, reward, ends, hints.
+    """The section of a prompt about the environment: goal, state, actions, policy, reward, ends, hints.
 
-    **Arguments:** `env` and `env_params`, as they are evaluated; `policy`, of the same world; `hints`, 0 none, 1 a
-    rule of behavior, 2 also what it means for the parameters, or a map; `hide`, whether to leave out what anything
-    means, so that shapes, ranges and the policy remain; `facts` (None: those of `FACTS`); `max_steps`, of an episode,
-    where the evaluator's limit is not the world's own.
-    **Raises:** `ValueError` for another level of hints, hints beside `hide`, or facts or a policy of another size
-    than the world's; `KeyError` for a world without facts.
+    **Arguments:** `env` and `env_params`, as evaluated; `policy`, of the same environment; `hints`, 0 none, 1 a rule of
+    behavior, 2 also its meaning for the parameters, or a map; `hide`, whether to omit all meanings, so that shapes,
+    ranges and the policy remain; `facts` (None: those of `FACTS`); `max_steps`, the evaluator's step limit, if it is
+    not the environment's own.
+    **Raises:** `ValueError` for another level of hints, hints together with `hide`, or facts or a policy whose size is
+    not the environment's; `KeyError` for an environment without facts.
     """
     if hints not in (0, 1, 2):
         raise ValueError(f"hints is {hints}; it is 0 (none), 1 (a rule) or 2 (a rule, and what it means here)")
@@ -106,7 +107,7 @@ def describe(
 
 
 def _entries(space: Any, names: Sequence[str], hide: bool, what: str, id: str) -> list[dict[str, str]]:
-    """The entries of a vector, with ranges; none where the space is numbered."""
+    """The entries of a vector, with ranges; none for a discrete space."""
     if isinstance(space, Discrete):
         return []
     if not isinstance(space, Box):
@@ -129,7 +130,7 @@ def _range(low: float, high: float) -> str:
 
 
 class _Names:
-    """Looks things up by their words, so that an id in a text is the one in the list above it."""
+    """Looks up ids by names, so that ids in texts agree with the lists above them."""
 
     def __init__(self, entries, choices, components, policy: Policy):
         self._entries = [entry["name"] for entry in entries]
@@ -151,14 +152,14 @@ class _Names:
         return f"params[{s * self._policy.act_size + a}]"
 
     def of_entries(self, hide: bool) -> list[str]:
-        """Each entry as the layout names it."""
+        """Each entry with its name in the layout."""
         return [
             f"state[{i}]" + (f" ({name.partition(' (')[0]})" if not hide else "")
             for i, name in enumerate(self._entries)
         ]
 
     def of_actions(self, hide: bool) -> str:
-        """What one number per action means, in order."""
+        """The meaning of one number per action, in order."""
         if self._policy.discrete:
             return f"actions 0 to {len(self._actions) - 1}, in order"
         if len(self._actions) == 1:
@@ -167,7 +168,7 @@ class _Names:
 
 
 def _find(words: str, names: Sequence[str], what: str) -> int:
-    """The one name that begins with the words, or is them."""
+    """The index of the one name that equals the words or begins with them."""
     places = [i for i, name in enumerate(names) if name == words] or [
         i for i, name in enumerate(names) if name.startswith(words)
     ]
@@ -177,7 +178,7 @@ def _find(words: str, names: Sequence[str], what: str) -> int:
 
 
 def _formula(policy: Policy) -> str:
-    """What the parameters do, in one sentence."""
+    """The policy's formula, in one sentence."""
     if policy.kind == "table":
         return "a table. The action in state s is params[s]."
     if policy.kind == "q_table":
@@ -203,7 +204,7 @@ def _formula(policy: Policy) -> str:
 
 
 def _layout(policy: Policy, entries: list[str], actions: str) -> list[str]:
-    """Which parameter is which."""
+    """The layout of the parameters."""
     if policy.kind not in ("linear", "linear_nobias", "sigmoid"):
         return []
     width = policy.act_size

@@ -1,4 +1,4 @@
-"""One episode of a policy, step by step: for prompts that show episodes, and for pictures."""
+"""Recording of single episodes of a policy, for prompts that show episodes and for videos."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from llmrl_jax.systems.props.policies import Policy
 
 
 CHUNK = 256
-"""Steps that the device takes between two looks of the host."""
+"""Number of steps on the device between transfers to the host."""
 
 
 class EpisodeRecorder:
-    """Plays single episodes, the same that an evaluator plays with the same key.
+    """Plays single episodes, identical to those of an evaluator with the same key.
 
     **Arguments:** `env`, `env_params` and `policy`; `max_steps`, see `llmrl_jax.agents.population`.
     """
@@ -36,9 +36,9 @@ class EpisodeRecorder:
         )
 
     def play(self, params: jax.Array, key: jax.Array, frames: int = 0) -> tuple[Trajectory, list[np.ndarray]]:
-        """An episode, and pictures of at most `frames` of its states, evenly spaced, the last one among them.
+        """An episode, and pictures of at most `frames` of its states, evenly spaced, including the last one.
 
-        **Arguments:** `params`, float32 `[n]`; `key`, the episode's, typed; `frames`, 0: no pictures.
+        **Arguments:** `params`, float32 `[n]`; `key`, the episode's, typed; `frames`, 0 for no pictures.
         """
         episode = self._record(params, key)
         steps = tuple(

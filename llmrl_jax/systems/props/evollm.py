@@ -1,8 +1,8 @@
 """EvoLLM-style search: the language model recombines a sorted, discretised population into the next mean.
 
-After Lange, Tian and Tang (2402.18381): members as integers, sorted from the lowest return to the highest, and a mean
-asked for that reaches an improved return; large policies are cut into blocks of parameters, each a question of its
-own. Sizes, the standard deviation and the improved return (`prompts.improved`) are ours.
+After Lange, Tian and Tang (2402.18381): members are written as integers, sorted by ascending return, and the model is
+asked for a mean that reaches an improved return; large policies are split into blocks of parameters, one question each.
+Sizes, the standard deviation and the improved return (`prompts.improved`) are ours.
 """
 
 from __future__ import annotations
@@ -27,28 +27,29 @@ from llmrl_jax.systems.props.proposals import Asking, ask_until_read, best_of
 
 @dataclass(frozen=True)
 class EvoLLM(HostOptimizer):
-    """An evolution strategy whose recombination is a question: the mean of the next generation.
+    """An evolution strategy whose recombination is done by the model, which is asked for the mean of the next
+    generation.
 
-    A generation is that mean, and normal steps around it, clipped to the box and rounded to the policy's decimals. On a
-    table, where rounding would undo such steps, every member but the mean has another action in one entry, each in one
-    of its own while there are enough, and with probability `std` in each of the others.
+    A generation is that mean and normal steps around it, clipped to the box and rounded to the policy's decimals. For a
+    table, where rounding would undo such steps, every member except the mean has another action in one entry (different
+    entries for different members while there are enough), and with probability `std` in each of the others.
     """
 
     model: ChatModel
     policy: Policy
     generations: int = 100
     population: int = 5
-    """Candidates of a generation, the mean among them."""
+    """Candidates per generation, including the mean."""
     std: float = 0.05
-    """Standard deviation of the steps, as a share of the box's width; for a table a probability."""
+    """Standard deviation of the steps, as a fraction of the box's width; for a table a probability."""
     resolution: int = 1000
-    """The box is cut into this many steps; for a table it is the number of actions less one."""
+    """Number of steps into which the box is divided; for a table the number of actions less one."""
     block: int = 0
     """Parameters per question; 0: all in one."""
     view: HistoryView = field(default_factory=lambda: HistoryView(top=10, last=10, order="ascending"))
     asking: Asking = field(default_factory=Asking)
     warmup: int = 20
-    """Random policies that are evaluated first (`Policy.sample`)."""
+    """Number of random policies evaluated first (`Policy.sample`)."""
     count: Callable[[str], int] = estimate_tokens
     name: str = "evollm"
 
@@ -80,7 +81,7 @@ class EvoLLM(HostOptimizer):
     def _propose(self, state, iteration, key):
         grid = self.form.grid
         best = best_of(state.rows)
-        if grid is None or best is None:  # the form has a grid
+        if grid is None or best is None:  # the format has a grid
             raise ValueError(
                 f"EvoLLM has nothing to begin with: of the warm-up's {self.warmup} policies none had a finite return; "
                 "start again with another seed, a larger warmup, or a narrower box (policy.low, policy.high)"

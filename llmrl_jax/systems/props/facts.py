@@ -1,8 +1,8 @@
-"""What a world's arrays mean, in words: the part of a description that no specification holds.
+"""The meaning of an environment's arrays: the part of a description that its specification does not contain.
 
-All texts are Jinja. No number that the world itself knows is written here: `p` is its `params`, `act(words)` an action
-with its id, `entry(words)` an observation entry, `weight(entry, action)` a policy parameter; each fails where the world
-has no such thing (`describe.describe`).
+All texts are Jinja templates. Numbers defined by the environment are not repeated here: `p` is its `params`,
+`act(words)` an action with its id, `entry(words)` an observation entry, `weight(entry, action)` a policy parameter;
+each fails if the environment has no such element (`describe.describe`).
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Facts:
-    """One world in words."""
+    """The texts of one environment."""
 
     goal: str
-    """The world, and what is to be achieved."""
+    """The environment and its goal."""
     observations: tuple[str, ...] = ()
-    """The entries of a vector, in order; none where states are numbered."""
+    """The entries of a vector, in order; empty for discrete states."""
     states: str = ""
-    """How states are numbered, where they are."""
+    """The numbering of discrete states."""
     actions: tuple[str, ...] = ()
-    """The components of a continuous action, in order; choices have names of their own."""
+    """The components of a continuous action, in order; discrete actions have names of their own."""
     reward: str = ""
     ends: str = "The episode never ends early."
     """What ends an episode before the time limit."""
     hints: tuple[str, str] = ("", "")
-    """A rule of behavior (level 1); what that means for the parameters, or the map (level 2). Empty: there is none."""
+    """A rule of behavior (level 1); its meaning for the parameters, or the map (level 2). Empty: none."""
 
 
 def _runner(reward: str) -> str:
@@ -387,4 +387,4 @@ FACTS: dict[str, Facts] = {
 }
 
 SAME = {"CliffWalkingSlippery-v1": "CliffWalking-v1", "FrozenLake8x8-v1": "FrozenLake-v1", "Taxi-v4": "Taxi-v3"}
-"""Ids whose texts are another's; what differs is read from the world."""
+"""Ids that share the texts of another; differences are read from the environment."""

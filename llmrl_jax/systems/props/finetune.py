@@ -1,8 +1,8 @@
-"""Fine-tuning a language model as the optimizer: what it is asked, and how its answers are rewarded.
+"""Fine-tuning a language model as the optimizer: its prompts and rewards.
 
-Random policies are evaluated and shown as a history; the model proposes the next one, and what that earns in the world
-is the reward (props reference, section 7). The answers are read on the host, and evaluated on the device by the same
-program that evaluates any other policy.
+Random policies are evaluated and shown as a history; the model proposes the next one, whose return in the environment
+is the reward (props reference, section 7). Answers are parsed on the host and evaluated on the device by the same
+program as any other policy.
 """
 
 from __future__ import annotations
@@ -32,17 +32,18 @@ from llmrl_jax.tuning.rewards import Reward
 
 
 HELD_OUT = 5
-"""One prompt in so many is held out: the published fifth."""
+"""One prompt in this many is held out: a fifth, as published."""
 
 LEVEL = 0.75
-"""The return that counts as 0 is this quantile of those of random policies. Not their mean: where large actions cost, a
-few policies go so low that standing still would come near to the optimum (Mountain Car: mean -1,600, optimum 100)."""
+"""Quantile of the returns of random policies that is scaled to 0. The mean is unsuitable: if large actions are costly,
+a few policies have returns so low that standing still would score close to the optimum (Mountain Car: mean -1,600,
+optimum 100)."""
 
 PUBLISHED_REACH = 10.0
-"""The published data are drawn from U(-10, 10), beyond the box of 6 that the prompt names."""
+"""The published data are drawn from U(-10, 10), beyond the bound of 6 stated in the prompt."""
 
 PUBLISHED_SCALES: Mapping[str, tuple[float, float]] = {"mountain_car_continuous": (-200.0, 100.0), "swimmer": (0, 250)}
-"""The returns that the published rewards count as 0 and as 1."""
+"""The returns that the published rewards scale to 0 and 1."""
 
 TAGGED = (
     "First reason about the question inside <think> and </think>. Then give your answer, the line of parameters in the "
@@ -55,33 +56,33 @@ _TAGS = re.compile(r"<think>.*?</think>\s*<policy>(.*?)</policy>", re.DOTALL)
 
 @dataclass(frozen=True)
 class FinetuneConfig:
-    """What a model is asked while it is fine-tuned, and how answers are judged. The defaults are the corrected form."""
+    """Prompts and rewards of fine-tuning. The defaults are the corrected form."""
 
     tasks: tuple[str, ...] = ("mountain_car_continuous", "cartpole")
-    """Tasks that the model learns on, by name (`llmrl props list`) or world."""
+    """Training tasks, by name (`llmrl props list`) or environment id."""
     held_out_tasks: tuple[str, ...] = ()
-    """Tasks that it is only judged on, before and after."""
+    """Tasks used only for evaluation, before and after training."""
     policies: int = 4000
-    """Random policies of each task, which the prompts show."""
+    """Number of random policies per task, shown in the prompts."""
     history: int = 5
-    """Rows that a prompt shows; 1 as published, which leaves nothing to compare."""
+    """Rows of history per prompt; published: 1, which leaves nothing to compare."""
     episodes: int = 20
-    """Episodes whose mean is the return of a shown policy."""
+    """Episodes per evaluation of a policy shown in a prompt."""
     judged_episodes: int = 20
-    """Episodes whose mean is the return of a proposed policy; 1 as published, which rewards luck."""
+    """Episodes per evaluation of a proposed policy; published: 1, which rewards luck."""
     eval_prompts: int = 128
-    """Held-out prompts of a task that are asked, at most."""
+    """Maximum number of held-out prompts per task in an evaluation."""
     method: Literal["props", "props+"] = "props"
     """`props`: numbers only; `props+`: the prompt also describes the world."""
     iterations: int = 400
-    """`N` of the "iteration 1 of N" that a prompt says."""
+    """`N` in the prompt's "iteration 1 of N"."""
     optimum: Literal["true", "hidden"] = "true"
-    """Whether prompts tell the published optimum, which is knowledge of an oracle; none where none is published."""
+    """Whether prompts state the published optimum, if there is one, which is oracle knowledge."""
     explain: bool = True
-    """Ask for an explanation below the proposal."""
+    """Ask for an explanation after the proposal."""
     compat: Literal["", "paper"] = ""
-    """`paper`: data drawn from U(-10, 10), beyond the box that the prompt names; answers in <think> and <policy> tags,
-    whose numbers nothing bounds; the published scales, and the published `improvement` with its wrong sign."""
+    """`paper`: data drawn from U(-10, 10), beyond the bounds stated in the prompt; answers in <think> and <policy>
+    tags, with unbounded numbers; the published scales, and the published `improvement` with its sign error."""
 
     def __post_init__(self):
         fields_at_least(self, 1, "policies", "history", "episodes", "judged_episodes", "eval_prompts", "iterations")
@@ -112,7 +113,7 @@ class FinetuneConfig:
 
     @property
     def prompts(self) -> int:
-        """Prompts of a task, those held out among them."""
+        """Number of prompts per task, including held-out ones."""
         return self.policies // self.history
 
 
@@ -122,40 +123,40 @@ PUBLISHED = FinetuneConfig(tasks=("mountain_car_continuous",), history=1, judged
 
 @dataclass(frozen=True)
 class Setting:
-    """A task as a model is fine-tuned on it."""
+    """A task as used in fine-tuning."""
 
     task: Task
     policy: Policy
     evaluate: Evaluator
     prompt: ProposalPrompt
     low: float
-    """The return that counts as 0: of random policies, see `LEVEL`, or the published constant."""
+    """The return that is scaled to 0: a quantile of random policies, see `LEVEL`, or the published constant."""
     high: float
-    """The return that counts as 1: the largest that is known, or the published constant."""
+    """The return that is scaled to 1: the largest known, or the published constant."""
     rows: tuple[Row, ...]
     """Random policies and their mean returns."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """A prompt, and what its answers are compared with."""
+    """A prompt, and the data with which its answers are compared."""
 
     setting: int
-    """The place of its task."""
+    """The index of its task."""
     text: str
-    """What the user says."""
+    """The user message."""
     shown: tuple[Row, ...]
 
     @property
     def best(self) -> float:
-        """The largest return that is shown."""
+        """The largest return shown."""
         return max(row.value for row in self.shown)
 
 
 def largest_return(task: Task) -> float:
-    """What no policy exceeds, where that is known; else the larger of the two published optima.
+    """The known upper bound of returns; else the larger of the two published optima.
 
-    **Raises:** `ValueError` where there is neither."""
+    **Raises:** `ValueError` if there is neither."""
     optima = [arm.optimum for arm in (task.props, task.plus) if arm.optimum is not None]
     if task.bound is None and not optima:
         raise ValueError(
@@ -165,10 +166,9 @@ def largest_return(task: Task) -> float:
 
 
 def make_settings(config: FinetuneConfig, key: jax.Array) -> list[Setting]:
-    """Draw and evaluate the random policies of each task, those of a task in one program; the tasks that are learnt on
-    come first.
+    """Draw and evaluate the random policies of each task, one program per task; training tasks come first.
 
-    **Arguments:** `config`; `key`, typed, of which everything is drawn.
+    **Arguments:** `config`; `key`, typed, the source of all randomness.
     **Raises:** `ValueError` for a task without a known optimum, or one whose random policies reach it; what `Task.make`
     and `describe` raise.
     """
@@ -188,7 +188,7 @@ def _make_setting(config: FinetuneConfig, task: Task, key: jax.Array) -> Setting
         optimum=arm.optimum if config.optimum == "true" else None,
         step_size=task.step or 1.0,
         environment=describe(env, env_params, policy) if config.method == "props+" else "",
-        explain=config.explain and not paper,  # the system message asks for it
+        explain=config.explain and not paper,  # the system message requests it
     )
     draw_key, play_key = jax.random.split(key)
     params = _draw(config, policy, draw_key)
@@ -214,7 +214,7 @@ def _draw(config: FinetuneConfig, policy: Policy, key: jax.Array) -> Float[Array
 
 
 def make_questions(config: FinetuneConfig, settings: Sequence[Setting]) -> tuple[list[Question], list[Question]]:
-    """The prompts: those to learn from, and those held out, of the held-out tasks too. No policy is in two prompts.
+    """The training prompts and the held-out prompts, including those of held-out tasks. No policy is in two prompts.
 
     **Arguments:** `config`; `settings`, see `make_settings`.
     """
@@ -235,7 +235,7 @@ def make_questions(config: FinetuneConfig, settings: Sequence[Setting]) -> tuple
 def encode_question(
     config: FinetuneConfig, question: Question, tokenizer: FastTokenizer, template: ChatTemplate | None
 ) -> list[int]:
-    """The tokens of a prompt: messages in the model's chat template, or plain text where it has none."""
+    """The tokens of a prompt: messages in the model's chat template, or plain text if it has none."""
     messages = [{"role": "user", "content": question.text}]
     if config.compat == "paper":
         messages.insert(0, {"role": "system", "content": TAGGED})
@@ -248,12 +248,12 @@ def encode_question(
 def read_answer(
     config: FinetuneConfig, text: str, question: Question, policy: Policy
 ) -> tuple[bool, bool, tuple[float, ...]]:
-    """What an answer is worth by its form, and the policy that it proposes.
+    """Check the format of an answer, and read the policy that it proposes.
 
-    **Returns:** whether the soft and the hard form are kept, and the parameters, none where the hard form is not. The
-    soft form is a whole set of parameters, whatever their values; the hard one is what `llmrl props run` accepts:
-    within the box after rounding to the decimals that were asked for, and not in the history. Under `compat="paper"`
-    they are the tags, and the tags around the right number of parameters.
+    **Returns:** whether the soft and the hard format are satisfied, and the parameters, empty if the hard format is
+    not. The soft format is a complete set of parameters with any values; the hard one is what `llmrl props run`
+    accepts: within the box after rounding to the requested decimals, and not in the history. With `compat="paper"` they
+    are the tags, and the tags around the right number of parameters.
     """
     if config.compat == "paper":
         match = _TAGS.search(text)
@@ -269,7 +269,7 @@ def read_answer(
 
 
 def share(value: Float[Array, "P n"], low: Float[Array, "P 1"], high: Float[Array, "P 1"]) -> Float[Array, "P n"]:
-    """Where returns lie between `Setting.low` and `Setting.high`, from 0 to 1."""
+    """Returns scaled from `Setting.low` and `Setting.high` to [0, 1]."""
     return jnp.clip((value - low) / (high - low), 0.0, 1.0)
 
 
@@ -280,13 +280,14 @@ def improvement(
     low: Float[Array, "P 1"],
     high: Float[Array, "P 1"],
 ) -> Float[Array, "P n"]:
-    """How much better a proposal is than the best policy that its prompt shows, from 0 to 1: the gain in `share`.
+    """Improvement of a proposal over the best policy in its prompt, from 0 to 1: the gain in `share`.
 
-    Under `compat="paper"` `clip((new - old) * new / old, 0, 1)`, or `new` where `old` is 0. That formula has the wrong
-    sign where the two returns lie on different sides of 0 (from -50 to 90 it gives 0, from 90 to -50 it gives 1), and,
-    being in units of return, calls nearly every gain complete.
+    With `compat="paper"`: `clip((new - old) * new / old, 0, 1)`, or `new` if `old` is 0. That formula has the wrong
+    sign if the returns have different signs (from -50 to 90 it gives 0, from 90 to -50 it gives 1), and, being in units
+    of return, it saturates for nearly every gain.
 
-    **Arguments:** `value`, mean returns of the proposals; `best`, of what was shown; `low` and `high`, see `share`.
+    **Arguments:** `value`, mean returns of the proposals; `best`, the largest return shown; `low` and `high`, see
+    `share`.
     """
     if config.compat == "paper":
         gain = (value - best) * value / jnp.where(best == 0, 1.0, best)
@@ -305,10 +306,10 @@ def make_reward(
     """The reward of answers to `questions`, inside jit: the sum of four parts, each from 0 to 1.
 
     `soft_format` and `hard_format`, see `read_answer`; `policy`, the mean return on the task's scale; `improvement`.
-    The last two are 0 where the hard form is not kept, or where the return is not a finite number. All answers to a
-    prompt play the same episodes, which ranks them with less noise; a task that is not in the batch costs nothing.
+    The last two are 0 if the hard format is not satisfied, or if the return is not finite. All answers to a prompt are
+    evaluated on the same episodes, which ranks them with less noise; a task that is not in the batch has no cost.
 
-    **Arguments:** `questions`, in the order of `make_grpo`'s prompts; `tokenizer`; `key`, of the episodes; `stops`,
+    **Arguments:** `questions`, in the order of `make_grpo`'s prompts; `tokenizer`; `key`, for the episodes; `stops`,
     strings that end an answer.
     """
     settings_of = np.array([q.setting for q in questions], np.int32)
@@ -354,10 +355,11 @@ def make_reward(
 def _returns(
     evaluate: Evaluator, params: Float[Array, "P n k"], mine: Bool[Array, "P n"], keys: Key[Array, "P E"]
 ) -> Float[Array, "P n"]:
-    """The mean returns of the policies in `mine`; of the others, some number. Nothing is played where there is none."""
+    """The mean returns of the policies in `mine`; arbitrary numbers for the others. Nothing is played if `mine` is
+    empty."""
     rows = params.reshape(-1, params.shape[-1])
     chosen = mine.reshape(-1)
-    # what is not asked for repeats what is, so that no episode goes on for its sake
+    # unrequested rows repeat a requested one, so that they do not prolong the loop
     source = jnp.where(chosen, jnp.arange(chosen.size), jnp.argmax(chosen))
 
     def play() -> Float[Array, " R"]:

@@ -1,4 +1,4 @@
-"""Runs that fine-tune a language model as the optimizer: what `llmrl props finetune` does."""
+"""Runs that fine-tune a language model as the optimizer: the implementation of `llmrl props finetune`."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def _encode(
 def _evaluation(
     config: FinetuneRun, settings: Sequence[Setting], ask: Mapping[int, Callable[..., dict[str, float]]]
 ) -> Callable[[Any, jax.Array], dict[str, float]]:
-    """The mean over the tasks that are learnt on, and each task by itself where there are several.
+    """The mean over the training tasks, and the results per task if there are several.
 
-    **Arguments:** `ask`, an evaluation for each place in `settings`."""
+    **Arguments:** `ask`, an evaluation for each index of `settings`."""
 
     def evaluate(state: Any, key: jax.Array) -> dict[str, float]:
         results = {place: ask[place](state, key) for place in ask}
@@ -70,14 +70,14 @@ def _evaluation(
 
 @dataclass(frozen=True)
 class _Data:
-    """What a run learns from and is measured on."""
+    """The training and evaluation data of a run."""
 
     settings: Sequence[Setting]
     learnt: Sequence[Question]
     prompts: Prompts
-    """Of the questions to learn from."""
+    """Training prompts."""
     judged: Mapping[int, list[Question]]
-    """Held-out questions by place in `settings`."""
+    """Held-out questions by index of `settings`."""
     asked: Mapping[int, Prompts]
     """Their prompts."""
 
@@ -85,7 +85,7 @@ class _Data:
 def _make_data(
     config: FinetuneRun, key: jax.Array, tokenizer: FastTokenizer, template: ChatTemplate | None, positions: int
 ) -> _Data:
-    """**Raises:** `ValueError` for prompts too long for `max_prompt` or the model's positions."""
+    """**Raises:** `ValueError` for prompts that exceed `max_prompt` or the model's maximum length."""
     settings = make_settings(config.data, key)
     learnt, held_out = make_questions(config.data, settings)
     prompts = _encode(config, settings, learnt, tokenizer, template)
@@ -143,7 +143,7 @@ def finetune(config: FinetuneRun) -> Path:
 
 
 def _measured(config: FinetuneRun, data: _Data, result: RunResult) -> dict[str, Any]:
-    """What the summary says, but for what was written."""
+    """The contents of the summary, except for the written files."""
     lines = [line for line in read_metrics(result.folder / "metrics.jsonl") if line["kind"] == "eval"]
     measured = [{n: v for n, v in line.items() if n not in ("kind", "update", "steps")} for line in lines]
     values: dict[str, Any] = {

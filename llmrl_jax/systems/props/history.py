@@ -1,4 +1,4 @@
-"""What was tried and how it went: rows, which of them a prompt shows, and how they are written."""
+"""The history of evaluated policies: rows, their selection for prompts, and their text format."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from llmrl_jax.core.checks import at_least
 
 Values = int | float | tuple[float, ...]
 Order = Literal["time", "ascending"]
-"""time: as they were tried, so that a prompt only ever grows and a server can reuse its prefix. ascending: from the
-lowest return to the highest (EvoLLM's least-to-most)."""
+"""time: in order of evaluation, so that prompts only grow and a server can reuse the prefix. ascending: by ascending
+return (EvoLLM's least-to-most)."""
 
 _PIECE = re.compile(r"[^\W\d_]+|\d{1,3}|[^\w\s]|_")
 
 
 def estimate_tokens(text: str) -> int:
-    """About how many tokens a text has: one per word, group of three digits, and mark.
+    """Estimate of the number of tokens of a text: one per word, group of three digits, and punctuation mark.
 
-    A parameter of a history row comes out at the 9 tokens of the props reference, section 9. Give a tokenizer's own
-    count where the limit is a hard one."""
+    A parameter of a history row counts as 9 tokens, as in the props reference, section 9. Use a tokenizer's own count
+    for a hard limit."""
     return sum(1 for _ in _PIECE.finditer(text))
 
 
@@ -43,7 +43,7 @@ Trajectory = tuple[Transition, ...]
 
 @dataclass(frozen=True)
 class Row:
-    """A policy that was evaluated."""
+    """An evaluated policy."""
 
     params: tuple[float, ...]
     value: float
@@ -54,15 +54,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Grid:
-    """EvoLLM's numbers: the box, cut into `resolution` equal steps, and each parameter written as an integer."""
+    """EvoLLM's number format: the box is divided into `resolution` equal steps, and each parameter written as an
+    integer."""
 
     low: float
     high: float
     resolution: int = 1000
-    """The integers go from 0 to this."""
+    """The largest integer; the smallest is 0."""
 
     def __post_init__(self):
-        if not self.low < self.high or not 1 <= self.resolution <= 99_999:  # five digits are written
+        if not self.low < self.high or not 1 <= self.resolution <= 99_999:  # at most five digits are written
             raise ValueError(
                 f"a grid of {self.resolution} steps from {self.low} to {self.high} cannot be; it needs low < high and "
                 "1 to 99999 steps"
@@ -74,28 +75,28 @@ class Grid:
         return tuple(int(v) for v in np.rint(np.clip(share, 0.0, 1.0) * self.resolution))
 
     def decode(self, integers: Sequence[float]) -> tuple[float, ...]:
-        """The parameters that integers stand for."""
+        """The parameters represented by integers."""
         share = np.asarray(integers, np.float64) / self.resolution
         return tuple(float(v) for v in self.low + share * (self.high - self.low))
 
 
 @dataclass(frozen=True)
 class Format:
-    """How numbers are written; as published by default."""
+    """Number format; as published by default."""
 
     digits: int = 5
     """Significant digits of a parameter (`%.5g`)."""
     value_decimals: int = 2
-    """Of a return."""
+    """Decimals of a return."""
     grid: Grid | None = None
-    """Writes integers where given."""
+    """If given, parameters are written as integers."""
 
     def number(self, value: float) -> str:
-        """One parameter; minus zero is zero."""
+        """Format one parameter; minus zero becomes zero."""
         return f"{float(value) + 0.0:.{self.digits}g}"
 
     def texts(self, params: Sequence[float]) -> tuple[str, ...]:
-        """The parameters, each as it is written. Two policies that a prompt cannot tell apart have the same."""
+        """The formatted parameters. Equal for two policies that are indistinguishable in a prompt."""
         return tuple(map(self.number, self.grid.encode(params) if self.grid else params))
 
     def params(self, params: Sequence[float]) -> str:
@@ -112,12 +113,12 @@ class Format:
 
 
 def render_rows(trajectory: Trajectory) -> list[str]:
-    """The steps, each as `state | action | reward`."""
+    """The steps as lines `state | action | reward`."""
     return [" | ".join(_values(v) for v in (step.state, step.action, step.reward)) for step in trajectory]
 
 
 def render_trajectory(trajectory: Trajectory, longest: int) -> str:
-    """An episode as lines under a heading, cut after `longest` steps, which is then said."""
+    """An episode as lines under a heading, truncated after `longest` steps with a note."""
     lines = ["state | action | reward", *render_rows(trajectory[:longest])]
     if len(trajectory) > longest:
         lines.append(f"({len(trajectory) - longest} more steps)")
@@ -130,21 +131,21 @@ def _values(values: Values) -> str:
 
 @dataclass(frozen=True)
 class HistoryView:
-    """Which rows a prompt shows, and in which order. As it is made, all of them as they were tried.
+    """Which rows a prompt shows, and in which order. Default: all of them, in order of evaluation.
 
-    `last` and `top` add up: with both, a prompt shows the best rows and the most recent ones.
+    `last` and `top` combine: with both, a prompt shows the best rows and the most recent ones.
     """
 
     last: int | None = None
-    """Only the most recent rows, this many."""
+    """Show only this many of the most recent rows."""
     top: int | None = None
-    """Only the rows with the highest returns, this many."""
+    """Show only this many of the rows with the highest returns."""
     order: Order = "time"
     tokens: int | None = None
-    """The most tokens that the rows may take: of those chosen the oldest are left out, but never the best."""
+    """Maximum number of tokens of the rows: the oldest selected rows are dropped first, but never the best."""
     trajectory_steps: int | None = None
-    """Show an episode beneath each row that has one, this many steps at most; 0: none. None: as published, 200 for
-    ProPS+ on a table, and none elsewhere."""
+    """Maximum number of steps of the episode shown below each row that has one; 0: no episodes. None: as published, 200
+    for ProPS+ on a table, otherwise no episodes."""
 
     def __post_init__(self):
         for name, least in (("last", 0), ("top", 0), ("tokens", 1), ("trajectory_steps", 0)):
@@ -156,7 +157,7 @@ class HistoryView:
             raise ValueError(f"order is {self.order!r}; it is one of {', '.join(get_args(Order))}")
 
     def select(self, rows: Sequence[Row]) -> list[Row]:
-        """The rows that are shown, before any limit of tokens. Among equal returns the later row is the better."""
+        """The selected rows, before the token limit. Among equal returns the later row ranks higher."""
         chosen = set(range(len(rows)))
         ranked = sorted(chosen, key=lambda i: (rows[i].value, i))
         if self.last is not None or self.top is not None:
@@ -165,10 +166,10 @@ class HistoryView:
         return [rows[i] for i in (ranked if self.order == "ascending" else range(len(rows))) if i in chosen]
 
     def render(self, rows: Sequence[Row], form: Format, count: Callable[[str], int] = estimate_tokens) -> str:
-        """The history block of a prompt, a line per row and its episode below; empty without rows.
+        """The history block of a prompt, one line per row with its episode below; empty without rows.
 
-        **Arguments:** `rows`, in the order in which they were tried; `form`; `count`, of tokens.
-        **Raises:** `ValueError` where not even the best of the rows that are shown fits into `tokens`.
+        **Arguments:** `rows`, in order of evaluation; `form`; `count`, counts tokens.
+        **Raises:** `ValueError` if even the best of the selected rows does not fit into `tokens`.
         """
         shown = self.select(rows)
         texts = {id(row): self._row(row, form) for row in shown}

@@ -1,5 +1,5 @@
-"""The protocol before ProPS: a dialogue over one matrix, with a system message, and a request to convert what has the
-wrong size (props reference, section 3.5). The templates may be a user's own, under their published names."""
+"""The protocol before ProPS: a dialogue over one matrix, with a system message, and a request to convert a matrix of
+the wrong size (props reference, section 3.5). User templates are given by their published option names."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from llmrl_jax.systems.props.templates import fill, load
 
 @dataclass(frozen=True)
 class LegacyTemplates:
-    """The three templates, by their published keys; an empty name is ours.
+    """The three templates, by their published keys; an empty name selects the built-in one.
 
-    Slots of all: `rows`, `columns`, `shape` ("5x2"), `environment` and `actions` (ids that an entry may be, None for
+    Slots of all: `rows`, `columns`, `shape` ("5x2"), `environment` and `actions` (valid ids of an entry, None for
     numbers). Of `llm_ui_template_name` also, as published, `episode_number`, `matrix_string`, `reward` and
     `replay_buffer_string` (empty without a replay buffer); of `llm_output_conversion_template_name` also `error`. A
-    `llm_si_template_name` without a `llm_ui_template_name` takes its place, as published: it is the question of every
-    turn, with its slots, and there is no system message.
+    `llm_si_template_name` without a `llm_ui_template_name` replaces it, as published: it is the question of every turn,
+    with its slots, and there is no system message.
     """
 
     template_dir: Path | None = None
@@ -42,7 +42,7 @@ class LegacyTemplates:
         names = (self.llm_si_template_name, self.llm_ui_template_name, self.llm_output_conversion_template_name)
         if any(names) and self.template_dir is None:
             raise ValueError(f"the template {next(filter(None, names))!r} has no template_dir; say where it is")
-        for which in ("system", "update", "convert"):  # what is missing is an error now, not at the first question
+        for which in ("system", "update", "convert"):  # a missing file is an error now, not at the first question
             self.load(which)
 
     @property
@@ -51,7 +51,7 @@ class LegacyTemplates:
         return bool(self.llm_ui_template_name or not self.llm_si_template_name)
 
     def load(self, which: str) -> Any:
-        """A template: "system", "update" or "convert"."""
+        """Load a template: "system", "update" or "convert"."""
         name = {
             "system": self.llm_si_template_name,
             "update": self.llm_ui_template_name or self.llm_si_template_name,
@@ -62,49 +62,49 @@ class LegacyTemplates:
 
 @dataclass(frozen=True)
 class LegacyState(HostState):
-    """A history, and the dialogue."""
+    """The history and the dialogue."""
 
     messages: tuple[Message, ...] = ()
-    """What was said after the system message."""
+    """The dialogue after the system message."""
     episodes: tuple[Trajectory, ...] = ()
-    """Of the last evaluation: the replay buffer, which is cleared before each."""
+    """Episodes of the last evaluation: the replay buffer, which is cleared before each evaluation."""
 
 
 def published_grammar(policy: Policy, **options: Any) -> Grammar:
-    """What the numbers of a matrix may be: anything finite, and for a table whole actions; `options` win over that."""
+    """Valid numbers of a matrix: any finite number, or integer actions for a table; overridden by `options`."""
     loose = {} if policy.kind == "table" else {"beyond": "keep", "finer": "keep"}
     return Grammar.of(policy, **(loose | {"repeated": "keep"} | options))
 
 
 @dataclass(frozen=True)
 class LegacyOptimizer(HostOptimizer):
-    """A dialogue: the matrix and its reward are shown, and a better one is asked for.
+    """A dialogue: the matrix and its reward are shown, and a better one is requested.
 
-    The first matrix is random. Where a reply cannot be read, its conversion is asked for; where that fails too,
-    `asking.on_failure` says what follows: "repeat" evaluates the last policy again (as published, silently), and its
-    `retries` are the tries to convert. Failed turns do not join the dialogue.
+    The first matrix is random. If a reply cannot be parsed, its conversion is requested, at most `asking.retries`
+    times; if that fails too, `asking.on_failure` applies: "repeat" evaluates the last policy again (as published, there
+    silently). Failed turns are not added to the dialogue.
     """
 
     model: ChatModel
     policy: Policy
     episodes: int = 400
-    """How many matrices to ask for; no prompt speaks of it."""
+    """Number of matrices to request; not stated in any prompt."""
     environment: str = ""
-    """A description for our own system message (`describe.describe`)."""
+    """Description for the built-in system message (`describe.describe`)."""
     templates: LegacyTemplates = field(default_factory=LegacyTemplates)
     grammar: Grammar | None = None
-    """What numbers may be; None: `published_grammar`."""
+    """Valid numbers; None: `published_grammar`."""
     form: Format = field(default_factory=Format)
     asking: Asking = field(default_factory=lambda: Asking(retries=3))
     use_replay_buffer: bool = False
-    """Show `buffer_rows` steps in a row of one random evaluation episode."""
+    """Show `buffer_rows` consecutive steps of one random evaluation episode."""
     buffer_rows: int = 100
     buffer_episodes: int = 0
-    """Only of the last of the evaluation's episodes, this many; 0: of all."""
+    """Use only this many of the evaluation's last episodes; 0: all."""
     buffer_steps: int = 0
-    """Only of the last steps of an episode, this many; 0: of all."""
+    """Use only this many of an episode's last steps; 0: all."""
     reset_llm_conversation: bool = False
-    """Forget the dialogue before every question. Otherwise it grows without bound, as published."""
+    """Clear the dialogue before every question. Otherwise it grows without bound, as published."""
     name: str = "legacy"
     warmup: int = field(default=1, init=False)
 
@@ -118,7 +118,7 @@ class LegacyOptimizer(HostOptimizer):
             raise ValueError(
                 f"the grammar is not for one proposal of {self.policy.num_params} parameters: {self.grammar}"
             )
-        self._system()  # a template that wants another slot is an error now, not at the first question
+        self._system()  # a template with an unknown slot is an error now, not at the first question
         self._question(1, Row((0.0,) * self.policy.num_params, 0.0), "")
         self._conversion("")
 
@@ -143,9 +143,9 @@ class LegacyOptimizer(HostOptimizer):
         trajectories: Sequence[Trajectory | None] | None = None,
         episodes: Sequence[Trajectory] = (),
     ) -> LegacyState:
-        """See `HostOptimizer.tell`; `episodes`, those of the evaluation, of which the replay buffer is filled.
+        """See `HostOptimizer.tell`; `episodes`, those of the evaluation, which fill the replay buffer.
 
-        **Raises:** `ValueError` where the replay buffer is to be shown and there are none.
+        **Raises:** `ValueError` if the replay buffer is shown and there are no episodes.
         """
         if self.use_replay_buffer and not episodes and len(values):
             raise ValueError(
@@ -166,12 +166,12 @@ class LegacyOptimizer(HostOptimizer):
         trajectories: Sequence[Trajectory | None] | None = None,
         episodes: Sequence[Trajectory] = (),
     ) -> LegacyState:
-        """What `ask` and `tell` made of the state, out of the log, without asking the model."""
+        """Restore the state after an `ask` and `tell` from the log, without querying the model."""
         return self.tell(replace(state, record=record), params, values, trajectories, episodes)
 
     @property
     def actions(self) -> list[int] | None:
-        """The ids that an entry may be, for a table."""
+        """The valid ids of an entry, for a table."""
         return list(range(self.policy.act_size)) if self.policy.kind == "table" else None
 
     def _propose(self, state, iteration, key):
@@ -205,7 +205,7 @@ class LegacyOptimizer(HostOptimizer):
 
     @property
     def _slots(self) -> dict[str, Any]:
-        """Of every template."""
+        """Slots shared by all templates."""
         rows, columns = matrix_shape(self.policy)
         shape = {"rows": rows, "columns": columns, "shape": f"{rows}x{columns}"}
         return {**shape, "environment": self.environment, "actions": self.actions}
@@ -229,7 +229,7 @@ class LegacyOptimizer(HostOptimizer):
         return fill(self.templates.load("convert"), self._slots | {"error": error})
 
     def _buffer(self, state: LegacyState, key: jax.Array) -> str:
-        """Rows in a row of one of the episodes."""
+        """Consecutive steps of one of the episodes."""
         if not self.use_replay_buffer:
             return ""
         which, where = jax.random.split(jax.random.fold_in(key, 1))

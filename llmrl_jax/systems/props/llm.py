@@ -19,35 +19,35 @@ from llmrl_jax.systems.props.proposals import Asking, Record, as_candidates, ask
 
 
 Repeat = Literal["best", "last"]
-"""best: the policy with the highest return so far. last: the one that was evaluated last, as the fine-tuning repository
-does, silently."""
+"""best: the policy with the highest return so far. last: the last evaluated one, as in the fine-tuning repository
+(there silently)."""
 
 
 @dataclass(frozen=True)
 class HostState:
-    """What an optimizer that asks a model knows: all of it follows from the key and from the results it was given."""
+    """State of an optimizer that queries a model, determined by the key and the results passed to `tell`."""
 
     key: jax.Array
     rounds: int = 0
-    """How often it was given results."""
+    """Number of calls of `tell`."""
     rows: tuple[Row, ...] = ()
-    """All policies that were evaluated, in order."""
+    """All evaluated policies, in order."""
     failures: int = 0
-    """Iterations in a row without a proposal."""
+    """Consecutive iterations without a proposal."""
     record: Record | None = None
-    """Of the last `ask`, for the run's log."""
+    """Record of the last `ask`, for the run's log."""
 
     def iteration(self, warmup: int) -> int:
-        """The iteration that is next, from 1 on; 0: the warm-up."""
+        """The next iteration, from 1; 0: the warm-up."""
         return self.rounds + (warmup == 0)
 
 
 class HostOptimizer:
-    """What optimizers that ask a model have in common: a first round of random policies, and how they take results.
+    """Base class of optimizers that query a model: the random warm-up, and the handling of results.
 
-    `ask` and `tell` run on the host. `ask` returns `[P, n]` with `P` the number of proposals, which may be smaller
-    than what was asked for and is 0 after a `skip`; such a round goes to `tell` as well, with empty arrays. To resume,
-    start from `init` and `replay` every round of the log.
+    `ask` and `tell` run on the host. `ask` returns `[P, n]` with `P` the number of proposals, which may be smaller than
+    requested and is 0 after a `skip`; such a round is passed to `tell` as well, with empty arrays. To resume, start
+    from `init` and `replay` every round of the log.
     """
 
     name: str
@@ -59,10 +59,10 @@ class HostOptimizer:
         return HostState(key)
 
     def ask(self, state: HostState) -> tuple[Float[Array, "P n"], HostState]:
-        """The next candidates: at first the warm-up's, then the model's. `state.record` says how they came about.
+        """The next candidates: first the warm-up's, then the model's. `state.record` describes their origin.
 
-        **Raises:** `NoProposal`, see `Asking`; `ChatError` where the model gives no reply (`state` remains good);
-        `ValueError` beyond the last iteration that prompts speak of.
+        **Raises:** `NoProposal`, see `Asking`; `ChatError` if the model gives no reply (`state` remains valid);
+        `ValueError` after the last iteration stated in prompts.
         """
         iteration = state.iteration(self.warmup)
         if iteration == 0:
@@ -83,10 +83,10 @@ class HostOptimizer:
         values: Float[Array, " P"],
         trajectories: Sequence[Trajectory | None] | None = None,
     ) -> HostState:
-        """Take the evaluated candidates into the history.
+        """Add the evaluated candidates to the history.
 
         **Arguments:** as `Optimizer.tell`; `trajectories`, an episode of each candidate, for prompts that show them.
-        **Raises:** `ValueError` for another number of parameters, or what is not finite.
+        **Raises:** `ValueError` for another number of parameters, or values that are not finite.
         """
         rows = rows_of(params, values, self.policy.num_params, trajectories)
         failed = not rows or (state.record is not None and state.record["outcome"] == "repeated")
@@ -106,43 +106,43 @@ class HostOptimizer:
         record: Record,
         trajectories: Sequence[Trajectory | None] | None = None,
     ) -> HostState:
-        """What `ask` and `tell` made of the state, out of the log, without asking the model."""
+        """Restore the state after an `ask` and `tell` from the log, without querying the model."""
         return self.tell(replace(state, record=record), params, values, trajectories)
 
     def observe(self, state: HostState, params: Float[Array, "P n"], values: Float[Array, " P"]) -> HostState:
-        """Add policies to the history that another optimizer tried; this counts as no round."""
+        """Add policies of another optimizer to the history; this does not count as a round."""
         return replace(state, rows=state.rows + rows_of(params, values, self.policy.num_params))
 
     @property
     def iterations(self) -> int:
-        """Of which prompts speak; the warm-up is not one of them."""
+        """Number of iterations stated in prompts, without the warm-up."""
         raise NotImplementedError
 
     def _propose(self, state: HostState, iteration: int, key: jax.Array) -> tuple[list[tuple[float, ...]], Record]:
-        """The model's proposals, and the record of how they came about."""
+        """The model's proposals, and the record of the queries."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class LanguageModelOptimizer(HostOptimizer):
-    """ProPS, or ProPS+ where the prompt describes the world.
+    """ProPS, or ProPS+ if the prompt describes the environment.
 
-    Every iteration is one question of its own: the history, and everything else, in a single message of the user's.
+    Every iteration is an independent question: a single user message with the history and everything else.
     """
 
     model: ChatModel
     prompt: ProposalPrompt
     grammar: Grammar | None = None
-    """What a reply must look like; None: `Grammar.of` the policy, for as many proposals as the prompt asks for."""
+    """Format of a reply; None: `Grammar.of` the policy, for the number of proposals requested in the prompt."""
     view: HistoryView = field(default_factory=HistoryView)
     form: Format = field(default_factory=Format)
     asking: Asking = field(default_factory=Asking)
     repeat: Repeat = "best"
-    """Which policy `asking.on_failure` repeats."""
+    """The policy that `asking.on_failure` repeats."""
     warmup: int = 20
-    """Random policies that are evaluated first (`Policy.sample`); 0: none."""
+    """Number of random policies evaluated first (`Policy.sample`); 0: none."""
     count: Callable[[str], int] = estimate_tokens
-    """Of tokens, for `view.tokens`: a tokenizer's, where the limit is a hard one."""
+    """Counts tokens for `view.tokens`; use a tokenizer's count for a hard limit."""
 
     def __post_init__(self):
         at_least("warmup", self.warmup, 0)

@@ -17,14 +17,14 @@ _CUT = re.compile(r"[\s,;|\[\](){}]+")
 
 
 def matrix_shape(policy: Policy) -> tuple[int, int]:
-    """Rows and columns of a policy's matrix: an action per column and an input per row, the bias last; one column where
-    parameters have no such order."""
+    """Rows and columns of a policy's matrix: an action per column and an input per row, the bias last; one column if
+    parameters have no such structure."""
     columns = 1 if policy.kind in ("table", "projection") else policy.act_size
     return policy.num_params // columns, columns
 
 
 def render_matrix(policy: Policy, params: Sequence[float], form: Format | None = None) -> str:
-    """The matrix, a line per row; for a policy with bias under `Weights:`, and its last row under `Bias:`."""
+    """The matrix, one line per row; for a policy with bias under `Weights:`, with the last row under `Bias:`."""
     rows, columns = matrix_shape(policy)
     texts = (form or Format()).texts(params)
     lines = [", ".join(texts[r * columns : (r + 1) * columns]) for r in range(rows)]
@@ -34,8 +34,8 @@ def render_matrix(policy: Policy, params: Sequence[float], form: Format | None =
 
 
 def find_matrices(text: str) -> list[list[list[str]]]:
-    """Every block of lines that hold numbers alone, as texts. A label between weights and bias does not end a block;
-    a line of anything else, or another width, does."""
+    """All blocks of lines that contain only numbers, as texts. A label between weights and bias does not end a block;
+    any other line, or another width, does."""
     blocks: list[list[list[str]]] = []
     open_ = False
     for line in text.splitlines():
@@ -55,9 +55,9 @@ def find_matrices(text: str) -> list[list[list[str]]]:
 def parse_matrix(
     text: str, policy: Policy, grammar: Grammar, seen: Collection[tuple[str, ...]] = (), form: Format | None = None
 ) -> Reading:
-    """Read the matrix of a reply: the last one of the right size.
+    """Parse the matrix of a reply: the last one of the right size.
 
-    **Arguments:** `grammar`, for what its numbers may be; `seen` and `form`, as of `parse`.
+    **Arguments:** `grammar`, for its valid numbers; `seen` and `form`, as for `parse`.
     """
     rows, columns = matrix_shape(policy)
     blocks = find_matrices(strip_thinking(text))

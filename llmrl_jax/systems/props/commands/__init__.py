@@ -1,4 +1,4 @@
-"""ProPS: a language model searches for a policy's parameters; beside it numeric methods, and its fine-tuning."""
+"""ProPS: a language model searches for a policy's parameters; also numeric methods, and its fine-tuning."""
 
 from llmrl_jax.systems.props.commands.finetune import finetune
 from llmrl_jax.systems.props.commands.run import list_tasks, run

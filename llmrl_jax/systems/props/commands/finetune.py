@@ -15,13 +15,13 @@ PRESET_HELP = "Starting point: `corrected`, or `published` with what is wrong wi
 
 
 def start(get: Get) -> FinetuneRun:
-    """The settings of a preset, which says nothing about the model."""
+    """The settings of a preset, which does not set the model."""
     return replace(settings.preset(get("preset") or "corrected"), model=tyro.MISSING)
 
 
 @command(FinetuneRun, start=start, preset="corrected", preset_help=PRESET_HELP)
 def finetune(config: FinetuneRun) -> int:
-    """Fine-tune a language model as the optimizer: GRPO, rewarded by the returns of the policies that it proposes.
+    """Fine-tune a language model as the optimizer by GRPO; rewards are the returns of the policies that it proposes.
 
     Writes `adapter/`, which peft loads (or `model/`, which transformers loads, with `--tune full`), and the held-out
     reward before and after in `summary.json`. Nothing is uploaded anywhere.

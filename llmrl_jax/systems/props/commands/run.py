@@ -10,8 +10,8 @@ from llmrl_jax.systems.props.settings import PropsRun
 
 
 def read_published_file(values: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The options that a file of `--config` stands for, where it has one of the two published schemas; what is read in
-    another way than the file says is printed."""
+    """The options in a file of `--config` with one of the two published schemas; options that are read differently are
+    printed."""
     if "gym_env_name" not in values and "task" not in values:
         return values
     from llmrl_jax.core.config import to_json
@@ -36,15 +36,15 @@ def read_published_file(values: dict[str, Any], path: Path) -> dict[str, Any]:
 def run(config: PropsRun) -> int:
     """Search for policies: ProPS, ProPS+, EvoLLM, the legacy dialogue, or a numeric method, on any of the tasks.
 
-    Without a model it asks a scripted adviser, which is no language model. `--config FILE` reads both published YAML
-    schemas unchanged. `--run.resume runs/NAME` continues a run with its own settings."""
+    Without a model it queries a scripted adviser, which is not a language model. `--config FILE` reads both published
+    YAML schemas unchanged. `--run.resume runs/NAME` continues a run with its own settings."""
     from llmrl_jax.systems.props.search_run import run_searches
 
     return run_searches(config)
 
 
 def list_tasks() -> None:
-    """Print the tasks: their worlds, policies and published figures."""
+    """Print the tasks with their environments, policies and published results."""
     from llmrl_jax.run.report.figures import text_table
     from llmrl_jax.systems.props.tasks import TASKS
 

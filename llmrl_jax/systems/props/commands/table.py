@@ -1,4 +1,4 @@
-"""`llmrl props table`: the published tasks by several methods, beside the published figures."""
+"""`llmrl props table`: several methods on the published tasks, compared with the published results."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from llmrl_jax.systems.props.settings import TableConfig
 
 @command(TableConfig)
 def table(config: TableConfig) -> int:
-    """Measure the fifteen tasks by several methods, and write a page and JSON beside the published figures.
+    """Measure several methods on the fifteen tasks, and write a page and JSON with the published results for
+    comparison.
 
-    `--run.resume runs/props-table` continues searches that were stopped, and adds tasks and methods to the page."""
+    `--run.resume runs/props-table` continues stopped searches, and adds tasks and methods to the page."""
     from llmrl_jax.systems.props.table_run import make_table
 
     return make_table(config)

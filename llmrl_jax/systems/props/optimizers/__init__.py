@@ -1,4 +1,4 @@
-"""Optimizers of policy parameters behind one contract: `init`, `ask`, `tell`."""
+"""Optimizers of policy parameters with one interface: `init`, `ask`, `tell`."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ NUMERIC: dict[str, Any] = {
 
 
 def make_numeric(name: str, policy: Policy, **options: Any) -> Optimizer:
-    """The numeric optimizer of that name for a policy.
+    """Create the numeric optimizer `name` for a policy.
 
     **Arguments:** `options`, fields of its class.
-    **Raises:** `KeyError` for an unknown name, `TypeError` for an unknown option; both name the nearest.
+    **Raises:** `KeyError` for an unknown name, `TypeError` for an unknown option; both with the nearest name.
     """
     if name not in NUMERIC:
         known = ", ".join(NUMERIC)

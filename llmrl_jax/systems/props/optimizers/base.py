@@ -1,4 +1,4 @@
-"""The contract of everything that proposes policy parameters, be it a language model or a numeric method."""
+"""The interface of optimizers of policy parameters, language models and numeric methods."""
 
 from __future__ import annotations
 
@@ -13,61 +13,61 @@ from llmrl_jax.systems.props.policies import Policy
 
 
 State = Any
-"""Of one optimizer; opaque to all others."""
+"""State of an optimizer; opaque to callers."""
 
 Bounds = Literal["clip", "none"]
-"""What becomes of a candidate beyond the policy's box.
+"""Handling of a candidate outside the policy's box.
 
 * `clip`: every parameter is moved to the nearest bound; the moved candidate is evaluated and passed to `tell`.
-* `none`: it stays where it is, as in the published code, whose prompts name a box that nothing enforces.
+* `none`: it is not changed, as in the published code, whose prompts state a box that is not enforced.
 
-A table has no choice: its parameters are rounded to the nearest action and clipped in any case.
+The parameters of a table are always rounded to the nearest action and clipped.
 """
 
 
 LEAST = float(np.finfo(np.float32).min) / 1e6
-"""What a numeric method gets in place of a return that is not finite; sums of it are."""
+"""Replaces returns that are not finite for numeric methods; small enough that sums stay finite."""
 
 
 class Optimizer(Protocol):
     """Ask for candidates, evaluate them, tell their values; higher is better.
 
-    Numeric optimizers are pure: all three methods are jit- and vmap-safe, so that many seeds run in one program. A
-    language model's lives on the host, with the same methods.
+    Numeric optimizers are pure: all three methods are jit- and vmap-safe, so that many seeds run in one program.
+    Language-model optimizers have the same methods, on the host.
     """
 
     name: str
-    """In lower case, as tables and commands call it."""
+    """Name in tables and commands, in lower case."""
 
     def init(self, key: jax.Array) -> State:
         """The state before the first candidate, for a typed PRNG `key`."""
 
     def ask(self, state: State) -> tuple[Float[Array, "P n"], State]:
-        """The next candidates, float32 `[P, n]`, and the state to tell their values to."""
+        """The next candidates, float32 `[P, n]`, and the state for the following `tell`."""
 
     def tell(self, state: State, params: Float[Array, "P n"], values: Float[Array, " P"]) -> State:
         """Learn from evaluated candidates.
 
-        **Arguments:** `state`, of the last `ask`; `params`, float32 `[P, n]`, what was evaluated: the candidates asked
-        for, or others in their place; `values`, float32 `[P]`, their mean returns.
+        **Arguments:** `state`, of the last `ask`; `params`, float32 `[P, n]`, the evaluated candidates: those of `ask`,
+        or others instead; `values`, float32 `[P]`, their mean returns.
         """
 
 
 def bounded(policy: Policy, params: Float[Array, "*B n"], bounds: Bounds) -> Float[Array, "*B n"]:
-    """Candidates as they are evaluated: within the box, and whole actions for a table; see `Bounds`."""
+    """Candidates as evaluated: within the box, and integer actions for a table; see `Bounds`."""
     return policy.clip(params) if bounds == "clip" or policy.kind == "table" else params
 
 
 def finite(values: Float[Array, "*B"]) -> Float[Array, "*B"]:
-    """Values as a numeric method may get them: `LEAST` for what is not finite."""
+    """Values for a numeric method, with `LEAST` for those that are not finite."""
     return jnp.where(jnp.isfinite(values), values, LEAST)
 
 
 def centers(optimizer: Any, first: State, last: State) -> Float[Array, "2 n"] | None:
-    """The first and the last center of a method that draws around one, as it would ask for them; else None.
+    """The first and the last center of a method that samples around a center, in the form of candidates; else None.
 
-    Such a method never asks for its center, which is its own answer; and where it leads nowhere, the first one may be
-    worth more than all that it asked for. They are evaluated at the end of a search, out of the same budget.
+    Such a method never evaluates its center, which is its final answer; and if the search fails, the first center may
+    be better than all candidates. Both are evaluated at the end of a search, within the same budget.
     """
     if not hasattr(optimizer, "center"):
         return None

@@ -1,4 +1,4 @@
-"""Evolution strategies: evosax's CMA-ES and OpenAI-ES behind our contract, and the cross-entropy method."""
+"""Evolution strategies: evosax's CMA-ES and OpenAI-ES with our interface, and the cross-entropy method."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from llmrl_jax.systems.props.policies import Policy
 
 
 def default_population(num_params: int) -> int:
-    """CMA-ES's own: 4 + floor(3 ln n) (Hansen, 1604.00772, eq. 48)."""
+    """CMA-ES's default population: 4 + floor(3 ln n) (Hansen, 1604.00772, eq. 48)."""
     return 4 + math.floor(3 * math.log(num_params))
 
 
@@ -35,17 +35,17 @@ def _algorithms() -> Any:
 
 @struct.dataclass
 class EvolutionState:
-    """A key, and the state of evosax."""
+    """A PRNG key, and the state of evosax."""
 
     key: jax.Array
     inner: Any
 
 
 class _Evosax:
-    """A distribution of evosax's, which minimises: it gets negated values.
+    """A strategy of evosax, which minimises, so values are negated.
 
-    On a table it works on real numbers, of which the nearest whole actions are evaluated; it is those that `tell` gets
-    (as it gets the clipped ones elsewhere), so that steps smaller than a half change nothing.
+    For a table it works on real numbers, and the nearest integer actions are evaluated; `tell` receives the rounded
+    candidates (and the clipped ones elsewhere), so steps smaller than a half have no effect.
     """
 
     policy: Policy
@@ -53,7 +53,7 @@ class _Evosax:
 
     @property
     def strategy(self) -> Any:
-        """evosax's object, which holds static facts only."""
+        """evosax's strategy object, which holds only static data."""
         raise NotImplementedError
 
     @property
@@ -83,13 +83,14 @@ class _Evosax:
 
 @dataclass(frozen=True)
 class CMAES(_Evosax):
-    """CMA-ES (Hansen, 1604.00772): adapts a full covariance to what did well."""
+    """CMA-ES (Hansen, 1604.00772): adapts a full covariance matrix to the best candidates."""
 
     policy: Policy
     population: int = 0
     """Candidates per `ask`; 0: `default_population`."""
     std: float = 0.0
-    """First standard deviation; 0: a quarter of the box's width, so that both bounds are two of them away."""
+    """Initial standard deviation; 0: a quarter of the box's width, so that both bounds are two standard deviations
+    away."""
     bounds: Bounds = "clip"
     name: str = "cma_es"
 
@@ -100,7 +101,7 @@ class CMAES(_Evosax):
     @cached_property
     def strategy(self):
         size = self.policy.num_params
-        with jax.ensure_compile_time_eval():  # it keeps arrays, and may first be asked for inside of a trace
+        with jax.ensure_compile_time_eval():  # it holds arrays, and may first be created inside a trace
             return _algorithms().CMA_ES(self.population or default_population(size), jnp.zeros(size))
 
     @property
@@ -115,11 +116,11 @@ class OpenES(_Evosax):
 
     policy: Policy
     population: int = 16
-    """Candidates per `ask`; even, since every step is taken both ways."""
+    """Candidates per `ask`; even, since steps are mirrored."""
     std: float = 1.0
     """Standard deviation of the noise in each parameter."""
     learning_rate: float = 0.5
-    """Adam's: about how far each parameter moves in an update."""
+    """Adam's learning rate: about the change of each parameter per update."""
     bounds: Bounds = "clip"
     name: str = "open_es"
 
@@ -145,7 +146,7 @@ class OpenES(_Evosax):
 
 @struct.dataclass
 class CEMState:
-    """The distribution that candidates are drawn from."""
+    """The distribution of candidates."""
 
     key: jax.Array
     mean: jax.Array
@@ -156,24 +157,24 @@ class CEMState:
 
 @dataclass(frozen=True)
 class CEM:
-    """The cross-entropy method: draw, keep the elite, fit the distribution to it.
+    """The cross-entropy method: sample, select the elite, fit the distribution to it.
 
     A diagonal Gaussian with extra noise against early collapse (Szita and Lorincz, 2006), or, for a table, independent
-    probabilities of every state's actions (Rubinstein, 1999), moved part of the way. Candidates that are all worth the
-    same move nothing: an elite drawn at random would narrow the distribution for no reason (MountainCar's -200).
+    probabilities of every state's actions (Rubinstein, 1999), updated with a step size. If all candidates have the same
+    value, nothing changes, since a random elite would narrow the distribution without reason (MountainCar's -200).
     """
 
     policy: Policy
     population: int = 20
     """Candidates per `ask`."""
     elite: int = 5
-    """How many of them are fitted."""
+    """Number of candidates to which the distribution is fitted."""
     std: float = 0.0
-    """First standard deviation; 0: a quarter of the box's width. Not for tables."""
+    """Initial standard deviation; 0: a quarter of the box's width. Not for tables."""
     extra_std: float = 0.1
     """Added to the elite's, in quadrature. Not for tables."""
     rate: float = 0.5
-    """How far a table's probabilities move to the elite's frequencies, in (0, 1]."""
+    """Step size of a table's probabilities towards the elite's frequencies, in (0, 1]."""
     bounds: Bounds = "clip"
     name: str = "cem"
 
@@ -185,8 +186,8 @@ class CEM:
         between(f"{self.name}: rate", self.rate, 0, 1, above=True)
 
     def init(self, key: jax.Array, start: Float[Array, " n"] | None = None) -> CEMState:
-        """`start`, the first mean; None: the middle of the box. A table starts with half of the probability on it, or
-        with all actions equally likely."""
+        """`start`, the initial mean; None: the middle of the box. A table starts with half of the probability on
+        `start`, or with a uniform distribution."""
         size, actions = self.policy.num_params, self.policy.choices
         std = jnp.full(size, self.std or (self.policy.high - self.policy.low) / 4, jnp.float32)
         if self.policy.kind != "table":
@@ -208,7 +209,7 @@ class CEM:
         return bounded(self.policy, drawn.astype(jnp.float32), self.bounds), state.replace(key=key)
 
     def center(self, state: CEMState) -> Float[Array, " n"]:
-        """The mean; of a table, the likeliest action of each state."""
+        """The mean; for a table, the most likely action of each state."""
         if self.policy.kind == "table":
             return jnp.argmax(state.mean, axis=1).astype(jnp.float32) + self.policy.low
         return state.mean

@@ -1,4 +1,4 @@
-"""Random search, hill climbing, and augmented random search: what a model has to beat on the same parameters."""
+"""Random search, hill climbing, and augmented random search: baselines for a model on the same parameters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llmrl_jax.systems.props.policies import Policy
 
 @dataclass(frozen=True)
 class RandomSearch:
-    """Fresh candidates every time, drawn as the policy's `init` says; nothing is learnt."""
+    """Independent candidates, drawn according to the policy's `init`; does not learn."""
 
     policy: Policy
     population: int = 8
@@ -39,7 +39,7 @@ class RandomSearch:
 
 @struct.dataclass
 class ClimberState:
-    """Where a hill climber stands."""
+    """State of hill climbing."""
 
     key: jax.Array
     best: jax.Array
@@ -47,22 +47,22 @@ class ClimberState:
     value: jax.Array
     """float32 `[]`, the mean return of `best`; -inf before the first `tell`."""
     first: jax.Array
-    """float32 `[P, n]`, what the first `ask` proposes."""
+    """float32 `[P, n]`, the proposals of the first `ask`."""
 
 
 @dataclass(frozen=True)
 class HillClimbing:
-    """Steps around the best candidate so far; the best of them replaces it, if it is at least as good.
+    """Random steps around the best candidate so far; the best of them replaces it if it is at least as good.
 
-    Equals are accepted so that it wanders over plateaus instead of standing on them (MountainCar's -200). A table's
-    step gives one state another action.
+    Equal values are accepted so that it moves across plateaus (MountainCar's -200). For a table, a step changes the
+    action of one state.
     """
 
     policy: Policy
     population: int = 8
     """Candidates per `ask`."""
     std: float = 1.0
-    """Standard deviation of a step in each parameter, which a table does not use."""
+    """Standard deviation of a step in each parameter; not for tables."""
     bounds: Bounds = "clip"
     name: str = "hill_climbing"
 
@@ -71,7 +71,7 @@ class HillClimbing:
         above(f"{self.name}: std", self.std, 0)
 
     def init(self, key: jax.Array, start: Float[Array, " n"] | None = None) -> ClimberState:
-        """`start`, where to begin; None: at the best of `population` draws of the policy's."""
+        """`start`, the initial candidate; None: the best of `population` draws from the policy's `init`."""
         key, draw = jax.random.split(key)
         if start is None:
             first = self.policy.sample(draw, self.population)
@@ -107,7 +107,7 @@ class HillClimbing:
 
 @struct.dataclass
 class ARSState:
-    """Where augmented random search stands."""
+    """State of augmented random search."""
 
     key: jax.Array
     mean: jax.Array
@@ -120,15 +120,15 @@ class ARS:
 
     `M += step_size / (top * sigma_R) * sum over the top directions of (r_plus - r_minus) * delta`, where a direction's
     rank is the better of its two returns, and `sigma_R` the standard deviation of the `2 * top` returns used. As in the
-    paper: V1 where `top` is all, V1-t where it is fewer, and basic random search (algorithm 1's precursor) without
-    `scale`. The directions follow from what `tell` gets, so that those cut short at the box count as what they were.
+    paper: V1 if `top` is all, V1-t if it is fewer, and basic random search (algorithm 1's precursor) without `scale`.
+    The directions are computed from the candidates passed to `tell`, so that clipped ones count as evaluated.
     """
 
     policy: Policy
     directions: int = 4
     """N: pairs of candidates per `ask`."""
     top: int = 0
-    """b: pairs that are used; 0: all."""
+    """b: pairs used in the update; 0: all."""
     step_size: float = 1.0
     """alpha."""
     noise: float = 0.5
@@ -166,8 +166,8 @@ class ARS:
         delta = (params[: self.directions] - params[self.directions :]) / (2 * self.noise)
         spread = jnp.std(jnp.concatenate([plus[used], minus[used]])) if self.scale else jnp.float32(1)
         slope = (plus[used] - minus[used]) @ delta[used] / top
-        change = jnp.where(spread > 0, slope / jnp.where(spread > 0, spread, 1), 0)  # all equal: nothing is known
+        change = jnp.where(spread > 0, slope / jnp.where(spread > 0, spread, 1), 0)  # all equal: no information
         mean = state.mean + self.step_size * change
-        # a table's M stays a point between actions: only what is asked is rounded
+        # a table's M is not rounded: only candidates are
         inside = jnp.clip(mean, self.policy.low, self.policy.high) if self.bounds == "clip" else mean
         return state.replace(mean=inside)
