@@ -180,7 +180,7 @@ def _check_x64(env: Environment, params: Any, resets: Callable[..., Any], num_en
     same(narrow, wide, f"{env.id or type(env).__name__}: with and without x64, resets", atol=1e-6)
 
 
-def _check_resets(name: str, policies: Sequence[str], played: list[dict[str, Any]]) -> None:
+def _check_resets(name: str, policies: Sequence[str], played: list[dict[str, Any]], atol: float) -> None:
     """Check that reset policies agree on everything except the episodes that they start.
 
     From one state, with one key and one action, the reward, the flags and the observation before any reset are the same
@@ -193,10 +193,10 @@ def _check_resets(name: str, policies: Sequence[str], played: list[dict[str, Any
     for policy, other in zip(policies[1:], played[1:]):
         what = f"{name}: the policies none and {policy}"
         for part in ("reward", "terminated", "truncated"):
-            same(none[part], other[part], f"{what}, {part},")
-        same(none["obs"], other["final"], f"{what}, the observation before a reset,")
+            same(none[part], other[part], f"{what}, {part},", atol)
+        same(none["obs"], other["final"], f"{what}, the observation before a reset,", atol)
         ours, theirs = (_rows((x["obs"], x["env"]), goes_on) for x in (none, other))
-        same(ours, theirs, f"{what}, rows that go on,")
+        same(ours, theirs, f"{what}, rows that continue,", atol)
 
 
 def _check_devices(
@@ -247,7 +247,8 @@ def check(
     **Arguments:** `key`, for all randomness (default: seed 0); `steps`; `num_envs`, even; `policies` to compare (fewer
     compile faster); `eager`, whether to run without `jit` too, which is slow; `x64`, whether initial states under
     `jax_enable_x64` must equal those of 32 bits (third-party worlds may depend on the setting); `devices`, if not 0,
-    the number of devices to split the rows over, with the same result; `devices_atol`, how far floats may differ then.
+    the number of devices to split the rows over, with the same result; `devices_atol`, how far floats may differ then,
+    and between reset policies, each of which the compiler fuses differently.
     **Raises:** `AssertionError`; `RuntimeError` if there are fewer devices.
     """
     name = env.id or type(env).__name__
@@ -276,7 +277,7 @@ def check(
             assert space.contains(obs), f"{name}: the observation {[*at, row]} is not in {space}:\n{obs}"
     _check_alone(env, params, name, batches[0], (reset_keys[num_envs - 1], key), first, played, eager)
     none, *others = (jax.device_get(everything[i]) for i in (1, 0, *range(2, len(order))))
-    _check_resets(name, ("none", "pool", *order[2:]), [none, *others])
+    _check_resets(name, ("none", "pool", *order[2:]), [none, *others], devices_atol)
     if devices:
         _check_devices(name, run, start, everything, key, devices, devices_atol)
 

@@ -138,10 +138,10 @@ def _view():
 def sees(state: State) -> np.ndarray:
     """The cells that the agent sees: bool `[W, H]`, on the host."""
     width, height = state.grid.shape
-    seen = np.asarray(_view()(state.grid, state.position, state.direction, state.carrying))[..., 0] != UNSEEN
+    in_view = np.asarray(_view()(state.grid, state.position, state.direction, state.carrying))[..., 0] != UNSEEN
     (x, y), direction = np.asarray(state.position), int(state.direction)
     seen = np.zeros((width, height), bool)
-    for i, j in zip(*np.nonzero(seen)):
+    for i, j in zip(*np.nonzero(in_view)):
         ahead, aside = VIEW - 1 - j, i - VIEW // 2
         u, v = x + DX[direction] * ahead - DY[direction] * aside, y + DY[direction] * ahead + DX[direction] * aside
         if 0 <= u < width and 0 <= v < height:

@@ -82,8 +82,8 @@ def tests_table(group: Sequence[Tested]) -> str:
     lines = [figures.text_table(rows)]
     if tasks:
         played = [name for name, record in first.records.items() if len(record.get("tasks", ())) > 1]
-        cells = ([name, *(_said(estimate(group, name, "sampled", task)) for task in tasks)] for name in played)
-        lines += ["", figures.text_table([["sampled, by task", *tasks], *cells])]
+        by_task = ([name, *(_said(estimate(group, name, "sampled", task)) for task in tasks)] for name in played)
+        lines += ["", figures.text_table([["sampled, by task", *tasks], *by_task])]
     return "\n".join([*lines, *([""] if notes else []), *notes])
 
 

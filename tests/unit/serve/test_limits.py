@@ -19,7 +19,6 @@ import pytest
 from llmrl_jax import lm
 from llmrl_jax.chat.keys import read_key
 from llmrl_jax.cli import main as cli
-from llmrl_jax.cli.commands import serve as command
 from llmrl_jax.serve import (
     Ask,
     Busy,
@@ -31,6 +30,7 @@ from llmrl_jax.serve import (
     Work,
     background,
     make_app,
+    server,
 )
 from llmrl_jax.serve.app import LOOPBACK
 from llmrl_jax.serve.server import is_loopback, listen, url_of
@@ -239,7 +239,7 @@ def test_the_command(served, tmp_path, capfd, monkeypatch):
     assert "no model folder" in capfd.readouterr().err
 
     sockets, said, over = [], [], threading.Event()
-    monkeypatch.setattr(command, "listen", lambda *at: sockets.append(listen(*at)) or sockets[-1])
+    monkeypatch.setattr(server, "listen", lambda *at: sockets.append(listen(*at)) or sockets[-1])
 
     def ask():
         try:
