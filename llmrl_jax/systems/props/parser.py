@@ -1,4 +1,4 @@
-"""Reading proposals out of a reply: a strict grammar, and reasons in words that the model can act on."""
+"""Parsing of proposals in a reply: a strict grammar, and error messages for the model."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from llmrl_jax.systems.props.policies import Policy
 
 
 Reason = Literal["none", "few", "form", "number", "index", "twice", "missing", "range", "decimals", "repeated"]
-"""none: no proposal at all. few: fewer than asked for. form: something else on the line. number: not a finite number.
-index: no such parameter. twice: a parameter set twice. missing: one not set. range: beyond the box. decimals: too many.
-repeated: tried before, or proposed twice."""
+"""none: no proposal. few: fewer than requested. form: other text on the line. number: not a finite number. index: no
+such parameter. twice: a parameter set twice. missing: a parameter not set. range: outside the box. decimals: too many.
+repeated: evaluated before, or proposed twice."""
 
 LARGEST = float(np.finfo(np.float32).max)
-"""Of a parameter: policies are evaluated in float32."""
+"""Largest parameter: policies are evaluated in float32."""
 NAMED = 5
-"""The most parameters, or problems, that one sentence names."""
+"""Maximum number of parameters, or problems, listed in one sentence."""
 
 _THINKING = re.compile(r"<think>.*", re.DOTALL | re.IGNORECASE)
 _CLOSING = re.compile(r"</think>", re.IGNORECASE)
@@ -36,7 +36,7 @@ _PUBLISHED = re.compile(r"params\[(\d+)\]:\s*([+-]?\d+(?:\.\d+)?)")
 
 @dataclass(frozen=True)
 class Problem:
-    """Why a reply, or a proposal in it, could not be taken."""
+    """Why a reply, or a proposal in it, was rejected."""
 
     reason: Reason
     message: str
@@ -44,20 +44,20 @@ class Problem:
 
 @dataclass(frozen=True)
 class Reading:
-    """What a reply says."""
+    """A parsed reply."""
 
     proposals: tuple[tuple[float, ...], ...]
-    """Those that could be taken, in the reply's order."""
+    """Accepted proposals, in the reply's order."""
     problems: tuple[Problem, ...] = ()
-    """What to say to the model; none where as many proposals as were asked for could be taken."""
+    """Problems to report to the model; empty if all requested proposals were accepted."""
     notes: tuple[str, ...] = ()
-    """What was changed or left out, as the grammar's policies say."""
+    """Changes and omissions made according to the grammar's options."""
     explanation: str = ""
     """The lines that are not proposals."""
 
 
 class UnreadProposals(ValueError):
-    """A reply that is not what was asked for; the message is for the model."""
+    """A reply that does not match the grammar; the message is for the model."""
 
     def __init__(self, reading: Reading):
         self.reading = reading
@@ -68,32 +68,32 @@ class UnreadProposals(ValueError):
 
 @dataclass(frozen=True)
 class Grammar:
-    """What a reply must look like: `proposals` groups of `params[i]: v`, each with every `i` below `num_params` once.
+    """The format of a reply: `proposals` groups of `params[i]: v`, each with every `i` below `num_params` once.
 
-    Between assignments stand commas, semicolons, white space or line ends; `=` does for `:`. A line that holds anything
-    else beside assignments and a label is prose, unless it begins like an assignment. A group ends where it is
-    complete, at prose, and where its next line sets a parameter again.
+    Assignments are separated by commas, semicolons, white space or line ends; `=` is accepted for `:`. A line with
+    anything other than assignments and a label is prose, unless it begins like an assignment. A group ends when it is
+    complete, at prose, and when the next line sets one of its parameters again.
     """
 
     num_params: int
     low: float
-    """The box of every parameter; both bounds belong to it."""
+    """The box of every parameter, bounds included."""
     high: float
     decimals: int
     """0: integers."""
     proposals: int = 1
-    """How many are asked for."""
+    """Number of requested proposals."""
     take: Literal["first", "last"] = "first"
-    """Which, where a reply holds more than that."""
+    """Which proposals to use if a reply contains more."""
     beyond: Literal["reject", "clip", "keep"] = "reject"
-    """What becomes of a parameter outside of the box."""
+    """Handling of a parameter outside the box."""
     finer: Literal["reject", "round", "keep"] = "round"
-    """What becomes of a number with too many decimals."""
+    """Handling of a number with too many decimals."""
     repeated: Literal["reject", "keep"] = "reject"
-    """What becomes of a policy that was tried before, or that stands twice in the reply."""
+    """Handling of a policy that was evaluated before, or occurs twice in the reply."""
     compat: Literal["", "paper"] = ""
     """`paper`: the released parser. It reads one line of the reply (`take`), takes numbers in order of appearance,
-    reads no index, and checks their count alone; `low` to `repeated` and `proposals` mean nothing to it."""
+    ignores indices, and checks only their count; it does not use `low` to `repeated` and `proposals`."""
 
     def __post_init__(self):
         if self.num_params < 1 or self.proposals < 1 or self.decimals < 0 or not self.low <= self.high:
@@ -107,7 +107,7 @@ class Grammar:
 
     @classmethod
     def of(cls, policy: Policy, **options: Any) -> Grammar:
-        """The grammar of a policy's parameters. An action that is no whole number is refused, not rounded.
+        """The grammar of a policy's parameters. A non-integer action is rejected, not rounded.
 
         **Arguments:** `policy`; `options`, other fields."""
         if policy.kind == "table":
@@ -125,17 +125,17 @@ _CHOICES = {
 
 
 def strip_thinking(text: str) -> str:
-    """The reply without what stands in `<think>` tags, also where only the closing or only the opening one is there."""
+    """The reply without the text in `<think>` tags; the opening or the closing tag may be missing."""
     ends = [match.end() for match in _CLOSING.finditer(text)]
     return _THINKING.sub("", text[ends[-1] :] if ends else text).strip()
 
 
 def parse(text: str, grammar: Grammar, seen: Collection[tuple[str, ...]] = (), form: Format | None = None) -> Reading:
-    """Read a reply.
+    """Parse a reply.
 
-    **Arguments:** `text`; `grammar`; `seen`, the policies that were tried, each as `Format.texts` writes it; `form`,
-    how they are written (None: as published, without a grid).
-    **Returns:** what the reply says, its problems included; nothing is raised, see `read`.
+    **Arguments:** `text`; `grammar`; `seen`, the policies evaluated so far, as written by `Format.texts`; `form`, their
+    format (None: as published, without a grid).
+    **Returns:** the parsed reply, including its problems; nothing is raised, see `read`.
     """
     text = strip_thinking(text)
     if grammar.compat == "paper":
@@ -174,7 +174,7 @@ def parse(text: str, grammar: Grammar, seen: Collection[tuple[str, ...]] = (), f
 
 @dataclass
 class _Group:
-    """Assignments that belong together, as text, and what is wrong with their lines."""
+    """The assignments of one proposal, as text, and the problems of their lines."""
 
     pairs: list[tuple[int, str]]
     problem: Problem | None = None
@@ -182,7 +182,7 @@ class _Group:
 
 
 def _groups(text: str, num_params: int) -> tuple[list[_Group], list[str]]:
-    """The proposals of a reply, right or wrong, and its prose."""
+    """The proposals of a reply, valid or not, and its prose."""
     groups: list[_Group] = []
     prose: list[str] = []
     open_ = False
@@ -207,7 +207,7 @@ def _groups(text: str, num_params: int) -> tuple[list[_Group], list[str]]:
 
 
 def _line(line: str, at: int) -> tuple[list[tuple[int, str]], Problem | None]:
-    """The assignments of a line, up to the first thing that is none."""
+    """The assignments of a line, up to the first text that is not one."""
     pairs: list[tuple[int, str]] = []
     while at < len(line):
         target = _TARGET.match(line, at)
@@ -237,7 +237,7 @@ def _names(indices: Sequence[int]) -> str:
 
 
 def _check(group: _Group, grammar: Grammar) -> tuple[tuple[float, ...], list[Problem], list[str]]:
-    """A group's parameters, its problems, and what was changed."""
+    """A group's parameters, its problems, and its changes."""
     if group.problem:
         return (), [group.problem], []
     problems: list[Problem] = []
@@ -280,7 +280,7 @@ def _check(group: _Group, grammar: Grammar) -> tuple[tuple[float, ...], list[Pro
 
 
 def _decimals(text: str) -> int:
-    """Digits behind the point that are not trailing zeros."""
+    """Number of decimals without trailing zeros."""
     _, digits, exponent = Decimal(text).as_tuple()
     written = "".join(map(str, digits))
     kept = written.rstrip("0")

@@ -1,4 +1,4 @@
-"""Pictures of searches: how the best return rose, and where in the space of parameters it was found."""
+"""Figures of searches: learning curves, and the evaluated parameters."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from llmrl_jax.run.report.curves import INK
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The rounds of a search in which something was evaluated."""
+    """The rounds of a search in which policies were evaluated."""
     if not path.exists():
         return []
     return [line for line in map(json.loads, path.read_text().splitlines()) if line.get("values")]
 
 
 def draw_curves(path: Path, logs: Mapping[str, Path], tasks: Sequence[Any]) -> Path | None:
-    """The best mean return so far over the episodes played: a line for each search, a panel for each task.
+    """Plot the best mean return so far over the number of episodes: one line per search, one panel per task.
 
-    **Arguments:** `path`, of the picture; `logs`, of the searches, by name; `tasks`, theirs, in the same order.
-    **Returns:** the picture, or None where nothing was evaluated.
+    **Arguments:** `path`, of the figure; `logs`, of the searches, by name; `tasks`, theirs, in the same order.
+    **Returns:** the path of the figure, or None if nothing was evaluated.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -59,11 +59,10 @@ def draw_curves(path: Path, logs: Mapping[str, Path], tasks: Sequence[Any]) -> P
 
 
 def draw_parameters(folder: Path, log: Path, title: str) -> Path | None:
-    """`parameters.png`: every policy of a search, on the two directions in which they differ most (principal
-    components), coloured by its mean return (the lowest tenth in one colour, since it would otherwise take most of the
-    scale), the best one ringed.
+    """`parameters.png`: all policies of a search, projected on the first two principal components, coloured by mean
+    return (the lowest tenth in one colour, since it would otherwise dominate the scale), the best one ringed.
 
-    **Returns:** the picture, or None where fewer than three policies were evaluated.
+    **Returns:** the path of the figure, or None if fewer than three policies were evaluated.
     """
     lines = read_log(log)
     params = np.array([p for line in lines for p in line["params"]], np.float64)

@@ -1,4 +1,4 @@
-"""Policies that are short vectors of numbers, in the published order (props reference, section 2)."""
+"""Policies given by short parameter vectors, in the published order (props reference, section 2)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from envs_jax.spaces import Box, Discrete
 
 
 Kind = Literal["linear", "linear_nobias", "sigmoid", "projection", "table", "q_table"]
-"""What the parameters of a world with `S` features (or states) and `A` actions (or action components) mean.
+"""The meaning of the parameters in an environment with `S` features (or states) and `A` actions (or action components).
 
 * `linear`: W `[S, A]` row by row, then b `[A]`: weight (s, a) is `params[s * A + a]`, bias a is `params[S * A + a]`.
 * `linear_nobias`: W alone.
@@ -28,15 +28,15 @@ Kind = Literal["linear", "linear_nobias", "sigmoid", "projection", "table", "q_t
 * `table`: one action for each state, `params[s]`.
 * `q_table`: a value for each state and action, `params[s * A + a]`; the greedy action is taken.
 
-Linear outputs are actions where actions are continuous, and scores whose largest wins where they are discrete.
+Linear outputs are the action for continuous actions; for discrete actions the argmax is taken.
 """
 
 Init = Literal["normal", "normal_unbounded", "uniform_3.5", "uniform_3", "box"]
-"""How first candidates are drawn; all but `normal_unbounded` lie within the box.
+"""Distribution of the initial candidates; all except `normal_unbounded` lie within the box.
 
 * `normal`: N(0, 3) rounded to 1 decimal, clipped to the box.
-* `normal_unbounded`: the same without clipping, as released: one number in 22 lies beyond the box that prompts name.
-* `uniform_3.5`: U(-3.5, 3.5) with 4 decimals, the fine-tuning repository's.
+* `normal_unbounded`: the same without clipping, as released: one number in 22 lies outside the box stated in prompts.
+* `uniform_3.5`: U(-3.5, 3.5) with 4 decimals, as in the fine-tuning repository.
 * `uniform_3`: U(-3, 3) with 1 decimal, published for linear policies without bias.
 * `box`: uniform in the box, with the policy's decimals; the only one for tables.
 """
@@ -45,32 +45,32 @@ TABLES = ("table", "q_table")
 
 
 def _in_order(terms: Iterable[jax.Array]) -> jax.Array:
-    """Their sum from the left, whatever the shapes around: a reduction's order, and so its bits, follow the batch."""
+    """The sum from left to right: the order of an XLA reduction, and so its bits, depends on the batch shape."""
     return functools.reduce(jnp.add, terms)
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What `num_params` numbers do in a world; holds only static facts. `make_policy` reads them from a world."""
+    """A policy with `num_params` parameters; holds only static data. `make_policy` reads them from an environment."""
 
     kind: Kind
     obs_size: int
-    """`S`: features of an observation; states, for a table."""
+    """`S`: number of features of an observation, or of states for a table."""
     act_size: int
-    """`A`: actions to choose from, or components of a continuous action."""
+    """`A`: number of discrete actions, or of components of a continuous action."""
     discrete: bool
-    """Whether an action is a choice, int32 `[]`, or a vector, float32 `[A]`."""
+    """Whether an action is discrete, int32 `[]`, or continuous, float32 `[A]`."""
     low: float = -6.0
-    """The box that prompts name and optimizers search, the same for every parameter; actions' ids, for a table."""
+    """The box stated in prompts and searched by optimizers, the same for every parameter; action ids, for a table."""
     high: float = 6.0
     decimals: int = 1
-    """Of a parameter, where it is written in a prompt."""
+    """Decimals of a parameter in a prompt."""
     init: Init = "normal"
-    """How `sample` draws."""
+    """Distribution of `sample`."""
     rank: int = 0
-    """Numbers of a `projection`; 0 for every other kind."""
+    """Number of parameters of a `projection`; 0 for other kinds."""
     projection_seed: int = 0
-    """What Q of a `projection` is drawn from."""
+    """Seed of the matrix Q of a `projection`."""
 
     def __post_init__(self):
         for name in ("kind", "init"):
@@ -101,18 +101,18 @@ class Policy:
 
     @property
     def full_size(self) -> int:
-        """Parameters before any projection."""
+        """Number of parameters before projection."""
         s, a = self.obs_size, self.act_size
         return {"table": s, "q_table": s * a, "linear_nobias": s * a}.get(self.kind, (s + 1) * a)
 
     @property
     def num_params(self) -> int:
-        """`n`: how many numbers are searched for."""
+        """`n`, the number of searched parameters."""
         return self.rank if self.kind == "projection" else self.full_size
 
     @property
     def choices(self) -> int:
-        """Values that a table's entry may take."""
+        """Number of values of a table's entry."""
         return int(self.high - self.low) + 1
 
     @cached_property
@@ -124,7 +124,7 @@ class Policy:
         return (q * np.sign(np.diag(r)))[:, : self.rank].astype(np.float32)
 
     def weights(self, params: Float[Array, " n"]) -> tuple[Float[Array, "S A"], Float[Array, " A"]]:
-        """W and b of a linear policy, after the projection if there is one; b is zero where there is no bias.
+        """W and b of a linear policy, after the projection if there is one; b is zero without bias.
 
         **Raises:** `TypeError` for a table.
         """
@@ -139,11 +139,11 @@ class Policy:
     def act(self, params: Float[Array, " n"], obs: jax.Array) -> jax.Array:
         """The action for one observation.
 
-        A continuous action is not clipped: what an action out of range does is the world's own business, and each does
-        it inside of `step` as its original does. Sums are written out in order, so that the bits are the same however
-        many policies are evaluated at once (a matrix product's are not).
+        A continuous action is not clipped: each environment handles actions out of range inside `step`, as its original
+        does. Sums are written out in order, so that results are bit-identical for any number of policies evaluated at
+        once (those of a matrix product are not).
 
-        **Arguments:** `params`, float32 `[n]`; `obs`, a state's number, int32 `[]`, for tables; else an array with
+        **Arguments:** `params`, float32 `[n]`; `obs`, a state index, int32 `[]`, for tables; else an array with
         `obs_size` entries.
         **Returns:** int32 `[]`, or float32 `[A]` for continuous actions.
         """
@@ -168,20 +168,21 @@ class Policy:
 
     @property
     def middle(self) -> Float[Array, " n"]:
-        """The middle of the box: where searches begin by default."""
+        """The middle of the box, the default start of searches."""
         return jnp.full(self.num_params, (self.low + self.high) / 2, jnp.float32)
 
     def clip(self, params: Float[Array, "*B"]) -> Float[Array, "*B"]:
-        """The nearest parameters within the box; for a table also the nearest whole actions."""
+        """The nearest parameters within the box; for a table also rounded to integer actions."""
         inside = jnp.clip(params, self.low, self.high)
         return jnp.round(inside) if self.kind == "table" else inside
 
     def round(self, params: Float[Array, "*B"]) -> Float[Array, "*B"]:
-        """The parameters with `decimals` decimals, as a prompt writes them."""
+        """The parameters rounded to `decimals` decimals, as in prompts."""
         return jnp.round(params, self.decimals)
 
     def sample(self, key: jax.Array, count: int) -> Float[Array, "count n"]:
-        """First candidates as `init` draws them, float32 `[count, n]`; candidate `i` depends on `key` and `i` alone."""
+        """Initial candidates drawn according to `init`, float32 `[count, n]`; candidate `i` depends only on `key` and
+        `i`."""
         return jax.vmap(lambda i: self._draw(jax.random.fold_in(key, i)))(jnp.arange(count))
 
     def _draw(self, key: jax.Array) -> Float[Array, " n"]:
@@ -197,12 +198,11 @@ class Policy:
 
 
 def make_policy(env: Environment, env_params: Any, kind: Kind | None = None, **options: Any) -> Policy:
-    """The policy of that kind for a world.
+    """Create the policy of a kind for an environment.
 
-    **Arguments:** `env` and its `env_params`; `kind`, None for `table` where observations are numbered states and
-    `linear` where they are vectors; `options`, other fields of `Policy` (`low`, `high`, `decimals`, `init`, `rank`,
-    `projection_seed`).
-    **Raises:** `TypeError` where the world's observations or actions do not suit the kind.
+    **Arguments:** `env` and its `env_params`; `kind`, None for `table` with discrete observations and `linear` with
+    vectors; `options`, other fields of `Policy` (`low`, `high`, `decimals`, `init`, `rank`, `projection_seed`).
+    **Raises:** `TypeError` if the environment's observations or actions do not suit the kind.
     """
     observations, actions = env.observation_space(env_params), env.action_space(env_params)
     if not isinstance(observations, Box | Discrete) or not isinstance(actions, Box | Discrete):

@@ -1,4 +1,4 @@
-"""The language model proposes, a numeric optimizer polishes."""
+"""A numeric optimizer refines the proposals of the language model."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ from llmrl_jax.systems.props.proposals import Record, best_of
 
 @dataclass(frozen=True)
 class PolishState:
-    """Whose turn it is, and what both know."""
+    """State of both optimizers."""
 
     key: jax.Array
     proposer: HostState
     numeric: Any = None
-    """State of the numeric optimizer, while it polishes."""
+    """State of the numeric optimizer during polishing."""
     left: int = 0
-    """Rounds of polishing that are left; 0: it is the model's turn."""
+    """Remaining rounds of polishing; 0: the model is next."""
     cycle: int = 0
     best: Row | None = None
     """The best candidate of this polishing."""
     record: Record | None = None
-    """Of the last `ask`, for the run's log."""
+    """Record of the last `ask`, for the run's log."""
 
 
 @dataclass(frozen=True)
 class Polished:
-    """After every round of the model's (the warm-up too) a numeric optimizer searches around the best proposal for
-    some rounds; the best that it found joins the model's history. After a round without proposals the model is asked
-    again."""
+    """After every round of the model (including the warm-up), a numeric optimizer searches around the best proposal for
+    some rounds; its best candidate is added to the model's history. After a round without proposals the model is
+    queried again."""
 
     proposer: HostOptimizer
     polisher: Any
     """A numeric `Optimizer` whose `init` takes a `start`."""
     rounds: int = 5
-    """Of the numeric optimizer, each time."""
+    """Rounds of the numeric optimizer after each round of the model."""
     start: Literal["proposed", "best"] = "proposed"
-    """Where it starts: from the best of the last proposals, or from the best of the whole history."""
+    """Start of polishing: the best of the last proposals, or of the whole history."""
 
     def __post_init__(self):
         at_least("rounds", self.rounds, 1, remedy="or use the proposer alone")
@@ -79,7 +79,7 @@ class Polished:
         return PolishState(ours, self.proposer.init(theirs))
 
     def ask(self, state: PolishState) -> tuple[Float[Array, "P n"], PolishState]:
-        """The next candidates, of the model or of the numeric optimizer; raises what the proposer's `ask` does."""
+        """The next candidates, of the model or of the numeric optimizer; raises the errors of the proposer's `ask`."""
         if state.left:
             params, numeric = self._ask(state.numeric)
             record: Record = {"optimizer": self.polisher.name, "cycle": state.cycle, "outcome": "polish"}
@@ -95,8 +95,8 @@ class Polished:
         trajectories: Sequence[Trajectory | None] | None = None,
         **more: Any,
     ) -> PolishState:
-        """Hand the evaluated candidates to whose they are; see `Optimizer.tell` and `HostOptimizer.tell`; `more`, what
-        else goes to the proposer's `tell`."""
+        """Pass the evaluated candidates to the optimizer that proposed them; see `Optimizer.tell` and
+        `HostOptimizer.tell`; `more`, further arguments of the proposer's `tell`."""
         if state.left:
             return self._polished(state, params, values)
         proposer = self.proposer.tell(state.proposer, params, values, trajectories, **more)
@@ -119,7 +119,7 @@ class Polished:
         if state.left:
             return state
         proposer = state.proposer
-        if best.value > LEAST:  # else not one of them was worth a finite number
+        if best.value > LEAST:  # else all returns are non-finite
             polished = jnp.asarray([best.params], jnp.float32)
             proposer = self.proposer.observe(proposer, polished, jnp.asarray([best.value], jnp.float32))
         return replace(state, proposer=proposer, numeric=None, cycle=state.cycle + 1)
@@ -133,7 +133,7 @@ class Polished:
         trajectories: Sequence[Trajectory | None] | None = None,
         **more: Any,
     ) -> PolishState:
-        """What `ask` and `tell` made of the state, out of the log, without asking the model."""
+        """Restore the state after an `ask` and `tell` from the log, without querying the model."""
         if state.left:
             _, state = self.ask(state)
         else:

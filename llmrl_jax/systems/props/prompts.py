@@ -1,10 +1,10 @@
-"""The prompts of ProPS, ProPS+ and EvoLLM: what fills their slots, and how a user's own templates take their place.
+"""The prompts of ProPS, ProPS+ and EvoLLM: their slots, and user templates.
 
 The slots have the published names (props reference, section 3), so that a published template renders here unchanged:
 `rank`, `optimum`, `step_size`, `episode_reward_buffer_string`, `step_number`, `episodes`, `actions`, and
-`env_description`, the file with a description, which templates of ProPS+ include. Templates of a later fork also want
+`env_description`, the file with a description, which templates of ProPS+ include. Templates of a later fork also use
 `num_episodes` (the same as `episodes`), `num_evaluation_episodes`, `buffer_top_k` and `buffer_recent_j`, and
-`attempt_idx`, which is 0: here the reasons why a reply could not be read follow it in the dialogue.
+`attempt_idx`, which is 0: here parsing errors are reported in the dialogue.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from llmrl_jax.systems.props.templates import digits, fill, load, missing, wants
 
 
 Optimum = Literal["true", "hidden"] | float
-"""What a prompt says of the largest return: the task's own, which is knowledge of an oracle; nothing; or a number."""
+"""The largest return in a prompt: the task's own, which is oracle knowledge; none; or a number."""
 
 
 NO_DESCRIPTION = "it includes env_description, and env_desc_file is empty; name the file with the description"
 
 
 def told_optimum(choice: Optimum | str, true: float | None) -> float | None:
-    """The number that a prompt tells, or None for nothing.
+    """The number stated in a prompt, or None.
 
-    **Raises:** `ValueError` for `"true"` where the task has none, or for another word.
+    **Raises:** `ValueError` for `"true"` if the task has none, or for another word.
     """
     if choice == "true":
         if true is None:
@@ -45,7 +45,7 @@ def told_optimum(choice: Optimum | str, true: float | None) -> float | None:
 
 
 def answer_form(num_params: int, separator: str = "; ") -> str:
-    """The line that a model is asked for, with every index: `params[0]: ; params[1]: ; ...`."""
+    """The requested line, with every index: `params[0]: ; params[1]: ; ...`."""
     return separator.join(f"params[{i}]: " for i in range(num_params)).rstrip()
 
 
@@ -56,27 +56,27 @@ def span(num_params: int) -> str:
 
 @dataclass(frozen=True)
 class ProposalPrompt:
-    """ProPS's prompt, or ProPS+'s where there is a description; for numbers, or for actions in a table."""
+    """The prompt of ProPS, or of ProPS+ if there is a description; for numbers, or for actions in a table."""
 
     policy: Policy
     iterations: int = 400
     """`N` of "iteration k of N"."""
     optimum: float | None = None
-    """What the prompt says of the largest return; None: that it is not known. See `told_optimum`."""
+    """The largest return, as stated in the prompt; None: stated to be unknown. See `told_optimum`."""
     step_size: float | None = 1.0
-    """What the prompt suggests while exploring; tables have none."""
+    """Exploration step size suggested in the prompt; none for tables."""
     environment: str = ""
-    """The description of the world (`describe.describe`), which makes it ProPS+."""
+    """Description of the environment (`describe.describe`), for ProPS+."""
     explain: bool = True
-    """Whether to ask for an explanation; models that reason by themselves do not need to be asked."""
+    """Whether to ask for an explanation; unnecessary for reasoning models."""
     proposals: int = 1
-    """How many to ask for."""
+    """Number of proposals to request."""
     evaluation_episodes: int = 20
-    """Of which f(params) is the mean; our own template does not speak of it."""
+    """Number of episodes over which f(params) is the mean; the built-in template does not state it."""
     template: Path | None = None
-    """A template of the user's own in the place of ours; it may include others of its folder."""
+    """A user template instead of the built-in one; it may include others of its folder."""
     template_dir: Path | None = None
-    """The folder below which `template` and what it includes are looked for; None: the template's own."""
+    """Folder of `template` and its includes; None: the template's own."""
     env_desc_file: str = ""
     """The file that a published template of ProPS+ includes as `env_description`, relative to that folder."""
 
@@ -84,7 +84,7 @@ class ProposalPrompt:
         fields_at_least(self, 1, "iterations", "proposals", "evaluation_episodes")
         if self.policy.kind != "table":
             above("step_size", self.step_size or 0.0, 0)
-        if self.template is not None:  # one that is missing or unfit is an error now, not at the first question
+        if self.template is not None:  # a missing or invalid template is an error now, not at the first question
             self.render("", 1)
 
     @cached_property
@@ -97,12 +97,12 @@ class ProposalPrompt:
 
     @property
     def names_box(self) -> bool:
-        """Whether the prompt names the policy's box; a published template has numbers of its own."""
+        """Whether the prompt states the policy's box; a published template has numbers of its own."""
         return self.template is None or {"low", "high"} <= wants(self._template)
 
     @property
     def actions(self) -> list[int] | None:
-        """The ids that a parameter may be, for a table."""
+        """The valid ids of a parameter, for a table."""
         if self.policy.kind != "table":
             return None
         return list(range(int(self.policy.low), int(self.policy.high) + 1))
@@ -110,11 +110,11 @@ class ProposalPrompt:
     def render(
         self, history: str, iteration: int, *, trajectories: bool = False, view: HistoryView | None = None
     ) -> str:
-        """The prompt: one message of the user's, as published.
+        """The prompt: one user message, as published.
 
-        **Arguments:** `history`, see `HistoryView.render`; `iteration`, from 1 on; `trajectories`, whether episodes
-        stand in the history; `view`, by which its rows were selected (None: all are there).
-        **Raises:** `ValueError` for a template that wants another slot.
+        **Arguments:** `history`, see `HistoryView.render`; `iteration`, from 1; `trajectories`, whether the history
+        contains episodes; `view`, the selection of its rows (None: all rows).
+        **Raises:** `ValueError` for a template with an unknown slot.
         """
         shown = (view.top, view.last) if view else (None, None)
         top, last = (0, "all") if shown == (None, None) else (shown[0] or 0, shown[1] or 0)
@@ -150,8 +150,7 @@ class ProposalPrompt:
 
 @dataclass(frozen=True)
 class MeanPrompt:
-    """EvoLLM's question: members sorted from the lowest return to the highest, an improved return, and the mean
-    wanted."""
+    """EvoLLM's question: members sorted by ascending return, an improved return, and a request for the mean."""
 
     resolution: int
     """Parameters are the integers from 0 to this."""
@@ -160,8 +159,8 @@ class MeanPrompt:
     def render(self, history: str, iteration: int, *, size: int, target: str, block: int = 1, blocks: int = 1) -> str:
         """The prompt for one block of parameters.
 
-        **Arguments:** `history`, sorted; `iteration`, from 1 on; `size`, parameters in the block; `target`, the
-        return to be reached; `block` of `blocks`, from 1 on.
+        **Arguments:** `history`, sorted; `iteration`, from 1; `size`, parameters in the block; `target`, the return to
+        reach; `block` of `blocks`, from 1.
         """
         slots = {
             "rank": size,
@@ -179,7 +178,7 @@ class MeanPrompt:
 
 
 def improved(rows: Sequence[Row]) -> float:
-    """The return to ask for: the best so far, and as much again as it is above the median."""
+    """The return to ask for: the best so far plus its difference from the median."""
     values = sorted(row.value for row in rows)
     best, median = values[-1], values[len(values) // 2]
     return best + (best - median)

@@ -1,4 +1,4 @@
-"""Asking a model for proposals: reasons are fed back, every attempt is recorded, and failing has a named end."""
+"""Queries for proposals: errors are reported to the model, every attempt is recorded, and failures are handled."""
 
 from __future__ import annotations
 
@@ -20,22 +20,21 @@ from llmrl_jax.systems.props.parser import Reading, UnreadProposals
 
 
 OnFailure = Literal["skip", "repeat", "stop"]
-"""What follows when the retries are used up and no proposal could be read.
+"""Handling of an iteration in which no proposal could be parsed after all retries.
 
-* `skip`: the iteration is over; nothing is evaluated.
-* `repeat`: the best policy so far is evaluated once more (as a `skip` where there is none); in the legacy protocol the
-  last one.
+* `skip`: the iteration ends without an evaluation.
+* `repeat`: the best policy so far is evaluated again (a `skip` if there is none); in the legacy protocol the last one.
 * `stop`: `NoProposal` is raised.
 
-Whichever it is, the record says so.
+Each is recorded.
 """
 
 Record = dict[str, Any]
-"""JSON values: all that one `ask` asked, got and made of it."""
+"""JSON values: the queries, replies and parsed results of one `ask`."""
 
 
 class NoProposal(RuntimeError):
-    """A model that could not be read, and is not to be asked again; `record` holds what it said."""
+    """The model's replies could not be parsed and the search stops; `record` contains them."""
 
     def __init__(self, message: str, record: Record):
         super().__init__(message)
@@ -44,17 +43,17 @@ class NoProposal(RuntimeError):
 
 @dataclass(frozen=True)
 class Asking:
-    """How a model is asked, and how often."""
+    """Settings of queries and retries."""
 
     temperature: float | None = 1.0
-    """None leaves it to the server."""
+    """Sampling temperature; None: the server's default."""
     max_tokens: int = 2048
-    """Of a reply."""
+    """Maximum number of tokens of a reply."""
     retries: int = 4
-    """How often to ask again, with the reasons, after a reply that cannot be read (published: 5 attempts in all)."""
+    """Number of retries, with the errors, after a reply that cannot be parsed (published: 5 attempts in total)."""
     on_failure: OnFailure = "skip"
     failures: int = 10
-    """More failed iterations than this in a row raise `NoProposal` in any case."""
+    """More consecutive failed iterations than this always raise `NoProposal`."""
 
     def __post_init__(self):
         fields_at_least(self, 0, "retries", "failures")
@@ -62,12 +61,13 @@ class Asking:
             raise ValueError(f"on_failure is {self.on_failure!r}; it is one of {', '.join(get_args(OnFailure))}")
 
     def request(self, messages: Sequence[Message], key: jax.Array) -> ChatRequest:
-        """A request whose seed follows from a typed key, so that another run is another draw, also through a cache."""
+        """A request whose seed is derived from a typed key, so that other runs get other samples even through a
+        cache."""
         seed = int(jax.random.bits(key, dtype=jnp.uint32)) >> 1
         return ChatRequest(tuple(messages), temperature=self.temperature, max_tokens=self.max_tokens, seed=seed)
 
     def check_length(self, tokens: int) -> None:
-        """**Raises** `ValueError` where a reply of that many tokens cannot be given."""
+        """**Raises** `ValueError` if `max_tokens` is below that many tokens."""
         if tokens > self.max_tokens:
             raise ValueError(
                 f"a reply takes about {tokens} tokens and max_tokens is {self.max_tokens}, which cuts it off; raise it"
@@ -78,8 +78,8 @@ class Asking:
     ) -> tuple[list[tuple[float, ...]], Record]:
         """The candidates, if any, of an iteration without a proposal, and its record with the outcome.
 
-        **Arguments:** `who`, the model; `best`, what `repeat` repeats; `failures`, failed iterations in a row before
-        this.
+        **Arguments:** `who`, the model; `best`, the row that `repeat` evaluates; `failures`, consecutive failed
+        iterations before this one.
         **Raises:** `NoProposal`, see `on_failure` and `failures`.
         """
         if self.on_failure == "stop" or failures >= self.failures:
@@ -96,12 +96,12 @@ class Asking:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of one request and its retries."""
+    """The result of one request and its retries."""
 
     reading: Reading
-    """Of the last reply where it has no problems; else of the reply with the most proposals that could be taken."""
+    """The last reply if it has no problems; else the reply with the most accepted proposals."""
     messages: tuple[Message, ...]
-    """What was said from the request's last message on, the last reply included."""
+    """The messages from the request's last one on, including the last reply."""
     record: Record
 
 
@@ -112,13 +112,12 @@ def ask_until_read(
     retries: int,
     again: Callable[[Reading], str] | None = None,
 ) -> list[Answer]:
-    """Ask, parse, and ask again, with the reasons, where there are problems.
+    """Query, parse, and query again with the errors if there are problems.
 
-    **Arguments:** `requests`, asked as one batch; `parses`, one for each; `retries`; `again`, what to say after a
-    reply with problems (None: the problems, and that the same is asked again).
-    A repetition that no longer fits into the model's context is not asked: the retries end there, and the record says
-    so (`retries_ended`).
-    **Raises:** `ChatError` where a request got no reply.
+    **Arguments:** `requests`, sent as one batch; `parses`, one parser per request; `retries`; `again`, the message
+    after a reply with problems (None: the problems, and the request to try again). A retry that no longer fits into the
+    model's context is not sent: the retries end, which is recorded (`retries_ended`).
+    **Raises:** `ChatError` if a request gets no reply.
     """
     again = again or (lambda reading: REPAIR.format(error=UnreadProposals(reading)))
     readings: list[list[Reading]] = [[] for _ in requests]

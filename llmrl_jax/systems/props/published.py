@@ -1,8 +1,8 @@
-"""The two published YAML schemas, read unchanged: the release's, and that of the fine-tuning repository.
+"""Reader of the two published YAML schemas: that of the release and that of the fine-tuning repository.
 
-Every key is read, and whatever is taken otherwise than the published programs take it is said in a note (props
-reference, sections 4 and 10). Files of templates need not be there: where a template is named and its folder is not on
-this machine, our own prompt of the same kind stands in, and a note says so.
+Every key is read, and each deviation from the published programs is reported in a note (props reference, sections 4 and
+10). Template files are optional: if the folder of a named template does not exist, the built-in prompt of the same kind
+is used, and reported in a note.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ from llmrl_jax.systems.props.templates import digits
 
 @dataclass(frozen=True)
 class Published:
-    """What a published file asks for, in our terms."""
+    """The contents of a published file, as our settings."""
 
     schema: str
     """`release` or `finetune`."""
     task: str
     config: PropsConfig
     model: str
-    """As `ChatConfig.model` spells it: a server's model, or `local:` and a folder or id."""
+    """As in `ChatConfig.model`: a server's model, or `local:` and a folder or id."""
     adapter: str
-    """A folder with adapters for it, where the model is `OFFLINE`."""
+    """A folder with adapters for the model, if that is `OFFLINE`."""
     logdir: str
     seeds: int
-    """Searches to run, `experiments` of them."""
+    """Number of searches, the published `experiments`."""
     record_video: bool
     print_every: int
     notes: tuple[str, ...]
-    """What is read otherwise than it was published."""
+    """Deviations from the published program."""
 
 
 def _none(value: Any) -> Any:
-    """The published files write null in several ways."""
+    """None for the several spellings of null in the published files."""
     return None if isinstance(value, str) and value.strip().lower() in ("none", "null", "") else value
 
 
@@ -68,10 +68,10 @@ def _count(value: Any, name: str) -> int:
 def read_published(data: Mapping[str, Any], where: str = "the file", folder: str | Path = ".") -> Published:
     """Read one published configuration.
 
-    **Arguments:** `data`, the file's keys; `where`, its name for errors; `folder`, from which `template_dir` is looked
-    for where it is not found from here.
-    **Raises:** `ValueError` for a key, a task or a world that is not known, naming the nearest, and for sizes that do
-    not agree with the world's.
+    **Arguments:** `data`, the file's keys; `where`, its name for errors; `folder`, a base of `template_dir`, used if it
+    does not exist relative to the working directory.
+    **Raises:** `ValueError` for an unknown key, task or environment, with the nearest name, and for sizes that differ
+    from the environment's.
     """
     task_key = data.get("task")
     if task_key in RELEASE_TASKS:
@@ -92,13 +92,13 @@ def read_published(data: Mapping[str, Any], where: str = "the file", folder: str
 
 
 class _Reader:
-    """One file on its way to `Published`."""
+    """Converts one file to `Published`."""
 
     def __init__(self, schema: str, values: dict[str, Any], where: str, folder: Path):
         self.schema, self.values, self.where, self.folder = schema, values, where, folder
         self.notes: list[str] = []
         self.asked = {"task"}
-        """Keys that were read, or of which a note speaks."""
+        """Keys that were read or mentioned in a note."""
 
     def get(self, name: str, default: Any = None) -> Any:
         self.asked.add(name)
@@ -116,7 +116,7 @@ class _Reader:
             method = "props+"
         table = get(task).step is None
         asked: dict[str, Any] = {}
-        if not legacy:  # the dialogue begins with one matrix, and speaks of nothing else
+        if not legacy:  # the dialogue starts from one matrix
             optimum = self.get("optimum")
             asked = {
                 "warmup": self.get("warmup_episodes", 0),
@@ -180,7 +180,7 @@ class _Reader:
         )
 
     def _task(self) -> str:
-        """The task of the file's world, which must have the file's sizes."""
+        """The task of the file's environment, which must have the file's sizes."""
         world = str(self.get("gym_env_name"))
         wanted = WORLDS.get(world, world)
         if wanted != world:
@@ -220,7 +220,7 @@ class _Reader:
         return name
 
     def _is_legacy(self) -> bool:
-        """The dialogue over a matrix, rather than the numeric prompt that came after it."""
+        """Whether it is the dialogue over a matrix, not the later numeric prompt."""
         names = " ".join(str(self.get(k, "")) for k in ("llm_si_template_name", "llm_ui_template_name"))
         numeric = any(word in names for word in ("numeric", "num_optim", "semantic", "non_standard/"))
         return not numeric or bool(self.get("use_replay_buffer", False)) and "numeric" not in names
@@ -231,21 +231,21 @@ class _Reader:
         return "linear_nobias" if self.get("bias") is False else None
 
     def _init(self) -> Any:
-        """How the published program of the file draws its first policies (props reference, section 2)."""
+        """The initial distribution of the file's published program (props reference, section 2)."""
         if self._kind() == "linear_nobias":
             return "uniform_3"
         if self.schema == "finetune":
             return "uniform_3.5"
-        return None if self._box() else "normal_unbounded"  # a box that the file names is meant to hold them
+        return None if self._box() else "normal_unbounded"  # a box in the file applies to initial policies too
 
     def _replays(self) -> bool:
-        """Whether the dialogue shows the replay buffer; programs without that option always did."""
+        """Whether the dialogue shows the replay buffer; programs without that option always do."""
         if self.values.get("use_replay_buffer") is None:
             self.note("use_replay_buffer is not given: the replay buffer is shown, as before there was such an option")
         return bool(self.get("use_replay_buffer", True))
 
     def _resets(self) -> bool:
-        """Whether the dialogue is forgotten; programs without that option always did."""
+        """Whether the dialogue is cleared; programs without that option always do."""
         if self.values.get("reset_llm_conversation") is None:
             self.note(
                 "reset_llm_conversation is not given: every question stands alone, as before there was such an option"
@@ -253,7 +253,7 @@ class _Reader:
         return bool(self.get("reset_llm_conversation", True))
 
     def _buffer(self) -> dict[str, Any]:
-        """What is shown of the replay buffer: as these keys are described, though not every program read them."""
+        """The shown part of the replay buffer, as these keys are documented, though not all programs read them."""
         options: dict[str, Any] = {}
         if count := int(self.get("max_traj_count", 0)):
             options["buffer_episodes"] = count
@@ -273,7 +273,7 @@ class _Reader:
         return options
 
     def _limit(self, task: str) -> int:
-        """`max_traj_length`: the longest episode in the release, and since the last versions a length of history."""
+        """`max_traj_length`: the maximum episode length in the release; in its last versions a length of history."""
         length = 0 if self.schema == "finetune" else int(self.get("max_traj_length", 0))
         if not length:
             return 0
@@ -288,7 +288,7 @@ class _Reader:
         return {name: float(value) for name, value in given.items() if value is not None}
 
     def _check_rank(self, task: str, chosen: PolicyConfig) -> None:
-        """`rank` is the number of parameters, which the world gives; of a projection it is the file's to choose."""
+        """Check `rank`, the number of parameters, against the environment; for a projection it is free."""
         size = get(task).make(**chosen.chosen)[2].num_params
         if self.get("rank", size) != size:
             raise ValueError(
@@ -309,7 +309,7 @@ class _Reader:
         return HistoryView(last=int(count) if count else None, trajectory_steps=steps)
 
     def _templates(self, method: str) -> TemplateConfig:
-        """The user's templates where they are on this machine; ours, with a note, where they are not."""
+        """The user's templates if they exist; else the built-in ones, with a note."""
         system, question, conversion = names = (
             "llm_si_template_name", "llm_ui_template_name", "llm_output_conversion_template_name"
         )  # fmt: skip
@@ -318,7 +318,7 @@ class _Reader:
             if question in named:
                 self.note(f"{question} {named.pop(question)} is not filled, as in the published program")
             converts = named.pop(conversion, None)
-            if converts not in (None, named.get(system)):  # the release names the same one twice, and fills it once
+            if converts not in (None, named.get(system)):  # the release lists the same one twice, and fills it once
                 self.note(
                     f"{conversion} {converts} is not filled: the reasons why a reply could not be read are said in its "
                     "place"
@@ -365,7 +365,7 @@ class _Reader:
         return name, ""
 
     def _said_otherwise(self, legacy: bool) -> None:
-        """Notes on keys that mean nothing here, or not what they say."""
+        """Notes on keys that have no effect here, or a different one."""
         if self.get("render_mode"):
             self.note(f"render_mode {self.get('render_mode')}: nothing is shown while searching; see --video")
         if self.get("warmup_dir"):

@@ -10,14 +10,14 @@ RELEASE_TASKS = {
     "cont_state_llm_num_optim_semantics": "props+",
     "dist_state_llm_num_optim_semantics": "props+",
 }
-"""Dispatch keys of the release, and the method that they stand for."""
+"""Dispatch keys of the release, with their methods."""
 
 FINETUNE_TASKS = (
     "mountaincar", "pendulum", "blackjack", "cartpole", "grid_world", "hopper", "mc_continuous", "inverted_pendulum",
     "pong", "swimmer", "walker", "reacher", "double_pendulum", "inverted_double_pendulum", "half_cheetah", "maze",
     "nim", "cliff_walking", "navigation",
 )  # fmt: skip
-"""Dispatch keys of the fine-tuning repository; which world it is says `gym_env_name`."""
+"""Dispatch keys of the fine-tuning repository; the environment is given by `gym_env_name`."""
 
 MUJOCO = ("InvertedPendulum", "InvertedDoublePendulum", "Reacher", "Swimmer", "Hopper", "Walker2d", "HalfCheetah")
 
@@ -45,4 +45,4 @@ WORLDS = {
     "gym_navigation:NavigationTrack-v0": "NavigationTrack-v0",
     "gym_examples/Maze-v0": "maze-sample-3x3-v0",
 }
-"""Older or foreign spellings of worlds."""
+"""Older or other spellings of environment ids."""

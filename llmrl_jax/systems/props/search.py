@@ -1,4 +1,4 @@
-"""A numeric optimizer on a budget of episodes: many seeds, one program."""
+"""Search by a numeric optimizer with a budget of episodes: many seeds in one program."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from llmrl_jax.systems.props.optimizers.base import Optimizer, centers, finite
 
 @struct.dataclass
 class Search:
-    """What `S` seeds found in `I` iterations of `P` candidates, `E` episodes each."""
+    """Results of `S` seeds after `I` iterations of `P` candidates with `E` episodes each."""
 
     best: Float[Array, "S n"]
     """The candidate, or center (see `closed`), with the highest mean return."""
     value: Float[Array, " S"]
-    """That mean return. It is the highest of many noisy ones, so it flatters; `final` does not."""
+    """That mean return. As the maximum of many noisy means it is biased upwards; `final` is unbiased."""
     final: Float[Array, "S F"]
-    """Returns of `best` in fresh episodes that took no part in the search."""
+    """Returns of `best` in fresh episodes, not used in the search."""
     best_curve: Float[Array, "S I"]
-    """`value` as it stood after each iteration."""
+    """`value` after each iteration."""
     mean_curve: Float[Array, "S I"]
     """The mean return of each iteration's candidates."""
     episodes: Int[Array, " I"]
@@ -36,7 +36,7 @@ class Search:
 
 @struct.dataclass
 class SearchState:
-    """A search under way: `S` seeds, which advance in step."""
+    """State of a search with `S` seeds, which advance together."""
 
     keys: Key[Array, " S"]
     optimizer: Any
@@ -45,26 +45,26 @@ class SearchState:
     value: Float[Array, " S"]
     steps: Int[Array, " S"]
     update: Int[Array, ""]
-    """Iterations that are over."""
+    """Number of completed iterations."""
     frozen: Any = ()
 
 
 def population_of(optimizer: Optimizer) -> int:
-    """How many candidates a numeric optimizer asks for at a time."""
+    """Number of candidates per `ask` of a numeric optimizer."""
     return jax.eval_shape(optimizer.ask, jax.eval_shape(optimizer.init, jax.random.key(0)))[0].shape[0]
 
 
 def closing_of(optimizer: Optimizer) -> int:
-    """How many policies are evaluated after the last iteration: two centers, or none."""
+    """Number of policies evaluated after the last iteration: two centers, or none."""
     state = jax.eval_shape(optimizer.init, jax.random.key(0))
     both = jax.eval_shape(lambda state: centers(optimizer, state, state), state)
     return 0 if both is None else both.shape[0]
 
 
 def iterations_of(optimizer: Optimizer, budget: int, episodes: int) -> int:
-    """How many iterations a budget of episodes buys one seed, `episodes` for each candidate and for each center.
+    """Number of iterations per seed within a budget of episodes, with `episodes` per candidate and per center.
 
-    **Raises:** `ValueError` where it buys none.
+    **Raises:** `ValueError` if it is 0.
     """
     population, closing = population_of(optimizer), closing_of(optimizer)
     if budget < (population + closing) * episodes:
@@ -79,7 +79,7 @@ def iterations_of(optimizer: Optimizer, budget: int, episodes: int) -> int:
 def make_search(
     optimizer: Optimizer, evaluate: Evaluator, *, seeds: int = 1, episodes: int = 20, common: bool = True
 ) -> Learner:
-    """A search as a `Learner`, one iteration an update, for `llmrl_jax.run.loop`, which saves, stops and resumes it.
+    """A search as a `Learner`, one iteration per update, for `llmrl_jax.run.loop`, which saves, stops and resumes it.
 
     Its metrics are `episode_return`, the mean over all candidates, and `best`, the mean over seeds of the highest mean
     return so far. Arguments as of `search`.
@@ -94,8 +94,8 @@ def make_search(
 
 
 def closed(optimizer: Optimizer, evaluate: Evaluator, state: SearchState, episodes: int) -> SearchState:
-    """A search after its last iteration, with the optimizer's first and last center evaluated as well, where it has
-    one (see `optimizers.base.centers`): either may be the best."""
+    """A search after its last iteration, with the optimizer's first and last center also evaluated, if it has them (see
+    `optimizers.base.centers`): either may be the best."""
     first = jax.vmap(optimizer.init)(_begins(state.keys))
     params = jax.vmap(lambda first, last: centers(optimizer, first, last))(first, state.optimizer)
     if params is None:
@@ -105,7 +105,7 @@ def closed(optimizer: Optimizer, evaluate: Evaluator, state: SearchState, episod
 
 
 def judge(evaluate: Evaluator, state: SearchState, final_episodes: int) -> Float[Array, "S F"]:
-    """The returns of each seed's best candidate in fresh episodes, which took no part in the search."""
+    """The returns of each seed's best candidate in fresh episodes, not used in the search."""
     fresh = jax.vmap(lambda k: episode_keys(jax.random.fold_in(k, 2), final_episodes))(state.keys)
     return evaluate(state.best, fresh).returns
 
@@ -121,15 +121,16 @@ def search(
     common: bool = True,
     final_episodes: int = 100,
 ) -> Search:
-    """Ask, evaluate and tell until the budget is spent, the optimizer's centers last (see `closed`).
+    """Ask, evaluate and tell until the budget is used up, with the optimizer's centers last (see `closed`).
 
-    Pure, with all seeds advancing in step.
-    Wrap it in `jax.jit` with everything but `key` closed over. Seed `i` depends on `fold_in(key, i)` alone.
+    Pure; all seeds advance together. Wrap it in `jax.jit` with everything except `key` closed over. Seed `i` depends
+    only on `fold_in(key, i)`.
 
     **Arguments:** `optimizer`, a numeric one; `evaluate`, see `make_population_evaluator`; `key`, typed; `budget`,
-    episodes of one seed (8,000 as published); `seeds`, `S`; `episodes`, `E`, per candidate; `common`, whether the
-    candidates of one iteration play the same episodes, which ranks them with less noise; `final_episodes`, `F`.
-    **Raises:** `ValueError` where the budget is below one iteration (and the centers, where there are some).
+    episodes per seed (8,000 as published); `seeds`, `S`; `episodes`, `E`, per candidate; `common`, whether the
+    candidates of one iteration are evaluated on the same episodes, which ranks them with less noise; `final_episodes`,
+    `F`.
+    **Raises:** `ValueError` if the budget is below one iteration (plus the centers, if there are any).
     """
     iterations = iterations_of(optimizer, budget, episodes)
     init, iterate = _parts(optimizer, evaluate, seeds, episodes, common)
@@ -186,7 +187,7 @@ def _parts(optimizer: Optimizer, evaluate: Evaluator, seeds: int, episodes: int,
 
 
 def _begins(keys: Key[Array, " S"]) -> Key[Array, " S"]:
-    """What each seed's optimizer begins with."""
+    """The keys of the seeds' optimizers."""
     return jax.vmap(lambda k: jax.random.fold_in(k, 0))(keys)
 
 
@@ -196,7 +197,7 @@ def _flat(params: Float[Array, "S P n"], keys: Key[Array, "SP E"]) -> tuple[Floa
 
 
 def _counted(state: SearchState, params: Float[Array, "S P n"], played: Evaluation) -> SearchState:
-    """With the steps of an evaluation, and its best policies where they are better."""
+    """The state with the steps of an evaluation added, and its best policies if they are better."""
     values = finite(played.mean).reshape(params.shape[:2])
     top = jnp.argmax(values, axis=1)
     highest = jnp.take_along_axis(values, top[:, None], axis=1)[:, 0]

@@ -1,4 +1,4 @@
-"""Runs of searches for policies: what `llmrl props run` does."""
+"""Runs of searches for policies: the implementation of `llmrl props run`."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from llmrl_jax.systems.props.tasks import PUBLISHED, Task, get
 
 RESULT = "result.json"
 TRACEBACK = "error.txt"
-"""Of a search that an error ended, for who looks for its cause."""
+"""File with the traceback of a failed search."""
 FRAMES = 80
-"""Pictures of an episode's states in a video, at most."""
+"""Maximum number of frames in a video."""
 
 
 def chosen_tasks(names: Sequence[str]) -> list[Any]:
@@ -40,10 +40,10 @@ def chosen_tasks(names: Sequence[str]) -> list[Any]:
 
 
 def run_searches(config: PropsRun) -> int:
-    """Search for policies, as the configuration says, and keep the run in its folder.
+    """Run the configured searches, and write the run to its folder.
 
-    **Returns:** the exit code: 0, or 1 where a search ended with an error.
-    **Raises:** `ValueError` for settings that do not go together, before anything is made.
+    **Returns:** the exit code: 0, or 1 if a search ended with an error.
+    **Raises:** `ValueError` for incompatible settings, before anything is written.
     """
     tasks = chosen_tasks(config.tasks)
     config.chat.check()
@@ -74,7 +74,7 @@ def _run_in(folder: Path, config: PropsRun, tasks: Sequence[Task]) -> int:
 
 
 def _search_all(studies: Sequence[Study], config: PropsRun, request: StopRequest, chat: Chat) -> list[dict[str, Any]]:
-    """Every search to its end, or to where it was stopped."""
+    """Run every search to its end, or until stopped."""
     spent: list[str] = []
 
     def one(study: Study) -> dict[str, Any]:
@@ -93,14 +93,14 @@ def _search_all(studies: Sequence[Study], config: PropsRun, request: StopRequest
             spent.append(failure := str(error))
         except ChatError as error:
             failure = str(error)
-        except Exception as error:  # the other searches go on, and keep what they found
+        except Exception as error:  # the other searches continue and keep their results
             failure = f"{type(error).__name__}: {error}"
             (study.folder / TRACEBACK).write_text(traceback.format_exc())
         if request.aborted:
             raise KeyboardInterrupt
         if known := _judged(study):
             return known
-        # a signal leaves little time, and what is not finished is judged when it is
+        # a signal leaves little time: unfinished searches are judged when they are finished
         judged = study.done or bool(failure) or not request.name
         summary = (study.judge() if judged else study.unjudged()) | {"finished": study.done}
         if failure:
@@ -116,7 +116,7 @@ def _search_all(studies: Sequence[Study], config: PropsRun, request: StopRequest
     pool = ThreadPoolExecutor(config.workers)
     try:
         return list(pool.map(one, studies))
-    except KeyboardInterrupt:  # the answers that are on their way are not waited for
+    except KeyboardInterrupt:  # pending replies are not awaited
         chat.close()
         raise
     finally:
@@ -124,7 +124,7 @@ def _search_all(studies: Sequence[Study], config: PropsRun, request: StopRequest
 
 
 def _judged(study: Study) -> dict[str, Any] | None:
-    """What an earlier part of the run wrote of a search that was finished then; None where there is no such thing."""
+    """The result of a search that an earlier part of the run finished; None if there is none."""
     try:
         summary = json.loads((study.folder / RESULT).read_text())
     except (FileNotFoundError, ValueError):
@@ -141,7 +141,7 @@ def finish(
     chat: Chat,
     stopped: str,
 ) -> int:
-    """Pictures, the table and the summary; what may fail, the videos, comes last."""
+    """Write figures, the table and the summary; videos, which may fail, come last."""
     for study in studies:
         draw_parameters(study.folder, study.log, study.task.title)
     draw_curves(folder / "curves.png", {s.folder.name: s.log for s in studies}, [s.task for s in studies])
@@ -162,7 +162,7 @@ def finish(
     if unfinished:
         print(f"{unfinished} searches are not finished; continue them with --run.resume {folder}")
     if stopped and unfinished:
-        return 0  # stopping was asked for: a job that is queued again continues, also where one search had ended early
+        return 0  # a requested stop: a requeued job continues, even if one search had ended early
     return int(any(r["stopped"] for r in results) or not filmed)
 
 

@@ -1,4 +1,4 @@
-"""One search: a task, a method, a seed. Every round is a line of a log, and a search goes on from its log alone."""
+"""One search: a task, a method, a seed. Every round is a line of a log, from which alone a search resumes."""
 
 from __future__ import annotations
 
@@ -26,45 +26,45 @@ from llmrl_jax.systems.props.tasks import Task
 
 
 LOG = "log.jsonl"
-"""A line per round: what was proposed, how it went, and, of a model, all that was said. `dropped` are proposals whose
-return is not a finite number: no optimizer gets them. A numeric method's last line may hold its `centers` (see
-`optimizers.base.centers`), which it does not get either. A line with `stopped` says why a search ended early; what
-stands behind it was asked by another key."""
+"""A line per round: proposals, returns and, for a model, all messages. `dropped` are proposals with a non-finite
+return, which are not passed to the optimizer. A numeric method's last line may contain its `centers` (see
+`optimizers.base.centers`), which are not passed either. A line with `stopped` says why a search ended early; later
+lines use another key."""
 
 STOPPED = 0x570
-"""Folded into the key of what asks a model when it goes on after it had stopped."""
+"""Folded into the key of queries after a resumed stop."""
 
 SHOWN = {"trajectories": "trajectories", "episodes": "replay_buffer"}
-"""Episodes that an optimizer gets beside the returns -> how a line of the log calls them."""
+"""Episodes passed to an optimizer besides the returns -> their name in the log."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a search has found so far."""
+    """The result of a search so far."""
 
     params: tuple[float, ...] | None
-    """The policy with the highest mean return; None before any was evaluated."""
+    """The policy with the highest mean return; None before the first evaluation."""
     value: float
-    """That mean: the highest of many, so it flatters. A mean of fewer episodes than the others, a warm-up's, counts
-    only while there is no other."""
+    """That mean: the maximum of many, so biased upwards. A mean of fewer episodes, from the warm-up, counts only while
+    there is no other."""
     rounds: int
     candidates: int
-    """Policies that were evaluated, the warm-up's too."""
+    """Number of evaluated policies, including the warm-up."""
     episodes: int
     steps: int
-    """Environment steps."""
+    """Number of environment steps."""
     stopped: str = ""
-    """Why it ended early; empty where it did not."""
+    """Why the search ended early; empty if it did not."""
     short: bool = False
-    """Whether `value` is a warm-up's mean of fewer episodes than are played otherwise."""
+    """Whether `value` is a mean over fewer episodes, from the warm-up."""
 
 
 class Study:
     """One search, with its log in a folder.
 
-    **Arguments:** `task`; `config`; `seed`; `model`, which is asked, for methods that ask one; `chat`, `temperature`
-    and `max_tokens` of its replies; `folder`, which is made where it is missing. A log that is there is read, and the
-    search goes on behind it: the same as if it had never stopped, given the same replies.
+    **Arguments:** `task`; `config`; `seed`; `model`, queried by methods that use one; `chat`, `temperature` and
+    `max_tokens` of its replies; `folder`, created if missing. An existing log is read, and the search resumes from it:
+    identical to an uninterrupted search, given the same replies.
     **Raises:** what `make_optimizer` and `Task.make` raise; `ValueError` for a log that does not fit.
     """
 
@@ -97,12 +97,12 @@ class Study:
 
     @property
     def total(self) -> int:
-        """Policies that a numeric method may evaluate; it does so in whole rounds, at least one."""
+        """Number of policies that a numeric method may evaluate, in whole rounds, at least one."""
         return self.arm.iterations * self.config.proposals
 
     @property
     def done(self) -> bool:
-        """Whether nothing is left to search for."""
+        """Whether the search is complete."""
         if self.result.stopped:
             return True
         if self.config.asks:
@@ -121,7 +121,8 @@ class Study:
     def run(
         self, stop: Callable[[], bool] = lambda: False, report: Callable[[Result], None] = lambda result: None
     ) -> Result:
-        """Go on until it is done, or `stop()` says so between two rounds. **Returns:** the result so far."""
+        """Run until the search is complete, or `stop()` returns true between two rounds. **Returns:** the result so
+        far."""
         while not self.done and not stop():
             self._round()
             report(self.result)
@@ -142,7 +143,7 @@ class Study:
         returns, lengths = self._evaluated(params, record)
         line: dict[str, Any] = {"round": self.result.rounds} | ({"centers": True} if closing else {})
         kept = np.arange(len(returns))
-        if record is None or record["outcome"] == "polish":  # a numeric method's, which counts on all that it asked for
+        if record is None or record["outcome"] == "polish":  # a numeric method needs the values of all its candidates
             returns = np.nan_to_num(returns, nan=LEAST, posinf=LEAST, neginf=LEAST)
         elif not (sound := np.isfinite(returns).all(axis=1)).all():
             line["dropped"] = [
@@ -186,7 +187,7 @@ class Study:
         return np.asarray(played.returns), np.asarray(played.lengths)
 
     def _episodes_of(self, record: dict[str, Any] | None) -> int:
-        """How many each policy of a round plays."""
+        """Number of episodes per policy of a round."""
         warmup = record is not None and record["outcome"] == "warmup"
         return self.config.warmup_episodes if warmup and self.config.warmup_episodes else self.arm.episodes
 
@@ -197,8 +198,8 @@ class Study:
         return jax.vmap(lambda i: episode_keys(jax.random.fold_in(key, i), episodes))(jnp.arange(count))
 
     def _episodes(self, params: jax.Array, record: dict[str, Any] | None, kept: np.ndarray) -> dict[str, Any]:
-        """The first episode of each policy, or all of them, where prompts show such; `kept`, the places that the
-        policies had among the candidates."""
+        """The first episode of each policy, or all of them, if prompts show episodes; `kept`, the indices of the
+        policies among the candidates."""
         if not params.shape[0] or not self.config.asks or (record or {}).get("outcome") == "polish":
             return {}
         keys = self._keys(int(kept[-1]) + 1, self._episodes_of(record))
@@ -210,7 +211,7 @@ class Study:
         return {}
 
     def _count(self, line: dict[str, Any] | None, stopped: str = "") -> None:
-        """Add a line to the result so far."""
+        """Update the result with a line of the log."""
         before = self.result
         params, value, short = before.params, before.value, before.short
         returns, lengths = (
@@ -219,7 +220,7 @@ class Study:
         )
         if line and line["values"]:
             top = int(np.argmax(line["values"]))
-            few = len(line["returns"][top]) < self.arm.episodes  # of few episodes the luckiest would win
+            few = len(line["returns"][top]) < self.arm.episodes  # means of few episodes are too noisy to compare
             if params is None or (not few, line["values"][top]) > (not short, value):
                 params, value, short = tuple(line["params"][top]), line["values"][top], few
         self.result = Result(
@@ -237,9 +238,9 @@ class Study:
         append_line(self.log, json.dumps(line))
 
     def _resume(self) -> None:
-        """Tell the optimizer what the log says; a last line that was cut off is dropped.
+        """Restore the optimizer from the log; a truncated last line is dropped.
 
-        **Raises:** `ValueError` where a line before it cannot be read, and nothing is changed."""
+        **Raises:** `ValueError` if an earlier line cannot be parsed; nothing is changed then."""
         if not self.log.exists():
             return
         kept: list[str] = []
@@ -257,7 +258,7 @@ class Study:
             if line["round"] != self.result.rounds:
                 raise ValueError(f"{self.log}: line {number} is of round {line['round']}; the log is not whole")
             kept.append(text + "\n")
-            if "stopped" in line:  # asked once more, which must be another question to a cache
+            if "stopped" in line:  # a new query must differ, or a cache would repeat the reply
                 self._reseed()
             else:
                 self._replay(line)
@@ -286,12 +287,12 @@ class Study:
         self._count(line)
 
     def unjudged(self) -> dict[str, Any]:
-        """What was found so far, as JSON values."""
+        """The result so far, as JSON values."""
         values = {**asdict(self.result), "task": self.task.name, "method": self.config.method, "seed": self.seed}
         return {**values, "final": None}
 
     def judge(self) -> dict[str, Any]:
-        """The best policy in fresh episodes, as JSON values: what a table may quote."""
+        """The result with the best policy's returns in fresh episodes, as JSON values, for tables."""
         values = self.unjudged()
         if self.result.params is None:
             return values

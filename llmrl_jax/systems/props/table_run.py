@@ -1,4 +1,5 @@
-"""The published tasks by several methods, beside the published figures: what `llmrl props table` does."""
+"""Several methods on the published tasks, compared with the published results: the implementation of `llmrl props
+table`."""
 
 from __future__ import annotations
 
@@ -63,9 +64,9 @@ Made by `llmrl props table`; the figures are in [props-table.json](props-table.j
 
 
 def make_table(config: TableConfig) -> int:
-    """Measure what is missing, and write the page after each task and method.
+    """Run the missing measurements, and write the page after each task and method.
 
-    The searches are kept in the run's folder, where a later call continues those that were stopped.
+    The searches are saved in the run's folder, where a later call continues stopped ones.
 
     **Returns:** 0. **Raises:** `ValueError` for an unknown method.
     """
@@ -76,7 +77,7 @@ def make_table(config: TableConfig) -> int:
     tasks = chosen_tasks(config.tasks)
     work = open_folder(config.run, "props-table")
     with contextlib.ExitStack() as stack:
-        for folder in sorted({config.page.resolve(), work.resolve()}):  # two tables in one place would lose rows
+        for folder in sorted({config.page.resolve(), work.resolve()}):  # two tables in one folder would lose rows
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(held(folder))
         begin(work, config)
@@ -105,7 +106,7 @@ def make_table(config: TableConfig) -> int:
 
 
 def _rows(page: Path) -> list[dict[str, Any]]:
-    """The rows that a page's record has; those from before there were seeds to choose began with seed 0."""
+    """The rows of a page's record; rows without a seed, from older versions, started from seed 0."""
     record = page / RECORD
     rows = json.loads(record.read_text())["rows"] if record.exists() else []
     return [{"seed": 0, **row} for row in rows]
@@ -124,7 +125,7 @@ def _remove(config: TableConfig, tasks: Sequence[Task], work: Path) -> list[dict
 
 
 def _folders(work: Path, task: Task, method: str, seed: int, seeds: int, budget: int) -> list[Path]:
-    """Where searches are kept: the scripted adviser's in one folder for each, the others in one for all seeds."""
+    """The folders of searches: one per search for the scripted adviser, one for all seeds for other methods."""
     start = f"{folder_name(task.name)}-{budget}"
     if method == SCRIPTED:
         return [work / f"{start}-{i}" for i in range(seed, seed + seeds)]
@@ -134,7 +135,7 @@ def _folders(work: Path, task: Task, method: str, seed: int, seeds: int, budget:
 def _measured(
     task: Task, asked: dict[str, Any], workers: int, work: Path, request: StopRequest
 ) -> dict[str, Any] | None:
-    """What a row says, beside what was asked for; None where a signal stopped it."""
+    """The results of a row, besides its settings; None if a signal stopped it."""
     budget, final = asked["budget"], asked["final_episodes"]
     folders = _folders(work, task, asked["method"], asked["seed"], asked["seeds"], budget)
     measurements: Any
@@ -160,7 +161,7 @@ def _measured(
 
 @dataclass(frozen=True)
 class NumericRun:
-    """A search by a numeric method, all seeds side by side."""
+    """A search by a numeric method, all seeds in parallel."""
 
     task: str
     method: str
@@ -172,7 +173,7 @@ class NumericRun:
 def _by_numbers(
     task: Task, asked: dict[str, Any], folder: Path, request: StopRequest
 ) -> tuple[Any, Any, Any, int, float] | None:
-    """Final and best returns, steps, the episodes of one search, and seconds; as a run in `folder`, saved after every
+    """Final and best returns, steps, episodes per search, and seconds; as a run in `folder`, saved after every
     iteration."""
     env, env_params, policy = task.make()
     evaluate = make_population_evaluator(env, env_params, policy)
@@ -210,7 +211,7 @@ def _by_numbers(
 def _by_adviser(
     task: Task, first: int, folders: Sequence[Path], budget: int, final: int, workers: int, request: StopRequest
 ) -> tuple[Any, Any, Any, int, float] | None:
-    """ProPS's loop with the scripted adviser; the warm-up counts. See `_by_numbers`."""
+    """ProPS's loop with the scripted adviser; the warm-up counts towards the budget. See `_by_numbers`."""
     started = time.monotonic()
     arm = task.props
     warmup = min(arm.warmup, budget // EPISODES - 1)
@@ -245,7 +246,7 @@ def _mean(row: dict[str, Any]) -> str:
 
 
 def _write(out: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """The page and its record."""
+    """Write the page and its record."""
     out.mkdir(parents=True, exist_ok=True)
     facts = {"versions": info.versions(), "machine": info.machine()}
     write_whole(out / RECORD, json.dumps(to_json({**facts, "rows": list(rows)}), indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""The published tasks and those beside them, as data: world, policy, what the prompt says, and published results."""
+"""The published tasks and further ones, as data: environment, policy, prompt values, and published results."""
 
 from __future__ import annotations
 
@@ -14,50 +14,50 @@ from llmrl_jax.systems.props.policies import Policy, make_policy
 
 @dataclass(frozen=True)
 class Arm:
-    """How one of the two methods, ProPS or ProPS+, is run on a task (props reference, section 5)."""
+    """Settings of one of the two methods, ProPS or ProPS+, on a task (props reference, section 5)."""
 
     optimum: float | None
-    """The best value, as the prompt states it; None where none is published, so that prompts state none."""
+    """The optimum stated in the prompt; None if none is published, then omitted."""
     warmup: int = 20
-    """Random policies before the first proposal."""
+    """Number of random policies before the first proposal."""
     iterations: int = 400
-    """Proposals."""
+    """Number of proposals."""
     episodes: int = 20
-    """Per evaluation."""
+    """Episodes per evaluation."""
     max_steps: int | None = None
-    """Steps of an episode, where this arm's differ from the task's."""
+    """Maximum episode length, if it differs from the task's."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """One world with its policy class."""
+    """An environment with its policy class."""
 
     name: str
-    """As commands call it."""
+    """Name in commands."""
     title: str
-    """As tables call it."""
+    """Name in tables."""
     env: str
-    """The world, for `envs_jax.make`."""
+    """Environment id, for `envs_jax.make`."""
     num_params: int
-    """Of the policy, which is a table where states are numbered and linear with bias elsewhere."""
+    """Number of parameters of the policy: a table for discrete states, else linear with bias."""
     props: Arm
     plus: Arm
     step: float | None = 1.0
-    """The step size that the prompt suggests for exploring; None for a table."""
+    """Exploration step size suggested in the prompt; None for a table."""
     max_steps: int | None = None
-    """Steps of an episode; None: the world's own limit."""
+    """Maximum episode length; None: the environment's own limit."""
     bound: float | None = None
-    """What no policy exceeds in the mean, where known, to the digits given (props reference, section 5.1)."""
+    """Upper bound of the mean return of any policy, if known, to the digits given (props reference, section 5.1)."""
     published: Mapping[str, tuple[float, float]] = field(default_factory=lambda: MappingProxyType({}))
     """Method -> mean and spread over 10 seeds on the project's page: the two best baselines, ProPS and ProPS+ with
     gpt-4o (props reference, section 6). The page calls the spread a standard error in one place and a standard
     deviation in another."""
 
     def make(self, arm: Arm | None = None, **policy: Any) -> tuple[envs_jax.Environment, Any, Policy]:
-        """The world, its parameters with the time limit in place, and the policy.
+        """The environment, its parameters with the time limit applied, and the policy.
 
-        **Arguments:** `arm`, `props` or `plus` if its own time limit is to hold; `policy`, fields of `Policy` that
-        differ from `make_policy`'s.
+        **Arguments:** `arm`, `props` or `plus` to apply its own time limit; `policy`, fields of `Policy` that differ
+        from `make_policy`'s.
         """
         env, params = envs_jax.make(self.env)
         limit = (arm.max_steps if arm else None) or self.max_steps
@@ -67,12 +67,12 @@ class Task:
 
 
 def _results(**figures: tuple[float, float]) -> Mapping[str, tuple[float, float]]:
-    """Published figures; `props` and `plus` by the methods' names, baselines by their own."""
+    """Published results by method; `props` and `plus` under the methods' names, baselines under their own."""
     return MappingProxyType({{"props": "ProPS", "plus": "ProPS+"}.get(k, k): v for k, v in figures.items()})
 
 
 def _both(optimum: float | None, plus_warmup: int = 20, plus_iterations: int = 400) -> tuple[Arm, Arm]:
-    """Both arms with one optimum."""
+    """Both arms with the same optimum."""
     return Arm(optimum), Arm(optimum, plus_warmup, plus_iterations)
 
 
@@ -120,7 +120,7 @@ PUBLISHED: tuple[Task, ...] = (
         bound=1 - 0.1 / 3,
         published=_results(A2C=(0.97, 0.0), TRPO=(0.97, 0.0), props=(0.55, 0.0), plus=(0.97, 0.0)),
     ),
-    Task(  # every move takes a stick or ends the game: ten at most
+    Task(  # every move takes a stick or ends the game: at most ten moves
         "nim", "Nim", "Nim-v0", 11, *_both(1.0, 0), step=None, max_steps=10, bound=1.0,
         published=_results(A2C=(0.58, 0.10), TRPO=(0.50, 0.10), props=(0.33, 0.29), plus=(0.97, 0.09)),
     ),
@@ -161,10 +161,10 @@ TASKS: dict[str, Task] = {task.name: task for task in PUBLISHED + BESIDE}
 
 
 def get(name: str) -> Task:
-    """The task of that name, or of that world's id; options of the world may follow a question mark. They make it
-    another world, of which neither `bound` nor `published` figures are known; what prompts tell stays.
+    """The task of that name or environment id; options of the environment may follow a question mark. With options,
+    `bound` and `published` are unknown; the values in prompts do not change.
 
-    **Raises:** `KeyError`, naming the nearest, where there is none."""
+    **Raises:** `KeyError`, with the nearest name, for an unknown one."""
     name, _, query = name.partition("?")
     by_env = {task.env: task for task in TASKS.values()}
     if name not in TASKS and name not in by_env:

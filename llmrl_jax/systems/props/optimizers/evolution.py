@@ -62,7 +62,7 @@ class _Evosax:
         return self.strategy.default_params
 
     def init(self, key: jax.Array, start: Float[Array, " n"] | None = None) -> EvolutionState:
-        """`start`, the first mean; None: the middle of the box."""
+        """`start`, the initial mean; None: the middle of the box."""
         key, draw = jax.random.split(key)
         mean = self.policy.middle if start is None else start
         return EvolutionState(key, self.strategy.init(draw, mean, self.settings))

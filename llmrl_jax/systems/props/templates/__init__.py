@@ -1,4 +1,4 @@
-"""The texts of prompts, and how a template is read: ours from this folder, a user's from theirs."""
+"""Prompt templates and their loading: built-in ones from this folder, a user's from their own."""
 
 from __future__ import annotations
 
@@ -35,13 +35,12 @@ def missing(why: str) -> Any:
 def load(source: str = "", *, name: str = "", folder: str | Path | None = None) -> Template:
     """A template that fails on an unfilled slot.
 
-    Templates run in Jinja's immutable sandbox: they read their slots, and nothing else. The lines of block tags vanish
-    from ours; a user's are filled as Jinja does it, so that a published one comes out as published.
+    Templates run in Jinja's immutable sandbox, with access only to their slots. Lines of block tags are removed from
+    built-in templates; a user's templates have Jinja's default white space, so that published ones render as published.
 
-    **Arguments:** `source`, its text, or else `name`, of its file below `folder` (None: our own), from which it may
-    include others.
-    **Raises:** `FileNotFoundError` where there is no such file, naming those that are there; `ValueError` where it is
-    not Jinja.
+    **Arguments:** `source`, its text, or else `name`, of its file below `folder` (None: the built-in one), from which
+    it may include others.
+    **Raises:** `FileNotFoundError` for a missing file, with the existing names; `ValueError` for invalid Jinja.
     """
     from jinja2 import FileSystemLoader, StrictUndefined, TemplateNotFound, TemplateSyntaxError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -69,7 +68,7 @@ def load(source: str = "", *, name: str = "", folder: str | Path | None = None) 
 
 
 def wants(template: Template) -> set[str]:
-    """The slots that the template of a file names itself, beside those of what it includes."""
+    """The slots used in the template's own file, without those of its includes."""
     from jinja2 import meta
 
     environment, name = template.environment, template.name
@@ -79,7 +78,7 @@ def wants(template: Template) -> set[str]:
 
 
 def fill(template: Template, slots: Mapping[str, Any]) -> str:
-    """The template's text. **Raises:** `ValueError` where it wants a slot that is not there, or reaches for more."""
+    """Render the template. **Raises:** `ValueError` for an unknown slot, or access that the sandbox forbids."""
     from jinja2 import TemplateError
 
     try:
