@@ -1,1 +1,1 @@
-"""Our speed and that of peers, measured in the same run on the same machine."""
+"""Speed of our code and of peers, measured in the same run on the same machine."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks [names] [--quick]`: run benchmarks, record them, and make the page."""
+"""`python -m benchmarks [names] [--quick]`: run and record benchmarks, and write the page."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def main(names: Annotated[tuple[str, ...], tyro.conf.Positional] = (), quick: bo
     """Run benchmarks and their peers.
 
     Args:
-        names: Which ones; none: all.
-        quick: A short pass that shows whether they work; its numbers do not enter the page.
-        here: Run in this process, not each in its own; for one name.
+        names: Benchmarks to run; none: all.
+        quick: A short smoke test; its numbers are not written to the page.
+        here: Run in this process instead of one per benchmark; for one name.
     """
     everything = known()
     for name in names:

@@ -1,4 +1,4 @@
-"""The BabyAI bot, compared with minigrid's: actions chosen and stepped a second, whole episodes after one another."""
+"""The BabyAI bot, compared with minigrid's: actions chosen and stepped per second, over consecutive whole episodes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NUM_ENVS, STEPS, BAR = 512, 64, 50
 
 
 def ours(id: str, num_envs: int, steps: int) -> tuple[list[float], float]:
-    """Samples of actions per second, and compile seconds; ended episodes go on from a pool of prepared worlds."""
+    """Samples of actions per second, and compile seconds; ended episodes are reset from a pool of prepared levels."""
     env, params = envs_jax.make(id)
     venv = envs_jax.VectorEnv(env, num_envs, policy="pool", pool_size=num_envs)
     blank = jax.tree.map(lambda x: jnp.broadcast_to(x, (num_envs, *jnp.shape(x))), envs_jax.babyai.initial_memory(env))
@@ -47,7 +47,7 @@ def ours(id: str, num_envs: int, steps: int) -> tuple[list[float], float]:
 
 
 def minigrid(id: str, episodes: int) -> list[float]:
-    """minigrid's bot and world, episodes after one another; those on which it gives up end there."""
+    """minigrid's bot and environment, over consecutive episodes; an episode ends if the bot gives up."""
     import gymnasium
     import minigrid  # noqa: F401
     from minigrid.utils.baby_ai_bot import BabyAIBot

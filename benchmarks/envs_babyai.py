@@ -1,4 +1,4 @@
-"""BabyAI under random actions, resets included: pixels-free views alone, with captions, and with prompt tokens."""
+"""BabyAI with random actions, including resets: symbolic views only, with captions, and with prompt tokens."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NEAREST = ("navix:Navix-GoToDoor-8x8-v0", "navix:Navix-DoorKey-8x8-v0", "xland-m
 
 
 def compiler_options() -> dict[str, Any]:
-    """What suits a grid world alone on a CPU: XLA's older loop emitters, which jaxlib from 0.11 on no longer has."""
+    """Faster compiler options for a grid world on a CPU: XLA's older loop emitters, removed in jaxlib 0.11."""
     old = jax.__version_info__ < (0, 11) and jax.default_backend() == "cpu"
     return {"xla_cpu_use_fusion_emitters": False} if old else {}
 
@@ -40,8 +40,8 @@ def ours(
 ) -> tuple[list[float], float]:
     """Samples of steps per second, and compile seconds. Every leaf of every observation enters the carry.
 
-    `prompt_window`: 0 for the world's observations; `n` for prompt tokens with `n` observations in their window.
-    `fresh_pool`: 0 for a prepared pool; `n` for a pool of `n` worlds that every rollout generates.
+    `prompt_window`: 0 for the environment's observations; `n` for prompt tokens with a window of `n` observations.
+    `fresh_pool`: 0 for a prepared pool; `n` for a pool of `n` levels generated in every rollout.
     """
     env, params = envs_jax.make(id)
     look: Callable[[Any], Any] = lambda obs: obs  # noqa: E731

@@ -1,4 +1,4 @@
-"""BabyAI's mazes under random actions, the making of new worlds included."""
+"""BabyAI's mazes with random actions, including the generation of new levels."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ TITLE = "BabyAI's mazes: environment steps including world generation, compared 
 NUM_ENVS, STEPS, POOL = 1024, 200, 512
 
 BARS = {"BabyAI-GoTo-v0": 80, "BabyAI-BossLevel-v0": 60}
-"""How many times minigrid's steps a second are aimed at."""
+"""Target speed-ups over minigrid in steps per second."""
 
 COMPILE_BAR = 15
-"""Seconds that a level may take to compile."""
+"""Maximum compile time of a level in seconds."""
 
 SHARED = {
     "BabyAI-KeyCorridorS3R3-v0": "navix:Navix-KeyCorridorS3R3-v0",
@@ -22,11 +22,11 @@ SHARED = {
     "BabyAI-UnlockPickup-v0": "xland-minigrid:MiniGrid-UnlockPickUp",
     "BabyAI-BlockedUnlockPickup-v0": "xland-minigrid:MiniGrid-BlockedUnlockPickUp",
 }
-"""Levels that another JAX package has too, without missions in words."""
+"""Levels that other JAX packages have too, without text missions."""
 
 
 def run(quick: bool) -> Result:
-    """Steps per second: ours, minigrid's, and those of navix and XLand-MiniGrid on the levels that they share."""
+    """Steps per second: ours, minigrid's, and those of navix and XLand-MiniGrid on shared levels."""
     num_envs, steps = (64, 20) if quick else (NUM_ENVS, STEPS)
     rows, bars, slowest = [], [], 0.0
     for id in (*BARS, *SHARED):

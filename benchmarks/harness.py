@@ -1,7 +1,7 @@
-"""How benchmarks measure: compilation apart, medians of at least five, and the conditions written beside the numbers.
+"""Measurement harness: compilation timed separately, medians of at least five samples, and recorded conditions.
 
 A benchmark is a module with a `TITLE` and a function `run(quick: bool) -> Result`. Results go to
-`benchmarks/results/<name>.json`; `benchmarks.table` makes `docs/benchmarks.md` of them.
+`benchmarks/results/<name>.json`; `benchmarks.table` writes `docs/benchmarks.md` from them.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ OURS = "llmrl_jax"
 
 @dataclass
 class Row:
-    """One thing measured."""
+    """One measurement."""
 
     case: str
-    """What is compared: rows of one case stand side by side."""
+    """The compared case: rows of one case are shown together."""
     who: str
-    """`llmrl_jax`, or the peer."""
+    """`llmrl_jax`, or the name of the peer."""
     unit: str
-    """Of `samples`; more is better, unless it is seconds."""
+    """Unit of `samples`; more is better, except for seconds."""
     samples: list[float]
     """One value per repetition."""
     compile_seconds: float | None = None
-    """Trace and compilation, not part of the samples; None where nothing compiles."""
+    """Time of tracing and compilation, not part of the samples; None if nothing compiles."""
     note: str = ""
-    """What differs from the other rows, in a few words."""
+    """Differences from the other rows, in a few words."""
 
     @property
     def median(self) -> float:
@@ -52,24 +52,24 @@ class Row:
 
 @dataclass
 class Result:
-    """What one benchmark found."""
+    """The results of one benchmark."""
 
     rows: list[Row]
     bars: list[str] = field(default_factory=list)
-    """What was aimed at, and whether it was met, one sentence each."""
+    """The targets, and whether they are met, one sentence each."""
     notes: list[str] = field(default_factory=list)
-    """How it was measured."""
+    """Notes on the measurement."""
 
 
 def compiled(function: Callable, *args: Any, **jit_options: Any) -> tuple[Callable, float]:
-    """Trace and compile `function` for `args`. **Returns:** the compiled function and the seconds that took."""
+    """Trace and compile `function` for `args`. **Returns:** the compiled function and the seconds taken."""
     started = time.perf_counter()
     program = jax.jit(function, **jit_options).lower(*args).compile()
     return program, time.perf_counter() - started
 
 
 def seconds(call: Callable[[], Any], *, repeats: int = REPEATS, warmup: int = 1) -> list[float]:
-    """The duration of each of `repeats` calls, after `warmup` calls; results are waited for."""
+    """The duration of each of `repeats` calls, after `warmup` calls, including the wait for results."""
     if repeats < REPEATS:
         raise ValueError(f"repeats is {repeats}; a median of at least {REPEATS} is the rule")
     for _ in range(warmup):
@@ -88,16 +88,16 @@ def rates(amount: float, times: Sequence[float]) -> list[float]:
 
 
 def peer_python() -> str | None:
-    """The interpreter of the peers' virtual environment; None where `make bench` has not built it."""
+    """The interpreter of the peers' virtual environment; None if `make bench` has not built it."""
     path = ROOT / os.environ.get("LLMRL_PEERS", ".venv-peers") / "bin" / "python"
     return str(path) if path.exists() else None
 
 
 def run_peer(script: str | Path, *args: str, timeout: float = 1800) -> dict[str, Any]:
-    """Run a script with the peers' interpreter; the last line that it prints is JSON.
+    """Run a script with the peers' interpreter; the last line of its output is JSON.
 
-    **Raises:** `FileNotFoundError` where that environment is missing; `RuntimeError` with the end of its output where
-    the script fails.
+    **Raises:** `FileNotFoundError` if that environment is missing; `RuntimeError` with the end of its output if the
+    script fails.
     """
     python = peer_python()
     if python is None:
@@ -111,7 +111,7 @@ def run_peer(script: str | Path, *args: str, timeout: float = 1800) -> dict[str,
 
 
 def record(name: str, title: str, run: Callable[[bool], Result], quick: bool) -> Path:
-    """Run a benchmark and write its JSON with the conditions that it ran under."""
+    """Run a benchmark and write its JSON with the measurement conditions."""
     before = info.machine()
     started = time.perf_counter()
     result = run(quick)
@@ -137,6 +137,6 @@ def record(name: str, title: str, run: Callable[[bool], Result], quick: bool) ->
 
 
 def execute(name: str, quick: bool) -> int:
-    """Run one benchmark in a process of its own, so that none inherits another's memory, threads or caches."""
+    """Run one benchmark in a separate process, so that it does not share memory, threads or caches with others."""
     command = [sys.executable, "-m", "benchmarks", name, "--here", *(["--quick"] if quick else [])]
     return subprocess.run(command, cwd=ROOT).returncode

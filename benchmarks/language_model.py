@@ -1,4 +1,5 @@
-"""The language model compared with transformers and peft on torch: forward, greedy text, a step of fine-tuning."""
+"""The language model compared with transformers and peft on torch: forward pass, greedy generation, fine-tuning
+step."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ LORA = lm.LoRAConfig(rank=8, alpha=16.0, targets=("q_proj", "v_proj"))
 
 
 def sizes() -> dict[str, lm.LlamaConfig]:
-    """The two models of the issue's bar: 27 and 110 million weights."""
+    """The two benchmarked models: 27 and 110 million weights."""
     return {
         "27M": lm.LlamaConfig.preset("small", 4096),
         "110M": lm.LlamaConfig(32_000, 768, 2048, 12, 12, 12, max_position_embeddings=2048, tie_word_embeddings=True),
@@ -53,7 +54,7 @@ class Torch:
         return call
 
     def greedy(self, tokens: np.ndarray) -> Callable[[], np.ndarray]:
-        """`generate` without sampling, as many tokens as were asked for."""
+        """`generate` without sampling, for the requested number of tokens."""
         rows = self.torch.tensor(tokens).long()
         how = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
 
@@ -70,7 +71,7 @@ class Torch:
 
         import peft
 
-        # peft asks transformers for what transformers has renamed
+        # peft uses a name that transformers has changed
         warnings.filterwarnings("ignore", message=".is_gradient_checkpointing.", category=FutureWarning)
         settings = peft.LoraConfig(r=LORA.rank, lora_alpha=LORA.alpha, target_modules=list(LORA.targets))
         model = peft.get_peft_model(self.model, settings).train()
@@ -90,7 +91,7 @@ class Torch:
 
 
 def _packed(tokens: np.ndarray) -> Packed:
-    """Whole rows, every token after the first to be learnt."""
+    """Full rows, with a loss on every token after the first."""
     places = np.broadcast_to(np.arange(tokens.shape[1], dtype=np.int32), tokens.shape)
     return Packed(tokens, places, np.ones_like(tokens), np.ones(tokens.shape, bool))
 
@@ -132,7 +133,7 @@ def _model(name: str, config: lm.LlamaConfig, batches: tuple[int, ...], threads:
             greedy, took = compiled(decode, variables, placed)
             peer = theirs.greedy(tokens)
             same = float((np.asarray(greedy(variables, placed)) == peer()).mean())
-            if same < 0.9:  # a tie in the last bit may part two greedy texts, no more
+            if same < 0.9:  # only a tie in the last bit may separate two greedy texts
                 raise AssertionError(f"only {same:.0%} of the greedy tokens are torch's")
             case = f"{name}, {NEW} greedy tokens after {LENGTH}, batch {batch}"
             pair(case, batch * NEW, lambda p=greedy, t=placed: p(variables, t), took, peer, TORCH)
@@ -152,7 +153,7 @@ def _model(name: str, config: lm.LlamaConfig, batches: tuple[int, ...], threads:
 
 
 def _compilation(layers: int) -> tuple[Row, str]:
-    """How long a deep model takes to trace and compile, forward and gradient of its adapters."""
+    """Time to trace and compile a deep model, forward pass and gradient of its adapters."""
     model = lm.Llama(lm.LlamaConfig(32_000, 2048, 5632, layers, 32, 4, max_position_embeddings=2048), lora=LORA)
     shapes = model.abstract()
     tokens = jax.ShapeDtypeStruct((1, 128), jnp.int32)
@@ -162,7 +163,7 @@ def _compilation(layers: int) -> tuple[Row, str]:
         return -jax.nn.log_softmax(logits)[..., 0].mean()
 
     times = [compiled(jax.grad(loss), shapes["lora"], shapes["params"], tokens)[1] for _ in range(2)]
-    # the first also pays for what jax sets up once in a process
+    # the first also includes jax's one-time setup
     row = Row(f"{layers} layers (TinyLlama's shape), adapter gradients", OURS, "s to compile", times[1:], None)
     return row, f"{layers} layers compile in {times[1]:.1f} s (under 5: {'met' if times[1] < 5 else 'missed'})."
 

@@ -28,16 +28,16 @@ IDS = (
 )
 POLICIES, EPISODES, STEPS = 64, 20, 100
 DIFFERENT = 8
-"""Candidates among the policies; Gymnasium, which plays one after the other, plays each of them once a repetition."""
+"""Number of distinct policies; Gymnasium, which plays them in sequence, plays each once per repetition."""
 BAR = 2
-"""How many times either vector environment is aimed at."""
+"""Target speed-up over either vector environment."""
 
 BALANCED = (0.4, 6.0, 0.6, 2.5, 0.0)
-"""InvertedPendulum's published parameters, whose episodes last to the limit (props reference, section 8)."""
+"""InvertedPendulum's published parameters, whose episodes last until the time limit (props reference, section 8)."""
 
 
 def ours(id: str, params: np.ndarray, episodes: int, steps: int) -> tuple[list[float], float]:
-    """Samples of evaluations per second, and compile seconds; every repetition plays other episodes."""
+    """Samples of evaluations per second, and compile seconds; every repetition plays different episodes."""
     env, env_params = envs_jax.make(id)
     evaluate = make_population_evaluator(env, env_params.replace(max_steps=steps), make_policy(env, env_params))
     keys = [
@@ -50,11 +50,11 @@ def ours(id: str, params: np.ndarray, episodes: int, steps: int) -> tuple[list[f
 
 
 def gymnasium_vector(kind: str, id: str, params: np.ndarray, episodes: int, steps: int) -> list[float]:
-    """One policy after the other in a vector environment with an environment for each episode, up to the last one's
-    end. `kind`: `"SyncVectorEnv"`, in this process, or `"AsyncVectorEnv"`, each in a process of its own."""
+    """One policy after the other in a vector environment with one environment per episode, until the last one ends.
+    `kind`: `"SyncVectorEnv"`, in this process, or `"AsyncVectorEnv"`, each in a process of its own."""
     import gymnasium
 
-    # forked from a server that has touched no device: XLA's threads do not survive a fork
+    # forked from a server without devices: XLA's threads do not survive a fork
     context = {"context": "forkserver"} if kind == "AsyncVectorEnv" else {}
     make = functools.partial(gymnasium.make, id, max_episode_steps=steps)
     envs = getattr(gymnasium.vector, kind)([make] * episodes, **context)

@@ -1,4 +1,4 @@
-"""Levels of other JAX grid worlds (`navix:ID`, `xland-minigrid:ID`) under random actions, by the peers' interpreter.
+"""Levels of other JAX grid worlds (`navix:ID`, `xland-minigrid:ID`) with random actions, run by the peers' interpreter.
 
 Neither has BabyAI's missions. Both reset automatically inside their own `step`; observations go into the carry.
 """
@@ -69,6 +69,6 @@ if __name__ == "__main__":
         who, id = name.split(":")
         try:
             results[f"{who} {id}"] = levels[who](id, *sizes)
-        except Exception as error:  # one that does not run here must not lose the others
+        except Exception as error:  # a level that fails must not discard the others
             results[f"{who} {id}"] = {"error": f"{type(error).__name__}: {error}"[:200]}
     print(json.dumps(results))

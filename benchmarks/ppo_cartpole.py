@@ -59,7 +59,7 @@ def ours(steps: int, repeats: int) -> tuple[list[float], float, list[float]]:
 
 
 def run(quick: bool) -> Result:
-    """Steps per second of training, and the return that it reaches, ours between two halves of rejax's."""
+    """Steps per second of training, and the final return; ours is measured between two halves of rejax's runs."""
     steps = 51_200 if quick else STEPS
     half = (REPEATS + 1) // 2
     before = run_peer("peer_ppo_cartpole.py", str(steps), str(half))

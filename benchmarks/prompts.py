@@ -36,7 +36,7 @@ def observations(env: Any, params: Any, n: int, steps: int = 6) -> Any:
 
 
 def byte_level_bpe(prompt: GlamPrompt) -> FastTokenizer:
-    """A byte-level BPE with GPT-2's cutting, trained on everything that the prompt can say."""
+    """A byte-level BPE with GPT-2's pre-tokenization, trained on all texts of the prompt."""
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -51,8 +51,8 @@ def measure(
     """Prompts per second, on the device and on the host, for one tokenizer.
 
     The device builds the batch `loops` times inside one program; each time an action of the window changes and the
-    tokens go into the carry, so that nothing can be left out. `host_tokenize` is `encode_batch_fast` (parallel, in
-    Rust) of ready strings; `host` also words the states in Python, as a loop outside jit has to.
+    tokens enter the carry, so that nothing is optimised away. `host_tokenize` is `encode_batch_fast` (parallel, in
+    Rust) of rendered strings; `host` also renders the states in Python, as a loop outside jit must.
     """
     start = time.perf_counter()
     compiled = prompt.compile(tokenizer)
@@ -76,7 +76,7 @@ def measure(
         rows = [{name: value[i] for name, value in fetched.items()} for i in range(n)]
         return [prompt.prompt.render(prompt.slots(row), tail=False) for row in rows]
 
-    def encode(texts: list[str]) -> list[list[int]]:  # the peer at its fastest, without our checks
+    def encode(texts: list[str]) -> list[list[int]]:  # the fastest form of the peer, without our checks
         return [e.ids for e in tokenizer.backend.encode_batch_fast(texts, add_special_tokens=False)]
 
     texts = render()
@@ -112,7 +112,7 @@ def run(quick: bool) -> Result:
 
 
 def numbers(num_envs: int = 1024, repeats: int = 7) -> dict[str, Any]:
-    """Prompts of the demo and of GLAM, by words and by byte-level BPE.
+    """Prompts of the demo and of GLAM, with word-level tokens and byte-level BPE.
 
     **Returns:** `{setting: {tokenizer: numbers of `measure`}}`."""
     results: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Policy evaluations: the cost of a step of a search over linear policies, compared with Gymnasium and gymnax."""
+"""Policy evaluations in a search over linear policies, compared with Gymnasium and gymnax."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ TITLE = "ProPS: policy evaluations, 64 policies x 20 episodes, compared with Gym
 POLICIES, EPISODES = 64, 20
 SYNC = "Gymnasium SyncVectorEnv"
 BAR = 40
-"""How many times SyncVectorEnv is aimed at."""
+"""Target speed-up over SyncVectorEnv."""
 
 BALANCED = (-0.05, 0.05, -0.25, 0.25, -2, 2, -2.5, 2.5, 0.05, 0.06)
-"""CartPole's published parameters, whose episodes last to the limit (props reference, section 8)."""
+"""CartPole's published parameters, whose episodes last until the time limit (props reference, section 8)."""
 
 
 def populations(count: int) -> dict[str, tuple[str, np.ndarray]]:
-    """Case -> task, and float32 `[count, n]`: first candidates, whose episodes are short where poles fall, and good
-    ones, whose episodes are long."""
+    """Case -> task, and float32 `[count, n]`: initial candidates, with short episodes if poles fall, and good ones,
+    with long episodes."""
     first = {task: tasks.get(task).make()[2].sample(jax.random.key(0), count) for task in ("cartpole", "mountain_car")}
     good = np.tile(np.float32(BALANCED), (count, 1))
     return {
@@ -38,7 +38,7 @@ def populations(count: int) -> dict[str, tuple[str, np.ndarray]]:
 
 
 def ours(task: str, params: np.ndarray, episodes: int) -> tuple[list[float], float]:
-    """Samples of evaluations per second, and compile seconds; every repetition plays other episodes."""
+    """Samples of evaluations per second, and compile seconds; every repetition plays different episodes."""
     evaluate = make_population_evaluator(*tasks.get(task).make())
     keys = [episode_keys(jax.random.key(i), episodes) for i in range(REPEATS + 2)]
     program, compile_seconds = compiled(lambda params, keys: evaluate(params, keys).returns, params, keys[0])
@@ -53,7 +53,7 @@ def split(params: np.ndarray, features: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def gymnasium_returns(envs, weights: np.ndarray, bias: np.ndarray, seed: int) -> np.ndarray:
-    """The returns `[P, E]` of whole episodes in a vector environment of `P * E`, up to the last one's end."""
+    """The returns `[P, E]` of whole episodes in a vector environment of size `P * E`, until the last one ends."""
     shape = (len(weights), envs.num_envs // len(weights))
     obs, _ = envs.reset(seed=seed)
     returns, over = np.zeros(shape), np.zeros(shape, bool)
@@ -66,8 +66,8 @@ def gymnasium_returns(envs, weights: np.ndarray, bias: np.ndarray, seed: int) ->
 
 
 def gymnasium_sync(id: str, params: np.ndarray, episodes: int) -> list[float]:
-    """One policy after the other in a SyncVectorEnv with an environment for each episode: none waits for the others'
-    longest episode."""
+    """One policy after the other in a SyncVectorEnv with one environment per episode: no policy waits for the longest
+    episode of another."""
     import gymnasium
 
     envs = gymnasium.make_vec(id, num_envs=episodes, vectorization_mode="sync")
@@ -82,7 +82,7 @@ def gymnasium_sync(id: str, params: np.ndarray, episodes: int) -> list[float]:
 
 
 def gymnasium_numpy(id: str, params: np.ndarray, episodes: int) -> list[float]:
-    """All policies and episodes at once in Gymnasium's environment that is written in vectorised NumPy."""
+    """All policies and episodes at once in Gymnasium's vectorised NumPy environment."""
     import gymnasium
 
     envs = gymnasium.make_vec(id, num_envs=len(params) * episodes, vectorization_mode="vector_entry_point")

@@ -22,7 +22,7 @@ BITS = {"int8": 8 + 32 / BLOCK, "nf4": 4 + 32 / BLOCK}
 
 
 def _errors(model: lm.Llama, params: Any, floats: Any, tokens: jax.Array) -> tuple[dict[str, float], float]:
-    """What the logits lose to the floats that were quantised, and the largest relative error of a matrix."""
+    """Errors of the logits relative to the unquantised weights, and the largest relative error of a matrix."""
 
     @jax.jit
     def logits(params: Any) -> jax.Array:

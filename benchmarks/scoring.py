@@ -1,4 +1,4 @@
-"""Scoring actions under a prompt: the shared pass, compared with full passes and with torch doing each of the two."""
+"""Scoring actions after a prompt: the shared pass, compared with full passes and with both forms in torch."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from llmrl_jax import lm
 
 TITLE = "Action scoring: one shared pass, compared with full passes and with torch"
 
-# Six actions of three tokens or fewer, as a subword tokenizer spells BabyAI's; two pairs share a first token.
+# Six actions of at most three tokens, like BabyAI's with a subword tokenizer; two pairs share a first token.
 ACTIONS = lm.Candidates([[11, 12, 13], [11, 12, 14], [21, 22, 23], [31, 32, 33], [41, 32, 34], [51, 52, 53]])
 PROMPT, BATCH = 192, 4
-# The demo's: a word for every token.
+# The demo's: one token per word.
 WORDS = lm.Candidates([[3, 4], [3, 5], [6, 7], [8, 9], [10, 11], [12]])
 
 
 def _torch(folder: str, tokens: np.ndarray, threads: int) -> tuple[Any, Any]:
-    """Two functions that score as transformers can: a pass per candidate in one batch, and a repeated prefix cache."""
+    """Two scoring functions with transformers: a pass per candidate in one batch, and a repeated prefix cache."""
     import torch
     import transformers
 
@@ -36,7 +36,7 @@ def _torch(folder: str, tokens: np.ndarray, threads: int) -> tuple[Any, Any]:
     batch, count = len(prompts), len(ACTIONS)
 
     def total(logits: Any) -> np.ndarray:
-        """From logits `[B * A, W, V]` that predict each candidate's tokens."""
+        """Scores from logits `[B * A, W, V]` that predict each candidate's tokens."""
         picked = logits.log_softmax(-1).gather(-1, actions.repeat(batch, 1)[..., None])[..., 0]
         return (picked * real.repeat(batch, 1)).sum(-1).view(batch, count).numpy()
 
@@ -107,7 +107,7 @@ def _phrases(count: int, length: int, shared: int) -> lm.Candidates:
 
 
 def _forms(quick: bool) -> tuple[list[Row], list[str]]:
-    """The forms of `score`, and whether `auto` takes the fastest."""
+    """The forms of `score`, and whether `auto` selects the fastest."""
     config = lm.LlamaConfig.preset("small", 4096, **({"num_hidden_layers": 1} if quick else {}))
     model = lm.Llama(config)
     variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))

@@ -1,4 +1,4 @@
-"""Make `docs/benchmarks.md` of the recorded results."""
+"""Write `docs/benchmarks.md` from the recorded results."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def section(result: dict[str, Any]) -> str:
 
 
 def page(folder: Path = RESULTS) -> str:
-    """The whole page; results of quick runs are left out."""
+    """The whole page; results of quick runs are omitted."""
     results = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
     return "\n".join([HEAD, *(section(r) for r in results if not r["quick"])])
 

@@ -1,8 +1,8 @@
 """A small Llama learns GoToLocal (8 x 8, 8 objects) by PPO to 0.92 success in 22 minutes on two cores.
 
 The same program as `llmrl glam demo` on a harder level: eight objects, six actions, prompts of up to 130 tokens. The
-prior, a stand-in for pre-training, reads captions and then imitates an expert that acts at random part of the time;
-the rest is RL. docs/systems/glam.md has the numbers, `experiments/results/goto_local/` the log.
+prior, a stand-in for pre-training, reads captions and then imitates an expert that sometimes acts at random; the rest
+is RL. docs/systems/glam.md has the numbers, `experiments/results/goto_local/` the log.
 
     python experiments/glam_goto_local.py --run.name goto-local
     python experiments/glam_goto_local.py --run.resume runs/goto-local
@@ -47,11 +47,11 @@ class Experiment:
     )
     reading: ReadingConfig = field(default_factory=lambda: ReadingConfig(updates=5000, rows=40_000))
     steps: int = 54 * 128 * 32
-    """Environment steps of RL."""
+    """Number of environment steps of RL."""
     episodes: int = 1000
-    """Held-out episodes, before and after."""
+    """Held-out episodes per evaluation, before and after."""
     prior: str = ""
-    """Folder of a prior made before (`runs/NAME/prior`), to begin with RL; empty: make it."""
+    """Folder of an existing prior (`runs/NAME/prior`), to start with RL; empty: train the prior."""
     run: RunConfig = field(default_factory=lambda: RunConfig(checkpoint_every=20, eval_every=50))
 
 

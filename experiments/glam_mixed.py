@@ -1,13 +1,13 @@
 """The mixed task of the paper (five kinds of missions, 8 x 8 room, 8 objects) by PPO on a small Llama, from one prior.
 
-The prior plays the part of the pretrained model, so it is made once and every seed begins with it:
+The prior replaces the pretrained model, so it is trained once and shared by all seeds:
 
     python experiments/glam_mixed.py --run.name mixed --run.seed 0
     python experiments/glam_mixed.py --run.name mixed-1 --run.seed 1 --prior runs/mixed/prior
     python experiments/glam_mixed.py --run.name mixed-2 --run.seed 2 --prior runs/mixed/prior
 
-Beside it, at the same number of steps: `llmrl glam train --agent symbolic` and `--agent drrn` on the same world. The
-numbers are in docs/systems/glam.md, the logs in `experiments/results/mixed/`.
+For comparison, with the same number of steps: `llmrl glam train --agent symbolic` and `--agent drrn` in the same
+environment. The numbers are in docs/systems/glam.md, the logs in `experiments/results/mixed/`.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class Experiment:
         default_factory=lambda: ReadingConfig(updates=5000, env=ENV, rows=40_000, invented=0.5)
     )
     steps: int = 34 * 128 * 32
-    """Environment steps of RL."""
+    """Number of environment steps of RL."""
     episodes: int = 1000
-    """Held-out episodes, before and after."""
+    """Held-out episodes per evaluation, before and after."""
     prior: str = ""
-    """Folder of a prior made before (`runs/NAME/prior`), to begin with RL; empty: make it."""
+    """Folder of an existing prior (`runs/NAME/prior`), to start with RL; empty: train the prior."""
     run: RunConfig = field(default_factory=lambda: RunConfig(checkpoint_every=20, eval_every=50))
 
 

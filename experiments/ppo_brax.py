@@ -2,10 +2,10 @@
 
     python experiments/ppo_brax.py
 
-The reacher's observations are divided by their deviations under random actions, measured before the first update; the
-rewards of the pendulum are scaled by 0.1. Beside the returns stand those of the untrained policy, of doing nothing
-and, for the reacher, of a controller written by hand. One file for each world is written to `<out>/<world>.json`; those
-of the numbers in docs/algorithms.md are in `experiments/results/ppo_brax/`.
+The reacher's observations are divided by their standard deviations under random actions, measured before the first
+update; the rewards of the pendulum are scaled by 0.1. Results include the returns of the untrained policy, of zero
+actions and, for the reacher, of a hand-written controller. One file per environment is written to `<out>/<world>.json`;
+the files behind the numbers in docs/algorithms.md are in `experiments/results/ppo_brax/`.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from llmrl_jax.run.flags import parse
 from llmrl_jax.run.loop import RunResult, train
 
 
-RANDOM = 0xB4A  # folded into the key of the seed: the random play before the first update
-HELD_OUT = 0xE7A1  # likewise: the held-out episodes
+RANDOM = 0xB4A  # folded into the seed's key for random play before the first update
+HELD_OUT = 0xE7A1  # likewise for the held-out episodes
 
 
 @dataclass(frozen=True)
 class Task:
-    """A world and how it is learned."""
+    """An environment and its training settings."""
 
     gamma: float
     reward_scale: float
     scaled: bool
-    """Whether observations are divided by their deviations."""
+    """Whether observations are divided by their standard deviations."""
     updates: int
 
 
@@ -62,24 +62,24 @@ TASKS = {
 
 @dataclass(frozen=True)
 class Experiment:
-    """PPO in worlds of brax."""
+    """PPO in brax environments."""
 
     worlds: tuple[str, ...] = tuple(TASKS)
-    """Which worlds."""
+    """Environments to train in."""
     backend: str = "spring"
-    """brax's physics."""
+    """brax's physics backend."""
     seeds: int = 3
-    """Seeds of each, from 0."""
+    """Number of seeds per environment, from 0."""
     episodes: int = 64
     """Held-out episodes at the end."""
     updates: int = 0
-    """Updates of 8,192 steps; 0: those of the world (100 for the pendulum, 160 for the reacher)."""
+    """Number of updates of 8,192 steps; 0: the environment's default (100 for the pendulum, 160 for the reacher)."""
     out: str = "runs/ppo_brax"
     """Folder of the runs and of the results."""
 
 
 def config(task: Task, updates: int) -> PPOConfig:
-    """The same hyper-parameters for both worlds, but for the discount."""
+    """The same hyper-parameters for both environments, except for the discount."""
     return PPOConfig(
         num_envs=64,
         num_steps=128,
@@ -96,7 +96,7 @@ def config(task: Task, updates: int) -> PPOConfig:
 
 
 def deviations(env: Environment, params: Any, key: jax.Array) -> np.ndarray:
-    """The standard deviation of each number of the observation, in 64 x 256 steps of random play; at least 0.01."""
+    """The standard deviation of each observation entry, over 64 x 256 steps of random play; at least 0.01."""
     batch = VectorEnv(env, 64, policy="pool", pool_size=64)
     _, state = jax.jit(batch.reset)(key, params)
     played = jax.jit(lambda state: play(batch, params, state, key, 256))(state)
@@ -104,7 +104,7 @@ def deviations(env: Environment, params: Any, key: jax.Array) -> np.ndarray:
 
 
 def by_hand(obs: jax.Array) -> jax.Array:
-    """Torques that pull the reacher's tip to the target and brake it: the transposed Jacobian of the arm's two links
+    """Torques that move the reacher's tip to the target with damping: the transposed Jacobian of the arm's two links
     (0.1 and 0.11 m) times `-10 x error - 3 x speed`, the best of a grid of 15 gains."""
     first = jnp.arctan2(obs[2], obs[0])
     both = first + jnp.arctan2(obs[3], obs[1])
@@ -115,7 +115,7 @@ def by_hand(obs: jax.Array) -> jax.Array:
 
 
 def returns_of(act: Callable, env: Environment, params: Any, episodes: int, key: jax.Array) -> dict[str, float]:
-    """The returns of whole episodes of `max_steps` or fewer steps, of a function from an observation to an action."""
+    """The returns of whole episodes of at most `max_steps` steps, for a function from an observation to an action."""
 
     def episode(key):
         def step(carry, _):
@@ -130,14 +130,14 @@ def returns_of(act: Callable, env: Environment, params: Any, episodes: int, key:
 
 
 def summary(returns: Sequence[float] | jax.Array) -> dict[str, float]:
-    """Mean, deviation and range over episodes."""
+    """Mean, standard deviation and range over episodes."""
     x = np.asarray(returns, np.float64)
     statistics = {"mean": x.mean(), "std": x.std(), "min": x.min(), "max": x.max()}
     return {name: round(float(value), 2) for name, value in statistics.items()} | {"episodes": x.size}
 
 
 def learn(experiment: Experiment, world: str) -> Iterator[dict[str, Any]]:
-    """One world: what is known after each seed."""
+    """Train in one environment, and yield the results after each seed."""
     task = TASKS[world]
     updates = experiment.updates or task.updates
     env, params = envs_jax.make(f"brax/{world}", backend=experiment.backend)
@@ -181,7 +181,7 @@ def learn(experiment: Experiment, world: str) -> Iterator[dict[str, Any]]:
 
 
 def spent(result: RunResult) -> dict[str, Any]:
-    """Steps, seconds, and the curve: steps, and the mean return of the episodes that ended, sampled actions."""
+    """Steps, seconds, and the learning curve: steps, and the mean return of finished episodes with sampled actions."""
     lines = (result.folder / "metrics.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
     curve = [[x["steps"], round(x["episode_return"], 1)] for x in rows if x.get("episode_return") is not None]

@@ -1,13 +1,13 @@
 """A small Llama learns by GRPO to propose better policies for a world, in minutes on two cores.
 
-The model is made on the spot. Its prior, a stand-in for pre-training, is imitation of the scripted adviser, of whose
-replies a part is spoiled: a parameter is missing, beyond the box, set twice, or the whole line stands in the history
-already; and a part of the rest proposes anything within the box. So the model comes to know the form of an answer, not
-always to keep it, and little of which policies are good. The rest is `llmrl props finetune`.
+The model starts from random weights. Its prior, a stand-in for pre-training, is imitation of the scripted adviser with
+corrupted replies: in some a parameter is missing, outside the box, set twice, or the line is already in the history;
+some of the others propose random policies within the box. So the model learns the format of an answer imperfectly, and
+little about which policies are good. The rest is `llmrl props finetune`.
 
-On 64 held-out prompts of Mountain Car (continuous), in 150 updates or 6 minutes on one busy core, the hard form rises
-from 0.75 to 1.00, the policy's share of the scale from 0.11 to 0.74 and the improvement from 0.05 to 0.47. What it has
-found is to stand still, for a return of 0: a local optimum, since moving without reaching the goal costs reward.
+On 64 held-out prompts of Mountain Car (continuous), in 150 updates or 6 minutes on one busy core, the hard format rises
+from 0.75 to 1.00, the policy's scaled return from 0.11 to 0.74 and the improvement from 0.05 to 0.47. It learns to
+stand still, with a return of 0: a local optimum, since moving without reaching the goal costs reward.
 `experiments/results/props_finetune/` has the log.
 
     python experiments/props_finetune.py --run.name props-finetune
@@ -42,19 +42,19 @@ from llmrl_jax.tuning import GRPOConfig, SFTConfig, encode_row, make_sft, pack
 
 EOS = "<eos>"
 PRIOR = 0x5F7
-"""Folded into the seed: the prior has its own random policies."""
+"""Folded into the seed for the prior's own random policies."""
 
 
 @dataclass(frozen=True)
 class PriorConfig:
-    """The model, and what it imitates."""
+    """The model and its imitation data."""
 
     prompts: int = 1500
-    """Questions of each task, with one reply to each."""
+    """Number of questions per task, with one reply each."""
     poor: float = 0.7
-    """The fraction of replies that propose anything within the box."""
+    """Fraction of replies with a random policy within the box."""
     malformed: float = 0.3
-    """The fraction of replies that are spoiled."""
+    """Fraction of corrupted replies."""
     vocabulary: int = 1024
     hidden_size: int = 128
     layers: int = 3
@@ -80,7 +80,7 @@ class Experiment:
 
 
 def reply(question: Question, setting: Setting, prior: PriorConfig, rng: random.Random) -> str:
-    """The line of the scripted adviser, or of something worse."""
+    """The reply of the scripted adviser, possibly replaced or corrupted."""
     policy, form = setting.policy, Format()
     line = PolicyAdviser().advise([Message("user", question.text)], rng).splitlines()[0]
     parts = line.split("; ")
@@ -101,7 +101,7 @@ def reply(question: Question, setting: Setting, prior: PriorConfig, rng: random.
 
 
 def train_tokenizer(texts: Sequence[str], size: int) -> FastTokenizer:
-    """A byte-level BPE that cuts nothing but digits apart, so that what all prompts share becomes few tokens."""
+    """A byte-level BPE that splits only digits, so that the text common to all prompts becomes few tokens."""
     backend = tokenizers.Tokenizer(models.BPE())
     cut = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), cut])
@@ -113,12 +113,12 @@ def train_tokenizer(texts: Sequence[str], size: int) -> FastTokenizer:
 
 
 def make_prior(data: FinetuneConfig, prior: PriorConfig, run: RunConfig) -> Path:
-    """Make the model in `<out>/<name>-prior/model`, unless it is there. **Returns:** that folder."""
+    """Create the model in `<out>/<name>-prior/model`, unless it exists. **Returns:** that folder."""
     folder = Path(run.out).expanduser() / f"{run.name}-prior"
     if (folder / "model" / "tokenizer.json").exists():
         return folder / "model"
     key = jax.random.fold_in(jax.random.key(run.seed), PRIOR)
-    # a fifth of the prompts is held out, for which there is no use here
+    # a fifth of the prompts is held out, and not used here
     asked = replace(data, policies=prior.prompts * data.history * 5 // 4 + 5 * data.history, held_out_tasks=())
     settings = make_settings(asked, key)
     questions, _ = make_questions(asked, settings)
@@ -163,7 +163,7 @@ def make_prior(data: FinetuneConfig, prior: PriorConfig, run: RunConfig) -> Path
 
 
 def begun(run: RunConfig) -> RunConfig:
-    """How to continue with `--run.resume`: a run that ended while its prior was made has nothing else to resume yet."""
+    """Run settings for `--run.resume`: a run that ended during training of its prior has nothing else to resume yet."""
     out = Path(run.out).expanduser()
     own, prior = ((out / name / "config.json").exists() for name in (run.name, f"{run.name}-prior"))
     return replace(run, resume=False, resume_from=-1) if run.resume and prior and not own else run

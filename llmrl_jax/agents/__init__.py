@@ -1,1 +1,1 @@
-"""What acts in a world with a model or a network: policies, their evaluation, recordings and demonstrations."""
+"""Agents: policies with a model or a network, their evaluation, recordings and demonstrations."""

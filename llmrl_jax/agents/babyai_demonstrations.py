@@ -1,5 +1,5 @@
-"""BabyAI's demonstrations: what is kept of its states, and parquet files with one row for each step, in words, so that
-any tool can read them (extra `data`)."""
+"""BabyAI demonstrations: the recorded parts of states, and parquet files with one row of text per step, readable by any
+tool (extra `data`)."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ COLUMNS = {
 `direction` and `position` are the agent's before the action: 0 right, 1 down, 2 left, 3 up; x and y."""
 
 REPEATED = ("level", "mission", "text", "action_name")
-"""The columns that repeat themselves: written as a dictionary."""
+"""Columns with repeated values, written with dictionary encoding."""
 
 METADATA = b"llmrl_jax.demos"
 FORMAT = 1
 GROUP = 20_000
-"""Rows of a row group, at least: what is held in memory at once."""
+"""Minimum rows per row group, which is held in memory."""
 
 
 def text_id(id: str) -> str:
-    """The id of a level's text world: `BabyAI-Text/GoTo-v0` for `BabyAI-GoTo-v0`, options kept.
+    """The id of a level's text environment: `BabyAI-Text/GoTo-v0` for `BabyAI-GoTo-v0`, with the same options.
 
-    **Raises:** `ValueError` for the id of another world.
+    **Raises:** `ValueError` for an id outside BabyAI.
     """
     if not id.startswith("BabyAI-"):
         raise ValueError(
@@ -61,11 +61,11 @@ def text_id(id: str) -> str:
 
 
 def babyai_steps(world: BabyAI) -> See:
-    """What a file keeps of the states of a level, for `play_episodes`.
+    """The part of a level's states recorded in a file, for `play_episodes`.
 
     **Arguments:** `world`, the level with text, see `text_id`.
     **Returns:** a function from a state to `mission`, int16 `[M]`, and `text`, int16 `[C]`, see `world.captions`;
-    `direction`, int32 `[]`, where the agent looks: 0 right, 1 down, 2 left, 3 up; `position`, int32 `[2]`, its x and y;
+    `direction`, int32 `[]`, the agent's direction: 0 right, 1 down, 2 left, 3 up; `position`, int32 `[2]`, its x and y;
     `max_steps`, int32 `[]`, the episode's step limit.
     """
 
@@ -78,19 +78,19 @@ def babyai_steps(world: BabyAI) -> See:
 
 
 class DemosError(ValueError):
-    """A file of demonstrations that cannot be used; the message says which, and what is wrong with it."""
+    """An invalid file of demonstrations; the message names the file and the problem."""
 
 
 @dataclass(frozen=True)
 class Written:
-    """What went into a file."""
+    """Counts of a written file."""
 
     played: int
-    """Episodes."""
+    """Number of episodes played."""
     succeeded: int
     kept: int
     steps: int
-    """Rows: those of the episodes kept."""
+    """Number of rows, of the kept episodes."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Demonstration:
     success: bool
     mission: str
     text: tuple[str, ...]
-    """The observation at each step, `T` of them."""
+    """The observation at each step, `T` strings."""
     action: np.ndarray
     """int32 `[T]`."""
     reward: np.ndarray
@@ -136,13 +136,13 @@ def write_demos(
     keep: Keep = "successes",
     pairs: int = 0,
 ) -> Written:
-    """Write episodes as they come, row group by row group. The file appears whole or not at all.
+    """Write episodes as they arrive, by row groups. The file is created atomically.
 
-    **Arguments:** `path`, which ends in `.parquet` and does not exist yet; `episodes`, of `play_episodes` with
-    `babyai_steps`; `world`, the text world that they were played in; `seed`, theirs; `facts`, what else the file's
-    metadata say (who played, versions, ...), as JSON values; `keep`; `pairs`, steps after which to stop, with the
-    episode that reaches them (0: after the last episode).
-    **Raises:** `ModuleNotFoundError` without pyarrow; `FileExistsError`; `ValueError` for another ending of the name.
+    **Arguments:** `path`, which ends in `.parquet` and must not exist; `episodes`, of `play_episodes` with
+    `babyai_steps`; `world`, the text environment in which they were played; `seed`, theirs; `facts`, further metadata
+    of the file (player, versions, ...), as JSON values; `keep`; `pairs`, number of steps after which to stop, at the
+    end of an episode (0: after the last episode).
+    **Raises:** `ModuleNotFoundError` without pyarrow; `FileExistsError`; `ValueError` for another file extension.
     """
     parquet, path = _parquet(), Path(path)
     import pyarrow as pa
@@ -214,11 +214,11 @@ def _rows(episode: Episode, world: BabyAI, seed: int) -> dict[str, list[Any]]:
 
 
 def read_demos(path: str | Path) -> tuple[dict[str, Any], Iterator[Demonstration]]:
-    """What `write_demos` wrote: the metadata (`level`, `seed`, `keep`, `max_steps`, ...), and the episodes in order,
-    read as they are asked for.
+    """Read a file of `write_demos`: the metadata (`level`, `seed`, `keep`, `max_steps`, ...), and the episodes in
+    order, read lazily.
 
     **Raises:** `FileNotFoundError`; `DemosError` for a file without these metadata, or with a column missing or of
-    another type; and, while reading, for an episode whose steps are not all there.
+    another type; and, while reading, for an episode with missing steps.
     """
     parquet, path = _parquet(), Path(path)
     if not path.is_file():

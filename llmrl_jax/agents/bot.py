@@ -16,10 +16,11 @@ from llmrl_jax.rl.distributions import Categorical
 
 
 class StateView(Wrapper):
-    """A BabyAI world whose observation is its state: the bot reads from it what an agent in its place has seen."""
+    """A BabyAI environment whose observation is its state, from which the bot reads the part of the grid seen so
+    far."""
 
     def __init__(self, env: Environment):
-        """**Raises:** `TypeError` for another world."""
+        """**Raises:** `TypeError` for another environment."""
         super().__init__(env)
         if not isinstance(env, BabyAI):
             raise TypeError(f"the bot plays BabyAI's levels only, and {env.id or type(env).__name__!r} is none of them")
@@ -41,12 +42,12 @@ class StateView(Wrapper):
 
 @dataclass(frozen=True)
 class BotPolicy:
-    """BabyAI's bot (`envs_jax.babyai.bot_action`) on the observations of `StateView`; it has no parameters, values
-    nothing, and never hesitates: sampled or greedy, it does the same."""
+    """BabyAI's bot (`envs_jax.babyai.bot_action`) on the observations of `StateView`; it has no parameters and no value
+    function, and is deterministic: sampled and greedy actions are the same."""
 
     num_actions: int
     width: int
-    """Columns of the grid."""
+    """Number of columns of the grid."""
 
     def init(self, key: jax.Array, obs: Any) -> tuple[tuple[()], tuple[()]]:
         return (), ()
@@ -57,6 +58,6 @@ class BotPolicy:
     def step(self, params: Any, frozen: Any, obs: Any, carry: Memory, first: Bool[Array, " B"]):
         memory = Memory(seen=jnp.where(first[:, None], jnp.uint32(0), carry.seen))
         action, memory = jax.vmap(bot_action)(obs, memory)
-        # where only going is allowed, the bot's idle drop before its goal becomes a step that the goal blocks
+        # if only movement is allowed, the bot's idle drop before its goal becomes a step that the goal blocks
         chosen = jnp.minimum(action, self.num_actions - 1)[:, None] == jnp.arange(self.num_actions)
         return Categorical.masked(jnp.zeros(chosen.shape), chosen), jnp.zeros(first.shape), memory

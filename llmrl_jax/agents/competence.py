@@ -1,13 +1,13 @@
-"""Competence: the policy's own estimate of whether it will reach the goal (after MAGELLAN, 2502.07709).
+"""Competence: the policy's own estimate of its success probability (after MAGELLAN, 2502.07709).
 
-A head on the prompt's hidden state gives the log-odds of success, from any step of an episode. It learns on the passes
-that PPO makes anyway, by the binary cross-entropy to the outcome: 1 where the episode ends in success, 0 where it ends
-in failure or in a time-out. An episode that goes on beyond the rollout has no outcome yet. Were its steps left out,
-long episodes, which are the failures, would be seldom learnt from, and all goals look easy; so the prediction at its
-last state stands for it, as in a critic without discount whose only reward is success.
+A head on the prompt's hidden state gives the log-odds of success, at any step of an episode. It is trained on PPO's
+forward passes with the binary cross-entropy to the outcome: 1 if the episode ends in success, 0 if it ends in failure
+or a time-out. An episode that continues beyond the rollout has no outcome yet. Omitting its steps would underrepresent
+long episodes, which are the failures, and bias the estimates upwards; so the target is the prediction at its last
+state, as in an undiscounted critic whose only reward is success.
 
-MAGELLAN learns from first observations alone and chooses goals by how fast the estimate rises. Here goals are the
-world's to choose; the estimate is reported, and `llmrl glam eval` compares it with the outcome of the episodes.
+MAGELLAN learns only from first observations and chooses goals by the learning progress of the estimate. Here the
+environment chooses goals; the estimate is reported, and `llmrl glam eval` compares it with the outcomes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Outcome:
     """The outcome of the episode that each step belongs to."""
 
     success: jax.Array
-    """float32 `[T, N]`: 1 or 0, or the estimate at the rollout's end where the episode goes on."""
+    """float32 `[T, N]`: 1 or 0, or the estimate at the rollout's end if the episode continues."""
     known: jax.Array
     """bool `[T, N]`: whether the episode ended."""
 
@@ -38,8 +38,8 @@ class Outcome:
 def outcomes(success: Bool[Array, "T N"], ended: Bool[Array, "T N"], estimate: Float[Array, " N"]) -> Outcome:
     """The outcome of every step's episode.
 
-    **Arguments:** `success`, of the steps that end an episode; `ended`, which those are; `estimate`, the probability
-    of success in the state after the last step.
+    **Arguments:** `success`, at steps that end an episode; `ended`, whether a step ends an episode; `estimate`, the
+    probability of success in the state after the last step.
     """
 
     def back(after, step):
@@ -53,7 +53,7 @@ def outcomes(success: Bool[Array, "T N"], ended: Bool[Array, "T N"], estimate: F
 
 @dataclass(frozen=True)
 class Competence:
-    """The head's learning, as a `llmrl_jax.rl.policy.Auxiliary`; predictions are log-odds."""
+    """The training of the head, as a `llmrl_jax.rl.policy.Auxiliary`; predictions are log-odds."""
 
     policy: LanguagePolicy
     """With a `competence_head`."""
@@ -61,7 +61,7 @@ class Competence:
     name: str = "competence"
 
     def consider(self, params: Any, frozen: Any, obs: Any):
-        """The distribution over actions, the value and the log-odds of success of each row, by one pass."""
+        """The distribution over actions, the value and the log-odds of success of each row, in one forward pass."""
         distribution, hidden = self.policy.consider(params, frozen, obs)
         return distribution, self.policy.value(params, hidden), self.policy.competence(params, hidden)
 
@@ -81,7 +81,7 @@ class Competence:
 
     def report(self, rollout: Any, target: Outcome, task_names: tuple[str, ...]) -> dict[str, jax.Array]:
         """`competence`, the mean estimate; over the steps whose episode ended in the rollout `competence_brier`, the
-        mean squared error, and `competence_bias`, estimate less outcome, in all and by task."""
+        mean squared error, and `competence_bias`, estimate minus outcome, overall and by task."""
         estimate = jax.nn.sigmoid(rollout.prediction)
         error = estimate - target.success
 
@@ -99,11 +99,11 @@ class Competence:
 
 
 BINS = 10
-"""Of equal width, over which the calibration error is taken."""
+"""Number of bins of equal width for the calibration error."""
 
 
 def calibration(estimate: np.ndarray, success: np.ndarray) -> dict[str, float]:
-    """How accurate estimates of success were, on the host; nan where there are none.
+    """Accuracy of estimates of success, on the host; nan if there are none.
 
     **Arguments:** `estimate`, float `[N]`, probabilities; `success`, bool `[N]`.
     **Returns:** `estimate`, their mean; `brier`, the mean squared error (Brier 1950); `calibration_error`, the mean

@@ -1,4 +1,4 @@
-"""Who plays: an agent, the world as it sees it, and what trains it."""
+"""Interfaces of agents: the policy, its environment and its learner."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from llmrl_jax.rl.learner import Learner
 
 
 class Player(Protocol):
-    """The part of `llmrl_jax.rl.policy.Policy` that playing needs; see there.
+    """The part of `llmrl_jax.rl.policy.Policy` needed for playing; see there.
 
-    A policy may also offer `estimate(params, frozen, obs)`, the probability of success in each state, float32 `[B]`;
-    an attribute `estimate` that is None, or missing, says that it has none.
+    A policy may also have `estimate(params, frozen, obs)`, the probability of success in each state, float32 `[B]`; a
+    missing `estimate`, or None, means that it has none.
     """
 
     def init(self, key: jax.Array, obs: Any) -> tuple[Any, Any]: ...
@@ -31,11 +31,11 @@ class Player(Protocol):
 
 
 class VectorPolicy(Protocol):
-    """A policy whose parameters are one vector of numbers; it is deterministic and has no memory."""
+    """A policy whose parameters are one vector; it is deterministic and has no memory."""
 
     @property
     def kind(self) -> str:
-        """What it is called in messages."""
+        """Name in messages."""
         ...
 
     @property
@@ -48,16 +48,16 @@ class VectorPolicy(Protocol):
 
 
 class Agent(Protocol):
-    """An agent and its world; `make_evaluator(agent.env, agent.env_params, agent.policy, ...)` plays it."""
+    """An agent and its environment, for `make_evaluator(agent.env, agent.env_params, agent.policy, ...)`."""
 
     @property
     def config(self) -> Any:
-        """The settings that it was made from."""
+        """The settings of the agent."""
         ...
 
     @property
     def env(self) -> Environment:
-        """The world in the wrappers that this agent sees it through, not batched."""
+        """The environment with this agent's wrappers, not batched."""
         ...
 
     @property
@@ -67,7 +67,7 @@ class Agent(Protocol):
     def policy(self) -> Player: ...
 
     def learner(self) -> Learner:
-        """What trains it. **Raises** `ValueError` for an agent that does not learn."""
+        """The learner that trains it. **Raises** `ValueError` for an agent that does not learn."""
         ...
 
 
@@ -89,6 +89,6 @@ class Baseline:
 
 
 def untrained(agent: Agent, key: jax.Array) -> tuple[Any, Any]:
-    """`(params, frozen)` before any learning, to play with: a language model's are its zero-shot ones."""
+    """`(params, frozen)` before training, for playing: for a language model the zero-shot weights."""
     obs, _ = jax.jit(agent.env.reset)(key, agent.env_params)
     return agent.policy.init(key, jax.tree.map(lambda x: x[None], obs))

@@ -1,7 +1,7 @@
-"""Demonstrations: whole episodes of an agent, step by step, with what the caller wants to keep of the world's state.
+"""Demonstrations: whole episodes of an agent, step by step, with caller-defined records of the environment's state.
 
-Any `llmrl_jax.agents.contract.Agent` can demonstrate. What it observes itself does not matter: what is kept comes from
-the state that it was in. `llmrl_jax.agents.babyai_demonstrations` keeps BabyAI's text, and writes files.
+Any `llmrl_jax.agents.contract.Agent` can demonstrate. Records come from the environment's state, not from the agent's
+observations. `llmrl_jax.agents.babyai_demonstrations` records BabyAI's text, and writes files.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from llmrl_jax.core.checks import at_least
 
 
 CHUNK = 16
-"""Steps between two looks of the host."""
+"""Number of steps between transfers to the host."""
 
 NO_EPISODE = -1
 """The number of an idle row."""
 
 
 See = Callable[[Any], dict[str, jax.Array]]
-"""From the state of the innermost world, not batched, to what is kept of it; safe under `vmap`."""
+"""From the state of the innermost environment, not batched, to its record; safe under `vmap`."""
 
 
 @dataclass(frozen=True)
 class Episode:
-    """One episode of `T` steps; row `t` is what was seen and done at step `t`, and what came of it."""
+    """One episode of `T` steps; row `t` holds the state's record, the action and its results at step `t`."""
 
     number: int
     success: bool
-    """The world's own verdict; where it has none, whether it ended the episode."""
+    """The environment's success flag; without one, whether the environment ended the episode."""
     seen: dict[str, np.ndarray]
-    """What was kept of the state before each step, `[T, ...]` each."""
+    """The record of the state before each step, `[T, ...]` each."""
     action: np.ndarray
     """`[T, ...]`."""
     reward: np.ndarray
-    """float32 `[T]`, as the agent's world pays it."""
+    """float32 `[T]`, the reward of the agent's wrapped environment."""
     terminated: np.ndarray
     """bool `[T]`."""
     truncated: np.ndarray
@@ -51,12 +51,12 @@ class Episode:
 
 
 def _keys(seed: int) -> jax.Array:
-    """The key of all resets and that of all steps."""
+    """The keys of all resets and of all steps."""
     return jax.random.split(jax.random.key(seed))
 
 
 def reset_key(seed: int, number: Any) -> jax.Array:
-    """The key from which episode `number` of `play_episodes` is reset."""
+    """The reset key of episode `number` of `play_episodes`."""
     return jax.random.fold_in(_keys(seed)[0], number)
 
 
@@ -73,12 +73,12 @@ def play_episodes(
 ) -> Iterator[Episode]:
     """Play episodes `0 .. episodes - 1`, and yield them in that order as they end.
 
-    **Arguments:** `agent`; `params`, `frozen`, its weights; `seed`; `see`, what to keep of each state; `greedy`, the
-    likeliest action instead of a sample; `batch_size`, episodes played at once.
+    **Arguments:** `agent`; `params`, `frozen`, its weights; `seed`; `see`, the record of each state; `greedy`, the most
+    likely action instead of a sample; `batch_size`, episodes played at once.
 
-    Episode `i` begins as `env.reset(reset_key(seed, i), params)` does, and its actions are drawn from keys of its own:
-    it depends neither on how many there are nor on how many are played at once. Episodes of very different lengths
-    cost little: once half of a batch has ended, new ones take their places.
+    Episode `i` starts from `env.reset(reset_key(seed, i), params)`, and its actions use its own keys: it depends
+    neither on the number of episodes nor on the batch size. Episodes of very different lengths are efficient: when half
+    of a batch has ended, those rows are refilled.
 
     **Raises:** `ValueError` for a number below 1.
     """
@@ -116,7 +116,7 @@ def _play(agent, see, params, frozen, seed, episodes, greedy, lanes) -> Iterator
 
 
 def _programs(agent: Agent, see: See, seed: int, greedy: bool) -> tuple[Any, Any, Any]:
-    """The programs on the device: start a batch, start new episodes in some of its rows, go on by `CHUNK` steps."""
+    """The programs on the device: start a batch, start new episodes in some of its rows, take `CHUNK` steps."""
     env, env_params = agent.env, agent.env_params
 
     def start(params: Any, frozen: Any, numbers: jax.Array) -> Rows:

@@ -20,7 +20,7 @@ class Episodes:
     """Outcomes of `N` episodes."""
 
     success: Any
-    """bool `[N]`: the world's own verdict."""
+    """bool `[N]`, the environment's success flag."""
     episode_return: Any
     """float32 `[N]`, unscaled and undiscounted."""
     episode_length: Any
@@ -28,7 +28,7 @@ class Episodes:
     task: Any
     """int32 `[N]`, index into `env.task_names`."""
     estimate: Any = None
-    """float32 `[N]`, the probability of success at the first observation, where the policy estimates it; else None."""
+    """float32 `[N]`, the probability of success at the first observation, if the policy estimates it; else None."""
 
 
 def make_evaluator(
@@ -37,12 +37,12 @@ def make_evaluator(
     """Build `evaluate(policy_params, frozen, key, *, greedy) -> Episodes` of NumPy arrays.
 
     **Arguments:** `env`, wrapped as for training (with `EpisodeStatistics`), not batched, and its `env_params`;
-    `policy`, see `llmrl_jax.agents.contract.Player`; `episodes`, how many; `lanes`, how many are played at once: where
-    one ends, the next begins in its place, so that no lane waits for the longest episode but at the end. `greedy`: the
-    mode of the distribution instead of a sample; one compiled program plays either way.
+    `policy`, see `llmrl_jax.agents.contract.Player`; `episodes`, their number; `lanes`, how many are played at once:
+    when one ends, the next starts in its lane, so that lanes wait for the longest episode only at the end. `greedy`:
+    the mode of the distribution instead of a sample; one compiled program plays either way.
 
-    Episode `i` draws from `fold_in(key, i)` alone, whatever the number of lanes.
-    **Raises:** `ValueError` where `episodes` or `lanes` is below 1.
+    Episode `i` uses only `fold_in(key, i)`, for any number of lanes.
+    **Raises:** `ValueError` if `episodes` or `lanes` is below 1.
     """
     at_least("episodes", episodes, 1)
     at_least("lanes", lanes, 1)
@@ -57,8 +57,8 @@ def make_evaluator(
 
         def go_on(loop):
             episode, begun, rows, results = loop
-            rows, step = advance(env, env_params, actor, rows, hold=False)  # what is over is refilled, or not read
-            place = jnp.where(step.ended, episode, episodes)  # that of the other rows is outside, and dropped
+            rows, step = advance(env, env_params, actor, rows, hold=False)  # finished rows are refilled, or not read
+            place = jnp.where(step.ended, episode, episodes)  # the index of other rows is out of range, and dropped
             results = jax.tree.map(
                 lambda all, some: all.at[place].set(some, mode="drop"), results, _outcomes(rows, step)
             )
@@ -83,12 +83,12 @@ def make_evaluator(
 
 
 def _rows_of(tree: Any, chosen: jax.Array) -> Any:
-    """The chosen rows of every leaf; a number too large stands for the last."""
+    """The chosen rows of every leaf; an index out of range selects the last."""
     return jax.tree.map(lambda x: jnp.take(x, chosen, axis=0, mode="clip"), tree)
 
 
 def _outcomes(rows: Rows, step: Step) -> Episodes:
-    """The outcome of every row's episode, should this step have ended it."""
+    """The outcome of every row's episode, assuming that this step ended it."""
     return Episodes(
         success=step.info.get("success", step.terminated),
         episode_return=step.info["episode_return"],

@@ -16,18 +16,18 @@ from envs_jax.resets import VectorEnv
 
 @dataclass(frozen=True)
 class NoisyExpert:
-    """`N` copies of a BabyAI world, in which an expert acts with a given share of random actions.
+    """`N` copies of a BabyAI environment with an expert that takes a given fraction of random actions.
 
-    `envs` keeps a pool of prepared episodes, one for each copy; every `play` renews it.
+    `envs` has a pool of prepared episodes, one per copy, which every `play` renews.
     """
 
     env: Environment
-    """Wrapped as for learning, not batched."""
+    """Wrapped as for training, not batched."""
     env_params: Any
     copies: int
     """`N`."""
     noise: float
-    """Probability with which an action is uniformly random instead of the expert's."""
+    """Probability that an action is uniformly random instead of the expert's."""
     seen_only: bool = False
     """See `envs_jax.babyai.expert_action`."""
 
@@ -44,12 +44,12 @@ class NoisyExpert:
         return jax.jit(self.envs.reset)(key, self.env_params)
 
     def best(self, state: Any) -> Int[Array, " N"]:
-        """The expert's own action in every copy; the last action that the agent has, where it lacks the expert's."""
+        """The expert's own action in every copy; the agent's last action if it lacks the expert's."""
         act = jax.vmap(lambda inner: expert_action(inner, self.env, self.seen_only))
         return jnp.minimum(act(innermost(state.env)), self.num_actions - 1).astype(jnp.int32)
 
     def play(self, keys: Key[Array, " T"], pool_key: jax.Array, obs: Any, state: Any) -> tuple[Any, Any]:
-        """Take `T` steps in every copy, each from a key of its own, and renew the pool.
+        """Take `T` steps in every copy, one key per step, and renew the pool.
 
         **Returns:** the observations and states after them.
         """

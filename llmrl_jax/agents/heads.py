@@ -1,4 +1,4 @@
-"""Action heads in place of scored strings: the ablation of GLAM's policy (glam reference, sections 1.1 and 3.2)."""
+"""Action heads instead of scored strings: an ablation of GLAM's policy (glam reference, sections 1.1 and 3.2)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from llmrl_jax.rl.policy import over_offered
 
 
 class ActionHead(nn.Module):
-    """`llmrl_jax.lm.ValueHead` with a logit for each action where that has one number; float32."""
+    """Like `llmrl_jax.lm.ValueHead`, with one logit per action instead of one number; float32."""
 
     actions: int
-    """Logits."""
+    """Number of logits."""
     width: int = 1024
-    """Units of each of the two layers."""
+    """Width of the two hidden layers."""
     activation: Literal["sigmoid", "relu", "tanh"] = "sigmoid"
-    """Between the layers."""
+    """Activation function."""
 
     @nn.compact
     def __call__(self, hidden: Float[Array, "*b D"]) -> Float[Array, "*b A"]:
@@ -37,8 +37,8 @@ class ActionHead(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class HeadsPolicy(LanguagePolicy):
-    """An agent that reads the prompt as `ScoringPolicy` does, and then chooses by an MLP on the last token's hidden
-    state: it does not read the names of the actions. `params` has `"action"` beside `"value"`."""
+    """An agent that reads the prompt as `ScoringPolicy` does, and chooses actions by an MLP on the last token's hidden
+    state: it does not read the names of the actions. `params` has `"action"` besides `"value"`."""
 
     action_head: ActionHead
 
@@ -46,7 +46,7 @@ class HeadsPolicy(LanguagePolicy):
         return super().init_heads(key) | {"action": self.init_head(self.action_head, jax.random.fold_in(key, 1))}
 
     def consider(self, params: Any, frozen: Any, obs: Any) -> tuple[Categorical, Float[Array, "B D"]]:
-        # one candidate of one token adds nothing to the pass over the prompt: its score is dead code
+        # one candidate of one token adds no cost to the pass over the prompt: its score is dead code
         hidden = self.read(params, frozen, obs, Candidates([[0]])).hidden
         logits: Any = self.action_head.apply({"params": params["action"]}, hidden.astype(jnp.float32))
         return over_offered(logits, obs), hidden

@@ -24,7 +24,7 @@ Scoring = Literal["sum", "mean", "per_word", "raw_logits", "max_normalised"]
 
 * `sum`: the log-probability of the whole action string, as the paper defines it. The default.
 * `mean`: per token, against the bias towards short actions (TWOSOME, 2401.14151).
-* `per_word`: per word of the action string, which TWOSOME found steadier than per token.
+* `per_word`: per word of the action string, more stable than per token according to TWOSOME.
 * `raw_logits`: compat with the released code: decoder logits summed without a log-softmax.
 * `max_normalised`: compat with the code of February 2023: probabilities divided by the largest, then a softmax;
   no action can exceed e / (e + A - 1).
@@ -49,36 +49,36 @@ def action_logits(scores: Scores, scoring: Scoring) -> Float[Array, "B A"]:
 
 @dataclass(frozen=True, kw_only=True)
 class LanguagePolicy:
-    """What GLAM's agents share, whichever way they choose: a model that reads prompts, and a critic on what it read.
+    """Base class of GLAM's agents: a model that reads prompts, and a critic on its hidden state.
 
-    The trained parameters are `{"lora": ..., "value": ...}` over a frozen base, or `{"params": ..., "value": ...}`
-    where everything is tuned. Actor and critic share the model: the value is an MLP on the hidden state of the last
+    The trained parameters are `{"lora": ..., "value": ...}` over a frozen base, or `{"params": ..., "value": ...}` if
+    all weights are trained. Actor and critic share the model: the value is an MLP on the hidden state of the last
     prompt token (section 3.2), so that one forward pass serves both.
     """
 
     model: Llama
-    """The language model; its `lora` field says whether adapters are trained."""
+    """The language model; its `lora` field tells whether adapters are trained."""
     prompts: Callable[[Any], tuple[Array, Array]]
     """From a batched observation to `(tokens int32[B, S], lengths int32[B])`, inside jit."""
     base: Callable[[jax.Array], Any]
-    """From a key to the base parameters: loaded from a folder, or drawn at random."""
+    """From a PRNG key to the base parameters: loaded from a folder, or randomly initialised."""
     value_head: ValueHead
     stop_value_gradient: bool = False
-    """Whether the critic leaves the shared trunk alone."""
+    """Whether the critic's gradient stops at the shared trunk."""
     competence_head: ValueHead | None = None
     """Predicts whether the goal will be reached, see `llmrl_jax.agents.competence`; None: no such head."""
     stop_competence_gradient: bool = False
-    """Whether this head leaves the shared trunk alone."""
+    """Whether this head's gradient stops at the shared trunk."""
     rows: int = 0
-    """Prompts scored at once, where that divides the batch; 0: all of them. On a CPU small groups stay in its cache."""
+    """Number of prompts scored at once, if it divides the batch; 0: all. On a CPU, small groups fit into the cache."""
     widths: tuple[int, ...] = ()
-    """Paddings from which each group of `rows` takes the shortest that holds it, see `llmrl_jax.lm.score`."""
+    """Padded lengths; each group of `rows` uses the shortest that fits it, see `llmrl_jax.lm.score`."""
     mesh: jax.sharding.Mesh | None = None
-    """Where the weights live; None: on one device."""
+    """Mesh of the weights; None: one device."""
     recurrent: bool = False
 
     def init(self, key: jax.Array, obs: Any) -> tuple[Any, Any]:
-        """**Returns:** `(params, frozen)`: what PPO trains, and the base that it must not touch (`{}` if tuned)."""
+        """**Returns:** `(params, frozen)`: the trained parameters, and the frozen base (`{}` if that is trained)."""
         base_key, lora_key, head_key = jax.random.split(key, 3)
         base = self.base(base_key)
         heads = self.init_heads(head_key)
@@ -92,14 +92,14 @@ class LanguagePolicy:
         return {"lora": adapters, **heads}, {"params": base}
 
     def init_heads(self, key: jax.Array) -> dict[str, Any]:
-        """Parameters of what reads the hidden state, by name."""
+        """Parameters of the heads on the hidden state, by name."""
         heads = {"value": self.init_head(self.value_head, key)}
         if self.competence_head is not None:
             heads["competence"] = self.init_head(self.competence_head, jax.random.fold_in(key, 2))
         return heads
 
     def init_head(self, head: nn.Module, key: jax.Array) -> Any:
-        """A head's parameters, whole on every device."""
+        """A head's parameters, replicated on all devices."""
         hidden = jnp.zeros((1, self.model.config.hidden_size), jnp.float32)
         whole = None if self.mesh is None else jax.NamedSharding(self.mesh, jax.P())
         return jax.jit(lambda k: head.init(k, hidden)["params"], out_shardings=whole)(key)
@@ -141,11 +141,11 @@ class LanguagePolicy:
         return None if self.competence_head is None else self.success_probability
 
     def consider(self, params: Any, frozen: Any, obs: Any) -> tuple[Categorical, Float[Array, "B D"]]:
-        """The distribution over the offered actions, and the prompt's hidden state, of each row."""
+        """The distribution over the available actions, and the prompt's hidden state, of each row."""
         raise NotImplementedError
 
     def decide(self, params: Any, frozen: Any, obs: Any) -> tuple[Categorical, Float[Array, " B"]]:
-        """The distribution over the offered actions, and the value, of each row."""
+        """The distribution over the available actions, and the value, of each row."""
         distribution, hidden = self.consider(params, frozen, obs)
         return distribution, self.value(params, hidden)
 
@@ -172,10 +172,10 @@ class ScoringPolicy(LanguagePolicy):
     scoring: Scoring = "sum"
 
     def scores(self, params: Any, frozen: Any, obs: Any) -> Scores:
-        """The candidates' scores for a batch of observations, those of actions that are not offered too."""
+        """The candidates' scores for a batch of observations, including masked actions."""
         return self.read(params, frozen, obs, self.candidates)
 
     def consider(self, params: Any, frozen: Any, obs: Any) -> tuple[Categorical, Float[Array, "B D"]]:
-        # the mask in the scores too, since `max_normalised` sets each beside the best that is offered
+        # the scores are masked too, since `max_normalised` divides by the best available one
         scores = self.read(params, frozen, obs, self.candidates, mask_of(obs))
         return over_offered(action_logits(scores, self.scoring), obs), scores.hidden

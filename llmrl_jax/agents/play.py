@@ -1,10 +1,10 @@
-"""Episodes in progress, one per row: the step that evaluation, demonstrations and recordings share.
+"""Episodes in progress, one per row: the step shared by evaluation, demonstrations and recordings.
 
-Two keys make an episode. The first resets the world. The second is the key of its steps: step `t` draws from
-`fold_in(key, t)` alone. So an episode depends on its keys and on the parameters that act in it: not on the number of
-rows, and not on what is played beside it. Who schedules the rows differs: `llmrl_jax.agents.evaluate` refills them,
-`llmrl_jax.agents.population` gathers those that still play, `llmrl_jax.agents.demonstrations` refills them from the
-host, and `llmrl_jax.agents.recording` has one.
+Two keys define an episode. The first resets the environment. The second is the key of its steps: step `t` uses only
+`fold_in(key, t)`. So an episode depends only on its keys and on the policy's parameters: not on the number of rows, nor
+on other rows. Callers schedule the rows: `llmrl_jax.agents.evaluate` refills them, `llmrl_jax.agents.population`
+gathers the unfinished ones, `llmrl_jax.agents.demonstrations` refills them from the host, and
+`llmrl_jax.agents.recording` has one.
 """
 
 from __future__ import annotations
@@ -32,50 +32,50 @@ class Rows:
     t: Int[Array, " B"]
     """Steps taken so far."""
     obs: Any
-    """The present observations, leaves `[B, ...]`."""
+    """The current observations, leaves `[B, ...]`."""
     state: Any
-    """The world's states, leaves `[B, ...]`."""
+    """The environment's states, leaves `[B, ...]`."""
     carry: Any
     """The actor's memory, leaves `[B, ...]`."""
     over: Bool[Array, " B"]
-    """Episodes that have ended. Where `advance` holds them, `t`, `obs` and `state` stay those of the end."""
+    """Episodes that have ended. If `advance` holds them, `t`, `obs` and `state` stay at their final values."""
 
 
 @struct.dataclass
 class Step:
-    """What one step of every row did; of rows that were over it means nothing."""
+    """The results of one step of every row; undefined for rows that were over."""
 
     action: Any
     thought: Any
-    """What the actor says about its choice, leaves `[B, ...]`."""
+    """The actor's additional output, leaves `[B, ...]`."""
     reward: jax.Array
     """float32 `[B]`."""
     terminated: jax.Array
     truncated: jax.Array
-    """bool `[B]`, what the world says."""
+    """bool `[B]`, from the environment."""
     info: Any
     ended: jax.Array
-    """bool `[B]`, episodes that this step ended, by the world or by `max_steps`."""
+    """bool `[B]`, episodes that this step ended, by the environment or by `max_steps`."""
 
 
 @dataclass(frozen=True)
 class Actor:
-    """What acts in all rows at once."""
+    """A function that acts in all rows at once."""
 
     act: Callable[[Any, Any, Bool[Array, " B"], Any], tuple[Any, Any, Any]]
     """`(obs, carry, first, keys) -> (action, carry, thought)`; `first`, rows at the start of an episode."""
     initial_carry: Callable[[int], Any] = lambda rows: ()
     """The memory before an episode, for a number of rows."""
     draws: bool = True
-    """Whether acting is random. If so, the key of each step is split into `keys`, one per row, and the world's; if not,
-    `keys` is None and the world has it whole."""
+    """Whether acting is random. If so, the key of each step is split into `keys`, one per row, and the environment's;
+    if not, `keys` is None and the environment uses the key unsplit."""
 
 
 def policy_actor(policy: Player, params: Any, frozen: Any, greedy: Any) -> Actor:
-    """The actor of a policy; its thought is `(distribution, value)`.
+    """The actor of a policy; its `thought` is `(distribution, value)`.
 
-    **Arguments:** `policy`, `params`, `frozen`, see `llmrl_jax.rl.policy.Policy`; `greedy`, bool `[]`, perhaps traced:
-    the mode of the distribution in place of a sample.
+    **Arguments:** `policy`, `params`, `frozen`, see `llmrl_jax.rl.policy.Policy`; `greedy`, bool `[]`, possibly traced:
+    the mode of the distribution instead of a sample.
     """
 
     def act(obs, carry, first, keys):
@@ -102,8 +102,8 @@ def advance(
 ) -> tuple[Rows, Step]:
     """Take one step in every row.
 
-    **Arguments:** `max_steps`, steps after which an episode ends whatever the world says; None: the world alone ends
-    it; `hold`, whether rows that are over stand still. Where nothing reads them, False saves copying every state.
+    **Arguments:** `max_steps`, steps after which an episode always ends; None: only the environment ends it; `hold`,
+    whether finished rows keep their state. If nothing reads them, False saves copying every state.
     """
     keys = jax.vmap(jax.random.fold_in)(rows.key, rows.t)
     act_keys, step_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0) if actor.draws else (None, keys)
@@ -115,7 +115,7 @@ def advance(
     if max_steps is not None:
         ended = ended | (t >= max_steps)
     step = Step(action, thought, reward, terminated, truncated, info, ended & ~rows.over)
-    if hold:  # also because physics that runs on after a fall gives huge numbers, which are slow to compute
+    if hold:  # also because physics simulated after a fall gives huge numbers, which are slow to compute
         t, obs, state, carry = select(rows.over, (rows.t, rows.obs, rows.state, rows.carry), (t, obs, state, carry))
     return Rows(rows.key, t, obs, state, carry, rows.over | ended), step
 
@@ -131,10 +131,10 @@ def watch(
     max_steps: int | None = None,
     hold: bool = True,
 ) -> tuple[Rows, dict[str, Any]]:
-    """Take `steps` steps and keep what `see` returns for each, given the rows before it and what it did; see `advance`.
+    """Take `steps` steps and record the result of `see` for each, given the rows before it and the step; see `advance`.
 
-    **Returns:** the rows after the last step, and the kept leaves `[steps, B, ...]`; `live`, bool `[steps, B]`, says
-    which rows were not over before a step.
+    **Returns:** the rows after the last step, and the recorded leaves `[steps, B, ...]`; `live`, bool `[steps, B]`,
+    marks the rows that were not over before a step.
     """
 
     def one(rows, _):

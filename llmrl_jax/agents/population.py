@@ -1,4 +1,4 @@
-"""The returns of many parameter vectors over many episodes, as one program."""
+"""The returns of many parameter vectors over many episodes, in one program."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from llmrl_jax.core.checks import at_least
 
 @struct.dataclass
 class Evaluation:
-    """What `P` policies earned in `E` episodes each."""
+    """Results of `P` policies in `E` episodes each."""
 
     returns: Float[Array, "P E"]
     """Undiscounted sums of rewards."""
     lengths: Int[Array, "P E"]
-    """Steps."""
+    """Episode lengths in steps."""
 
     @property
     def mean(self) -> Float[Array, " P"]:
-        """The mean return of each policy: what an optimizer learns about it."""
+        """The mean return of each policy, passed to the optimizer."""
         return jnp.mean(self.returns, axis=1)
 
 
@@ -35,26 +35,26 @@ Evaluator = Callable[[Float[Array, "P n"], Key[Array, "..."]], Evaluation]
 """`evaluate(params[P, n], keys)`, see `make_population_evaluator`."""
 
 FEWEST = 64
-"""Rows below which gathering what still plays saves nothing."""
+"""Number of rows below which gathering unfinished episodes saves nothing."""
 
 LONGEST = 1_000_000
-"""Time limits above it count as none: a program on a device that waits for an episode's end cannot be stopped."""
+"""Larger time limits count as none: a device program that waits for the end of an episode cannot be stopped."""
 
 
 def episode_keys(key: jax.Array, episodes: int) -> Key[Array, " E"]:
-    """A key for each of `episodes` episodes; that of episode `i` depends on `key` and `i` alone."""
+    """One key per episode; that of episode `i` depends only on `key` and `i`."""
     return jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(episodes))
 
 
 def vector_actor(policy: VectorPolicy, params: Float[Array, "B n"]) -> Actor:
-    """The actor whose row `i` follows the parameters `params[i]`. It draws nothing."""
+    """The actor whose row `i` uses the parameters `params[i]`. It is deterministic."""
     return Actor(lambda obs, carry, first, keys: (jax.vmap(policy.act)(params, obs), carry, ()), draws=False)
 
 
 def step_limit(env: Environment, env_params: Any, max_steps: int | None = None) -> int:
-    """Steps after which an episode ends: `max_steps`, or the world's own limit where that is None.
+    """Steps after which an episode ends: `max_steps`, or the environment's own limit if that is None.
 
-    **Raises:** `ValueError` where neither says one, or it is below 1.
+    **Raises:** `ValueError` if there is no limit, or it is below 1.
     """
     limit = getattr(env_params, "max_steps", None) if max_steps is None else max_steps
     if limit is None or limit > LONGEST:
@@ -73,19 +73,19 @@ def make_population_evaluator(
 ) -> Evaluator:
     """Build `evaluate(params, keys) -> Evaluation`, pure and compiled.
 
-    Every episode begins with a fresh reset and counts until it first ends; nothing is reset within. All are played at
-    once until the last has ended; where a quarter still plays, it is gathered and goes on by itself. What a policy
-    earns in an episode depends on its parameters and that episode's key alone, to the bit: not on how many others are
-    evaluated beside it.
+    Every episode starts with a reset and counts until it first ends, without automatic resets. All are played at once
+    until the last has ended; when a quarter is unfinished, those rows are gathered and continue alone. A policy's
+    return in an episode depends only on its parameters and the episode's key, bit-identically for any number of others
+    evaluated with it.
 
-    **Arguments:** `env`, not batched, and its `env_params`; `policy`; `max_steps`, steps after which an episode is
-    over whatever the world says, needed where `env_params` has no `max_steps`, or one above `LONGEST`; `gathers`, how
-    many times what still plays is gathered at most. Each compiles the world's step once more. None: twice on a
-    CPU, where a step costs what its rows cost, and never on an accelerator, where the length of the loop counts.
+    **Arguments:** `env`, not batched, and its `env_params`; `policy`; `max_steps`, steps after which an episode always
+    ends, needed if `env_params` has no `max_steps`, or one above `LONGEST`; `gathers`, the maximum number of gathers of
+    unfinished episodes. Each compiles the environment's step once more. None: two on a CPU, where the cost of a step is
+    proportional to its rows, and none on an accelerator, where the length of the loop dominates.
 
     `evaluate` takes `params`, float32 `[P, n]`, and typed `keys`: `[E]` for common random numbers (every policy plays
     the same episodes, which ranks them with less noise), or `[P, E]`.
-    **Raises:** `ValueError` for a world that has no end, or for parameters or keys of the wrong shape.
+    **Raises:** `ValueError` for an environment without a time limit, or for parameters or keys of the wrong shape.
     """
     limit = step_limit(env, env_params, max_steps)
     if gathers is None:
@@ -93,7 +93,7 @@ def make_population_evaluator(
     at_least("gathers", gathers, 0)
 
     def play(params: jax.Array, rows: Rows, returns: jax.Array, gathers: int) -> tuple[jax.Array, jax.Array]:
-        """`(returns [B], lengths [B])` of the episodes in `rows`, which have earned `returns` so far."""
+        """`(returns [B], lengths [B])` of the episodes in `rows`, with `returns` so far."""
         count = params.shape[0]
         left = -(-count // 4) if gathers and count >= FEWEST else 0
         actor = vector_actor(policy, params)
@@ -106,7 +106,7 @@ def make_population_evaluator(
         rows, returns = jax.lax.while_loop(lambda loop: jnp.sum(~loop[0].over) > left, step, (rows, returns))
         lengths = rows.t
         if left:
-            chosen = jnp.argsort(rows.over)[:left]  # stable: what still plays comes first
+            chosen = jnp.argsort(rows.over)[:left]  # stable: unfinished rows come first
             some, rest, earned = jax.tree.map(lambda x: x[chosen], (params, rows, returns))
             later, ends = play(some, rest, earned, gathers - 1)
             returns, lengths = returns.at[chosen].set(later), lengths.at[chosen].set(ends)

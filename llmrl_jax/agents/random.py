@@ -1,4 +1,4 @@
-"""Chance: any action that is offered."""
+"""The random agent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llmrl_jax.rl.policy import over_offered
 
 @dataclass(frozen=True)
 class RandomPolicy:
-    """Every action that is offered as likely as any other; it has no parameters and values nothing."""
+    """Uniformly random available actions; without parameters or a value function."""
 
     num_actions: int
 

@@ -1,4 +1,4 @@
-"""One episode, kept step by step on the host, for a picture or for reading."""
+"""Recording of one episode, step by step on the host, for pictures or inspection."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llmrl_jax.agents.play import Actor, Rows, Step, begin, policy_actor, watch
 
 
 CHUNK = 16
-"""Steps between two looks of the host, unless it is said otherwise."""
+"""Default number of steps between transfers to the host."""
 
 
 @dataclass(frozen=True)
@@ -25,15 +25,15 @@ class Recording:
     obs: Any
     """Leaves `[T + 1, ...]`: before each step, and at the end."""
     state: Any
-    """The world's states, leaves `[T + 1, ...]`."""
+    """The environment's states, leaves `[T + 1, ...]`."""
     action: np.ndarray
     """`[T, ...]`."""
     thought: Any
-    """What the actor says about its choices, leaves `[T, ...]`."""
+    """The actor's additional output, leaves `[T, ...]`."""
     reward: np.ndarray
     """float32 `[T]`."""
     success: bool
-    """The world's own verdict; where it has none, whether it ended the episode."""
+    """The environment's success flag; without one, whether the environment ended the episode."""
 
     @property
     def length(self) -> int:
@@ -41,7 +41,7 @@ class Recording:
         return len(self.reward)
 
     def state_at(self, t: int) -> Any:
-        """The world's state before step `t`, or at the end for `t = T`."""
+        """The environment's state before step `t`, or at the end for `t = T`."""
         return jax.tree.map(lambda x: x[t], self.state)
 
     def obs_at(self, t: int) -> Any:
@@ -59,12 +59,12 @@ def make_recorder(
 ) -> Callable[[Any, jax.Array], Recording]:
     """Build `record(variables, key) -> Recording`, compiled once for any number of episodes.
 
-    It plays the episode that an evaluator plays with the same key: `key` is split into those of the reset and of the
+    It plays the same episode as an evaluator with the same key: `key` is split into the keys of the reset and of the
     steps.
 
-    **Arguments:** `env`, not batched, and its `env_params`; `make_actor`, from `variables`, a pytree, to who acts in
-    one row; `max_steps`, steps after which the episode ends whatever the world says; `chunk`, steps that the device
-    takes between two looks of the host.
+    **Arguments:** `env`, not batched, and its `env_params`; `make_actor`, from `variables`, a pytree, to the actor of
+    one row; `max_steps`, steps after which the episode always ends; `chunk`, steps on the device between transfers to
+    the host.
     """
 
     def see(rows: Rows, step: Step) -> dict[str, Any]:
@@ -111,26 +111,26 @@ def _concatenated(parts: list[Any]) -> Any:
 
 
 def _host(x: jax.Array) -> Any:
-    """The array on the host; PRNG keys, which NumPy does not have, stay where they are."""
+    """The array on the host; PRNG keys, which NumPy does not have, stay on the device."""
     return x if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else np.asarray(x)
 
 
 @dataclass(frozen=True)
 class Frame:
-    """What the agent saw and thought at one step."""
+    """The observation and the policy's outputs at one step."""
 
     picture: np.ndarray
     """uint8 `[H, W, 3]`."""
     text: dict[str, str]
     """The observation's strings, from `env.describe`."""
     probabilities: np.ndarray
-    """float32 `[A]`, of the actions; empty on the last frame, where the episode is over."""
+    """float32 `[A]`, of the actions; empty on the last frame."""
     action: int
     """The action taken; -1 on the last frame."""
     value: float
-    """The critic's estimate of the (scaled, discounted) return to come."""
+    """The critic's estimate of the (scaled, discounted) return."""
     reward: float
-    """The reward that led here, as the learner gets it."""
+    """The reward of the preceding step, as seen by the learner."""
 
 
 def record_episode(
@@ -140,7 +140,7 @@ def record_episode(
 
     **Arguments:** `env`, wrapped as for training, not batched; `policy`, `policy_params`, `frozen`, see
     `llmrl_jax.rl.policy`; `key`, a typed PRNG key; `greedy`, the mode instead of a sample.
-    **Returns:** the frames, one more than there were steps, and whether the world called it a success.
+    **Returns:** the frames, one more than steps, and the environment's success flag.
     """
 
     def actor(variables: Any) -> Actor:
