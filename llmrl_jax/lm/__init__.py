@@ -1,4 +1,4 @@
-"""Language models: a Llama in flax, adapters, scoring, sampling, sentence encoders, and Hugging Face's files."""
+"""Language models: Llama in flax, adapters, scoring, sampling, sentence encoders, and Hugging Face's file formats."""
 
 from llmrl_jax.lm.cache import Branches, Cache
 from llmrl_jax.lm.candidates import Candidates

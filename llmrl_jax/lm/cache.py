@@ -1,4 +1,4 @@
-"""The KV cache: keys and values of the tokens so far, in arrays of a fixed capacity; and of what branches off them."""
+"""The KV cache: keys and values of the tokens so far, in arrays of fixed capacity, and those of their branches."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from llmrl_jax.lm.config import LlamaConfig
 
 @struct.dataclass
 class Cache:
-    """`T` slots for each of `B` rows. All rows write the same slot; `positions` says what a row holds there."""
+    """`T` slots for each of `B` rows. All rows write the same slot; `positions` gives a row's position there."""
 
     keys: Float[Array, "L B T K h"]
     values: Float[Array, "L B T K h"]
     positions: Int[Array, "B T"]
-    """The position of the token in each slot; -1 where there is none (not yet written, or padding)."""
+    """The position of the token in each slot; -1 if there is none (not yet written, or padding)."""
     index: Int[Array, ""]
     """The next slot to write."""
 
     @staticmethod
     def create(config: LlamaConfig, batch_size: int, capacity: int, dtype: Any = jnp.float32) -> Cache:
-        """An empty cache for `capacity` tokens a row, padding included."""
+        """An empty cache for `capacity` tokens per row, including padding."""
         shape = (config.num_hidden_layers, batch_size, capacity, config.kv_heads, config.size)
         return Cache(
             keys=jnp.zeros(shape, dtype),
@@ -38,39 +38,39 @@ class Cache:
 
     @property
     def capacity(self) -> int:
-        """Slots a row, `T`."""
+        """Slots per row, `T`."""
         return self.positions.shape[1]
 
     def lengths(self) -> Int[Array, "B"]:
-        """The position that each row's next token takes."""
+        """The position of each row's next token."""
         return self.positions.max(axis=1) + 1
 
     def append(self, positions: Int[Array | np.ndarray, "B S"]) -> Cache:
-        """The cache with the next `S` slots taken by `positions`; their keys and values follow layer by layer."""
+        """The cache with `positions` in the next `S` slots; their keys and values are written layer by layer."""
         at = jax.lax.dynamic_update_slice(self.positions, jnp.asarray(positions, jnp.int32), (0, self.index))
         return dataclasses.replace(self, positions=at, index=self.index + positions.shape[1])
 
 
 @struct.dataclass
 class Branches:
-    """`n` continuations of each of `B` prompts, up to `T` tokens each. What they have in common is held once.
+    """`n` continuations of each of `B` prompts, up to `T` tokens each. The shared prompt is stored once.
 
-    Heads stand before tokens here: decoding reads all tokens of a head at every step, and in the order of `Cache` it
-    would have to turn them each time.
+    The heads' axis is before the tokens' here: decoding reads all tokens of a head at every step, and with the layout
+    of `Cache` it would transpose them each time.
     """
 
     prompt_keys: Float[Array, "L B K S h"]
     prompt_values: Float[Array, "L B K S h"]
     lengths: Int[Array, "B"]
-    """Tokens of each prompt; what stands behind them is padding."""
+    """Tokens of each prompt; the rest is padding."""
     keys: Float[Array, "L B n K T h"]
     values: Float[Array, "L B n K T h"]
     index: Int[Array, ""]
-    """Tokens of each continuation so far: all of them grow together."""
+    """Tokens of each continuation so far, the same for all."""
 
     @staticmethod
     def create(prompts: Cache, lengths: Int[Array | np.ndarray, "B"], count: int, capacity: int) -> Branches:
-        """`count` empty continuations for up to `capacity` tokens, behind right-padded prompts of `lengths` tokens."""
+        """`count` empty continuations for up to `capacity` tokens, after right-padded prompts of `lengths` tokens."""
         layers, batch, _, heads, size = prompts.keys.shape
         empty = jnp.zeros((layers, batch, count, heads, capacity, size), prompts.keys.dtype)
         return Branches(

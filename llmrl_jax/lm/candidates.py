@@ -12,17 +12,17 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Trie:
-    """Candidates with common prefixes merged. Only tokens that something follows are nodes: no node is ever a leaf,
-    since the last token of a candidate is predicted, not read."""
+    """Candidates with common prefixes merged. The last token of a candidate is predicted, not read, so it is a node
+    only if it is also an inner token of another candidate."""
 
     tokens: tuple[int, ...]
-    """The token of each of `M` nodes; a parent comes before its children."""
+    """The token of each of `M` nodes; parents precede their children."""
     depths: tuple[int, ...]
-    """Distance from the prompt, 0 for a first token."""
+    """Distance from the prompt, 0 for first tokens."""
     ancestors: np.ndarray
     """bool `[M, M]`: node i sees node j, itself included."""
     source: np.ndarray
-    """int32 `[A, W]`: where token w of candidate a is predicted: 0, the last prompt token, or 1 + a node."""
+    """int32 `[A, W]`: the input that predicts token w of candidate a: 0, the last prompt token, or 1 + a node."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class Candidates:
 
     sequences: tuple[tuple[int, ...], ...]
     words: tuple[int, ...] = ()
-    """How many words each candidate has, for scores per word; empty: unknown."""
+    """Number of words of each candidate, for scores per word; empty: unknown."""
 
     def __init__(self, sequences: Sequence[Sequence[int]], words: Sequence[int] = ()):
-        """**Raises:** `ValueError` where there is no candidate, one has no token, or `words` are not one positive
-        number for each."""
+        """**Raises:** `ValueError` if there is no candidate, one has no token, or `words` is not one positive number
+        for each."""
         kept = tuple(tuple(int(t) for t in sequence) for sequence in sequences)
         if not kept:
             raise ValueError("there are no candidates; at least 1 is needed")
@@ -54,7 +54,7 @@ class Candidates:
 
     @staticmethod
     def encode(tokenizer: Any, texts: Sequence[str]) -> Candidates:
-        """Candidates from strings, by a tokenizer's `encode(text) -> list[int]`. Words are what spaces divide."""
+        """Candidates from strings, by a tokenizer's `encode(text) -> list[int]`. Words are separated by spaces."""
         return Candidates([tokenizer.encode(text) for text in texts], [max(1, len(text.split())) for text in texts])
 
     def __len__(self) -> int:

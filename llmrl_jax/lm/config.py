@@ -1,4 +1,4 @@
-"""`LlamaConfig`: the architecture of a Llama, Mistral or Qwen, and its translation to and from `config.json`."""
+"""`LlamaConfig`: the architecture of a Llama, Mistral or Qwen, and its conversion to and from `config.json`."""
 
 from __future__ import annotations
 
@@ -54,19 +54,19 @@ def _check_type(kind: str) -> None:
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Rotary position frequencies: the base, and the scaling that stretches them over a longer context."""
+    """Rotary position frequencies: the base, and the scaling to a longer context."""
 
     theta: float = 10_000.0
     """The base of the geometric series of wavelengths."""
     type: RopeType = "default"
     factor: float = 1.0
-    """How many times longer the context becomes (every type but `default`)."""
+    """Extension factor of the context (every type except `default`)."""
     low_freq_factor: float = 1.0
-    """`llama3`: wavelengths above `original_max_position_embeddings / low_freq_factor` are scaled in full."""
+    """`llama3`: wavelengths above `original_max_position_embeddings / low_freq_factor` are fully scaled."""
     high_freq_factor: float = 4.0
     """`llama3`: wavelengths below `original_max_position_embeddings / high_freq_factor` are not scaled."""
     original_max_position_embeddings: int | None = None
-    """`llama3`, `yarn`: the context before stretching; None means the model's `max_position_embeddings`."""
+    """`llama3`, `yarn`: the context before the extension; None means the model's `max_position_embeddings`."""
     attention_factor: float | None = None
     """`yarn`: multiplies cosines and sines; None means the paper's `0.1 ln(factor) + 1`."""
     beta_fast: float = 32.0
@@ -98,7 +98,7 @@ class RopeConfig:
             if fields.get(name) is None:
                 raise ValueError(f"rope_type {kind!r} needs {name!r} in rope_parameters (or rope_scaling)")
         unknown = sorted(set(fields) - required - optional)
-        # transformers ignores `factor` and the like of a default rope; anything else unread would be a silent error.
+        # transformers ignores `factor` and similar fields of a default rope; others must not be ignored silently.
         if unknown and kind != "default":
             close = nearest(unknown[0], [*required, *optional])
             raise ValueError(f"rope_type {kind!r} has no field {unknown[0]!r}{close}")
@@ -115,13 +115,13 @@ class RopeConfig:
         return {"rope_type": self.type, "rope_theta": self.theta, **kept}
 
     def original(self, max_position_embeddings: int) -> int:
-        """The context length before stretching."""
+        """The context length before the extension."""
         return self.original_max_position_embeddings or max_position_embeddings
 
 
 WINDOWED, FULL = "sliding_attention", "full_attention"
 
-# Fields of config.json that change what is computed and that are not implemented: field -> the value that is.
+# Fields of config.json that affect the computation, with their only implemented values.
 _ONLY: dict[str, Any] = {
     "hidden_act": "silu",
     "attention_bias": False,
@@ -130,7 +130,7 @@ _ONLY: dict[str, Any] = {
     "quantization_config": None,
     "use_mrope": False,
 }
-# What transformers takes for a field that a family's config.json lacks, where that is not our default.
+# transformers' defaults of missing fields per family, if they differ from the defaults here.
 _ABSENT: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"num_key_value_heads": 8, "max_position_embeddings": 131_072, "sliding_window": 4096},
@@ -144,9 +144,9 @@ _DTYPES = ("float32", "bfloat16", "float16")
 class LlamaConfig:
     """The architecture of a Llama (Touvron et al. 2023), a Mistral, a Qwen2 or a Qwen3.
 
-    Sizes only: precision belongs to the module. The families share all but three things: Qwen2's queries, keys and
-    values have biases; Qwen3 norms each head's queries and keys; Mistral, and where they say so the Qwens, attend to
-    a window of the last tokens only.
+    Sizes only: precision is a property of the module. The families differ in three things: Qwen2's queries, keys and
+    values have biases; Qwen3 normalises each head's queries and keys; Mistral, and optionally the Qwens, attend only to
+    a window of the last tokens.
     """
 
     vocab_size: int
@@ -168,18 +168,18 @@ class LlamaConfig:
     """Whether the head is the transpose of the embedding."""
     rope: RopeConfig = RopeConfig()
     initializer_range: float = 0.02
-    """Standard deviation of fresh weights."""
+    """Standard deviation of initial weights."""
     bos_token_id: int | None = None
     eos_token_id: int | None = None
     pad_token_id: int | None = None
     dtype: str = "float32"
-    """What the weights are stored in: float32, bfloat16 or float16."""
+    """Dtype of the stored weights: float32, bfloat16 or float16."""
     model_type: Family = "llama"
-    """The family, as Hugging Face names it."""
+    """Hugging Face's name of the family."""
     sliding_window: int | None = None
     """A token sees itself and the `sliding_window - 1` tokens before it; None: all before it."""
     sliding_layers: tuple[bool, ...] | None = None
-    """Which layers the window binds (the Qwens); None: every one."""
+    """The layers that the window applies to (the Qwens); None: all."""
 
     def __post_init__(self):
         if self.num_key_value_heads is None:
@@ -236,7 +236,7 @@ class LlamaConfig:
 
     @property
     def qk_norm(self) -> bool:
-        """Whether each head's queries and keys are normed, before they are rotated."""
+        """Whether each head's queries and keys are normalised before they are rotated."""
         return self.model_type == "qwen3"
 
     @property
@@ -281,7 +281,7 @@ class LlamaConfig:
         return LlamaConfig(
             **kept,
             rope=RopeConfig.from_hf(config),
-            # Some checkpoints list several end tokens; the first is the one that ends a text.
+            # Some checkpoints list several end tokens; the first one ends a text.
             eos_token_id=eos[0] if isinstance(eos, list | tuple) else eos,
             dtype=dtype,
             **_window(config),
@@ -317,7 +317,7 @@ class LlamaConfig:
 
     @staticmethod
     def preset(name: str, vocab_size: int, **changes: Any) -> LlamaConfig:
-        """A named size, with `changes` to its fields. **Raises** `KeyError`, naming the nearest."""
+        """A named size, with `changes` to its fields. **Raises** `KeyError`, with the nearest name."""
         if name not in PRESETS:
             raise KeyError(f"no preset {name!r}{nearest(name, list(PRESETS))} (there are {', '.join(PRESETS)})")
         return LlamaConfig(vocab_size=vocab_size, **{**PRESETS[name], **changes})
@@ -332,16 +332,16 @@ class LlamaConfig:
     def flops_per_token(self, context: int, *, logits: bool = True) -> float:
         """Forward floating-point operations per token, averaged over a causal context of `context` tokens.
 
-        `2 N + 2 L T H h`, where `N` counts the matrices (the head too when `logits`) and the second term is the causal
-        half of scores and values (jax_llm reference, section 2.2). Training costs 3 times this in full, 2 times
-        with frozen weights and LoRA.
+        `2 N + 2 L T H h`, where `N` is the size of the matrices (including the head if `logits`) and the second term is
+        the causal half of scores and values (jax_llm reference, section 2.2). Training costs 3 times this for all
+        weights, 2 times with frozen weights and LoRA.
         """
         n = self.matmul_params - (0 if logits else self.hidden_size * self.vocab_size)
         return 2.0 * n + 2.0 * self.num_hidden_layers * context * self.num_attention_heads * self.size
 
 
 def _window(config: Mapping[str, Any]) -> dict[str, Any]:
-    """`sliding_window` and `sliding_layers` of a config.json; a Qwen's window counts only if it is said to be used."""
+    """`sliding_window` and `sliding_layers` of a config.json; a Qwen's window needs `use_sliding_window`."""
     kind, window, count = config["model_type"], config.get("sliding_window"), config["num_hidden_layers"]
     qwen, types = kind in ("qwen2", "qwen3"), config.get("layer_types")
     if qwen and not config.get("use_sliding_window"):
@@ -362,7 +362,7 @@ def _window(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 PRESETS: dict[str, dict[str, Any]] = {
-    # The demo's policy: every multiplication counts on two cores.
+    # The policy of the demo, for two cores.
     "tiny": {
         "hidden_size": 64,
         "intermediate_size": 128,
@@ -371,7 +371,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 512,
         "tie_word_embeddings": True,
     },
-    # The scoring benchmark's: 27 million weights with a vocabulary of 4,096.
+    # The model of the scoring benchmark: 27 million weights with a vocabulary of 4,096.
     "small": {
         "hidden_size": 512,
         "intermediate_size": 1376,

@@ -1,7 +1,7 @@
-"""Every parameter of the model, declared once: shape, logical axes, initial value and Hugging Face name.
+"""Declarations of all parameters of the model: shape, logical axes, initial value and Hugging Face name.
 
-The model's `init`, its abstract shapes, its shardings and the reader and writer of safetensors all come from this
-table, so a parameter cannot be sharded by one name and loaded by another.
+The model's `init`, its abstract shapes, its shardings and the reader and writer of safetensors all use these
+declarations, so a parameter cannot be sharded by one name and loaded by another.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ class Leaf:
 
     shape: tuple[int, ...]
     axes: tuple[str | None, ...]
-    """The logical name of each axis, for `llmrl_jax.parallel.partition`; None is never sharded."""
+    """The logical name of each axis, for `llmrl_jax.parallel.partition`; None: not sharded."""
     init: Literal["normal", "uniform", "ones", "zeros"]
     scale: float = 0.0
     """Standard deviation of `normal`, half-width of `uniform`."""
     hf: str | None = None
     """Hugging Face's name, with `{}` for the layer; None for a LoRA matrix."""
     hf_shape: tuple[int, ...] = ()
-    """Hugging Face's shape of one layer: `[out..., in]` for a projection, whose axes are turned to `[in, out...]`."""
+    """Hugging Face's shape of one layer: `[out..., in]` for a projection, which is transposed to `[in, out...]`."""
     fan_in: int = 0
-    """How many of the axes (after the layer's) are inputs: they stand last in Hugging Face's layout. 0: no turning."""
+    """Number of input axes (after the layer's): they are last in Hugging Face's layout. 0: not transposed."""
     columns: tuple[int, ...] = ()
-    """Of a LoRA matrix `a [L, in..., r]` whose layers have different ranks: how many columns each layer has; the rest
-    are zero. Empty: all."""
+    """For a LoRA matrix `a [L, in..., r]` whose layers have different ranks: the number of columns of each layer; the
+    rest are zero. Empty: all."""
 
     @property
     def stacked(self) -> bool:
-        """Whether the first axis is that of the layers, each of which is a tensor of Hugging Face's."""
+        """Whether the first axis is that of the layers, each of which is a separate tensor in Hugging Face's files."""
         return "{}" in (self.hf or "")
 
     def make(self, key: jax.Array, dtype: Any) -> jax.Array:
-        """A fresh value."""
+        """An initial value."""
         if self.init == "normal":
             return (self.scale * jax.random.normal(key, self.shape)).astype(dtype)
         if self.init == "uniform":
@@ -66,7 +66,7 @@ def is_leaf(x: Any) -> bool:
 
 @dataclass(frozen=True)
 class Projection:
-    """A matrix of a layer, as an einsum from the axes `inputs` of an activation to its axes `outputs`."""
+    """A matrix of a layer, as an einsum from the axes `inputs` of an activation to the axes `outputs`."""
 
     block: Literal["self_attn", "mlp"]
     inputs: tuple[tuple[str | None, int], ...]
@@ -169,7 +169,7 @@ def declare_lora(config: LlamaConfig, lora: LoRAConfig) -> Tree:
 
 
 def make(tree: Tree, key: jax.Array, dtype: Any) -> Tree:
-    """Fresh values for a tree of declarations, a key for each leaf in the tree's order."""
+    """Initial values for a tree of declarations, with one key per leaf in the tree's order."""
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_leaf)
     keys = jax.random.split(key, len(leaves))
     return jax.tree.unflatten(structure, [leaf.make(k, dtype) for leaf, k in zip(leaves, keys, strict=True)])

@@ -1,6 +1,6 @@
 """Sentence encoders on the device: BERT models (MiniLM) in flax, pooled to one vector per text.
 
-`encoder_weights.load_encoder` reads them; `phrase_table` embeds what a world can say, to be gathered from inside jit.
+`encoder_weights.load_encoder` loads them; `phrase_table` embeds an environment's phrases, for look-ups inside jit.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ POOLINGS: tuple[str, ...] = Pooling.__args__  # type: ignore[attr-defined]
 
 
 class TextEncoder(Protocol):
-    """What turns texts into vectors: a `SentenceEncoder`, or the stand-in `HashedEncoder`."""
+    """An encoder of texts as vectors: a `SentenceEncoder`, or the substitute `HashedEncoder`."""
 
     name: str
-    """What a log or a cache should call it."""
+    """Name for logs and caches."""
     dim: int
 
     def encode_texts(self, texts: Sequence[str]) -> np.ndarray:
@@ -63,7 +63,7 @@ class BertConfig:
     def from_hf(cls, config: Mapping[str, Any]) -> BertConfig:
         """From the fields of a `config.json`. **Raises:** `ValueError` for a field that is missing or unsupported."""
         wanted = {
-            # The first releases do not say that they are BERT.
+            # The first releases have no model_type.
             "model_type": ("bert", "bert"),
             "hidden_act": ("gelu", "gelu"),
             "position_embedding_type": ("absolute", "absolute"),
@@ -71,8 +71,8 @@ class BertConfig:
             "add_cross_attention": (False, False),
         }
         for name, (default, only) in wanted.items():
-            if (found := config.get(name, default)) != only:
-                raise ValueError(f"{name} is {found!r}; a sentence encoder here supports {only!r} alone")
+            if (value := config.get(name, default)) != only:
+                raise ValueError(f"{name} is {value!r}; a sentence encoder here supports {only!r} alone")
         named = {f.name: config[f.name] for f in fields(cls) if f.name in config}
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
             if name not in named:
@@ -81,7 +81,7 @@ class BertConfig:
 
 
 def declare_bert(config: BertConfig, pooler: bool) -> declare.Tree:
-    """The `params` collection, layers stacked: `[L, ...]`. The `pooler` only where it is asked for."""
+    """The `params` collection, layers stacked: `[L, ...]`; with BERT's pooler only if `pooler`."""
     d, layers, std = config.hidden_size, config.num_hidden_layers, config.initializer_range
     heads = (config.num_attention_heads, d // config.num_attention_heads)
 
@@ -130,7 +130,7 @@ def declare_bert(config: BertConfig, pooler: bool) -> declare.Tree:
 
 
 def layer_norm(x: jax.Array, params: Mapping, eps: float) -> jax.Array:
-    """Layer norm with a bias, its statistics in float32, in the dtype of `x`."""
+    """Layer norm with a bias, computed in float32, returned in the dtype of `x`."""
     wide = x.astype(jnp.float32)
     wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
     wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
@@ -139,12 +139,12 @@ def layer_norm(x: jax.Array, params: Mapping, eps: float) -> jax.Array:
 
 @struct.dataclass
 class BertOutput:
-    """What a pass over `[B, S]` tokens returns."""
+    """The output of a forward pass over `[B, S]` tokens."""
 
     hidden: Float[Array, "B S D"]
-    """The last layer's states; those of padded tokens mean nothing."""
+    """The last layer's states; those of padded tokens are undefined."""
     pooled: Float[Array, "B D"] | None
-    """tanh of a matrix times the first token's state; None for a model without its pooler."""
+    """tanh of a matrix times the first token's state; None for a model without a pooler."""
 
 
 class Bert(nn.Module):
@@ -153,7 +153,7 @@ class Bert(nn.Module):
     config: BertConfig
     pooler: bool = False
     dtype: Any = jnp.float32
-    """What is computed in; norms and softmax are float32 always."""
+    """Dtype of the computation; norms and softmax are always float32."""
     param_dtype: Any = jnp.float32
 
     def setup(self):
@@ -171,10 +171,11 @@ class Bert(nn.Module):
         lengths: Int[AnyArray, "B"],
         token_types: Int[AnyArray, "B S"] | None = None,
     ) -> BertOutput:
-        """One pass over right-padded rows; `token_types` (None: all 0) tells the first text of a pair from the second.
+        """One forward pass over right-padded rows; `token_types` (None: all 0) marks the first and second text of a
+        pair.
 
-        `lengths` says what is padding, never a token's id.
-        **Raises:** `ValueError` where `S` exceeds the positions.
+        Padding is defined by `lengths`, never by a token's id.
+        **Raises:** `ValueError` if `S` exceeds the positions.
         """
         config, steps = self.config, tokens.shape[1]
         if steps > config.max_position_embeddings:
@@ -214,7 +215,7 @@ def check_options(model: Bert, pooling: str, max_length: int) -> None:
 
 
 class SentenceEncoder:
-    """A `Bert`, its weights, its tokenizer and what becomes of its states: one vector `[D]` a text."""
+    """A `Bert`, its weights, its tokenizer and its pooling: one vector `[D]` per text."""
 
     def __init__(
         self,
@@ -230,12 +231,12 @@ class SentenceEncoder:
         sep_id: int,
         lowercase: bool = False,
     ):
-        """**Arguments:** `pooling`: `mean` of the real tokens' states, `cls`, the first token's, or `pooler`, BERT's
-        own tanh layer over that one; `normalize`, whether to divide by the L2 norm; `max_length`, in tokens, the two
-        special ones included: what is longer is cut; `lowercase`, whether texts are lowered before the tokenizer sees
-        them. `name` is for logs and caches.
+        """**Arguments:** `pooling`: `mean` of the states of non-padding tokens, `cls`, the first token's, or `pooler`,
+        BERT's tanh layer over the first token's; `normalize`, whether to divide by the L2 norm; `max_length`, in
+        tokens, including the two special ones: longer texts are truncated; `lowercase`, whether texts are lower-cased
+        before tokenization. `name` is for logs and caches.
 
-        **Raises:** what `check_options` does.
+        **Raises:** as `check_options`.
         """
         check_options(model, pooling, max_length)
         self.model, self.variables, self.tokenizer, self.name = model, variables, tokenizer, name
@@ -255,7 +256,7 @@ class SentenceEncoder:
         lengths: Int[AnyArray, "B"],
         token_types: Int[AnyArray, "B S"] | None = None,
     ) -> Float[Array, "B D"]:
-        """The embeddings of token rows that hold their special tokens (`frame` adds them); pure, for jit and grad.
+        """The embeddings of token rows with their special tokens (`frame` adds them); pure, for jit and grad.
 
         **Returns:** float32 `[B, D]`; a row of length 0 gives zeros.
         """
@@ -270,15 +271,15 @@ class SentenceEncoder:
             vector = jnp.where(length > 0, vector, 0.0)
         if not self.normalize:
             return vector
-        # The bound stands under the root, so that the gradient of a zero row is zero, not NaN.
+        # The bound is inside the square root, so that the gradient of a zero row is zero, not NaN.
         return vector * jax.lax.rsqrt(jnp.maximum(jnp.square(vector).sum(-1, keepdims=True), 1e-24))
 
     def frame(
         self, tokens: Int[AnyArray, "B S"], lengths: Int[AnyArray, "B"]
     ) -> tuple[Int[Array, "B T"], Int[Array, "B"]]:
-        """Token rows as the encoder wants them: [CLS], at most `max_length - 2` of the row, [SEP]; inside jit.
+        """Token rows in the encoder's format: [CLS], at most `max_length - 2` tokens of the row, [SEP]; inside jit.
 
-        The rows are of `tokenizer.encode`, or of an `envs_jax.text.Prompt` built with it.
+        The rows are from `tokenizer.encode`, or from an `envs_jax.text.Prompt` built with it.
         """
         kept = min(tokens.shape[1], self.max_length - 2)
         count = jnp.minimum(lengths, kept)
@@ -287,7 +288,7 @@ class SentenceEncoder:
         return jnp.where(last, self.sep_id, framed), count + 2
 
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
-        """The token ids of each text, special tokens included, cut to `max_length`."""
+        """The token ids of each text, including special tokens, truncated to `max_length`."""
         if isinstance(texts, str):
             raise TypeError(f"texts must be a sequence of strings, not the one string {texts[:40]!r}: put it in a list")
         rows = self.tokenizer.encode_batch([text.lower() for text in texts] if self.lowercase else list(texts))
@@ -296,23 +297,23 @@ class SentenceEncoder:
     def encode_texts(self, texts: Sequence[str], *, batch_size: int = 64) -> np.ndarray:
         """The embeddings float32 `[N, D]` of `N` texts, on the host.
 
-        Texts are sorted by length, so that a batch pads little; a padded shape is compiled once, and there are few
-        of them (powers of two). The last bits of a row depend on the shape of its batch.
+        Texts are sorted by length, so that a batch has little padding; each padded shape is compiled once, and there
+        are few of them (powers of two). The last bits of a row depend on the shape of its batch.
         """
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
         rows = self.tokenize(texts)
         order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
         batches = [order[i : i + batch_size] for i in range(0, len(rows), batch_size)]
-        # All batches are sent off before the first is fetched.
-        found = [self._jitted(self.variables, *self._pad([rows[i] for i in batch], batch_size)) for batch in batches]
+        # All batches are dispatched before the first is fetched.
+        outputs = [self._jitted(self.variables, *self._pad([rows[i] for i in batch], batch_size)) for batch in batches]
         out = np.zeros((len(rows), self.dim), np.float32)
-        for batch, vectors in zip(batches, found):
+        for batch, vectors in zip(batches, outputs):
             out[batch] = np.asarray(vectors)[: len(batch)]
         return out
 
     def _pad(self, rows: list[list[int]], most: int) -> tuple[np.ndarray, np.ndarray]:
-        """Rows in a shape of few: tokens `[B, S]` and lengths `[B]`, 0 for the rows that fill up."""
+        """Rows padded to one of few shapes: tokens `[B, S]` and lengths `[B]`, 0 for padding rows."""
         width = min(self.max_length, max(8, 1 << (max(map(len, rows)) - 1).bit_length()))
         tokens = np.zeros((min(most, 1 << (len(rows) - 1).bit_length()), width), np.int32)
         lengths = np.zeros(len(tokens), np.int32)
@@ -322,7 +323,7 @@ class SentenceEncoder:
 
 
 def phrase_table(encoder: TextEncoder, phrases: Phrasebook | Sequence[str]) -> Float[Array, "P D"]:
-    """The embeddings of every phrase of a book, in the order of their ids, to gather from inside jit (`look_up`)."""
+    """The embeddings of all phrases of a book, in the order of their ids, for `look_up` inside jit."""
     return jnp.asarray(encoder.encode_texts(phrases.phrases if isinstance(phrases, Phrasebook) else phrases))
 
 

@@ -1,4 +1,4 @@
-"""Sentence encoders from files: BERT folders of Hugging Face and of sentence-transformers, and the packaged MiniLM."""
+"""Loading of sentence encoders: BERT folders of Hugging Face and of sentence-transformers, and the packaged MiniLM."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ MINILM_SHA256 = {
     "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
     "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
 }
-"""Of all-MiniLM-L6-v2, as that package holds it."""
+"""Checksums of the files of all-MiniLM-L6-v2 in that package."""
 PUBLISHED = {"That is a happy dog": 0.695, "That is a very happy person": 0.943, "Today is a sunny day": 0.257}
-"""Cosine similarities with `HAPPY` that the model's page shows."""
+"""Cosine similarities with `HAPPY` that are published on the model's page."""
 HAPPY = "That is a happy person"
 _CLOSE = 5e-3
-"""Seven times what bfloat16 moves them by (a GPU's fast float32 products move them less); far below what a wrong
-pooling or tokenizer does."""
+"""Tolerance: seven times the error of bfloat16 (the error of a GPU's fast float32 products is smaller), and far below
+the error of a wrong pooling or tokenizer."""
 
 _LEGACY_MODES = {
     "pooling_mode_cls_token": "cls",
@@ -45,7 +45,7 @@ _LEGACY_MODES = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-"""How sentence-transformers spelt the poolings before they became one field, and how it spells them now."""
+"""The former fields of sentence-transformers for poolings, and the values of the present single field."""
 
 
 def _read_list(file: Path) -> list[dict[str, Any]]:
@@ -60,8 +60,8 @@ def _read_list(file: Path) -> list[dict[str, Any]]:
 
 
 def _modules(folder: Path) -> tuple[Path, Pooling, bool]:
-    """The folder of the transformer, its pooling, and whether the vector is normalised, by `modules.json`; without
-    it the mean, not normalised, as sentence-transformers takes a bare model."""
+    """The folder of the transformer, its pooling, and whether the vector is normalised, from `modules.json`; without
+    it the mean, not normalised, as sentence-transformers loads a bare model."""
     file = folder / "modules.json"
     if not file.is_file():
         return folder, "mean", False
@@ -82,8 +82,8 @@ def _pooling(folder: Path) -> Pooling:
     if not file.is_file():
         raise FileNotFoundError(f"modules.json lists a Pooling, but there is no {file}: copy or download it again")
     config = read_json(file)
-    found = config.get("pooling_mode", [mode for name, mode in _LEGACY_MODES.items() if config.get(name)] or "mean")
-    modes = [found] if isinstance(found, str) else list(found)
+    pooling = config.get("pooling_mode", [mode for name, mode in _LEGACY_MODES.items() if config.get(name)] or "mean")
+    modes = [pooling] if isinstance(pooling, str) else list(pooling)
     if modes not in (["mean"], ["cls"]):
         raise ValueError(f"{file} pools by {', '.join(map(str, modes))}; supported there: mean, or cls")
     return modes[0]
@@ -111,17 +111,17 @@ def _tokenizer(folder: Path) -> tuple[FastTokenizer, int, int]:
     for name, usual in (("cls_token", "[CLS]"), ("sep_token", "[SEP]")):
         token = config.get(name, usual)
         token = token["content"] if isinstance(token, dict) else token
-        found = tokenizer.backend.token_to_id(token)
-        if found is None:
+        token_id = tokenizer.backend.token_to_id(token)
+        if token_id is None:
             raise ValueError(f"the {name} {token!r} is not in the vocabulary of the tokenizer in {folder}")
-        ids.append(found)
+        ids.append(token_id)
     return tokenizer, ids[0], ids[1]
 
 
 def _names(file: TensorFile, leaves: list[declare.Leaf]) -> dict[str, str]:
-    """For each tensor that the declaration asks for, its name in the file, checked from the header alone.
+    """The name in the file of each declared tensor, checked from the header only.
 
-    A file may put `bert.` before every name, hold heads for other tasks, and spell a norm's weights gamma and beta.
+    A file may prefix every name with `bert.`, contain heads for other tasks, and name a norm's weights gamma and beta.
     """
     spelt = {}
     prefix = "bert." if any(name.startswith("bert.") for name in file.specs) else ""
@@ -139,9 +139,9 @@ def _names(file: TensorFile, leaves: list[declare.Leaf]) -> dict[str, str]:
         hint = "; choose pooling 'mean' or 'cls'" if missing[0].startswith("pooler.") else ""
         raise ValueError(f"{file.path} lacks the tensor {prefix}{missing[0]}{more}{hint}")
     for name, shape in wanted.items():
-        kind, found = file.specs[spelt[name]]
-        if found != shape:
-            raise ValueError(f"{file.path}: tensor {spelt[name]} has shape {found}; {CONFIG} asks for {shape}")
+        kind, actual = file.specs[spelt[name]]
+        if actual != shape:
+            raise ValueError(f"{file.path}: tensor {spelt[name]} has shape {actual}; {CONFIG} asks for {shape}")
         if kind not in DTYPES:
             raise ValueError(f"{file.path}: tensor {spelt[name]} is stored as {kind}; supported: {', '.join(DTYPES)}")
     unread = [name for name in spelt if name not in wanted and name.startswith(("embeddings.", "encoder."))]
@@ -153,7 +153,7 @@ def _names(file: TensorFile, leaves: list[declare.Leaf]) -> dict[str, str]:
 
 
 def _read(file: TensorFile, leaf: declare.Leaf, names: dict[str, str], dtype: Any) -> np.ndarray:
-    """A leaf in our layout, through a view of it in the file's."""
+    """A leaf in this package's layout, filled through a view in the file's layout."""
     out = empty(leaf.shape, dtype)
     for i, part in enumerate(out if leaf.stacked else [out]):
         turned = part.reshape(leaf.hf_shape[::-1]).T if leaf.fan_in else part.reshape(leaf.hf_shape)
@@ -171,16 +171,16 @@ def load_encoder(
     dtype: Any = jnp.float32,
     revision: str | None = None,
 ) -> SentenceEncoder:
-    """Read a BERT: a folder of Hugging Face's or of sentence-transformers' layout, or a hub id (`OWNER/NAME`).
+    """Load a BERT: a folder of Hugging Face's or of sentence-transformers' layout, or a hub id (`OWNER/NAME`).
 
     Names, shapes, dtypes and the tokenizer are checked before a tensor is allocated.
 
-    **Arguments:** `pooling`, `normalize`, `max_length`: None does what the folder says (`modules.json`,
-    `1_Pooling/config.json`, `sentence_bert_config.json`), or, in a bare model's, the mean, not normalised, and as many
+    **Arguments:** `pooling`, `normalize`, `max_length`: None uses the folder's settings (`modules.json`,
+    `1_Pooling/config.json`, `sentence_bert_config.json`), or, for a bare model, the mean, not normalised, and as many
     tokens as tokenizer and positions allow; `mesh`, over which the weights are replicated (None: on the first
     device); `dtype`, of weights and computation; `revision`, of a hub id.
-    **Raises:** `FileNotFoundError` for a missing file; `ValueError` for an architecture, module or field that is not
-    supported, or a missing, extra or misshapen tensor: each by name.
+    **Raises:** `FileNotFoundError` for a missing file; `ValueError`, with the name, for an unsupported architecture,
+    module or field, or a missing, extra or misshapen tensor.
     """
     folder = locate(path_or_id, revision=revision)
     inner, its_pooling, its_normalize = _modules(folder)
@@ -224,7 +224,7 @@ def load_encoder(
 
 
 def _limits(folder: Path) -> tuple[list[int], bool]:
-    """The lengths that sentence-transformers, or else the tokenizer, sets; and whether texts are lowered first."""
+    """The maximum lengths set by sentence-transformers, or else by the tokenizer; and whether texts are lower-cased."""
     ours, theirs = folder / "sentence_bert_config.json", folder / "tokenizer_config.json"
     config = read_json(ours) if ours.is_file() else {}
     length = config.get("max_seq_length")
@@ -234,20 +234,21 @@ def _limits(folder: Path) -> tuple[list[int], bool]:
 
 
 def minilm_folder() -> Path | None:
-    """Where the package with all-MiniLM-L6-v2 keeps its files; None where it is not installed. Nothing is imported."""
-    found = importlib.util.find_spec(MINILM_PACKAGE)
-    places = [] if found is None else list(found.submodule_search_locations or [])
+    """The folder of the package with all-MiniLM-L6-v2; None if it is not installed. Nothing is imported."""
+    spec = importlib.util.find_spec(MINILM_PACKAGE)
+    places = [] if spec is None else list(spec.submodule_search_locations or [])
     return Path(places[0]) / "model" if places else None
 
 
 def load_minilm(folder: str | Path | None = None, *, mesh: Mesh | None = None) -> SentenceEncoder:
-    """all-MiniLM-L6-v2 (22.7M parameters, 384 wide, mean of the tokens, normalised), from the package that holds it.
+    """all-MiniLM-L6-v2 (22.7M parameters, width 384, mean pooling, normalised), from its package.
 
-    Its files must have the pinned checksums, and the encoder must give the similarities that the model's page shows.
+    The files must have the pinned checksums, and the encoder must reproduce the similarities published on the model's
+    page.
 
     **Arguments:** `folder`, a copy of the package's files; None: the installed package's; `mesh`, as in `load_encoder`.
-    **Raises:** `ModuleNotFoundError` where the package is missing, saying how to install it; `ValueError` for other
-    files, or other similarities.
+    **Raises:** `ModuleNotFoundError`, with the install command, if the package is missing; `ValueError` for other
+    files or other similarities.
     """
     where = minilm_folder() if folder is None else Path(folder)
     if where is None:
@@ -261,10 +262,10 @@ def load_minilm(folder: str | Path | None = None, *, mesh: Mesh | None = None) -
         if not (where / name).is_file():
             raise FileNotFoundError(f"{where} holds no {name}: install {MINILM_PACKAGE} {MINILM_VERSION} again")
         with open(where / name, "rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-        if found != wanted:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if digest != wanted:
             raise ValueError(
-                f"{where / name} has the SHA-256 {found[:16]}..., not {wanted[:16]}... of {MINILM_PACKAGE} "
+                f"{where / name} has the SHA-256 {digest[:16]}..., not {wanted[:16]}... of {MINILM_PACKAGE} "
                 f"{MINILM_VERSION}: it is another model or damaged; load_encoder reads it without this check"
             )
     encoder = load_encoder(where, mesh=mesh)
@@ -274,17 +275,17 @@ def load_minilm(folder: str | Path | None = None, *, mesh: Mesh | None = None) -
 
 
 def check_similarities(encoder: SentenceEncoder) -> None:
-    """**Raises:** `ValueError` where cosine similarities differ from those published for all-MiniLM-L6-v2."""
+    """**Raises:** `ValueError` if cosine similarities differ from those published for all-MiniLM-L6-v2."""
     vectors = encoder.encode_texts([HAPPY, *PUBLISHED])
-    for text, wanted, found in zip(PUBLISHED, PUBLISHED.values(), vectors[1:] @ vectors[0]):
-        if not abs(found - wanted) < _CLOSE:
+    for text, wanted, cosine in zip(PUBLISHED, PUBLISHED.values(), vectors[1:] @ vectors[0]):
+        if not abs(cosine - wanted) < _CLOSE:
             raise ValueError(
-                f"{encoder.name}: the similarity of {HAPPY!r} and {text!r} is {found:.3f}; {wanted:.3f} is published"
+                f"{encoder.name}: the similarity of {HAPPY!r} and {text!r} is {cosine:.3f}; {wanted:.3f} is published"
             )
 
 
 def any_encoder() -> TextEncoder:
-    """all-MiniLM-L6-v2 where its package is installed; else, with a warning, the stand-in `HashedEncoder`."""
+    """all-MiniLM-L6-v2 if its package is installed; else, with a warning, the substitute `HashedEncoder`."""
     if minilm_folder() is not None:
         return load_minilm()
     warnings.warn(

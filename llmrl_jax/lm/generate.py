@@ -1,4 +1,4 @@
-"""Sampling continuations of prompts, on the device from the first token to the last."""
+"""Sampling of continuations of prompts, entirely on the device."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Finish(enum.IntEnum):
     """Why a continuation ended."""
 
     RUNNING = 0
-    """It has not: only while streaming."""
+    """It has not ended: only while streaming."""
     LENGTH = 1
     """It has `max_new_tokens` tokens."""
     STOP_TOKEN = 2
@@ -36,23 +36,24 @@ class Finish(enum.IntEnum):
 
 @struct.dataclass
 class Generation:
-    """`n` continuations of `B` prompts, of up to `T` tokens. Behind a continuation's end everything is 0."""
+    """`n` continuations of `B` prompts, of up to `T` tokens. All entries after a continuation's end are 0."""
 
     tokens: Int[Array, "B n T"]
-    """int32. The stop token, or the one that completed a stop string, is the last."""
+    """int32. The last one is the stop token, or the one that completed a stop string."""
     lengths: Int[Array, "B n"]
     """int32, at least 1."""
     log_probs: Float[Array, "B n T"]
-    """float32: of each token under the model itself, `log_softmax(logits)`, whatever it was drawn from. What a
-    forward pass over prompt and continuation gives (to 1e-5 in float32), so what a learner's ratio compares with."""
+    """float32: log-probability of each token under the model, `log_softmax(logits)`, without the sampling options. The
+    same as from a forward pass over prompt and continuation (to 1e-5 in float32), so the reference of a learner's
+    ratio."""
     sampled_log_probs: Float[Array, "B n T"]
-    """float32: of each token under what it was drawn from, with penalty, temperature and truncation, normalised over
-    the tokens left; 0 where greedy. The same as `log_probs` where none of them is set."""
+    """float32: log-probability of each token under the sampling distribution, with penalty, temperature and truncation,
+    normalised over the remaining tokens; 0 if greedy. The same as `log_probs` if no option is set."""
     finish: Int[Array, "B n"]
     """int32, a `Finish`."""
 
     def texts(self, tokenizer: Tokenizer, stops: StopStrings | None = None) -> list[list[str]]:
-        """The continuations as text, on the host, without the stop token and from the stop string on."""
+        """The continuations as text, on the host, without the stop token and cut before the stop string."""
         tokens, finish = np.asarray(self.tokens), np.asarray(self.finish)
         ends = np.asarray(self.lengths) - (finish == Finish.STOP_TOKEN)
         cut = stops.cut if stops else str
@@ -61,14 +62,14 @@ class Generation:
 
 @struct.dataclass
 class _State:
-    """The loop's carry. Everything that grows is written in place."""
+    """The loop's carry. Growing arrays are written in place."""
 
     step: Int[Array, ""]
-    """Tokens of each continuation so far, those that have ended included."""
+    """Tokens of each continuation so far, including those that have ended."""
     branches: Branches
     keys: Key[Array, "B n"]
     seen: Bool[Array, "B n V"] | None
-    """Tokens of prompt and continuation, where a repetition penalty asks."""
+    """Tokens of prompt and continuation, for a repetition penalty."""
     automaton: Int[Array, "B n"] | None
     """State of the stop strings."""
     out: Generation
@@ -87,20 +88,20 @@ def generate(
 ) -> Generation:
     """Sample continuations of every prompt.
 
-    A prompt is read once, whatever the number of its continuations. They are then written in one `while_loop`, which
-    ends with the last of them. It is compiled for each `model`, for the shapes, and for `config` (but not for the
-    values of its arrays), and may be called inside another `jit`.
+    A prompt is computed once, for any number of continuations. They are then sampled in one `while_loop`, which ends
+    with the last of them. It is compiled for each `model`, for the shapes, and for `config` (but not for the values of
+    its arrays), and can be called inside another `jit`.
 
-    What a row draws follows from its key alone: not from its batch, its padding, or the other samples. (With JAX's
-    default keys, threefry. Logits of another batch size may differ in their last bit, as sums are then taken in
-    another order; a draw changes only where two tokens tie to that bit.)
+    The draws of a row depend only on its key, not on its batch, its padding, or the other samples. (With JAX's default
+    keys, threefry. Logits with another batch size may differ in the last bit, because of another order of summation; a
+    draw changes only if two tokens tie to that bit.)
 
-    **Arguments:** `model`, `variables` (with `lora` where adapters are to act); `tokens`, right-padded prompts;
-    `lengths`, at least 1; `key`, one of `jax.random.key`, folded with each row's number, or one for each row;
-    `config`; `stops`, strings that end a continuation; `rows`, the rows' numbers, by default their places in the batch.
+    **Arguments:** `model`, `variables` (with `lora` to apply adapters); `tokens`, right-padded prompts; `lengths`, at
+    least 1; `key`, one of `jax.random.key`, folded with each row's number, or one per row; `config`; `stops`, strings
+    that end a continuation; `rows`, the rows' numbers, by default their indices in the batch.
     **Returns:** `Generation`.
-    **Raises:** `ValueError` where prompt and continuation do not fit into the model's positions, a stop token is not
-    in its vocabulary, `stops` were built for another one, or key and rows do not fit the batch. All before compiling.
+    **Raises:** `ValueError`, before compiling, if prompt and continuation exceed the model's positions, a stop token is
+    not in the vocabulary, `stops` was built for another vocabulary, or key and rows do not fit the batch.
     """
     fixed, traced, keys = _prepare(model, tokens, lengths, key, config, stops, rows)
     return _generate(model, fixed, variables, traced, stops, tokens, lengths, keys)
@@ -120,12 +121,12 @@ def stream(
 ) -> Iterator[Generation]:
     """`generate`, a few tokens at a time: for servers, progress and callbacks.
 
-    The same loop, left every so many steps and entered again with its state donated: no callback out of the device,
-    nothing that a compiler may drop or repeat, and the caller may stop early by dropping the iterator.
+    The same loop, interrupted every few steps and re-entered with its state donated. It needs no host callback, which a
+    compiler may drop or repeat, and the caller can stop early by dropping the iterator.
 
     **Arguments:** those of `generate`; `every`, steps between two results.
-    **Returns:** an iterator over what there is so far, of NumPy arrays; the last is what `generate` returns.
-    **Raises:** what `generate` raises, at the call.
+    **Returns:** an iterator over the results so far, as NumPy arrays; the last one equals the result of `generate`.
+    **Raises:** as `generate`, at the call.
     """
     if every < 1:
         raise ValueError(f"every is {every}; at least 1 step is needed between two results")
@@ -146,7 +147,7 @@ def stream(
 
 
 def _prepare(model, tokens, lengths, key, config, stops, rows) -> tuple[SamplingConfig, dict[str, Any], jax.Array]:
-    """The options in two parts, and a key for each row; every error that can be found before compiling."""
+    """The static and traced options, and a key per row. Raises all errors that can be detected before compiling."""
     limit, vocab = model.config.max_position_embeddings, model.config.vocab_size
     batch, prompt = tokens.shape
     if prompt + config.max_new_tokens > limit:
@@ -189,7 +190,7 @@ def _prepare(model, tokens, lengths, key, config, stops, rows) -> tuple[Sampling
 
 
 def _begin(model, fixed, variables, traced, stops, tokens, lengths, keys) -> _State:
-    """Read the prompts and draw the first token of every continuation."""
+    """Compute the prompts and draw the first token of every continuation."""
     config = dataclasses.replace(fixed, **traced)
     (batch, prompt), count, capacity = tokens.shape, config.samples, config.max_new_tokens
     cache = Cache.create(model.config, batch, prompt, model.dtype)
@@ -220,7 +221,7 @@ def _begin(model, fixed, variables, traced, stops, tokens, lengths, keys) -> _St
 
 
 def _append(config: SamplingConfig, stops: StopStrings | None, state: _State, logits: jax.Array) -> _State:
-    """The state with one more token of every continuation, drawn from what the model says."""
+    """The state with one more token of every continuation, drawn from the model's logits."""
     out, step = state.out, state.step
     keys = jax.vmap(jax.vmap(jax.random.fold_in, (0, None)), (0, None))(state.keys, step)
     processed = process(logits, state.seen, config)
@@ -257,7 +258,7 @@ def _append(config: SamplingConfig, stops: StopStrings | None, state: _State, lo
 
 
 def _advance(model, fixed, variables, traced, stops, state: _State, until) -> _State:
-    """Go on until every continuation has ended, or has `until` tokens."""
+    """Continue until every continuation has ended or has `until` tokens."""
     config = dataclasses.replace(fixed, **traced)
 
     def goes_on(state: _State):

@@ -1,4 +1,4 @@
-"""`HashedEncoder`: vectors for texts where no sentence encoder is present."""
+"""`HashedEncoder`: text vectors without a sentence encoder."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _WORD = re.compile(r"\w+")
 
 
 class HashedEncoder:
-    """A stand-in for a sentence encoder, which knows nothing of meaning.
+    """A substitute for a sentence encoder, without semantics.
 
-    A text is the signed counts of its words and runs of words, hashed into `dim` places (Weinberger et al. 2009) and
-    divided by their L2 norm: texts that share words are similar, synonyms are as far apart as any two words. The same
-    on every machine and in every process. For tests, and to run a system without weights; never to report a result as
-    that of a language model.
+    A vector holds the signed counts of a text's words and word n-grams, hashed into `dim` entries (Weinberger et al.
+    2009) and divided by the L2 norm: texts that share words are similar, synonyms are as far apart as any two words.
+    Identical on every machine and in every process. For tests, and to run a system without weights; results with it
+    must never be reported as those of a language model.
     """
 
     def __init__(self, dim: int = 384, ngrams: int = 2):
-        """**Arguments:** `dim`, the width, that of MiniLM by default; `ngrams`, the longest run of words that counts:
-        1 ignores their order.
+        """**Arguments:** `dim`, the width, by default MiniLM's; `ngrams`, the longest n-gram of words: 1 ignores word
+        order.
 
-        **Raises:** `ValueError` where either is less than 1."""
+        **Raises:** `ValueError` if either is less than 1."""
         if dim < 1 or ngrams < 1:
             raise ValueError(f"dim is {dim} and ngrams {ngrams}; both must be at least 1")
         self.dim, self.ngrams = dim, ngrams
@@ -37,7 +37,7 @@ class HashedEncoder:
     def encode_texts(self, texts: Sequence[str]) -> np.ndarray:
         """The embeddings float32 `[N, dim]` of `N` texts, of L2 norm 1; zeros for a text without a word.
 
-        Case, marks and white space do not count.
+        Case, punctuation and white space are ignored.
         """
         if isinstance(texts, str):
             raise TypeError(f"texts must be a sequence of strings, not the one string {texts[:40]!r}: put it in a list")
@@ -46,7 +46,7 @@ class HashedEncoder:
             words = _WORD.findall(text.casefold())
             for n in range(1, self.ngrams + 1):
                 for i in range(len(words) - n + 1):
-                    # The words joined by a space, which no word holds; the highest bit is the sign.
+                    # Words are joined by a space, which no word contains; the highest bit is the sign.
                     digest = blake2b(" ".join(words[i : i + n]).encode(), digest_size=8).digest()
                     number = int.from_bytes(digest, "little")
                     row[(number & (2**63 - 1)) % self.dim] += -1.0 if number >> 63 else 1.0

@@ -10,16 +10,16 @@ from jaxtyping import Array, Float
 
 
 class ValueHead(nn.Module):
-    """Two layers and a number; with sigmoids, GLAM's critic (glam reference, section 3.2).
+    """Two hidden layers and a scalar output; with sigmoids, GLAM's critic (glam reference, section 3.2).
 
-    float32 whatever comes in; the weights are flax's default (LeCun normal), the biases zero. Two sigmoids in a row
-    pass on a hundredth of what varies, so that such a critic learns slowly; `relu` does not have that trouble.
+    Computed in float32 for any input dtype; weights have flax's default initialisation (LeCun normal), biases are zero.
+    Two sigmoid layers reduce variation a hundredfold, so that such a critic learns slowly; `relu` does not.
     """
 
     width: int = 1024
     """Units of each of the two layers."""
     activation: Literal["sigmoid", "relu", "tanh"] = "sigmoid"
-    """Between the layers."""
+    """Activation of the hidden layers."""
     param_dtype: Any = jnp.float32
 
     @nn.compact

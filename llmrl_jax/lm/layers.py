@@ -1,4 +1,4 @@
-"""What a layer computes, as functions of its parameters: norm, projection, attention in parts, gated MLP."""
+"""The operations of a layer as functions of its parameters: norm, projection, attention in parts, gated MLP."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ AnyArray = Array | np.ndarray
 
 
 class Source(NamedTuple):
-    """Keys and values that queries attend to. Without a batch axis they are shared by every row, never repeated."""
+    """Keys and values that queries attend to. Without a batch axis they are shared by all rows, without repetition."""
 
     key: Float[Array, "*b t k h"]
     value: Float[Array, "*b t k h"]
     mask: Bool[Array, "*b q t"] | None
-    """Which of them each query sees; None means all."""
+    """The keys that each query sees; None means all."""
     axes: str | None = None
-    """The order of their axes: b rows, q queries (each with keys of its own), t tokens, k heads, h. None: as above."""
+    """The order of the axes: b rows, q queries (each with its own keys), t tokens, k heads, h. None: as above."""
 
     @property
     def order(self) -> str:
@@ -33,16 +33,16 @@ class Source(NamedTuple):
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
-    """Root-mean-square norm, its statistics in float32, cast before the weight as Hugging Face does."""
+    """Root-mean-square norm with float32 statistics, cast before the product with the weight as in Hugging Face."""
     wide = x.astype(jnp.float32)
     wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
     return wide.astype(x.dtype) * scale.astype(x.dtype)
 
 
 def project(x: jax.Array, name: str, params: Mapping, lora: Mapping | None, scale: float, fan_in: int = 1) -> jax.Array:
-    """`x W`, over the last `fan_in` axes of `x`, `+ bias` and `+ s (x A) B` where the matrix has them.
+    """`x W`, over the last `fan_in` axes of `x`, `+ bias` and `+ s (x A) B` if the matrix has them.
 
-    A quantised `W` is turned into floats for the product alone; it is a constant, and gradients go to `A` and `B`.
+    A quantised `W` is dequantised for the product only; it is a constant, and gradients go to `A` and `B`.
     """
     axes = tuple(range(-fan_in, 0))
     kernel = params[name]["kernel"]
@@ -59,12 +59,12 @@ def project(x: jax.Array, name: str, params: Mapping, lora: Mapping | None, scal
 
 
 def within(window: int, queries: Int[AnyArray, "b q"], keys: Int[AnyArray, "c t"]) -> Bool[Array, "d q t"]:
-    """Whether a key stands among the last `window` positions before a query, its own included; `d` is `b` or `c`."""
+    """Whether a key is among the last `window` positions up to and including the query's; `d` is `b` or `c`."""
     return jnp.asarray(keys)[:, None, :] > jnp.asarray(queries)[:, :, None] - window
 
 
 def windowed(mask: jax.Array | None, near: jax.Array | None, slides: Any) -> jax.Array | None:
-    """A mask narrowed to the keys `near`, in the layers that `slides` (None: in every one)."""
+    """A mask restricted to the keys `near`, in layers with `slides` (None: in all layers)."""
     if near is None:
         return mask
     near = near if slides is None else near | ~jnp.asarray(slides)
@@ -74,8 +74,8 @@ def windowed(mask: jax.Array | None, near: jax.Array | None, slides: Any) -> jax
 def attend(query: Float[Array, "b q n h"], sources: list[Source]) -> Float[Array, "b q n h"]:
     """Softmax attention over the union of several sources, in float32.
 
-    Heads are grouped: query head `n` reads key head `n // (N / K)` through one einsum, so keys and values are never
-    repeated, neither over a group's heads nor, for a source without a batch axis, over rows.
+    Heads are grouped: query head `n` reads key head `n // (N / K)` through one einsum, so keys and values are not
+    repeated over a group's heads or, for a source without a batch axis, over rows.
     """
     b, q, n, h = query.shape
     kv = sources[0].key.shape[sources[0].order.index("k")]

@@ -1,4 +1,4 @@
-"""Low-rank adapters (Hu et al. 2021): `W x + s B A x`, with `A` and `B` beside frozen weights that keep their names."""
+"""Low-rank adapters (Hu et al. 2021): `W x + s B A x`, with `A` and `B` separate from the frozen weights."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ BLOCKS = {
     "up_proj": "mlp",
     "down_proj": "mlp",
 }
-"""The matrices of a layer, and the block that each stands in."""
+"""The matrices of a layer, and the block that contains each."""
 TARGETS = tuple(BLOCKS)
 
 
 @dataclass(frozen=True)
 class LoRAConfig:
-    """Which matrices have adapters, and how wide. The default is GLAM's: rank 16, alpha 32, queries and values."""
+    """The matrices with adapters, and their rank. The default is GLAM's: rank 16, alpha 32, queries and values."""
 
     rank: int = 16
     alpha: float = 32.0
     targets: tuple[str, ...] = ("q_proj", "v_proj")
     """Any of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj."""
     rslora: bool = False
-    """Scale by `alpha / sqrt(rank)` (Kalajdzievski 2023) in place of `alpha / rank`."""
+    """Scale by `alpha / sqrt(rank)` (Kalajdzievski 2023) instead of `alpha / rank`."""
 
     def __post_init__(self):
         if self.rank < 1:
@@ -66,16 +66,16 @@ class LoRAConfig:
 
 @dataclass(frozen=True)
 class PatternedLoRA(LoRAConfig):
-    """Adapters whose rank or alpha differ between matrices or layers: PEFT's `rank_pattern` and `alpha_pattern`.
+    """Adapters whose rank or alpha differs between matrices or layers: PEFT's `rank_pattern` and `alpha_pattern`.
 
-    Both name a matrix in all layers (`"k_proj"`) or in one (`"layers.3.self_attn.k_proj"`), which goes before.
+    Both name a matrix in all layers (`"k_proj"`) or in one (`"layers.3.self_attn.k_proj"`), which has precedence.
     Layers of a lower rank than others are padded with zeros, which have no gradient and so stay zero.
     """
 
     ranks: tuple[tuple[str, int], ...] = ()
-    """Other ranks; 0 leaves the matrix without an adapter."""
+    """Ranks that differ from `rank`; 0 leaves the matrix without an adapter."""
     alphas: tuple[tuple[str, float], ...] = ()
-    """Other alphas."""
+    """Alphas that differ from `alpha`."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -109,8 +109,8 @@ def module(target: str, layer: int) -> str:
 
 
 def _lookup(pattern: tuple[tuple[str, float], ...], target: str, layer: int, default: float) -> float:
-    found = dict(pattern)
-    return found.get(module(target, layer), found.get(target, default))
+    values = dict(pattern)
+    return values.get(module(target, layer), values.get(target, default))
 
 
 def _scales(config: LoRAConfig, target: str, layers: int) -> np.ndarray:
@@ -118,7 +118,7 @@ def _scales(config: LoRAConfig, target: str, layers: int) -> np.ndarray:
 
 
 def rescale(adapters: Any, config: LoRAConfig) -> Any:
-    """Adapters (the collection's `layers`) whose one scale is `config.scale`: what differs from it goes into `b`."""
+    """Adapters (the collection's `layers`) with the single scale `config.scale`: other scales are folded into `b`."""
     if not isinstance(config, PatternedLoRA):
         return adapters
 
@@ -137,7 +137,7 @@ def _shift(params: Any, lora: Any, config: LoRAConfig, sign: float) -> Any:
         a, b = ab["a"].astype(jnp.float32), ab["b"].astype(jnp.float32)
         layers, rank = a.shape[0], a.shape[-1]
         a, b = a.reshape(layers, -1, rank), b.reshape(layers, rank, -1)
-        # The highest precision: accelerators would otherwise round the factors to 10 bits or fewer.
+        # Highest precision: accelerators would otherwise round the factors to 10 bits or fewer.
         delta = jnp.einsum("lir,lro->lio", a, b, precision=jax.lax.Precision.HIGHEST)
         delta = delta * (sign * _scales(config, target, layers))[:, None, None]
         return (kernel.astype(jnp.float32) + delta.reshape(kernel.shape)).astype(kernel.dtype)
@@ -154,20 +154,20 @@ def _shift(params: Any, lora: Any, config: LoRAConfig, sign: float) -> Any:
 def merge(params: Any, lora: Any, config: LoRAConfig) -> Any:
     """Fold adapters into the weights: `W + s A B`, summed in float32 and cast back to the dtype of `W`.
 
-    Into a quantised base it gives float32 matrices: quantised again, changes smaller than a step would be lost.
+    For a quantised base it gives float32 matrices: quantised again, changes smaller than a step would be lost.
 
     **Arguments:** `params` and `lora`, the model's two collections.
-    **Returns:** a new `params`; the one given is untouched.
+    **Returns:** a new `params`; the argument is unchanged.
     """
     return _shift(params, lora, config, 1.0)
 
 
 def unmerge(params: Any, lora: Any, config: LoRAConfig) -> Any:
-    """Take merged adapters out again: `W - s A B`, in float32, cast back to the dtype of `W`.
+    """Subtract merged adapters: `W - s A B`, in float32, cast back to the dtype of `W`.
 
-    It gives back the weights before `merge` up to rounding in that dtype: with weights in bfloat16 keep the originals.
+    It restores the weights before `merge` up to rounding in that dtype: with weights in bfloat16 keep the originals.
 
-    **Arguments:** `params`, merged; `lora`, what was merged into it.
-    **Returns:** a new `params`; the one given is untouched.
+    **Arguments:** `params`, merged; `lora`, the adapters that were merged.
+    **Returns:** a new `params`; the argument is unchanged.
     """
     return _shift(params, lora, config, -1.0)

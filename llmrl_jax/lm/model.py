@@ -30,10 +30,10 @@ Angles = tuple[jax.Array, jax.Array]
 
 @struct.dataclass
 class LMOutput:
-    """What a pass over `N` of `S` tokens returns (`N = S` unless `at` chose some)."""
+    """The output of a forward pass, for `N` of `S` tokens (`N = S` without `at`)."""
 
     logits: Float[Array, "B N V"] | None
-    """float32; None where they were not asked for."""
+    """float32; None if not requested."""
     hidden: Float[Array, "B N D"]
     """Hidden states after the last norm."""
     cache: Cache | None = None
@@ -42,22 +42,22 @@ class LMOutput:
 class Llama(nn.Module):
     """A Llama with optional adapters.
 
-    Collections: `params`, the base; `lora`, adapters in float32, made by `init` where `lora` is set. At `apply` the
+    Collections: `params`, the base; `lora`, adapters in float32, made by `init` if `lora` is set. In `apply` the
     adapters are off unless their collection is given, so base and adapted policy share one set of weights.
 
-    The layers are stacked, `[L, ...]` a leaf, and run in a `jax.lax.scan`, or written out when there are few. (A plain
-    scan over a declared tree, not `nn.scan`, so that the last layer may compute only the positions that are wanted.)
+    The layers are stacked, each leaf `[L, ...]`, and run in a `jax.lax.scan`, or unrolled if there are few. (A plain
+    scan over a declared tree, not `nn.scan`, so that the last layer can compute only the requested positions.)
     """
 
     config: LlamaConfig
     lora: LoRAConfig | None = None
     dtype: Any = jnp.float32
-    """What is computed in; norms, softmax, rotations and logits are float32 always."""
+    """Dtype of the computation; norms, softmax, rotations and logits are always float32."""
     param_dtype: Any = jnp.float32
     remat: bool = False
     """Recompute each layer's activations in the backward pass: less memory, a third more time."""
     unroll: int | None = None
-    """Layers per step of the scan. As many as there are, or more, writes them out; None does so up to 4 layers."""
+    """Layers per step of the scan. The number of layers or more unrolls it fully; None does so for up to 4 layers."""
 
     def setup(self):
         for name, tree in declare.declare(self.config).items():
@@ -103,14 +103,14 @@ class Llama(nn.Module):
         at: Int[AnyArray, "B N"] | None = None,
         logits: bool = True,
     ) -> LMOutput:
-        """One pass. `lengths` or `positions` say what is padding, never a token's id.
+        """One forward pass. Padding is defined by `lengths` or `positions`, never by a token's id.
 
-        **Arguments:** `tokens`; `lengths`, of right-padded rows; or `positions`, of any padding, with -1 at pads;
-        neither means whole rows from position 0 (after what the `cache` holds); `segments`, with `positions`: tokens
-        attend only to those of their own segment, so that a row may hold several texts; `cache`, to read and extend;
-        `at`, indices in `[0, S)` of the tokens whose hidden states and logits are wanted; `logits`, whether to
-        compute them.
-        **Returns:** `LMOutput`. States of padded tokens mean nothing.
+        **Arguments:** `tokens`; `lengths`, of right-padded rows; or `positions`, for any padding, with -1 at pads;
+        neither means full rows from position 0 (or after the tokens in the `cache`); `segments`, with `positions`:
+        tokens attend only to those of their own segment, so that a row may hold several texts; `cache`, to read and
+        extend; `at`, indices in `[0, S)` of the tokens whose hidden states and logits are returned; `logits`, whether
+        to compute them.
+        **Returns:** `LMOutput`. States of padded tokens are undefined.
         """
         if lengths is not None and positions is not None:
             raise ValueError("give lengths or positions, not both")
@@ -127,7 +127,7 @@ class Llama(nn.Module):
             extended = cache.append(positions)
             key_positions = extended.positions
         if positions is None:
-            # Pads stand to the right, so a causal mask hides them from every token.
+            # Padding is on the right, so a causal mask hides it from every token.
             mask = steps[:, None] >= steps
             near = self._near(where, where, tokens.shape[1])
         else:
@@ -169,11 +169,11 @@ class Llama(nn.Module):
         ancestors: np.ndarray,
         prefix: Sequence[int] = (),
     ) -> Float[Array, "B N D"]:
-        """One pass over prompts and a tree of `M` continuations, the same tree for every row.
+        """One forward pass over prompts and a tree of `M` continuations, the same tree for every row.
 
         **Arguments:** `tokens`, right-padded prompts; `lengths`, at least 1; `nodes`, the token of each node of the
         tree; `depths`, from 0; `ancestors`, bool `[M, M]`, whether node i sees node j (itself included); `prefix`,
-        tokens that stand before every prompt: computed once, at batch 1, and shared.
+        tokens before every prompt: computed once, at batch 1, and shared.
         **Returns:** hidden states of each row's last prompt token and of the nodes.
         """
         prompt, count, before = tokens.shape[1], len(nodes), len(prefix)
@@ -230,8 +230,8 @@ class Llama(nn.Module):
         """One more token of every continuation of every prompt.
 
         The continuations of a prompt are queries of one attention over its keys, which are read once for all of them.
-        The layers are scanned whatever `unroll` says, with the cache in the carry: a step writes one slot in place.
-        (Written out, XLA copies each layer's weights out of the stack at every step: half the speed.)
+        The layers are scanned independently of `unroll`, with the cache in the carry: a step writes one slot in place.
+        (Unrolled, XLA copies each layer's weights out of the stack at every step: half the speed.)
 
         **Returns:** the tokens' hidden states after the last norm, and the branches with them.
         """
@@ -239,7 +239,7 @@ class Llama(nn.Module):
         prompt, own = jnp.arange(branches.prompt_keys.shape[3]), jnp.arange(branches.keys.shape[4])
         before = branches.lengths[:, None]
         angles = rotations(self.config, jnp.broadcast_to(before + index, tokens.shape))
-        # All continuations are at the same place: one query stands for them in the masks.
+        # All continuations are at the same position: the masks have one query for all of them.
         masks = ((prompt < before)[:, None], (own <= index)[None])
         longest = prompt.size + own.size
         near = [self._near(before + index, keys, longest) for keys in (prompt[None], before + own)]
@@ -285,7 +285,7 @@ class Llama(nn.Module):
         return jnp.take_along_axis(x, at.reshape(at.shape + (1,) * (x.ndim - 2)), axis=1)
 
     def _near(self, queries: AnyArray, keys: AnyArray, longest: int | None = None) -> jax.Array | None:
-        """Which keys stand in the window; None where there is none, or where `longest` tokens fit into it."""
+        """The keys within the window; None if there is no window, or if `longest` tokens fit into it."""
         window = self.config.sliding_window
         if window is None or (longest is not None and longest <= window):
             return None
@@ -293,7 +293,7 @@ class Llama(nn.Module):
 
     @property
     def _slides(self) -> np.ndarray | None:
-        """Whether the window binds each layer; None where it binds all or there is none."""
+        """Whether the window applies to each layer; None if it applies to all or there is none."""
         return None if self.config.sliding_layers is None else np.array(self.config.sliding_layers)
 
     @property
@@ -307,13 +307,13 @@ class Llama(nn.Module):
         return rotate(self._normed(keys, params, "k_norm"), *angles), values
 
     def _normed(self, heads: jax.Array, params: Any, name: str) -> jax.Array:
-        """Queries or keys after Qwen3's norm of each head; the same elsewhere."""
+        """Queries or keys after Qwen3's norm of each head; unchanged in other families."""
         if not self.config.qk_norm:
             return heads
         return rms_norm(heads, params["self_attn"][name]["scale"], self.config.rms_norm_eps)
 
     def _finish(self, x, params, lora, angles: Angles, sources: list[Source], pick: Callable | None):
-        """The rest of a layer, for all its tokens or for those that `pick` takes along axis 1."""
+        """The rest of a layer, for all its tokens or for those that `pick` selects along axis 1."""
         if pick is not None:
             x, angles = pick(x), (pick(angles[0]), pick(angles[1]))
             masks = [s.mask if s.mask is None or s.mask.ndim == 3 else s.mask[None] for s in sources]
@@ -329,10 +329,10 @@ class Llama(nn.Module):
         return constrain(x + gated_mlp(normed, params["mlp"], own.get("mlp"), self._scale), "batch", None, None)
 
     def _layers_run(self, body, carry, kv, pick, pick_carry=None):
-        """Run `body(carry, (params, lora, kv, slides), pick)` over the layers; `slides`, where layers differ in that,
-        says whether the window binds a layer.
+        """Run `body(carry, (params, lora, kv, slides), pick)` over the layers; `slides`, if layers differ in it, is
+        whether the window applies to a layer.
 
-        Where the layers are written out the last one gets `pick` and computes only what it takes; a scan, whose steps
+        If the layers are unrolled, the last one gets `pick` and computes only the selected tokens; a scan, whose steps
         have the same shape, computes all and selects afterwards (slicing off the last layer would copy the weights).
         """
         count = self.config.num_hidden_layers

@@ -1,7 +1,7 @@
-"""PEFT's adapter folders, in and out: `adapter_config.json` and `adapter_model.safetensors`.
+"""Reading and writing of PEFT's adapter folders: `adapter_config.json` and `adapter_model.safetensors`.
 
-Every field of the configuration is honoured or refused by name; there is none that is read and forgotten but those
-that say nothing about what is computed.
+Every field of the configuration is implemented or rejected by name, except those that do not affect the computation,
+which are ignored.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _HONOURED = {
     "peft_type", "task_type", "r", "lora_alpha", "use_rslora", "target_modules", "exclude_modules", "rank_pattern",
     "alpha_pattern", "layers_to_transform", "layers_pattern", "modules_to_save", "init_lora_weights",
 }  # fmt: skip
-# Of these nothing depends: where the adapter came from, and how PEFT itself runs or trains it.
+# Ignored: the origin of the adapter, and how PEFT runs or trains it.
 _SILENT = {
     "auto_mapping", "base_model_name_or_path", "ephemeral_gpu_offload", "inference_mode", "lora_dropout",
     "megatron_core", "peft_version", "qalora_group_size", "revision", "runtime_config",
@@ -51,7 +51,7 @@ _FIELDS = {
 Saved = dict[str, tuple[tuple[str, ...], declare.Leaf, int]]
 """A tensor's name in the file -> the path of its parameter, its declaration, its layer."""
 _PLAIN_INITS = (True, False, None, "gaussian", "orthogonal")
-"""Ways to begin that leave the base weights as they are."""
+"""Initialisations that do not change the base weights."""
 
 
 def _refuse(field: str, value: Any, why: str, remedy: str = _REMEDY) -> ValueError:
@@ -59,7 +59,7 @@ def _refuse(field: str, value: Any, why: str, remedy: str = _REMEDY) -> ValueErr
 
 
 def _check_fields(raw: Mapping[str, Any]) -> None:
-    """Refuse what is not implemented."""
+    """Reject fields that are not implemented."""
     if (kind := raw.get("peft_type")) != "LORA":
         raise _refuse("peft_type", kind, "only 'LORA' is implemented")
     if (task := raw.get("task_type")) not in (None, "CAUSAL_LM"):
@@ -82,7 +82,7 @@ def _check_fields(raw: Mapping[str, Any]) -> None:
 
 
 def _match(pattern: str, name: str, field: str, whole: bool) -> bool:
-    """Whether a regular expression fits a module's name: `whole`, or what follows a dot of it."""
+    """Whether a regular expression matches a module's name: the `whole` name, or a suffix after a dot too."""
     try:
         return bool(re.fullmatch(pattern if whole else rf"(.*\.)?({pattern})", name))
     except re.error as error:
@@ -90,14 +90,14 @@ def _match(pattern: str, name: str, field: str, whole: bool) -> bool:
 
 
 def _named(entries: Any, name: str, field: str) -> bool:
-    """Whether `target_modules` or `exclude_modules` means a module: a regular expression, or ends of names."""
+    """Whether `target_modules` or `exclude_modules` selects a module: a regular expression, or suffixes of names."""
     if isinstance(entries, str):
         return _match(entries, name, field, whole=True)
     return any(name == entry or name.endswith(f".{entry}") for entry in entries)
 
 
 def _in_layers(raw: Mapping[str, Any], name: str, layer: int) -> bool:
-    """Whether `layers_to_transform` admits a matrix; it binds only those that ends of names mean."""
+    """Whether `layers_to_transform` allows a matrix; it applies only to matrices that suffixes of names select."""
     wanted, targets = raw.get("layers_to_transform"), raw["target_modules"]
     if wanted is None or wanted == [] or isinstance(targets, str) or name in targets:
         return True
@@ -108,9 +108,9 @@ def _in_layers(raw: Mapping[str, Any], name: str, layer: int) -> bool:
 
 
 def _pattern(pattern: Mapping[str, Any] | None, name: str, field: str, default: float) -> float:
-    """PEFT's rule: the first key, in the file's order, that fits the name or what follows a dot of it.
+    """PEFT's rule: the first key, in the file's order, that matches the name or a suffix of it after a dot.
 
-    (PEFT sorts keys when it saves. Where keys overlap it may so itself read another scale than it trained with.)
+    (PEFT sorts keys when it saves, so with overlapping keys it may itself load another scale than it trained with.)
     """
     for key, value in (pattern or {}).items():
         if _match(key, name, field, whole=False):
@@ -119,9 +119,9 @@ def _pattern(pattern: Mapping[str, Any] | None, name: str, field: str, default: 
 
 
 def _saved(entries: Sequence[str] | None, name: str) -> bool:
-    """Whether a module, or one that it stands in, is among `modules_to_save`.
+    """Whether a module, or one that contains it, is among `modules_to_save`.
 
-    PEFT compares ends of names as text: `norm` means `input_layernorm` too.
+    PEFT compares suffixes of names as text: `norm` selects `input_layernorm` too.
     """
     parts = name.split(".")
     inner = [".".join(parts[:i]) for i in range(1, len(parts) + 1)]
@@ -129,10 +129,10 @@ def _saved(entries: Sequence[str] | None, name: str) -> bool:
 
 
 def read_lora(raw: Mapping[str, Any], config: LlamaConfig) -> LoRAConfig:
-    """An `adapter_config.json` for a model.
+    """The `LoRAConfig` of an `adapter_config.json` for a model.
 
-    **Returns:** a `LoRAConfig`, patterned where matrices or layers differ.
-    **Raises:** `ValueError` for a field that is not implemented or names no matrix of the model: by name.
+    **Returns:** a `LoRAConfig`, or a `PatternedLoRA` if matrices or layers differ.
+    **Raises:** `ValueError`, naming the field, if it is not implemented or names no matrix of the model.
     """
     _check_fields(raw)
     targets = raw["target_modules"]
@@ -157,18 +157,18 @@ def read_lora(raw: Mapping[str, Any], config: LlamaConfig) -> LoRAConfig:
     if not ranks:
         raise _refuse("target_modules", targets, "it fits no matrix of this model",
                       f"those are {', '.join(TARGETS)} of layers 0 to {config.num_hidden_layers - 1}")  # fmt: skip
-    found = tuple(t for t in TARGETS if any(name.endswith(f".{t}") for name in ranks))
-    plain = LoRAConfig(int(raw["r"]), float(raw["lora_alpha"]), found, bool(raw.get("use_rslora", False)))
-    full = {module(t, i): 0 for t in found for i in range(config.num_hidden_layers)} | ranks
-    other_ranks = _summary(full, found, plain.rank)
-    other_alphas = _summary(alphas, found, plain.alpha)
+    matrices = tuple(t for t in TARGETS if any(name.endswith(f".{t}") for name in ranks))
+    plain = LoRAConfig(int(raw["r"]), float(raw["lora_alpha"]), matrices, bool(raw.get("use_rslora", False)))
+    full = {module(t, i): 0 for t in matrices for i in range(config.num_hidden_layers)} | ranks
+    other_ranks = _summary(full, matrices, plain.rank)
+    other_alphas = _summary(alphas, matrices, plain.alpha)
     if not other_ranks and not other_alphas:
         return plain
     return PatternedLoRA(**dataclasses.asdict(plain), ranks=other_ranks, alphas=other_alphas)
 
 
 def _summary(values: Mapping[str, float], targets: tuple[str, ...], default: float) -> Any:
-    """What differs from the default: by matrix where all its layers agree, else by layer."""
+    """The values that differ from the default: per matrix if all its layers agree, else per layer."""
     lines: list[tuple[str, float]] = []
     for target in targets:
         own = {name: value for name, value in values.items() if name.endswith(f".{target}")}
@@ -186,29 +186,29 @@ def _keys(target: str, layer: int) -> tuple[str, str]:
 
 
 def _leaves_saved(entries: Sequence[str] | None, config: LlamaConfig) -> Saved:
-    """The tensors of `modules_to_save` by their names in the file: path of the parameter, declaration, layer."""
-    found: Saved = {}
+    """The tensors of `modules_to_save` by their names in the file: the parameter's path, declaration, layer."""
+    tensors: Saved = {}
     paths, _ = jax.tree_util.tree_flatten_with_path(declare.declare(config), is_leaf=declare.is_leaf)
     for path, leaf in paths:
         for layer in range(leaf.shape[0] if leaf.stacked else 1):
             name = leaf.hf.format(layer)
             if _saved(entries, name.rpartition(".")[0]):
-                found[PREFIX + name] = (tuple(k.key for k in path), leaf, layer)
+                tensors[PREFIX + name] = (tuple(k.key for k in path), leaf, layer)
     for entry in entries or ():
         if config.tie_word_embeddings and (_saved([entry], "lm_head") or _saved([entry], "model.embed_tokens")):
             raise _refuse("modules_to_save", entry, "the model ties its head to its embedding, which this would untie")
-        if not any(_saved([entry], key.removeprefix(PREFIX).rpartition(".")[0]) for key in found):
+        if not any(_saved([entry], key.removeprefix(PREFIX).rpartition(".")[0]) for key in tensors):
             raise _refuse("modules_to_save", entry, "this model has no such module")
-    return found
+    return tensors
 
 
 def _check_file(file: TensorFile, wanted: Mapping[str, tuple[int, ...]]) -> None:
     for name, shape in wanted.items():
         if name not in file.specs:
             raise ValueError(f"{file.path} lacks the tensor {name}, which {CONFIG} asks for")
-        kind, found = file.specs[name]
-        if found != shape:
-            raise ValueError(f"{file.path}: tensor {name} has shape {found}; {CONFIG} and the model ask for {shape}")
+        kind, actual = file.specs[name]
+        if actual != shape:
+            raise ValueError(f"{file.path}: tensor {name} has shape {actual}; {CONFIG} and the model ask for {shape}")
         if kind not in DTYPES:
             raise ValueError(f"{file.path}: tensor {name} is stored as {kind}; supported: {', '.join(DTYPES)}")
     if extra := [name for name in file.specs if name not in wanted]:
@@ -219,16 +219,16 @@ def _check_file(file: TensorFile, wanted: Mapping[str, tuple[int, ...]]) -> None
 def load_adapter(
     path_or_id: str | Path, model: Llama, variables: Mapping[str, Any], mesh: Mesh | None = None
 ) -> tuple[Llama, dict[str, Any]]:
-    """Put a PEFT LoRA adapter on a model. Everything is checked before anything is allocated.
+    """Load a PEFT LoRA adapter for a model. Everything is checked before anything is allocated.
 
-    `lora_dropout` is not kept: it acts in PEFT's training only. Modules that were trained whole (`modules_to_save`)
-    replace the base's, in its dtype and place; `variables`, left as it was, still holds the reference policy.
+    `lora_dropout` is not kept: it applies to PEFT's training only. Fully trained modules (`modules_to_save`) replace
+    the base's, in the base's dtype and placement; `variables` is unchanged and still holds the reference policy.
 
     **Arguments:** `path_or_id`, a folder or hub id; `model`, the base; `variables`, with its `params`; `mesh`, over
-    which the adapter is sharded as the weights are (None: on the first device).
+    which the adapter is sharded like the weights (None: on the first device).
     **Returns:** `(model, {"params": ..., "lora": ...})`: the model with the adapter's `LoRAConfig`, float32 adapters.
-    **Raises:** `FileNotFoundError` for a missing file; `ValueError` for an unsupported field, or a missing, extra or
-    misshapen tensor: each by name.
+    **Raises:** `FileNotFoundError` for a missing file; `ValueError`, with the name, for an unsupported field, or a
+    missing, extra or misshapen tensor.
     """
     folder = locate(path_or_id)
     if not (folder / CONFIG).is_file():
@@ -275,14 +275,14 @@ def load_adapter(
 
 
 def _sides(config: LlamaConfig, target: str) -> tuple[int, int]:
-    """The number of inputs and of outputs of a matrix."""
+    """The numbers of inputs and of outputs of a matrix."""
     p = declare.projections(config)[target]
     count = [int(np.prod([n for _, n in side])) for side in (p.inputs, p.outputs)]
     return count[0], count[1]
 
 
 def _replaced(file: TensorFile, saved: Saved, params: Any) -> Any:
-    """`params` with the leaves that the adapter carries whole, where those of the base stood."""
+    """`params` with the base's leaves replaced by those that the adapter contains in full."""
     fresh: dict[tuple[str, ...], np.ndarray] = {}
     for key, (path, leaf, layer) in saved.items():
         old: Any = params
@@ -311,14 +311,14 @@ def save_adapter(
     base: str = "",
     modules_to_save: tuple[str, ...] = (),
 ) -> Path:
-    """Write a model's adapters as a folder that peft loads. It appears whole or not at all.
+    """Write a model's adapters atomically as a folder that peft loads.
 
     **Arguments:** `path`, a folder that does not exist yet; `model`, with its `LoRAConfig`; `variables`, with `lora`;
-    `base`, where peft is to find the base model, a folder or hub id; `modules_to_save`, modules of `params` that were
-    trained whole and go along, as `("lm_head", "norm")`.
+    `base`, the base model's folder or hub id for peft; `modules_to_save`, fully trained modules of `params` that are
+    written too, such as `("lm_head", "norm")`.
     **Returns:** `path`.
-    **Raises:** `FileExistsError` where `path` exists; `ValueError` for a model without adapters, or for a module that
-    it does not have.
+    **Raises:** `FileExistsError` if `path` exists; `ValueError` for a model without adapters, or for a module that it
+    does not have.
     """
     path, config, lora = Path(path), model.config, model.lora
     if lora is None or "lora" not in variables:
@@ -368,14 +368,14 @@ def save_adapter(
 
 
 def _written(pattern: tuple[tuple[str, float], ...], present: Sequence[tuple[str, int]], default: float) -> Any:
-    """A pattern for PEFT: no two keys fit one matrix, since it takes the first that fits and sorts them on saving."""
-    found = dict(pattern)
+    """A pattern for PEFT: no two keys match one matrix, since PEFT uses the first match and sorts keys on saving."""
+    by_name = dict(pattern)
     written: dict[str, float] = {}
     for target in TARGETS:
         own = [module(target, i) for t, i in present if t == target]
-        if not any(name in found for name in own):
-            written |= {target: found[target]} if own and target in found else {}
+        if not any(name in by_name for name in own):
+            written |= {target: by_name[target]} if own and target in by_name else {}
             continue
-        values = {f"model.{name}": found.get(name, found.get(target, default)) for name in own}
+        values = {f"model.{name}": by_name.get(name, by_name.get(target, default)) for name in own}
         written |= {name: value for name, value in values.items() if value != default}
     return written

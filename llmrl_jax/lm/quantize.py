@@ -1,14 +1,14 @@
-"""Frozen weights in 8 or 4 bits: a code for every weight, a scale for every 64, floats again inside the matmul alone.
+"""Frozen weights in 8 or 4 bits: a code per weight, a scale per 64 weights, dequantised only inside the matmul.
 
-What is quantised is a matrix, `[in..., out...]` after the layers' axis. 64 inputs of one output make a block, whose
-scale is its largest magnitude: in `int8` a code is the weight in 127ths of it, in `nf4` the nearest of the 16 levels of
-QLoRA's NormalFloat (Dettmers et al. 2023, 2305.14314), two codes in a byte.
+Matrices are quantised, `[in..., out...]` after the layers' axis. 64 inputs of one output are a block, whose scale is
+its largest magnitude: in `int8` a code is the weight in 127ths of it, in `nf4` the nearest of the 16 levels of QLoRA's
+NormalFloat (Dettmers et al. 2023, 2305.14314), two codes per byte.
 
-Both kinds have blocks. A scale per output channel would save `int8` 0.5 of its 8.5 bits, but one large weight then
-coarsens thousands: measured as the relative error of a matmul, 0.6% against 0.8 to 0.9% for normal weights of 2,048
-to 11,008 inputs, 0.8% against 2.0% for Student's t with 5 degrees of freedom, and over the 36 matrices of
-all-MiniLM-L6-v2 0.64% (at most 0.77%) against 0.92% (at most 2.0%). Scales stay in float32: quantising them too would
-save 0.37 of the 4.5 bits of `nf4`, with blocks of 256 scales that a mesh could hardly divide.
+Both kinds use blocks. A scale per output channel would save 0.5 of the 8.5 bits of `int8`, but one large weight would
+then reduce the resolution of thousands: measured as the relative error of a matmul, 0.6% against 0.8 to 0.9% for normal
+weights of 2,048 to 11,008 inputs, 0.8% against 2.0% for Student's t with 5 degrees of freedom, and over the 36 matrices
+of all-MiniLM-L6-v2 0.64% (at most 0.77%) against 0.92% (at most 2.0%). Scales stay in float32: quantising them too
+would save 0.37 of the 4.5 bits of `nf4`, but blocks of 256 scales would be hard to divide over a mesh.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ BLOCK = 64
 """Inputs that share a scale."""
 HEAD = "lm_head"
 QUANTIZABLE = (*TARGETS, HEAD)
-"""What may be quantised: the matrices of a layer, and a head of its own. An embedding may not: its rows are read."""
+"""Matrices that can be quantised: those of a layer, and an untied head. An embedding cannot: its rows are read."""
 _FAN_IN = {"o_proj": 2}
-"""How many axes of a kernel are inputs, where it is not one."""
+"""Number of input axes of a kernel, if not one."""
 
 
 def _levels() -> np.ndarray:
@@ -57,24 +57,24 @@ NF4 = _levels()
 
 @struct.dataclass
 class Quantized:
-    """A quantised kernel, as a leaf's stand-in: a pytree of two arrays, which scans, slices, shards and is written to
-    checkpoints as others are.
+    """A quantised kernel in place of a leaf: a pytree of two arrays, which can be scanned, sliced, sharded and written
+    to checkpoints as others.
 
-    It has the `shape` and `dtype` of what it stands for, and `astype` gives that. So `merge` into a quantised base
-    makes float32 matrices: quantised again, they would lose an adapter whose changes are smaller than a step.
+    It has the `shape` and `dtype` of the float kernel, and `astype` dequantises it. So `merge` into a quantised base
+    gives float32 matrices: quantised again, adapter changes smaller than a quantisation step would be lost.
     """
 
     codes: Any
     """`int8`: int8 `[*L, n, 64, out...]`. `nf4`: uint8 `[*L, n, 32, out...]`; byte `j` of a block holds the codes of
-    its inputs `2 j` (in the high half) and `2 j + 1`. `n` blocks, the last filled up with zeros; `L` is there where
-    layers are stacked."""
+    its inputs `2 j` (in the high half) and `2 j + 1`. `n` blocks, the last padded with zeros; `L` only if layers are
+    stacked."""
     scales: Any
-    """float32 `[*L, n, out...]`: what a code's level is multiplied by."""
+    """float32 `[*L, n, out...]`: the factors of the codes' levels."""
     kind: str = struct.field(pytree_node=False)
     matrix: tuple[int, ...] = struct.field(pytree_node=False)
     """The shape `[in..., out...]` of one matrix, without layers."""
     fan_in: int = struct.field(pytree_node=False)
-    """How many of its axes are inputs."""
+    """Number of its input axes."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -84,7 +84,7 @@ class Quantized:
 
     @property
     def dtype(self) -> Any:
-        """What `merge` casts to: float32."""
+        """The dtype that `merge` casts to: float32."""
         return jnp.dtype(jnp.float32)
 
     def astype(self, dtype: Any) -> jax.Array:
@@ -103,12 +103,12 @@ def any_quantized(tree: Any) -> bool:
 
 
 def _floats(q: Quantized, dtype: Any) -> jax.Array:
-    """The weights as floats, `[*L, in, out...]`: multiplied in float32, then cast."""
+    """The weights as floats, `[*L, in, out...]`: scaled in float32, then cast."""
     axis = q.codes.ndim - 1 - (len(q.matrix) - q.fan_in)
     if q.kind == "int8":
         values = q.codes.astype(jnp.float32)
     else:
-        # Shifted along an axis of their own: what joins two halves instead is not fused, at a tenth of the speed.
+        # Shifts along a separate axis: a concatenation of two halves is not fused, at a tenth of the speed.
         shifts = jnp.array([4, 0], jnp.uint8).reshape(2, *(1 for _ in q.codes.shape[axis + 1 :]))
         values = jnp.asarray(NF4)[jnp.expand_dims(q.codes, axis + 1) >> shifts & 15]
         values = values.reshape(*q.codes.shape[:axis], BLOCK, *q.codes.shape[axis + 1 :])
@@ -122,17 +122,17 @@ def _inputs(q: Quantized) -> int:
 
 
 def _late(x: jax.Array, kernel: Quantized) -> tuple[jax.Array, Quantized]:
-    """A kernel that is there no sooner than `x`: else the compiler may take the floats out of a loop (over tokens or
-    microbatches) in which the kernel never changes, and keep them all."""
+    """A kernel that is not available before `x`: otherwise the compiler may hoist the dequantisation out of a loop
+    (over tokens or microbatches) in which the kernel is constant, and keep all floats in memory."""
     return jax.lax.optimization_barrier((x, kernel))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 def matmul(x: jax.Array, kernel: Quantized, dtype: Any) -> jax.Array:
-    """`x W` over the last axes of `x`, the kernel's inputs, in the dtype of `x`, summed and given back in `dtype`.
+    """`x W` over the last axes of `x`, the kernel's inputs, in the dtype of `x`, accumulated and returned in `dtype`.
 
-    The matrix exists as floats for as long as the product takes. The kernel is a constant: it has no gradient, and the
-    backward pass makes its floats again, where plain differentiation would keep those of every layer.
+    The matrix exists as floats only during the product. The kernel is a constant: it has no gradient, and the backward
+    pass dequantises it again, whereas plain differentiation would keep the floats of every layer.
     """
     x, kernel = _late(x.reshape(*x.shape[: x.ndim - kernel.fan_in], -1), kernel)
     return jnp.tensordot(x, _floats(kernel, x.dtype), 1, preferred_element_type=dtype)
@@ -156,7 +156,7 @@ matmul.defvjp(_forward, _backward)
 
 
 def check_options(kind: str, targets: Sequence[str]) -> None:
-    """**Raises:** `ValueError` for an unknown kind or matrix, naming the nearest, or no matrix at all."""
+    """**Raises:** `ValueError` for an unknown kind or matrix, with the nearest name, or for no matrix."""
     if kind not in KINDS:
         raise ValueError(f"no quantisation {kind!r}{nearest(kind, list(KINDS))} (there are {', '.join(KINDS)})")
     if not targets:
@@ -170,7 +170,7 @@ def check_options(kind: str, targets: Sequence[str]) -> None:
 
 
 def encode(x: jax.Array, kind: str, fan_in: int = 1, stacked: bool = True) -> Quantized:
-    """Quantise one kernel: floats `[L, in..., out...]`, or without `L` where not `stacked`, `fan_in` axes of inputs."""
+    """Quantise one kernel: floats `[L, in..., out...]`, without `L` if not `stacked`, with `fan_in` input axes."""
     lead, matrix = (x.shape[:1], x.shape[1:]) if stacked else ((), x.shape)
     inputs, outputs = math.prod(matrix[:fan_in]), matrix[fan_in:]
     axis = len(lead) + 1
@@ -193,7 +193,7 @@ def replace(tree: Any, targets: Sequence[str], function: Callable[[str, Any], An
     """A copy of a tree with the structure of a model's `params` in which the kernel of each target is
     `function(name, kernel)`.
 
-    **Raises:** `ValueError` for `lm_head` where there is none.
+    **Raises:** `ValueError` for `lm_head` if there is none.
     """
     layers = dict(tree["layers"])
     new = {**tree, "layers": layers}
@@ -212,16 +212,15 @@ def replace(tree: Any, targets: Sequence[str], function: Callable[[str, Any], An
 
 
 def quantize(params: Any, kind: str, *, targets: Sequence[str] = TARGETS) -> Any:
-    """Quantise matrices of a model's `params`; norms, biases and the embedding stay as they are.
+    """Quantise matrices of a model's `params`; norms, biases and the embedding are unchanged.
 
-    Matrices that lie on a mesh are quantised where they lie, each device its own blocks. Traceable: `jax.eval_shape`
-    gives the shapes.
+    Matrices on a mesh are quantised in place, each device its own blocks. Traceable: `jax.eval_shape` gives the shapes.
 
-    **Arguments:** `params`, the collection, in floats; `kind`, `int8` (8.5 bits a weight) or `nf4` (4.5 bits);
-    `targets`, matrices of a layer, and `lm_head` where the model has one of its own.
+    **Arguments:** `params`, the collection, in floats; `kind`, `int8` (8.5 bits per weight) or `nf4` (4.5 bits);
+    `targets`, matrices of a layer, and `lm_head` if the model has an untied head.
     **Returns:** a new `params`, of the same structure, with a `Quantized` for each kernel among the targets.
-    **Raises:** `ValueError` for an unknown kind or target, naming the nearest, for a kernel that is quantised already,
-    and, with the arithmetic, where a mesh would cut a block.
+    **Raises:** `ValueError` for an unknown kind or target, with the nearest name, for a kernel that is already
+    quantised, and, with the arithmetic, if a mesh would split a block.
     """
     check_options(kind, targets)
 
@@ -246,18 +245,18 @@ def quantize(params: Any, kind: str, *, targets: Sequence[str] = TARGETS) -> Any
 
 @lru_cache
 def encoder(kind: str, fan_in: int, stacked: bool, place: Quantized | None = None) -> Callable[[Any], Quantized]:
-    """`encode`, compiled, its result placed by a `Quantized` of shardings."""
+    """`encode`, compiled, with its result placed by a `Quantized` of shardings."""
     function = partial(encode, kind=kind, fan_in=fan_in, stacked=stacked)
     return jax.jit(function, out_shardings=place)
 
 
 def dequantize(params: Any, dtype: Any = jnp.float32) -> Any:
-    """The same tree with floats, in `dtype`, for what is quantised. Other leaves stay as they are."""
+    """The same tree with floats, in `dtype`, instead of quantised leaves. Other leaves are unchanged."""
     return jax.tree.map(lambda x: x.astype(dtype) if is_quantized(x) else x, params, is_leaf=is_quantized)
 
 
 def nbytes(tree: Any) -> int:
-    """The bytes of all arrays of a tree, which may be abstract: its memory where it is not copied to many devices."""
+    """The bytes of all arrays of a tree, which may be abstract: its memory without copies on several devices."""
     return sum(math.prod(x.shape) * jnp.dtype(x.dtype).itemsize for x in jax.tree.leaves(tree))
 
 
@@ -266,8 +265,8 @@ def _is_axes(x: Any) -> bool:
 
 
 def _axes(names: tuple, q: Quantized) -> Quantized:
-    """What stands for each axis of codes and scales, from what stands for each axis of the kernel: the first of the
-    inputs' names is that of the blocks, and the rest of a block is never split."""
+    """The axis names of codes and scales, from those of the kernel: the blocks' axis has the name of the first input
+    axis, and a block is never split."""
     lead = len(names) - len(q.matrix)
     before, block, after = names[:lead], names[lead], names[lead + q.fan_in :]
     return q.replace(codes=(*before, block, None, *after), scales=(*before, block, *after))
@@ -297,11 +296,11 @@ def _whole_blocks(name: str, q: Quantized, mesh: Mesh | AbstractMesh, over: tupl
 
 
 def quantized_shardings(quantized: Any, axes: Mapping[str, Any], mesh: Mesh, rules: Rules = RULES) -> Any:
-    """The sharding of every leaf of quantised parameters, by the same rules as floats; no block is ever cut.
+    """The sharding of every leaf of quantised parameters, by the same rules as floats; no block is ever split.
 
     **Arguments:** `quantized`, the parameters or their abstract values; `axes`, the logical axes of the float
     parameters; `mesh`; `rules`.
-    **Raises:** `ValueError`, with the arithmetic, where the mesh does not divide an axis or would cut a block.
+    **Raises:** `ValueError`, with the arithmetic, if the mesh does not divide an axis or would split a block.
     """
 
     def check(path: Any, names: Any, q: Any) -> None:

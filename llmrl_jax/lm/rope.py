@@ -1,4 +1,4 @@
-"""Rotary position embedding and its five frequency scalings, in float32 as Hugging Face computes them."""
+"""Rotary position embedding and its five frequency scalings, in float32 as in Hugging Face."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from llmrl_jax.lm.config import LlamaConfig
 
 
 def _plain(theta: float, dim: int) -> np.ndarray:
-    # Powers correctly rounded, as torch's are: one unit in the last place is 1e-4 radians at position 2,000.
+    # Correctly rounded powers, as in torch: one unit in the last place is 1e-4 radians at position 2,000.
     exponent = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
     return np.float32(1.0) / np.power(np.float64(theta), exponent.astype(np.float64)).astype(np.float32)
 
 
 def _llama3(config: LlamaConfig) -> np.ndarray:
-    """Llama 3.1's scaling: long wavelengths divided by `factor`, short ones kept, a smooth passage between."""
+    """Llama 3.1's scaling: long wavelengths multiplied by `factor`, short ones kept, interpolated between."""
     rope = config.rope
     inverse = _plain(rope.theta, config.size)
     old = rope.original(config.max_position_embeddings)
@@ -76,8 +76,8 @@ def rotations(
 ) -> tuple[Float[Array, "*b s h"], Float[Array, "*b s h"]]:
     """Cosines and sines of the angles at `positions`; `h` is half of `head_dim`.
 
-    Positions below 0 mark padding and count as 0. Under `dynamic` (NTK-aware scaling) a row that is longer than the
-    model's positions gets a larger base, from its own longest position, so that a row never depends on its batch.
+    Positions below 0 mark padding and count as 0. With `dynamic` (NTK-aware scaling) a row that is longer than the
+    model's positions gets a larger base, from its own largest position, so that a row never depends on its batch.
     """
     positions = jnp.maximum(positions, 0)
     inverse, factor = inverse_frequencies(config)
@@ -94,7 +94,7 @@ def rotations(
 
 
 def rotate(x: Float[Array, "*b s n d"], cos: Float[Array, "*#b s h"], sin: Float[Array, "*#b s h"]) -> jax.Array:
-    """Turn each pair `(x_i, x_{i + d/2})` by its angle; in float32, returned in the dtype of `x`."""
+    """Rotate each pair `(x_i, x_{i + d/2})` by its angle; in float32, returned in the dtype of `x`."""
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     cos, sin = cos[..., None, :], sin[..., None, :]
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)

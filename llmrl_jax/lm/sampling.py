@@ -1,4 +1,4 @@
-"""How the next token is drawn: the options, the distribution they make of the model's, and the draw."""
+"""Sampling of the next token: the options, the processed distribution, and the draw."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 
 FLOATS = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
-"""The options that may be traced, with the values that change nothing."""
+"""The options that may be traced, with their neutral values."""
 
 
 def _known(value: Any) -> np.ndarray | None:
-    """The numbers of an option, None where they are traced (or a stand-in of some `jax.tree.map`)."""
+    """The value of an option, None if it is traced (or a placeholder of a `jax.tree.map`)."""
     if isinstance(value, jax.core.Tracer) or not isinstance(value, int | float | np.ndarray | np.generic | jax.Array):
         return None
     return np.asarray(value)
@@ -28,28 +28,28 @@ class SamplingConfig:
     """The options of `generate`. Those of the distribution apply in transformers' order: repetition penalty,
     temperature, top-k, top-p, min-p.
 
-    The four floats may be numbers, which are compiled in, or arrays, `[]` or one for each row `[B]`, which are traced:
-    then one program serves every value. With numbers alone it can be hashed, and given to `jax.jit` as static.
+    The four floats may be numbers, which are compiled in, or arrays, `[]` or one per row `[B]`, which are traced: then
+    one program serves all values. With numbers only, a config is hashable and can be a static argument of `jax.jit`.
     """
 
     max_new_tokens: int = struct.field(pytree_node=False)
-    """`T`: tokens of a continuation at most, its stop token included."""
+    """`T`: maximum number of tokens of a continuation, including its stop token."""
     temperature: float | Array = 1.0
     """Divides the logits. 0 is greedy: the most probable token, the first of equals."""
     top_k: int = struct.field(pytree_node=False, default=0)
-    """Keep the `k` most probable tokens, and any that equal the last of them. 0 keeps all."""
+    """Keep the `k` most probable tokens, and any ties with the last of them. 0 keeps all."""
     top_p: float | Array = 1.0
-    """Keep the most probable tokens until their probabilities sum to this (Holtzman et al. 2019), and any that equal
+    """Keep the most probable tokens until their probabilities sum to this (Holtzman et al. 2019), and any ties with
     the last of them. 1 keeps all."""
     min_p: float | Array = 0.0
-    """Keep tokens at least this times as probable as the most probable one (Nguyen et al. 2024). 0 keeps all."""
+    """Keep tokens whose probability is at least this fraction of the largest (Nguyen et al. 2024). 0 keeps all."""
     repetition_penalty: float | Array = 1.0
-    """Divide positive logits of tokens that the prompt or the continuation holds by this, multiply negative ones
-    (Keskar et al. 2019). 1 changes nothing; tokens repeat less above it."""
+    """Divide positive logits of tokens in the prompt or the continuation by this, and multiply negative ones (Keskar et
+    al. 2019). 1 has no effect; above 1 tokens repeat less."""
     samples: int = struct.field(pytree_node=False, default=1)
     """`n`: continuations of each prompt."""
     stop_tokens: tuple[int, ...] | None = struct.field(pytree_node=False, default=None)
-    """Tokens that end a continuation, of which they are the last. None means the model's `eos_token_id`, if any."""
+    """Tokens that end a continuation, as its last token. None means the model's `eos_token_id`, if any."""
 
     def __post_init__(self):
         for name in ("max_new_tokens", "samples"):
@@ -71,19 +71,19 @@ class SamplingConfig:
             object.__setattr__(self, "stop_tokens", tuple(int(t) for t in self.stop_tokens))
 
     def split(self) -> tuple[SamplingConfig, dict[str, Any]]:
-        """`(fixed, traced)`: this, hashable, without its arrays, and these by name."""
+        """`(fixed, traced)`: a hashable config without arrays, and the arrays by name."""
         traced = {name: v for name in FLOATS if not isinstance(v := getattr(self, name), int | float)}
         numbers: dict[str, Any] = {name: FLOATS[name] for name in traced}
         return dataclasses.replace(self, **numbers), traced
 
     @property
     def greedy(self) -> bool:
-        """Whether nothing is ever drawn."""
+        """Whether decoding is greedy, without random draws."""
         return isinstance(self.temperature, int | float) and self.temperature == 0
 
     @property
     def penalises(self) -> bool:
-        """Whether the tokens so far matter to the distribution."""
+        """Whether the distribution depends on the tokens so far through a repetition penalty."""
         return not _is(self.repetition_penalty, 1.0)
 
 
@@ -92,24 +92,24 @@ def _is(value: Any, number: float) -> bool:
 
 
 def _per_row(value: float | Array) -> float | Array:
-    """An option, to be broadcast against `[B, n, V]`."""
+    """An option, broadcastable against `[B, n, V]`."""
     return value if isinstance(value, int | float) else jnp.asarray(value, jnp.float32).reshape(-1, 1, 1)
 
 
 def penalise(
     logits: Float[Array, "B n V"], seen: Bool[Array, "B n V"], penalty: float | Array
 ) -> Float[Array, "B n V"]:
-    """Logits with those of the tokens that were seen made smaller."""
+    """Logits with those of seen tokens reduced."""
     penalty = _per_row(penalty)
     return jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
 def nucleus(probs: Float[Array, "*b V"], p: float | Array) -> Float[Array, "*b 1"]:
-    """The probability that a token needs to be among the most probable ones that sum to `p`.
+    """The minimum probability of a token among the most probable ones that sum to `p`.
 
-    A token is, where those more probable than it sum to less. The least such number is found by halving the interval
-    of float32 from 0 to the largest, whose bits are ordered as they are. That is 31 sums; a sort of a vocabulary of
-    128,000 takes thirty times as long on a CPU.
+    A token is among them if the more probable ones sum to less than `p`. The threshold is computed by bisection over
+    the bit patterns of float32 from 0 to the largest probability, which have the order of the numbers. That is 31 sums;
+    a sort of a vocabulary of 128,000 takes thirty times as long on a CPU.
     """
 
     def halve(_, bounds):
@@ -121,19 +121,19 @@ def nucleus(probs: Float[Array, "*b V"], p: float | Array) -> Float[Array, "*b 1
 
     largest = jax.lax.bitcast_convert_type(probs.max(-1, keepdims=True), jnp.int32)
     _, border = jax.lax.fori_loop(0, 31, halve, (jnp.zeros_like(largest), largest))
-    # Nothing is to be removed at 1, where the sum of all the others may reach it by rounding.
+    # At 1 nothing may be removed, although the sum of all the others may reach 1 by rounding.
     return jnp.where(p < 1, jax.lax.bitcast_convert_type(border, jnp.float32), 0.0)
 
 
 def truncate(logits: Float[Array, "B n V"], config: SamplingConfig) -> Float[Array, "B n V"]:
-    """Logits with `-inf` where top-k, top-p and min-p remove a token. The most probable one always stays.
+    """Logits with `-inf` for tokens that top-k, top-p or min-p remove. The most probable one is always kept.
 
-    Each of the three keeps what is above a border, so equals are kept together, and the order of the vocabulary does
-    not matter.
+    Each of the three keeps tokens at or above a threshold, so ties are kept together, and the result does not depend on
+    the order of the vocabulary.
     """
     if config.top_k:
         best = jax.lax.top_k(logits, min(config.top_k, logits.shape[-1]))[0]
-        # The least, not the last: XLA makes a whole sort of a slice of top_k.
+        # The minimum, not the last element: XLA turns a slice of top_k into a full sort.
         logits = jnp.where(logits >= best.min(-1, keepdims=True), logits, -jnp.inf)
     if not _is(config.top_p, 1.0):
         probs = jax.nn.softmax(logits, axis=-1)
@@ -147,10 +147,10 @@ def truncate(logits: Float[Array, "B n V"], config: SamplingConfig) -> Float[Arr
 def process(
     logits: Float[Array, "B n V"], seen: Bool[Array, "B n V"] | None, config: SamplingConfig
 ) -> Float[Array, "B n V"]:
-    """The logits of the distribution that tokens are drawn from, `-inf` where one cannot be.
+    """The logits of the sampling distribution, `-inf` for removed tokens.
 
-    **Arguments:** `logits`, the model's; `seen`, the tokens of prompt and continuation so far, None where there is no
-    repetition penalty; `config`. Where the temperature is 0 it only decides which logit is the largest.
+    **Arguments:** `logits`, the model's; `seen`, the tokens of prompt and continuation so far, None without a
+    repetition penalty; `config`. At temperature 0 only the order of the logits matters.
     """
     if seen is not None:
         logits = penalise(logits, seen, config.repetition_penalty)
@@ -164,11 +164,11 @@ def process(
 def draw(
     logits: Float[Array, "B n V"], keys: Key[Array, "B n"], config: SamplingConfig
 ) -> tuple[Int[Array, "B n"], Float[Array, "B n"]]:
-    """A token for each row of processed logits, and its log-probability under them: 0 where greedy."""
+    """A token for each row of processed logits, and its log-probability under them, which is 0 if greedy."""
     best = jnp.argmax(logits, axis=-1)
     if config.greedy:
         return best, jnp.zeros(best.shape, jnp.float32)
-    # A key for each row, so that what one draws depends on no other.
+    # One key per row, so that the draws of rows are independent.
     tokens = jax.vmap(jax.vmap(jax.random.categorical))(keys, logits)
     log_probs = log_prob(logits, tokens)
     if isinstance(config.temperature, int | float):

@@ -24,14 +24,14 @@ Form = Literal["auto", "tree", "branches", "naive"]
 """How candidates are computed; the scores are the same.
 
 * `tree`: one pass over the prompt and the tree of the candidates' common prefixes.
-* `branches`: the prompt once, into a cache, then every candidate a token at a time behind it, as in sampling: no
-  attention between candidates and one token's logits at a time, for hundreds of candidates.
-* `naive`: a whole pass for every candidate.
-* `auto`: the one that multiplies least, see `costs`.
+* `branches`: the prompt once, into a cache, then every candidate token by token, as in sampling: no attention between
+  candidates and the logits of one token at a time, for hundreds of candidates.
+* `naive`: a full pass for every candidate.
+* `auto`: the cheapest one, see `choose_form`.
 """
 
 MASKED = float(np.finfo(np.float32).min) / 2
-"""The score of a candidate that a mask rules out: no probability, and no NaN in a gradient or an entropy."""
+"""The score of a masked candidate: probability zero, without NaN in gradients or entropies."""
 
 
 @struct.dataclass
@@ -41,14 +41,14 @@ class Scores:
     sum: Float[Array, "B A"]
     """The joint log-probability of a candidate's tokens: GLAM's logits, without length normalisation."""
     mean: Float[Array, "B A"]
-    """The same per token."""
+    """`sum` per token."""
     per_word: Float[Array, "B A"] | None
-    """The same per word (TWOSOME, 2401.14151); None where the candidates do not know their words."""
+    """`sum` per word (TWOSOME, 2401.14151); None if the candidates have no word counts."""
     log_probs: Float[Array, "B A W"]
-    """Of each token; 0 after a candidate's end."""
+    """Log-probability of each token; 0 after a candidate's end."""
     raw_sum: Float[Array, "B A"]
-    """The sum of a candidate's raw logits, never normalised: what GLAM's released code takes for a score
-    (glam reference, section 3.1). For compatibility only."""
+    """The sum of a candidate's unnormalised logits, the score in GLAM's released code (glam reference, section 3.1).
+    For compatibility only."""
     hidden: Float[Array, "B D"]
     """The final hidden state of the last prompt token, for a value head."""
 
@@ -70,7 +70,7 @@ def costs(config: LlamaConfig, prompt: int, candidates: Candidates, prefix: int 
     """Multiply-adds of each form of `score` for one prompt.
 
     **Arguments:** `prompt` and `prefix`, tokens; `candidates`.
-    **Returns:** from `tree`, `branches` and `naive` to their multiply-adds.
+    **Returns:** the multiply-adds of `tree`, `branches` and `naive` by name.
     """
     layers, width = config.num_hidden_layers, config.hidden_size
     matrices = sum(math.prod(n for _, n in (*p.inputs, *p.outputs)) for p in projections(config).values())
@@ -93,22 +93,21 @@ def costs(config: LlamaConfig, prompt: int, candidates: Candidates, prefix: int 
 
 
 PRICE = {"tree": 1.0, "branches": 1.5, "naive": 1.0}
-"""What a multiply-add of each form takes beside one of `tree`'s, as measured on a CPU (1.3 to 2.6 for `branches`, whose
-second pass is short and copies the cache; see `docs/benchmarks.md`)."""
+"""Time of a multiply-add of each form relative to `tree`, measured on a CPU (1.3 to 2.6 for `branches`, whose second
+pass is short and copies the cache; see `docs/benchmarks.md`)."""
 
 
 def choose_form(config: LlamaConfig, prompt: int, candidates: Candidates, prefix: int = 0) -> str:
-    """The form that `score` takes by itself: the least of `costs` times `PRICE`.
+    """The form of `score` with `auto`: the minimum of `costs` times `PRICE`.
 
-    By counts and fixed prices, and not by a timing, so that a run's bits do not depend on what else the machine did
-    when it started.
+    It uses counts and fixed prices instead of a timing, so that a run's bits do not depend on the load of the machine.
     """
     counted = costs(config, prompt, candidates, prefix)
     return min(counted, key=lambda form: counted[form] * PRICE[form])
 
 
 def _collect(raw: jax.Array, normaliser: jax.Array, candidates: Candidates, hidden: jax.Array) -> Scores:
-    """From each token's logit and its log-normaliser, both `[B, A, W]`."""
+    """`Scores` from each token's logit and its log-normaliser, both `[B, A, W]`."""
     real = np.arange(candidates.width) < candidates.lengths[:, None]
     log_probs = jnp.where(real, raw - normaliser, 0.0)
     total = log_probs.sum(-1)
@@ -140,24 +139,23 @@ def score(
 ) -> Scores:
     """Score every candidate as a continuation of every prompt.
 
-    The prompt is read once. In the usual form, `tree`, the candidates' tokens, merged into the tree of their common
-    prefixes, follow it in the same pass, each seeing the prompt and its own ancestors, at the positions it would have
-    alone. Logits exist only where they are read. Rows do not affect one another, nor do candidates, nor does padding.
-    Differentiable.
+    The prompt is computed once. In the usual form, `tree`, the candidates' tokens, merged into the tree of their common
+    prefixes, follow the prompt in the same pass. Each token attends to the prompt and its own ancestors, at the same
+    position as in a separate pass. Only the logits that are read are computed. Rows, candidates and padding do not
+    affect one another. Differentiable.
 
-    **Arguments:** `model`, `variables` (with `lora` where adapters are to act); `tokens`, right-padded prompts;
-    `lengths`, at least 1; `candidates`; `prefix`, token ids that stand before every prompt (an instruction, say),
-    not repeated in `tokens`: computed once for the batch in the form `tree`; `mask`, which candidates each row has:
-    the others' sums are `MASKED` (all are computed, since the program does not depend on the mask); `form`, see
-    `Form`; `rows`, how many prompts to take at
-    a time, which must divide `B`: less memory, and on a CPU two to three times the speed where activations then fit
-    the cache; the backward pass computes each group's forward pass again. None takes all at once; `widths`, with
-    `rows`: paddings shorter than `S`. Prompts are sorted by length, each group is padded to the shortest of these that
-    holds it, so that work follows the mean length rather than the longest; each width is compiled apart. Sorting
-    moves rows between the devices of a mesh: leave it out there.
+    **Arguments:** `model`, `variables` (with `lora` to apply adapters); `tokens`, right-padded prompts; `lengths`, at
+    least 1; `candidates`; `prefix`, token ids before every prompt (an instruction, for example), not repeated in
+    `tokens`: computed once for the batch in the form `tree`; `mask`, the candidates of each row: the sums of the others
+    are `MASKED` (all are computed, since the program does not depend on the mask); `form`, see `Form`; `rows`, prompts
+    at a time, which must divide `B`: less memory, and on a CPU two to three times the speed if activations then fit the
+    cache; the backward pass recomputes each group's forward pass. None computes all at once; `widths`, with `rows`:
+    padded lengths shorter than `S`. Prompts are sorted by length, and each group is padded to the shortest sufficient
+    width, so that the work depends on the mean length instead of the longest; each width is compiled separately.
+    Sorting moves rows between the devices of a mesh: do not use it there.
     **Returns:** `Scores`.
-    **Raises:** `ValueError` where prompt and candidate do not fit into the model's positions, or `rows` or `widths`
-    do not fit the batch.
+    **Raises:** `ValueError` if prompt and candidate exceed the model's positions, or `rows` or `widths` do not fit the
+    batch.
     """
     _check(model, tokens.shape[1], len(prefix), candidates)
     batch = tokens.shape[0]
@@ -166,8 +164,8 @@ def score(
             raise ValueError(
                 f"the mask is {mask.shape}, but there are {batch} prompts and {len(candidates)} candidates"
             )
-        found = score(model, variables, tokens, lengths, candidates, prefix, form=form, rows=rows, widths=widths)
-        return _masked(found, mask)
+        scores = score(model, variables, tokens, lengths, candidates, prefix, form=form, rows=rows, widths=widths)
+        return _masked(scores, mask)
     if form == "auto":
         form = choose_form(model.config, tokens.shape[1], candidates, len(prefix))
     if form not in get_args(Form):
@@ -179,7 +177,7 @@ def score(
             raise ValueError(f"rows is {rows}, which does not divide a batch of {batch}")
         if widths:
             return _score_sorted(model, variables, tokens, lengths, candidates, prefix, rows, widths, form)
-        # Every group takes rows from all over the batch, so that each device of a mesh keeps its own.
+        # Every group takes strided rows of the batch, so that rows stay on their devices of a mesh.
         groups = jax.tree.map(lambda x: x.reshape(rows, -1, *x.shape[1:]).swapaxes(0, 1), (tokens, lengths))
         one = jax.checkpoint(lambda group: score(model, variables, group[0], group[1], candidates, prefix, form=form))
         return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(batch, *x.shape[2:]), jax.lax.map(one, groups))
@@ -215,7 +213,7 @@ def _score_sorted(
     widths: Sequence[int],
     form: str,
 ) -> Scores:
-    """`score` in groups of prompts of like length, each padded to the shortest width that holds it."""
+    """`score` in groups of prompts of similar length, each padded to the shortest sufficient width."""
     batch, longest = tokens.shape
     if min(widths) < 1 or max(widths) > longest:
         raise ValueError(f"widths are {tuple(widths)}; they must lie between 1 and the prompts' {longest}")
@@ -238,7 +236,7 @@ def _score_sorted(
 
 
 def _behind(prefix: Sequence[int], tokens: Any, lengths: Any) -> tuple[Any, Any]:
-    """Prompts with the prefix written before each."""
+    """Prompts with the prefix prepended to each."""
     if not prefix:
         return jnp.asarray(tokens), jnp.asarray(lengths)
     head = jnp.broadcast_to(jnp.asarray(prefix, tokens.dtype), (tokens.shape[0], len(prefix)))
@@ -248,7 +246,7 @@ def _behind(prefix: Sequence[int], tokens: Any, lengths: Any) -> tuple[Any, Any]
 def _score_branches(
     model: Llama, variables: Any, tokens: Any, lengths: Any, candidates: Candidates, prefix: Sequence[int]
 ) -> Scores:
-    """`score` with candidates decoded side by side behind their prompt's cache."""
+    """`score` with candidates decoded in parallel from their prompt's cache."""
     tokens, lengths = _behind(prefix, tokens, lengths)
     batch, count, steps = tokens.shape[0], len(candidates), candidates.width - 1
     empty = Cache.create(model.config, batch, tokens.shape[1], model.dtype)
@@ -283,7 +281,7 @@ def score_naive(
     candidates: Candidates,
     prefix: Sequence[int] = (),
 ) -> Scores:
-    """What `score` computes, by a whole pass for every candidate: the oracle that it is tested against."""
+    """The same as `score`, with a full pass for every candidate: the reference implementation for its tests."""
     _check(model, tokens.shape[1], len(prefix), candidates)
     batch, width = tokens.shape[0], candidates.width
     tokens, lengths = _behind(prefix, tokens, lengths)

@@ -1,4 +1,4 @@
-"""Stop strings as an automaton over tokens, so that a loop on the device can end at text."""
+"""Stop strings as an automaton over tokens, so that a loop on the device can stop at a string."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from llmrl_jax.lm.tokens import FastTokenizer
 
 @struct.dataclass
 class StopStrings:
-    """Strings that end a continuation as soon as its text holds one, wherever the borders of tokens fall.
+    """Strings that end a continuation as soon as its text contains one, independently of token boundaries.
 
-    An Aho-Corasick automaton over bytes (Aho and Corasick 1975), closed over tokens: the state says how much of a
-    string the text ends with, and one look-up takes it past a whole token. Only the continuation's own text counts.
+    An Aho-Corasick automaton over bytes (Aho and Corasick 1975), composed over tokens: the state is the prefix of a
+    string that the text ends with, and one look-up advances it by a whole token. Only the continuation's text counts.
     """
 
     table: Int[Array, "M V"]
-    """The state after token `v` in state `m`. State 0 is the first; the last one, which is never left, has matched."""
+    """The state after token `v` in state `m`. State 0 is the initial one; the last one is absorbing and has matched."""
     strings: tuple[str, ...] = struct.field(pytree_node=False)
 
     @staticmethod
@@ -31,7 +31,7 @@ class StopStrings:
         """**Arguments:** `tokenizer`; `strings`, at least one; `vocab_size`, the model's, which may be padded.
 
         **Raises:** `ValueError` for an empty string, for one that no sequence of tokens can spell, and for a
-        tokenizer whose tokens have no text of their own.
+        tokenizer whose tokens have no context-free text.
         """
         if isinstance(strings, str) or not strings:
             raise ValueError(f"stop strings are {strings!r}; give a list of at least 1 string")
@@ -54,16 +54,16 @@ class StopStrings:
         return self.table.shape[0] - 1
 
     def cut(self, text: str) -> str:
-        """`text` up to the first stop string in it, which is left out."""
+        """`text` up to and without the first stop string in it."""
         return text[: min((at for s in self.strings if (at := text.find(s)) >= 0), default=len(text))]
 
 
 def token_bytes(tokenizer: FastTokenizer, vocab_size: int) -> list[bytes]:
-    """What each token adds to a text that it does not begin, in UTF-8; nothing where there is no such token.
+    """The bytes that each token appends to a non-empty text, in UTF-8; empty if there is no such token.
 
-    Read from the tokenizer's kind of decoder, then checked against what the tokenizer itself decodes.
+    Derived from the tokenizer's kind of decoder, then checked against the tokenizer's own decoding.
 
-    **Raises:** `ValueError` for another kind of decoder, or where the two differ.
+    **Raises:** `ValueError` for another kind of decoder, or if the two differ.
     """
     names = {i: name for name, i in tokenizer.backend.get_vocab(with_added_tokens=True).items()}
     spell = _speller(tokenizer)
@@ -84,13 +84,13 @@ def _speller(tokenizer: FastTokenizer) -> Callable[[str], bytes]:
         return _byte_level
     replaced = []
     for i, step in enumerate(steps):
-        # What follows Fuse acts on the text as a whole, across tokens.
+        # Steps after Fuse act on the whole text, across tokens.
         alone = "Fuse" not in kinds[:i]
         if step["type"] == "Metaspace" and alone:
             replaced.append((step["replacement"], " "))
         elif step["type"] == "Replace" and "String" in step["pattern"] and alone:
             replaced.append((step["pattern"]["String"], step["content"]))
-        # Strip then acts on its beginning only, which no continuation is.
+        # Strip then acts only on the beginning of the text, which is not part of a continuation.
         elif not (step["type"] in ("ByteFallback", "Fuse") or step["type"] == "Strip" and step["stop"] == 0):
             raise ValueError(
                 f"stop strings need tokens with a text of their own; a decoder of {' and '.join(kinds)} is not known "
@@ -111,7 +111,7 @@ def _byte_level(name: str) -> bytes:
     """GPT-2's alphabet: a printable byte is its own character, the others follow from U+0100 on."""
     try:
         return bytes(_ALPHABET[c] for c in name)
-    except KeyError:  # an added token, kept as it is
+    except KeyError:  # an added token, kept unchanged
         return name.encode()
 
 
@@ -121,7 +121,7 @@ _ALPHABET = {**{chr(b): b for b in _PRINTABLE}, **{chr(0x100 + i): b for i, b in
 
 
 def _verify(tokenizer: FastTokenizer, names: dict[int, str], spelled: list[bytes]) -> None:
-    """Each token that is text by itself, behind a plain one, against the tokenizer's own decoding."""
+    """Compare each token that is valid text alone, after a plain one, with the tokenizer's own decoding."""
     first = next((i for i, name in names.items() if name.isascii() and name.isalnum()), min(names))
     texts = {}
     for i in names:
@@ -140,7 +140,7 @@ def _verify(tokenizer: FastTokenizer, names: dict[int, str], spelled: list[bytes
 
 
 def _byte_table(strings: Sequence[bytes]) -> np.ndarray:
-    """The automaton over bytes, int32 `[M, 256]`: the last state is absorbing and means that some string occurred."""
+    """The automaton over bytes, int32 `[M, 256]`: the last state is absorbing and means that a string occurred."""
     children: list[dict[int, int]] = [{}]
     ends: list[bool] = [False]
     for string in strings:
@@ -156,7 +156,7 @@ def _byte_table(strings: Sequence[bytes]) -> np.ndarray:
     table = np.zeros((matched + 1, 256), np.int32)
     table[matched] = matched
     suffix = [0] * len(children)
-    # A node's longest suffix in the tree is shallower than the node: by depth, its row is already there.
+    # A node's longest suffix in the tree is shallower than the node: in order of depth, its row is already computed.
     queue = [0]
     for node in queue:
         ends[node] |= ends[suffix[node]]
@@ -169,7 +169,7 @@ def _byte_table(strings: Sequence[bytes]) -> np.ndarray:
 
 
 def _token_table(over_bytes: np.ndarray, spelled: Sequence[bytes]) -> np.ndarray:
-    """The automaton over tokens, `[M, V]`: the bytes of each token in turn, from every state."""
+    """The automaton over tokens, `[M, V]`: the bytes of each token in sequence, from every state."""
     states = len(over_bytes)
     lengths = np.array([len(s) for s in spelled])
     letters = np.zeros((len(spelled), max(int(lengths.max()), 1)), np.uint8)
@@ -184,9 +184,9 @@ def _token_table(over_bytes: np.ndarray, spelled: Sequence[bytes]) -> np.ndarray
 
 def _reachable(table: np.ndarray) -> bool:
     """Whether some sequence of tokens leads from the first state to the last."""
-    found, queue = {0}, [0]
+    reached, queue = {0}, [0]
     for state in queue:
-        new = set(np.unique(table[state]).tolist()) - found
-        found |= new
+        new = set(np.unique(table[state]).tolist()) - reached
+        reached |= new
         queue.extend(new)
-    return len(table) - 1 in found
+    return len(table) - 1 in reached

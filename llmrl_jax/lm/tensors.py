@@ -1,4 +1,4 @@
-"""Safetensors files as streams: read by parts and written tensor by tensor, so that no file is ever held whole."""
+"""Streaming of safetensors files: read in parts and written tensor by tensor, so that no file is ever in memory."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from safetensors import SafetensorError, safe_open
 
 
 DTYPES: dict[str, Any] = {"F32": jnp.float32, "BF16": jnp.bfloat16, "F16": jnp.float16}
-"""The dtypes that are read and written, by their names in the format."""
+"""The supported dtypes by their names in the format."""
 _NAMES = {jnp.dtype(dtype).name: name for name, dtype in DTYPES.items()}
 _BLOCK = 4 << 20
-"""Bytes that are read at once."""
+"""Bytes per read."""
 _PAGES = 1 << 20
-"""Bytes from which an array gets pages of its own."""
+"""Size in bytes from which an array gets its own memory pages."""
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 class Spec(NamedTuple):
-    """What a header says of a tensor."""
+    """A tensor's entry in the header."""
 
     dtype: str
     """A key of `DTYPES`, or another name of the format."""
@@ -34,12 +34,12 @@ class Spec(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Its size in the file; only for a dtype in `DTYPES`."""
+        """Size in the file; only for a dtype in `DTYPES`."""
         return math.prod(self.shape) * jnp.dtype(DTYPES[self.dtype]).itemsize
 
 
 def spec(name: str, array: Any) -> Spec:
-    """How `array` would be written. **Raises:** `ValueError` for a dtype other than float32, bfloat16 and float16."""
+    """The header entry of `array`. **Raises:** `ValueError` for a dtype other than float32, bfloat16 and float16."""
     kind = jnp.dtype(array.dtype).name
     if kind not in _NAMES:
         raise ValueError(f"{name} has dtype {kind}; cast it to one of {', '.join(_NAMES)} to write it")
@@ -58,30 +58,30 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def pickles(folder: Path) -> str:
-    """What to say of a folder without safetensors that holds pickled weights; empty if it holds none."""
-    found = sorted(p.name for p in folder.iterdir() if p.suffix in PICKLED)
-    if not found:
+    """The message for a folder without safetensors that contains pickled weights; empty if it contains none."""
+    names = sorted(p.name for p in folder.iterdir() if p.suffix in PICKLED)
+    if not names:
         return ""
     return (
-        f"; it holds {found[0]}, a pickle, which can run code and is never read here: it must be converted to "
+        f"; it holds {names[0]}, a pickle, which can run code and is never read here: it must be converted to "
         "safetensors first (where you trust it, load it with torch and save_pretrained it)"
     )
 
 
 def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """An array that is not filled. A large one has pages of its own, which go back to the system when it goes (the heap
-    would keep them), and is aligned, so that a CPU device takes it over without a copy."""
+    """An uninitialised array. A large one has its own memory pages, which are returned to the system when it is freed
+    (the heap would keep them), and is aligned, so that a CPU device uses it without a copy."""
     nbytes = math.prod(shape) * jnp.dtype(dtype).itemsize
     return np.ndarray(shape, dtype, mmap.mmap(-1, nbytes)) if nbytes >= _PAGES else np.empty(shape, dtype)
 
 
 class TensorFile:
-    """An open safetensors file. The library checks its header; parts are then read with `pread`: a mapped file would
-    count as memory of the process, up to all of it.
+    """An open safetensors file. The library checks its header; parts are then read with `pread`, since a memory-mapped
+    file would count as memory of the process, up to its whole size.
     """
 
     def __init__(self, path: Path):
-        """**Raises:** `ValueError`, naming the file, where it is damaged or cut short."""
+        """**Raises:** `ValueError`, naming the file, if it is damaged or truncated."""
         try:
             with safe_open(path, "np"):
                 pass
@@ -110,7 +110,7 @@ class TensorFile:
         kind, shape = self.specs[name]
         part = part or tuple(slice(0, n) for n in shape)
         if any((s.start, s.stop) != (0, n) for s, n in zip(part[1:], shape[1:], strict=True)):
-            # Columns: the parts of other devices are the rest of the same rows, so what was read is kept for them.
+            # Columns: the parts of other devices are in the same rows, so the whole tensor is cached for them.
             if self._kept is None or self._kept[0] != name:
                 self._kept = None
                 whole = empty(shape, DTYPES[kind])
@@ -145,7 +145,7 @@ class TensorFile:
 def write_file(path: Path, specs: Sequence[tuple[str, Spec]], arrays: Iterable[np.ndarray]) -> None:
     """Write a safetensors file tensor by tensor.
 
-    **Arguments:** `specs`, the name and kind of each tensor, in order; `arrays`, their values, drawn one at a time.
+    **Arguments:** `specs`, the name and spec of each tensor, in order; `arrays`, their values, consumed one at a time.
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0

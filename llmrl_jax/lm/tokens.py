@@ -1,7 +1,7 @@
-"""Tokenizers: a word-level one made from a program's own texts, and those of published models.
+"""Tokenizers: a word-level one built from a program's own texts, and those of published models.
 
-All of them keep the protocol `envs_jax.text.Tokenizer`: `encode` adds no special token, `decode` drops none, and the
-special ids are attributes. They work on the host, when a program is built; inside jit there are only their tables.
+All of them implement the protocol `envs_jax.text.Tokenizer`: `encode` adds no special token, `decode` drops none, and
+the special ids are attributes. They run on the host, when a program is built; inside jit there are only their tables.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class FastTokenizer:
         eos_token: str | None = None,
         pad_token: str | None = None,
     ):
-        """**Arguments:** `backend`; the special tokens by name, each None where the model has none. Padding falls back
-        on the end-of-sequence token, then on id 0; only lengths distinguish padding from text, never its id.
+        """**Arguments:** `backend`; the special tokens by name, each None if the model has none. Padding falls back to
+        the end-of-sequence token, then to id 0; padding is distinguished from text by lengths only, never by its id.
 
         **Raises:** `ValueError` for a special token that is not in the vocabulary."""
         self.backend = backend
@@ -48,12 +48,12 @@ class FastTokenizer:
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
 
     def _id(self, name: str, token: str | None) -> int | None:
-        found = None if token is None else self.backend.token_to_id(token)
-        if token is not None and found is None:
+        token_id = None if token is None else self.backend.token_to_id(token)
+        if token is not None and token_id is None:
             raise ValueError(
                 f"the {name} {token!r} is not in the tokenizer's vocabulary of {self.backend.get_vocab_size()}"
             )
-        return found
+        return token_id
 
     def encode(self, text: str) -> list[int]:
         """The token ids of `text`, without special tokens."""
@@ -68,8 +68,8 @@ class FastTokenizer:
         return self.backend.decode([int(i) for i in ids], skip_special_tokens=False)
 
     def save(self, folder: str | Path) -> None:
-        """Write `tokenizer.json` and `tokenizer_config.json`, which `load_tokenizer`, `tokenizers` and transformers'
-        `AutoTokenizer` read."""
+        """Write `tokenizer.json` and `tokenizer_config.json` for `load_tokenizer`, `tokenizers` and transformers'
+        `AutoTokenizer`."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         self.backend.save(str(folder / TOKENIZER_FILE))
@@ -79,13 +79,12 @@ class FastTokenizer:
 
 
 class WordTokenizer(FastTokenizer):
-    """One token for each word between white space, marks included ("left," and "left" are two tokens).
+    """One token per word between white space, including punctuation ("left," and "left" are two tokens).
 
-    It has no unknown token: a word that it was not made from is an error, not a loss, unless there are spare tokens
-    (`spare_ids`): then its marks are dropped until it is known, and what is left is hashed to one of these. The same
-    word is the same token everywhere; two of `n` other words share one of `s` with a probability of about n^2 / 2s.
-    Files say nothing of this: read by another library, such words are unknown. White space itself, newlines too, has
-    no token.
+    It has no unknown token: an out-of-vocabulary word is an error, unless there are spare tokens (`spare_ids`): then
+    its trailing punctuation is dropped until it is known, else the rest is hashed to a spare token. The same word has
+    the same token everywhere; some two of `n` such words share one of `s` tokens with a probability of about n^2 / 2s.
+    Files do not record this: in other libraries such words are unknown. White space, including newlines, has no token.
     """
 
     PAD, EOS = "<pad>", "<eos>"
@@ -100,10 +99,10 @@ class WordTokenizer(FastTokenizer):
 
     @classmethod
     def from_texts(cls, texts: Iterable[str], spare: int = 0) -> WordTokenizer:
-        """The tokenizer of every word in `texts`, in alphabetical order behind `<pad>` and `<eos>`, and before `spare`
+        """The tokenizer of all words in `texts`, in alphabetical order after `<pad>` and `<eos>`, followed by `spare`
         tokens for other words.
 
-        **Raises:** `ValueError` where there is no word, or one that is a special token, or `spare` is below 0."""
+        **Raises:** `ValueError` if there is no word, a word is a special token, or `spare` is negative."""
         import tokenizers
         from tokenizers import models, pre_tokenizers
 
@@ -124,11 +123,11 @@ class WordTokenizer(FastTokenizer):
 
     @classmethod
     def from_prompt(cls, prompt: Any, answers: Iterable[str] = (), spare: int = 0) -> WordTokenizer:
-        """The tokenizer of everything that an `envs_jax.text.Prompt` can say, and of the answers to it."""
+        """The tokenizer of all texts of an `envs_jax.text.Prompt`, and of the answers to it."""
         return cls.from_texts([*(text for unit in prompt.units for text in unit.texts), *answers], spare)
 
     def _known(self, word: str) -> str:
-        """The word, or the spare token that stands for it."""
+        """The word, or its spare token."""
         if word in self._vocabulary:
             return word
         if self.spare_ids:
@@ -141,8 +140,7 @@ class WordTokenizer(FastTokenizer):
         raise ValueError(f"the word {word!r} is not among the {self.vocab_size} of this tokenizer{hint}")
 
     def encode(self, text: str) -> list[int]:
-        """The ids of the words of `text`. **Raises** `ValueError` for a word that the tokenizer does not have, where it
-        has no spare tokens."""
+        """The ids of the words of `text`. **Raises** `ValueError` for an unknown word if there are no spare tokens."""
         return super().encode(" ".join(map(self._known, text.split())))
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -153,9 +151,9 @@ class WordTokenizer(FastTokenizer):
 def load_tokenizer(path_or_id: str | Path) -> FastTokenizer:
     """A tokenizer from a folder with `tokenizer.json`, from such a file, or by its id on the Hugging Face hub.
 
-    Files are read with `tokenizers` alone; anything else goes through transformers' `AutoTokenizer`, which never
-    runs code from the hub.
-    **Raises:** `FileNotFoundError` for a path that does not exist, `ValueError` for a tokenizer without a fast form.
+    Files are read with `tokenizers`; anything else is loaded by transformers' `AutoTokenizer`, without running code
+    from the hub.
+    **Raises:** `FileNotFoundError` for a path that does not exist, `ValueError` for a tokenizer without a fast version.
     """
     path = Path(path_or_id)
     file = path if path.suffix == ".json" else path / TOKENIZER_FILE

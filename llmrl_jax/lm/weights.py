@@ -1,4 +1,4 @@
-"""Hugging Face's folders, in and out: `config.json` and safetensors, one file or many, each as a stream."""
+"""Reading and writing of Hugging Face's folders: `config.json` and safetensors, one file or several, streamed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from llmrl_jax.parallel.partition import shardings
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 GENERATION = "generation_config.json"
 _STAGED = 4 << 20
-"""Bytes up to which a stacked leaf is read at once; a larger one goes to its devices layer by layer."""
+"""Bytes up to which a stacked leaf is read at once; a larger one is sent to its devices layer by layer."""
 
 
 def read_config(path: str | Path) -> LlamaConfig:
@@ -52,26 +52,26 @@ def read_config(path: str | Path) -> LlamaConfig:
 
 
 def end_tokens(folder: str | Path, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Every token that ends a text or a turn of a model folder's, ascending: those of `config.json`, of
-    `generation_config.json` and of the tokenizer. Chat models often have one for a text and another for a turn, of
-    which `LlamaConfig.eos_token_id` is the first only.
+    """All tokens that end a text or a turn for a model folder, ascending: those of `config.json`,
+    `generation_config.json` and the tokenizer. Chat models often have one for a text and another for a turn;
+    `LlamaConfig.eos_token_id` is only the first.
 
     **Raises:** as `read_config`.
     """
     folder = locate(folder)
     config = read_config(folder)
-    found = {config.eos_token_id, tokenizer.eos_id}
+    ids = {config.eos_token_id, tokenizer.eos_id}
     for name in (CONFIG, GENERATION):
         if (folder / name).is_file():
             named = read_json(folder / name).get("eos_token_id")
-            found |= {t for t in (named if isinstance(named, list) else [named]) if isinstance(t, int)}
-    return tuple(sorted(t for t in found if t is not None and 0 <= t < config.vocab_size))
+            ids |= {t for t in (named if isinstance(named, list) else [named]) if isinstance(t, int)}
+    return tuple(sorted(t for t in ids if t is not None and 0 <= t < config.vocab_size))
 
 
 def locate(path_or_id: str | Path, *, revision: str | None = None) -> Path:
     """The folder of a model: a local one, or a hub id's snapshot, from the local cache or else downloaded.
 
-    **Raises:** `FileNotFoundError` where there is neither, saying what was tried.
+    **Raises:** `FileNotFoundError` if there is neither, with the attempts made.
     """
     path = Path(path_or_id).expanduser()
     if path.is_dir():
@@ -98,13 +98,13 @@ def locate(path_or_id: str | Path, *, revision: str | None = None) -> Path:
 
 
 def _layer_names(leaf: declare.Leaf) -> list[str]:
-    """Hugging Face's names of a leaf's tensors, one for each layer of a stacked leaf."""
+    """Hugging Face's names of a leaf's tensors, one per layer of a stacked leaf."""
     assert leaf.hf is not None
     return [leaf.hf.format(i) for i in range(leaf.shape[0])] if leaf.stacked else [leaf.hf]
 
 
 class _Files:
-    """The open safetensors files of a folder, and which of them holds a tensor."""
+    """The open safetensors files of a folder, and the file of each tensor."""
 
     def __init__(self, folder: Path, stack: ExitStack):
         listed: dict[str, str] = {}
@@ -132,7 +132,7 @@ class _Files:
                 raise ValueError(f"{folder / INDEX} says that {name} holds the tensor {tensor}, which it does not")
 
     def check(self, leaves: list[declare.Leaf], config: LlamaConfig) -> None:
-        """Compare names, shapes and dtypes with the declaration, from the headers alone."""
+        """Compare names, shapes and dtypes with the declaration, from the headers only."""
         wanted = {name: leaf.hf_shape for leaf in leaves for name in _layer_names(leaf)}
         missing = [name for name in wanted if name not in self.where]
         if missing:
@@ -140,9 +140,9 @@ class _Files:
             hint = "; should tie_word_embeddings be true?" if missing == ["lm_head.weight"] else ""
             raise ValueError(f"the weights lack the tensor {missing[0]}{more}{hint}")
         for name, shape in wanted.items():
-            kind, found = self.where[name].specs[name]
-            if found != shape:
-                raise ValueError(f"tensor {name} has shape {found}; {CONFIG} asks for {shape}")
+            kind, actual = self.where[name].specs[name]
+            if actual != shape:
+                raise ValueError(f"tensor {name} has shape {actual}; {CONFIG} asks for {shape}")
             if kind not in DTYPES:
                 raise ValueError(
                     f"tensor {name} is stored as {kind}; supported: {', '.join(DTYPES)} (a quantised model must be "
@@ -159,11 +159,11 @@ class _Files:
             )
 
     def read(self, leaf: declare.Leaf, dtype: Any, index: tuple[slice, ...], first: int = 0) -> np.ndarray:
-        """The part `index` of a leaf, in our layout; `first` is the layer at which the leaf is taken to begin."""
+        """The part `index` of a leaf, in this package's layout; `first` is the layer that the leaf begins at."""
         spans = [s.indices(n)[:2] for s, n in zip(index, leaf.shape, strict=True)]
         sizes = tuple(stop - start for start, stop in spans)
         lead = 1 if leaf.stacked else 0
-        # Kept as the file has it, outputs before inputs; jax turns the view around faster than NumPy would.
+        # In the file's layout, outputs before inputs; jax transposes the view faster than NumPy.
         ins, outs = sizes[lead : lead + leaf.fan_in], sizes[lead + leaf.fan_in :]
         out = empty((*sizes[:lead], *outs, *ins), dtype)
         for i in range(*spans[0]) if lead else (0,):
@@ -173,7 +173,7 @@ class _Files:
         return out.transpose(turned)
 
     def _one(self, leaf: declare.Leaf, name: str, spans: list[tuple[int, int]], out: np.ndarray) -> None:
-        """Read a tensor's part into `out`, which has the file's order of axes but those of a group apart."""
+        """Read a tensor's part into `out`, which has the file's order of axes, with those of a group separate."""
         dims = leaf.shape[1:] if leaf.stacked else leaf.shape
         axes = range(len(dims))
         if leaf.fan_in:
@@ -185,7 +185,7 @@ class _Files:
 
 
 def _flat(spans: list[tuple[int, int]], dims: tuple[int, ...], group: Sequence[int]) -> slice:
-    """The range of a flattened group of axes of which only the first is cut."""
+    """The range of a flattened group of axes of which only the first is split."""
     inner = math.prod(dims[i] for i in group[1:])
     assert all(spans[i] == (0, dims[i]) for i in group[1:]), "only the first axis of a group is ever sharded"
     start, stop = spans[group[0]]
@@ -194,7 +194,7 @@ def _flat(spans: list[tuple[int, int]], dims: tuple[int, ...], group: Sequence[i
 
 @lru_cache
 def _blank(shape: tuple[int, ...], dtype: Any, place: Sharding) -> Callable[[], jax.Array]:
-    """A program that makes an array of zeros where it belongs; kept, like the next, so that it is compiled once."""
+    """A program that creates an array of zeros with its sharding; cached, like the next, to compile only once."""
     return jax.jit(partial(jnp.zeros, shape, dtype), out_shardings=place)
 
 
@@ -209,22 +209,22 @@ def _writer(place: Sharding) -> Callable[[jax.Array, jax.Array, int], jax.Array]
 
 
 def _place(files: _Files, leaf: declare.Leaf, place: Sharding, dtype: Any) -> jax.Array:
-    """A leaf on its devices. A large stacked one is written into an array that is already there, layer by layer."""
+    """A leaf on its devices. A large stacked one is written layer by layer into an allocated array."""
     if not leaf.stacked or math.prod(leaf.shape) * jnp.dtype(dtype).itemsize <= _STAGED:
         return jax.make_array_from_callback(leaf.shape, place, partial(files.read, leaf, dtype))
     one = dataclasses.replace(leaf, shape=(1, *leaf.shape[1:]))
     whole = _blank(leaf.shape, jnp.dtype(dtype), place)()
     for i in range(leaf.shape[0]):
         layer = jax.make_array_from_callback(one.shape, place, partial(files.read, one, dtype, first=i))
-        # Waiting keeps one layer in the host's memory, not all those in flight.
+        # Waiting keeps one layer in the host's memory, instead of all those in flight.
         whole = _writer(place)(whole, layer, i).block_until_ready()
     return whole
 
 
 def _place_quantized(files: _Files, leaf: declare.Leaf, place: Sharding, parts: Quantized, shapes: Quantized) -> Any:
-    """A leaf quantised on its devices, layer by layer: no more than one of its matrices ever exists in floats.
+    """A leaf quantised on its devices, layer by layer: at most one of its matrices exists in floats at a time.
 
-    A matrix is read in the dtype of its file and quantised from that, not from what it would be rounded to.
+    A matrix is quantised from the dtype of its file, without rounding to another dtype first.
     """
     one = dataclasses.replace(leaf, shape=(1, *leaf.shape[1:])) if leaf.stacked else leaf
     encode = encoder(shapes.kind, shapes.fan_in, leaf.stacked, parts)
@@ -250,17 +250,17 @@ def load_hf(
     quantize: str | None = None,
     quantize_targets: Sequence[str] = TARGETS,
 ) -> tuple[Llama, dict[str, Any]]:
-    """Read a model folder. Everything is checked from the headers before anything is allocated; then the tensors are
-    read and placed one by one, each device's part alone, so that beside what the devices hold a host needs no more
-    than the largest tensor and a tenth of the model. A matrix to be quantised is so as soon as it is read.
+    """Load a model folder. Everything is checked from the headers before anything is allocated; then the tensors are
+    read and placed one by one, each device's part separately, so that a host needs, in addition to the devices' memory,
+    no more than the largest tensor and a tenth of the model. Matrices are quantised as soon as they are read.
 
     **Arguments:** `path`, a folder with `config.json` and safetensors; `mesh`, over which the weights are sharded
-    (None: whole, on the first device); `dtype`, of weights and computation; `lora`, the adapters of the model that
-    is returned (`model.init` makes them; they are not in `variables`); `quantize`, `int8` or `nf4`: the kind in which
-    matrices are kept, frozen (None: as floats); `quantize_targets`, which matrices, as in `lm.quantize`.
+    (None: all on the first device); `dtype`, of weights and computation; `lora`, the adapters of the returned model
+    (`model.init` makes them; they are not in `variables`); `quantize`, `int8` or `nf4`: the kind of quantisation of
+    the frozen matrices (None: floats); `quantize_targets`, the matrices, as in `lm.quantize`.
     **Returns:** `(model, {"params": ...})`.
-    **Raises:** `FileNotFoundError` for a missing file; `ValueError` for an unsupported architecture or field, a
-    missing, extra or misshapen tensor, or a mesh that does not divide a leaf or a block: each by name.
+    **Raises:** `FileNotFoundError` for a missing file; `ValueError`, with the name, for an unsupported architecture or
+    field, a missing, extra or misshapen tensor, or a mesh that does not divide a leaf or a block.
     """
     if quantize is not None:
         check_options(quantize, quantize_targets)
@@ -311,7 +311,8 @@ def load(
 
 
 def _leaves(config: LlamaConfig, params: Any) -> Iterator[tuple[declare.Leaf, Any]]:
-    """Every parameter beside its declaration. **Raises:** `ValueError` for one of another shape or out of reach."""
+    """All parameters with their declarations. **Raises:** `ValueError` for one that is quantised, has another shape,
+    or is not addressable."""
     structure: Any
     leaves, structure = jax.tree.flatten(declare.declare(config), is_leaf=declare.is_leaf)
     for leaf, array in zip(leaves, structure.flatten_up_to(params), strict=True):
@@ -344,14 +345,14 @@ def save_hf(
 ) -> Path:
     """Write a folder that `transformers` loads: `config.json` and safetensors, in several files above a size.
 
-    The folder appears whole or not at all. Tensors are fetched and written one by one. Adapters are not written:
-    `merge` them first, or write them apart with `save_adapter`.
+    The folder is written atomically. Tensors are fetched and written one by one. Adapters are not written: `merge` them
+    first, or write them separately with `save_adapter`.
 
     **Arguments:** `path`, a folder that does not exist yet; `config`; `params`, the collection; `end_tokens`, all that
-    end a text or a turn, where there are more than config.json's (`end_tokens` of the folder that it comes from);
+    end a text or a turn, if there are more than in config.json (`end_tokens` of the original folder);
     `max_shard_bytes`.
     **Returns:** `path`.
-    **Raises:** `FileExistsError` where `path` exists; `ValueError` for parameters of another configuration.
+    **Raises:** `FileExistsError` if `path` exists; `ValueError` for parameters of another configuration.
     """
     path = Path(path)
     tensors: list[tuple[str, Spec, declare.Leaf, Any, int]] = []
