@@ -1,4 +1,4 @@
-"""A small Llama learns by GRPO to propose better policies for a world, in minutes on two cores.
+"""A small Llama learns by GRPO to propose better policies for a task, in minutes on two cores.
 
 The model starts from random weights. Its prior, a stand-in for pre-training, is imitation of the scripted adviser with
 corrupted replies: in some a parameter is missing, outside the box, set twice, or the line is already in the history;

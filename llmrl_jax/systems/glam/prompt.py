@@ -67,7 +67,7 @@ class GlamPrompt:
 
     prompt: Prompt
     actions: tuple[str, ...]
-    """The answers, i.e. the candidates to score, in the order of the environment's actions."""
+    """The answers (candidates to score), in the order of the environment's actions."""
     history: int
     """Maximum number of observations in the window."""
     lists_offered: bool = False

@@ -73,7 +73,7 @@ class FinetuneConfig:
     eval_prompts: int = 128
     """Maximum number of held-out prompts per task in an evaluation."""
     method: Literal["props", "props+"] = "props"
-    """`props`: numbers only; `props+`: the prompt also describes the world."""
+    """`props`: numbers only; `props+`: the prompt also describes the environment."""
     iterations: int = 400
     """`N` in the prompt's "iteration 1 of N"."""
     optimum: Literal["true", "hidden"] = "true"

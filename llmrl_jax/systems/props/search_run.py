@@ -35,7 +35,7 @@ FRAMES = 80
 
 
 def chosen_tasks(names: Sequence[str]) -> list[Any]:
-    """Tasks by name or world (`tasks.get`); `all` is the paper's table."""
+    """Tasks by name or environment id (`tasks.get`); `all` is the paper's table."""
     return list(PUBLISHED) if list(names) == ["all"] else [get(name) for name in names]
 
 
