@@ -1,7 +1,7 @@
-"""Asking a chat model for advice: one protocol, its implementations and its wrappers.
+"""Requests to chat models: one protocol, its implementations and its wrappers.
 
 Implementations: any OpenAI-compatible server, a scripted adviser. Wrappers, from the outside in: a cache, a recorder, a
-budget. Nothing here imports `openai` or opens a file before it is used.
+budget. `openai` is imported and files are opened only on use.
 """
 
 from llmrl_jax.chat.budget import Budget, Budgeted, Spent

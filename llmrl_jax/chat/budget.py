@@ -1,4 +1,4 @@
-"""A budget: the request that could exceed it is not sent."""
+"""A budget: requests that could exceed it are not sent."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ MESSAGE_TOKENS = 16
 
 @dataclass(frozen=True)
 class Spent:
-    """What has been spent."""
+    """Amounts spent."""
 
     calls: int = 0
     """Requests that were sent."""
     tokens: int = 0
-    """Prompt and completion."""
+    """Prompt and completion tokens."""
     usd: float | None = 0.0
-    """None once something was spent whose price is not known."""
+    """Cost in USD; None once a price was unknown."""
 
     def __add__(self, other: Spent) -> Spent:
         usd = None if self.usd is None or other.usd is None else self.usd + other.usd
@@ -40,22 +40,22 @@ class Spent:
 
 
 def prompt_bound(request: ChatRequest) -> int:
-    """At least as many tokens as the prompt has: byte-level tokenizers, and those that fall back to bytes, make at
-    most one of each byte. It is some four times the truth in English; a tokenizer's own count is tighter."""
+    """An upper bound of the prompt's tokens: byte-level tokenizers, and those that fall back to bytes, make at most one
+    token per byte. It is about four times the actual count in English; a tokenizer's own count is tighter."""
     return sum(len(m.content.encode()) + MESSAGE_TOKENS for m in request.messages)
 
 
 class Budget:
-    """How many calls, tokens or dollars may be spent; may be shared by several models and threads.
+    """Limits of calls, tokens or dollars; can be shared by several models and threads.
 
-    Before a request is sent, the most that it can take is set aside: its prompt (`count`) and `n` times `max_tokens`.
-    When the reply is there, what it really took is spent and the rest is free again. So the sum never passes a limit;
-    it ends a little below. What a server bills without a report (a reply without usage, an attempt that was cut off
-    or timed out) is counted as the most that it can have been. An attempt that the client below repeats is known
-    only afterwards: such repeats alone can carry the sum past a limit, and then stop everything after them.
+    Before a request is sent, its maximum is reserved: its prompt (`count`) and `n` times `max_tokens`. When the reply
+    arrives, the actual amount is spent and the rest is released. So the sum never exceeds a limit; it ends slightly
+    below. Amounts billed without a report (a reply without usage, an attempt that was cut off or timed out) are counted
+    at their maximum. Retries of the wrapped client are known only afterwards: only they can carry the sum past a limit,
+    and they then stop all later requests.
 
     **Arguments:** `calls`, `tokens`, `usd`, limits, or None; `prices`, by model name (None: those of `load_prices`);
-    `count`, a bound on a request's prompt tokens; `spent`, where a resumed run begins.
+    `count`, a bound on a request's prompt tokens; `spent`, the initial amounts of a resumed run.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Budget:
 
     @property
     def spent(self) -> Spent:
-        """What has been spent so far."""
+        """The amounts spent so far."""
         with self._changed:
             return self._spent
 
@@ -90,7 +90,7 @@ class Budget:
         return asdict(self.spent)
 
     def check(self, model: str) -> None:
-        """**Raises:** `ValueError` where dollars are limited and the model's price is unknown."""
+        """**Raises:** `ValueError` if dollars are limited and the model's price is unknown."""
         if self.limits["usd"] is not None and model not in self.prices:
             raise ValueError(
                 f"the budget is in USD and {model!r} has no price; add one to prices (Price(0, 0) if it is free), "
@@ -98,17 +98,17 @@ class Budget:
             )
 
     def most(self, model: str, request: ChatRequest) -> Spent:
-        """The most that one attempt of a request can take. Some servers bill the prompt once per sample."""
+        """The maximum that one attempt of a request can spend. Some servers bill the prompt once per sample."""
         usage = Usage(self._count(request) * request.n, request.n * request.max_tokens)
         return Spent(1, usage.total, cost(usage, model, self.prices))
 
     def admit(self, mosts: Sequence[Spent]) -> int:
-        """Set aside what requests can take, for as many of them, from the first on, as fit; wait for those in flight
-        where not even the first fits beside them.
+        """Reserve the maxima of as many requests, from the first, as fit; if not even the first fits, wait for those in
+        flight.
 
-        **Arguments:** `mosts`, of each request (`most`).
-        **Returns:** how many were admitted, at least 1; each must be handed to `settle` afterwards.
-        **Raises:** `BudgetExceeded` where the first does not fit, and nothing is in flight.
+        **Arguments:** `mosts`, the maximum of each request (`most`).
+        **Returns:** the number of admitted requests, at least 1; each must be passed to `settle` afterwards.
+        **Raises:** `BudgetExceeded` if the first does not fit, and nothing is in flight.
         """
         with self._changed:
             while True:
@@ -126,7 +126,7 @@ class Budget:
                 self._changed.wait()
 
     def settle(self, model: str, most: Spent, outcome: ChatReply | ChatError | None) -> None:
-        """Spend what a request took and free the rest; None is a request of which nothing is known."""
+        """Spend a request's actual amounts and release the rest; None is a request with an unknown outcome."""
         took = self._took(model, most, outcome)
         with self._changed:
             self._reserved -= most
@@ -137,7 +137,7 @@ class Budget:
             self._changed.notify_all()
 
     def recall(self, path: str | Path) -> None:
-        """Spend what a recording (`Recorder`) says was spent before, as a run does that goes on.
+        """Spend the amounts of an earlier recording (`Recorder`), for a resumed run.
 
         **Raises:** `CacheError` naming a line that cannot be read.
         """
@@ -155,7 +155,7 @@ class Budget:
                 self._spent += took
 
     def _took(self, model: str, most: Spent, outcome: ChatReply | ChatError | None) -> Spent:
-        """What a request took that could take `most`."""
+        """The amounts spent by a request with the maximum `most`."""
         if outcome is None:
             took = most
         elif isinstance(outcome, ChatError):
@@ -191,11 +191,11 @@ def _number(value: float | None) -> str:
 
 
 class Budgeted:
-    """A chat model within a budget (`ChatModel`). A cache belongs around it, not inside: what it holds is free.
+    """A chat model within a budget (`ChatModel`). A cache belongs around it, not inside: cached samples are free.
 
-    **Arguments:** `model`, the one that answers; `budget`, which others may share.
-    **Raises:** `ValueError` where dollars are limited and the model's price is unknown; `complete` also raises
-    `BudgetExceeded`, whose `outcomes` hold the replies of those requests of the batch that still fitted.
+    **Arguments:** `model`, the wrapped one; `budget`, which other models may share.
+    **Raises:** `ValueError` if dollars are limited and the model's price is unknown; `complete` also raises
+    `BudgetExceeded`, whose `outcomes` holds the replies to those requests of the batch that fitted.
     """
 
     def __init__(self, model: ChatModel, budget: Budget):
@@ -205,7 +205,7 @@ class Budgeted:
         self.name = model.name
 
     def complete(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
-        """Answer a batch, in as many parts as the budget makes of it (`ChatModel.complete`)."""
+        """Answer a batch, in parts that fit the budget (`ChatModel.complete`)."""
         mosts = [self.budget.most(self.name, request) for request in requests]
         outcomes: list[ChatReply | ChatError] = []
         while (start := len(outcomes)) < len(requests):
@@ -217,7 +217,7 @@ class Budgeted:
             got: list[ChatReply | ChatError] = []
             try:
                 got = outcomes_of(self.model, requests[start:end])
-            finally:  # also where the model was interrupted: what was set aside is then spent
+            finally:  # also if the model was interrupted: the reserved amounts are then spent
                 for most, outcome in itertools.zip_longest(mosts[start:end], got):
                     self.budget.settle(self.name, most, outcome)
             outcomes += got

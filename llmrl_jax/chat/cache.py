@@ -1,4 +1,4 @@
-"""A cache for any chat model: an experiment pays for a question once and can be repeated without a server."""
+"""A cache for any chat model: an experiment pays once per request and can be repeated without a server."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from llmrl_jax.chat.store import Row, Store
 
 
 CacheMode = Literal["off", "read", "write", "replay"]
-"""off: ask always, store nothing. read: ask for what is missing, store nothing. write: ask for what is missing, and
-store it. replay: never ask; what is missing is an error."""
+"""off: always ask, store nothing. read: ask for missing samples, store nothing. write: ask for missing samples, and
+store them. replay: never ask; a missing sample is an error."""
 
 
 class Cached:
-    """A chat model whose replies are kept (`ChatModel`).
+    """A chat model with cached replies (`ChatModel`).
 
-    What is kept is a sample, under a hash of the model's name, the messages, every sampling parameter, and the
-    sample's index. Errors are never kept. Requests that are in flight already, in this object or this batch, are not
-    sent again: their callers share one reply, or one error. Among processes the first reply to be stored is everyone's.
+    Samples are stored by a hash of the model's name, the messages, every sampling parameter, and the sample's index.
+    Errors are never stored. Requests that are already in flight, in this object or this batch, are not sent again:
+    their callers share one reply or one error. Among processes the first stored reply is used by all.
 
-    **Arguments:** `model`, the one that answers; in the mode `replay` only its name is used, and a name alone will do;
-    `path`, of the SQLite file; `mode`; `namespace`, a word of yours in every key: use one where models of one name
-    differ (two fine-tunings behind the same server), or for an experiment that must draw new samples.
-    **Raises:** `CacheError` where the file cannot be used; `complete` also raises `ReplayMiss`, and what `model` does.
+    **Arguments:** `model`, the wrapped one; in the mode `replay` only its name is used, and a name is sufficient;
+    `path`, of the SQLite file; `mode`; `namespace`, a string in every key: use one if different models have the same
+    name (two fine-tunings on the same server), or for an experiment that must draw new samples.
+    **Raises:** `CacheError` if the file cannot be used; `complete` also raises `ReplayMiss` and the errors of `model`.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Cached:
         self._flying: dict[str, Future[ChatReply]] = {}
 
     def complete(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
-        """Answer a batch from the cache and, where the mode allows, from the model (`ChatModel.complete`)."""
+        """Answer a batch from the cache and, if the mode allows it, from the model (`ChatModel.complete`)."""
         if self.mode == "off" and self._model is not None:
             return self._model.complete(requests)
         keys = [[sample_key(self.name, r, r.sample + i, self.namespace) for i in range(r.n)] for r in requests]
@@ -78,7 +78,7 @@ class Cached:
                         futures[key].set_exception(
                             ChatError("the thread that was asking this stopped before it had a reply")
                         )
-        # What another thread or an earlier request of this batch asked for costs nothing a second time.
+        # Samples that another thread or an earlier request of this batch asked for are not counted twice.
         outcomes = []
         for group in keys:
             outcomes.append(_gather([(futures[key], key in mine) for key in group]))
@@ -92,16 +92,16 @@ class Cached:
         mine: set[str],
         futures: dict[str, Future[ChatReply]],
     ) -> None:
-        """Answer those samples that no other thread is asking for already."""
-        # Looked up after they were claimed: a thread that stored one and released it is seen in one of the two.
-        found = self._store.get(sorted(mine)) if self._store is not None and mine else {}
-        for key, reply in found.items():
+        """Answer those samples that no other thread is already asking for."""
+        # Looked up after they were claimed: a sample of another thread is either still claimed or already stored.
+        stored = self._store.get(sorted(mine)) if self._store is not None and mine else {}
+        for key, reply in stored.items():
             futures[key].set_result(replace(reply, cached=1))
-        missing = mine - set(found)
+        missing = mine - set(stored)
         asks: list[tuple[ChatRequest, list[str]]] = []
         for request, group in zip(requests, keys):
             run: list[str] = []
-            for i, key in enumerate([*group, ""]):  # neighbours that are missing are asked for together
+            for i, key in enumerate([*group, ""]):  # adjacent missing samples are requested together
                 if key in missing:
                     missing.discard(key)
                     run.append(key)

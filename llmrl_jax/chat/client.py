@@ -1,9 +1,9 @@
-"""A chat model behind any server with OpenAI's chat completions: OpenAI, vLLM, Ollama, llama.cpp, `llmrl serve`.
+"""A chat model on any server with OpenAI's chat completions: OpenAI, vLLM, Ollama, llama.cpp, `llmrl serve`.
 
-Three things have one owner each. Retries: ours (tenacity); those of the `openai` package are switched off, because two
-nested loops multiply. Time: one limit for a whole attempt, from connecting to the last byte, because a limit between
-bytes would let a slow server block forever. The API key: an environment variable, read when the first request is sent,
-and sent only to the host that it is meant for.
+Retries are done here (tenacity); those of the `openai` package are switched off, because two nested loops multiply. The
+time limit covers a whole attempt, from connecting to the last byte, because a limit between bytes would let a slow
+server block forever. The API key is read from an environment variable when the first request is sent, and sent only to
+the host that it is meant for.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ _OPENAI_HOST = "api.openai.com"
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """Which server and model, and the limits of requests."""
+    """The server and model, and the limits of requests."""
 
     model: str
-    """The model's name, as the server knows it."""
+    """The server's name of the model."""
     base_url: str
-    """Base address of the server's API, for example `http://127.0.0.1:8000/v1`. There is no default, so nothing is sent
-    to a paid server by accident."""
+    """Base address of the server's API, for example `http://127.0.0.1:8000/v1`. There is no default, so that nothing is
+    sent to a paid server by accident."""
     key_variable: str = ""
     """The environment variable with the API key. Empty: OPENAI_API_KEY for OpenAI's own host, none for any other."""
     concurrency: int = 8
     """Concurrent requests. One that waits to retry keeps its slot, so a busy server receives fewer."""
     timeout: float = 120.0
-    """Seconds that one attempt may take, from connecting to the last byte."""
+    """Time limit of one attempt in seconds, from connecting to the last byte."""
     attempts: int = 6
     """Number of attempts, including the first."""
     first_wait: float = 0.5
@@ -52,7 +52,7 @@ class ServerConfig:
     split: bool = False
     """Ask for one sample at a time, for servers that ignore `n` (Ollama, llama.cpp)."""
     token_limit: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
-    """How the server spells the limit on tokens; OpenAI's reasoning models want the second."""
+    """The server's name of the token limit; OpenAI's reasoning models need the second."""
 
     def __post_init__(self) -> None:
         url = urlsplit(self.base_url)
@@ -73,14 +73,14 @@ class ServerConfig:
 
 
 class OpenAIChat:
-    """A chat model behind an OpenAI-compatible server (`ChatModel`). Needs the extra `api`.
+    """A chat model on an OpenAI-compatible server (`ChatModel`). Needs the extra `api`.
 
-    Its own thread runs the connections, so it may be called from any thread, from several at once, and from a
+    A separate thread runs the connections, so it can be called from any thread, from several at once, and from a
     notebook. `close()` or a `with` block closes them.
 
-    **Arguments:** `config`; `sleep`, what waits between attempts, an async function of seconds (for tests).
+    **Arguments:** `config`; `sleep`, an async function of seconds that waits between attempts (for tests).
     **Raises:** `complete` raises `ServerError`, `TimedOut` or `BadReply` (`ChatModel.complete`);
-    `ModuleNotFoundError` without the extra; `ValueError` where the key is missing.
+    `ModuleNotFoundError` without the extra; `ValueError` if the key is missing.
     """
 
     def __init__(self, config: ServerConfig, *, sleep: Callable[[float], Awaitable[Any]] | None = None):
@@ -133,7 +133,7 @@ class OpenAIChat:
 
 
 class _Session:
-    """A thread with an event loop, a client, and as many slots as requests may be in flight."""
+    """A thread with an event loop, a client, and a slot for each concurrent request."""
 
     def __init__(self, config: ServerConfig, sleep: Callable[[float], Awaitable[Any]] | None):
         try:
@@ -150,7 +150,7 @@ class _Session:
         self._slots = asyncio.Semaphore(config.concurrency)
         self._loop = asyncio.new_event_loop()
         self._client = openai.AsyncOpenAI(
-            api_key=self._key or "none",  # the package wants one; servers without keys ignore it
+            api_key=self._key or "none",  # the package requires one; servers without keys ignore it
             base_url=config.base_url,
             max_retries=0,
             timeout=None,
@@ -173,7 +173,7 @@ class _Session:
             return future.result()
         except CancelledError:
             raise ChatError(f"the client of {self._config.base_url} was closed while it waited for an answer") from None
-        except BaseException:  # Ctrl-C: no request continues, and costs, without the caller
+        except BaseException:  # Ctrl-C: no request continues, at a cost, without the caller
             future.cancel()
             raise
 
@@ -212,7 +212,7 @@ class _Session:
         openai, limit = self._openai, self._config.timeout
         body, extra = to_wire(self.name, request, self._config.token_limit)
         started = time.monotonic()
-        # `from None` below: openai's errors hold the request with its headers, and what they quote may hold the key.
+        # `from None` below: openai's errors contain the request with its headers, which may contain the key.
         try:
             async with self._asyncio.timeout(limit):
                 answer = await self._client.chat.completions.with_raw_response.create(**body, extra_body=extra)
@@ -228,7 +228,7 @@ class _Session:
             raise ServerError(cause, transient=True, lost=int(reached)) from None
         except openai.OpenAIError as error:
             raise ServerError(f"the openai package failed: {type(error).__name__}: {error}") from None
-        if self._key:  # a server that repeats the key, in a text that would be cached
+        if self._key:  # the server may repeat the key in a text that would be cached
             content = content.replace(self._key.encode(), b"[key]")
         return from_wire(content, request, self.name, time.monotonic() - started)
 
@@ -270,7 +270,7 @@ class _Session:
 
 
 def _serve(loop: Any, client: Any) -> None:
-    """What the thread runs. It holds no reference to the session, so that the session can be garbage-collected."""
+    """The thread's function. It holds no reference to the session, so that the session can be garbage-collected."""
     import asyncio
 
     async def end() -> None:

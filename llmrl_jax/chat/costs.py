@@ -1,4 +1,4 @@
-"""What tokens cost: a dated table in USD per million, which users extend; what is not in it has no known cost."""
+"""Prices of tokens: a dated table in USD per million, which users can extend; other models have no known cost."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from llmrl_jax.chat.protocol import Usage
 
 
 TABLE = Path(__file__).parent / "prices.json"
-"""List prices of OpenAI's models, with the month in which they were looked up. Prices change: compare with the
-provider's page before a paid run."""
+"""List prices of OpenAI's models, with the month of retrieval. Prices change: compare with the provider's page before a
+paid run."""
 
 
 @dataclass(frozen=True)
 class Price:
-    """Of one model, in USD per million tokens."""
+    """The prices of one model, in USD per million tokens."""
 
     input: float
-    """Of the prompt."""
+    """Price of the prompt."""
     output: float
-    """Of the completion, hidden reasoning included."""
+    """Price of the completion, including hidden reasoning."""
     cached_input: float | None = None
-    """Of those prompt tokens that the server had in its cache; None: as `input`."""
+    """Price of prompt tokens in the server's cache; None: as `input`."""
 
     def __post_init__(self) -> None:
         for name in ("input", "output", "cached_input"):
@@ -35,15 +35,15 @@ class Price:
 
 
 Prices = Mapping[str, Price]
-"""By the model's exact name: a dated version may cost twice what its family does."""
+"""Prices by the model's exact name: a dated version may cost twice as much as its family."""
 
 
 def load_prices(path: str | Path | None = None) -> dict[str, Price]:
-    """The table that comes with this library, with a user's over it.
+    """The library's table, updated by a user's.
 
     **Arguments:** `path`, a JSON file like `prices.json`: `{"prices": {"my-model": {"input": 0.2, "output": 0.8}}}`.
-    A model of one's own costs `{"input": 0, "output": 0}`; that is a statement, and so not the default.
-    **Raises:** `ValueError` for a file of another shape, naming the model.
+    A self-hosted model has the price `{"input": 0, "output": 0}`, which must be given explicitly.
+    **Raises:** `ValueError`, naming the model, for a file of another structure.
     """
     prices: dict[str, Price] = {}
     for source in (TABLE, *([] if path is None else [Path(path)])):
@@ -63,7 +63,7 @@ def load_prices(path: str | Path | None = None) -> dict[str, Price]:
 
 
 def cost(usage: Usage | None, model: str, prices: Prices) -> float | None:
-    """The USD that a model's tokens cost; None where the tokens or the price are unknown, which is not 0."""
+    """The cost of a model's tokens in USD; None, not 0, if the tokens or the price are unknown."""
     price = prices.get(model)
     if usage is None or price is None:
         return None

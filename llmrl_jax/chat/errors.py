@@ -1,4 +1,4 @@
-"""Errors between a request and its reply."""
+"""Errors of requests to chat models."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from typing import Any
 
 
 class ChatError(RuntimeError):
-    """A request that got no usable reply. The message never holds a key."""
+    """A request that got no usable reply. The message never contains a key."""
 
     outcomes: tuple[Any, ...] = ()
     """The outcome of every request of the batch, in order: a `ChatReply` or a `ChatError`. Replies that arrived, and
-    were paid for, are thus not lost with the one that failed."""
+    were paid for, are thus not lost with a failed one."""
 
     lost: int = 0
-    """Attempts that the server may have billed without a report: timed out, cut off, or answered unreadably."""
+    """Attempts that the server may have billed without a report: timed out, cut off, or with an unreadable answer."""
 
 
 class ServerError(ChatError):
-    """A server refused, failed or could not be reached, after every attempt that made sense."""
+    """A server refused, failed or could not be reached, after all retries."""
 
     def __init__(
         self,
@@ -40,24 +40,24 @@ class TimedOut(ServerError):
 
 
 class ContextExceeded(ServerError):
-    """Prompt and reply together do not fit into the model's context."""
+    """Prompt and reply together exceed the model's context."""
 
 
 class BadReply(ServerError):
-    """A server answered with something that is not a chat completion."""
+    """A server's answer is not a chat completion."""
 
 
 class BudgetExceeded(ChatError):
-    """The next request could take more than the budget holds; it was not sent."""
+    """The next request could exceed the budget; it was not sent."""
 
 
 class ReplayMiss(ChatError):
-    """A cache in the mode `replay` does not hold the reply."""
+    """A cache in the mode `replay` does not contain the reply."""
 
 
 class CacheError(ChatError):
-    """A cache file is missing, damaged, or of another kind."""
+    """A cache file is missing, damaged, or of another format."""
 
 
 class UnparsedReply(ChatError):
-    """A reply could not be read, nor could those to the requests for repair."""
+    """A reply could not be parsed, nor could those to the requests for repair."""

@@ -1,4 +1,4 @@
-"""JSON lines: what caches exchange and papers publish, one sample or one recorded request a line."""
+"""JSON lines, for exchange between caches and for publication: one sample or one recorded request per line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llmrl_jax.core.files import new_draft
 
 
 def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
-    """The lines of a recording or an export; a last line without its newline was cut off, and is left out.
+    """The lines of a recording or an export; a last line without a newline is incomplete, and is left out.
 
     **Raises:** `CacheError` naming the line that is not a JSON object.
     """
@@ -32,9 +32,9 @@ def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
 
 
 def export_jsonl(cache: str | Path, path: str | Path) -> int:
-    """Write a cache as JSON lines, a sample each, sorted by key, so equal caches give equal files.
+    """Write a cache as JSON lines, one sample each, sorted by key, so that equal caches give equal files.
 
-    **Arguments:** `cache`, an SQLite file; `path`, replaced once the new file is whole.
+    **Arguments:** `cache`, an SQLite file; `path`, replaced once the new file is complete.
     **Returns:** the number of lines.
     """
     count = 0
@@ -47,12 +47,12 @@ def export_jsonl(cache: str | Path, path: str | Path) -> int:
 
 
 def import_jsonl(path: str | Path, cache: str | Path, *, namespace: str | None = None) -> int:
-    """Read an export, or a recording, into a cache, all lines or none. Samples that the cache holds stay as they are.
+    """Import an export or a recording into a cache, all lines or none. Existing samples are not changed.
 
-    **Arguments:** `path`, the JSONL file; `cache`, the SQLite file, made where it is missing; `namespace`, to put the
-    samples into; None keeps the lines' own (a recording's have none: the empty one).
-    **Returns:** the number of samples that were new. Errors in a recording are not replies, and are passed over.
-    **Raises:** `CacheError` naming the line that cannot be read, or whose key does not belong to its content.
+    **Arguments:** `path`, the JSONL file; `cache`, the SQLite file, created if missing; `namespace`, for the samples;
+    None keeps those of the lines (a recording's lines have none: the empty one).
+    **Returns:** the number of new samples. Errors in a recording are skipped.
+    **Raises:** `CacheError` naming the line that cannot be read, or whose key does not match its content.
     """
     rows = []
     for number, record in enumerate(read_jsonl(path), 1):

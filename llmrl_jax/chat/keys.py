@@ -1,4 +1,4 @@
-"""Keys of servers: from environment variables, never from a command line or a file of ours."""
+"""API keys of servers: from environment variables, never from the command line or from files of this package."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import os
 
 
 def read_key(variable: str, use: str) -> str:
-    """The key in an environment variable; none where no variable is named.
+    """The key in an environment variable; empty if no variable is named.
 
-    **Arguments:** `variable`, its name; `use`, what the key is for, for the error.
-    **Raises:** `ValueError` where the variable is empty, or holds what is no key; the key is never shown.
+    **Arguments:** `variable`, its name; `use`, the purpose of the key, for the error.
+    **Raises:** `ValueError` if the variable is empty or its value is not a valid key; the key is never shown.
     """
     if not variable:
         return ""

@@ -1,8 +1,8 @@
 """Requests to chat models and their replies: one protocol for servers, local models and scripted advisers.
 
-Everything here is a plain value that goes to JSON and back unchanged, so that replies can be cached, recorded and
-published. A request for `n` samples is `n` questions that share a prompt: each sample has an index, and what is cached
-is a sample, so that asking for eight after five asks for three.
+Everything here is a plain value that can be converted to JSON and back unchanged, so that replies can be cached,
+recorded and published. A request for `n` samples is `n` requests that share a prompt: each sample has an index and is
+cached separately, so that a request for eight samples after one for five only asks for three.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from llmrl_jax.chat.errors import ChatError
 ROLES = ("system", "user", "assistant")
 
 FORMAT = 1
-"""Of the JSON below. It enters every cache key, so a changed meaning can never meet an old reply."""
+"""Version of the JSON format below. It is part of every cache key, so old replies do not match after a change."""
 
 _OWNED = frozenset(
     ("model", "messages", "n", "temperature", "top_p", "max_tokens", "max_completion_tokens", "seed", "stop", "stream")
@@ -55,27 +55,27 @@ def _tidy(value: Any, name: str, low: float, high: float = math.inf) -> float:
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """A conversation to be continued, and how."""
+    """A conversation to be continued, with sampling options."""
 
     messages: tuple[Message, ...]
     """At least one."""
     temperature: float | None = 1.0
-    """None leaves it to the server: some reasoning models refuse any other value than their own."""
+    """None: the server's default; some reasoning models accept no other value."""
     top_p: float | None = None
-    """Sample from the smallest set of tokens with this much probability; None leaves it to the server."""
+    """Sample from the smallest set of tokens with this total probability; None: the server's default."""
     max_tokens: int = 512
-    """The most tokens that a sample may have. There is no default of the server's, because a budget needs a bound."""
+    """Maximum number of tokens of a sample. The server's default is never used, because a budget needs a bound."""
     seed: int | None = None
-    """Of sample 0; the others' seeds follow from it and their index. None lets the server draw."""
+    """Seed of sample 0; the others' seeds are derived from it and their index. None: no seed is sent."""
     stop: tuple[str, ...] = ()
-    """Strings at which a sample ends; they are not part of it."""
+    """Strings that end a sample; they are not part of it."""
     n: int = 1
-    """How many samples."""
+    """Number of samples."""
     sample: int = 0
-    """The index of the first of them. Asking the same with another index is another draw, also through a cache."""
+    """The index of the first sample. The same request with another index is another draw, also through a cache."""
     extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """Further fields of the request's body, as the server spells them (`top_k`, `response_format`,
-    `reasoning_effort`, ...). JSON values; they enter the cache key."""
+    """Further fields of the request's body, with the server's names (`top_k`, `response_format`, `reasoning_effort`,
+    ...). JSON values; they are part of the cache key."""
 
     def __post_init__(self) -> None:
         put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731
@@ -110,7 +110,7 @@ class ChatRequest:
         return replace(self, messages=self.messages + messages)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
+        """The request as JSON values."""
         return {**asdict(self), "stop": list(self.stop), "messages": [asdict(m) for m in self.messages]}
 
     @classmethod
@@ -121,16 +121,16 @@ class ChatRequest:
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens, as the server counted them."""
+    """Token counts of the server."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
-    """Those of the prompt that the server had in its own cache; some bill them at a lower price."""
+    """Prompt tokens in the server's own cache; some servers bill them at a lower price."""
 
     @property
     def total(self) -> int:
-        """Prompt and completion."""
+        """Prompt and completion tokens."""
         return self.prompt_tokens + self.completion_tokens
 
     def __add__(self, other: Usage) -> Usage:
@@ -147,7 +147,7 @@ class Choice:
 
     text: str
     finish_reason: str = "stop"
-    """stop: it ended by itself or at a stop string; length: `max_tokens` cut it; anything else is the server's word."""
+    """stop: ended by the model or at a stop string; length: cut by `max_tokens`; others are specific to the server."""
 
 
 @dataclass(frozen=True)
@@ -155,27 +155,27 @@ class ChatReply:
     """The samples of one request."""
 
     choices: tuple[Choice, ...]
-    """`n` of them, in the order of their indices."""
+    """`n` choices, in the order of their indices."""
     model: str
-    """What the server says that answered, which may be more exact than what was asked."""
+    """The model's name in the server's answer, which may be more exact than the requested one."""
     usage: Usage | None = None
-    """What was billed for these samples when they were first drawn; None where the server does not tell."""
+    """The tokens billed for these samples when they were first drawn; None if the server does not report them."""
     fingerprint: str | None = None
-    """The server's word for its weights and configuration (`system_fingerprint`)."""
+    """The server's identifier of its weights and configuration (`system_fingerprint`)."""
     seconds: float = 0.0
-    """From sending to receiving."""
+    """Time from sending to receiving."""
     lost: int = 0
-    """Attempts before this one that may have been billed without a report."""
+    """Earlier attempts that may have been billed without a report."""
     cached: int = 0
-    """How many of the samples came out of a cache, and so cost nothing this time."""
+    """Number of samples from a cache, without cost for this call."""
 
     @property
     def text(self) -> str:
-        """The first sample's."""
+        """The first sample's text."""
         return self.choices[0].text
 
     def split(self) -> list[ChatReply]:
-        """One reply per sample. Shares of tokens add up to the whole: the first has the prompt and the remainder."""
+        """One reply per sample. Shares of tokens sum to the total: the first has the prompt and the remainder."""
         n = len(self.choices)
         parts = []
         for i, choice in enumerate(self.choices):
@@ -198,7 +198,7 @@ class ChatReply:
 
     @classmethod
     def join(cls, parts: Sequence[ChatReply]) -> ChatReply:
-        """The inverse of `split`. Tokens are unknown where one part's are."""
+        """The inverse of `split`. Usage is unknown if that of one part is."""
         usages = [part.usage for part in parts]
         known = [usage for usage in usages if usage is not None]
         return cls(
@@ -212,7 +212,7 @@ class ChatReply:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values, without `cached`, which is not the reply's but this call's."""
+        """The reply as JSON values, without `cached`, which belongs to the call and not to the reply."""
         data = {**asdict(self), "choices": [asdict(choice) for choice in self.choices]}
         del data["cached"]
         return data
@@ -229,11 +229,11 @@ class ChatReply:
 
 @runtime_checkable
 class ChatModel(Protocol):
-    """Anything that answers. Wrappers (a cache, a budget, a recorder) are chat models around another."""
+    """The interface of chat models. Wrappers (a cache, a budget, a recorder) are chat models around another."""
 
     @property
     def name(self) -> str:
-        """Which model this is. It enters cache keys and price look-ups, so two models must not share it."""
+        """The model's name. It is used in cache keys and price look-ups, so two models must not share it."""
         ...
 
     def complete(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
@@ -241,12 +241,12 @@ class ChatModel(Protocol):
 
         **Arguments:** `requests`, answered independently of one another.
         **Returns:** one reply per request, in order, with `n` choices each.
-        **Raises:** `ChatError`, the first one, where a request got no reply; its `outcomes` hold what became of all.
+        **Raises:** `ChatError`, the first one, if a request got no reply; its `outcomes` holds those of all requests.
         """
 
 
 def settle(outcomes: Sequence[ChatReply | ChatError]) -> list[ChatReply]:
-    """The replies. **Raises:** the first error among the outcomes, a copy that carries them all."""
+    """The replies. **Raises:** a copy of the first error among the outcomes, with all outcomes."""
     replies = [outcome for outcome in outcomes if isinstance(outcome, ChatReply)]
     if len(replies) == len(outcomes):
         return replies
@@ -256,7 +256,7 @@ def settle(outcomes: Sequence[ChatReply | ChatError]) -> list[ChatReply]:
 
 
 def outcomes_of(model: ChatModel, requests: Sequence[ChatRequest]) -> list[ChatReply | ChatError]:
-    """What became of each request of a batch: the inverse of `settle`."""
+    """The outcome of each request of a batch: the inverse of `settle`."""
     if not requests:
         return []
     try:
@@ -272,12 +272,12 @@ def outcomes_of(model: ChatModel, requests: Sequence[ChatRequest]) -> list[ChatR
 
 
 def canonical(data: Any) -> str:
-    """JSON with one spelling per value."""
+    """Canonical JSON: one text per value."""
     return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
 def sample_key(model: str, request: ChatRequest, sample: int, namespace: str = "") -> str:
-    """The address of one sample: a SHA-256 of all that it may depend on, in hexadecimal."""
+    """The key of one sample: a hexadecimal SHA-256 of everything that it may depend on."""
     data = {**request.to_json(), "model": model, "sample": sample, "namespace": namespace, "format": FORMAT}
     del data["n"]
     return hashlib.sha256(canonical(data).encode()).hexdigest()

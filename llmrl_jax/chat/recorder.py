@@ -1,4 +1,4 @@
-"""A recorder: every request and reply of a run, in a file that people and programs can read."""
+"""A recorder: all requests and replies of a run, in a file for people and programs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from llmrl_jax.chat.protocol import ChatModel, ChatReply, ChatRequest, canonical
 class Recorder:
     """A chat model that records all requests and replies of another (`ChatModel`).
 
-    A line per request: `time` (seconds since 1970), `model`, `request`, and `reply` or `error`. Lines are appended
-    whole, also from several threads and processes; a line that a crash cut off is removed by the next writer.
-    `import_jsonl` makes a cache of the file, so a recorded run can be replayed.
+    One line per request: `time` (seconds since 1970), `model`, `request`, and `reply` or `error`. Lines are appended
+    whole, also from several threads and processes; an incomplete line after a crash is removed by the next writer.
+    `import_jsonl` converts the file to a cache, so that a recorded run can be replayed.
 
-    **Arguments:** `model`, the one that answers; `path`, of the JSONL file, whose folder is made where it is missing.
+    **Arguments:** `model`, the recorded one; `path`, of the JSONL file, whose folder is created if missing.
     """
 
     def __init__(self, model: ChatModel, path: str | Path):
@@ -31,7 +31,7 @@ class Recorder:
         self.path.parent.mkdir(parents=True, exist_ok=True)
 
     def complete(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
-        """Answer a batch, and write it down, errors too (`ChatModel.complete`)."""
+        """Answer a batch and record it, including errors (`ChatModel.complete`)."""
         outcomes = outcomes_of(self.model, requests)
         lines = []
         for request, outcome in zip(requests, outcomes):
@@ -54,7 +54,7 @@ def _append(path: Path, text: bytes) -> None:
 
 
 def _end_of_whole_lines(file: BinaryIO) -> int:
-    """Where the last line that ends in a newline ends."""
+    """The offset after the last newline."""
     end = file.seek(0, os.SEEK_END)
     while end > 0:
         start = max(0, end - 65536)
@@ -68,7 +68,7 @@ def _end_of_whole_lines(file: BinaryIO) -> int:
 
 @contextmanager
 def _locked(file: BinaryIO) -> Iterator[None]:
-    """Exclusive among processes, if the system has such locks (closing the file releases it)."""
+    """An exclusive lock among processes, if the system has such locks (closing the file releases it)."""
     try:
         import fcntl
     except ModuleNotFoundError:

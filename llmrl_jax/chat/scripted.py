@@ -1,4 +1,4 @@
-"""Scripted advisers: rules that answer instead of a language model, and are never called one."""
+"""Scripted advisers: rules that replace a language model, and are always labelled as scripted."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from llmrl_jax.chat.protocol import ChatReply, ChatRequest, Choice, Message, Usa
 
 
 class ScriptedAdviser(ABC):
-    """The base of every scripted adviser: a subclass writes `advise`.
+    """The base class of scripted advisers: a subclass implements `advise`.
 
-    It answers in text, as a model would, so that its replies pass through the same parser; that is all that its
-    callers ever see of it. Its name begins with `scripted-adviser/`, and stands so in caches, records and figures.
-    It needs no network, costs nothing, and gives the same reply to the same request.
+    It answers in text, as a model does, so that its replies pass through the same parser; callers see only the text.
+    Its name begins with `scripted-adviser/`, also in caches, records and figures. It needs no network, costs nothing,
+    and gives the same reply to the same request.
     """
 
     @property
@@ -27,8 +27,8 @@ class ScriptedAdviser(ABC):
     def advise(self, messages: Sequence[Message], rng: random.Random) -> str:
         """The reply's text.
 
-        **Arguments:** `messages`, the conversation; `rng`, which depends on the request and the sample's index alone:
-        draw from it where several answers are to differ, or where the adviser is to err at some rate.
+        **Arguments:** `messages`, the conversation; `rng`, which depends only on the request and the sample's index:
+        use it for answers that differ between samples, or for a given error rate.
         """
 
     def complete(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:

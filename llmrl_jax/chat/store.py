@@ -1,8 +1,8 @@
-"""Replies on disk: one SQLite file, one row per sample, addressed by content. JSON inside, nothing pickled.
+"""Replies on disk: one SQLite file, one row per sample, addressed by content. Rows are JSON, without pickles.
 
-Safe under several threads and processes of one machine (write-ahead log, waiting for locks). The log needs shared
-memory, so the file must not lie on a network file system that several machines write to: give each its own, and join
-them through JSONL.
+Safe with several threads and processes of one machine (write-ahead log, waiting for locks). The log needs shared
+memory, so the file must not be on a network file system that several machines write to: use one file per machine, and
+merge them through JSONL.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from llmrl_jax.chat.protocol import FORMAT, ChatReply, ChatRequest, canonical, s
 
 
 LOCK_SECONDS = 60.0
-"""How long to wait for another process's write."""
+"""Maximum time to wait for another process's write."""
 
 _CHUNK = 500
 _SCHEMA = """
@@ -32,7 +32,7 @@ CREATE TABLE IF NOT EXISTS samples (
 
 
 def _use_log(db: sqlite3.Connection) -> None:
-    """Switch to the write-ahead log. Another process may be about to do the same, and SQLite does not wait for that."""
+    """Switch to the write-ahead log. Another process may do the same at the time, and SQLite does not wait for that."""
     for attempt in range(100):
         try:
             db.execute("PRAGMA journal_mode = WAL")
@@ -45,7 +45,7 @@ def _use_log(db: sqlite3.Connection) -> None:
 
 @dataclass(frozen=True)
 class Row:
-    """One sample: a request for it alone, and a reply with one choice."""
+    """One sample: a request for one sample, and a reply with one choice."""
 
     model: str
     request: ChatRequest
@@ -54,17 +54,17 @@ class Row:
 
     @property
     def key(self) -> str:
-        """Its address."""
+        """The sample's key."""
         return sample_key(self.model, self.request, self.request.sample, self.namespace)
 
 
 class Store:
     """A file of samples.
 
-    Connections live for one operation, so a store may be used from any thread and after a fork, and holds no lock.
+    A connection is opened per operation, so a store can be used from any thread and after a fork, and holds no lock.
 
-    **Arguments:** `path`; `read_only`, which creates nothing, and reads files in folders that cannot be written.
-    **Raises:** `CacheError` where the file is missing (`read_only`), damaged, no cache, or of another format.
+    **Arguments:** `path`; `read_only`, which creates no file, and can read files in folders that are not writable.
+    **Raises:** `CacheError` if the file is missing (`read_only`), damaged, not a cache, or of another format.
     """
 
     def __init__(self, path: str | Path, *, read_only: bool = False):
@@ -93,8 +93,8 @@ class Store:
     def _connect(self) -> Iterator[sqlite3.Connection]:
         uri = self.path.absolute().as_uri()
         if self._read_only:
-            # A reader too needs the log's shared memory beside the file, and takes it away again. Where it cannot
-            # write, no process can, and the file does not change.
+            # A reader too creates the log's shared memory next to the file, and removes it again. If it cannot write,
+            # no process can, and the file does not change.
             writable = all(os.access(p, os.W_OK) for p in (self.path, self.path.absolute().parent))
             uri += "?mode=rw" if writable else "?immutable=1"
         db = None
@@ -113,21 +113,21 @@ class Store:
                 db.close()
 
     def get(self, keys: Sequence[str]) -> dict[str, ChatReply]:
-        """The samples that are there, by key. **Raises:** `CacheError` for one that cannot be read."""
-        found: dict[str, ChatReply] = {}
+        """The stored samples by key. **Raises:** `CacheError` for one that cannot be read."""
+        replies: dict[str, ChatReply] = {}
         with self._connect() as db:
             for start in range(0, len(keys), _CHUNK):
                 part = keys[start : start + _CHUNK]
                 marks = ",".join("?" * len(part))
                 rows = db.execute(f"SELECT key, reply FROM samples WHERE key IN ({marks})", part)
                 for key, text in rows:
-                    found[key] = self._reply(key, text)
-        return found
+                    replies[key] = self._reply(key, text)
+        return replies
 
     def put(self, rows: Iterable[Row]) -> int:
-        """Add samples, all or none. What is there stays: the first reply to be stored is the reply.
+        """Add samples, all or none. Existing samples are not changed: the first stored reply is kept.
 
-        **Returns:** how many were new.
+        **Returns:** the number of new samples.
         """
         values = [
             (r.key, r.namespace, r.model, canonical(r.request.to_json()), canonical(r.reply.to_json())) for r in rows

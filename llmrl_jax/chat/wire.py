@@ -1,4 +1,4 @@
-"""The OpenAI-compatible wire format: our request as theirs, their answer as ours, every field looked at."""
+"""The OpenAI-compatible wire format: conversion of requests and answers, with every field checked."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from llmrl_jax.chat.protocol import ChatReply, ChatRequest, Choice, Usage
 
 
 LONGEST_QUOTE = 300
-"""Characters of a server's words that go into an error."""
+"""Maximum number of characters of a server's text in an error."""
 
 
 def sample_seed(seed: int, sample: int) -> int:
-    """The seed to send for the samples that begin at an index: the request's own for index 0, else 31 bits of a hash.
+    """The seed to send for the samples from an index on: the request's own for index 0, else 31 bits of a hash.
 
-    A server given the same seed draws the same samples, whatever index they have on our side."""
+    With the same seed a server would draw the same samples for every index."""
     if sample == 0:
         return seed
     return int.from_bytes(hashlib.sha256(f"{seed}/{sample}".encode()).digest()[:4]) >> 1
 
 
 def to_wire(model: str, request: ChatRequest, token_limit: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The arguments of openai's `create`, and what goes into the body beside them."""
+    """The arguments of openai's `create`, and the additional fields of the body."""
     body: dict[str, Any] = {
         "model": model,
         "messages": [{"role": m.role, "content": m.content} for m in request.messages],
@@ -69,17 +69,17 @@ def _choice(data: Any) -> Choice:
     message = data.get("message") if isinstance(data, dict) else None
     if not isinstance(message, dict) or not isinstance(message.get("content"), str | None):
         raise BadReply(f"a choice has no message with a text in content: {quote(data)}")
-    # null where a filter took it, or where reasoning used up max_tokens: an empty text whose finish_reason says why
+    # null if a filter removed it, or if reasoning used up max_tokens: an empty text, explained by finish_reason
     reason = data.get("finish_reason")
     text = (message.get("content") or "").encode("utf-8", "replace").decode()  # JSON can spell half a character
     return Choice(text, reason if isinstance(reason, str) else "unknown")
 
 
 def from_wire(body: bytes, request: ChatRequest, model: str, seconds: float) -> ChatReply:
-    """A chat completion's body, checked.
+    """The reply of a chat completion's body, checked.
 
-    **Raises:** `BadReply`, with what is wrong where; `transient` where the bytes are not JSON, which a second attempt
-    may mend, unlike a server that speaks another format.
+    **Raises:** `BadReply`, with the field and the problem; `transient` if the bytes are not JSON, since a second
+    attempt may succeed, unlike with a server of another format.
     """
     try:
         data = json.loads(body)
@@ -121,13 +121,13 @@ def retry_after(headers: Mapping[str, str], now: float | None = None) -> float |
 
 
 def quote(value: Any) -> str:
-    """A server's words, short enough for an error."""
+    """A server's text, shortened for an error."""
     text = value if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= LONGEST_QUOTE else text[:LONGEST_QUOTE] + "..."
 
 
 def redact(text: str, key: str) -> str:
-    """The text without the key, also where the server repeats it, whole or as its own kind of token."""
+    """The text without the key, including other keys and bearer tokens that a server may quote."""
     if key:
         text = text.replace(key, "[key]")
     text = re.sub(r"\bsk-[\w-]{8,}", "[key]", text)
