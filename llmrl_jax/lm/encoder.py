@@ -328,6 +328,6 @@ def phrase_table(encoder: TextEncoder, phrases: Phrasebook | Sequence[str]) -> F
 
 
 def look_up(table: Float[AnyArray, "P D"], caption: Int[AnyArray, "*B C"]) -> Float[Array, "*B C D"]:
-    """The embedding of each phrase of a caption, zeros where it is -1; inside jit."""
+    """The embedding of each phrase of a caption, zeros for -1; inside jit."""
     ids = jnp.asarray(caption)
     return jnp.where(ids[..., None] >= 0, jnp.take(jnp.asarray(table), jnp.maximum(ids, 0), axis=0), 0.0)

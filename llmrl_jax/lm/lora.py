@@ -56,7 +56,7 @@ class LoRAConfig:
         return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
     def rank_at(self, target: str, layer: int) -> int:
-        """The rank of a matrix of a layer; 0 where it has no adapter."""
+        """The rank of a matrix of a layer; 0 if it has no adapter."""
         return self.rank if target in self.targets else 0
 
     def scale_at(self, target: str, layer: int) -> float:
@@ -94,7 +94,7 @@ class PatternedLoRA(LoRAConfig):
                 raise ValueError(f"LoRA pattern {name!r} is {value}; it must not be negative")
 
     def rank_at(self, target: str, layer: int) -> int:
-        """The rank of a matrix of a layer; 0 where it has no adapter."""
+        """The rank of a matrix of a layer; 0 if it has no adapter."""
         return int(_lookup(self.ranks, target, layer, super().rank_at(target, layer)))
 
     def scale_at(self, target: str, layer: int) -> float:

@@ -57,7 +57,7 @@ NF4 = _levels()
 
 @struct.dataclass
 class Quantized:
-    """A quantised kernel in place of a leaf: a pytree of two arrays, which can be scanned, sliced, sharded and written
+    """A quantised kernel, used as a leaf: a pytree of two arrays, which can be scanned, sliced, sharded and written
     to checkpoints as others.
 
     It has the `shape` and `dtype` of the float kernel, and `astype` dequantises it. So `merge` into a quantised base

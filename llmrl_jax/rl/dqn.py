@@ -127,7 +127,7 @@ def make_dqn(
     changes the rewards of steps before they are stored (novelty, shaping), and learns with every gradient step.
     **Returns:** the learner. Its metrics are those of `dqn_loss` (means over the gradient steps), `grad_norm` (before
     clipping), `entropy` and `value_mean` of the acting policy, `epsilon` with `acting` epsilon, `replay_size`,
-    `nonfinite` (1 where a loss or gradient was not finite, bounded by 0), those of `episode_metrics`, and the bonus's.
+    `nonfinite` (1 if a loss or gradient was not finite, bounded by 0), those of `episode_metrics`, and the bonus's.
     Episode returns are sums of the environment's rewards, without the bonus.
     **Raises:** `ValueError` if sizes do not divide (the arithmetic is shown), or the environment does not report its
     episodes.

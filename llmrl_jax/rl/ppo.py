@@ -153,7 +153,7 @@ def make_ppo(
     computed (novelty, shaping), and learns with every gradient step.
     **Returns:** the learner. Its metrics are those of `ppo_loss` (means over the gradient steps), `grad_norm` (before
     clipping), `explained_variance`, `value_mean`, `advantage_mean`, `advantage_std`, `gradient_steps`,
-    `first_ratio_error` (`ratio_error` of the first minibatch, bounded by 1e-5), `nonfinite` (1 where a loss or
+    `first_ratio_error` (`ratio_error` of the first minibatch, bounded by 1e-5), `nonfinite` (1 if a loss or
     gradient was not finite, bounded by 0), those of `episode_metrics`, and those of the auxiliary and the bonus.
     Episode returns are sums of the environment's rewards, without the bonus.
     **Raises:** `ValueError` if sizes do not divide (the arithmetic is shown) or an option is out of range.
