@@ -129,7 +129,11 @@ def make(id: str, **kwargs: Any) -> tuple[Environment, Any]:
     """
     base, _, query = id.partition("?")
     registered = spec(base)
-    options = {**{name: _literal(value) for name, value in parse_qsl(query, strict_parsing=bool(query))}, **kwargs}
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
+    except ValueError:
+        raise ValueError(f"the options of {id!r} are not NAME=VALUE pairs, joined by &") from None
+    options = {**{name: _literal(value) for name, value in pairs}, **kwargs}
     build = registered.load()
     accepted = inspect.signature(build).parameters
     if not any(p.kind is p.VAR_KEYWORD for p in accepted.values()):

@@ -47,6 +47,11 @@ def kind_of(values: Mapping[str, Any]) -> str:
     return min(fitting, default=(0, ""))[1]
 
 
+def is_known(values: Mapping[str, Any]) -> bool:
+    """Whether the values are those of a run of one of our commands."""
+    return kind_of(values) in _commands()
+
+
 def loaded(values: Mapping[str, Any], source: str | Path) -> Any:
     """The settings of a run as an instance of their class; if that is unknown, the values.
 

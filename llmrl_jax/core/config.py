@@ -193,7 +193,7 @@ def read_json(path: str | Path) -> Any:
         raise FileNotFoundError(f"there is no configuration at {path}")
     try:
         value = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not valid JSON: {error}") from error
     if isinstance(value, dict) and "model_type" in value:
         raise ValueError(

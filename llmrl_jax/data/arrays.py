@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -90,7 +91,7 @@ def _load(file: BinaryIO, path: Path, name: str) -> Any:
 def _entry(archive: Any, name: str, path: Path) -> np.ndarray:
     try:
         return archive[name]
-    except ValueError as error:
+    except (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error) as error:
         if "allow_pickle" in str(error):
             raise _pickled(path, name) from None
         raise DataError(f"{path}: {name} cannot be read: {error}") from error

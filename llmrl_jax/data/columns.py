@@ -109,6 +109,8 @@ def renamed(columns: Mapping[str, Any], names: Mapping[str, str] | None) -> dict
 def _flat(tree: Any, name: str) -> list[tuple[str, Any]]:
     """The leaves of nested dicts by dotted names."""
     if isinstance(tree, Mapping):
+        if dotted := [key for key in tree if "." in key]:
+            raise DataError(f"{name} has the key {dotted[0]!r}; files separate nested keys by dots, so rename it")
         return [pair for key in sorted(tree) for pair in _flat(tree[key], f"{name}.{key}")]
     if isinstance(tree, tuple) and not tree:
         return []
@@ -157,6 +159,8 @@ def _check(columns: Columns, where: str) -> None:
     if len(lead) != axes:
         what = "[episodes, steps]" if axes == 2 else "[steps]"
         raise DataError(f"{where}: reward has the shape {list(lead)}; {what} is needed")
+    if not lead[0]:
+        raise DataError(f"{where} has no {'episode' if axes == 2 else 'step'}; at least 1 is needed")
     for name, column in columns.items():
         wanted = lead[:1] if name == "length" else lead
         if (

@@ -107,6 +107,8 @@ def _strings(pa: Any, column: np.ndarray, known: Sequence[str]) -> Any:
 
 def _lists(pa: Any, column: np.ndarray) -> Any:
     width = int(np.prod(column.shape[1:]))
+    if not width:
+        raise DataError(f"a column has the shape {list(column.shape)}, without a number in a row; leave it out")
     flat = pa.array(np.ascontiguousarray(column).reshape(-1))
     return flat if column.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, width)
 
@@ -117,6 +119,8 @@ def _numbers(array: Any, known: Sequence[str] | None) -> tuple[np.ndarray, tuple
     own = encoded.dictionary.to_pylist()
     every = tuple(sorted(own) if known is None else known)
     place = {text: i for i, text in enumerate(every)}
+    if unknown := sorted(set(own) - place.keys()):
+        raise DataError(f"a column of strings holds {unknown[0]!r}, which the file's own list of strings lacks")
     return np.array([place[text] for text in own], np.int32)[encoded.indices.to_numpy()], every
 
 

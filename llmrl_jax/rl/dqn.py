@@ -181,7 +181,9 @@ class DQN:
         obs = jax.tree.map(lambda x: x[0], runner.obs)
         action, reward, flag = jnp.int32(0), jnp.float32(0), jnp.bool(False)
         truncated = flag if self.config.n_step > 1 else ()
-        replay = self._placed(self.memory.init(Transition(obs, action, reward, obs, flag, truncated)))
+        step = jax.eval_shape(lambda: Transition(obs, action, reward, obs, flag, truncated))
+        with self.placement.context():  # inside jit, so that no device ever holds the whole memory
+            replay = jax.jit(lambda: self._placed(self.memory.init(step)))()
         counters = self.placement.whole((hparams, run_key, jnp.int32(0)))
         state = DQNState(params, frozen, target, opt_state, replay, place(runner, self.placement), *counters)
         if self.bonus is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_type_hints
 
 from jax.sharding import Mesh
 
@@ -86,8 +86,14 @@ class DQNConfig:
         counts = ("num_envs", "num_steps", "gradient_steps", "batch_size", "replay_size", "n_step", "epsilon_steps")
         fields_at_least(self, 1, *counts, "pool_size", "reset_ratio", prefix="dqn.")
         fields_at_least(self, 0, "learning_starts", "target_every", "learning_rate", "adam_eps", prefix="dqn.")
-        if not math.isinf(self.max_grad_norm):
+        if self.max_grad_norm != math.inf:
             at_least("dqn.max_grad_norm", self.max_grad_norm, 0)
+        hints = get_type_hints(type(self))
+        for name in ("reset", "replay", "acting"):
+            choices = get_args(hints[name])
+            if getattr(self, name) not in choices:
+                known = ", ".join(choices)
+                raise ValueError(f"dqn.{name} is {getattr(self, name)!r}; one of {known} is needed")
         fractions = ("gamma", "target_tau", "adam_b1", "adam_b2", "epsilon_start", "epsilon_end", "priority_alpha")
         for name in (*fractions, "priority_beta"):
             between(f"dqn.{name}", getattr(self, name), 0, 1)

@@ -47,6 +47,10 @@ def dense(features: int, scale: float, name: str | None = None) -> nn.Dense:
     return nn.Dense(features, kernel_init=nn.initializers.orthogonal(scale), name=name)
 
 
+def _is_float_row(space: spaces.Box) -> bool:
+    return len(space.shape) == 1 and np.issubdtype(space.dtype, np.floating)
+
+
 def _side_by_side(scale: float) -> Callable:
     """Two orthogonal matrices concatenated to one kernel `[inputs, 2 x features]`."""
     orthogonal = nn.initializers.orthogonal(scale)
@@ -207,13 +211,15 @@ class NetworkPolicy:
         self.low = self.high = None
         if isinstance(action_space, spaces.Discrete):
             outputs = action_space.n
-        elif isinstance(action_space, spaces.Box) and len(action_space.shape) == 1:
+        elif isinstance(action_space, spaces.Box) and _is_float_row(action_space):
             outputs = action_space.shape[0]
             low, high = (np.broadcast_to(np.float32(x), (outputs,)) for x in (action_space.low, action_space.high))
             if np.all(np.isfinite(low) & np.isfinite(high)):
                 self.low, self.high = low, high
         else:
-            raise TypeError(f"no network for the action space {action_space}: Discrete or a Box of one axis is needed")
+            raise TypeError(
+                f"no network for the action space {action_space}: Discrete or a float Box of one axis is needed"
+            )
         continuous = not isinstance(action_space, spaces.Discrete)
         self.features = features or (image if channels else flatten)
         self.memory, self.recurrent = memory, memory > 0

@@ -60,8 +60,12 @@ class RNDConfig:
 
     def __post_init__(self):
         fields_at_least(self, 1, "outputs", "hidden", prefix="rnd.")
-        for name in ("coef", "extrinsic_coef", "value_coef", "obs_clip", "learning_rate"):
+        for name in ("coef", "extrinsic_coef", "value_coef", "obs_clip", "learning_rate", "adam_eps"):
             at_least(f"rnd.{name}", getattr(self, name), 0)
+        if self.max_grad_norm != math.inf:
+            at_least("rnd.max_grad_norm", self.max_grad_norm, 0)
+        if not self.critic_hidden or min(self.critic_hidden) < 1:
+            raise ValueError(f"rnd.critic_hidden is {self.critic_hidden}; at least one width of at least 1 is needed")
         for name in ("gamma", "adam_b1", "adam_b2"):
             between(f"rnd.{name}", getattr(self, name), 0, 1)
         between("rnd.update_proportion", self.update_proportion, 0, 1, above=True)

@@ -152,7 +152,10 @@ def _asked(config: type, args: Sequence[str], read: Reader | None) -> _Asked:
     """**Raises:** what `read_values`, `find_run` and `unstamped` raise."""
     kind = getattr(config, "KIND", "")
     path, file = Path(), {}
-    if named := flag(args, "--config"):
+    named = flag(args, "--config")
+    if named == "":
+        raise ValueError("--config names no file; give a path, or leave it out")
+    if named:
         path, values = read_values(named)
         file = configs.unstamped(values, kind, path)
         if read is not None:
@@ -176,7 +179,7 @@ def _resumed_folder(args: Sequence[str], file: Mapping[str, Any]) -> str:
     given = dict(said) if isinstance(said, Mapping) else {}
     given |= {name: value for name in ("name", "out") if (value := flag(args, f"--run.{name}"))}
     if (resume := flag(args, "--run.resume")) is not None:
-        given["resume"] = resume != "False" and (resume or True)
+        given["resume"] = resume != "False" and (resume or given.get("resume") or True)
     if not given.get("resume"):
         return ""
     run = BaseRunConfig(given.get("name", ""), given.get("out", "runs"), resume=given["resume"])

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from llmrl_jax.core import config as configs
-from llmrl_jax.core.checks import at_least
+from llmrl_jax.core.checks import at_least, nearest
 from llmrl_jax.run import leaves as trees, metrics as sinks, progress as show
 from llmrl_jax.run.boundaries import Boundaries
 from llmrl_jax.run.checkpoint import Checkpoints
@@ -113,6 +113,8 @@ def train(
             stack.enter_context(held(folder))
         checkpoints = stack.enter_context(Checkpoints(folder, keep=config.keep, best=config.best, config=full_config))
         state, update = _first_state(learner, config, checkpoints)
+        if update > num_updates:
+            raise ValueError(f"{folder} has {update} updates, more than the {num_updates} that are asked for")
         before = _open_files(config, full_config, folder, update)
         sink = sinks.open_sinks(folder, config, full_config, update) if jax.process_index() == 0 else sinks.Sinks([])
         mode = config.progress if jax.process_index() == 0 else "off"
@@ -289,6 +291,10 @@ class _Run:
     def _check(self, rows: dict[str, np.ndarray]) -> None:
         if not self.pending and self.update == self.first + len(next(iter(rows.values()), ())):
             check_bounds(self.learner, list(rows))
+            known = {*rows, *self.latest}
+            if self.config.best and self.config.best not in known:
+                near = nearest(self.config.best, sorted(known))
+                raise ValueError(f"--run.best {self.config.best} is no metric of this run{near}")
         self.pending.append(rows)
         n = len(next(iter(rows.values()), ()))
         why = verdict(self.learner, rows, self.update - n + 1)

@@ -226,6 +226,10 @@ def test_what_is_not_deleted(some, capsys):
         assert "part is being written by" in capsys.readouterr().err
     assert (some / "live" / "config.json").exists() and (inner / "config.json").exists()
     assert cli.main(["runs", "rm", str(some / "llama"), "--yes"]) == 2 and (some / "llama").exists()
+    (some / "project").mkdir()
+    (some / "project" / "config.json").write_text('{"compilerOptions": {}}')
+    assert cli.main(["runs", "rm", str(some / "project"), "--yes"]) == 2 and (some / "project").exists()
+    assert "no command of llmrl wrote" in capsys.readouterr().err
     (some / "link").symlink_to(some / "done")
     assert cli.main(["runs", "rm", str(some / "link"), "--yes"]) == 2
     assert "is a symbolic link to" in capsys.readouterr().err and (some / "done" / "config.json").exists()

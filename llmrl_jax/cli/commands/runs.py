@@ -115,8 +115,12 @@ def rm(folders: tyro.conf.Positional[tuple[Path, ...]], yes: bool = False) -> in
 
     if not folders:
         raise ValueError("there is nothing to delete: name the folders of runs")
-    places = [runs.the_run(folder) for folder in folders]
+    from llmrl_jax.cli.kinds import is_known
+
+    places = [runs.the_run(folder.expanduser().absolute()) for folder in folders]
     for folder in places:
+        if not is_known(runs.read_values(folder) or {}):
+            raise ValueError(f"{folder} has a config.json that no command of llmrl wrote: delete the folder yourself")
         if not yes and not _agreed(folder):
             print(f"{folder} was left as it is")
             continue

@@ -216,6 +216,26 @@ def test_bad_columns(columns, message):
         from_columns(changed(**columns), "X")
 
 
+def test_what_files_cannot_hold(tmp_path):
+    none = {name: column[:0] for name, column in to_columns(recorded()).items()}
+    with pytest.raises(DataError, match="X has no step; at least 1 is needed"):
+        from_columns(none, "X")
+    whole = recorded()
+    with pytest.raises(DataError, match="obs has the key 'a.b'; files separate nested keys by dots"):
+        to_columns(whole.replace(obs={"a.b": whole.reward}, next_obs={"a.b": whole.reward}))
+
+
+def test_a_damaged_member_of_an_archive(tmp_path):
+    path = tmp_path / "data.npz"
+    write_arrays(path, recorded())
+    content = bytearray(path.read_bytes())
+    at = content.index(b"NUMPY") + 100
+    content[at : at + 20] = bytes(20)
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="data.npz"):
+        read_arrays(path)
+
+
 def test_a_pickle_is_refused(tmp_path):
     """KALM's files are pickled dicts in .npy, BK-RL's pickled lists: refused by name, and nothing in them runs."""
 

@@ -26,6 +26,8 @@ from envs_jax.wrappers import EpisodeStatistics, ScaleReward
 def test_make_takes_options_in_the_id_and_by_keyword():
     env, params = envs_jax.make("Debug-Match-v0?n=7")
     assert env.n == 7 and env.id == "Debug-Match-v0?n=7" and params.length == 20
+    with pytest.raises(ValueError, match="the options of 'Debug-Match-v0\\?n' are not NAME=VALUE pairs"):
+        envs_jax.make("Debug-Match-v0?n")
     assert envs_jax.make("Debug-Match-v0?n=7", n=5)[0].n == 5
     assert envs_jax.make("CartPole-v1?sutton_barto_reward=true")[0].sutton_barto_reward is True
 

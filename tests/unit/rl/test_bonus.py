@@ -213,6 +213,10 @@ def test_bad_settings():
         RNDConfig(gamma=1.5)
     with pytest.raises(ValueError, match="rnd.outputs is 0; at least 1 is needed"):
         RNDConfig(outputs=0)
+    with pytest.raises(ValueError, match="rnd.max_grad_norm is -1; at least 0 is needed"):
+        RNDConfig(max_grad_norm=-1)
+    with pytest.raises(ValueError, match="rnd.critic_hidden is"):
+        RNDConfig(critic_hidden=())
 
 
 # --- in PPO -----------------------------------------------------------------------------------------------------------
@@ -270,9 +274,13 @@ def test_without_weight_a_bonus_changes_nothing():
     shaped = jax.jit(shaped.update)(shaped.init(jax.random.key(0)))[0]
     for a, b in zip(jax.tree.leaves(zero.params), jax.tree.leaves(shaped.params), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
-    np.testing.assert_array_equal(zero.runner.obs, shaped.runner.obs)
     plain = learner(None)
-    assert plain.init(jax.random.key(0)).bonus == ()
+    plain = jax.jit(plain.update)(plain.init(jax.random.key(0)))[0]
+    assert plain.bonus == ()
+    for a, b in zip(jax.tree.leaves(plain.params), jax.tree.leaves(shaped.params), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+    np.testing.assert_array_equal(zero.runner.obs, shaped.runner.obs)
+    np.testing.assert_array_equal(plain.runner.obs, shaped.runner.obs)
 
 
 def test_a_policy_with_a_memory():

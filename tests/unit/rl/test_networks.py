@@ -42,3 +42,8 @@ def test_a_configuration_makes_a_network_for_a_world():
     assert policy.initial_carry(2).shape == (2, 3)
     with pytest.raises(ValueError, match="--network.dueling is True, but an actor-critic does not read it"):
         network_policy(env, params, NetworkConfig(dueling=True), None)
+
+
+def test_a_box_of_integers_has_no_continuous_policy():
+    with pytest.raises(TypeError, match="Discrete or a float Box of one axis is needed"):
+        NetworkPolicy(spaces.Box(0, 5, (2,), np.int32), hidden=(4,))

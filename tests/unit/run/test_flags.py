@@ -232,6 +232,11 @@ def test_a_file_may_name_the_run_to_resume(tmp_path, monkeypatch):
         found = call("--config", "a.yaml")
         assert found == replace(begun, steps=found.steps, run=replace(begun.run, resume=True))
     assert found.steps == 5
+    assert call("--config", "a.yaml", "--run.resume").run.resume, "a flag without a value keeps the file's folder"
+    (tmp_path / "b.yaml").write_text("run: {resume: runs/a}")
+    assert call("--config", "b.yaml", "--run.resume").run.name == "a"
+    with pytest.raises(ValueError, match="--config names no file"):
+        call("--config", "")
 
 
 def test_another_runs_settings_make_a_new_run(tmp_path):

@@ -215,8 +215,15 @@ def test_best_checkpoint_is_kept(tmp_path):
 
 
 def test_best_of_no_metric_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="no metric 'los' to keep the best by; did you mean 'loss'"):
-        train(TinyLearner(), run_config(tmp_path, best="los", checkpoint_every=1), num_updates=3)
+    """Before any checkpoint is due."""
+    with pytest.raises(ValueError, match="--run.best los is no metric of this run; did you mean 'loss'"):
+        train(TinyLearner(), run_config(tmp_path, best="los", checkpoint_every=50), num_updates=3)
+
+
+def test_fewer_updates_than_a_run_has_are_refused(tmp_path):
+    train(TinyLearner(), run_config(tmp_path), num_updates=3)
+    with pytest.raises(ValueError, match="has 3 updates, more than the 2 that are asked for"):
+        train(TinyLearner(), run_config(tmp_path, resume=True), num_updates=2)
 
 
 def test_best_of_an_evaluation_before_the_resume(tmp_path):
