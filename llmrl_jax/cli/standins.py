@@ -104,7 +104,10 @@ def standins() -> Iterator[Callable[[], None]]:
     def forget(packages: Sequence[str]) -> None:
         for name in set(sys.modules) - before:
             if name.partition(".")[0] in packages:
-                del sys.modules[name]
+                module = sys.modules.pop(name)
+                parent, _, child = name.rpartition(".")
+                if getattr(sys.modules.get(parent), child, None) is module:
+                    delattr(sys.modules[parent], child)
 
     def end() -> None:
         if finder in sys.meta_path:

@@ -105,7 +105,8 @@ def newest(path: str | Path, size: int = 1 << 20) -> dict[str, dict[str, Any]]:
         start = max(0, file.seek(0, 2) - size)
         file.seek(start)
         content = file.read()
-    return {line["kind"]: line for line in _parsed(content.decode(errors="replace").splitlines()[bool(start) :])}
+    lines = _parsed(content.decode(errors="replace").splitlines()[bool(start) :])
+    return {line["kind"]: line for line in lines if {"kind", "update"} <= line.keys()}  # others are not ours
 
 
 def last(path: str | Path, update: int) -> dict[str, dict[str, Any]]:

@@ -226,6 +226,11 @@ def test_what_is_not_deleted(some, capsys):
         assert "part is being written by" in capsys.readouterr().err
     assert (some / "live" / "config.json").exists() and (inner / "config.json").exists()
     assert cli.main(["runs", "rm", str(some / "llama"), "--yes"]) == 2 and (some / "llama").exists()
+    (some / "package").mkdir()
+    (some / "package" / "config.json").write_text('{"name": "x", "run": "npm start"}')
+    (some / "package" / "metrics.jsonl").write_text('{"loss": 1}\n')
+    assert cli.main(["runs", "list", str(some)]) == 0
+    capsys.readouterr()
     (some / "project").mkdir()
     (some / "project" / "config.json").write_text('{"compilerOptions": {}}')
     assert cli.main(["runs", "rm", str(some / "project"), "--yes"]) == 2 and (some / "project").exists()

@@ -24,7 +24,7 @@ def _with_run(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Upgrade an old config.json, in which the fields of `run` are at the top level."""
     old = {name: values[name] for name in ("name", "out", "seed", "resume") if name in values}
     gone = (*old, "config")
-    if not any(name in values for name in gone):
+    if not any(name in values for name in gone) or not isinstance(values.get("run", {}), Mapping):
         return values
     kept = {name: value for name, value in values.items() if name not in gone}
     return {**kept, "run": {**old, **values.get("run", {})}}
