@@ -16,6 +16,7 @@ from llmrl_jax.systems.glam.agents import make_agent
 from llmrl_jax.systems.glam.config import GlamConfig
 from llmrl_jax.systems.glam.presets import DRRN
 from llmrl_jax.systems.glam.settings import TrainConfig
+from tests.gru import gru_by_hand
 from tests.paths import ROOT
 
 
@@ -75,24 +76,6 @@ def test_an_old_checkpoint_has_the_same_identity(config):
     assert completed(old, now) == identity(now)
     other = TrainConfig(glam=replace(config, dqn=replace(config.dqn, gamma=0.7)))
     assert differences(completed(old, other), identity(other)) == [f"glam.dqn.gamma: {config.dqn.gamma} -> 0.7"]
-
-
-def sigmoid(x):
-    return 1 / (1 + np.exp(-x))
-
-
-def gru_by_hand(params, x):
-    """PyTorch's equations, one position at a time."""
-    w, b, u, c = (
-        np.asarray(params[name], np.float64) for name in ("input_kernel", "input_bias", "state_kernel", "state_bias")
-    )
-    h = np.zeros(u.shape[0])
-    n = len(h)
-    for row in np.asarray(x, np.float64):
-        given, own = row @ w + b, h @ u + c
-        r, z = sigmoid(given[:n] + own[:n]), sigmoid(given[n : 2 * n] + own[n : 2 * n])
-        h = (1 - z) * np.tanh(given[2 * n :] + r * own[2 * n :]) + z * h
-    return h
 
 
 # --- in BabyAI-Text ---------------------------------------------------------------------------------------------------
