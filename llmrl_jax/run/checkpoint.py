@@ -24,7 +24,8 @@ from llmrl_jax.core.checks import nearest
 from llmrl_jax.run import info, leaves as trees
 
 
-FORMAT = 1
+FORMAT = trees.CHECKSUMS
+"""Format of the descriptions, by the version of their checksums. Checkpoints of format 1 are read too."""
 
 
 class CheckpointError(ValueError):
@@ -205,8 +206,10 @@ class Checkpoints:
             self._offer(like, wanted, error)
 
     def _check_identity(self, meta: Mapping[str, Any], update: int) -> None:
-        if meta.get("format") != FORMAT:
-            raise CheckpointError(f"checkpoint {update} has format {meta.get('format')}; this version reads {FORMAT}")
+        if meta.get("format") not in (1, FORMAT):
+            raise CheckpointError(
+                f"checkpoint {update} in {self.root} has format {meta.get('format')}; this version reads 1 and {FORMAT}"
+            )
         changed = []
         if self.config is not None:
             changed = configs.differences(configs.completed(meta["identity"], self.config), self.identity)
@@ -221,7 +224,8 @@ class Checkpoints:
         leaves = trees.named_leaves(fresh)
         if not leaves:
             return False
-        saved, sums = meta["frozen"], trees.checksums({name: _raw(x) for name, x in leaves.items()})
+        saved = meta["frozen"]
+        sums = trees.checksums({name: _raw(x) for name, x in leaves.items()}, meta["format"])
         data = [n for n, x in leaves.items() if str(x.dtype) in ("int32", "bool")]
         changed = [n for n in data if saved.get(n, sums[n]) != sums[n]]
         if changed:
@@ -233,7 +237,7 @@ class Checkpoints:
 
     def _read(self, like: Any, update: int, meta: Mapping[str, Any], frozen: Any = None) -> Any:
         """The state, with the given `frozen` part, else with that on disk."""
-        frozen_like, like = like.frozen, like.replace(frozen=())
+        frozen_like, like, version = like.frozen, like.replace(frozen=()), meta["format"]
         wanted = trees.named_leaves(like)
         _check_leaves(meta["leaves"], _describe(wanted), f"checkpoint {update} in {self.root}")
         sums = {name: leaf["checksum"] for name, leaf in meta["leaves"].items()}
@@ -242,9 +246,9 @@ class Checkpoints:
             args = ocp.args.Composite(state=ocp.args.StandardRestore(target))
             return self._manager.restore(update, args=args).state
 
-        state = _restore(like, wanted, sums, restore)
+        state = _restore(like, wanted, sums, restore, version)
         if frozen is not None:
-            self._frozen_sums = meta["frozen"]
+            self._keep_sums(meta)
             return state.replace(frozen=frozen)
         frozen_leaves = trees.named_leaves(frozen_like)
         if set(frozen_leaves) != set(meta["frozen"]):
@@ -257,9 +261,14 @@ class Checkpoints:
             with ocp.StandardCheckpointer() as reader:
                 return reader.restore(self.frozen_root, target)
 
-        frozen = _restore(frozen_like, frozen_leaves, meta["frozen"], restore_frozen, "frozen.")
-        self._frozen_sums = meta["frozen"]
+        frozen = _restore(frozen_like, frozen_leaves, meta["frozen"], restore_frozen, version, "frozen.")
+        self._keep_sums(meta)
         return state.replace(frozen=frozen)
+
+    def _keep_sums(self, meta: Mapping[str, Any]) -> None:
+        """Keep the checksums of the frozen part for the next checkpoint, unless they are of an older version."""
+        if meta["format"] == FORMAT:
+            self._frozen_sums = meta["frozen"]
 
     def _offer(self, like: Any, update: int, why: Exception) -> NoReturn:
         """Refuse a damaged checkpoint, and name the newest older one that is intact."""
@@ -323,8 +332,11 @@ def _target(x: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
 
-def _restore(like: Any, wanted: Mapping[str, Any], sums: Mapping[str, int], restore: Any, prefix: str = "") -> Any:
-    """Read the leaves `wanted` into the structure of `like`, verify their checksums, and rewrap PRNG keys."""
+def _restore(
+    like: Any, wanted: Mapping[str, Any], sums: Mapping[str, int], restore: Any, version: int, prefix: str = ""
+) -> Any:
+    """Read the leaves `wanted` into the structure of `like`, verify their checksums of that version, and rewrap PRNG
+    keys."""
     target = {name: _target(x) for name, x in wanted.items()}
     try:
         read = dict(restore({name: x for name, x in target.items() if x.size}))
@@ -333,7 +345,7 @@ def _restore(like: Any, wanted: Mapping[str, Any], sums: Mapping[str, int], rest
     for name, x in target.items():
         if not x.size:
             read[name] = jax.device_put(jax.numpy.zeros(x.shape, x.dtype), x.sharding)
-    actual = trees.checksums({name: read[name] for name in wanted})
+    actual = trees.checksums({name: read[name] for name in wanted}, version)
     wrong = [prefix + name for name in wanted if actual[name] != sums[name]]
     if wrong:
         raise _Damaged(f"the contents of {', '.join(wrong[:5])} changed since they were saved")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
+from llmrl_jax.core.checksum import checksum, words
 from llmrl_jax.parallel import Placement
 
 
@@ -54,17 +56,9 @@ def settle(state: Any) -> Any:
     return Placement(mesh_of(state)).settled(jax.tree.map(strong, state))
 
 
-def _bits(x: jax.Array) -> jax.Array:
-    if jnp.issubdtype(x.dtype, jnp.complexfloating):
-        x = jnp.stack([x.real, x.imag], -1)
-    if x.dtype == bool:
-        return x.astype(jnp.uint32)
-    width = {1: jnp.uint8, 2: jnp.uint16}.get(x.dtype.itemsize, jnp.uint32)
-    return jax.lax.bitcast_convert_type(x, width).astype(jnp.uint32)
-
-
-def _checksum(x: jax.Array) -> jax.Array:
-    bits = _bits(x)
+def _affine_checksum(x: jax.Array) -> jax.Array:
+    """The checksum of format 1, whose weights are an affine function of the position."""
+    bits = words(x)
     weight = jnp.ones(bits.shape, jnp.uint32)
     for axis in range(bits.ndim):
         even = np.uint32((2 * 2654435761 + 4 * axis) % 2**32)
@@ -72,17 +66,22 @@ def _checksum(x: jax.Array) -> jax.Array:
     return jnp.sum(bits * weight, dtype=jnp.uint32)
 
 
-@jax.jit
-def _checksums(leaves: list[jax.Array]) -> list[jax.Array]:
-    return [_checksum(x) for x in leaves]
+@functools.partial(jax.jit, static_argnums=1)
+def _checksums(leaves: list[jax.Array], version: int) -> list[jax.Array]:
+    one = _affine_checksum if version == 1 else checksum
+    return [one(x) for x in leaves]
 
 
-def checksums(leaves: dict[str, jax.Array]) -> dict[str, int]:
-    """A 32-bit checksum of the bits of each array, computed on its devices.
+CHECKSUMS = 2
+"""The current version of `checksums`: 2 weights words by a hash of their position, 1 by the position itself."""
 
-    A position-weighted sum modulo 2^32, which does not depend on the number of devices or the order of addition.
+
+def checksums(leaves: dict[str, jax.Array], version: int = CHECKSUMS) -> dict[str, int]:
+    """A 32-bit checksum of the bits of each array, computed on its devices: `llmrl_jax.core.checksum`.
+
+    **Arguments:** `leaves`; `version`, 1 to compare with the checksums of checkpoints of format 1.
     """
-    return dict(zip(leaves, (int(x) for x in jax.device_get(_checksums(list(leaves.values()))))))
+    return dict(zip(leaves, (int(x) for x in jax.device_get(_checksums(list(leaves.values()), version)))))
 
 
 @jax.jit

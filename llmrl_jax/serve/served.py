@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from llmrl_jax import lm
+from llmrl_jax.core.checksum import checksum
 from llmrl_jax.tuning import ChatTemplate
 
 
@@ -90,14 +91,10 @@ class Served:
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text to continue, after the beginning-of-sequence token if the model has one.
+        """The tokens of a text to continue, after what the tokenizer puts before a text (`FastTokenizer.encode_start`).
 
         **Raises:** `ValueError` where there is none, or a word that the tokenizer does not have."""
-        start = self.tokenizer.bos_id
-        tokens = self.tokenizer.encode(text)
-        if start is not None and tokens[:1] != [start]:
-            tokens = [start, *tokens]
-        return self.check(tokens)
+        return self.check(self.tokenizer.encode_start(text))
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """The tokens of a conversation up to where the assistant's answer begins.
@@ -105,7 +102,7 @@ class Served:
         **Raises:** `ValueError` where the model has no chat template, or that refuses the messages."""
         if self.template is None:
             raise ValueError(f"the model {self.name!r} has no chat template; request a completion")
-        return self.check(self.tokenizer.encode(self.template.render(messages, add_generation_prompt=True)))
+        return self.check(self.template.encode(self.tokenizer, messages)[1])
 
     def check(self, tokens: Sequence[int]) -> list[int]:
         """The tokens. **Raises:** `ValueError` where there is none, or one outside of the vocabulary."""
@@ -124,16 +121,8 @@ def _name(path: str | Path) -> str:
     return folder.resolve().name if folder.is_dir() else str(path)
 
 
-@jax.jit
-def _weighted_sum(leaf: jax.Array) -> jax.Array:
-    """Checksum of a leaf: the sum of its words weighted by position, modulo 2^32."""
-    words = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[leaf.dtype.itemsize]
-    bits = jax.lax.bitcast_convert_type(leaf, words).astype(jnp.uint32)
-    for axis in reversed(range(bits.ndim)):
-        weights = 2 * jnp.arange(bits.shape[axis], dtype=jnp.uint32) + 1
-        bits = jnp.sum(bits * weights.reshape((-1,) + (1,) * (bits.ndim - 1 - axis)), axis=axis, dtype=jnp.uint32)
-    return bits
+_sum = jax.jit(checksum)
 
 
 def _checksum(leaf: Any) -> str:
-    return f"{np.shape(leaf)} {leaf.dtype} {int(_weighted_sum(leaf)):08x}"
+    return f"{np.shape(leaf)} {leaf.dtype} {int(_sum(leaf)):08x}"

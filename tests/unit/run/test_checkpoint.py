@@ -17,11 +17,15 @@ from llmrl_jax.run.checkpoint import CheckpointError, Checkpoints, restore_state
 from tests.resume.tiny import Config, TinyLearner
 
 
+def raw(x):
+    return jax.random.key_data(x) if trees.is_key(x) else x
+
+
 def assert_same(a, b):
     left, right = trees.named_leaves(a), trees.named_leaves(b)
     assert list(left) == list(right)
     for name in left:
-        x, y = (jax.random.key_data(v) if trees.is_key(v) else v for v in (left[name], right[name]))
+        x, y = (raw(v) for v in (left[name], right[name]))
         assert x.dtype == y.dtype, name
         np.testing.assert_array_equal(np.asarray(x), np.asarray(y), err_msg=name)
 
@@ -314,9 +318,47 @@ def test_checksums():
     mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     spread = jax.device_put(x, jax.NamedSharding(mesh, jax.P(None, "data")))
     assert trees.checksums({"x": spread})["x"] == base
-    # by hand: 1 * 1 + 2 * (1 + 2 * odd), for the words 1 and 2
+    # by hand, of version 1: 1 * 1 + 2 * (1 + 2 * odd), for the words 1 and 2
     odd = 2654435761
-    assert trees.checksums({"x": jnp.array([1, 2], jnp.int32)})["x"] == (1 + 2 * (1 + 2 * odd)) % 2**32
+    assert trees.checksums({"x": jnp.array([1, 2], jnp.int32)}, 1)["x"] == (1 + 2 * (1 + 2 * odd)) % 2**32
+
+
+def test_rows_of_equal_sums_that_are_exchanged_change_the_checksum():
+    rows = jnp.array([[1, 4, 0], [2, 2, 1], [5, 0, 0], [0, 0, 5]], jnp.int32)
+    for order in ([1, 0, 2, 3], [0, 2, 1, 3], [0, 1, 3, 2], [2, 3, 0, 1]):
+        other = {"rows": rows[np.array(order)]}
+        assert trees.checksums(other, 1) == trees.checksums({"rows": rows}, 1)  # what version 1 does not notice
+        assert trees.checksums(other) != trees.checksums({"rows": rows})
+
+
+def test_a_checkpoint_of_format_1_is_read_and_continued_in_the_current_format(states, written, tmp_path):
+    old = tmp_path / "old"
+    shutil.copytree(written, old)
+    for update in range(3):
+        path = old / "checkpoints" / str(update) / "meta" / "metadata"
+        meta = json.loads(path.read_text())
+        rest = trees.named_leaves(states[update].replace(frozen=()))
+        sums = trees.checksums({name: raw(x) for name, x in rest.items()}, 1)
+        for name, leaf in meta["leaves"].items():
+            leaf["checksum"] = sums[name]
+        frozen = {name: raw(x) for name, x in trees.named_leaves(states[update].frozen).items()}
+        path.write_text(json.dumps({**meta, "format": 1, "frozen": trees.checksums(frozen, 1)}))
+    with Checkpoints(old, keep=3, config=Config()) as checkpoints:
+        for fresh in ((), states[2].frozen):
+            assert_same(checkpoints.restore(states[2], fresh=fresh)[0], states[2])
+        checkpoints.save(3, states[2])
+        checkpoints.wait()
+        assert checkpoints.describe(3)["format"] == 2
+        assert_same(checkpoints.restore(states[2], 3)[0], states[2])
+        other = {**states[2].frozen, "target": states[2].frozen["target"] + 1}  # other weights: the saved ones are used
+        assert_same(checkpoints.restore(states[2], 2, fresh=other)[0], states[2])
+
+
+def test_a_checkpoint_of_a_later_format_is_refused(states, folder):
+    path = folder / "checkpoints" / "2" / "meta" / "metadata"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 3}))
+    with pytest.raises(CheckpointError, match="has format 3; this version reads 1 and 2"):
+        restore_state(folder, states[0])
 
 
 def test_non_finite_names_leaves():
