@@ -61,8 +61,8 @@ class Generation:
 
 
 @struct.dataclass
-class _State:
-    """The loop's carry. Growing arrays are written in place."""
+class State:
+    """The carry of the loop over tokens. Growing arrays are written in place."""
 
     step: Int[Array, ""]
     """Tokens of each continuation so far, including those that have ended."""
@@ -189,12 +189,26 @@ def _prepare(model, tokens, lengths, key, config, stops, rows) -> tuple[Sampling
     return fixed, traced, key
 
 
-def _begin(model, fixed, variables, traced, stops, tokens, lengths, keys) -> _State:
-    """Compute the prompts and draw the first token of every continuation."""
+def read_prompts(model, variables, tokens, lengths) -> tuple[Float[Array, "B 1 V"], Cache]:
+    """The first half of `generate`, in one program for any options of sampling and any length of the continuations.
+
+    **Arguments:** `model`, `variables`, `tokens`, `lengths`: those of `generate`.
+    **Returns:** the logits after each prompt, and the keys and values of the prompts, of the capacity `S`.
+    """
+    (batch, prompt), at = tokens.shape, jnp.asarray(lengths)[:, None] - 1
+    cache = Cache.create(model.config, batch, prompt, model.dtype)
+    read: Any = model.apply(variables, tokens, lengths=lengths, cache=cache, at=at)
+    return read.logits, read.cache
+
+
+def start(model, fixed, traced, stops, tokens, lengths, keys, logits, cache) -> State:
+    """The state with the first token of every continuation.
+
+    **Arguments:** `fixed` and `traced`, of `SamplingConfig.split`; `stops`; `tokens`, `lengths`, the prompts; `keys`,
+    one per row; `logits` and `cache`, of `read_prompts`; the cache may have a larger capacity, as `tokens` then has.
+    """
     config = dataclasses.replace(fixed, **traced)
     (batch, prompt), count, capacity = tokens.shape, config.samples, config.max_new_tokens
-    cache = Cache.create(model.config, batch, prompt, model.dtype)
-    read: Any = model.apply(variables, tokens, lengths=lengths, cache=cache, at=jnp.asarray(lengths)[:, None] - 1)
     seen = None
     if config.penalises:
         real = jnp.arange(prompt) < jnp.asarray(lengths)[:, None]
@@ -202,9 +216,9 @@ def _begin(model, fixed, variables, traced, stops, tokens, lengths, keys) -> _St
         seen = jnp.zeros((batch, model.config.vocab_size), bool).at[rows, tokens].max(real)
         seen = jnp.broadcast_to(seen[:, None], (batch, count, seen.shape[-1]))
     whole = (batch, count, capacity)
-    state = _State(
+    state = State(
         step=jnp.zeros((), jnp.int32),
-        branches=Branches.create(read.cache, lengths, count, capacity),
+        branches=Branches.create(cache, lengths, count, capacity),
         keys=jax.vmap(lambda k: jax.vmap(partial(jax.random.fold_in, k))(jnp.arange(count)))(keys),
         seen=seen,
         automaton=None if stops is None else jnp.zeros((batch, count), jnp.int32),
@@ -216,11 +230,16 @@ def _begin(model, fixed, variables, traced, stops, tokens, lengths, keys) -> _St
             finish=jnp.zeros((batch, count), jnp.int32),
         ),
     )
-    logits = jnp.broadcast_to(read.logits, (batch, count, read.logits.shape[-1]))
-    return _append(config, stops, state, logits)
+    return _append(config, stops, state, jnp.broadcast_to(logits, (batch, count, logits.shape[-1])))
 
 
-def _append(config: SamplingConfig, stops: StopStrings | None, state: _State, logits: jax.Array) -> _State:
+def _begin(model, fixed, variables, traced, stops, tokens, lengths, keys) -> State:
+    """Compute the prompts and draw the first token of every continuation."""
+    logits, cache = read_prompts(model, variables, tokens, lengths)
+    return start(model, fixed, traced, stops, tokens, lengths, keys, logits, cache)
+
+
+def _append(config: SamplingConfig, stops: StopStrings | None, state: State, logits: jax.Array) -> State:
     """The state with one more token of every continuation, drawn from the model's logits."""
     out, step = state.out, state.step
     keys = jax.vmap(jax.vmap(jax.random.fold_in, (0, None)), (0, None))(state.keys, step)
@@ -257,14 +276,14 @@ def _append(config: SamplingConfig, stops: StopStrings | None, state: _State, lo
     )
 
 
-def _advance(model, fixed, variables, traced, stops, state: _State, until) -> _State:
+def advance(model, fixed, variables, traced, stops, state: State, until) -> State:
     """Continue until every continuation has ended or has `until` tokens."""
     config = dataclasses.replace(fixed, **traced)
 
-    def goes_on(state: _State):
+    def goes_on(state: State):
         return (state.step < until) & jnp.any(state.out.finish == Finish.RUNNING)
 
-    def body(state: _State) -> _State:
+    def body(state: State) -> State:
         last = jax.lax.dynamic_index_in_dim(state.out.tokens, state.step - 1, axis=2, keepdims=False)
         hidden, branches = model.apply(variables, last, state.branches, method=Llama.decode)
         logits = model.apply(variables, hidden, method=Llama.head)
@@ -276,8 +295,8 @@ def _advance(model, fixed, variables, traced, stops, state: _State, until) -> _S
 @partial(jax.jit, static_argnums=(0, 1))
 def _generate(model, fixed, variables, traced, stops, tokens, lengths, keys) -> Generation:
     state = _begin(model, fixed, variables, traced, stops, tokens, lengths, keys)
-    return _advance(model, fixed, variables, traced, stops, state, fixed.max_new_tokens).out
+    return advance(model, fixed, variables, traced, stops, state, fixed.max_new_tokens).out
 
 
 _begin_jit = jax.jit(_begin, static_argnums=(0, 1))
-_advance_jit = jax.jit(_advance, static_argnums=(0, 1), donate_argnums=5)
+_advance_jit = jax.jit(advance, static_argnums=(0, 1), donate_argnums=5)

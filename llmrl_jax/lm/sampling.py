@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int, Key
 
 
-FLOATS = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
 """The options that may be traced, with their neutral values."""
 
 
@@ -28,15 +29,16 @@ class SamplingConfig:
     """The options of `generate`. Those of the distribution apply in transformers' order: repetition penalty,
     temperature, top-k, top-p, min-p.
 
-    The four floats may be numbers, which are compiled in, or arrays, `[]` or one per row `[B]`, which are traced: then
-    one program serves all values. With numbers only, a config is hashable and can be a static argument of `jax.jit`.
+    These five may be numbers, which are compiled in, or arrays, `[]` or one per row `[B]`, which are traced: then one
+    program serves all values, and skips at run time what no row of the batch asks for. With numbers only, a config is
+    hashable and can be a static argument of `jax.jit`.
     """
 
     max_new_tokens: int = struct.field(pytree_node=False)
     """`T`: maximum number of tokens of a continuation, including its stop token."""
     temperature: float | Array = 1.0
     """Divides the logits. 0 is greedy: the most probable token, the first of equals."""
-    top_k: int = struct.field(pytree_node=False, default=0)
+    top_k: int | Array = 0
     """Keep the `k` most probable tokens, and any ties with the last of them. 0 keeps all."""
     top_p: float | Array = 1.0
     """Keep the most probable tokens until their probabilities sum to this (Holtzman et al. 2019), and any ties with
@@ -55,10 +57,9 @@ class SamplingConfig:
         for name in ("max_new_tokens", "samples"):
             if not getattr(self, name) >= 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; at least 1 is needed")
-        if self.top_k < 0:
-            raise ValueError(f"top_k is {self.top_k}; give a number of tokens, or 0 to keep all")
         limits: dict[str, tuple[Any, str]] = {
             "temperature": (lambda x: (x >= 0) & np.isfinite(x), "at least 0 is needed, where 0 is greedy"),
+            "top_k": (lambda x: x >= 0, "give a number of tokens, or 0 to keep all"),
             "top_p": (lambda x: (x > 0) & (x <= 1), "it must lie in (0, 1], where 1 keeps all tokens"),
             "min_p": (lambda x: (x >= 0) & (x <= 1), "it must lie in [0, 1], where 0 keeps all tokens"),
             "repetition_penalty": (lambda x: (x > 0) & np.isfinite(x), "it must be above 0, where 1 changes nothing"),
@@ -72,8 +73,8 @@ class SamplingConfig:
 
     def split(self) -> tuple[SamplingConfig, dict[str, Any]]:
         """`(fixed, traced)`: a hashable config without arrays, and the arrays by name."""
-        traced = {name: v for name in FLOATS if not isinstance(v := getattr(self, name), int | float)}
-        numbers: dict[str, Any] = {name: FLOATS[name] for name in traced}
+        traced = {name: v for name in NEUTRAL if not isinstance(v := getattr(self, name), int | float)}
+        numbers: dict[str, Any] = {name: NEUTRAL[name] for name in traced}
         return dataclasses.replace(self, **numbers), traced
 
     @property
@@ -91,9 +92,12 @@ def _is(value: Any, number: float) -> bool:
     return isinstance(value, int | float) and value == number
 
 
-def _per_row(value: float | Array) -> float | Array:
-    """An option, broadcastable against `[B, n, V]`."""
-    return value if isinstance(value, int | float) else jnp.asarray(value, jnp.float32).reshape(-1, 1, 1)
+def _per_row(value: Any) -> Any:
+    """An option, broadcastable against `[B, n, V]`; a number unchanged."""
+    if isinstance(value, int | float):
+        return value
+    value = jnp.asarray(value)
+    return value.astype(jnp.int32 if jnp.issubdtype(value.dtype, jnp.integer) else jnp.float32).reshape(-1, 1, 1)
 
 
 def penalise(
@@ -125,19 +129,55 @@ def nucleus(probs: Float[Array, "*b V"], p: float | Array) -> Float[Array, "*b 1
     return jnp.where(p < 1, jax.lax.bitcast_convert_type(border, jnp.float32), 0.0)
 
 
+def largest(values: Float[Array, "*b V"], k: Int[Array, "*b 1"]) -> Float[Array, "*b 1"]:
+    """The `k`-th largest of float32 values, by bisection over their bit patterns in the order of the numbers.
+
+    That is 32 counts for any `k`; `jax.lax.top_k` compiles a program for each."""
+
+    def ordered(x):  # an involution between the bits of a float and a signed integer of the same order
+        return jnp.where(x < 0, x ^ 0x7FFFFFFF, x)
+
+    order = ordered(jax.lax.bitcast_convert_type(values, jnp.int32))
+
+    def halve(_, bounds):
+        low, high = bounds
+        middle = (low | high) - ((low ^ high) >> 1)  # the mean, rounded up, without overflow
+        enough = (order >= middle).sum(-1, keepdims=True) >= k
+        return jnp.where(enough, middle, low), jnp.where(enough, high, middle - 1)
+
+    whole = jnp.iinfo(jnp.int32)
+    bounds = jnp.full_like(order[..., :1], whole.min), jnp.full_like(order[..., :1], whole.max)
+    return jax.lax.bitcast_convert_type(ordered(jax.lax.fori_loop(0, 32, halve, bounds)[0]), jnp.float32)
+
+
+def _where_any(asked: Bool[Array, "*b"], change: Callable[[jax.Array], jax.Array], logits: jax.Array) -> jax.Array:
+    """The changed logits if some row asks for it; otherwise the change is not computed."""
+    return jax.lax.cond(jnp.any(asked), change, lambda x: x, logits)
+
+
 def truncate(logits: Float[Array, "B n V"], config: SamplingConfig) -> Float[Array, "B n V"]:
     """Logits with `-inf` for tokens that top-k, top-p or min-p remove. The most probable one is always kept.
 
     Each of the three keeps tokens at or above a threshold, so ties are kept together, and the result does not depend on
     the order of the vocabulary.
     """
-    if config.top_k:
-        best = jax.lax.top_k(logits, min(config.top_k, logits.shape[-1]))[0]
+    k, p = _per_row(config.top_k), _per_row(config.top_p)
+    if isinstance(k, jax.Array):
+        count = jnp.where(k > 0, jnp.minimum(k, logits.shape[-1]), logits.shape[-1])
+        logits = _where_any(k > 0, lambda x: jnp.where(x >= largest(x, count), x, -jnp.inf), logits)
+    elif k:
+        best = jax.lax.top_k(logits, min(int(k), logits.shape[-1]))[0]
         # The minimum, not the last element: XLA turns a slice of top_k into a full sort.
         logits = jnp.where(logits >= best.min(-1, keepdims=True), logits, -jnp.inf)
-    if not _is(config.top_p, 1.0):
-        probs = jax.nn.softmax(logits, axis=-1)
-        logits = jnp.where(probs >= nucleus(probs, _per_row(config.top_p)), logits, -jnp.inf)
+
+    def most_probable(x):
+        probs = jax.nn.softmax(x, axis=-1)
+        return jnp.where(probs >= nucleus(probs, p), x, -jnp.inf)
+
+    if isinstance(p, jax.Array):
+        logits = _where_any(p < 1, most_probable, logits)
+    elif p != 1:
+        logits = most_probable(logits)
     if not _is(config.min_p, 0.0):
         ratio = jnp.log(jnp.asarray(_per_row(config.min_p), jnp.float32))
         logits = jnp.where(logits >= logits.max(-1, keepdims=True) + ratio, logits, -jnp.inf)
@@ -168,13 +208,18 @@ def draw(
     best = jnp.argmax(logits, axis=-1)
     if config.greedy:
         return best, jnp.zeros(best.shape, jnp.float32)
-    # One key per row, so that the draws of rows are independent.
-    tokens = jax.vmap(jax.vmap(jax.random.categorical))(keys, logits)
-    log_probs = log_prob(logits, tokens)
+
+    def drawn():
+        # One key per row, so that the draws of rows are independent.
+        tokens = jax.vmap(jax.vmap(jax.random.categorical))(keys, logits)
+        return tokens, log_prob(logits, tokens)
+
     if isinstance(config.temperature, int | float):
-        return tokens, log_probs
-    greedy = _per_row(config.temperature)[..., 0] == 0  # type: ignore[index]
-    return jnp.where(greedy, best, tokens), jnp.where(greedy, 0.0, log_probs)
+        return drawn()
+    greedy = _per_row(config.temperature)[..., 0] == 0
+    zeros = jnp.zeros(best.shape, jnp.float32)
+    tokens, log_probs = jax.lax.cond(jnp.all(greedy), lambda: (best, zeros), drawn)
+    return jnp.where(greedy, best, tokens), jnp.where(greedy, zeros, log_probs)
 
 
 def log_prob(logits: Float[Array, "B n V"], tokens: Int[Array, "B n"]) -> Float[Array, "B n"]:

@@ -236,7 +236,7 @@ def test_bfloat16_is_kept_in_the_cache_and_float32_in_what_comes_out():
     begin = functools.partial(module._begin, low, fixed)
     state = jax.eval_shape(begin, low.abstract(), traced, None, TOKENS, LENGTHS, keys)
     assert state.branches.keys.dtype == state.branches.prompt_values.dtype == jnp.bfloat16
-    state = jax.eval_shape(functools.partial(module._advance, low, fixed), low.abstract(), traced, None, state, 8)
+    state = jax.eval_shape(functools.partial(module.advance, low, fixed), low.abstract(), traced, None, state, 8)
     assert state.out.log_probs.dtype == state.out.sampled_log_probs.dtype == jnp.float32
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from llmrl_jax.lm import FastTokenizer, WordTokenizer
-from llmrl_jax.lm.sampling import SamplingConfig, draw, process
+from llmrl_jax.lm.sampling import NEUTRAL, SamplingConfig, draw, largest, process
 from llmrl_jax.lm.stops import StopStrings, token_bytes
 
 
@@ -54,9 +54,28 @@ def kept(**options):
 )
 def test_what_is_kept(options, want):
     assert kept(**options) == want
-    floats = {k: jnp.full(1, v) for k, v in options.items() if k != "top_k"}
     if options.get("temperature") != 0.0:
-        assert kept(**{**options, **floats}) == want
+        assert kept(**{k: jnp.full(1, v) for k, v in options.items()}) == want
+
+
+def test_the_kth_largest_for_any_k():
+    values = np.random.default_rng(0).normal(size=(6, 1, 50)).astype(np.float32)
+    values[1] = np.round(values[1])  # ties, 0 and -0
+    values[2] *= 1e30
+    values[3, 0, ::3] = -np.inf
+    for k in (1, 2, 25, 50):
+        got = largest(jnp.asarray(values), jnp.full((6, 1, 1), k))
+        np.testing.assert_array_equal(got[..., 0], np.sort(values)[..., -k])
+
+
+def test_top_k_of_each_row_is_one_program():
+    rows = jnp.asarray(np.repeat(LOGITS, 4, axis=0))
+    program = jax.jit(lambda x, k: process(x, None, SamplingConfig(1, top_k=k)))
+    for each in ([0, 1, 2, 99], [0, 0, 0, 0], [3, 3, 4, 0]):
+        got = program(rows, jnp.array(each))
+        for row, k in zip(got, each):
+            np.testing.assert_array_equal(row[0], processed(top_k=k))
+    assert program._cache_size() == 1
 
 
 def test_temperature_divides_and_what_is_kept_keeps_its_logit():
@@ -126,7 +145,7 @@ def test_numbers_are_static_and_arrays_are_not():
     config = SamplingConfig(4, temperature=0.7, top_p=jnp.float32(0.9))
     fixed, traced = config.split()
     assert hash(fixed) == hash(SamplingConfig(4, temperature=0.7)) and list(traced) == ["top_p"]
-    assert jax.jit(lambda c: c.split()[1])(config).keys() == {"temperature", "top_p", "min_p", "repetition_penalty"}
+    assert jax.jit(lambda c: c.split()[1])(config).keys() == set(NEUTRAL)
     assert dataclasses.replace(config, top_p=1.0) == fixed
 
 
