@@ -6,13 +6,14 @@ import csv
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import tyro
 
 from llmrl_jax.core.config import load_config, save_config
-from llmrl_jax.run.report import compare, statistics as stats
+from llmrl_jax.run.report import compare, figures, statistics as stats
 from llmrl_jax.systems.glam.commands.test import compare as compare_runs, export
 from llmrl_jax.systems.glam.settings import CloneRun, TrainConfig
 from tests.paths import ROOT
@@ -95,21 +96,36 @@ def test_runs_that_differ_in_their_seed_are_one_line(tmp_path):
     assert [[run.name for run in group] for group in groups] == [["a", "b"], ["c"]]
     lines = compare.table(groups).splitlines()
     # up to the 1,600 steps that all have: 6 / 16 and 0.5, mean 0.4375, deviation 0.125 / sqrt(2)
-    half = stats.Z95 * np.std([6 / 16, 0.5], ddof=1) / np.sqrt(2)
-    assert f"{0.4375:.3f} [{0.4375 - half:.3f}, {0.4375 + half:.3f}]" in lines[1]
+    # Student's quantile for two values is 12.7062, so the half width is 0.794: the interval is clipped to [0, 1]
+    assert "0.438 [0.000, 1.000]" in lines[1]
     assert "a and 1 more seed " in lines[1] and "1800 (1 of 2)" in lines[1] and "SE to 1600" in lines[0]
     assert "not reached" in lines[2] and "0.250" in lines[2] and " 50" in lines[2]
     assert compare.differences(groups).splitlines()[1:] == ["glam.ppo.learning_rate  0.001              0.0001"], (
         "the seed and each run's own prior are no difference"
     )
-    steps, mean, low, high = compare._mean_curve(groups[0])
+    steps, estimates = compare._mean_curve(groups[0])
     assert steps.tolist() == [100.0 * i for i in range(1, 21)]
-    assert (
-        mean[0] == pytest.approx(0.25)
-        and mean[-1] == pytest.approx(0.75)
-        and (low < mean).all()
-        and (mean < high).all()
-    )
+    assert estimates[0] == stats.mean_rate([0.0, 0.5]) and estimates[-1] == stats.mean_rate([1.0, 0.5])
+
+
+def test_three_seeds_have_students_interval(tmp_path):
+    folders = [write_run(tmp_path / name, [x] * 20, seed=i) for i, (name, x) in enumerate(zip("abc", (0.4, 0.5, 0.6)))]
+    lines = compare.table(compare.by_settings(read(*folders))).splitlines()
+    half = 4.302652729749462 * 0.1 / np.sqrt(3)
+    assert lines[1].count(f"0.500 [{0.5 - half:.3f}, {0.5 + half:.3f}]") == 2, "the final success, and the efficiency"
+
+
+def test_one_run_is_no_two_seeds(tmp_path, monkeypatch):
+    a, b = write_run(tmp_path / "a", RISING, seed=3), write_run(tmp_path / "b", RISING, seed=4)
+    (tmp_path / "link").symlink_to(a)
+    monkeypatch.chdir(tmp_path)
+    for again, said in ((a, "given twice"), (tmp_path / "link", "are the same run"), (Path("b/../a"), "are the same")):
+        with pytest.raises(ValueError, match=said):
+            compare_runs((a, b, again))
+    # a copy, or the same command run once more, is a line of its own
+    copy = write_run(tmp_path / "copy", RISING, seed=3)
+    groups = compare.by_settings(read(a, b, copy))
+    assert [[run.name for run in group] for group in groups] == [["a", "b"], ["copy"]]
 
 
 def test_the_command_draws_and_says_what_differs(tmp_path, capsys):
@@ -131,6 +147,23 @@ def test_what_cannot_be_compared_is_refused(tmp_path):
         compare_runs(())
     with pytest.raises(ValueError, match="bar is 80"):
         compare_runs((tmp_path,), bar=80)
+
+
+def test_no_picture_is_overwritten_and_none_of_an_unknown_format_is_begun(tmp_path, monkeypatch):
+    run = write_run(tmp_path / "run", RISING)
+    mine = tmp_path / "mine.png"
+    mine.write_text("a picture of mine")
+    with pytest.raises(FileExistsError, match="mine.png exists already"):
+        compare_runs((run,), out=mine.with_suffix(""))
+    with pytest.raises(ValueError, match=r"\.txt is no format of pictures: take one of .*png"):
+        compare_runs((run,), out=tmp_path / "mine.txt")
+    with pytest.raises(NotADirectoryError, match="mine.png is a file"):
+        compare_runs((run,), out=mine / "deep" / "new.png")
+    monkeypatch.chdir(tmp_path)
+    names = [figures.new_file(None, Path("mine.png"))]
+    names[0].write_text("another")
+    names.append(figures.new_file(None, Path("mine.png")))
+    assert [str(name) for name in names] == ["mine-2.png", "mine-3.png"] and mine.read_text() == "a picture of mine"
 
 
 def test_a_log_in_the_published_columns(tmp_path, capsys):

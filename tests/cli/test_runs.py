@@ -180,8 +180,8 @@ def test_other_metrics_are_compared(tmp_path, capsys):
     out = ["--out", str(tmp_path / "picture")]
     assert cli.main(["runs", "compare", str(one), *out]) == 0
     said = capsys.readouterr().out
-    # the last tenth of the lines: 190 and 200, mean 195, deviation 10 / sqrt(2), so 1.96 x 5
-    assert "final episode_return" in said and "195.000 [185.200, 204.800]" in said and "steps to" not in said
+    # the last tenth of the lines: 190 and 200, mean 195, deviation 10 / sqrt(2), so 12.7062 x 5 (Student, two values)
+    assert "final episode_return" in said and "195.000 [131.469, 258.531]" in said and "steps to" not in said
     assert (tmp_path / "picture.png").exists()
     both = [str(one), str(tmp_path / "b"), "--bar", "100", "--metric", "episode_return", "--out", str(tmp_path / "c")]
     assert cli.main(["runs", "compare", *both]) == 0
@@ -195,6 +195,8 @@ def test_other_metrics_are_compared(tmp_path, capsys):
         file.write('{"kind": "eval", "update": 20, "steps": 2000, "episode_return": 7.5}\n')
     assert cli.main(["runs", "compare", str(one), "--out", str(tmp_path / "d")]) == 0
     assert capsys.readouterr().out.splitlines()[1].split()[:4] == ["a", "2000", "7.500", "105.000"]
+    assert cli.main(["runs", "compare", str(one), str(one / "..") + "/a"]) == 2
+    assert "are the same run: name each run once" in capsys.readouterr().err
     empty = write_run(tmp_path / "empty", [])
     assert cli.main(["runs", "compare", str(one), str(empty)]) == 2
     assert "share no metric to compare them by" in capsys.readouterr().err

@@ -93,6 +93,7 @@ def compare(
     if not folders:
         raise ValueError("there is nothing to compare: name the folders of runs")
     places = [runs.the_run(folder) for folder in folders]
+    runs.distinct(places)
     metric = metric or comparison.shared_metric(places)
     if bar is None and metric == "success":
         bar = 0.8

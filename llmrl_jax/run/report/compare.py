@@ -13,7 +13,7 @@ import numpy as np
 
 from llmrl_jax.core import config as configs
 from llmrl_jax.run import metrics as sinks
-from llmrl_jax.run.report import figures, statistics as stats
+from llmrl_jax.run.report import curves, figures, statistics as stats
 from llmrl_jax.run.report.curves import INK
 
 
@@ -84,15 +84,7 @@ class Run:
             return stats.Estimate(last[self.metric], low, high, int(last.get(sinks.COUNT, 0)))
         _, values, count = self.curve()
         tenth = slice(-max(1, len(values) // 10), None)
-        return _interval(self.metric, values[tenth], count[tenth])
-
-
-def _interval(metric: str, values: np.ndarray, count: np.ndarray) -> stats.Estimate:
-    """The interval of consecutive lines of a run: Wilson's over their episodes for success, else normal over lines."""
-    if metric != "success":
-        return stats.mean_interval(values)
-    n = int(count.sum())
-    return stats.wilson(min(float((values * count).sum()), n), n)
+        return curves.line_interval(values[tenth], count[tenth], self.metric == "success")
 
 
 def _over_seeds(metric: str, values: Any) -> stats.Estimate:
@@ -185,7 +177,8 @@ T = TypeVar("T", bound=Named)
 
 
 def by_settings(runs: Sequence[T]) -> list[list[T]]:
-    """The runs in groups that differ only in their seed, in the order of their first runs.
+    """The runs in groups that differ only in their seed, in the order of their first runs. No two runs of a group have
+    the same seed: a repetition is no further sample.
 
     A run that started from a file of another of these runs (`runs/FIRST/prior`) is in the group of that run."""
     places = {str(value) for run in runs for value in run.settings.values() if "/" in str(value)}
@@ -196,10 +189,14 @@ def by_settings(runs: Sequence[T]) -> list[list[T]]:
         tail = f"/{run.name}/{str(value).removeprefix(OWN)}"
         return next((place for place in sorted(places) if f"/{place}".endswith(tail)), value)
 
-    groups: dict[str, list[T]] = {}
+    groups: dict[tuple[str, int], list[T]] = {}
+    repetitions: dict[str, int] = {}
     for run in runs:
         decides = {name: shared(run, value) for name, value in run.settings.items() if name != SEED}
-        groups.setdefault(json.dumps(decides, sort_keys=True), []).append(run)
+        same = json.dumps(decides, sort_keys=True)
+        with_seed = json.dumps([same, run.settings.get(SEED)])
+        repetition = repetitions[with_seed] = repetitions.get(with_seed, -1) + 1
+        groups.setdefault((same, repetition), []).append(run)
     return list(groups.values())
 
 
@@ -210,8 +207,7 @@ def label(group: Sequence[Named]) -> str:
 
 
 def _over(group: Sequence[Run], each: Sequence[float]) -> str:
-    estimate = _over_seeds(group[0].metric, each)
-    return str(estimate) if len(group) > 1 else f"{estimate.mean:.3f}"
+    return str(_over_seeds(group[0].metric, each))
 
 
 def _steps_to(group: Sequence[Run], bar: float) -> str:
@@ -236,7 +232,7 @@ def table(groups: Sequence[Sequence[Run]], bar: float | None = 0.8) -> str:
             [
                 label(group),
                 str(min(run.steps for run in group)),
-                f"{final.mean:.3f}" if math.isnan(final.low) else str(final),
+                str(final),
                 *([] if bar is None else [_steps_to(group, bar)]),
                 _over(group, [run.efficiency(horizon) for run in group]),
                 f"{np.mean([run.steps_per_second for run in group]):.0f}",
@@ -258,14 +254,12 @@ def differences(groups: Sequence[Sequence[Run]]) -> str:
     return figures.text_table(rows) if len(rows) > 1 else ""
 
 
-def _mean_curve(group: Sequence[Run]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def _mean_curve(group: Sequence[Run]) -> tuple[np.ndarray, list[stats.Estimate]]:
     """Steps, and the mean and 95% interval of the smoothed metric: over seeds, or for one run over its lines."""
     metric, smooth = group[0].metric, []
     for run in group:
         steps, values, count = run.curve()
-        half = max(1, len(steps) // 40)
-        parts = [slice(max(0, i - half), i + half + 1) for i in range(len(steps))]
-        smooth.append((steps, [_interval(metric, values[part], count[part]) for part in parts]))
+        smooth.append((steps, curves.line_intervals(values, count, metric == "success", curves.reach(len(steps)))))
     if len(group) == 1:
         steps, estimates = smooth[0]
     else:
@@ -273,22 +267,28 @@ def _mean_curve(group: Sequence[Run]) -> tuple[np.ndarray, np.ndarray, np.ndarra
         steps = np.unique(np.concatenate([steps[steps <= last] for steps, _ in smooth]))
         means = [np.interp(steps, at, [estimate.mean for estimate in estimates]) for at, estimates in smooth]
         estimates = [_over_seeds(metric, column) for column in np.stack(means, axis=1)]
-    mean, low, high = (np.array([getattr(e, part) for e in estimates]) for part in ("mean", "low", "high"))
-    return steps, mean, low, high
+    least = min(curves.floor(metric, run.curve()[1]) for run in group)
+    return steps, [estimate._replace(low=max(estimate.low, least)) for estimate in estimates]
 
 
-def draw(groups: Sequence[Sequence[Run]], path: str | Path) -> Path:
-    """Draw the metric over steps, a line for each group, with 95% bands. **Returns:** the path of the figure."""
+def draw(groups: Sequence[Sequence[Run]], path: str | Path, labels: Sequence[str] = ()) -> Path:
+    """Draw the metric over steps, a line for each group, with 95% bands.
+
+    **Arguments:** `labels`, of the groups; empty: the names of their runs. **Returns:** the path of the figure."""
     from matplotlib.ticker import EngFormatter
 
     figure, axis = figures.new_axis(7.0, 4.2)
+    means: list[float] = []
     for i, group in enumerate(groups):
-        steps, mean, low, high = _mean_curve(group)
-        axis.plot(steps, mean, color=figures.color(i), lw=1.8, label=label(group))
-        axis.fill_between(steps, low, high, color=figures.color(i), alpha=0.2, lw=0)
+        steps, estimates = _mean_curve(group)
+        curves.draw_band(axis, steps, estimates, figures.color(i), label=labels[i] if labels else label(group))
+        means += [estimate.mean for estimate in estimates]
     metric = groups[0][0].metric
     if metric == "success":
         axis.set_ylim(-0.02, 1.02)
+    elif (height := max(means) - min(means)) > 0:  # wide bands, as those of two seeds, leave room for the curves
+        bottom, top = axis.get_ylim()
+        axis.set_ylim(max(bottom, min(means) - height), min(top, max(means) + height))
     axis.set_ylabel(f"{metric.replace('_', ' ')} in training", color=INK)
     axis.set_xlabel("steps", color=INK)
     axis.xaxis.set_major_formatter(EngFormatter(sep=""))

@@ -15,19 +15,43 @@ from llmrl_jax.run.report import statistics as stats
 INK, TRAIN, EVAL = "#333333", "#4477aa", "#cc6677"
 
 
-def _band(values: np.ndarray, weights: np.ndarray, success: bool, half: int):
-    """Mean and 95% interval of each value together with its neighbours up to `half` lines away."""
-    rows = []
-    for i in range(len(values)):
-        part = slice(max(0, i - half), i + half + 1)
-        x, w = values[part], weights[part]
-        keep = np.isfinite(x) & (w > 0)
-        if success:
-            n = int(w[keep].sum())
-            rows.append(stats.wilson(min(float((x[keep] * w[keep]).sum()), n), n)[:3])
-        else:
-            rows.append(stats.mean_interval(x[keep])[:3])
-    return np.asarray(rows, np.float64).reshape(-1, 3).T
+FEW = 20
+"""Curves of fewer lines are not smoothed."""
+
+
+def reach(lines: int) -> int:
+    """The number of neighbours on each side that a point of a curve is averaged with, for a curve of so many lines."""
+    return 0 if lines < FEW else max(2, lines // 40)
+
+
+def line_interval(values: np.ndarray, counts: np.ndarray, success: bool) -> stats.Estimate:
+    """The mean and 95% interval of consecutive lines: Wilson's over their episodes for success, else Student's over the
+    lines. **Arguments:** `values` `[n]`; `counts` `[n]`, the episodes of each line."""
+    if not success:
+        return stats.mean_interval(values)
+    n = int(counts.sum())
+    return stats.wilson(min(float((values * counts).sum()), n), n)
+
+
+def line_intervals(values: np.ndarray, counts: np.ndarray, success: bool, half: int) -> list[stats.Estimate]:
+    """`line_interval` of each line together with its neighbours: `half` on each side, fewer near the ends, always as
+    many before as after it. A line without neighbours has an interval only for success."""
+    sides = [min(half, i, len(values) - 1 - i) for i in range(len(values))]
+    parts = [slice(i - side, i + side + 1) for i, side in enumerate(sides)]
+    return [line_interval(values[part], counts[part], success) for part in parts]
+
+
+def floor(metric: str, values: np.ndarray) -> float:
+    """The lower limit of a metric's intervals: 0 for losses and lengths if no value is negative, else none."""
+    bounded = metric.endswith(("loss", "length")) and bool((values >= 0).all())
+    return 0.0 if bounded else -np.inf
+
+
+def draw_band(axis: Any, steps: np.ndarray, estimates: Sequence[stats.Estimate], color: str, **line: Any) -> None:
+    """Draw means as a line over their intervals; `line`, options of the line."""
+    mean, low, high = np.asarray([estimate[:3] for estimate in estimates], np.float64).T
+    axis.plot(steps, mean, color=color, lw=1.8, **line)
+    axis.fill_between(steps, low, high, color=color, alpha=0.2, lw=0)
 
 
 def _panel(axis: Any, name: str, train: list[dict], evals: list[dict]) -> None:
@@ -36,12 +60,13 @@ def _panel(axis: Any, name: str, train: list[dict], evals: list[dict]) -> None:
     if points:
         steps = np.array([line["steps"] for line in points])
         values = np.array([line[name] for line in points], float)
-        weights = np.array([line.get(sinks.COUNT, 1.0) for line in points], float)
-        bounded = success and sinks.COUNT in points[0]
-        mean, low, high = _band(values, weights, bounded, half=max(1, len(values) // 40))
-        axis.plot(steps, values, ".", ms=2.5, color=TRAIN, alpha=0.35, mew=0)
-        axis.plot(steps, mean, color=TRAIN, lw=1.8, label="training, 95% interval")
-        axis.fill_between(steps, low, high, color=TRAIN, alpha=0.2, lw=0)
+        counts = np.array([line.get(sinks.COUNT, 1.0) for line in points], float)
+        counted, half, least = success and sinks.COUNT in points[0], reach(len(points)), floor(name, values)
+        estimates = line_intervals(values, counts, counted, half)
+        estimates = [estimate._replace(low=max(estimate.low, least)) for estimate in estimates]
+        axis.plot(steps, values, ".", ms=2.5 if half else 7, color=TRAIN, alpha=0.35 if half else 1.0, mew=0)
+        said = f"training, mean of {2 * half + 1} points" if half else "training"
+        draw_band(axis, steps, estimates, TRAIN, label=f"{said}, 95% interval" if half or counted else said)
     shown = [line for line in evals if np.isfinite(line.get(name, np.nan))]
     if shown:
         steps = np.array([line["steps"] for line in shown])
@@ -68,8 +93,8 @@ def learning_curve(
 ) -> Path | None:
     """Draw `learning_curve.png` from `metrics.jsonl`: metrics over the steps of a run, with 95% intervals.
 
-    Training lines are averaged with their neighbours (Wilson's interval for success if episodes are counted,
-    else the normal one); evaluations have their interval in `<name>_low` and `<name>_high`.
+    Training lines are averaged with their neighbours if there are at least `FEW` (Wilson's interval for success if
+    episodes are counted, else Student's); evaluations have their interval in `<name>_low` and `<name>_high`.
 
     **Arguments:** `folder`, the run's; `names`, the metrics to draw; those the run lacks are omitted, and if it lacks
     all, its losses are drawn; `title`, empty: the folder's name; `unit`, the unit of the run's steps.

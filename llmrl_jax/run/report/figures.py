@@ -49,19 +49,30 @@ def text_table(rows: list[list[str]]) -> str:
 
 
 def new_file(path: Path | None, usual: Path) -> Path:
-    """The path of a figure that does not exist yet.
+    """The path of a figure that does not exist yet, checked before there is anything to draw.
 
     **Arguments:** `path`, the requested path, as PNG if it has no suffix; None: `usual`, or, if that exists, its name
     with `-2`, `-3`, ...
-    **Raises:** `FileExistsError` if `path` exists.
+    **Raises:** `FileExistsError` if `path` exists; `ValueError` for a suffix that is no format of pictures;
+    `NotADirectoryError` if its folder cannot exist.
     """
-    if path is not None:
-        path = path if path.suffix else path.with_suffix(".png")
-        if path.exists():
-            raise FileExistsError(f"{path} exists already; give another --out")
-        return path
-    file, n = usual, 1
-    while file.exists():
-        n += 1
-        file = usual.with_name(f"{usual.stem}-{n}{usual.suffix}")
-    return file
+    if path is None:
+        file, n = usual, 1
+        while file.exists():
+            n += 1
+            file = usual.with_name(f"{usual.stem}-{n}{usual.suffix}")
+        return file
+    path = path.expanduser()
+    path = path if path.suffix else path.with_suffix(".png")
+    if path.exists():
+        raise FileExistsError(f"{path} exists already; give another --out")
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    formats = FigureCanvasBase.get_supported_filetypes()
+    if path.suffix[1:].lower() not in formats:
+        listed = ", ".join(sorted(formats))
+        raise ValueError(f"--out is {path}, but {path.suffix} is no format of pictures: take one of {listed}")
+    folder = next(parent for parent in path.parents if parent.exists())
+    if not folder.is_dir():
+        raise NotADirectoryError(f"--out is {path}, but {folder} is a file: name a folder")
+    return path

@@ -7,7 +7,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -102,6 +102,19 @@ def the_run(folder: str | Path) -> Path:
         known = [path.name for path in near.iterdir() if read_values(path) is not None] if near.is_dir() else []
         raise FileNotFoundError(f"there is no run in {folder}{nearest(folder.name, known)}")
     return folder
+
+
+def distinct(folders: Sequence[Path]) -> None:
+    """Check that no two paths lead to the same folder. **Raises:** `ValueError`, naming both."""
+    known: dict[Path, Path] = {}
+    for folder in folders:
+        place = folder.expanduser().resolve()
+        if place in known:
+            pair = f"{folder} is given twice"
+            if known[place] != folder:
+                pair = f"{known[place]} and {folder} are the same run"
+            raise ValueError(f"{pair}: name each run once, since every run counts as one seed")
+        known[place] = folder
 
 
 def read_facts(folder: Path, root: Path, kind_of: KindOf = lambda values: "") -> RunFacts:

@@ -6,6 +6,9 @@ import math
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
+
+from llmrl_jax.core.checks import between
 
 
 Z95 = 1.959963984540054
@@ -13,15 +16,17 @@ Z95 = 1.959963984540054
 
 
 class Estimate(NamedTuple):
-    """A mean and its 95% interval."""
+    """A mean and its interval."""
 
     mean: float
     low: float
+    """nan, as `high`, if there is no interval."""
     high: float
     n: int
 
     def __str__(self) -> str:
-        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
+        interval = "" if math.isnan(self.low) else f" [{self.low:.3f}, {self.high:.3f}]"
+        return f"{self.mean:.3f}{interval}"
 
 
 def wilson(successes: float, n: int, z: float = Z95) -> Estimate:
@@ -42,20 +47,31 @@ def wilson(successes: float, n: int, z: float = Z95) -> Estimate:
     return Estimate(p, max(0.0, min(p, centre - half)), min(1.0, max(p, centre + half)), n)
 
 
-def mean_interval(values, z: float = Z95) -> Estimate:
-    """A mean with its normal 95% interval; nan values are ignored. A single value has an interval of zero width."""
+def mean_interval(values: ArrayLike, level: float = 0.95) -> Estimate:
+    """A mean with Student's interval (Student 1908): `mean +- t(n - 1) s / sqrt(n)`, `s` with divisor `n - 1`.
+
+    The normal quantile instead of `t` makes intervals of few values too narrow: a nominal 95% interval then covers the
+    mean of a normal distribution in 70% of cases for two values, and in 81% for three.
+
+    **Arguments:** `values`, any shape; nan and infinities are ignored; `level`, the probability of coverage.
+    **Returns:** the mean and its interval. One value has no interval: its bounds are nan.
+    **Raises:** `ValueError` unless `level` is between 0 and 1.
+    """
+    between("level", level, 0, 1, above=True, below=True)
     x = np.asarray(values, np.float64).ravel()
     x = x[np.isfinite(x)]
-    if not x.size:
-        return Estimate(math.nan, math.nan, math.nan, 0)
-    half = z * x.std(ddof=1) / math.sqrt(x.size) if x.size > 1 else 0.0
+    if x.size < 2:
+        return Estimate(float(x[0]) if x.size else math.nan, math.nan, math.nan, int(x.size))
+    from scipy.special import stdtrit  # the quantile of Student's distribution; scipy comes with jax
+
+    half = float(stdtrit(x.size - 1, (1 + level) / 2)) * x.std(ddof=1) / math.sqrt(x.size)
     return Estimate(float(x.mean()), float(x.mean() - half), float(x.mean() + half), int(x.size))
 
 
-def mean_rate(rates, z: float = Z95) -> Estimate:
+def mean_rate(rates: ArrayLike, level: float = 0.95) -> Estimate:
     """`mean_interval` of success rates over seeds, clipped to [0, 1]."""
-    estimate = mean_interval(rates, z)
-    return estimate._replace(low=max(0.0, estimate.low), high=min(1.0, estimate.high)) if estimate.n else estimate
+    mean, low, high, n = mean_interval(rates, level)
+    return Estimate(mean, low, high, n) if n < 2 else Estimate(mean, max(0.0, low), min(1.0, high), n)
 
 
 def bootstrap(values, statistic=np.mean, *, resamples: int = 2000, seed: int = 0, level: float = 0.95) -> Estimate:

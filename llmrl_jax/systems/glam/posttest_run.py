@@ -15,6 +15,7 @@ from llmrl_jax.agents.evaluate import Episodes
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.checks import at_least
 from llmrl_jax.run.report import compare as runs_compared, statistics as stats
+from llmrl_jax.run.report.runs import distinct
 from llmrl_jax.systems.glam.agents import make_agent
 from llmrl_jax.systems.glam.config import EMBEDDED, GlamConfig
 from llmrl_jax.systems.glam.posttest import (
@@ -222,6 +223,7 @@ def give_tests(
         raise ValueError("there is no agent to test: name a run's folder, --model, --random or --bot")
     if runs and preset:
         raise ValueError(f"preset is {preset}, but the settings are those of {runs[0]}: leave one out")
+    distinct(runs)
     at_least("episodes", episodes, 1)
     chosen = chosen_tests(names, variants)
     key = jax.random.fold_in(jax.random.key(seed), HELD_OUT)

@@ -18,7 +18,7 @@ from llmrl_jax.run.report.curves import INK
 
 
 Z99 = 2.5758293035489004
-"""The 99.5% quantile of the standard normal distribution, of the paper's 99% intervals."""
+"""The 99.5% quantile of the standard normal distribution, for 99% Wilson intervals."""
 
 WAYS = ("sampled", "greedy")
 
@@ -44,19 +44,19 @@ class Tested:
 
 
 def estimate(group: Sequence[Tested], test: str, way: str, task: str = "") -> stats.Estimate | None:
-    """The success rate of a group: a single agent's with its 99% Wilson interval; for several seeds the mean, with the
-    99% normal interval of the published `test_results.py` (deviation with n - 1), clipped to [0, 1]. None without
-    results."""
+    """The success rate of a group: a single agent's with its 99% Wilson interval; for several seeds the mean, with
+    Student's 99% interval, clipped to [0, 1]. None without results.
+
+    The published `test_results.py` takes the normal quantile, 2.58, also for two seeds, for which Student's is 63.7."""
     prefix = f"{task}/" if task else ""
     records = [agent.records[test][way] for agent in group if way in agent.records[test]]
     records = [values for values in records if f"{prefix}success" in values]
     if not records:
         return None
-    rates = [
-        float(values[f"{prefix}success"]) for values in records
-    ]  # nan, for a task that never occurred, is a string
+    # nan, for a task that never occurred, is a string
+    rates = [float(values[f"{prefix}success"]) for values in records]
     if len(records) > 1:
-        return stats.mean_rate(rates, Z99)
+        return stats.mean_rate(rates, 0.99)
     low, high, n = (records[0][f"{prefix}{part}"] for part in ("success_low", "success_high", "episodes"))
     return stats.Estimate(rates[0], low, high, int(n))
 
@@ -87,9 +87,11 @@ def tests_table(group: Sequence[Tested]) -> str:
     return "\n".join([*lines, *([""] if notes else []), *notes])
 
 
-def draw_tests(groups: Sequence[Sequence[Tested]], path: str | Path) -> Path:
+def draw_tests(groups: Sequence[Sequence[Tested]], path: str | Path, labels: Sequence[str] = ()) -> Path:
     """Draw the success of sampled actions in every test, one bar per group with its 99% interval; black lines mark the
-    paper's values. **Returns:** the path of the figure."""
+    paper's values.
+
+    **Arguments:** `labels`, of the groups; empty: their names. **Returns:** the path of the figure."""
     names = list(groups[0][0].records)
     figure, axis = figures.new_axis(max(6.0, 0.5 * len(names) * (1 + len(groups) / 2)), 4.6)
     width = 0.8 / len(groups)
@@ -100,13 +102,14 @@ def draw_tests(groups: Sequence[Sequence[Tested]], path: str | Path) -> Path:
         there = [(x, e) for x, e in zip(places, estimates, strict=True) if e is not None]
         means = np.array([e.mean for _, e in there])
         bars = [means - [e.low for _, e in there], [e.high for _, e in there] - means]
-        axis.bar([x for x, _ in there], means, width * 0.92, color=figures.color(i), label=runs_compared.label(group))
+        label = labels[i] if labels else runs_compared.label(group)
+        axis.bar([x for x, _ in there], means, width * 0.92, color=figures.color(i), label=label)
         axis.errorbar([x for x, _ in there], means, bars, fmt="none", ecolor=INK, elinewidth=0.9, capsize=2)
         heights = [(x, group[0].records[n].get("paper", {}).get(group[0].kind)) for x, n in zip(places, names)]
         marks += [(x, height) for x, height in heights if height is not None]
     if marks:
         ends = ([x + side * width / 2 for x, _ in marks] for side in (-1, 1))
-        axis.hlines([height for _, height in marks], *ends, "k", label="its like in the paper")
+        axis.hlines([height for _, height in marks], *ends, "k", label="the same agent in the paper")
     axis.set_xticks(range(len(names)), names, rotation=35, ha="right", fontsize=8)
     axis.set_ylim(0, 1.02)
     axis.margins(x=0.01)

@@ -143,10 +143,45 @@ def test_learning_curve(tmp_path):
 def test_band_is_wilsons_over_the_pooled_neighbours():
     from llmrl_jax.run.report import statistics as stats
 
-    values, weights = np.array([0.5, 1.0, 0.0]), np.array([2.0, 2.0, 4.0])
-    mean, low, high = plots._band(values, weights, True, half=1)
-    assert (mean[1], low[1], high[1]) == stats.wilson(3, 8)[:3]
-    assert (mean[0], low[0], high[0]) == stats.wilson(3, 4)[:3]
+    values, counts = np.array([0.5, 1.0, 0.0]), np.array([2.0, 2.0, 4.0])
+    first, middle, last = plots.line_intervals(values, counts, True, half=1)
+    assert middle == stats.wilson(3, 8)
+    # as many lines before as after: a curve that falls is not lowered at its start
+    assert first == stats.wilson(1, 2) and last == stats.wilson(0, 4)
+    first, middle, last = plots.line_intervals(values, counts, False, half=1)
+    assert middle == stats.mean_interval(values) and math.isnan(first.low) and first.mean == 0.5
+
+
+def curve_of(tmp_path, losses, monkeypatch):
+    """The line and the band that `learning_curve` draws of a run with these losses."""
+    from matplotlib.axes import Axes
+
+    drawn = {}
+
+    def plot(self, x, y, *args, **options):
+        if "label" in options:
+            drawn["mean"], drawn["label"] = y, options["label"]
+        return []
+
+    monkeypatch.setattr(Axes, "plot", plot)
+    monkeypatch.setattr(Axes, "fill_between", lambda self, x, low, high, **options: drawn.update(low=low, high=high))
+    lines = [{"kind": "train", "update": i, "steps": i, "loss": loss} for i, loss in enumerate(losses, 1)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert plots.learning_curve(tmp_path)
+    return drawn
+
+
+@pytest.mark.filterwarnings("ignore:No artists with labels")
+def test_a_curve_of_few_points_is_not_smoothed_and_a_loss_has_no_band_below_0(tmp_path, monkeypatch):
+    drawn = curve_of(tmp_path, [3.0, 1.0, 0.2], monkeypatch)
+    assert drawn["mean"].tolist() == [3.0, 1.0, 0.2] and drawn["label"] == "training"
+    assert np.isnan(drawn["low"]).all(), "one point has no interval"
+    many = [3.0 / i**2 for i in range(1, 31)]
+    drawn = curve_of(tmp_path, many, monkeypatch)
+    assert drawn["mean"][0] == 3.0 and drawn["mean"][2] == pytest.approx(np.mean(many[:5]))
+    assert "mean of 5 points" in drawn["label"] and np.nanmin(drawn["low"]) == 0.0
+    drawn = curve_of(tmp_path, [x - 1.0 for x in many], monkeypatch)
+    assert np.nanmin(drawn["low"]) < -1.0, "a loss with negative values may have any band"
 
 
 def test_gif(tmp_path):

@@ -78,13 +78,16 @@ def compare(runs: tyro.conf.Positional[tuple[Path, ...]], bar: float = 0.8, out:
     """
     from llmrl_jax.core.checks import between
     from llmrl_jax.run.report import compare as runs_compared, figures
+    from llmrl_jax.run.report.runs import distinct
     from llmrl_jax.systems.glam.settings import TrainConfig
 
     if not runs:
         raise ValueError("there is nothing to compare: name the folders of runs")
+    distinct(runs)
     between("bar", bar, 0, 1, above=True)
+    file = figures.new_file(out, Path("compare.png"))
     read = [runs_compared.read_run(folder, TrainConfig) for folder in runs]
-    print(runs_compared.side_by_side(read, bar, figures.new_file(out, Path("compare.png"))))
+    print(runs_compared.side_by_side(read, bar, file))
 
 
 def export(run: tyro.conf.Positional[Path]) -> None:

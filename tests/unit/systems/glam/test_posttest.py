@@ -271,12 +271,15 @@ def exam(rates, **changes):
     return _glam_results.Tested(**about, records=records)
 
 
-def test_intervals_are_those_of_the_published_script():
-    """Over seeds: the mean, and 2.5758 deviations (n - 1) over the root of their number. Alone: Wilson's."""
-    one, two = exam({"composition": 0.5}), exam({"composition": 0.7})
-    found = _glam_results.estimate([one, two], "composition", "sampled")
-    half = 2.575829303549 * np.std([0.5, 0.7], ddof=1) / np.sqrt(2)
-    assert found == pytest.approx((0.6, 0.6 - half, 0.6 + half, 2))
+def test_intervals_are_students_over_seeds_and_wilsons_alone():
+    """Over seeds: the mean, and t deviations (n - 1) over the root of their number; t is 9.925 for three at 99%."""
+    group = [exam({"composition": rate}) for rate in (0.5, 0.55, 0.6)]
+    one = group[0]
+    half = 9.924843200918287 * 0.05 / np.sqrt(3)
+    interval = _glam_results.estimate(group, "composition", "sampled")
+    assert interval == pytest.approx((0.55, 0.55 - half, 0.55 + half, 3))
+    # for two it is 63.657: the interval is clipped to [0, 1]
+    assert _glam_results.estimate(group[:2], "composition", "sampled") == pytest.approx((0.525, 0.0, 1.0, 2))
     alone = _glam_results.estimate([one], "composition", "sampled")
     assert alone == pytest.approx((0.5, 0.3753, 0.6247, 100), abs=1e-4)
     assert _glam_results.estimate([one], "composition", "sampled", "open") == stats.wilson(25, 50, _glam_results.Z99)
