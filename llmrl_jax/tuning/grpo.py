@@ -8,7 +8,7 @@ reference policy of the KL term is the base without its adapters, so that no sec
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -57,6 +57,17 @@ class Samples:
     reference: Float[Array, "R T"]
     """Log-probabilities under the base; zeros if there is no KL term."""
     advantage: Float[Array, " R"]
+
+
+class Keys(NamedTuple):
+    """The keys of an update."""
+
+    prompts: jax.Array
+    """For the order of the prompts; the same for all updates of an epoch."""
+    samples: jax.Array
+    """For the continuations of each prompt, `[P]`."""
+    minibatches: jax.Array
+    """For the order of the continuations in minibatches."""
 
 
 def advantages(rewards: Float[Array, "P n"], kind: str) -> Float[Array, "P n"]:
@@ -195,19 +206,28 @@ class GRPO:
         state = state.replace(params=params, opt_state=opt_state, update=state.update + 1)
         return state, {name: jnp.asarray(x, jnp.float32) for name, x in (metrics | loss_metrics).items()}
 
+    def keys(self, key: jax.Array, update: jax.Array) -> Keys:
+        """The keys of an update, from the run's. Each has one use: as `split(key)[i]` equals `fold_in(key, i)`, every
+        use has a branch of its own, and the run's key is only split."""
+        epoch_key, sample_key, learn_key = jax.random.split(key, 3)
+        sample_key = jax.random.fold_in(sample_key, update)
+        return Keys(
+            prompts=jax.random.fold_in(epoch_key, update // self.per_epoch),
+            samples=jax.vmap(lambda i: jax.random.fold_in(sample_key, i))(jnp.arange(self.config.prompts)),
+            minibatches=jax.random.fold_in(learn_key, update),
+        )
+
     # --- sample -------------------------------------------------------------------------------------------------------
 
     def _play(self, state: GRPOState) -> tuple[Samples, dict[str, jax.Array]]:
         """Continuations of this update's prompts with their advantages, and their metrics."""
-        config = self.config
-        order_key, sample_key = jax.random.split(state.key)
-        chosen = self._chosen(order_key, state.update)
+        config, keys = self.config, self.keys(state.key, state.update)
+        chosen = self._chosen(keys.prompts, state.update)
         batch = self.placement.rows(jax.tree.map(lambda x: x[chosen], state.frozen["prompts"]))
-        keys = jax.vmap(lambda i: jax.random.fold_in(jax.random.fold_in(sample_key, state.update), i))(
-            jnp.arange(config.prompts)
-        )
         variables = self._policy(state.params, state.frozen)
-        generation = generate(self.model, variables, batch.tokens, batch.lengths, keys, self.sampling, stops=self.stops)
+        generation = generate(
+            self.model, variables, batch.tokens, batch.lengths, keys.samples, self.sampling, stops=self.stops
+        )
         rewards, terms = total_and_parts(self.reward(generation, chosen))
         samples = self._samples(batch, generation, rewards)
         gap = {}
@@ -231,9 +251,9 @@ class GRPO:
         }
 
     def _chosen(self, key: jax.Array, update: jax.Array) -> Int[Array, " P"]:
-        """The prompts of an update: every epoch takes all of them, in a new order."""
-        epoch, place = update // self.per_epoch, update % self.per_epoch
-        order = permutations(jax.random.fold_in(key, epoch), 1, self.count)[0]
+        """The prompts of an update: every epoch takes all of them, in a new order, drawn with the epoch's key."""
+        place = update % self.per_epoch
+        order = permutations(key, 1, self.count)[0]
         return jax.lax.dynamic_slice(order, (place * self.config.prompts,), (self.config.prompts,))
 
     def _samples(self, batch: Prompts, generation: Any, rewards: Float[Array, "P n"]) -> Samples:
@@ -266,7 +286,7 @@ class GRPO:
 
     def _learn(self, state: GRPOState, samples: Samples) -> tuple[Any, Any, dict[str, jax.Array]]:
         """`epochs` x `minibatches` gradient steps: the parameters, the optimiser's state, the metrics."""
-        key = jax.random.fold_in(jax.random.fold_in(state.key, state.update), 1)
+        key = self.keys(state.key, state.update).minibatches
         order = permutations(key, self.config.epochs, self.rows).reshape(-1, self.minibatch)
 
         def step(carry, chosen):

@@ -40,7 +40,7 @@ class SFTConfig:
     warmup: float = 0.03
     """Fraction of the updates over which the step size rises from zero."""
     final_fraction: float = 0.0
-    """Final step size, as a fraction of the peak."""
+    """Step size of the last update, as a fraction of the peak; at 0, that update changes nothing."""
     weight_decay: float = 0.0
     """AdamW's decay of matrices; norms and biases are not decayed."""
     adam_b1: float = 0.9
@@ -79,7 +79,7 @@ def learning_rates(config: SFTConfig, updates: int) -> optax.Schedule:
         "linear": lambda n: optax.linear_schedule(peak, last, n),
         "cosine": lambda n: optax.cosine_decay_schedule(peak, n, config.final_fraction),
     }
-    fall = falls[config.schedule](max(1, updates - rise))
+    fall = falls[config.schedule](max(1, updates - rise - 1))  # from the first update after the warm-up to the last
     # the first update of a warm-up has a step size above zero
     return optax.join_schedules([lambda n: peak * (n + 1) / (rise + 1), fall], [rise]) if rise else fall
 

@@ -115,6 +115,26 @@ def test_ratios_begin_at_one_and_the_base_is_where_it_was(variables, temperature
     assert update._cache_size() == 1
 
 
+def test_no_key_of_an_update_is_used_twice(variables):
+    """Nor is one the parent of another: over three epochs of two updates, with the keys that sampling derives."""
+    learner = make_grpo(replace(SMALL, prompts=1), LORA, variables, PROMPTS, first_is_blue)
+    grpo, key = learner.update.__self__, jax.random.key(0)
+    fold = jax.jit(jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)), (0, None)))  # rows of a prompt, tokens of a row
+    uses: dict[bytes, set[str]] = {}
+    for update in range(6):
+        found = grpo.keys(key, jnp.int32(update))
+        rows = fold(found.samples, jnp.arange(4))
+        tokens = fold(rows.reshape(-1), jnp.arange(3))
+        named = {f"epoch {update // 2}": found.prompts, f"minibatches {update}": found.minibatches}
+        named |= {f"{what} {update}": x for what, x in (("sample", found.samples), ("row", rows), ("token", tokens))}
+        for name, x in named.items():
+            for i, data in enumerate(np.asarray(jax.random.key_data(x)).reshape(-1, 2)):
+                uses.setdefault(data.tobytes(), set()).add(f"{name}.{i}")
+    assert [names for names in uses.values() if len(names) > 1] == []
+    assert len(uses) == 3 + 6 * (1 + 1 + 4 + 12)
+    assert jax.random.key_data(key).tobytes() not in uses
+
+
 def test_in_bfloat16_the_ratio_is_of_whole_passes(variables):
     """Sampling token by token rounds apart from reading rows whole: the loss compares what was read whole."""
     model = Llama(CONFIG, dtype=jnp.bfloat16, lora=LORA.lora)

@@ -121,12 +121,15 @@ def test_weights_may_be_taken_in_place_of_a_copy(params):
 
 def test_learning_rates_by_hand():
     config = SFTConfig(learning_rate=1.0, warmup=0.2, final_fraction=0.5, schedule="linear")
-    rate = learning_rates(config, 10)
-    np.testing.assert_allclose([rate(i) for i in range(4)], [1 / 3, 2 / 3, 1.0, 1 - 0.5 / 8], rtol=1e-6)
-    assert float(rate(10)) == pytest.approx(0.5)
-    cosine = learning_rates(replace(config, schedule="cosine", warmup=0.0), 10)
+    rate = learning_rates(config, 10)  # of updates 0 to 9: two of them rise, and the last has the final fraction
+    np.testing.assert_allclose([rate(i) for i in range(4)], [1 / 3, 2 / 3, 1.0, 1 - 0.5 / 7], rtol=1e-6)
+    np.testing.assert_allclose([rate(8), rate(9), rate(10)], [0.5 + 0.5 / 7, 0.5, 0.5], rtol=1e-6)
+    cosine = learning_rates(replace(config, schedule="cosine", warmup=0.0), 11)
     np.testing.assert_allclose([cosine(0), cosine(5), cosine(10)], [1.0, 0.75, 0.5], rtol=1e-6)
     assert float(learning_rates(replace(config, schedule="constant"), 10)(9)) == 1.0
+    for updates in (1, 2):  # with nothing to fall over, the step size is the peak
+        one = learning_rates(replace(config, warmup=0.5 * (updates - 1)), updates)
+        assert float(one(updates - 1)) == 1.0
 
 
 @pytest.mark.parametrize("model", [LORA, FULL], ids=["lora", "full"])
