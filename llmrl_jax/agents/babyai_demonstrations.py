@@ -13,6 +13,7 @@ import numpy as np
 
 from envs_jax.babyai.env import BabyAI
 from llmrl_jax.agents.demonstrations import Episode, See
+from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import nearest
 from llmrl_jax.core.files import new_draft
 
@@ -155,7 +156,11 @@ def write_demos(
     limits: list[int] = []
     schema = _schema()
     rows: dict[str, list[Any]] = {name: [] for name in COLUMNS}
-    with new_draft(path) as draft, parquet.ParquetWriter(draft, schema, use_dictionary=list(REPEATED)) as writer:
+    with (
+        doing("demonstrations", pairs or None, "steps") as activity,
+        new_draft(path) as draft,
+        parquet.ParquetWriter(draft, schema, use_dictionary=list(REPEATED)) as writer,
+    ):
 
         def flush() -> None:
             writer.write_table(pa.table(rows, schema))
@@ -168,6 +173,7 @@ def write_demos(
             if keep != "all" and episode.success != (keep == "successes"):
                 continue
             kept, steps = kept + 1, steps + len(episode.action)
+            activity.done = steps
             for name, values in _rows(episode, world, seed).items():
                 rows[name] += values
             if len(rows["step"]) >= GROUP:

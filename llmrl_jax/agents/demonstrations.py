@@ -17,6 +17,7 @@ from envs_jax.env import innermost
 from envs_jax.resets import select
 from llmrl_jax.agents.contract import Agent
 from llmrl_jax.agents.play import Rows, Step, begin, policy_actor, watch
+from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import at_least
 
 
@@ -84,7 +85,15 @@ def play_episodes(
     """
     at_least("episodes", episodes, 1)
     at_least("batch_size", batch_size, 1)
-    return _play(agent, see, params, frozen, seed, episodes, greedy, min(batch_size, episodes))
+    return _counted(_play(agent, see, params, frozen, seed, episodes, greedy, min(batch_size, episodes)), episodes)
+
+
+def _counted(played: Iterator[Episode], episodes: int) -> Iterator[Episode]:
+    """The same episodes, counted for the display."""
+    with doing("playing", episodes, "episodes") as activity:
+        for episode in played:
+            activity.done += 1
+            yield episode
 
 
 def _play(agent, see, params, frozen, seed, episodes, greedy, lanes) -> Iterator[Episode]:

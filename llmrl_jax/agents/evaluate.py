@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import functools
+import time
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
 from envs_jax.env import Environment
 from envs_jax.resets import select
 from llmrl_jax.agents.play import Rows, Step, advance, begin, policy_actor
+from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import at_least
+
+
+CHUNK_SECONDS = 1.0
+"""Time on the device between looks from the host, which count the episodes and let signals be handled."""
+FIRST_STEPS, ALL_STEPS = 8, np.iinfo(np.int32).max
+"""Steps before the first look, and of an evaluation that is not looked at."""
 
 
 @struct.dataclass
@@ -31,6 +41,19 @@ class Episodes:
     """float32 `[N]`, the probability of success at the first observation, if the policy estimates it; else None."""
 
 
+@struct.dataclass
+class _Loop:
+    """Episodes in progress, one per lane."""
+
+    episode: Any
+    """int32 `[lanes]`, the number of each lane's episode."""
+    begun: Any
+    """int32 `[]`, the number of the next episode to begin, also beyond the last."""
+    rows: Rows
+    results: Episodes
+    """Of the episodes that ended."""
+
+
 def make_evaluator(
     env: Environment, env_params: Any, policy: Any, *, episodes: int, lanes: int = 128
 ) -> Callable[..., Episodes]:
@@ -39,7 +62,8 @@ def make_evaluator(
     **Arguments:** `env`, wrapped as for training (with `EpisodeStatistics`), not batched, and its `env_params`;
     `policy`, see `llmrl_jax.agents.contract.Player`; `episodes`, their number; `lanes`, how many are played at once:
     when one ends, the next starts in its lane, so that lanes wait for the longest episode only at the end. `greedy`:
-    the mode of the distribution instead of a sample; one compiled program plays either way.
+    the mode of the distribution instead of a sample; one compiled program plays either way. It runs in chunks of about
+    `CHUNK_SECONDS`, between which the activity (`llmrl_jax.core.activity`) counts the episodes.
 
     Episode `i` uses only `fold_in(key, i)`, for any number of lanes.
     **Raises:** `ValueError` if `episodes` or `lanes` is below 1.
@@ -50,34 +74,63 @@ def make_evaluator(
     estimate = getattr(policy, "estimate", None)
 
     @jax.jit
-    def run(policy_params: Any, frozen: Any, key: jax.Array, greedy: jax.Array) -> Episodes:
+    def start(policy_params: Any, frozen: Any, key: jax.Array, greedy: jax.Array) -> tuple[Rows, _Loop]:
         actor = policy_actor(policy, policy_params, frozen, greedy)
         keys = jax.vmap(lambda i: jax.random.split(jax.random.fold_in(key, i)))(jnp.arange(episodes))
         starts = begin(env, env_params, actor, keys[:, 0], keys[:, 1])
-
-        def go_on(loop):
-            episode, begun, rows, results = loop
-            rows, step = advance(env, env_params, actor, rows, hold=False)  # finished rows are refilled, or not read
-            place = jnp.where(step.ended, episode, episodes)  # the index of other rows is out of range, and dropped
-            results = jax.tree.map(
-                lambda all, some: all.at[place].set(some, mode="drop"), results, _outcomes(rows, step)
-            )
-            episode = jnp.where(step.ended, begun + jnp.cumsum(step.ended) - 1, episode)
-            rows = select(step.ended & (episode < episodes), _rows_of(starts, episode), rows)
-            return episode, begun + jnp.sum(step.ended), rows, results
-
         first = jnp.arange(lanes)
         blank = Episodes(*(jnp.zeros(episodes, kind) for kind in (bool, jnp.float32, jnp.int32, jnp.int32)))
-        loop = (first, jnp.int32(lanes), _rows_of(starts, first), blank)
-        results = jax.lax.while_loop(lambda loop: ~jnp.all(loop[2].over), go_on, loop)[-1]
-        if estimate is not None:
-            groups = jnp.arange(-(-episodes // lanes) * lanes).reshape(-1, lanes)
-            estimates = jax.lax.map(lambda group: estimate(policy_params, frozen, _rows_of(starts.obs, group)), groups)
-            results = results.replace(estimate=estimates.reshape(-1)[:episodes])
-        return results
+        return starts, _Loop(first, jnp.int32(lanes), _rows_of(starts, first), blank)
+
+    @functools.partial(jax.jit, donate_argnums=4)
+    def play(
+        policy_params: Any, frozen: Any, greedy: jax.Array, starts: Rows, loop: _Loop, steps: jax.Array
+    ) -> tuple[_Loop, jax.Array]:
+        actor = policy_actor(policy, policy_params, frozen, greedy)
+
+        def step(taken: tuple[jax.Array, _Loop]) -> tuple[jax.Array, _Loop]:
+            t, loop = taken
+            # rows that are over are refilled, or not read
+            rows, step = advance(env, env_params, actor, loop.rows, hold=False)
+            place = jnp.where(
+                step.ended, loop.episode, episodes
+            )  # the index of other rows is out of range, and dropped
+            results = jax.tree.map(
+                lambda all, some: all.at[place].set(some, mode="drop"), loop.results, _outcomes(rows, step)
+            )
+            episode = jnp.where(step.ended, loop.begun + jnp.cumsum(step.ended) - 1, loop.episode)
+            rows = select(step.ended & (episode < episodes), _rows_of(starts, episode), rows)
+            return t + 1, _Loop(episode, loop.begun + jnp.sum(step.ended), rows, results)
+
+        def unfinished(taken: tuple[jax.Array, _Loop]) -> jax.Array:
+            return (taken[0] < steps) & ~jnp.all(taken[1].rows.over)
+
+        loop = jax.lax.while_loop(unfinished, step, (jnp.int32(0), loop))[1]
+        return loop, loop.begun - lanes
+
+    @jax.jit
+    def estimates(policy_params: Any, frozen: Any, starts: Rows) -> jax.Array:
+        groups = jnp.arange(-(-episodes // lanes) * lanes).reshape(-1, lanes)
+        values = jax.lax.map(lambda group: estimate(policy_params, frozen, _rows_of(starts.obs, group)), groups)
+        return values.reshape(-1)[:episodes]
 
     def evaluate(policy_params: Any, frozen: Any, key: jax.Array, *, greedy: bool) -> Episodes:
-        return jax.device_get(run(policy_params, frozen, key, jnp.bool_(greedy)))
+        how = jnp.bool_(greedy)
+        with doing("greedy" if greedy else "sampled", episodes, "episodes") as activity:
+            with doing("compiling"):
+                starts, loop = start(policy_params, frozen, key, how)
+                loop, _ = play(policy_params, frozen, how, starts, loop, np.int32(0))
+            steps = FIRST_STEPS if jax.process_count() == 1 else ALL_STEPS  # one chunk: processes measure other times
+            while activity.done < episodes:
+                began = time.monotonic()
+                loop, done = play(policy_params, frozen, how, starts, loop, np.int32(steps))
+                activity.done = int(done)
+                rate = steps / max(time.monotonic() - began, 1e-9)
+                steps = int(np.clip(rate * CHUNK_SECONDS, 1, ALL_STEPS))
+            results = loop.results
+            if estimate is not None:
+                results = results.replace(estimate=estimates(policy_params, frozen, starts))
+            return jax.device_get(results)
 
     return evaluate
 

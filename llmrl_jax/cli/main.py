@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrl_jax.cli.standins import standins
+from llmrl_jax.core.activity import display, quiet
 
 
 USER_ERRORS = (KeyError, ValueError, TypeError, OSError, ModuleNotFoundError)
@@ -165,8 +166,15 @@ def _run(args: list[str], prog: str) -> int:
     from llmrl_jax.run.flags import parse
 
     command, name, left = target
-    result = parse(command, name, left)
+    with display() if _is_first() else display(quiet):
+        result = parse(command, name, left)
     return result if isinstance(result, int) else 0
+
+
+def _is_first() -> bool:
+    """Whether this is the first of the processes of a program, or the only one."""
+    jax = sys.modules.get("jax")
+    return jax is None or not jax.distributed.is_initialized() or jax.process_index() == 0
 
 
 def _take(args: Sequence[str], prefix: str, kind: Any, prog: str) -> tuple[Any, list[str]]:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 
+from llmrl_jax.core.activity import doing
 from llmrl_jax.core.files import new_folder
 from llmrl_jax.lm import declare
 from llmrl_jax.lm.config import LlamaConfig
@@ -307,7 +308,8 @@ def load(
 ) -> tuple[Llama, dict[str, Any]]:
     """`load_hf` of a local folder, or of a hub id (`OWNER/NAME`, at `revision`) from the local cache or the network."""
     folder = locate(path_or_id, revision=revision)
-    return load_hf(folder, mesh, dtype=dtype, lora=lora, quantize=quantize, quantize_targets=quantize_targets)
+    with doing(f"reading the weights of {folder.name}"):
+        return load_hf(folder, mesh, dtype=dtype, lora=lora, quantize=quantize, quantize_targets=quantize_targets)
 
 
 def _leaves(config: LlamaConfig, params: Any) -> Iterator[tuple[declare.Leaf, Any]]:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import nearest
 
 
@@ -50,7 +51,8 @@ def compile_chunk(learner: Any, state: Any, capacity: int) -> tuple[Any, float]:
     rest, frozen = state.replace(frozen=()), state.frozen
     kept = jax.tree.map(lambda x: x.sharding, rest)
     jitted = jax.jit(make_chunk(learner, capacity), donate_argnums=0, out_shardings=(kept, None))
-    compiled = jitted.lower(rest, frozen, np.int32(1)).compile()
+    with doing("compiling the update"):
+        compiled = jitted.lower(rest, frozen, np.int32(1)).compile()
     return compiled, time.monotonic() - started
 
 

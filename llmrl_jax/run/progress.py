@@ -1,4 +1,5 @@
-"""Progress of a run on the terminal: a live bar, or plain lines without a terminal."""
+"""Progress of a run on the terminal: a live bar, or plain lines without a terminal. Both also show what takes long
+between updates, such as compilation (`llmrl_jax.core.activity`)."""
 
 from __future__ import annotations
 
@@ -10,18 +11,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from llmrl_jax.core import activity
+from llmrl_jax.core.activity import duration
+
 
 SHOWN: Mapping[str, str] = {"success": "success", "episode_return": "return"}
 """Metric -> its label beside the bar."""
-
-
-def duration(seconds: float) -> str:
-    """Seconds as `h:mm:ss`; `-:--:--` when unknown."""
-    if not math.isfinite(seconds):
-        return "-:--:--"
-    minutes, rest = divmod(int(round(seconds)), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}"
 
 
 def count(n: float) -> str:
@@ -61,6 +56,7 @@ class Progress:
         self._latest: dict[str, float] = {}
         self._start, self._first = time.monotonic(), done
         self._bar: Any = None
+        self._display = contextlib.ExitStack()
         if mode == "bar":
             from rich.console import Console
             from rich.progress import BarColumn, Progress as Bar, TextColumn
@@ -72,8 +68,15 @@ class Progress:
             self._bar = Bar(*columns, console=console, transient=False)
             self._task = self._bar.add_task(title, total=total, completed=done, text="compiling")
             self._try(self._bar.start)
+            self._display.enter_context(activity.display(self._show_activity, live=True))
         elif mode == "lines":
             self._print(f"{title}: {total} updates, {done} done; compiling")
+            self._display.enter_context(activity.display())
+        else:
+            self._display.enter_context(activity.display(activity.quiet))
+
+    def _show_activity(self, text: str) -> None:
+        self._try(lambda: self._bar.update(self._task, text=text))
 
     def _try(self, show: Callable[[], None]) -> None:
         """Call `show`; if it cannot write, switch the display off."""
@@ -134,5 +137,6 @@ class Progress:
 
     def close(self) -> None:
         """Leave the terminal as it was."""
+        self._display.close()
         if self._bar is not None:
             self._try(self._bar.stop)

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 
 from llmrl_jax import lm
+from llmrl_jax.core.activity import doing
 from llmrl_jax.lm.tensors import read_json
 from llmrl_jax.parallel import MeshSpec
 from llmrl_jax.run.memory.config import FitConfig
@@ -148,7 +149,8 @@ def compiled_fit(config: FitConfig, shape: lm.LlamaConfig, devices: list[jax.Dev
     """`fit` of a model with a known architecture, on given devices."""
     started = time.monotonic()
     s = setting(config, shape, devices)
-    program, kept = PROGRAMS[config.workload](s)
+    with doing(f"compiling {config.workload}"):
+        program, kept = PROGRAMS[config.workload](s)
     parts = _parts(config, kept, program.memory_analysis())
     used = devices[:1] if s.mesh is None else list(s.mesh.devices.flat)
     place = f"{len(used)} x {used[0].device_kind} ({used[0].platform})"

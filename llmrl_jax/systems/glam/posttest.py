@@ -22,6 +22,7 @@ from llmrl_jax.agents.evaluate import Episodes, make_evaluator
 from llmrl_jax.agents.heads import HeadsPolicy
 from llmrl_jax.agents.language import ScoringPolicy
 from llmrl_jax.agents.random import RandomPolicy
+from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import nearest
 from llmrl_jax.systems.glam.agents import make_agent
 from llmrl_jax.systems.glam.build import Glam, candidates_of, longest_answer, paddings, prompted, with_actions
@@ -288,11 +289,13 @@ def run_tests(
     for test in tests:
         env = world_of(test, agent.config.env)
         try:
-            trial = prepare(agent, test)
+            with doing(f"{test.name}: preparing the prompts"):
+                trial = prepare(agent, test)
         except (NotTestable, PromptError) as error:
             yield Outcome(test, env, skipped=str(error))
             continue
-        played = trial.play(params, frozen, key, episodes, {"sampled": False, "greedy": True})
+        with doing(test.name):
+            played = trial.play(params, frozen, key, episodes, {"sampled": False, "greedy": True})
         yield Outcome(test, env, trial.actions, trial.tasks, played)
 
 
@@ -310,7 +313,8 @@ def run_random(config: GlamConfig, tests: Sequence[PostTest], key: jax.Array, ep
         words = action_words(config, test, env.action_names)
         trial = Trial(env, env_params, RandomPolicy(len(words)), words)
         if (name, len(words)) not in known:
-            known[name, len(words)] = trial.play((), (), key, episodes, {"sampled": False})
+            with doing(test.name):
+                known[name, len(words)] = trial.play((), (), key, episodes, {"sampled": False})
         yield Outcome(test, name, words, trial.tasks, known[name, len(words)])
 
 

@@ -13,6 +13,7 @@ from llmrl_jax.agents.contract import Agent
 from llmrl_jax.agents.evaluate import Episodes, make_evaluator
 from llmrl_jax.agents.recording import record_episode
 from llmrl_jax.core import config as configs
+from llmrl_jax.core.activity import doing
 from llmrl_jax.run.checkpoint import Checkpoints
 from llmrl_jax.run.report import statistics as stats
 from llmrl_jax.run.report.episode import write_episode
@@ -73,11 +74,15 @@ def load_run(folder: Path, checkpoint: int) -> tuple[TrainConfig, Any, Any, int]
         raise FileNotFoundError(f"there is no run in {folder}: it has no config.json")
     config = configs.load_config(TrainConfig, folder / "config.json")
     agent = make_agent(config.glam)
-    state = agent.learner().init(jax.random.key(config.run.seed))
+    with doing(f"{folder.name}: compiling and computing the initial state"):
+        state = agent.learner().init(jax.random.key(config.run.seed))
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
     fresh = state.frozen
     del state  # its memory is needed for the loaded state
-    with Checkpoints(folder, config=config, read_only=True) as checkpoints:
+    with (
+        doing(f"{folder.name}: reading the checkpoint"),
+        Checkpoints(folder, config=config, read_only=True) as checkpoints,
+    ):
         state, update = checkpoints.restore(like, None if checkpoint < 0 else checkpoint, fresh)
     return config, agent, state, update
 

@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from llmrl_jax.agents.population import make_population_evaluator
+from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import nearest
 from llmrl_jax.core.config import to_json
 from llmrl_jax.core.files import write_whole
@@ -90,7 +91,8 @@ def make_table(config: TableConfig) -> int:
                 asked |= {"budget": config.budget, "final_episodes": config.final_episodes}
                 if any(row.items() >= asked.items() for row in rows):
                     continue
-                measurements = None if request.name else _measured(task, asked, config.workers, work, request)
+                with doing(f"{task.name}, {method}"):
+                    measurements = None if request.name else _measured(task, asked, config.workers, work, request)
                 if measurements is None:
                     again = " (without --again)" if config.again else ""
                     print(f"stopped by {request.name}; continue with --run.resume {work}{again}")

@@ -12,12 +12,14 @@ import pytest
 import envs_jax
 from envs_jax.spaces import Box, Discrete
 from envs_jax.wrappers import EpisodeStatistics
-from llmrl_jax.agents import demonstrations
+from llmrl_jax.agents import demonstrations, evaluate
 from llmrl_jax.agents.contract import Baseline
 from llmrl_jax.agents.evaluate import make_evaluator
 from llmrl_jax.agents.play import Actor, advance, begin
 from llmrl_jax.agents.population import episode_keys, make_population_evaluator
 from llmrl_jax.agents.recording import make_recorder, record_episode
+from llmrl_jax.core import activity
+from llmrl_jax.core.activity import Activity
 from llmrl_jax.rl.distributions import Categorical
 
 
@@ -94,7 +96,7 @@ def by_hand(reset_key, step_key, greedy):
 
 
 @pytest.mark.parametrize("greedy", [False, True])
-def test_the_evaluator_beside_a_plain_loop(greedy):
+def test_the_evaluator_beside_a_plain_loop(greedy, monkeypatch):
     """Nine episodes in four lanes that are refilled, and in nine."""
     few, all_ = (make_evaluator(SEEN, None, POLICY, episodes=9, lanes=lanes) for lanes in (4, 20))
     played = few(PARAMS, (), KEY, greedy=greedy)
@@ -105,6 +107,23 @@ def test_the_evaluator_beside_a_plain_loop(greedy):
         assert (played.task[i], played.estimate[i]) == (seen[0][0] > 3, np.float32(1 / seen[0][0]))
     jax.tree.map(np.testing.assert_array_equal, played, all_(PARAMS, (), KEY, greedy=greedy))
     assert len(set(played.episode_length.tolist())) > 3
+    # one step between two looks of the host: the same episodes, and a count of those that have ended
+    counts = []
+
+    class Counted(Activity):
+        def __setattr__(self, name, value):
+            super().__setattr__(name, value)
+            if name == "done":
+                counts.append(value)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(evaluate, "FIRST_STEPS", 1)
+        patched.setattr(evaluate, "CHUNK_SECONDS", 0.0)
+        patched.setattr(activity, "Activity", Counted)
+        jax.tree.map(np.testing.assert_array_equal, played, few(PARAMS, (), KEY, greedy=greedy))
+    looks = counts[counts.index(0) + 1 :]
+    assert looks == sorted(looks) and 0 < looks[0] + 1 < looks[-1] == 9
+    assert len(looks) >= played.episode_length.sum() / 4  # four lanes
 
 
 def test_demonstrations_beside_a_plain_loop(monkeypatch):
