@@ -34,10 +34,9 @@ def line_interval(values: np.ndarray, counts: np.ndarray, success: bool) -> stat
 
 
 def line_intervals(values: np.ndarray, counts: np.ndarray, success: bool, half: int) -> list[stats.Estimate]:
-    """`line_interval` of each line together with its neighbours: `half` on each side, fewer near the ends, always as
-    many before as after it. A line without neighbours has an interval only for success."""
-    sides = [min(half, i, len(values) - 1 - i) for i in range(len(values))]
-    parts = [slice(i - side, i + side + 1) for i, side in enumerate(sides)]
+    """`line_interval` of each line together with its neighbours up to `half` lines away. A line without neighbours has
+    an interval only for success."""
+    parts = [slice(max(0, i - half), i + half + 1) for i in range(len(values))]
     return [line_interval(values[part], counts[part], success) for part in parts]
 
 
@@ -64,7 +63,7 @@ def _panel(axis: Any, name: str, train: list[dict], evals: list[dict]) -> None:
         counted, half, least = success and sinks.COUNT in points[0], reach(len(points)), floor(name, values)
         estimates = line_intervals(values, counts, counted, half)
         estimates = [estimate._replace(low=max(estimate.low, least)) for estimate in estimates]
-        axis.plot(steps, values, ".", ms=2.5 if half else 7, color=TRAIN, alpha=0.35 if half else 1.0, mew=0)
+        axis.plot(steps, values, ".", ms=3 if half else 7, color=TRAIN, alpha=0.5 if half else 1.0, mew=0)
         said = f"training, mean of {2 * half + 1} points" if half else "training"
         draw_band(axis, steps, estimates, TRAIN, label=f"{said}, 95% interval" if half or counted else said)
     shown = [line for line in evals if np.isfinite(line.get(name, np.nan))]
