@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import socket
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -24,6 +26,8 @@ except ImportError:  # Windows
 
 LOCK = ".lock"
 """The file whose lock protects a run's folder; the system releases the lock when the process exits."""
+_HELD: set[tuple[str, int]] = set()
+"""Folders that this process has locked, by the thread that did: a second lock would conflict with the first."""
 
 
 def folder_name(text: str) -> str:
@@ -31,28 +35,63 @@ def folder_name(text: str) -> str:
     return "".join(c if c.isalnum() or c in "_-" else "_" for c in text)
 
 
+FILES = ("config.json", "metrics.jsonl", "status.json", "summary.json", LOCK)
+FOLDERS = ("checkpoints", "frozen")
+"""What a run writes into its folder."""
+
+
 def check_folder(config: BaseRunConfig) -> None:
     """Check that the folder of a run can be opened, without creating anything; see `open_folder`."""
-    if config.name and config.resume:
-        find_run(config.folder)
-    elif config.name and (config.folder / "config.json").exists():
-        raise FileExistsError(
-            f"the run {config.folder} exists; continue it with --run.resume {config.folder}, or choose another name"
-        )
-    there = config.folder
-    while not there.exists() and there != there.parent:
-        there = there.parent
-    if not there.is_dir():
-        raise _unwritable(config.folder, NotADirectoryError(errno.ENOTDIR, f"{there} is a file"))
+    folder = config.folder
     try:
+        there = _existing(folder)
+        if config.name and config.resume:
+            find_run(folder)
+        elif config.name and (folder / "config.json").exists():
+            raise FileExistsError(
+                f"the run {folder} exists; continue it with --run.resume {folder}, or choose another name"
+            )
+        if not there.is_dir():
+            raise _unwritable(folder, NotADirectoryError(errno.ENOTDIR, f"{there} is a file"))
+        _check_names(folder, there)
+        if config.name:
+            _check_kinds(folder)
         tempfile.TemporaryFile(dir=there).close()
     except OSError as error:
-        raise _unwritable(config.folder, error) from None
+        if error.errno is None:  # ours
+            raise
+        raise _unwritable(folder, error) from None
+
+
+def _existing(path: Path) -> Path:
+    """The nearest folder or file above a path, or at it, that exists."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path
+
+
+def _check_names(folder: Path, there: Path) -> None:
+    """**Raises** `OSError` for a new folder's name that is longer than the file system of `there` allows."""
+    longest = os.pathconf(there, "PC_NAME_MAX") if hasattr(os, "pathconf") else 255
+    if any(len(os.fsencode(part)) > longest for part in folder.parts):
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+
+
+def _check_kinds(folder: Path) -> None:
+    """**Raises** `FileExistsError` if a folder is where a run writes a file, or the other way round."""
+    for names, wrong, needed in ((FILES, Path.is_dir, "a folder"), (FOLDERS, Path.is_file, "a file")):
+        for name in names:
+            if wrong(folder / name):
+                other = "a file" if needed == "a folder" else "a folder"
+                raise FileExistsError(
+                    f"{folder / name} is {needed}, where a run has {other}: move it away, or choose another --run.name"
+                )
 
 
 def _unwritable(folder: Path, error: OSError) -> OSError:
     why = error.strerror or str(error)
-    return PermissionError(f"no run can be kept in {folder} ({why}): choose another --run.out")
+    other = "--run.name or --run.out" if error.errno == errno.ENAMETOOLONG else "--run.out"
+    return PermissionError(f"no run can be kept in {folder} ({why}): choose another {other}")
 
 
 def open_folder(config: BaseRunConfig, command: str = "run") -> Path:
@@ -89,6 +128,37 @@ def _new_folder(out: Path, name: str) -> Path:
             folder = out / f"{name}-{n}"
 
 
+@contextlib.contextmanager
+def opened(config: BaseRunConfig, command: str = "run") -> Iterator[Path]:
+    """The folder of a run, opened and locked until the last of its files is written. A new folder in which nothing was
+    written is removed if the block raises: the run was refused.
+
+    **Arguments, Raises:** as those of `open_folder` and `held`; only process 0 takes the lock.
+    """
+    import jax
+
+    present = _existing(config.folder)
+    folder = open_folder(config, command)
+    first = jax.process_index() == 0
+    with held(folder) if first else contextlib.nullcontext():
+        try:
+            yield folder
+        except Exception:
+            if first and folder != present:
+                _remove_unused(folder, present)
+            raise
+
+
+def _remove_unused(folder: Path, present: Path) -> None:
+    """Remove a folder that holds nothing but a lock and empty folders, and the folders above it up to `present`."""
+    if any(path.is_file() and path.name != LOCK for path in folder.rglob("*")):
+        return
+    with contextlib.suppress(OSError):  # of another process
+        shutil.rmtree(folder)
+        while (folder := folder.parent) not in (present, folder.parent):
+            folder.rmdir()
+
+
 def begin(folder: Path, config: Any) -> None:
     """Write `config.json`, so that a run that ends before it trains can be resumed; if it exists, check that it has the
     same options.
@@ -104,10 +174,17 @@ def begin(folder: Path, config: Any) -> None:
 @contextlib.contextmanager
 def held(folder: str | Path) -> Iterator[None]:
     """Lock a folder, so that no second process writes there: two that resume the same run would mix their lines and
-    delete each other's checkpoints. Does nothing if the system or the file system has no locks.
+    delete each other's checkpoints. Does nothing if the system or the file system has no locks, or inside a block of
+    the same thread that holds the same folder.
 
     **Raises:** `BlockingIOError` if another process has locked it, naming the process and its machine.
     """
+    key = (str(Path(folder).resolve()), threading.get_ident())
+    if key in _HELD:
+        yield
+        return
+    if (Path(folder) / LOCK).is_dir():
+        raise FileExistsError(f"{Path(folder) / LOCK} is a folder, where the run has a file: move it away")
     with (Path(folder) / LOCK).open("a+") as file:
         if not _locked(file, exclusive=True):
             file.seek(0)
@@ -119,7 +196,11 @@ def held(folder: str | Path) -> Iterator[None]:
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}")
         file.flush()
-        yield
+        _HELD.add(key)
+        try:
+            yield
+        finally:
+            _HELD.discard(key)
 
 
 def holder(folder: str | Path) -> str:

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from llmrl_jax.core import config as configs
+from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import at_least, nearest
 from llmrl_jax.run import leaves as trees, metrics as sinks, progress as show
 from llmrl_jax.run.boundaries import Boundaries
@@ -63,6 +64,15 @@ class RunResult:
     def steps_per_second(self) -> float:
         """`steps` per second of training."""
         return self.steps / self.seconds if self.seconds else math.nan
+
+    def facts(self, unit: str = "steps") -> dict[str, Any]:
+        """Speed, times and the reason of the end, for `write_summary`. **Arguments:** `unit`, the name of `steps`."""
+        return {
+            f"{unit}_per_second": round(self.steps_per_second, 1),
+            "train_seconds": round(self.seconds, 1),
+            "compile_seconds": round(self.compile_seconds, 1),
+            "stopped": self.stopped,
+        }
 
 
 def _any_process(flag: bool) -> bool:
@@ -151,13 +161,15 @@ def train(
 
 def _first_state(learner: Any, config: RunConfig, checkpoints: Checkpoints) -> tuple[Any, int]:
     """The initial state of training and its update: new, or from a checkpoint."""
-    state: Any = trees.settle(learner.init(jax.random.key(config.seed)))
+    with doing("compiling and computing the initial state"):
+        state: Any = trees.settle(learner.init(jax.random.key(config.seed)))
     if not config.resume or not (checkpoints.updates() or config.resume_from >= 0):
         return state, 0
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
     fresh = state.frozen
     state = None  # free its memory for the restored state
-    state, update = checkpoints.restore(like, None if config.resume_from < 0 else config.resume_from, fresh)
+    with doing("reading the checkpoint"):
+        state, update = checkpoints.restore(like, None if config.resume_from < 0 else config.resume_from, fresh)
     checkpoints.discard_after(update)
     return state, update
 
@@ -347,7 +359,8 @@ class _Run:
     def _evaluate(self, state: Any) -> None:
         assert self.evaluate is not None
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.config.seed), 0x5EED), self.update)
-        results = {name: _number(value) for name, value in self.evaluate(state, key).items()}
+        with doing(f"evaluation after update {self.update}"):
+            results = {name: _number(value) for name, value in self.evaluate(state, key).items()}
         self.latest.update({f"eval/{name}": value for name, value in results.items() if isinstance(value, float)})
         steps = self.update * self.learner.steps_per_update
         line = {"kind": "eval", "update": self.update, "steps": steps, **results}

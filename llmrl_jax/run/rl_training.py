@@ -24,7 +24,7 @@ from llmrl_jax.rl.networks import NetworkConfig
 from llmrl_jax.rl.registry import ALGORITHMS, algorithm
 from llmrl_jax.rl.rollout import step_info
 from llmrl_jax.run.config import RunConfig
-from llmrl_jax.run.folder import write_summary
+from llmrl_jax.run.folder import opened, write_summary
 from llmrl_jax.run.loop import RunResult, train as run_training
 from llmrl_jax.run.report.statistics import mean_interval, wilson
 
@@ -139,30 +139,25 @@ def train(config: RLRun) -> RunResult:
     """
     made = make(config)
     evaluate = evaluation(made, config.eval_episodes)
-    result = run_training(
-        made.learner,
-        config.run,
-        num_updates=-(-config.steps // made.learner.steps_per_update),
-        evaluate=evaluate if config.run.eval_every else None,
-        full_config=config,
-        command=f"{config.algo}-{config.env}".replace("/", "-"),
-        title=f"{config.algo} {config.env}",
-    )
-    values: dict[str, Any] = {
-        "steps": result.steps,
-        "steps_per_second": round(result.steps_per_second, 1),
-        "train_seconds": round(result.seconds, 1),
-        "compile_seconds": round(result.compile_seconds, 1),
-        "stopped": result.stopped,
-    }
-    if not result.stopped:
-        key = jax.random.fold_in(jax.random.key(config.run.seed), 0x4E1D)  # held-out episodes
-        metrics = evaluate(result.state, key)
-        values |= metrics
-        about = {"update": result.update, "env": config.env, "episodes": config.eval_episodes}
-        configs.save_config({**about, **metrics}, result.folder / f"eval-{result.update}.json")
-        print(table(metrics, config.eval_episodes))
-    write_summary(result.folder, values)
+    with opened(config.run, f"{config.algo}-{config.env}".replace("/", "-")) as folder:
+        result = run_training(
+            made.learner,
+            config.run,
+            num_updates=-(-config.steps // made.learner.steps_per_update),
+            evaluate=evaluate if config.run.eval_every else None,
+            full_config=config,
+            folder=folder,
+            title=f"{config.algo} {config.env}",
+        )
+        values: dict[str, Any] = {"steps": result.steps, **result.facts()}
+        if not result.stopped:
+            key = jax.random.fold_in(jax.random.key(config.run.seed), 0x4E1D)  # held-out episodes
+            metrics = evaluate(result.state, key)
+            values |= metrics
+            about = {"update": result.update, "env": config.env, "episodes": config.eval_episodes}
+            configs.save_config({**about, **metrics}, folder / f"eval-{result.update}.json")
+            print(table(metrics, config.eval_episodes))
+        write_summary(folder, values)
     print(f"{result.steps} steps at {result.steps_per_second:.0f} steps/s; everything is in {result.folder}")
     return result
 

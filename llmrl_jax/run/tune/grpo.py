@@ -8,9 +8,9 @@ from typing import Any
 
 from llmrl_jax import lm
 from llmrl_jax.lm.tokens import FastTokenizer, load_tokenizer
-from llmrl_jax.run.folder import write_summary
+from llmrl_jax.run.folder import opened
 from llmrl_jax.run.loop import RunResult, train as run_training
-from llmrl_jax.run.tune.model import load_base, with_end_tokens, write_tuned
+from llmrl_jax.run.tune.model import load_base, with_end_tokens, write_results
 from llmrl_jax.run.tune.settings import GrpoRun
 from llmrl_jax.tuning import (
     REWARDS,
@@ -86,26 +86,15 @@ def grpo(config: GrpoRun) -> RunResult:
         evaluate = make_reward_evaluation(how, model, held_out[1], judged, stops=stops)
         run = replace(run, eval_every=run.eval_every or config.updates)
     print(f"{config.data.name}: {len(rows)} prompts of up to {prompts.tokens.shape[1]} tokens", flush=True)
-    result = run_training(
-        learner,
-        run,
-        num_updates=config.updates,
-        evaluate=evaluate,
-        full_config=config,
-        command="grpo",
-        shown={"reward": "reward", "length": "length", "entropy": "entropy"},
-    )
-    values: dict[str, Any] = {
-        "prompts": len(rows),
-        "updates": result.update,
-        "completions_per_second": round(result.steps_per_second, 1),
-        "train_seconds": round(result.seconds, 1),
-        "compile_seconds": round(result.compile_seconds, 1),
-        "stopped": result.stopped,
-    }
-    if not result.stopped:
-        ends = lm.end_tokens(folder, tokenizer)
-        values["written"] = write_tuned(result.folder, config.model, model, result.state, tokenizer, template, ends)
-    write_summary(result.folder, values)
-    print(f"{result.update} updates at {result.steps_per_second:.1f} completions/s; everything is in {result.folder}")
+    with opened(config.run, "grpo") as out:
+        result = run_training(
+            learner,
+            run,
+            num_updates=config.updates,
+            evaluate=evaluate,
+            full_config=config,
+            folder=out,
+            shown={"reward": "reward", "length": "length", "entropy": "entropy"},
+        )
+        write_results(result, {"prompts": len(rows)}, "completions", config.model, model, tokenizer, template)
     return result

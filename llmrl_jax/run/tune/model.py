@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from llmrl_jax.core.files import replacing
 from llmrl_jax.lm.tokens import FastTokenizer
 from llmrl_jax.parallel import make_mesh
 from llmrl_jax.parallel.hosts import gather
+from llmrl_jax.run.folder import write_summary
+from llmrl_jax.run.loop import RunResult
 from llmrl_jax.run.tune.settings import Tuned
 from llmrl_jax.tuning import ChatTemplate, GRPOConfig
 
@@ -38,6 +40,28 @@ def load_base(config: Tuned, folder: Path) -> tuple[lm.Llama, dict[str, Any], Me
 def with_end_tokens(config: GRPOConfig, folder: Path, tokenizer: FastTokenizer) -> GRPOConfig:
     """The configuration with every token that ends a text or a turn of the model, unless it names stop tokens."""
     return config if config.stop_tokens is not None else replace(config, stop_tokens=lm.end_tokens(folder, tokenizer))
+
+
+def write_results(
+    result: RunResult,
+    values: Mapping[str, Any],
+    unit: str,
+    base: str,
+    model: lm.Llama,
+    tokenizer: FastTokenizer,
+    template: ChatTemplate | None,
+) -> None:
+    """Write the tuned model, unless the run was stopped, and the summary, and say where they are.
+
+    **Arguments:** `values`, of the summary, beside the speed, the times and the reason of the end; `unit`, the name of
+    the learner's steps; the others as those of `write_tuned`.
+    """
+    values = {**values, "updates": result.update, **result.facts(unit)}
+    if not result.stopped:
+        ends = lm.end_tokens(lm.locate(base), tokenizer)
+        values["written"] = write_tuned(result.folder, base, model, result.state, tokenizer, template, ends)
+    write_summary(result.folder, values)
+    print(f"{result.update} updates at {result.steps_per_second:.4g} {unit}/s; everything is in {result.folder}")
 
 
 def write_tuned(

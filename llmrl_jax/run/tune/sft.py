@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from llmrl_jax import lm
 from llmrl_jax.lm.tokens import FastTokenizer, load_tokenizer
-from llmrl_jax.run.folder import write_summary
+from llmrl_jax.run.folder import opened
 from llmrl_jax.run.loop import RunResult, train as run_training
-from llmrl_jax.run.tune.model import load_base, write_tuned
+from llmrl_jax.run.tune.model import load_base, write_results
 from llmrl_jax.run.tune.settings import TuneConfig
 from llmrl_jax.tuning import ChatTemplate, Packed, encode_row, make_evaluation, make_sft, pack, read_rows
 
@@ -47,26 +46,15 @@ def sft(config: TuneConfig) -> RunResult:
     if held_out is not None:
         evaluate = make_evaluation(model, held_out, config.sft.batch_size, config.sft.head_chunk)
         run = replace(run, eval_every=run.eval_every or updates)
-    result = run_training(
-        learner,
-        run,
-        num_updates=updates,
-        evaluate=evaluate,
-        full_config=config,
-        command="sft",
-        shown={"loss": "loss", "learning_rate": "lr"},
-    )
-    values: dict[str, Any] = {
-        "rows": len(data.tokens),
-        "updates": result.update,
-        "tokens_per_second": round(result.steps_per_second, 1),
-        "train_seconds": round(result.seconds, 1),
-        "compile_seconds": round(result.compile_seconds, 1),
-        "stopped": result.stopped,
-    }
-    if not result.stopped:
-        ends = lm.end_tokens(folder, tokenizer)
-        values["written"] = write_tuned(result.folder, config.model, model, result.state, tokenizer, template, ends)
-    write_summary(result.folder, values)
-    print(f"{result.update} updates at {result.steps_per_second:.0f} tokens/s; everything is in {result.folder}")
+    with opened(config.run, "sft") as out:
+        result = run_training(
+            learner,
+            run,
+            num_updates=updates,
+            evaluate=evaluate,
+            full_config=config,
+            folder=out,
+            shown={"loss": "loss", "learning_rate": "lr"},
+        )
+        write_results(result, {"rows": len(data.tokens)}, "tokens", config.model, model, tokenizer, template)
     return result

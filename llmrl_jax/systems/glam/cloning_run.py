@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +18,7 @@ from llmrl_jax.agents.evaluate import make_evaluator
 from llmrl_jax.core.files import replacing
 from llmrl_jax.parallel.hosts import gather
 from llmrl_jax.run import info
-from llmrl_jax.run.folder import begin, check_folder, held, open_folder, write_summary
+from llmrl_jax.run.folder import begin, check_folder, opened, write_summary
 from llmrl_jax.run.loop import RunResult, train as run_training
 from llmrl_jax.run.tune.model import write_tuned
 from llmrl_jax.systems.glam.agents import make_agent
@@ -133,12 +132,16 @@ def clone(config: CloneRun) -> RunResult:
         read_demos(config.demos)  # errors in the file are raised before anything is created
     check_folder(config.run)
     glam = build(config.glam)
-    folder = open_folder(config.run, "clone")
+    with opened(config.run, "clone") as folder:
+        return _clone(config, glam, folder)
+
+
+def _clone(config: CloneRun, glam: Glam, folder: Path) -> RunResult:
+    """Cloning in an opened folder."""
     first = jax.process_index() == 0
-    with held(folder) if first else contextlib.nullcontext():
-        if config.run.resume:
-            begin(folder, config)
-        demos = demonstrations(config, folder)
+    if config.run.resume:
+        begin(folder, config)
+    demos = demonstrations(config, folder)
     rows, data, held_out, updates = _rows(glam, config, demos)
     model, how = glam.policy.model, config.clone.sft
     key = jax.random.key(config.run.seed)
@@ -185,10 +188,7 @@ def _finish(
     values: dict[str, Any] = {
         **facts,
         "updates": result.update,
-        "tokens_per_second": round(result.steps_per_second, 1),
-        "train_seconds": round(result.seconds, 1),
-        "compile_seconds": round(result.compile_seconds, 1),
-        "stopped": result.stopped,
+        **result.facts("tokens"),
         "before": before,
     }
     folder = result.folder

@@ -12,7 +12,7 @@ import jax
 from llmrl_jax.agents.language import ScoringPolicy
 from llmrl_jax.core.files import replacing
 from llmrl_jax.run.config import RunConfig
-from llmrl_jax.run.folder import begin, check_folder, open_folder, write_summary
+from llmrl_jax.run.folder import begin, check_folder, opened, write_summary
 from llmrl_jax.run.loop import RunResult, train as run_training
 from llmrl_jax.systems.glam.agents import make_agent
 from llmrl_jax.systems.glam.build import build
@@ -125,15 +125,24 @@ def prior_then_ppo(
     check_folder(run)
     if not prior:
         build(glam_config).learner()  # raises errors before anything is written
-    folder = open_folder(run, command)
-    config = TrainConfig(glam=replace(glam_config, model=prior or str(folder / "prior")), steps=steps, run=run)
-    begin(folder, config)
-    lessons: list[RunResult] = []
-    if not prior and not (folder / "prior").exists():
-        lessons = imitate(glam_config, prior_config, run, folder, reading)
-        if lessons[-1].stopped:
-            print(f"Stopped in {lessons[-1].folder.name}, before RL; {_again(folder)}.")
-            return {"stopped": lessons[-1].stopped}
+    with opened(run, command) as folder:
+        model = prior or str(folder / "prior")
+        config = TrainConfig(glam=replace(glam_config, model=model), steps=steps, run=run)
+        begin(folder, config)
+        lessons: list[RunResult] = []
+        if not prior and not (folder / "prior").exists():
+            lessons = imitate(glam_config, prior_config, run, folder, reading)
+            if lessons[-1].stopped:
+                print(f"Stopped in {lessons[-1].folder.name}, before RL; {_again(folder)}.")
+                return {"stopped": lessons[-1].stopped}
+        lesson = "reading, then imitation" if reading.updates else "imitation"
+        return _rl(config, folder, lessons, lesson, episodes, started)
+
+
+def _rl(
+    config: TrainConfig, folder: Path, lessons: list[RunResult], lesson: str, episodes: int, started: float
+) -> dict[str, Any]:
+    """What follows the prior. **Returns:** as `prior_then_ppo`."""
     print("2/3  PPO improves it: the base is frozen; LoRA adapters and a value head learn", flush=True)
     agent = make_agent(config.glam)
     result, judged = _improve(agent, config, folder, episodes)
@@ -141,10 +150,9 @@ def prior_then_ppo(
         print(f"The run stands at step {result.steps}; {_again(folder)}.")
         return {"stopped": result.stopped}
     print(f"3/3  {episodes} held-out episodes, before and after", flush=True)
-    write_gif(agent, result.state, jax.random.fold_in(_held_out_key(run), 1), folder)
-    lesson = "reading, then imitation" if reading.updates else "imitation"
+    write_gif(agent, result.state, jax.random.fold_in(_held_out_key(config.run), 1), folder)
     summary = {
-        "env": glam_config.env,
+        "env": config.glam.env,
         "prior": f"{lesson} of a noisy expert, the stand-in for pre-training",
         **judged,
         "steps": result.steps,

@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 
 from llmrl_jax.core import config as configs
-from llmrl_jax.run.folder import write_summary
+from llmrl_jax.run.folder import opened, write_summary
 from llmrl_jax.run.loop import RunResult, train as run_training
 from llmrl_jax.systems.glam.agents import make_agent
 from llmrl_jax.systems.glam.config import EMBEDDED
@@ -36,22 +36,16 @@ def train(config: TrainConfig) -> RunResult:
         )
     agent = make_agent(config.glam)
     learner = agent.learner()
-    result = run_training(
-        learner,
-        config.run,
-        num_updates=updates_of(learner, config.steps),
-        evaluate=evaluation(agent, config.eval_episodes) if config.run.eval_every else None,
-        full_config=config,
-        command="glam",
-    )
-    values = {
-        "steps": result.steps,
-        "steps_per_second": round(result.steps_per_second, 1),
-        "train_seconds": round(result.seconds, 1),
-        "compile_seconds": round(result.compile_seconds, 1),
-        "stopped": result.stopped,
-    }
-    write_summary(result.folder, values)
+    with opened(config.run, "glam") as folder:
+        result = run_training(
+            learner,
+            config.run,
+            num_updates=updates_of(learner, config.steps),
+            evaluate=evaluation(agent, config.eval_episodes) if config.run.eval_every else None,
+            full_config=config,
+            folder=folder,
+        )
+        write_summary(folder, {"steps": result.steps, **result.facts()})
     print(f"{result.steps} steps at {result.steps_per_second:.0f} steps/s; everything is in {result.folder}")
     return result
 

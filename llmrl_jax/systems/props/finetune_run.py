@@ -11,10 +11,10 @@ import jax
 
 from llmrl_jax import lm
 from llmrl_jax.lm.tokens import FastTokenizer, load_tokenizer
-from llmrl_jax.run.folder import write_summary
+from llmrl_jax.run.folder import opened
 from llmrl_jax.run.loop import RunResult, train as run_training
 from llmrl_jax.run.metrics import read as read_metrics
-from llmrl_jax.run.tune.model import load_base, with_end_tokens, write_tuned
+from llmrl_jax.run.tune.model import load_base, with_end_tokens, write_results
 from llmrl_jax.systems.props.finetune import (
     Question,
     Setting,
@@ -122,24 +122,22 @@ def finetune(config: FinetuneRun) -> Path:
     for i, questions in data.judged.items():
         judge = make_reward(config.data, data.settings, questions, tokenizer, jax.random.fold_in(judge_key, i))
         ask[i] = make_reward_evaluation(how, model, data.asked[i], judge)
-    result = run_training(
-        learner,
-        replace(config.run, eval_every=config.run.eval_every or config.updates),
-        num_updates=config.updates,
-        evaluate=_evaluation(config, data.settings, ask),
-        full_config=config,
-        command="props-finetune",
-        shown={"reward": "reward", "reward/hard_format": "valid", "reward/improvement": "improvement"},
-    )
-    values = _measured(config, data, result)
-    if not result.stopped:
-        ends = lm.end_tokens(folder, tokenizer)
-        values["written"] = write_tuned(result.folder, config.model, model, result.state, tokenizer, template, ends)
-        for name in ("reward", *(f"reward/{part}" for part in PARTS)):
-            print(f"held out, {name}: {values['before'][name]:.3f} -> {values['after'][name]:.3f}")
-    write_summary(result.folder, values)
-    print(f"{result.update} updates at {result.steps_per_second:.1f} answers/s; everything is in {result.folder}")
-    return result.folder
+    with opened(config.run, "props-finetune") as out:
+        result = run_training(
+            learner,
+            replace(config.run, eval_every=config.run.eval_every or config.updates),
+            num_updates=config.updates,
+            evaluate=_evaluation(config, data.settings, ask),
+            full_config=config,
+            folder=out,
+            shown={"reward": "reward", "reward/hard_format": "valid", "reward/improvement": "improvement"},
+        )
+        values = _measured(config, data, result)
+        if not result.stopped:
+            for name in ("reward", *(f"reward/{part}" for part in PARTS)):
+                print(f"held out, {name}: {values['before'][name]:.3f} -> {values['after'][name]:.3f}")
+        write_results(result, values, "answers", config.model, model, tokenizer, template)
+    return out
 
 
 def _measured(config: FinetuneRun, data: _Data, result: RunResult) -> dict[str, Any]:
@@ -153,10 +151,5 @@ def _measured(config: FinetuneRun, data: _Data, result: RunResult) -> dict[str, 
         "held_out_prompts": sum(map(len, data.judged.values())),
         "scales": {s.task.name: [s.low, s.high] for s in data.settings},
         "before": measured[0],
-        "updates": result.update,
-        "answers_per_second": round(result.steps_per_second, 1),
-        "train_seconds": round(result.seconds, 1),
-        "compile_seconds": round(result.compile_seconds, 1),
-        "stopped": result.stopped,
     }
     return values if result.stopped else values | {"after": measured[-1]}

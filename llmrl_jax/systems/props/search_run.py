@@ -14,9 +14,10 @@ import jax.numpy as jnp
 
 from llmrl_jax.chat.errors import BudgetExceeded, ChatError
 from llmrl_jax.core import config as configs
+from llmrl_jax.core.activity import doing
 from llmrl_jax.run.chat_model import SCRIPTED, Chat, ChatConfig, make_chat
 from llmrl_jax.run.config import refuse_changes
-from llmrl_jax.run.folder import folder_name, held, open_folder, write_summary
+from llmrl_jax.run.folder import folder_name, opened, write_summary
 from llmrl_jax.run.report.figures import text_table
 from llmrl_jax.run.report.media import write_gif
 from llmrl_jax.run.signals import StopRequest
@@ -47,8 +48,7 @@ def run_searches(config: PropsRun) -> int:
     """
     tasks = chosen_tasks(config.tasks)
     config.chat.check()
-    folder = open_folder(config.run, "props")
-    with held(folder):
+    with opened(config.run, "props") as folder:
         return _run_in(folder, config, tasks)
 
 
@@ -81,6 +81,7 @@ def _search_all(studies: Sequence[Study], config: PropsRun, request: StopRequest
         name = f"{study.task.name}, seed {study.seed}"
 
         def report(result: Result) -> None:
+            activity.what = f"{name}: round {result.rounds}, best {result.value:.2f}"
             if config.print_every and result.rounds % config.print_every == 0:
                 print(
                     f"{name}: round {result.rounds}, best {result.value:.2f} ({result.episodes} episodes)", flush=True
@@ -88,7 +89,8 @@ def _search_all(studies: Sequence[Study], config: PropsRun, request: StopRequest
 
         failure = ""
         try:
-            study.run(lambda: bool(request.name or spent), report)
+            with doing(name) as activity:
+                study.run(lambda: bool(request.name or spent), report)
         except BudgetExceeded as error:
             spent.append(failure := str(error))
         except ChatError as error:
@@ -102,7 +104,8 @@ def _search_all(studies: Sequence[Study], config: PropsRun, request: StopRequest
             return known
         # a signal leaves little time: unfinished searches are judged when they are finished
         judged = study.done or bool(failure) or not request.name
-        summary = (study.judge() if judged else study.unjudged()) | {"finished": study.done}
+        with doing(f"{name}: final episodes"):
+            summary = (study.judge() if judged else study.unjudged()) | {"finished": study.done}
         if failure:
             summary["stopped"] = failure
         if summary["stopped"]:

@@ -4,9 +4,11 @@ import enum
 import json
 import math
 import os
+import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -17,7 +19,7 @@ import pytest
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.config import FREE
 from llmrl_jax.run.config import RunConfig, use_compilation_cache
-from llmrl_jax.run.folder import held, open_folder, write_summary
+from llmrl_jax.run.folder import held, holder, open_folder, write_summary
 
 
 class Colour(enum.Enum):
@@ -203,6 +205,12 @@ with held(sys.argv[1]):
         other.kill()  # whose lock goes with it
     with held(tmp_path):
         assert f"process {os.getpid()} on" in (tmp_path / ".lock").read_text()
+        with held(tmp_path / "." / ""):  # the same thread holds it already
+            pass
+        assert holder(tmp_path) == f"process {os.getpid()} on {socket.gethostname()}"
+        with ThreadPoolExecutor(1) as pool, pytest.raises(BlockingIOError, match="being written by"):
+            pool.submit(lambda: held(tmp_path).__enter__()).result()
+    assert not holder(tmp_path)
     with held(tmp_path):
         pass
 
