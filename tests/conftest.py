@@ -26,7 +26,7 @@ if os.environ.get("LLMRL_TYPECHECK", "1") != "0":
     from jaxtyping import install_import_hook
 
     install_import_hook(["envs_jax", "llmrl_jax"], "typecheck.check")
-from tests.tokenizer_fixtures import bpe, greedy, sentencepiece  # noqa: E402, F401 - fixtures; after the hook above
+from tests.tokenizer_fixtures import bare, bpe, greedy, sentencepiece  # noqa: E402, F401 - fixtures; after the hook above
 
 
 RUNGS = ("unit", "cli", "conformance", "parity", "learning", "sharding", "resume", "docs")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from envs_jax.babyai.text.english import MISSIONS, VIEW
 from llmrl_jax.lm.tokens import FastTokenizer
@@ -36,6 +36,12 @@ def corpus() -> list[str]:
     ]
 
 
+def begins_with(token: str, backend: Tokenizer):
+    """The post-processor of Llama's kind, which puts a token before every text."""
+    ids = [(token, backend.token_to_id(token))]
+    return processors.TemplateProcessing(single=f"{token} $A", pair=f"{token} $A {token} $B", special_tokens=ids)
+
+
 def byte_level(pre_tokenizer, texts: list[str], size: int) -> FastTokenizer:
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizer
@@ -47,6 +53,7 @@ def byte_level(pre_tokenizer, texts: list[str], size: int) -> FastTokenizer:
         show_progress=False,
     )
     backend.train_from_iterator(texts, trainer)
+    backend.post_processor = begins_with("<|begin_of_text|>", backend)
     return FastTokenizer(backend, bos_token="<|begin_of_text|>", eos_token="<|end_of_text|>")
 
 
@@ -82,4 +89,13 @@ def sentencepiece() -> FastTokenizer:
     backend.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
+    backend.post_processor = begins_with("<s>", backend)
     return FastTokenizer(backend, bos_token="<s>", eos_token="</s>")
+
+
+@pytest.fixture(scope="session")
+def bare(bpe) -> FastTokenizer:
+    """SmolLM2's kind: it names a beginning-of-sequence token, and puts nothing before a text."""
+    backend = Tokenizer.from_str(bpe.backend.to_str())
+    backend.post_processor = processors.ByteLevel(trim_offsets=False)
+    return FastTokenizer(backend, **bpe.specials)

@@ -42,9 +42,12 @@ class CompiledPrompt:
         border."""
         self.prompt, self.tokenizer, self.heal = prompt, tokenizer, heal
         self.pad_id = tokenizer.pad_id
-        if bos and tokenizer.bos_id is None:
-            raise PromptError("the prompt shall begin with a beginning-of-sequence token, but the tokenizer has none")
-        self._bos = [tokenizer.bos_id] if tokenizer.bos_id is not None and bos is not False else []
+        start = tokenizer.prefix_ids if bos is None else ()
+        if bos:
+            if tokenizer.bos_id is None:
+                raise PromptError("bos asks for a beginning-of-sequence token, but the tokenizer has none")
+            start = (tokenizer.bos_id,)
+        self._bos = list(start)
         self._rows: list[list[int]] = [[]]
         self._bases: dict[tuple[str, ...], int] = {}
         self._plan = [self._table(i) for i in range(len(prompt.units))]

@@ -29,6 +29,8 @@ class Tokenizer(Protocol):
     pad_id: int
     bos_id: int | None
     eos_id: int | None
+    prefix_ids: tuple[int, ...]
+    """The special tokens that the tokenizer puts before a text: often `bos_id`, often none although there is one."""
 
     def encode(self, text: str) -> list[int]:
         """The token ids of a text, without special tokens such as beginning of sequence."""

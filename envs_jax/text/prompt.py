@@ -27,7 +27,8 @@ class Prompt(Template):
         **Arguments:** `tokenizer`; `max_length`, the largest number of tokens allowed (a model's positions minus the
         answer's), of which the longest case may need fewer; None for no limit; `heal`, whether the white space at the
         end of the prompt is moved to the answer, where tokenizers expect it (" turn left"), or stays in the prompt, as
-        in GLAM's own code; `bos`, whether the prompt begins with the tokenizer's `bos_id` (default: if it has one);
+        in GLAM's own code; `bos`, whether the prompt begins with the tokenizer's `bos_id` (default: it begins with
+        `prefix_ids`, as every text of that tokenizer);
         `overflow`, "refuse" if a longest case beyond `max_length` is an error, "report" if such prompts are cut when
         they occur, and recognised by their length.
         **Raises:** `PromptError` if the longest case exceeds `max_length`, if tokens depend on the neighbours (the

@@ -49,8 +49,8 @@ def spec(name: str, array: Any) -> Spec:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object. **Raises:** `ValueError`, naming the file, for anything else."""
     try:
-        value = json.loads(path.read_text())
-    except ValueError as error:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise ValueError(f"{path} holds {type(value).__name__}, not a JSON object")

@@ -2,6 +2,9 @@
 
 All of them implement the protocol `envs_jax.text.Tokenizer`: `encode` adds no special token, `decode` drops none, and
 the special ids are attributes. They run on the host, when a program is built; inside jit there are only their tables.
+
+A tokenizer may name a beginning-of-sequence token and still put nothing before a text (SmolLM2, Qwen). Its
+post-processor decides, as in transformers 5, and is read once, into `prefix_ids`.
 """
 
 from __future__ import annotations
@@ -10,11 +13,13 @@ import difflib
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsInt
 
 from envs_jax.text import Tokenizer
+from llmrl_jax.lm.tensors import read_json
 
 
 if TYPE_CHECKING:
@@ -42,6 +47,7 @@ class FastTokenizer:
 
         **Raises:** `ValueError` for a special token that is not in the vocabulary."""
         self.backend = backend
+        self.prefix_ids: tuple[int, ...] = _prefix(backend)
         self.specials = {"bos_token": bos_token, "eos_token": eos_token, "pad_token": pad_token}
         self.bos_id, self.eos_id, pad = (self._id(name, token) for name, token in self.specials.items())
         self.pad_id: int = next((i for i in (pad, self.eos_id) if i is not None), 0)
@@ -56,12 +62,35 @@ class FastTokenizer:
         return token_id
 
     def encode(self, text: str) -> list[int]:
-        """The token ids of `text`, without special tokens."""
-        return self.backend.encode(text, add_special_tokens=False).ids
+        """The token ids of `text`, without special tokens. **Raises** `ValueError` for a text that is not Unicode."""
+        return self.encode_with_offsets(text)[0]
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """`encode`, and where each token begins and ends in the text, in characters."""
+        try:
+            encoding = self.backend.encode(text, add_special_tokens=False)
+        except TypeError:
+            raise _not_unicode(text) from None
+        return encoding.ids, encoding.offsets
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode` of each text, in parallel."""
-        return [e.ids for e in self.backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+        try:
+            return [e.ids for e in self.backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+        except TypeError:
+            wrong = next((text for text in texts if not isinstance(text, str) or _surrogate(text) >= 0), "")
+            raise _not_unicode(wrong) from None
+
+    def encode_start(self, text: str) -> list[int]:
+        """The token ids of a text from its start: `prefix_ids`, then `encode(text)`.
+
+        The prefix is not repeated if the text spells it. An empty text without a prefix becomes `bos_id`, as in
+        `generate` of transformers, or no token if there is none.
+        """
+        tokens, prefix = self.encode(text), list(self.prefix_ids)
+        if tokens[: len(prefix)] != prefix:
+            tokens = prefix + tokens
+        return tokens or ([] if self.bos_id is None else [self.bos_id])
 
     def decode(self, ids: Iterable[SupportsInt]) -> str:
         """The text of token ids, special tokens included."""
@@ -76,6 +105,35 @@ class FastTokenizer:
         config: dict[str, Any] = {name: token for name, token in self.specials.items() if token is not None}
         config["tokenizer_class"] = "PreTrainedTokenizerFast"
         (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _prefix(backend: tokenizers.Tokenizer) -> tuple[int, ...]:
+    """The ids that the tokenizer's post-processor puts before a text."""
+    import tokenizers
+    from tokenizers import models
+
+    if backend.post_processor is None:
+        return ()
+    # A vocabulary of one word gives a text that is sure to have a token, whatever the tokenizer's own vocabulary is.
+    text = tokenizers.Tokenizer(models.WordLevel({"a": 0}, "a")).encode("a")
+    whole = backend.post_processor.process(text)
+    return tuple(whole.ids[: whole.special_tokens_mask.index(0)])
+
+
+def _surrogate(text: str) -> int:
+    """The place of the first lone surrogate of a text; -1 if there is none."""
+    return next((i for i, c in enumerate(text) if "\ud800" <= c <= "\udfff"), -1)
+
+
+def _not_unicode(text: Any) -> Exception:
+    """The error for what `tokenizers` refuses to encode."""
+    if not isinstance(text, str):
+        return TypeError(f"a text to encode is a {type(text).__name__}; a str is needed")
+    at = _surrogate(text)
+    return ValueError(
+        f"a text holds {text[at]!r} at character {at}, half of a surrogate pair, which is no character: remove it, or "
+        "decode the text again from its bytes"
+    )
 
 
 class WordTokenizer(FastTokenizer):
@@ -133,15 +191,19 @@ class WordTokenizer(FastTokenizer):
         if self.spare_ids:
             if len(word) > 1 and word[-1] in self.MARKS:
                 return self._known(word[:-1])
+            if _surrogate(word) >= 0:
+                raise _not_unicode(word)
             code = int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest())
             return self.SPARE.format(code % len(self.spare_ids))
         close = difflib.get_close_matches(word, list(self._vocabulary), n=3)
         hint = f"; the nearest are {', '.join(map(repr, close))}" if close else ""
         raise ValueError(f"the word {word!r} is not among the {self.vocab_size} of this tokenizer{hint}")
 
-    def encode(self, text: str) -> list[int]:
-        """The ids of the words of `text`. **Raises** `ValueError` for an unknown word if there are no spare tokens."""
-        return super().encode(" ".join(map(self._known, text.split())))
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """The ids of the words of `text`, and their places. **Raises** `ValueError` for an unknown word if there are no
+        spare tokens."""
+        ids, _ = super().encode_with_offsets(" ".join(map(self._known, text.split())))
+        return ids, [word.span() for word in re.finditer(r"\S+", text)]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode` of each text, in parallel."""
@@ -164,7 +226,14 @@ def load_tokenizer(path_or_id: str | Path) -> FastTokenizer:
         raise FileNotFoundError(f"there is no tokenizer at {path_or_id}: neither a folder nor a {TOKENIZER_FILE}")
     from transformers import AutoTokenizer
 
-    slow_or_fast = AutoTokenizer.from_pretrained(str(path_or_id), trust_remote_code=False)
+    try:
+        slow_or_fast = AutoTokenizer.from_pretrained(str(path_or_id), trust_remote_code=False)
+    except Exception as error:  # of several libraries, most of several lines
+        reason = str(error).strip().splitlines()[:1] or [type(error).__name__]
+        raise ValueError(
+            f"{path_or_id} has no {TOKENIZER_FILE}, and transformers reads no other tokenizer there ({reason[0]}): "
+            f"copy the model's {TOKENIZER_FILE} into its folder"
+        ) from error
     backend = getattr(slow_or_fast, "backend_tokenizer", None)
     if backend is None:
         raise ValueError(f"the tokenizer of {path_or_id} has no fast form ({TOKENIZER_FILE}); convert it first")
@@ -188,6 +257,21 @@ def _from_file(file: Path) -> FastTokenizer:
     if words and all(backend.token_to_id(token) is not None for token in (WordTokenizer.PAD, WordTokenizer.EOS)):
         return WordTokenizer(backend)
     beside = file.parent / CONFIG_FILE
-    config = json.loads(beside.read_text(encoding="utf-8")) if beside.is_file() else {}
-    tokens = {name: config.get(name) for name in SPECIALS}
-    return FastTokenizer(backend, **{n: t["content"] if isinstance(t, dict) else t for n, t in tokens.items()})
+    config = read_json(beside) if beside.is_file() else {}
+    try:
+        return FastTokenizer(backend, **special_tokens(config, SPECIALS))
+    except ValueError as error:
+        raise ValueError(f"{beside}: {error}") from None
+
+
+def special_tokens(config: Mapping[str, Any], names: Iterable[str]) -> dict[str, str | None]:
+    """The special tokens of a `tokenizer_config.json` by name; None for those that it does not name.
+
+    **Raises:** `ValueError` for a token that is neither text nor an object with `content`."""
+    tokens = {}
+    for name in names:
+        token = config.get(name)
+        tokens[name] = token = token.get("content") if isinstance(token, Mapping) else token
+        if token is not None and not isinstance(token, str):
+            raise ValueError(f"the {name} is {token!r}; a text, or an object with `content`, is needed")
+    return tokens

@@ -98,6 +98,7 @@ class MissionWords:
     pad_id: int = 0
     bos_id: int | None = None
     eos_id: int | None = None
+    prefix_ids: tuple[int, ...] = ()
 
     def __init__(self, phrases: Iterable[str] = MISSIONS.phrases):
         self.words = sorted({word for phrase in phrases for word in self.split(phrase)})

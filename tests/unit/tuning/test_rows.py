@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 
 import numpy as np
@@ -10,7 +11,8 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from llmrl_jax.lm.tokens import FastTokenizer
-from llmrl_jax.tuning import ChatTemplate, DataError, Example, TemplateError, encode_row, pack, read_rows
+from llmrl_jax.tuning import ChatTemplate, DataError, Example, TemplateError, encode_prompt, encode_row, pack, read_rows
+from tests.tokenizer_fixtures import begins_with
 
 
 @pytest.fixture(scope="module")
@@ -21,6 +23,7 @@ def tokenizer():
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(["<s>", "</s>"])
+    backend.post_processor = begins_with("<s>", backend)
     return FastTokenizer(backend, bos_token="<s>", eos_token="</s>")
 
 
@@ -113,6 +116,40 @@ def test_reading(tmp_path):
         list(read_rows(tmp_path / "rows.csv"))
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            '{"prompt": "caf\u00e9"}\n'.encode("latin-1"),
+            r"rows.jsonl:1 is not UTF-8 \(the byte 0xe9 at 16\); .*iconv -f LATIN1",
+        ),
+        ('{"prompt": "a"}\n'.encode("utf-16"), r"rows.jsonl:1 is not UTF-8, but looks like UTF-16: .*iconv -f UTF-16"),
+        ('{"prompt": "a"}\n'.encode("utf-16-be"), "looks like UTF-16"),
+        (b'{}\n{"prompt": "a\xff"}\n', "rows.jsonl:2 is not UTF-8"),
+        (b'{"a": ' + b"[" * 200_000 + b"\n", "rows.jsonl:1 cannot be read as JSON: maximum recursion"),
+        (b'{"a": ' + b"1" * 5000 + b"}\n", "rows.jsonl:1 cannot be read as JSON: Exceeds the limit"),
+    ],
+    ids=["latin-1", "utf-16", "utf-16 without a mark", "second line", "deep", "long number"],
+)
+def test_files_that_are_no_json_lines_in_utf_8(tmp_path, content, message):
+    (tmp_path / "rows.jsonl").write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        list(read_rows(tmp_path / "rows.jsonl"))
+
+
+def test_the_mark_of_utf_8_is_no_text(tmp_path):
+    (tmp_path / "rows.jsonl").write_bytes('{"prompt": "é"}\r\n{"prompt": "\u2028"}\r\n'.encode("utf-8-sig"))
+    assert [row["prompt"] for _, row in read_rows(tmp_path / "rows.jsonl")] == ["é", "\u2028"]
+
+
+def test_errors_of_tokenizers_name_the_row(tokenizer, template):
+    for row in ({"prompt": "a\ud800", "response": "b"}, {"messages": [{"role": "user", "content": "\ud800"}] * 2}):
+        with pytest.raises(DataError, match=r"f:9: a text holds '\\ud800' at character \d+"):
+            encode_prompt(row, "f:9", tokenizer, template)
+    with pytest.raises(DataError, match="f:9: a text holds"):
+        encode_row({"prompt": "a", "response": "\udfff"}, "f:9", tokenizer)
+
+
 def test_parquet(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
@@ -120,6 +157,11 @@ def test_parquet(tmp_path):
     rows = [{"prompt": "a", "response": "b"}, {"prompt": "c", "response": "d"}]
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
     assert [row for _, row in read_rows(tmp_path / "rows.parquet")] == rows
+    whole = (tmp_path / "rows.parquet").read_bytes()
+    for content in (b"", b'{"prompt": "a"}\n', whole[:-20], whole[:50] + whole[-50:]):
+        (tmp_path / "rows.parquet").write_bytes(content)
+        with pytest.raises(DataError, match=r"rows.parquet cannot be read as parquet \(.*\): write it again, or"):
+            list(read_rows(tmp_path / "rows.parquet"))
 
 
 # --- chat templates ---------------------------------------------------------------------------------------------------
@@ -155,7 +197,7 @@ def test_a_template_in_place_of_the_models_own(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "own", "bos_token": "<s>"}')
     said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How many?"}]
     assert ChatTemplate.load(tmp_path).render(said) == "own"
-    assert ChatTemplate.load(tmp_path, "plain").render(said, add_generation_prompt=True) == "<s>Be brief.\n\nHow many?"
+    assert ChatTemplate.load(tmp_path, "plain").render(said, add_generation_prompt=True) == "Be brief.\n\nHow many?"
     (tmp_path / "mine.jinja").write_text("{{ messages | length }}")
     assert ChatTemplate.load(tmp_path, str(tmp_path / "mine.jinja")).render(said) == "2"
     with pytest.raises(TemplateError, match="'chatml' is neither plain nor a file"):
@@ -165,6 +207,116 @@ def test_a_template_in_place_of_the_models_own(tmp_path):
 def test_a_template_that_is_not_jinja():
     with pytest.raises(TemplateError, match="not Jinja: .* in line 1"):
         ChatTemplate("{% for %}", {})
+    with pytest.raises(TemplateError, match="not Jinja: No filter named 'nope'"):
+        ChatTemplate("{{ messages | nope }}", {})
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{% for i in range(99999) %}{{ messages[0].content * 1000 }}{% endfor %}",
+        "{{ messages[0].content * 10 ** 12 }}",
+        "{{ [1] * 10 ** 12 }}",
+        "{{ 10 ** (10 ** 9) }}",
+        "{% set ns = namespace(x='abc') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+        "{% set ns = namespace(x='abc') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+    ],
+)
+def test_templates_end(source, monkeypatch):
+    monkeypatch.setattr("llmrl_jax.tuning.sandbox.STEPS", 50_000)
+    monkeypatch.setattr("llmrl_jax.tuning.sandbox.LENGTH", 50_000)
+    with pytest.raises(TemplateError, match=r"the chat template does not end: it .* more than 50,000 "):
+        ChatTemplate(source, {}).render([{"role": "user", "content": "xx"}])
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "fails on these messages: RecursionError"),
+        ("{{ none + 'a' }}", "fails on these messages: TypeError: unsupported operand"),
+        ("{{ 1 / 0 }}", "fails on these messages: ZeroDivisionError"),
+        ("{{ range(10 ** 8) }}", "fails on these messages: OverflowError: Range too big"),
+        ("{{ nothing.at.all }}", "refuses these messages: 'nothing' is undefined"),
+    ],
+)
+def test_templates_that_fail_say_so_in_a_line(source, message):
+    with pytest.raises(TemplateError, match=message) as found:
+        ChatTemplate(source, {}).render([{"role": "user", "content": "x"}])
+    assert "\n" not in str(found.value)
+
+
+def test_bounds_change_nothing_else():
+    """By hand: every kind of loop and join that the bounds pass through their filters."""
+    source = (
+        "{% for m in messages if m.role == 'user' %}{{ loop.index }}/{{ loop.length }}{{ loop.last }} {% endfor %}"
+        "{% for k, v in {'a': 1}.items() %}{{ k ~ v ~ none }}{% endfor %}{% for x in [] %}{% else %}none{% endfor %}"
+        "{% for x in [1, [2, [3]]] recursive %}{{ x if x is number else loop(x) }}{% endfor %}"
+        "{% for x in messages | map(attribute='role') %}{{ x[0] }}{% if loop.last %}.{% else %},{% endif %}{% endfor %}"
+        "{{ 2 * 3 }}{{ 'ab' * 2 }}{{ 2 * [0] }}{{ [1] + [2] }}{{ 'a' + 'b' }}{{ 2 ** 10 }}{{ 1.5 * 2 }}"
+        "{% for i in range(5) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}"
+    )
+    said = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}, {"role": "user", "content": "z"}]
+    want = "1/2False 2/2True a1Nonenone123u,a,u.6abab[0, 0][1, 2]ab10243.001"
+    assert ChatTemplate(source, {}).render(said) == want
+
+
+def test_templates_of_llama_3_2s_kind():
+    """The date, the block that marks what the assistant says, and no tools, as transformers gives them."""
+    source = """{{- bos_token }}
+{%- if not date_string is defined %}
+    {%- if strftime_now is defined %}
+        {%- set date_string = strftime_now("%d %b %Y") %}
+    {%- endif %}
+{%- endif %}
+{{- "Today is " + date_string + ".\n" }}
+{%- if tools is not none %}{{- raise_exception("no tools here") }}{%- endif %}
+{%- for message in messages %}
+{{- "<|" + message.role + "|>" }}
+{%- if message.role == "assistant" %}
+{% generation %}{% set said = message.content | trim %}{{ said }}<|end|>{% endgeneration %}
+
+{%- else %}{{- message.content }}{%- endif %}
+{%- endfor %}{{- said is defined }}"""
+    said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": " hello "}]
+    day = datetime.datetime(2024, 7, 26)
+    rendered = ChatTemplate(source, {"bos_token": "<s>"}, date=day).render(said)
+    assert rendered == "<s>Today is 26 Jul 2024.\n<|user|>hi<|assistant|>hello<|end|>False"
+    today = ChatTemplate("{{ strftime_now('%Y') }}", {}).render([])
+    assert abs(int(today) - datetime.datetime.now().year) <= 1
+
+
+@pytest.mark.slow
+def test_templates_render_as_in_transformers():
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    source = (
+        "{%- for m in messages %}\n    {%- if m.role == 'assistant' %}\n{% generation %}\n{{ m.content ~ '!' }}"
+        "{% set x = 1 %}\n{% endgeneration %}\n{% else %}\n{{ m.content | tojson }}{{ m.content * 2 }}{% endif %}"
+        "{% endfor %}{{ x is defined }}{{ tools is none }}{{ strftime_now('%Y') }}"
+        "{% if add_generation_prompt %}>{% endif %}"
+    )
+    said = [{"role": "user", "content": "é<b>"}, {"role": "assistant", "content": "y"}]
+    theirs, _ = render_jinja_template([said], chat_template=source, add_generation_prompt=True)
+    assert ChatTemplate(source, {}).render(said, add_generation_prompt=True) == theirs[0]
+
+
+def test_files_of_templates_that_are_wrong_are_named(tmp_path):
+    file = tmp_path / "tokenizer_config.json"
+    for text, message in (
+        ("{", "tokenizer_config.json is not JSON"),
+        ('{"chat_template": 3}', "the chat_template of .*tokenizer_config.json is int; a text"),
+        ('{"chat_template": "x", "bos_token": [1]}', r"tokenizer_config.json: the bos_token is \[1\]"),
+    ):
+        file.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            ChatTemplate.load(tmp_path)
+    file.write_text('{"chat_template": [3, {"name": "other"}]}')
+    assert ChatTemplate.load(tmp_path) is None
+    (tmp_path / "chat_template.jinja").write_bytes("é".encode("latin-1"))
+    with pytest.raises(TemplateError, match=r"chat_template.jinja is not UTF-8 \(byte 0\)"):
+        ChatTemplate.load(tmp_path)
 
 
 # --- packing ----------------------------------------------------------------------------------------------------------
