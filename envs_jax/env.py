@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import jax
 import numpy as np
 
-from envs_jax.spaces import Discrete, Space
+from envs_jax.spaces import Box, Discrete, Space
 
 
 if TYPE_CHECKING:
@@ -24,6 +25,32 @@ Info = dict[str, Any]
 StepResult = tuple[Any, Any, jax.Array, jax.Array, jax.Array, Info]
 
 
+def _checked(step: Callable[..., StepResult]) -> Callable[..., StepResult]:
+    """A `step` that refuses actions outside a discrete space, or a batch of such spaces, if their values are known."""
+
+    @functools.wraps(step)
+    def checked(self: Any, key: Any, state: Any, action: Any, params: Any) -> StepResult:
+        if not isinstance(action, jax.core.Tracer):
+            space = self.action_space(params)
+            if isinstance(space, Discrete):
+                _check_numbers(self, action, 0, space.n - 1, ())
+            elif isinstance(space, Box) and np.issubdtype(np.dtype(space.dtype), np.integer):
+                _check_numbers(self, action, space.low, space.high, space.shape)
+        return step(self, key, state, action, params)
+
+    return checked
+
+
+def _check_numbers(env: Any, action: Any, low: Any, high: Any, shape: tuple[int, ...]) -> None:
+    x = np.asarray(action)
+    if x.shape == tuple(shape) and np.issubdtype(x.dtype, np.integer) and np.all((low <= x) & (x <= high)):
+        return
+    needed = f"an integer from {np.min(low)} to {np.max(high)}"
+    if shape:
+        needed = f"an array {list(shape)} of integers from {np.min(low)} to {np.max(high)}"
+    raise ValueError(f"the action of {env.id or type(env).__name__} is {action}; {needed} is needed")
+
+
 class Environment(Generic[State, Params]):
     """One world, as a set of pure functions; holds only static facts (sizes, tables, names).
 
@@ -33,6 +60,11 @@ class Environment(Generic[State, Params]):
     """
 
     id: str = ""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "step" in vars(cls):
+            cls.step = _checked(cls.step)  # type: ignore[method-assign]
 
     @property
     def unwrapped(self) -> Environment:
@@ -59,6 +91,8 @@ class Environment(Generic[State, Params]):
         **Returns:** `(obs, state, reward, terminated, truncated, info)`: `reward` float32 `[]`, the flags bool `[]`
         (both may be true at once), `info` a dict of the same structure on every step. `obs` belongs to the state that
         the step reached, even if the episode ended there.
+        **Raises:** `ValueError` for a number that is no action of a discrete world, outside `jit` and `vmap`. Inside,
+        numbers are not known before the program runs, and such an action is undefined.
         """
         raise NotImplementedError
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import numbers
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -118,6 +119,24 @@ def _literal(text: str) -> Any:
     return {"true": True, "false": False, "none": None}.get(text.lower(), text)
 
 
+KINDS: Mapping[str, tuple[type, str]] = {
+    "bool": (bool, "true or false"),
+    "int": (numbers.Integral, "a whole number"),
+    "float": (numbers.Real, "a number"),
+    "str": (str, "a word"),
+}
+"""The types of options that are checked, as annotated: the class of their values, and their name in messages."""
+
+
+def _check_types(id: str, options: Mapping[str, Any], accepted: Mapping[str, inspect.Parameter]) -> None:
+    """Check options against the annotations of the callable that takes them. **Raises:** `TypeError`."""
+    for name, value in options.items():
+        kind = accepted[name].annotation if name in accepted else None
+        wanted, said = KINDS.get(getattr(kind, "__name__", kind), (object, ""))
+        if not isinstance(value, wanted) or (isinstance(value, bool) and wanted not in (bool, object)):
+            raise TypeError(f"{id!r}: {name} is {value!r}; {said} is needed")
+
+
 def make(id: str, **kwargs: Any) -> tuple[Environment, Any]:
     """Build a world and its default parameters.
 
@@ -125,7 +144,8 @@ def make(id: str, **kwargs: Any) -> tuple[Environment, Any]:
     (`"BabyAI-GoToLocal-v0?room_size=6&num_dists=2"`, `"brax/reacher?backend=spring"`); `kwargs`, the same options by
     keyword, which take precedence.
     **Returns:** `(env, params)`.
-    **Raises:** `KeyError` for an unknown id, `TypeError` for an unknown option; both name the nearest.
+    **Raises:** `KeyError` for an unknown id, `TypeError` for an unknown option, both with the nearest names, and for an
+    option of another type.
     """
     base, _, query = id.partition("?")
     registered = spec(base)
@@ -142,6 +162,7 @@ def make(id: str, **kwargs: Any) -> tuple[Environment, Any]:
                 raise TypeError(
                     f"{base!r} has no option {name!r}{nearest(name, list(accepted))} (it takes {', '.join(accepted)})"
                 )
+    _check_types(base, options, accepted)
     env = build(**{**registered.kwargs, **options})
     if "id" not in vars(env):
         env.id = id

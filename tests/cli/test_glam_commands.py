@@ -86,7 +86,7 @@ def test_evaluation_reports_both_ways_of_acting_with_intervals(run, capsys):
     assert "sampled" in said and "greedy" in said and "12 episodes each" in said
     written = json.loads(next(run.glob("eval-*.json")).read_text())
     assert written["greedy"]["success_low"] <= written["greedy"]["success"] <= written["greedy"]["success_high"]
-    assert (run / "episode.gif").stat().st_size > 1000
+    assert (run / "episode.gif").stat().st_size > 1000 and f"The episode is in {run / 'episode.gif'}" in said
 
 
 IMITATION = PriorConfig(updates=2, batch_size=8, stride=1)

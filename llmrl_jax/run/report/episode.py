@@ -3,24 +3,41 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from envs_jax.env import Environment
 from llmrl_jax.run.report.media import write_gif
 
 
 INK, FAINT, CHOSEN, OTHER = "#222222", "#777777", "#cc6677", "#4477aa"
 
 
-def draw_frame(frame: Any, actions: Sequence[str], step: int, verdict: str) -> np.ndarray:
+def text_lines(env: Environment, text: Mapping[str, str], width: int = 46, height: int = 13) -> list[str]:
+    """The strings of an observation as at most `height` + 1 lines: the captions of the episode first, as `mission: go
+    to ...`, then one line per phrase of the others, with further lines indented.
+
+    **Arguments:** `env`, whose `captions` and `episode_captions` say what the strings are; `text`, from `env.describe`.
+    """
+    lines: list[str] = []
+    for name in (name for name in env.episode_captions if name in text):
+        lines += textwrap.wrap(f"{name}: {text[name]}", width, subsequent_indent="   ")
+    for name in (name for name in text if name not in env.episode_captions):
+        lines += [""] if lines else []
+        for phrase in text[name].split(env.captions[name].separator if name in env.captions else "\n"):
+            lines += textwrap.wrap(phrase, width, subsequent_indent="   ")
+    return lines[:height] + (["..."] if len(lines) > height else [])
+
+
+def draw_frame(env: Environment, frame: Any, step: int, verdict: str) -> np.ndarray:
     """One step as an image, uint8 `[H, W, 3]`.
 
-    **Arguments:** `frame`, with `picture`, `text`, `probabilities`, `action` and `value` (see
-    `llmrl_jax.agents.recording.Frame`); `actions`, their names; `step`, its number; `verdict`, the
-    text of the last frame, which has no probabilities.
+    **Arguments:** `env`, which the episode was played in; `frame`, with `picture`, `text`, `probabilities`, `action`
+    and `value` (see `llmrl_jax.agents.recording.Frame`); `step`, its number; `verdict`, the text of the last frame,
+    which has no probabilities.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -32,15 +49,11 @@ def draw_frame(frame: Any, actions: Sequence[str], step: int, verdict: str) -> n
     grid.axis("off")
     words = figure.add_axes((0.51, 0.42, 0.48, 0.55))
     words.axis("off")
-    said = frame.text.get("text", "")
-    lines = [f"Goal: {frame.text.get('mission', '')}", ""]
-    for sentence in said.split("\n") if "\n" in said else said.split(", "):
-        lines += textwrap.wrap(sentence, 46, subsequent_indent="   ")
-    shown = lines[:13] + (["..."] if len(lines) > 13 else [])
-    words.text(0, 1, "\n".join(shown), va="top", family="monospace", fontsize=8.5, color=INK)
+    words.text(0, 1, "\n".join(text_lines(env, frame.text)), va="top", family="monospace", fontsize=8.5, color=INK)
     bars = figure.add_axes((0.66, 0.1, 0.31, 0.29))
     bars.set_title(f"step {step}", fontsize=8.5, color=FAINT, loc="right")
     if len(frame.probabilities):
+        actions = env.action_names
         colors = [CHOSEN if i == frame.action else OTHER for i in range(len(actions))]
         bars.barh(range(len(actions)), frame.probabilities, color=colors, height=0.7)
         bars.set_yticks(range(len(actions)), actions, fontsize=8.5, color=INK)
@@ -55,8 +68,7 @@ def draw_frame(frame: Any, actions: Sequence[str], step: int, verdict: str) -> n
     return np.asarray(canvas.buffer_rgba())[..., :3].copy()
 
 
-def write_episode(path: str | Path, frames: Sequence[Any], success: bool, actions: Sequence[str]) -> Path:
+def write_episode(path: str | Path, env: Environment, frames: Sequence[Any], success: bool) -> Path:
     """Write an episode, as `record_episode` returns it, as an animated GIF."""
     verdict = "success" if success else "failed"
-    drawn = [draw_frame(frame, actions, i, verdict) for i, frame in enumerate(frames)]
-    return write_gif(path, drawn, fps=2.0, hold=2.5)
+    return write_gif(path, [draw_frame(env, frame, i, verdict) for i, frame in enumerate(frames)], fps=2.0, hold=2.5)

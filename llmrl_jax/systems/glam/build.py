@@ -26,7 +26,7 @@ from llmrl_jax.rl.learner import Learner
 from llmrl_jax.rl.ppo import make_ppo
 from llmrl_jax.systems.glam.config import EMBEDDED, EmbeddedConfig, GlamConfig
 from llmrl_jax.systems.glam.prompt import GlamPrompt, glam_prompt
-from llmrl_jax.systems.glam.rewrites import EXTRA_ACTIONS, ExtraActions
+from llmrl_jax.systems.glam.rewrites import EXTRA_ACTIONS, ExtraActions, check_done
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,7 @@ class FirstActions(OtherActions):
                 f"num_actions is {n}, but {env.id} has {len(known)} actions: {', '.join(known)}; 9 adds "
                 f"{', '.join(EXTRA_ACTIONS)} to the first six"
             )
+        check_done(env, known[:n])
         self.n = n
 
     def offered(self, mask):

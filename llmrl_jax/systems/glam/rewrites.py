@@ -11,7 +11,7 @@ agent answers with the words that it reads.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -176,15 +176,26 @@ def unknown_words(tokenizer: Tokenizer, template: GlamPrompt) -> list[str]:
     return sorted({word.rstrip(",:") for word in words if not known(word)})
 
 
+def check_done(env: Environment, actions: Sequence[str]) -> None:
+    """Check that the missions of an environment can be accomplished with some of its actions: the option `done_actions`
+    makes "done" one of those that are needed. **Raises:** `ValueError` if it is missing."""
+    if getattr(env.unwrapped, "done_actions", False) and "done" not in actions:
+        raise ValueError(
+            f"{env.id} is won by saying done, but num_actions is {len(actions)}, without it: take "
+            f"{env.action_names.index('done') + 1}, or leave done_actions out of the environment"
+        )
+
+
 class ExtraActions(OtherActions):
     """A BabyAI environment with its first `n` actions and further ones without effect.
 
-    Each of these is the environment's "done", which no level reads, as in the published code (glam reference, section
-    2.2). If the environment masks useless actions, they are always masked.
+    Each of these is the environment's "done", as in the published code (glam reference, section 2.2). Environments that
+    read it (`done_actions`) are refused. If the environment masks useless actions, the further ones are always masked.
     """
 
     def __init__(self, env: Environment, n: int, names: tuple[str, ...]):
-        """**Raises:** `ValueError` for an `n` that includes "done", or a name that is already an action's."""
+        """**Raises:** `ValueError` for an `n` that includes "done", a name that is already an action's, or an
+        environment that reads "done"."""
         super().__init__(env)
         known = env.action_names
         self.idle = known.index("done")
@@ -192,6 +203,7 @@ class ExtraActions(OtherActions):
             raise ValueError(f"n is {n}, but {env.id} has {self.idle} actions that do something")
         if len({*known, *names}) < len(known) + len(names):
             raise ValueError(f"two of the actions {', '.join((*known, *names))} have the same name")
+        check_done(env, (*known[:n], *names))
         self.n, self.names = n, names
 
     def step(self, key, state, action, params):

@@ -111,12 +111,13 @@ def success_table(found: Mapping[str, Mapping[str, float]], tasks: Sequence[str]
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
 
 
-def write_gif(agent: Agent, state: Any, key: jax.Array, folder: Path) -> None:
-    """Write a GIF of an episode of at least five steps, or of the fifth episode if the first four are shorter."""
+def write_gif(agent: Agent, state: Any, key: jax.Array, folder: Path) -> Path:
+    """Write a GIF of an episode of at least five steps, or of the fifth episode if the first four are shorter.
+    **Returns:** the file, `episode.gif` in the folder."""
     for i in range(5):
         frames, success = record_episode(
             agent.env, agent.env_params, agent.policy, state.params, state.frozen, jax.random.fold_in(key, i)
         )
         if len(frames) > 5:
             break
-    write_episode(folder / "episode.gif", frames, success, agent.env.action_names)
+    return write_episode(folder / "episode.gif", agent.env, frames, success)

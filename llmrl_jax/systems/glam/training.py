@@ -67,6 +67,7 @@ def evaluate(
     print(success_table(summaries, task_names(agent)))
     written = folder / f"eval-{update}.json"
     configs.save_config({"update": update, "env": config.glam.env, "seed": seed, **summaries}, written)
+    print(f"The results are in {written}")
     if gif:
-        write_gif(agent, state, key, folder)
+        print(f"The episode is in {write_gif(agent, state, key, folder)}")
     return summaries

@@ -16,7 +16,7 @@ from envs_jax import registry, spaces
 from envs_jax.control.debug import Aim, Catch, CatchState, DebugParams, DebugState, Match, Recall
 from envs_jax.env import Environment
 from envs_jax.rejection import first_accepted
-from envs_jax.resets import VectorEnv, hashed, select
+from envs_jax.resets import VectorEnv, VectorState, hashed, select
 from envs_jax.wrappers import EpisodeStatistics, ScaleReward
 
 
@@ -35,6 +35,11 @@ def test_make_takes_options_in_the_id_and_by_keyword():
 @pytest.mark.parametrize(
     ("id", "error", "message"),
     [
+        ("BabyAI-GoToLocal-v0?done_actions=no", TypeError, "done_actions is 'no'; true or false is needed"),
+        ("BabyAI-GoToLocal-v0?language=1", TypeError, "'BabyAI-GoToLocal-v0': language is 1; a word is needed"),
+        ("FrozenLake-v1?max_steps=1e2", TypeError, "max_steps is 100.0; a whole number is needed"),
+        ("Pendulum-v1?g=true", TypeError, "g is True; a number is needed"),
+        ("CartPole-v1?sutton_barto_reward=1", TypeError, "sutton_barto_reward is 1; true or false is needed"),
         ("CartPol-v1", KeyError, "did you mean 'CartPole-v1'"),
         ("BabyAI-GoToLocl-v0", KeyError, "BabyAI-GoToLocal-v0"),
         ("CartPole-v1?sutton_barto=true", TypeError, "did you mean 'sutton_barto_reward'"),
@@ -383,6 +388,27 @@ def test_wrappers_pass_the_rest_on():
     assert type(env.unwrapped).__name__ == "CartPole"
     _, state = env.reset(jax.random.key(0), env.default_params)
     assert env.render(state).shape == (200, 480, 3)
+
+
+def test_actions_that_are_none_are_refused_outside_jit():
+    env = envs_jax.make("Debug-Match-v0")[0]
+    state = DebugState(jnp.int32(2), jnp.int32(19))
+    last = env.action_space(env.default_params).n - 1
+    for wrong in (-1, last + 1, 1.0, [1], np.array([0, 1])):
+        with pytest.raises(ValueError, match=f"Debug-Match-v0 is .*; an integer from 0 to {last} is needed"):
+            act(env, state, wrong)
+        with pytest.raises(ValueError, match="is needed"):
+            act(ScaleReward(env, 2.0), state, wrong)
+    for right in (0, last, np.int64(last), np.uint8(last)):
+        assert act(env, state, right)[4]
+    batch = envs_jax.VectorEnv(env, 2, policy="none")
+    states = jax.tree.map(lambda x: jnp.stack([x, x]), state)
+    with pytest.raises(ValueError, match=rf"an array \[2\] of integers from 0 to {last} is needed"):
+        batch.step(jax.random.key(0), VectorState(states), jnp.array([0, last + 1]), env.default_params)
+    # an action of other values is no bound, and a traced one has no value yet
+    aim = envs_jax.make("Debug-Aim-v0")[0]
+    assert act(aim, DebugState(jnp.array([0.5]), jnp.int32(0)), [7.0])[2].shape == ()
+    jax.eval_shape(lambda a: act(env, state, a), jax.ShapeDtypeStruct((), jnp.int32))
 
 
 # --- the debug worlds -------------------------------------------------------------------------------------------------

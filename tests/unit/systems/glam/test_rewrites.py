@@ -12,7 +12,9 @@ from tokenizers import models, pre_tokenizers
 import envs_jax
 from envs_jax.babyai.text import french
 from envs_jax.history import PromptHistory
+from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.lm.tokens import FastTokenizer, WordTokenizer
+from llmrl_jax.systems.glam.build import with_actions
 from llmrl_jax.systems.glam.prompt import glam_prompt
 from llmrl_jax.systems.glam.rewrites import (
     EXTRA_ACTIONS,
@@ -172,6 +174,15 @@ def test_extra_actions_do_nothing():
     few = ExtraActions(base, 3, EXTRA_ACTIONS)
     after = jax.jit(few.step)(jax.random.key(1), state, jnp.int32(3), params)[1]
     jax.tree.map(np.testing.assert_array_equal, after, state.replace(step_count=np.int32(1)))
+
+
+@pytest.mark.parametrize("n", [3, 6, 9])
+def test_a_world_that_is_won_by_done_needs_it(n):
+    """`ExtraActions` would end the episode by "sleep", and without "done" no mission can be accomplished."""
+    env, _ = envs_jax.make("BabyAI-Text/GoToObjS4-v0?done_actions=true")
+    with pytest.raises(ValueError, match=f"won by saying done, but num_actions is {n}, without it: take 7, or leave"):
+        with_actions(EpisodeStatistics(env), n)
+    assert with_actions(EpisodeStatistics(env), 7).action_names[-1] == "done"
 
 
 def test_wrong_names_are_refused():
