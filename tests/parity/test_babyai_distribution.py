@@ -22,7 +22,8 @@ from tests.parity.babyai_compare import IDS, spelled
 from tests.parity.babyai_minigrid import GLAM, TEST_ONLY, TRAIN_BANS, build, quietly
 
 
-THEIRS, OURS = 3000, 3000
+WORLDS, FEW = 3000, 1000
+"""Worlds of each side in the slow run and in the ordinary one."""
 SMALLEST_P = 1e-4
 ROOMS = {id: (rooms := envs_jax.make(id)[0].level.rooms).rows * rooms.columns for id in IDS}
 NOUN = re.compile(r"(the|a) ((?:\w+ )??)(key|ball|box|door)((?: (?:in front of|behind) you| on your \w+)?)")
@@ -177,8 +178,11 @@ REPRESENTATIVE = (
 """The generators of single rooms, and some of mazes; the slow ones are every id."""
 
 
-@pytest.mark.parametrize("id", [id if id in REPRESENTATIVE else pytest.param(id, marks=pytest.mark.slow) for id in IDS])
-def test_worlds_have_minigrids_distribution(id):
+@pytest.mark.parametrize(
+    ("id", "worlds"),
+    [*((id, FEW) for id in REPRESENTATIVE), *(pytest.param(id, WORLDS, marks=pytest.mark.slow) for id in IDS)],
+)
+def test_worlds_have_minigrids_distribution(id, worlds):
     env, params = envs_jax.make(spelled(id))
     draw = jax.jit(jax.vmap(lambda key, params: env.reset(key, params)[1], in_axes=(0, None)))
     tasks = len(env.task_names)
@@ -186,12 +190,12 @@ def test_worlds_have_minigrids_distribution(id):
     assert len(sources) == tasks
     for task, source in enumerate(sources):
         only = params.replace(task_weights=np.eye(tasks, dtype=np.float32)[task])
-        states = jax.device_get(draw(jax.random.split(jax.random.key(task), OURS // (3 if tasks > 1 else 1)), only))
+        states = jax.device_get(draw(jax.random.split(jax.random.key(task), worlds // (3 if tasks > 1 else 1)), only))
         assert (states.task == task).all()
         # two of the things kept back, or a reachable one among sixteen, are rare: minigrid is slow there
         rare = id == "BabyAI-GoToLocalS8N16-v0" or (id == "BabyAI-MixedTestLocal-v0" and task in (2, 3))
         mazes = env.level.rooms.rows * env.level.rooms.columns > 1  # minigrid takes milliseconds for each
-        n = 150 if rare else 1000 if mazes else THEIRS // (4 if tasks > 1 else 1)
+        n = 150 if rare else worlds // 3 if mazes else worlds // (4 if tasks > 1 else 1)
         found = compare(theirs(source, n, seed=task), ours(id, states))
         bad = {name: p for name, p in found.items() if p < SMALLEST_P}
         assert not bad, f"{id}, task {env.task_names[task]}: {bad}"
@@ -200,19 +204,19 @@ def test_worlds_have_minigrids_distribution(id):
 def test_the_mix_is_uniform_by_default_and_follows_its_weights():
     env, params = envs_jax.make("BabyAI-MixedTrainLocal-v0")
     draw = jax.jit(jax.vmap(lambda key, params: env.reset(key, params)[1].task, in_axes=(0, None)))
-    keys = jax.random.split(jax.random.key(0), OURS)
+    keys = jax.random.split(jax.random.key(0), WORLDS)
     counts = np.bincount(draw(keys, params), minlength=5)
-    assert abs(counts / OURS - 0.2).max() < 0.03, counts
+    assert abs(counts / WORLDS - 0.2).max() < 0.03, counts
     weighted = params.replace(task_weights=np.array([3, 0, 0, 0, 1], np.float32))
     counts = np.bincount(draw(keys, weighted), minlength=5)
-    assert counts[1:4].sum() == 0 and abs(counts[0] / OURS - 0.75) < 0.03, counts
+    assert counts[1:4].sum() == 0 and abs(counts[0] / WORLDS - 0.75) < 0.03, counts
 
 
 def test_the_comparison_can_tell():
     """Worlds of another level, and worlds whose agent turned, are found out."""
     env, params = envs_jax.make("BabyAI-GoToLocalS5N2-v0")
     states = jax.device_get(
-        jax.jit(jax.vmap(lambda key: env.reset(key, params)[1]))(jax.random.split(jax.random.key(0), OURS))
+        jax.jit(jax.vmap(lambda key: env.reset(key, params)[1]))(jax.random.split(jax.random.key(0), FEW))
     )
     mine = ours(env.id, states)
     other = theirs(build("BabyAI-GoToLocalS6N2-v0")[0], 100, 0)
