@@ -56,8 +56,8 @@ class Generation:
         """The continuations as text, on the host, without the stop token and cut before the stop string."""
         tokens, finish = np.asarray(self.tokens), np.asarray(self.finish)
         ends = np.asarray(self.lengths) - (finish == Finish.STOP_TOKEN)
-        cut = stops.cut if stops else str
-        return [[cut(tokenizer.decode(t[:e])) for t, e in zip(*row)] for row in zip(tokens, ends)]
+        text = partial(stops.text, tokenizer) if stops else tokenizer.decode
+        return [[text(t[:e]) for t, e in zip(*row)] for row in zip(tokens, ends)]
 
 
 @struct.dataclass

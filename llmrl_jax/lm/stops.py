@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import SupportsInt
 
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jaxtyping import Array, Int
 
-from llmrl_jax.lm.tokens import FastTokenizer
+from llmrl_jax.lm.tokens import FastTokenizer, Tokenizer
 
 
 @struct.dataclass
@@ -25,6 +26,9 @@ class StopStrings:
     table: Int[Array, "M V"]
     """The state after token `v` in state `m`. State 0 is the initial one; the last one is absorbing and has matched."""
     strings: tuple[str, ...] = struct.field(pytree_node=False)
+    before: int = struct.field(pytree_node=False, default=0)
+    """A plain token. Decoders drop the space that a text begins with, but a continuation is not the beginning: behind
+    this token it is decoded whole."""
 
     @staticmethod
     def build(tokenizer: FastTokenizer, strings: Sequence[str], vocab_size: int) -> StopStrings:
@@ -46,7 +50,7 @@ class StopStrings:
                     "tokens spells it; give a text that the model can write"
                 )
         table = _token_table(_byte_table([text.encode() for text in strings]), spelled)
-        return StopStrings(jnp.asarray(table), tuple(strings))
+        return StopStrings(jnp.asarray(table), tuple(strings), _plain_token(_names(tokenizer)))
 
     @property
     def matched(self) -> int:
@@ -57,6 +61,15 @@ class StopStrings:
         """`text` up to and without the first stop string in it."""
         return text[: min((at for s in self.strings if (at := text.find(s)) >= 0), default=len(text))]
 
+    def text(self, tokenizer: Tokenizer, tokens: Iterable[SupportsInt]) -> str:
+        """The tokens of a continuation as `tokenizer.decode` gives them, up to the first stop string.
+
+        A stop string may begin with the space that `decode` drops where a continuation begins."""
+        tokens = list(tokens)
+        behind = tokenizer.decode([self.before])
+        whole = tokenizer.decode([self.before, *tokens])[len(behind) :]
+        return self.cut(whole)[len(whole) - len(tokenizer.decode(tokens)) :]
+
 
 def token_bytes(tokenizer: FastTokenizer, vocab_size: int) -> list[bytes]:
     """The bytes that each token appends to a non-empty text, in UTF-8; empty if there is no such token.
@@ -65,11 +78,20 @@ def token_bytes(tokenizer: FastTokenizer, vocab_size: int) -> list[bytes]:
 
     **Raises:** `ValueError` for another kind of decoder, or if the two differ.
     """
-    names = {i: name for name, i in tokenizer.backend.get_vocab(with_added_tokens=True).items()}
+    names = _names(tokenizer)
     spell = _speller(tokenizer)
     spelled = [spell(names[i]) if i in names else b"" for i in range(max(names) + 1)]
     _verify(tokenizer, names, spelled)
     return (spelled + [b""] * vocab_size)[:vocab_size]
+
+
+def _names(tokenizer: FastTokenizer) -> dict[int, str]:
+    return {i: name for name, i in tokenizer.backend.get_vocab(with_added_tokens=True).items()}
+
+
+def _plain_token(names: dict[int, str]) -> int:
+    """The lowest token that is letters or digits, or the lowest one."""
+    return min((i for i, name in names.items() if name.isascii() and name.isalnum()), default=min(names))
 
 
 def _speller(tokenizer: FastTokenizer) -> Callable[[str], bytes]:
@@ -122,7 +144,7 @@ _ALPHABET = {**{chr(b): b for b in _PRINTABLE}, **{chr(0x100 + i): b for i, b in
 
 def _verify(tokenizer: FastTokenizer, names: dict[int, str], spelled: list[bytes]) -> None:
     """Compare each token that is valid text alone, after a plain one, with the tokenizer's own decoding."""
-    first = next((i for i, name in names.items() if name.isascii() and name.isalnum()), min(names))
+    first = _plain_token(names)
     texts = {}
     for i in names:
         try:

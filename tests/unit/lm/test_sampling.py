@@ -208,6 +208,32 @@ def test_the_automaton_finds_what_a_search_finds(make):
     assert (table[:, 269] == np.arange(len(table))).all(), "a token that is not there changes nothing"
 
 
+@pytest.mark.parametrize(
+    ("make", "drops"),
+    [
+        (lambda: byte_level("Ġab", "ba", "ab"), False),
+        (sentencepiece, True),
+        (lambda: WordTokenizer.from_texts(["a b ab", "ba c"]), True),
+    ],
+    ids=["bytes", "pieces", "words"],
+)
+def test_what_is_matched_is_cut(make, drops):
+    """Random continuations, also where one begins with the space that decoders drop: against the tokens' own bytes."""
+    tokenizer = make()
+    spelled = token_bytes(tokenizer, 270)
+    plain = [i for i, s in enumerate(spelled) if s and set(s) <= set(b"ab ")]
+    stops = StopStrings.build(tokenizer, [" a", "b b"], 270)
+    rng, began = np.random.default_rng(0), 0
+    for _ in range(200):
+        tokens = rng.choice(plain, rng.integers(0, 5))
+        whole = b"".join(spelled[t] for t in tokens).decode()
+        at = min((i for s in stops.strings if (i := whole.find(s)) >= 0), default=len(whole))
+        dropped = len(whole) - len(tokenizer.decode(tokens))
+        assert stops.text(tokenizer, tokens) == whole[dropped : max(at, dropped)]
+        began += at == 0 and dropped > 0 and len(tokens) > 0
+    assert (began > 5) == drops, "the case that a search in the decoded text misses"
+
+
 def test_a_character_in_parts_matches_when_it_is_whole():
     tokenizer = byte_level()
     stops = StopStrings.build(tokenizer, ["é!"], 257)
