@@ -27,7 +27,7 @@ class Distribution(Protocol):
         """One action per row: `choose(noise(key))`."""
 
     def log_prob(self, action: jax.Array) -> jax.Array:
-        """Log-probability (density) of each row's action, float32."""
+        """Log-probability (density) of each row's action, float32; minus infinity for a number that is no action."""
 
     def entropy(self) -> jax.Array:
         """Entropy of each row in nats, float32."""
@@ -67,7 +67,8 @@ class Categorical:
 
     def log_prob(self, action):
         chosen = action[..., None] == jnp.arange(self.logits.shape[-1])  # a gather's gradient would be a scatter
-        return jnp.sum(jnp.where(chosen, self.log_probs, 0.0), axis=-1)
+        log_prob = jnp.sum(jnp.where(chosen, self.log_probs, 0.0), axis=-1)
+        return jnp.where(jnp.any(chosen, axis=-1), log_prob, -jnp.inf)
 
     def entropy(self):
         log_probs = self.log_probs
@@ -112,7 +113,13 @@ class Normal:
 
 @struct.dataclass
 class TanhNormal:
-    """A diagonal Gaussian squashed by tanh into the box `(low, high)`."""
+    """A diagonal Gaussian squashed by tanh into the box `(low, high)`.
+
+    `log_prob` recovers the Gaussian's value `x` from the action. A float32 action at distance `d` from the nearer bound
+    of `(-1, 1)` determines `x` within `2e-7 / d`: 0.002 at `|x| = 5`, 0.1 at 7. From `|x|` = 7.25 on (`d` = 1e-6) all
+    actions count as that value, so that gradients stay finite. A ratio of two densities of one action is not
+    affected by the rounding of `x`: both read the same value.
+    """
 
     mean: jax.Array
     """Before the squashing."""

@@ -89,13 +89,15 @@ def dqn_loss(
 ) -> tuple[jax.Array, tuple[dict[str, jax.Array], Float[Array, " B"]]]:
     """The mean Huber loss of the chosen actions' values against `q_targets`.
 
-    **Arguments:** `target`, the parameters of the target network, which get no gradient; `batch`, leaves `[B, ...]`;
-    `discount`, see `q_targets`; `double`, whether `params` instead of `target` choose the action that `target`
-    evaluates (1509.06461, eq. 4); `delta`, error beyond which the loss is linear; `weight`, per row (None: 1).
+    **Arguments:** `target`, the parameters of the target network, which get no gradient; `batch`, leaves `[B, ...]`
+    (a number that is no action makes the loss nan); `discount`, see `q_targets`; `double`, whether `params` instead of
+    `target` choose the action that `target` evaluates (1509.06461, eq. 4); `delta`, error beyond which the loss is
+    linear; `weight`, per row (None: 1).
     **Returns:** the loss; its metrics, float32 scalars; and the absolute errors.
     """
     q = policy.q(params, frozen, batch.obs)
-    chosen = jnp.take_along_axis(q, batch.action[:, None], axis=-1)[:, 0]
+    action = jnp.where(batch.action < 0, q.shape[-1], batch.action)  # nan beyond the last one; -1 is not the last one
+    chosen = jnp.take_along_axis(q, action[:, None], axis=-1, mode="fill")[:, 0]
     next_q = policy.q(target, frozen, batch.next_obs)
     if double:
         best = jnp.argmax(policy.q(params, frozen, batch.next_obs), axis=-1)
@@ -127,7 +129,8 @@ def make_dqn(
     changes the rewards of steps before they are stored (novelty, shaping), and learns with every gradient step.
     **Returns:** the learner. Its metrics are those of `dqn_loss` (means over the gradient steps), `grad_norm` (before
     clipping), `entropy` and `value_mean` of the acting policy, `epsilon` with `acting` epsilon, `replay_size`,
-    `nonfinite` (1 if a loss or gradient was not finite, bounded by 0), those of `episode_metrics`, and the bonus's.
+    `nonfinite` (1 if a loss, a gradient or a metric of the bonus's own learning was not finite, bounded by 0), those of
+    `episode_metrics`, and the bonus's.
     Episode returns are sums of the environment's rewards, without the bonus.
     **Raises:** `ValueError` if sizes do not divide (the arithmetic is shown), or the environment does not report its
     episodes.
@@ -206,7 +209,6 @@ class DQN:
                 "entropy": jnp.mean(played.entropy),
                 "value_mean": jnp.mean(played.value),
                 "replay_size": replay.size,
-                "nonfinite": ~(jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["grad_norm"])),
                 **({"epsilon": self._epsilon(state)} if self.config.acting == "epsilon" else {}),
                 **episode_metrics(played.info, played.done, self.task_names),
             }
@@ -310,14 +312,17 @@ class DQN:
                 priority = (errors + 1e-6) ** hparams["priority_alpha"]
                 priorities = self.memory.prioritize(ring, index, priority).priorities
             bonus, own = self._learn_bonus(bonus, batch, key)
-            return (params, opt_state, priorities, bonus), metrics | own | {"grad_norm": norm}
+            finite = jnp.isfinite(jnp.stack([metrics["loss"], norm, *own.values()]))
+            metrics |= own | {"grad_norm": norm, "nonfinite": 1 - jnp.all(finite).astype(jnp.float32)}
+            return (params, opt_state, priorities, bonus), metrics
 
         carry = (flat.flatten(state.params), flat.flatten_moments(state.opt_state), replay.priorities, state.bonus)
         keys = jax.random.split(key, config.gradient_steps)
         (params, opt_state, priorities, bonus), metrics = jax.lax.scan(gradient_step, carry, keys)
         replay = replay.replace(priorities=priorities)
         learned = (flat.restore(params), flat.restore_moments(opt_state), replay, bonus)
-        return learned, {name: jnp.mean(x) for name, x in metrics.items()}
+        nonfinite = jnp.max(metrics.pop("nonfinite"))
+        return learned, {name: jnp.mean(x) for name, x in metrics.items()} | {"nonfinite": nonfinite}
 
     def _learn_bonus(self, state: Any, batch: Transition, key: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
         """A gradient step of the bonus on a batch from the memory, if there is one."""
@@ -350,7 +355,11 @@ class DQN:
             return state.target
         due = (state.update + 1) % self.config.target_every == 0
         tau = state.hparams["target_tau"]
-        return jax.tree.map(lambda new, old: jnp.where(due, tau * new + (1 - tau) * old, old), params, state.target)
+
+        def follow(new, old):
+            return jnp.where(due, (tau * new + (1 - tau) * old).astype(old.dtype), old)
+
+        return jax.tree.map(follow, params, state.target)
 
 
 ALGORITHM = Algorithm(DQNConfig, make_dqn, network_q_policy)

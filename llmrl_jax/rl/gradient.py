@@ -61,16 +61,25 @@ def clip(grads: Any, limit: Any) -> Any:
 
 
 def clipped_adam(hparams: dict[str, Any]) -> optax.GradientTransformation:
-    """Adam (Kingma & Ba, 1412.6980) on gradients scaled by `clip`; the state is Adam's only.
+    """Adam (Kingma & Ba, 1412.6980) on gradients scaled by `clip`; the state is Adam's only. Moments and directions are
+    float32, whatever the dtype of the parameters.
 
     **Arguments:** `hparams`, with `max_grad_norm`, `adam_b1`, `adam_b2` and `adam_eps`; they may be traced.
     """
     adam = optax.scale_by_adam(hparams["adam_b1"], hparams["adam_b2"], hparams["adam_eps"])
 
-    def update(grads, state, params=None):
-        return adam.update(clip(grads, hparams["max_grad_norm"]), state, params)
+    def init(params):
+        return adam.init(in_float32(params))
 
-    return optax.GradientTransformation(adam.init, update)
+    def update(grads, state, params=None):
+        return adam.update(clip(in_float32(grads), hparams["max_grad_norm"]), state, params)
+
+    return optax.GradientTransformation(init, update)
+
+
+def in_float32(tree: Any) -> Any:
+    """A tree of arrays in float32; leaves that are float32 already are returned as they are."""
+    return jax.tree.map(lambda x: x.astype(jnp.float32), tree)
 
 
 def descend(
@@ -107,6 +116,7 @@ class FlatTree:
         one_dtype = len({x.dtype for x in leaves}) == 1
         self.flattens = allowed and one_dtype and sum(x.size for x in leaves) <= FLATTEN_BELOW
         self._restore = ravel_pytree(params)[1] if self.flattens else None
+        self._restore_moment = ravel_pytree(in_float32(params))[1] if self.flattens else None
 
     def flatten(self, tree: Any) -> Any:
         """The vector used in gradient steps."""
@@ -122,4 +132,6 @@ class FlatTree:
 
     def restore_moments(self, opt_state: optax.ScaleByAdamState) -> optax.ScaleByAdamState:
         """Adam's moments as trees."""
-        return opt_state._replace(mu=self.restore(opt_state.mu), nu=self.restore(opt_state.nu))
+        if self._restore_moment is None:
+            return opt_state
+        return opt_state._replace(mu=self._restore_moment(opt_state.mu), nu=self._restore_moment(opt_state.nu))

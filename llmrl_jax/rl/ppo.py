@@ -200,7 +200,9 @@ class PPO:
     def update(self, state: PPOState) -> tuple[PPOState, dict[str, jax.Array]]:
         """Rollout, advantages, gradient steps."""
         with self.placement.context():
-            pool_key, play_key, shuffle_key = jax.random.split(jax.random.fold_in(state.key, state.update), 3)
+            key = jax.random.fold_in(state.key, state.update)
+            pool_key, play_key, shuffle_key = jax.random.split(key, 3)
+            bonus_key = jax.random.fold_in(key, bonuses.INIT)
             runner, rollout = self._play(state, pool_key, play_key)
             target = (
                 () if self.auxiliary is None else self.auxiliary.targets(state.params, state.frozen, rollout, runner)
@@ -210,7 +212,7 @@ class PPO:
             if self.bonus is not None:
                 state, batch, report = self._with_bonus(state, rollout, batch, runner.obs)
             rows = self.placement.whole(self._rows(batch))
-            params, opt_state, bonus, metrics = self._learn(state, rows, shuffle_key)
+            params, opt_state, bonus, metrics = self._learn(state, rows, shuffle_key, bonus_key)
             metrics |= self._report(rollout, batch) | report
             state = state.replace(
                 params=params,
@@ -297,9 +299,12 @@ class PPO:
 
     # --- learn --------------------------------------------------------------------------------------------------------
 
-    def _learn(self, state: PPOState, rows: Batch, key: jax.Array) -> tuple[Any, Any, Any, dict[str, jax.Array]]:
+    def _learn(
+        self, state: PPOState, rows: Batch, key: jax.Array, bonus_key: jax.Array
+    ) -> tuple[Any, Any, Any, dict[str, jax.Array]]:
         """`epochs` x `minibatches` gradient steps, fewer when the KL exceeds its target.
 
+        **Arguments:** `key`, for the order of the rows; `bonus_key`, for the bonus.
         **Returns:** the parameters, Adam's moments, the bonus's state, and the means of the metrics over the steps
         taken."""
         config, hparams = self.config, state.hparams
@@ -325,12 +330,12 @@ class PPO:
             params, opt_state, norm = descend(optimizer, params, grads, opt_state, learning_rate)
             error, kl = metrics.pop("ratio_error"), metrics["approx_kl"]
             metrics |= {"grad_norm": norm, "first_ratio_error": jnp.where(i == 0, error, 0.0)}
-            bonus, own = self._learn_bonus(bonus, minibatch.steps, jax.random.fold_in(key, i))
+            bonus, own = self._learn_bonus(bonus, minibatch.steps, jax.random.fold_in(bonus_key, i))
             sums = jax.tree.map(jnp.add, sums, metrics | own)
             return i + 1, params, opt_state, bonus, sums, kl > hparams["target_kl"]
 
         names = [*LOSS_METRICS, "grad_norm", *([] if self.auxiliary is None else [f"{self.auxiliary.name}_loss"])]
-        learned = list(jax.eval_shape(self._learn_bonus, state.bonus, rows.steps, key)[1])
+        learned = list(jax.eval_shape(self._learn_bonus, state.bonus, rows.steps, bonus_key)[1])
         names += learned
         sums = {name: jnp.float32(0) for name in (*names, "first_ratio_error")}
         params, opt_state = flat.flatten(state.params), flat.flatten_moments(state.opt_state)

@@ -68,19 +68,35 @@ class Priorities:
         An index with priority 0 is never drawn, unless all are 0: then index 0 is drawn, with probability 0.
         """
         total = jnp.sum(tree.levels[-1])
-        rest = (jnp.arange(count) + jax.random.uniform(key, (count,))) / count * total
-        index = jnp.zeros(count, jnp.int32)
-        weight = jnp.zeros(count)
-        for level in reversed(tree.levels):
-            child, rest, weight = descend(level.at[index].get(mode="promise_in_bounds"), rest)
-            index = index * CHILDREN + child
+        ends = jnp.arange(count + 1) / count * total
+        index, weight = self.draw_between(tree, key, ends[:-1], ends[1:])
         return index, weight / jnp.where(total > 0, total, 1)
+
+    def draw_between(
+        self, tree: PriorityTree, key: jax.Array, low: Float[Array, " B"], high: Float[Array, " B"]
+    ) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
+        """An index for a uniform point in each range of the cumulative sum of priorities, and its priority.
+
+        A float32 cannot name such a point: at a million equal priorities, it has 16 places within each. So every level
+        draws a new point from what the range and the chosen child have in common, which has the same distribution.
+
+        **Arguments:** `low` and `high`, the ends of the ranges, from 0 to the sum.
+        """
+        index = jnp.zeros(low.shape, jnp.int32)
+        weight = jnp.zeros(low.shape)
+        for level, level_key in zip(reversed(tree.levels), jax.random.split(key, len(tree.levels))):
+            offset = jax.random.uniform(level_key, low.shape) * (high - low)
+            child, start, weight = descend(level.at[index].get(mode="promise_in_bounds"), low, offset)
+            low, high = (jnp.clip(end - start, 0, weight) for end in (low, high))
+            index = index * CHILDREN + child
+        return index, weight
 
 
 def descend(
-    weights: Float[Array, "B 16"], point: Float[Array, " B"]
+    weights: Float[Array, "B 16"], low: Float[Array, " B"], offset: Float[Array, " B"]
 ) -> tuple[Int[Array, " B"], Float[Array, " B"], Float[Array, " B"]]:
-    """The child whose interval of the cumulative sum contains a point, the offset within it, and the child's weight.
+    """The child whose interval of the cumulative sum contains the point `low + offset`, the start of the interval, and
+    the child's weight.
 
     It is never a child of weight 0 if there is another: rounding may put a point beyond the last interval, and it is
     then assigned to the last one.
@@ -89,8 +105,8 @@ def descend(
     positive = weights > 0
     order = jnp.arange(CHILDREN, dtype=jnp.int32)
     last = jnp.max(jnp.where(positive, order, 0), axis=1)
-    within = positive & (ends > point[:, None])
+    within = positive & (ends - low[:, None] > offset[:, None])  # the difference keeps the low bits of the offset
     child = jnp.min(jnp.where(within, order, last[:, None]), axis=1)
     weight = jnp.take_along_axis(weights, child[:, None], axis=1)[:, 0]
     start = jnp.take_along_axis(ends, child[:, None], axis=1)[:, 0] - weight
-    return child, jnp.maximum(point - start, 0.0), weight
+    return child, start, weight

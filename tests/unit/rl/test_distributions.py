@@ -85,6 +85,28 @@ def test_tanh_normal_entropy_is_exact_where_the_squashing_is_linear():
     np.testing.assert_allclose(d.entropy(), Normal(d.mean, d.log_std).entropy(), atol=1e-5)
 
 
+def test_tanh_normal_knows_the_value_behind_an_action_as_well_as_float32_does():
+    """Against float64, up to the rounding of actions that the class describes; beyond 7.25, as at 7.25."""
+    x = np.linspace(-9, 9, 361)
+    one = jnp.ones((x.size, 1))
+    d = TanhNormal(0 * one, 0.5 * one, -2 * one, 4 * one)
+    found = np.asarray(d.log_prob(d.choose(jnp.asarray(x[:, None] / np.exp(0.5), jnp.float32))))
+    edge = np.arctanh(np.float64(np.float32(1 - 1e-6)))
+    assert edge == pytest.approx(7.25, abs=0.01)
+    x = np.clip(x, -edge, edge)
+    density = -0.5 * x**2 / np.e - 0.5 - 0.5 * math.log(2 * math.pi)
+    exact = density - (math.log(3) + 2 * (math.log(2) - x - np.logaddexp(0, -2 * x)))
+    slope = np.abs(-x / np.e + 2 * np.tanh(x))
+    assert np.all(np.abs(found - exact) < 1e-5 + slope * 2e-7 / (1 - np.abs(np.tanh(x))))
+
+
+def test_a_number_that_is_no_action_has_no_probability():
+    d = Categorical(jnp.zeros((4, 3)))
+    assert d.log_prob(jnp.array([0, 2, 3, -1])).tolist() == [*[-np.float32(math.log(3))] * 2, -math.inf, -math.inf]
+    gradient = jax.grad(lambda logits: jnp.sum(jnp.exp(Categorical(logits).log_prob(jnp.array([1, 3])))))
+    assert np.isfinite(gradient(jnp.zeros((2, 3)))).all()
+
+
 def test_log_prob_gradient_of_an_action_at_the_bound_is_finite():
     def loss(mean):
         one = jnp.ones((1, 1))

@@ -15,6 +15,7 @@ import envs_jax
 from envs_jax.control.debug import DebugParams, Match
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.rl import gradient
+from llmrl_jax.rl.bonus import Shaping
 from llmrl_jax.rl.distributions import Categorical
 from llmrl_jax.rl.dqn import Transition, dqn_loss, make_dqn, q_targets
 from llmrl_jax.rl.dqn_config import DQNConfig
@@ -96,6 +97,14 @@ def test_double_wider_and_weighted_losses_by_hand():
     np.testing.assert_allclose(weighted, (0.125 + 1.5) / 2, rtol=1e-6)
     wide, _ = dqn_loss(params, (), target, batch, Table(2), 0.5, double=True, delta=2.0)
     np.testing.assert_allclose(wide, (0.125 + 2.0 * (3.5 - 1.0)) / 2, rtol=1e-6)  # 0.5 * 2^2 + 2 * (3.5 - 2)
+
+
+@pytest.mark.parametrize("action", [-1, 3])
+def test_a_number_that_is_no_action_has_no_loss(action):
+    """Python would read -1 as the last action, and XLA 3 as well."""
+    batch = Transition(jnp.eye(3)[:2], jnp.array([0, action]), jnp.ones(2), jnp.eye(3)[:2], jnp.zeros(2, bool))
+    params = {"q": jnp.zeros((3, 3))}
+    assert math.isnan(float(dqn_loss(params, (), params, batch, Table(3), 0.9)[0]))
 
 
 def test_epsilon_greedy_by_hand():
@@ -355,6 +364,38 @@ def test_values_come_to_their_fixed_point():
     state, metrics = run(learner.init(jax.random.key(1)))
     np.testing.assert_allclose(state.params["q"], 1.0 + np.eye(3), atol=0.05)
     assert float(metrics["loss"][-1]) < 0.01 < float(metrics["loss"][0])
+
+
+def test_a_bonus_that_breaks_down_is_reported(tiny):
+    """Its loss ends up in no gradient of the values, so their own loss stays finite."""
+
+    class Broken(Shaping):
+        def update(self, state, steps, key):
+            return state, {"broken_error": jnp.float32(jnp.nan)}
+
+    learner = make_dqn(TINY, ENV, PARAMS, Table(3), bonus=Broken(lambda obs: jnp.zeros(obs.shape[0])))
+    _, metrics = jax.jit(learner.update)(learner.init(jax.random.key(0)))
+    assert np.isfinite(float(metrics["loss"])) and float(metrics["nonfinite"]) == 1
+    assert float(tiny[1](tiny[0])[1]["nonfinite"]) == 0
+
+
+class HalfTable(Table):
+    """A table in bfloat16."""
+
+    def init(self, key, obs):
+        params, frozen = super().init(key, obs)
+        return jax.tree.map(lambda x: x.astype(jnp.bfloat16), params), frozen
+
+    def q(self, params, frozen, obs):
+        return obs @ params["q"].astype(jnp.float32)
+
+
+def test_bfloat16_parameters_keep_their_dtype():
+    learner = make_dqn(FULL, ENV, PARAMS, HalfTable(3))
+    state = jax.eval_shape(learner.init, jax.random.key(0))
+    after, _ = jax.eval_shape(learner.update, state)
+    assert after.params["q"].dtype == after.target["q"].dtype == jnp.bfloat16
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(lambda x: (x.shape, x.dtype), state)
 
 
 # --- bad input --------------------------------------------------------------------------------------------------------

@@ -56,6 +56,25 @@ def test_parameters_keep_their_dtype():
     assert after["w"].dtype == jnp.bfloat16 and np.all(np.asarray(after["w"], np.float32) == 0.5)
 
 
+@pytest.mark.parametrize("flattens", [True, False])
+def test_moments_of_bfloat16_parameters_are_float32(flattens):
+    """A step of Adam is that of float32 parameters with the same gradients, rounded; moments keep small gradients."""
+    hparams = {"max_grad_norm": jnp.float32(9.0), "adam_b1": jnp.float32(0.9), "adam_b2": jnp.float32(0.99)}
+    optimizer, found = clipped_adam({**hparams, "adam_eps": jnp.float32(1e-5)}), []
+    for dtype in (jnp.float32, jnp.bfloat16):
+        params = {name: x.astype(dtype) for name, x in GRADS.items()}
+        tree = FlatTree(params, allowed=flattens)
+        flat, state = tree.flatten(params), tree.flatten_moments(optimizer.init(params))
+        for _ in range(2):
+            flat, state, _ = descend(optimizer, flat, tree.flatten(params), state, jnp.float32(0.5))
+        params, state = tree.restore(flat), tree.restore_moments(state)
+        assert all(x.dtype == dtype for x in jax.tree.leaves(params))
+        assert all(x.dtype == jnp.float32 for x in jax.tree.leaves((state.mu, state.nu)))
+        assert jax.tree.map(jnp.shape, state.mu) == jax.tree.map(jnp.shape, GRADS)
+        found.append((params, state.mu, state.nu))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b.astype(jnp.float32), rtol=2**-7), *found)
+
+
 @pytest.mark.parametrize("axis", [0, 1])
 def test_part_j_has_the_rows_j_and_j_plus_count(axis):
     x = jnp.arange(24).reshape(6, 4) if axis == 0 else jnp.arange(24).reshape(4, 6)

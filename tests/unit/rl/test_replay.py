@@ -260,23 +260,45 @@ def test_priorities_against_numpy():
             index = rng.choice(capacity, size, replace=False)
             value = rng.integers(0, 4, size)  # integers: their sums are exact
             tree, oracle[index] = change(tree, jnp.asarray(index), jnp.asarray(value, jnp.float32)), value
-        count = 64
+        count, total, ends = 64, oracle.sum(), np.cumsum(oracle)
         found, probability = jax.jit(table.sample, static_argnums=2)(tree, jax.random.key(1), count)
-        total = oracle.sum()
-        points = (np.arange(count) + np.asarray(jax.random.uniform(jax.random.key(1), (count,)))) / count * total
-        expected = np.searchsorted(np.cumsum(oracle), points, side="right")
-        assert np.mean(np.asarray(found) == expected) > 0.95  # a point on a border may round to either side
+        ranges = np.arange(count + 1) / count * total
+        assert np.all(ends[found] > ranges[:-1] - 0.01) and np.all((ends - oracle)[found] < ranges[1:] + 0.01)
         assert np.all(oracle[np.asarray(found)] > 0)
         np.testing.assert_allclose(probability, oracle[np.asarray(found)] / total, rtol=1e-6)
         assert float(tree.highest) == 3
 
 
+def test_small_priorities_behind_a_large_sum_are_drawn_evenly():
+    """In float32, points behind a million are 1/16 apart: of places of 3/64, a quarter would never be drawn."""
+    table, draws, small = Priorities(256 + 2048), 2**16, jnp.arange(256, 256 + 2048)
+    tree = table.set(table.init(), jnp.arange(1), jnp.full(1, 1e6))
+    tree = table.set(tree, small, jnp.full(2048, 3 / 64))  # whose sums are exact, at a million too
+    low, high = (jnp.full(draws, x, jnp.float32) for x in (1e6, 1e6 + 96))
+    found, priority = jax.jit(table.draw_between)(tree, jax.random.key(0), low, high)
+    counts = np.bincount(found)[small]
+    assert counts.sum() == draws and np.all(np.asarray(priority) == 3 / 64)
+    # Pearson's statistic, of mean 2047 and deviation 64
+    assert abs(np.sum((counts - draws / 2048) ** 2) / (draws / 2048) - 2047) < 5 * 64
+
+
+def test_draws_have_their_probabilities():
+    """Ranges that cut through places and nodes: each place is drawn in proportion to its priority."""
+    weights = np.random.default_rng(2).exponential(size=40)
+    tree = Priorities(40).set(Priorities(40).init(), jnp.arange(40), jnp.asarray(weights, jnp.float32))
+    keys = jax.random.split(jax.random.key(4), 4096)
+    found = jax.jit(jax.vmap(lambda key: Priorities(40).sample(tree, key, 7)[0]))(keys)
+    counts, expected = np.bincount(np.ravel(found), minlength=40), 4096 * 7 * weights / weights.sum()
+    # not more than independent draws vary, since each range is drawn from once
+    assert np.sum((counts - expected) ** 2 / expected) < 39 + 5 * 78**0.5
+
+
 def test_the_last_place_with_a_priority_takes_what_rounding_puts_behind_it():
-    point = jnp.asarray([0.5, 3.0, 7.0])
+    low, offset = jnp.asarray([0.0, 1.0, 7.0]), jnp.asarray([0.5, 2.0, 0.0])
     weights = jnp.zeros((3, 16)).at[:, 2].set(1.0).at[:, 5].set(2.0)
-    child, rest, weight = descend(weights, point)
+    child, start, weight = descend(weights, low, offset)
     np.testing.assert_array_equal(child, [2, 5, 5])
-    np.testing.assert_allclose(rest, [0.5, 2.0, 6.0])
+    np.testing.assert_allclose(start, [0, 1, 1])
     np.testing.assert_allclose(weight, [1, 2, 2])
 
 
