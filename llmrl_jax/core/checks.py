@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import re
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +14,69 @@ from typing import Any
 from envs_jax.checks import above, at_least, between, fields_at_least, nearest
 
 
-__all__ = ["above", "at_least", "between", "fields_at_least", "nearest", "option", "refuse_unread"]
+__all__ = [
+    "above", "at_least", "between", "check_seed", "fields_at_least", "fields_in", "nearest", "option", "refuse_nan",
+    "refuse_unread",
+]  # fmt: skip
+
+MAX_SEED = 2**32 - 1
+"""The largest seed: `jax.random.key` keeps the lowest 32 bits, so -1 would be this one, and 2^32 would be 0."""
+
+
+def check_seed(name: str, seed: int) -> None:
+    """Check that a seed is from 0 to `MAX_SEED`. **Arguments:** `name`, as the user spells the option.
+
+    **Raises:** `ValueError` otherwise, since another seed would give the same random numbers."""
+    between(name, seed, 0, MAX_SEED)
+
+
+COUNT = "[1, 2147483647]"
+"""Interval of what is counted in int32: rows, steps, updates."""
+WIDTH = "[1, 1048576]"
+"""Interval of a layer's width: above it, the size of a matrix overflows, and the compiler ends the process."""
+
+_INTERVAL = re.compile(r"([\[(])(\S+), (\S+)([\])])")
+
+
+@lru_cache
+def _ends(interval: str) -> tuple[float, float, bool, bool]:
+    """The ends of an interval, and whether each is excluded."""
+    match = _INTERVAL.fullmatch(interval)
+    assert match, f"{interval!r} is no interval, such as [0, 1)"
+    low, high = (int(end) if end.lstrip("-").isdecimal() else float(end) for end in (match[2], match[3]))
+    return low, high, match[1] == "(", match[4] == ")"
+
+
+def fields_in(config: Any, interval: str, *names: str, prefix: str = "", remedy: str = "") -> None:
+    """Check that attributes of one object lie in an interval; NaN lies in none.
+
+    **Arguments:** `interval`, as mathematics writes it: `[0, 1]`, `(0, 1]`, `[1, inf)`; `[0, inf]` includes infinity;
+    `prefix`, before the name of each in the message; `remedy`, what else the user can do, without a full stop.
+    **Raises:** `ValueError`, "ppo.gamma is 2.0; from 0 to 1 is needed".
+    """
+    low, high, open_low, open_high = _ends(interval)
+    for name in names:
+        value = getattr(config, name)
+        if value == high == math.inf and not open_high:
+            continue
+        if high == math.inf:
+            (above if open_low else at_least)(prefix + name, value, low, remedy=remedy)
+        else:
+            between(prefix + name, value, low, high, above=open_low, below=open_high, remedy=remedy)
+
+
+def refuse_nan(config: Any, prefix: str = "") -> None:
+    """Refuse NaN in any field of a dataclass, its parts included: no option has a use for it.
+
+    **Arguments:** `prefix`, before the name of the field in the message, including a dot.
+    **Raises:** `ValueError`, "ppo.gamma is nan; a number is needed".
+    """
+    for f in dataclasses.fields(config):
+        value = getattr(config, f.name, None)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            refuse_nan(value, f"{prefix}{f.name}.")
+        elif any(isinstance(x, float) and math.isnan(x) for x in (value if isinstance(value, tuple) else (value,))):
+            raise ValueError(f"{prefix}{f.name} is {value}; a number is needed")
 
 
 def option(name: str) -> str:

@@ -38,19 +38,28 @@ writable by then, and a resumed run to keep all options that are not FREE.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+from tyro.constructors import (
+    ConstructorRegistry,
+    PrimitiveConstructorSpec,
+    PrimitiveTypeInfo,
+    StructConstructorSpec,
+    StructTypeInfo,
+)
 
 from llmrl_jax.core import config as configs
 from llmrl_jax.run.config import BaseRunConfig, find_run, refuse_changes, resumed
-from llmrl_jax.run.settings import blank, checked, overlaid, read_values, to_yaml
+from llmrl_jax.run.settings import blank, checked, draft, overlaid, read_values, to_yaml
+from llmrl_jax.run.spelling import names_of_command, shown, spelled
 
 
 Get = Callable[[str], str | None]
@@ -93,14 +102,60 @@ def _integers(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int] | None:
     )
 
 
+_RULES: list[Any] = []
+"""What the rule below is looking at: it asks tyro for its own rule."""
+
+
+@_REGISTRY.struct_rule
+def _parts(info: StructTypeInfo) -> StructConstructorSpec | None:
+    """Dataclasses are built without their checks, which `parse` makes when all flags are read: tyro would name a part
+    by its place in the program."""
+    if not dataclasses.is_dataclass(info.type) or _RULES:
+        return None
+    _RULES.append(info)
+    try:
+        spec = ConstructorRegistry.get_struct_spec(info)
+    finally:
+        _RULES.pop()
+    if not isinstance(spec, StructConstructorSpec):
+        return spec
+    return dataclasses.replace(spec, instantiate=lambda **values: draft(info.type, values))
+
+
+def _checking(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that checks its arguments that are dataclasses, then calls `function`."""
+    parameters = inspect.signature(function, eval_str=True).parameters
+
+    @functools.wraps(function)
+    def call(*args: Any, **given: Any) -> Any:
+        for name, value in given.items():
+            flag = shown(parameters[name].annotation, name)
+            given[name] = checked(value, name if flag else "", flag)
+        return function(*args, **given)
+
+    return call
+
+
 def parse(function: Callable[..., Any], prog: str | None = None, args: Sequence[str] | None = None, **how: Any) -> Any:
     """`tyro.cli` with the parsing that all our commands share: `--steps 1e6` for integers.
 
     **Arguments:** `function`, or a dataclass; `prog`, the program's name; `args`, the command line (None: of
     the process); `how`, further arguments of `tyro.cli`.
     **Returns:** what the function returns, or the dataclass.
+    **Raises:** what the function and the checks of its settings raise, with options spelled as flags.
     """
-    return tyro.cli(function, prog=prog, args=args, registry=_REGISTRY, **how)
+    if isinstance(function, type):
+        result = tyro.cli(function, prog=prog, args=args, registry=_REGISTRY, **how)
+        return (checked(result[0]), *result[1:]) if isinstance(result, tuple) else checked(result)
+    with spelled(lambda: names_of_command(function)):
+        return tyro.cli(_checking(function), prog=prog, args=args, registry=_REGISTRY, **how)
+
+
+def parser_of(function: Callable[..., Any]) -> Any:
+    """The options of a function that `parse` reads, as an `argparse.ArgumentParser`."""
+    with warnings.catch_warnings():  # tyro recommends its own completion, which knows no groups of commands
+        warnings.simplefilter("ignore")
+        return tyro.extras.get_parser(function, registry=_REGISTRY)
 
 
 def flag(args: Sequence[str], name: str) -> str | None:
@@ -187,13 +242,20 @@ def _resumed_folder(args: Sequence[str], file: Mapping[str, Any]) -> str:
 
 
 def command(
-    config: type, *, start: Start | None = None, preset: str = "", preset_help: str = "", read: Reader | None = None
+    config: type,
+    *,
+    start: Start | None = None,
+    preset: str = "",
+    preset_help: str = "",
+    read: Reader | None = None,
+    frequent: Sequence[str] = (),
 ) -> Callable[[Callable[[Any], int]], Callable[[Any], int]]:
     """Make a function of a configuration a command; see the module's docstring.
 
     **Arguments:** `config`, the configuration's class; `start`, returns the initial settings; `preset`, the name of the
     default preset: with it the command has `--preset`, with the help text `preset_help`; `read`, a reader of files in
-    other formats.
+    other formats; `frequent`, the options that `--help` describes, in this order, as the command line spells them
+    without the dashes ("env", "run.name"); empty: all.
     **Returns:** a decorator. It does not wrap the function, which Python code calls with a configuration.
     """
 
@@ -215,6 +277,7 @@ def command(
             return blank(config) if start is None else start(_Asked((), Path(), {}, "", dict(values)).get)
 
         work.prepare, work.begin = prepare, begin  # type: ignore[attr-defined]
+        work.frequent = frequent  # type: ignore[attr-defined]
         return work
 
     return decorate
@@ -226,7 +289,6 @@ def _prepared(
     """The function whose signature is the command line: the settings, `--config`, `--print-config` and `--preset`."""
 
     def call(settings: Any, print_config: bool) -> int:
-        settings = checked(settings)
         if saved is not None:
             refuse_changes(folder, saved, settings)
         if print_config:
@@ -261,4 +323,5 @@ def _with_signature(
         for name, (hint, value) in parameters.items()
     ]
     function.__signature__ = inspect.Signature(made)  # type: ignore[attr-defined]
+    function.frequent = like.frequent  # type: ignore[attr-defined]
     return function

@@ -12,7 +12,8 @@ from typing import Any
 import tyro
 
 from llmrl_jax.core import config as configs
-from llmrl_jax.core.checks import nearest
+from llmrl_jax.core.checks import nearest, refuse_nan
+from llmrl_jax.run.spelling import dotted, names_of, shown, spelled
 
 
 NUMBER = r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
@@ -76,7 +77,7 @@ def to_yaml(config: Any) -> str:
 # --- settings that are not checked yet ------------------------------------------------------------------------------
 
 
-def _draft(kind: type, values: Mapping[str, Any]) -> Any:
+def draft(kind: type, values: Mapping[str, Any]) -> Any:
     """A dataclass with these values, unchecked, as flags may still change them."""
     made: Any = object.__new__(kind)
     for name, value in values.items():
@@ -94,7 +95,7 @@ def blank(kind: type) -> Any:
             values[f.name] = f.default_factory()
         else:
             values[f.name] = tyro.MISSING
-    return _draft(kind, values)
+    return draft(kind, values)
 
 
 def _flags_of(kind: type) -> dict[str, tuple[str, bool]]:
@@ -135,11 +136,24 @@ def overlaid(default: Any, values: Mapping[str, Any], where: str = "") -> Any:
         else:
             names = [*known, *(option for n in inner for option in _flags_of(type(fields[n])))]
             raise ValueError(f"there is no option {place!r}{nearest(spelled, names)}")
-    return _draft(kind, fields)
+    return draft(kind, fields)
 
 
-def checked(config: Any) -> Any:
-    """A configuration rebuilt from its values, so that the class of each part checks them."""
+def checked(config: Any, path: str = "", flag: str = "") -> Any:
+    """A configuration rebuilt from its values, so that the class of each part checks them.
+
+    **Arguments:** `path`, the dotted name of this part in the whole; `flag`, its prefix on the command line.
+    **Raises:** what the classes raise, with options spelled as flags; `ValueError` for NaN in any field.
+    """
     if not dataclasses.is_dataclass(config) or isinstance(config, type):
         return config
-    return type(config)(**{f.name: checked(getattr(config, f.name)) for f in dataclasses.fields(config) if f.init})
+    kind = type(config)
+    hints = typing.get_type_hints(kind, include_extras=True)
+    values = {
+        f.name: checked(getattr(config, f.name), dotted(path, f.name), dotted(flag, shown(hints[f.name], f.name)))
+        for f in dataclasses.fields(config)
+        if f.init
+    }
+    with spelled(lambda: names_of(kind, path, flag)):
+        refuse_nan(config)
+        return kind(**values)

@@ -77,7 +77,7 @@ def test_a_run_of_other_settings_is_refused_by_name(run, capsys):
     out = str(run.parent)
     args = ["glam", "train", "--run.name", "small", "--run.out", out, "--run.resume", "--ppo.clip-eps", "0.3"]
     assert main(args) == 2
-    assert "ppo.clip_eps: 0.2 -> 0.3" in capsys.readouterr().err
+    assert "--ppo.clip-eps: 0.2 -> 0.3" in capsys.readouterr().err
 
 
 def test_evaluation_reports_both_ways_of_acting_with_intervals(run, capsys):
