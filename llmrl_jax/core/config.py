@@ -137,9 +137,9 @@ def upgraded(cls: type, values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def a_run(kind: str) -> str:
-    """A run of a kind, for messages: "an lm sft run"."""
+    """A run of a kind, for messages: "an lm sft run", "a props run"."""
     vowel = kind[:1] in "aeio" or kind[:2] in ("lm", "rl")
-    return f"{'an' if vowel else 'a'} {kind} run"
+    return f"{'an' if vowel else 'a'} {kind.removesuffix(' run')} run"
 
 
 def stamped(config: Any) -> dict[str, Any]:
@@ -187,14 +187,16 @@ def save_config(config: Any, path: str | Path) -> None:
 
 def read_json(path: str | Path) -> Any:
     """The values of a configuration file. **Raises:** `FileNotFoundError`; `ValueError` for invalid JSON, or the
-    config.json of a language model."""
+    config.json of a language model; `OSError` for a file that cannot be read."""
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"there is no configuration at {path}")
     try:
-        value = json.loads(path.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not valid JSON: {error}") from error
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:  # also a number of more digits than Python reads
+        raise ValueError(f"{path} is not valid JSON ({error}): correct it, or put the file back") from error
+    except OSError as error:
+        raise PermissionError(f"{path} cannot be read ({error.strerror}): a file of JSON is needed") from error
     if isinstance(value, dict) and "model_type" in value:
         raise ValueError(
             f"{path} describes a language model ({value['model_type']}), not a run: pass that folder as --model"

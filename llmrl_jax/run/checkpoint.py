@@ -11,34 +11,22 @@ import contextlib
 import logging
 import math
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import jax
 import orbax.checkpoint as ocp
-from jax.sharding import SingleDeviceSharding
 from orbax.checkpoint import checkpoint_managers
 
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.checks import nearest
-from llmrl_jax.run import info, leaves as trees
+from llmrl_jax.run import frozen as frozen_part, info, leaves as trees, restoring
+from llmrl_jax.run.restoring import CheckpointError, Damaged, DamagedFrozen, line_of
 
 
 FORMAT = trees.CHECKSUMS
 """Format of the descriptions, by the version of their checksums. Checkpoints of format 1 are read too."""
-
-
-class CheckpointError(ValueError):
-    """A checkpoint that cannot be used, because its configuration or state differs or it is damaged; the message says
-    which."""
-
-
-def _raw(x: Any) -> Any:
-    return jax.random.key_data(x) if trees.is_key(x) else x
-
-
-def _describe(leaves: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    return {name: {"shape": list(x.shape), "dtype": str(x.dtype)} for name, x in leaves.items()}
 
 
 def _mesh(tree: Any) -> dict[str, int]:
@@ -59,6 +47,8 @@ class Checkpoints:
         self.root, self.frozen_root = self.folder / "checkpoints", self.folder / "frozen"
         self.best, self.identity, self.read_only = best, configs.identity(config), read_only
         self.config = config
+        self.notes: list[str] = []
+        """What `restore` found that the user should know: other versions or devices, a frozen part that was damaged."""
         if read_only and not self.root.is_dir():
             raise FileNotFoundError(f"there are no checkpoints in {folder}")
         policies = [checkpoint_managers.LatestN(keep)]
@@ -104,13 +94,14 @@ class Checkpoints:
             raise ValueError(f"there is no metric {self.best!r} to keep the best by{nearest(self.best, list(metrics))}")
         frozen = self._save_frozen(state.frozen)
         leaves = trees.named_leaves(state.replace(frozen=()))
-        raw = {name: _raw(x) for name, x in leaves.items()}
-        described, sums = _describe(leaves), trees.checksums(raw)
+        raw = {name: restoring.raw(x) for name, x in leaves.items()}
+        described, sums = restoring.describe(leaves), trees.checksums(raw)
         meta = {
             "format": FORMAT,
             "update": update,
             "identity": self.identity,
             "versions": info.versions(),
+            "device": info.device(),
             "devices": jax.device_count(),
             "mesh": _mesh(state),
             "frozen": frozen,
@@ -133,13 +124,16 @@ class Checkpoints:
         if not jax.tree.leaves(frozen):
             return {}
         if not hasattr(self, "_frozen_sums"):
-            leaves = trees.named_leaves(frozen)
-            raw = {name: _raw(x) for name, x in leaves.items()}
             if not self.updates() or not self.frozen_root.exists():
-                with ocp.StandardCheckpointer() as writer:
-                    writer.save(self.frozen_root, {name: x for name, x in raw.items() if x.size}, force=True)
-            self._frozen_sums = trees.checksums(raw)
+                self._write_frozen(frozen)
+            self._frozen_sums = trees.checksums(
+                {name: restoring.raw(x) for name, x in trees.named_leaves(frozen).items()}
+            )
         return self._frozen_sums
+
+    def _write_frozen(self, frozen: Any) -> None:
+        leaves = {name: restoring.raw(x) for name, x in trees.named_leaves(frozen).items()}
+        frozen_part.write(self.frozen_root, {name: x for name, x in leaves.items() if x.size})
 
     def wait(self) -> None:
         """Wait until everything saved is on disk. **Raises:** the error of a failed write."""
@@ -172,15 +166,24 @@ class Checkpoints:
         try:
             return self._manager.restore(update, args=ocp.args.Composite(meta=ocp.args.JsonRestore())).meta
         except Exception as error:
-            raise CheckpointError(f"its description cannot be read: {_line(error)}") from error
+            raise CheckpointError(f"its description cannot be read: {line_of(error)}") from error
+
+    def check(self, update: int) -> None:
+        """**Raises** `CheckpointError` if the checkpoint's configuration or format differs. Starts no device; damage is
+        left to `restore`."""
+        try:
+            meta = self.describe(update)
+        except CheckpointError:
+            return
+        self._check_identity(meta, update)
 
     def restore(self, like: Any, update: int | None = None, fresh: Any = ()) -> tuple[Any, int]:
-        """Read a checkpoint.
+        """Read a checkpoint. `notes` says then what changed around it.
 
         **Arguments:** `like`, a state (of arrays or `jax.ShapeDtypeStruct`) with the structure, shapes, dtypes and
         shardings of the result; the devices may differ from those at saving; `update`, which checkpoint (None: the
         newest); `fresh`, the frozen part of a new start: if it equals the saved one, it is used instead of reading, so
-        that its memory is needed only once.
+        that its memory is needed only once, and written again if its files are damaged.
         **Returns:** the state and its update.
         **Raises:** `FileNotFoundError` if there is none; `CheckpointError` if its configuration differs (naming the
         options), its state differs (naming the leaves), the data in the `fresh` frozen part differ (leaves of int32
@@ -197,8 +200,17 @@ class Checkpoints:
             meta = self.describe(wanted)
             self._check_identity(meta, wanted)
             same = self._is_same(fresh, meta, wanted)
-            return self._read(like, wanted, meta, fresh if same else None), wanted
-        except _Damaged as error:
+            state = self._read(like, wanted, meta, fresh if same else None)
+            if same:
+                self._repair_frozen(fresh)
+            self.notes += restoring.moved(meta, wanted)
+            return state, wanted
+        except DamagedFrozen as error:
+            raise CheckpointError(
+                f"the frozen part of {self.folder} is damaged ({error}): --run.resume writes it again, if the model "
+                "and the data are where they were"
+            ) from error
+        except Damaged as error:
             self._offer(like, wanted, error)
         except CheckpointError as error:
             if error.__cause__ is None:
@@ -225,7 +237,7 @@ class Checkpoints:
         if not leaves:
             return False
         saved = meta["frozen"]
-        sums = trees.checksums({name: _raw(x) for name, x in leaves.items()}, meta["format"])
+        sums = trees.checksums({name: restoring.raw(x) for name, x in leaves.items()}, meta["format"])
         data = [n for n, x in leaves.items() if str(x.dtype) in ("int32", "bool")]
         changed = [n for n in data if saved.get(n, sums[n]) != sums[n]]
         if changed:
@@ -235,18 +247,24 @@ class Checkpoints:
             )
         return sums == saved
 
+    def _repair_frozen(self, fresh: Any) -> None:
+        """Write the frozen part again if its files are damaged."""
+        if not self.read_only and (wrong := frozen_part.damage(self.frozen_root)):
+            self._write_frozen(fresh)
+            self.notes.append(f"the frozen part was damaged ({wrong}), and was written again")
+
     def _read(self, like: Any, update: int, meta: Mapping[str, Any], frozen: Any = None) -> Any:
         """The state, with the given `frozen` part, else with that on disk."""
         frozen_like, like, version = like.frozen, like.replace(frozen=()), meta["format"]
         wanted = trees.named_leaves(like)
-        _check_leaves(meta["leaves"], _describe(wanted), f"checkpoint {update} in {self.root}")
+        restoring.check_leaves(meta["leaves"], restoring.describe(wanted), f"checkpoint {update} in {self.root}")
         sums = {name: leaf["checksum"] for name, leaf in meta["leaves"].items()}
 
         def restore(target):
             args = ocp.args.Composite(state=ocp.args.StandardRestore(target))
             return self._manager.restore(update, args=args).state
 
-        state = _restore(like, wanted, sums, restore, version)
+        state = restoring.restore_leaves(like, wanted, sums, restore, version)
         if frozen is not None:
             self._keep_sums(meta)
             return state.replace(frozen=frozen)
@@ -257,11 +275,11 @@ class Checkpoints:
         if not frozen_leaves:
             return state.replace(frozen=frozen_like)
 
-        def restore_frozen(target):
-            with ocp.StandardCheckpointer() as reader:
-                return reader.restore(self.frozen_root, target)
-
-        frozen = _restore(frozen_like, frozen_leaves, meta["frozen"], restore_frozen, version, "frozen.")
+        try:
+            read = partial(frozen_part.read, self.frozen_root)
+            frozen = restoring.restore_leaves(frozen_like, frozen_leaves, meta["frozen"], read, version, "frozen.")
+        except Damaged as error:
+            raise DamagedFrozen(str(error)) from error
         self._keep_sums(meta)
         return state.replace(frozen=frozen)
 
@@ -277,7 +295,8 @@ class Checkpoints:
                 self._read(like, older, self.describe(older))
             except CheckpointError:
                 continue
-            offer = f"the last good one is that of update {older}: continue from it with resume_from={older}"
+            option = "--checkpoint" if self.read_only else "--run.resume-from"
+            offer = f"the last good one is that of update {older}: use it with {option} {older}"
             break
         else:
             offer = "no older one is whole"
@@ -294,68 +313,6 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(before)
-
-
-class _Damaged(CheckpointError):
-    """The bytes of a checkpoint differ from those saved."""
-
-
-def _line(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:160]}"
-
-
-def _check_leaves(saved: Mapping[str, Any], wanted: Mapping[str, Any], what: str) -> None:
-    lines = [f"{name} is not in it" for name in wanted if name not in saved]
-    lines += [f"{name} is only in it" for name in saved if name not in wanted]
-    for name in wanted:
-        if name in saved:
-            a, b = saved[name], wanted[name]
-            if (a["shape"], a["dtype"]) != (b["shape"], b["dtype"]):
-                lines.append(f"{name} is {a['dtype']}{a['shape']}, not {b['dtype']}{b['shape']}")
-    if lines:
-        more = f" and {len(lines) - 5} more" if len(lines) > 5 else ""
-        raise CheckpointError(f"{what} is of another state: {'; '.join(lines[:5])}{more}")
-
-
-def _key_impl(x: Any) -> Any:
-    """The PRNG implementation of keys, also of abstract ones (which `jax.random.key_impl` refuses)."""
-    impls: list[Any] = []
-    jax.eval_shape(lambda key: impls.append(jax.random.key_impl(key)), jax.ShapeDtypeStruct(x.shape, x.dtype))
-    return impls[0]
-
-
-def _target(x: Any) -> jax.ShapeDtypeStruct:
-    sharding = getattr(x, "sharding", None) or SingleDeviceSharding(jax.devices()[0])
-    if trees.is_key(x):
-        x = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(x.shape, x.dtype))
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-
-
-def _restore(
-    like: Any, wanted: Mapping[str, Any], sums: Mapping[str, int], restore: Any, version: int, prefix: str = ""
-) -> Any:
-    """Read the leaves `wanted` into the structure of `like`, verify their checksums of that version, and rewrap PRNG
-    keys."""
-    target = {name: _target(x) for name, x in wanted.items()}
-    try:
-        read = dict(restore({name: x for name, x in target.items() if x.size}))
-    except Exception as error:
-        raise _Damaged(_line(error)) from error
-    for name, x in target.items():
-        if not x.size:
-            read[name] = jax.device_put(jax.numpy.zeros(x.shape, x.dtype), x.sharding)
-    actual = trees.checksums({name: read[name] for name in wanted}, version)
-    wrong = [prefix + name for name in wanted if actual[name] != sums[name]]
-    if wrong:
-        raise _Damaged(f"the contents of {', '.join(wrong[:5])} changed since they were saved")
-    leaves = []
-    for name, x in wanted.items():
-        value = read[name]
-        if trees.is_key(x):
-            value = jax.random.wrap_key_data(value, impl=_key_impl(x))
-        leaves.append(value)
-    return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
 def restore_state(folder: str | Path, like: Any, update: int | None = None, config: Any = None) -> tuple[Any, int]:

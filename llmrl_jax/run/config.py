@@ -11,18 +11,24 @@ from typing import Annotated, Any, TypeVar
 from tyro.constructors import PrimitiveConstructorSpec
 
 from llmrl_jax.core import config as configs
-from llmrl_jax.core.checks import fields_at_least, nearest
+from llmrl_jax.core.checks import at_least, check_seed, nearest, option
 from llmrl_jax.core.config import FREE
 
 
 Settings = TypeVar("Settings")
+
+
+def resume_value(text: str) -> bool | str:
+    """The value of `--run.resume TEXT`: a folder, or `True` or `False` as in a file."""
+    return {"True": True, "False": False}.get(text, text)
+
 
 Resume = Annotated[
     bool | str,
     PrimitiveConstructorSpec(
         nargs=(0, 1),
         metavar="[RUN]",
-        instance_from_str=lambda args: args[0] if args else True,
+        instance_from_str=lambda args: resume_value(args[0]) if args else True,
         is_instance=lambda value: isinstance(value, (bool, str)),
         str_from_instance=lambda value: [str(value)] if value is False or isinstance(value, str) else [],
     ),
@@ -46,27 +52,34 @@ class BaseRunConfig:
     out: str = field(default="runs", metadata=FREE)
     """Folder that holds all runs."""
     seed: int = 0
-    """Seed of every random number of the run; at least 0."""
+    """Seed of every random number of the run, from 0 to 4294967295."""
     resume: Resume = field(default=False, metadata=FREE)
     """The folder of a run to continue, `runs/NAME`, or its name in `out`; the command takes all its settings from it.
-    Without a value: the run `<out>/<name>`."""
+    Without a value: the run `<out>/<name>`. `False`: a new run, although a file says otherwise."""
 
     def __post_init__(self):
         if isinstance(self.resume, str):
             self._take_place_of(self.resume)
-        fields_at_least(self, 0, "seed", prefix="run.")
-        if self.name and (Path(self.name).name != self.name or self.name in (".", "..")):
-            raise ValueError(f"the run's name {self.name!r} must be one folder's name (run.out says where it is)")
+        check_seed("--run.seed", self.seed)
+        if self.name and (Path(self.name).name != self.name or self.name in (".", "..") or "\0" in self.name):
+            raise ValueError(f"--run.name is {self.name!r}; one folder's name is needed (--run.out says where it is)")
+        if "\0" in self.out:
+            raise ValueError(f"--run.out is {self.out!r}; the path of a folder is needed, without a null character")
         if self.resume and not self.name:
-            raise ValueError("run.resume needs the folder of the run to continue, as in --run.resume runs/NAME")
+            raise ValueError("--run.resume needs the folder of the run to continue, as in --run.resume runs/NAME")
+
+    def _at_least(self, low: float, *names: str) -> None:
+        """`at_least` for fields of this class, named as on the command line."""
+        for name in names:
+            at_least(option(f"run.{name}"), getattr(self, name), low)
 
     def _take_place_of(self, folder: str) -> None:
         """Set `name` and `out` from the folder of the run to continue; `resume` is False without one."""
         out, name = _split(folder)
         default_out = next(f.default for f in fields(self) if f.name == "out")
-        for option, given, needed in (("name", self.name, name), ("out", self.out, out)):
-            if needed and given not in ("", needed, default_out if option == "out" else ""):
-                raise ValueError(f"run.{option} is {given}, but run.resume is {folder}: leave run.{option} out")
+        for which, given, needed in (("name", self.name, name), ("out", self.out, out)):
+            if needed and given not in ("", needed, default_out if which == "out" else ""):
+                raise ValueError(f"--run.{which} is {given}, but --run.resume is {folder}: leave --run.{which} out")
         object.__setattr__(self, "name", name or self.name)
         object.__setattr__(self, "out", out or self.out)
         object.__setattr__(self, "resume", bool(folder))
@@ -93,6 +106,8 @@ class RunConfig(BaseRunConfig):
     """Metric, named as in `metrics.jsonl`, whose highest checkpoint is kept as well; empty: none."""
     resume_from: int = field(default=-1, metadata=FREE)
     """With `resume`: update number of the checkpoint to continue from; later ones are deleted. -1: newest."""
+    accept_gaps: bool = field(default=False, metadata=FREE)
+    """With `resume`: continue although lines of `metrics.jsonl` are missing or damaged; they are lost."""
     max_seconds: float = field(default=0.0, metadata=FREE)
     """Time budget in seconds of training, without compilation; then the run saves and stops. 0: none."""
     tensorboard: bool = field(default=False, metadata=FREE)
@@ -107,11 +122,14 @@ class RunConfig(BaseRunConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        fields_at_least(self, 0, "eval_every", "checkpoint_every", "max_seconds", prefix="run.")
-        fields_at_least(self, 1, "log_every", "keep", prefix="run.")
-        fields_at_least(self, -1, "resume_from", prefix="run.")
+        self._at_least(0, "eval_every", "checkpoint_every", "max_seconds")
+        self._at_least(1, "log_every", "keep")
+        self._at_least(-1, "resume_from")
         if self.resume_from >= 0 and not self.resume:
-            raise ValueError(f"run.resume_from {self.resume_from} has a meaning only with run.resume")
+            raise ValueError(
+                f"--run.resume-from is {self.resume_from}, but no run is resumed: name it with --run.resume, or leave "
+                "this out"
+            )
 
 
 def find_run(folder: str | Path) -> Path:
@@ -120,16 +138,15 @@ def find_run(folder: str | Path) -> Path:
     folder = Path(folder).expanduser()
     if not (folder / "config.json").is_file():
         known = [path.parent.name for path in folder.parent.glob("*/config.json")]
-        raise FileNotFoundError(
-            f"there is no run {folder.name!r} in {folder.parent} to resume{nearest(folder.name, known)}"
-        )
+        near = nearest(folder.name, known) or f": `llmrl runs list {folder.parent}` lists those that are there"
+        raise FileNotFoundError(f"there is no run {folder.name!r} in {folder.parent} to resume{near}")
     return folder / "config.json"
 
 
 def resumed(kind: type[Settings], folder: str | Path, **changes: Any) -> Settings:
     """The settings with which a run continues: those of its config.json.
 
-    Options that apply to one start only are reset: the checkpoint to continue from, and the time budget.
+    Options that apply to one start only are reset: the checkpoint to continue from, accepted gaps, the time budget.
 
     **Arguments:** `kind`, a dataclass with a `run`; `folder`, the run's, `runs/NAME`; `changes`, fields of `kind` that
     may change (`llmrl_jax.core.config.FREE`), such as `steps=2_000_000`.
@@ -137,7 +154,8 @@ def resumed(kind: type[Settings], folder: str | Path, **changes: Any) -> Setting
     resumed run does not allow.
     """
     saved: Any = configs.load_config(kind, find_run(folder))
-    own = {"resume_from": -1, "max_seconds": 0.0} if isinstance(saved.run, RunConfig) else {}
+    once = {"resume_from": -1, "accept_gaps": False, "max_seconds": 0.0}
+    own = once if isinstance(saved.run, RunConfig) else {}
     out, name = _split(str(folder))
     # the folder may have been moved or renamed since config.json was written
     run = replace(saved.run, **own, name=name, out=out or ".", resume=True)
@@ -163,7 +181,12 @@ def use_compilation_cache(folder: str) -> None:
         jax.config.update("jax_enable_compilation_cache", False)
         return
     path = Path(folder).expanduser()
-    path.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PermissionError(
+            f"no compiled program can be kept in {path} ({error.strerror}): choose another folder, or `off`"
+        ) from None
     jax.config.update("jax_enable_compilation_cache", True)
     jax.config.update("jax_compilation_cache_dir", str(path))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)

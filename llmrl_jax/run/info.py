@@ -29,6 +29,15 @@ def _cpu() -> str:
         return platform.processor() or platform.machine()
 
 
+def device() -> str:
+    """The kind of the accelerator, or of the processor if there is none: what programs are compiled for. Starts the JAX
+    backend."""
+    import jax
+
+    first = jax.devices()[0]
+    return f"cpu ({_cpu()})" if first.platform == "cpu" else first.device_kind
+
+
 def machine() -> dict[str, Any]:
     """Processor, usable cores, accelerators, and the load average of the last minute. Starts the JAX backend."""
     import jax

@@ -7,7 +7,6 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,16 +15,19 @@ import numpy as np
 
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.activity import doing
-from llmrl_jax.core.checks import at_least, nearest
-from llmrl_jax.run import leaves as trees, metrics as sinks, progress as show
+from llmrl_jax.core.checks import at_least
+from llmrl_jax.run import best, leaves as trees, metrics, progress as show
 from llmrl_jax.run.boundaries import Boundaries
-from llmrl_jax.run.checkpoint import Checkpoints
+from llmrl_jax.run.checkpoint import Checkpoints, line_of
 from llmrl_jax.run.chunk import check_bounds, compile_chunk, verdict
 from llmrl_jax.run.config import RunConfig, use_compilation_cache
 from llmrl_jax.run.exchange import Exchanges, NoAnswer
 from llmrl_jax.run.folder import held, open_folder
 from llmrl_jax.run.report import curves as plots
+from llmrl_jax.run.result import RunResult, RunStopped
+from llmrl_jax.run.resumption import start_of
 from llmrl_jax.run.signals import StopRequest
+from llmrl_jax.run.sinks import Sinks, check_packages, open_sinks
 from llmrl_jax.run.status import FAILED, FINISHED, STOPPED, Status, write_status
 
 
@@ -34,45 +36,6 @@ CHUNK_SECONDS = 2.0
 
 Evaluate = Callable[[Any, jax.Array], Mapping[str, Any]]
 """`(state, key) -> metrics`, for `train(evaluate=...)`."""
-
-
-class RunStopped(RuntimeError):
-    """The run cannot continue: a loss is not finite, a bound is exceeded, a checkpoint cannot be written, or an
-    exchange failed."""
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """How a run ended."""
-
-    state: Any
-    """The learner's last state."""
-    update: int
-    """Updates done, including those before a resume."""
-    steps: int
-    """Units done (`Learner.unit`: environment steps, tokens, episodes), including those before a resume."""
-    seconds: float
-    """Training time, including that before a resume, without compilation, evaluation, checkpoints and exchanges."""
-    compile_seconds: float
-    """Time to trace and compile the chunk of updates."""
-    stopped: str
-    """Why it ended before its last update: `SIGINT`, `SIGTERM`, `time budget`; empty if it did not."""
-    folder: Path
-    """The run's folder."""
-
-    @property
-    def steps_per_second(self) -> float:
-        """`steps` per second of training."""
-        return self.steps / self.seconds if self.seconds else math.nan
-
-    def facts(self, unit: str = "steps") -> dict[str, Any]:
-        """Speed, times and the reason of the end, for `write_summary`. **Arguments:** `unit`, the name of `steps`."""
-        return {
-            f"{unit}_per_second": round(self.steps_per_second, 1),
-            "train_seconds": round(self.seconds, 1),
-            "compile_seconds": round(self.compile_seconds, 1),
-            "stopped": self.stopped,
-        }
 
 
 def _any_process(flag: bool) -> bool:
@@ -109,8 +72,9 @@ def train(
     before the bar; `shown`, metric -> label beside the bar; `again`, how to continue a stopped run, as its message says
     it (empty: --run.resume with its folder).
     **Raises:** `RunStopped` naming the update, with the last good checkpoint kept; `CheckpointError` if the
-    checkpoint cannot be resumed; `FileExistsError` and `FileNotFoundError`, see `open_folder`; `BlockingIOError` if
-    another process writes this run.
+    checkpoint cannot be resumed; `FileExistsError` and `FileNotFoundError`, see `open_folder` and `start_of`;
+    `ValueError` for a metric in `config.best` that the run does not have; `BlockingIOError` if another process writes
+    this run.
     """
     at_least("num_updates", num_updates, 1)
     if config.compilation_cache:
@@ -121,16 +85,28 @@ def train(
     with contextlib.ExitStack() as stack:
         if jax.process_index() == 0:
             stack.enter_context(held(folder))
+        check_packages(config)
+        best.check_evaluates(config, evaluate is not None and config.eval_every > 0)
+        start = start_of(folder, config)
+        if start > num_updates:
+            done, asked = (f"{n} updates ({n * learner.steps_per_update} {learner.unit})" for n in (start, num_updates))
+            raise ValueError(f"{folder} has {done} already, and {asked} are asked for: ask for more to continue it")
         checkpoints = stack.enter_context(Checkpoints(folder, keep=config.keep, best=config.best, config=full_config))
+        if start:
+            checkpoints.check(start)
         state, update = _first_state(learner, config, checkpoints)
-        if update > num_updates:
-            raise ValueError(f"{folder} has {update} updates, more than the {num_updates} that are asked for")
-        before = _open_files(config, full_config, folder, update)
-        sink = sinks.open_sinks(folder, config, full_config, update) if jax.process_index() == 0 else sinks.Sinks([])
+        before = metrics.last(folder / "metrics.jsonl", update or -1) if config.resume else {}
+        best.check_training(learner, config, state, before)
+        _open_files(config, full_config, folder, update)
+        sink = open_sinks(folder, config, full_config, update) if jax.process_index() == 0 else Sinks([])
         mode = config.progress if jax.process_index() == 0 else "off"
         title, unit = title or folder.name, learner.unit.split()[-1]
         bar = show.Progress(mode, title, num_updates, update, shown, unit)
         stack.callback(bar.close)
+        if config.resume and not update:
+            checkpoints.notes.append(f"{folder} was never saved: it begins again at update 0")
+        for note in checkpoints.notes:
+            bar.say(f"note: {note}")
         run = _Run(
             learner,
             config,
@@ -174,16 +150,13 @@ def _first_state(learner: Any, config: RunConfig, checkpoints: Checkpoints) -> t
     return state, update
 
 
-def _open_files(config: RunConfig, full_config: Any, folder: Path, update: int) -> dict[str, dict[str, Any]]:
-    """Write `config.json`, and truncate `metrics.jsonl` to the update that the run continues from. **Returns:** the
-    last line of each kind up to there."""
-    kept = update or -1  # a restarted run keeps no line, not even the evaluation of update 0
-    before = sinks.last(folder / "metrics.jsonl", kept) if config.resume else {}
+def _open_files(config: RunConfig, full_config: Any, folder: Path, update: int) -> None:
+    """Write `config.json`, and truncate `metrics.jsonl` to the update that the run continues from; a restarted run
+    keeps no line, not even the evaluation of update 0."""
     if jax.process_index() == 0:
         if config.resume:
-            sinks.truncate(folder / "metrics.jsonl", kept)
+            metrics.truncate(folder / "metrics.jsonl", update or -1)
         configs.save_config(full_config, folder / "config.json")
-    return before
 
 
 class _Run:
@@ -196,7 +169,7 @@ class _Run:
         *,
         folder: Path,
         checkpoints: Checkpoints,
-        sink: sinks.Sinks,
+        sink: Sinks,
         bar: show.Progress,
         evaluate: Evaluate | None,
         num_updates: int,
@@ -209,10 +182,12 @@ class _Run:
         self.learner, self.config, self.folder, self.num_updates = learner, config, folder, num_updates
         self.checkpoints, self.sink, self.bar, self.evaluate = checkpoints, sink, bar, evaluate
         self.again, self.first, self.update, self.saved = again, update, update, update
+        self.complete = update or -1
+        """The update of the newest checkpoint that is known to be complete; -1: none is."""
         self.seconds = float(before.get("train", {}).get("seconds") or 0.0)
         self.began = self.seconds
         self.pending: list[dict[str, np.ndarray]] = []
-        self.latest = sinks.known(before)
+        self.latest = metrics.known(before)
         self.evaluated = before.get("eval", {}).get("update", -1)
         self.speed = math.nan
         self.mark = (update, self.seconds)
@@ -224,7 +199,11 @@ class _Run:
         boundaries = Boundaries(self.config, self.num_updates, self.evaluate is not None, self.learner.exchange)
         stopped = ""
         with StopRequest() as request:
-            chunk, compile_seconds = compile_chunk(self.learner, state, self.config.log_every)
+            chunk, compile_seconds = None, 0.0
+            if self.update < self.num_updates:
+                chunk, compile_seconds = compile_chunk(self.learner, state, self.config.log_every)
+            else:
+                self.bar.say(f"{self.folder} has all its {self.update} updates already: ask for more to train on")
             self.bar.restart_clock(self.update)
             if boundaries.due(boundaries.eval, self.update) and self.evaluated != self.update:
                 self._evaluate(state)  # at the start, also if an earlier part of the run ended there
@@ -303,10 +282,6 @@ class _Run:
     def _check(self, rows: dict[str, np.ndarray]) -> None:
         if not self.pending and self.update == self.first + len(next(iter(rows.values()), ())):
             check_bounds(self.learner, list(rows))
-            known = {*rows, *self.latest}
-            if self.config.best and self.config.best not in known:
-                near = nearest(self.config.best, sorted(known))
-                raise ValueError(f"--run.best {self.config.best} is no metric of this run{near}")
         self.pending.append(rows)
         n = len(next(iter(rows.values()), ()))
         why = verdict(self.learner, rows, self.update - n + 1)
@@ -318,7 +293,7 @@ class _Run:
         try:
             self.checkpoints.wait()
         except Exception as error:  # the reason is known; a failed write leaves older checkpoints intact
-            why += f" (and: {error})" if cause is None else ""
+            why += f" (and: {line_of(error)})" if cause is None else ""
         with contextlib.suppress(Exception):  # else use the list in memory
             self.checkpoints.reload()
         last = self.checkpoints.latest()
@@ -341,7 +316,7 @@ class _Run:
         n = self.update - self.mark[0]
         rate = n * self.learner.steps_per_update / max(self.seconds - self.mark[1], 1e-9)
         self.mark = (self.update, self.seconds)
-        self.latest.update(sinks.window(joined))
+        self.latest.update(metrics.window(joined))
         line = {
             "kind": "train",
             "update": self.update,
@@ -361,7 +336,10 @@ class _Run:
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.config.seed), 0x5EED), self.update)
         with doing(f"evaluation after update {self.update}"):
             results = {name: _number(value) for name, value in self.evaluate(state, key).items()}
-        self.latest.update({f"eval/{name}": value for name, value in results.items() if isinstance(value, float)})
+        named = {f"eval/{name}": value for name, value in results.items() if isinstance(value, float)}
+        if best.is_of_evaluations(self.config):
+            best.check(self.config, named)
+        self.latest.update(named)
         steps = self.update * self.learner.steps_per_update
         line = {"kind": "eval", "update": self.update, "steps": steps, **results}
         self._write(line)
@@ -377,7 +355,7 @@ class _Run:
     def note(self, ended: str = "", why: str = "") -> None:
         """Write the progress of the run, and how it ended."""
         if jax.process_index() == 0:
-            write_status(self.folder, Status(self.update, self.num_updates, ended, why))
+            write_status(self.folder, Status(self.update, self.num_updates, ended, why, self.complete))
 
     def close(self) -> None:
         """Close the sinks of a run that ended without error."""
@@ -392,18 +370,25 @@ class _Run:
             names = ", ".join(broken[:3])
             self._stop(f"parameters are not finite after update {self.update} ({names}): learning has broken down")
         try:
+            self.sink.sync()
+        except OSError as error:
+            self._stop(f"the metrics of update {self.update} could not be written ({error})", error)
+        try:
             self.checkpoints.save(self.update, state, self.latest)
         except Exception as error:
-            if self.config.best and self.config.best not in self.latest:
-                raise
-            self._stop(f"the checkpoint of update {self.update} could not be written ({error})", error)
-        self.saved = self.update
+            self._stop(f"the checkpoint of update {self.update} could not be written ({line_of(error)})", error)
+        self.complete, self.saved = self.saved or -1, self.update  # it waited for the one before
+        try:
+            self.note()
+        except OSError as error:
+            self._stop(f"the status of update {self.update} could not be written ({error})", error)
 
     def _finish_saving(self) -> None:
         try:
             self.checkpoints.wait()
+            self.complete = self.saved or -1
         except Exception as error:
-            self._stop(f"the last checkpoint could not be written ({error})", error)
+            self._stop(f"the last checkpoint could not be written ({line_of(error)})", error)
 
 
 def _number(value: Any) -> Any:

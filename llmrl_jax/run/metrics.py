@@ -1,19 +1,19 @@
-"""Where metrics go: `metrics.jsonl` always, TensorBoard and Weights & Biases on request."""
+"""Metrics of a run: lines of several updates, and `metrics.jsonl`, which is written, checked and read."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import math
-import uuid
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 
-from llmrl_jax.core import config as configs
 from llmrl_jax.core.files import write_whole
-from llmrl_jax.run.config import RunConfig
 
 
 COUNT = "episodes"
@@ -22,17 +22,6 @@ COUNT = "episodes"
 _OF_EPISODES = ("success", "episode_return", "episode_length")
 _OF_LINES = ("kind", "update", "updates", "steps", "seconds", "steps_per_second", "exchange_seconds")
 """The keys of a line that are not metrics."""
-
-
-@runtime_checkable
-class Sink(Protocol):
-    """A recorder of metrics, one line at a time."""
-
-    def write(self, line: Mapping[str, Any]) -> None:
-        """Record a line: `kind`, `update`, and numbers."""
-
-    def close(self) -> None:
-        """Flush, and close files."""
 
 
 def is_of_episodes(name: str) -> bool:
@@ -63,7 +52,7 @@ def window(rows: Mapping[str, np.ndarray]) -> dict[str, float]:
 
 
 class JsonLines:
-    """`metrics.jsonl`: one JSON object per line, flushed; nan and infinities are null."""
+    """`metrics.jsonl`: one JSON object per line, flushed; nan and infinities are null. A `Sink`."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -77,42 +66,128 @@ class JsonLines:
         self._file.write(json.dumps(clean) + "\n")
         self._file.flush()
 
+    def sync(self):
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # of a file system that cannot sync
+                raise
+
     def close(self):
         self._file.close()
 
 
-def read(path: str | Path) -> list[dict[str, Any]]:
-    """The lines of a `metrics.jsonl`; an incomplete last line is skipped. null reads as nan."""
-    return _parsed(Path(path).read_text().splitlines())
+def read(path: str | Path, needs: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """The lines of a `metrics.jsonl`; an incomplete last line is skipped. null reads as nan.
 
-
-def _parsed(texts: Sequence[str]) -> list[dict[str, Any]]:
-    lines = []
-    for text in texts:
+    **Arguments:** `path`; `needs`, the numbers that each line of training must have (`steps`, `seconds`).
+    **Raises:** `ValueError` for a damaged line, naming it; `OSError` if the file cannot be read.
+    """
+    path, lines = Path(path), []
+    for number, text, complete in _texts(path):
         try:
-            line = json.loads(text)
-        except json.JSONDecodeError:
-            continue
-        lines.append({name: math.nan if value is None else value for name, value in line.items()})
+            line = _parsed(text)
+        except ValueError:
+            if not complete:
+                break
+            raise _damaged(path, number, text, needs) from None
+        lacks = [name for name in needs if not isinstance(line.get(name), (int, float))]
+        if lacks and line["kind"] == "train":
+            raise _damaged(path, number, text, needs)
+        lines.append(line)
     return lines
 
 
+def _texts(path: Path, content: bytes | None = None) -> Iterator[tuple[int, bytes, bool]]:
+    """Each line of a file: its number from 1, its bytes, and whether it ends in a newline, as a complete one does."""
+    if content is None:
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise type(error)(f"{path} cannot be read ({error.strerror}): a file of metrics is needed") from None
+    *complete, last = content.split(b"\n")
+    for number, text in enumerate(complete, 1):
+        yield number, text, True
+    if last:
+        yield len(complete) + 1, last, False
+
+
+def _parsed(text: bytes) -> dict[str, Any]:
+    """One line. **Raises:** `ValueError` if it is not an object with a `kind` and an `update`."""
+    try:
+        line = json.loads(text.decode())
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(line, dict) or not isinstance(line.get("kind"), str) or type(line.get("update")) is not int:
+        raise ValueError("not a line of metrics")
+    return {name: math.nan if value is None else value for name, value in line.items()}
+
+
+def _damaged(path: Path, number: int, text: bytes, needs: Sequence[str]) -> ValueError:
+    needed = f"a JSON object with {', '.join(('kind', 'update', *needs))} is needed"
+    return ValueError(f"{path}:{number} is {_short(text)}; {needed}: put the file back, or delete that line")
+
+
+def _short(text: bytes, size: int = 60) -> str:
+    """The beginning of a line, for messages."""
+    return repr(text[:size].decode(errors="backslashreplace")) + ("..." if len(text) > size else "")
+
+
+def _readable(path: Path, content: bytes | None = None) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """The lines that are not damaged, each as its bytes and its values; none if there is no such file."""
+    for _, text, _ in _texts(path, content) if content is not None or path.is_file() else ():
+        with contextlib.suppress(ValueError):
+            yield text, _parsed(text)
+
+
 def newest(path: str | Path, size: int = 1 << 20) -> dict[str, dict[str, Any]]:
-    """Kind -> its last line in the last `size` bytes of a `metrics.jsonl`; for long files."""
-    if not Path(path).exists():
+    """Kind -> its last line in the last `size` bytes of a `metrics.jsonl`, for long files. Skips damaged lines."""
+    path = Path(path)
+    if not path.is_file():
         return {}
-    with Path(path).open("rb") as file:
+    with path.open("rb") as file:
         start = max(0, file.seek(0, 2) - size)
         file.seek(start)
         content = file.read()
-    lines = _parsed(content.decode(errors="replace").splitlines()[bool(start) :])
-    return {line["kind"]: line for line in lines if {"kind", "update"} <= line.keys()}  # others are not ours
+    if start:
+        content = content.partition(b"\n")[2]
+    return {line["kind"]: line for _, line in _readable(path, content)}
 
 
 def last(path: str | Path, update: int) -> dict[str, dict[str, Any]]:
-    """Kind -> its last line up to `update`; empty if there is no such line, or no file."""
-    lines = read(path) if Path(path).exists() else []
-    return {line["kind"]: line for line in lines if line["update"] <= update}
+    """Kind -> its last line up to `update`; empty if there is no such line, or no file. Damaged lines are skipped."""
+    return {line["kind"]: line for _, line in _readable(Path(path)) if line["update"] <= update}
+
+
+def fault(path: str | Path, update: int) -> tuple[str, int]:
+    """Whether the lines of training in a `metrics.jsonl` cover every update up to `update` once, without damage.
+
+    **Returns:** what is wrong, naming the file and the line (empty: nothing), and the update up to which nothing is.
+    """
+    path, done = Path(path), 0
+    if not path.is_file():
+        return f"{path} is missing", 0
+    for number, text, complete in _texts(path):
+        if done == update:
+            break
+        try:
+            line = _parsed(text)
+        except ValueError:
+            if not complete:
+                break
+            return f"{path}:{number} is damaged ({_short(text)})", done
+        if line["update"] > update:
+            break
+        if line["kind"] != "train":
+            continue
+        count = line.get("updates")
+        begin = line["update"] - count if type(count) is int else -1
+        if begin > done:
+            return f"{path} lacks the lines of updates {done + 1} to {begin}, before line {number}", done
+        if begin < done:
+            return f"{path}:{number} does not continue from update {done} ({_short(text)})", done
+        done = line["update"]
+    return ("" if done == update else f"{path} ends at update {done}"), done
 
 
 def known(lines: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
@@ -126,101 +201,7 @@ def known(lines: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
 
 
 def truncate(path: str | Path, update: int) -> None:
-    """Remove the lines after `update` from a `metrics.jsonl`, so that a resumed run writes each line once."""
+    """Remove the lines after `update` from a `metrics.jsonl`, and damaged ones: a resumed run writes each line once."""
     path = Path(path)
-    if not path.exists():
-        return
-    kept: list[str] = []
-    for text in path.read_text().splitlines():
-        try:
-            line = json.loads(text)
-        except json.JSONDecodeError:
-            continue
-        if line["update"] <= update:
-            kept.append(text + "\n")
-    write_whole(path, "".join(kept))
-
-
-class TensorBoard:
-    """TensorBoard event files, one scalar per metric and kind."""
-
-    def __init__(self, folder: str | Path, first: int = 0):
-        """**Arguments:** `folder`, where the event files go; `first`, the update from which a resumed run
-        continues: points from there on that were written before are dropped.
-        **Raises:** `ModuleNotFoundError` with the remedy, if tensorboardX is not installed."""
-        try:
-            from tensorboardX import SummaryWriter
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError("tensorboard needs the extra: pip install 'llmrl-jax[track]'") from error
-        self._writer = SummaryWriter(str(folder), purge_step=first)
-
-    def write(self, line):
-        for name, value in line.items():
-            if isinstance(value, (int, float)) and name != "update" and math.isfinite(value):
-                self._writer.add_scalar(f"{line['kind']}/{name}", value, line["update"])
-
-    def close(self):
-        self._writer.close()
-
-
-class WeightsAndBiases:
-    """A Weights & Biases run; a resumed run continues it by the id kept in `<folder>/wandb_id`."""
-
-    def __init__(self, project: str, folder: str | Path, config: Any = None):
-        """**Arguments:** `project`; `folder`, the run's; `config`, JSON values to show beside it.
-        **Raises:** `ModuleNotFoundError` with the remedy, if wandb is not installed."""
-        try:
-            import wandb
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError("wandb needs the extra: pip install 'llmrl-jax[track]'") from error
-        folder = Path(folder)
-        kept = folder / "wandb_id"
-        if not kept.exists():
-            write_whole(kept, uuid.uuid4().hex[:12])
-        self._run = wandb.init(
-            project=project, name=folder.name, id=kept.read_text(), resume="allow", dir=str(folder), config=config
-        )
-
-    def write(self, line):
-        numbers = {f"{line['kind']}/{n}": v for n, v in line.items() if isinstance(v, (int, float)) and n != "update"}
-        self._run.log(numbers, step=line["update"])
-
-    def close(self):
-        self._run.finish()
-
-
-class Sinks:
-    """Several sinks as one."""
-
-    def __init__(self, sinks: Sequence[Sink]):
-        self.sinks = list(sinks)
-
-    def write(self, line: Mapping[str, Any]) -> None:
-        for sink in self.sinks:
-            sink.write(line)
-
-    def close(self) -> None:
-        """Close each sink once. **Raises:** the first error of a sink, after all others are closed."""
-        failed: list[Exception] = []
-        while self.sinks:
-            try:
-                self.sinks.pop(0).close()
-            except Exception as error:
-                failed.append(error)
-        if failed:
-            raise failed[0]
-
-
-def open_sinks(folder: Path, config: RunConfig, full_config: Any, update: int) -> Sinks:
-    """The sinks of a run's metrics.
-
-    **Arguments:** `folder`, the run's; `config`; `full_config`, to show beside the metrics; `update`, from which the
-    run continues, or 0.
-    **Raises:** `ModuleNotFoundError` if a package that `config` requires is not installed.
-    """
-    sinks: list[Sink] = [JsonLines(folder / "metrics.jsonl")]
-    if config.tensorboard:
-        sinks.append(TensorBoard(folder / "tensorboard", update + 1 if update else 0))
-    if config.wandb:
-        sinks.append(WeightsAndBiases(config.wandb, folder, configs.to_json(full_config)))
-    return Sinks(sinks)
+    if path.exists():
+        write_whole(path, b"".join(text + b"\n" for text, line in _readable(path) if line["update"] <= update))

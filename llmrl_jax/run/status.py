@@ -25,6 +25,13 @@ class Status:
     """`finished`, `stopped` or `failed`; empty during training, and so also after the process was killed."""
     why: str = ""
     """Why it stopped or failed."""
+    saved: int = -1
+    """Update of the newest checkpoint that was complete at the time of writing; -1: none was."""
+
+    def __post_init__(self):
+        kinds = {"update": int, "updates": int, "ended": str, "why": str, "saved": int}
+        if wrong := [name for name, kind in kinds.items() if not isinstance(getattr(self, name), kind)]:
+            raise TypeError(f"{wrong[0]} is {getattr(self, wrong[0])!r}")
 
 
 def write_status(folder: str | Path, status: Status) -> None:
@@ -35,6 +42,6 @@ def write_status(folder: str | Path, status: Status) -> None:
 def read_status(folder: str | Path) -> Status | None:
     """The status of a run; None if it has no valid status file, such as runs of earlier versions."""
     try:
-        return Status(**json.loads((Path(folder) / STATUS).read_text()))
+        return Status(**json.loads((Path(folder) / STATUS).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None

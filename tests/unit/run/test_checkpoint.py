@@ -12,7 +12,7 @@ import pytest
 
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.config import FREE, load_config
-from llmrl_jax.run import leaves as trees
+from llmrl_jax.run import frozen, leaves as trees
 from llmrl_jax.run.checkpoint import CheckpointError, Checkpoints, restore_state
 from tests.resume.tiny import Config, TinyLearner
 
@@ -230,7 +230,7 @@ def test_damage_is_refused_and_the_last_good_one_offered(states, folder, damage)
         p.write_text(p.read_text()[:100])
     else:
         shutil.rmtree(newest / "meta")
-    with pytest.raises(CheckpointError, match="checkpoint 2 in .* is damaged .*resume_from=1"):
+    with pytest.raises(CheckpointError, match="checkpoint 2 in .* is damaged .*use it with --checkpoint 1$"):
         restore_state(folder, states[0])
     found, at = restore_state(folder, states[0], 1)  # told to
     assert at == 1
@@ -266,17 +266,67 @@ def test_a_frozen_part_of_another_run_is_noticed(states, folder, tmp_path):
 
 def test_a_frozen_part_that_is_the_same_is_not_read_again(tmp_path):
     state = TinyLearner().init(jax.random.key(0))
+    other = {**state.frozen, "target": state.frozen["target"] + 1}
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, state)
         checkpoints.wait()
-        shutil.rmtree(tmp_path / "frozen" / "d")  # it cannot be read
-        like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
-        read, _ = checkpoints.restore(like, fresh=state.frozen)
-        assert read.frozen is state.frozen
-        other = {**state.frozen, "target": state.frozen["target"] + 1}
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(frozen, "read", lambda *args: pytest.fail("read"))
+            read, _ = checkpoints.restore(like, fresh=state.frozen)
+        assert read.frozen is state.frozen and not checkpoints.notes
+        (tmp_path / "frozen" / "d").rename(tmp_path / "frozen" / "e")
         for fresh in ((), other):  # which is read, and is not there
-            with pytest.raises(CheckpointError, match="is damaged"):
+            with pytest.raises(
+                CheckpointError, match="the frozen part of .* is damaged .*: --run.resume writes it again"
+            ):
                 checkpoints.restore(like, fresh=fresh)
+
+
+@pytest.mark.parametrize("damage", ["a bit", "a file", "everything"])
+def test_a_damaged_frozen_part_that_was_loaded_again_is_written_again(damage, tmp_path):
+    state = TinyLearner().init(jax.random.key(0))
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, state)
+    broken = largest(tmp_path / "frozen")
+    if damage == "a bit":  # of the same size
+        raw = bytearray(broken.read_bytes())
+        raw[len(raw) // 2] ^= 0x10
+        broken.write_bytes(bytes(raw))
+    elif damage == "a file":
+        broken.unlink()
+    else:
+        shutil.rmtree(tmp_path / "frozen")
+    named = {"a bit": f"{broken} has changed", "a file": f"{broken} is missing"}.get(damage, "frozen is missing")
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.restore(like, fresh=state.frozen)
+        (note,) = checkpoints.notes
+        assert note.startswith("the frozen part was damaged") and f"{named})" in note and note.endswith("written again")
+    assert_same(restore_state(tmp_path, state)[0], state)  # without a model to load again, as an evaluation reads it
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.restore(like, fresh=state.frozen)
+        assert not checkpoints.notes
+
+
+@pytest.mark.parametrize("changed", [{"jax": "0.1"}, {"jaxlib": "0.2", "numpy": "1.0"}, {"device": "NVIDIA H100"}, {}])
+def test_another_jax_or_device_is_named(states, folder, changed):
+    """Programs of another compiler or for another device round differently."""
+    path = folder / "checkpoints" / "2" / "meta" / "metadata"
+    meta = json.loads(path.read_text())
+    meta["versions"] |= {name: version for name, version in changed.items() if name != "device"}
+    meta |= {name: kind for name, kind in changed.items() if name == "device"}
+    path.write_text(json.dumps(meta))
+    with Checkpoints(folder, read_only=True) as checkpoints:
+        checkpoints.restore(states[0])
+    said = {
+        "jax": f"(jax 0.1 -> {jax.__version__})",
+        "jaxlib": "(jaxlib 0.2 -> ",
+        "device": "(device NVIDIA H100 -> cpu (",
+    }
+    wanted = [said[name] for name in changed if name in said]
+    assert len(checkpoints.notes) == len(wanted) and all(text in checkpoints.notes[0] for text in wanted)
+    assert not wanted or "may differ in its last bits" in checkpoints.notes[0]
 
 
 def test_a_frozen_part_without_a_checkpoint_is_written_anew(states, tmp_path):

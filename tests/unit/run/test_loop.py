@@ -8,6 +8,7 @@ import shutil
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,10 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llmrl_jax.run import leaves as trees, loop, metrics, progress
+from llmrl_jax.run import leaves as trees, loop, metrics, progress, sinks
 from llmrl_jax.run.checkpoint import CheckpointError, Checkpoints
 from llmrl_jax.run.config import RunConfig
-from llmrl_jax.run.folder import held
+from llmrl_jax.run.folder import LOCK, held, opened
 from llmrl_jax.run.loop import RunStopped, train
 from llmrl_jax.run.signals import StopRequest
 from tests.resume.tiny import TinyLearner, evaluate
@@ -59,8 +60,8 @@ def test_a_run_that_another_process_writes_is_left_alone(tmp_path):
     done = train(TinyLearner(), run_config(tmp_path), num_updates=4)
     before = {path: path.read_bytes() for path in done.folder.rglob("*") if path.is_file()}
     with held(done.folder):
-        with pytest.raises(BlockingIOError, match="is being written by"):
-            train(TinyLearner(), run_config(tmp_path, resume=True), num_updates=8)
+        with ThreadPoolExecutor(1) as other, pytest.raises(BlockingIOError, match="is being written by"):
+            other.submit(train, TinyLearner(), run_config(tmp_path, resume=True), num_updates=8).result()
         assert before == {path: path.read_bytes() for path in done.folder.rglob("*") if path.is_file()}
     assert train(TinyLearner(), run_config(tmp_path, resume=True), num_updates=8).update == 8
 
@@ -98,9 +99,11 @@ def test_a_checkpoint_to_go_back_to_must_be_there(tmp_path):
     done = train(TinyLearner(), run_config(tmp_path, checkpoint_every=0), num_updates=4)
     shutil.move(done.folder / "checkpoints", done.folder / "moved")
     before = (done.folder / "metrics.jsonl").read_bytes()
-    with pytest.raises(FileNotFoundError, match="there is no checkpoint in"):
+    with pytest.raises(FileNotFoundError, match="--run.resume-from is 4, but .* it has none"):
         train(TinyLearner(), run_config(tmp_path, resume=True, resume_from=4), num_updates=8)
-    assert (done.folder / "metrics.jsonl").read_bytes() == before
+    with pytest.raises(FileNotFoundError, match="although the run reached update 4: put them back"):
+        train(TinyLearner(), run_config(tmp_path, resume=True), num_updates=8)
+    assert (done.folder / "metrics.jsonl").read_bytes() == before and not (done.folder / "checkpoints").exists()
 
 
 def test_a_stop_says_how_the_run_goes_on(tmp_path, capsys):
@@ -215,14 +218,71 @@ def test_best_checkpoint_is_kept(tmp_path):
 
 
 def test_best_of_no_metric_is_refused(tmp_path):
-    """Before any checkpoint is due."""
-    with pytest.raises(ValueError, match="--run.best los is no metric of this run; did you mean 'loss'"):
-        train(TinyLearner(), run_config(tmp_path, best="los", checkpoint_every=50), num_updates=3)
+    """Before the update is compiled or anything is written; of an evaluation, at the first."""
+    config = run_config(tmp_path, best="los", checkpoint_every=50)
+    with opened(config) as folder, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(loop, "compile_chunk", lambda *args: pytest.fail("compiled"))
+        with pytest.raises(ValueError, match="--run.best is los, which is no metric .*; did you mean 'loss'"):
+            train(TinyLearner(), config, num_updates=3, folder=folder)
+        with pytest.raises(
+            ValueError, match=r"--run.best is zz, which is no metric of this run \(it has episodes, loss"
+        ):
+            train(TinyLearner(), replace(config, best="zz"), num_updates=3, folder=folder)
+        with pytest.raises(ValueError, match="--run.best is eval/error, but nothing is evaluated .*--run.eval-every"):
+            train(TinyLearner(), replace(config, best="eval/error"), num_updates=3, folder=folder)
+        assert not [path for path in folder.rglob("*") if path.is_file() and path.name != LOCK]
+    scored = replace(config, name="evaluated", best="eval/eror", eval_every=9)
+    with pytest.raises(ValueError, match="--run.best is eval/eror, .*; did you mean 'eval/error'"):
+        train(TinyLearner(), scored, num_updates=3, evaluate=evaluate)
+
+
+def test_a_run_that_is_done_compiles_nothing(tmp_path, capsys, monkeypatch):
+    done = train(TinyLearner(), run_config(tmp_path), num_updates=3)
+    monkeypatch.setattr(loop, "compile_chunk", lambda *args: pytest.fail("compiled"))
+    again = run_config(tmp_path, resume=True, progress="lines")
+    result = train(TinyLearner(), again, num_updates=3)
+    assert "has all its 3 updates already: ask for more" in capsys.readouterr().out
+    assert (result.update, result.stopped, result.compile_seconds) == (3, "", 0.0)
+    np.testing.assert_array_equal(result.state.params["w"], done.state.params["w"])
+
+
+def test_the_lines_up_to_a_checkpoint_survive_a_power_failure(tmp_path, monkeypatch):
+    """They are synced before the checkpoint that counts on them begins."""
+    events = []
+
+    class Watched(metrics.JsonLines):
+        def write(self, line):
+            super().write(line)
+            events.append(line["update"])
+
+        def sync(self):
+            super().sync()
+            events.append("sync")
+
+    save = Checkpoints.save
+    monkeypatch.setattr(sinks, "JsonLines", Watched)
+    monkeypatch.setattr(Checkpoints, "save", lambda self, *args: events.append("save") or save(self, *args))
+    synced = []
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino) or fsync(descriptor))
+    done = train(TinyLearner(), run_config(tmp_path, checkpoint_every=2), num_updates=4)
+    assert events == [1, 2, "sync", "save", 3, 4, "sync", "save"]
+    assert synced.count((done.folder / "metrics.jsonl").stat().st_ino) == 2
+
+
+def test_a_run_says_when_its_checkpoint_comes_from_another_jax(tmp_path, capsys, monkeypatch):
+    done = train(TinyLearner(), run_config(tmp_path), num_updates=2)
+    description = done.folder / "checkpoints" / "2" / "meta" / "metadata"
+    meta = json.loads(description.read_text())
+    meta["versions"]["jaxlib"] = "0.0.1"
+    description.write_text(json.dumps(meta))
+    train(TinyLearner(), run_config(tmp_path, resume=True, progress="lines"), num_updates=3)
+    assert "note: checkpoint 2 was written with others (jaxlib 0.0.1 -> " in capsys.readouterr().out
 
 
 def test_fewer_updates_than_a_run_has_are_refused(tmp_path):
     train(TinyLearner(), run_config(tmp_path), num_updates=3)
-    with pytest.raises(ValueError, match="has 3 updates, more than the 2 that are asked for"):
+    with pytest.raises(ValueError, match=r"has 3 updates \(48 environment steps\) already, and 2 updates \(32 "):
         train(TinyLearner(), run_config(tmp_path, resume=True), num_updates=2)
 
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from llmrl_jax.run import metrics, progress
+from llmrl_jax.run import metrics, progress, sinks
+from llmrl_jax.run.config import RunConfig
 from llmrl_jax.run.report import curves as plots, media
 
 
@@ -72,7 +73,7 @@ def test_every_sink_is_closed_once():
             if self.error is not None:
                 raise self.error
 
-    several = metrics.Sinks([Fake("a"), Fake("b", OSError("b is full")), Fake("c", OSError("c is full")), Fake("d")])
+    several = sinks.Sinks([Fake("a"), Fake("b", OSError("b is full")), Fake("c", OSError("c is full")), Fake("d")])
     with pytest.raises(OSError, match="b is full"):
         several.close()
     several.close()
@@ -80,7 +81,7 @@ def test_every_sink_is_closed_once():
 
 
 def test_tensorboard_records_scalars(tmp_path):
-    sink = metrics.TensorBoard(tmp_path)
+    sink = sinks.TensorBoard(tmp_path)
     sink.write({"kind": "train", "update": 3, "loss": 0.5, "success": math.nan})
     sink.close()
     event = next(tmp_path.glob("events*")).read_bytes()
@@ -90,10 +91,10 @@ def test_tensorboard_records_scalars(tmp_path):
 def test_missing_extras_name_the_remedy(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ModuleNotFoundError, match=r"llmrl-jax\[track\]"):
-        metrics.TensorBoard(tmp_path)
-    with pytest.raises(ModuleNotFoundError, match=r"llmrl-jax\[track\]"):
-        metrics.WeightsAndBiases("project", tmp_path)
+    for config, named in ((RunConfig(tensorboard=True), "--run.tensorboard"), (RunConfig(wandb="p"), "--run.wandb")):
+        with pytest.raises(ModuleNotFoundError, match=rf"{named} needs .*llmrl-jax\[track\]"):
+            sinks.open_sinks(tmp_path, config, None, 0)
+    assert not list(tmp_path.iterdir())
 
 
 def test_wandb_continues_by_id(tmp_path, monkeypatch):
@@ -110,11 +111,20 @@ def test_wandb_continues_by_id(tmp_path, monkeypatch):
     fake.init = lambda **options: calls.append(options) or Run()
     monkeypatch.setitem(sys.modules, "wandb", fake)
     for update in (1, 2):
-        sink = metrics.WeightsAndBiases("project", tmp_path, {"a": 1})
+        sink = sinks.WeightsAndBiases("project", tmp_path, {"a": 1})
         sink.write({"kind": "train", "update": update, "loss": 1.0})
         sink.close()
     assert calls[0]["id"] == calls[3]["id"] and calls[0]["resume"] == "allow" and calls[0]["config"] == {"a": 1}
     assert calls[1] == ({"train/loss": 1.0}, 1) and calls[2] == "finished"
+
+    def refuse(**options):
+        raise RuntimeError("No API key\nconfigured")
+
+    fake.init = refuse
+    with pytest.raises(
+        ValueError, match=r"--run.wandb is 'project', .* \(RuntimeError: No API key configured\): `wandb"
+    ):
+        sinks.WeightsAndBiases("project", tmp_path)
 
 
 def test_learning_curve(tmp_path):
