@@ -1,4 +1,7 @@
-"""BabyAI and BabyAI-Text: grid worlds with text missions, and GLAM's levels (glam reference, sections 2 and 6)."""
+"""BabyAI and BabyAI-Text: grid worlds with text missions, and GLAM's levels.
+
+See the glam reference, sections 2 and 6.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, make_dataclass
 from typing import Annotated, Any, ClassVar
@@ -170,6 +171,7 @@ def table(found: dict[str, float], episodes: int) -> str:
         for name, label in (("episode_return", "return"), ("episode_length", "length"), ("success", "success")):
             if f"{way}/{name}" in found:
                 mean, low, high = (found[f"{way}/{name}{end}"] for end in ("", "_low", "_high"))
-                cells.append(f"{label} {mean:.2f} [{low:.2f}, {high:.2f}]")
+                interval = f" [{low:.2f}, {high:.2f}]" if math.isfinite(low) else ""  # none of a single episode
+                cells.append(f"{label} {mean:.2f}{interval}")
         lines.append("  ".join(cells))
     return "\n".join(lines)

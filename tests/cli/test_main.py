@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import subprocess
 import sys
 import time
@@ -66,12 +67,21 @@ def test_version(capsys):
 
 
 def test_list(capsys):
-    code, out, _ = call(capsys, "envs", "list")
+    code, out, _ = call(capsys, "envs", "list", "--show", "ids")
     assert code == 0 and out.split() == envs_jax.ids()
-    code, out, _ = call(capsys, "envs", "list", "debug-ca")
+    code, out, _ = call(capsys, "envs", "list", "debug-ca", "--show", "ids")
     assert out.split() == [GAME]
-    code, out, _ = call(capsys, "envs", "list", "hopper", "--show", "about")
-    assert code == 0 and out.startswith("mujoco (1)\n  Hopper-v5  hop forward on one leg\n")
+    code, out, _ = call(capsys, "envs", "list", "pper")
+    first, second, *_ = out.splitlines()
+    assert code == 0 and first == "mujoco (1): Gymnasium's MuJoCo tasks, v5, on C MuJoCo or MJX."
+    assert second == "  Hopper-v5  hop forward on one leg"
+    code, out, _ = call(capsys, "envs", "list")
+    listed = [line.split() for line in out.splitlines() if line.startswith("  ")]
+    assert [words[0] for words in listed] == envs_jax.ids() and all(len(words) > 1 for words in listed)
+    families = [line for line in out.splitlines() if line[:1].isalpha()]
+    assert len(families) == len({envs_jax.spec(id).family for id in envs_jax.ids()}) and all(
+        map(re.compile(r"\w+ \(\d+\): \w").match, families)
+    )
     code, _, err = call(capsys, "envs", "list", "Debug-Cach")
     assert code == 2 and err.startswith("error: no id contains 'Debug-Cach'; did you mean")
 
@@ -176,7 +186,9 @@ def test_defaults_may_depend_on_the_arguments(capsys, monkeypatch):
 
 
 def test_the_compilation_cache_is_on_by_default(tmp_path):
-    code = "import sys; from llmrl_jax.cli import main as cli; cli.main(['envs', 'list', 'CartPole']); import jax;"
+    code = "import sys; from llmrl_jax.cli import main as cli; cli.main(['envs', 'list', 'CartPole']);"
+    code += "assert not {'jax', 'numpy'} & set(sys.modules), 'envs list needs no jax';"
+    code += f"cli.main(['runs', 'list', {str(tmp_path)!r}]); import jax;"
     code += "print(jax.config.jax_compilation_cache_dir, jax.config.jax_enable_compilation_cache)"
     clean = {n: v for n, v in os.environ.items() if n not in ("JAX_COMPILATION_CACHE_DIR", "LLMRL_COMPILATION_CACHE")}
 

@@ -11,13 +11,12 @@ from typing import Annotated, Any, Literal
 import tyro
 
 
-def list_ids(filter: Annotated[str, tyro.conf.Positional] = "", show: Literal["auto", "about", "ids"] = "auto") -> None:
-    """List the worlds: on a terminal by family, with a line about each; else only the ids, one per line.
+def list_ids(filter: Annotated[str, tyro.conf.Positional] = "", show: Literal["about", "ids"] = "about") -> None:
+    """List the worlds by family, with a line about each.
 
     Args:
         filter: Substring of the ids to list, case-insensitive; empty: all.
-        show: What to print: about (families and descriptions), ids (only ids, for scripts); auto: about on a terminal,
-            ids if the output is piped.
+        show: What to print: about (families and descriptions), or ids (only ids, one per line, for scripts).
     """
     import envs_jax
 
@@ -27,7 +26,7 @@ def list_ids(filter: Annotated[str, tyro.conf.Positional] = "", show: Literal["a
         from llmrl_jax.core.checks import nearest
 
         raise ValueError(f"no id contains {filter!r}{nearest(filter, known)}; {len(known)} are registered")
-    if show == "ids" or (show == "auto" and not sys.stdout.isatty()):
+    if show == "ids":
         print("\n".join(matching))
         return
     families: dict[str, list[str]] = {}
@@ -36,8 +35,14 @@ def list_ids(filter: Annotated[str, tyro.conf.Positional] = "", show: Literal["a
     for family, ids in families.items():
         width = max(map(len, ids))
         lines = [f"  {id:{width}}  {envs_jax.spec(id).about}".rstrip() for id in ids]
-        print("\n".join([f"{family} ({len(ids)})", *lines, ""]))
-    print("llmrl envs show ID describes one of them.")
+        print("\n".join([f"{family} ({len(ids)}): {_about(family)}".removesuffix(": "), *lines, ""]))
+    print("`llmrl envs show ID` describes one of them; `--show ids` prints only the ids.")
+
+
+def _about(family: str) -> str:
+    """The first line of the docstring of a family's folder, which registered its worlds; empty for other packages."""
+    module = sys.modules.get(f"envs_jax.{family}")
+    return (getattr(module, "__doc__", None) or "").strip().split("\n")[0]
 
 
 def show(id: tyro.conf.Positional[str], seed: int = 0) -> None:

@@ -20,33 +20,41 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     return [line for line in map(json.loads, path.read_text().splitlines()) if line.get("values")]
 
 
+MOST_NAMES = 6
+"""The largest number of searches in a panel that its legend names."""
+
+
 def draw_curves(path: Path, logs: Mapping[str, Path], tasks: Sequence[Any]) -> Path | None:
-    """Plot the best mean return so far over the number of episodes: one line per search, one panel per task.
+    """Plot mean returns over the number of episodes: for every search a line of the best so far and points of the best
+    of each round; one panel per task.
 
     **Arguments:** `path`, of the figure; `logs`, of the searches, by name; `tasks`, theirs, in the same order.
     **Returns:** the path of the figure, or None if nothing was evaluated.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
-    panels: dict[str, tuple[Any, list[list[dict[str, Any]]]]] = {}
-    for log, task in zip(logs.values(), tasks, strict=True):
+    panels: dict[str, tuple[Any, dict[str, list[dict[str, Any]]]]] = {}
+    for (name, log), task in zip(logs.items(), tasks, strict=True):
         if lines := read_log(log):
-            panels.setdefault(task.name, (task, []))[1].append(lines)
+            panels.setdefault(task.name, (task, {}))[1][name] = lines
     if not panels:
         return None
     columns = min(4, len(panels))
     rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(4.2 * columns, 3.0 * rows), dpi=120, layout="constrained")
+    figure = Figure(figsize=(4.2 * columns, 3.0 * rows + 0.3), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     axes = np.atleast_1d(figure.subplots(rows, columns)).reshape(-1)
     for axis, (task, searches) in zip(axes, panels.values()):
-        for i, lines in enumerate(searches):
-            episodes = [line["episodes"] for line in lines]
-            axis.plot(episodes, [max(line["values"]) for line in lines], ".", ms=2, color=figures.color(i), alpha=0.3)
-            axis.plot(episodes, [line["best"] for line in lines], color=figures.color(i), lw=1.6)
+        for i, (name, lines) in enumerate(searches.items()):
+            episodes, color = [line["episodes"] for line in lines], figures.color(i)
+            axis.plot(episodes, [max(line["values"]) for line in lines], ".", ms=4, color=color, alpha=0.4, mew=0)
+            axis.plot(episodes, [line["best"] for line in lines], color=color, lw=1.6, label=name)
         if task.bound is not None:
             axis.axhline(task.bound, color="#999999", lw=0.8, ls="--")
+        if 1 < len(searches) <= MOST_NAMES:
+            axis.legend(frameon=False, fontsize=7, loc="best")
         axis.set_title(task.title, fontsize=9.5, color=INK)
         axis.set_xlabel("episodes", fontsize=8.5, color=INK)
         axis.set_ylabel("mean return", fontsize=8.5, color=INK)
@@ -55,6 +63,13 @@ def draw_curves(path: Path, logs: Mapping[str, Path], tasks: Sequence[Any]) -> P
         axis.tick_params(colors=INK, labelsize=8)
     for axis in axes[len(panels) :]:
         axis.axis("off")
+    marks = [
+        Line2D([], [], color=INK, lw=1.6, label="best so far, a line per search"),
+        Line2D([], [], color=INK, ls="", marker=".", alpha=0.6, label="best of a round"),
+    ]
+    if any(task.bound is not None for task, _ in panels.values()):
+        marks.append(Line2D([], [], color="#999999", lw=0.8, ls="--", label="largest possible mean"))
+    figure.legend(handles=marks, frameon=False, fontsize=8, loc="outside lower center", ncols=len(marks))
     return figures.save(figure, path)
 
 

@@ -148,9 +148,10 @@ def finish(
     for study in studies:
         draw_parameters(study.folder, study.log, study.task.title)
     draw_curves(folder / "curves.png", {s.folder.name: s.log for s in studies}, [s.task for s in studies])
-    rows = [["task", "seed", "best while searching", "in fresh episodes", "episodes", "steps"]]
+    rows = [["task", "seed", "best while searching", "in fresh episodes (+- standard error)", "episodes", "steps"]]
     for r in results:
-        final = "" if r["final"] is None else f"{r['final']:.2f} +- {r['final_standard_error'] or 0:.2f}"
+        error = "" if r.get("final_standard_error") is None else f" +- {r['final_standard_error']:.2f}"
+        final = "" if r["final"] is None else f"{r['final']:.2f}{error}"
         rows.append([r["task"], str(r["seed"]), f"{r['value']:.2f}", final, str(r["episodes"]), str(r["steps"])])
     print(text_table(rows))
     values: dict[str, Any] = {
