@@ -8,115 +8,18 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from llmrl_jax.core.checks import nearest
+from llmrl_jax.lm.fields import booleans, integers, numbers
+from llmrl_jax.lm.rope_config import RopeConfig
 
 
 Family = Literal["llama", "mistral", "qwen2", "qwen3"]
 FAMILIES: tuple[str, ...] = Family.__args__  # type: ignore[attr-defined]
-RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn"]
-ROPE_TYPES: tuple[str, ...] = RopeType.__args__  # type: ignore[attr-defined]
-
-_ROPE_FIELDS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
-    "default": (frozenset(), frozenset()),
-    "linear": (frozenset({"factor"}), frozenset()),
-    "dynamic": (frozenset({"factor"}), frozenset()),
-    "llama3": (
-        frozenset({"factor", "low_freq_factor", "high_freq_factor"}),
-        frozenset({"original_max_position_embeddings"}),
-    ),
-    "yarn": (
-        frozenset({"factor"}),
-        frozenset(
-            {
-                "original_max_position_embeddings",
-                "attention_factor",
-                "beta_fast",
-                "beta_slow",
-                "mscale",
-                "mscale_all_dim",
-                "truncate",
-            }
-        ),
-    ),
-}
 
 
 def _check_family(kind: Any) -> None:
     if kind not in FAMILIES:
         close = nearest(str(kind), list(FAMILIES))
         raise ValueError(f"model_type {kind!r} is not supported{close} (supported: {', '.join(FAMILIES)})")
-
-
-def _check_type(kind: str) -> None:
-    if kind not in ROPE_TYPES:
-        close = nearest(str(kind), list(ROPE_TYPES))
-        raise ValueError(f"rope_type {kind!r} is not supported{close} (supported: {', '.join(ROPE_TYPES)})")
-
-
-@dataclass(frozen=True)
-class RopeConfig:
-    """Rotary position frequencies: the base, and the scaling to a longer context."""
-
-    theta: float = 10_000.0
-    """The base of the geometric series of wavelengths."""
-    type: RopeType = "default"
-    factor: float = 1.0
-    """Extension factor of the context (every type except `default`)."""
-    low_freq_factor: float = 1.0
-    """`llama3`: wavelengths above `original_max_position_embeddings / low_freq_factor` are fully scaled."""
-    high_freq_factor: float = 4.0
-    """`llama3`: wavelengths below `original_max_position_embeddings / high_freq_factor` are not scaled."""
-    original_max_position_embeddings: int | None = None
-    """`llama3`, `yarn`: the context before the extension; None means the model's `max_position_embeddings`."""
-    attention_factor: float | None = None
-    """`yarn`: multiplies cosines and sines; None means the paper's `0.1 ln(factor) + 1`."""
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    mscale: float | None = None
-    mscale_all_dim: float | None = None
-    truncate: bool = True
-    """`yarn`: whether the bounds of the ramp are rounded to whole dimensions."""
-
-    def __post_init__(self):
-        _check_type(self.type)
-
-    @staticmethod
-    def from_hf(config: Mapping[str, Any]) -> RopeConfig:
-        """Read `rope_parameters` (transformers 5) or `rope_theta` with `rope_scaling` (transformers 4)."""
-        raw = config.get("rope_parameters") or config.get("rope_scaling") or {}
-        if any(isinstance(value, Mapping) for value in raw.values()):
-            raise ValueError("rope_parameters differ between kinds of layers, which a Llama does not have")
-        fields = dict(raw)
-        kind: Any = fields.pop("rope_type", None) or fields.pop("type", None) or "default"
-        fields.pop("type", None)
-        theta = fields.pop("rope_theta", None) or config.get("rope_theta") or 10_000.0
-        partial = fields.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor") or 1.0
-        if partial != 1.0:
-            raise ValueError(f"partial_rotary_factor is {partial}; only whole heads are rotated here (1.0)")
-        _check_type(kind)
-        required, optional = _ROPE_FIELDS[kind]
-        for name in sorted(required):
-            if fields.get(name) is None:
-                raise ValueError(f"rope_type {kind!r} needs {name!r} in rope_parameters (or rope_scaling)")
-        unknown = sorted(set(fields) - required - optional)
-        # transformers ignores `factor` and similar fields of a default rope; others must not be ignored silently.
-        if unknown and kind != "default":
-            close = nearest(unknown[0], [*required, *optional])
-            raise ValueError(f"rope_type {kind!r} has no field {unknown[0]!r}{close}")
-        kept = {k: v for k, v in fields.items() if v is not None and k in required | optional}
-        return RopeConfig(theta=float(theta), type=kind, **kept)
-
-    def to_hf(self, max_position_embeddings: int) -> dict[str, Any]:
-        """The `rope_parameters` of transformers 5."""
-        required, optional = _ROPE_FIELDS[self.type]
-        fields = {name: getattr(self, name) for name in sorted(required | optional)}
-        if "original_max_position_embeddings" in fields:
-            fields["original_max_position_embeddings"] = self.original(max_position_embeddings)
-        kept = {name: value for name, value in fields.items() if value is not None}
-        return {"rope_type": self.type, "rope_theta": self.theta, **kept}
-
-    def original(self, max_position_embeddings: int) -> int:
-        """The context length before the extension."""
-        return self.original_max_position_embeddings or max_position_embeddings
 
 
 WINDOWED, FULL = "sliding_attention", "full_attention"
@@ -132,12 +35,46 @@ _ONLY: dict[str, Any] = {
 }
 # transformers' defaults of missing fields per family, if they differ from the defaults here.
 _ABSENT: dict[str, dict[str, Any]] = {
-    "llama": {},
-    "mistral": {"num_key_value_heads": 8, "max_position_embeddings": 131_072, "sliding_window": 4096},
-    "qwen2": {"num_key_value_heads": 32, "max_position_embeddings": 32_768},
-    "qwen3": {"num_key_value_heads": 32, "max_position_embeddings": 32_768, "head_dim": 128},
+    "llama": {"bos_token_id": 1, "eos_token_id": 2},
+    "mistral": {
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131_072,
+        "sliding_window": 4096,
+    },
+    "qwen2": {"num_key_value_heads": 32, "max_position_embeddings": 32_768, "sliding_window": 4096},
+    "qwen3": {
+        "num_key_value_heads": 32,
+        "max_position_embeddings": 32_768,
+        "sliding_window": 4096,
+        "head_dim": 128,
+    },
 }
 _DTYPES = ("float32", "bfloat16", "float16")
+_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
+          "max_position_embeddings")  # fmt: skip
+MOST_LAYERS = 4096
+"""Beyond any published model: more are an error in config.json, found before anything grows with their number."""
+
+
+def _check_values(values: Mapping[str, Any]) -> None:
+    """**Raises** `ValueError` for a field of the wrong kind, or out of range."""
+    for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
+        if values.get(name) is None:
+            raise ValueError(f"config field {name} is missing")
+    integers(values, *_SIZES)
+    integers(values, "num_hidden_layers", most=MOST_LAYERS)
+    integers(values, "bos_token_id", "pad_token_id", least=-1, most=1 << 31)
+    numbers(values, "rms_norm_eps", "initializer_range", above=0.0)
+    booleans(values, "tie_word_embeddings")
+    ids = values.get("eos_token_id")
+    for token in ids if isinstance(ids, list | tuple) else [ids]:
+        integers({"eos_token_id": token}, "eos_token_id", least=0)
+        if token is not None and token >= values["vocab_size"]:
+            raise ValueError(
+                f"eos_token_id is {token}, which cannot occur: the vocabulary is 0 to {values['vocab_size'] - 1}"
+            )
 
 
 @dataclass(frozen=True)
@@ -182,6 +119,7 @@ class LlamaConfig:
     """The layers that the window applies to (the Qwens); None: all."""
 
     def __post_init__(self):
+        _check_values(vars(self))
         if self.num_key_value_heads is None:
             object.__setattr__(self, "num_key_value_heads", self.num_attention_heads)
         if self.head_dim is None:
@@ -191,10 +129,6 @@ class LlamaConfig:
                     f"{self.num_attention_heads}; give head_dim"
                 )
             object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
-        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-                     "num_key_value_heads", "head_dim", "max_position_embeddings"):  # fmt: skip
-            if not getattr(self, name) >= 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; at least 1 is needed")
         if self.num_attention_heads % self.kv_heads:
             raise ValueError(
                 f"num_attention_heads {self.num_attention_heads} is not a multiple of "
@@ -262,7 +196,7 @@ class LlamaConfig:
         """
         kind: Any = config.get("model_type")
         _check_family(kind)
-        for name in config.get("architectures") or ():
+        for name in _listed(config, "architectures"):
             if not str(name).endswith("ForCausalLM"):
                 raise ValueError(f"architecture {name!r} is not supported; save the model as a {kind} ...ForCausalLM")
         for name, only in _ONLY.items():
@@ -271,10 +205,7 @@ class LlamaConfig:
         config = {**_ABSENT[kind], **config}
         derived = {"rope", "dtype", "eos_token_id", "sliding_window", "sliding_layers"}
         fields = {f.name for f in dataclasses.fields(LlamaConfig)} - derived
-        required = {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"}
-        for name in sorted(required):
-            if config.get(name) is None:
-                raise ValueError(f"config field {name} is missing")
+        _check_values(config)
         kept = {name: config[name] for name in sorted(fields) if config.get(name) is not None}
         eos = config.get("eos_token_id")
         dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
@@ -340,15 +271,25 @@ class LlamaConfig:
         return 2.0 * n + 2.0 * self.num_hidden_layers * context * self.num_attention_heads * self.size
 
 
+def _listed(config: Mapping[str, Any], name: str) -> list[Any]:
+    """A field that is a list, or missing."""
+    value = config.get(name)
+    if not isinstance(value, list | tuple | None):
+        raise ValueError(f"config field {name} is {value!r}; a list is needed")
+    return list(value or ())
+
+
 def _window(config: Mapping[str, Any]) -> dict[str, Any]:
     """`sliding_window` and `sliding_layers` of a config.json; a Qwen's window needs `use_sliding_window`."""
+    integers(config, "sliding_window", "max_window_layers", least=0)
+    booleans(config, "use_sliding_window")
     kind, window, count = config["model_type"], config.get("sliding_window"), config["num_hidden_layers"]
-    qwen, types = kind in ("qwen2", "qwen3"), config.get("layer_types")
+    qwen, types = kind in ("qwen2", "qwen3"), _listed(config, "layer_types")
     if qwen and not config.get("use_sliding_window"):
         window = None
     first = config.get("max_window_layers", 28) if qwen else 0
     slides = [window is not None and i >= first for i in range(count)]
-    if types is not None:
+    if types:
         for name in types:
             if name not in (WINDOWED, FULL):
                 raise ValueError(f"layer_types holds {name!r}; only {WINDOWED!r} and {FULL!r} are implemented")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -62,6 +63,30 @@ def test_defaults_follow_from_the_sizes():
         ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}, "needs 'factor'"),
         ({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "factr": 1}}, "no field 'factr'"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "differ between kinds of layers"),
+        ({"num_hidden_layers": "2"}, "num_hidden_layers is '2'; an integer is needed"),
+        ({"num_hidden_layers": 1e9}, "num_hidden_layers is 1000000000.0; an integer is needed"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; at most 4096 is supported"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0; at least 1"),
+        ({"num_hidden_layers": True}, "num_hidden_layers is True; an integer"),
+        ({"hidden_size": 64.5}, "hidden_size is 64.5; an integer"),
+        ({"vocab_size": 10**12}, "vocab_size is 1000000000000; at most"),
+        ({"max_position_embeddings": [4]}, r"max_position_embeddings is \[4\]; an integer"),
+        ({"head_dim": "16"}, "head_dim is '16'; an integer"),
+        ({"rms_norm_eps": "1e-5"}, "rms_norm_eps is '1e-5'; a number"),
+        ({"rms_norm_eps": math.nan}, "rms_norm_eps is nan; a finite number"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings is 'false'; true or false"),
+        ({"eos_token_id": 100}, "eos_token_id is 100, which cannot occur: the vocabulary is 0 to 99"),
+        ({"eos_token_id": [5, 1000]}, "eos_token_id is 1000, which cannot occur"),
+        ({"eos_token_id": "2"}, "eos_token_id is '2'; an integer"),
+        ({"architectures": "LlamaForCausalLM"}, "architectures is 'LlamaForCausalLM'; a list"),
+        ({"model_type": "qwen2", "use_sliding_window": "yes"}, "use_sliding_window is 'yes'; true or false"),
+        ({"model_type": "qwen2", "max_window_layers": 1.5}, "max_window_layers is 1.5; an integer"),
+        ({"model_type": "mistral", "sliding_window": "4096"}, "sliding_window is '4096'; an integer"),
+        ({"model_type": "qwen3", "layer_types": "full_attention"}, "layer_types is 'full_attention'; a list"),
+        ({"rope_theta": "1e6"}, "rope_theta is '1e6'; a number"),
+        ({"rope_theta": -1}, "rope_theta is -1; a finite number above 0"),
+        ({"rope_scaling": "linear"}, r"rope_scaling\) is 'linear'; an object"),
+        ({"rope_scaling": {"type": "linear", "factor": "2"}}, "rope_parameters.factor is '2'; a number"),
     ],
 )
 def test_what_is_not_implemented_is_named(change, message):
@@ -95,6 +120,12 @@ def test_hugging_face_and_back(rope):
         ({"model_type": "qwen2", "use_sliding_window": False, "sliding_window": 9, "max_window_layers": 0}, None, None),
         ({"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 0}, 9, None),
         ({"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 9}, None, None),
+        # transformers' default, 4,096, needs the flag; null is no window.
+        ({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 0}, 4096, None),
+        ({"model_type": "qwen3", "use_sliding_window": True, "max_window_layers": 1}, 4096, (False, True)),
+        ({"model_type": "qwen3", "use_sliding_window": True, "layer_types": ["sliding_attention"] * 2}, 4096, None),
+        ({"model_type": "qwen2", "use_sliding_window": True, "sliding_window": None}, None, None),
+        ({"model_type": "qwen2", "max_window_layers": 0}, None, None),
         (
             {"model_type": "qwen3", "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
             9,
@@ -126,6 +157,50 @@ def test_what_a_family_leaves_out_is_what_transformers_takes():
     assert (mistral.kv_heads, mistral.max_position_embeddings, mistral.qkv_bias) == (8, 131072, False)
     qwen3 = LlamaConfig.from_hf({**bare, "model_type": "qwen3"})
     assert (qwen3.kv_heads, qwen3.size, qwen3.qk_norm, qwen3.max_position_embeddings) == (32, 128, True, 32768)
+    assert (mistral.bos_token_id, mistral.eos_token_id, qwen3.eos_token_id) == (1, 2, None)
+    assert LlamaConfig.from_hf({**bare, "eos_token_id": None}).eos_token_id is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3"])
+def test_every_combination_of_fields_is_read_as_transformers_reads_it(kind):
+    from transformers import AutoConfig
+
+    base = {**BASE, "model_type": kind, "num_hidden_layers": 30, "max_position_embeddings": 64}
+    missing: dict = {}
+    choices = {
+        "use_sliding_window": (missing, True, False),
+        "sliding_window": (missing, None, 16),
+        "max_window_layers": (missing, 0, 3),
+        "layer_types": (missing, ["full_attention"] * 10 + ["sliding_attention"] * 20),
+        "head_dim": (missing, 8),
+        "eos_token_id": (missing, None, 3, [4, 5]),
+    }
+    if kind == "llama":
+        del choices["sliding_window"]
+    if kind in ("llama", "mistral"):
+        del choices["layer_types"]
+    compared = 0
+    for values in itertools.product(*choices.values()):
+        fields = {name: value for name, value in zip(choices, values, strict=True) if value is not missing}
+        windowed = kind in ("qwen2", "qwen3") and fields.get("use_sliding_window")
+        if "layer_types" in fields and not (windowed and fields.get("sliding_window", 1)):
+            continue  # layers with a window that there is not
+        theirs = AutoConfig.for_model(**base, **fields)
+        ours = LlamaConfig.from_hf({**base, **fields})
+        want = getattr(theirs, "sliding_window", None) if kind != "llama" else None
+        layers = (
+            [want is not None] * 30
+            if kind in ("llama", "mistral")
+            else [want is not None and name == "sliding_attention" for name in theirs.layer_types]
+        )
+        slides = ours.sliding_layers or (ours.sliding_window is not None,) * 30
+        assert list(slides) == layers and ours.sliding_window == (want if any(layers) else None), fields
+        eos = theirs.eos_token_id
+        assert ours.eos_token_id == (eos[0] if isinstance(eos, list) else eos)
+        assert ours.size == (getattr(theirs, "head_dim", None) or 16)
+        compared += 1
+    assert compared >= 24
 
 
 def test_frequencies_by_hand():
