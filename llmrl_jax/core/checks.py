@@ -59,7 +59,7 @@ def fields_in(config: Any, interval: str, *names: str, prefix: str = "", remedy:
         value = getattr(config, name)
         if value == high == math.inf and not open_high:
             continue
-        if high == math.inf:
+        if high == math.inf or high >= 2**20 and not low <= value:  # a bound for safety is no news for a small value
             (above if open_low else at_least)(prefix + name, value, low, remedy=remedy)
         else:
             between(prefix + name, value, low, high, above=open_low, below=open_high, remedy=remedy)

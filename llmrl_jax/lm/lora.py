@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from llmrl_jax.core.checks import nearest
+from llmrl_jax.core.checks import WIDTH, fields_in, nearest
 
 
 BLOCKS = {
@@ -39,14 +39,14 @@ class LoRAConfig:
     """Scale by `alpha / sqrt(rank)` (Kalajdzievski 2023) instead of `alpha / rank`."""
 
     def __post_init__(self):
-        if self.rank < 1:
-            raise ValueError(f"LoRA rank is {self.rank}; at least 1 is needed (leave LoRA out to turn it off)")
+        fields_in(self, WIDTH, "rank", remedy="leave LoRA out to turn it off")
+        fields_in(self, "(-inf, inf)", "alpha")
         if not self.targets:
-            raise ValueError(f"LoRA has no targets; name some of {', '.join(TARGETS)}")
+            raise ValueError(f"targets is empty; name some of {', '.join(TARGETS)}")
         for name in self.targets:
             if name not in TARGETS:
                 raise ValueError(
-                    f"LoRA target {name!r} is not a matrix of a layer{nearest(name, list(TARGETS))} "
+                    f"targets has {name!r}, which is not a matrix of a layer{nearest(name, list(TARGETS))} "
                     f"(there are {', '.join(TARGETS)})"
                 )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,9 +9,10 @@ from typing import Any, Literal
 from jax.sharding import Mesh
 
 from envs_jax.env import Environment
+from llmrl_jax.core.checks import COUNT, fields_in, refuse_unread
 from llmrl_jax.parallel import RULES, Placement
 from llmrl_jax.rl.policy import Policy
-from llmrl_jax.rl.rollout import check_statistics
+from llmrl_jax.rl.rollout import check_statistics, unread_of_reset
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,16 @@ class PPOConfig:
     """`glam`: every value is compared with every return of its microbatch, a bug of the published code that pulls
     values to the mean return (glam reference, section 3.3)."""
 
+    def __post_init__(self):
+        counts = ("num_envs", "num_steps", "unroll", "epochs", "minibatches", "microbatches", "pool_size")
+        fields_in(self, COUNT, *counts, "reset_ratio", prefix="ppo.")
+        fields_in(self, "[0, 2147483647]", "schedule_updates", prefix="ppo.")
+        fields_in(self, "[0, 1]", "gamma", "gae_lambda", prefix="ppo.")
+        fields_in(self, "[0, 1)", "adam_b1", "adam_b2", prefix="ppo.")
+        scales = ("learning_rate", "clip_eps", "value_loss_coef", "entropy_coef", "adam_eps")
+        fields_in(self, "[0, inf)", *scales, prefix="ppo.")
+        fields_in(self, "[0, inf]", "value_clip", "max_grad_norm", "target_kl", prefix="ppo.")
+
 
 GLAM = PPOConfig(
     num_envs=32,
@@ -88,51 +98,40 @@ GLAM = PPOConfig(
 minibatches of 64. The bugs of the published code are not included: add `bootstrap_truncation=False,
 value_broadcast="glam"` for them."""
 
-_MAY_BE_INFINITE = ("value_clip", "max_grad_norm", "target_kl")
-
 
 def check(config: PPOConfig, env: Environment, env_params: Any, policy: Policy, mesh: Mesh | None) -> None:
     """Reject a configuration that is incompatible with the environment, the policy or the mesh.
 
-    **Raises:** `ValueError` if sizes do not divide (the arithmetic is shown) or an option is out of range.
+    **Raises:** `ValueError` if sizes do not divide (the arithmetic is shown), or a changed option is not read.
     """
-    for name in (
-        "num_envs",
-        "num_steps",
-        "unroll",
-        "epochs",
-        "minibatches",
-        "microbatches",
-        "pool_size",
-        "reset_ratio",
-    ):
-        if getattr(config, name) < 1:
-            raise ValueError(f"{name} is {getattr(config, name)}; at least 1 is needed")
-    for field in dataclasses.fields(config):
-        x = getattr(config, field.name)
-        if field.type == "float" and (x < 0 or math.isnan(x) or math.isinf(x) and field.name not in _MAY_BE_INFINITE):
-            raise ValueError(f"{field.name} is {x}; a non-negative number is needed")
-    for name in ("gamma", "gae_lambda", "adam_b1", "adam_b2"):
-        if getattr(config, name) > 1:
-            raise ValueError(f"{name} is {getattr(config, name)}; at most 1 makes sense")
     if config.schedule == "linear" and config.schedule_updates < 1:
-        raise ValueError("a linear schedule needs schedule_updates, the update at which it reaches zero")
+        raise ValueError("ppo.schedule is linear; it needs ppo.schedule_updates, the update at which it reaches zero")
     if config.reset not in ("pool", "always", "optimistic"):
         raise ValueError(
-            f"reset is {config.reset!r}; PPO needs one that resets within the step: pool, always, optimistic"
+            f"ppo.reset is {config.reset!r}; PPO needs one that resets within the step: pool, always, optimistic"
         )
-    rows, what = config.num_envs, f"num_envs {config.num_envs}"
+    refuse_unread(config, unread_of_reset(config.reset), f"--ppo.reset {config.reset}", prefix="ppo.")
+    if config.schedule == "constant":
+        refuse_unread(config, ("schedule_updates",), "--ppo.schedule constant", prefix="ppo.")
+    rows, what = config.num_envs, f"ppo.num_envs {config.num_envs}"
     if not policy.recurrent:
-        rows, what = rows * config.num_steps, f"{what} x num_steps {config.num_steps} = {rows * config.num_steps}"
+        rows, what = rows * config.num_steps, f"{what} x ppo.num_steps {config.num_steps} = {rows * config.num_steps}"
     for name in ("minibatches", "microbatches"):
         parts = getattr(config, name)
         if rows % parts:
-            raise ValueError(f"{what} is not divided by {name}: {rows} / {parts} = {rows / parts:.2f}")
-        rows, what = rows // parts, f"{what} / {name} {parts} = {rows // parts}"
+            raise ValueError(f"{what} is not divided by ppo.{name}: {rows} / {parts} = {rows / parts:.2f}")
+        rows, what = rows // parts, f"{what} / ppo.{name} {parts} = {rows // parts}"
+        steps = rows * config.num_steps if policy.recurrent else rows
+        if name == "minibatches" and config.normalize_advantages and steps == 1:
+            raise ValueError(
+                f"--ppo.normalize-advantages is on, but a minibatch has one step ({what}): its advantage minus its "
+                "mean is 0, so the policy would never change. Lower --ppo.minibatches, or pass "
+                "--ppo.no-normalize-advantages"
+            )
     if mesh is not None:
         ways = Placement(mesh).row_devices
         devices = " x ".join(f"{axis} {mesh.shape[axis]}" for axis in RULES["batch"]) + f" = {ways} devices"
-        for size, text in ((config.num_envs, f"num_envs {config.num_envs}"), (rows, what)):
+        for size, text in ((config.num_envs, f"ppo.num_envs {config.num_envs}"), (rows, what)):
             if size % ways:
                 raise ValueError(f"{text} is not divided by {devices}: {size} / {ways} = {size / ways:.2f}")
     check_statistics(env, env_params)

@@ -7,6 +7,7 @@ from typing import Literal
 
 from jax.sharding import Mesh
 
+from llmrl_jax.core.checks import COUNT, fields_in
 from llmrl_jax.parallel import Placement
 from llmrl_jax.tuning.prompts import Prompts
 
@@ -53,37 +54,43 @@ class GRPOConfig:
     """Tokens that end a continuation; None: the first end-of-sequence token of the model's configuration. Commands
     use all that the model's folder names (`lm.end_tokens`)."""
 
+    def __post_init__(self):
+        counts = ("prompts", "max_new_tokens", "epochs", "minibatches", "microbatches")
+        fields_in(self, COUNT, *counts, prefix="grpo.")
+        remedy = "a reward is compared with those of its group"
+        fields_in(self, "[2, 2147483647]", "group", prefix="grpo.", remedy=remedy)
+        fields_in(self, "(0, inf)", "temperature", prefix="grpo.", remedy="for samples that differ")
+        fields_in(self, "[0, inf)", "clip_low", "clip_high", "kl_coef", "entropy_coef", prefix="grpo.")
+        fields_in(self, "[0, inf)", "learning_rate", "head_chunk", prefix="grpo.")
+        fields_in(self, "(0, inf]", "max_grad_norm", prefix="grpo.")
+        if self.head_chunk and self.max_new_tokens % self.head_chunk:
+            raise ValueError(
+                f"grpo.head_chunk is {self.head_chunk}; it must divide grpo.max_new_tokens, {self.max_new_tokens}"
+            )
+        rows, what = self.prompts * self.group, f"grpo.prompts {self.prompts} x grpo.group {self.group}"
+        for name in ("minibatches", "microbatches"):
+            parts = getattr(self, name)
+            if rows % parts:
+                raise ValueError(f"{what} = {rows} rows are not divided by grpo.{name} {parts}")
+            rows, what = rows // parts, f"{what} / grpo.{name} {parts}"
+
 
 def check(config: GRPOConfig, prompts: Prompts, mesh: Mesh | None) -> None:
     """Reject a configuration that is incompatible with the prompts or the mesh.
 
-    **Raises:** `ValueError` if sizes do not divide (the arithmetic is shown) or an option is out of range.
+    **Raises:** `ValueError` for too few prompts, or if the devices do not divide sizes (the arithmetic is shown).
     """
-    for name in ("prompts", "max_new_tokens", "epochs", "minibatches", "microbatches"):
-        if getattr(config, name) < 1:
-            raise ValueError(f"{name} is {getattr(config, name)}; at least 1 is needed")
-    if config.group < 2:
-        raise ValueError(
-            f"group is {config.group}; a reward is compared with those of its group, so at least 2 are needed"
-        )
-    if not config.temperature > 0:
-        raise ValueError(f"temperature is {config.temperature}; above 0 is needed, for samples that differ")
-    for name in ("clip_low", "clip_high", "kl_coef", "entropy_coef", "learning_rate", "max_grad_norm"):
-        if not getattr(config, name) >= 0:
-            raise ValueError(f"{name} is {getattr(config, name)}; a non-negative number is needed")
-    if config.head_chunk < 0 or config.head_chunk and config.max_new_tokens % config.head_chunk:
-        raise ValueError(f"head_chunk is {config.head_chunk}; it must divide max_new_tokens, {config.max_new_tokens}")
     count = prompts.tokens.shape[0]
     if count < config.prompts:
-        raise ValueError(f"there are {count} prompts, fewer than the {config.prompts} of one update (prompts)")
-    rows, what = config.prompts * config.group, f"prompts {config.prompts} x group {config.group}"
-    for name in ("minibatches", "microbatches"):
-        if rows % getattr(config, name):
-            raise ValueError(f"{what} = {rows} rows are not divided by {name} {getattr(config, name)}")
-        rows //= getattr(config, name)
-        what += f" / {name} {getattr(config, name)}"
+        raise ValueError(
+            f"there are {count} prompts, fewer than the {config.prompts} of one update: lower grpo.prompts, or add data"
+        )
     if mesh is not None:
         ways = Placement(mesh).row_devices
-        for size, text in ((config.prompts, f"prompts {config.prompts}"), (rows, f"{what} = {rows} rows")):
+        rows = config.prompts * config.group // config.minibatches // config.microbatches
+        what = f"grpo.prompts {config.prompts}"
+        whole = f"{what} x grpo.group {config.group} / grpo.minibatches {config.minibatches}"
+        whole += f" / grpo.microbatches {config.microbatches} = {rows} rows"
+        for size, text in ((config.prompts, what), (rows, whole)):
             if size % ways:
                 raise ValueError(f"{text} are not divided by {ways} devices (data x fsdp)")

@@ -15,6 +15,7 @@ import optax
 from flax import struct
 from jax.sharding import Mesh
 
+from llmrl_jax.core.checks import COUNT, at_least, fields_in
 from llmrl_jax.lm import Llama
 from llmrl_jax.lm.quantize import any_quantized
 from llmrl_jax.parallel import RULES, Placement, shardings
@@ -53,6 +54,15 @@ class SFTConfig:
     """Global norm to which gradients are clipped; inf: never."""
     head_chunk: int = 0
     """Positions whose logits are in memory at once, for large vocabularies; divides the row length. 0: all."""
+
+    def __post_init__(self):
+        fields_in(self, COUNT, "batch_size", "microbatches", prefix="sft.")
+        fields_in(self, "[0, inf)", "learning_rate", "weight_decay", "adam_eps", "head_chunk", prefix="sft.")
+        fields_in(self, "[0, 1)", "warmup", "adam_b1", "adam_b2", prefix="sft.")
+        fields_in(self, "[0, 1]", "final_fraction", prefix="sft.")
+        fields_in(self, "(0, inf]", "max_grad_norm", prefix="sft.")
+        if self.batch_size % self.microbatches:
+            raise ValueError(f"sft.batch_size {self.batch_size} is not divided by sft.microbatches {self.microbatches}")
 
 
 @struct.dataclass
@@ -265,22 +275,14 @@ def make_evaluation(model: Llama, data: Packed, batch_size: int, head_chunk: int
 
 
 def _check(config: SFTConfig, data: Packed, updates: int, mesh: Mesh | None) -> None:
-    for name in ("batch_size", "microbatches"):
-        if getattr(config, name) < 1:
-            raise ValueError(f"{name} is {getattr(config, name)}; at least 1 is needed")
-    if updates < 1:
-        raise ValueError(f"updates is {updates}; at least 1 is needed")
-    if not 0 <= config.warmup < 1 or not 0 <= config.final_fraction <= 1:
-        raise ValueError(
-            f"warmup is {config.warmup} and final_fraction {config.final_fraction}; fractions from 0 to 1 are needed"
-        )
-    if config.batch_size % config.microbatches:
-        raise ValueError(f"batch_size {config.batch_size} is not divided by microbatches {config.microbatches}")
-    rows = data.tokens.shape[0]
+    at_least("updates", updates, 1)
+    rows, length = data.tokens.shape
+    if config.head_chunk and length % config.head_chunk:
+        raise ValueError(f"sft.head_chunk is {config.head_chunk}; it must divide the {length} tokens of a row")
     if rows < config.batch_size:
         raise ValueError(
-            f"the data make {rows} rows, fewer than the {config.batch_size} of one batch: lower batch_size, make rows "
-            "shorter (length), or add data"
+            f"the data make {rows} rows, fewer than the {config.batch_size} of one batch: lower sft.batch_size, make "
+            "rows shorter (length), or add data"
         )
     part = config.batch_size // config.microbatches
     if mesh is not None:

@@ -193,4 +193,4 @@ def test_wrong_input_is_one_line_and_a_remedy(tmp_path, capsys):
     assert main(["glam", "train", *FLAGS, "--run.out", str(tmp_path), "--ppo.minibatches", "3"]) == 2
     assert "16 / 3" in capsys.readouterr().err
     assert main(["glam", "train", *FLAGS, "--run.out", str(tmp_path), "--mesh", "data=8"]) == 2
-    assert "num_envs 4" in capsys.readouterr().err
+    assert "--ppo.num-envs 4" in capsys.readouterr().err

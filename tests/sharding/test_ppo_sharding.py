@@ -119,5 +119,5 @@ def test_rows_must_divide():
     policy = network(env, params)
     with pytest.raises(ValueError, match=r"num_envs 12 is not divided by data 4 x fsdp 2 = 8 devices: 12 / 8 = 1.50"):
         make_ppo(replace(CONFIG, num_envs=12), env, params, policy, mesh)
-    with pytest.raises(ValueError, match=r"minibatches 32 = 12 / microbatches 1 = 12 is not divided by data 4"):
+    with pytest.raises(ValueError, match=r"minibatches 32 = 12 / ppo.microbatches 1 = 12 is not divided by data 4"):
         make_ppo(replace(CONFIG, minibatches=32), env, params, policy, mesh)

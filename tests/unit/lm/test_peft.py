@@ -243,7 +243,7 @@ def test_the_first_pattern_that_fits_counts():
         ({"trainable_token_indices": [5]}, "trainable_token_indices"),
         ({"use_new_thing": {"x": 1}}, "use_new_thing is {'x': 1}"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa'.*path_initial_model"),
-        ({"r": 0}, "LoRA rank is 0"),
+        ({"r": 0}, "rank is 0; at least 1 is needed"),
         ({"r": "8"}, "r is '8': a number is needed"),
         ({"target_modules": None}, "target_modules is None"),
         ({"target_modules": ["query_key_value"]}, "fits no matrix of this model; those are q_proj"),

@@ -168,9 +168,9 @@ STATIC = {
     "minibatches": {"minibatches": 4},
     "schedule": {"schedule": "linear", "schedule_updates": 2},
     "normalize_advantages": {"normalize_advantages": False},
-    "reset": {"reset": "always"},
+    "reset": {"reset": "always", "pool_size": 256},
     "pool_size": {"pool_size": 2},
-    "reset_ratio": {"reset": "optimistic", "reset_ratio": 4},
+    "reset_ratio": {"reset": "optimistic", "reset_ratio": 4, "pool_size": 256},
     "bootstrap_truncation": {"bootstrap_truncation": False},
     "value_broadcast": {"value_broadcast": "glam"},
 }
@@ -386,14 +386,20 @@ def test_episode_metrics_by_hand():
     ("options", "message"),
     [
         ({"num_envs": 0}, "num_envs is 0"),
-        ({"minibatches": 5}, r"num_envs 4 x num_steps 8 = 32 is not divided by minibatches: 32 / 5 = 6.40"),
-        ({"microbatches": 3}, r"minibatches 2 = 16 is not divided by microbatches: 16 / 3 = 5.33"),
+        ({"minibatches": 5}, r"ppo.num_envs 4 x ppo.num_steps 8 = 32 is not divided by ppo.minibatches: 32 / 5 = 6.40"),
+        ({"microbatches": 3}, r"minibatches 2 = 16 is not divided by ppo.microbatches: 16 / 3 = 5.33"),
         ({"learning_rate": -1.0}, "learning_rate is -1.0"),
         ({"learning_rate": math.inf}, "learning_rate is inf"),
         ({"gamma": 1.5}, "gamma is 1.5"),
         ({"schedule": "linear"}, "schedule_updates"),
+        ({"schedule_updates": 9}, "--ppo.schedule-updates is 9, but --ppo.schedule constant does not read it"),
+        ({"reset": "always"}, "--ppo.pool-size is 8, but --ppo.reset always does not read it; leave it out"),
+        (
+            {"minibatches": 32},
+            r"one step \(.*x ppo.num_steps 8 = 32 / ppo.minibatches 32 = 1\): .*--ppo.no-normalize",
+        ),
         ({"reset": "next_step"}, "next_step"),
-        ({"reset": "optimistic", "reset_ratio": 3}, "not a multiple of reset_ratio 3"),
+        ({"reset": "optimistic", "reset_ratio": 3, "pool_size": 256}, "not a multiple of reset_ratio 3"),
     ],
 )
 def test_bad_configurations(options, message):
@@ -402,8 +408,19 @@ def test_bad_configurations(options, message):
 
 
 def test_recurrent_minibatches_are_environments():
-    with pytest.raises(ValueError, match=r"num_envs 4 is not divided by minibatches: 4 / 8 = 0.50"):
+    with pytest.raises(ValueError, match=r"num_envs 4 is not divided by ppo.minibatches: 4 / 8 = 0.50"):
         learner_of(replace(TINY, minibatches=8), NetworkPolicy(ENV.action_space(PARAMS), memory=4))
+
+
+def test_one_step_per_minibatch_needs_advantages_as_they_are():
+    one = replace(TINY, minibatches=32, epochs=1)
+    learner_of(replace(one, normalize_advantages=False))
+    recurrent = NetworkPolicy(ENV.action_space(PARAMS), memory=4)
+    learner_of(replace(TINY, minibatches=4), recurrent)  # one environment, but its 8 steps
+    with pytest.raises(ValueError, match="a minibatch has one step"):
+        learner_of(replace(TINY, num_steps=1, minibatches=4), recurrent)
+    with pytest.raises(ValueError, match="a minibatch has one step"):
+        learner_of(one)
 
 
 def test_statistics_are_needed():

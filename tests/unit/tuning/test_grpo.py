@@ -222,13 +222,13 @@ def test_a_reward_that_is_no_number_is_named(variables):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"group": 1}, "at least 2 are needed"),
+        ({"group": 1}, "at least 2 is needed"),
         ({"temperature": 0.0}, "temperature is 0.0; above 0"),
         ({"prompts": 3}, "2 prompts, fewer than the 3"),
-        ({"minibatches": 3}, "prompts 2 x group 4 = 8 rows are not divided by minibatches 3"),
+        ({"minibatches": 3}, "group 4 = 8 rows are not divided by grpo.minibatches 3"),
         ({"kl_coef": -1.0}, "kl_coef is -1.0"),
         ({"max_new_tokens": 0}, "max_new_tokens is 0"),
-        ({"head_chunk": 2}, "head_chunk is 2; it must divide max_new_tokens, 3"),
+        ({"head_chunk": 2}, "head_chunk is 2; it must divide grpo.max_new_tokens, 3"),
     ],
 )
 def test_bad_configurations(variables, options, message):

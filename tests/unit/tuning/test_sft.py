@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import jax
@@ -172,16 +173,18 @@ def test_every_epoch_sees_every_row_once(params):
 @pytest.mark.parametrize(
     ("config", "updates", "message"),
     [
-        (SFTConfig(batch_size=50), 1, "rows, fewer than the 50 of one batch"),
-        (SFTConfig(batch_size=0), 1, "batch_size is 0"),
-        (SFTConfig(batch_size=3, microbatches=2), 1, "batch_size 3 is not divided by microbatches 2"),
-        (SFTConfig(batch_size=2, warmup=1.5), 1, "warmup is 1.5"),
-        (SFTConfig(batch_size=2), 0, "updates is 0"),
+        ({"batch_size": 50}, 1, "rows, fewer than the 50 of one batch"),
+        ({"batch_size": 0}, 1, "sft.batch_size is 0; at least 1 is needed"),
+        ({"batch_size": 3, "microbatches": 2}, 1, "batch_size 3 is not divided by sft.microbatches 2"),
+        ({"batch_size": 2, "warmup": 1.5}, 1, "warmup is 1.5"),
+        ({"batch_size": 2, "learning_rate": math.nan}, 1, "sft.learning_rate is nan; at least 0 is needed"),
+        ({"batch_size": 2, "head_chunk": 5}, 1, "sft.head_chunk is 5; it must divide the 16 tokens of a row"),
+        ({"batch_size": 2}, 0, "updates is 0"),
     ],
 )
 def test_bad_configurations(params, config, updates, message):
     with pytest.raises(ValueError, match=message):
-        make_sft(config, LORA, params, pack(EXAMPLES, 16), updates)
+        make_sft(SFTConfig(**config), LORA, params, pack(EXAMPLES, 16), updates)
 
 
 def test_segments_need_positions(params):
