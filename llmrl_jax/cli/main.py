@@ -35,6 +35,8 @@ from llmrl_jax.core.activity import display, quiet
 
 USER_ERRORS = (KeyError, ValueError, TypeError, OSError, ModuleNotFoundError)
 """Errors that our code raises for invalid user input; `ChatError` is another."""
+WITHOUT_JAX = ("completion", "doctor", "envs list")
+"""Groups and commands that import no jax, and work where it is broken."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,24 +71,18 @@ def _first_line(text: str | None) -> str:
     return (text or "").strip().split("\n")[0]
 
 
-def _usage(prog: str, what: str, rows: dict[str, str], about: str) -> str:
-    width = max(map(len, rows), default=0)
-    lines = [f"usage: {prog} <{what}> ...", "", about, "", f"{what}s:"]
-    lines += [f"  {name:<{width}}  {text}" for name, text in rows.items()]
-    lines += ["", f"`{prog} <{what}> --help` says more about each.", ""]
-    return "\n".join(lines)
-
-
 def _choose(args: Sequence[str], prog: str, what: str, rows: dict[str, str], about: str) -> str | None:
     """The group or command that the first argument names; None if help was requested and printed.
 
     **Raises:** `_Usage` if there is none, or an unknown one, naming the nearest.
     """
-    if args and args[0] in ("-h", "--help"):
-        print(_usage(prog, what, rows, about), end="")
+    from llmrl_jax.cli import help
+
+    if help.asked(args[:1]):
+        print(help.usage(prog, what, rows, about), end="")
         return None
     if not args:
-        raise _Usage(_usage(prog, what, rows, about) + f"error: a {what} is missing")
+        raise _Usage(help.usage(prog, what, rows, about) + f"error: a {what} is missing")
     if args[0] not in rows:
         from llmrl_jax.core.checks import nearest
 
@@ -151,12 +147,12 @@ def _help(args: list[str], prog: str) -> int:
         end()
         if target is None:
             return 0
-        from llmrl_jax.run.flags import parse
+        from llmrl_jax.cli.help import help_text
 
         command, name, left = target
-        parse(command, name, left)
+        print(help_text(command, name, everything="--help-all" in left), end="")
         return 0
-    return _run(args, prog)
+    return _run(["--help" if arg == "--help-all" else arg for arg in args], prog)
 
 
 def _run(args: list[str], prog: str) -> int:
@@ -189,7 +185,10 @@ def _take(args: Sequence[str], prefix: str, kind: Any, prog: str) -> tuple[Any, 
 
     flags: Any = dataclasses.make_dataclass("Flags", [(prefix, kind, dataclasses.field(default_factory=kind))])
     if asks:
-        parse(flags, prog, ["--help"])
+        from llmrl_jax.cli.help import help_text
+
+        print(help_text(flags, prog), end="")
+        raise SystemExit(0)
     result: Any = parse(flags, prog, list(args), return_unknown_args=True)
     taken, left = result
     for arg in left:
@@ -257,7 +256,7 @@ def _default_compilation_cache() -> None:
 
 
 def _asks_for_help(args: Sequence[str]) -> bool:
-    return not args or any(a in ("-h", "--help") for a in args)
+    return not args or any(a in ("-h", "--help", "--help-all") for a in args)
 
 
 def guard(run: Callable[[], int], debug: bool = False) -> int:
@@ -301,6 +300,8 @@ def main(args: Sequence[str] | None = None, prog: str = "llmrl") -> int:
     def run() -> int:
         if _asks_for_help(left):
             return _help(left, prog)
+        if left[0] in WITHOUT_JAX or " ".join(left[:2]) in WITHOUT_JAX:
+            return _run(left, prog)
         submitted = _submit(left, prog)
         if submitted is not None:
             return submitted

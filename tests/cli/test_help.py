@@ -1,4 +1,5 @@
-"""`--help` of every group and command: made without jax, with every option, and as the real packages make it."""
+"""`--help` and `--help-all` of every group and command: made without jax, with every option, within the width of the
+terminal, and as the real packages make it."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from tests.paths import ROOT
 
 HELP = """
 import contextlib, importlib, io, json, os, sys
+SHORT = ("glam train", "lm sft", "rl train")
 os.environ["COLUMNS"] = "120"
 from llmrl_jax.cli import main as cli
 from llmrl_jax.cli.standins import HEAVY, standins
@@ -26,7 +28,8 @@ def lines():
         yield [name, "--help"]
         with standins():
             commands = list(getattr(importlib.import_module(group.module), "COMMANDS", ()))
-        yield from ([name, command, "--help"] for command in commands)
+        yield from ([name, command, "--help-all"] for command in commands)
+    yield from ([*words.split(), "--help"] for words in SHORT)
 
 def texts():
     found = {}
@@ -35,14 +38,18 @@ def texts():
         with contextlib.redirect_stdout(out):
             code = cli.main(line)
         assert code == 0, (line, code, out.getvalue())
-        found[" ".join(line[:-1])] = out.getvalue()
+        found[" ".join(line if line[-1] == "--help" and len(line) == 3 else line[:-1])] = out.getvalue()
     return found
 """
 """Every help text, by the words before --help."""
 
 WITHOUT_JAX = """
 cli._run = fail
-found = texts()
+with standins() as end:  # one import of every module serves all texts
+    for group in cli.groups().values():
+        importlib.import_module(group.module)
+    end()
+    found = texts()
 print(json.dumps({"texts": found, "heavy": [name for name in HEAVY if name in sys.modules]}))
 """
 
@@ -69,18 +76,23 @@ def shown(name, hint):
     name = name.replace("_", "-")
     return flags(hint, f"{name}.") if dataclasses.is_dataclass(hint) else [f"--{name}"]
 
-options = {}
+options, frequent = {}, {}
 for name, group in cli.groups().items():
     for command, function in getattr(importlib.import_module(group.module), "COMMANDS", {}).items():
         if hasattr(function, "prepare"):
             line = inspect.signature(function.prepare([])).parameters
             made = typing.get_args(line["settings"].annotation)[0]
-            options[f"{name} {command}"] = ["--config", "--print-config", *flags(made)]
+            own = list(line)[: len(line) - 1]
+            options[f"{name} {command}"] = [*(f"--{one}".replace("_", "-") for one in own), *flags(made)]
+            if function.frequent:
+                frequent[f"{name} {command}"] = [f"--{one}" for one in function.frequent]
         else:
             hints = typing.get_type_hints(function, include_extras=True)
             named = [p for p in inspect.signature(function).parameters if not hasattr(hints[p], "__metadata__")]
             options[f"{name} {command}"] = [option for p in named for option in shown(p, hints[p])]
-print(json.dumps({"texts": texts(), "options": options}))
+from llmrl_jax.run.rl_training import settings_class
+options["dqn"] = list(flags(settings_class("dqn")))
+print(json.dumps({"texts": texts(), "options": options, "frequent": frequent}))
 """
 
 
@@ -111,12 +123,48 @@ def test_every_help_is_that_of_the_real_packages(without_jax, with_jax):
 
 
 def test_every_help_names_every_option(without_jax, with_jax):
-    for name, options in with_jax["options"].items():
+    for name in set(with_jax["options"]) - {"dqn"}:
+        options = with_jax["options"][name]
         text = without_jax["texts"][name].lower()
         missing = [option for option in options if option not in text]
         assert not missing, (name, missing)
     assert "--ppo.clip-eps" in with_jax["options"]["glam train"]
     assert "--run.seed" in with_jax["options"]["glam demo"] and "--seed" in with_jax["options"]["glam eval"]
+
+
+def test_help_describes_the_frequent_options_and_names_the_others(without_jax, with_jax):
+    texts = without_jax["texts"]
+    short, whole = texts["glam train --help"], texts["glam train"]
+    assert short.count("\n") < 100 < whole.count("\n")
+    first, _, others = short.partition("other options")
+    for name in ("preset", "env", "model", "steps", "ppo.learning-rate", "run.resume"):
+        assert f"\n  --{name} " in first and f"\n  --{name} " in whole
+    described = {line.split()[0] for line in first.splitlines() if line.startswith("  --")}
+    assert first.index("--preset") < first.index("--env") < first.index("--run.name")
+    for option in with_jax["options"]["glam train"]:
+        prefix, _, name = option.removeprefix("--").rpartition(".")
+        assert option in described or (f".{name}" if prefix else option) in others.split(), option
+        assert not prefix or f"--{prefix}." in short
+    assert "--ppo.gamma FLOAT" in whole and "--ppo.gamma FLOAT" not in short
+    assert "--algo" in texts["rl train --help"] and "--dqn.gamma" not in texts["rl train"]
+
+
+def test_help_keeps_to_the_width_and_breaks_lines_only_there(without_jax):
+    for name, text in without_jax["texts"].items():
+        long = [line for line in text.splitlines() if len(line) > 120 and not line.lstrip().startswith("--")]
+        assert not long, (name, long)
+    lines = without_jax["texts"]["glam train"].splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("  --preset"))
+    said = " ".join(line[30:] for line in lines[start : start + 3])
+    assert "`demo`; the ablations `aflan`, `npae`" in said  # a line of the source ends before "ablations"
+    assert all(len(line) > 90 for line in lines[start : start + 2])
+
+
+def test_every_frequent_option_exists(with_jax):
+    assert "glam train" in with_jax["frequent"]
+    for name, frequent in with_jax["frequent"].items():
+        known = with_jax["options"][name] + (with_jax["options"]["dqn"] if name == "rl train" else [])
+        assert set(frequent) <= set(known) and len(set(frequent)) == len(frequent), name
 
 
 def test_the_help_of_a_command_imports_no_jax_in_a_process_of_its_own():

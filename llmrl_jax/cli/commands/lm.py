@@ -11,7 +11,15 @@ from llmrl_jax.run.memory.config import FitConfig
 from llmrl_jax.run.tune.settings import GrpoRun, Quantize, TuneConfig
 
 
-@command(TuneConfig)
+TUNING = ("tune", "quantize", "dtype", "mesh", "config", "run.name", "run.seed", "run.resume")
+SFT = ("model", "data", "eval-data", "epochs", "length", "sft.batch-size", "sft.learning-rate", *TUNING)
+GRPO = (
+    *("model", "data", "reward", "eval-data", "updates", "grpo.prompts", "grpo.group", "grpo.max-new-tokens"),
+    *("grpo.learning-rate", *TUNING),
+)
+
+
+@command(TuneConfig, frequent=SFT)
 def sft(config: TuneConfig) -> int:
     """Fine-tune a language model on prompts and responses, or on conversations.
 
@@ -23,7 +31,7 @@ def sft(config: TuneConfig) -> int:
     return 0
 
 
-@command(GrpoRun)
+@command(GrpoRun, frequent=GRPO)
 def grpo(config: GrpoRun) -> int:
     """Train a language model by rewards on its completions: GRPO, or REINFORCE with leave-one-out.
 
@@ -72,20 +80,20 @@ def generate(
     import jax
 
     from llmrl_jax import lm
+    from llmrl_jax.core.activity import doing
     from llmrl_jax.lm.peft import load_adapter
     from llmrl_jax.lm.tokens import load_tokenizer
     from llmrl_jax.tuning import ChatTemplate
 
     folder = lm.locate(model)
     tokenizer = load_tokenizer(folder)
-    text = prompt
     if chat:
         template = ChatTemplate.load(folder)
         if template is None:
             raise ValueError(f"{model} has no chat template; leave --chat out")
-        text = template.render([{"role": "user", "content": prompt}], add_generation_prompt=True)
-    start = [] if chat or tokenizer.bos_id is None else [tokenizer.bos_id]
-    tokens = start + tokenizer.encode(text)
+        _, tokens = template.encode(tokenizer, [{"role": "user", "content": prompt}])
+    else:
+        tokens = tokenizer.encode_start(prompt)
     if not tokens:
         raise ValueError("the prompt is empty, and the tokenizer has no beginning-of-sequence token to start from")
     llama, variables = lm.load(folder, quantize=None if quantize == "none" else quantize)
@@ -103,7 +111,9 @@ def generate(
         stop_tokens=lm.end_tokens(folder, tokenizer),
     )
     rows, lengths = jax.numpy.asarray([tokens]), jax.numpy.asarray([len(tokens)])
-    result = lm.generate(llama, variables, rows, lengths, jax.random.key(seed), config, stops=stops)
+    with doing("compiling and reading the prompt", max_new_tokens, "tokens") as activity:
+        for result in lm.stream(llama, variables, rows, lengths, jax.random.key(seed), config, stops=stops):
+            activity.what, activity.done = "generating", int(result.lengths.max())
     for i, continuation in enumerate(result.texts(tokenizer, stops)[0]):
         if samples > 1:
             print(f"--- {i + 1} of {samples}, {lm.Finish(int(result.finish[0, i])).name.lower()}")

@@ -11,7 +11,13 @@ def start(get: Get) -> RLRun:
     return settings_class(get("algo") or "ppo")()
 
 
-@command(RLRun, start=start)
+FREQUENT = (
+    *("algo", "env", "steps", "ppo.num-envs", "ppo.learning-rate", "dqn.num-envs", "dqn.learning-rate", "mesh"),
+    *("eval-episodes", "config", "run.name", "run.seed", "run.resume", "run.eval-every", "run.checkpoint-every"),
+)
+
+
+@command(RLRun, start=start, frequent=FREQUENT)
 def train(config: RLRun) -> int:
     """Train an algorithm in a world: `llmrl rl train --algo ppo --env CartPole-v1 --steps 1e6`.
 

@@ -17,7 +17,13 @@ def start(get: Get) -> CloneRun:
     return CloneRun(glam=glam, clone=clone)
 
 
-@command(CloneRun, start=start, preset="bc", preset_help=PRESET_HELP)
+FREQUENT = (
+    *("preset", "env", "model", "demos", "from", "pairs", "epochs", "tune", "sft.batch-size", "sft.learning-rate"),
+    *("mesh", "config", "run.name", "run.seed", "run.resume"),
+)
+
+
+@command(CloneRun, start=start, preset="bc", preset_help=PRESET_HELP, frequent=FREQUENT)
 def clone(config: CloneRun) -> int:
     """Fine-tune a language model on demonstrations by the bot, from a file or by another run's agent; flags override
     the preset.

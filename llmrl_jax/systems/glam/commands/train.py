@@ -22,7 +22,13 @@ def start(get: Get) -> TrainConfig:
     return TrainConfig(glam=presets.preset(get("preset") or presets.OF_AGENT.get(agent, "glam")))
 
 
-@command(TrainConfig, start=start, preset="glam", preset_help=PRESET_HELP)
+FREQUENT = (
+    *("preset", "env", "model", "agent", "tune", "steps", "ppo.num-envs", "ppo.learning-rate", "num-actions", "mesh"),
+    *("config", "run.name", "run.seed", "run.resume", "run.eval-every", "run.checkpoint-every"),
+)
+
+
+@command(TrainConfig, start=start, preset="glam", preset_help=PRESET_HELP, frequent=FREQUENT)
 def train(config: TrainConfig) -> int:
     """Train a language model in BabyAI-Text by PPO, or a baseline by its own algorithm; flags override the preset.
 

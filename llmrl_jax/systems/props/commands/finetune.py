@@ -19,7 +19,13 @@ def start(get: Get) -> FinetuneRun:
     return replace(settings.preset(get("preset") or "corrected"), model=tyro.MISSING)
 
 
-@command(FinetuneRun, start=start, preset="corrected", preset_help=PRESET_HELP)
+FREQUENT = (
+    *("preset", "model", "tasks", "held-out-tasks", "updates", "tune", "grpo.prompts", "grpo.group"),
+    *("grpo.learning-rate", "mesh", "config", "run.name", "run.seed", "run.resume"),
+)
+
+
+@command(FinetuneRun, start=start, preset="corrected", preset_help=PRESET_HELP, frequent=FREQUENT)
 def finetune(config: FinetuneRun) -> int:
     """Fine-tune a language model as the optimizer by GRPO; rewards are the returns of the policies that it proposes.
 

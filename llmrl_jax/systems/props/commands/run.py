@@ -32,7 +32,13 @@ def read_published_file(values: dict[str, Any], path: Path) -> dict[str, Any]:
     }
 
 
-@command(PropsRun, read=read_published_file)
+FREQUENT = (
+    *("tasks", "method", "seeds", "iterations", "episodes", "proposals", "chat.model", "chat.base-url"),
+    *("chat.max-usd", "workers", "video", "config", "run.name", "run.seed", "run.resume"),
+)
+
+
+@command(PropsRun, read=read_published_file, frequent=FREQUENT)
 def run(config: PropsRun) -> int:
     """Search for policies: ProPS, ProPS+, EvoLLM, the legacy dialogue, or a numeric method, on any of the tasks.
 

