@@ -146,7 +146,7 @@ def find_run(folder: str | Path) -> Path:
 def resumed(kind: type[Settings], folder: str | Path, **changes: Any) -> Settings:
     """The settings with which a run continues: those of its config.json.
 
-    Options that apply to one start only are reset: the checkpoint to continue from, accepted gaps, the time budget.
+    Options that apply to one start only are reset: the checkpoint to continue from, and the time budget.
 
     **Arguments:** `kind`, a dataclass with a `run`; `folder`, the run's, `runs/NAME`; `changes`, fields of `kind` that
     may change (`llmrl_jax.core.config.FREE`), such as `steps=2_000_000`.
@@ -154,8 +154,7 @@ def resumed(kind: type[Settings], folder: str | Path, **changes: Any) -> Setting
     resumed run does not allow.
     """
     saved: Any = configs.load_config(kind, find_run(folder))
-    once = {"resume_from": -1, "accept_gaps": False, "max_seconds": 0.0}
-    own = once if isinstance(saved.run, RunConfig) else {}
+    own = {"resume_from": -1, "max_seconds": 0.0} if isinstance(saved.run, RunConfig) else {}
     out, name = _split(str(folder))
     # the folder may have been moved or renamed since config.json was written
     run = replace(saved.run, **own, name=name, out=out or ".", resume=True)

@@ -40,7 +40,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import os
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
@@ -56,17 +56,15 @@ from tyro.constructors import (
     StructTypeInfo,
 )
 
-from llmrl_jax.core import config as configs
-from llmrl_jax.run.config import BaseRunConfig, find_run, refuse_changes, resumed
-from llmrl_jax.run.settings import blank, checked, draft, overlaid, read_values, to_yaml
+from llmrl_jax.run.asked import Asked, Reader, flag, read_asked
+from llmrl_jax.run.config import BaseRunConfig, refuse_changes, resumed
+from llmrl_jax.run.settings import blank, checked, draft, overlaid, to_yaml
 from llmrl_jax.run.spelling import names_of_command, shown, spelled
 
 
 Get = Callable[[str], str | None]
 """`(name) -> value`: the value of an option given so far; None if it was not given."""
 Start = Callable[[Get], Any]
-Reader = Callable[[dict[str, Any], Path], dict[str, Any]]
-"""`(values, path) -> values`: the options in a file of another format."""
 
 
 # --- parsing --------------------------------------------------------------------------------------------------------
@@ -75,13 +73,15 @@ Reader = Callable[[dict[str, Any], Path], dict[str, Any]]
 def whole_number(text: str) -> int:
     """An integer as users write it: `1500000`, `1_500_000`, `1.5e6`.
 
-    **Raises:** `ValueError` for a fraction, or what is not a number.
+    **Raises:** `ValueError` for a fraction, what is not a number, or one of more than 64 bits.
     """
     try:
         value = Decimal(text)
     except InvalidOperation:
         raise ValueError(f"{text!r} is not a whole number") from None
-    if not value.is_finite() or value.adjusted() > 18 or value != value.to_integral_value():
+    if value.is_finite() and abs(value) >= 2**63:
+        raise ValueError(f"{text!r} is too large; at most {2**63 - 1} is possible")
+    if not value.is_finite() or value != value.to_integral_value():
         raise ValueError(f"{text!r} is not a whole number")
     return int(value)
 
@@ -158,87 +158,7 @@ def parser_of(function: Callable[..., Any]) -> Any:
         return tyro.extras.get_parser(function, registry=_REGISTRY)
 
 
-def flag(args: Sequence[str], name: str) -> str | None:
-    """The value of a flag on the command line, `--name value` or `--name=value`: empty for a flag without a value, None
-    if the flag is absent. The last occurrence counts."""
-    last = None
-    for i, arg in enumerate(args):
-        given, equals, value = arg.partition("=")
-        if given.replace("_", "-") == name.replace("_", "-"):
-            following = args[i + 1] if i + 1 < len(args) and not args[i + 1].startswith("--") else ""
-            last = value if equals else following
-    return last
-
-
 # --- commands -------------------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class _Asked:
-    """The parts of an unparsed command line on which defaults depend."""
-
-    args: Sequence[str]
-    path: Path
-    """The file of `--config`."""
-    file: dict[str, Any]
-    """Its values."""
-    folder: str
-    """The run to resume; empty: none."""
-    saved: dict[str, Any]
-    """The values of its config.json."""
-
-    def get(self, name: str) -> str | None:
-        """See `Get`: the flag, else the file, else the resumed run."""
-        value = flag(self.args, f"--{name}")
-        for values in (self.file, self.saved):
-            value = value if value is not None else _find(values, name)
-        return value
-
-
-def _find(values: Mapping[str, Any], name: str) -> str | None:
-    """An option in a file's values: at the top level, or in a part whose options have no prefix."""
-    for place in (values, *(v for v in values.values() if isinstance(v, Mapping))):
-        if name in place and not isinstance(place[name], Mapping):
-            return str(place[name])
-    return None
-
-
-def _asked(config: type, args: Sequence[str], read: Reader | None) -> _Asked:
-    """**Raises:** what `read_values`, `find_run` and `unstamped` raise."""
-    kind = getattr(config, "KIND", "")
-    path, file = Path(), {}
-    named = flag(args, "--config")
-    if named == "":
-        raise ValueError("--config names no file; give a path, or leave it out")
-    if named:
-        path, values = read_values(named)
-        file = configs.unstamped(values, kind, path)
-        if read is not None:
-            file = read(file, path)
-        if path.name == "config.json" and isinstance(file.get("run", {}), dict):  # a new run with another's settings
-            file = dict(configs.upgraded(config, file))
-            own = ("name", "resume", "resume_from")
-            file |= {"run": {n: v for n, v in file["run"].items() if n not in own}} if "run" in file else {}
-    folder, saved = _resumed_folder(args, file), {}
-    if folder:
-        source = find_run(folder)
-        values = configs.read_json(source)
-        saved = configs.unstamped(values, kind, source, run=folder) if isinstance(values, dict) else {}
-        saved.pop("preset", None)  # runs before version 1 hold the preset's values beside its name
-    return _Asked(args, path, file, folder, saved)
-
-
-def _resumed_folder(args: Sequence[str], file: Mapping[str, Any]) -> str:
-    """The folder of the run to resume, from the flags or the file; empty: none."""
-    said = file.get("run")
-    given = dict(said) if isinstance(said, Mapping) else {}
-    given |= {name: value for name in ("name", "out") if (value := flag(args, f"--run.{name}"))}
-    if (resume := flag(args, "--run.resume")) is not None:
-        given["resume"] = resume != "False" and (resume or given.get("resume") or True)
-    if not given.get("resume"):
-        return ""
-    run = BaseRunConfig(given.get("name", ""), given.get("out", "runs"), resume=given["resume"])
-    return os.path.join(run.out, run.name)
 
 
 def command(
@@ -261,20 +181,24 @@ def command(
 
     def decorate(work: Callable[[Any], int]) -> Callable[[Any], int]:
         def prepare(args: Sequence[str]) -> Callable[..., int]:
-            asked = _asked(config, args, read)
+            asked = read_asked(config, args, read)
             default = blank(config) if start is None else start(asked.get)
-            saved = resumed(type(default), asked.folder) if asked.folder else None
-            default = default if saved is None else saved
+            saved, note = None, ""
+            if asked.folder:
+                _check_kind(start, asked, default)
+                saved = default = resumed(type(default), asked.folder)
+                if preset and (flag(args, "--preset") is not None or "preset" in asked.file):
+                    note = f"note: the preset has no effect: the run {asked.folder} keeps its own settings"
             file = {name: value for name, value in asked.file.items() if name != "preset" or not preset}
             try:
                 default = overlaid(default, file)
             except ValueError as error:
                 raise ValueError(f"{asked.path}: {error}") from error
-            return _prepared(work, default, saved, asked.folder, (preset, preset_help))
+            return _prepared(work, default, saved, asked.folder, (preset, preset_help), note)
 
         def begin(values: Mapping[str, Any]) -> Any:
             """The initial settings of a run with these values, before any option was applied."""
-            return blank(config) if start is None else start(_Asked((), Path(), {}, "", dict(values)).get)
+            return blank(config) if start is None else start(Asked((), Path(), {}, "", dict(values)).get)
 
         work.prepare, work.begin = prepare, begin  # type: ignore[attr-defined]
         work.frequent = frequent  # type: ignore[attr-defined]
@@ -283,14 +207,31 @@ def command(
     return decorate
 
 
+def _check_kind(start: Start | None, asked: Asked, default: Any) -> None:
+    """**Raises** `ValueError` if other options than those of the run to resume would decide the class of the settings,
+    as `--algo dqn` for a run of PPO."""
+    if start is None:
+        return
+    own = start(dataclasses.replace(asked, args=(), file={}).get)
+    if type(own) is not type(default):
+        changed = [(n, v) for n, v in asked.saved.items() if isinstance(v, str) and asked.get(n) != v]
+        name, value = changed[0]
+        raise ValueError(
+            f"--{name} is {asked.get(name)}, but the run {asked.folder} was begun with {value}: leave --{name} out, or "
+            "choose another --run.name without --run.resume"
+        )
+
+
 def _prepared(
-    work: Callable[[Any], int], default: Any, saved: Any, folder: str, preset: tuple[str, str]
+    work: Callable[[Any], int], default: Any, saved: Any, folder: str, preset: tuple[str, str], note: str
 ) -> Callable[..., int]:
     """The function whose signature is the command line: the settings, `--config`, `--print-config` and `--preset`."""
 
     def call(settings: Any, print_config: bool) -> int:
         if saved is not None:
             refuse_changes(folder, saved, settings)
+        if note:
+            print(note, file=sys.stderr, flush=True)
         if print_config:
             print(to_yaml(settings), end="")
             return 0

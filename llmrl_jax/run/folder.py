@@ -16,7 +16,8 @@ from typing import IO, Any
 
 from llmrl_jax.core import config as configs
 from llmrl_jax.run import info
-from llmrl_jax.run.config import BaseRunConfig, find_run, refuse_changes
+from llmrl_jax.run.config import BaseRunConfig, RunConfig, find_run, refuse_changes
+from llmrl_jax.run.resumption import start_of
 
 
 try:
@@ -56,6 +57,8 @@ def check_folder(config: BaseRunConfig) -> None:
         _check_names(folder, there)
         if config.name:
             _check_kinds(folder)
+        if config.resume and isinstance(config, RunConfig):
+            start_of(folder, config)
         tempfile.TemporaryFile(dir=there).close()
     except OSError as error:
         if error.errno is None:  # ours

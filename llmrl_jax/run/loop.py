@@ -87,7 +87,7 @@ def train(
             stack.enter_context(held(folder))
         check_packages(config)
         best.check_evaluates(config, evaluate is not None and config.eval_every > 0)
-        start = start_of(folder, config)
+        start, note = start_of(folder, config)
         if start > num_updates:
             done, asked = (f"{n} updates ({n * learner.steps_per_update} {learner.unit})" for n in (start, num_updates))
             raise ValueError(f"{folder} has {done} already, and {asked} are asked for: ask for more to continue it")
@@ -103,10 +103,9 @@ def train(
         title, unit = title or folder.name, learner.unit.split()[-1]
         bar = show.Progress(mode, title, num_updates, update, shown, unit)
         stack.callback(bar.close)
-        if config.resume and not update:
-            checkpoints.notes.append(f"{folder} was never saved: it begins again at update 0")
-        for note in checkpoints.notes:
-            bar.say(f"note: {note}")
+        for text in (note, *checkpoints.notes):
+            if text:
+                bar.say(f"note: {text}")
         run = _Run(
             learner,
             config,

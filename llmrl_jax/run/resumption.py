@@ -16,16 +16,17 @@ def saved_updates(folder: str | Path) -> list[int]:
     return sorted(int(path.name) for path in root.iterdir() if path.name.isdigit()) if root.is_dir() else []
 
 
-def start_of(folder: str | Path, config: RunConfig) -> int:
+def start_of(folder: str | Path, config: RunConfig) -> tuple[int, str]:
     """The update from which a run continues; 0 for a new run, or one that was never saved.
 
     **Arguments:** `folder`, the run's; `config`, with `resume`, `resume_from` and `accept_gaps`.
+    **Returns:** the update, and what the user should know (empty: nothing).
     **Raises:** `FileNotFoundError` if the checkpoint to continue from is missing, or all are although the run was
     saved; `ValueError` if `metrics.jsonl` does not have every update up to there, unless `accept_gaps`.
     """
     folder = Path(folder)
     if not config.resume:
-        return 0
+        return 0, ""
     saved = saved_updates(folder)
     if config.resume_from >= 0 and config.resume_from not in saved:
         has = f"it has {', '.join(map(str, saved))}" if saved else "it has none"
@@ -35,7 +36,7 @@ def start_of(folder: str | Path, config: RunConfig) -> int:
         )
     if not saved:
         _refuse_lost_checkpoints(folder)
-        return 0
+        return 0, f"{folder} was never saved: it begins again at 0"
     start = config.resume_from if config.resume_from >= 0 else saved[-1]
     wrong, whole = metrics.fault(folder / "metrics.jsonl", start) if start else ("", 0)
     if wrong and not config.accept_gaps:
@@ -45,7 +46,7 @@ def start_of(folder: str | Path, config: RunConfig) -> int:
             f"{wrong}, but the run continues from update {start}: put the lines back{back}, or give them up with "
             "--run.accept-gaps"
         )
-    return start
+    return start, f"{wrong}; this gap was accepted" if wrong else ""
 
 
 def _refuse_lost_checkpoints(folder: Path) -> None:

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llmrl_jax.core.checks import at_least, fields_at_least
-from llmrl_jax.run.config import BaseRunConfig
-from llmrl_jax.run.flags import flag
+from llmrl_jax.run.asked import flag
+from llmrl_jax.run.config import BaseRunConfig, RunConfig
 
 
 SAVE_SIGNAL = "USR2"
@@ -114,13 +114,16 @@ class Job:
     """The run's folder, which has a config.json once it can be resumed; empty: the command keeps no run."""
     requeues: int
     program: tuple[str, ...] = (sys.executable, "-m", "llmrl_jax.cli.main")
+    again: tuple[str, ...] = ()
+    """Further arguments of later starts, which take back what applies to the first only, also if a file says it."""
 
     def command(self, restarts: int) -> list[str]:
         """The command line of the job's first start (0) or a later one, which resumes from the newest checkpoint."""
         if not (restarts and self.run and (Path(self.run) / "config.json").exists()):
             return [*self.program, *self.args]
-        args = _without(self.args, "--run.resume-from")  # applied at the first start only
-        return [*self.program, *args, *(["--run.resume"] if flag(args, "--run.resume") is None else [])]
+        args = _without(self.args, "--run.resume-from")
+        resume = ["--run.resume"] if flag(args, "--run.resume") is None else []
+        return [*self.program, *args, *resume, *self.again]
 
     def __call__(self) -> None:
         """Run the command; on a signal of SLURM make it save and stop. Ends the process with its exit code."""
@@ -223,7 +226,8 @@ def make_job(config: SlurmConfig, args: Sequence[str], parsed: Iterable[Any] = (
         folder = str((Path(run.out).expanduser() / (run.name or stamp)).absolute())
     left += ["--hosts.mode", config.mode]
     name = config.name or (Path(folder).name if folder else stamp)
-    return Job(tuple(left), folder, config.requeues), name
+    again = ("--run.resume-from=-1",) if isinstance(run, RunConfig) else ()
+    return Job(tuple(left), folder, config.requeues, again=again), name
 
 
 def _named_run(values: Iterable[Any]) -> BaseRunConfig | None:

@@ -13,8 +13,9 @@ import tyro
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.checks import at_least
 from llmrl_jax.core.config import FREE
+from llmrl_jax.run.asked import flag
 from llmrl_jax.run.config import BaseRunConfig, RunConfig, resumed
-from llmrl_jax.run.flags import command, flag, parse, whole_number
+from llmrl_jax.run.flags import command, parse, whole_number
 from llmrl_jax.run.folder import begin, check_folder, open_folder
 from llmrl_jax.run.settings import blank, checked, overlaid, read_values, to_yaml
 
@@ -107,8 +108,12 @@ def call(*args: str, of: Any = train) -> Config:
 def test_whole_numbers_as_users_write_them():
     for text, value in {"12": 12, "-3": -3, "1e6": 10**6, "1.5e6": 1_500_000, "2_000_000": 2_000_000, "5.0": 5}.items():
         assert whole_number(text) == value
-    for text in ("1.5", "1e-3", "x", "", "nan", "inf", "1e99"):
+    assert whole_number(str(2**63 - 1)) == 2**63 - 1
+    for text in ("1.5", "1e-3", "x", "", "nan", "inf"):
         with pytest.raises(ValueError, match="is not a whole number"):
+            whole_number(text)
+    for text in ("1e99", "99999999999999999999", str(2**63), "-1e30"):
+        with pytest.raises(ValueError, match=f"'{text}' is too large; at most 9223372036854775807"):
             whole_number(text)
 
 
@@ -200,7 +205,7 @@ def test_an_option_without_a_default_may_come_from_a_file(tmp_path, capsys):
     assert "--model" in capsys.readouterr().err
 
 
-def test_a_run_is_resumed_by_its_folder(tmp_path, monkeypatch):
+def test_a_run_is_resumed_by_its_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     begun = call("--run.name", "a", "--env", "Maze", "--learner.batch", "3", "--run.max-seconds", "5")
     saved = json.loads((tmp_path / "runs" / "a" / "config.json").read_text())
@@ -210,6 +215,7 @@ def test_a_run_is_resumed_by_its_folder(tmp_path, monkeypatch):
         assert call("--run.resume", *args) == same, args
     assert call("--run.resume=runs/a", "--steps", "1e3") == replace(same, steps=1000), "FREE: the flag wins"
     assert call("--run.resume", "runs/a", "--preset", "small") == same, "the run's own settings stand"
+    assert capsys.readouterr().err == "note: the preset has no effect: the run runs/a keeps its own settings\n"
     found = call("--run.resume", str(tmp_path / "runs" / "a"))
     assert found == replace(same, run=replace(same.run, out=str(tmp_path / "runs")))
     with pytest.raises(ValueError, match=r"the run runs/a was begun with other options: --learner.batch: 3 -> 4"):
@@ -236,6 +242,21 @@ def test_a_file_may_name_the_run_to_resume(tmp_path, monkeypatch):
     assert call("--config", "b.yaml", "--run.resume").run.name == "a"
     with pytest.raises(ValueError, match="--config names no file"):
         call("--config", "")
+    (tmp_path / "a.yaml").write_text("run: {name: a, resume: true, resume_from: 24}")
+    with pytest.raises(FileNotFoundError, match="--run.resume-from is 24, but there is no checkpoint"):
+        call("--config", "a.yaml")
+    assert call("--config", "a.yaml", "--run.resume-from=-1").run.resume_from == -1, "as a requeued job has it"
+    new = call("--config", "b.yaml", "--run.resume", "False", "--run.name", "c")
+    assert (new.run.resume, new.run.name) == (False, "c"), "a flag may take it back"
+    for text, wrong in (
+        ("{resume: true, name: [a]}", r"run.name is \['a'\]; expected str"),
+        ("{resume: true, name: a, out: 3}", "run.out is 3; expected str"),
+        ("{resume: 3}", "run.resume is 3; expected bool or str"),
+        ("{resume: {a: 1}}", "run.resume is {'a': 1}; expected bool or str"),
+    ):
+        (tmp_path / "b.yaml").write_text(f"run: {text}")
+        with pytest.raises(ValueError, match=f"b.yaml: {wrong}"):
+            call("--config", "b.yaml")
 
 
 def test_another_runs_settings_make_a_new_run(tmp_path):
@@ -248,6 +269,18 @@ def test_another_runs_settings_make_a_new_run(tmp_path):
         json.dumps({"preset": "gone", "num_steps": found.pop("steps"), **found})
     )
     assert call("--config", str(tmp_path / "a")) == Config("m", learner=PRESETS["big"], run=RunConfig(keep=9))
+
+
+def test_a_file_of_that_name_that_a_user_wrote_keeps_its_name_and_preset(tmp_path):
+    """It is not a run's."""
+    (tmp_path / "config.json").write_text(json.dumps({"preset": "big", "run": {"name": "mine", "seed": 3}}))
+    read = call("--config", str(tmp_path / "config.json"))
+    assert (read.learner, read.run.name, read.run.seed) == (PRESETS["big"], "mine", 3)
+    moved = {**configs.stamped(Config("m", run=RunConfig("a"))), "preset": "gone"}
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "config.json").write_text(json.dumps(moved))
+    (tmp_path / "b" / "metrics.jsonl").write_text("")
+    assert call("--config", str(tmp_path / "b")).run.name == "", "of a run that was renamed"
 
 
 def test_the_wrong_command_names_the_right_one(tmp_path):

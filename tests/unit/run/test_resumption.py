@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -36,14 +37,15 @@ def run_of(folder: Path, lines: list[str] | None, *updates: int, status: Status 
 
 
 def resume(folder: Path, **options) -> int:
-    return start_of(folder, RunConfig(**{"resume": str(folder), **options}))
+    return start_of(folder, RunConfig(**{"resume": str(folder), **options}))[0]
 
 
 def test_a_whole_run_continues_from_its_newest_checkpoint(tmp_path):
     folder = run_of(tmp_path / "a", [*WHOLE, line(6), '{"kind": "tra'], 2, 4, 5)
     assert saved_updates(folder) == [2, 4, 5]
     assert resume(folder) == 5 and resume(folder, resume_from=2) == 2
-    assert start_of(folder, RunConfig("a", str(tmp_path))) == 0, "a new run does not look"
+    assert start_of(folder, RunConfig("a", str(tmp_path))) == (0, ""), "a new run does not look"
+    assert start_of(folder, RunConfig(resume=str(folder))) == (5, "")
     with pytest.raises(FileNotFoundError, match=r"--run.resume-from is 3, but .* in .*checkpoints: it has 2, 4, 5"):
         resume(folder, resume_from=3)
 
@@ -67,11 +69,12 @@ def test_a_whole_run_continues_from_its_newest_checkpoint(tmp_path):
 )
 def test_a_log_with_a_gap_is_refused_by_line_unless_it_is_accepted(lines, wrong, back, tmp_path):
     folder = run_of(tmp_path / "a", lines, 2, 4, 5)
-    with pytest.raises(ValueError, match=f"{wrong}.*, but the run continues from update 5: put the lines back") as error:
+    with pytest.raises(ValueError, match=f"{wrong}.*, but the run continues from update 5: put") as error:
         resume(folder)
     offered = f"continue from an earlier checkpoint with --run.resume-from {back}"
     assert (offered in str(error.value)) == (back is not None) and "--run.accept-gaps" in str(error.value)
-    assert resume(folder, accept_gaps=True) == 5
+    start, note = start_of(folder, RunConfig(resume=str(folder), accept_gaps=True))
+    assert start == 5 and re.search(f"{wrong}.*; this gap was accepted$", note)
     if back is not None:
         assert resume(folder, resume_from=back) == back
 
@@ -88,9 +91,13 @@ def test_lost_checkpoints_are_not_begun_again(tmp_path):
     (lost / "checkpoints").rmdir()
     emptied = run_of(tmp_path / "emptied", WHOLE, status=Status(5, 9, "stopped", "SIGTERM", saved=5))
     for folder in (lost, emptied):
-        with pytest.raises(FileNotFoundError, match=r"although the run reached update 5: put them back, or start a run"):
+        with pytest.raises(FileNotFoundError, match=r"although the run reached update 5: put them back, or"):
             resume(folder)
-    assert resume(run_of(tmp_path / "killed", WHOLE, status=Status(0, 9))) == 0
+    killed = run_of(tmp_path / "killed", WHOLE, status=Status(0, 9))
+    assert start_of(killed, RunConfig(resume=str(killed))) == (
+        0,
+        f"{killed} was never saved: it begins again at update 0",
+    )
     begun = tmp_path / "begun"
     begun.mkdir()
     assert resume(begun) == 0

@@ -94,7 +94,8 @@ def test_the_script_says_what_was_asked(cluster, capsys):
     assert "job 4711 (mine): 2 nodes x 4 = 8 processes (per-gpu), 4 GPUs a node, 4:00:00" in out
     assert str(logs / "4711_0_log.out") in out and (logs / "4711_submission.sh").exists()
     job = submitit.core.utils.DelayedSubmission.load(logs / "4711_submitted.pkl").function
-    assert job == slurm.Job((*SFT, "--hosts.mode", "per-gpu"), str(cluster / "runs" / "mine"), 100)
+    again = ("--run.resume-from=-1",)
+    assert job == slurm.Job((*SFT, "--hosts.mode", "per-gpu"), str(cluster / "runs" / "mine"), 100, again=again)
 
 
 def test_what_was_not_asked_is_not_said(cluster):
@@ -146,6 +147,15 @@ def test_a_later_start_does_not_go_back_again(tmp_path, old):
     job = slurm.Job(("lm", "sft", "--run.resume", *old, "--length", "9"), str(tmp_path), 5, ("llmrl",))
     assert job.command(0) == ["llmrl", "lm", "sft", "--run.resume", *old, "--length", "9"]
     assert job.command(1) == ["llmrl", "lm", "sft", "--run.resume", "--length", "9"]
+
+
+def test_a_later_start_does_not_go_back_again_because_a_file_says_so(tmp_path):
+    from llmrl_jax.run.config import RunConfig
+
+    job, _ = slurm.make_job(slurm.SlurmConfig(), ["lm", "sft", "--config", "a.yaml"], [RunConfig("a", str(tmp_path))])
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "config.json").write_text("{}")
+    assert job.command(1) == [*job.command(0), "--run.resume", "--run.resume-from=-1"]
 
 
 @pytest.mark.parametrize(
@@ -210,7 +220,7 @@ def start(folder: Path, *args: str, requeues: int = 5, **environ: str) -> subpro
     (folder / "run.py").write_text(RUN)
     programs = folder / "bin"
     programs.mkdir(exist_ok=True)
-    tool(programs, "scontrol", f'#!/bin/sh\necho "$@" > {folder}/scontrol\n')
+    tool(programs, "scontrol", f'#!/bin/sh\necho "$@" > {folder}/new && mv {folder}/new {folder}/scontrol\n')
     job = slurm.Job(args, str(folder), requeues, (sys.executable, str(folder / "run.py"), str(folder)))
     env = {**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "SLURM_JOB_ID": "4711", **environ}
     env |= {"JAX_PLATFORMS": "cpu"}
