@@ -97,6 +97,13 @@ class Bonus(Protocol):
         """
         ...
 
+    def check_one_reward(self) -> None:
+        """Called by learners with one value function (`one_reward`): they use no value function of the bonus.
+
+        **Raises:** `ValueError` for options that were changed although nothing reads them there.
+        """
+        ...
+
     def value(self, state: BonusState, obs: Any, batch_dims: int) -> Float[Array, "*B"]:
         """The value of observations, in returns of the bonus's stream; called only if there is one."""
         ...
@@ -178,6 +185,9 @@ class Shaping:
         reached = jnp.where(steps.terminated, 0.0, jax.vmap(self.potential)(steps.next_obs))
         change = gamma * reached - phi
         return state, steps.reward + change, {"shaping_mean": jnp.mean(change), "potential_mean": jnp.mean(phi)}
+
+    def check_one_reward(self) -> None:
+        pass
 
     def value(self, state: BonusState, obs: Any, batch_dims: int):
         raise NotImplementedError("shaped rewards take the place of the world's: they have no value of their own")

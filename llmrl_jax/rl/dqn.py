@@ -132,10 +132,12 @@ def make_dqn(
     `nonfinite` (1 if a loss, a gradient or a metric of the bonus's own learning was not finite, bounded by 0), those of
     `episode_metrics`, and the bonus's.
     Episode returns are sums of the environment's rewards, without the bonus.
-    **Raises:** `ValueError` if sizes do not divide (the arithmetic is shown), or the environment does not report its
-    episodes.
+    **Raises:** `ValueError` if sizes do not divide (the arithmetic is shown), the environment does not report its
+    episodes, or an option of the bonus was changed that DQN does not read.
     """
     check(config, env, env_params, mesh)
+    if bonus is not None:
+        bonus.check_one_reward()
     dqn = DQN(config, env, env_params, policy, Placement(mesh), bonus)
     return Learner(dqn.init, dqn.update, config.num_envs * config.num_steps, {"nonfinite": 0.0})
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_type_hints
 
 from jax.sharding import Mesh
 
 from envs_jax.env import Environment
-from llmrl_jax.core.checks import above, at_least, between, fields_at_least
+from llmrl_jax.core.checks import COUNT, fields_in, refuse_unread
 from llmrl_jax.parallel import RULES, Placement
-from llmrl_jax.rl.rollout import check_statistics
+from llmrl_jax.rl.rollout import check_statistics, unread_of_reset
 
 
 @dataclass(frozen=True)
@@ -84,21 +83,21 @@ class DQNConfig:
 
     def __post_init__(self):
         counts = ("num_envs", "num_steps", "gradient_steps", "batch_size", "replay_size", "n_step", "epsilon_steps")
-        fields_at_least(self, 1, *counts, "pool_size", "reset_ratio", prefix="dqn.")
-        fields_at_least(self, 0, "learning_starts", "target_every", "learning_rate", "adam_eps", prefix="dqn.")
-        if self.max_grad_norm != math.inf:
-            at_least("dqn.max_grad_norm", self.max_grad_norm, 0)
+        fields_in(self, COUNT, *counts, "pool_size", "reset_ratio", prefix="dqn.")
+        fields_in(self, "[0, 2147483647]", "learning_starts", "target_every", prefix="dqn.")
+        fields_in(self, "[0, inf)", "learning_rate", "adam_eps", prefix="dqn.")
+        fields_in(self, "[0, inf]", "max_grad_norm", prefix="dqn.")
         hints = get_type_hints(type(self))
         for name in ("reset", "replay", "acting"):
             choices = get_args(hints[name])
             if getattr(self, name) not in choices:
                 known = ", ".join(choices)
                 raise ValueError(f"dqn.{name} is {getattr(self, name)!r}; one of {known} is needed")
-        fractions = ("gamma", "target_tau", "adam_b1", "adam_b2", "epsilon_start", "epsilon_end", "priority_alpha")
-        for name in (*fractions, "priority_beta"):
-            between(f"dqn.{name}", getattr(self, name), 0, 1)
-        above("dqn.temperature", self.temperature, 0)
-        above("dqn.huber_delta", self.huber_delta, 0)
+        fractions = ("gamma", "target_tau", "epsilon_start", "epsilon_end", "priority_alpha", "priority_beta")
+        fields_in(self, "[0, 1]", *fractions, prefix="dqn.")
+        fields_in(self, "[0, 1)", "adam_b1", "adam_b2", prefix="dqn.")
+        self._refuse_unread()
+        fields_in(self, "(0, inf)", "temperature", "huber_delta", prefix="dqn.")
         steps, what = self.num_envs * self.num_steps, f"num_envs {self.num_envs} x num_steps {self.num_steps}"
         if steps > self.capacity:
             raise ValueError(
@@ -111,6 +110,17 @@ class DQNConfig:
                     f"dqn.{name} is {getattr(self, name)}, but the memory holds {most} steps{per}: raise "
                     f"dqn.replay_size, which is {self.replay_size}, or lower dqn.{name}"
                 )
+
+    def _refuse_unread(self) -> None:
+        """**Raises** `ValueError` for options that were changed although the chosen modes do not read them."""
+        epsilon = ("epsilon_start", "epsilon_end", "epsilon_steps")
+        acting = {"epsilon": ("temperature",), "softmax": epsilon}[self.acting]
+        refuse_unread(self, acting, f"--dqn.acting {self.acting}", prefix="dqn.")
+        if self.replay == "uniform":
+            refuse_unread(self, ("priority_alpha", "priority_beta"), "--dqn.replay uniform", prefix="dqn.")
+        if not self.target_every:
+            refuse_unread(self, ("target_tau",), "--dqn.target-every 0", prefix="dqn.")
+        refuse_unread(self, unread_of_reset(self.reset), f"--dqn.reset {self.reset}", prefix="dqn.")
 
     @property
     def capacity(self) -> int:

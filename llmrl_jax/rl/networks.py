@@ -14,7 +14,7 @@ import numpy as np
 
 from envs_jax import spaces
 from envs_jax.env import Environment
-from llmrl_jax.core.checks import at_least, refuse_unread
+from llmrl_jax.core.checks import WIDTH, fields_in, in_interval, refuse_unread
 from llmrl_jax.rl.distributions import Normal, TanhNormal
 from llmrl_jax.rl.layers import Conv
 from llmrl_jax.rl.policy import over_offered
@@ -178,10 +178,10 @@ class NetworkConfig:
     """Activation between dense layers; auto: tanh in actor-critics, relu in Q-networks."""
 
     def __post_init__(self):
-        at_least("network.memory", self.memory, 0)
+        fields_in(self, "[0, 1048576]", "memory", prefix="network.")
         for name in ("hidden", "channels"):
             for width in getattr(self, name):
-                at_least(f"network.{name}", width, 1)
+                in_interval(f"network.{name}", width, WIDTH)
         if not self.hidden:
             raise ValueError("network.hidden is empty; the width of at least one dense layer is needed")
 

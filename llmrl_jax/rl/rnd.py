@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from llmrl_jax.core.checks import at_least, between, fields_at_least
+from llmrl_jax.core.checks import at_least, between, fields_at_least, refuse_unread
 from llmrl_jax.rl.bonus import BonusState, Steps, Stream
 from llmrl_jax.rl.gradient import clipped_adam, descend, traced_floats
 from llmrl_jax.rl.moments import Moments
@@ -134,6 +134,10 @@ class RND:
     def stream(self, state: BonusState) -> Stream:
         h = state.whole["hparams"]
         return Stream(h["gamma"], h["coef"], h["extrinsic_coef"], self.config.episodic)
+
+    def check_one_reward(self) -> None:
+        who = "a learner with one value function (DQN)"
+        refuse_unread(self.config, ("critic_hidden", "value_coef", "episodic"), who, prefix="rnd.")
 
     def _normal(self, state: BonusState, x: jax.Array) -> jax.Array:
         return state.whole["obs"].normalize(x, state.whole["hparams"]["obs_clip"])

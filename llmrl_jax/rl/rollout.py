@@ -86,6 +86,12 @@ def check_statistics(env: Environment, env_params: Any) -> None:
         )
 
 
+def unread_of_reset(reset: str) -> tuple[str, ...]:
+    """The options of resets that a way of resetting does not read (`envs_jax.VectorEnv`)."""
+    readers = {"pool_size": "pool", "reset_ratio": "optimistic"}
+    return tuple(name for name, reader in readers.items() if reader != reset)
+
+
 def place(runner: Runner, placement: Placement) -> Runner:
     """A runner whose environments are split over the devices, with the pool of episodes replicated."""
     env_state = runner.env_state

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import jax
@@ -312,7 +313,10 @@ def test_dqn_remembers_changed_rewards():
     once there is enough to learn from."""
     env, params = envs_jax.make("Debug-Catch-v0")
     config = DQNConfig(num_envs=4, num_steps=6, batch_size=8, replay_size=48, learning_starts=30, pool_size=4)
-    rnd, policy = RND(SMALL), NetworkQPolicy(env.action_space(params).n, hidden=(8,))
+    policy = NetworkQPolicy(env.action_space(params).n, hidden=(8,))
+    with pytest.raises(ValueError, match=r"--rnd.critic-hidden is \(5,\), but a learner with one value function"):
+        make_dqn(config, EpisodeStatistics(env), params, policy, bonus=RND(SMALL))
+    rnd = RND(replace(SMALL, critic_hidden=(64, 64)))
     dqn = make_dqn(config, EpisodeStatistics(env), params, policy, bonus=rnd)
     before, update = dqn.init(jax.random.key(0)), jax.jit(dqn.update)
     after, metrics = update(before)

@@ -340,7 +340,8 @@ STATIC = {"gradient_steps": 1, "batch_size": 4, "n_step": 3, "double": True, "re
 def test_static_hyper_parameter_changes_the_result(tiny, name):
     # two networks that differ, or double learning has nothing to change
     config = replace(TINY, target_every=3, gradient_steps=2)
-    base, other = (learner_of(c) for c in (config, replace(config, **{name: STATIC[name]})))
+    pool = {"pool_size": 256} if name == "reset" else {}  # which only a pool reads
+    base, other = (learner_of(c) for c in (config, replace(config, **{name: STATIC[name]}, **pool)))
     found = [jax.jit(make.update)(make.init(jax.random.key(0)))[0].params for make in (base, other)]
     assert np.abs(flat(found[0]) - flat(found[1])).max() > 1e-7
 
@@ -417,6 +418,12 @@ def test_bfloat16_parameters_keep_their_dtype():
         ({"max_grad_norm": -math.inf}, "dqn.max_grad_norm is -inf"),
         ({"replay_size": 10}, r"4 x num_steps 5 = 20 steps in an update, but dqn.replay_size is 10"),
         ({"n_step": 13}, r"dqn.n_step is 13, but the memory holds 12 steps per environment: raise dqn.replay_size"),
+        ({"temperature": 2.0, "acting": "epsilon"}, "--dqn.temperature is 2.0, but --dqn.acting epsilon does not"),
+        ({"epsilon_end": 0.1, "epsilon_steps": 9}, "--dqn.epsilon-end is 0.1, --dqn.epsilon-steps is 9, but --dqn.act"),
+        ({"priority_beta": 1.0}, "--dqn.priority-beta is 1.0, but --dqn.replay uniform does not read it"),
+        ({"target_tau": 0.5}, "--dqn.target-tau is 0.5, but --dqn.target-every 0 does not read it"),
+        ({"reset": "always"}, "--dqn.pool-size is 8, but --dqn.reset always does not read it; leave it out"),
+        ({"reset_ratio": 4}, "--dqn.reset-ratio is 4, but --dqn.reset pool does not read it"),
         ({"learning_starts": 49}, r"dqn.learning_starts is 49, but the memory holds 48 steps: raise"),
     ],
 )
