@@ -149,6 +149,24 @@ def test_what_cannot_be_compared_is_refused(tmp_path):
         compare_runs((tmp_path,), bar=80)
 
 
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({"steps": None}, "the line of update 1: steps is nan; a number, at least 0, is needed"),
+        ({"steps": "many"}, "steps is 'many'; a number"),
+        ({"seconds": -1.0}, "seconds is -1.0; a number, at least 0, is needed"),
+        ({"success": 3.0}, "success is 3.0; a number from 0 to 1 is needed"),
+        ({"episodes": -3.0}, "episodes is -3.0; a number"),
+    ],
+)
+def test_a_damaged_line_is_named(change, said, tmp_path):
+    run = write_run(tmp_path / "a", [0.5])
+    path = run / "metrics.jsonl"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change) + "\n")
+    with pytest.raises(ValueError, match=said):
+        read(run)
+
+
 def test_no_picture_is_overwritten_and_none_of_an_unknown_format_is_begun(tmp_path, monkeypatch):
     run = write_run(tmp_path / "run", RISING)
     mine = tmp_path / "mine.png"

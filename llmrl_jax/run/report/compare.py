@@ -50,8 +50,9 @@ class Run:
 
     @property
     def steps_per_second(self) -> float:
-        """Over the whole run, without compilation."""
-        return self.steps / self.train[-1]["seconds"]
+        """Over the whole run, without compilation; nan if it took no time."""
+        seconds = self.train[-1]["seconds"]
+        return self.steps / seconds if seconds else math.nan
 
     def curve(self, horizon: float = math.inf) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Steps, the metric, and the number of episodes it averages, per line up to `horizon` steps."""
@@ -64,14 +65,14 @@ class Run:
         """The mean of the metric over the steps of training (SE in papers), without lines in which no episode ended."""
         lines = [line for line in self.train if line["steps"] <= horizon]
         weights = [line["updates"] for line in lines]
-        return float(np.average([line[self.metric] for line in lines], weights=weights)) if lines else math.nan
+        return float(np.average([line[self.metric] for line in lines], weights=weights)) if sum(weights) else math.nan
 
     def steps_to(self, bar: float) -> float:
         """The first step at which the mean of the last `WINDOW` lines is at least `bar`; nan if it never is."""
         steps, success, count = self.curve()
         for end in range(WINDOW, len(steps) + 1):
             last = slice(end - WINDOW, end)
-            if np.average(success[last], weights=count[last]) >= bar:
+            if count[last].sum() and np.average(success[last], weights=count[last]) >= bar:
                 return float(steps[end - 1])
         return math.nan
 
@@ -135,15 +136,29 @@ def read_run(folder: str | Path, config: Any, metric: str = "success") -> Run:
     lines = sinks.read(folder / "metrics.jsonl") if (folder / "metrics.jsonl").exists() else []
     known = [line for line in lines if _has(line, metric)]
     train, evals = ([line for line in known if line["kind"] == kind] for kind in ("train", "eval"))
+    for line in train:
+        _check_line(line, metric, folder / "metrics.jsonl")
     if not train:
         what = ": it ended no episode in training" if sinks.is_of_episodes(metric) else ""
         raise ValueError(f"the run {folder} has no line of metrics with a {metric}{what}")
     return Run(folder, settings_of(config, folder), train, evals, metric)
 
 
-def _has(line: Mapping[str, Any], metric: str) -> bool:
-    value = line.get(metric, math.nan)
+def _has(line: Mapping[str, Any], name: str) -> bool:
+    value = line.get(name, math.nan)
     return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def _check_line(line: Mapping[str, Any], metric: str, path: Path) -> None:
+    """Check what a comparison reads in a line of training. **Raises:** `ValueError`, naming it."""
+    limits = {"steps": math.inf, "updates": math.inf, "seconds": math.inf}
+    limits |= {sinks.COUNT: math.inf} if sinks.COUNT in line else {}
+    limits |= {metric: 1.0} if metric == "success" else {}
+    for name, high in limits.items():
+        if not _has(line, name) or not 0 <= line[name] <= high:
+            given = f"{name} is {line[name]!r}" if name in line else f"there is no {name}"
+            needed = "a number from 0 to 1" if high == 1 else "a number, at least 0,"
+            raise ValueError(f"{path}, the line of update {line.get('update')}: {given}; {needed} is needed")
 
 
 def shared_metric(folders: Sequence[Path]) -> str:

@@ -100,7 +100,7 @@ def learning_curve(
     **Returns:** the figure's path, or None if there is nothing to draw.
     """
     folder = Path(folder)
-    lines = sinks.read(folder / "metrics.jsonl")
+    lines = [line for line in sinks.read(folder / "metrics.jsonl") if "steps" in line]
     train, evals = ([x for x in lines if x["kind"] == kind] for kind in ("train", "eval"))
     known = {name for x in lines for name, value in x.items() if isinstance(value, float) and np.isfinite(value)}
     drawn = [name for name in names if name in known] or sorted(n for n in known if n.endswith("loss"))[:3]

@@ -11,8 +11,8 @@ import numpy as np
 def write_gif(path: str | Path, frames: Sequence[np.ndarray], *, fps: float = 4.0, hold: float = 1.0) -> Path:
     """Write frames as an animated GIF that repeats.
 
-    **Arguments:** `path`; `frames`, uint8 `[H, W, 3]` each, all of one shape; `fps`, frames per second; `hold`, seconds
-    that the last frame is shown.
+    **Arguments:** `path`, whose folder is created if it is new; `frames`, uint8 `[H, W, 3]` each, all of one shape;
+    `fps`, frames per second; `hold`, seconds that the last frame is shown.
     **Raises:** `ValueError` if there is no frame, or one has another shape or dtype.
     """
     if not len(frames):
@@ -31,5 +31,6 @@ def write_gif(path: str | Path, frames: Sequence[np.ndarray], *, fps: float = 4.
     pause = round(1000 / fps)
     times = [pause] * (len(images) - 1) + [max(pause, round(1000 * hold))]
     path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
     images[0].save(path, save_all=True, append_images=images[1:], duration=times, loop=0, optimize=True)
     return path

@@ -1,0 +1,40 @@
+"""The intervals over seeds of docs/systems/glam.md are those of the committed logs."""
+
+from __future__ import annotations
+
+import json
+
+from experiments import figures
+from llmrl_jax.run.report import compare, statistics as stats
+from llmrl_jax.systems.glam.results import estimate
+from tests.paths import ROOT
+
+
+RESULTS = ROOT / "experiments" / "results"
+
+
+def success(folders, when):
+    return [json.loads((folder / "summary.json").read_text())[when]["success"] for folder in folders]
+
+
+def test_gains_over_seeds():
+    page = (ROOT / "docs" / "systems" / "glam.md").read_text()
+    goto = [RESULTS / "goto_local" / name for name in (".", "llm-1", "llm-2")]
+    mixed = [RESULTS / "mixed" / f"llm-{seed}" for seed in range(3)]
+    for folders, said in ((goto, "PPO gains {}"), (mixed, "Student's 95% interval of the differences [{}")):
+        gains = [after - before for before, after in zip(success(folders, "before"), success(folders, "after"))]
+        interval = str(stats.mean_interval(gains))
+        assert said.format(interval if folders is goto else interval.partition("[")[2]) in page
+    assert f"over seeds [{str(stats.mean_rate(success(mixed, 'after'))).partition('[')[2]}" in page
+
+
+def test_the_figures_have_three_seeds_of_every_agent():
+    for name in ("goto_local", "mixed"):
+        groups = figures.runs_of(RESULTS / name)
+        assert [[run.settings[compare.SEED] for run in group] for group in groups] == [[0, 1, 2]] * 3
+        assert [len(group) for group in compare.by_settings([run for group in groups for run in group])] == [3] * 3
+        assert [group[0].settings["glam.agent"] for group in groups] == list(figures.AGENTS.values())
+    groups = figures.tests_of(RESULTS / "mixed" / "tests")
+    assert [len(group) for group in groups] == [3, 3, 3, 1]
+    rates = [group[0].records["go_to"]["sampled"]["success"] for group in groups]
+    assert estimate(groups[-1], "go_to", "sampled").mean == rates[-1] and len(set(rates)) == 4
