@@ -111,6 +111,16 @@ def _is_a(module: str, name: str, error: BaseException) -> bool:
     return module in sys.modules and isinstance(error, getattr(sys.modules[module], name))
 
 
+def _lack_of_memory(error: BaseException) -> str:
+    """What an error says about a lack of memory, with the remedy; empty for any other error."""
+    text = str(error).strip().split("\n")[0]
+    device = type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError")
+    if not (isinstance(error, MemoryError) or device and ("RESOURCE_EXHAUSTED" in text or "Out of memory" in text)):
+        return ""
+    said = f" ({text[:200]})" if text else ""
+    return f"not enough memory{said}: take fewer rows or a smaller model; `llmrl lm fit` computes what fits"
+
+
 def _message(error: BaseException) -> str:
     return str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
 
@@ -279,6 +289,9 @@ def guard(run: Callable[[], int], debug: bool = False) -> int:
     except Exception as error:
         stopped = _is_a("llmrl_jax.run.loop", "RunStopped", error)
         users = isinstance(error, USER_ERRORS) or _is_a("llmrl_jax.chat.errors", "ChatError", error)
+        if not debug and (lack := _lack_of_memory(error)):
+            print(f"error: {lack} (--debug shows where)", file=sys.stderr)
+            return 1
         if debug or not (stopped or users and _is_ours(error)):
             traceback.print_exc()
             return 1
@@ -291,7 +304,7 @@ def main(args: Sequence[str] | None = None, prog: str = "llmrl") -> int:
     left = list(sys.argv[1:] if args is None else args)
     debug = "--debug" in left
     left = [a for a in left if a != "--debug"]
-    if left[:1] == ["--version"] or left[1:2] == ["--version"] and left[0] in groups():
+    if left[-1:] == ["--version"] and (len(left) == 1 or len(left) <= 3 and left[0] in groups()):
         from llmrl_jax import __version__
 
         print(__version__)

@@ -63,7 +63,9 @@ def test_version(capsys):
 
     assert call(capsys, "--version")[:2] == (0, __version__ + "\n")
     assert call(capsys, "glam", "--version")[:2] == (0, __version__ + "\n")
+    assert call(capsys, "glam", "train", "--version")[:2] == (0, __version__ + "\n")
     assert call(capsys, "glm", "--version")[0] == 2
+    assert runpy.run_module("llmrl_jax")["main"] is cli.main  # `python -m llmrl_jax`
 
 
 def test_list(capsys):
