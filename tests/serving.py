@@ -27,7 +27,9 @@ TEMPLATE = (
 )
 CONFIG = lm.LlamaConfig(420, 16, 24, 2, 2, 1, max_position_embeddings=256)
 KEY = "key-0123456789abcdef"
-LIMITS = Limits(request_bytes=20_000, requests=12, body_seconds=1.0, default_tokens=10)
+LIMITS = Limits(
+    request_bytes=20_000, requests=12, body_seconds=1.0, score_pairs=30, score_tokens=400, default_tokens=10
+)
 HELLO = [{"role": "user", "content": "Colors: red"}]
 CHAT = {"model": "our/tiny", "messages": HELLO}
 TEXT = {"model": "our/tiny", "prompt": "go"}

@@ -129,8 +129,8 @@ def nucleus(probs: Float[Array, "*b V"], p: float | Array) -> Float[Array, "*b 1
     return jnp.where(p < 1, jax.lax.bitcast_convert_type(border, jnp.float32), 0.0)
 
 
-def largest(values: Float[Array, "*b V"], k: Int[Array, "*b 1"]) -> Float[Array, "*b 1"]:
-    """The `k`-th largest of float32 values, by bisection over their bit patterns in the order of the numbers.
+def largest(values: Float[Array, "B n V"], k: Int[Array, "B 1 1"]) -> Float[Array, "B n 1"]:
+    """The `k`-th largest of each row of values, by bisection over their bit patterns in the order of the numbers.
 
     That is 32 counts for any `k`; `jax.lax.top_k` compiles a program for each."""
 

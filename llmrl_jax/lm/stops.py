@@ -50,7 +50,7 @@ class StopStrings:
                     "tokens spells it; give a text that the model can write"
                 )
         table = _token_table(_byte_table([text.encode() for text in strings]), spelled)
-        return StopStrings(jnp.asarray(table), tuple(strings), _plain_token(_names(tokenizer)))
+        return StopStrings(jnp.asarray(table), tuple(strings), plain_token(tokenizer))
 
     @property
     def matched(self) -> int:
@@ -83,6 +83,11 @@ def token_bytes(tokenizer: FastTokenizer, vocab_size: int) -> list[bytes]:
     spelled = [spell(names[i]) if i in names else b"" for i in range(max(names) + 1)]
     _verify(tokenizer, names, spelled)
     return (spelled + [b""] * vocab_size)[:vocab_size]
+
+
+def plain_token(tokenizer: FastTokenizer) -> int:
+    """A token behind which a continuation is decoded whole, with the space that it may begin with."""
+    return _plain_token(_names(tokenizer))
 
 
 def _names(tokenizer: FastTokenizer) -> dict[int, str]:

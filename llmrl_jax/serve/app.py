@@ -6,18 +6,18 @@ import asyncio
 import hmac
 import json
 import logging
-import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from llmrl_jax.serve.engine import Busy, Engine, Job, Stopping, Work
 from llmrl_jax.serve.errors import ApiError
-from llmrl_jax.serve.sampler import Ask, Sample
+from llmrl_jax.serve.gate import CUT_OFF, Gate
+from llmrl_jax.serve.metrics import Metrics, make_metrics, page
+from llmrl_jax.serve.request import Ask, Sample
 from llmrl_jax.serve.wire import Answer, model_body, read_chat, read_completion, read_score, score_body
 
 
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("llmrl_jax.serve")
 
+LONGEST_NUMBER = 64
+"""Characters of a number in a request. Python needs quadratic time for long ones."""
+CLOSE_SECONDS = 0.5
+"""Seconds that the device's current step has to end when the server stops."""
 LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
 
 
@@ -40,11 +44,15 @@ class Limits:
     """Open requests, including those that are still being received."""
     body_seconds: float = 30.0
     """Seconds from a request's head to the end of its body."""
+    score_pairs: int = 1024
+    """Prompts times candidates of a scoring request."""
+    score_tokens: int = 2**20
+    """Tokens of a scoring request's pairs, each prompt counted once per candidate."""
     default_tokens: int = 512
     """`max_tokens` of a chat completion that gives none (16 for a completion, as at OpenAI)."""
 
     def __post_init__(self) -> None:
-        for name in ("request_bytes", "requests", "body_seconds", "default_tokens"):
+        for name in (field.name for field in fields(self)):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
 
@@ -61,7 +69,7 @@ def needs_extra(error: ModuleNotFoundError) -> ModuleNotFoundError:
 def make_app(
     engine: Engine, *, key: str = "", limits: Limits | None = None, hosts: frozenset[str] | None = None
 ) -> Starlette:
-    """The application: `/v1/models`, `/v1/completions`, `/v1/chat/completions`, `/v1/score` and `/health`.
+    """The application: `/v1/models`, `/v1/completions`, `/v1/chat/completions`, `/v1/score`, `/metrics` and `/health`.
 
     **Arguments:** `engine`, which is closed with the application; `key`, the API key that requests must send, except to
     `/health` (empty: none is needed); `limits`; `hosts`, the host names that requests may use, None for any. A server
@@ -72,39 +80,47 @@ def make_app(
     try:
         from starlette.applications import Starlette
         from starlette.exceptions import HTTPException
+        from starlette.middleware import Middleware
         from starlette.routing import Route
     except ModuleNotFoundError as error:
         raise needs_extra(error) from error
     if key and not (key.isascii() and key.isprintable() and " " not in key):
         raise ValueError("the API key contains a blank or a character that an HTTP header cannot carry; change it")
-    server = _Server(engine, key, limits or Limits(), hosts)
+    metrics = make_metrics(engine)
+    server = _Server(engine, key, limits or Limits(), metrics)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
-        await asyncio.to_thread(engine.close)
+        await asyncio.to_thread(engine.close, CLOSE_SECONDS)
 
     async def http_error(request: Request, error: Exception) -> Any:
         assert isinstance(error, HTTPException)
         what = {404: "there is no such route", 405: f"this route does not take {request.method}"}
-        return _refusal(ApiError(what.get(error.status_code, str(error.detail)), error.status_code), "")
+        said = what.get(error.status_code, str(error.detail))
+        return _refusal(ApiError(said, error.status_code), request.scope["llmrl.request_id"])
 
     routes = [
         Route("/health", server.health),
+        Route("/metrics", server.guarded(server.metrics)),
         Route("/v1/models", server.guarded(server.models)),
         Route("/v1/models/{name:path}", server.guarded(server.one_model)),
         Route("/v1/completions", server.guarded(partial(server.complete, chat=False)), methods=["POST"]),
         Route("/v1/chat/completions", server.guarded(partial(server.complete, chat=True)), methods=["POST"]),
         Route("/v1/score", server.guarded(server.score), methods=["POST"]),
     ]
-    return Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: http_error})
+    gate = Middleware(Gate, hosts=hosts, metrics=metrics, refusal=_refusal)
+    app = Starlette(routes=routes, middleware=[gate], lifespan=lifespan, exception_handlers={HTTPException: http_error})
+    app.router.redirect_slashes = False  # a redirect repeats the host name that the request gave
+    app.state.stop = engine.stop
+    return app
 
 
 class _Server:
     """What all routes use."""
 
-    def __init__(self, engine: Engine, key: str, limits: Limits, hosts: frozenset[str] | None):
-        self._engine, self._key, self._limits, self._hosts = engine, key.encode(), limits, hosts
+    def __init__(self, engine: Engine, key: str, limits: Limits, metrics: Metrics | None):
+        self._engine, self._key, self._limits, self._metrics = engine, key.encode(), limits, metrics
         self._created = int(time.time())
         self._at_work = 0
 
@@ -116,7 +132,7 @@ class _Server:
         """A route with the common checks; errors become HTTP answers."""
 
         async def guard(request: Request) -> Any:
-            request_id = f"req_{secrets.token_hex(12)}"
+            request_id = request.scope["llmrl.request_id"]
             try:
                 self._check_caller(request)
                 if self._at_work >= self._limits.requests:
@@ -137,7 +153,7 @@ class _Server:
             except ApiError as error:
                 return _refusal(error, request_id)
             except _Gone:
-                return _json({}, 499, request_id)  # the client is gone
+                return _json({}, CUT_OFF, request_id)  # the client is gone
             except Exception:
                 log.exception("request %s failed", request_id)
                 return _refusal(_failed(request_id), request_id)
@@ -148,20 +164,20 @@ class _Server:
         self._at_work -= 1
 
     def _check_caller(self, request: Request) -> None:
-        """**Raises:** `ApiError` for a wrong host name or a missing key."""
-        if self._hosts is not None:
-            try:
-                called = urlsplit(f"//{request.headers.get('host', '')}").hostname
-            except ValueError:
-                called = None
-            if called not in self._hosts:
-                raise ApiError(f"this server is called {' or '.join(sorted(self._hosts))} only", 403)
+        """**Raises:** `ApiError` for a missing key."""
         if self._key:
             scheme, _, given = request.headers.get("authorization", "").partition(" ")
             same = hmac.compare_digest(given.strip().encode(), self._key)
             if scheme.lower() != "bearer" or not same:
                 said = "the key is missing or wrong; the header Authorization has it behind the word bearer"
                 raise ApiError(said, 401, code="invalid_api_key")
+
+    async def metrics(self, request: Request, request_id: str) -> Any:
+        """The counts, for Prometheus."""
+        from starlette.responses import Response
+
+        content, kind = page(self._metrics)
+        return Response(content, 200, _headers(request_id), kind)
 
     async def models(self, request: Request, request_id: str) -> Any:
         """The one model."""
@@ -183,25 +199,29 @@ class _Server:
         if chat:
             read = await asyncio.to_thread(read_chat, body, engine.sampler, self._limits.default_tokens)
         else:
-            read = await asyncio.to_thread(read_completion, body, engine.sampler)
+            read = await asyncio.to_thread(read_completion, body, engine.sampler, 16, engine.max_queue)
         answer = Answer(engine.served, read.asks, chat, request_id)
         inbox = _Inbox(engine)
         inbox.ask(read.asks)
         if read.stream:
             return _Events(inbox, answer, read.usage, len(read.asks), request_id)
-        return _json(answer.whole(await _all(inbox, len(read.asks), request.receive)), 200, request_id)
+        content = answer.whole(await _all(inbox, len(read.asks), request.receive))
+        _note_tokens(request.scope, content["usage"])
+        return _json(content, 200, request_id)
 
     async def score(self, request: Request, request_id: str) -> Any:
         """Log-probabilities of candidates."""
-        body, engine = await self._body(request), self._engine
-        read = await asyncio.to_thread(read_score, body, engine.scorer)
+        body, engine, limits = await self._body(request), self._engine, self._limits
+        read = await asyncio.to_thread(read_score, body, engine.scorer, limits.score_pairs, limits.score_tokens)
         inbox = _Inbox(engine)
         inbox.work(engine.scorer.run(read.pairs))
         found: list[list[float]] = []
         async with inbox.watching(request.receive):
             while (part := await inbox.next()) is not None:
                 found += part
-        return _json(score_body(read, engine.served, found), 200, request_id)
+        content = score_body(read, engine.served, found)
+        _note_tokens(request.scope, content["usage"])
+        return _json(content, 200, request_id)
 
     async def _body(self, request: Request) -> dict[str, Any]:
         """The JSON object of a request. **Raises:** `ApiError`; `_Gone` when the client disconnects."""
@@ -227,21 +247,37 @@ class _Server:
         if size > limit:
             raise ApiError(f"the body is longer than the {limit} bytes that this server takes", 413)
         try:
-            body = json.loads(bytes(content), parse_constant=_no_constant)
+            body = json.loads(
+                bytes(content),
+                parse_constant=_no_constant,
+                parse_int=partial(_number, int),
+                parse_float=partial(_number, float),
+            )
         except (ValueError, RecursionError) as error:
-            why = str(error) if isinstance(error, json.JSONDecodeError | _NoConstant) else "it cannot be read"
+            why = str(error) if isinstance(error, json.JSONDecodeError | _NotTaken) else "it cannot be read"
             raise ApiError(f"the body is not JSON: {why}") from None
         if not isinstance(body, dict):
             raise ApiError(f"the body is a JSON {type(body).__name__}; an object is needed")
         return body
 
 
-class _NoConstant(ValueError):
-    pass
+class _NotTaken(ValueError):
+    """A value that this server does not read."""
 
 
 def _no_constant(name: str) -> Any:
-    raise _NoConstant(f"it holds {name}")
+    raise _NotTaken(f"it holds {name}")
+
+
+def _number(kind: Callable[[str], Any], digits: str) -> Any:
+    if len(digits) > LONGEST_NUMBER:
+        raise _NotTaken(f"it holds a number of {len(digits)} characters; at most {LONGEST_NUMBER} are read")
+    return kind(digits)
+
+
+def _note_tokens(scope: Any, usage: dict[str, int]) -> None:
+    """Leave the token usage for the access log and the metrics."""
+    scope["llmrl.tokens"] = usage["prompt_tokens"], usage.get("completion_tokens", 0)
 
 
 class _Once:
@@ -369,6 +405,7 @@ class _Events:
                     await event(_failed(self._request_id).body())
                 await event("[DONE]", more=False)
         finally:
+            _note_tokens(scope, self._answer.usage(self._found))
             self.done()
 
     async def _next(self) -> tuple[int, list[Sample]]:
@@ -395,4 +432,6 @@ def _refusal(error: ApiError, request_id: str) -> Any:
     after = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
     if error.status == 401:
         after["www-authenticate"] = "Bearer"
+    if error.close:
+        after["connection"] = "close"
     return _json(error.body(), error.status, request_id, after)

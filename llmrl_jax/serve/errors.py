@@ -16,11 +16,12 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after: int | None = None,
+        close: bool = False,
     ):
         """**Arguments:** `message`; `status`, of HTTP; `param`, the wrong field; `code`, OpenAI's error code;
-        `retry_after`, seconds after which to try again."""
+        `retry_after`, seconds after which to try again; `close`, whether the connection ends with the answer."""
         super().__init__(message)
-        self.status, self.param, self.code, self.retry_after = status, param, code, retry_after
+        self.status, self.param, self.code, self.retry_after, self.close = status, param, code, retry_after, close
 
     @property
     def kind(self) -> str:

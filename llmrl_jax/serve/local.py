@@ -12,7 +12,8 @@ from llmrl_jax.chat import ChatError, ChatReply, ChatRequest, Choice, ContextExc
 from llmrl_jax.chat.protocol import settle
 from llmrl_jax.chat.wire import to_wire
 from llmrl_jax.serve.errors import ApiError
-from llmrl_jax.serve.sampler import Ask, Sampler
+from llmrl_jax.serve.request import Ask
+from llmrl_jax.serve.sampler import Sampler
 from llmrl_jax.serve.served import Served
 from llmrl_jax.serve.wire import read_chat
 

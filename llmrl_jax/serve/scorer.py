@@ -9,22 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from llmrl_jax import lm
-from llmrl_jax.serve.sampler import ContextOverflow, power, width
-from llmrl_jax.serve.served import Served
-
-
-SHORTEST = 8
-"""Smallest padded length of candidates, in tokens."""
-AT_ONCE = 4096
-"""Maximum candidate tokens in a pass; all their logits are in memory at once."""
+from llmrl_jax.serve.programs import Programs
+from llmrl_jax.serve.served import ContextOverflow, Served
 
 
 @dataclass(frozen=True)
@@ -36,14 +27,13 @@ class Pair:
 
 
 class Scorer:
-    """Log-probabilities of candidates, each prompt read once in a pass.
+    """Log-probabilities of candidates, in pieces of bounded size, so that other requests can run between them.
 
-    **Arguments:** `served`; `max_batch`, candidates per pass.
+    **Arguments:** `served`; `max_batch`, candidates per piece; `programs`, see `Sampler`.
     """
 
-    def __init__(self, served: Served, max_batch: int = 16):
-        if max_batch < 1:
-            raise ValueError(f"max_batch is {max_batch}; at least 1 candidate at a time is needed")
+    def __init__(self, served: Served, max_batch: int = 16, programs: Programs | None = None):
+        self.programs = programs or Programs(served, max_batch)
         self.served, self.max_batch = served, max_batch
 
     def pair(self, prompt: Sequence[int], candidate: Sequence[int]) -> Pair:
@@ -78,54 +68,45 @@ class Scorer:
         return self.pair(tokens, self.served.tokenizer.encode(candidate))
 
     def run(self, pairs: Sequence[Pair]) -> Iterator[list[list[float]]]:
-        """The log-probability of each token of each candidate, a few pairs at a time, in order."""
-        at = 0
-        while at < len(pairs):
-            widest = max(len(p.candidate) for p in pairs[at : at + self.max_batch])
-            size = max(1, min(self.max_batch, AT_ONCE // max(power(widest, 2), SHORTEST)))
-            yield self._some(pairs[at : at + size])
-            at += size
+        """The log-probability of each token of each candidate, a piece at a time, in order.
 
-    def _some(self, pairs: Sequence[Pair]) -> list[list[float]]:
-        served = self.served
-        prompts = list(dict.fromkeys(pair.prompt for pair in pairs))
-        columns = max(SHORTEST, power(max(len(pair.candidate) for pair in pairs), 2))
-        tokens = np.zeros((power(len(prompts), 4), width(max(map(len, prompts)), served.context)), np.int32)
+        Prompts are computed once for all pieces that follow with the same ones."""
+        at, read = 0, None
+        while at < len(pairs):
+            piece = pairs[at : at + self._size(pairs, at)]
+            prompts = list(dict.fromkeys(pair.prompt for pair in piece))
+            if read is None or read[0] != prompts:
+                read = prompts, *self._read(prompts)
+            yield self._score(piece, *read)
+            at += len(piece)
+
+    def _size(self, pairs: Sequence[Pair], at: int) -> int:
+        """How many pairs the next piece holds."""
+        ladder, prompts, longest, widest = self.programs.ladder, set(), 0, 0
+        for size, pair in enumerate(pairs[at : at + self.max_batch]):
+            prompts.add(pair.prompt)
+            longest = max(longest, ladder.length(len(pair.prompt)))
+            widest = max(widest, ladder.columns(len(pair.candidate)))
+            if size and (size >= ladder.fit(widest) or len(prompts) > ladder.fit(longest)):
+                return size
+        return min(self.max_batch, len(pairs) - at)
+
+    def _read(self, prompts: Sequence[tuple[int, ...]]) -> tuple[jax.Array, Any]:
+        ladder = self.programs.ladder
+        length = ladder.length(max(map(len, prompts)))
+        tokens = np.zeros((ladder.piece(len(prompts), length), length), np.int32)
         lengths = np.ones(len(tokens), np.int32)
         for i, prompt in enumerate(prompts):
             tokens[i, : len(prompt)], lengths[i] = prompt, len(prompt)
-        candidates = np.zeros((power(len(pairs), 4), columns), np.int32)
+        return self.programs.read(tokens, lengths)
+
+    def _score(self, pairs: Sequence[Pair], prompts: list, logits: jax.Array, cache: Any) -> list[list[float]]:
+        ladder = self.programs.ladder
+        columns = ladder.columns(max(len(pair.candidate) for pair in pairs))
+        candidates = np.zeros((ladder.piece(len(pairs), columns), columns), np.int32)
         counts, owners = np.ones(len(candidates), np.int32), np.zeros(len(candidates), np.int32)
         for i, pair in enumerate(pairs):
             candidates[i, : len(pair.candidate)], counts[i] = pair.candidate, len(pair.candidate)
             owners[i] = prompts.index(pair.prompt)
-        found = np.asarray(
-            candidate_log_probs(served.model, served.variables, tokens, lengths, owners, candidates, counts)
-        )
-        return [[float(x) for x in row[: len(pair.candidate)]] for row, pair in zip(found, pairs)]
-
-
-@partial(jax.jit, static_argnums=0)
-def candidate_log_probs(
-    model: lm.Llama,
-    variables: Any,
-    tokens: jax.Array,
-    lengths: jax.Array,
-    owners: jax.Array,
-    candidates: jax.Array,
-    counts: jax.Array,
-) -> jax.Array:
-    """Log-probability of each token of `R` candidates `[R, W]` after the prompts `[P, S]` with indices `owners`."""
-    (prompts, steps), columns = tokens.shape, candidates.shape[1]
-    empty = lm.Cache.create(model.config, prompts, steps + columns, model.dtype)
-    read: Any = model.apply(variables, tokens, lengths=lengths, cache=empty, at=lengths[:, None] - 1)
-    cache = lm.Cache(
-        keys=read.cache.keys[:, owners],
-        values=read.cache.values[:, owners],
-        positions=read.cache.positions[owners],
-        index=read.cache.index,
-    )
-    out: Any = model.apply(variables, candidates, lengths=counts, cache=cache)
-    logits = jnp.concatenate([read.logits[owners], out.logits[:, :-1]], axis=1)
-    chosen = jnp.take_along_axis(logits, candidates[..., None], axis=-1)[..., 0]
-    return chosen - jax.nn.logsumexp(logits, axis=-1)
+        values = np.asarray(self.programs.score(logits, cache, owners, candidates, counts))
+        return [[float(x) for x in row[: len(pair.candidate)]] for row, pair in zip(values, pairs)]

@@ -14,7 +14,18 @@ import numpy as np
 
 from llmrl_jax import lm
 from llmrl_jax.core.checksum import checksum
+from llmrl_jax.lm.stops import plain_token
 from llmrl_jax.tuning import ChatTemplate
+
+
+CHARACTERS = 32
+"""Characters per token above which a text is tokenized in parts: it probably has more tokens than the context."""
+SPLIT = 256
+"""Tokens that a cut within a text may add to it."""
+
+
+class ContextOverflow(ValueError):
+    """Prompt and answer do not fit into the model's context."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +82,7 @@ class Served:
         **Raises:** what `lm.load`, `lm.load_adapter` and `lm.load_tokenizer` raise.
         """
         folder = lm.locate(path_or_id)
+        lm.read_config(folder)  # a folder without a model has no tokenizer either, and this error says more
         tokenizer, template = lm.load_tokenizer(folder), ChatTemplate.load(folder, chat_template)
         model, variables = lm.load(folder, dtype=dtype, quantize=quantize)
         if adapter:
@@ -90,10 +102,16 @@ class Served:
         text = "\n".join([repr(self.model.config), repr(self.model.lora), str(self.model.dtype), template, *sums])
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
+    @cached_property
+    def plain_token(self) -> int:
+        """See `lm.stops.plain_token`."""
+        return plain_token(self.tokenizer)
+
     def encode(self, text: str) -> list[int]:
         """The tokens of a text to continue, after what the tokenizer puts before a text (`FastTokenizer.encode_start`).
 
         **Raises:** `ValueError` where there is none, or a word that the tokenizer does not have."""
+        self.refuse_early(text)
         return self.check(self.tokenizer.encode_start(text))
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -102,7 +120,23 @@ class Served:
         **Raises:** `ValueError` where the model has no chat template, or that refuses the messages."""
         if self.template is None:
             raise ValueError(f"the model {self.name!r} has no chat template; request a completion")
+        self.refuse_early("".join(message["content"] for message in messages))
         return self.check(self.template.encode(self.tokenizer, messages)[1])
+
+    def refuse_early(self, text: str) -> None:
+        """**Raises:** `ContextOverflow` for a text whose beginning has more tokens than the context; the rest of it is
+        not read."""
+        part, count, at, parts = CHARACTERS * self.context, 0, 0, 0
+        while len(text) > part and at < len(text):
+            end = min(at + part, len(text))
+            blank = max(text.rfind(character, at, end) for character in " \n\t") if end < len(text) else -1
+            end = blank if blank > at else end
+            count, parts, at = count + len(self.tokenizer.encode(text[at:end])), parts + 1, end
+            if count > self.context + SPLIT * parts:
+                raise ContextOverflow(
+                    f"a text has {len(text)} characters, and {count} tokens in the first {at} of them; the context is "
+                    f"{self.context}: shorten it"
+                )
 
     def check(self, tokens: Sequence[int]) -> list[int]:
         """The tokens. **Raises:** `ValueError` where there is none, or one outside of the vocabulary."""

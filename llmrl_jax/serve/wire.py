@@ -6,6 +6,7 @@ one that respects it.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,9 +15,10 @@ from typing import Any
 
 from llmrl_jax.chat.wire import quote
 from llmrl_jax.serve.errors import ApiError
-from llmrl_jax.serve.sampler import Ask, ContextOverflow, Sample, Sampler, Sampling
+from llmrl_jax.serve.request import Ask, Sample, Sampling
+from llmrl_jax.serve.sampler import Sampler
 from llmrl_jax.serve.scorer import Pair, Scorer
-from llmrl_jax.serve.served import Served
+from llmrl_jax.serve.served import ContextOverflow, Served
 
 
 _READ = frozenset(
@@ -37,6 +39,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "logit_bias": ({},),
     "modalities": (["text"],),
     "presence_penalty": (0,),
+    "priority": (0,),
     "response_format": ({"type": "text"},),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
@@ -50,6 +53,14 @@ _INSTEAD = {
     "top_logprobs": "; the log-probability of the token that was drawn is all there is",
     "response_format": "; llmrl_jax.advice.ask validates a reply and asks again",
 }
+_MESSAGE_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "annotations": ([],),
+    "audio": ({},),
+    "function_call": ({},),
+    "refusal": ("",),
+    "tool_calls": ([],),
+}
+"""The same for the fields of a message. Its `name` distinguishes speakers of one role; templates do not show it."""
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 
@@ -74,10 +85,17 @@ class ScoreRequest:
     candidates: int
 
 
-def read_completion(body: Mapping[str, Any], sampler: Sampler, default_tokens: int = 16) -> Request:
+def read_completion(
+    body: Mapping[str, Any], sampler: Sampler, default_tokens: int = 16, max_prompts: int | None = None
+) -> Request:
     """A body of `/v1/completions`. **Raises:** `ApiError`, naming the field."""
     _refuse_others(body, sampler.served, {"prompt"})
-    prompts = [_encoded(sampler.served, prompt) for prompt in _prompts(body)]
+    texts = _prompts(body)
+    if max_prompts is not None and len(texts) > max_prompts:
+        raise ApiError(
+            f"{len(texts)} prompts are asked for at once; at most {max_prompts} may wait here", param="prompt"
+        )
+    prompts = [_encoded(sampler.served, prompt) for prompt in texts]
     logprobs = _integer(body, "logprobs", -1, 0)
     if logprobs > 0:
         raise _unsupported("logprobs", logprobs, (0,), _INSTEAD["top_logprobs"])
@@ -100,26 +118,65 @@ def read_chat(body: Mapping[str, Any], sampler: Sampler, default_tokens: int = 5
     return _request(body, sampler, [tokens], limit, default_tokens, _boolean(body, "logprobs"))
 
 
-def read_score(body: Mapping[str, Any], scorer: Scorer) -> ScoreRequest:
-    """A body of `/v1/score`. **Raises:** `ApiError`, naming the field."""
+def read_score(
+    body: Mapping[str, Any], scorer: Scorer, max_pairs: int | None = None, max_tokens: int | None = None
+) -> ScoreRequest:
+    """A body of `/v1/score`.
+
+    **Arguments:** `body`; `scorer`; `max_pairs`, of a prompt and a candidate; `max_tokens`, the sum of the tokens of
+    all pairs, that is with each prompt counted once per candidate.
+    **Raises:** `ApiError`, naming the field."""
     known = {"model", "prompt", "candidates"}
     for name in sorted(set(body) - known - _UNHEARD):
-        raise ApiError(f"the field {name!r} is unknown here; known are {', '.join(sorted(known))}", param=name)
-    _check_model(body, scorer.served)
+        if body[name] is not None:
+            text = f"the field {quote(name)!r} is unknown here; known are {', '.join(sorted(known))}"
+            raise ApiError(text, param=quote(name))
+    served = scorer.served
+    _check_model(body, served)
     prompts, candidates = _prompts(body), body.get("candidates")
     if not isinstance(candidates, list) or not candidates or not all(map(_is_prompt, candidates)):
         raise ApiError(
             f"candidates is {quote(candidates)}; a list of at least 1 text, or list of token ids, is needed",
             param="candidates",
         )
-
-    def encode(prompt, candidate) -> Pair:
-        return _blamed("candidates", lambda: scorer.encode(prompt, candidate))
-
+    count = len(prompts) * len(candidates)
+    if max_pairs is not None and count > max_pairs:
+        raise ApiError(
+            f"{len(prompts)} prompts x {len(candidates)} candidates are {count} pairs; at most {max_pairs} are scored "
+            "in a request: send several requests",
+            param="candidates",
+        )
+    spent = 0
     for prompt in prompts:
-        _encoded(scorer.served, prompt)
-    pairs = tuple(encode(prompt, candidate) for prompt in prompts for candidate in candidates)
-    return ScoreRequest(pairs, len(prompts), len(candidates))
+        length = len(_encoded(served, prompt))
+        if length >= served.context:
+            raise ApiError(
+                f"a prompt has {length} tokens, and the context is {served.context}, with the candidate; shorten it",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+        spent += length * len(candidates)
+        _refuse_tokens(spent, max_tokens)
+    for candidate in candidates:
+        if isinstance(candidate, str):
+            _blamed("candidates", partial(_text, candidate))
+            _blamed("candidates", partial(served.refuse_early, candidate))
+    pairs: list[Pair] = []
+    for prompt in prompts:
+        for candidate in candidates:
+            pairs.append(_blamed("candidates", partial(scorer.encode, prompt, candidate)))
+            spent += len(pairs[-1].candidate)
+            _refuse_tokens(spent, max_tokens)
+    return ScoreRequest(tuple(pairs), len(prompts), len(candidates))
+
+
+def _refuse_tokens(spent: int, limit: int | None) -> None:
+    if limit is not None and spent > limit:
+        raise ApiError(
+            f"the pairs of a prompt and a candidate have more than {limit} tokens together, as many as are scored in a "
+            "request: send several requests",
+            param="candidates",
+        )
 
 
 def _request(body, sampler: Sampler, prompts: Sequence[list[int]], limit: str, default: int, pieces: bool) -> Request:
@@ -155,12 +212,14 @@ def _refuse_others(body: Mapping[str, Any], served: Served, own: set[str]) -> No
         if value is None or name in _READ or name in own or name in _UNHEARD:
             continue
         if name not in _NEUTRAL:
-            raise ApiError(f"the field {name!r} is not known to this server; leave it out", param=name)
-        if not any(
-            value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in _NEUTRAL[name]
-        ):
+            raise ApiError(f"the field {quote(name)!r} is not known to this server; leave it out", param=quote(name))
+        if not _is_one_of(value, _NEUTRAL[name]):
             raise _unsupported(name, value, _NEUTRAL[name], _INSTEAD.get(name, ""))
     _check_model(body, served)
+
+
+def _is_one_of(value: Any, neutral: Sequence[Any]) -> bool:
+    return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in neutral)
 
 
 def _unsupported(name: str, value: Any, neutral: Sequence[Any], instead: str) -> ApiError:
@@ -224,9 +283,13 @@ def _text(text: str) -> str:
 def _message(message: Any, where: str) -> dict[str, str]:
     if not isinstance(message, dict):
         raise ApiError(f"{where} is {quote(message)}; an object with role and content is needed", param="messages")
-    for name in sorted(set(message) - {"role", "content"}):
-        if message[name] is not None:
-            raise ApiError(f"{where} has the field {name!r}, which this server does not support", param="messages")
+    for name in sorted(set(message) - {"role", "content", "name"}):
+        if message[name] is not None and not _is_one_of(message[name], _MESSAGE_NEUTRAL.get(name, ())):
+            raise ApiError(
+                f"{where} has the field {quote(name)!r}, which this server does not support", param="messages"
+            )
+    if not isinstance(message.get("name"), str | None):
+        raise ApiError(f"{where}.name is {quote(message['name'])}; a text is needed", param="messages")
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or role not in _ROLES:
         raise ApiError(f"{where}.role is {quote(role)}; known roles are {', '.join(_ROLES)}", param="messages")
@@ -255,7 +318,7 @@ def _number(body: Mapping[str, Any], name: str, default: float) -> float:
         return default
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise ApiError(f"{name} is {quote(value)}; a number is needed", param=name)
-    return float(value) if abs(value) < 1e30 else float("inf")
+    return float(value) if abs(value) < 1e30 else math.copysign(math.inf, value)
 
 
 def _boolean(body: Mapping[str, Any], name: str) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 from typing import Any, Literal
 
@@ -23,8 +25,11 @@ def serve(
     default_tokens: int = 512,
     dtype: Literal["float32", "bfloat16"] = "float32",
     quantize: Literal["none", "int8", "nf4"] = "none",
+    max_pairs: int = 1024,
+    warm_up: bool = False,
+    access_log: bool = False,
 ) -> None:
-    """Serve a language model: /v1/models, /v1/completions, /v1/chat/completions, /v1/score and /health.
+    """Serve a language model: /v1/models, /v1/completions, /v1/chat/completions, /v1/score, /metrics and /health.
 
     Args:
         model: A folder with config.json, safetensors and tokenizer.json, or a Hugging Face hub id.
@@ -42,6 +47,9 @@ def serve(
         default_tokens: Maximum tokens of a chat answer if the request gives none.
         dtype: Type of the weights and of the computation.
         quantize: Store the matrices in 8.5 (int8) or 4.5 (nf4) bits per weight.
+        max_pairs: Maximum number of prompts x candidates of a scoring request.
+        warm_up: Compile all programs before the port opens; `--context` and `--max-batch` limit their number.
+        access_log: Write a line per request to stderr, without prompts, answers and keys.
     """
     import jax.numpy as jnp
 
@@ -49,7 +57,7 @@ def serve(
     from llmrl_jax.serve.app import LOOPBACK, Limits, make_app
     from llmrl_jax.serve.engine import Engine
     from llmrl_jax.serve.served import Served
-    from llmrl_jax.serve.server import is_loopback, listen, url_of
+    from llmrl_jax.serve.server import bind, is_loopback, listen, url_of
 
     key = read_key(key_variable, "that requests must send")
     here = is_loopback(host)
@@ -58,27 +66,53 @@ def serve(
             f"{host} is reached from other machines, and there is no key: name the environment variable that holds one "
             "(--key-variable), or say that anyone may ask (--allow-anyone)"
         )
-    limits = Limits(request_bytes=max_request_bytes, requests=max_batch + 2 * max_queue, default_tokens=default_tokens)
-    sock = listen(host, port)
-    try:
-        kind = None if quantize == "none" else quantize
+    limits = Limits(
+        request_bytes=max_request_bytes,
+        requests=max_batch + 2 * max_queue,
+        score_pairs=max_pairs,
+        default_tokens=default_tokens,
+    )
+    with bind(host, port) as sock:  # a taken port is found before the model is loaded
         served = Served.load(
             model,
             adapter=adapter,
             name=name,
             context=context,
             dtype=jnp.dtype(dtype),
-            quantize=kind,
+            quantize=None if quantize == "none" else quantize,
             chat_template=chat_template,
         )
-        with Engine(served, max_batch=max_batch, max_queue=max_queue) as engine:
-            app = make_app(engine, key=key, limits=limits, hosts=LOOPBACK if here and not key else None)
+        engine = Engine(served, max_batch=max_batch, max_queue=max_queue)
+        try:
+            if warm_up:
+                count = engine.programs.warm_up(lambda line: print(line, flush=True))
+                print(f"compiled {count} programs", flush=True)
+            app = make_app(engine, key=key, limits=limits, hosts=LOOPBACK | {host} if here and not key else None)
+            if access_log:
+                _log_access()
             chat = "" if served.template else " (no chat template: no /v1/chat/completions)"
+            listen(sock)
             print(f"{served.name} ({served.fingerprint}) answers at {url_of(sock)}{chat}", flush=True)
             _until_signal(app, sock)
-    finally:
-        sock.close()
+        finally:
+            engine.close(0)
     print("stopped", flush=True)
+    if engine.stuck:  # in a compilation, which cannot be interrupted; the interpreter would crash in it at its end
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def _log_access() -> None:
+    """Write the access log to stderr."""
+    import logging
+
+    from llmrl_jax.serve.metrics import access
+
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    access.addHandler(handler)
+    access.setLevel(logging.INFO)
+    access.propagate = False
 
 
 def _until_signal(app: Any, sock: Any) -> None:

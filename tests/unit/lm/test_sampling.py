@@ -59,7 +59,7 @@ def test_what_is_kept(options, want):
 
 
 def test_the_kth_largest_for_any_k():
-    values = np.random.default_rng(0).normal(size=(6, 1, 50)).astype(np.float32)
+    values = np.random.default_rng(0).normal(size=(6, 2, 50)).astype(np.float32)
     values[1] = np.round(values[1])  # ties, 0 and -0
     values[2] *= 1e30
     values[3, 0, ::3] = -np.inf

@@ -17,7 +17,7 @@ from llmrl_jax.serve import (
     LocalLlama,
     Scorer,
 )
-from llmrl_jax.serve.scorer import candidate_log_probs
+from llmrl_jax.serve.programs import _score
 from tests.serving import CHAT, HELLO, KEY, SCORE, TEXT, post
 
 
@@ -166,9 +166,9 @@ def test_scores_are_those_of_the_model(url, served):
     spent = sum(len(served.encode(p)) for p in prompts)
     assert body["usage"]["prompt_tokens"] == spent and body["data"][1]["index"] == 1
     # other texts of like lengths are no new program
-    before = candidate_log_probs._cache_size()
+    before = _score._cache_size()
     other = {"model": "our/tiny", "prompt": ["drop", "pick up"], "candidates": [" a", " key", " blue"]}
-    assert post(url, "/v1/score", other)[0] == 200 and candidate_log_probs._cache_size() == before
+    assert post(url, "/v1/score", other)[0] == 200 and _score._cache_size() == before
 
 
 def test_many_candidates_are_scored_in_parts(served):
@@ -221,7 +221,24 @@ def test_many_candidates_are_scored_in_parts(served):
             "messages",
             "only parts of text are read",
         ),
-        ("chat/completions", CHAT | {"messages": [HELLO[0] | {"name": "Bo"}]}, "messages", "the field 'name'"),
+        (
+            "chat/completions",
+            CHAT | {"messages": [HELLO[0] | {"name": 3}]},
+            "messages",
+            "messages[0].name is 3; a text",
+        ),
+        ("chat/completions", CHAT | {"messages": [HELLO[0] | {"tool_calls": [{}]}]}, "messages", "field 'tool_calls'"),
+        ("chat/completions", CHAT | {"priority": 1}, "priority", "priority is 1, which this server does not support"),
+        ("chat/completions", CHAT | {"tool_choice": "required"}, "tool_choice", "only none or auto"),
+        ("chat/completions", CHAT | {"repetition_penalty": 1e-46}, "repetition_penalty", "must lie in [0.001, 1000]"),
+        ("chat/completions", CHAT | {"temperature": -1e300}, "temperature", "temperature is -inf; it must lie in"),
+        ("chat/completions", CHAT | {"stop": ["a"] * 65}, "stop", "stop holds 65 strings; at most 64"),
+        (
+            "chat/completions",
+            CHAT | {"messages": [HELLO[0] | {"content": "a b" * 6000}]},
+            "messages",
+            "the context is 256: shorten it",
+        ),
         ("completions", TEXT | {"prompt": []}, "prompt", "prompt is []; a text"),
         ("completions", TEXT | {"prompt": [9999]}, "prompt", "the prompt holds the token 9999"),
         ("completions", TEXT | {"prompt": {"a": 1}}, "prompt", "a text, a list of token ids"),
@@ -234,6 +251,18 @@ def test_many_candidates_are_scored_in_parts(served):
         ("score", SCORE | {"candidates": [""]}, "candidates", "a candidate is empty"),
         ("score", SCORE | {"temperature": 2}, "temperature", "the field 'temperature' is unknown here"),
         ("score", SCORE | {"prompt": 3}, "prompt", "a text, a list of token ids"),
+        ("score", SCORE | {"candidates": ["a", "\ud800"]}, "candidates", "cannot be written as UTF-8"),
+        (
+            "score",
+            SCORE | {"prompt": ["a"] * 4, "candidates": ["b"] * 8},
+            "candidates",
+            "4 prompts x 8 candidates are 32",
+        ),
+        ("score", SCORE | {"prompt": "x " * 50, "candidates": ["b"] * 9}, "candidates", "have more than 400 tokens"),
+        ("score", SCORE | {"candidates": ["b " * 90] * 9}, "candidates", "have more than 400 tokens"),
+        ("score", SCORE | {"prompt": "x " * 300}, "prompt", "tokens, and the context is 256, with the candidate"),
+        ("score", SCORE | {"candidates": ["x " * 300]}, "candidates", "and the context is 256; shorten one of them"),
+        ("score", SCORE | {"candidates": ["x y" * 6000]}, "candidates", "the context is 256: shorten it"),
     ],
 )
 def test_what_is_refused_and_how(url, path, body, param, said):
@@ -249,7 +278,17 @@ def test_what_is_refused_and_how(url, path, body, param, said):
 def test_what_changes_nothing_is_taken(client):
     client.chat.completions.create(
         model="our/tiny",
-        messages=[HELLO[0] | {"name": None}],
+        messages=[
+            HELLO[0] | {"name": None, "refusal": None},
+            {
+                "role": "assistant",
+                "content": "a",
+                "name": "Bo",
+                "tool_calls": [],
+                "annotations": [],
+                "function_call": {},
+            },
+        ],
         max_tokens=2,
         user="me",
         metadata={"a": "b"},
@@ -259,8 +298,9 @@ def test_what_changes_nothing_is_taken(client):
         logit_bias={},
         response_format={"type": "text"},
         tools=[],
+        tool_choice="none",
         top_logprobs=0,
-        extra_body={"suffix": None, "anything": None},
+        extra_body={"suffix": None, "anything": None, "priority": 0},
     )
 
 
@@ -271,6 +311,9 @@ def test_what_changes_nothing_is_taken(client):
         (b'{"a": NaN}', "the body is not JSON: it holds NaN"),
         (b"[" * 10_000, "the body is not JSON"),
         (b'{"a": ' + b"9" * 9000 + b"}", "the body is not JSON"),
+        (b'{"seed": ' + b"9" * 4300 + b"}", "the body is not JSON: it holds a number of 4300 characters; at most 64"),
+        (b'{"top_p": 0.' + b"9" * 400 + b"}", "the body is not JSON: it holds a number of 402 characters; at most 64"),
+        (b'{"model": "our/tiny", "prompt": ' + b"[" * 900 + b"]" * 900 + b"}", "prompt is [[[["),
         (b"\xff\xfe{}", "the body is not JSON"),
         (b"[1]", "the body is a JSON list; an object is needed"),
     ],

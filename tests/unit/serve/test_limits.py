@@ -78,17 +78,15 @@ def test_a_body_that_does_not_come(url):
 def test_a_queue_that_is_full_says_when_to_come_back(client, engine):
     with slow(engine), ThreadPoolExecutor(8) as pool:
 
-        def one(temperature):  # greedy and not: two groups
-            return client.with_options(timeout=3).completions.create(
-                model="our/tiny", prompt="go", temperature=temperature, max_tokens=2
-            )
+        def one(n):  # another number of continuations is another group
+            return client.with_options(timeout=3).completions.create(model="our/tiny", prompt="go", n=n, max_tokens=2)
 
-        first = pool.submit(one, 1.0)
+        first = pool.submit(one, 1)
         eventually(lambda: engine.load == (0, 1))
-        rest = [pool.submit(one, 0.0) for _ in range(4)]
+        rest = [pool.submit(one, 2) for _ in range(4)]
         eventually(lambda: engine.load == (4, 1))
         with pytest.raises(openai.RateLimitError) as caught:
-            one(0.0)
+            one(2)
         assert int(caught.value.response.headers["retry-after"]) >= 1
         assert "4 of at most 4 requests are waiting" in str(caught.value)
         # they give up, and what they waited for is forgotten
@@ -121,11 +119,11 @@ def test_a_client_that_hangs_up_stops_the_device(client, engine):
         next(iter(stream))
         assert engine.load == (0, 1)
         stream.close()
-        eventually(lambda: not engine._running)
+        eventually(lambda: engine.load == (0, 0))
         # and one that waits for the whole
         with pytest.raises(openai.APITimeoutError):
             client.with_options(timeout=0.5).chat.completions.create(model="our/tiny", messages=HELLO)
-        eventually(lambda: not engine._running)
+        eventually(lambda: engine.load == (0, 0))
     client.completions.create(model="our/tiny", prompt="go", max_tokens=2)
 
 
@@ -163,22 +161,25 @@ def test_a_server_that_stops_tells_those_who_wait(served):
     engine = Engine(served, max_batch=4, max_queue=4)
     heard: queue.Queue = queue.Queue()
     ask = Ask((1, 2), Sampling(60, seed=1))
+    endless = (time.sleep(0.01) for _ in iter(int, 1))
     with slow(engine):
         jobs = [Job(ask, lambda what, i=i: heard.put((i, what))) for i in range(2)]
-        jobs.append(Job(dataclasses.replace(ask, how=Sampling(3, temperature=0.0)), lambda what: heard.put((2, what))))
-        jobs.append(Work(iter([1]), lambda what: heard.put((3, what))))
+        jobs.append(Job(dataclasses.replace(ask, how=Sampling(3, n=2)), lambda what: heard.put((2, what))))
+        jobs.append(Work((3 for _ in endless), lambda what: heard.put((3, what))))
         engine.submit(jobs)
-        assert isinstance(heard.get(timeout=20)[1], list)
-        with pytest.raises(Busy, match="2 of at most 4"):
+        told: dict = {}
+        while set(told) != {0, 1, 3}:  # a batch and other work take turns; the third prompt is of another group
+            i, what = heard.get(timeout=20)
+            told[i] = what
+        assert isinstance(told[0], list) and told[3] == 3
+        with pytest.raises(Busy, match="of at most 4"):
             engine.submit([Work(iter([]), print)] * 3)
-        engine.close()
-        engine.close()
-    told = {}
+        assert engine.close() and engine.close()
     while not heard.empty():
         i, what = heard.get()
         told[i] = what
     assert {i: type(what) for i, what in told.items()} == dict.fromkeys(range(4), Stopping)
-    assert not engine.alive
+    assert not engine.alive and not engine.stuck
     with pytest.raises(Stopping):
         engine.submit(jobs[:1])
     with background(make_app(engine)) as url:

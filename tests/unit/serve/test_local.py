@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tokenizers
 
 from llmrl_jax import lm
 from llmrl_jax.chat import (
@@ -29,8 +30,10 @@ from llmrl_jax.chat import (
 from llmrl_jax.chat.protocol import outcomes_of
 from llmrl_jax.chat.wire import sample_seed
 from llmrl_jax.lm.rope import rotations
-from llmrl_jax.serve import Ask, LocalLlama, Sampler, Sampling, Served
-from llmrl_jax.serve.sampler import Reader, roomy, width
+from llmrl_jax.serve import Ask, LocalLlama, Sampler, Sampling, Served, programs
+from llmrl_jax.serve.ladder import width
+from llmrl_jax.serve.programs import roomy
+from llmrl_jax.serve.reader import Reader
 from llmrl_jax.tuning import ChatTemplate
 from llmrl_jax.tuning.template import PLAIN
 from tests.lm_random import random_variables
@@ -107,17 +110,19 @@ def test_a_text_does_not_depend_on_what_is_asked_beside_it(llama):
 
 
 def test_few_programs_serve_many_prompts(served, llama):
+    compiled = [programs._read, programs._start, programs._advance]
     llama.complete([ask()])
-    before = generating._begin_jit._cache_size(), generating._advance_jit._cache_size()
+    before = [program._cache_size() for program in compiled]
     requests = [
-        ask("a" * (1 + i), max_tokens=1 + 3 * i, seed=i, temperature=0.1 + 0.1 * i, stop=(f"{i}",)) for i in range(20)
+        ask("a" * (1 + i), max_tokens=1 + 3 * i, seed=i, temperature=0.1 * i, stop=(f"{i}",), extra={"top_k": i})
+        for i in range(20)
     ]
+    requests += [ask(seed=1, top_p=0.5), ask(extra={"min_p": 0.1, "repetition_penalty": 1.5})]
     lengths = {len(served.encode_chat([{"role": "user", "content": "a" * (1 + i)}])) for i in range(20)}
     assert len(lengths) > 10
     for request in requests:
         llama.complete([request])
-    after = generating._begin_jit._cache_size(), generating._advance_jit._cache_size()
-    assert [b - a for a, b in zip(before, after)] == [0, 0]
+    assert [program._cache_size() for program in compiled] == before
     assert [width(n, 256) for n in (1, 64, 65, 129, 200)] == [64, 64, 128, 256, 256]
     assert [width(n, 100) for n in (1, 65)] == [64, 100]
 
@@ -192,6 +197,13 @@ def test_it_needs_a_chat_template_and_sound_options(served):
         ({"temperature": -1.0}, "temperature is -1.0; it must lie in"),
         ({"temperature": float("nan")}, "temperature is nan"),
         ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0"),
+        ({"repetition_penalty": 1e-46}, r"repetition_penalty is 1e-46; it must lie in \[0.001, 1000\], where 1"),
+        ({"repetition_penalty": 1e39}, r"repetition_penalty is 1e\+39; it must lie in"),
+        ({"temperature": 1e-40}, r"temperature is 1e-40; it must lie in \[1e-06, 1e\+06\], or be 0"),
+        ({"temperature": float("inf")}, "temperature is inf"),
+        ({"top_k": -1}, "top_k is -1; it must be at least 0"),
+        ({"top_k": 2**31}, "top_k is 2147483648; it must be below"),
+        ({"stop": ("a",) * 65}, "stop holds 65 strings; at most 64"),
         ({"stop": ("",)}, "stop holds an empty string"),
     ):
         with pytest.raises(ValueError, match=said):
@@ -349,7 +361,9 @@ def test_prompts_of_one_seed_draw_apart(served):
 
 def test_empty_and_strange_prompts(served):
     assert served.encode("") == [served.tokenizer.bos_id]
-    no_start = dataclasses.replace(served, tokenizer=lm.FastTokenizer(served.tokenizer.backend, eos_token=None))
+    backend = tokenizers.Tokenizer.from_str(served.tokenizer.backend.to_str())
+    backend.post_processor = None
+    no_start = dataclasses.replace(served, tokenizer=lm.FastTokenizer(backend))
     with pytest.raises(ValueError, match="the prompt is empty"):
         no_start.encode("")
     with pytest.raises(ValueError, match="holds the token 5000"):

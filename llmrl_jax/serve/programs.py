@@ -1,0 +1,219 @@
+"""The compiled programs of a served model, and their compilation before the first request."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from llmrl_jax import lm
+from llmrl_jax.lm.generate import State, advance, read_prompts, start
+from llmrl_jax.serve.ladder import Ladder
+from llmrl_jax.serve.served import Served
+
+
+log = logging.getLogger("llmrl_jax.serve")
+
+EVERY = 8
+"""Tokens between two checks on the host: the delay until a stop string or a disconnected client is noticed."""
+OPTIONS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+"""The options of sampling, which are inputs of the programs, with their neutral values."""
+
+
+class Programs:
+    """Reading prompts, writing answers, and scoring candidates, each in programs of the ladder's shapes.
+
+    All options of sampling are inputs. A program exists per process for equal models, so that several samplers of one
+    model share them.
+
+    **Arguments:** `served`; `max_batch`, of the ladder.
+    """
+
+    def __init__(self, served: Served, max_batch: int):
+        if max_batch < 1:
+            raise ValueError(f"max_batch is {max_batch}; at least 1 continuation at a time is needed")
+        self.ladder = Ladder(served.context, max_batch)
+        self.model = roomy(served.model)
+        self.variables, self._stop_tokens = served.variables, served.stop_tokens
+        self._shapes: set[tuple[Any, ...]] = set()
+
+    @property
+    def count(self) -> int:
+        """Shapes used so far."""
+        return len(self._shapes)
+
+    def read(self, tokens: np.ndarray, lengths: np.ndarray) -> tuple[jax.Array, lm.Cache]:
+        """Compute prompts. **Arguments:** `tokens`, int32 `[B, S]`; `lengths`, int32 `[B]`. **Returns:** the logits
+        `[B, 1, V]` after each, and their cache of the capacity `S`."""
+        self._note("prompts", tokens.shape)
+        return _read(self.model, self.variables, tokens, lengths)
+
+    def start(
+        self,
+        tokens: np.ndarray,
+        lengths: np.ndarray,
+        keys: jax.Array,
+        options: dict[str, np.ndarray],
+        samples: int,
+        logits: jax.Array,
+        cache: lm.Cache,
+    ) -> State:
+        """Draw the first tokens. **Arguments:** `tokens`, int32 `[B, T]`, padded to the length of the answer; `keys`,
+        one per row; `options`, one value per row for each of `OPTIONS`; `samples`; what `read` returned."""
+        self._note("answers", (len(tokens), samples, tokens.shape[1]))
+        fixed, traced = self._config(tokens.shape[1], samples, options).split()
+        if cache.capacity < tokens.shape[1]:
+            cache = _widen(cache, tokens.shape[1])
+        return _start(self.model, fixed, traced, None, tokens, lengths, keys, logits, cache)
+
+    def advance(self, state: State, options: dict[str, np.ndarray], until: int) -> State:
+        """Write until every answer has ended or has `until` tokens. `state` is donated."""
+        _, samples, capacity = state.out.tokens.shape
+        fixed, traced = self._config(capacity, samples, options).split()
+        return _advance(self.model, fixed, self.variables, traced, None, state, until)
+
+    def score(
+        self,
+        logits: jax.Array,
+        cache: lm.Cache,
+        owners: np.ndarray,
+        candidates: np.ndarray,
+        counts: np.ndarray,
+    ) -> jax.Array:
+        """The log-probability of each token of candidates.
+
+        **Arguments:** what `read` returned; `owners`, int32 `[R]`, the prompt of each candidate; `candidates`, int32
+        `[R, W]`; `counts`, int32 `[R]`, their tokens. **Returns:** float32 `[R, W]`."""
+        self._note("candidates", (len(logits), cache.capacity, *candidates.shape))
+        return _score(self.model, self.variables, logits, cache, owners, candidates, counts)
+
+    def warm_up(self, report: Callable[[str], None] | None = None) -> int:
+        """Compile every program of the ladder. **Arguments:** `report`, called with a line per program before it is
+        compiled. **Returns:** the number of programs."""
+        started, tasks = time.monotonic(), [*self._tasks()]
+        for i, (name, compile_) in enumerate(tasks):
+            if report is not None:
+                report(f"compiling {i + 1} of {len(tasks)} ({time.monotonic() - started:.0f} s so far): {name}")
+            compile_()
+        return len(tasks)
+
+    def _config(self, capacity: int, samples: int, options: dict[str, Any]) -> lm.SamplingConfig:
+        return lm.SamplingConfig(capacity, samples=samples, stop_tokens=self._stop_tokens, **options)
+
+    def _note(self, kind: str, shape: tuple[int, ...]) -> None:
+        if (kind, *shape) not in self._shapes:
+            self._shapes.add((kind, *shape))
+            log.info("first use of the program for %s of the shape %s", kind, "x".join(map(str, shape)))
+
+    def _tasks(self) -> Iterator[tuple[str, Callable[[], Any]]]:
+        """A description and a compilation of each program of the ladder.
+
+        The programs are lowered for the types that a request would give them, so that it finds them compiled."""
+        model, variables, ladder = self.model, self.variables, self.ladder
+        read: dict[tuple[int, int], Any] = {}
+        for rows, prompt in ladder.reads():
+            given = _int32(rows, prompt), _int32(rows)
+            read[rows, prompt] = self._placed(jax.eval_shape(partial(read_prompts, model), variables, *given))
+            yield _task(f"{rows} x prompts of {prompt} tokens", _read, model, variables, *given)
+        for rows, prompt in ladder.reads():
+            for length in ladder.lengths[ladder.lengths.index(prompt) + 1 :]:
+                yield _task(f"{rows} x prompts from {prompt} to {length} tokens", _widen, read[rows, prompt][1], length)
+        for rows, samples, length in ladder.answers():
+            traced = {name: np.full(rows, value) for name, value in _typed(OPTIONS).items()}
+            fixed, traced = self._config(length, samples, traced).split()
+            logits, cache = read[rows, length]
+            keys = jax.eval_shape(make_keys, *np.zeros((2, rows), np.uint32))
+            rest = None, _int32(rows, length), _int32(rows), keys, logits, cache
+            state = self._placed(jax.eval_shape(partial(start, model, fixed), traced, *rest))
+            name = f"{rows} x {samples} answers of {length} tokens"
+            yield _task(f"{name}: the first token", _start, model, fixed, traced, *rest)
+            yield _task(name, _advance, model, fixed, variables, traced, None, state, EVERY)
+        for rows, prompt, count, columns in ladder.scores():
+            candidates = _int32(count), _int32(count, columns), _int32(count)
+            name = f"{count} candidates of {columns} tokens after {rows} x prompts of {prompt}"
+            yield _task(name, _score, model, variables, *read[rows, prompt], *candidates)
+
+    def _placed(self, tree: Any) -> Any:
+        """Abstract arrays that are committed to the weights' device if the weights are."""
+        leaf = jax.tree.leaves(self.variables)[0]
+        if not (isinstance(leaf, jax.Array) and leaf.committed and len(leaf.devices()) == 1):
+            return tree
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=leaf.sharding), tree)
+
+
+def _task(name: str, program: Any, *args: Any) -> tuple[str, Callable[[], Any]]:
+    return name, lambda: program.lower(*args).compile()
+
+
+def _int32(*shape: int) -> np.ndarray:
+    return np.zeros(shape, np.int32)
+
+
+def _typed(options: dict[str, Any]) -> dict[str, Any]:
+    """Options as the programs take them: `top_k` int32, the others float32."""
+    return {name: np.asarray(value, np.int32 if name == "top_k" else np.float32) for name, value in options.items()}
+
+
+def per_row(options: Sequence[dict[str, Any]], rows: int) -> dict[str, np.ndarray]:
+    """The options of each request as one array `[rows]` for each of `OPTIONS`; further rows are greedy, which is the
+    cheapest."""
+    spare = [OPTIONS | {"temperature": 0.0}] * (rows - len(options))
+    return _typed({name: [each[name] for each in (*options, *spare)] for name in OPTIONS})
+
+
+def roomy(model: lm.Llama) -> lm.Llama:
+    """The same model with twice the positions, to allow padding; real tokens stay within the model's own positions.
+
+    Values derived from the number of positions are kept: the original context of scaled RoPE frequencies, and
+    `dynamic`, which scales only beyond it."""
+    config = model.config
+    limit, rope = config.max_position_embeddings, config.rope
+    if rope.type in ("llama3", "yarn"):
+        rope = dataclasses.replace(rope, original_max_position_embeddings=rope.original(limit))
+    return model.clone(config=dataclasses.replace(config, max_position_embeddings=2 * limit, rope=rope))
+
+
+@jax.jit
+def make_keys(seeds: jax.Array, rows: jax.Array) -> jax.Array:
+    """Each row's key: `fold_in(key(seed), row)`, as in `lm.generate` for a batch under one key."""
+    return jax.vmap(lambda seed, row: jax.random.fold_in(jax.random.key(seed), row))(seeds, rows)
+
+
+_read = jax.jit(read_prompts, static_argnums=0)
+_start = jax.jit(start, static_argnums=(0, 1))
+_advance = jax.jit(advance, static_argnums=(0, 1), donate_argnums=5)
+
+
+@partial(jax.jit, static_argnums=1)
+def _widen(cache: lm.Cache, capacity: int) -> lm.Cache:
+    """A cache of prompts with a larger capacity."""
+    more = capacity - cache.capacity
+    keys, values = (jnp.pad(x, ((0, 0), (0, 0), (0, more), (0, 0), (0, 0))) for x in (cache.keys, cache.values))
+    positions = jnp.pad(cache.positions, ((0, 0), (0, more)), constant_values=-1)
+    return dataclasses.replace(cache, keys=keys, values=values, positions=positions)
+
+
+@partial(jax.jit, static_argnums=0)
+def _score(
+    model: lm.Llama,
+    variables: Any,
+    logits: jax.Array,
+    cache: lm.Cache,
+    owners: jax.Array,
+    candidates: jax.Array,
+    counts: jax.Array,
+) -> jax.Array:
+    columns = candidates.shape[1]
+    wide = _widen(cache, cache.capacity + columns)
+    own = lm.Cache(wide.keys[:, owners], wide.values[:, owners], wide.positions[owners], wide.index)
+    out: Any = model.apply(variables, candidates, lengths=counts, cache=own)
+    logits = jnp.concatenate([logits[owners], out.logits[:, :-1]], axis=1)
+    chosen = jnp.take_along_axis(logits, candidates[..., None], axis=-1)[..., 0]
+    return chosen - jax.nn.logsumexp(logits, axis=-1)
