@@ -61,9 +61,13 @@ _begun = False
 def _register_worlds() -> None:
     global _begun
     if not _begun:
-        _begun = True
-        for name in WORLDS:
-            importlib.import_module(f"envs_jax.{name}")
+        _begun = True  # before the imports, since each of them registers
+        try:
+            for name in WORLDS:
+                importlib.import_module(f"envs_jax.{name}")
+        except BaseException:
+            _begun = False  # the next call tries again, instead of listing some of the worlds
+            raise
 
 
 def register(id: str, entry_point: str, *, about: str = "", **kwargs: Any) -> None:
@@ -131,8 +135,8 @@ KINDS: Mapping[str, tuple[type, str]] = {
 def _check_types(id: str, options: Mapping[str, Any], accepted: Mapping[str, inspect.Parameter]) -> None:
     """Check options against the annotations of the callable that takes them. **Raises:** `TypeError`."""
     for name, value in options.items():
-        kind = accepted[name].annotation if name in accepted else None
-        wanted, said = KINDS.get(getattr(kind, "__name__", kind), (object, ""))
+        kind = accepted[name].annotation if name in accepted else object
+        wanted, said = KINDS.get(str(getattr(kind, "__name__", kind)), (object, ""))
         if not isinstance(value, wanted) or (isinstance(value, bool) and wanted not in (bool, object)):
             raise TypeError(f"{id!r}: {name} is {value!r}; {said} is needed")
 

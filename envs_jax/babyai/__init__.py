@@ -45,7 +45,7 @@ _LEVELS = {
     "SynthSeq": "instructions of any kind and order",
     "MiniBossLevel": "everything, in four small rooms",
     "BossLevel": "everything",
-    "BossLevelNoUnlock": "everything but locked doors",
+    "BossLevelNoUnlock": "everything except locked doors",
     "MixedTrainLocal": "GLAM's training tasks",
     "MixedTestLocal": "GLAM's training tasks, about objects kept back from training",
     "PickUpSeqGoToLocal": "pick up A, then go to B; or go to B after you pick up A",
