@@ -16,9 +16,9 @@ def integers(values: Mapping[str, Any], *names: str, least: int = 1, most: int =
             continue
         if isinstance(value, bool) or not isinstance(value, Integral):
             raise ValueError(f"{name} is {value!r}; an integer is needed")
-        if value < least:
+        if int(value) < least:
             raise ValueError(f"{name} is {value}; at least {least} is needed")
-        if value > most:
+        if int(value) > most:
             raise ValueError(f"{name} is {value}; at most {most} is supported")
 
 
@@ -30,7 +30,7 @@ def numbers(values: Mapping[str, Any], *names: str, above: float = -math.inf) ->
             continue
         if isinstance(value, bool) or not isinstance(value, Real):
             raise ValueError(f"{name} is {value!r}; a number is needed")
-        if not above < value < math.inf:
+        if not above < value < math.inf:  # type: ignore[operator]
             raise ValueError(f"{name} is {value}; a finite number above {above:g} is needed")
 
 

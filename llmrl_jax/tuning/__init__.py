@@ -4,7 +4,16 @@ from llmrl_jax.tuning.grpo import GRPOConfig, make_grpo, make_reward_evaluation
 from llmrl_jax.tuning.loss import token_log_probs
 from llmrl_jax.tuning.packing import Packed, pack
 from llmrl_jax.tuning.prompts import Prompts, pad_prompts
-from llmrl_jax.tuning.rewards import REWARDS, from_text, load_reward, text_reward
+from llmrl_jax.tuning.rewards import (
+    REWARDS,
+    RewardError,
+    check_response,
+    from_text,
+    load_reward,
+    rewards_named,
+    text_reward,
+    try_reward,
+)
 from llmrl_jax.tuning.rows import DataError, Example, encode_prompt, encode_row, read_rows
 from llmrl_jax.tuning.sft import SFTConfig, make_evaluation, make_sft
 from llmrl_jax.tuning.template import ChatTemplate, TemplateError
@@ -18,8 +27,10 @@ __all__ = [
     "Packed",
     "Prompts",
     "REWARDS",
+    "RewardError",
     "SFTConfig",
     "TemplateError",
+    "check_response",
     "encode_prompt",
     "encode_row",
     "from_text",
@@ -31,6 +42,8 @@ __all__ = [
     "pack",
     "pad_prompts",
     "read_rows",
+    "rewards_named",
     "text_reward",
     "token_log_probs",
+    "try_reward",
 ]

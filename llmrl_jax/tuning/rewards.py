@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +34,33 @@ TextFunction = Callable[[list[str], list[str], list[Mapping[str, Any]]], Any]
 TextReward = Callable[[list[str], list[str], list[Mapping[str, Any]]], Sequence[float]]
 """`function(prompts, completions, rows) -> floats`: one for each completion; `rows` are the complete data rows."""
 
-NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+_WHOLE = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)"
+_DECIMAL = rf"(?:{_WHOLE}(?:\.\d+)?|(?<![\w.])\.\d+)(?:[eE][-+\u2212]?\d{{1,3}}(?!\w))?"
+NUMBER = re.compile(
+    r"(?P<sign>(?<![\w)\]}.])[-\u2212])?(?:\\?[$\u20ac\u00a3](?P<inner>[-\u2212])?)?"
+    rf"(?:(?<![\d/.])(?P<over>(?:\d+\ )?\d+/\d+)(?![/\d]|\.\d)|(?P<plain>{_DECIMAL}))"
+)
+"""A number as people write it: -1,234.5, .50, 1e-3, 3/4, 1 3/4, $5. Not a minus: the one in 5-3 or a-1."""
+
+
+def read_number(text: str) -> Fraction | None:
+    """The last number of a text, exactly; None if there is none.
+
+    It may have a sign, thousands in groups of three (1,234), decimals (.50), an exponent (1e-3), or be a fraction, also
+    a mixed one (1 3/4). Units are not read: 50% and $50 are 50."""
+    found = deque(NUMBER.finditer(text), maxlen=1)
+    if not found:
+        return None
+    last = found[0]
+    if last["over"]:
+        *whole, over = last["over"].split()
+        above, below = (Fraction(Decimal(n)) for n in over.split("/"))
+        if not below:
+            return below  # the last number of "1/0" is its 0
+        value = above / below + (Fraction(Decimal(whole[0])) if whole and above < below else 0)
+    else:
+        value = Fraction(Decimal(last["plain"].replace(",", "").replace("\u2212", "-")))
+    return -value if last["sign"] or last["inner"] else value
 
 
 def exact(prompts: list[str], completions: list[str], rows: list[Mapping[str, Any]]) -> list[float]:
@@ -38,24 +69,32 @@ def exact(prompts: list[str], completions: list[str], rows: list[Mapping[str, An
 
 
 def contains(prompts: list[str], completions: list[str], rows: list[Mapping[str, Any]]) -> list[float]:
-    """1 if the row's `response` occurs in the completion; else 0."""
-    return [float(row["response"].strip() in text) for text, row in zip(completions, rows, strict=True)]
+    """1 if the row's `response` occurs in the completion; else 0, also for a blank `response`."""
+    wanted = [row["response"].strip() for row in rows]
+    return [float(bool(want) and want in text) for text, want in zip(completions, wanted, strict=True)]
 
 
 def last_number(prompts: list[str], completions: list[str], rows: list[Mapping[str, Any]]) -> list[float]:
-    """1 if the last number of the completion equals the last one of the row's `response`, as in GSM8K; else 0."""
-
-    def last(text: str) -> float | None:
-        numbers = NUMBER.findall(text)
-        return float(numbers[-1].replace(",", "")) if numbers else None
-
+    """1 if the last number of the completion equals the last one of the row's `response`, as in GSM8K; else 0. See
+    `read_number`."""
+    wanted = [read_number(row["response"]) for row in rows]
     return [
-        float((wanted := last(row["response"])) is not None and last(text) == wanted)
-        for text, row in zip(completions, rows, strict=True)
+        float(want is not None and read_number(text) == want) for text, want in zip(completions, wanted, strict=True)
     ]
 
 
 REWARDS: dict[str, TextReward] = {"exact": exact, "contains": contains, "last-number": last_number}
+
+
+def check_response(reward: str, row: Mapping[str, Any], name: str) -> None:
+    """**Raises** `ValueError`, naming the row, if no completion of it can earn a reward of `REWARDS`."""
+    response = row.get("response")
+    if not isinstance(response, str):
+        raise ValueError(f"{name} has no `response` (a text), which the reward {reward} reads")
+    if reward == "contains" and not response.strip():
+        raise ValueError(f"{name}: the `response` is blank; the reward contains needs a text to search for")
+    if reward == "last-number" and read_number(response) is None:
+        raise ValueError(f"{name}: the `response` {response[:60]!r} has no number, which the reward last-number reads")
 
 
 def load_reward(name: str) -> TextReward:
@@ -64,8 +103,8 @@ def load_reward(name: str) -> TextReward:
     The file or module is the user's own program and is executed: it is named on the command line and never by a model,
     a checkpoint or the data.
 
-    **Raises:** `ValueError` for an unknown name, `FileNotFoundError`, or `AttributeError` if there is no such
-    function.
+    **Raises:** `ValueError` for an unknown name, or if there is no such function; `FileNotFoundError`;
+    `ModuleNotFoundError`. An error in the user's program is passed on.
     """
     where, colon, function = name.rpartition(":")
     if not colon:
@@ -89,12 +128,70 @@ def load_reward(name: str) -> TextReward:
             del sys.modules[own]
             raise
     else:
-        module = importlib.import_module(where)
+        try:
+            module = importlib.import_module(where)
+        except (ModuleNotFoundError, TypeError) as error:  # TypeError: a relative name
+            if isinstance(error, ModuleNotFoundError) and not f"{where}.".startswith(f"{error.name}."):
+                raise  # an import in the module
+            raise ModuleNotFoundError(
+                f"there is no module {where!r} to take the reward {function!r} from; give FILE.py:FUNCTION, or a "
+                "module that Python finds"
+            ) from error
     reward = getattr(module, function, None)
     if not callable(reward):
         names = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
-        raise AttributeError(f"{where} has no function {function!r}{nearest(function, names)}")
+        raise ValueError(f"{where} has no function {function!r}{nearest(function, names)}")
     return reward
+
+
+class RewardError(ValueError):
+    """A reward's function that raised an error, or gave something other than a finite number for each text."""
+
+
+def rate(
+    function: TextFunction,
+    prompts: list[str],
+    completions: list[str],
+    rows: list[Mapping[str, Any]],
+    shape: tuple[int, ...] = (),
+    finite: bool = True,
+) -> np.ndarray:
+    """What a function on text gives for texts, float32 `[N, *shape]`, and `finite` if it has to be. **Raises**
+    `RewardError` for a function that fails."""
+    try:
+        given = function(prompts, completions, rows)
+    except Exception as error:
+        line = str(error).split("\n")[0]
+        raise RewardError(f"the reward's function raised {type(error).__name__}: {line}") from error
+    try:
+        values = np.asarray(given, np.float32)
+    except (TypeError, ValueError) as error:
+        raise RewardError(
+            f"the reward's function gave {str(given)[:60]!r}, which is no array of numbers: {error}"
+        ) from error
+    if values.shape != (len(completions), *shape):
+        each = f"an array of {list(shape)}" if shape else "one number"
+        raise RewardError(
+            f"the reward's function gave an array of {list(values.shape)}, not {each} for each of "
+            f"{len(completions)} texts"
+        )
+    if finite and not (sound := np.isfinite(values)).all():
+        first = int(np.argmin(sound.reshape(len(values), -1).all(-1)))
+        raise RewardError(
+            f"the reward's function gave {given[first]!r} for the text {completions[first][:60]!r}; a finite number is "
+            "needed (0 for what earns nothing)"
+        )
+    return values
+
+
+def try_reward(function: TextReward, row: Mapping[str, Any]) -> None:
+    """Call a reward for two completions of a row, its `response` and the empty one, so that a function that fails is
+    found before anything is compiled. **Raises** `RewardError`."""
+    completions = [str(row.get("response") or ""), ""]
+    try:
+        rate(function, [str(row.get("prompt", ""))] * 2, completions, [row] * 2)
+    except RewardError as error:
+        raise RewardError(f"{error} (tried on the first row, with the completions {completions})") from error
 
 
 def total_and_parts(found: Rewards | dict[str, Rewards]) -> tuple[Rewards, dict[str, Rewards]]:
@@ -105,20 +202,13 @@ def total_and_parts(found: Rewards | dict[str, Rewards]) -> tuple[Rewards, dict[
     return sum(parts.values(), start=jnp.float32(0)), parts
 
 
-def _numbers(given: Any) -> np.ndarray:
-    try:
-        return np.asarray(given, np.float32)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"the function on text gave what is no array of numbers: {error}") from None
-
-
 def from_text(
     function: TextFunction,
     tokenizer: Any,
     rows: Sequence[Mapping[str, Any]],
     stops: StopStrings | None = None,
     shape: tuple[int, ...] = (),
-) -> Callable[[Generation, Int[Array, " P"]], Float[Array, "P n ..."]]:
+) -> FromText:
     """A Python function on text, inside jit: the device waits for the host.
 
     **Arguments:** `function(prompts, completions, rows)`, which returns an array of `shape` for each completion, and
@@ -127,40 +217,67 @@ def from_text(
     **Returns:** float32 `[P, n, *shape]` from `n` continuations of each of `P` prompts.
     """
 
-    def on_host(tokens, lengths, finish, places):
+    return FromText(function, tokenizer, rows, stops, shape, finite=False)
+
+
+class FromText:
+    """See `from_text`."""
+
+    def __init__(
+        self,
+        function: TextFunction,
+        tokenizer: Any,
+        rows: Sequence[Mapping[str, Any]],
+        stops: StopStrings | None,
+        shape: tuple[int, ...],
+        finite: bool,
+    ):
+        self._function, self._tokenizer, self._rows = function, tokenizer, rows
+        self._stops, self._shape, self._finite = stops, shape, finite
+        self.failure: RewardError | None = None
+        """The last error on the host, which JAX reports as one of its own, see `rewards_named`."""
+
+    def __call__(self, generation: Generation, places: Int[Array, " P"]) -> Float[Array, "P n ..."]:
+        out = jax.ShapeDtypeStruct((*generation.tokens.shape[:2], *self._shape), jnp.float32)
+        return jax.pure_callback(self._on_host, out, generation.tokens, generation.lengths, generation.finish, places)
+
+    def _on_host(self, tokens: Any, lengths: Any, finish: Any, places: Any) -> np.ndarray:
         generation = Generation(tokens, lengths, tokens, tokens, finish)
-        texts = [text for row in generation.texts(tokenizer, stops) for text in row]
-        chosen = [rows[int(i)] for i in places for _ in range(tokens.shape[1])]
-        given = function([str(row.get("prompt", "")) for row in chosen], texts, chosen)
-        values = _numbers(given)
-        if values.shape != (len(texts), *shape):
-            each = f"an array of {list(shape)}" if shape else "one number"
-            raise ValueError(
-                f"the function on text gave {list(values.shape)}, not {each} for each of {len(texts)} texts"
-            )
-        return values.reshape(*tokens.shape[:2], *shape)
-
-    def read(generation: Generation, places: Int[Array, " P"]) -> Float[Array, "P n ..."]:
-        out = jax.ShapeDtypeStruct((*generation.tokens.shape[:2], *shape), jnp.float32)
-        return jax.pure_callback(on_host, out, generation.tokens, generation.lengths, generation.finish, places)
-
-    return read
+        texts = [text for row in generation.texts(self._tokenizer, self._stops) for text in row]
+        chosen = [self._rows[int(i)] for i in places for _ in range(tokens.shape[1])]
+        prompts = [str(row.get("prompt", "")) for row in chosen]
+        try:
+            values = rate(self._function, prompts, texts, chosen, self._shape, self._finite)
+        except RewardError as error:
+            self.failure = error
+            raise
+        return values.reshape(*tokens.shape[:2], *self._shape)
 
 
 def text_reward(
     function: TextReward, tokenizer: Any, rows: Sequence[Mapping[str, Any]], stops: StopStrings | None = None
-) -> Reward:
+) -> FromText:
     """A Python function on text as a `Reward`, see `from_text`: a finite number for each completion."""
+    return FromText(function, tokenizer, rows, stops, (), finite=True)
 
-    def finite(prompts: list[str], completions: list[str], asked: list[Mapping[str, Any]]) -> np.ndarray:
-        given = function(prompts, completions, asked)
-        values = _numbers(given)
-        if values.shape == (len(completions),) and not (sound := np.isfinite(values)).all():
-            first = int(np.argmin(sound))
-            raise ValueError(
-                f"the reward gave {given[first]!r} for the text {completions[first][:60]!r}; a finite number is "
-                "needed (0 for what earns nothing)"
-            )
-        return values
 
-    return from_text(finite, tokenizer, rows, stops)
+@contextmanager
+def rewards_named(*rewards: Reward | None) -> Iterator[None]:
+    """Replace JAX's error for a failed callback, and the traceback that it logs, by the `RewardError` that was raised
+    in it."""
+
+    def other(record: logging.LogRecord) -> bool:
+        return not (record.exc_info and isinstance(record.exc_info[1], RewardError))
+
+    log = logging.getLogger("jax._src.callback")
+    log.addFilter(other)
+    try:
+        yield
+    except Exception as error:
+        for reward in rewards:
+            failure = getattr(reward, "failure", None)
+            if failure is not None:
+                raise RewardError(str(failure)) from error
+        raise
+    finally:
+        log.removeFilter(other)

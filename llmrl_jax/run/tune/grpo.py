@@ -16,13 +16,16 @@ from llmrl_jax.tuning import (
     REWARDS,
     ChatTemplate,
     Prompts,
+    check_response,
     encode_prompt,
     load_reward,
     make_grpo,
     make_reward_evaluation,
     pad_prompts,
     read_rows,
+    rewards_named,
     text_reward,
+    try_reward,
 )
 
 
@@ -49,7 +52,7 @@ def _check(
     held_out: tuple[list[dict[str, Any]], Prompts] | None,
     positions: int,
 ) -> None:
-    """**Raises:** `ValueError` for prompts too long for the model's positions, or rows without the reward's field."""
+    """**Raises:** `ValueError` for prompts too long for the model's positions, or rows without what a reward reads."""
     longest = max(p.tokens.shape[1] for p in (prompts, *([held_out[1]] if held_out else [])))
     if longest + config.grpo.max_new_tokens > positions:
         raise ValueError(
@@ -59,8 +62,7 @@ def _check(
     if config.reward in REWARDS:
         for file, read in ((config.data, rows), (config.eval_data, held_out[0] if held_out else [])):
             for place, row in enumerate(read, 1):
-                if not isinstance(row.get("response"), str):
-                    raise ValueError(f"row {place} of {file} has no `response`, which the reward {config.reward} reads")
+                check_response(config.reward, row, f"row {place} of {file}")
 
 
 def grpo(config: GrpoRun) -> RunResult:
@@ -75,18 +77,19 @@ def grpo(config: GrpoRun) -> RunResult:
     rows, prompts = _read(config.data, tokenizer, template, config.max_prompt)
     held_out = _read(Path(config.eval_data), tokenizer, template, config.max_prompt) if config.eval_data else None
     _check(config, rows, prompts, held_out, shape.max_position_embeddings)
+    try_reward(reward, rows[0])
     model, variables, mesh = load_base(config, folder)
     stops = lm.StopStrings.build(tokenizer, config.stop, shape.vocab_size) if config.stop else None
     how = with_end_tokens(config.grpo, folder, tokenizer)
     judge = text_reward(reward, tokenizer, rows, stops)
     learner = make_grpo(how, model, variables, prompts, judge, stops=stops, mesh=mesh, take=True)
-    run, evaluate = config.run, None
+    run, evaluate, judged = config.run, None, None
     if held_out is not None:
         judged = text_reward(reward, tokenizer, held_out[0], stops)
         evaluate = make_reward_evaluation(how, model, held_out[1], judged, stops=stops)
         run = replace(run, eval_every=run.eval_every or config.updates)
     print(f"{config.data.name}: {len(rows)} prompts of up to {prompts.tokens.shape[1]} tokens", flush=True)
-    with opened(config.run, "grpo") as out:
+    with opened(config.run, "grpo") as out, rewards_named(judge, judged):
         result = run_training(
             learner,
             run,

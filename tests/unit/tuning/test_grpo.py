@@ -208,7 +208,7 @@ def test_a_reward_in_parts_is_their_sum_and_each_is_reported(variables):
 
 def test_a_reward_function_of_the_wrong_shape_is_named(variables):
     learner = make_grpo(SMALL, FULL, variables, PROMPTS, text_reward(lambda p, c, r: [1.0], WORDS, ROWS))
-    with pytest.raises(Exception, match=r"gave \[1\], not one number for each of 8 texts"):
+    with pytest.raises(Exception, match=r"gave an array of \[1\], not one number for each of 8 texts"):
         jax.block_until_ready(jax.jit(learner.update)(learner.init(jax.random.key(0))))
 
 
