@@ -177,8 +177,11 @@ class BabyAI(Environment[State, Params]):
             done_actions=self.done_actions,
             compat=self.compat,
         )
-        # 1 - decay * steps / limit, as one division of integers, which rounds as the reference's float64 does
-        decay = jnp.round(jnp.asarray(params.reward_decay) * 1000)
+        # 1 - decay * steps / limit, as one division of integers, which rounds as the reference's float64 does: a decay
+        # in thousandths is an integer up to the rounding of float32; any other is used as it is
+        decay = jnp.asarray(params.reward_decay, jnp.float32) * 1000
+        whole = jnp.round(decay)
+        decay = jnp.where(jnp.abs(decay - whole) <= 2.0**-22 * whole, whole, decay)
         limit = 1000 * state.max_steps.astype(jnp.float32)
         reward = jnp.where(success, (limit - decay * state.step_count) / limit, 0.0).astype(jnp.float32)
         info = {"success": success, "task": state.task}

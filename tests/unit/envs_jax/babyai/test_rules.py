@@ -422,8 +422,12 @@ def test_options_of_ids_are_checked():
 def test_parameters_change_limit_and_reward(step):
     params = PARAMS.replace(reward_decay=np.float32(0.5))
     state = world([(BALL, RED, 3, 4)], clauses=[(0, GO_TO, [0])], limit=10)
-    *_, reward, terminated, _, _ = jax.jit(ENV.step)(jax.random.key(0), state, LEFT, params)
+    stepped = jax.jit(ENV.step)
+    *_, reward, terminated, _, _ = stepped(jax.random.key(0), state, LEFT, params)
     assert bool(terminated) and float(reward) == np.float32(0.95)
+    for decay in (0.0004, 0.12345, 0.9, 0.9004):  # in thousandths exact, else in float32, and never rounded to them
+        reward = stepped(jax.random.key(0), state, LEFT, params.replace(reward_decay=np.float32(decay)))[2]
+        assert float(reward) == pytest.approx(1 - decay / 10, abs=1e-7), decay
     kind = np.array([PUT_NEXT, NO_CLAUSE, GO_TO, NO_CLAUSE])
     assert int(ENV.step_limit(kind, np.int32(0), PARAMS)) == 9 * 9 * 3
     assert int(ENV.step_limit(kind, np.int32(0), PARAMS.replace(max_steps=np.int32(7)))) == 7
