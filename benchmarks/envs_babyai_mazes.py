@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from benchmarks.envs_babyai import compiler_options, minigrid, ours
-from benchmarks.harness import OURS, REPEATS, Result, Row, run_peer
+from benchmarks.envs_babyai import (
+    MINIGRID,
+    PEER_RESETS,
+    both_emitters,
+    compiler_options,
+    minigrid,
+    our_rows,
+    ours,
+    peer_rows,
+)
+from benchmarks.harness import REPEATS, Result, Row, aim, fastest, speedup
 
 
 TITLE = "BabyAI's mazes: environment steps including world generation, compared with minigrid and JAX grid worlds"
@@ -28,32 +37,30 @@ SHARED = {
 def run(quick: bool) -> Result:
     """Steps per second: ours, minigrid's, and those of navix and XLand-MiniGrid on shared levels."""
     num_envs, steps = (64, 20) if quick else (NUM_ENVS, STEPS)
+    pool = min(POOL, num_envs)
     rows, bars, slowest = [], [], 0.0
-    for id in (*BARS, *SHARED):
-        samples, compile_seconds = ours(id, num_envs, steps, compiler_options(), fresh_pool=min(POOL, num_envs))
-        slowest = max(slowest, compile_seconds)
-        rows.append(Row(id, OURS, "steps/s", samples, compile_seconds, "view, direction, mission"))
-        mine = rows[-1].median
-        theirs = minigrid(id, 300 if quick else 3000)
-        rows.append(Row(id, "minigrid 3.2.0", "steps/s", theirs, None, "one process; the same observations"))
-        ratio = mine / rows[-1].median
+    for id in list(SHARED)[-1:] if quick else (*BARS, *SHARED):
+        if id in SHARED:
+            mine = both_emitters(id, num_envs, steps, fresh_pool=pool)
+        else:
+            name = "older" if compiler_options() else "default"
+            mine = our_rows(id, {name: ours(id, num_envs, steps, compiler_options(), fresh_pool=pool)})
+        slowest = max(slowest, *(row.compile_seconds or 0 for row in mine))
+        reference = Row(id, "minigrid 3.2.0", "steps/s", minigrid(id, 300 if quick else 3000), None, MINIGRID)
+        rows += [*mine, reference]
         if id in BARS:
-            verdict = "met" if ratio >= BARS[id] else "missed"
-            bars.append(f"{id}: {ratio:.0f} times minigrid (aim: {BARS[id]}, {verdict})")
-        if id in SHARED and not quick:
-            for who, result in run_peer("peer_grids.py", str(num_envs), str(steps), str(REPEATS), SHARED[id]).items():
-                if "error" in result:
-                    rows.append(Row(id, who, "steps/s", [float("nan")], None, result["error"]))
-                    continue
-                rows.append(Row(id, who, "steps/s", result["samples"], result["compile_seconds"], "no missions"))
-                ratio = mine / rows[-1].median
-                bars.append(f"{id}: {ratio:.1f} times {who} (aim: 1, {'met' if ratio >= 1 else 'missed'})")
-    verdict = "met" if slowest < COMPILE_BAR else "missed"
-    bars.append(f"the slowest to compile took {slowest:.1f} s (aim: under {COMPILE_BAR} s, {verdict})")
+            ratio = speedup(mine, [reference])
+            bars.append(f"{id}: {ratio:.0f} times minigrid {aim(ratio, BARS[id])}")
+        if id in SHARED:
+            peers = peer_rows(id, [SHARED[id]], (num_envs, steps, REPEATS, pool, 1))
+            rows += peers
+            ratio, best = speedup(mine, peers), fastest(peers)
+            bars.append(f"{id}: {ratio:.1f} times {best.who} ({best.note}) {aim(ratio, 1)}")
+    bars.append(f"the slowest to compile took {slowest:.1f} s {aim(slowest, COMPILE_BAR, below=True)}")
     notes = [
         f"{num_envs} environments in one scan of {steps} steps; random actions drawn inside; every scan first makes a "
-        f"pool of {min(POOL, num_envs)} new worlds, and ended episodes continue in one of them; every part of every "
-        "observation is added into the carry.",
-        "minigrid steps one environment in Python and generates a new world at every reset.",
+        f"pool of {pool} new worlds, and ended episodes continue in one of them; every part of every observation is "
+        "added into the carry.",
+        PEER_RESETS,
     ]
     return Result(rows, bars, notes)

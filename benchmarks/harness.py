@@ -7,6 +7,7 @@ A benchmark is a module with a `TITLE` and a function `run(quick: bool) -> Resul
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -59,6 +60,39 @@ class Result:
     """The targets, and whether they are met, one sentence each."""
     notes: list[str] = field(default_factory=list)
     """Notes on the measurement."""
+
+
+def less_is_better(unit: str) -> bool:
+    """Whether a unit counts seconds, and not something per second."""
+    return unit.startswith("s") and "/" not in unit
+
+
+def fastest(rows: Sequence[Row]) -> Row:
+    """The best of several rows of one unit: the row against which a ratio is stated. Rows of NaN failed."""
+    units = {row.unit for row in rows}
+    if len(units) != 1:
+        raise ValueError(f"rows of {len(units)} units ({', '.join(sorted(units))}) cannot be compared")
+    sign = -1 if less_is_better(rows[0].unit) else 1
+    return max(rows, key=lambda row: -math.inf if math.isnan(row.median) else sign * row.median)
+
+
+def speedup(ours: Sequence[Row], theirs: Sequence[Row]) -> float:
+    """How many times faster our fastest row is than the fastest row of a peer."""
+    mine, other = fastest(ours), fastest(theirs)
+    if mine.unit != other.unit:
+        raise ValueError(f"{mine.unit!r} cannot be compared with {other.unit!r}")
+    return other.median / mine.median if less_is_better(mine.unit) else mine.median / other.median
+
+
+def aim(value: float, bar: float, *, below: bool = False) -> str:
+    """A target and whether `value` meets it: `value >= bar`, or `value < bar` if `below`."""
+    met = value < bar if below else value >= bar
+    return f"(aim: {'below' if below else 'at least'} {bar:g}, {'met' if met else 'missed'})"
+
+
+def threads(count: int) -> str:
+    """`1 thread`, `2 threads`."""
+    return f"{count} thread{'' if count == 1 else 's'}"
 
 
 def compiled(function: Callable, *args: Any, **jit_options: Any) -> tuple[Callable, float]:

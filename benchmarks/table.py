@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import OURS, RESULTS, ROOT
+from benchmarks.harness import OURS, RESULTS, ROOT, less_is_better
 
 
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -17,12 +18,15 @@ HEAD = """# Benchmarks
 Our speed and that of peers, measured in one run on one machine (`make bench`). Medians of at least five repetitions
 after warm-up, with the range in brackets; compilation is excluded and has its own column. Observations are folded into
 the carry, so that the compiler cannot remove them. The last column is our median divided by that of the row: above 1 we
-are faster. Figures of a loaded machine are lower bounds; its load average is given with each table.
+are faster. If a peer has several rows in a case, its fastest one counts: the sentences below a table compare that one
+with our fastest. Figures of a loaded machine are lower bounds; its load average is given with each table.
 """
 
 
 def number(x: float) -> str:
-    """Three significant digits: 0.0123, 4.56, 789, 12.3k, 1.23M."""
+    """Three significant digits: 0.0123, 4.56, 789, 12.3k, 1.23M; `failed` for NaN."""
+    if math.isnan(x):
+        return "failed"
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(x) >= size:
             return f"{x / size:.3g}{unit}"
@@ -30,13 +34,13 @@ def number(x: float) -> str:
 
 
 def _ratio(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
-    if row["who"] == OURS:
+    if row["who"] == OURS or math.isnan(row["median"]):
         return ""
     ours = [r for r in rows if r["case"] == row["case"] and r["who"] == OURS and r["unit"] == row["unit"]]
     if not ours or not row["median"]:
         return ""
     best = ours[0]["median"]
-    ratio = row["median"] / best if row["unit"].startswith("s") and "/" not in row["unit"] else best / row["median"]
+    ratio = row["median"] / best if less_is_better(row["unit"]) else best / row["median"]
     return f"{ratio:.3g}"
 
 

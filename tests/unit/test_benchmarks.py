@@ -1,12 +1,28 @@
 from __future__ import annotations
 
 import json
+import time
+from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from benchmarks import __main__ as program, harness, table
+import envs_jax
+from benchmarks import (
+    __main__ as program,
+    envs_babyai,
+    harness,
+    mujoco_rollout,
+    peer_grids,
+    ppo_cartpole,
+    table,
+    torch_peer,
+)
 from benchmarks.harness import OURS, Result, Row
+from benchmarks.torch_peer import Way
+from llmrl_jax.agents.population import episode_keys
 
 
 def fake(quick: bool) -> Result:
@@ -18,6 +34,7 @@ def fake(quick: bool) -> Result:
             Row("stepping", "peer", "steps/s", [50.0] * 5, note="older"),
             Row("loading", OURS, "s", [2.0]),
             Row("loading", "peer", "s", [6.0]),
+            Row("loading", "broken peer", "s", [float("nan")], note="no compiler"),
         ],
         bars=["A bar: met."],
     )
@@ -33,6 +50,7 @@ def test_a_benchmark_is_recorded_with_its_conditions_and_enters_the_page(tmp_pat
     assert "| stepping | **llmrl_jax** | 200 (100 to 300) | steps/s | 1.50 |  |" in page
     assert "| stepping | peer: older | 50 (50 to 50) | steps/s |  | 4 |" in page
     assert "| loading | peer | 6 | s |  | 3 |" in page  # seconds: less is better
+    assert "| loading | broken peer: no compiler | failed | s |  |  |" in page
     assert "- A bar: met." in page and "load average" in page and "quick" not in page
     assert "stepping" in capsys.readouterr().out
 
@@ -67,3 +85,152 @@ def test_a_missing_peer_environment_is_named(monkeypatch):
     monkeypatch.setenv("LLMRL_PEERS", "nowhere")
     with pytest.raises(FileNotFoundError, match="make bench"):
         harness.run_peer("x.py")
+
+
+def test_a_ratio_compares_the_fastest_rows_of_both_sides():
+    def of(unit, *medians):
+        return [Row("case", "who", unit, [median] * 5) for median in medians]
+
+    nan = float("nan")
+    assert harness.speedup(of("steps/s", 8, 12), of("steps/s", nan, 3, 6, nan)) == 2  # not 4 or 1.3
+    assert harness.speedup(of("s", 5, 2), of("s", 6, 9)) == 3  # seconds: less is better
+    assert harness.fastest(of("s to compile", 5, 2)).median == 2
+    with pytest.raises(ValueError, match="rows of 2 units"):
+        harness.fastest(of("s", 1) + of("steps/s", 1))
+    with pytest.raises(ValueError, match="cannot be compared"):
+        harness.speedup(of("s", 1), of("steps/s", 1))
+
+
+@pytest.mark.parametrize(
+    ("value", "bar", "below", "text"),
+    [
+        (495.0, 495, False, "(aim: at least 495, met)"),
+        (494.9, 495, False, "(aim: at least 495, missed)"),
+        (5.0, 5, True, "(aim: below 5, missed)"),
+        (4.9, 5, True, "(aim: below 5, met)"),
+        (float("nan"), 1, False, "(aim: at least 1, missed)"),
+    ],
+)
+def test_the_printed_bar_is_the_checked_one(value, bar, below, text):
+    assert harness.aim(value, bar, below=below) == text
+
+
+def test_the_bar_of_cartpole_is_the_one_that_is_checked(monkeypatch):
+    half = {"samples": [100.0] * 3, "returns": [480.0] * 3, "compile_seconds": 1.0}
+    monkeypatch.setattr(ppo_cartpole, "run_peer", lambda *args: half)
+    monkeypatch.setattr(ppo_cartpole, "ours", lambda steps, repeats: ([110.0] * 5, 1.0, [496.0] * 5))
+    speed, reached = ppo_cartpole.run(quick=True).bars
+    assert "1.10 times" in speed and "496.0" in reached and f"at least {ppo_cartpole.BAR_RETURN}, met" in reached
+
+
+def test_torch_is_measured_in_every_way_that_works(monkeypatch):
+    monkeypatch.setattr(torch_peer, "compiler_error", lambda: "")
+    calls = {"compiled": 0}
+
+    def slow_first():
+        calls["compiled"] += 1
+        time.sleep(0.05 if calls["compiled"] == 1 else 0)
+        return 7
+
+    def broken():
+        raise RuntimeError("no\n kernel")
+
+    seen = []
+    ways = [Way("eager", lambda: 7), Way("compiled", slow_first, True), Way("other", broken, True)]
+    eager, compiled, failed = torch_peer.rows("case", "torch", "tokens/s", 10, ways, seen.append)
+    assert seen == [7, 7] and eager.compile_seconds is None and eager.note == "eager"
+    assert len(compiled.samples) == 5 and 0.04 < compiled.compile_seconds < 5
+    assert np.isnan(failed.median) and failed.note == "other: torch.compile fails here (RuntimeError: no kernel)"
+
+    monkeypatch.setattr(torch_peer, "compiler_error", lambda: "torch.compile fails here (no compiler)")
+    eager, failed = torch_peer.rows("case", "torch", "tokens/s", 10, ways[:2], seen.append)
+    assert (
+        failed.note == "compiled: torch.compile fails here (no compiler)" and harness.fastest([eager, failed]) is eager
+    )
+
+    def wrong(result):
+        raise AssertionError("wrong logits")
+
+    with pytest.raises(AssertionError, match="wrong logits"):
+        torch_peer.rows("case", "torch", "tokens/s", 10, ways[:1], wrong)
+    with pytest.raises(RuntimeError, match="kernel"):  # eager torch must work
+        torch_peer.rows("case", "torch", "tokens/s", 10, [Way("eager", broken)], seen.append)
+
+
+def test_our_faster_emitters_give_the_row_that_others_are_compared_with():
+    measured = {"default": ([1.0, 2.0, 3.0], 0.5), "older": ([4.0, 5.0, 1.0], 0.25)}
+    first, second = envs_babyai.our_rows("level", measured)
+    assert (first.who, first.median, first.compile_seconds) == (OURS, 4.0, 0.25) and "older" in first.note
+    assert second.who == f"{OURS}, XLA's defaults" and second.median == 2.0
+
+
+def test_rows_of_peers_say_how_they_reset_and_compile(monkeypatch):
+    variant = {"reset": "own", "emitters": "older", "samples": [3.0] * 5, "compile_seconds": 1.0}
+    answer = {"navix A": [variant, variant | {"reset": "pool", "emitters": "default"}], "navix B": {"error": "E: no"}}
+    asked = []
+    monkeypatch.setattr(envs_babyai, "run_peer", lambda *args: asked.append(args) or answer)
+    own, pool, failed = envs_babyai.peer_rows("level", ["navix:A", "navix:B"], (8, 20, 5, 4, 1))
+    assert asked == [("peer_grids.py", "8", "20", "5", "4", "1", "navix:A", "navix:B")]
+    assert own.note == "no missions, no occlusion; a new world made for every row in every step; older loop emitters"
+    assert pool.note.endswith("our pool of resets around its step; XLA's defaults")
+    assert np.isnan(failed.median) and failed.note == "E: no"
+
+
+class Count(NamedTuple):
+    """A world that counts to its own limit."""
+
+    observation: jax.Array
+    limit: jax.Array
+    reward: jax.Array
+
+
+def counting() -> peer_grids.Level:
+    def reset(key):
+        return Count(jnp.int32(0), jax.random.randint(key, (), 2, 5), jnp.float32(0))
+
+    def step(now, action):
+        return Count(now.observation + 1, now.limit, jnp.float32(1))
+
+    def own(now, action):
+        after = step(now, action)
+        return jax.tree.map(lambda new, old: jnp.where(ended(after), new, old), reset(jax.random.key(0)), after)
+
+    ended = lambda now: now.observation >= now.limit  # noqa: E731
+    keep = lambda fresh, now: fresh._replace(reward=now.reward)  # noqa: E731
+    return peer_grids.Level(reset, step, ended, own, keep, 3)
+
+
+def test_a_pool_of_resets_replaces_the_rows_that_ended():
+    now = Count(jnp.array([4, 1, 3]), jnp.array([4, 4, 3]), jnp.array([1.0, 2.0, 3.0]))
+    pool = Count(jnp.array([0, 0]), jnp.array([2, 3]), jnp.array([9.0, 9.0]))
+    after = peer_grids.from_pool(counting(), pool, jnp.array([1, 0, 0]), now)
+    assert after.observation.tolist() == [0, 1, 0] and after.limit.tolist() == [3, 4, 2]
+    assert after.reward.tolist() == [1.0, 2.0, 3.0]  # kept, as the package's own reset would
+
+
+def test_a_peer_of_jax_is_measured_with_every_reset_and_both_emitters(monkeypatch):
+    monkeypatch.setattr(peer_grids, "LEVELS", {"toy": lambda id: counting()})
+    results = peer_grids.main(4, 6, 5, 2, 1, "toy:Count", "none:Count")
+    assert results["none Count"] == {"error": "KeyError: 'none'"}  # and the other level is still measured
+    variants = results["toy Count"]
+    assert [(v["reset"], v["emitters"]) for v in variants] == [
+        (reset, name) for reset in ("own", "pool") for name in peer_grids.emitters()
+    ]
+    assert all(len(v["samples"]) == 5 and min(v["samples"]) > 0 and v["compile_seconds"] > 0 for v in variants)
+    assert set(peer_grids.emitters()) == ({"default", "older"} if envs_babyai.compiler_options() else {"default"})
+
+
+def test_mujoco_rollout_repeats_the_physics_of_our_evaluations_to_the_bit():
+    env, env_params = envs_jax.make("InvertedPendulum-v5")
+    env_params = env_params.replace(max_steps=12)
+    params = np.float32([[0.4, 6.0, 0.6, 2.5, 0.0], [0.0, -40.0, 0.0, 0.0, 0.5]])
+    keys = jax.vmap(lambda key: episode_keys(key, 3))(jax.random.split(jax.random.key(0), 2))
+    recording = mujoco_rollout.record(env, env_params, params, keys, 12)
+    assert recording.lengths[:3].tolist() == [12] * 3 and max(recording.lengths[3:]) < 12  # it balances; it falls
+    replay = mujoco_rollout.Replay(env.physics, recording)
+    assert replay.steps == 2 * recording.lengths.sum()  # two time steps per step
+    replay()
+    replay.check(recording)
+    other = recording._replace(actions=recording.actions + np.float32(1e-6))
+    with pytest.raises(AssertionError):
+        mujoco_rollout.Replay(env.physics, other).check(recording)
