@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -37,16 +38,22 @@ class Candidates:
     """Number of words of each candidate, for scores per word; empty: unknown."""
 
     def __init__(self, sequences: Sequence[Sequence[int]], words: Sequence[int] = ()):
-        """**Raises:** `ValueError` if there is no candidate, one has no token, or `words` is not one positive number
-        for each."""
-        kept = tuple(tuple(int(t) for t in sequence) for sequence in sequences)
+        """**Raises:** `ValueError` if there is no candidate, one has no token, two are the same, or `words` is not one
+        positive number for each."""
+        kept = tuple(tuple(index(t) for t in sequence) for sequence in sequences)
         if not kept:
             raise ValueError("there are no candidates; at least 1 is needed")
+        first: dict[tuple[int, ...], int] = {}
         for i, sequence in enumerate(kept):
             if not sequence:
                 raise ValueError(f"candidate {i} is empty; each needs at least 1 token to have a probability")
             if min(sequence) < 0:
                 raise ValueError(f"candidate {i} holds the token {min(sequence)}; tokens are at least 0")
+            if (before := first.setdefault(sequence, i)) != i:
+                raise ValueError(
+                    f"candidates {before} and {i} are the same tokens, {list(sequence)}: a choice between them would "
+                    "count twice; leave one out, or take a tokenizer that tells them apart"
+                )
         if words and (len(words) != len(kept) or min(words) < 1):
             raise ValueError(f"words are {tuple(words)}; one number of at least 1 is needed for each of {len(kept)}")
         object.__setattr__(self, "sequences", kept)
@@ -54,7 +61,11 @@ class Candidates:
 
     @staticmethod
     def encode(tokenizer: Any, texts: Sequence[str]) -> Candidates:
-        """Candidates from strings, by a tokenizer's `encode(text) -> list[int]`. Words are separated by spaces."""
+        """Candidates from strings, by a tokenizer's `encode(text) -> list[int]`. Words are separated by spaces.
+
+        **Raises:** as the constructor, for a single string too."""
+        if isinstance(texts, str):
+            raise ValueError(f"the candidates are the string {texts!r}; a list of strings is needed")
         return Candidates([tokenizer.encode(text) for text in texts], [max(1, len(text.split())) for text in texts])
 
     def __len__(self) -> int:

@@ -18,7 +18,7 @@ from llmrl_jax.lm.cache import Branches, Cache
 from llmrl_jax.lm.model import AnyArray, Llama
 from llmrl_jax.lm.sampling import SamplingConfig, draw, log_prob, process
 from llmrl_jax.lm.stops import StopStrings
-from llmrl_jax.lm.tokens import Tokenizer
+from llmrl_jax.lm.tokens import Tokenizer, check_tokens
 
 
 class Finish(enum.IntEnum):
@@ -100,8 +100,9 @@ def generate(
     least 1; `key`, one of `jax.random.key`, folded with each row's number, or one per row; `config`; `stops`, strings
     that end a continuation; `rows`, the rows' numbers, by default their indices in the batch.
     **Returns:** `Generation`.
-    **Raises:** `ValueError`, before compiling, if prompt and continuation exceed the model's positions, a stop token is
-    not in the vocabulary, `stops` was built for another vocabulary, or key and rows do not fit the batch.
+    **Raises:** `ValueError`, before compiling, if prompt and continuation exceed the model's positions, a token of a
+    prompt or a stop token is not in the vocabulary, `stops` was built for another vocabulary, or key and rows do not
+    fit the batch.
     """
     fixed, traced, keys = _prepare(model, tokens, lengths, key, config, stops, rows)
     return _generate(model, fixed, variables, traced, stops, tokens, lengths, keys)
@@ -160,6 +161,7 @@ def _prepare(model, tokens, lengths, key, config, stops, rows) -> tuple[Sampling
         raise ValueError(f"lengths have shape {lengths.shape}; one for each of {batch} prompts is needed")
     if not isinstance(lengths, jax.core.Tracer) and not (1 <= np.min(lengths) and np.max(lengths) <= prompt):
         raise ValueError(f"lengths are {np.asarray(lengths)}; they must lie between 1 and the padded {prompt}")
+    check_tokens(tokens, lengths, vocab)
     if config.stop_tokens is None:
         eos = model.config.eos_token_id
         config = dataclasses.replace(config, stop_tokens=() if eos is None else (eos,))

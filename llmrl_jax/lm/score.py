@@ -18,6 +18,7 @@ from llmrl_jax.lm.candidates import Candidates
 from llmrl_jax.lm.config import LlamaConfig
 from llmrl_jax.lm.declare import projections
 from llmrl_jax.lm.model import AnyArray, Llama
+from llmrl_jax.lm.tokens import check_tokens
 
 
 Form = Literal["auto", "tree", "branches", "naive"]
@@ -53,17 +54,21 @@ class Scores:
     """The final hidden state of the last prompt token, for a value head."""
 
 
-def _check(model: Llama, prompt: int, prefix: int, candidates: Candidates) -> None:
-    config = model.config
-    longest = prefix + prompt + candidates.width
+def _check(model: Llama, tokens: Any, lengths: Any, prefix: Sequence[int], candidates: Candidates) -> None:
+    config, prompt = model.config, len(prefix) + tokens.shape[1]
+    longest = prompt + candidates.width
     if longest > config.max_position_embeddings:
         raise ValueError(
-            f"a prompt of {prefix + prompt} tokens and a candidate of {candidates.width} need {longest} positions; "
+            f"a prompt of {prompt} tokens and a candidate of {candidates.width} need {longest} positions; "
             f"the model has {config.max_position_embeddings} (max_position_embeddings)"
         )
     top = int(candidates.tokens.max())
     if top >= config.vocab_size:
         raise ValueError(f"a candidate holds the token {top}; the model's vocabulary ends at {config.vocab_size - 1}")
+    check_tokens(tokens, lengths, config.vocab_size)
+    for token in prefix:
+        if not 0 <= token < config.vocab_size:
+            raise ValueError(f"the prefix holds the token {token}; the vocabulary is 0 to {config.vocab_size - 1}")
 
 
 def costs(config: LlamaConfig, prompt: int, candidates: Candidates, prefix: int = 0) -> dict[str, float]:
@@ -154,10 +159,10 @@ def score(
     width, so that the work depends on the mean length instead of the longest; each width is compiled separately.
     Sorting moves rows between the devices of a mesh: do not use it there.
     **Returns:** `Scores`.
-    **Raises:** `ValueError` if prompt and candidate exceed the model's positions, or `rows` or `widths` do not fit the
-    batch.
+    **Raises:** `ValueError` if prompt and candidate exceed the model's positions, a token is not in its vocabulary, or
+    `rows` or `widths` do not fit the batch.
     """
-    _check(model, tokens.shape[1], len(prefix), candidates)
+    _check(model, tokens, lengths, prefix, candidates)
     batch = tokens.shape[0]
     if mask is not None:
         if mask.shape != (batch, len(candidates)):
@@ -282,7 +287,7 @@ def score_naive(
     prefix: Sequence[int] = (),
 ) -> Scores:
     """The same as `score`, with a full pass for every candidate: the reference implementation for its tests."""
-    _check(model, tokens.shape[1], len(prefix), candidates)
+    _check(model, tokens, lengths, prefix, candidates)
     batch, width = tokens.shape[0], candidates.width
     tokens, lengths = _behind(prefix, tokens, lengths)
     place = lengths[:, None] + np.arange(width)

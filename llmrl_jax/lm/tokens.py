@@ -18,6 +18,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsInt
 
+import jax
+import numpy as np
+
 from envs_jax.text import Tokenizer
 from llmrl_jax.lm.tensors import read_json
 
@@ -134,6 +137,24 @@ def _not_unicode(text: Any) -> Exception:
         f"a text holds {text[at]!r} at character {at}, half of a surrogate pair, which is no character: remove it, or "
         "decode the text again from its bytes"
     )
+
+
+def check_tokens(tokens: Any, lengths: Any, vocab_size: int) -> None:
+    """**Raises** `ValueError` for a prompt with a token that the model does not have, for which an embedding would be
+    made up. Padding may be any number. Traced arrays, and arrays of several processes, are not checked.
+
+    **Arguments:** `tokens`, `[B, S]`; `lengths`, `[B]`.
+    """
+    if any(isinstance(x, jax.core.Tracer) or not getattr(x, "is_fully_addressable", True) for x in (tokens, lengths)):
+        return
+    found = np.asarray(tokens)
+    wrong = (np.arange(found.shape[1]) < np.asarray(lengths)[:, None]) & ((found < 0) | (found >= vocab_size))
+    if wrong.any():
+        row, place = np.argwhere(wrong)[0]
+        raise ValueError(
+            f"prompt {row} holds the token {found[row, place]} at place {place}; the model's vocabulary is 0 to "
+            f"{vocab_size - 1}: encode the text with the model's own tokenizer"
+        )
 
 
 class WordTokenizer(FastTokenizer):

@@ -210,7 +210,8 @@ def _grpo(s: Setting) -> tuple[Any, dict[str, Any]]:
 def _score(s: Setting) -> tuple[Any, dict[str, Any]]:
     c = s.config
     vocab = s.model.config.vocab_size
-    table = [[(i * c.candidate_tokens + j) % vocab for j in range(c.candidate_tokens)] for i in range(c.candidates)]
+    # distinct, and without common prefixes as long as there are first tokens
+    table = [[i // vocab**j % vocab for j in range(c.candidate_tokens)] for i in range(c.candidates)]
     candidates = lm.Candidates(table)
     optimizer = optax.adam(1e-6)
     params = s.variables[s.trained]

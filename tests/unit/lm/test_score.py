@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llmrl_jax.lm import Candidates, Llama, LlamaConfig, LoRAConfig, score, score_naive
+from llmrl_jax.lm import Candidates, Llama, LlamaConfig, LoRAConfig, WordTokenizer, score, score_naive
 from llmrl_jax.lm.score import MASKED, choose_form, costs
 from tests.lm_random import random_variables
 
@@ -44,6 +44,16 @@ def test_empty_candidates_are_refused():
         Candidates([[1], []])
     with pytest.raises(ValueError, match="no candidates"):
         Candidates([])
+
+
+def test_candidates_that_are_no_distinct_tokens_are_refused():
+    with pytest.raises(ValueError, match=r"candidates 1 and 3 are the same tokens, \[3, 4\]: .* leave one out"):
+        Candidates([[3], [3, 4], [4], [3, 4]])
+    words = WordTokenizer.from_texts(["go left"], spare=1)
+    with pytest.raises(ValueError, match="candidates 0 and 2 are the same tokens, .* tells them apart"):
+        Candidates.encode(words, ["sing", "go", "dance"])  # both words hash to the only spare token
+    with pytest.raises(ValueError, match="the string 'go left'; a list of strings"):
+        Candidates.encode(words, "go left")
 
 
 def test_one_row_by_the_definition(variables, scores):
@@ -102,7 +112,7 @@ def test_the_form_is_the_one_that_costs_least():
     # 3 tokens seeing 3, then 2 tokens seeing 3 + 2; three predictions
     assert found["branches"] == 2 * (5 * matrices + (9 + 10) * 32) + 3 * 16 * 30
     assert found["naive"] == 2 * (2 * (5 * matrices + 25 * 32) + 2 * 16 * 30)
-    many = Candidates(np.random.default_rng(0).integers(0, 30, (3000, 3)).tolist())
+    many = Candidates([[i % 30, i // 30 % 30, i // 900] for i in range(3000)])
     assert choose_form(CONFIG, 3, two) == "tree"
     assert choose_form(CONFIG, 3, many) == "branches", "three thousand candidates must not attend to one another"
     # nothing shared: branches multiplies a little less, but each of its multiplications takes longer
@@ -207,3 +217,9 @@ def test_a_prompt_that_does_not_fit_is_refused(variables):
         score(MODEL, variables, long, np.array([28]), CANDIDATES, PREFIX)
     with pytest.raises(ValueError, match="the token 30"):
         score(MODEL, variables, TOKENS, LENGTHS, Candidates([[30]]))
+    wrong = np.array(TOKENS)
+    wrong[2, 0] = 30
+    with pytest.raises(ValueError, match="prompt 2 holds the token 30 at place 0; the model's vocabulary is 0 to 29"):
+        score(MODEL, variables, wrong, LENGTHS, CANDIDATES)
+    with pytest.raises(ValueError, match="the prefix holds the token -1"):
+        score(MODEL, variables, TOKENS, LENGTHS, CANDIDATES, (3, -1))
