@@ -211,6 +211,10 @@ class BabyAI(Environment[State, Params]):
         return letters(state)
 
 
+SHARED = ("describe", "language", "done_actions", "actions", "compat")
+"""Options that every level takes."""
+
+
 def make(
     level: str,
     text: bool = False,
@@ -241,8 +245,8 @@ def make(
     quirky = accepted.pop("compat", None) is not None
     for name, value in options.items():
         if name not in accepted:
-            takes = ", ".join(accepted) or "no option"
-            raise TypeError(f"{level} has no option {name!r}{nearest(name, list(accepted))} (it takes {takes})")
+            takes = [*accepted, *SHARED]
+            raise TypeError(f"{level} has no option {name!r}{nearest(name, takes)} (it takes {', '.join(takes)})")
         kind = type(accepted[name].default)
         if type(value) is not kind:
             wanted = {int: "a whole number", bool: "true or false", str: "a word"}[kind]

@@ -18,6 +18,7 @@ from flax import struct
 import envs_jax
 from envs_jax import spaces
 from envs_jax.bridges.arrays import narrow
+from envs_jax.checks import nearest
 from envs_jax.env import Environment
 
 
@@ -175,6 +176,9 @@ def from_gymnax(name: str, **options: Any) -> tuple[FromGymnax, Any]:
 
     **Returns:** `(env, params)`, as `envs_jax.make` does.
     """
+    known = sorted(_gymnax().registered_envs)
+    if name not in known:
+        raise KeyError(f"gymnax has no environment {name!r}{nearest(name, known)} (it has {', '.join(known)})")
     env, params = _gymnax().make(name, **options)
     return FromGymnax(env), params
 

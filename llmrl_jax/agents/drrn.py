@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from envs_jax.actions import mask_of
 from envs_jax.text import TokenTable
-from llmrl_jax.core.checks import fields_at_least
+from llmrl_jax.core.checks import WIDTH, fields_in
 from llmrl_jax.rl.distributions import Categorical
 from llmrl_jax.rl.dqn_config import DQNConfig
 from llmrl_jax.rl.layers import GRU, linear
@@ -35,7 +35,7 @@ class DRRNConfig:
     """Width of both GRUs and of the MLP's hidden layer."""
 
     def __post_init__(self):
-        fields_at_least(self, 1, "embedding_dim", "hidden_dim", prefix="drrn.")
+        fields_in(self, WIDTH, "embedding_dim", "hidden_dim", prefix="drrn.")
 
 
 DRRN_DQN = DQNConfig(

@@ -17,7 +17,8 @@ import numpy as np
 import envs_jax
 from envs_jax.env import Environment, Wrapper
 from envs_jax.spaces import Discrete
-from llmrl_jax.core.checks import nearest
+from llmrl_jax.core.checks import at_least, check_seed, nearest
+from llmrl_jax.core.files import check_writable
 from llmrl_jax.run.report.media import write_gif
 
 
@@ -128,6 +129,8 @@ class Game:
         the screen is redrawn at each step, and an ended episode stays visible until a key is pressed.
 
         **Raises:** `ValueError` if the actions are not discrete, or a picture is requested of a world without one."""
+        check_seed("seed", seed)
+        at_least("max_steps", max_steps, 0)
         self.env, self.params = envs_jax.make(id)
         space = self.env.action_space(self.params)
         if not isinstance(space, Discrete):
@@ -136,6 +139,8 @@ class Game:
             raise ValueError(f"{id} has no picture: leave out --gif, and --picture or set it to off")
         if gif and gif.suffix != ".gif":
             raise ValueError(f"the moving picture is called {str(gif)!r}; a name that ends in .gif is needed")
+        if gif:
+            check_writable(gif, "--gif")
         self.names, self.picture, self.max_steps, self.live = self.env.action_names, picture, max_steps, live
         own = dict(self.env.keys)
         letters = {key: action for key, action in own.items() if key not in MEANINGS}

@@ -15,8 +15,8 @@ from envs_jax.checks import above, at_least, between, fields_at_least, nearest
 
 
 __all__ = [
-    "above", "at_least", "between", "check_seed", "fields_at_least", "fields_in", "nearest", "option", "refuse_nan",
-    "refuse_unread",
+    "COUNT", "EPOCHS", "STEPS", "WIDTH", "above", "at_least", "between", "check_seed", "fields_at_least", "fields_in",
+    "in_interval", "nearest", "option", "refuse_nan", "refuse_unread",
 ]  # fmt: skip
 
 MAX_SEED = 2**32 - 1
@@ -32,6 +32,10 @@ def check_seed(name: str, seed: int) -> None:
 
 COUNT = "[1, 2147483647]"
 """Interval of what is counted in int32: rows, steps, updates."""
+STEPS = "[1, 1000000000000]"
+"""Interval of environment steps in all, which become a number of updates."""
+EPOCHS = "(0, 1000000]"
+"""Interval of passes over data."""
 WIDTH = "[1, 1048576]"
 """Interval of a layer's width: above it, the size of a matrix overflows, and the compiler ends the process."""
 
@@ -54,15 +58,19 @@ def fields_in(config: Any, interval: str, *names: str, prefix: str = "", remedy:
     `prefix`, before the name of each in the message; `remedy`, what else the user can do, without a full stop.
     **Raises:** `ValueError`, "ppo.gamma is 2.0; from 0 to 1 is needed".
     """
-    low, high, open_low, open_high = _ends(interval)
     for name in names:
-        value = getattr(config, name)
-        if value == high == math.inf and not open_high:
-            continue
-        if high == math.inf or high >= 2**20 and not low <= value:  # a bound for safety is no news for a small value
-            (above if open_low else at_least)(prefix + name, value, low, remedy=remedy)
-        else:
-            between(prefix + name, value, low, high, above=open_low, below=open_high, remedy=remedy)
+        in_interval(prefix + name, getattr(config, name), interval, remedy=remedy)
+
+
+def in_interval(name: str, value: float, interval: str, *, remedy: str = "") -> None:
+    """Check that a number lies in an interval; see `fields_in`."""
+    low, high, open_low, open_high = _ends(interval)
+    if value == high == math.inf and not open_high:
+        return
+    if high == math.inf or high >= 2**20 and not low <= value:  # a bound for safety is no news for a small value
+        (above if open_low else at_least)(name, value, low, remedy=remedy)
+    else:
+        between(name, value, low, high, above=open_low, below=open_high, remedy=remedy)
 
 
 def refuse_nan(config: Any, prefix: str = "") -> None:

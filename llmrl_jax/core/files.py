@@ -9,16 +9,28 @@ the next write of the same file or folder on that machine.
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import re
 import shutil
 import socket
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 
 _numbers = itertools.count()
+_LACK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+"""Errors of a disk that is full, a quota or a limit that is reached, and a disk that turned read-only."""
+
+
+def lack_of_space(error: BaseException) -> str:
+    """What an error says about a disk that takes no more, with the remedy; empty for any other error."""
+    if not isinstance(error, OSError) or error.errno not in _LACK:
+        return ""
+    what = f"{error.filename} could not be written" if error.filename else "a file could not be written"
+    return f"{what} ({error.strerror}): free some space; --run.resume continues a run from what was written"
 
 
 def write_whole(path: str | Path, content: str | bytes) -> None:
@@ -28,6 +40,29 @@ def write_whole(path: str | Path, content: str | bytes) -> None:
     """
     with new_draft(path) as draft:
         draft.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def check_writable(path: str | Path, name: str, *, folder: bool = False) -> None:
+    """Check, before long work, that a file or folder can be written; nothing is created.
+
+    **Arguments:** `path`; folders above it may be missing; `name`, the option that names it, for the message;
+    `folder`, whether it is a folder.
+    **Raises:** `NotADirectoryError`, `IsADirectoryError` or `PermissionError`, naming the option and the path.
+    """
+    path = Path(path).expanduser()
+    if path.is_dir() and not folder:
+        raise IsADirectoryError(f"{name} is {path}, which is a folder; the path of a file is needed")
+    there = path if folder else path.parent
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    if not there.is_dir():
+        raise NotADirectoryError(f"{name} is {path}, but {there} is a file; choose another path")
+    try:
+        tempfile.TemporaryFile(dir=there).close()
+    except OSError as error:
+        raise PermissionError(
+            f"{name} is {path}, but nothing can be written in {there} ({error.strerror}); choose another path"
+        ) from None
 
 
 @contextlib.contextmanager
@@ -45,8 +80,10 @@ def new_draft(path: str | Path) -> Iterator[Path]:
         yield draft
         _sync(draft)
         draft.replace(path)
-    except BaseException:
+    except BaseException as error:
         draft.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename in (None, str(draft)):
+            error.filename = str(path)  # a write does not name its file, and the draft is gone
         raise
     _sync(path.parent)
 
@@ -103,10 +140,14 @@ def append_line(path: str | Path, line: str) -> None:
     """
     path = Path(path)
     new = not path.exists()
-    with path.open("a", encoding="utf-8") as file:
-        file.write(line + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        error.filename = str(path)
+        raise
     if new:
         _sync(path.parent)
 

@@ -17,6 +17,8 @@ from safetensors import SafetensorError, safe_open
 
 DTYPES: dict[str, Any] = {"F32": jnp.float32, "BF16": jnp.bfloat16, "F16": jnp.float16}
 """The supported dtypes by their names in the format."""
+_EXPONENT = {"F32": np.uint32(0x7F800000), "BF16": np.uint16(0x7F80), "F16": np.uint16(0x7C00)}
+"""The bits of the exponent, all of which are set in NaN and the infinities only."""
 _NAMES = {jnp.dtype(dtype).name: name for name, dtype in DTYPES.items()}
 _BLOCK = 4 << 20
 """Bytes per read."""
@@ -73,6 +75,13 @@ def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     (the heap would keep them), and is aligned, so that a CPU device uses it without a copy."""
     nbytes = math.prod(shape) * jnp.dtype(dtype).itemsize
     return np.ndarray(shape, dtype, mmap.mmap(-1, nbytes)) if nbytes >= _PAGES else np.empty(shape, dtype)
+
+
+def all_finite(array: np.ndarray, kind: str) -> bool:
+    """Whether every value is a finite number. **Arguments:** `kind`, the dtype's name in the format."""
+    mask = _EXPONENT[kind]
+    bits = array.reshape(-1).view(mask.dtype)
+    return not bits.size or int(np.max(bits & mask)) != int(mask)
 
 
 class TensorFile:
@@ -138,6 +147,11 @@ class TensorFile:
                 if not got:
                     raise ValueError(f"{self.path} was cut short while {name} was read from it; copy it again")
                 raw, at = raw[got:], at + got
+            if not all_finite(block, kind):
+                raise ValueError(
+                    f"{self.path}: the tensor {name} has values that are NaN or infinite, so nothing that this model "
+                    "computes is a number: copy or download it again"
+                )
             if not direct:
                 part[...] = block
 

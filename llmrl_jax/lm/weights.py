@@ -72,12 +72,16 @@ def end_tokens(folder: str | Path, tokenizer: Tokenizer) -> tuple[int, ...]:
 def locate(path_or_id: str | Path, *, revision: str | None = None) -> Path:
     """The folder of a model: a local one, or a hub id's snapshot, from the local cache or else downloaded.
 
-    **Raises:** `FileNotFoundError` if there is neither, with the attempts made.
+    **Raises:** `FileNotFoundError` if there is neither, with the attempts made; `ValueError` for an empty name.
     """
+    name = str(path_or_id)
+    if not name.strip():
+        raise ValueError("the model's name is empty; give a folder, or a Hugging Face hub id")
     path = Path(path_or_id).expanduser()
     if path.is_dir():
         return path
-    name = str(path_or_id)
+    if path.is_file():
+        raise FileNotFoundError(f"{name} is a file; give the folder of the model, or a Hugging Face hub id")
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
         raise FileNotFoundError(f"no model folder {name!r} (a hub id is spelled OWNER/NAME)")
     from huggingface_hub import snapshot_download

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrl_jax.chat import Budget, Budgeted, Cached, CacheMode, ChatModel, OpenAIChat, Recorder, ServerConfig, Spent
+from llmrl_jax.core.checks import COUNT, fields_in
 from llmrl_jax.core.config import FREE
 
 
@@ -56,6 +57,12 @@ class ChatConfig:
     """Cost in US dollars after which the run stops, including that before a resume; 0: no limit. Needs a model with a
     known price."""
 
+    def __post_init__(self):
+        fields_in(self, "(-inf, inf)", "temperature", prefix="chat.")
+        fields_in(self, COUNT, "max_tokens", prefix="chat.")
+        fields_in(self, "[1, 1024]", "concurrency", prefix="chat.")
+        fields_in(self, "[0, inf)", "max_calls", "max_usd", prefix="chat.")
+
     @property
     def sampling(self) -> dict[str, Any]:
         """The fields of a `ChatRequest` that these options set."""
@@ -80,7 +87,7 @@ class ChatConfig:
         if self.template and not self.model.startswith(LOCAL):
             raise ValueError(f"--chat.template is for a local: model, not {self.model!r}; a server has its own")
         if self.token_limit not in ("max_tokens", "max_completion_tokens"):
-            raise ValueError(f"token_limit is {self.token_limit!r}; it is max_tokens or max_completion_tokens")
+            raise ValueError(f"chat.token_limit is {self.token_limit!r}; it is max_tokens or max_completion_tokens")
 
 
 def _nothing() -> None:

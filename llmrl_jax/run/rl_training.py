@@ -17,7 +17,7 @@ from envs_jax.env import Environment
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.agents.evaluate import Episodes, make_evaluator
 from llmrl_jax.core import config as configs
-from llmrl_jax.core.checks import at_least
+from llmrl_jax.core.checks import COUNT, STEPS, fields_in
 from llmrl_jax.core.config import FREE
 from llmrl_jax.parallel import make_mesh
 from llmrl_jax.rl.learner import Learner
@@ -54,8 +54,8 @@ class RLRun:
     run: RunConfig = field(default_factory=lambda: RunConfig(log_every=10, checkpoint_every=200))
 
     def __post_init__(self):
-        at_least("steps", self.steps, 1)
-        at_least("eval_episodes", self.eval_episodes, 1)
+        fields_in(self, STEPS, "steps")
+        fields_in(self, COUNT, "eval_episodes")
 
     @property
     def hyper(self) -> Any:

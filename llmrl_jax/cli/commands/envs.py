@@ -11,12 +11,15 @@ from typing import Annotated, Any, Literal
 import tyro
 
 
-def list_ids(filter: Annotated[str, tyro.conf.Positional] = "", show: Literal["about", "ids"] = "about") -> None:
+def list_ids(
+    filter: Annotated[str, tyro.conf.Positional] = "", show: Literal["about", "ids"] = "about", json: bool = False
+) -> None:
     """List the worlds by family, with a line about each.
 
     Args:
         filter: Substring of the ids to list, case-insensitive; empty: all.
         show: What to print: about (families and descriptions), or ids (only ids, one per line, for scripts).
+        json: Print id, family and description of each as JSON.
     """
     import envs_jax
 
@@ -26,6 +29,12 @@ def list_ids(filter: Annotated[str, tyro.conf.Positional] = "", show: Literal["a
         from llmrl_jax.core.checks import nearest
 
         raise ValueError(f"no id contains {filter!r}{nearest(filter, known)}; {len(known)} are registered")
+    if json:
+        from llmrl_jax.run.report import as_json
+
+        specs = map(envs_jax.spec, matching)
+        print(as_json.text([{"id": s.id, "family": s.family, "about": s.about} for s in specs]))
+        return
     if show == "ids":
         print("\n".join(matching))
         return
@@ -55,8 +64,10 @@ def show(id: tyro.conf.Positional[str], seed: int = 0) -> None:
     import jax
 
     import envs_jax
+    from llmrl_jax.core.checks import check_seed
     from llmrl_jax.run import leaves as trees
 
+    check_seed("seed", seed)
     env, params = envs_jax.make(id)
     obs, _ = jax.jit(env.reset)(jax.random.key(seed), params)
     print(f"{env.id}\n\nobservation space:")
@@ -130,10 +141,17 @@ def demos(
     import envs_jax
     from llmrl_jax.agents.babyai_demonstrations import babyai_steps, text_id, write_demos
     from llmrl_jax.agents.demonstrations import play_episodes
+    from llmrl_jax.core.checks import COUNT, check_seed, in_interval
+    from llmrl_jax.core.files import check_writable
     from llmrl_jax.run import info
     from llmrl_jax.systems.glam.agents import make_agent
     from llmrl_jax.systems.glam.config import GlamConfig
 
+    check_seed("seed", seed)
+    for name, value in (("episodes", episodes), ("batch", batch)):
+        in_interval(name, value, COUNT)
+    if out.suffix == ".parquet":
+        check_writable(out, "--out")
     level = text_id(id)
     world: Any = envs_jax.make(level)[0]
     bot = make_agent(GlamConfig(agent="bot", env=level, num_actions=len(world.action_names), reward_scale=1.0))

@@ -81,11 +81,15 @@ def generate(
 
     from llmrl_jax import lm
     from llmrl_jax.core.activity import doing
+    from llmrl_jax.core.checks import at_least, check_seed
     from llmrl_jax.lm.peft import load_adapter
     from llmrl_jax.lm.tokens import load_tokenizer
     from llmrl_jax.tuning import ChatTemplate
 
+    check_seed("seed", seed)
+    at_least("max_new_tokens", max_new_tokens, 1)
     folder = lm.locate(model)
+    shape = lm.read_config(folder)
     tokenizer = load_tokenizer(folder)
     if chat:
         template = ChatTemplate.load(folder)
@@ -96,10 +100,13 @@ def generate(
         tokens = tokenizer.encode_start(prompt)
     if not tokens:
         raise ValueError("the prompt is empty, and the tokenizer has no beginning-of-sequence token to start from")
-    llama, variables = lm.load(folder, quantize=None if quantize == "none" else quantize)
-    if adapter:
-        llama, variables = load_adapter(adapter, llama, variables)
-    stops = lm.StopStrings.build(tokenizer, stop, llama.config.vocab_size) if stop else None
+    room = shape.max_position_embeddings - len(tokens)
+    if max_new_tokens > room:
+        raise ValueError(
+            f"the prompt has {len(tokens)} tokens and max_new_tokens is {max_new_tokens}; the model has "
+            f"{shape.max_position_embeddings} positions: ask for at most {max(room, 0)} new tokens"
+        )
+    stops = lm.StopStrings.build(tokenizer, stop, shape.vocab_size) if stop else None
     config = lm.SamplingConfig(
         max_new_tokens=max_new_tokens,
         temperature=temperature,
@@ -110,6 +117,9 @@ def generate(
         samples=samples,
         stop_tokens=lm.end_tokens(folder, tokenizer),
     )
+    llama, variables = lm.load(folder, quantize=None if quantize == "none" else quantize)
+    if adapter:
+        llama, variables = load_adapter(adapter, llama, variables)
     rows, lengths = jax.numpy.asarray([tokens]), jax.numpy.asarray([len(tokens)])
     with doing("compiling and reading the prompt", max_new_tokens, "tokens") as activity:
         for result in lm.stream(llama, variables, rows, lengths, jax.random.key(seed), config, stops=stops):

@@ -23,7 +23,7 @@ def knobs(config: FitConfig) -> Iterator[tuple[str, FitConfig]]:
             yield f"--head-chunk {chunk}", replace(config, head_chunk=chunk)
     rows = config.batch_size * (max(2, config.samples) if config.workload == "grpo" else 1)
     part, ways = rows // config.microbatches, spec.data * spec.fsdp
-    if config.workload in ("sft", "grpo") and part // ways > 1:
+    if config.workload in ("sft", "grpo") and part // ways > 1 and rows % ways == 0:
         parts = rows // ways  # leaves one row per device
         yield f"--microbatches {parts}", replace(config, microbatches=parts)
     elif config.batch_size // ways > 1 and config.batch_size % (2 * ways) == 0:

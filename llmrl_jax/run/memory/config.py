@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from llmrl_jax import lm
-from llmrl_jax.core.checks import fields_at_least
+from llmrl_jax.core.checks import COUNT, fields_in
 from llmrl_jax.run.memory.sizes import parse_bytes
 
 
 @dataclass(frozen=True)
 class FitConfig:
     """The workload and its devices."""
+
+    KIND: ClassVar[str] = "lm fit"
 
     model: str
     """A model folder, its config.json, or a Hugging Face hub id. No weights are read."""
@@ -59,13 +61,28 @@ class FitConfig:
     """If the workload does not fit: compile again with each option that saves memory, and print those that help."""
 
     def __post_init__(self):
-        fields_at_least(self, 1, "batch_size", "length", "new_tokens", "samples", "candidates", "candidate_tokens")
-        fields_at_least(self, 1, "microbatches")
-        fields_at_least(self, 0, "rows", "devices", "head_chunk")
+        fields_in(self, COUNT, "batch_size", "length", "new_tokens", "samples", "candidates", "candidate_tokens")
+        fields_in(self, COUNT, "microbatches")
+        fields_in(self, "[0, 2147483647]", "rows", "head_chunk")
+        fields_in(self, "[0, 4096]", "devices")
+        self._check_parts()
         if self.quantize != "none" and self.trains and self.tune == "full":
             raise ValueError(f"quantize {self.quantize} needs a frozen base: choose --tune lora")
         if self.memory:
             parse_bytes(self.memory)
+
+    def _check_parts(self) -> None:
+        """**Raises:** `ValueError` for a step that `microbatches` or `head_chunk` does not divide."""
+        rows, what = self.batch_size, f"batch_size {self.batch_size}"
+        if self.workload == "grpo":
+            group = max(2, self.samples)
+            rows, what = rows * group, f"{what} x {group} samples = {rows * group}"
+        if self.workload in ("sft", "grpo") and rows % self.microbatches:
+            raise ValueError(f"microbatches is {self.microbatches}; it must divide {what}")
+        if self.workload in ("sft", "grpo") and self.head_chunk:
+            what, size = ("length", self.length) if self.workload == "sft" else ("new_tokens", self.new_tokens)
+            if size % self.head_chunk:
+                raise ValueError(f"head_chunk is {self.head_chunk}; it must divide {what}, {size}")
 
     @property
     def trains(self) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from llmrl_jax import lm
-from llmrl_jax.core.checks import above, at_least, fields_at_least
+from llmrl_jax.core.checks import COUNT, EPOCHS, fields_in
 from llmrl_jax.core.config import FREE
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.tuning import GRPOConfig, SFTConfig
@@ -67,8 +67,8 @@ class TuneConfig(Tuned):
 
     def __post_init__(self):
         super().__post_init__()
-        above("epochs", self.epochs, 0)
-        at_least("length", self.length, 1)
+        fields_in(self, EPOCHS, "epochs")
+        fields_in(self, COUNT, "length")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,4 +96,4 @@ class GrpoRun(Tuned):
 
     def __post_init__(self):
         super().__post_init__()
-        fields_at_least(self, 1, "updates", "max_prompt")
+        fields_in(self, COUNT, "updates", "max_prompt")

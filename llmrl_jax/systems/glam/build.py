@@ -155,8 +155,8 @@ def _given_model(
     config: GlamConfig, template: GlamPrompt, mesh: jax.sharding.Mesh | None
 ) -> tuple[Tokenizer, CompiledPrompt, lm.Llama, Base]:
     """The model of a folder or hub id, with weights according to `config.init`."""
-    tokenizer = load_tokenizer(config.model)
     sizes = lm.read_config(config.model)
+    tokenizer = load_tokenizer(lm.locate(config.model))
     room = sizes.max_position_embeddings - longest_answer(tokenizer, template)
     limit = min(config.max_prompt or room, room)
     compiled = template.compile(tokenizer, limit, heal=config.candidate_space == "healed")

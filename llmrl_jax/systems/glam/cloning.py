@@ -21,7 +21,7 @@ from envs_jax.babyai.text.english import MISSION_LENGTH
 from envs_jax.text import Phrasebook
 from llmrl_jax.agents.babyai_demonstrations import Demonstration, DemosError, read_demos, text_id
 from llmrl_jax.agents.language import ScoringPolicy
-from llmrl_jax.core.checks import above, at_least, between, nearest, refuse_unread
+from llmrl_jax.core.checks import COUNT, EPOCHS, fields_in, nearest, refuse_unread
 from llmrl_jax.systems.glam.build import Glam
 from llmrl_jax.systems.glam.config import EMBEDDED, GlamConfig
 from llmrl_jax.systems.glam.presets import DEMO, GLAM
@@ -58,10 +58,10 @@ class CloningConfig:
         return math.ceil(self.pairs / (1 - self.held_out))
 
     def __post_init__(self):
-        at_least("pairs", self.pairs, 1)
-        between("held_out", self.held_out, 0, 1, below=True)
-        above("epochs", self.epochs, 0)
-        at_least("length", self.length, 0)
+        fields_in(self, COUNT, "pairs")
+        fields_in(self, "[0, 1)", "held_out")
+        fields_in(self, EPOCHS, "epochs")
+        fields_in(self, "[0, 2147483647]", "length")
 
 
 PUBLISHED = CloningConfig(

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from llmrl_jax.agents.drrn import DRRN_DQN, DRRNConfig
 from llmrl_jax.agents.language import Scoring
-from llmrl_jax.core.checks import fields_at_least, refuse_unread
+from llmrl_jax.core.checks import COUNT, WIDTH, fields_in, refuse_unread
 from llmrl_jax.core.config import to_json
 from llmrl_jax.lm import LoRAConfig
 from llmrl_jax.rl.dqn_config import DQNConfig
@@ -39,7 +39,7 @@ class EmbeddedConfig:
     layers: int = 2
     """Number of transformer layers."""
     heads: int = 4
-    """Number of attention heads; must divide `hidden_size`."""
+    """Number of attention heads; twice this number must divide `hidden_size`."""
     intermediate_size: int = 128
     """Width of the gated feed-forward layer."""
     spare_words: int = 0
@@ -47,11 +47,13 @@ class EmbeddedConfig:
     words are an error."""
 
     def __post_init__(self):
-        fields_at_least(self, 1, "hidden_size", "layers", "heads", "intermediate_size", prefix="embedded.")
-        fields_at_least(self, 0, "spare_words", prefix="embedded.")
-        if self.hidden_size % self.heads:
+        fields_in(self, WIDTH, "hidden_size", "heads", "intermediate_size", prefix="embedded.")
+        fields_in(self, "[1, 1000]", "layers", prefix="embedded.")
+        fields_in(self, "[0, 1048576]", "spare_words", prefix="embedded.")
+        if self.hidden_size % (2 * self.heads):
             raise ValueError(
-                f"embedded.hidden_size is {self.hidden_size}; a multiple of embedded.heads ({self.heads}) is needed"
+                f"embedded.hidden_size is {self.hidden_size}; a multiple of twice embedded.heads ({self.heads}) is "
+                "needed, since rotary positions turn pairs"
             )
 
 
@@ -146,8 +148,12 @@ class GlamConfig:
     """The learner of the agent `drrn`."""
 
     def __post_init__(self):
-        fields_at_least(self, 1, "num_actions", "history", "value_width", "score_widths")
-        fields_at_least(self, 0, "max_prompt", "score_rows", "competence_coef")
+        fields_in(self, COUNT, "num_actions", "history")
+        fields_in(self, WIDTH, "value_width")
+        fields_in(self, "[1, 64]", "score_widths")
+        fields_in(self, "[0, 2147483647]", "max_prompt", "score_rows")
+        fields_in(self, "[0, inf)", "competence_coef")
+        fields_in(self, "(0, inf)", "reward_scale")
         self.check_widths(meshed=bool(self.mesh))
         if self.quantize != "none" and self.tune == "full":
             raise ValueError(

@@ -137,16 +137,20 @@ def write_log(folder: str | Path, reward_scale: float) -> Path:
     empty: deviations, minima and maxima; means if no episode ended. There is no bonus: 0.
 
     **Arguments:** `folder`, the run's; `reward_scale`, ratio of the learner's reward to the environment's.
-    **Returns:** the file. **Raises:** `FileNotFoundError` if the run has no metrics.
+    **Returns:** the file. **Raises:** `FileNotFoundError` if the run has no metrics; `ValueError` if they have no line
+    of training.
     """
     source, path = Path(folder) / "metrics.jsonl", Path(folder) / "log.csv"
     if not source.exists():
         raise FileNotFoundError(f"there are no metrics in {folder}: it has no metrics.jsonl")
+    lines = [line for line in sinks.read(source) if line["kind"] == "train"]
+    if not lines:
+        raise ValueError(f"{source} has no line of training yet, so there is nothing to export")
     episodes = 0
     with new_draft(path) as draft, draft.open("w", newline="") as file:
         writer = csv.DictWriter(file, LOG_COLUMNS, restval="")
         writer.writeheader()
-        for line in (line for line in sinks.read(source) if line["kind"] == "train"):
+        for line in lines:
             episodes += int(line.get(sinks.COUNT, 0))
             row = {
                 "update": line["update"],

@@ -14,9 +14,11 @@ from llmrl_jax.agents.evaluate import Episodes, make_evaluator
 from llmrl_jax.agents.recording import record_episode
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.activity import doing
+from llmrl_jax.core.checks import at_least
 from llmrl_jax.run.checkpoint import Checkpoints
 from llmrl_jax.run.report import statistics as stats
 from llmrl_jax.run.report.episode import write_episode
+from llmrl_jax.run.resumption import saved_updates
 from llmrl_jax.systems.glam.agents import make_agent
 from llmrl_jax.systems.glam.settings import TrainConfig
 
@@ -60,8 +62,7 @@ def evaluation(agent: Agent, episodes: int) -> Callable[..., dict[str, float]]:
 
 
 def updates_of(learner: Any, steps: int) -> int:
-    if steps < 1:
-        raise ValueError(f"steps is {steps}; at least 1 is needed")
+    at_least("steps", steps, 1)
     return -(-steps // learner.steps_per_update)
 
 
@@ -73,6 +74,12 @@ def load_run(folder: Path, checkpoint: int) -> tuple[TrainConfig, Any, Any, int]
     if not (folder / "config.json").exists():
         raise FileNotFoundError(f"there is no run in {folder}: it has no config.json")
     config = configs.load_config(TrainConfig, folder / "config.json")
+    at_least("checkpoint", checkpoint, -1)
+    saved = saved_updates(folder)
+    if not saved or checkpoint >= 0 and checkpoint not in saved:
+        which = f"of update {checkpoint} " if checkpoint >= 0 else ""
+        has = f"it has {', '.join(map(str, saved))}: choose one with --checkpoint" if saved else "the run saved none"
+        raise FileNotFoundError(f"there is no checkpoint {which}in {folder / 'checkpoints'}; {has}")
     agent = make_agent(config.glam)
     with doing(f"{folder.name}: compiling and computing the initial state"):
         state = agent.learner().init(jax.random.key(config.run.seed))

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 import tyro
 
-from llmrl_jax.core.checks import at_least, refuse_unread
+from llmrl_jax.core.checks import COUNT, STEPS, fields_in, refuse_unread
 from llmrl_jax.core.config import FREE
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.systems.glam import cloning, presets
@@ -36,8 +36,8 @@ class TrainConfig:
     run: RunConfig = field(default_factory=RunConfig)
 
     def __post_init__(self):
-        at_least("steps", self.steps, 1)
-        at_least("eval_episodes", self.eval_episodes, 1)
+        fields_in(self, STEPS, "steps")
+        fields_in(self, COUNT, "eval_episodes")
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,9 @@ class CloneRun:
 
     def __post_init__(self):
         if self.demos and self.from_run:
-            raise ValueError(f"demos is {self.demos} and from is {self.from_run}: give one of them")
+            raise ValueError(f"--demos is {self.demos} and --from is {self.from_run}: give one of them")
         if not self.from_run:
             refuse_unread(self, ("greedy", "checkpoint"), "a run without --from")
-        at_least("episodes", self.episodes, 1)
-        at_least("eval_episodes", self.eval_episodes, 0)
+        fields_in(self, "[-1, inf)", "checkpoint")
+        fields_in(self, COUNT, "episodes")
+        fields_in(self, "[0, 2147483647]", "eval_episodes")

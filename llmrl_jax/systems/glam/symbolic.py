@@ -28,7 +28,7 @@ from envs_jax.actions import MASK
 from envs_jax.babyai.text.english import MISSIONS, mission_limits
 from envs_jax.env import Environment, Wrapper
 from envs_jax.text import Prompt, Slot
-from llmrl_jax.core.checks import fields_at_least
+from llmrl_jax.core.checks import COUNT, WIDTH, fields_in
 from llmrl_jax.rl.distributions import Categorical
 from llmrl_jax.rl.layers import GRU, LSTM, Conv, unit_columns
 from llmrl_jax.rl.policy import over_offered
@@ -54,7 +54,8 @@ class SymbolicConfig:
     """Maximum number of steps of backpropagation through the LSTM."""
 
     def __post_init__(self):
-        fields_at_least(self, 1, "image_dim", "instr_dim", "memory_dim", "recurrence", prefix="symbolic.")
+        fields_in(self, WIDTH, "image_dim", "instr_dim", "memory_dim", prefix="symbolic.")
+        fields_in(self, COUNT, "recurrence", prefix="symbolic.")
         if self.image_dim % GROUP:
             raise ValueError(f"symbolic.image_dim is {self.image_dim}; a multiple of {GROUP} is needed")
 

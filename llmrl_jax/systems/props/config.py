@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 from envs_jax.env import Environment
 from llmrl_jax.chat import ChatModel
-from llmrl_jax.core.checks import at_least, fields_at_least, refuse_unread
+from llmrl_jax.core.checks import COUNT, fields_in, refuse_unread
 from llmrl_jax.systems.props.describe import describe
 from llmrl_jax.systems.props.evollm import EvoLLM
 from llmrl_jax.systems.props.history import HistoryView
@@ -57,6 +57,14 @@ class PolicyConfig:
         given = {"kind": self.kind, "init": self.init, "low": self.low, "high": self.high, "decimals": self.decimals}
         return {name: v for name, v in given.items() if v is not None} | ({"rank": self.rank} if self.rank else {})
 
+    def __post_init__(self):
+        fields_in(self, "[0, 2147483647]", "rank", prefix="policy.")
+        for name, interval in (("low", "(-inf, inf)"), ("high", "(-inf, inf)"), ("decimals", "[0, 12]")):
+            if getattr(self, name) is not None:
+                fields_in(self, interval, name, prefix="policy.")
+        if self.low is not None and self.high is not None and self.low >= self.high:
+            raise ValueError(f"policy.low is {self.low} and policy.high {self.high}; low must be below high")
+
 
 @dataclass(frozen=True)
 class ReplyConfig:
@@ -91,7 +99,7 @@ class ReplyConfig:
         return {name: value for name in named if (value := getattr(self, name)) is not None}
 
     def __post_init__(self):
-        fields_at_least(self, 0, "retries", "failures", prefix="reply.")
+        fields_in(self, "[0, 2147483647]", "retries", "failures", prefix="reply.")
         if self.on_failure != "repeat":
             refuse_unread(self, ("repeat",), f"--reply.on-failure {self.on_failure}", prefix="reply.")
 
@@ -120,7 +128,11 @@ class TemplateConfig:
     def __post_init__(self):
         given = (self.llm_si_template_name, self.llm_ui_template_name, self.llm_output_conversion_template_name)
         if any(given) and not self.template_dir:
-            raise ValueError(f"the template {next(filter(None, given))!r} is named, but no template_dir to find it in")
+            raise ValueError(
+                f"the template {next(filter(None, given))!r} is named, but no templates.template_dir to find it in"
+            )
+        if self.folder is not None and not self.folder.is_dir():
+            raise ValueError(f"templates.template_dir is {self.template_dir}, which is no folder")
 
 
 _BUFFER = ("buffer_rows", "buffer_episodes", "buffer_steps")
@@ -210,11 +222,12 @@ class PropsConfig:
         known = get_args(Method)
         if self.method not in known:
             raise ValueError(f"method is {self.method!r}; it is one of {', '.join(known)}")
-        fields_at_least(self, 0, "iterations", "episodes", "warmup_episodes", "max_steps", "step_size")
-        fields_at_least(self, 0, "buffer_episodes", "buffer_steps")
-        fields_at_least(self, 1, "proposals", "polish_rounds", "final_episodes", "buffer_rows")
+        counts = ("iterations", "episodes", "warmup_episodes", "max_steps", "buffer_episodes", "buffer_steps", "block")
+        fields_in(self, "[0, 2147483647]", *counts)
+        fields_in(self, "[0, inf)", "step_size")
+        fields_in(self, COUNT, "proposals", "polish_rounds", "final_episodes", "buffer_rows", "population")
         if self.warmup is not None:
-            at_least("warmup", self.warmup, 0)
+            fields_in(self, "[0, 2147483647]", "warmup")
         refuse_unread(self, UNREAD[self.method], f"the method {self.method}")
         if not self.polish:
             refuse_unread(self, ("polish_rounds",), "a search without --polish")

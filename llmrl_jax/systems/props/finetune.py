@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from llmrl_jax.agents.population import Evaluator, episode_keys, make_population_evaluator
-from llmrl_jax.core.checks import fields_at_least
+from llmrl_jax.core.checks import COUNT, fields_in
 from llmrl_jax.lm import Generation, StopStrings
 from llmrl_jax.lm.tokens import FastTokenizer
 from llmrl_jax.systems.props.describe import describe
@@ -85,7 +85,8 @@ class FinetuneConfig:
     tags, with unbounded numbers; the published scales, and the published `improvement` with its sign error."""
 
     def __post_init__(self):
-        fields_at_least(self, 1, "policies", "history", "episodes", "judged_episodes", "eval_prompts", "iterations")
+        counts = ("policies", "history", "episodes", "judged_episodes", "eval_prompts", "iterations")
+        fields_in(self, COUNT, *counts)
         for name, known in (
             ("method", ("props", "props+")),
             ("optimum", ("true", "hidden")),

@@ -80,7 +80,7 @@ class Policy:
         if min(self.obs_size, self.act_size) < 1:
             raise ValueError(f"a policy needs observations and actions, not {self.obs_size} and {self.act_size}")
         if not self.low < self.high:
-            raise ValueError(f"the box from {self.low} to {self.high} is empty; low must be below high")
+            raise ValueError(f"low is {self.low} and high {self.high}; low must be below high")
         if self.kind == "table":
             ids = (self.low, self.high, self.decimals)
             if not (0 <= self.low and self.high < self.act_size) or any(x != int(x) for x in ids) or self.decimals:

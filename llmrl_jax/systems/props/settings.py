@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 import tyro
 
 from llmrl_jax import lm
-from llmrl_jax.core.checks import at_least, fields_at_least
+from llmrl_jax.core.checks import COUNT, MAX_SEED, fields_in
 from llmrl_jax.core.config import FREE
 from llmrl_jax.run.chat_model import ChatConfig
 from llmrl_jax.run.config import BaseRunConfig
@@ -18,6 +18,19 @@ from llmrl_jax.run.tune.settings import Tuned
 from llmrl_jax.systems.props.config import PropsConfig
 from llmrl_jax.systems.props.finetune import PUBLISHED, FinetuneConfig
 from llmrl_jax.tuning import GRPOConfig
+
+
+def _check_searches(config: Any) -> None:
+    """Check the options that `PropsRun` and `TableConfig` share.
+
+    **Raises:** `ValueError` naming the option."""
+    fields_in(config, "[1, 1024]", "workers")
+    remedy = f"seeds go up to {MAX_SEED}, from --run.seed {config.run.seed}"
+    fields_in(config, f"[1, {MAX_SEED + 1 - config.run.seed}]", "seeds", remedy=remedy if config.seeds > 1 else "")
+    if not config.tasks:
+        raise ValueError("tasks is empty; name at least one, or all")
+    if twice := [name for i, name in enumerate(config.tasks) if name in config.tasks[:i]]:
+        raise ValueError(f"tasks has {twice[0]!r} twice; name it once (--seeds repeats a search)")
 
 
 def _with_run(values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -52,10 +65,8 @@ class PropsRun:
     run: BaseRunConfig = field(default_factory=BaseRunConfig)
 
     def __post_init__(self):
-        fields_at_least(self, 1, "seeds", "workers")
-        at_least("print_every", self.print_every, 0)
-        if not self.tasks:
-            raise ValueError("tasks is empty; name at least one, or all")
+        _check_searches(self)
+        fields_in(self, "[0, 2147483647]", "print_every")
 
 
 SCRIPTED = "scripted"
@@ -89,9 +100,11 @@ class TableConfig:
     run: BaseRunConfig = field(default_factory=lambda: BaseRunConfig(name="props-table"))
 
     def __post_init__(self):
-        fields_at_least(self, 1, "seeds", "workers")
-        at_least("budget", self.budget, EPISODES)
-        at_least("final_episodes", self.final_episodes, 2)
+        _check_searches(self)
+        fields_in(self, f"[{EPISODES}, 2147483647]", "budget")
+        fields_in(self, "[2, 2147483647]", "final_episodes")
+        if not self.methods:
+            raise ValueError(f"methods is empty; name at least one, as in --methods {SCRIPTED} cma_es")
 
 
 def _without_preset(values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -120,7 +133,7 @@ class FinetuneRun(Tuned):
 
     def __post_init__(self):
         super().__post_init__()
-        fields_at_least(self, 1, "updates", "max_prompt")
+        fields_in(self, COUNT, "updates", "max_prompt")
 
 
 def preset(name: str, model: str = "") -> FinetuneRun:

@@ -21,7 +21,7 @@ from llmrl_jax.agents.population import make_population_evaluator
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import nearest
 from llmrl_jax.core.config import to_json
-from llmrl_jax.core.files import write_whole
+from llmrl_jax.core.files import check_writable, write_whole
 from llmrl_jax.run import info
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.run.folder import begin, folder_name, held, open_folder
@@ -76,6 +76,7 @@ def make_table(config: TableConfig) -> int:
             known = [SCRIPTED, *NUMERIC]
             raise ValueError(f"there is no method {method!r}{nearest(method, known)} (there are {', '.join(known)})")
     tasks = chosen_tasks(config.tasks)
+    check_writable(config.page, "--page", folder=True)
     work = open_folder(config.run, "props-table")
     with contextlib.ExitStack() as stack:
         for folder in sorted({config.page.resolve(), work.resolve()}):  # two tables in one folder would lose rows

@@ -271,8 +271,9 @@ def test_another_runs_settings_make_a_new_run(tmp_path):
     assert call("--config", str(tmp_path / "a")) == Config("m", learner=PRESETS["big"], run=RunConfig(keep=9))
 
 
-def test_a_file_of_that_name_that_a_user_wrote_keeps_its_name_and_preset(tmp_path):
+def test_a_file_of_that_name_that_a_user_wrote_keeps_its_name_and_preset(tmp_path, monkeypatch):
     """It is not a run's."""
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"preset": "big", "run": {"name": "mine", "seed": 3}}))
     read = call("--config", str(tmp_path / "config.json"))
     assert (read.learner, read.run.name, read.run.seed) == (PRESETS["big"], "mine", 3)

@@ -70,7 +70,9 @@ def test_the_names_of_a_command(message, said):
 
 
 def test_a_part_is_checked_with_its_own_names():
-    with pytest.raises(ValueError, match="^--learner.num-envs 3 and --learner.gamma 0.9 of x/num_envs: 'num_envs' odd"):
+    with pytest.raises(
+        ValueError, match="^--learner.num-envs 3 and --learner.gamma 0.9 of x/num_envs: 'num_envs' is odd"
+    ):
         checked(Run(world=World(learner=_made(num_envs=3))))
     with pytest.raises(ValueError, match="^--other.gamma is 2; gamma is a discount"):
         checked(Run(world=World(other=_made(gamma=2))))

@@ -132,7 +132,7 @@ def test_bad_input_is_named():
         make_policy(env, params, "projection", rank=11)
     with pytest.raises(ValueError, match="rank is 3, which only a projection has"):
         make_policy(env, params, rank=3)
-    with pytest.raises(ValueError, match="box from 2.0 to -2.0 is empty"):
+    with pytest.raises(ValueError, match="low is 2.0 and high -2.0; low must be below high"):
         make_policy(env, params, low=2.0, high=-2.0)
     with pytest.raises(ValueError, match="squashing changes no argmax"):
         make_policy(env, params, "sigmoid")
