@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import http.client
 import json
+import socket
 import time
 from contextlib import contextmanager
 
@@ -100,6 +101,39 @@ def post(url, path, body, key=KEY, **headers):
         return answer.status, answer.headers, json.loads(answer.read())
     finally:
         connection.close()
+
+
+def connect(url):
+    """A connection for requests by hand."""
+    host, port = url.removeprefix("http://").removesuffix("/v1").split(":")
+    return socket.create_connection((host, int(port)), timeout=10)
+
+
+def head(path, *more, method="POST", host="x", body=b""):
+    """The bytes of a request: its head, with the key, and its body."""
+    more = [f"Content-Length: {len(body)}", *more] if body else more
+    lines = [f"{method} {path} HTTP/1.1", f"Host: {host}", f"Authorization: Bearer {KEY}", *more]
+    return ("\r\n".join([*lines, "Content-Type: application/json"]) + "\r\n\r\n").encode() + body
+
+
+def everything(sock):
+    """What arrives until the connection ends."""
+    parts = []
+    while part := sock.recv(100_000):
+        parts.append(part)
+    return b"".join(parts)
+
+
+def one_answer(sock):
+    """One answer of a known length, from its first byte to its last."""
+    text = b""
+    while b"\r\n\r\n" not in text:
+        text += sock.recv(10_000)
+    top, _, body = text.partition(b"\r\n\r\n")
+    length = int(top.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+    while len(body) < length:
+        body += sock.recv(10_000)
+    return top + b"\r\n\r\n" + body
 
 
 def eventually(true, seconds=10.0):

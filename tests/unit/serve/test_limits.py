@@ -34,7 +34,21 @@ from llmrl_jax.serve import (
 )
 from llmrl_jax.serve.app import LOOPBACK
 from llmrl_jax.serve.server import is_loopback, listen, url_of
-from tests.serving import CHAT, HELLO, KEY, LIMITS, TEXT, eventually, post, serving, slow
+from tests.serving import (
+    CHAT,
+    HELLO,
+    KEY,
+    LIMITS,
+    SCORE,
+    TEXT,
+    connect,
+    eventually,
+    everything,
+    head,
+    post,
+    serving,
+    slow,
+)
 
 
 openai = pytest.importorskip("openai", reason="needs the extra api")
@@ -190,6 +204,65 @@ def test_a_server_that_stops_tells_those_who_wait(served):
         )
 
 
+def test_an_answer_in_progress_ends_with_an_error_when_the_server_stops(served, monkeypatch, caplog):
+    monkeypatch.setattr(server, "GRACE", 0.4)
+    engine = Engine(served, max_batch=4, max_queue=4)
+    with slow(engine), ThreadPoolExecutor(2) as pool:
+        with background(make_app(engine)) as url:
+            stream, late = connect(url), connect(url)
+            stream.sendall(head("/v1/completions", body=json.dumps(TEXT | {"stream": True}).encode()))
+            assert stream.recv(1000).startswith(b"HTTP/1.1 200 ")
+            whole = pool.submit(post, url, "/v1/completions", TEXT | {"n": 2})
+            late.sendall(head("/v1/completions", "Content-Length: 9"))  # its body does not come
+            eventually(lambda: engine.load == (1, 1))
+            started = time.monotonic()
+        assert time.monotonic() - started < server.GRACE + server.CUT + 2 < 5
+        with stream, late:
+            text = everything(stream)
+        status, _, answer = whole.result()
+    assert b'"message": "the server is stopping"' in text and b"data: [DONE]" in text
+    assert status == 503 and answer["error"]["message"] == "the server is stopping"
+    assert not [r for r in caplog.records if r.levelno >= logging.ERROR] and not engine.alive
+
+
+def test_a_device_that_does_not_answer_is_left_behind(served):
+    engine, release, heard = Engine(served, max_batch=4), threading.Event(), queue.Queue()
+
+    def run(asks):  # as in a compilation
+        release.wait(20)
+        yield from ()
+
+    engine.sampler.run = run
+    engine.submit([Job(Ask((1,), Sampling(2)), heard.put)])
+    eventually(lambda: engine.load == (0, 1))
+    assert not engine.close(0.05) and engine.stuck and not engine.alive
+    assert isinstance(heard.get(timeout=1), Stopping)  # at once, although the device is busy
+    release.set()
+    assert engine.close(10) and not engine.stuck and heard.empty()
+
+
+def test_scoring_is_cancelled_when_its_client_leaves_and_lets_others_through(served, url, engine):
+    whole, pieces = engine.scorer.run, []
+
+    def run(pairs):
+        while True:
+            for part in whole(pairs[:1]):
+                pieces.append(part)
+                time.sleep(0.02)
+                yield part
+
+    engine.scorer.run = run
+    try:
+        with connect(url) as sock:
+            sock.sendall(head("/v1/score", body=json.dumps(SCORE).encode()))
+            eventually(lambda: len(pieces) > 2)
+            assert post(url, "/v1/completions", TEXT | {"max_tokens": 20})[0] == 200
+            assert sum(engine.load) == 1
+        eventually(lambda: engine.load == (0, 0))
+    finally:
+        del engine.scorer.run
+
+
 def test_only_by_its_own_name(served):
     with serving(served, hosts=LOOPBACK) as url:
         assert post(url, "/v1/models", None)[0] == 200
@@ -238,9 +311,14 @@ def test_the_command(served, tmp_path, capfd, monkeypatch):
     assert "the environment variable NO_KEY is empty" in capfd.readouterr().err
     assert cli.main(["serve", "--model", str(tmp_path / "nowhere"), "--port", "0"]) == 2
     assert "no model folder" in capfd.readouterr().err
+    (tmp_path / "empty").mkdir()
+    assert cli.main(["serve", "--model", str(tmp_path / "empty"), "--port", "0"]) == 2
+    errors = capfd.readouterr().err
+    assert "holds no config.json" in errors and errors.count("\n") == 1
 
     sockets, said, over = [], [], threading.Event()
     monkeypatch.setattr(server, "listen", lambda *at: sockets.append(listen(*at)) or sockets[-1])
+    model += ["--context", "64", "--max-batch", "1", "--warm-up", "--access-log"]
 
     def ask():
         try:
@@ -255,13 +333,16 @@ def test_the_command(served, tmp_path, capfd, monkeypatch):
     with ThreadPoolExecutor(1) as pool:
         asking = pool.submit(ask)
         try:
-            assert cli.main([*model, "--port", "0", "--max-batch", "2"]) == 0
+            assert cli.main([*model, "--port", "0"]) == 0
         finally:
             over.set()
         asking.result()
     assert signal.getsignal(signal.SIGTERM) is before
     assert said[0][0] == 200
-    printed = capfd.readouterr().out
+    printed, log = capfd.readouterr()
+    assert " 127.0.0.1 POST /v1/completions 200 " in log
+    first, _, printed = printed.partition("compiled 5 programs\n")
+    assert first.startswith("compiling 1 of 5 (") and first.count("\n") == 5
     assert printed.startswith("tiny (") and " answers at http://127.0.0.1:" in printed
     assert "(no chat template: no /v1/chat/completions)\nstopped\n" in printed
 

@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import itertools
 import json
+import random
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +34,7 @@ from llmrl_jax.lm.rope import rotations
 from llmrl_jax.serve import Ask, LocalLlama, Sampler, Sampling, Served, programs
 from llmrl_jax.serve.ladder import width
 from llmrl_jax.serve.programs import roomy
-from llmrl_jax.serve.reader import Reader
+from llmrl_jax.serve.reader import Prefix, Reader
 from llmrl_jax.tuning import ChatTemplate
 from llmrl_jax.tuning.template import PLAIN
 from tests.lm_random import random_variables
@@ -318,6 +319,42 @@ def test_a_text_grows_and_is_never_taken_back(cuts):
     assert last.pieces == ("ab", "", "é", " S", "cd") and last.log_probs == (-0.0, -1.0, -2.0, -3.0, -4.0)
     reader.read(tokens, 9, log_probs, 1)  # it has ended, whatever comes
     assert reader.sample() == last
+
+
+def test_a_stop_string_may_begin_with_the_space_that_decoding_drops():
+    words = {1: "red", 2: "green", 9: "x"}
+    reader = Reader(
+        lambda ids: " ".join(words[int(i)] for i in ids), Sampling(9, stop=(" green red", " blue")), before=9
+    )
+    reader.read(np.array([2, 0, 0]), 1, np.zeros(3, np.float32), 0)
+    assert reader.sample().text == ""  # it may become the stop string
+    reader.read(np.array([2, 1, 2]), 3, np.zeros(3, np.float32), 0)
+    assert (reader.sample().text, reader.sample().count, reader.sample().finish) == ("", 2, "stop")
+
+
+def test_the_prefix_of_a_stop_string_that_a_text_ends_with():
+    draw = random.Random(0)
+    for _ in range(300):
+        stop = "".join(draw.choices("ab", k=draw.randint(1, 12)))
+        prefix, text = Prefix(stop), ""
+        for _ in range(draw.randint(1, 6)):
+            text = text[: len(text) - draw.randint(0, 1)] + "".join(draw.choices("ab", k=draw.randint(0, 9)))
+            want = max((k for k in range(len(stop)) if text.endswith(stop[:k])), default=0)
+            assert prefix.length(text) == want, (stop, text)
+    long = Prefix("ab" * 450_000)  # it costs what the text costs
+    assert long.length("xabab" * 10) == 4 and len(long._borders) < 10
+
+
+def test_a_text_far_beyond_the_context_is_not_read_to_its_end(served, monkeypatch):
+    read, whole = [], type(served.tokenizer).encode
+    monkeypatch.setattr(
+        type(served.tokenizer), "encode", lambda self, text: read.append(len(text)) or whole(self, text)
+    )
+    for text in ("go forward, " * 82_500, "a" * 990_000):
+        with pytest.raises(ValueError, match=r"a text has 990000 characters, and \d+ tokens in the first \d+ of them"):
+            served.encode(text)
+    assert sum(read) <= 4 * 32 * 256
+    assert len(served.encode("go " * 80)) <= 256
 
 
 def test_texts_that_end_in_half_a_character_or_a_token():
