@@ -9,11 +9,12 @@ from types import SimpleNamespace
 import pytest
 
 from llmrl_jax.cli.main import main
+from llmrl_jax.core import activity
 from llmrl_jax.core.config import save_config
 from llmrl_jax.run.config import RunConfig, resumed
 from llmrl_jax.run.folder import open_folder
 from llmrl_jax.run.loop import RunResult
-from llmrl_jax.systems.glam import demo as _glam_prior
+from llmrl_jax.systems.glam import demo as _glam_prior, training
 from llmrl_jax.systems.glam.prior import PriorConfig
 from llmrl_jax.systems.glam.reading import ReadingConfig
 from llmrl_jax.systems.glam.settings import TrainConfig
@@ -80,13 +81,26 @@ def test_a_run_of_other_settings_is_refused_by_name(run, capsys):
     assert "--ppo.clip-eps: 0.2 -> 0.3" in capsys.readouterr().err
 
 
-def test_evaluation_reports_both_ways_of_acting_with_intervals(run, capsys):
+def test_evaluation_reports_both_ways_of_acting_with_intervals(run, capsys, monkeypatch):
+    loaded = training.load_run(run, -1)
+    monkeypatch.setattr(training, "load_run", lambda folder, checkpoint: loaded)
+    for name, value in (("FIRST", 0.0), ("EVERY", 0.0), ("TICK", 0.001)):  # every look of the display is a line
+        monkeypatch.setattr(activity, name, value)
     assert main(["glam", "eval", str(run), "--episodes", "12", "--gif"]) == 0
-    said = capsys.readouterr().out
+    said, progress = capsys.readouterr()
+    for line in ("sampled: 0 of 12 episodes: compiling (", "greedy: 0 of 12 episodes (", "\n"):
+        assert line in progress, "what is done, line by line, on stderr"
     assert "sampled" in said and "greedy" in said and "12 episodes each" in said
     written = json.loads(next(run.glob("eval-*.json")).read_text())
     assert written["greedy"]["success_low"] <= written["greedy"]["success"] <= written["greedy"]["success_high"]
     assert (run / "episode.gif").stat().st_size > 1000 and f"The episode is in {run / 'episode.gif'}" in said
+    written.pop("kind", None)
+    rates = {True: written["greedy"], False: written["sampled"]}
+    monkeypatch.setattr(training, "evaluation", lambda agent, episodes: lambda state, key, greedy: rates[greedy])
+    assert main(["glam", "eval", str(run), "--episodes", "12", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["sampled"] == written["sampled"] and printed["greedy"] == written["greedy"]
+    assert (printed["run"], printed["episodes"], printed["update"]) == (str(run), 12, written["update"])
 
 
 IMITATION = PriorConfig(updates=2, batch_size=8, stride=1)

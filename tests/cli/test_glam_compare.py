@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tyro
 
+from llmrl_jax.cli.main import main
 from llmrl_jax.core.config import load_config, save_config
 from llmrl_jax.run.report import compare, figures, statistics as stats
 from llmrl_jax.systems.glam.commands.test import compare as compare_runs, export
@@ -73,6 +74,22 @@ def test_a_bar_is_not_reached_by_a_lucky_line(tmp_path):
 def test_lines_without_an_ended_episode_are_left_out(tmp_path):
     (run,) = read(write_run(tmp_path / "a", [None, 0.5, None, 1.0]))
     assert run.efficiency() == 0.75 and run.steps == 400
+
+
+def test_json_has_the_numbers_of_the_table(tmp_path, capsys):
+    runs = [write_run(tmp_path / name, RISING[:20], seed=seed) for seed, name in enumerate("ab")]
+    command = ["glam", "compare", *map(str, runs), "--out"]
+    assert main([*command, str(tmp_path / "one.png")]) == 0
+    table = capsys.readouterr().out
+    assert main([*command, str(tmp_path / "two.png"), "--json"]) == 0
+    results = json.loads(capsys.readouterr().out)
+    (group,) = results["groups"]
+    assert group["runs"] == list(map(str, runs)) and group["steps_to_bar"] == [1800.0, 1800.0]
+    assert results["figure"] == str(tmp_path / "two.png") and results["differing_settings"] == {}
+    for name in ("final", "efficiency"):
+        estimate = group[name]
+        assert f"{estimate['mean']:.3f} [{estimate['low']:.3f}, {estimate['high']:.3f}]" in table
+        assert estimate["n"] == 2
 
 
 def test_seeds_that_begin_with_one_runs_prior_stand_with_it(tmp_path):

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 import time
@@ -84,6 +86,9 @@ def test_list(capsys):
     assert len(families) == len({envs_jax.spec(id).family for id in envs_jax.ids()}) and all(
         map(re.compile(r"\w+ \(\d+\): \w").match, families)
     )
+    rows = json.loads(call(capsys, "envs", "list", "hopper", "--json")[1])
+    assert rows == [{"id": "Hopper-v5", "family": "mujoco", "about": "hop forward on one leg"}]
+    assert [row["id"] for row in json.loads(call(capsys, "envs", "list", "--json")[1])] == envs_jax.ids()
     code, _, err = call(capsys, "envs", "list", "Debug-Cach")
     assert code == 2 and err.startswith("error: no id contains 'Debug-Cach'; did you mean")
 

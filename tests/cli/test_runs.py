@@ -188,6 +188,13 @@ def test_other_metrics_are_compared(tmp_path, capsys):
     said = capsys.readouterr().out
     # the mean of ten lines, 10 (i - 4.5), reaches 100 at update 15; means over seeds may exceed 1
     assert "1500 (1 of 2)" in said and "100.000 [" in said
+    assert cli.main(["runs", "compare", *both[:-1], str(tmp_path / "json"), "--json"]) == 0
+    results = json.loads(capsys.readouterr().out)  # nothing else is printed
+    (group,) = results["groups"]
+    assert (group["steps_to_bar"], len(group["runs"]), group["label"]) == ([1500.0], 2, "a and 1 more seed")
+    assert [f"{group['final'][name]:.3f}" for name in ("mean", "low", "high")][0] == "100.000"
+    assert f"100.000 [{group['final']['low']:.3f}, {group['final']['high']:.3f}]" in said
+    assert results["figure"].endswith("json.png") and results["bar"] == 100 and results["metric"] == "episode_return"
     assert cli.main(["runs", "compare", str(one), "--metric", "reward"]) == 2
     assert "has no line of metrics with a reward" in capsys.readouterr().err
     # an evaluation in the last tenth that says nothing of an interval

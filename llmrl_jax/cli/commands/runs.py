@@ -73,6 +73,7 @@ def compare(
     metric: str = "",
     bar: float | None = None,
     out: Path | None = None,
+    json: bool = False,
 ) -> None:
     """Compare runs: a metric, steps to a bar, sample efficiency, speed, settings that differ; with a figure.
 
@@ -85,6 +86,7 @@ def compare(
         bar: The value for the steps to first reach it, averaged over ten lines of metrics; by default 0.8 for
             success, and none for other metrics.
         out: File for the learning curves, which must not exist; by default `compare.png`, or `compare-2.png` and so on.
+        json: Print the results as JSON.
     """
     from llmrl_jax.cli.kinds import loaded
     from llmrl_jax.core.checks import between
@@ -102,7 +104,7 @@ def compare(
     out = figures.new_file(out, Path("compare.png"))
     settings = [loaded(runs.read_values(place) or {}, place / "config.json") for place in places]
     read = [comparison.read_run(place, own, metric) for place, own in zip(places, settings, strict=True)]
-    print(comparison.side_by_side(read, bar, out))
+    print(comparison.side_by_side(read, bar, out, json))
 
 
 def rm(folders: tyro.conf.Positional[tuple[Path, ...]], yes: bool = False) -> int:

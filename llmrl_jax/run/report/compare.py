@@ -13,7 +13,7 @@ import numpy as np
 
 from llmrl_jax.core import config as configs
 from llmrl_jax.run import metrics as sinks
-from llmrl_jax.run.report import curves, figures, statistics as stats
+from llmrl_jax.run.report import as_json, curves, figures, statistics as stats
 from llmrl_jax.run.report.curves import INK
 
 
@@ -221,52 +221,83 @@ def label(group: Sequence[Named]) -> str:
     return name if len(group) == 1 else f"{name} and {len(group) - 1} more seed{'s' if len(group) > 2 else ''}"
 
 
-def _over(group: Sequence[Run], each: Sequence[float]) -> str:
-    return str(_over_seeds(group[0].metric, each))
+@dataclass(frozen=True)
+class Line:
+    """The numbers of a group: the metric of a single run with its own interval, that of several with the interval over
+    seeds; sample efficiency up to the steps that all compared runs have."""
+
+    label: str
+    runs: tuple[Path, ...]
+    """Their folders."""
+    steps: int
+    """Of the shortest run."""
+    final: stats.Estimate
+    steps_to_bar: tuple[float, ...]
+    """The steps of each run that reached the bar."""
+    efficiency: stats.Estimate
+    steps_per_second: float
+
+    def reached(self) -> str:
+        """The mean of `steps_to_bar`, and how many runs it has if not all."""
+        if not self.steps_to_bar:
+            return "not reached"
+        n, of = len(self.steps_to_bar), len(self.runs)
+        return f"{np.mean(self.steps_to_bar):.0f}" + (f" ({n} of {of})" if n < of else "")
 
 
-def _steps_to(group: Sequence[Run], bar: float) -> str:
-    reached = [steps for run in group if math.isfinite(steps := run.steps_to(bar))]
-    if not reached:
-        return "not reached"
-    few = f" ({len(reached)} of {len(group)})" if len(reached) < len(group) else ""
-    return f"{np.mean(reached):.0f}{few}"
+def horizon_of(groups: Sequence[Sequence[Run]]) -> int:
+    """The steps that all runs have."""
+    return min(run.steps for group in groups for run in group)
+
+
+def lines(groups: Sequence[Sequence[Run]], bar: float | None = 0.8) -> list[Line]:
+    """The numbers of each group. `bar`: None leaves `steps_to_bar` empty."""
+    metric, horizon = groups[0][0].metric, horizon_of(groups)
+    each = []
+    for group in groups:
+        finals = [run.final() for run in group]
+        to_bar = [] if bar is None else [run.steps_to(bar) for run in group]
+        each.append(
+            Line(
+                label=label(group),
+                runs=tuple(run.folder for run in group),
+                steps=min(run.steps for run in group),
+                final=finals[0] if len(group) == 1 else _over_seeds(metric, [estimate.mean for estimate in finals]),
+                steps_to_bar=tuple(steps for steps in to_bar if math.isfinite(steps)),
+                efficiency=_over_seeds(metric, [run.efficiency(horizon) for run in group]),
+                steps_per_second=float(np.mean([run.steps_per_second for run in group])),
+            )
+        )
+    return each
 
 
 def table(groups: Sequence[Sequence[Run]], bar: float | None = 0.8) -> str:
-    """A table with one line per group: the metric of a single run with its own interval, that of several with the
-    interval over seeds; sample efficiency up to the steps that all runs have. `bar`: None omits its column."""
-    metric = groups[0][0].metric
-    horizon = min(run.steps for group in groups for run in group)
+    """A table with one line per group (`lines`). `bar`: None omits its column."""
     to_bar = [] if bar is None else [f"steps to {bar:g}"]
-    rows = [["run", "steps", f"final {metric}", *to_bar, f"SE to {horizon}", "steps/s"]]
-    for group in groups:
-        finals = [run.final() for run in group]
-        final = finals[0] if len(group) == 1 else _over_seeds(metric, [estimate.mean for estimate in finals])
-        rows.append(
-            [
-                label(group),
-                str(min(run.steps for run in group)),
-                str(final),
-                *([] if bar is None else [_steps_to(group, bar)]),
-                _over(group, [run.efficiency(horizon) for run in group]),
-                f"{np.mean([run.steps_per_second for run in group]):.0f}",
-            ]
-        )
+    rows = [["run", "steps", f"final {groups[0][0].metric}", *to_bar, f"SE to {horizon_of(groups)}", "steps/s"]]
+    for line in lines(groups, bar):
+        reached = [] if bar is None else [line.reached()]
+        own = [line.label, str(line.steps), str(line.final), *reached, str(line.efficiency)]
+        rows.append([*own, f"{line.steps_per_second:.0f}"])
     return figures.text_table(rows)
 
 
-def differences(groups: Sequence[Sequence[Run]]) -> str:
-    """The settings that differ between groups, one per line; empty if there are none."""
+def differing(groups: Sequence[Sequence[Run]]) -> dict[str, list[str]]:
+    """The settings that differ between groups: the value of each group, as JSON; "absent" if it has none."""
     absent = object()
-    names = sorted({name for group in groups for name in group[0].settings} - {SEED})
-    rows = [["setting", *map(label, groups)]]
-    for name in names:
+    settings = {}
+    for name in sorted({name for group in groups for name in group[0].settings} - {SEED}):
         values = [group[0].settings.get(name, absent) for group in groups]
         cells = ["absent" if value is absent else json.dumps(value) for value in values]
         if len(set(cells)) > 1:
-            rows.append([name, *cells])
-    return figures.text_table(rows) if len(rows) > 1 else ""
+            settings[name] = cells
+    return settings
+
+
+def differences(groups: Sequence[Sequence[Run]]) -> str:
+    """`differing`, one setting per line; empty if there are none."""
+    rows = [[name, *cells] for name, cells in differing(groups).items()]
+    return figures.text_table([["setting", *map(label, groups)], *rows]) if rows else ""
 
 
 def _mean_curve(group: Sequence[Run]) -> tuple[np.ndarray, list[stats.Estimate]]:
@@ -311,9 +342,13 @@ def draw(groups: Sequence[Sequence[Run]], path: str | Path, labels: Sequence[str
     return figures.save(figure, path)
 
 
-def side_by_side(runs: Sequence[Run], bar: float | None, out: str | Path) -> str:
+def side_by_side(runs: Sequence[Run], bar: float | None, out: str | Path, json: bool = False) -> str:
     """The table of runs, the settings that differ, and the path of their learning curves. Runs that differ only in
-    their seed are one line."""
+    their seed are one line. `json`: the same as JSON."""
     groups = by_settings(runs)
-    differing = differences(groups) or "The settings are the same."
-    return f"{table(groups, bar)}\n\n{differing}\n\nIntervals are 95%. The curves are in {draw(groups, out)}"
+    if json:
+        facts: dict[str, Any] = {"metric": groups[0][0].metric, "bar": bar, "efficiency_to": horizon_of(groups)}
+        facts |= {"groups": lines(groups, bar), "differing_settings": differing(groups), "figure": draw(groups, out)}
+        return as_json.text(facts)
+    settings = differences(groups) or "The settings are the same."
+    return f"{table(groups, bar)}\n\n{settings}\n\nIntervals are 95%. The curves are in {draw(groups, out)}"

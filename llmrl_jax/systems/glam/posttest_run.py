@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import json
+import functools
+import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +15,10 @@ import jax
 from llmrl_jax.agents.contract import untrained
 from llmrl_jax.agents.evaluate import Episodes
 from llmrl_jax.core import config as configs
-from llmrl_jax.core.checks import at_least
-from llmrl_jax.run.report import compare as runs_compared, statistics as stats
+from llmrl_jax.core.activity import doing
+from llmrl_jax.core.checks import at_least, check_seed
+from llmrl_jax.core.files import check_writable
+from llmrl_jax.run.report import as_json, compare as runs_compared, statistics as stats
 from llmrl_jax.run.report.runs import distinct
 from llmrl_jax.systems.glam.agents import make_agent
 from llmrl_jax.systems.glam.config import EMBEDDED, GlamConfig
@@ -39,6 +43,8 @@ from llmrl_jax.systems.glam.runs import HELD_OUT, load_run
 
 Play = Callable[[Sequence[PostTest]], Iterator[Outcome]]
 """A function that runs tests with an agent."""
+Report = Callable[..., None]
+"""`print`, or a function of its kind."""
 ZERO_SHOT = "Flan-T5 0-shot"
 CLONED = "BC"
 
@@ -69,10 +75,10 @@ def record_of(outcome: Outcome, paper: Mapping[str, float]) -> dict[str, Any]:
     return {**record, "actions": outcome.actions, "tasks": outcome.tasks, "paper": dict(paper), **measured}
 
 
-def take(agent: Tested, play: Play, tests: Sequence[PostTest], reuse: bool) -> None:
-    """Run the tests with an agent, and update `tests.json` after each."""
+def take(agent: Tested, play: Play, tests: Sequence[PostTest], reuse: bool, report: Report = print) -> None:
+    """Run the tests with an agent, and update `tests.json` after each. `report` gets a line after each."""
     path = agent.folder / "test" / "tests.json"
-    saved = json.loads(path.read_text()) if path.exists() else {}
+    saved = configs.read_json(path) if path.exists() else {}
 
     def stands(test: PostTest) -> bool:
         record = saved.get(test.name, {})
@@ -86,7 +92,7 @@ def take(agent: Tested, play: Play, tests: Sequence[PostTest], reuse: bool) -> N
         configs.save_config(saved, path)
         write_returns(agent.folder, outcome, zero_shot=agent.kind == ZERO_SHOT)
         said = outcome.skipped or ", ".join(f"{way} {record[way]['success']:.3f}" for way in outcome.episodes)
-        print(f"{agent.name}: {outcome.test.name}: {said}", flush=True)
+        report(f"{agent.name}: {outcome.test.name}: {said}", flush=True)
     agent.records = {test.name: saved[test.name] for test in tests}
     reasons = [record.get("skipped", "") for record in agent.records.values()]
     if all(reasons):
@@ -162,7 +168,7 @@ def _zero_shot(config: GlamConfig, out: Path, key: jax.Array, asked: dict[str, A
 def _clone_of(model: Path) -> str:
     """The name of the run of `llmrl glam clone` that wrote a model; empty for any other model."""
     summary = model.resolve().parent / "summary.json"
-    return summary.parent.name if summary.is_file() and "demonstrations" in json.loads(summary.read_text()) else ""
+    return summary.parent.name if summary.is_file() and "demonstrations" in configs.read_json(summary) else ""
 
 
 def _chance(config: GlamConfig, out: Path, key: jax.Array, asked: dict[str, Any]) -> tuple[Tested, Play]:
@@ -182,7 +188,8 @@ def _bot(config: GlamConfig, out: Path, key: jax.Array, asked: dict[str, Any]) -
             if env not in known:
                 plain = PostTest(test.name)
                 trial = prepare(make_agent(replace(config, agent="bot", env=env)), plain)
-                episodes = trial.play((), (), key, asked["episodes"], {"greedy": True})["greedy"]
+                with doing(test.name):
+                    episodes = trial.play((), (), key, asked["episodes"], {"greedy": True})["greedy"]
                 known[env] = Outcome(plain, env, trial.actions, trial.tasks, dict.fromkeys(WAYS, episodes))
             yield replace(known[env], test=test)
 
@@ -212,6 +219,7 @@ def give_tests(
     seed: int = 0,
     reuse: bool = False,
     out: Path = Path("runs/tests"),
+    json: bool = False,
 ) -> list[Tested]:
     """Run the tests with all agents, print the tables, and draw the figure.
 
@@ -225,15 +233,19 @@ def give_tests(
         raise ValueError(f"preset is {preset}, but the settings are those of {runs[0]}: leave one out")
     distinct(runs)
     at_least("episodes", episodes, 1)
+    at_least("checkpoint", checkpoint, -1)
+    check_seed("seed", seed)
+    check_writable(out, "--out", folder=True)
     chosen = chosen_tests(names, variants)
     key = jax.random.fold_in(jax.random.key(seed), HELD_OUT)
     asked = {"seed": seed, "episodes": episodes}
     base = None if runs else find_preset(preset or "glam")
+    report: Report = functools.partial(print, file=sys.stderr) if json else print
     agents: list[Tested] = []
     for folder in runs:
         agent, play, config = _of_run(folder, checkpoint, env, key, asked)
         base = base or config
-        take(agent, play, chosen, reuse)
+        take(agent, play, chosen, reuse, report)
         agents.append(agent)
     assert base is not None
     base = replace(base, env=env or base.env)
@@ -245,18 +257,43 @@ def give_tests(
     for wanted, make in makers:
         if wanted:
             agent, play = make()
-            take(agent, play, chosen, reuse)
+            take(agent, play, chosen, reuse, report)
             agents.append(agent)
-    _show(agents, episodes, variants, out)
+    groups = runs_compared.by_settings(agents)
+    path = draw_tests(groups, (out if len(agents) > 1 else agents[0].folder / "test") / "tests.png")
+    if json:
+        print(as_json.text({"episodes": episodes, "agents": [outcomes(group) for group in groups], "figure": path}))
+    else:
+        _show(groups, episodes, variants)
+        print(f"\nThe picture is {path}")
     return agents
 
 
-def _show(agents: Sequence[Tested], episodes: int, variants: bool, out: Path) -> None:
-    """Print the tables, one per setting over all its seeds, and draw the figure."""
-    groups = runs_compared.by_settings(agents)
+def outcomes(group: Sequence[Tested]) -> dict[str, Any]:
+    """The results of a group as `tests_table` prints them: success with its 99% interval by test and way of acting,
+    also by task, and the paper's."""
+
+    def known(name: str, way: str, task: str = "") -> stats.Estimate | None:
+        interval = estimate(group, name, way, task)
+        return None if interval is None or math.isnan(interval.mean) else interval
+
+    first = group[0]
+    tests: dict[str, Any] = {}
+    for name, record in first.records.items():
+        if "skipped" in record:
+            tests[name] = {"skipped": record["skipped"]}
+            continue
+        tasks = record["tasks"] if len(record["tasks"]) > 1 else ()
+        tests[name] = {way: known(name, way) for way in WAYS}
+        tests[name] |= {"tasks": {task: known(name, "sampled", task) for task in tasks}}
+        tests[name] |= {"paper": record["paper"].get(first.kind), "env": record["env"]}
+    folders = [agent.folder for agent in group]
+    return {"name": runs_compared.label(group), "kind": first.kind, "folders": folders, "tests": tests}
+
+
+def _show(groups: Sequence[Sequence[Tested]], episodes: int, variants: bool) -> None:
+    """Print the tables, one per setting over all its seeds."""
     for group in groups:
         print(f"\n{runs_compared.label(group)}, {episodes} episodes each\n{tests_table(group)}")
         if variants and (spread := spread_of(group)):
             print(f"\n{spread}")
-    path = draw_tests(groups, (out if len(agents) > 1 else agents[0].folder / "test") / "tests.png")
-    print(f"\nThe picture is {path}")

@@ -7,8 +7,11 @@ from pathlib import Path
 import jax
 
 from llmrl_jax.core import config as configs
+from llmrl_jax.core.checks import at_least, check_seed
+from llmrl_jax.core.files import check_writable
 from llmrl_jax.run.folder import opened, write_summary
 from llmrl_jax.run.loop import RunResult, train as run_training
+from llmrl_jax.run.report import as_json
 from llmrl_jax.systems.glam.agents import make_agent
 from llmrl_jax.systems.glam.config import EMBEDDED
 from llmrl_jax.systems.glam.runs import (
@@ -51,23 +54,40 @@ def train(config: TrainConfig) -> RunResult:
 
 
 def evaluate(
-    folder: Path, *, episodes: int = 1000, checkpoint: int = -1, seed: int = 0, gif: bool = False
+    folder: Path,
+    *,
+    episodes: int = 1000,
+    checkpoint: int = -1,
+    seed: int = 0,
+    gif: bool = False,
+    json: bool = False,
 ) -> dict[str, dict[str, float]]:
     """Evaluate a run's checkpoint on held-out episodes, print the results, and write `eval-UPDATE.json`.
 
     **Arguments:** `folder`, the run's; `episodes`, each for sampled and greedy actions; `checkpoint`, by update number
-    (-1: newest); `seed`, of the episodes; `gif`, whether to also write an episode.
+    (-1: newest); `seed`, of the episodes; `gif`, whether to also write an episode; `json`, whether to
+    print the results as JSON.
     **Returns:** success, return and length for `sampled` and `greedy` actions.
+    **Raises:** `ValueError` for numbers out of range; what `load_run` raises.
     """
+    at_least("episodes", episodes, 1)
+    check_seed("seed", seed)
+    check_writable(folder, "the run's folder", folder=True)
     config, agent, state, update = load_run(folder, checkpoint)
     key = jax.random.fold_in(jax.random.key(seed), HELD_OUT)
     play = evaluation(agent, episodes)
     summaries = {name: play(state, key, greedy) for name, greedy in (("sampled", False), ("greedy", True))}
+    written = folder / f"eval-{update}.json"
+    results = {"update": update, "env": config.glam.env, "seed": seed, **summaries}
+    configs.save_config(results, written)
+    film = write_gif(agent, state, key, folder) if gif else None
+    if json:
+        files = {"file": written} | ({"gif": film} if film else {})
+        print(as_json.text({"run": folder, "episodes": episodes, **results, **files}))
+        return summaries
     print(f"{folder}, checkpoint of update {update}, {config.glam.env}, {episodes} episodes each")
     print(success_table(summaries, task_names(agent)))
-    written = folder / f"eval-{update}.json"
-    configs.save_config({"update": update, "env": config.glam.env, "seed": seed, **summaries}, written)
     print(f"The results are in {written}")
-    if gif:
-        print(f"The episode is in {write_gif(agent, state, key, folder)}")
+    if film:
+        print(f"The episode is in {film}")
     return summaries

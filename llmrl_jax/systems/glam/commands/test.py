@@ -21,6 +21,7 @@ def test(
     seed: int = 0,
     reuse: bool = False,
     out: Path = Path("runs/tests"),
+    json: bool = False,
 ) -> None:
     """Run GLAM's post-training tests: other words, actions, levels and French, sampled and greedy, compared with the
     paper.
@@ -46,6 +47,7 @@ def test(
         seed: Seed of the episodes.
         reuse: Reuse results in tests.json with the same checkpoint, seed and episodes.
         out: Folder for results that belong to no run.
+        json: Print the results as JSON; the line after each test then goes to stderr.
     """
     from llmrl_jax.systems.glam.posttest_run import give_tests
 
@@ -63,10 +65,13 @@ def test(
         seed=seed,
         reuse=reuse,
         out=out,
+        json=json,
     )
 
 
-def compare(runs: tyro.conf.Positional[tuple[Path, ...]], bar: float = 0.8, out: Path | None = None) -> None:
+def compare(
+    runs: tyro.conf.Positional[tuple[Path, ...]], bar: float = 0.8, out: Path | None = None, json: bool = False
+) -> None:
     """Compare runs: success, steps to a threshold, sample efficiency, speed and differing settings; and draw a figure.
 
     Runs that differ only in their seed share a line.
@@ -75,6 +80,7 @@ def compare(runs: tyro.conf.Positional[tuple[Path, ...]], bar: float = 0.8, out:
         runs: Folders of runs, `runs/NAME`.
         bar: Success threshold, averaged over ten lines of metrics, whose first crossing is reported.
         out: New file for the figure of the learning curves; by default `compare.png`, or `compare-2.png` and so on.
+        json: Print the results as JSON.
     """
     from llmrl_jax.core.checks import between
     from llmrl_jax.run.report import compare as runs_compared, figures
@@ -87,7 +93,7 @@ def compare(runs: tyro.conf.Positional[tuple[Path, ...]], bar: float = 0.8, out:
     between("bar", bar, 0, 1, above=True)
     file = figures.new_file(out, Path("compare.png"))
     read = [runs_compared.read_run(folder, TrainConfig) for folder in runs]
-    print(runs_compared.side_by_side(read, bar, file))
+    print(runs_compared.side_by_side(read, bar, file, json))
 
 
 def export(run: tyro.conf.Positional[Path]) -> None:

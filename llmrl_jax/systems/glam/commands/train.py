@@ -46,6 +46,7 @@ def evaluate(
     checkpoint: int = -1,
     seed: int = 0,
     gif: bool = False,
+    json: bool = False,
 ) -> None:
     """Evaluate a run's checkpoint on held-out episodes: greedy and sampled, per task, with 95% intervals.
 
@@ -55,10 +56,11 @@ def evaluate(
         checkpoint: Checkpoint, by update number; -1: the newest.
         seed: Seed of the episodes.
         gif: Also write `episode.gif` into the folder.
+        json: Print the results as JSON.
     """
     from llmrl_jax.systems.glam import training
 
-    training.evaluate(folder, episodes=episodes, checkpoint=checkpoint, seed=seed, gif=gif)
+    training.evaluate(folder, episodes=episodes, checkpoint=checkpoint, seed=seed, gif=gif, json=json)
 
 
 def demo(

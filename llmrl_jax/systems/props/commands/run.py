@@ -49,11 +49,34 @@ def run(config: PropsRun) -> int:
     return run_searches(config)
 
 
-def list_tasks() -> None:
-    """Print the tasks with their environments, policies and published results."""
+def list_tasks(json: bool = False) -> None:
+    """Print the tasks with their environments, policies and published results.
+
+    Args:
+        json: Print them as JSON, with all published results.
+    """
+    from llmrl_jax.run.report import as_json
     from llmrl_jax.run.report.figures import text_table
     from llmrl_jax.systems.props.tasks import TASKS
 
+    if json:
+        print(
+            as_json.text(
+                [
+                    {
+                        "task": task.name,
+                        "world": task.env,
+                        "parameters": task.num_params,
+                        "optimum_in_prompts": task.props.optimum,
+                        "published": {
+                            m: {"mean": mean, "spread": spread} for m, (mean, spread) in task.published.items()
+                        },
+                    }
+                    for task in TASKS.values()
+                ]
+            )
+        )
+        return
     rows = [["task", "world", "parameters", "optimum in prompts", "ProPS", "ProPS+"]]
     for task in TASKS.values():
         figures = [
