@@ -17,6 +17,7 @@ import numpy as np
 import envs_jax
 from envs_jax.env import Environment, Wrapper
 from envs_jax.spaces import Discrete
+from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import at_least, check_seed, nearest
 from llmrl_jax.core.files import check_writable
 from llmrl_jax.run.report.media import write_gif
@@ -155,7 +156,8 @@ class Game:
 
     def start(self) -> None:
         """Start an episode and show it."""
-        self.obs, self.state = self._reset(jax.random.fold_in(self.key, self.episode), self.params)
+        with doing("compiling the reset"):
+            self.obs, self.state = self._reset(jax.random.fold_in(self.key, self.episode), self.params)
         self.episode, self.length, self.total, self.over = self.episode + 1, 0, 0.0, False
         self.show(f"--- episode {self.episode} ---")
 
@@ -209,7 +211,8 @@ class Game:
     def step(self, action: int) -> None:
         """Take an action and show the result."""
         key = jax.random.fold_in(jax.random.fold_in(self.key, 1 << 20), self.steps)
-        result: Any = self._step(key, self.state, np.int32(action), self.params)
+        with doing("compiling the step"):
+            result: Any = self._step(key, self.state, np.int32(action), self.params)
         self.obs, self.state, reward, terminated, truncated, info = result
         self.steps, self.length, self.total = self.steps + 1, self.length + 1, self.total + float(reward)
         self.show(f"\n{self.names[action]}: reward {float(reward):g}")

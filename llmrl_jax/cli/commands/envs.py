@@ -64,12 +64,14 @@ def show(id: tyro.conf.Positional[str], seed: int = 0) -> None:
     import jax
 
     import envs_jax
+    from llmrl_jax.core.activity import doing
     from llmrl_jax.core.checks import check_seed
     from llmrl_jax.run import leaves as trees
 
     check_seed("seed", seed)
     env, params = envs_jax.make(id)
-    obs, _ = jax.jit(env.reset)(jax.random.key(seed), params)
+    with doing("compiling the first reset"):
+        obs, _ = jax.jit(env.reset)(jax.random.key(seed), params)
     print(f"{env.id}\n\nobservation space:")
     for name, space in _named_spaces(env.observation_space(params)):
         print(f"  {name}: {_space(space)}")

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from llmrl_jax import lm
+from llmrl_jax.core.activity import doing
 from llmrl_jax.core.files import replacing
 from llmrl_jax.lm.tokens import FastTokenizer
 from llmrl_jax.parallel import make_mesh
@@ -84,7 +85,7 @@ def write_tuned(
     trained = gather(state.params)
     if jax.process_index():
         return name
-    with replacing(folder / name) as draft:
+    with doing(f"writing {folder / name}"), replacing(folder / name) as draft:
         if model.lora is not None:
             variables = {**state.frozen["base"], "lora": trained}
             lm.save_adapter(draft, model, variables, base=base)

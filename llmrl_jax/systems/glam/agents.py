@@ -14,6 +14,7 @@ from llmrl_jax.agents.bot import BotPolicy, StateView
 from llmrl_jax.agents.contract import Agent, Baseline
 from llmrl_jax.agents.drrn import DRRNPolicy
 from llmrl_jax.agents.random import RandomPolicy
+from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import nearest, option, refuse_unread
 from llmrl_jax.lm.tokens import WordTokenizer
 from llmrl_jax.parallel import make_mesh
@@ -40,7 +41,8 @@ def make_agent(config: GlamConfig) -> Agent:
     refuse_unread(
         config, unread, f"the agent {config.agent}", remedy=f"or begin with a preset of this agent; it reads {listed}"
     )
-    return make(config)
+    with doing("preparing the agent"):
+        return make(config)
 
 
 def _seen_world(config: GlamConfig, view: Callable[[Environment], Environment]) -> tuple[Environment, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from llmrl_jax import lm
+from llmrl_jax.core.activity import doing
 from llmrl_jax.lm.tokens import FastTokenizer, load_tokenizer
 from llmrl_jax.run.folder import opened
 from llmrl_jax.run.loop import RunResult, train as run_training
@@ -86,8 +87,9 @@ def _make_data(
     config: FinetuneRun, key: jax.Array, tokenizer: FastTokenizer, template: ChatTemplate | None, positions: int
 ) -> _Data:
     """**Raises:** `ValueError` for prompts that exceed `max_prompt` or the model's maximum length."""
-    settings = make_settings(config.data, key)
-    learnt, held_out = make_questions(config.data, settings)
+    with doing("playing the policies of the prompts"):
+        settings = make_settings(config.data, key)
+        learnt, held_out = make_questions(config.data, settings)
     prompts = _encode(config, settings, learnt, tokenizer, template)
     judged = {i: [q for q in held_out if q.setting == i] for i in range(len(settings))}
     asked = {i: _encode(config, settings, questions, tokenizer, template) for i, questions in judged.items()}
