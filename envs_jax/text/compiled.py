@@ -67,6 +67,8 @@ class CompiledPrompt:
                 "observations, leave the list of actions out, take a model with more positions, or accept that the "
                 "rarest prompts are cut and counted (overflow='report')"
             )
+        self.top_token: int = max([*self._bos, *self._flat.tolist()])
+        """The highest id that a prompt can have; a model's vocabulary must be larger."""
         self.max_length: int = total if max_length is None else min(total, max_length)
         self._blocks = self._entries_by_block()
         self.verify([self._random_slots(np.random.default_rng(i)) for i in range(samples)])

@@ -140,19 +140,24 @@ def _not_unicode(text: Any) -> Exception:
 
 
 def check_tokens(tokens: Any, lengths: Any, vocab_size: int) -> None:
-    """**Raises** `ValueError` for a prompt with a token that the model does not have, for which an embedding would be
-    made up. Padding may be any number. Traced arrays, and arrays of several processes, are not checked.
+    """**Raises** `ValueError` for a row with a token that the model does not have: inside a program, it would be read
+    as another one. Padding may be any number. Traced or abstract arrays, and those of several processes, are not
+    checked.
 
-    **Arguments:** `tokens`, `[B, S]`; `lengths`, `[B]`.
+    **Arguments:** `tokens`, `[B, S]`; `lengths`, `[B]`; None: there is no padding.
     """
-    if any(isinstance(x, jax.core.Tracer) or not getattr(x, "is_fully_addressable", True) for x in (tokens, lengths)):
-        return
+    for x in (tokens,) if lengths is None else (tokens, lengths):
+        known = isinstance(x, np.ndarray) or isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
+        if not known or not getattr(x, "is_fully_addressable", True):
+            return
     found = np.asarray(tokens)
-    wrong = (np.arange(found.shape[1]) < np.asarray(lengths)[:, None]) & ((found < 0) | (found >= vocab_size))
+    wrong = (found < 0) | (found >= vocab_size)
+    if lengths is not None:
+        wrong &= np.arange(found.shape[1]) < np.asarray(lengths)[:, None]
     if wrong.any():
         row, place = np.argwhere(wrong)[0]
         raise ValueError(
-            f"prompt {row} holds the token {found[row, place]} at place {place}; the model's vocabulary is 0 to "
+            f"row {row} holds the token {found[row, place]} at place {place}; the model's vocabulary is 0 to "
             f"{vocab_size - 1}: encode the text with the model's own tokenizer"
         )
 
@@ -245,6 +250,8 @@ def load_tokenizer(path_or_id: str | Path) -> FastTokenizer:
     local = path.is_absolute() or path.suffix == ".json" or str(path_or_id).startswith((".", "~"))
     if local and not path.is_dir():
         raise FileNotFoundError(f"there is no tokenizer at {path_or_id}: neither a folder nor a {TOKENIZER_FILE}")
+    if path.is_dir() and not any(name in file.name for file in path.iterdir() for name in ("token", "vocab", "spiece")):
+        raise ValueError(f"{path_or_id} has no {TOKENIZER_FILE}: copy the model's {TOKENIZER_FILE} into its folder")
     from transformers import AutoTokenizer
 
     try:

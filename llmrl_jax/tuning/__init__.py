@@ -14,7 +14,7 @@ from llmrl_jax.tuning.rewards import (
     text_reward,
     try_reward,
 )
-from llmrl_jax.tuning.rows import DataError, Example, encode_prompt, encode_row, read_rows
+from llmrl_jax.tuning.rows import DataError, Example, check_vocabulary, encode_prompt, encode_row, read_rows
 from llmrl_jax.tuning.sft import SFTConfig, make_evaluation, make_sft
 from llmrl_jax.tuning.template import ChatTemplate, TemplateError
 
@@ -31,6 +31,7 @@ __all__ = [
     "SFTConfig",
     "TemplateError",
     "check_response",
+    "check_vocabulary",
     "encode_prompt",
     "encode_row",
     "from_text",

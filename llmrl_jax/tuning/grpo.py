@@ -20,9 +20,11 @@ from jaxtyping import Array, Float, Int
 
 from llmrl_jax.lm import Finish, Llama, SamplingConfig, StopStrings, generate
 from llmrl_jax.lm.quantize import any_quantized
+from llmrl_jax.lm.tokens import check_tokens
 from llmrl_jax.parallel import Placement
 from llmrl_jax.rl.gradient import accumulate, descend, in_parts
 from llmrl_jax.rl.learner import Learner
+from llmrl_jax.rl.precision import RATIO_BOUNDS, matmul_precision, platform_of
 from llmrl_jax.rl.shuffle import permutations
 from llmrl_jax.tuning.grpo_config import GRPOConfig, check
 from llmrl_jax.tuning.loss import token_log_probs
@@ -144,17 +146,21 @@ def make_grpo(
     groups), `idle_groups` (the fraction whose rewards are all equal, which give no gradient), `length`, `unfinished`
     (the fraction cut at `max_new_tokens`), `loss`, `entropy`, `approx_kl`, `clip_fraction`, `grad_norm`, `kl_to_base`
     with a KL term, `first_ratio_error` (in float32 bounded by 1e-4: sampling computes token by token, the loss whole
-    rows) and `nonfinite` (bounded by 0). In other dtypes the rounding of these two differs: the old log-probabilities
-    are computed on whole rows too, and `sampling_gap` is the largest difference to those of sampling, in nats.
-    **Raises:** `ValueError` if sizes do not divide or an option is out of range.
+    rows) and `nonfinite` (bounded by 0). Where matrix products have fewer bits (`llmrl_jax.rl.precision`), the rounding
+    of these two differs: the old log-probabilities are computed on whole rows too, `first_ratio_error` has the bound of
+    that precision, and `sampling_gap` is the largest difference to the log-probabilities of sampling, in nats.
+    **Raises:** `ValueError` if sizes do not divide, an option is out of range, or a token is not in the model's
+    vocabulary.
     """
     check(config, prompts, mesh)
+    check_tokens(prompts.tokens, prompts.lengths, model.config.vocab_size)
     if model.lora is None and any_quantized(variables["params"]):
         raise ValueError("the base is quantised, and so frozen: give the model a LoRAConfig")
     rows = config.prompts * config.group
-    exact = model.dtype == jnp.float32  # in which sampling token by token and passes over whole rows agree
+    precision = matmul_precision(model.dtype, platform_of(mesh))
+    exact = precision == "float32"  # in which sampling token by token and passes over whole rows agree
     grpo = GRPO(config, model, variables, prompts, reward, stops, Placement(mesh), take, exact)
-    bounds = {"nonfinite": 0.0} | ({"first_ratio_error": 1e-4} if exact else {})
+    bounds = {"nonfinite": 0.0, "first_ratio_error": 1e-4 if exact else RATIO_BOUNDS[precision]}
     return Learner(grpo.init, grpo.update, rows, bounds, unit="answers")
 
 
@@ -328,6 +334,7 @@ def make_reward_evaluation(
 
     **Arguments:** as for `make_grpo`; one continuation is sampled per prompt, `config.prompts` prompts at a time.
     """
+    check_tokens(prompts.tokens, prompts.lengths, model.config.vocab_size)
     trained = "params" if model.lora is None else "lora"
     count, batch = prompts.tokens.shape[0], min(config.prompts, prompts.tokens.shape[0])
     # the last batch is filled up with repeated prompts, which are not counted

@@ -183,6 +183,16 @@ def encode_prompt(
     return row["prompt"], tokens
 
 
+def check_vocabulary(tokens: Sequence[int], name: str, tokenizer: FastTokenizer, vocab_size: int) -> None:
+    """**Raises** `DataError`, naming the row, for a token that the model does not have."""
+    if tokens and max(tokens) >= vocab_size:
+        top = max(tokens)
+        raise DataError(
+            f"{name} has the token {top} ({tokenizer.decode([top])!r}), but the model's vocabulary is 0 to "
+            f"{vocab_size - 1}: the tokenizer is not the model's, or it has gained tokens since"
+        )
+
+
 def _check_messages(messages: Any, name: str) -> None:
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise DataError(f"{name}: messages is {type(messages).__name__}; a list of at least one message is needed")

@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 from llmrl_jax.core.checks import COUNT, at_least, fields_in
 from llmrl_jax.lm import Llama
 from llmrl_jax.lm.quantize import any_quantized
+from llmrl_jax.lm.tokens import check_tokens
 from llmrl_jax.parallel import RULES, Placement, shardings
 from llmrl_jax.rl.gradient import accumulate, descend, in_parts
 from llmrl_jax.rl.learner import Learner
@@ -158,9 +159,11 @@ def make_sft(
     **Returns:** the learner. Each epoch takes the rows in a new order; rows that do not fill a batch are left out of
     it. Its metrics are `loss` (nats per target), `entropy`, `grad_norm`, `learning_rate`, `taught_tokens` (the number
     of targets), `epoch`.
-    **Raises:** `ValueError` if sizes do not divide, an option is out of range, or there are too few rows.
+    **Raises:** `ValueError` if sizes do not divide, an option is out of range, there are too few rows, or a token is
+    not in the model's vocabulary.
     """
     _check(config, data, updates, mesh)
+    check_tokens(data.tokens, None, model.config.vocab_size)
     if model.lora is None and any_quantized(variables["params"]):
         raise ValueError("the base is quantised, and so frozen: give the model a LoRAConfig")
     sft = SFT(config, model, variables, data, updates, Placement(mesh), take)
@@ -248,6 +251,7 @@ def make_evaluation(model: Llama, data: Packed, batch_size: int, head_chunk: int
 
     **Arguments:** `model`; `data`; `batch_size`, rows at a time (the last batch is filled up with empty rows).
     """
+    check_tokens(data.tokens, None, model.config.vocab_size)
     trained = "params" if model.lora is None else "lora"
     short = -data.tokens.shape[0] % batch_size
     fill = {"tokens": 0, "positions": -1, "segments": 0, "learn": False}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from llmrl_jax.tuning import (
     ChatTemplate,
     Prompts,
     check_response,
+    check_vocabulary,
     encode_prompt,
     load_reward,
     make_grpo,
@@ -30,12 +32,13 @@ from llmrl_jax.tuning import (
 
 
 def _read(
-    path: Path, tokenizer: FastTokenizer, template: ChatTemplate | None, longest: int
+    path: Path, tokenizer: FastTokenizer, template: ChatTemplate | None, longest: int, vocab_size: int
 ) -> tuple[list[dict[str, Any]], Prompts]:
     """The rows of a file, with their rendered prompt under `prompt`, and the prompts' tokens."""
     rows, tokens = [], []
     for name, row in read_rows(path):
         text, ids = encode_prompt(row, name, tokenizer, template)
+        check_vocabulary(ids, name, tokenizer, vocab_size)
         if len(ids) > longest:
             raise ValueError(f"{name}: the prompt has {len(ids)} tokens, more than --max-prompt {longest}")
         rows.append({**row, "prompt": text})
@@ -74,8 +77,11 @@ def grpo(config: GrpoRun) -> RunResult:
     folder = lm.locate(config.model)
     tokenizer, template = load_tokenizer(folder), ChatTemplate.load(folder)
     shape = lm.read_config(folder)
-    rows, prompts = _read(config.data, tokenizer, template, config.max_prompt)
-    held_out = _read(Path(config.eval_data), tokenizer, template, config.max_prompt) if config.eval_data else None
+    read = partial(
+        _read, tokenizer=tokenizer, template=template, longest=config.max_prompt, vocab_size=shape.vocab_size
+    )
+    rows, prompts = read(config.data)
+    held_out = read(Path(config.eval_data)) if config.eval_data else None
     _check(config, rows, prompts, held_out, shape.max_position_embeddings)
     try_reward(reward, rows[0])
     model, variables, mesh = load_base(config, folder)

@@ -160,6 +160,11 @@ def _given_model(
     room = sizes.max_position_embeddings - longest_answer(tokenizer, template)
     limit = min(config.max_prompt or room, room)
     compiled = template.compile(tokenizer, limit, heal=config.candidate_space == "healed")
+    if compiled.top_token >= sizes.vocab_size:
+        raise ValueError(
+            f"the prompt holds the token {compiled.top_token}, but the vocabulary of {config.model} is 0 to "
+            f"{sizes.vocab_size - 1}: the tokenizer there is not the model's"
+        )
     dtype = jnp.dtype(config.dtype)
     # trained weights stay float32, since updates of 1e-6 would be lost to rounding
     kept = jnp.dtype(jnp.float32) if config.tune == "full" else dtype

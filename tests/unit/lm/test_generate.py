@@ -267,7 +267,7 @@ def test_what_cannot_be_done_is_refused_before_compiling(variables):
         run(lengths=np.array([1, 10, 2]))
     wrong = np.array(TOKENS)
     wrong[1, 0], wrong[0, -1] = 40, -7
-    with pytest.raises(ValueError, match="prompt 1 holds the token 40 at place 0; the model's vocabulary is 0 to 39"):
+    with pytest.raises(ValueError, match="row 1 holds the token 40 at place 0; the model's vocabulary is 0 to 39"):
         run(wrong, lengths=np.minimum(LENGTHS, 8))  # the -7 is padding
     with pytest.raises(ValueError, match="typed key"):
         run(key=jax.random.PRNGKey(0))

@@ -219,7 +219,7 @@ def test_a_prompt_that_does_not_fit_is_refused(variables):
         score(MODEL, variables, TOKENS, LENGTHS, Candidates([[30]]))
     wrong = np.array(TOKENS)
     wrong[2, 0] = 30
-    with pytest.raises(ValueError, match="prompt 2 holds the token 30 at place 0; the model's vocabulary is 0 to 29"):
+    with pytest.raises(ValueError, match="row 2 holds the token 30 at place 0; the model's vocabulary is 0 to 29"):
         score(MODEL, variables, wrong, LENGTHS, CANDIDATES)
     with pytest.raises(ValueError, match="the prefix holds the token -1"):
         score(MODEL, variables, TOKENS, LENGTHS, CANDIDATES, (3, -1))

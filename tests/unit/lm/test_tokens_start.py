@@ -116,7 +116,7 @@ def test_every_place_asks_the_tokenizer(bpe, name, tmp_path, monkeypatch):
     assert pair.prompt == (*start, *head) and pair.candidate == tuple(both[len(head) :])
     # prompts of worlds
     compiled = Prompt(Literal(prompt)).compile(tokenizer)
-    assert np.asarray(compiled({})[0]).tolist() == start + head
+    assert np.asarray(compiled({})[0]).tolist() == start + head and compiled.top_token == max(head)
     forced = [np.asarray(Prompt(Literal(prompt)).compile(tokenizer, bos=b)({})[0]).tolist() for b in (True, False)]
     assert forced == [[0, *head], head]
     with pytest.raises(PromptError, match="the tokenizer has none"):

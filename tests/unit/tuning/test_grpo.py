@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from llmrl_jax.lm import Llama, LlamaConfig, LoRAConfig, WordTokenizer, declare
-from llmrl_jax.tuning import GRPOConfig, Prompts, make_grpo, pad_prompts, text_reward
+from llmrl_jax.tuning import GRPOConfig, Prompts, make_grpo, make_reward_evaluation, pad_prompts, text_reward
 from llmrl_jax.tuning.grpo import Samples, advantages, grpo_loss, policy_log_probs
 
 
@@ -139,7 +139,7 @@ def test_in_bfloat16_the_ratio_is_of_whole_passes(variables):
     """Sampling token by token rounds apart from reading rows whole: the loss compares what was read whole."""
     model = Llama(CONFIG, dtype=jnp.bfloat16, lora=LORA.lora)
     learner = make_grpo(replace(SMALL, microbatches=1), model, variables, PROMPTS, first_is_blue)
-    assert "first_ratio_error" not in learner.bounds
+    assert learner.bounds["first_ratio_error"] == 1.0
     _, metrics = jax.jit(learner.update)(learner.init(jax.random.key(0)))
     assert 0 < float(metrics["sampling_gap"]) < 0.5
     assert float(metrics["first_ratio_error"]) < 0.1 * float(metrics["sampling_gap"])
@@ -204,6 +204,17 @@ def test_a_reward_in_parts_is_their_sum_and_each_is_reported(variables):
     jax.tree.map(np.testing.assert_array_equal, ours.params, same.params)
     assert float(metrics["reward/there"]) == 0.5
     assert float(metrics["reward"]) == pytest.approx(float(metrics["reward/right"]) + 0.5)
+
+
+def test_tokens_that_the_model_does_not_have_are_named(variables):
+    wrong = PROMPTS.replace(tokens=np.where(np.arange(3) == 1, 999, PROMPTS.tokens))
+    message = "row 0 holds the token 999 at place 1; the model's vocabulary is 0 to 7"
+    with pytest.raises(ValueError, match=message):
+        make_grpo(SMALL, FULL, variables, wrong, first_is_blue)
+    with pytest.raises(ValueError, match=message):
+        make_reward_evaluation(SMALL, FULL, wrong, first_is_blue)
+    padded = PROMPTS.replace(tokens=np.where(np.arange(3) < PROMPTS.lengths[:, None], PROMPTS.tokens, 999))
+    make_grpo(SMALL, FULL, variables, padded, first_is_blue)
 
 
 def test_a_reward_function_of_the_wrong_shape_is_named(variables):

@@ -11,7 +11,17 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from llmrl_jax.lm.tokens import FastTokenizer
-from llmrl_jax.tuning import ChatTemplate, DataError, Example, TemplateError, encode_prompt, encode_row, pack, read_rows
+from llmrl_jax.tuning import (
+    ChatTemplate,
+    DataError,
+    Example,
+    TemplateError,
+    check_vocabulary,
+    encode_prompt,
+    encode_row,
+    pack,
+    read_rows,
+)
 from tests.tokenizer_fixtures import begins_with
 
 
@@ -148,6 +158,13 @@ def test_errors_of_tokenizers_name_the_row(tokenizer, template):
             encode_prompt(row, "f:9", tokenizer, template)
     with pytest.raises(DataError, match="f:9: a text holds"):
         encode_row({"prompt": "a", "response": "\udfff"}, "f:9", tokenizer)
+
+
+def test_tokens_that_the_model_does_not_have(tokenizer):
+    check_vocabulary([256, 257], "f:2", tokenizer, 258)
+    check_vocabulary([], "f:2", tokenizer, 1)
+    with pytest.raises(DataError, match=r"f:2 has the token 257 \('</s>'\), but the model's vocabulary is 0 to 256"):
+        check_vocabulary([256, 257], "f:2", tokenizer, 257)
 
 
 def test_parquet(tmp_path):

@@ -187,6 +187,14 @@ def test_bad_configurations(params, config, updates, message):
         make_sft(SFTConfig(**config), LORA, params, pack(EXAMPLES, 16), updates)
 
 
+def test_tokens_that_the_model_does_not_have_are_named(params):
+    packed = pack([*EXAMPLES, Example([3, 20], [False, True])], 16, several=False)
+    with pytest.raises(ValueError, match="row 8 holds the token 20 at place 1; the model's vocabulary is 0 to 19"):
+        make_sft(SFTConfig(batch_size=2), LORA, params, packed, 1)
+    with pytest.raises(ValueError, match="row 8 holds the token 20"):
+        make_evaluation(LORA, packed, 2)
+
+
 def test_segments_need_positions(params):
     with pytest.raises(ValueError, match="segments need positions"):
         FULL.apply(params, np.zeros((1, 4), np.int32), segments=np.ones((1, 4), np.int32))
