@@ -24,11 +24,20 @@ LOCK_SECONDS = 60.0
 """Maximum time to wait for another process's write."""
 
 _CHUNK = 500
+_MAGIC = b"SQLite format 3\0"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS samples (
   key TEXT PRIMARY KEY, namespace TEXT NOT NULL, model TEXT NOT NULL, request TEXT NOT NULL, reply TEXT NOT NULL
 ) WITHOUT ROWID
 """
+
+
+def _may_be_a_database(path: Path) -> bool:
+    """Whether a file is empty or begins as SQLite's do: SQLite itself takes a file of a few bytes for an empty one, and
+    overwrites it."""
+    with path.open("rb") as file:
+        begin = file.read(len(_MAGIC))
+    return begin in (b"", _MAGIC)
 
 
 def _use_log(db: sqlite3.Connection) -> None:
@@ -74,7 +83,14 @@ class Store:
             if not self.path.is_file():
                 raise CacheError(f"there is no cache {self.path}; give its path, or fill it in the mode write")
         else:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise CacheError(
+                    f"no cache can be kept at {self.path} ({error.strerror}): choose another path"
+                ) from error
+        if self.path.is_file() and not _may_be_a_database(self.path):
+            raise CacheError(f"{self.path} is not a cache but another file; choose another path")
         with self._connect() as db:
             version = db.execute("PRAGMA user_version").fetchone()[0]
             tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}

@@ -287,9 +287,11 @@ def guard(run: Callable[[], int], debug: bool = False) -> int:
         mute_stdout()
         return 0
     except Exception as error:
+        from llmrl_jax.core.files import lack_of_space
+
         stopped = _is_a("llmrl_jax.run.loop", "RunStopped", error)
         users = isinstance(error, USER_ERRORS) or _is_a("llmrl_jax.chat.errors", "ChatError", error)
-        if not debug and (lack := _lack_of_memory(error)):
+        if not debug and not stopped and (lack := _lack_of_memory(error) or lack_of_space(error)):
             print(f"error: {lack} (--debug shows where)", file=sys.stderr)
             return 1
         if debug or not (stopped or users and _is_ours(error)):

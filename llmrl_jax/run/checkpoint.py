@@ -66,6 +66,7 @@ class Checkpoints:
             read_only=read_only,
             cleanup_tmp_directories=not read_only,
         )
+        _silence_orbax()
         with _quiet():
             self._manager = ocp.CheckpointManager(self.root, options=options)
 
@@ -301,6 +302,15 @@ class Checkpoints:
         else:
             offer = "no older one is whole"
         raise CheckpointError(f"checkpoint {update} in {self.root} is damaged ({why}); {offer}") from why
+
+
+def _silence_orbax() -> None:
+    """Keep orbax from logging a traceback of its threads: it raises their errors again, and our message names them."""
+    logging.getLogger("absl").addFilter(_is_not_of_orbax)  # a filter is added once
+
+
+def _is_not_of_orbax(record: logging.LogRecord) -> bool:
+    return record.levelno < logging.ERROR or "orbax" not in Path(record.pathname).parts
 
 
 @contextlib.contextmanager

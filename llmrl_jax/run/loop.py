@@ -299,6 +299,11 @@ class _Run:
         kept = f"its last good checkpoint is that of update {last}" if last is not None else "it has no checkpoint yet"
         raise RunStopped(f"{why}. The run {self.folder} has stopped; {kept}{then}") from cause
 
+    def _unwritten(self, what: str, error: Exception) -> NoReturn:
+        """End the run, since something could not be written: the disk may be full."""
+        why = str(error) if isinstance(error, OSError) else line_of(error)
+        self._stop(f"{what} could not be written ({why})", error, then=f"; {self.again}")
+
     def _why_stop(self, request: StopRequest) -> str:
         if _any_process(bool(request.name)):
             return request.name or "a signal to another process"
@@ -349,7 +354,7 @@ class _Run:
         try:
             self.sink.write(line)
         except OSError as error:
-            self._stop(f"the metrics of update {self.update} could not be written ({error})", error)
+            self._unwritten(f"the metrics of update {self.update}", error)
 
     def note(self, ended: str = "", why: str = "") -> None:
         """Write the progress of the run, and how it ended."""
@@ -361,7 +366,7 @@ class _Run:
         try:
             self.sink.close()
         except OSError as error:
-            self._stop(f"the last metrics could not be written ({error})", error)
+            self._unwritten("the last metrics", error)
 
     def _save(self, state: Any) -> None:
         broken = trees.non_finite(getattr(state, "params", ()))
@@ -371,23 +376,23 @@ class _Run:
         try:
             self.sink.sync()
         except OSError as error:
-            self._stop(f"the metrics of update {self.update} could not be written ({error})", error)
+            self._unwritten(f"the metrics of update {self.update}", error)
         try:
             self.checkpoints.save(self.update, state, self.latest)
         except Exception as error:
-            self._stop(f"the checkpoint of update {self.update} could not be written ({line_of(error)})", error)
+            self._unwritten(f"the checkpoint of update {self.update}", error)
         self.complete, self.saved = self.saved or -1, self.update  # it waited for the one before
         try:
             self.note()
         except OSError as error:
-            self._stop(f"the status of update {self.update} could not be written ({error})", error)
+            self._unwritten(f"the status of update {self.update}", error)
 
     def _finish_saving(self) -> None:
         try:
             self.checkpoints.wait()
             self.complete = self.saved or -1
         except Exception as error:
-            self._stop(f"the last checkpoint could not be written ({line_of(error)})", error)
+            self._unwritten("the last checkpoint", error)
 
 
 def _number(value: Any) -> Any:

@@ -36,7 +36,7 @@ def start_of(folder: str | Path, config: RunConfig) -> tuple[int, str]:
         )
     if not saved:
         _refuse_lost_checkpoints(folder)
-        return 0, f"{folder} was never saved: it begins again at 0"
+        return 0, f"{folder} was never saved: it begins again at update 0"
     start = config.resume_from if config.resume_from >= 0 else saved[-1]
     wrong, whole = metrics.fault(folder / "metrics.jsonl", start) if start else ("", 0)
     if wrong and not config.accept_gaps:

@@ -212,6 +212,7 @@ def test_disk_full(tmp_path):
         preexec_fn=limit,
         env=_no_cache(),
     )
+    assert "Traceback" not in done.stderr and "absl" not in done.stderr, "orbax's own"
     assert "could not be written" in done.stderr and "last good checkpoint is that of update 4" in done.stderr
     assert [p.name for p in sorted((tmp_path / "full" / "checkpoints").iterdir()) if p.name.isdigit()] == before
     here(tmp_path, "full", "--size", "256", "--num-updates", "12", "--run.resume")

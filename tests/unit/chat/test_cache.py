@@ -230,9 +230,19 @@ def test_processes_share_a_file(tmp_path):
 def test_files_that_are_no_cache_are_refused(tmp_path):
     path = tmp_path / "c"
     path.write_text("This is a diary, and quite long enough to be taken for a header." * 3)
-    with pytest.raises(CacheError, match="cannot be used: file is not a database"):
+    with pytest.raises(CacheError, match="is not a cache but another file"):
         Store(path)
     other = tmp_path / "other"
+    for content in (b"x", b"SQLite format 3", b"-" * 600):  # SQLite takes short files for empty ones
+        other.write_bytes(content)
+        for read_only in (False, True):
+            with pytest.raises(CacheError, match="other is not a cache but another file; choose another path"):
+                Store(other, read_only=read_only)
+        assert other.read_bytes() == content
+    with pytest.raises(CacheError, match="no cache can be kept at .*other/cache"):
+        Store(other / "cache")
+    other.write_bytes(b"")
+    Store(other)
     for statement, match in (("CREATE TABLE cats (x)", "something else"), ("CREATE TABLE samples (x)", "format 0")):
         other.unlink(missing_ok=True)
         with sqlite3.connect(other) as db:

@@ -146,3 +146,20 @@ def test_everything_reaches_the_disk_before_it_takes_its_place(tmp_path, monkeyp
     files.append_line(folder / "l", "x")
     files.append_line(folder / "l", "y")
     assert done == ["sync l", "sync runs", "sync l"]
+
+
+def test_a_full_disk_names_the_file_and_the_remedy(tmp_path):
+    log = tmp_path / "log.jsonl"
+    log.symlink_to("/dev/full")
+    with pytest.raises(OSError) as error:
+        files.append_line(log, "x")
+    said = f"{log} could not be written (No space left on device): free some space; --run.resume continues a run"
+    assert files.lack_of_space(error.value).startswith(said)
+    target = tmp_path / "config.json"
+    target.write_text("old")
+    with pytest.raises(OSError) as error, files.new_draft(target) as draft:
+        draft.symlink_to("/dev/full")
+        draft.write_text("x" * 10_000)
+    assert files.lack_of_space(error.value).startswith(f"{target} could not be written") and target.read_text() == "old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "log.jsonl"]
+    assert not files.lack_of_space(FileNotFoundError(2, "No such file")) and not files.lack_of_space(ValueError("x"))
