@@ -77,6 +77,11 @@ class LanguagePolicy:
     """Mesh of the weights; None: one device."""
     recurrent: bool = False
 
+    @property
+    def dtype(self) -> Any:
+        """The dtype in which the model computes."""
+        return self.model.dtype
+
     def init(self, key: jax.Array, obs: Any) -> tuple[Any, Any]:
         """**Returns:** `(params, frozen)`: the trained parameters, and the frozen base (`{}` if that is trained)."""
         base_key, lora_key, head_key = jax.random.split(key, 3)

@@ -34,7 +34,8 @@ class Policy(Protocol):
     """An actor and a critic, as pure functions of parameters: an MLP, a CNN, a GRU or a language model.
 
     Rows are independent: the outputs of a row do not depend on the other rows of the batch. `step` and `unroll` agree:
-    the first minibatch's probability ratio is 1 within 1e-5, and every run checks it.
+    the first minibatch's probability ratio is 1 up to rounding, and every run checks it. A policy that does not compute
+    in float32 has an attribute `dtype`, which sets the bound (`llmrl_jax.rl.precision`).
     """
 
     @property

@@ -33,6 +33,7 @@ from llmrl_jax.rl.learner import Learner
 from llmrl_jax.rl.networks import network_policy
 from llmrl_jax.rl.policy import Auxiliary, Policy
 from llmrl_jax.rl.ppo_config import PPOConfig, check
+from llmrl_jax.rl.precision import ratio_bound
 from llmrl_jax.rl.registry import Algorithm
 from llmrl_jax.rl.returns import gae
 from llmrl_jax.rl.rollout import Rollout, Runner, collect, episode_metrics, place, start, task_names
@@ -153,15 +154,17 @@ def make_ppo(
     computed (novelty, shaping), and learns with every gradient step.
     **Returns:** the learner. Its metrics are those of `ppo_loss` (means over the gradient steps), `grad_norm` (before
     clipping), `explained_variance`, `value_mean`, `advantage_mean`, `advantage_std`, `gradient_steps`,
-    `first_ratio_error` (`ratio_error` of the first minibatch, bounded by 1e-5), `nonfinite` (1 if a loss or
-    gradient was not finite, bounded by 0), those of `episode_metrics`, and those of the auxiliary and the bonus.
+    `first_ratio_error` (`ratio_error` of the first minibatch, in float32 bounded by 1e-5, in other precisions by
+    `llmrl_jax.rl.precision`), `nonfinite` (1 if a loss or gradient was not finite, bounded by 0), those of
+    `episode_metrics`, and those of the auxiliary and the bonus.
     Episode returns are sums of the environment's rewards, without the bonus.
     **Raises:** `ValueError` if sizes do not divide (the arithmetic is shown) or an option is out of range.
     """
     check(config, env, env_params, policy, mesh)
     ppo = PPO(config, env, env_params, policy, Placement(mesh), auxiliary, bonus)
     steps_per_update = config.num_envs * config.num_steps
-    return Learner(ppo.init, ppo.update, steps_per_update, {"first_ratio_error": 1e-5, "nonfinite": 0.0})
+    bounds = {"first_ratio_error": ratio_bound(policy, mesh), "nonfinite": 0.0}
+    return Learner(ppo.init, ppo.update, steps_per_update, bounds)
 
 
 class PPO:

@@ -1,0 +1,75 @@
+"""Bounds of the first ratio: by dtype, device and jax's option, and wide enough for GLAM's model in bfloat16."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from llmrl_jax.agents.language import ScoringPolicy
+from llmrl_jax.lm import Candidates, Llama, LlamaConfig, ValueHead
+from llmrl_jax.rl.precision import RATIO_BOUNDS, matmul_precision, ratio_bound
+
+
+@pytest.mark.parametrize(
+    ("dtype", "platform", "option", "precision"),
+    [
+        ("float32", "cpu", None, "float32"),
+        ("float32", "cpu", "bfloat16", "float32"),  # a CPU does not read the option
+        ("float32", "gpu", None, "tensorfloat32"),
+        ("float32", "gpu", "high", "tensorfloat32"),
+        ("float32", "gpu", "highest", "float32"),
+        ("float32", "gpu", "BF16_BF16_F32", "bfloat16"),
+        ("float32", "gpu", "BF16_BF16_F32_X9", "float32"),
+        ("float32", "tpu", None, "bfloat16"),
+        ("float32", "tpu", "float32", "float32"),
+        ("bfloat16", "cpu", None, "bfloat16"),
+        ("bfloat16", "gpu", "highest", "bfloat16"),
+        ("float16", "gpu", None, "float16"),
+    ],
+)
+def test_the_precision_of_products(dtype, platform, option, precision):
+    with jax.default_matmul_precision(option) if option else nullcontext():
+        assert matmul_precision(jnp.dtype(dtype), platform) == precision
+
+
+def test_the_bound_of_a_policy():
+    assert ratio_bound(SimpleNamespace(), None) == 1e-5
+    assert ratio_bound(SimpleNamespace(dtype=jnp.bfloat16), None) == RATIO_BOUNDS["bfloat16"]
+
+
+def test_a_sound_program_in_bfloat16_stays_within_its_bound_and_not_within_that_of_float32():
+    """The shapes of GLAM's preset, scaled down: a batch of environments acts, a minibatch of other rows learns. A CPU
+    adds rows up alike in any batch, so what another order of summation may do is measured against float32."""
+    lengths = np.array([96, 80, 64, 96, 72, 88, 48, 96] * 2, np.int32)
+    tokens = np.random.default_rng(0).integers(3, 32, (16, 96)).astype(np.int32)
+    first = jnp.ones((1, 16), bool)
+
+    few = {"tokens": jnp.asarray(tokens[:8]), "lengths": jnp.asarray(lengths[:8])}
+    many = {"tokens": jnp.asarray(tokens[None]), "lengths": jnp.asarray(lengths[None])}
+
+    def policy_of(dtype):
+        model = Llama(LlamaConfig(32, 32, 64, 2, 4, 4, max_position_embeddings=128), dtype=dtype)
+        return ScoringPolicy(
+            model=model,
+            prompts=lambda obs: (obs["tokens"], obs["lengths"]),
+            base=lambda key: model.init(key, jnp.zeros((1, 1), jnp.int32))["params"],
+            value_head=ValueHead(8, "sigmoid"),
+            candidates=Candidates([[3, 4], [3, 5], [6, 7], [8, 9], [10], [11]]),
+        )
+
+    def learning(policy):
+        return np.asarray(jax.jit(policy.unroll)(params, {}, many, (), first)[0].log_probs[0, :8])
+
+    full, half = policy_of(jnp.float32), policy_of(jnp.bfloat16)
+    bound = ratio_bound(half, None)
+    assert (ratio_bound(full, None), bound) == (1e-5, RATIO_BOUNDS["bfloat16"])
+    params, _ = jax.jit(full.init)(jax.random.key(0), {})
+    params["params"] |= {"lm_head": {"kernel": 12 * params["params"]["lm_head"]["kernel"]}}  # probabilities apart
+    acting = np.asarray(jax.jit(half.step)(params, {}, few, (), first[0, :8])[0].log_probs)
+    assert np.abs(np.exp(learning(half) - acting) - 1).max() < bound
+    assert 100 * 1e-5 < np.abs(np.exp(learning(full) - acting) - 1).max() < bound / 2
