@@ -25,8 +25,8 @@ differ by up to 0.0081 nats, so two passes by 0.016. The bounds leave room above
 8 times the precision of bfloat16. A bound of 1 still finds a wrong mask or prompt, which changes some action's
 probability by more than a factor of 2."""
 
-_FLOAT32 = ("highest", "float32", "F32_F32_F32", "F64_F64_F64")
-_FLOAT32 += ("TF32_TF32_F32_X3", "BF16_BF16_F32_X6", "BF16_BF16_F32_X9")  # several passes
+_SEVERAL_PASSES = ("TF32_TF32_F32_X3", "BF16_BF16_F32_X6", "BF16_BF16_F32_X9")
+_FLOAT32 = ("highest", "float32", "F32_F32_F32", "F64_F64_F64", *_SEVERAL_PASSES)
 _TENSORFLOAT32 = ("high", "tensorfloat32", "TF32_TF32_F32", "F16_F16_F32", "F16_F16_F16", "BF16_BF16_F32_X3")
 
 
@@ -44,7 +44,7 @@ def matmul_precision(dtype: Any, platform: str | None = None) -> str:
     platform = platform or jax.default_backend()
     if platform == "cpu":
         return name
-    chosen = jax.config.jax_default_matmul_precision
+    chosen = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
     if chosen in (None, "default", "fastest"):
         return "bfloat16" if platform == "tpu" else "tensorfloat32"
     return name if chosen in _FLOAT32 else "tensorfloat32" if chosen in _TENSORFLOAT32 else "bfloat16"
