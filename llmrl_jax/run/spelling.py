@@ -39,7 +39,7 @@ class Names:
         """The message with its names as flags."""
         if self.first:
             known = "|".join(map(re.escape, sorted(self.first, key=len, reverse=True)))
-            message = re.sub(rf"^({known})(?= is | are | \d)", lambda m: self.first[m[1]], message)
+            message = re.sub(rf"^({known})(?= is | are | has | \d)", lambda m: self.first[m[1]], message)
         if self.anywhere:
             known = "|".join(map(re.escape, sorted(self.anywhere, key=len, reverse=True)))
             message = re.sub(f"{_BEFORE}({known}){_AFTER}", lambda m: self.anywhere[m[1]], message)

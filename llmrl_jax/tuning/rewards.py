@@ -103,8 +103,8 @@ def load_reward(name: str) -> TextReward:
     The file or module is the user's own program and is executed: it is named on the command line and never by a model,
     a checkpoint or the data.
 
-    **Raises:** `ValueError` for an unknown name, or if there is no such function; `FileNotFoundError`;
-    `ModuleNotFoundError`. An error in the user's program is passed on.
+    **Raises:** `ValueError` for an unknown name, a missing function, or an error in the user's file;
+    `FileNotFoundError`; `ModuleNotFoundError`.
     """
     where, colon, function = name.rpartition(":")
     if not colon:
@@ -124,9 +124,14 @@ def load_reward(name: str) -> TextReward:
         sys.modules[own] = module  # where dataclasses and pickle look for it
         try:
             spec.loader.exec_module(module)
-        except BaseException:
+        except BaseException as error:
             del sys.modules[own]
-            raise
+            if isinstance(error, ImportError) or not isinstance(error, Exception):
+                raise
+            raise ValueError(
+                f"{path} raised {type(error).__name__} when it was executed to take the reward {function!r} from it: "
+                f"{error}; correct the file"
+            ) from error
     else:
         try:
             module = importlib.import_module(where)

@@ -71,10 +71,10 @@ def load_run(folder: Path, checkpoint: int) -> tuple[TrainConfig, Any, Any, int]
     (-1: the newest) and its update.
 
     **Raises:** `FileNotFoundError` for a missing run or checkpoint."""
+    at_least("checkpoint", checkpoint, -1)
     if not (folder / "config.json").exists():
         raise FileNotFoundError(f"there is no run in {folder}: it has no config.json")
     config = configs.load_config(TrainConfig, folder / "config.json")
-    at_least("checkpoint", checkpoint, -1)
     saved = saved_updates(folder)
     if not saved or checkpoint >= 0 and checkpoint not in saved:
         which = f"of update {checkpoint} " if checkpoint >= 0 else ""

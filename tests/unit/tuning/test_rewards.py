@@ -199,7 +199,7 @@ length = Length()
     assert load_reward(f"{file}:length")([""], ["abc"], [{}]) == [1.5]
     broken = tmp_path / "broken.py"
     broken.write_text("raise OSError('no licence')\n")
-    with pytest.raises(OSError, match="no licence"):
+    with pytest.raises(ValueError, match=r"broken\.py raised OSError when .*no licence; correct the file"):
         load_reward(f"{broken}:length")
     assert "_llmrl_reward_broken" not in sys.modules
 
