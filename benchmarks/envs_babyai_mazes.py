@@ -6,7 +6,7 @@ from benchmarks.envs_babyai import (
     MINIGRID,
     PEER_RESETS,
     both_emitters,
-    compiler_options,
+    fast_emitters,
     minigrid,
     our_rows,
     ours,
@@ -40,11 +40,8 @@ def run(quick: bool) -> Result:
     pool = min(POOL, num_envs)
     rows, bars, slowest = [], [], 0.0
     for id in list(SHARED)[-1:] if quick else (*BARS, *SHARED):
-        if id in SHARED:
-            mine = both_emitters(id, num_envs, steps, fresh_pool=pool)
-        else:
-            name = "older" if compiler_options() else "default"
-            mine = our_rows(id, {name: ours(id, num_envs, steps, compiler_options(), fresh_pool=pool)})
+        options = both_emitters() if id in SHARED else fast_emitters()
+        mine = our_rows(id, ours(id, num_envs, steps, options, fresh_pool=pool))
         slowest = max(slowest, *(row.compile_seconds or 0 for row in mine))
         reference = Row(id, "minigrid 3.2.0", "steps/s", minigrid(id, 300 if quick else 3000), None, MINIGRID)
         rows += [*mine, reference]
