@@ -46,8 +46,9 @@ def read_config(path: str | Path) -> LlamaConfig:
     file = locate(path) / CONFIG
     if not file.is_file():
         raise FileNotFoundError(f"{file.parent} holds no {CONFIG}: it is not a model folder of Hugging Face's layout")
+    values = read_json(file)
     try:
-        return LlamaConfig.from_hf(read_json(file))
+        return LlamaConfig.from_hf(values)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
 

@@ -127,6 +127,7 @@ def test_every_place_asks_the_tokenizer(bpe, name, tmp_path, monkeypatch):
     def stop(llama, variables, rows, lengths, *args, **options):
         raise InterruptedError(str(np.asarray(rows).tolist()))
 
+    (tmp_path / "config.json").write_text(json.dumps(model.config.to_hf()))
     (tmp_path / "chat_template.jinja").write_text(own.source)
     monkeypatch.setattr(lm, "load", lambda *args, **options: (SimpleNamespace(config=model.config), {}))
     monkeypatch.setattr(lm, "end_tokens", lambda *args: (1,))
