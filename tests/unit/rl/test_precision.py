@@ -44,7 +44,7 @@ def test_the_bound_of_a_policy():
 
 def test_a_sound_program_in_bfloat16_stays_within_its_bound_and_not_within_that_of_float32():
     """The shapes of GLAM's preset, scaled down: a batch of environments acts, a minibatch of other rows learns. A CPU
-    adds rows up alike in any batch, so what another order of summation may do is measured against float32."""
+    sums a row in the same order in any batch, so what another order of summation may do is measured against float32."""
     lengths = np.array([96, 80, 64, 96, 72, 88, 48, 96] * 2, np.int32)
     tokens = np.random.default_rng(0).integers(3, 32, (16, 96)).astype(np.int32)
     first = jnp.ones((1, 16), bool)

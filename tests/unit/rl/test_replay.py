@@ -315,7 +315,7 @@ def test_a_prioritized_memory():
         100,
         0,
         0,
-    ]  # new: all alike, one range each
+    ]  # new: equal priorities, one range each
     np.testing.assert_allclose(drawn.probability, 0.25)
     # 1 : 3 : 0 : 4; place 3 comes twice, and keeps the higher priority
     ring = memory.prioritize(ring, jnp.array([0, 1, 2, 3, 3]), jnp.array([1.0, 3.0, 0.0, 4.0, 2.0]))

@@ -112,7 +112,7 @@ def test_weights_may_be_taken_in_place_of_a_copy(params):
     own = jax.tree.map(jnp.copy, params)
     learner = make_sft(config, FULL, own, packed, 1, take=True)
     state = learner.init(jax.random.key(0))
-    assert "params" not in own, "nobody else holds them"
+    assert "params" not in own, "no other reference is left"
     jax.tree.map(np.testing.assert_array_equal, state.params, params["params"])
     with pytest.raises(RuntimeError, match="taken by an earlier start"):
         learner.init(jax.random.key(0))
