@@ -11,7 +11,7 @@ from llmrl_jax import lm
 from llmrl_jax.lm.tokens import FastTokenizer, load_tokenizer
 from llmrl_jax.run.folder import opened
 from llmrl_jax.run.loop import RunResult, train as run_training
-from llmrl_jax.run.tune.model import load_base, with_end_tokens, write_results
+from llmrl_jax.run.tune.model import load_base, with_end_tokens, with_template, write_results
 from llmrl_jax.run.tune.settings import GrpoRun
 from llmrl_jax.tuning import (
     REWARDS,
@@ -75,7 +75,7 @@ def grpo(config: GrpoRun) -> RunResult:
     """
     reward = load_reward(config.reward)
     folder = lm.locate(config.model)
-    tokenizer, template = load_tokenizer(folder), ChatTemplate.load(folder)
+    tokenizer, (config, template) = load_tokenizer(folder), with_template(config, folder)
     shape = lm.read_config(folder)
     read = partial(
         _read, tokenizer=tokenizer, template=template, longest=config.max_prompt, vocab_size=shape.vocab_size

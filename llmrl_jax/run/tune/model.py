@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import date, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,9 @@ from llmrl_jax.run.tune.settings import Tuned
 from llmrl_jax.tuning import ChatTemplate, GRPOConfig
 
 
+C = TypeVar("C", bound=Tuned)
+
+
 def load_base(config: Tuned, folder: Path) -> tuple[lm.Llama, dict[str, Any], Mesh | None]:
     """The model to tune, its weights on the mesh, and the mesh.
 
@@ -36,6 +40,17 @@ def load_base(config: Tuned, folder: Path) -> tuple[lm.Llama, dict[str, Any], Me
     kept = jnp.dtype(jnp.float32) if config.tune == "full" else dtype
     model, variables = lm.load(folder, mesh=mesh, dtype=kept, lora=adapters, quantize=kind)
     return model.clone(dtype=dtype, remat=config.remat), variables, mesh
+
+
+def with_template(config: C, folder: Path) -> tuple[C, ChatTemplate | None]:
+    """The chat template of a model folder, and the configuration with the date that the template writes, if it writes
+    one: a run that is resumed on another day reads the same text."""
+    template = ChatTemplate.load(folder)
+    if template is None or "strftime_now" not in template.source:
+        return config, template
+    if not config.date and not config.run.resume:
+        config = replace(config, date=date.today().isoformat())
+    return config, ChatTemplate.load(folder, date=datetime.fromisoformat(config.date) if config.date else None)
 
 
 def with_end_tokens(config: GRPOConfig, folder: Path, tokenizer: FastTokenizer) -> GRPOConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -35,6 +36,9 @@ class Tuned:
     """Recompute activations in the backward pass: slower, but with far less memory."""
     mesh: str = field(default="", metadata=FREE)
     """Devices by axis, as in `data=4,fsdp=2`. Empty: one device."""
+    date: str = ""
+    """The date, as in 2026-11-23, for chat templates that write one; empty: that of the start, which a resumed run
+    keeps."""
     run: RunConfig = field(default_factory=lambda: RunConfig(checkpoint_every=100))
 
     def __post_init__(self):
@@ -42,6 +46,10 @@ class Tuned:
             raise ValueError(
                 f"quantize is {self.quantize}, which freezes the base: take --tune lora, or leave --quantize out"
             )
+        try:
+            datetime.fromisoformat(self.date or "2000-01-01")
+        except ValueError as error:
+            raise ValueError(f"date is {self.date!r}; a date as in 2026-11-23 is needed") from error
 
 
 @dataclass(frozen=True, kw_only=True)

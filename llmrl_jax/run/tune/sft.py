@@ -11,7 +11,7 @@ from llmrl_jax.core.activity import doing
 from llmrl_jax.lm.tokens import FastTokenizer, load_tokenizer
 from llmrl_jax.run.folder import opened
 from llmrl_jax.run.loop import RunResult, train as run_training
-from llmrl_jax.run.tune.model import load_base, write_results
+from llmrl_jax.run.tune.model import load_base, with_template, write_results
 from llmrl_jax.run.tune.settings import TuneConfig
 from llmrl_jax.tuning import (
     ChatTemplate,
@@ -52,7 +52,7 @@ def sft(config: TuneConfig) -> RunResult:
     if config.length > (positions := shape.max_position_embeddings):
         raise ValueError(f"length is {config.length}, but the model has {positions} positions; take shorter rows")
     folder = lm.locate(config.model)
-    tokenizer, template = load_tokenizer(folder), ChatTemplate.load(folder)
+    tokenizer, (config, template) = load_tokenizer(folder), with_template(config, folder)
     read = partial(read_data, tokenizer=tokenizer, template=template, config=config, vocab_size=shape.vocab_size)
     data = read(config.data)
     held_out = read(Path(config.eval_data)) if config.eval_data else None

@@ -15,7 +15,7 @@ from llmrl_jax.lm.tokens import FastTokenizer, load_tokenizer
 from llmrl_jax.run.folder import opened
 from llmrl_jax.run.loop import RunResult, train as run_training
 from llmrl_jax.run.metrics import read as read_metrics
-from llmrl_jax.run.tune.model import load_base, with_end_tokens, write_results
+from llmrl_jax.run.tune.model import load_base, with_end_tokens, with_template, write_results
 from llmrl_jax.systems.props.finetune import (
     Question,
     Setting,
@@ -113,7 +113,8 @@ def finetune(config: FinetuneRun) -> Path:
     if not config.model:
         raise ValueError("the model is missing: give --model, a folder or a Hugging Face hub id")
     folder = lm.locate(config.model)
-    tokenizer, template, shape = load_tokenizer(folder), ChatTemplate.load(folder), lm.read_config(folder)
+    tokenizer, shape = load_tokenizer(folder), lm.read_config(folder)
+    config, template = with_template(config, folder)
     data_key, learn_key, judge_key = jax.random.split(jax.random.fold_in(jax.random.key(config.run.seed), DATA), 3)
     data = _make_data(config, data_key, tokenizer, template, shape.max_position_embeddings)
     model, variables, mesh = load_base(config, folder)
