@@ -92,7 +92,7 @@ def test_saved_tokenizers_are_what_transformers_reads(bpe, sentencepiece, tmp_pa
         assert (theirs.bos_token_id, theirs.eos_token_id) == (kind.bos_id, kind.eos_id)
 
 
-def test_special_tokens_are_told_by_the_files(bpe, tmp_path):
+def test_special_tokens_are_those_of_the_files(bpe, tmp_path):
     bpe.save(tmp_path)
     config = {"bos_token": {"content": "<|begin_of_text|>"}, "eos_token": None, "pad_token": "<|end_of_text|>"}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
