@@ -27,6 +27,7 @@ Each row is run in this process, in a folder of its own. The command must
 
 from __future__ import annotations
 
+import functools
 import importlib
 import re
 from pathlib import Path
@@ -59,7 +60,6 @@ def prepared(tmp_path_factory):
         if name not in made:
             with pytest.MonkeyPatch.context() as patched:
                 patched.setenv("JAX_COMPILATION_CACHE_DIR", "unused")
-                patched.setattr("llmrl_jax.run.loop.plots.learning_curve", lambda *args, **options: None)
                 made[name] = tmp_path_factory.mktemp("prepared") / name
                 PREPARED[name](made[name])
         return made[name]
@@ -79,6 +79,14 @@ def programs():
     jax.monitoring.register_event_duration_secs_listener(listen)
     yield names
     jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def known_groups():
+    """The groups of commands are read once, not for every row."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(cli, "groups", functools.cache(cli.groups))
+        yield
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, int]]:

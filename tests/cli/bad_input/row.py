@@ -9,9 +9,16 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
 
 from llmrl_jax import lm
 from llmrl_jax.cli import main as cli
+from llmrl_jax.core import config as configs
+from llmrl_jax.run.config import BaseRunConfig
+from llmrl_jax.systems.props.settings import PropsRun
 from tests.lm_random import random_variables
 
 
@@ -59,10 +66,6 @@ class Row:
 # --- what rows start from ---------------------------------------------------------------------------------------------
 
 
-def _command(args: str) -> None:
-    assert cli.main(shlex.split(args)) == 0, args
-
-
 def _model(place: Path) -> None:
     """A language model of a few words, with untrained weights."""
     tokenizer = lm.WordTokenizer.from_texts(["red green blue sky grass blood what colour is ?"])
@@ -83,23 +86,34 @@ CARTPOLE = (
     "--env CartPole-v1 --network.hidden 4 --ppo.num-envs 4 --ppo.num-steps 4 --ppo.minibatches 2 --ppo.pool-size 4 "
     "--ppo.epochs 1 --eval-episodes 2 --run.progress off"
 )
-"""The flags of a PPO run of 16 steps an update that compiles in two seconds."""
+"""The flags of a PPO run of 16 steps an update."""
+
+
+def _no_update(learner: Any, state: Any, capacity: int) -> tuple[Any, float]:
+    """A program in place of a chunk of updates: the state stays as it is."""
+    names = {"loss": 0.5, "entropy": 0.6, "episodes": 1.0, "episode_return": 9.0, **dict.fromkeys(learner.bounds, 0.0)}
+    rows = {name: np.full(capacity, value, np.float32) for name, value in names.items()}
+    return lambda state, frozen, n: (state, rows), 0.0
 
 
 def _cartpole(place: Path) -> None:
-    """PPO in CartPole, 3 updates, with a checkpoint and a line of metrics after each."""
-    _command(
-        f"rl train {CARTPOLE} --steps 48 --run.log-every 1 --run.checkpoint-every 1 --run.keep 3 "
-        f"--run.out {place.parent} --run.name {place.name}"
-    )
+    """PPO in CartPole, 3 updates, with a checkpoint and a line of metrics after each; no update is computed."""
+    flags = "--steps 48 --run.log-every 1 --run.checkpoint-every 1 --run.keep 3"
+    with (
+        mock.patch("llmrl_jax.run.loop.compile_chunk", _no_update),
+        mock.patch("llmrl_jax.run.loop.plots.learning_curve"),
+        mock.patch("llmrl_jax.run.rl_training.evaluation", lambda made, episodes: lambda state, key: {}),
+    ):
+        command = f"rl train {CARTPOLE} {flags} --run.out {place.parent} --run.name {place.name}"
+        assert cli.main(shlex.split(command)) == 0
 
 
 def _props(place: Path) -> None:
-    """A finished search by the scripted adviser: `nim-0/log.jsonl` has a line for each of 3 candidates."""
-    _command(
-        "props run --tasks nim --seeds 1 --iterations 2 --episodes 2 --final-episodes 2 --warmup 1 --max-steps 20 "
-        f"--run.out {place.parent} --run.name {place.name}"
-    )
+    """A search that was begun: `config.json`, and `nim-0/log.jsonl` with one line."""
+    (place / "nim-0").mkdir(parents=True)
+    config = PropsRun(tasks=("nim",), run=BaseRunConfig(place.name, str(place.parent)))
+    configs.save_config(config, place / "config.json")
+    (place / "nim-0" / "log.jsonl").write_text(json.dumps({"round": 0}) + "\n")
 
 
 PREPARED: dict[str, Callable[[Path], None]] = {"model": _model, "data": _data, "cartpole": _cartpole, "props": _props}

@@ -1,19 +1,252 @@
-"""Bad input of runs: folders, logs, resumes."""
+"""Bad input of runs: folders, seeds, files of options, resumes, logs, and what is read from runs."""
 
 from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
 
 from tests.cli.bad_input.row import CARTPOLE, Row
 
 
-TRAIN = f"rl train {CARTPOLE} --run.out {{tmp}}/runs"
+# --- what is prepared -------------------------------------------------------------------------------------------------
 
-ROWS = (
-    # --- the folder ---------------------------------------------------------------------------------------------------
-    Row("out is a file", f"rl train {CARTPOLE} --run.out f", "no run can be kept in f .*choose another --run.out",
-        files={"f": ""}),
-    Row("out is in a file", f"rl train {CARTPOLE} --run.out f/g", "no run can be kept in f/g .*choose another",
-        files={"f": ""}),
-    Row("out is in /proc", f"rl train {CARTPOLE} --run.out /proc/x", "no run can be kept in /proc/x .*choose another"),
-    # --- seeds --------------------------------------------------------------------------------------------------------
-    Row("a negative seed", f"{TRAIN} --run.seed=-1", "seed is -1; at least 0 is needed"),
+
+def folder(path: str) -> Callable[[Path], None]:
+    """A folder at this path, instead of a file that is there."""
+
+    def prepare(tmp: Path) -> None:
+        (tmp / path).unlink(missing_ok=True)
+        (tmp / path).mkdir(parents=True)
+
+    return prepare
+
+
+def without(*paths: str) -> Callable[[Path], None]:
+    """Files and folders are removed."""
+
+    def prepare(tmp: Path) -> None:
+        for path in paths:
+            if (tmp / path).is_dir():
+                shutil.rmtree(tmp / path)
+            else:
+                (tmp / path).unlink()
+
+    return prepare
+
+
+def changed(**values: object) -> Callable[[Path], None]:
+    """Values in the config.json of the run `cartpole`."""
+
+    def prepare(tmp: Path) -> None:
+        path = tmp / "cartpole" / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+    return prepare
+
+
+def lines(edit: Callable[[list[str]], list[str]], run: str = "cartpole") -> Callable[[Path], None]:
+    """The lines of a run's log are edited."""
+
+    def prepare(tmp: Path) -> None:
+        path = tmp / run / "metrics.jsonl"
+        path.write_text("".join(line + "\n" for line in edit(path.read_text().splitlines())))
+
+    return prepare
+
+
+def emptied(tmp: Path) -> None:
+    """The checkpoints are gone, but not their folder."""
+    shutil.rmtree(tmp / "cartpole" / "checkpoints")
+    (tmp / "cartpole" / "checkpoints").mkdir()
+
+
+def all_damaged(tmp: Path) -> None:
+    for path in (tmp / "cartpole" / "checkpoints").glob("*/meta/metadata"):
+        path.write_text("{")
+
+
+NEW = f"rl train {CARTPOLE}"
+TRAIN = f"{NEW} --run.out {{tmp}}/runs"
+NAMED = f"{TRAIN} --run.name x"
+AGAIN = "rl train --run.resume {cartpole} --run.progress off"
+MORE = f"{AGAIN} --steps 64"
+FILE = "rl train --config {tmp}/c.yaml"
+KEPT = "no run can be kept in .*"
+STARTS = r"jit\((init|reset|_checksums)\)"
+"""Programs of a state, which is there before a checkpoint is read."""
+N = "n" * 300
+
+FOLDERS = (
+    Row("out is a file", f"{NEW} --run.out f", f"{KEPT}f is a file.*: choose another --run.out", {"f": ""}),
+    Row("out is in a file", f"{NEW} --run.out f/g", f"{KEPT}f/g .*: choose another --run.out", {"f": ""}),
+    Row("out is in /proc", f"{NEW} --run.out /proc/x", f"{KEPT}/proc/x .*: choose another --run.out"),
+    Row("out is read-only", f"{NEW} --run.out /sys/x", f"{KEPT}/sys/x .*: choose another --run.out"),
+    Row("a name too long", f"{TRAIN} --run.name {N}", f"{KEPT}too long.*: choose another --run.name"),
+    Row("a folder's name too long", f"{TRAIN}/{N}", f"{KEPT}too long.*: choose another --run.name or --run.out"),
+    Row("a name with a slash", f"{TRAIN} --run.name a/b", "--run.name is 'a/b'; one folder's name .*--run.out"),
+    Row("a name of dots", f"{TRAIN} --run.name ..", r"--run.name is '\.\.'; one folder's name is needed"),
+    Row("a run that exists", f"{NEW} --run.out {{tmp}} --run.name cartpole", "cartpole exists; continue it with "
+        "--run.resume .*or choose another name", {"cartpole/config.json": "{}"}),
+    *(
+        Row(f"{name} is a folder", NAMED, f"x/{name} is a folder, where a run has a file: move it away", prepare=folder(
+            f"runs/x/{name}"))
+        for name in ("metrics.jsonl", "status.json", "summary.json", ".lock")
+    ),
+    Row("config.json is a folder", NAMED, "runs/x exists; .*choose another name", prepare=folder("runs/x/config.json")),
+    Row("checkpoints is a file", NAMED, "checkpoints is a file, where a run has a folder", {"runs/x/checkpoints": ""}),
+    Row("frozen is a file", NAMED, "frozen is a file, where a run has a folder", {"runs/x/frozen": ""}),
+    Row("a resumed lock is a folder", MORE, "cartpole/.lock is a folder", prepare=folder("cartpole/.lock")),
+    Row("the cache is a file", f"{NAMED} --run.compilation-cache f", "no compiled program can be kept in f .*`off`",
+        {"f": "1"}),
 )  # fmt: skip
+
+OPTIONS = (
+    Row("a negative seed", f"{NAMED} --run.seed=-1", "--run.seed is -1; from 0 to 4294967295 is needed"),
+    Row("a seed of 33 bits", f"{NAMED} --run.seed 4294967296", "--run.seed is 4294967296; from 0 to 4294967295"),
+    Row("a seed of 64 bits", f"{NAMED} --run.seed 9223372036854775808", "--run.seed: .* too large; at most 92233720"),
+    Row("a seed of 80 bits", f"{NAMED} --run.seed 999999999999999999999999", "--run.seed: .*9' is too large"),
+    Row("a fractional seed", f"{NAMED} --run.seed 1.5", "--run.seed: '1.5' is not a whole number"),
+    Row("a seed of words", f"{NAMED} --run.seed x", "--run.seed: 'x' is not a whole number"),
+    Row("an empty seed", f"{NAMED} --run.seed ''", "--run.seed: '' is not a whole number"),
+    Row("steps of 100 bits", f"{NAMED} --steps 1e30", "--steps: '1e30' is too large; at most 9223372036854775807"),
+    Row("no steps", f"{NAMED} --steps 0", "--steps is 0; at least 1 is needed"),
+    Row("no line of metrics", f"{NAMED} --run.log-every 0", "--run.log-every is 0; at least 1 is needed"),
+    Row("no checkpoint kept", f"{NAMED} --run.keep 0", "--run.keep is 0; at least 1 is needed"),
+    Row("negative evaluations", f"{NAMED} --run.eval-every=-1", "--run.eval-every is -1; at least 0"),
+    Row("negative checkpoints", f"{NAMED} --run.checkpoint-every=-1", "--run.checkpoint-every is -1; at least 0"),
+    Row("a budget of nan", f"{NAMED} --run.max-seconds nan", "--run.max-seconds is nan; "),
+    Row("a negative budget", f"{NAMED} --run.max-seconds=-1", "--run.max-seconds is -1.0; at least 0 is needed"),
+    Row("an endless budget", f"{NAMED} --run.max-seconds inf", "--run.max-seconds is inf; a finite number"),
+    Row("unknown progress", f"{NAMED} --run.progress x", "'x' for argument '--run.progress'.*'auto', 'bar', 'lines'"),
+    Row("the best of no metric", f"{NAMED} --run.best los", "--run.best is los, .* did you mean 'loss'",
+        compiles=STARTS),
+    Row("the best of no evaluation", f"{NAMED} --run.best eval/x", "--run.best is eval/x, .*give --run.eval-every"),
+    Row("an earlier checkpoint of a new run", f"{NAMED} --run.resume-from 3", "--run.resume-from is 3, but no run is "
+        "resumed: name it with --run.resume"),
+)  # fmt: skip
+
+FILES = (
+    Row("no file", FILE, "there is no configuration .*c.yaml"),
+    Row("a file near", FILE, "there is no configuration .*c.yaml; did you mean 'cc.yaml'", {"cc.yaml": ""}),
+    Row("an empty name of a file", "rl train --config ''", "--config names no file; give a path, or leave it out"),
+    Row("a folder", "rl train --config {tmp}/data", "there is no configuration .*data", {"data/x": ""}),
+    Row("a model's folder", "rl train --config {model}", "describes a language model .*: pass that folder as --model"),
+    Row("an empty file", FILE, "c.yaml holds a NoneType; options with values are needed", {"c.yaml": ""}),
+    Row("a list", FILE, "c.yaml holds a list; options with values are needed, as in", {"c.yaml": "[1, 2]"}),
+    Row("a word", FILE, "c.yaml holds a str; options with values are needed", {"c.yaml": "abc"}),
+    Row("half a list", FILE, r"c.yaml is not YAML: .*line 1", {"c.yaml": "a: ["}),
+    Row("UTF-16", FILE, "c.yaml is not YAML: .*decode", {"c.yaml": "steps: 3".encode("utf-16")}),
+    Row("code", FILE, "c.yaml is not YAML: .*could not determine a constructor",
+        {"c.yaml": "!!python/name:os.system x"}),
+    Row("half JSON", "rl train --config c.json", "c.json is not valid JSON .*: correct it", {"c.json": "{"}),
+    Row("JSON nested 100,000 deep", "rl train --config c.json", "c.json is not valid JSON", {"c.json": "[" * 100_000}),
+    Row("JSON in latin-1", "rl train --config c.json", "c.json is not valid JSON",
+        {"c.json": '{"é": 1}'.encode("latin-1")}),
+    Row("a number of 5,000 digits", "rl train --config c.json", "c.json is not valid JSON .*digits",
+        {"c.json": '{"steps": ' + "9" * 5000 + "}"}),
+    Row("an unknown option", FILE, "c.yaml: there is no option 'stepz'; did you mean 'steps'", {"c.yaml": "stepz: 3"}),
+    Row("words for a number", FILE, "c.yaml: steps is 'many'; expected int", {"c.yaml": "steps: many"}),
+    Row("a truth for a number", FILE, "c.yaml: steps is True; expected int", {"c.yaml": "steps: true"}),
+    Row("a date for a number", FILE, "c.yaml: steps is .*2020.*; expected int", {"c.yaml": "steps: 2020-01-01"}),
+    Row("a number for a part", FILE, "c.yaml: run is 3; expected an object", {"c.yaml": "run: 3"}),
+    Row("nothing for a part", FILE, "c.yaml: run is None; expected an object", {"c.yaml": "run: null"}),
+    Row("a number for a name", FILE, "c.yaml: run.name is 5; expected str", {"c.yaml": "run: {name: 5}"}),
+    Row("a resumed list", FILE, r"c.yaml: run.name is \['a'\]; expected str",
+        {"c.yaml": "run: {resume: true, name: [a]}"}),
+    Row("a resume in a number", FILE, "c.yaml: run.out is 3; expected str",
+        {"c.yaml": "run: {resume: true, name: x, out: 3}"}),
+    Row("a resume of a mapping", FILE, "c.yaml: run.resume is {'a': 1}; expected", {"c.yaml": "run: {resume: {a: 1}}"}),
+    Row("a name with a null character", FILE, "--run.name is .*; one folder's name is needed",
+        {"c.yaml": 'run: {name: "a\\0b"}'}),
+    Row("a folder with a null character", FILE, "--run.out is .*; .* without a null character",
+        {"c.yaml": 'run: {out: "a\\0b"}'}),
+    Row("a huge seed in a file", FILE, "--run.seed is 1.*; from 0 to 4294967295 is needed",
+        {"c.yaml": "run: {seed: 1e30}"}),
+    Row("an algorithm that is none", FILE, r"no algorithm 'x' \(there are", {"c.yaml": "algo: x"}),
+    Row("another command's file", FILE, "has the options of `llmrl lm sft`, not of `llmrl rl train`",
+        {"c.yaml": "kind: lm sft\nversion: 1"}),
+    Row("a newer version's file", FILE, "has version 9, which a newer llmrl_jax wrote",
+        {"c.yaml": "kind: rl train\nversion: 9"}),
+    Row("another run's config.json", "rl train --config {props}", "has the options of `llmrl props run`"),
+)  # fmt: skip
+
+RESUMES = (
+    Row("no such run", "rl train --run.resume runs/x", "no run 'x' in runs to resume: `llmrl runs list runs`"),
+    Row("a run near", "rl train --run.resume cartpol", "no run 'cartpol' in .*; did you mean 'cartpole'",
+        {"runs/cartpole/config.json": "{}"}, folder("runs/x")),
+    Row("a run that is a file", "rl train --run.resume runs/f", "no run 'f' in runs to resume", {"runs/f": "1"}),
+    Row("no run named", "rl train --run.resume", "--run.resume needs the folder of the run to continue"),
+    Row("an empty name of a run", "rl train --run.resume ''", "--run.resume needs the folder of the run to continue"),
+    Row("a second name", f"{AGAIN} --run.name y", "--run.name is y, but --run.resume is .*: leave --run.name out"),
+    Row("a second folder", f"{AGAIN} --run.out y", "--run.out is y, but --run.resume is .*: leave --run.out out"),
+    Row("a props run", "rl train --run.resume {props}", "is a props run, not an rl train run: `llmrl props run "
+        "--run.resume .*` continues it"),
+    Row("an rl run by props", "props run --run.resume {cartpole}", "is an rl train run, not a props run: `llmrl rl "),
+    Row("an rl run by sft", "lm sft --run.resume {cartpole}", "is an rl train run, not an lm sft run: `llmrl rl "),
+    Row("an rl run by glam", "glam train --run.resume {cartpole}", "is an rl train run, not a glam train run"),
+    Row("another algorithm", f"{AGAIN} --algo dqn",
+        "--algo is dqn, but the run .* was begun with ppo: leave --algo out"),
+    Row("another option", f"{AGAIN} --ppo.gamma 0.5",
+        "begun with other options: .*gamma: 0.99 -> 0.5.*; put these back"),
+    Row("another seed", f"{AGAIN} --run.seed 5", "begun with other options: .*seed: 0 -> 5.*; put these back"),
+    Row("fewer steps than it has", f"{AGAIN} --steps 16", r"has 3 updates \(48 .*\) already, and 1 updates \(16 .*ask "
+        "for more"),
+    Row("a checkpoint that it lacks", f"{MORE} --run.resume-from 9", "--run.resume-from is 9, but .*: it has 1, 2, 3"),
+    Row("a checkpoint below none", f"{AGAIN} --run.resume-from=-5", "--run.resume-from is -5; at least -1 is needed"),
+    Row("checkpoints are gone", MORE, "no checkpoint in .*, although the run reached update 3: put them back",
+        prepare=without("cartpole/checkpoints")),
+    Row("every checkpoint is gone", MORE, "no checkpoint in .*, although the run reached update 3: put them back",
+        prepare=emptied),
+    Row("no log", MORE, "metrics.jsonl is missing, but .* --run.accept-gaps",
+        prepare=without("cartpole/metrics.jsonl")),
+    Row("an empty log", MORE, "metrics.jsonl ends at update 0, but .* put the lines back",
+        {"cartpole/metrics.jsonl": ""}),
+    Row("a short log", MORE, "metrics.jsonl ends at update 2, but .*--run.resume-from 2",
+        prepare=lines(lambda x: x[:-1])),
+    Row("a log that begins late", MORE, "lacks the lines of updates 1 to 1, before line 1",
+        prepare=lines(lambda x: x[1:])),
+    Row("a gap in the log", MORE, "lacks the lines of updates 2 to 2, before line 2.*--run.resume-from 1",
+        prepare=lines(
+        lambda x: [x[0], x[2]])),
+    Row("a damaged line", MORE, r"metrics.jsonl:2 is damaged \('\{'\).*--run.resume-from 1", prepare=lines(
+        lambda x: [x[0], "{", x[2]])),
+    Row("a log of lists", MORE, r"metrics.jsonl:1 is damaged \('\[1\]'\)", {"cartpole/metrics.jsonl": "[1]\n"}),
+    Row("a log of bytes", MORE, "metrics.jsonl:1 is damaged", {"cartpole/metrics.jsonl": b"\xff\xfe\0\n"}),
+    Row("a log without updates", MORE, "metrics.jsonl:1 is damaged", {"cartpole/metrics.jsonl": '{"a": 1}\n'}),
+    Row("a line twice", MORE, "metrics.jsonl:2 does not continue from update 1", prepare=lines(lambda x: [x[0], *x])),
+    Row("a checkpoint without its state", MORE, "checkpoint 3 in .* is damaged .*: use it with --run.resume-from 2",
+        prepare=without("cartpole/checkpoints/3/state"), compiles=STARTS),
+    Row("descriptions that are damaged", MORE, "checkpoint 3 in .* is damaged .*; no older one is whole",
+        prepare=all_damaged, compiles=STARTS),
+    Row("half a config.json", AGAIN, "cartpole/config.json is not valid JSON .*: correct it, or put",
+        {"cartpole/config.json": "{"}),
+    Row("an empty config.json", AGAIN, "cartpole/config.json is not valid JSON", {"cartpole/config.json": ""}),
+    Row("a config.json of bytes", AGAIN, "cartpole/config.json is not valid JSON",
+        {"cartpole/config.json": b"\xff\xfe"}),
+    Row("a config.json of a list", AGAIN, "config.json is not what this command wrote",
+        {"cartpole/config.json": "[1]"}),
+    Row("a config.json without options", AGAIN, "checkpoint 3 in .* is of another configuration: .*num-envs: 4 -> 16",
+        {"cartpole/config.json": "{}"}),
+    Row("a newer config.json", AGAIN, "has version 99, which a newer llmrl_jax wrote", prepare=changed(version=99)),
+    Row("an unknown kind", AGAIN, "is a zz top run, not an rl train run", prepare=changed(kind="zz top")),
+    Row("a misspelt option", AGAIN, "config.json is not what .* no field 'stepz'; did you mean 'steps'",
+        prepare=changed(stepz=3)),
+    Row("an option of another type", AGAIN, "steps is 'a'; expected int", prepare=changed(steps="a")),
+    Row("an option out of range", AGAIN, "config.json is not what .*steps is -4; at least 1",
+        prepare=changed(steps=-4)),
+    Row("a part of another type", AGAIN, r"run is \[1\]; expected an object", prepare=changed(run=[1])),
+    Row("a saved seed beyond 64 bits", AGAIN, "seed is 1180591620717411303424; from 0 to 4294967295",
+        prepare=changed(run={"seed": 2**70})),
+    Row("a world that is gone", AGAIN, "no environment is registered as 'x'", prepare=changed(env="x")),
+    Row("a search with other options", "props run --run.resume {props} --iterations 4",
+        "begun with other options: .*iterations: .* -> 4"),
+    Row("a search with a damaged log", "props run --run.resume {props}",
+        "log.jsonl: line 1 cannot be read .*; mend it", {"props/nim-0/log.jsonl": "{\n{}\n"},
+        compiles=r"jit\((_threefry_split|unstack)\)"),
+    Row("a search with a lock that is a folder", "props run --run.resume {props}", ".lock is a folder",
+        prepare=folder("props/.lock")),
+)  # fmt: skip
+
+ROWS = (*FOLDERS, *OPTIONS, *FILES, *RESUMES)
