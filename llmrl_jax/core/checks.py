@@ -15,8 +15,8 @@ from envs_jax.checks import above, at_least, between, fields_at_least, nearest
 
 
 __all__ = [
-    "COUNT", "EPOCHS", "STEPS", "WIDTH", "above", "at_least", "between", "check_seed", "fields_at_least", "fields_in",
-    "in_interval", "nearest", "option", "refuse_nan", "refuse_unread",
+    "COUNT", "EPOCHS", "FROM_0", "STEPS", "WIDTH", "above", "at_least", "between", "check_seed", "fields_at_least",
+    "fields_in", "in_interval", "nearest", "option", "refuse_nan", "refuse_unread",
 ]  # fmt: skip
 
 MAX_SEED = 2**32 - 1
@@ -32,6 +32,8 @@ def check_seed(name: str, seed: int) -> None:
 
 COUNT = "[1, 2147483647]"
 """Interval of what is counted in int32: rows, steps, updates."""
+FROM_0 = "[0, 2147483647]"
+"""Interval of what is counted in int32 and may be none."""
 STEPS = "[1, 1000000000000]"
 """Interval of environment steps in all, which become a number of updates."""
 EPOCHS = "(0, 1000000]"

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_type_hints
 from jax.sharding import Mesh
 
 from envs_jax.env import Environment
-from llmrl_jax.core.checks import COUNT, fields_in, refuse_unread
+from llmrl_jax.core.checks import COUNT, FROM_0, fields_in, refuse_unread
 from llmrl_jax.parallel import RULES, Placement
 from llmrl_jax.rl.rollout import check_statistics, unread_of_reset
 
@@ -84,7 +84,7 @@ class DQNConfig:
     def __post_init__(self):
         counts = ("num_envs", "num_steps", "gradient_steps", "batch_size", "replay_size", "n_step", "epsilon_steps")
         fields_in(self, COUNT, *counts, "pool_size", "reset_ratio", prefix="dqn.")
-        fields_in(self, "[0, 2147483647]", "learning_starts", "target_every", prefix="dqn.")
+        fields_in(self, FROM_0, "learning_starts", "target_every", prefix="dqn.")
         fields_in(self, "[0, inf)", "learning_rate", "adam_eps", prefix="dqn.")
         fields_in(self, "[0, inf]", "max_grad_norm", prefix="dqn.")
         hints = get_type_hints(type(self))

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from jax.sharding import Mesh
 
 from envs_jax.env import Environment
-from llmrl_jax.core.checks import COUNT, fields_in, refuse_unread
+from llmrl_jax.core.checks import COUNT, FROM_0, fields_in, refuse_unread
 from llmrl_jax.parallel import RULES, Placement
 from llmrl_jax.rl.policy import Policy
 from llmrl_jax.rl.rollout import check_statistics, unread_of_reset
@@ -76,7 +76,7 @@ class PPOConfig:
     def __post_init__(self):
         counts = ("num_envs", "num_steps", "unroll", "epochs", "minibatches", "microbatches", "pool_size")
         fields_in(self, COUNT, *counts, "reset_ratio", prefix="ppo.")
-        fields_in(self, "[0, 2147483647]", "schedule_updates", prefix="ppo.")
+        fields_in(self, FROM_0, "schedule_updates", prefix="ppo.")
         fields_in(self, "[0, 1]", "gamma", "gae_lambda", prefix="ppo.")
         fields_in(self, "[0, 1)", "adam_b1", "adam_b2", prefix="ppo.")
         scales = ("learning_rate", "clip_eps", "value_loss_coef", "entropy_coef", "adam_eps")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrl_jax.chat import Budget, Budgeted, Cached, CacheMode, ChatModel, OpenAIChat, Recorder, ServerConfig, Spent
-from llmrl_jax.core.checks import COUNT, fields_in
+from llmrl_jax.core.checks import COUNT, FROM_0, fields_in
 from llmrl_jax.core.config import FREE
 
 
@@ -61,7 +61,8 @@ class ChatConfig:
         fields_in(self, "(-inf, inf)", "temperature", prefix="chat.")
         fields_in(self, COUNT, "max_tokens", prefix="chat.")
         fields_in(self, "[1, 1024]", "concurrency", prefix="chat.")
-        fields_in(self, "[0, inf)", "max_calls", "max_usd", prefix="chat.")
+        fields_in(self, FROM_0, "max_calls", prefix="chat.")
+        fields_in(self, "[0, inf)", "max_usd", prefix="chat.")
 
     @property
     def sampling(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 from tyro.constructors import PrimitiveConstructorSpec
 
 from llmrl_jax.core import config as configs
-from llmrl_jax.core.checks import at_least, check_seed, nearest, option
+from llmrl_jax.core.checks import COUNT, FROM_0, check_seed, in_interval, nearest, option
 from llmrl_jax.core.config import FREE
 
 
@@ -68,10 +68,10 @@ class BaseRunConfig:
         if self.resume and not self.name:
             raise ValueError("--run.resume needs the folder of the run to continue, as in --run.resume runs/NAME")
 
-    def _at_least(self, low: float, *names: str) -> None:
-        """`at_least` for fields of this class, named as on the command line."""
+    def _inside(self, interval: str, *names: str) -> None:
+        """`in_interval` for fields of this class, named as on the command line."""
         for name in names:
-            at_least(option(f"run.{name}"), getattr(self, name), low)
+            in_interval(option(f"run.{name}"), getattr(self, name), interval)
 
     def _take_place_of(self, folder: str) -> None:
         """Set `name` and `out` from the folder of the run to continue; `resume` is False without one."""
@@ -122,9 +122,10 @@ class RunConfig(BaseRunConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        self._at_least(0, "eval_every", "checkpoint_every", "max_seconds")
-        self._at_least(1, "log_every", "keep")
-        self._at_least(-1, "resume_from")
+        self._inside(FROM_0, "eval_every", "checkpoint_every")
+        self._inside("[0, inf)", "max_seconds")
+        self._inside(COUNT, "log_every", "keep")
+        self._inside("[-1, 2147483647]", "resume_from")
         if self.resume_from >= 0 and not self.resume:
             raise ValueError(
                 f"--run.resume-from is {self.resume_from}, but no run is resumed: name it with --run.resume, or leave "

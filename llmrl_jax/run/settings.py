@@ -13,7 +13,7 @@ import tyro
 
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.checks import nearest, refuse_nan
-from llmrl_jax.run.spelling import dotted, names_of, shown, spelled
+from llmrl_jax.run.spelling import dotted, hints_of, names_of, shown, spelled
 
 
 NUMBER = r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
@@ -148,7 +148,7 @@ def checked(config: Any, path: str = "", flag: str = "") -> Any:
     if not dataclasses.is_dataclass(config) or isinstance(config, type):
         return config
     kind = type(config)
-    hints = typing.get_type_hints(kind, include_extras=True)
+    hints = hints_of(kind)
     values = {
         f.name: checked(getattr(config, f.name), dotted(path, f.name), dotted(flag, shown(hints[f.name], f.name)))
         for f in dataclasses.fields(config)

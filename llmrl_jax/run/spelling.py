@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 import re
 import typing
@@ -46,6 +47,12 @@ class Names:
         return message
 
 
+@functools.cache
+def hints_of(kind: type) -> dict[str, Any]:
+    """The annotations of a dataclass's fields, evaluated, with what tyro reads in them."""
+    return typing.get_type_hints(kind, include_extras=True)
+
+
 def shown(hint: Any, name: str) -> str:
     """The name of a field or parameter on the command line; empty if it is hidden, with `tyro.conf.arg(name="")`."""
     names = [m.name for m in getattr(hint, "__metadata__", ()) if getattr(m, "name", None) is not None]
@@ -63,7 +70,7 @@ def _bare(hint: Any) -> Any:
 
 def _options(kind: Any, path: str, flag: str) -> Iterator[tuple[str, str]]:
     """The options of a dataclass: the dotted name of each and its flag, without dashes in front."""
-    hints = typing.get_type_hints(kind, include_extras=True)
+    hints = hints_of(kind)
     for f in dataclasses.fields(kind):
         place, name = dotted(path, f.name), dotted(flag, shown(hints[f.name], f.name))
         inner = _bare(hints[f.name])

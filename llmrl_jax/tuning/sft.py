@@ -15,7 +15,7 @@ import optax
 from flax import struct
 from jax.sharding import Mesh
 
-from llmrl_jax.core.checks import COUNT, at_least, fields_in
+from llmrl_jax.core.checks import COUNT, FROM_0, at_least, fields_in
 from llmrl_jax.lm import Llama
 from llmrl_jax.lm.quantize import any_quantized
 from llmrl_jax.lm.tokens import check_tokens
@@ -58,7 +58,8 @@ class SFTConfig:
 
     def __post_init__(self):
         fields_in(self, COUNT, "batch_size", "microbatches", prefix="sft.")
-        fields_in(self, "[0, inf)", "learning_rate", "weight_decay", "adam_eps", "head_chunk", prefix="sft.")
+        fields_in(self, "[0, inf)", "learning_rate", "weight_decay", "adam_eps", prefix="sft.")
+        fields_in(self, FROM_0, "head_chunk", prefix="sft.")
         fields_in(self, "[0, 1)", "warmup", "adam_b1", "adam_b2", prefix="sft.")
         fields_in(self, "[0, 1]", "final_fraction", prefix="sft.")
         fields_in(self, "(0, inf]", "max_grad_norm", prefix="sft.")

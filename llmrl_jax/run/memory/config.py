@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from llmrl_jax import lm
-from llmrl_jax.core.checks import COUNT, fields_in
+from llmrl_jax.core.checks import COUNT, FROM_0, fields_in
 from llmrl_jax.run.memory.sizes import parse_bytes
 
 
@@ -63,7 +63,7 @@ class FitConfig:
     def __post_init__(self):
         fields_in(self, COUNT, "batch_size", "length", "new_tokens", "samples", "candidates", "candidate_tokens")
         fields_in(self, COUNT, "microbatches")
-        fields_in(self, "[0, 2147483647]", "rows", "head_chunk")
+        fields_in(self, FROM_0, "rows", "head_chunk")
         fields_in(self, "[0, 4096]", "devices")
         self._check_parts()
         if self.quantize != "none" and self.trains and self.tune == "full":

@@ -21,7 +21,7 @@ from envs_jax.babyai.text.english import MISSION_LENGTH
 from envs_jax.text import Phrasebook
 from llmrl_jax.agents.babyai_demonstrations import Demonstration, DemosError, read_demos, text_id
 from llmrl_jax.agents.language import ScoringPolicy
-from llmrl_jax.core.checks import COUNT, EPOCHS, fields_in, nearest, refuse_unread
+from llmrl_jax.core.checks import COUNT, EPOCHS, FROM_0, fields_in, nearest, refuse_unread
 from llmrl_jax.systems.glam.build import Glam
 from llmrl_jax.systems.glam.config import EMBEDDED, GlamConfig
 from llmrl_jax.systems.glam.presets import DEMO, GLAM
@@ -61,7 +61,7 @@ class CloningConfig:
         fields_in(self, COUNT, "pairs")
         fields_in(self, "[0, 1)", "held_out")
         fields_in(self, EPOCHS, "epochs")
-        fields_in(self, "[0, 2147483647]", "length")
+        fields_in(self, FROM_0, "length")
 
 
 PUBLISHED = CloningConfig(

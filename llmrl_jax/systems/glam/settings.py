@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 import tyro
 
-from llmrl_jax.core.checks import COUNT, STEPS, fields_in, refuse_unread
+from llmrl_jax.core.checks import COUNT, FROM_0, STEPS, fields_in, refuse_unread
 from llmrl_jax.core.config import FREE
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.systems.glam import cloning, presets
@@ -72,4 +72,4 @@ class CloneRun:
             refuse_unread(self, ("greedy", "checkpoint"), "a run without --from")
         fields_in(self, "[-1, inf)", "checkpoint")
         fields_in(self, COUNT, "episodes")
-        fields_in(self, "[0, 2147483647]", "eval_episodes")
+        fields_in(self, FROM_0, "eval_episodes")

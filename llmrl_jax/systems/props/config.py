@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 from envs_jax.env import Environment
 from llmrl_jax.chat import ChatModel
-from llmrl_jax.core.checks import COUNT, fields_in, refuse_unread
+from llmrl_jax.core.checks import COUNT, FROM_0, fields_in, refuse_unread
 from llmrl_jax.systems.props.describe import describe
 from llmrl_jax.systems.props.evollm import EvoLLM
 from llmrl_jax.systems.props.history import HistoryView
@@ -58,7 +58,7 @@ class PolicyConfig:
         return {name: v for name, v in given.items() if v is not None} | ({"rank": self.rank} if self.rank else {})
 
     def __post_init__(self):
-        fields_in(self, "[0, 2147483647]", "rank", prefix="policy.")
+        fields_in(self, FROM_0, "rank", prefix="policy.")
         for name, interval in (("low", "(-inf, inf)"), ("high", "(-inf, inf)"), ("decimals", "[0, 12]")):
             if getattr(self, name) is not None:
                 fields_in(self, interval, name, prefix="policy.")
@@ -99,7 +99,7 @@ class ReplyConfig:
         return {name: value for name in named if (value := getattr(self, name)) is not None}
 
     def __post_init__(self):
-        fields_in(self, "[0, 2147483647]", "retries", "failures", prefix="reply.")
+        fields_in(self, FROM_0, "retries", "failures", prefix="reply.")
         if self.on_failure != "repeat":
             refuse_unread(self, ("repeat",), f"--reply.on-failure {self.on_failure}", prefix="reply.")
 
@@ -223,11 +223,11 @@ class PropsConfig:
         if self.method not in known:
             raise ValueError(f"method is {self.method!r}; it is one of {', '.join(known)}")
         counts = ("iterations", "episodes", "warmup_episodes", "max_steps", "buffer_episodes", "buffer_steps", "block")
-        fields_in(self, "[0, 2147483647]", *counts)
+        fields_in(self, FROM_0, *counts)
         fields_in(self, "[0, inf)", "step_size")
         fields_in(self, COUNT, "proposals", "polish_rounds", "final_episodes", "buffer_rows", "population")
         if self.warmup is not None:
-            fields_in(self, "[0, 2147483647]", "warmup")
+            fields_in(self, FROM_0, "warmup")
         refuse_unread(self, UNREAD[self.method], f"the method {self.method}")
         if not self.polish:
             refuse_unread(self, ("polish_rounds",), "a search without --polish")

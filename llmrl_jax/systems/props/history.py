@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from llmrl_jax.core.checks import at_least
+from llmrl_jax.core.checks import COUNT, FROM_0, fields_in
 
 
 Values = int | float | tuple[float, ...]
@@ -148,9 +148,9 @@ class HistoryView:
     for ProPS+ on a table, otherwise no episodes."""
 
     def __post_init__(self):
-        for name, least in (("last", 0), ("top", 0), ("tokens", 1), ("trajectory_steps", 0)):
+        for name, interval in (("last", FROM_0), ("top", FROM_0), ("tokens", COUNT), ("trajectory_steps", FROM_0)):
             if getattr(self, name) is not None:
-                at_least(f"history.{name}", getattr(self, name), least)
+                fields_in(self, interval, name, prefix="history.")
         if (self.last, self.top) in ((0, 0), (0, None), (None, 0)):
             raise ValueError(f"last is {self.last} and top is {self.top}, which shows nothing; let one be 1 or more")
         if self.order not in get_args(Order):

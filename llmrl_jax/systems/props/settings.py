@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 import tyro
 
 from llmrl_jax import lm
-from llmrl_jax.core.checks import COUNT, MAX_SEED, fields_in
+from llmrl_jax.core.checks import COUNT, FROM_0, MAX_SEED, fields_in
 from llmrl_jax.core.config import FREE
 from llmrl_jax.run.chat_model import ChatConfig
 from llmrl_jax.run.config import BaseRunConfig
@@ -66,7 +66,7 @@ class PropsRun:
 
     def __post_init__(self):
         _check_searches(self)
-        fields_in(self, "[0, 2147483647]", "print_every")
+        fields_in(self, FROM_0, "print_every")
 
 
 SCRIPTED = "scripted"

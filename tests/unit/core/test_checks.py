@@ -1,12 +1,13 @@
-"""One refusal of options that nothing reads."""
+"""Intervals of numbers, and one refusal of options that nothing reads."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 
 import pytest
 
-from llmrl_jax.core.checks import option, refuse_unread
+from llmrl_jax.core.checks import COUNT, WIDTH, check_seed, fields_in, option, refuse_nan, refuse_unread
 
 
 @dataclass(frozen=True)
@@ -57,3 +58,68 @@ def test_a_configuration_may_check_itself_while_it_is_made():
     assert Itself(method="b").warmup == 0
     with pytest.raises(ValueError, match="--warmup is 3, but the method a does not read it"):
         Itself(warmup=3)
+
+
+@dataclass(frozen=True)
+class Numbers:
+    gamma: float = 0.9
+    rows: int = 4
+    norm: float = 1.0
+    parts: tuple[float, ...] = (1.0,)
+    outer: Outer = field(default_factory=Outer)
+
+
+@pytest.mark.parametrize(
+    ("interval", "values", "message"),
+    [
+        ("[0, 1]", {"gamma": 1.5}, "x.gamma is 1.5; from 0 to 1 is needed"),
+        ("[0, 1]", {"gamma": -0.5}, "x.gamma is -0.5; from 0 to 1 is needed"),
+        ("[0, 1)", {"gamma": 1.0}, "x.gamma is 1.0; from 0 to below 1 is needed"),
+        ("(0, 1]", {"gamma": 0.0}, "x.gamma is 0.0; above 0 and at most 1 is needed"),
+        ("[0, 1]", {"gamma": math.nan}, "x.gamma is nan; from 0 to 1 is needed"),
+        ("[0, inf)", {"norm": math.inf}, "x.norm is inf; a finite number is needed"),
+        ("(0, inf)", {"norm": 0.0}, "x.norm is 0.0; above 0 is needed"),
+        ("[0, inf]", {"norm": math.nan}, "x.norm is nan; at least 0 is needed"),
+        ("[0, inf]", {"norm": -math.inf}, "x.norm is -inf; at least 0 is needed"),
+        ("(-inf, inf)", {"norm": math.nan}, "x.norm is nan; above -inf is needed"),
+        ("(-inf, inf)", {"norm": math.inf}, "x.norm is inf; a finite number is needed"),
+        ("(-inf, inf)", {"norm": -math.inf}, "x.norm is -inf; above -inf is needed"),
+        (COUNT, {"rows": 0}, "x.rows is 0; at least 1 is needed"),
+        (COUNT, {"rows": 2**31}, "x.rows is 2147483648; from 1 to 2147483647 is needed"),
+    ],
+)
+def test_numbers_outside_of_their_interval(interval, values, message):
+    (name,) = values
+    with pytest.raises(ValueError) as error:
+        fields_in(Numbers(**values), interval, name, prefix="x.")
+    assert str(error.value) == message
+
+
+def test_numbers_inside_of_their_interval():
+    fields_in(Numbers(gamma=0.0), "[0, 1)", "gamma")
+    fields_in(Numbers(gamma=1), "(0, 1]", "gamma")
+    fields_in(Numbers(norm=math.inf), "[0, inf]", "norm", "gamma")
+    fields_in(Numbers(norm=-3.0), "(-inf, inf)", "norm")
+    fields_in(Numbers(rows=2**31 - 1), COUNT, "rows")
+    fields_in(Numbers(), WIDTH, "rows", remedy="never said")
+    with pytest.raises(AssertionError, match="no interval"):
+        fields_in(Numbers(), "0 to 1", "gamma")
+
+
+def test_nan_is_refused_in_every_field():
+    refuse_nan(Numbers(norm=math.inf, gamma=-math.inf))
+    for made, name in (
+        (Numbers(norm=math.nan), "p.norm is nan"),
+        (Numbers(parts=(1.0, math.nan)), r"p.parts is \(1.0, nan\)"),
+        (Numbers(outer=Outer(inner=Inner(gamma=math.nan))), "p.outer.inner.gamma is nan"),
+    ):
+        with pytest.raises(ValueError, match=f"^{name}; a number is needed$"):
+            refuse_nan(made, "p.")
+
+
+def test_seeds_are_those_that_differ():
+    check_seed("seed", 0)
+    check_seed("seed", 2**32 - 1)
+    for seed in (-1, 2**32):
+        with pytest.raises(ValueError, match=f"seed is {seed}; from 0 to 4294967295 is needed"):
+            check_seed("seed", seed)
