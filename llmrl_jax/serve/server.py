@@ -19,7 +19,7 @@ from llmrl_jax.serve.app import needs_extra
 if TYPE_CHECKING:
     import uvicorn
 
-GRACE = 3.0
+GRACE = 2.0
 """Seconds that answers in progress have after a stop signal. Then they end with an error."""
 CUT = 0.5
 """Seconds after `GRACE` when connections that are still open are cut."""

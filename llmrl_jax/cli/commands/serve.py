@@ -59,6 +59,20 @@ def serve(
     from llmrl_jax.serve.served import Served
     from llmrl_jax.serve.server import bind, is_loopback, listen, url_of
 
+    if not model:
+        raise ValueError("--model is empty; name a model folder or a hub id")
+    least = {
+        "--max-batch": max_batch,
+        "--max-queue": max_queue,
+        "--max-request-bytes": max_request_bytes,
+        "--max-pairs": max_pairs,
+        "--default-tokens": default_tokens,
+    }
+    for flag, value in least.items():
+        if value < 1:
+            raise ValueError(f"{flag} is {value}; at least 1 is needed")
+    if context < 0:
+        raise ValueError(f"--context is {context}; give a number of tokens, or 0 for all of the model's positions")
     key = read_key(key_variable, "that requests must send")
     here = is_loopback(host)
     if not here and not key and not allow_anyone:

@@ -90,6 +90,7 @@ def test_a_body_that_does_not_come(url):
 
 
 def test_a_queue_that_is_full_says_when_to_come_back(client, engine):
+    client.completions.create(model="our/tiny", prompt="go", max_tokens=2)  # compiled before clients count seconds
     with slow(engine), ThreadPoolExecutor(8) as pool:
 
         def one(n):  # another number of continuations is another group
@@ -311,6 +312,11 @@ def test_the_command(served, tmp_path, capfd, monkeypatch):
     assert "the environment variable NO_KEY is empty" in capfd.readouterr().err
     assert cli.main(["serve", "--model", str(tmp_path / "nowhere"), "--port", "0"]) == 2
     assert "no model folder" in capfd.readouterr().err
+    for flag, value in (("--max-batch", "0"), ("--max-queue", "-1"), ("--max-pairs", "0"), ("--context", "-1")):
+        assert cli.main([*model, flag, value]) == 2
+        assert f"{flag} is {value}; " in capfd.readouterr().err
+    assert cli.main(["serve", "--model", ""]) == 2
+    assert "--model is empty" in capfd.readouterr().err
     (tmp_path / "empty").mkdir()
     assert cli.main(["serve", "--model", str(tmp_path / "empty"), "--port", "0"]) == 2
     errors = capfd.readouterr().err
