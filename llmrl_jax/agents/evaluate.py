@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
+from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from envs_jax.env import Environment
 from envs_jax.resets import select
@@ -73,7 +74,6 @@ def make_evaluator(
     lanes = min(lanes, episodes)
     estimate = getattr(policy, "estimate", None)
 
-    @jax.jit
     def start(policy_params: Any, frozen: Any, key: jax.Array, greedy: jax.Array) -> tuple[Rows, _Loop]:
         actor = policy_actor(policy, policy_params, frozen, greedy)
         keys = jax.vmap(lambda i: jax.random.split(jax.random.fold_in(key, i)))(jnp.arange(episodes))
@@ -82,7 +82,6 @@ def make_evaluator(
         blank = Episodes(*(jnp.zeros(episodes, kind) for kind in (bool, jnp.float32, jnp.int32, jnp.int32)))
         return starts, _Loop(first, jnp.int32(lanes), _rows_of(starts, first), blank)
 
-    @functools.partial(jax.jit, donate_argnums=4)
     def play(
         policy_params: Any, frozen: Any, greedy: jax.Array, starts: Rows, loop: _Loop, steps: jax.Array
     ) -> tuple[_Loop, jax.Array]:
@@ -108,8 +107,14 @@ def make_evaluator(
         loop = jax.lax.while_loop(unfinished, step, (jnp.int32(0), loop))[1]
         return loop, loop.begun - lanes
 
+    @functools.cache
+    def programs(home: Sharding) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        # a program whose arguments lie elsewhere in its next call is compiled again
+        return jax.jit(start, out_shardings=home), jax.jit(play, donate_argnums=4, out_shardings=home)
+
     @jax.jit
     def estimates(policy_params: Any, frozen: Any, starts: Rows) -> jax.Array:
+        assert estimate is not None
         groups = jnp.arange(-(-episodes // lanes) * lanes).reshape(-1, lanes)
         values = jax.lax.map(lambda group: estimate(policy_params, frozen, _rows_of(starts.obs, group)), groups)
         return values.reshape(-1)[:episodes]
@@ -117,13 +122,14 @@ def make_evaluator(
     def evaluate(policy_params: Any, frozen: Any, key: jax.Array, *, greedy: bool) -> Episodes:
         how = jnp.bool_(greedy)
         with doing("greedy" if greedy else "sampled", episodes, "episodes") as activity:
+            begin_all, play_on = programs(_home((policy_params, frozen)))
             with doing("compiling"):
-                starts, loop = start(policy_params, frozen, key, how)
-                loop, _ = play(policy_params, frozen, how, starts, loop, np.int32(0))
+                starts, loop = begin_all(policy_params, frozen, key, how)
+                loop, _ = play_on(policy_params, frozen, how, starts, loop, np.int32(0))
             steps = FIRST_STEPS if jax.process_count() == 1 else ALL_STEPS  # one chunk: processes measure other times
             while activity.done < episodes:
                 began = time.monotonic()
-                loop, done = play(policy_params, frozen, how, starts, loop, np.int32(steps))
+                loop, done = play_on(policy_params, frozen, how, starts, loop, np.int32(steps))
                 activity.done = int(done)
                 rate = steps / max(time.monotonic() - began, 1e-9)
                 steps = int(np.clip(rate * CHUNK_SECONDS, 1, ALL_STEPS))
@@ -133,6 +139,15 @@ def make_evaluator(
             return jax.device_get(results)
 
     return evaluate
+
+
+def _home(weights: Any) -> Sharding:
+    """Where episodes are kept between chunks: on the device of the weights, or copied to every device of their mesh."""
+    shardings = [leaf.sharding for leaf in jax.tree.leaves(weights) if isinstance(leaf, jax.Array)]
+    for sharding in shardings:
+        if isinstance(sharding, NamedSharding):
+            return NamedSharding(sharding.mesh, PartitionSpec())
+    return shardings[0] if shardings else SingleDeviceSharding(jax.devices()[0])
 
 
 def _rows_of(tree: Any, chosen: jax.Array) -> Any:

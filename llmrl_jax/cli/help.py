@@ -71,7 +71,7 @@ def describe(function: Callable[..., Any]) -> Described:
     arguments: list[Option] = []
     sections: list[Section] = []
     for group in parser._action_groups:
-        options = []
+        options: list[Option] = []
         for action in group._group_actions:
             if "--help" in action.option_strings:
                 continue

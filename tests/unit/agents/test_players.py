@@ -126,6 +126,17 @@ def test_the_evaluator_beside_a_plain_loop(greedy, monkeypatch):
     assert len(looks) >= played.episode_length.sum() / 4  # four lanes
 
 
+def test_an_evaluation_is_compiled_once(caplog):
+    """Weights of a checkpoint lie on a device by request, new ones by default, and seeds by default."""
+    run = make_evaluator(SEEN, None, POLICY, episodes=9, lanes=4)
+    with jax.log_compiles(), caplog.at_level("WARNING"):
+        run(jax.device_put(PARAMS, jax.devices()[0]), (), KEY, greedy=True)
+        run(jax.device_put(PARAMS, jax.devices()[0]), (), KEY, greedy=False)
+    said = [record.getMessage() for record in caplog.records]
+    assert sum(line.startswith("Compiling jit(play) ") for line in said) == 1
+    assert sum(line.startswith("Compiling jit(start) ") for line in said) == 1
+
+
 def test_demonstrations_beside_a_plain_loop(monkeypatch):
     """Seven episodes on two rows, five steps between two looks of the host."""
     monkeypatch.setattr(demonstrations, "CHUNK", 5)
