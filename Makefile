@@ -25,6 +25,7 @@ demo: $(VENV)/.base
 	$(BIN)/llmrl glam demo
 
 check: lint
+	mkdir -p .jax_cache
 	$(TEST) -m "not slow and not heavy" tests/unit --durations=10 --durations-min=3
 
 test: lint

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import replace
 from types import SimpleNamespace
@@ -136,6 +137,7 @@ def test_a_run_that_was_killed_before_rl_is_found_again(tmp_path, monkeypatch):
     monkeypatch.setattr(_glam_prior, "run_training", training)
     monkeypatch.setattr(_glam_prior, "save_prior", saved)
     monkeypatch.setattr(_glam_prior, "make_agent", lambda config: kill("PPO"))
+    monkeypatch.setattr(_glam_prior, "build", functools.cache(_glam_prior.build))  # seconds, at every start
     run = RunConfig(name="r", out=str(tmp_path), progress="off")
     again = replace(run, resume=True)
 
