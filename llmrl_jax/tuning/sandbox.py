@@ -25,7 +25,7 @@ class Unbounded(JinjaError):
     """A template that exceeds a bound."""
 
 
-class Generation(Extension):
+class GenerationBlock(Extension):
     """The block `{% generation %}`, by which templates mark what the assistant says; it renders what it contains."""
 
     tags = {"generation"}
@@ -61,7 +61,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"*", "**", "+"})
 
     def __init__(self, date: datetime | None = None) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation])
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationBlock])
         self._spent = threading.local()
         self.filters["tojson"] = _to_json
         self.filters["counted"] = pass_context(lambda context, items: self._counted(items))
