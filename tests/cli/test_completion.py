@@ -20,7 +20,7 @@ def bash(tmp_path_factory):
     def complete(line: str) -> list[str]:
         """What TAB offers at the end of a line."""
         words = line.split(" ")
-        code = f'source {path}; COMP_WORDS=({" ".join(repr(w) for w in words)}); COMP_CWORD={len(words) - 1}; _llmrl'
+        code = f"source {path}; COMP_WORDS=({' '.join(repr(w) for w in words)}); COMP_CWORD={len(words) - 1}; _llmrl"
         code += '; printf "%s\\n" "${COMPREPLY[@]}"'
         done = subprocess.run(["bash", "-uc", code], capture_output=True, text=True)
         assert done.returncode == 0 and not done.stderr, done.stderr
@@ -41,7 +41,7 @@ def test_options_of_commands_and_of_groups_that_are_one(bash):
     assert bash("llmrl glam train --run.res") == ["--run.resume", "--run.resume-from"]
     assert bash("llmrl lm sft --steps 5 --sft.l") == ["--sft.learning-rate"]
     assert bash("llmrl serve --po") == ["--port"]
-    assert bash("llmrl glam test runs/a --no-") == ["--no-random", "--no-bot", "--no-variants", "--no-reuse"]
+    assert bash("llmrl glam test runs/a --no-r") == ["--no-random", "--no-reuse"]
     assert bash("llmrl lm sft --num-env") == []
 
 

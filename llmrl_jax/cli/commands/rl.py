@@ -21,7 +21,7 @@ FREQUENT = (
 def train(config: RLRun) -> int:
     """Train an algorithm in a world: `llmrl rl train --algo ppo --env CartPole-v1 --steps 1e6`.
 
-    The options of the algorithm have its name as prefix, such as `--dqn.n-step 3`: `--algo dqn --help` lists them.
+    The options of the algorithm have its name as prefix, such as `--dqn.n-step 3`: `--algo dqn --help-all` lists them.
     Training ends with held-out episodes, greedy and sampled. `--run.resume runs/NAME` continues a run with its own
     settings."""
     from llmrl_jax.run import rl_training
