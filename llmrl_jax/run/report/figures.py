@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from llmrl_jax.core.files import check_writable
 from llmrl_jax.run.report.curves import EVAL, INK, TRAIN
 
 
@@ -53,8 +54,8 @@ def new_file(path: Path | None, usual: Path) -> Path:
 
     **Arguments:** `path`, the requested path, as PNG if it has no suffix; None: `usual`, or, if that exists, its name
     with `-2`, `-3`, ...
-    **Raises:** `FileExistsError` if `path` exists; `ValueError` for a suffix that is no format of pictures;
-    `NotADirectoryError` if its folder cannot exist.
+    **Raises:** `FileExistsError` if `path` exists; `ValueError` for a suffix that is no format of pictures; what
+    `check_writable` raises if nothing can be written there.
     """
     if path is None:
         file, n = usual, 1
@@ -63,6 +64,10 @@ def new_file(path: Path | None, usual: Path) -> Path:
             file = usual.with_name(f"{usual.stem}-{n}{usual.suffix}")
         return file
     path = path.expanduser()
+    if not path.name or path.name == "..":
+        raise ValueError(
+            f"--out is {path}, which is a folder: give the file of the picture, as in {path / 'curves.png'}"
+        )
     path = path if path.suffix else path.with_suffix(".png")
     if path.exists():
         raise FileExistsError(f"{path} exists already; give another --out")
@@ -72,7 +77,5 @@ def new_file(path: Path | None, usual: Path) -> Path:
     if path.suffix[1:].lower() not in formats:
         listed = ", ".join(sorted(formats))
         raise ValueError(f"--out is {path}, but {path.suffix} is no format of pictures: take one of {listed}")
-    folder = next(parent for parent in path.parents if parent.exists())
-    if not folder.is_dir():
-        raise NotADirectoryError(f"--out is {path}, but {folder} is a file: name a folder")
+    check_writable(path, "--out")
     return path

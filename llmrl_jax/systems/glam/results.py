@@ -143,7 +143,8 @@ def write_log(folder: str | Path, reward_scale: float) -> Path:
     source, path = Path(folder) / "metrics.jsonl", Path(folder) / "log.csv"
     if not source.exists():
         raise FileNotFoundError(f"there are no metrics in {folder}: it has no metrics.jsonl")
-    lines = [line for line in sinks.read(source) if line["kind"] == "train"]
+    own = ("steps", "seconds", "steps_per_second")
+    lines = [line for line in sinks.read(source, needs=own) if line["kind"] == "train"]
     if not lines:
         raise ValueError(f"{source} has no line of training yet, so there is nothing to export")
     episodes = 0
@@ -151,19 +152,20 @@ def write_log(folder: str | Path, reward_scale: float) -> Path:
         writer = csv.DictWriter(file, LOG_COLUMNS, restval="")
         writer.writeheader()
         for line in lines:
-            episodes += int(line.get(sinks.COUNT, 0))
+            known = {name: value for name, value in line.items() if isinstance(value, (int, float))}
+            episodes += int(np.nan_to_num(known.get(sinks.COUNT, 0)))
             row = {
                 "update": line["update"],
                 "episodes": episodes,
                 "frames": line["steps"],
                 "FPS": line["steps_per_second"],
                 "duration": line["seconds"],
-                "return_mean": line.get("episode_return", math.nan),
-                "success_rate": line.get("success", math.nan),
-                "reshaped_return_mean": line.get("episode_return", math.nan) * reward_scale,
-                "num_frames_mean": line.get("episode_length", math.nan),
+                "return_mean": known.get("episode_return", math.nan),
+                "success_rate": known.get("success", math.nan),
+                "reshaped_return_mean": known.get("episode_return", math.nan) * reward_scale,
+                "num_frames_mean": known.get("episode_length", math.nan),
                 **{name: 0.0 for name in LOG_COLUMNS if name.startswith("reshaped_return_bonus_")},
-                **{name: line.get(name, math.nan) for name in LOG_COLUMNS[-5:]},
+                **{name: known.get(name, math.nan) for name in LOG_COLUMNS[-5:]},
             }
             writer.writerow({name: "" if math.isnan(value) else value for name, value in row.items()})
     return path

@@ -17,7 +17,8 @@ import numpy as np
 from llmrl_jax import lm
 from llmrl_jax.cli import main as cli
 from llmrl_jax.core import config as configs
-from llmrl_jax.run.config import BaseRunConfig
+from llmrl_jax.run.config import BaseRunConfig, RunConfig
+from llmrl_jax.systems.glam.settings import TrainConfig
 from llmrl_jax.systems.props.settings import PropsRun
 from tests.lm_random import random_variables
 
@@ -116,5 +117,23 @@ def _props(place: Path) -> None:
     (place / "nim-0" / "log.jsonl").write_text(json.dumps({"round": 0}) + "\n")
 
 
-PREPARED: dict[str, Callable[[Path], None]] = {"model": _model, "data": _data, "cartpole": _cartpole, "props": _props}
+def _glam(place: Path) -> None:
+    """A GLAM run of 3 updates, as far as its settings and its log."""
+    place.mkdir()
+    configs.save_config(TrainConfig(run=RunConfig(place.name, str(place.parent))), place / "config.json")
+    lines = [
+        {"kind": "train", "update": i, "updates": 1, "steps": 16 * i, "seconds": i, "steps_per_second": 16.0}
+        for i in (1, 2, 3)
+    ]
+    scores = {"success": 0.5, "episode_return": 0.4, "episodes": 8.0}
+    (place / "metrics.jsonl").write_text("".join(json.dumps(line | scores) + "\n" for line in lines))
+
+
+PREPARED: dict[str, Callable[[Path], None]] = {
+    "model": _model,
+    "data": _data,
+    "cartpole": _cartpole,
+    "props": _props,
+    "glam": _glam,
+}
 """Name -> what makes a folder at a path that does not exist. Made once per process, and copied for each row."""

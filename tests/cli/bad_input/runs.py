@@ -249,4 +249,86 @@ RESUMES = (
         prepare=folder("props/.lock")),
 )  # fmt: skip
 
-ROWS = (*FOLDERS, *OPTIONS, *FILES, *RESUMES)
+G = "glam/metrics.jsonl"
+LOGS = {
+    "lists": "[1]\n",
+    "bytes": b"\xff\xfe\0\n",
+    "numbers": "3\n",
+    "no updates": '{"kind": "train", "success": 0.5}\n',
+    "no kinds": '{"update": 1, "steps": 2}\n',
+    "updates of words": '{"kind": "train", "update": "a", "steps": 2}\n',
+    "no steps": '{"kind": "train", "update": 1, "updates": 1, "success": 0.5, "seconds": 1, "episodes": 3}\n',
+}
+"""What a log may be instead of lines of metrics."""
+
+
+def is_a_file(tmp: Path) -> None:
+    shutil.rmtree(tmp / "glam")
+    (tmp / "glam").write_text("")
+
+
+def link(tmp: Path) -> None:
+    (tmp / "link").symlink_to(tmp / "glam")
+
+
+READS = (
+    *(
+        Row(f"{command} of a log of {name}", f"{command} {{glam}}",
+        "metrics.jsonl(:1 is |, the line of update 1: ).* is "
+            "needed", {G: content})
+        for command in ("runs compare", "glam compare", "glam export")
+        for name, content in LOGS.items()
+    ),
+    *(
+        Row(f"{command} of a log that is a folder", f"{command} {{glam}}", "metrics.jsonl cannot be read .*: a file of "
+            "metrics is needed", prepare=folder(G))
+        for command in ("runs compare", "glam compare", "glam export")
+    ),
+    Row("export of an empty log", "glam export {glam}", "metrics.jsonl has no line of training yet", {G: ""}),
+    Row("export of no log", "glam export {glam}", "no metrics in .*glam: it has no metrics.jsonl", prepare=without(G)),
+    Row("export of no run", "glam export x", "no configuration at x/config.json"),
+    Row("comparison of an empty log", "runs compare {glam}", "share no metric to compare .* with --metric", {G: ""}),
+    Row("comparison of nothing", "runs compare", "nothing to compare: name the folders of runs"),
+    Row("comparison of no run", "runs compare x", "there is no run in x"),
+    Row("comparison of a run near", "runs compare glim", "no run in glim; did you mean 'glam'",
+        prepare=lambda tmp: shutil.copy(
+        tmp / "glam" / "config.json", tmp), files={"glam/x": ""}),
+    Row("comparison of one run twice", "runs compare {glam} {glam}", "glam is given twice: name each run once"),
+    Row("comparison by no metric", "runs compare {glam} --metric nope", "has no line of metrics with a nope"),
+    Row("a bar of nan", "runs compare {glam} --bar nan", "bar is nan; above 0 and at most 1 is needed"),
+    Row("a bar of 2", "runs compare {glam} --bar 2", "bar is 2.0; above 0 and at most 1 is needed"),
+    Row("an unknown format", "runs compare {glam} --out a.xyz",
+        "--out is a.xyz, but .xyz is no format of .*: take one of .*png"),
+    Row("an unknown format of glam's", "glam compare {glam} --out a.xyz", "--out is a.xyz, but .xyz is no format of"),
+    Row("a picture that exists", "runs compare {glam} --out a.png", "a.png exists already; give another --out",
+        {"a.png": ""}),
+    Row("a picture in a file", "runs compare {glam} --out f/a.png", "--out is f/a.png, but f is a file; choose",
+        {"f": ""}),
+    Row("a picture in /proc", "runs compare {glam} --out /proc/a.png",
+        "--out is /proc/a.png, but nothing can be written"),
+    Row("a picture without a name", "runs compare {glam} --out .",
+        r"--out is \., which is a folder: give the file of"),
+    Row("a list of no folder", "runs list x", "there is no folder x: name the one that holds the runs"),
+    Row("a list of a file", "runs list f", "there is no folder f: name the one that holds the runs", {"f": ""}),
+    Row("no run to show", "runs show x", "there is no run in x"),
+    Row("a file to show", "runs show f", "there is no run in f", {"f": ""}),
+    Row("a model to show", "runs show {model}", "there is no run in .*model"),
+    Row("nothing to delete", "runs rm", "nothing to delete: name the folders of runs"),
+    Row("no run to delete", "runs rm x --yes", "there is no run in .*x"),
+    Row("a model to delete", "runs rm {model} --yes", "there is no run in .*model"),
+    Row("a link to delete", "runs rm link --yes", "link is a symbolic link to .*: name that folder", {"glam/x": ""},
+        link),
+    Row("another program's to delete", "runs rm p --yes",
+        "config.json that no command of llmrl wrote: delete the folder",
+        {"p/config.json": '{"compilerOptions": {}}'}),
+    Row("deletion without a terminal", "runs rm {glam}", "stdin is no terminal to ask on: give --yes"),
+    Row("evaluation of another kind", "glam eval {cartpole}", "is an rl train run, not a glam train run"),
+    Row("evaluation without checkpoints", "glam eval {glam}", "no checkpoints? in ", compiles=".*"),
+    Row("a cache that is another file", "props run --tasks nim --run.out runs --chat.model m --chat.base-url "
+        "http://127.0.0.1:9/v1 --chat.cache f", "f is not a cache but another file; choose another path", {"f": "x"}),
+    Row("a cache in a file",
+        "props run --tasks nim --run.out runs --chat.model m --chat.base-url http://127.0.0.1:9/v1 "
+        "--chat.cache f/c", "no cache can be kept at f/c .*: choose another path", {"f": ""}),
+)  # fmt: skip
+
+ROWS = (*FOLDERS, *OPTIONS, *FILES, *RESUMES, *READS)
