@@ -68,7 +68,7 @@ class Categorical:
     def log_prob(self, action):
         chosen = action[..., None] == jnp.arange(self.logits.shape[-1])  # a gather's gradient would be a scatter
         log_prob = jnp.sum(jnp.where(chosen, self.log_probs, 0.0), axis=-1)
-        return jnp.where(jnp.any(chosen, axis=-1), log_prob, -jnp.inf)
+        return jnp.where((action >= 0) & (action < self.logits.shape[-1]), log_prob, -jnp.inf)
 
     def entropy(self):
         log_probs = self.log_probs
