@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import shutil
 import sys
 import threading
 import time
@@ -132,7 +133,8 @@ def _plain(text: str) -> None:
 
 
 def _rewritten(text: str) -> None:
-    print(f"\r\x1b[2K{text}", end="", file=sys.stderr, flush=True)
+    columns = shutil.get_terminal_size().columns  # a line that is broken cannot be rewritten
+    print(f"\r\x1b[2K{text[: columns - 1]}", end="", file=sys.stderr, flush=True)
 
 
 def _on_terminal() -> bool:

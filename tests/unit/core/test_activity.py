@@ -92,12 +92,15 @@ def test_a_pipe_gets_lines_on_stderr_only(fast, capsys):
 
 def test_a_terminal_gets_one_line_which_is_removed(fast, capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "21")
     with display():
         with doing("compiling"):
             wait_for(lambda: activity._displays[0].drawn)
         assert not activity._displays[0].drawn
     written = capsys.readouterr().err
     assert written.startswith("\r\x1b[2Kcompiling (0:00:00)") and written.endswith("\r\x1b[2K") and "\n" not in written
+    assert activity._rewritten("compiling a long name") is None
+    assert capsys.readouterr().err == "\r\x1b[2Kcompiling a long nam"
 
 
 def test_the_newest_display_writes(fast):
