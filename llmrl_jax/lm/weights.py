@@ -17,6 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 
 from llmrl_jax.core.activity import doing
+from llmrl_jax.core.config import a_run
 from llmrl_jax.core.files import new_folder
 from llmrl_jax.lm import declare
 from llmrl_jax.lm.config import LlamaConfig
@@ -47,10 +48,22 @@ def read_config(path: str | Path) -> LlamaConfig:
     if not file.is_file():
         raise FileNotFoundError(f"{file.parent} holds no {CONFIG}: it is not a model folder of Hugging Face's layout")
     values = read_json(file)
+    if isinstance(values.get("kind"), str) and "model_type" not in values:
+        raise ValueError(f"{file.parent} is {a_run(values['kind'])}, not a model: {_written_by(file.parent)}")
     try:
         return LlamaConfig.from_hf(values)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
+
+
+def _written_by(run: Path) -> str:
+    """What to give instead of a run's folder."""
+    models = [str(run / name) for name in ("model", "prior") if (run / name / CONFIG).is_file()]
+    if models:
+        return f"give the model that it wrote, {' or '.join(models)}"
+    if (run / "adapter").is_dir():
+        return f"give the model that it adapted, and {run / 'adapter'} as adapter"
+    return "it wrote no model"
 
 
 def end_tokens(folder: str | Path, tokenizer: Tokenizer) -> tuple[int, ...]:

@@ -222,3 +222,48 @@ def test_integers_are_not_written(params, tmp_path):
 def test_a_mesh_that_does_not_divide_is_refused_before_reading(folder):
     with pytest.raises(ValueError, match=r"k_proj/kernel, dimension 2 \(kv_heads\) has size 2.*2 / 4 = 0\.50"):
         lm.load(folder, make_mesh("tensor=4"))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_weights_that_are_not_finite_are_refused_by_name(tmp_path, dtype, value):
+    """In any place of a tensor, of every dtype; the largest finite number passes."""
+    kind = jnp.dtype(dtype)
+    bulk = np.full((3, 5), jnp.finfo(kind).max, kind)
+    bulk[0, 0] = jnp.finfo(kind).min
+    place = tmp_path / "w.safetensors"
+    for at in (None, (0, 1), (2, 4)):
+        array = bulk.copy()
+        if at is not None:
+            array[at] = value
+        tensors.write_file(place, [("w", tensors.spec("w", array))], [array])
+        with closing(tensors.TensorFile(place)) as file:
+            out = np.empty((3, 5), np.float32)
+            if at is None:
+                file.fill("w", out)
+                np.testing.assert_array_equal(out, bulk.astype(np.float32))
+            else:
+                with pytest.raises(ValueError, match="w.safetensors: the tensor w has values that are NaN or infinite"):
+                    file.fill("w", out)
+
+
+def test_the_name_of_no_model_is_refused(tmp_path):
+    for name in ("", " "):
+        with pytest.raises(ValueError, match="the model's name is empty; give a folder"):
+            lm.locate(name)
+    (tmp_path / "model.safetensors").write_text("")
+    with pytest.raises(FileNotFoundError, match="is a file; give the folder of the model"):
+        lm.locate(tmp_path / "model.safetensors")
+
+
+def test_a_runs_folder_is_no_model(tmp_path):
+    (tmp_path / "config.json").write_text('{"kind": "lm sft", "version": 1, "model": "base"}')
+    with pytest.raises(ValueError, match="is an lm sft run, not a model: it wrote no model"):
+        lm.read_config(tmp_path)
+    (tmp_path / "adapter").mkdir()
+    with pytest.raises(ValueError, match="give the model that it adapted, and .*/adapter as adapter"):
+        lm.read_config(tmp_path)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match="give the model that it wrote, .*/model$"):
+        lm.read_config(tmp_path)
