@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from llmrl_jax.core.config import save_config
+from llmrl_jax.systems.glam.settings import TrainConfig
 from tests.cli.bad_input.models import KEYS, poisoned
 from tests.cli.bad_input.row import CARTPOLE, Row
 
@@ -18,6 +22,12 @@ PLAY = "envs play CartPole-v1 --actions 0"
 SERVE = "serve --model {model} --port 0"
 COUNTED = "from 1 to 2147483647 is needed"
 SEEDS = "from 0 to 4294967295 is needed"
+
+
+def glam_run(tmp: Path) -> None:
+    """The config.json of a run of `llmrl glam train` that has not begun."""
+    save_config(TrainConfig(), tmp / "config.json")
+
 
 LEARNING = (
     Row("no steps", f"{RL} --steps 0", "--steps is 0; at least 1 is needed"),
@@ -97,6 +107,13 @@ GLAMS = (
     Row("no steps of RL", "glam demo --steps 0 --run.out {tmp}/runs", "--steps is 0; at least 1 is needed"),
     Row("no episodes of the demo", "glam demo --episodes 0 --run.out {tmp}/runs",
         "--episodes is 0; at least 1 is needed"),
+    Row("the export of no metrics", "glam export {tmp}",
+        "metrics.jsonl has no line of training yet, so there is nothing",
+        files={"metrics.jsonl": '{"kind": "eval", "update": 0, "steps": 0}\n'}, prepare=glam_run),
+    Row("the export of no log", "glam export {tmp}", "there are no metrics in .*: it has no metrics.jsonl",
+        prepare=glam_run),
+    Row("a run without checkpoints", "glam eval {tmp}", "there is no checkpoint in .*; the run saved none",
+        prepare=glam_run),
     Row("the export of no run", "glam export {tmp}", "there is no configuration at"),
     Row("two sources", f"{CLONE} --demos a --from b", "--demos is a and --from is b: give one of them"),
     Row("NaN epochs of cloning", f"{CLONE} --epochs nan", "--epochs is nan; a number is needed"),

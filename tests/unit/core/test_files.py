@@ -163,3 +163,20 @@ def test_a_full_disk_names_the_file_and_the_remedy(tmp_path):
     assert files.lack_of_space(error.value).startswith(f"{target} could not be written") and target.read_text() == "old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "log.jsonl"]
     assert not files.lack_of_space(FileNotFoundError(2, "No such file")) and not files.lack_of_space(ValueError("x"))
+
+
+def test_what_cannot_be_written_is_known_before_and_nothing_is_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    files.check_writable(tmp_path / "new" / "deep" / "a.gif", "--gif")
+    files.check_writable(tmp_path / "file", "--out")
+    files.check_writable(tmp_path, "--out", folder=True)
+    files.check_writable(tmp_path / "new", "--out", folder=True)
+    for path, how, error, message in (
+        (tmp_path, {}, IsADirectoryError, "--out is .*, which is a folder; the path of a file is needed"),
+        (tmp_path / "file" / "a.gif", {}, NotADirectoryError, "--out is .*a.gif, but .*file is a file; choose another"),
+        (tmp_path / "file", {"folder": True}, NotADirectoryError, "but .*file is a file; choose another path"),
+        (Path("/proc/a.gif"), {}, PermissionError, "nothing can be written in /proc .*choose another path"),
+    ):
+        with pytest.raises(error, match=message):
+            files.check_writable(path, "--out", **how)
+    assert names(tmp_path) == ["file"]
