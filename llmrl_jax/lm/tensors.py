@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 DTYPES: dict[str, Any] = {"F32": jnp.float32, "BF16": jnp.bfloat16, "F16": jnp.float16}
 """The supported dtypes by their names in the format."""
-_EXPONENT = {"F32": np.uint32(0x7F800000), "BF16": np.uint16(0x7F80), "F16": np.uint16(0x7C00)}
+_EXPONENT: dict[str, Any] = {"F32": np.uint32(0x7F800000), "BF16": np.uint16(0x7F80), "F16": np.uint16(0x7C00)}
 """The bits of the exponent, all of which are set in NaN and the infinities only."""
 _NAMES = {jnp.dtype(dtype).name: name for name, dtype in DTYPES.items()}
 _BLOCK = 4 << 20

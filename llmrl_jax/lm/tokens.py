@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["FastTokenizer", "Tokenizer", "WordTokenizer", "load_tokenizer"]
 
 TOKENIZER_FILE, CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
+VOCABULARIES = ("vocab", "merges", "tokenizer.model", "spiece", "sentencepiece", "tiktoken", "tekken")
+"""Parts of the names of files from which transformers reads other tokenizers."""
 SPECIALS = ("bos_token", "eos_token", "pad_token")
 
 
@@ -250,7 +252,7 @@ def load_tokenizer(path_or_id: str | Path) -> FastTokenizer:
     local = path.is_absolute() or path.suffix == ".json" or str(path_or_id).startswith((".", "~"))
     if local and not path.is_dir():
         raise FileNotFoundError(f"there is no tokenizer at {path_or_id}: neither a folder nor a {TOKENIZER_FILE}")
-    if path.is_dir() and not any(name in file.name for file in path.iterdir() for name in ("token", "vocab", "spiece")):
+    if path.is_dir() and not any(part in file.name for file in path.iterdir() for part in VOCABULARIES):
         raise ValueError(f"{path_or_id} has no {TOKENIZER_FILE}: copy the model's {TOKENIZER_FILE} into its folder")
     from transformers import AutoTokenizer
 

@@ -118,7 +118,7 @@ def _parts(info: StructTypeInfo) -> StructConstructorSpec | None:
     finally:
         _RULES.pop()
     if not isinstance(spec, StructConstructorSpec):
-        return spec
+        return spec  # type: ignore[return-value]  # tyro's message about an invalid default
     return dataclasses.replace(spec, instantiate=lambda **values: draft(info.type, values))
 
 

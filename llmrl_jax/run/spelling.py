@@ -106,7 +106,8 @@ def names_of_command(function: Callable[..., Any]) -> Names:
 def _names(options: list[tuple[str, str]], own: int | None = None) -> Names:
     """**Arguments:** `options`, dotted name and flag of each; `own`, the length of the prefix that the checks of a part
     leave out of the names of its fields; None: of a whole command, whose messages may be about anything."""
-    anywhere, first = {}, {}
+    anywhere: dict[str, str] = {}
+    first: dict[str, str] = {}
     last: dict[str, set[str]] = {}
     for path, seen in options:
         flag = option(seen)
