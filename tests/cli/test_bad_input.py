@@ -27,8 +27,10 @@ Each row is run in this process, in a folder of its own. The command must
 
 from __future__ import annotations
 
+import errno
 import functools
 import importlib
+import os
 import re
 from pathlib import Path
 
@@ -133,3 +135,17 @@ def test_bad_input_ends_in_one_line(row, tmp_path, prepared, programs, capfd, mo
 
 def test_rows_are_distinct():
     assert len({row.id for row in ROWS}) == len(ROWS)
+
+
+def test_a_full_disk_ends_in_one_line(tmp_path, capfd, monkeypatch):
+    """In any command: what cannot be written is named, with the remedy; a run's folder that is empty is removed."""
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "unused")
+    monkeypatch.setattr(os, "fsync", full)
+    assert cli.main(["props", "run", "--tasks", "nim", "--run.out", str(tmp_path / "runs"), "--run.name", "a"]) == 1
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"error: {tmp_path}/runs/a/config.json could not be written (No space left on device): ")
+    assert not list(tmp_path.iterdir())

@@ -277,7 +277,7 @@ def remove(folder: Path) -> None:
     if folder.is_symlink():
         raise ValueError(f"{folder} is a symbolic link to {folder.resolve()}: name that folder")
     for inner in find_folders(folder):
-        if inner != folder and (process := holder(inner)):
+        if process := holder(inner):
             raise BlockingIOError(f"{inner} is being written by {process}; wait until that has ended")
     with held(folder):
         hidden = folder.with_name(f".{folder.name}.deleted-{os.getpid()}")
