@@ -1,6 +1,7 @@
 """Gymnasium's MuJoCo tasks, v5, on C MuJoCo or MJX.
 
-See the props reference, section 5. MuJoCo, and Gymnasium for its models, are imported when a task is made; MJX when it is first used.
+See the props reference, section 5. MuJoCo, and Gymnasium for its models, are imported when a task is made; MJX when it
+is first used.
 """
 
 from typing import TYPE_CHECKING
