@@ -115,6 +115,7 @@ def _tokenizer(folder: Path) -> tuple[FastTokenizer, int, int]:
         if token_id is None:
             raise ValueError(f"the {name} {token!r} is not in the vocabulary of the tokenizer in {folder}")
         ids.append(token_id)
+    tokenizer.prefix_ids = ()  # the encoder puts [CLS] there itself, also before prompts compiled with this tokenizer
     return tokenizer, ids[0], ids[1]
 
 

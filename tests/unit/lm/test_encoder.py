@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from envs_jax.text import Phrasebook
+from envs_jax.text import Literal, Phrasebook, Prompt
 from llmrl_jax.lm import encoder_weights
 from llmrl_jax.lm.encoder import Bert, BertConfig, SentenceEncoder, check_options, look_up, phrase_table
 from llmrl_jax.lm.encoder_weights import load_encoder, load_minilm
@@ -167,6 +167,13 @@ def test_framing_inside_jit_is_tokenizing(small):
     framed, lengths = jax.jit(small.frame)(tokens, np.array([len(row) for row in bare], np.int32))
     assert framed.shape == (6, 10)
     assert [row[:n].tolist() for row, n in zip(np.asarray(framed), lengths)] == small.tokenize(TEXTS)
+
+
+def test_prompts_compiled_for_the_encoder_are_framed_once(small):
+    assert small.tokenizer.backend.post_processor is not None, "which would put [CLS] before a text"
+    tokens, length = Prompt(Literal(TEXTS[0])).compile(small.tokenizer)({})
+    framed, count = small.frame(tokens[None], length[None])
+    assert framed[0, : int(count[0])].tolist() == small.tokenize(TEXTS[:1])[0]
 
 
 def test_a_table_of_phrases_is_gathered_inside_jit(small):
