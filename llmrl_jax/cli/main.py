@@ -35,8 +35,8 @@ from llmrl_jax.core.activity import display, quiet
 
 USER_ERRORS = (KeyError, ValueError, TypeError, OSError, ModuleNotFoundError)
 """Errors that our code raises for invalid user input; `ChatError` is another."""
-WITHOUT_JAX = ("completion", "doctor", "envs list")
-"""Groups and commands that import no jax, and work where it is broken."""
+WITHOUT_JAX = ("completion", "doctor", "envs list", "runs list")
+"""Groups and commands that need no jax: they start faster, and work where it is broken."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -195,7 +195,8 @@ def test_defaults_may_depend_on_the_arguments(capsys, monkeypatch):
 def test_the_compilation_cache_is_on_by_default(tmp_path):
     code = "import sys; from llmrl_jax.cli import main as cli; cli.main(['envs', 'list', 'CartPole']);"
     code += "assert not {'jax', 'numpy'} & set(sys.modules), 'envs list needs no jax';"
-    code += f"cli.main(['runs', 'list', {str(tmp_path)!r}]); import jax;"
+    code += f"cli.main(['runs', 'list', {str(tmp_path)!r}]);"
+    code += "assert 'jax' not in sys.modules, 'nor does runs list'; cli.main(['envs', 'show', 'none']); import jax;"
     code += "print(jax.config.jax_compilation_cache_dir, jax.config.jax_enable_compilation_cache)"
     clean = {n: v for n, v in os.environ.items() if n not in ("JAX_COMPILATION_CACHE_DIR", "LLMRL_COMPILATION_CACHE")}
 
