@@ -151,6 +151,15 @@ def _embedded_model(
     return tokenizer, compiled, model, partial(_drawn_base, model.clone(lora=None), mesh, _quantized(config))
 
 
+def check_vocabulary(compiled: CompiledPrompt, vocab_size: int, model: str) -> None:
+    """**Raises** `ValueError` for a prompt with tokens that the model does not have."""
+    if compiled.top_token >= vocab_size:
+        raise ValueError(
+            f"a prompt holds the token {compiled.top_token}, but the vocabulary of {model} is 0 to {vocab_size - 1}: "
+            "the tokenizer there is not the model's"
+        )
+
+
 def _given_model(
     config: GlamConfig, template: GlamPrompt, mesh: jax.sharding.Mesh | None
 ) -> tuple[Tokenizer, CompiledPrompt, lm.Llama, Base]:
@@ -160,11 +169,7 @@ def _given_model(
     room = sizes.max_position_embeddings - longest_answer(tokenizer, template)
     limit = min(config.max_prompt or room, room)
     compiled = template.compile(tokenizer, limit, heal=config.candidate_space == "healed")
-    if compiled.top_token >= sizes.vocab_size:
-        raise ValueError(
-            f"the prompt holds the token {compiled.top_token}, but the vocabulary of {config.model} is 0 to "
-            f"{sizes.vocab_size - 1}: the tokenizer there is not the model's"
-        )
+    check_vocabulary(compiled, sizes.vocab_size, config.model)
     dtype = jnp.dtype(config.dtype)
     # trained weights stay float32, since updates of 1e-6 would be lost to rounding
     kept = jnp.dtype(jnp.float32) if config.tune == "full" else dtype

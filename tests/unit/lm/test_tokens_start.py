@@ -14,6 +14,7 @@ from llmrl_jax import lm
 from llmrl_jax.lm.tokens import FastTokenizer, WordTokenizer, load_tokenizer
 from llmrl_jax.serve import Served
 from llmrl_jax.serve.scorer import Scorer
+from llmrl_jax.systems.glam.build import check_vocabulary
 from llmrl_jax.tuning import ChatTemplate, encode_prompt, encode_row
 from tests.tokenizer_fixtures import begins_with
 
@@ -117,6 +118,9 @@ def test_every_place_asks_the_tokenizer(bpe, name, tmp_path, monkeypatch):
     # prompts of worlds
     compiled = Prompt(Literal(prompt)).compile(tokenizer)
     assert np.asarray(compiled({})[0]).tolist() == start + head and compiled.top_token == max(head)
+    check_vocabulary(compiled, max(head) + 1, "m")
+    with pytest.raises(ValueError, match=rf"token {max(head)}, but the vocabulary of m is 0 to {max(head) - 1}:"):
+        check_vocabulary(compiled, max(head), "m")
     forced = [np.asarray(Prompt(Literal(prompt)).compile(tokenizer, bos=b)({})[0]).tolist() for b in (True, False)]
     assert forced == [[0, *head], head]
     with pytest.raises(PromptError, match="the tokenizer has none"):
