@@ -335,3 +335,11 @@ def test_dqn_remembers_changed_rewards():
     later, metrics = update(after)
     assert float(metrics["rnd_loss"]) > 0
     assert any(np.any(x != y) for x, y in zip(predictor(after), predictor(later)))
+
+    # a predictor that breaks down within the update, after the rewards, leaves the loss of the values finite
+    assert float(metrics["nonfinite"]) == 0
+    hparams = after.bonus.whole["hparams"] | {"learning_rate": jnp.float32(jnp.inf)}
+    broken = after.replace(bonus=after.bonus.replace(whole=after.bonus.whole | {"hparams": hparams}))
+    metrics = update(broken)[1]
+    assert np.isfinite(float(metrics["loss"])) and not np.isfinite(float(metrics["rnd_loss"]))
+    assert float(metrics["nonfinite"]) == 1

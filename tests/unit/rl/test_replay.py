@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from llmrl_jax.core.mixing import mixed
-from llmrl_jax.rl.priorities import Priorities, descend
+from llmrl_jax.rl.priorities import Priorities, PriorityTree, descend
 from llmrl_jax.rl.replay import Replay, Transition, importance_weights
 
 
@@ -269,28 +269,46 @@ def test_priorities_against_numpy():
         assert float(tree.highest) == 3
 
 
+TABLE, DRAWS = Priorities(2304), 2**15
+draw_between = jax.jit(TABLE.draw_between)
+
+
+def tree_of(priorities):
+    levels = [np.asarray(priorities, np.float32).reshape(-1, 16)]
+    while len(levels[-1]) > 1:
+        sums = levels[-1].sum(axis=1)
+        levels.append(np.pad(sums, (0, -len(sums) % 16)).reshape(-1, 16))
+    return PriorityTree(tuple(map(jnp.asarray, levels)), jnp.float32(1))
+
+
 def test_small_priorities_behind_a_large_sum_are_drawn_evenly():
     """In float32, points behind a million are 1/16 apart: of places of 3/64, a quarter would never be drawn."""
-    table, draws, small = Priorities(256 + 2048), 2**16, jnp.arange(256, 256 + 2048)
-    tree = table.set(table.init(), jnp.arange(1), jnp.full(1, 1e6))
-    tree = table.set(tree, small, jnp.full(2048, 3 / 64))  # whose sums are exact, at a million too
-    low, high = (jnp.full(draws, x, jnp.float32) for x in (1e6, 1e6 + 96))
-    found, priority = jax.jit(table.draw_between)(tree, jax.random.key(0), low, high)
-    counts = np.bincount(found)[small]
-    assert counts.sum() == draws and np.all(np.asarray(priority) == 3 / 64)
+    priorities = np.full(2304, 3 / 64)  # whose sums are exact, at a million too
+    priorities[:256] = 1e6 * (np.arange(256) == 0)
+    low, high = (jnp.full(DRAWS, x, jnp.float32) for x in (1e6, 1e6 + 96))
+    found, priority = draw_between(tree_of(priorities), jax.random.key(0), low, high)
+    counts = np.bincount(found, minlength=2304)[256:]
+    assert counts.sum() == DRAWS and np.all(np.asarray(priority) == 3 / 64)
     # Pearson's statistic, of mean 2047 and deviation 64
-    assert abs(np.sum((counts - draws / 2048) ** 2) / (draws / 2048) - 2047) < 5 * 64
+    assert abs(np.sum((counts - DRAWS / 2048) ** 2) / (DRAWS / 2048) - 2047) < 5 * 64
 
 
 def test_draws_have_their_probabilities():
-    """Ranges that cut through places and nodes: each place is drawn in proportion to its priority."""
-    weights = np.random.default_rng(2).exponential(size=40)
-    tree = Priorities(40).set(Priorities(40).init(), jnp.arange(40), jnp.asarray(weights, jnp.float32))
-    keys = jax.random.split(jax.random.key(4), 4096)
-    found = jax.jit(jax.vmap(lambda key: Priorities(40).sample(tree, key, 7)[0]))(keys)
-    counts, expected = np.bincount(np.ravel(found), minlength=40), 4096 * 7 * weights / weights.sum()
-    # not more than independent draws vary, since each range is drawn from once
-    assert np.sum((counts - expected) ** 2 / expected) < 39 + 5 * 78**0.5
+    """Ranges that cut through places and nodes: each place is drawn in proportion to its part of the range."""
+    priorities = np.zeros(2304)
+    priorities[np.arange(0, 2304, 58)] = np.random.default_rng(2).exponential(size=40)
+    total, ranges = priorities.sum(), np.linspace(0, 1, 9)
+    low, high = (jnp.asarray(np.repeat(x * total, DRAWS // 8), jnp.float32) for x in (ranges[:-1], ranges[1:]))
+    found, priority = draw_between(tree_of(priorities), jax.random.key(4), low, high)
+    np.testing.assert_allclose(priority, priorities[np.asarray(found)], rtol=1e-6)
+    ends = np.cumsum(priorities)
+    for i, rows in enumerate(np.asarray(found).reshape(8, -1)):
+        part = np.clip(ends, ranges[i] * total, ranges[i + 1] * total)
+        expected = np.diff(part, prepend=ranges[i] * total) * 8 / total * DRAWS / 8
+        counts, here = np.bincount(rows, minlength=2304), expected > 1
+        assert counts[here].sum() >= len(rows) - 9
+        statistic = np.sum((counts - expected)[here] ** 2 / expected[here])
+        assert statistic < here.sum() + 5 * (2 * here.sum()) ** 0.5
 
 
 def test_the_last_place_with_a_priority_takes_what_rounding_puts_behind_it():
