@@ -189,3 +189,20 @@ def test_rewarding_is_resumed_to_the_bit(folder):
 def test_grpo_names_what_it_cannot_use(folder, capsys, options, message):
     assert reward(folder, *options) != 0
     assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_fit_as_json_has_the_numbers_of_the_table(capsys, monkeypatch):
+    from llmrl_jax.run.memory import advice, fit
+    from llmrl_jax.run.memory.config import FitConfig
+    from llmrl_jax.run.memory.sizes import size
+
+    parts = {"parameters": (6 << 30, 6 << 30), "program": (3 << 30, None)}
+    result = fit.Fit(FitConfig("m"), parts, 10, 5, "1 x H100 (gpu)", 8 << 30, 2.0)
+    monkeypatch.setattr(fit, "fit", lambda config: result)
+    monkeypatch.setattr(advice, "advice", lambda result: ["--remat saves 1 GiB"])
+    assert cli.main(["lm", "fit", "--model", "m", "--json"]) == 1
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["parts"]["parameters"] == {"per_device": 6 << 30, "one_copy": 6 << 30}
+    assert (printed["total"], printed["fits"], printed["advice"]) == (9 << 30, False, ["--remat saves 1 GiB"])
+    assert cli.main(["lm", "fit", "--model", "m"]) == 1
+    assert f"{size(printed['total'])}\n" in capsys.readouterr().out

@@ -139,6 +139,12 @@ def fit(config: FitConfig) -> int:
     from llmrl_jax.run.memory.fit import fit as measure
 
     result = measure(config)
+    if config.json:
+        from llmrl_jax.run.report import as_json
+
+        helps = advice(result) if result.fits is False and config.advise else []
+        print(as_json.text(result.facts() | {"advice": helps}))
+        return int(result.fits is False)
     print(result.table())
     platform = result.devices.rpartition("(")[2].partition(")")[0]
     print(f"Compiled in {result.seconds:.0f} s. Activations are what XLA plans for {platform}; other devices differ.")

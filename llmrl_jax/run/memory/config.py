@@ -59,6 +59,8 @@ class FitConfig:
     """Memory of a device, such as 16GiB or 80GB. Empty: as the devices report it (CPUs do not)."""
     advise: bool = True
     """If the workload does not fit: compile again with each option that saves memory, and print those that help."""
+    json: bool = False
+    """Print the results as JSON, in bytes."""
 
     def __post_init__(self):
         fields_in(self, COUNT, "batch_size", "length", "new_tokens", "samples", "candidates", "candidate_tokens")

@@ -50,6 +50,12 @@ class Fit:
         """Whether the total is at most the memory; None if that is unknown."""
         return None if self.memory is None else self.total <= self.memory
 
+    def facts(self) -> dict[str, Any]:
+        """The numbers of the table, in bytes, as JSON values."""
+        parts = {name: {"per_device": part, "one_copy": whole} for name, (part, whole) in self.parts.items()}
+        names = ("parameters", "trained", "devices", "total", "memory", "fits", "seconds")
+        return {name: getattr(self, name) for name in names} | {"parts": parts}
+
     def table(self) -> str:
         """The parts, their sum, and the verdict."""
         width = max(map(len, (*self.parts, "device memory")))
