@@ -65,4 +65,4 @@ class Gate:
             except ValueError:
                 called = None
             if called not in self._hosts:
-                raise ApiError(f"this server is called {' or '.join(sorted(self._hosts))} only", 403)
+                raise ApiError(f"the host name must be {' or '.join(sorted(self._hosts))}", 403)

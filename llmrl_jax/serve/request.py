@@ -5,11 +5,10 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, field
 
+from llmrl_jax.lm.sampling import EXTREMES
 
 MOST_STOPS = 64
 """Maximum number of stop strings of a request. Each is looked for in the text after every few tokens."""
-EXTREMES = {"temperature": (1e-6, 1e6), "repetition_penalty": (1e-3, 1e3)}
-"""Outside of these, logits that are divided in float32 may become infinite or zero."""
 
 
 @dataclass(frozen=True)

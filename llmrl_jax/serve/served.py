@@ -48,7 +48,7 @@ class Served:
     def __post_init__(self) -> None:
         limit, vocab = self.model.config.max_position_embeddings, self.model.config.vocab_size
         if not self.name:
-            raise ValueError("the model's name is empty; give the one by which it is asked for")
+            raise ValueError("the model's name is empty; give the one that requests use")
         if not 0 <= self.context <= limit:
             raise ValueError(
                 f"context is {self.context}; the model has {limit} positions: give 1 to {limit}, or 0 for all"

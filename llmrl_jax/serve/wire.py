@@ -1,4 +1,4 @@
-"""OpenAI's wire format: parsing requests and writing answers.
+"""OpenAI's wire format: parsing requests.
 
 A field that would change the answer and is not supported is refused by name: an answer that ignores it would look like
 one that respects it.
@@ -7,7 +7,6 @@ one that respects it.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +14,7 @@ from typing import Any
 
 from llmrl_jax.chat.wire import quote
 from llmrl_jax.serve.errors import ApiError
-from llmrl_jax.serve.request import Ask, Sample, Sampling
+from llmrl_jax.serve.request import Ask, Sampling
 from llmrl_jax.serve.sampler import Sampler
 from llmrl_jax.serve.scorer import Pair, Scorer
 from llmrl_jax.serve.served import ContextOverflow, Served
@@ -25,7 +24,7 @@ _READ = frozenset(
     ("model", "max_tokens", "n", "seed", "stop", "stream", "stream_options", "temperature", "top_p", "logprobs")
     + ("top_k", "min_p", "repetition_penalty")
 )
-_UNHEARD = frozenset(
+_IGNORED = frozenset(
     ("user", "metadata", "store", "service_tier", "safety_identifier", "parallel_tool_calls")
     + ("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options")
 )
@@ -49,8 +48,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 """Fields that are accepted only with values that have no effect."""
 _INSTEAD = {
     "echo": "; /v1/score gives the log-probabilities of a text",
-    "best_of": "; ask for n, and choose",
-    "top_logprobs": "; the log-probability of the token that was drawn is all there is",
+    "best_of": "; request n, and choose",
+    "top_logprobs": "; only the log-probability of the drawn token is returned",
     "response_format": "; llmrl_jax.advice.ask validates a reply and asks again",
 }
 _MESSAGE_NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -92,9 +91,7 @@ def read_completion(
     _refuse_others(body, sampler.served, {"prompt"})
     texts = _prompts(body)
     if max_prompts is not None and len(texts) > max_prompts:
-        raise ApiError(
-            f"{len(texts)} prompts are asked for at once; at most {max_prompts} may wait here", param="prompt"
-        )
+        raise ApiError(f"{len(texts)} prompts are in one request; at most {max_prompts} may wait here", param="prompt")
     prompts = [_encoded(sampler.served, prompt) for prompt in texts]
     logprobs = _integer(body, "logprobs", -1, 0)
     if logprobs > 0:
@@ -127,7 +124,7 @@ def read_score(
     all pairs, that is with each prompt counted once per candidate.
     **Raises:** `ApiError`, naming the field."""
     known = {"model", "prompt", "candidates"}
-    for name in sorted(set(body) - known - _UNHEARD):
+    for name in sorted(set(body) - known - _IGNORED):
         if body[name] is not None:
             text = f"the field {quote(name)!r} is unknown here; known are {', '.join(sorted(known))}"
             raise ApiError(text, param=quote(name))
@@ -209,7 +206,7 @@ def _request(body, sampler: Sampler, prompts: Sequence[list[int]], limit: str, d
 def _refuse_others(body: Mapping[str, Any], served: Served, own: set[str]) -> None:
     """Refuse unsupported fields and another model's name."""
     for name, value in body.items():
-        if value is None or name in _READ or name in own or name in _UNHEARD:
+        if value is None or name in _READ or name in own or name in _IGNORED:
             continue
         if name not in _NEUTRAL:
             raise ApiError(f"the field {quote(name)!r} is not known to this server; leave it out", param=quote(name))
@@ -326,123 +323,3 @@ def _boolean(body: Mapping[str, Any], name: str) -> bool:
     if not isinstance(value, bool | None):
         raise ApiError(f"{name} is {quote(value)}; true or false is needed", param=name)
     return bool(value)
-
-
-class Answer:
-    """The bodies of a request's answer, whole or in chunks.
-
-    **Arguments:** `served`; `asks`; `chat`, which of the two formats; `request_id`, from which the answer's id is made.
-    """
-
-    def __init__(self, served: Served, asks: Sequence[Ask], chat: bool, request_id: str):
-        self._served, self._asks, self._chat = served, asks, chat
-        prefix = "chatcmpl" if chat else "cmpl"
-        self._head = {
-            "id": f"{prefix}-{request_id.removeprefix('req_')}",
-            "created": int(time.time()),
-            "model": served.name,
-            "system_fingerprint": served.fingerprint,
-        }
-        self._shown: dict[int, Sample] = {}
-
-    def whole(self, found: Sequence[Sequence[Sample]]) -> dict[str, Any]:
-        """The body for all samples of every prompt."""
-        choices: list[dict[str, Any]] = []
-        for sample in (sample for samples in found for sample in samples):
-            choice: dict[str, Any] = {"index": len(choices), "finish_reason": sample.finish}
-            if self._chat:
-                choice["message"] = {"role": "assistant", "content": sample.text, "refusal": None}
-            else:
-                choice["text"] = sample.text
-            choices.append({**choice, "logprobs": self._log_probs(sample, Sample("", 0, ""))})
-        kind = "chat.completion" if self._chat else "text_completion"
-        return {**self._head, "object": kind, "choices": choices, "usage": self.usage(found)}
-
-    def chunks(self, prompt: int, samples: Sequence[Sample]) -> list[dict[str, Any]]:
-        """The chunks for the new part of a prompt's samples."""
-        n, found = self._asks[0].how.n, []
-        for index, sample in enumerate(samples, prompt * n):
-            before = self._shown.get(index, Sample("", 0, ""))
-            if self._chat and index not in self._shown:
-                found.append(self._chunk(index, {"role": "assistant", "content": ""}, None, None))
-            self._shown[index] = sample
-            new = sample.text[len(before.text) :]
-            if new or len(sample.pieces) > len(before.pieces):
-                said: Any = {"content": new} if self._chat else new
-                found.append(self._chunk(index, said, None, self._log_probs(sample, before)))
-            if sample.finish and not before.finish:
-                found.append(self._chunk(index, {} if self._chat else "", sample.finish, None))
-        return found
-
-    def last_chunk(self, found: Sequence[Sequence[Sample]]) -> dict[str, Any]:
-        """The last chunk: the token usage and no choice."""
-        kind = "chat.completion.chunk" if self._chat else "text_completion"
-        return {**self._head, "object": kind, "choices": [], "usage": self.usage(found)}
-
-    def usage(self, found: Sequence[Sequence[Sample]]) -> dict[str, int]:
-        """Token usage: a prompt counts once for any number of samples."""
-        prompt = sum(len(ask.tokens) for ask in self._asks)
-        completion = sum(sample.count for samples in found for sample in samples)
-        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-
-    def _chunk(self, index: int, said: Any, finish: str | None, log_probs: Any) -> dict[str, Any]:
-        choice = {"index": index, "delta" if self._chat else "text": said, "finish_reason": finish}
-        kind = "chat.completion.chunk" if self._chat else "text_completion"
-        return {**self._head, "object": kind, "choices": [{**choice, "logprobs": log_probs}]}
-
-    def _log_probs(self, sample: Sample, before: Sample) -> dict[str, Any] | None:
-        """Log-probabilities of the tokens that were not sent before."""
-        if not self._asks[0].how.pieces:
-            return None
-        at = len(before.pieces)
-        pieces, log_probs = sample.pieces[at:], sample.log_probs[at:]
-        if self._chat:
-            each = [
-                {"token": piece, "logprob": value, "bytes": list(piece.encode()), "top_logprobs": []}
-                for piece, value in zip(pieces, log_probs)
-            ]
-            return {"content": each, "refusal": None}
-        starts = [len("".join(sample.pieces[: at + i])) for i in range(len(pieces))]
-        return {
-            "tokens": list(pieces),
-            "token_logprobs": list(log_probs),
-            "top_logprobs": None,
-            "text_offset": starts,
-        }
-
-
-def score_body(request: ScoreRequest, served: Served, log_probs: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """The answer of `/v1/score`."""
-    data = []
-    for i in range(request.prompts):
-        candidates = []
-        for a in range(request.candidates):
-            at = i * request.candidates + a
-            pair, values = request.pairs[at], log_probs[at]
-            total = sum(values)
-            candidates.append(
-                {
-                    "index": a,
-                    "tokens": list(pair.candidate),
-                    "log_probs": list(values),
-                    "sum": total,
-                    "mean": total / len(values),
-                }
-            )
-        data.append({"index": i, "candidates": candidates})
-    prompt = sum(len(request.pairs[i * request.candidates].prompt) for i in range(request.prompts))
-    total_tokens = prompt + sum(len(pair.candidate) for pair in request.pairs)
-    usage = {"prompt_tokens": prompt, "total_tokens": total_tokens}
-    head = {"object": "score", "model": served.name, "system_fingerprint": served.fingerprint}
-    return {**head, "data": data, "usage": usage}
-
-
-def model_body(served: Served, created: int) -> dict[str, Any]:
-    """An entry of `/v1/models`."""
-    return {
-        "id": served.name,
-        "object": "model",
-        "created": created,
-        "owned_by": "llmrl_jax",
-        "max_model_len": served.context,
-    }

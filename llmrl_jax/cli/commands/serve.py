@@ -78,7 +78,7 @@ def serve(
     if not here and not key and not allow_anyone:
         raise ValueError(
             f"{host} is reached from other machines, and there is no key: name the environment variable that holds one "
-            "(--key-variable), or say that anyone may ask (--allow-anyone)"
+            "(--key-variable), or allow requests without a key (--allow-anyone)"
         )
     limits = Limits(
         request_bytes=max_request_bytes,

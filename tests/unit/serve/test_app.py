@@ -242,7 +242,7 @@ def test_many_candidates_are_scored_in_parts(served):
         ("completions", TEXT | {"prompt": []}, "prompt", "prompt is []; a text"),
         ("completions", TEXT | {"prompt": [9999]}, "prompt", "the prompt holds the token 9999"),
         ("completions", TEXT | {"prompt": {"a": 1}}, "prompt", "a text, a list of token ids"),
-        ("completions", TEXT | {"prompt": ["a"] * 5}, None, "5 prompts are asked for at once; at most 4"),
+        ("completions", TEXT | {"prompt": ["a"] * 5}, None, "5 prompts are in one request; at most 4"),
         ("completions", TEXT | {"echo": True}, "echo", "echo is true"),
         ("completions", TEXT | {"logprobs": 5}, "logprobs", "logprobs is 5"),
         ("completions", TEXT | {"prompt": "go " * 300}, None, "shorten the prompt"),

@@ -1,0 +1,131 @@
+"""OpenAI's wire format: writing answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from llmrl_jax.serve.request import Ask, Sample
+from llmrl_jax.serve.served import Served
+from llmrl_jax.serve.wire import ScoreRequest
+
+
+class Answer:
+    """The bodies of a request's answer, whole or in chunks.
+
+    **Arguments:** `served`; `asks`; `chat`, which of the two formats; `request_id`, from which the answer's id is made.
+    """
+
+    def __init__(self, served: Served, asks: Sequence[Ask], chat: bool, request_id: str):
+        self._served, self._asks, self._chat = served, asks, chat
+        prefix = "chatcmpl" if chat else "cmpl"
+        self._head = {
+            "id": f"{prefix}-{request_id.removeprefix('req_')}",
+            "created": int(time.time()),
+            "model": served.name,
+            "system_fingerprint": served.fingerprint,
+        }
+        self._shown: dict[int, Sample] = {}
+
+    def whole(self, found: Sequence[Sequence[Sample]]) -> dict[str, Any]:
+        """The body for all samples of every prompt."""
+        choices: list[dict[str, Any]] = []
+        for sample in (sample for samples in found for sample in samples):
+            choice: dict[str, Any] = {"index": len(choices), "finish_reason": sample.finish}
+            if self._chat:
+                choice["message"] = {"role": "assistant", "content": sample.text, "refusal": None}
+            else:
+                choice["text"] = sample.text
+            choices.append({**choice, "logprobs": self._log_probs(sample, Sample("", 0, ""))})
+        kind = "chat.completion" if self._chat else "text_completion"
+        return {**self._head, "object": kind, "choices": choices, "usage": self.usage(found)}
+
+    def chunks(self, prompt: int, samples: Sequence[Sample]) -> list[dict[str, Any]]:
+        """The chunks for the new part of a prompt's samples."""
+        n, found = self._asks[0].how.n, []
+        for index, sample in enumerate(samples, prompt * n):
+            before = self._shown.get(index, Sample("", 0, ""))
+            if self._chat and index not in self._shown:
+                found.append(self._chunk(index, {"role": "assistant", "content": ""}, None, None))
+            self._shown[index] = sample
+            new = sample.text[len(before.text) :]
+            if new or len(sample.pieces) > len(before.pieces):
+                said: Any = {"content": new} if self._chat else new
+                found.append(self._chunk(index, said, None, self._log_probs(sample, before)))
+            if sample.finish and not before.finish:
+                found.append(self._chunk(index, {} if self._chat else "", sample.finish, None))
+        return found
+
+    def last_chunk(self, found: Sequence[Sequence[Sample]]) -> dict[str, Any]:
+        """The last chunk: the token usage and no choice."""
+        kind = "chat.completion.chunk" if self._chat else "text_completion"
+        return {**self._head, "object": kind, "choices": [], "usage": self.usage(found)}
+
+    def usage(self, found: Sequence[Sequence[Sample]]) -> dict[str, int]:
+        """Token usage: a prompt counts once for any number of samples."""
+        prompt = sum(len(ask.tokens) for ask in self._asks)
+        completion = sum(sample.count for samples in found for sample in samples)
+        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+    def _chunk(self, index: int, said: Any, finish: str | None, log_probs: Any) -> dict[str, Any]:
+        choice = {"index": index, "delta" if self._chat else "text": said, "finish_reason": finish}
+        kind = "chat.completion.chunk" if self._chat else "text_completion"
+        return {**self._head, "object": kind, "choices": [{**choice, "logprobs": log_probs}]}
+
+    def _log_probs(self, sample: Sample, before: Sample) -> dict[str, Any] | None:
+        """Log-probabilities of the tokens that were not sent before."""
+        if not self._asks[0].how.pieces:
+            return None
+        at = len(before.pieces)
+        pieces, log_probs = sample.pieces[at:], sample.log_probs[at:]
+        if self._chat:
+            each = [
+                {"token": piece, "logprob": value, "bytes": list(piece.encode()), "top_logprobs": []}
+                for piece, value in zip(pieces, log_probs)
+            ]
+            return {"content": each, "refusal": None}
+        starts = [len("".join(sample.pieces[: at + i])) for i in range(len(pieces))]
+        return {
+            "tokens": list(pieces),
+            "token_logprobs": list(log_probs),
+            "top_logprobs": None,
+            "text_offset": starts,
+        }
+
+
+def score_body(request: ScoreRequest, served: Served, log_probs: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """The answer of `/v1/score`."""
+    data = []
+    for i in range(request.prompts):
+        candidates = []
+        for a in range(request.candidates):
+            at = i * request.candidates + a
+            pair, values = request.pairs[at], log_probs[at]
+            total = sum(values)
+            candidates.append(
+                {
+                    "index": a,
+                    "tokens": list(pair.candidate),
+                    "log_probs": list(values),
+                    "sum": total,
+                    "mean": total / len(values),
+                }
+            )
+        data.append({"index": i, "candidates": candidates})
+    prompt = sum(len(request.pairs[i * request.candidates].prompt) for i in range(request.prompts))
+    total_tokens = prompt + sum(len(pair.candidate) for pair in request.pairs)
+    usage = {"prompt_tokens": prompt, "total_tokens": total_tokens}
+    head = {"object": "score", "model": served.name, "system_fingerprint": served.fingerprint}
+    return {**head, "data": data, "usage": usage}
+
+
+def model_body(served: Served, created: int) -> dict[str, Any]:
+    """An entry of `/v1/models`."""
+    return {
+        "id": served.name,
+        "object": "model",
+        "created": created,
+        "owned_by": "llmrl_jax",
+        "max_model_len": served.context,
+    }
