@@ -17,6 +17,15 @@ NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetiti
 """The options that may be traced, with their neutral values."""
 
 
+EXTREMES = {"temperature": (1e-6, 1e6), "repetition_penalty": (1e-3, 1e3)}
+"""Outside of these, logits that are divided in float32 may become infinite or zero."""
+
+
+def _between(value: Any, name: str) -> Any:
+    low, high = EXTREMES[name]
+    return (value >= low) & (value <= high)
+
+
 def _known(value: Any) -> np.ndarray | None:
     """The value of an option, None if it is traced (or a placeholder of a `jax.tree.map`)."""
     if isinstance(value, jax.core.Tracer) or not isinstance(value, int | float | np.ndarray | np.generic | jax.Array):
@@ -57,12 +66,19 @@ class SamplingConfig:
         for name in ("max_new_tokens", "samples"):
             if not getattr(self, name) >= 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; at least 1 is needed")
+        warm, penalty = (f"from {low:g} to {high:g}" for low, high in EXTREMES.values())
         limits: dict[str, tuple[Any, str]] = {
-            "temperature": (lambda x: (x >= 0) & np.isfinite(x), "at least 0 is needed, where 0 is greedy"),
+            "temperature": (
+                lambda x: (x == 0) | _between(x, "temperature"),
+                f"0, which is greedy, or {warm} is needed",
+            ),
             "top_k": (lambda x: x >= 0, "give a number of tokens, or 0 to keep all"),
             "top_p": (lambda x: (x > 0) & (x <= 1), "it must lie in (0, 1], where 1 keeps all tokens"),
             "min_p": (lambda x: (x >= 0) & (x <= 1), "it must lie in [0, 1], where 0 keeps all tokens"),
-            "repetition_penalty": (lambda x: (x > 0) & np.isfinite(x), "it must be above 0, where 1 changes nothing"),
+            "repetition_penalty": (
+                lambda x: _between(x, "repetition_penalty"),
+                f"{penalty} is needed, where 1 changes nothing",
+            ),
         }
         for name, (fits, expected) in limits.items():
             value = _known(getattr(self, name))

@@ -17,6 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding
 
+from llmrl_jax.core.checks import option
+
 
 Mode = Literal["auto", "per-gpu", "per-node"]
 """The GPUs of a process: `per-gpu`, one each; `per-node`, all of its node; `auto`, an equal share of its node's."""
@@ -237,12 +239,13 @@ def _known(
         number = place.process_id if place else _number(environ, "JAX_PROCESS_ID", -1)
         process_id = None if number < 0 else number
     known = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
-    missing = [name for name, value in known.items() if value is None]
+    missing = [option(f"hosts.{name}") for name, value in known.items() if value is None]
     if len(missing) == len(known):
         return None, None, None
     if missing:
         by = f" ({place.launcher} does not tell)" if place else ""
-        raise ValueError(f"{', '.join(missing)} missing{by}: give all of {', '.join(known)}, or none")
+        every = ", ".join(option(f"hosts.{name}") for name in known)
+        raise ValueError(f"{', '.join(missing)} missing{by}: give all of {every}, or none")
     assert coordinator is not None and num_processes is not None and process_id is not None
     host, colon, port = coordinator.rpartition(":")
     if not (host and colon and port.isdecimal() and 0 < int(port) < 65536):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from llmrl_jax.lm.sampling import EXTREMES
 
+
 MOST_STOPS = 64
 """Maximum number of stop strings of a request. Each is looked for in the text after every few tokens."""
 

@@ -154,6 +154,12 @@ def make_grpo(
     """
     check(config, prompts, mesh)
     check_tokens(prompts.tokens, prompts.lengths, model.config.vocab_size)
+    for token in config.stop_tokens or ():
+        if not 0 <= token < model.config.vocab_size:
+            raise ValueError(
+                f"grpo.stop_tokens has {token}, which cannot occur: the model's vocabulary is 0 to "
+                f"{model.config.vocab_size - 1}"
+            )
     if model.lora is None and any_quantized(variables["params"]):
         raise ValueError("the base is quantised, and so frozen: give the model a LoRAConfig")
     rows = config.prompts * config.group

@@ -114,6 +114,8 @@ def load_reward(name: str) -> TextReward:
                 "FILE.py:FUNCTION"
             )
         return REWARDS[name]
+    if not where or not function:
+        raise ValueError(f"the reward is {name!r}; FILE.py:FUNCTION is needed, or one of {', '.join(REWARDS)}")
     if where.endswith(".py"):
         path = Path(where).expanduser()
         if not path.is_file():

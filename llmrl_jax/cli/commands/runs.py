@@ -89,7 +89,7 @@ def compare(
         json: Print the results as JSON.
     """
     from llmrl_jax.cli.kinds import loaded
-    from llmrl_jax.core.checks import between
+    from llmrl_jax.core.checks import in_interval
     from llmrl_jax.run.report import compare as comparison, figures, runs
 
     if not folders:
@@ -99,8 +99,8 @@ def compare(
     metric = metric or comparison.shared_metric(places)
     if bar is None and metric == "success":
         bar = 0.8
-    if bar is not None and metric == "success":
-        between("bar", bar, 0, 1, above=True)
+    if bar is not None:
+        in_interval("bar", bar, "(0, 1]" if metric == "success" else "(-inf, inf)")
     out = figures.new_file(out, Path("compare.png"))
     settings = [loaded(runs.read_values(place) or {}, place / "config.json") for place in places]
     read = [comparison.read_run(place, own, metric) for place, own in zip(places, settings, strict=True)]

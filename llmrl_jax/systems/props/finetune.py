@@ -102,7 +102,7 @@ class FinetuneConfig:
         if self.prompts < HELD_OUT:
             raise ValueError(
                 f"{self.policies} policies in prompts of {self.history} rows make {self.prompts} prompts of a task; at "
-                f"least {HELD_OUT} are needed, one of them held out: raise policies, or lower history"
+                f"least {HELD_OUT} are needed, one of them held out: raise --policies, or lower --history"
             )
         if self.compat == "paper":
             for name in names:

@@ -157,7 +157,7 @@ SEARCHING = (
     Row("a budget below one search", f"{TABLE} --budget 3", "--budget is 3; at least 20 is needed"),
     Row("a page in a file", f"{TABLE} --page f", "--page is f, but f is a file; choose another path", files={"f": ""}),
     Row("the model is missing", "props finetune --model ''", "the model is missing: give --model"),
-    Row("too few prompts", f"{TUNE} --policies 10", "raise policies, or lower history"),
+    Row("too few prompts", f"{TUNE} --policies 10", "raise --policies, or lower --history"),
     Row("a task without an optimum", f"{TUNE} --tasks pendulum", "'pendulum' has no known optimum",
         compiles=KEYS),
     Row("one answer", f"{TUNE} --grpo.group 1", "--grpo.group is 1; at least 2 is needed"),

@@ -124,7 +124,7 @@ def test_greedy_takes_the_first_of_equals():
     [
         ({"max_new_tokens": 0}, "max_new_tokens is 0; at least 1"),
         ({"samples": 0}, "samples is 0"),
-        ({"temperature": -0.5}, "temperature is -0.5; at least 0"),
+        ({"temperature": -0.5}, "temperature is -0.5; 0, which is greedy, or from 1e-06 to"),
         ({"temperature": float("nan")}, "temperature is nan"),
         ({"temperature": float("inf")}, "temperature is inf"),
         ({"top_k": -1}, "top_k is -1.*or 0 to keep all"),
@@ -132,7 +132,7 @@ def test_greedy_takes_the_first_of_equals():
         ({"top_p": 1.5}, "top_p is 1.5"),
         ({"top_p": np.array([0.5, 1.5])}, "top_p is .*1.5"),
         ({"min_p": -0.1}, "min_p is -0.1"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0; it must be above 0"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0; from 0.001 to 1000 is needed"),
     ],
     ids=str,
 )

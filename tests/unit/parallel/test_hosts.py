@@ -119,7 +119,7 @@ def test_gpus_that_cannot_be_dealt_out(local, visible, mode, message):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (("h:1", None, 0), "num_processes missing"),
+        (("h:1", None, 0), "--hosts.num-processes missing: give all of --hosts.coordinator, "),
         (("h", 2, 0), "coordinator is 'h'; HOST:PORT"),
         (("h:1", 2, 2), "process_id is 2; of 2 processes it is 0 to 1"),
     ],
