@@ -51,15 +51,19 @@ class Scorer:
             )
         return Pair(tuple(prompt), tuple(candidate))
 
-    def encode(self, prompt: str | Sequence[int], candidate: str | Sequence[int]) -> Pair:
+    def encode(
+        self, prompt: str | Sequence[int], candidate: str | Sequence[int], tokens: list[int] | None = None
+    ) -> Pair:
         """A pair from texts or tokens.
 
         A candidate's tokens are those that it adds to the prompt's. If the tokenizer merges across the boundary, they
         are those of the candidate alone.
 
+        **Arguments:** `prompt`; `candidate`; `tokens`, the prompt's, if they are known already.
         **Raises:** what `pair` raises, and `ValueError` for a prompt without a token.
         """
-        tokens = self.served.encode(prompt) if isinstance(prompt, str) else self.served.check(prompt)
+        if tokens is None:
+            tokens = self.served.encode(prompt) if isinstance(prompt, str) else self.served.check(prompt)
         if not isinstance(candidate, str):
             return self.pair(tokens, candidate)
         whole = self.served.encode(prompt + candidate) if isinstance(prompt, str) else []

@@ -143,25 +143,26 @@ def read_score(
             "in a request: send several requests",
             param="candidates",
         )
-    spent = 0
+    spent, encoded = 0, []
     for prompt in prompts:
-        length = len(_encoded(served, prompt))
-        if length >= served.context:
+        encoded.append(_encoded(served, prompt))
+        if len(encoded[-1]) >= served.context:
             raise ApiError(
-                f"a prompt has {length} tokens, and the context is {served.context}, with the candidate; shorten it",
+                f"a prompt has {len(encoded[-1])} tokens, and the context is {served.context}, with the candidate; "
+                "shorten it",
                 param="prompt",
                 code="context_length_exceeded",
             )
-        spent += length * len(candidates)
+        spent += len(encoded[-1]) * len(candidates)
         _refuse_tokens(spent, max_tokens)
     for candidate in candidates:
         if isinstance(candidate, str):
             _blamed("candidates", partial(_text, candidate))
             _blamed("candidates", partial(served.refuse_early, candidate))
     pairs: list[Pair] = []
-    for prompt in prompts:
+    for prompt, tokens in zip(prompts, encoded):
         for candidate in candidates:
-            pairs.append(_blamed("candidates", partial(scorer.encode, prompt, candidate)))
+            pairs.append(_blamed("candidates", partial(scorer.encode, prompt, candidate, tokens)))
             spent += len(pairs[-1].candidate)
             _refuse_tokens(spent, max_tokens)
     return ScoreRequest(tuple(pairs), len(prompts), len(candidates))
