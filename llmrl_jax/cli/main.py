@@ -8,7 +8,8 @@ tyro makes the options from the function's signature (a dataclass argument annot
 docstring describes the group, that of the function the command. Modules are imported only when their group is used.
 A command returns None or an exit code. If its defaults depend on the command line (a preset, a file, a run to resume),
 its attribute `prepare` returns the function to call for the arguments: `llmrl_jax.run.flags.command` adds it to a
-function of a configuration, and its module describes how to write such a command.
+function of a configuration, and its module describes how to write such a command. `llmrl_jax.cli.help` makes the help
+texts. While a command runs, its long work is displayed on stderr (`llmrl_jax.core.activity`).
 
 Every command accepts `--hosts.*`, which joins several processes into one program (`llmrl_jax.parallel.hosts`), and
 `--slurm.*`, which submits the rest of the command line to SLURM instead of running it (`llmrl_jax.run.slurm`).
