@@ -68,15 +68,18 @@ class FastTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """The token ids of `text`, without special tokens. **Raises** `ValueError` for a text that is not Unicode."""
-        return self.encode_with_offsets(text)[0]
+        return self._encoding(text).ids
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """`encode`, and where each token begins and ends in the text, in characters."""
+        encoding = self._encoding(text)
+        return encoding.ids, encoding.offsets
+
+    def _encoding(self, text: str) -> tokenizers.Encoding:
         try:
-            encoding = self.backend.encode(text, add_special_tokens=False)
+            return self.backend.encode(text, add_special_tokens=False)
         except TypeError:
             raise _not_unicode(text) from None
-        return encoding.ids, encoding.offsets
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode` of each text, in parallel."""
@@ -227,11 +230,13 @@ class WordTokenizer(FastTokenizer):
         hint = f"; the nearest are {', '.join(map(repr, close))}" if close else ""
         raise ValueError(f"the word {word!r} is not among the {self.vocab_size} of this tokenizer{hint}")
 
+    def encode(self, text: str) -> list[int]:
+        """The ids of the words of `text`. **Raises** `ValueError` for an unknown word if there are no spare tokens."""
+        return super().encode(" ".join(map(self._known, text.split())))
+
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """The ids of the words of `text`, and their places. **Raises** `ValueError` for an unknown word if there are no
-        spare tokens."""
-        ids, _ = super().encode_with_offsets(" ".join(map(self._known, text.split())))
-        return ids, [word.span() for word in re.finditer(r"\S+", text)]
+        """`encode`, and where each word begins and ends in the text, in characters."""
+        return self.encode(text), [word.span() for word in re.finditer(r"\S+", text)]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode` of each text, in parallel."""

@@ -26,6 +26,15 @@ def test_words_keep_their_marks():
     assert WordTokenizer.from_texts(["turn left", "turn left, right"]).encode("right turn") == [4, 5]
 
 
+def test_offsets_are_places_in_the_text(bpe):
+    words = WordTokenizer.from_texts(["turn left"], spare=8)
+    ids, places = words.encode_with_offsets(" turn \n right, left")
+    assert places == [(1, 5), (8, 14), (15, 19)] and ids == words.encode("turn right, left")
+    text = "Possible action: très"
+    ids, places = bpe.encode_with_offsets(text)
+    assert ids == bpe.encode(text) and places[0][0] == 0 and places[-1][1] == len(text)
+
+
 def test_unknown_words_are_refused():
     tokenizer = WordTokenizer.from_texts(["turn left"])
     with pytest.raises(ValueError, match="'lefty' is not among the 4 .* nearest are 'left'"):
