@@ -13,10 +13,9 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 
-from llmrl_jax.core import config as configs
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import at_least
-from llmrl_jax.run import best, leaves as trees, metrics, progress as show
+from llmrl_jax.run import beginning, best, leaves as trees, metrics, progress as show
 from llmrl_jax.run.boundaries import Boundaries
 from llmrl_jax.run.checkpoint import Checkpoints, line_of
 from llmrl_jax.run.chunk import check_bounds, compile_chunk, verdict
@@ -25,7 +24,6 @@ from llmrl_jax.run.exchange import Exchanges, NoAnswer
 from llmrl_jax.run.folder import held, open_folder
 from llmrl_jax.run.report import curves as plots
 from llmrl_jax.run.result import RunResult, RunStopped
-from llmrl_jax.run.resumption import start_of
 from llmrl_jax.run.signals import StopRequest
 from llmrl_jax.run.sinks import Sinks, check_packages, open_sinks
 from llmrl_jax.run.status import FAILED, FINISHED, STOPPED, Status, write_status
@@ -87,25 +85,21 @@ def train(
             stack.enter_context(held(folder))
         check_packages(config)
         best.check_evaluates(config, evaluate is not None and config.eval_every > 0)
-        start, note = start_of(folder, config)
-        if start > num_updates:
-            done, asked = (f"{n} updates ({n * learner.steps_per_update} {learner.unit})" for n in (start, num_updates))
-            raise ValueError(f"{folder} has {done} already, and {asked} are asked for: ask for more to continue it")
+        start, note = beginning.checked_start(learner, config, folder, num_updates)
         checkpoints = stack.enter_context(Checkpoints(folder, keep=config.keep, best=config.best, config=full_config))
         if start:
             checkpoints.check(start)
-        state, update = _first_state(learner, config, checkpoints)
+        state, update = beginning.first_state(learner, config, checkpoints)
         before = metrics.last(folder / "metrics.jsonl", update or -1) if config.resume else {}
         best.check_training(learner, config, state, before)
-        _open_files(config, full_config, folder, update)
+        checkpoints.discard_after(update)  # nothing is deleted for a run that is refused
+        beginning.open_files(config, full_config, folder, update)
         sink = open_sinks(folder, config, full_config, update) if jax.process_index() == 0 else Sinks([])
+        beginning.say((note, *checkpoints.notes))
         mode = config.progress if jax.process_index() == 0 else "off"
         title, unit = title or folder.name, learner.unit.split()[-1]
         bar = show.Progress(mode, title, num_updates, update, shown, unit)
         stack.callback(bar.close)
-        for text in (note, *checkpoints.notes):
-            if text:
-                bar.say(f"note: {text}")
         run = _Run(
             learner,
             config,
@@ -132,30 +126,6 @@ def train(
         finally:
             with contextlib.suppress(Exception):  # a failed run already has its reason
                 run.sink.close()
-
-
-def _first_state(learner: Any, config: RunConfig, checkpoints: Checkpoints) -> tuple[Any, int]:
-    """The initial state of training and its update: new, or from a checkpoint."""
-    with doing("compiling and computing the initial state"):
-        state: Any = trees.settle(learner.init(jax.random.key(config.seed)))
-    if not config.resume or not (checkpoints.updates() or config.resume_from >= 0):
-        return state, 0
-    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
-    fresh = state.frozen
-    state = None  # free its memory for the restored state
-    with doing("reading the checkpoint"):
-        state, update = checkpoints.restore(like, None if config.resume_from < 0 else config.resume_from, fresh)
-    checkpoints.discard_after(update)
-    return state, update
-
-
-def _open_files(config: RunConfig, full_config: Any, folder: Path, update: int) -> None:
-    """Write `config.json`, and truncate `metrics.jsonl` to the update that the run continues from; a restarted run
-    keeps no line, not even the evaluation of update 0."""
-    if jax.process_index() == 0:
-        if config.resume:
-            metrics.truncate(folder / "metrics.jsonl", update or -1)
-        configs.save_config(full_config, folder / "config.json")
 
 
 class _Run:

@@ -276,8 +276,18 @@ def test_a_run_says_when_its_checkpoint_comes_from_another_jax(tmp_path, capsys,
     meta = json.loads(description.read_text())
     meta["versions"]["jaxlib"] = "0.0.1"
     description.write_text(json.dumps(meta))
-    train(TinyLearner(), run_config(tmp_path, resume=True, progress="lines"), num_updates=3)
-    assert "note: checkpoint 2 was written with others (jaxlib 0.0.1 -> " in capsys.readouterr().out
+    train(TinyLearner(), run_config(tmp_path, resume=True), num_updates=3)
+    assert "note: checkpoint 2 was written with others (jaxlib 0.0.1 -> " in capsys.readouterr().err
+
+
+def test_a_run_that_is_refused_keeps_its_checkpoints(tmp_path):
+    config = run_config(tmp_path, checkpoint_every=1, keep=9)
+    done = train(TinyLearner(), config, num_updates=3)
+    before = (done.folder / "metrics.jsonl").read_bytes()
+    with pytest.raises(ValueError, match="--run.best is los"):
+        train(TinyLearner(), replace(config, resume=True, resume_from=1, best="los"), num_updates=4)
+    assert sorted(p.name for p in (done.folder / "checkpoints").iterdir()) == ["1", "2", "3"]
+    assert (done.folder / "metrics.jsonl").read_bytes() == before
 
 
 def test_fewer_updates_than_a_run_has_are_refused(tmp_path):
