@@ -17,7 +17,6 @@ from llmrl_jax.serve import (
     LocalLlama,
     Scorer,
 )
-from llmrl_jax.serve.programs import _score
 from tests.serving import CHAT, HELLO, KEY, SCORE, TEXT, post
 
 
@@ -149,7 +148,7 @@ def test_requests_that_wait_together_share_a_batch(client, engine):
     assert together == alone and sum(sizes) == 4 and len(sizes) < 4
 
 
-def test_scores_are_those_of_the_model(url, served):
+def test_scores_are_those_of_the_model(url, served, engine):
     prompts, candidates = ["Colors: red", "go forward, "], [" red", " green, red", "x"]
     status, _, body = post(url, "/v1/score", {"model": "our/tiny", "prompt": prompts, "candidates": candidates})
     assert status == 200
@@ -166,9 +165,9 @@ def test_scores_are_those_of_the_model(url, served):
     spent = sum(len(served.encode(p)) for p in prompts)
     assert body["usage"]["prompt_tokens"] == spent and body["data"][1]["index"] == 1
     # other texts of like lengths are no new program
-    before = _score._cache_size()
+    before = engine.programs.count
     other = {"model": "our/tiny", "prompt": ["drop", "pick up"], "candidates": [" a", " key", " blue"]}
-    assert post(url, "/v1/score", other)[0] == 200 and _score._cache_size() == before
+    assert post(url, "/v1/score", other)[0] == 200 and engine.programs.count == before
 
 
 def test_many_candidates_are_scored_in_parts(served):
