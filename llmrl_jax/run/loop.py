@@ -172,7 +172,7 @@ class _Run:
             if self.update < self.num_updates:
                 chunk, compile_seconds = compile_chunk(self.learner, state, self.config.log_every)
             else:
-                self.bar.say(f"{self.folder} has all its {self.update} updates already: ask for more to train on")
+                beginning.say([f"{self.folder} has all its {self.update} updates already: ask for more to train on"])
             self.bar.restart_clock(self.update)
             if boundaries.due(boundaries.eval, self.update) and self.evaluated != self.update:
                 self._evaluate(state)  # at the start, also if an earlier part of the run ended there
