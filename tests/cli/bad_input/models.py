@@ -65,7 +65,7 @@ def reward(name: str, source: str, error: str, **how: object) -> Row:
 PLACES = (
     Row("no name", "lm generate x --model ''", "model's name is empty; give a folder"),
     Row("no name to tune", "lm sft --model '' --data {data}/rows.jsonl", "model's name is empty; give a folder"),
-    Row("no name to serve", "serve --model ''", "model's name is empty; give a folder"),
+    Row("no name to serve", "serve --model ''", "--model is empty; name a model folder"),
     Row("no name in GLAM", "glam train --preset demo --model ''", "model's name is empty; give a folder"),
     Row("no such folder", "lm generate x --model nowhere", "no model folder 'nowhere' .*OWNER/NAME"),
     Row("no such folder in GLAM", "glam train --preset demo --model nowhere", "no model folder 'nowhere' .*OWNER/NAME"),
