@@ -1,8 +1,8 @@
 """Names of options in messages, spelled as flags of the command line.
 
 A check names a field as Python does: "ppo.num_envs is 0; at least 1 is needed". On the command line the same field is
-`--ppo.num-envs`, or `--num-actions` where `world.num_actions` has no prefix. The commands therefore rewrite the names in
-the errors that they print.
+`--ppo.num-envs`, or `--num-actions` where `world.num_actions` has no prefix. The commands therefore rewrite the names
+in the errors that they print.
 """
 
 from __future__ import annotations
