@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import difflib
 import math
+from collections.abc import Callable
 from typing import Any
 
 
@@ -27,24 +28,24 @@ def nearest(name: str, names: list[str], n: int = 3) -> str:
     return f"; did you mean {' or '.join(repr(c) for c in close)}?" if close else ""
 
 
-def at_least(name: str, value: float, low: float, *, remedy: str = "", error: type[Exception] = ValueError) -> None:
+def at_least(name: str, value: Any, low: float, *, remedy: str = "", error: type[Exception] = ValueError) -> None:
     """Check that a number is finite and `low` or more.
 
     **Arguments:** `name`, as the user spells the option; `value`, an integer or a float; `low`; `remedy`, what else the
     user can do, without a full stop; `error`, the exception to raise.
     **Raises:** `error`, "NAME is VALUE; at least LOW is needed"; NaN and infinities are refused too.
     """
-    _check(low <= value, name, value, f"at least {low}", remedy, error)
+    _check(_compared(name, value, lambda: low <= value, error), name, value, f"at least {low}", remedy, error)
 
 
-def above(name: str, value: float, low: float, *, remedy: str = "", error: type[Exception] = ValueError) -> None:
+def above(name: str, value: Any, low: float, *, remedy: str = "", error: type[Exception] = ValueError) -> None:
     """Check that a number is finite and more than `low`; see `at_least`."""
-    _check(low < value, name, value, f"above {low}", remedy, error)
+    _check(_compared(name, value, lambda: low < value, error), name, value, f"above {low}", remedy, error)
 
 
 def between(
     name: str,
-    value: float,
+    value: Any,
     low: float,
     high: float,
     *,
@@ -55,7 +56,11 @@ def between(
 ) -> None:
     """Check that a number lies from `low` to `high`, both included unless `above` excludes `low`, or `below` `high`;
     see `at_least`."""
-    inside = (low < value if above else low <= value) and (value < high if below else value <= high)
+
+    def lies_inside() -> bool:
+        return (low < value if above else low <= value) and (value < high if below else value <= high)
+
+    inside = _compared(name, value, lies_inside, error)
     start = f"above {low} and " if above else f"from {low} to "
     end = f"below {high}" if below else f"at most {high}" if above else f"{high}"
     _check(inside, name, value, start + end, remedy, error)
@@ -74,7 +79,15 @@ def fields_at_least(
         at_least(prefix + name, getattr(config, name), low, remedy=remedy, error=error)
 
 
-def _check(right: bool, name: str, value: float, wanted: str, remedy: str, error: type[Exception]) -> None:
+def _compared(name: str, value: Any, compare: Callable[[], bool], error: type[Exception]) -> bool:
+    """The result of a comparison. **Raises:** `error` for a value that is no number, such as an option of an id."""
+    try:
+        return compare()
+    except TypeError:
+        raise error(f"{name} is {value!r}; a number is needed") from None
+
+
+def _check(right: bool, name: str, value: Any, wanted: str, remedy: str, error: type[Exception]) -> None:
     if right and math.isinf(value):
         wanted = "a finite number"
     elif right:

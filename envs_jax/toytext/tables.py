@@ -12,6 +12,7 @@ import numpy as np
 from flax import struct
 
 from envs_jax import spaces
+from envs_jax.checks import between
 from envs_jax.env import Environment
 
 
@@ -98,6 +99,7 @@ class TabularEnvironment(Environment[ToyTextState, ToyTextParams]):
         """**Arguments:** `table`; `starts`, initial states, drawn uniformly (a state may be listed repeatedly);
         `max_steps`, the default time limit; `observations`, int32 `[S, ...]`, the observation of each state (default:
         its index)."""
+        between("max_steps", max_steps, 1, NO_LIMIT)
         self.table, self.max_steps = table, max_steps
         self.starts = np.asarray(starts, np.int32)
         size, self.num_actions, width = table.prob.shape

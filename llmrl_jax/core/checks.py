@@ -64,7 +64,7 @@ def fields_in(config: Any, interval: str, *names: str, prefix: str = "", remedy:
         in_interval(prefix + name, getattr(config, name), interval, remedy=remedy)
 
 
-def in_interval(name: str, value: float, interval: str, *, remedy: str = "") -> None:
+def in_interval(name: str, value: Any, interval: str, *, remedy: str = "") -> None:
     """Check that a number lies in an interval; see `fields_in`."""
     low, high, open_low, open_high = _ends(interval)
     if value == high == math.inf and not open_high:

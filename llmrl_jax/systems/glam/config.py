@@ -148,7 +148,8 @@ class GlamConfig:
     """The learner of the agent `drrn`."""
 
     def __post_init__(self):
-        fields_in(self, COUNT, "num_actions", "history")
+        fields_in(self, COUNT, "num_actions")
+        fields_in(self, "[1, 256]", "history")
         fields_in(self, WIDTH, "value_width")
         fields_in(self, "[1, 64]", "score_widths")
         fields_in(self, FROM_0, "max_prompt", "score_rows")

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from llmrl_jax.agents.language import ScoringPolicy
-from llmrl_jax.core.checks import at_least
+from llmrl_jax.core.checks import COUNT, STEPS, in_interval
 from llmrl_jax.core.files import replacing
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.run.folder import begin, check_folder, opened, write_summary
@@ -124,8 +124,8 @@ def prior_then_ppo(
     """
     started = time.monotonic()
     check_folder(run)
-    at_least("steps", steps, 1)
-    at_least("episodes", episodes, 1)
+    in_interval("steps", steps, STEPS)
+    in_interval("episodes", episodes, COUNT)
     if not prior:
         build(glam_config).learner()  # raises errors before anything is written
     with opened(run, command) as folder:

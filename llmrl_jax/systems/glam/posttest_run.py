@@ -16,7 +16,7 @@ from llmrl_jax.agents.contract import untrained
 from llmrl_jax.agents.evaluate import Episodes
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.activity import doing
-from llmrl_jax.core.checks import at_least, check_seed
+from llmrl_jax.core.checks import COUNT, at_least, check_seed, in_interval
 from llmrl_jax.core.files import check_writable
 from llmrl_jax.run.report import as_json, compare as runs_compared, statistics as stats
 from llmrl_jax.run.report.runs import distinct
@@ -232,7 +232,7 @@ def give_tests(
     if runs and preset:
         raise ValueError(f"preset is {preset}, but the settings are those of {runs[0]}: leave one out")
     distinct(runs)
-    at_least("episodes", episodes, 1)
+    in_interval("episodes", episodes, COUNT)
     at_least("checkpoint", checkpoint, -1)
     check_seed("seed", seed)
     check_writable(out, "--out", folder=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 
 from llmrl_jax.core import config as configs
-from llmrl_jax.core.checks import at_least, check_seed
+from llmrl_jax.core.checks import COUNT, check_seed, in_interval
 from llmrl_jax.core.files import check_writable
 from llmrl_jax.run.folder import opened, write_summary
 from llmrl_jax.run.loop import RunResult, train as run_training
@@ -70,7 +70,7 @@ def evaluate(
     **Returns:** success, return and length for `sampled` and `greedy` actions.
     **Raises:** `ValueError` for numbers out of range; what `load_run` raises.
     """
-    at_least("episodes", episodes, 1)
+    in_interval("episodes", episodes, COUNT)
     check_seed("seed", seed)
     check_writable(folder, "the run's folder", folder=True)
     config, agent, state, update = load_run(folder, checkpoint)

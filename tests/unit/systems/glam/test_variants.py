@@ -141,7 +141,7 @@ def test_files_of_variants_have_names_of_their_own(tmp_path):
 def test_the_command_takes_variants_in_place_of_the_published_tests_or_beside(monkeypatch, tmp_path):
     asked = []
 
-    def listened(agent, play, tests, reuse):
+    def listened(agent, play, tests, reuse, *others):
         asked.append([test.name for test in tests])
         agent.records = exam(dict.fromkeys(asked[-1], 0.5)).records
 
