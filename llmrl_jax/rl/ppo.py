@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 
 from envs_jax.env import Environment
 from envs_jax.resets import VectorEnv
+from envs_jax.spaces import Box
 from llmrl_jax.parallel import Placement
 from llmrl_jax.rl import bonus as bonuses
 from llmrl_jax.rl.bonus import Bonus, Steps
@@ -154,16 +155,17 @@ def make_ppo(
     computed (novelty, shaping), and learns with every gradient step.
     **Returns:** the learner. Its metrics are those of `ppo_loss` (means over the gradient steps), `grad_norm` (before
     clipping), `explained_variance`, `value_mean`, `advantage_mean`, `advantage_std`, `gradient_steps`,
-    `first_ratio_error` (`ratio_error` of the first minibatch, in float32 bounded by 1e-5, in other precisions by
-    `llmrl_jax.rl.precision`), `nonfinite` (1 if a loss or gradient was not finite, bounded by 0), those of
-    `episode_metrics`, and those of the auxiliary and the bonus.
+    `first_ratio_error` (`ratio_error` of the first minibatch, in float32 bounded by 1e-5, for continuous actions and in
+    other precisions by `llmrl_jax.rl.precision`), `nonfinite` (1 if a loss or gradient was not finite, bounded by 0),
+    those of `episode_metrics`, and those of the auxiliary and the bonus.
     Episode returns are sums of the environment's rewards, without the bonus.
     **Raises:** `ValueError` if sizes do not divide (the arithmetic is shown) or an option is out of range.
     """
     check(config, env, env_params, policy, mesh)
     ppo = PPO(config, env, env_params, policy, Placement(mesh), auxiliary, bonus)
     steps_per_update = config.num_envs * config.num_steps
-    bounds = {"first_ratio_error": ratio_bound(policy, mesh), "nonfinite": 0.0}
+    density = isinstance(env.action_space(env_params), Box)
+    bounds = {"first_ratio_error": ratio_bound(policy, mesh, density), "nonfinite": 0.0}
     return Learner(ppo.init, ppo.update, steps_per_update, bounds)
 
 

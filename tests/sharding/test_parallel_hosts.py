@@ -92,7 +92,7 @@ def test_two_processes_are_one_program():
 
 
 def test_a_command_joins_the_processes_of_its_launcher():
-    command = [sys.executable, "-m", "llmrl_jax.cli.main", "envs", "list", "Debug-Catch"]
+    command = [sys.executable, "-m", "llmrl_jax.cli.main", "envs", "show", "Debug-Catch-v0"]
     mpi = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "JAX_COORDINATOR_PORT": free_port()}
     ranks = [{**mpi, **{f"OMPI_COMM_WORLD_{name}": str(i) for name in ("RANK", "LOCAL_RANK")}} for i in range(2)]
     first, second = both([command, command], ranks)

@@ -9,10 +9,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.stats import norm
 
+import envs_jax
+from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.agents.language import ScoringPolicy
 from llmrl_jax.lm import Candidates, Llama, LlamaConfig, ValueHead
-from llmrl_jax.rl.precision import RATIO_BOUNDS, matmul_precision, ratio_bound
+from llmrl_jax.rl.networks import NetworkPolicy
+from llmrl_jax.rl.ppo import make_ppo
+from llmrl_jax.rl.ppo_config import PPOConfig
+from llmrl_jax.rl.precision import DENSITY_BOUND, RATIO_BOUNDS, matmul_precision, ratio_bound
 
 
 @pytest.mark.parametrize(
@@ -40,6 +46,23 @@ def test_the_precision_of_products(dtype, platform, option, precision):
 def test_the_bound_of_a_policy():
     assert ratio_bound(SimpleNamespace(), None) == 1e-5
     assert ratio_bound(SimpleNamespace(dtype=jnp.bfloat16), None) == RATIO_BOUNDS["bfloat16"]
+    assert ratio_bound(SimpleNamespace(), None, density=True) == DENSITY_BOUND
+    assert ratio_bound(SimpleNamespace(dtype=jnp.bfloat16), None, density=True) == RATIO_BOUNDS["bfloat16"]
+
+
+def test_the_bound_of_a_density_leaves_room_for_one_unit_in_the_last_place_of_the_mean():
+    mean, std = np.float32(0.7), 1e-3
+    near = np.nextafter(mean, np.float32(1))
+    log_prob = norm.logpdf(float(mean) + 3 * std, [float(mean), float(near)], std)
+    error = abs(np.exp(log_prob[1] - log_prob[0]) - 1)
+    assert RATIO_BOUNDS["float32"] < error < DENSITY_BOUND / 3
+
+
+@pytest.mark.parametrize("id, bound", [("Debug-Aim-v0", DENSITY_BOUND), ("Debug-Match-v0", RATIO_BOUNDS["float32"])])
+def test_ppo_bounds_the_ratio_by_the_kind_of_actions(id, bound):
+    env, params = envs_jax.make(id)
+    policy = NetworkPolicy(env.action_space(params), hidden=(4,))
+    assert make_ppo(PPOConfig(), EpisodeStatistics(env), params, policy).bounds["first_ratio_error"] == bound
 
 
 def test_a_sound_program_in_bfloat16_stays_within_its_bound_and_not_within_that_of_float32():
