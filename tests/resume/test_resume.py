@@ -107,7 +107,7 @@ def test_killed_in_the_middle(whole, tmp_path):
     "learner, devices",
     [
         ("tiny", 8),
-        ("ppo", 1),
+        pytest.param("ppo", 1, marks=pytest.mark.slow),  # the conformance tests of algorithms resume it in one process
         pytest.param("ppo", 4, marks=pytest.mark.slow),
         pytest.param("glam", 1, marks=pytest.mark.slow),  # its commands are resumed in test_glam_commands.py
         pytest.param("glam", 8, marks=pytest.mark.slow),

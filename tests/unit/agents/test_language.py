@@ -319,7 +319,7 @@ def test_wrong_names_suggest_the_nearest():
 def test_sizes_that_do_not_fit_are_refused_before_anything_is_built():
     with pytest.raises(ValueError, match="num_actions is 8, but .* has 7"):
         build(replace(TINY, num_actions=8))
-    with pytest.raises(ValueError, match=r"embedded.hidden_size is 16; a multiple of embedded.heads \(3\) is needed"):
+    with pytest.raises(ValueError, match=r"embedded.hidden_size is 16; a multiple of twice embedded.heads \(3\)"):
         build(replace(TINY, embedded=replace(TINY.embedded, heads=3)))
     with pytest.raises(ValueError, match="there is room for 10"):
         build(replace(TINY, max_prompt=10))

@@ -82,7 +82,7 @@ def test_constraints_act_under_a_mesh_only():
 
 
 def test_starting_hosts_needs_all_or_nothing():
-    with pytest.raises(ValueError, match="num_processes, process_id missing"):
+    with pytest.raises(ValueError, match="--hosts.num-processes, --hosts.process-id missing"):
         initialize("localhost:1234")
     header, row = initialize().splitlines()
     assert header.split() == ["process", "host", "devices", "kind"] and row.startswith("0 ") and "8 x cpu" in row
