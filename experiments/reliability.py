@@ -100,9 +100,10 @@ def kills(trials: int, seed: int, work: Path) -> Trials:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
             )
-            _wait(work / name / "config.json", child)
-            try:  # the updates, their checkpoints and evaluations take about 3 s
-                child.wait(rng.uniform(0, 4))
+            if rng.random() < 0.75:  # in the middle of updates, evaluations and checkpoints; else in its start
+                _wait_for_lines(work / name / "metrics.jsonl", child)
+            try:
+                child.wait(rng.uniform(0, 2))
             except subprocess.TimeoutExpired:
                 child.kill()
             error = child.communicate()[1].decode()
@@ -122,9 +123,12 @@ def kills(trials: int, seed: int, work: Path) -> Trials:
     return Trials(done, violations, {"runs": runs, "starts": lives})
 
 
-def _wait(path: Path, child: subprocess.Popen) -> None:
-    """Until a file is there, or the process has ended."""
-    while not path.exists() and child.poll() is None:
+def _wait_for_lines(log: Path, child: subprocess.Popen) -> None:
+    """Until a process has written to its log, or has ended."""
+    before = log.stat() if log.exists() else None
+    while child.poll() is None:
+        if log.exists() and (before is None or log.stat().st_mtime_ns > before.st_mtime_ns):
+            return
         time.sleep(0.01)
 
 

@@ -44,7 +44,22 @@ KINDS = first_of_each_kind()
 # grids take seconds to compile, so only one that draws its task too is not slow
 SLOW_STARTS = [id for id in KINDS if id.startswith("BabyAI") and id != "BabyAI-MixedTrainLocal-v0"]
 X64 = [pytest.param(id, marks=pytest.mark.slow) if id in SLOW_STARTS else id for id in KINDS]
-ALL = [id if id in KINDS else pytest.param(id, marks=pytest.mark.slow) for id in envs_jax.ids()]
+LEVELS = (
+    *(
+        "BabyAI-GoToRedBallGrey-v0",
+        "BabyAI-GoToLocal-v0",
+        "BabyAI-GoTo-v0",
+        "BabyAI-GoToImpUnlock-v0",
+        "BabyAI-Open-v0",
+    ),
+    *("BabyAI-OpenTwoDoors-v0", "BabyAI-PickupDist-v0", "BabyAI-PutNextLocal-v0", "BabyAI-Unlock-v0"),
+    *("BabyAI-KeyInBox-v0", "BabyAI-KeyCorridor-v0", "BabyAI-BossLevel-v0", "BabyAI-MixedTrainLocal-v0"),
+    *("BabyAI-MixedTestLocal-v0", "BabyAI-OpenDoorsOrderN2-v0", "BabyAI-PutNextS4N1-v0", "BabyAI-FindObjS5-v0"),
+    *("BabyAI-MoveTwoAcrossS5N2-v0", "BabyAI-Text/GoToRedBallGrey-v0"),
+)
+"""Levels are made of the same rooms, objects and missions: some of each module, for the ordinary run."""
+CHECKED = {id for id in KINDS if id in LEVELS or not id.startswith("BabyAI")}
+ALL = [id if id in CHECKED else pytest.param(id, marks=pytest.mark.slow) for id in envs_jax.ids()]
 
 
 @pytest.mark.parametrize("id", ALL)
