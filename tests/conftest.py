@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -38,18 +37,6 @@ from tests.tokenizer_fixtures import bare, bpe, greedy, sentencepiece  # noqa: E
 
 RUNGS = ("unit", "cli", "conformance", "parity", "learning", "sharding", "resume", "docs")
 """The ladder: the folders of tests, from the smallest thing tested to the largest."""
-
-
-@pytest.hookimpl(trylast=True)  # after pytest's own hook is in place
-def pytest_configure(config):
-    """Where the data of a checkpoint are damaged, orbax closes its event loop before tensorstore's last read ends."""
-    report = sys.unraisablehook
-
-    def hook(unraisable):
-        if not isinstance(unraisable.exc_value, RuntimeError) or str(unraisable.exc_value) != "Event loop is closed":
-            report(unraisable)
-
-    sys.unraisablehook = hook
 
 
 HEAVY = (

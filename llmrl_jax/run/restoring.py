@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -57,6 +58,22 @@ def line_of(error: Exception) -> str:
     return f"{type(error).__name__}: {text[:160]}"
 
 
+def mute_late_reads() -> None:
+    """Keep orbax's late errors from standard error: after a read that fails, it closes its event loop before
+    tensorstore's other reads end, and each of those prints a traceback (`RuntimeError: Event loop is closed`)."""
+    report = sys.unraisablehook
+    if getattr(report, "mutes_late_reads", False):
+        return
+
+    def hook(unraisable: Any) -> None:
+        error = unraisable.exc_value
+        if not isinstance(error, RuntimeError) or str(error) != "Event loop is closed":
+            report(unraisable)
+
+    hook.mutes_late_reads = True  # type: ignore[attr-defined]
+    sys.unraisablehook = hook
+
+
 def check_leaves(saved: Mapping[str, Any], wanted: Mapping[str, Any], what: str) -> None:
     """**Raises** `CheckpointError` naming the leaves that are missing, extra, or of another shape or dtype."""
     lines = [f"{name} is not in it" for name in wanted if name not in saved]
@@ -98,6 +115,7 @@ def restore_leaves(
     try:
         read = dict(restore({name: x for name, x in target.items() if x.size}))
     except Exception as error:
+        mute_late_reads()
         raise Damaged(line_of(error)) from error
     for name, x in target.items():
         if not x.size:

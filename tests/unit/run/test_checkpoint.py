@@ -3,7 +3,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +14,7 @@ import pytest
 
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.config import FREE, load_config
-from llmrl_jax.run import frozen, leaves as trees
+from llmrl_jax.run import frozen, leaves as trees, restoring
 from llmrl_jax.run.checkpoint import CheckpointError, Checkpoints, restore_state
 from tests.resume.tiny import Config, TinyLearner
 
@@ -235,6 +237,18 @@ def test_damage_is_refused_and_the_last_good_one_offered(states, folder, damage)
     found, at = restore_state(folder, states[0], 1)  # told to
     assert at == 1
     assert_same(found, states[1])
+
+
+def test_late_reads_after_a_failed_one_print_nothing(monkeypatch):
+    """orbax's closed event loop only: every other error without a place to go is reported as before."""
+    reported = []
+    monkeypatch.setattr(sys, "unraisablehook", reported.append)
+    for _ in range(2):
+        restoring.mute_late_reads()
+    late, other = (SimpleNamespace(exc_value=RuntimeError(text)) for text in ("Event loop is closed", "other"))
+    sys.unraisablehook(late)
+    sys.unraisablehook(other)
+    assert reported == [other]
 
 
 def test_contents_that_changed_are_named(states, folder):
