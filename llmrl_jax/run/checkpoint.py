@@ -8,8 +8,10 @@ identity, versions, mesh, and the shape, dtype and checksum of every leaf, which
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import math
+import zlib
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -32,6 +34,11 @@ FORMAT = trees.CHECKSUMS
 def _mesh(tree: Any) -> dict[str, int]:
     mesh = trees.mesh_of(tree)
     return {} if mesh is None else {str(name): size for name, size in mesh.shape.items()}
+
+
+def _sum(meta: Mapping[str, Any]) -> int:
+    """The CRC-32 of a description, however its JSON is written."""
+    return zlib.crc32(json.dumps(json.loads(json.dumps(meta)), sort_keys=True).encode())
 
 
 class Checkpoints:
@@ -108,6 +115,7 @@ class Checkpoints:
             "frozen": frozen,
             "leaves": {name: {**described[name], "checksum": sums[name]} for name in leaves},
         }
+        meta["sum"] = _sum(meta)
         self._manager.save(
             update,
             args=ocp.args.Composite(
@@ -138,7 +146,11 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Wait until everything saved is on disk. **Raises:** the error of a failed write."""
-        self._manager.wait_until_finished()
+        try:
+            self._manager.wait_until_finished()
+        except Exception:
+            restoring.mute_late_reads()
+            raise
 
     def reload(self) -> None:
         """Read the list of checkpoints from disk. After a failed save the manager lacks those that it was about to
@@ -163,11 +175,15 @@ class Checkpoints:
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def describe(self, update: int) -> dict[str, Any]:
-        """The description saved with a checkpoint."""
+        """The description saved with a checkpoint. Those of earlier versions have no sum of their own."""
         try:
-            return self._manager.restore(update, args=ocp.args.Composite(meta=ocp.args.JsonRestore())).meta
+            meta = self._manager.restore(update, args=ocp.args.Composite(meta=ocp.args.JsonRestore())).meta
         except Exception as error:
+            restoring.mute_late_reads()
             raise CheckpointError(f"its description cannot be read: {line_of(error)}") from error
+        if meta.pop("sum", None) not in (None, _sum(meta)):
+            raise Damaged("its description changed since it was saved")
+        return meta
 
     def check(self, update: int) -> None:
         """**Raises** `CheckpointError` if the checkpoint's configuration or format differs. Starts no device; damage is

@@ -204,7 +204,7 @@ def test_widths_follow_the_lengths(variables):
         jax.jit(jax.value_and_grad(functools.partial(run, **how), has_aux=True))(variables)
         for how in ({}, {"rows": 2, "widths": (1, 4)})
     )
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), plain, sorted_)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=5e-5), plain, sorted_)
     text = str(jax.make_jaxpr(lambda v: run(v, rows=2, widths=(1, 4))[0])(variables))
     assert "cond" in text and "i32[2,4]" in text
     with pytest.raises(ValueError, match=r"\(0, 4\); they must lie between 1 and the prompts' 9"):

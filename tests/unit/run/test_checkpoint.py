@@ -211,9 +211,13 @@ def largest(folder: Path) -> Path:
     return max((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
 
 
+DAMAGE = ("truncate data", "flip data", "truncate description", "rename in description", "number in description")
+DAMAGE += ("delete data", "delete meta")
+
+
 # tensorstore's callbacks of a failed read come after orbax has closed its event loop
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("damage", ["truncate data", "flip data", "truncate description", "delete data", "delete meta"])
+@pytest.mark.parametrize("damage", DAMAGE)
 def test_damage_is_refused_and_the_last_good_one_offered(states, folder, damage):
     newest = folder / "checkpoints" / "2"
     state_files = [p for p in (newest / "state").rglob("*") if p.is_file() and p.parent.name == "d"]
@@ -230,6 +234,12 @@ def test_damage_is_refused_and_the_last_good_one_offered(states, folder, damage)
     elif damage == "truncate description":
         p = newest / "meta" / "metadata"
         p.write_text(p.read_text()[:100])
+    elif damage.endswith("in description"):
+        p, old, new = newest / "meta" / "metadata", '"update"', '"updbte"'
+        if damage.startswith("number"):
+            old, new = '"devices": 8', '"devices": 9'
+        assert old in p.read_text()
+        p.write_text(p.read_text().replace(old, new))
     else:
         shutil.rmtree(newest / "meta")
     with pytest.raises(CheckpointError, match="checkpoint 2 in .* is damaged .*use it with --checkpoint 1$"):
@@ -255,6 +265,7 @@ def test_contents_that_changed_are_named(states, folder):
     """Even where the file format notices nothing: the checksum of each leaf does."""
     p = folder / "checkpoints" / "2" / "meta" / "metadata"
     meta = json.loads(p.read_text())
+    del meta["sum"]  # as if the file had been written so
     meta["leaves"]["opt.0.mu.w"]["checksum"] ^= 1
     p.write_text(json.dumps(meta))
     with pytest.raises(CheckpointError, match="the contents of opt.0.mu.w changed"):
@@ -328,6 +339,7 @@ def test_another_jax_or_device_is_named(states, folder, changed):
     """Programs of another compiler or for another device round differently."""
     path = folder / "checkpoints" / "2" / "meta" / "metadata"
     meta = json.loads(path.read_text())
+    del meta["sum"]  # as if the file had been written so
     meta["versions"] |= {name: version for name, version in changed.items() if name != "device"}
     meta |= {name: kind for name, kind in changed.items() if name == "device"}
     path.write_text(json.dumps(meta))
@@ -401,6 +413,7 @@ def test_a_checkpoint_of_format_1_is_read_and_continued_in_the_current_format(st
     for update in range(3):
         path = old / "checkpoints" / str(update) / "meta" / "metadata"
         meta = json.loads(path.read_text())
+        del meta["sum"]  # as if the file had been written so
         rest = trees.named_leaves(states[update].replace(frozen=()))
         sums = trees.checksums({name: raw(x) for name, x in rest.items()}, 1)
         for name, leaf in meta["leaves"].items():
@@ -420,7 +433,7 @@ def test_a_checkpoint_of_format_1_is_read_and_continued_in_the_current_format(st
 
 def test_a_checkpoint_of_a_later_format_is_refused(states, folder):
     path = folder / "checkpoints" / "2" / "meta" / "metadata"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 3}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 3, "sum": None}))
     with pytest.raises(CheckpointError, match="has format 3; this version reads 1 and 2"):
         restore_state(folder, states[0])
 
