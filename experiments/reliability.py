@@ -124,12 +124,12 @@ def kills(trials: int, seed: int, work: Path) -> Trials:
 
 
 def _wait_for_lines(log: Path, child: subprocess.Popen) -> None:
-    """Until a process has written to its log, or has ended."""
-    before = log.stat() if log.exists() else None
-    while child.poll() is None:
-        if log.exists() and (before is None or log.stat().st_mtime_ns > before.st_mtime_ns):
-            return
+    """Until a process has added a line to its log, which it first cuts at its checkpoint, or has ended."""
+    least = size = log.stat().st_size if log.exists() else 0
+    while size <= least and child.poll() is None:
         time.sleep(0.01)
+        size = log.stat().st_size if log.exists() else 0
+        least = min(least, size)
 
 
 def damage(trials: int, seed: int, work: Path) -> Trials:
