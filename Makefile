@@ -14,7 +14,7 @@ TEST := LLMRL_QUICK_COMPILE=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-
 help:
 	@echo "make demo      train a small language model in BabyAI-Text by online RL; results in runs/"
 	@echo "make check     lint, types, imports, and the quick unit tests, in under 3 minutes on two cores"
-	@echo "make test      lint, types, imports, and the tests, in about 20 minutes on two cores"
+	@echo "make test      lint, types, imports, and the tests, in about 15 minutes on two cores"
 	@echo "make test-all  the same with the slow tests, torch and peft"
 	@echo "make bench     our speed beside that of others; results in benchmarks/results/ and docs/benchmarks.md"
 	@echo "make lint      ruff, import-linter, mypy"

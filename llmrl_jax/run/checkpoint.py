@@ -74,6 +74,7 @@ class Checkpoints:
             cleanup_tmp_directories=not read_only,
         )
         _silence_orbax()
+        restoring.mute_late_errors()
         with _quiet():
             self._manager = ocp.CheckpointManager(self.root, options=options)
 
@@ -146,11 +147,7 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Wait until everything saved is on disk. **Raises:** the error of a failed write."""
-        try:
-            self._manager.wait_until_finished()
-        except Exception:
-            restoring.mute_late_reads()
-            raise
+        self._manager.wait_until_finished()
 
     def reload(self) -> None:
         """Read the list of checkpoints from disk. After a failed save the manager lacks those that it was about to
@@ -179,7 +176,6 @@ class Checkpoints:
         try:
             meta = self._manager.restore(update, args=ocp.args.Composite(meta=ocp.args.JsonRestore())).meta
         except Exception as error:
-            restoring.mute_late_reads()
             raise CheckpointError(f"its description cannot be read: {line_of(error)}") from error
         if meta.pop("sum", None) not in (None, _sum(meta)):
             raise Damaged("its description changed since it was saved")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -58,11 +59,14 @@ def line_of(error: Exception) -> str:
     return f"{type(error).__name__}: {text[:160]}"
 
 
-def mute_late_reads() -> None:
-    """Keep orbax's late errors from standard error: after a read that fails, it closes its event loop before
-    tensorstore's other reads end, and each of those prints a traceback (`RuntimeError: Event loop is closed`)."""
+def mute_late_errors() -> None:
+    """Keep orbax's late errors from standard error: after a read or write that fails, it closes its event loop before
+    tensorstore's others end, and each of those prints a traceback (`RuntimeError: Event loop is closed`), or is logged
+    by asyncio as a task whose error nobody took. They come before the failure reaches the caller or after it, so this
+    is called before anything is read or written."""
+    logging.getLogger("asyncio").addFilter(_is_not_late)  # a filter is added once
     report = sys.unraisablehook
-    if getattr(report, "mutes_late_reads", False):
+    if getattr(report, "mutes_late_errors", False):
         return
 
     def hook(unraisable: Any) -> None:
@@ -70,8 +74,13 @@ def mute_late_reads() -> None:
         if not isinstance(error, RuntimeError) or str(error) != "Event loop is closed":
             report(unraisable)
 
-    hook.mutes_late_reads = True  # type: ignore[attr-defined]
+    hook.mutes_late_errors = True  # type: ignore[attr-defined]
     sys.unraisablehook = hook
+
+
+def _is_not_late(record: logging.LogRecord) -> bool:
+    text = record.getMessage()
+    return not (text.startswith("Task exception was never retrieved") and "orbax" in text)
 
 
 def check_leaves(saved: Mapping[str, Any], wanted: Mapping[str, Any], what: str) -> None:
@@ -112,10 +121,10 @@ def restore_leaves(
     **Raises:** `Damaged` if they cannot be read, or differ from those saved.
     """
     target = {name: _target(x) for name, x in wanted.items()}
+    mute_late_errors()
     try:
         read = dict(restore({name: x for name, x in target.items() if x.size}))
     except Exception as error:
-        mute_late_reads()
         raise Damaged(line_of(error)) from error
     for name, x in target.items():
         if not x.size:

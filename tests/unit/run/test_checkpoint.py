@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import shutil
 import sys
 from pathlib import Path
@@ -249,16 +250,19 @@ def test_damage_is_refused_and_the_last_good_one_offered(states, folder, damage)
     assert_same(found, states[1])
 
 
-def test_late_reads_after_a_failed_one_print_nothing(monkeypatch):
-    """orbax's closed event loop only: every other error without a place to go is reported as before."""
+def test_late_errors_of_orbax_print_nothing(monkeypatch, caplog):
+    """orbax's closed event loop and tasks only: every other error without a place to go is reported as before."""
     reported = []
     monkeypatch.setattr(sys, "unraisablehook", reported.append)
     for _ in range(2):
-        restoring.mute_late_reads()
+        restoring.mute_late_errors()
     late, other = (SimpleNamespace(exc_value=RuntimeError(text)) for text in ("Event loop is closed", "other"))
     sys.unraisablehook(late)
     sys.unraisablehook(other)
     assert reported == [other]
+    for of in ("orbax/checkpoint/serialization.py", "ours.py"):
+        logging.getLogger("asyncio").error(f"Task exception was never retrieved\nfuture: <Task defined at {of}:1>")
+    assert [record.getMessage()[-7:] for record in caplog.records] == ["s.py:1>"]
 
 
 def test_contents_that_changed_are_named(states, folder):
