@@ -33,7 +33,6 @@ def ours(steps: int, repeats: int) -> tuple[list[float], float, list[float]]:
         epochs=4,
         minibatches=4,
         learning_rate=2.5e-4,
-        schedule_updates=updates,
     )
     learner = make_ppo(config, EpisodeStatistics(env), params, NetworkPolicy(env.action_space(params)))
     state = learner.init(jax.random.key(0))
