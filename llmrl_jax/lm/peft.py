@@ -25,8 +25,9 @@ from llmrl_jax.lm.config import LlamaConfig
 from llmrl_jax.lm.lora import BLOCKS, TARGETS, LoRAConfig, PatternedLoRA, module
 from llmrl_jax.lm.model import Llama
 from llmrl_jax.lm.quantize import is_quantized
+from llmrl_jax.lm.saving import hf_tensor
+from llmrl_jax.lm.source import locate_folder
 from llmrl_jax.lm.tensors import DTYPES, TensorFile, pickles, read_json, spec, write_file
-from llmrl_jax.lm.weights import hf_tensor, locate
 from llmrl_jax.parallel.partition import shardings
 
 
@@ -230,7 +231,7 @@ def load_adapter(
     **Raises:** `FileNotFoundError` for a missing file; `ValueError`, with the name, for an unsupported field, or a
     missing, extra or misshapen tensor.
     """
-    folder = locate(path_or_id)
+    folder = locate_folder(path_or_id)
     if not (folder / CONFIG).is_file():
         raise FileNotFoundError(f"{folder} holds no {CONFIG}: it is not an adapter folder of PEFT's layout")
     if not (folder / WEIGHTS).is_file():

@@ -6,6 +6,7 @@ import json
 import math
 import mmap
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -84,30 +85,18 @@ def all_finite(array: np.ndarray, kind: str) -> bool:
     return not bits.size or int(np.max(bits & mask)) != int(mask)
 
 
-class TensorFile:
-    """An open safetensors file. The library checks its header; parts are then read with `pread`, since a memory-mapped
-    file would count as memory of the process, up to its whole size.
-    """
+class TensorSource(ABC):
+    """Named tensors in an open file, read in parts."""
+
+    specs: dict[str, Spec]
+    """What `fill` gives, by name."""
 
     def __init__(self, path: Path):
-        """**Raises:** `ValueError`, naming the file, if it is damaged or truncated."""
-        try:
-            with safe_open(path, "np"):
-                pass
-        except SafetensorError as error:
-            raise ValueError(f"{path} is damaged or cut short: {error}; copy or download it again") from None
         self.path = path
-        self._file = open(path, "rb", buffering=0)
-        size = int.from_bytes(self._file.read(8), "little")
-        header = json.loads(self._file.read(size))
-        header.pop("__metadata__", None)
-        self.specs = {name: Spec(entry["dtype"], tuple(entry["shape"])) for name, entry in header.items()}
-        self._start = {name: 8 + size + entry["data_offsets"][0] for name, entry in header.items()}
         self._kept: tuple[str, np.ndarray] | None = None
 
     def close(self) -> None:
         """Close the file; nothing is read from it afterwards."""
-        self._file.close()
         self._kept = None
 
     def fill(self, name: str, out: np.ndarray, part: tuple[slice, ...] | None = None) -> None:
@@ -115,6 +104,7 @@ class TensorFile:
 
         **Arguments:** `name`; `out`, a view of the part's shape; `part`, a slice with whole bounds for each axis
         (None: everything).
+        **Raises:** `ValueError`, naming the file and the tensor, if the file ends, or a value is not finite.
         """
         kind, shape = self.specs[name]
         part = part or tuple(slice(0, n) for n in shape)
@@ -129,6 +119,42 @@ class TensorFile:
             return
         rows = part[0] if shape else slice(0, 1)
         self._rows(name, out if shape else out.reshape(1), rows.start, rows.stop)
+
+    @abstractmethod
+    def _rows(self, name: str, out: np.ndarray, start: int, stop: int) -> None:
+        """Copy whole rows of a tensor into `out`."""
+
+    def not_finite(self, name: str) -> ValueError:
+        """The error for a tensor with values that are NaN or infinite."""
+        return ValueError(
+            f"{self.path}: the tensor {name} has values that are NaN or infinite, so nothing that this model "
+            "computes is a number: copy or download it again"
+        )
+
+
+class TensorFile(TensorSource):
+    """An open safetensors file. The library checks its header; parts are then read with `pread`, since a memory-mapped
+    file would count as memory of the process, up to its whole size.
+    """
+
+    def __init__(self, path: Path):
+        """**Raises:** `ValueError`, naming the file, if it is damaged or truncated."""
+        try:
+            with safe_open(path, "np"):
+                pass
+        except SafetensorError as error:
+            raise ValueError(f"{path} is damaged or cut short: {error}; copy or download it again") from None
+        super().__init__(path)
+        self._file = open(path, "rb", buffering=0)
+        size = int.from_bytes(self._file.read(8), "little")
+        header = json.loads(self._file.read(size))
+        header.pop("__metadata__", None)
+        self.specs = {name: Spec(entry["dtype"], tuple(entry["shape"])) for name, entry in header.items()}
+        self._start = {name: 8 + size + entry["data_offsets"][0] for name, entry in header.items()}
+
+    def close(self) -> None:
+        super().close()
+        self._file.close()
 
     def _rows(self, name: str, out: np.ndarray, start: int, stop: int) -> None:
         kind, shape = self.specs[name]
@@ -148,10 +174,7 @@ class TensorFile:
                     raise ValueError(f"{self.path} was cut short while {name} was read from it; copy it again")
                 raw, at = raw[got:], at + got
             if not all_finite(block, kind):
-                raise ValueError(
-                    f"{self.path}: the tensor {name} has values that are NaN or infinite, so nothing that this model "
-                    "computes is a number: copy or download it again"
-                )
+                raise self.not_finite(name)
             if not direct:
                 part[...] = block
 

@@ -22,6 +22,7 @@ import jax
 import numpy as np
 
 from envs_jax.text import Tokenizer
+from llmrl_jax.core.packaged import LANGUAGE_MODELS
 from llmrl_jax.lm.tensors import read_json
 
 
@@ -244,13 +245,19 @@ class WordTokenizer(FastTokenizer):
 
 
 def load_tokenizer(path_or_id: str | Path) -> FastTokenizer:
-    """A tokenizer from a folder with `tokenizer.json`, from such a file, or by its id on the Hugging Face hub.
+    """A tokenizer from a folder with `tokenizer.json`, from such a file, from a GGUF file, or by the name of a packaged
+    model or its id on the Hugging Face hub.
 
     Files are read with `tokenizers`; anything else is loaded by transformers' `AutoTokenizer`, without running code
     from the hub.
     **Raises:** `FileNotFoundError` for a path that does not exist, `ValueError` for a tokenizer without a fast version.
     """
-    path = Path(path_or_id)
+    from llmrl_jax.lm import gguf
+
+    packaged = LANGUAGE_MODELS.get(str(path_or_id).lower())
+    path = packaged.locate() if packaged and not Path(path_or_id).exists() else Path(path_or_id)
+    if path.is_file() and path.suffix != ".json":
+        return gguf.load_tokenizer(path)
     file = path if path.suffix == ".json" else path / TOKENIZER_FILE
     if file.is_file():
         return _from_file(file)

@@ -1,11 +1,10 @@
-"""Reading and writing of Hugging Face's folders: `config.json` and safetensors, one file or several, streamed."""
+"""Reading of models: Hugging Face's folders, in one safetensors file or several, and GGUF files, streamed."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from functools import lru_cache, partial
 from pathlib import Path
@@ -17,9 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 
 from llmrl_jax.core.activity import doing
-from llmrl_jax.core.config import a_run
-from llmrl_jax.core.files import new_folder
-from llmrl_jax.lm import declare
+from llmrl_jax.lm import declare, gguf
 from llmrl_jax.lm.config import LlamaConfig
 from llmrl_jax.lm.lora import TARGETS, LoRAConfig
 from llmrl_jax.lm.model import Llama
@@ -31,101 +28,37 @@ from llmrl_jax.lm.quantize import (
     quantize as quantize_params,
     quantized_shardings,
 )
-from llmrl_jax.lm.tensors import DTYPES, Spec, TensorFile, empty, pickles, read_json, spec, write_file
-from llmrl_jax.lm.tokens import Tokenizer
+from llmrl_jax.lm.source import locate, read_config
+from llmrl_jax.lm.tensors import DTYPES, TensorFile, TensorSource, empty, pickles, read_json
 from llmrl_jax.parallel.partition import shardings
 
 
-CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-GENERATION = "generation_config.json"
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _STAGED = 4 << 20
 """Bytes up to which a stacked leaf is read at once; a larger one is sent to its devices layer by layer."""
 
 
-def read_config(path: str | Path) -> LlamaConfig:
-    """A model folder's configuration. **Raises:** `FileNotFoundError`, or `ValueError` for an unsupported field."""
-    file = locate(path) / CONFIG
-    if not file.is_file():
-        raise FileNotFoundError(f"{file.parent} holds no {CONFIG}: it is not a model folder of Hugging Face's layout")
-    values = read_json(file)
-    if isinstance(values.get("kind"), str) and "model_type" not in values:
-        raise ValueError(f"{file.parent} is {a_run(values['kind'])}, not a model: {_written_by(file.parent)}")
-    try:
-        return LlamaConfig.from_hf(values)
-    except ValueError as error:
-        raise ValueError(f"{file}: {error}") from None
-
-
-def _written_by(run: Path) -> str:
-    """What to give instead of a run's folder."""
-    models = [str(run / name) for name in ("model", "prior") if (run / name / CONFIG).is_file()]
-    if models:
-        return f"give the model that it wrote, {' or '.join(models)}"
-    if (run / "adapter").is_dir():
-        return f"give the model that it adapted, and {run / 'adapter'} as adapter"
-    return "it wrote no model"
-
-
-def end_tokens(folder: str | Path, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """All tokens that end a text or a turn for a model folder, ascending: those of `config.json`,
-    `generation_config.json` and the tokenizer. Chat models often have one for a text and another for a turn;
-    `LlamaConfig.eos_token_id` is only the first.
-
-    **Raises:** as `read_config`.
-    """
-    folder = locate(folder)
-    config = read_config(folder)
-    ids = {config.eos_token_id, tokenizer.eos_id}
-    for name in (CONFIG, GENERATION):
-        if (folder / name).is_file():
-            named = read_json(folder / name).get("eos_token_id")
-            ids |= {t for t in (named if isinstance(named, list) else [named]) if isinstance(t, int)}
-    return tuple(sorted(t for t in ids if t is not None and 0 <= t < config.vocab_size))
-
-
-def locate(path_or_id: str | Path, *, revision: str | None = None) -> Path:
-    """The folder of a model: a local one, or a hub id's snapshot, from the local cache or else downloaded.
-
-    **Raises:** `FileNotFoundError` if there is neither, with the attempts made; `ValueError` for an empty name.
-    """
-    name = str(path_or_id)
-    if not name.strip():
-        raise ValueError("the model's name is empty; give a folder, or a Hugging Face hub id")
-    path = Path(path_or_id).expanduser()
-    if path.is_dir():
-        return path
-    if path.is_file():
-        raise FileNotFoundError(f"{name} is a file; give the folder of the model, or a Hugging Face hub id")
-    if name.startswith((".", "/", "~")) or name.count("/") != 1:
-        raise FileNotFoundError(f"no model folder {name!r} (a hub id is spelled OWNER/NAME)")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    wanted = ["*.json", "*.safetensors", "tokenizer.model", "vocab.txt", "chat_template.jinja"]
-    try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=wanted, local_files_only=True))
-    except LocalEntryNotFoundError:
-        pass
-    try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=wanted))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise FileNotFoundError(
-            f"{name!r} is no local folder, is not in the hub's local cache, and could not be downloaded "
-            f"({type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}); "
-            f"download it where there is a network and give its folder"
-        ) from None
-
-
-def _layer_names(leaf: declare.Leaf) -> list[str]:
+def layer_names(leaf: declare.Leaf) -> list[str]:
     """Hugging Face's names of a leaf's tensors, one per layer of a stacked leaf."""
     assert leaf.hf is not None
     return [leaf.hf.format(i) for i in range(leaf.shape[0])] if leaf.stacked else [leaf.hf]
 
 
-class _Files:
-    """The open safetensors files of a folder, and the file of each tensor."""
+class Files:
+    """The open files of a model, and the file of each tensor, by Hugging Face's names."""
 
-    def __init__(self, folder: Path, stack: ExitStack):
+    def __init__(self, model: Path, config: LlamaConfig, stack: ExitStack):
+        """**Arguments:** `model`, what `locate` returns; `config`, its configuration; `stack`, which closes the files.
+
+        **Raises:** `FileNotFoundError`, `ValueError` for files that are missing or damaged."""
+        self.where: dict[str, TensorSource] = {}
+        if model.is_file():
+            tensors = stack.enter_context(closing(gguf.GGUFTensors(model, config)))
+            self.where.update(dict.fromkeys(tensors.specs, tensors))
+        else:
+            self._open_folder(model, stack)
+
+    def _open_folder(self, folder: Path, stack: ExitStack) -> None:
         listed: dict[str, str] = {}
         if (folder / INDEX).is_file():
             listed = read_json(folder / INDEX).get("weight_map") or {}
@@ -142,7 +75,6 @@ class _Files:
             raise FileNotFoundError(
                 f"{folder / INDEX} lists {missing[0]}{more}, which is not in the folder: copy or download it again"
             )
-        self.where: dict[str, TensorFile] = {}
         for name in names:
             file = stack.enter_context(closing(TensorFile(folder / name)))
             self.where.update(dict.fromkeys(file.specs, file))
@@ -152,7 +84,7 @@ class _Files:
 
     def check(self, leaves: list[declare.Leaf], config: LlamaConfig) -> None:
         """Compare names, shapes and dtypes with the declaration, from the headers only."""
-        wanted = {name: leaf.hf_shape for leaf in leaves for name in _layer_names(leaf)}
+        wanted = {name: leaf.hf_shape for leaf in leaves for name in layer_names(leaf)}
         missing = [name for name in wanted if name not in self.where]
         if missing:
             more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
@@ -161,7 +93,7 @@ class _Files:
         for name, shape in wanted.items():
             kind, actual = self.where[name].specs[name]
             if actual != shape:
-                raise ValueError(f"tensor {name} has shape {actual}; {CONFIG} asks for {shape}")
+                raise ValueError(f"tensor {name} has shape {actual}; the configuration asks for {shape}")
             if kind not in DTYPES:
                 raise ValueError(
                     f"tensor {name} is stored as {kind}; supported: {', '.join(DTYPES)} (a quantised model must be "
@@ -227,7 +159,7 @@ def _writer(place: Sharding) -> Callable[[jax.Array, jax.Array, int], jax.Array]
     return jax.jit(put, donate_argnums=0, out_shardings=place)
 
 
-def _place(files: _Files, leaf: declare.Leaf, place: Sharding, dtype: Any) -> jax.Array:
+def _place(files: Files, leaf: declare.Leaf, place: Sharding, dtype: Any) -> jax.Array:
     """A leaf on its devices. A large stacked one is written layer by layer into an allocated array."""
     if not leaf.stacked or math.prod(leaf.shape) * jnp.dtype(dtype).itemsize <= _STAGED:
         return jax.make_array_from_callback(leaf.shape, place, partial(files.read, leaf, dtype))
@@ -240,7 +172,7 @@ def _place(files: _Files, leaf: declare.Leaf, place: Sharding, dtype: Any) -> ja
     return whole
 
 
-def _place_quantized(files: _Files, leaf: declare.Leaf, place: Sharding, parts: Quantized, shapes: Quantized) -> Any:
+def _place_quantized(files: Files, leaf: declare.Leaf, place: Sharding, parts: Quantized, shapes: Quantized) -> Any:
     """A leaf quantised on its devices, layer by layer: at most one of its matrices exists in floats at a time.
 
     A matrix is quantised from the dtype of its file, without rounding to another dtype first.
@@ -248,7 +180,7 @@ def _place_quantized(files: _Files, leaf: declare.Leaf, place: Sharding, parts: 
     one = dataclasses.replace(leaf, shape=(1, *leaf.shape[1:])) if leaf.stacked else leaf
     encode = encoder(shapes.kind, shapes.fan_in, leaf.stacked, parts)
     whole: Any = None
-    for i, name in enumerate(_layer_names(leaf)):
+    for i, name in enumerate(layer_names(leaf)):
         dtype = DTYPES[files.where[name].specs[name].dtype]
         layer = jax.make_array_from_callback(one.shape, place, partial(files.read, one, dtype, first=i))
         coded = encode(layer)
@@ -269,14 +201,15 @@ def load_hf(
     quantize: str | None = None,
     quantize_targets: Sequence[str] = TARGETS,
 ) -> tuple[Llama, dict[str, Any]]:
-    """Load a model folder. Everything is checked from the headers before anything is allocated; then the tensors are
-    read and placed one by one, each device's part separately, so that a host needs, in addition to the devices' memory,
-    no more than the largest tensor and a tenth of the model. Matrices are quantised as soon as they are read.
+    """Load a model folder or a GGUF file. Everything is checked from the headers before anything is allocated; then the
+    tensors are read and placed one by one, each device's part separately, so that a host needs, in addition to the
+    devices' memory, no more than the largest tensor and a tenth of the model. Matrices are quantised as soon as they
+    are read.
 
-    **Arguments:** `path`, a folder with `config.json` and safetensors; `mesh`, over which the weights are sharded
-    (None: all on the first device); `dtype`, of weights and computation; `lora`, the adapters of the returned model
-    (`model.init` makes them; they are not in `variables`); `quantize`, `int8` or `nf4`: the kind of quantisation of
-    the frozen matrices (None: floats); `quantize_targets`, the matrices, as in `lm.quantize`.
+    **Arguments:** `path`, a folder with `config.json` and safetensors, or a GGUF file; `mesh`, over which the weights
+    are sharded (None: all on the first device); `dtype`, of weights and computation; `lora`, the adapters of the
+    returned model (`model.init` makes them; they are not in `variables`); `quantize`, `int8` or `nf4`: the kind of
+    quantisation of the frozen matrices (None: floats); `quantize_targets`, the matrices, as in `lm.quantize`.
     **Returns:** `(model, {"params": ...})`.
     **Raises:** `FileNotFoundError` for a missing file; `ValueError`, with the name, for an unsupported architecture or
     field, a missing, extra or misshapen tensor, or a mesh that does not divide a leaf or a block.
@@ -303,7 +236,7 @@ def load_hf(
     leaves, structure = jax.tree.flatten(tree, is_leaf=declare.is_leaf)
     each = zip(leaves, *map(structure.flatten_up_to, (places, parts, shapes)), strict=True)
     with ExitStack() as stack:
-        files = _Files(folder, stack)
+        files = Files(folder, config, stack)
         files.check(leaves, config)
         arrays = [
             _place_quantized(files, leaf, place, own, shape)
@@ -324,78 +257,8 @@ def load(
     quantize_targets: Sequence[str] = TARGETS,
     revision: str | None = None,
 ) -> tuple[Llama, dict[str, Any]]:
-    """`load_hf` of a local folder, or of a hub id (`OWNER/NAME`, at `revision`) from the local cache or the network."""
+    """`load_hf` of a local folder, a GGUF file, a packaged model by its name (`smollm2-135m`), or a hub id
+    (`OWNER/NAME`, at `revision`) from the local cache or the network."""
     folder = locate(path_or_id, revision=revision)
     with doing(f"reading the weights of {folder.name}"):
         return load_hf(folder, mesh, dtype=dtype, lora=lora, quantize=quantize, quantize_targets=quantize_targets)
-
-
-def _leaves(config: LlamaConfig, params: Any) -> Iterator[tuple[declare.Leaf, Any]]:
-    """All parameters with their declarations. **Raises:** `ValueError` for one that is quantised, has another shape,
-    or is not addressable."""
-    structure: Any
-    leaves, structure = jax.tree.flatten(declare.declare(config), is_leaf=declare.is_leaf)
-    for leaf, array in zip(leaves, structure.flatten_up_to(params), strict=True):
-        if is_quantized(array):
-            raise ValueError(
-                f"{leaf.hf} is quantised ({array.kind}), which this format does not hold: write the adapters alone "
-                "(save_adapter), or write lm.dequantize(params), at a float's size and with the rounding left in"
-            )
-        if tuple(array.shape) != leaf.shape:
-            raise ValueError(f"{leaf.hf} has shape {tuple(array.shape)}; the configuration asks for {leaf.shape}")
-        if not getattr(array, "is_fully_addressable", True):
-            raise ValueError(f"{leaf.hf} lies on several processes; gather it before it is written")
-        yield leaf, array
-
-
-def hf_tensor(leaf: declare.Leaf, array: Any, layer: int = 0) -> np.ndarray:
-    """A parameter, or one layer of a stacked one, as NumPy in Hugging Face's layout."""
-    value = np.asarray(jax.device_get(array[layer] if leaf.stacked else array))
-    turned = value.reshape(leaf.hf_shape[::-1]).T if leaf.fan_in else value.reshape(leaf.hf_shape)
-    return np.ascontiguousarray(turned)
-
-
-def save_hf(
-    path: str | Path,
-    config: LlamaConfig,
-    params: Any,
-    *,
-    end_tokens: Sequence[int] = (),
-    max_shard_bytes: int = 5_000_000_000,
-) -> Path:
-    """Write a folder that `transformers` loads: `config.json` and safetensors, in several files above a size.
-
-    The folder is written atomically. Tensors are fetched and written one by one. Adapters are not written: `merge` them
-    first, or write them separately with `save_adapter`.
-
-    **Arguments:** `path`, a folder that does not exist yet; `config`; `params`, the collection; `end_tokens`, all that
-    end a text or a turn, if there are more than in config.json (`end_tokens` of the original folder);
-    `max_shard_bytes`.
-    **Returns:** `path`.
-    **Raises:** `FileExistsError` if `path` exists; `ValueError` for parameters of another configuration.
-    """
-    path = Path(path)
-    tensors: list[tuple[str, Spec, declare.Leaf, Any, int]] = []
-    for leaf, array in _leaves(config, params):
-        for i, name in enumerate(_layer_names(leaf)):
-            tensors.append((name, Spec(spec(name, array).dtype, leaf.hf_shape), leaf, array, i))
-    shards: list[list[tuple[str, Spec, declare.Leaf, Any, int]]] = [[]]
-    for tensor in tensors:
-        if shards[-1] and sum(t[1].nbytes for t in shards[-1]) + tensor[1].nbytes > max_shard_bytes:
-            shards.append([])
-        shards[-1].append(tensor)
-    weight_map = {}
-    with new_folder(path) as draft:
-        for i, shard in enumerate(shards):
-            file = SINGLE if len(shards) == 1 else f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors"
-            write_file(draft / file, [t[:2] for t in shard], (hf_tensor(*t[2:]) for t in shard))
-            weight_map.update({t[0]: file for t in shard})
-        if len(shards) > 1:
-            index = {"metadata": {"total_size": sum(t[1].nbytes for t in tensors)}, "weight_map": weight_map}
-            (draft / INDEX).write_text(json.dumps(index, indent=2) + "\n")
-        dtype = jnp.dtype(jax.tree.leaves(params)[0].dtype).name
-        written = dataclasses.replace(config, dtype=dtype).to_hf()
-        (draft / CONFIG).write_text(json.dumps(written, indent=2) + "\n")
-        if end_tokens:
-            (draft / GENERATION).write_text(json.dumps({"eos_token_id": list(end_tokens)}, indent=2) + "\n")
-    return path

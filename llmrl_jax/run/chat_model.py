@@ -1,7 +1,7 @@
 """The chat model of a run, with its cache, record and budget.
 
 The only way from the command line to a model. Three kinds: `scripted`, the command's own scripted adviser, which has no
-requirements and is the default; `local:PATH_OR_ID`, a Llama in this process; any other name, a model of the
+requirements and is the default; `local:MODEL`, a Llama in this process; any other name, a model of the
 OpenAI-compatible server at `base_url`.
 """
 
@@ -26,7 +26,8 @@ class ChatConfig:
     """Options of the chat model."""
 
     model: str = SCRIPTED
-    """`scripted`: the scripted adviser, rules instead of a model; `local:PATH_OR_ID`: a Llama on this machine; any
+    """`scripted`: the scripted adviser, rules instead of a model; `local:MODEL`: a Llama on this machine, as
+    in `llmrl lm generate` (a folder, a GGUF file, smollm2-135m, a hub id); any
     other name: a model of the server at `base_url`."""
     base_url: str = field(default="", metadata=FREE)
     """Base URL of the server's API, such as `http://127.0.0.1:8000/v1` or `https://api.openai.com/v1`."""

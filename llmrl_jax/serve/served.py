@@ -73,7 +73,7 @@ class Served:
         quantize: str | None = None,
         chat_template: str = "",
     ) -> Served:
-        """Load a model folder or hub id, with its tokenizer and chat template.
+        """Load a model (`lm.locate`), with its tokenizer and chat template.
 
         **Arguments:** `path_or_id`; `adapter`, a PEFT adapter, a folder or hub id; `name`, by default the folder's
         name or the id, and the adapter's; `context`, see the field; `dtype`, of weights and computation; `quantize`,
@@ -150,9 +150,9 @@ class Served:
 
 
 def _name(path: str | Path) -> str:
-    """The last part of a folder's path, or the whole hub id."""
-    folder = Path(path).expanduser()
-    return folder.resolve().name if folder.is_dir() else str(path)
+    """The last part of a folder's path, a file's name without its ending, or the whole hub id."""
+    place = Path(path).expanduser()
+    return place.resolve().name if place.is_dir() else place.stem if place.is_file() else str(path)
 
 
 _sum = jax.jit(checksum)

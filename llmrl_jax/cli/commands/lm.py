@@ -1,8 +1,8 @@
-"""The language model alone: fine-tune it, sample from it, compute its memory."""
+"""The language model alone: fine-tune it, sample from it, compute its memory, convert its files."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -62,7 +62,7 @@ def generate(
     """Sample continuations of a prompt and print them.
 
     Args:
-        model: A folder with config.json, safetensors and tokenizer.json, or a Hugging Face hub id.
+        model: A Hugging Face folder or hub id, a GGUF file, or smollm2-135m (see `make smollm2`).
         prompt: The text to continue.
         adapter: A peft adapter of the model: a folder or hub id; empty: none.
         quantize: Store the matrices in 8.5 (int8) or 4.5 (nf4) bits per weight.
@@ -157,4 +157,23 @@ def fit(config: FitConfig) -> int:
     return 1
 
 
-COMMANDS = {"sft": sft, "grpo": grpo, "generate": generate, "fit": fit}
+def convert(
+    model: str,
+    out: str,
+    dtype: Literal["", "float32", "bfloat16", "float16"] = "",
+) -> None:
+    """Write a model as a Hugging Face folder: config.json, safetensors, tokenizer and chat template.
+
+    Args:
+        model: A GGUF file, smollm2-135m, or a Hugging Face folder or hub id.
+        out: The folder to write; it must not exist.
+        dtype: Of the weights; empty: that of the files, and float32 for quantised ones.
+    """
+    from llmrl_jax import lm
+    from llmrl_jax.core.files import check_writable
+
+    check_writable(out, "--out", folder=True)
+    print(f"wrote {lm.convert(model, out, dtype=dtype)}")
+
+
+COMMANDS = {"sft": sft, "grpo": grpo, "generate": generate, "fit": fit, "convert": convert}

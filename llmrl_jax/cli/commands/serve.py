@@ -32,10 +32,10 @@ def serve(
     """Serve a language model: /v1/models, /v1/completions, /v1/chat/completions, /v1/score, /metrics and /health.
 
     Args:
-        model: A folder with config.json, safetensors and tokenizer.json, or a Hugging Face hub id.
+        model: A Hugging Face folder or hub id, a GGUF file, or smollm2-135m (see `make smollm2`).
         adapter: A peft adapter of the model: a folder or hub id; empty: none.
         chat_template: Replaces the model's own: `plain` (the messages joined), or a file with a template.
-        name: The model's name in requests; empty: the folder's name or the hub id.
+        name: The model's name in requests; empty: the name of the folder or file, or the hub id.
         host: Address to listen on; the default is reachable only from this machine.
         port: Port to listen on; 0: any free port.
         key_variable: The environment variable with the API key that requests must send; empty: no key.
@@ -60,7 +60,7 @@ def serve(
     from llmrl_jax.serve.server import bind, is_loopback, listen, url_of
 
     if not model:
-        raise ValueError("--model is empty; name a model folder or a hub id")
+        raise ValueError("--model is empty; name a model folder, a GGUF file, a hub id or smollm2-135m")
     least = {
         "--max-batch": max_batch,
         "--max-queue": max_queue,

@@ -17,7 +17,7 @@ class FitConfig:
     KIND: ClassVar[str] = "lm fit"
 
     model: str
-    """A model folder, its config.json, or a Hugging Face hub id. No weights are read."""
+    """A model folder, its config.json, a GGUF file, a Hugging Face hub id, or smollm2-135m. No weights are read."""
     workload: Literal["sft", "grpo", "score", "generate"] = "sft"
     """A step of fine-tuning or of GRPO as `llmrl lm` runs it; `score`: the gradient of a batch of scored prompts, as
     in PPO's minibatches (without the critic); `generate`: sampling."""

@@ -23,7 +23,7 @@ class Tuned:
     """The settings that all fine-tuning runs share."""
 
     model: str
-    """A folder with config.json, safetensors and tokenizer.json, or a Hugging Face hub id."""
+    """A Hugging Face folder or hub id, a GGUF file, or smollm2-135m (see `make smollm2`)."""
     tune: Literal["lora", "full"] = "lora"
     """Train adapters over a frozen base, or every weight."""
     lora: lm.LoRAConfig = field(default_factory=lm.LoRAConfig)

@@ -80,7 +80,7 @@ class GlamConfig:
     env: str = "BabyAI-Text/MixedTrainLocal-v0"
     """Environment id, one of `llmrl envs list BabyAI-Text`."""
     model: str = EMBEDDED
-    """A folder with config.json, safetensors and tokenizer.json, a Hugging Face hub id, or `embedded`: a small Llama
+    """A Hugging Face folder or hub id, a GGUF file, smollm2-135m (see `make smollm2`), or `embedded`: a small Llama
     with random weights."""
     embedded: EmbeddedConfig = field(default_factory=EmbeddedConfig)
     """Sizes of the `embedded` model."""

