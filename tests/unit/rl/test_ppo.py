@@ -1,4 +1,4 @@
-"""PPO: its loss by hand, each hyper-parameter by its effect, its errors by what they say."""
+"""PPO: each hyper-parameter by its effect, the rollout beside a plain loop, its errors by what they say."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.rl import gradient, rollout
 from llmrl_jax.rl.distributions import Categorical
 from llmrl_jax.rl.networks import NetworkPolicy
-from llmrl_jax.rl.ppo import Batch, make_ppo, ppo_loss
+from llmrl_jax.rl.ppo import make_ppo
 from llmrl_jax.rl.ppo_config import GLAM, PPOConfig
 
 
@@ -30,82 +30,19 @@ def learner_of(config, policy=POLICY):
     return make_ppo(config, ENV, PARAMS, policy)
 
 
+TRACES = []
+"""One entry for each time that the update of `tiny` is traced."""
+
+
 @pytest.fixture(scope="module")
 def tiny():
     """The learner's first state and its compiled update."""
     learner = learner_of(TINY)
-    return learner.init(jax.random.key(0)), jax.jit(learner.update)
+    return learner.init(jax.random.key(0)), jax.jit(lambda state: (TRACES.append(1), learner.update(state))[1])
 
 
 def flat(tree):
     return np.concatenate([np.asarray(x).ravel() for x in jax.tree.leaves(tree)])
-
-
-# --- the loss ---------------------------------------------------------------------------------------------------------
-
-
-class Table:
-    """A policy whose outputs are its parameters."""
-
-    recurrent = False
-
-    def unroll(self, params, frozen, obs, carry, first):
-        return Categorical(params["logits"]), params["value"]
-
-
-HPARAMS = {"clip_eps": 0.2, "value_clip": 0.2, "value_loss_coef": 0.5, "entropy_coef": 0.1}
-
-
-def hand_batch():
-    """Two steps: probabilities now (0.75, 0.25) of the actions taken, ratios 1.5 and 0.5, values 0 and 2."""
-    params = {"logits": jnp.log(jnp.array([[[0.75, 0.25], [0.75, 0.25]]])), "value": jnp.array([[0.0, 2.0]])}
-    batch = Batch(
-        obs=jnp.zeros((1, 2)),
-        action=jnp.array([[0, 1]]),
-        log_prob=jnp.log(jnp.array([[0.5, 0.5]])),
-        value=jnp.array([[0.5, 2.0]]),
-        advantage=jnp.array([[1.0, -1.0]]),
-        returns=jnp.array([[0.0, 3.0]]),
-        first=jnp.zeros((1, 2), bool),
-        carry=(),
-    )
-    return params, batch
-
-
-def test_loss_by_hand():
-    params, batch = hand_batch()
-    loss, metrics = ppo_loss(params, (), batch, Table(), HPARAMS)
-    # policy: min(1.5, 1.2) = 1.2 and min(-0.5, -0.8) = -0.8.  value: max(0, 0.3^2) and max(1, 1)
-    entropy = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
-    expected = {
-        "policy_loss": -0.2,
-        "value_loss": 0.545,
-        "entropy": entropy,
-        "approx_kl": ((0.5 - math.log(1.5)) + (-0.5 - math.log(0.5))) / 2,
-        "clip_fraction": 1.0,
-        "ratio_error": 0.5,
-        "loss": -0.2 + 0.5 * 0.545 - 0.1 * entropy,
-    }
-    assert set(metrics) == set(expected)
-    for name, value in expected.items():
-        np.testing.assert_allclose(metrics[name], value, rtol=1e-5, err_msg=name)
-    np.testing.assert_allclose(loss, expected["loss"], rtol=1e-5)
-
-
-def test_clipped_steps_push_the_policy_no_further():
-    params, batch = hand_batch()
-    free = HPARAMS | {"entropy_coef": 0.0, "value_loss_coef": 0.0}
-    grads = jax.grad(lambda p: ppo_loss(p, (), batch, Table(), free)[0])(params)
-    np.testing.assert_array_equal(grads["logits"], 0.0)
-    wide = jax.grad(lambda p: ppo_loss(p, (), batch, Table(), free | {"clip_eps": 0.6})[0])(params)
-    assert np.all(np.asarray(wide["logits"]) != 0)
-
-
-def test_glams_broadcast_compares_every_value_with_every_return():
-    params, batch = hand_batch()
-    loss = ppo_loss(params, (), batch, Table(), HPARAMS, "glam")[1]["value_loss"]
-    # rows V = 0, 2; columns (old, R) = (0.5, 0), (2, 3): max(0, .3^2), max(9, 1.2^2), max(4, .7^2), max(1, 1)
-    np.testing.assert_allclose(loss, (0.09 + 9 + 4 + 1) / 4, rtol=1e-5)
 
 
 # --- the update -------------------------------------------------------------------------------------------------------
@@ -152,13 +89,12 @@ def test_float_hyper_parameter_changes_the_result(tiny, name):
 
 
 def test_the_update_is_traced_once(tiny):
-    state, _ = tiny
-    learner, traces = learner_of(TINY), []
-    update = jax.jit(lambda state: (traces.append(1), learner.update(state))[1])
+    """Whatever the tests of this file have given it."""
+    state, update = tiny
     for _ in range(3):
         state, _ = update(state)
     update(state.replace(hparams=state.hparams | {"gamma": jnp.float32(0.5)}))
-    assert len(traces) == 1
+    assert len(TRACES) == 1
 
 
 STATIC = {
@@ -181,13 +117,49 @@ def test_every_option_is_tried():
     assert tried == {f.name for f in dataclasses.fields(PPOConfig)}
 
 
-@pytest.mark.parametrize("name", STATIC)
+def test_sizes_and_switches_by_their_metrics():
+    """Several options in one program, each by what it alone changes."""
+    sizes = replace(TINY, num_envs=8, num_steps=10, epochs=1, minibatches=1)
+    learner = learner_of(sizes)
+    state = jax.jit(learner.init)(jax.random.key(0))
+    plain, one = jax.jit(learner.update)(state)
+    assert plain.runner.first.shape == (8,) and learner.steps_per_update == 80
+    assert float(one["episodes"]) == 8 * (10 // 3) and float(one["gradient_steps"]) == 1
+    switched, other = jax.jit(learner_of(replace(sizes, normalize_advantages=False, value_broadcast="glam")).update)(
+        state
+    )
+    for name in ("advantage_mean", "value_mean", "explained_variance"):  # the rollout is the same, and its returns
+        assert float(other[name]) == pytest.approx(float(one[name]), rel=1e-4)
+    assert abs(float(one["advantage_mean"])) > 1e-2  # one step: the ratio is 1, and the loss is the mean advantage
+    assert float(one["policy_loss"]) == pytest.approx(0, abs=1e-5)
+    assert float(other["policy_loss"]) == pytest.approx(-float(one["advantage_mean"]), rel=1e-4)
+    assert float(other["value_loss"]) > 1.01 * float(one["value_loss"])
+    assert np.abs(flat(plain.params) - flat(switched.params)).max() > 1e-6
+
+
+def test_the_pool_has_its_size_and_optimistic_resets_their_ratio():
+    """Only as shapes; the slow cases below play them."""
+
+    def rows(**options):
+        state = jax.eval_shape(learner_of(replace(TINY, **options)).init, jax.random.key(0))
+        return {x.shape[0] for x in jax.tree.leaves(state.runner.env_state.pool)}
+
+    assert rows() == {8} and rows(pool_size=2) == {2}
+
+
+BY_METRICS = {"num_envs", "num_steps", "epochs", "minibatches", "normalize_advantages", "value_broadcast"}
+SLOW = BY_METRICS | {"pool_size", "reset_ratio"}
+"""What the tests above show in fewer programs."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in STATIC])
 def test_static_hyper_parameter_changes_the_result(tiny, name):
     state, update = tiny
     config = replace(TINY, **STATIC[name])
     learner = learner_of(config)
     other = jax.jit(learner.update)
-    base, changed = update(state)[0], other(learner.init(jax.random.key(0)))[0]
+    begun = learner.init(jax.random.key(0)) if {"num_envs", "reset", "pool_size"} & set(STATIC[name]) else state
+    base, changed = update(state)[0], other(begun)[0]
     if name == "schedule":  # the first update has the full rate, but for the rounding of another program
         np.testing.assert_allclose(flat(base.params), flat(changed.params), rtol=0, atol=1e-7)
         base, changed = update(base)[0], other(changed)[0]
@@ -197,22 +169,17 @@ def test_static_hyper_parameter_changes_the_result(tiny, name):
     assert learner.steps_per_update == config.num_envs * config.num_steps
 
 
-def test_microbatches_change_memory_only(tiny):
+def test_microbatches_and_unrolling_change_memory_and_speed_only(tiny):
     state, update = tiny
-    base, metrics = update(state)
-    split, parts = jax.jit(learner_of(replace(TINY, microbatches=4)).update)(state)
-    np.testing.assert_allclose(flat(base.params), flat(split.params), atol=1e-5)
-    assert set(parts) == set(metrics)
-    np.testing.assert_allclose(metrics["grad_norm"], parts["grad_norm"], rtol=1e-4)
-
-
-def test_unrolling_changes_speed_only(tiny):
-    state, update = tiny
-    unrolled = jax.jit(learner_of(replace(TINY, unroll=4)).update)
-    (base, _), (other, _) = update(state), unrolled(state)
+    parted = jax.jit(learner_of(replace(TINY, microbatches=4, unroll=4)).update)
+    (base, metrics), (other, parts) = update(state), parted(state)
     jax.tree.map(np.testing.assert_array_equal, base.runner.env_state.env, other.runner.env_state.env)
     np.testing.assert_allclose(flat(base.params), flat(other.params), atol=1e-5)
-    assert "unroll=4" in str(jax.make_jaxpr(unrolled)(state)) and "unroll=4" not in str(jax.make_jaxpr(update)(state))
+    assert set(parts) == set(metrics)
+    np.testing.assert_allclose(metrics["grad_norm"], parts["grad_norm"], rtol=1e-4)
+    assert "unroll=4" in str(jax.make_jaxpr(parted)(state)) and "unroll=4" not in str(jax.make_jaxpr(update)(state))
+    # 4 of a minibatch's 16 steps at a time
+    assert "[4,1,4" in str(jax.make_jaxpr(parted)(state)) and "[4,1,4" not in str(jax.make_jaxpr(update)(state))
 
 
 def test_packing_changes_speed_only(tiny, monkeypatch):
@@ -258,7 +225,7 @@ def test_gradients_are_clipped_by_their_global_norm(tiny):
 def test_seeds_and_learning_rates_vmap(tiny):
     state, update = tiny
     learner = learner_of(TINY)
-    states = jax.vmap(learner.init)(jnp.stack([jax.random.key(0), jax.random.key(1), jax.random.key(0)]))
+    states = jax.jit(jax.vmap(learner.init))(jnp.stack([jax.random.key(0), jax.random.key(1), jax.random.key(0)]))
     rates = jnp.array([TINY.learning_rate, TINY.learning_rate, 0.0], jnp.float32)
     after, metrics = jax.jit(jax.vmap(learner.update))(
         states.replace(hparams=states.hparams | {"learning_rate": rates})
@@ -288,20 +255,6 @@ def test_the_state_is_everything(tiny):
     assert jax.tree.all(jax.tree.map(lambda a, b: jnp.array_equal(a, b), metrics, again))
 
 
-class Inconsistent(NetworkPolicy):
-    """Says something else in the update than in the rollout."""
-
-    def unroll(self, params, frozen, obs, carry, first):
-        distribution, value = super().unroll(params, frozen, obs, carry, first)
-        return Categorical(distribution.logits + jnp.arange(3.0)), value
-
-
-def test_a_policy_that_disagrees_with_itself_exceeds_the_bound():
-    learner = learner_of(TINY, Inconsistent(ENV.action_space(PARAMS), hidden=(8,)))
-    _, metrics = jax.jit(learner.update)(learner.init(jax.random.key(0)))
-    assert float(metrics["first_ratio_error"]) > 100 * learner.bounds["first_ratio_error"]
-
-
 def test_nonfinite_is_reported(tiny):
     state, update = tiny
     broken = jax.tree.map(lambda x: x.at[...].set(jnp.nan), state.params)
@@ -309,24 +262,28 @@ def test_nonfinite_is_reported(tiny):
     assert float(metrics["nonfinite"]) == 1
 
 
-def test_frozen_passes_through(tiny):
-    state, _ = tiny
+class Shifted(NetworkPolicy):
+    """Reads frozen parameters; with a `lie` it says something else in the update than in the rollout."""
 
-    class Shifted(NetworkPolicy):
-        def init(self, key, obs):
-            return super().init(key, obs)[0], {"shift": jnp.float32(2)}
+    def init(self, key, obs):
+        return super().init(key, obs)[0], {"shift": jnp.float32(2), "lie": jnp.float32(0)}
 
-        def step(self, params, frozen, obs, carry, first):
-            return super().step(params, (), obs + frozen["shift"], carry, first)
+    def step(self, params, frozen, obs, carry, first):
+        return super().step(params, (), obs + frozen["shift"], carry, first)
 
-        def unroll(self, params, frozen, obs, carry, first):
-            return super().unroll(params, (), obs + frozen["shift"], carry, first)
+    def unroll(self, params, frozen, obs, carry, first):
+        distribution, value = super().unroll(params, (), obs + frozen["shift"], carry, first)
+        return Categorical(distribution.logits + frozen["lie"] * jnp.arange(3.0)), value
 
+
+def test_frozen_passes_through_and_a_policy_that_disagrees_with_itself_exceeds_the_bound():
     learner = learner_of(TINY, Shifted(ENV.action_space(PARAMS), hidden=(8,)))
-    state = learner.init(jax.random.key(0))
-    after, metrics = jax.jit(learner.update)(state)
+    update, state = jax.jit(learner.update), jax.jit(learner.init)(jax.random.key(0))
+    after, metrics = update(state)
     assert float(after.frozen["shift"]) == 2 and float(metrics["first_ratio_error"]) <= 1e-5
     assert jax.tree.structure(after.opt_state.mu) == jax.tree.structure(state.params)
+    _, metrics = update(state.replace(frozen=state.frozen | {"lie": jnp.float32(1)}))
+    assert float(metrics["first_ratio_error"]) > 100 * learner.bounds["first_ratio_error"]
 
 
 # --- the rollout ------------------------------------------------------------------------------------------------------
@@ -341,25 +298,30 @@ def test_every_next_value_is_that_of_the_observation_reached(memory):
     params, frozen = policy.init(jax.random.key(1), runner.obs)
     key = jax.random.key(2)
     after, found = jax.jit(lambda r: rollout.collect(vector, policy, params, frozen, r, key, 8))(runner)
+    found = jax.tree.map(np.asarray, found)  # each row of a jax array would be a program
     assert int(found.truncated.sum()) == 8  # two in each environment: more than one round
 
-    step, act = jax.jit(vector.step), jax.jit(policy.step)
+    @jax.jit
+    def play(runner, t):
+        act_key, step_key = jax.random.split(jax.random.fold_in(key, t))
+        distribution, value, carry = policy.step(params, frozen, runner.obs, runner.carry, runner.first)
+        action = distribution.sample(act_key)
+        obs, env_state, reward, terminated, truncated, info = vector.step(step_key, runner.env_state, action, PARAMS)
+        _, reached, _ = policy.step(params, frozen, info["final_observation"], carry, jnp.zeros(4, bool))
+        after = runner.replace(obs=obs, env_state=env_state, carry=carry, first=terminated | truncated)
+        return after, (action, value, distribution.log_prob(action), reached, reward)
+
     for t in range(8):
-        keys = jax.random.split(jax.random.fold_in(key, t))
-        distribution, value, carry = act(params, frozen, runner.obs, runner.carry, runner.first)
-        action = distribution.sample(keys[0])
+        runner, (action, value, log_prob, reached, reward) = play(runner, t)
         np.testing.assert_array_equal(action, found.action[t])
         np.testing.assert_allclose(value, found.value[t], atol=1e-6)
-        np.testing.assert_allclose(distribution.log_prob(action), found.log_prob[t], atol=1e-6)
-        obs, env_state, reward, terminated, truncated, info = step(keys[1], runner.env_state, action, PARAMS)
-        _, reached, _ = act(params, frozen, info["final_observation"], carry, jnp.zeros(4, bool))
+        np.testing.assert_allclose(log_prob, found.log_prob[t], atol=1e-6)
         np.testing.assert_allclose(found.next_value[t], reached, atol=1e-6)
         np.testing.assert_array_equal(reward, found.reward[t])
-        runner = runner.replace(obs=obs, env_state=env_state, carry=carry, first=terminated | truncated)
     for mine, theirs in zip(jax.tree.leaves(runner.obs), jax.tree.leaves(after.obs)):
         np.testing.assert_array_equal(mine, theirs)
     # the update's pass over the same steps says the same, memory included
-    distribution, value = policy.unroll(params, frozen, found.obs, found.carry, found.first)
+    distribution, value = jax.jit(policy.unroll)(params, frozen, found.obs, found.carry, found.first)
     np.testing.assert_allclose(value, found.value, atol=1e-6)
     np.testing.assert_allclose(distribution.log_prob(found.action), found.log_prob, atol=1e-6)
 
