@@ -9,14 +9,14 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from operator import attrgetter
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from envs_jax.checks import above, at_least, between, fields_at_least, nearest
 
 
 __all__ = [
-    "COUNT", "EPOCHS", "FROM_0", "STEPS", "WIDTH", "above", "at_least", "between", "check_seed", "fields_at_least",
-    "fields_in", "in_interval", "nearest", "option", "refuse_nan", "refuse_unread",
+    "COUNT", "EPOCHS", "FROM_0", "STEPS", "WIDTH", "above", "at_least", "between", "check_choices", "check_seed",
+    "fields_at_least", "fields_in", "in_interval", "nearest", "option", "refuse_nan", "refuse_unread",
 ]  # fmt: skip
 
 MAX_SEED = 2**32 - 1
@@ -67,12 +67,42 @@ def fields_in(config: Any, interval: str, *names: str, prefix: str = "", remedy:
 def in_interval(name: str, value: Any, interval: str, *, remedy: str = "") -> None:
     """Check that a number lies in an interval; see `fields_in`."""
     low, high, open_low, open_high = _ends(interval)
-    if value == high == math.inf and not open_high:
+    if high == math.inf and not open_high and value == high:
         return
-    if high == math.inf or high >= 2**20 and not low <= value:  # a bound for safety is no news for a small value
+    try:
+        one_sided = high == math.inf or high >= 2**20 and not low <= value  # a bound for safety is no news there
+    except TypeError:
+        raise ValueError(f"{name} is {value!r}; a number is needed") from None
+    if one_sided:
         (above if open_low else at_least)(name, value, low, remedy=remedy)
     else:
         between(name, value, low, high, above=open_low, below=open_high, remedy=remedy)
+
+
+@lru_cache
+def _literals(kind: type) -> dict[str, tuple[Any, ...]]:
+    """The values of each field of a class whose annotation is a `Literal`, or one of several types that are."""
+    found = {}
+    for name, hint in get_type_hints(kind).items():
+        literals = [part for part in (hint, *get_args(hint)) if get_origin(part) is Literal]
+        if literals:
+            others = [None] if type(None) in get_args(hint) else []
+            found[name] = (*(value for part in literals for value in get_args(part)), *others)
+    return found
+
+
+def check_choices(config: Any, prefix: str = "") -> None:
+    """Check the fields of a dataclass that are annotated as a `Literal`: the command line refuses other values, Python
+    does not.
+
+    **Arguments:** `prefix`, before the name of each in the message.
+    **Raises:** `ValueError`, "ppo.schedule is 'lin'; one of constant, linear is needed".
+    """
+    for name, choices in _literals(type(config)).items():
+        value = getattr(config, name)
+        if value not in choices:
+            known = ", ".join(str(choice) if choice != "" else "''" for choice in choices)
+            raise ValueError(f"{prefix}{name} is {value!r}; one of {known} is needed")
 
 
 def refuse_nan(config: Any, prefix: str = "") -> None:

@@ -117,8 +117,8 @@ class TanhNormal:
 
     `log_prob` recovers the Gaussian's value `x` from the action. A float32 action at distance `d` from the nearer bound
     of `(-1, 1)` determines `x` within `2e-7 / d`: 0.002 at `|x| = 5`, 0.1 at 7. From `|x|` = 7.25 on (`d` = 1e-6) all
-    actions count as that value, so that gradients stay finite. A ratio of two densities of one action is not
-    affected by the rounding of `x`: both read the same value.
+    actions count as that value, so that gradients stay finite. Two equal densities give an action a ratio of 1 whatever
+    the rounding of `x`, since both read the same value; where they differ, their ratio is that at the rounded `x`.
     """
 
     mean: jax.Array

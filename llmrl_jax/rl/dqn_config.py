@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal
 
 from jax.sharding import Mesh
 
 from envs_jax.env import Environment
-from llmrl_jax.core.checks import COUNT, FROM_0, fields_in, refuse_unread
+from llmrl_jax.core.checks import COUNT, FROM_0, check_choices, fields_in, refuse_unread
 from llmrl_jax.parallel import RULES, Placement
 from llmrl_jax.rl.rollout import check_statistics, unread_of_reset
 
@@ -47,7 +47,7 @@ class DQNConfig:
     learning_rate: float = 2.5e-4
     """Step size of Adam."""
     max_grad_norm: float = 10.0
-    """Global norm to which gradients are clipped; inf: never."""
+    """Global norm to which gradients are clipped, above 0; inf: never."""
     adam_b1: float = 0.9
     """Adam's decay rate of the first moment."""
     adam_b2: float = 0.999
@@ -86,13 +86,8 @@ class DQNConfig:
         fields_in(self, COUNT, *counts, "pool_size", "reset_ratio", prefix="dqn.")
         fields_in(self, FROM_0, "learning_starts", "target_every", prefix="dqn.")
         fields_in(self, "[0, inf)", "learning_rate", "adam_eps", prefix="dqn.")
-        fields_in(self, "[0, inf]", "max_grad_norm", prefix="dqn.")
-        hints = get_type_hints(type(self))
-        for name in ("reset", "replay", "acting"):
-            choices = get_args(hints[name])
-            if getattr(self, name) not in choices:
-                known = ", ".join(choices)
-                raise ValueError(f"dqn.{name} is {getattr(self, name)!r}; one of {known} is needed")
+        fields_in(self, "(0, inf]", "max_grad_norm", prefix="dqn.")
+        check_choices(self, prefix="dqn.")
         fractions = ("gamma", "target_tau", "epsilon_start", "epsilon_end", "priority_alpha", "priority_beta")
         fields_in(self, "[0, 1]", *fractions, prefix="dqn.")
         fields_in(self, "[0, 1)", "adam_b1", "adam_b2", prefix="dqn.")

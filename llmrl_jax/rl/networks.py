@@ -14,7 +14,7 @@ import numpy as np
 
 from envs_jax import spaces
 from envs_jax.env import Environment
-from llmrl_jax.core.checks import WIDTH, fields_in, in_interval, refuse_unread
+from llmrl_jax.core.checks import WIDTH, check_choices, fields_in, in_interval, refuse_unread
 from llmrl_jax.rl.distributions import Normal, TanhNormal
 from llmrl_jax.rl.layers import Conv
 from llmrl_jax.rl.policy import over_offered
@@ -184,6 +184,7 @@ class NetworkConfig:
                 in_interval(f"network.{name}", width, WIDTH)
         if not self.hidden:
             raise ValueError("network.hidden is empty; the width of at least one dense layer is needed")
+        check_choices(self, prefix="network.")
 
 
 class NetworkPolicy:

@@ -34,7 +34,7 @@ from llmrl_jax.rl.learner import Learner
 from llmrl_jax.rl.networks import network_policy
 from llmrl_jax.rl.policy import Auxiliary, Policy
 from llmrl_jax.rl.ppo_config import PPOConfig, check
-from llmrl_jax.rl.precision import ratio_bound
+from llmrl_jax.rl.precision import ratio_bound, ratio_error
 from llmrl_jax.rl.registry import Algorithm
 from llmrl_jax.rl.returns import gae
 from llmrl_jax.rl.rollout import Rollout, Runner, collect, episode_metrics, place, start, task_names
@@ -98,7 +98,7 @@ def ppo_loss(
     the auxiliary.
 
     **Returns:** the loss, and a dict of float32 scalars: its terms, `approx_kl` (Schulman's `ratio - 1 - log ratio`),
-    `clip_fraction`, and `ratio_error`, the largest `|ratio - 1|`.
+    `clip_fraction`, and `ratio_error`, the largest `max(ratio, 1 / ratio) - 1`.
     """
     carry = jax.tree.map(lambda x: x[0], batch.carry)
     seen = (params, frozen, batch.obs, carry, batch.first)
@@ -133,7 +133,7 @@ def ppo_loss(
         "entropy": entropy,
         "approx_kl": jnp.mean(ratio - 1 - log_ratio),
         "clip_fraction": jnp.mean((jnp.abs(ratio - 1) > hparams["clip_eps"]).astype(jnp.float32)),
-        "ratio_error": jnp.max(jnp.abs(ratio - 1)),
+        "ratio_error": ratio_error(log_ratio),
     }
 
 
@@ -155,9 +155,10 @@ def make_ppo(
     computed (novelty, shaping), and learns with every gradient step.
     **Returns:** the learner. Its metrics are those of `ppo_loss` (means over the gradient steps), `grad_norm` (before
     clipping), `explained_variance`, `value_mean`, `advantage_mean`, `advantage_std`, `gradient_steps`,
-    `first_ratio_error` (`ratio_error` of the first minibatch, in float32 bounded by 1e-5, for continuous actions and in
-    other precisions by `llmrl_jax.rl.precision`), `nonfinite` (1 if a loss or gradient was not finite, bounded by 0),
-    those of `episode_metrics`, and those of the auxiliary and the bonus.
+    `first_ratio_error` (`ratio_error` of the first minibatch, bounded as in `llmrl_jax.rl.precision`: by 1e-5 for
+    discrete actions where matrix products are in float32, as on a CPU; by more for continuous actions, and for the
+    products of fewer bits that GPUs and TPUs use by default), `nonfinite` (1 if a loss or gradient was not finite,
+    bounded by 0), those of `episode_metrics`, and those of the auxiliary and the bonus.
     Episode returns are sums of the environment's rewards, without the bonus.
     **Raises:** `ValueError` if sizes do not divide (the arithmetic is shown) or an option is out of range.
     """

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from jax.sharding import Mesh
 
 from envs_jax.env import Environment
-from llmrl_jax.core.checks import COUNT, FROM_0, fields_in, refuse_unread
+from llmrl_jax.core.checks import COUNT, FROM_0, check_choices, fields_in, refuse_unread
 from llmrl_jax.parallel import RULES, Placement
 from llmrl_jax.rl.policy import Policy
 from llmrl_jax.rl.rollout import check_statistics, unread_of_reset
@@ -50,7 +50,7 @@ class PPOConfig:
     entropy_coef: float = 0.01
     """Weight of the entropy bonus, per nat."""
     max_grad_norm: float = 0.5
-    """Global norm to which gradients are clipped; inf: never."""
+    """Global norm to which gradients are clipped, above 0; inf: never."""
     adam_b1: float = 0.9
     """Adam's decay rate of the first moment."""
     adam_b2: float = 0.999
@@ -81,7 +81,9 @@ class PPOConfig:
         fields_in(self, "[0, 1)", "adam_b1", "adam_b2", prefix="ppo.")
         scales = ("learning_rate", "clip_eps", "value_loss_coef", "entropy_coef", "adam_eps")
         fields_in(self, "[0, inf)", *scales, prefix="ppo.")
-        fields_in(self, "[0, inf]", "value_clip", "max_grad_norm", "target_kl", prefix="ppo.")
+        fields_in(self, "[0, inf]", "value_clip", "target_kl", prefix="ppo.")
+        fields_in(self, "(0, inf]", "max_grad_norm", prefix="ppo.")
+        check_choices(self, prefix="ppo.")
 
 
 GLAM = PPOConfig(
@@ -106,10 +108,6 @@ def check(config: PPOConfig, env: Environment, env_params: Any, policy: Policy, 
     """
     if config.schedule == "linear" and config.schedule_updates < 1:
         raise ValueError("ppo.schedule is linear; it needs ppo.schedule_updates, the update at which it reaches zero")
-    if config.reset not in ("pool", "always", "optimistic"):
-        raise ValueError(
-            f"ppo.reset is {config.reset!r}; PPO needs one that resets within the step: pool, always, optimistic"
-        )
     refuse_unread(config, unread_of_reset(config.reset), f"--ppo.reset {config.reset}", prefix="ppo.")
     if config.schedule == "constant":
         refuse_unread(config, ("schedule_updates",), "--ppo.schedule constant", prefix="ppo.")

@@ -1,4 +1,4 @@
-"""How far from 1 the first probability ratio may be, by the precision of matrix products.
+"""How far from 1 the first probability ratio may be, in either direction, by the precision of matrix products.
 
 Acting and learning compute the same function of the same parameters, but in batches of different shapes, for which a
 device may sum in another order. In float32 the difference is a few units in the last place. Where the factors of a
@@ -13,23 +13,37 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
+from jaxtyping import Array, Float
 
 
 RATIO_BOUNDS = {"float32": 1e-5, "tensorfloat32": 0.0625, "float16": 0.125, "bfloat16": 1.0}
-"""Precision of matrix products -> the largest `|ratio - 1|` of a correct program.
+"""Precision of matrix products -> the largest `ratio_error` of a correct program.
 
 Measured with SmolLM2-135M (30 layers) on four of GLAM's prompts (639 tokens) and their six actions, on a CPU. In
 float32, batches of 4 and of 1 differ by 4e-6. In bfloat16, log-probabilities differ from those in float32 by up to 0.24
-nats, so two passes by up to 0.48, a ratio of 1.62. With the factors of all products rounded as TensorFloat32 does, they
-differ by up to 0.0081 nats, so two passes by 0.016. The bounds leave room above these. float16 was not measured: it has
-8 times the precision of bfloat16. A bound of 1 still finds a wrong mask or prompt, which changes some action's
-probability by more than a factor of 2."""
+nats, so two passes by up to 0.48: a factor of 1.62, an error of 0.62. With the factors of all products rounded as
+TensorFloat32 does, they differ by up to 0.0081 nats, so two passes by 0.016: an error of 0.016. The bounds leave room
+above these. float16 was not measured: it has 8 times the precision of bfloat16.
+
+A bound of 1 finds what doubles or halves the probability of an action that was taken. An error of the program with a
+smaller effect is not told from rounding in bfloat16: only float32 on a CPU, or with
+`jax_default_matmul_precision="highest"`, finds it."""
 
 DENSITY_BOUND = 1e-3
 """The least bound for continuous actions. The logarithm of a normal density changes with the mean by `(x - mean) / std`
 per standard deviation, so a rounding of the mean (1e-7) is amplified by 1 / std, without limit while a policy becomes
 certain: 1.2e-5 was measured in Debug-Aim-v0 with jax 0.12. At a standard deviation of 1e-3, and 3 of them from the
 mean, one unit in the last place changes the ratio by 2e-4."""
+
+
+def ratio_error(log_ratio: Float[Array, "*B"]) -> Float[Array, ""]:
+    """How far the ratios of probabilities are from 1: the largest of `max(r, 1 / r) - 1`. For small errors it is that
+    of `|r - 1|`, which cannot exceed 1 for a probability that fell.
+
+    **Arguments:** `log_ratio`, `log r` in nats.
+    """
+    return jnp.expm1(jnp.max(jnp.abs(log_ratio)))
+
 
 _SEVERAL_PASSES = ("TF32_TF32_F32_X3", "BF16_BF16_F32_X6", "BF16_BF16_F32_X9")
 _FLOAT32 = ("highest", "float32", "F32_F32_F32", "F64_F64_F64", *_SEVERAL_PASSES)
@@ -62,7 +76,8 @@ def platform_of(mesh: Mesh | None) -> str:
 
 
 def ratio_bound(policy: Any, mesh: Mesh | None, density: bool = False) -> float:
-    """The bound of a policy's first ratio, from the `dtype` in which it computes (float32 if it states none).
+    """The bound of the `ratio_error` of a policy's first minibatch, from the `dtype` in which it computes (float32 if
+    it states none).
 
     **Arguments:** `density`, whether actions are continuous (see `DENSITY_BOUND`).
     """

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from llmrl_jax.core.checks import at_least, between, fields_at_least, refuse_unread
+from llmrl_jax.core.checks import WIDTH, fields_in, in_interval, refuse_unread
 from llmrl_jax.rl.bonus import BonusState, Steps, Stream
 from llmrl_jax.rl.gradient import clipped_adam, descend, traced_floats
 from llmrl_jax.rl.moments import Moments
@@ -46,11 +46,11 @@ class RNDConfig:
     value_coef: float = 0.5
     """Weight of the loss of the value function of novelty."""
     obs_clip: float = 5.0
-    """Standard deviations at which normalised observations are clipped."""
+    """Standard deviations at which normalised observations are clipped, above 0."""
     learning_rate: float = 1e-4
     """Step size of Adam."""
     max_grad_norm: float = 0.5
-    """Global norm to which gradients are clipped; inf: never."""
+    """Global norm to which gradients are clipped, above 0; inf: never."""
     adam_b1: float = 0.9
     """Adam's decay rate of the first moment."""
     adam_b2: float = 0.999
@@ -59,16 +59,19 @@ class RNDConfig:
     """Adam's epsilon."""
 
     def __post_init__(self):
-        fields_at_least(self, 1, "outputs", "hidden", prefix="rnd.")
-        for name in ("coef", "extrinsic_coef", "value_coef", "obs_clip", "learning_rate", "adam_eps"):
-            at_least(f"rnd.{name}", getattr(self, name), 0)
-        if self.max_grad_norm != math.inf:
-            at_least("rnd.max_grad_norm", self.max_grad_norm, 0)
-        if not self.critic_hidden or min(self.critic_hidden) < 1:
-            raise ValueError(f"rnd.critic_hidden is {self.critic_hidden}; at least one width of at least 1 is needed")
-        for name in ("gamma", "adam_b1", "adam_b2"):
-            between(f"rnd.{name}", getattr(self, name), 0, 1)
-        between("rnd.update_proportion", self.update_proportion, 0, 1, above=True)
+        fields_in(self, WIDTH, "outputs", "hidden", prefix="rnd.")
+        for name in ("channels", "critic_hidden"):
+            for width in getattr(self, name):
+                in_interval(f"rnd.{name}", width, WIDTH)
+        if not self.critic_hidden:
+            raise ValueError("rnd.critic_hidden is empty; the width of at least one layer is needed")
+        scales = ("coef", "extrinsic_coef", "value_coef", "learning_rate", "adam_eps")
+        fields_in(self, "[0, inf)", *scales, prefix="rnd.")
+        fields_in(self, "(0, inf)", "obs_clip", prefix="rnd.")
+        fields_in(self, "(0, inf]", "max_grad_norm", prefix="rnd.")
+        fields_in(self, "[0, 1]", "gamma", prefix="rnd.")
+        fields_in(self, "[0, 1)", "adam_b1", "adam_b2", prefix="rnd.")
+        fields_in(self, "(0, 1]", "update_proportion", prefix="rnd.")
 
 
 def _dense(features: int, gain: float = math.sqrt(2)) -> nn.Dense:

@@ -24,7 +24,7 @@ from llmrl_jax.lm.tokens import check_tokens
 from llmrl_jax.parallel import Placement
 from llmrl_jax.rl.gradient import accumulate, descend, in_parts
 from llmrl_jax.rl.learner import Learner
-from llmrl_jax.rl.precision import RATIO_BOUNDS, matmul_precision, platform_of
+from llmrl_jax.rl.precision import RATIO_BOUNDS, matmul_precision, platform_of, ratio_error
 from llmrl_jax.rl.shuffle import permutations
 from llmrl_jax.tuning.grpo_config import GRPOConfig, check
 from llmrl_jax.tuning.loss import token_log_probs
@@ -116,7 +116,7 @@ def grpo_loss(
         "entropy": jnp.sum(jnp.where(real, entropy, 0.0)) / tokens,
         "approx_kl": jnp.sum(jnp.where(real, ratio - 1 - log_ratio, 0.0)) / tokens,
         "clip_fraction": jnp.sum(jnp.where(real, ratio != clipped, False)) / tokens,
-        "ratio_error": jnp.max(jnp.abs(ratio - 1)),
+        "ratio_error": ratio_error(log_ratio),
     }
     if config.kl_coef:
         towards = jnp.where(real, samples.reference - log_prob, 0.0)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from llmrl_jax.agents.drrn import DRRN_DQN, DRRNConfig
 from llmrl_jax.agents.language import Scoring
-from llmrl_jax.core.checks import COUNT, FROM_0, WIDTH, fields_in, refuse_unread
+from llmrl_jax.core.checks import COUNT, FROM_0, WIDTH, check_choices, fields_in, refuse_unread
 from llmrl_jax.core.config import to_json
 from llmrl_jax.lm import LoRAConfig
 from llmrl_jax.rl.dqn_config import DQNConfig
@@ -155,6 +155,7 @@ class GlamConfig:
         fields_in(self, FROM_0, "max_prompt", "score_rows")
         fields_in(self, "[0, inf)", "competence_coef")
         fields_in(self, "(0, inf)", "reward_scale")
+        check_choices(self)
         self.check_widths(meshed=bool(self.mesh))
         if self.quantize != "none" and self.tune == "full":
             raise ValueError(

@@ -214,7 +214,7 @@ def test_bad_settings():
         RNDConfig(gamma=1.5)
     with pytest.raises(ValueError, match="rnd.outputs is 0; at least 1 is needed"):
         RNDConfig(outputs=0)
-    with pytest.raises(ValueError, match="rnd.max_grad_norm is -1; at least 0 is needed"):
+    with pytest.raises(ValueError, match="rnd.max_grad_norm is -1; above 0 is needed"):
         RNDConfig(max_grad_norm=-1)
     with pytest.raises(ValueError, match="rnd.critic_hidden is"):
         RNDConfig(critic_hidden=())
