@@ -40,8 +40,9 @@ _WHOLE = {
 _LAYER = re.compile(r"blk\.(\d+)\.([a-z_]+)\.(weight|bias)")
 _FLOATS: dict[str, Any] = {"F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16}
 _TURNED = ("attn_q", "attn_k")
-_CHUNK = 1 << 18
-"""Bytes that are decoded at once: with their floats they stay in the processor's cache."""
+_CHUNK = 1 << 15
+"""Bytes that are decoded at once: with their floats they stay in the processor's cache, and on the heap. Larger arrays
+would get pages of their own, which the system clears each time: 2.0 s instead of 1.1 for 135 million weights."""
 
 
 def hf_name(name: str) -> str:
