@@ -25,26 +25,41 @@ Info = dict[str, Any]
 StepResult = tuple[Any, Any, jax.Array, jax.Array, jax.Array, Info]
 
 
+def traced(*trees: Any) -> bool:
+    """Whether the value of a leaf is not known yet, since a program is being traced."""
+    return any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(trees))
+
+
 def _checked(step: Callable[..., StepResult]) -> Callable[..., StepResult]:
-    """A `step` that refuses actions outside a discrete space, or a batch of such spaces, if their values are known."""
+    """A `step` that checks the action first, if its value and those of the parameters are known."""
 
     @functools.wraps(step)
     def checked(self: Any, key: Any, state: Any, action: Any, params: Any) -> StepResult:
-        if not isinstance(action, jax.core.Tracer):
-            space = self.action_space(params)
-            if isinstance(space, Discrete):
-                _check_numbers(self, action, 0, space.n - 1, ())
-            elif isinstance(space, Box) and np.issubdtype(np.dtype(space.dtype), np.integer):
-                _check_numbers(self, action, space.low, space.high, space.shape)
+        if not traced(action, params):
+            self._check_action(state, action, params)
         return step(self, key, state, action, params)
 
     return checked
 
 
-def _check_numbers(env: Any, action: Any, low: Any, high: Any, shape: tuple[int, ...]) -> None:
-    x = np.asarray(action)
-    if x.shape == tuple(shape) and np.issubdtype(x.dtype, np.integer) and np.all((low <= x) & (x <= high)):
+def check_numbers(env: Environment, space: Space, action: Any, ignored: np.ndarray | None = None) -> None:
+    """Refuse an action outside a discrete space, or a batch of such spaces; any other space has no bounds here.
+
+    **Arguments:** `env`, for the message; `ignored`, bool `[N]`, the rows of a batch whose action may have any value.
+    **Raises:** `ValueError` naming the action and what is needed."""
+    if isinstance(space, Discrete):
+        low, high, shape = 0, space.n - 1, ()
+    elif isinstance(space, Box) and np.issubdtype(np.dtype(space.dtype), np.integer):
+        low, high, shape = space.low, space.high, tuple(space.shape)
+    else:
         return
+    x = np.asarray(action)
+    if x.shape == shape and np.issubdtype(x.dtype, np.integer):
+        right = (low <= x) & (x <= high)
+        if ignored is not None:
+            right |= ignored.reshape(-1, *[1] * (x.ndim - 1))
+        if np.all(right):
+            return
     needed = f"an integer from {np.min(low)} to {np.max(high)}"
     if shape:
         needed = f"an array {list(shape)} of integers from {np.min(low)} to {np.max(high)}"
@@ -65,6 +80,12 @@ class Environment(Generic[State, Params]):
         super().__init_subclass__(**options)
         if "step" in vars(cls):
             cls.step = _checked(cls.step)  # type: ignore[method-assign]
+
+    def _check_action(self, state: Any, action: Any, params: Any) -> None:
+        """Check an action of known value. **Raises:** `ValueError` for one outside a discrete space."""
+        with jax.ensure_compile_time_eval():  # a constant of a program that is being traced has a value too
+            space = self.action_space(params)
+        check_numbers(self, space, action)
 
     @property
     def unwrapped(self) -> Environment:
@@ -157,6 +178,10 @@ class Wrapper(Environment[State, Params]):
     @id.setter
     def id(self, id: str) -> None:
         vars(self)["id"] = id
+
+    def _check_action(self, state: Any, action: Any, params: Any) -> None:
+        if type(self).action_space is not Wrapper.action_space:  # else the wrapped environment checks its own
+            super()._check_action(state, action, params)
 
     @property
     def unwrapped(self) -> Environment:

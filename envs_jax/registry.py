@@ -132,11 +132,23 @@ KINDS: Mapping[str, tuple[type, str]] = {
 """The types of options that are checked, as annotated: the class of their values, and their name in messages."""
 
 
+def _kind(name: str, accepted: Mapping[str, inspect.Parameter]) -> tuple[type, str]:
+    """The entry of `KINDS` for an option; `(object, "")` if its type is not checked."""
+    kind = accepted[name].annotation if name in accepted else object
+    return KINDS.get(str(getattr(kind, "__name__", kind)), (object, ""))
+
+
+def _written(name: str, text: str, accepted: Mapping[str, inspect.Parameter]) -> Any:
+    """The value of an option of an id; 0 and 1 stand for false and true where an option is one of these."""
+    if text in ("0", "1") and _kind(name, accepted)[0] is bool:
+        return text == "1"
+    return _literal(text)
+
+
 def _check_types(id: str, options: Mapping[str, Any], accepted: Mapping[str, inspect.Parameter]) -> None:
     """Check options against the annotations of the callable that takes them. **Raises:** `TypeError`."""
     for name, value in options.items():
-        kind = accepted[name].annotation if name in accepted else object
-        wanted, said = KINDS.get(str(getattr(kind, "__name__", kind)), (object, ""))
+        wanted, said = _kind(name, accepted)
         if not isinstance(value, wanted) or (isinstance(value, bool) and wanted not in (bool, object)):
             raise TypeError(f"{id!r}: {name} is {value!r}; {said} is needed")
 
@@ -157,9 +169,9 @@ def make(id: str, **kwargs: Any) -> tuple[Environment, Any]:
         pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
     except ValueError:
         raise ValueError(f"the options of {id!r} are not NAME=VALUE pairs, joined by &") from None
-    options = {**{name: _literal(value) for name, value in pairs}, **kwargs}
     build = registered.load()
     accepted = inspect.signature(build).parameters
+    options = {**{name: _written(name, text, accepted) for name, text in pairs}, **kwargs}
     if not any(p.kind is p.VAR_KEYWORD for p in accepted.values()):
         for name in options:
             if name not in accepted:

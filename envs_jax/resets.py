@@ -17,7 +17,7 @@ from flax import struct
 
 from envs_jax import spaces
 from envs_jax.checks import at_least
-from envs_jax.env import Environment, Wrapper
+from envs_jax.env import Environment, Wrapper, check_numbers, traced
 
 
 ResetPolicy = Literal["always", "pool", "optimistic", "next_step", "none"]
@@ -107,6 +107,7 @@ class VectorEnv(Wrapper):
             raise ValueError(f"batched_params needs the policy always, next_step or none, not {policy!r}")
         self.num_envs, self.policy = num_envs, policy
         self.pool_size, self.reset_ratio, self.batched_params = pool_size, reset_ratio, batched_params
+        self._checked_with: tuple[Any, Any] = (None, None)
 
     def _keys(self, key: jax.Array, n: int) -> jax.Array:
         return jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(n))
@@ -130,6 +131,17 @@ class VectorEnv(Wrapper):
         if self.policy != "pool":
             return state
         return state.replace(pool=self._resets(key, params, self.pool_size))
+
+    def _check_action(self, state: VectorState, action: Any, params: Any) -> None:
+        ignored = None
+        if self.policy == "next_step":
+            if traced(state.done):
+                return
+            ignored = np.asarray(state.done)
+        if self._checked_with[0] is not params:  # joining the spaces of many rows takes longer than a step
+            with jax.ensure_compile_time_eval():
+                self._checked_with = (params, self.action_space(params))
+        check_numbers(self, self._checked_with[1], action, ignored)
 
     def step(self, key, state, action, params):
         n = self.num_envs

@@ -261,7 +261,7 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv):
     def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         if self._state is None:
             raise gymnasium.error.ResetNeeded("there are no episodes yet: call reset before step")
-        actions = _action(self.action_space, actions)
+        actions = _action(self.action_space, actions, ignored=self._ended)
         obs, self._state, *rest = self._world.step(self._seed, self._time, self._state, actions, self.params)
         obs, reward, terminated, truncated, info = jax.device_get((obs, *rest))
         self._time += 1
@@ -285,14 +285,18 @@ def _rows(tree: Any, n: int) -> list[Any]:
     return [jax.tree.unflatten(structure, [leaf[i] for leaf in leaves]) for i in range(n)]
 
 
-def _action(space: gymnasium.Space, action: Any) -> np.ndarray:
+def _action(space: gymnasium.Space, action: Any, ignored: np.ndarray | None = None) -> np.ndarray:
     """An action, or a batch of them, in the form that the world expects.
 
+    **Arguments:** `ignored`, bool `[N]`, the rows of a batch whose discrete action may have any value: their episode
+    ended.
     **Raises:** `ValueError` for another shape, and for values that are not members of a discrete space.
     """
     array = np.asarray(action)
     discrete = isinstance(space, (gymnasium.spaces.Discrete, gymnasium.spaces.MultiDiscrete))
     fits = array.shape == space.shape
+    if fits and discrete and ignored is not None:
+        array = np.where(ignored.reshape(-1, *[1] * (array.ndim - 1)), array.dtype.type(0), array)
     if discrete:
         fits = fits and np.issubdtype(array.dtype, np.integer) and space.contains(array.astype(space.dtype))
     if not fits:

@@ -39,7 +39,7 @@ def test_make_takes_options_in_the_id_and_by_keyword():
         ("BabyAI-GoToLocal-v0?language=1", TypeError, "'BabyAI-GoToLocal-v0': language is 1; a word is needed"),
         ("FrozenLake-v1?max_steps=1e2", TypeError, "max_steps is 100.0; a whole number is needed"),
         ("Pendulum-v1?g=true", TypeError, "g is True; a number is needed"),
-        ("CartPole-v1?sutton_barto_reward=1", TypeError, "sutton_barto_reward is 1; true or false is needed"),
+        ("CartPole-v1?sutton_barto_reward=2", TypeError, "sutton_barto_reward is 2; true or false is needed"),
         ("CartPol-v1", KeyError, "did you mean 'CartPole-v1'"),
         ("BabyAI-GoToLocl-v0", KeyError, "BabyAI-GoToLocal-v0"),
         ("CartPole-v1?sutton_barto=true", TypeError, "did you mean 'sutton_barto_reward'"),

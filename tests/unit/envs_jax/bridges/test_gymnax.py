@@ -136,3 +136,11 @@ def test_gymnaxs_cartpole_is_ours():
         my_obs, mine, *my_rest = my_step(jax.random.key(t), mine, action, our_params)[:5]
         testing.same((obs, rest), (my_obs, my_rest), f"step {t}", atol=1e-5)
     assert bool(rest[2]) and not bool(rest[1])
+
+
+def test_a_constant_action_in_a_program_of_a_bridged_world():
+    installed()
+    env, params = envs_jax.make("gymnax/Pendulum-v1")
+    key = jax.random.key(0)
+    _, state = jax.eval_shape(env.reset, key, params)
+    jax.eval_shape(lambda s, p: env.step(key, s, np.zeros(1, np.float32), p)[2], state, params)
