@@ -71,7 +71,7 @@ PLACES = (
     Row("no such folder in GLAM", "glam train --preset demo --model nowhere", "no model folder 'nowhere' .*OWNER/NAME"),
     Row("no such folder to test", "glam test --preset demo --model nowhere --tests no_modification_test",
         "no model folder 'nowhere' .*OWNER/NAME", compiles=KEYS),
-    Row("a file", "lm generate x --model {data}/rows.jsonl", "rows.jsonl is a file; give the folder of the model"),
+    Row("a file", "lm generate x --model {data}/rows.jsonl", "rows.jsonl is a file, and not a GGUF file; give a"),
     Row("an empty folder", "lm generate x --model {tmp}", "holds no config.json: it is not a model folder"),
     Row("an empty folder in GLAM", "glam train --preset demo --model {tmp}", "holds no config.json: it is not a model"),
     Row("no tokenizer.json", GENERATE, "has no tokenizer.json: copy the model's tokenizer.json",
