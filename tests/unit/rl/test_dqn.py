@@ -54,6 +54,12 @@ class Table:
 # --- targets, loss, acting --------------------------------------------------------------------------------------------
 
 
+@functools.partial(jax.jit, static_argnames="double")
+def loss_of(params, target, batch, discount, **options):
+    """With a network whose values are the columns of a table."""
+    return dqn_loss(params, (), target, batch, Table(params["q"].shape[1]), discount, **options)
+
+
 def test_targets_by_hand():
     reward, end, value = jnp.array([1.0, 2.0, 3.0]), jnp.array([False, True, False]), jnp.array([5.0, 9.0, -1.0])
     np.testing.assert_allclose(q_targets(reward, end, value, 0.9), [1 + 0.9 * 5, 2.0, 3 - 0.9], rtol=1e-6)
@@ -75,27 +81,27 @@ def test_loss_by_hand():
     """Errors 0.5, squared, and one beyond Huber's corner; targets get no gradient."""
     params, target, batch = two_steps()
     # row 0: wanted 1, has 0.5. row 1: wanted 0 + 0.5 * max(4, 3) = 2, has -2
-    loss, (metrics, errors) = dqn_loss(params, (), target, batch, Table(2), 0.5)
+    loss, (metrics, errors) = loss_of(params, target, batch, 0.5)
     np.testing.assert_allclose(errors, [0.5, 4.0], rtol=1e-6)
     np.testing.assert_allclose(loss, (0.5 * 0.5**2 + (4 - 0.5)) / 2, rtol=1e-6)
     np.testing.assert_allclose([metrics["q_mean"], metrics["target_mean"]], [-0.75, 1.5], rtol=1e-6)
     # with one network the second row wants 0.5 * max(0.5, 7) = 3.5, which -2 misses by 5.5
-    one, _ = dqn_loss(params, (), params, batch, Table(2), 0.5)
+    one, _ = loss_of(params, params, batch, 0.5)
     np.testing.assert_allclose(one, (0.125 + 5.0) / 2, rtol=1e-6)
-    grads = jax.grad(lambda p: dqn_loss(p, (), p, batch, Table(2), 0.5)[0])(params)["q"]
+    grads = jax.jit(jax.grad(lambda p: loss_of(p, p, batch, 0.5)[0]))(params)["q"]
     np.testing.assert_allclose(grads, [[-0.25, 0.0], [0.0, -0.5]], rtol=1e-6)  # row 0, action 1 is behind a target only
 
 
 def test_double_wider_and_weighted_losses_by_hand():
     params, target, batch = two_steps()
     # the network that learns prefers action 1 there (7 > 0.5), which the target network values at 3: wanted 1.5
-    double, (_, errors) = dqn_loss(params, (), target, batch, Table(2), 0.5, double=True)
+    double, (_, errors) = loss_of(params, target, batch, 0.5, double=True)
     np.testing.assert_allclose(errors, [0.5, 3.5], rtol=1e-6)
     np.testing.assert_allclose(double, (0.125 + 3.0) / 2, rtol=1e-6)
     weight = jnp.array([1.0, 0.5])
-    weighted, _ = dqn_loss(params, (), target, batch, Table(2), 0.5, double=True, weight=weight)
+    weighted, _ = loss_of(params, target, batch, 0.5, double=True, weight=weight)
     np.testing.assert_allclose(weighted, (0.125 + 1.5) / 2, rtol=1e-6)
-    wide, _ = dqn_loss(params, (), target, batch, Table(2), 0.5, double=True, delta=2.0)
+    wide, _ = loss_of(params, target, batch, 0.5, double=True, delta=2.0)
     np.testing.assert_allclose(wide, (0.125 + 2.0 * (3.5 - 1.0)) / 2, rtol=1e-6)  # 0.5 * 2^2 + 2 * (3.5 - 2)
 
 
@@ -104,19 +110,24 @@ def test_a_number_that_is_no_action_has_no_loss(action):
     """Python would read -1 as the last action, and XLA 3 as well."""
     batch = Transition(jnp.eye(3)[:2], jnp.array([0, action]), jnp.ones(2), jnp.eye(3)[:2], jnp.zeros(2, bool))
     params = {"q": jnp.zeros((3, 3))}
-    assert math.isnan(float(dqn_loss(params, (), params, batch, Table(3), 0.9)[0]))
+    assert math.isnan(float(loss_of(params, params, batch, 0.9)[0]))
 
 
 def test_epsilon_greedy_by_hand():
+    @jax.jit
+    def acting(q, obs, epsilon):
+        found = epsilon_greedy(q, obs, epsilon)
+        return found.probs, found.mode(), found.entropy()
+
     q = jnp.array([[1.0, 3.0, 2.0], [9.0, 3.0, 2.0]])
-    np.testing.assert_allclose(epsilon_greedy(q, q, 0.3).probs, [[0.1, 0.8, 0.1], [0.8, 0.1, 0.1]], atol=1e-6)
+    np.testing.assert_allclose(acting(q, q, 0.3)[0], [[0.1, 0.8, 0.1], [0.8, 0.1, 0.1]], atol=1e-6)
     mask = jnp.array([[True, True, True], [False, True, True]])
-    offered = epsilon_greedy(q, {"action_mask": mask}, 0.3)
-    np.testing.assert_allclose(offered.probs, [[0.1, 0.8, 0.1], [0, 0.85, 0.15]], atol=1e-6)
-    np.testing.assert_array_equal(offered.mode(), [1, 1])
-    sure = epsilon_greedy(q, q, 0.0)
-    np.testing.assert_allclose(sure.probs, [[0, 1, 0], [1, 0, 0]], atol=1e-6)
-    np.testing.assert_allclose(sure.entropy(), 0.0, atol=1e-6)
+    offered, best, _ = acting(q, {"action_mask": mask}, 0.3)
+    np.testing.assert_allclose(offered, [[0.1, 0.8, 0.1], [0, 0.85, 0.15]], atol=1e-6)
+    np.testing.assert_array_equal(best, [1, 1])
+    sure, _, entropy = acting(q, q, 0.0)
+    np.testing.assert_allclose(sure, [[0, 1, 0], [1, 0, 0]], atol=1e-6)
+    np.testing.assert_allclose(entropy, 0.0, atol=1e-6)
 
 
 @pytest.mark.parametrize("dueling", [False, True])
@@ -126,17 +137,21 @@ def test_the_network_by_hand(dueling):
     params, frozen = policy.init(jax.random.key(1), obs)
     x = np.maximum(np.asarray(obs) @ np.asarray(params["hidden_0"]["kernel"]) + params["hidden_0"]["bias"], 0)
     heads = {name: x @ np.asarray(p["kernel"]) + p["bias"] for name, p in params.items() if name != "hidden_0"}
-    wanted = (
-        heads["q"] if not dueling else heads["value"] + heads["advantage"] - heads["advantage"].mean(-1, keepdims=True)
-    )
-    q = policy.q(params, frozen, obs)
-    np.testing.assert_allclose(q, wanted, atol=1e-5)
-    distribution, value, _ = policy.step(params, frozen, obs, (), jnp.ones(5, bool))
-    np.testing.assert_array_equal(value, q.max(axis=-1))
-    np.testing.assert_allclose(distribution.probs.max(axis=-1), 0.75 + 0.25 / 3, atol=1e-6)
+    advantage = heads.get("advantage", np.zeros(1))
+    wanted = heads["value"] + advantage - advantage.mean(-1, keepdims=True) if dueling else heads["q"]
     soft = NetworkQPolicy(3, hidden=(4,), dueling=dueling, epsilon=None, temperature=2.0)
-    drawn = soft.step(params, frozen, obs, (), jnp.ones(5, bool))[0]
-    np.testing.assert_allclose(drawn.probs, jax.nn.softmax(q / 2, axis=-1), atol=1e-6)
+
+    @jax.jit
+    def acting(params, obs):
+        chosen, value, _ = policy.step(params, frozen, obs, (), jnp.ones(5, bool))
+        drawn = soft.step(params, frozen, obs, (), jnp.ones(5, bool))[0]
+        return policy.q(params, frozen, obs), value, chosen.probs, drawn.probs
+
+    q, value, chosen, drawn = (np.asarray(x) for x in acting(params, obs))
+    np.testing.assert_allclose(q, wanted, atol=1e-5)
+    np.testing.assert_array_equal(value, q.max(axis=-1))
+    np.testing.assert_allclose(chosen.max(axis=-1), 0.75 + 0.25 / 3, atol=1e-6)
+    np.testing.assert_allclose(drawn, np.exp(q / 2) / np.exp(q / 2).sum(axis=-1, keepdims=True), atol=1e-6)
 
 
 # --- the learner ------------------------------------------------------------------------------------------------------
@@ -175,18 +190,25 @@ def learner_of(config):
     return make_dqn(config, ENV, PARAMS, Table(3))
 
 
+@functools.cache
+def begun(config):
+    """The learner's first state and its compiled update. States of the same shapes are made once."""
+    first = replace(config, gradient_steps=1, batch_size=8, double=False, bootstrap_truncation=True, learning_starts=0)
+    learner = learner_of(config)
+    state = learner.init(jax.random.key(0)) if first == config else begun(first)[0]
+    return state, jax.jit(learner.update)
+
+
 @pytest.fixture(scope="module")
 def tiny():
-    learner = learner_of(TINY)
-    return learner.init(jax.random.key(0)), jax.jit(learner.update)
+    return begun(TINY)
 
 
 @pytest.fixture(scope="module")
 def full():
     """A state after two updates, so that its target network and priorities differ from the first ones."""
-    learner = learner_of(FULL)
-    update = jax.jit(learner.update)
-    return update(update(learner.init(jax.random.key(0)))[0])[0], update
+    state, update = begun(FULL)
+    return update(update(state)[0])[0], update
 
 
 def test_metrics_are_complete_and_named_as_ppos(tiny):
@@ -208,16 +230,21 @@ def test_what_is_remembered_is_what_happened(tiny):
     """Against a plain loop: the observation reached is that before the reset, and a time-out is not an end."""
     state, update = tiny
     after, _ = update(state)
-    closed, _ = jax.jit(learner_of(replace(TINY, bootstrap_truncation=False)).update)(state)
+    closed, _ = begun(replace(TINY, bootstrap_truncation=False))[1](state)
+    after, closed = jax.tree.map(np.asarray, (after.replace(key=()), closed.replace(key=())))
     pool_key, play_key, _ = jax.random.split(jax.random.fold_in(state.key, 0), 3)
     vector = envs_jax.VectorEnv(ENV, 4, policy="pool", pool_size=8)
     obs, env_state = state.runner.obs, vector.refresh(pool_key, state.runner.env_state, PARAMS)
-    step, policy = jax.jit(vector.step), Table(3)
+
+    @jax.jit
+    def play(obs, env_state, t):
+        act, go = jax.random.split(jax.random.fold_in(play_key, t))
+        action = Table(3).step(state.params, (), obs, (), None)[0].sample(act)
+        return action, vector.step(go, env_state, action, PARAMS)
+
     ends = []
     for t in range(5):
-        act, go = jax.random.split(jax.random.fold_in(play_key, t))
-        action = policy.step(state.params, (), obs, (), None)[0].sample(act)
-        reached, env_state, reward, terminated, truncated, info = step(go, env_state, action, PARAMS)
+        action, (reached, env_state, reward, terminated, truncated, info) = play(obs, env_state, t)
         held = jax.tree.map(lambda x, t=t: x[t], after.replay.items)
         np.testing.assert_array_equal(held.obs, obs)
         np.testing.assert_array_equal(held.action, action)
@@ -241,17 +268,15 @@ def test_flattening_changes_speed_only(tiny, monkeypatch):
 
 def test_the_target_network_is_a_copy_from_time_to_time(tiny):
     state, update = tiny
-    learner = learner_of(replace(TINY, target_every=2, gradient_steps=1))
-    begun = learner.init(jax.random.key(0))
-    step = jax.jit(learner.update)
-    one, _ = step(begun)
+    first, step = begun(replace(TINY, target_every=2, gradient_steps=1))
+    one, _ = step(first)
     two, _ = step(one)
     assert state.target == () and update(state)[0].target == ()
-    np.testing.assert_array_equal(flat(begun.target), flat(begun.params))
-    np.testing.assert_array_equal(flat(one.target), flat(begun.params))
+    np.testing.assert_array_equal(flat(first.target), flat(first.params))
+    np.testing.assert_array_equal(flat(one.target), flat(first.params))
     np.testing.assert_array_equal(flat(two.target), flat(two.params))
     # the second step of one network differs from that of two: the weights behind the targets do
-    alone = jax.jit(learner_of(replace(TINY, gradient_steps=1)).update)
+    _, alone = begun(replace(TINY, gradient_steps=1))
     np.testing.assert_array_equal(flat(alone(state)[0].params), flat(one.params))
     assert np.abs(flat(alone(alone(state)[0])[0].params) - flat(two.params)).max() > 1e-5
 
@@ -264,8 +289,7 @@ def test_or_follows_slowly(full):
 
 def test_epsilon_falls_to_its_end(full):
     """40 steps are two updates: 1, 0.525, 0.05, 0.05; the entropy of three actions follows."""
-    learner = learner_of(FULL)
-    state, update, found = learner.init(jax.random.key(0)), full[1], []
+    (state, update), found = begun(FULL), []
     for _ in range(4):
         state, metrics = update(state)
         found.append((float(metrics["epsilon"]), float(metrics["entropy"])))
@@ -274,35 +298,32 @@ def test_epsilon_falls_to_its_end(full):
     np.testing.assert_allclose(found, list(zip((1, 0.525, 0.05, 0.05), wanted)), rtol=1e-4)
 
 
-def test_priorities_are_the_errors():
+def test_learning_starts_when_there_is_enough_and_priorities_are_the_errors():
     """Steps that were in the batch have (|error| + 1e-6) ** alpha of the first parameters, the others the first, 1."""
-    config = replace(FULL, gradient_steps=1)
-    learner = learner_of(config)
-    state = learner.init(jax.random.key(0))
-    after, _ = jax.jit(learner.update)(state)
-    memory = Replay(config.capacity, rows=4, prioritized=True)
-    fresh = memory.prioritize(after.replay.replace(priorities=Priorities(48).init()), jnp.arange(20), jnp.ones(20))
-    _, _, key = jax.random.split(jax.random.fold_in(state.key, 0), 3)
-    drawn = memory.draw_prioritized(fresh, jax.random.split(key, 1)[0], 8)
-    batch, discount = memory.n_step(fresh, drawn.index, 2, 0.5)
-    _, (_, errors) = dqn_loss(state.params, (), state.target, batch, Table(3), discount, double=True)
-    wanted = np.concatenate([np.ones(20), np.zeros(28)])
-    wanted[np.asarray(drawn.index)] = 0
-    np.maximum.at(wanted, np.asarray(drawn.index), np.asarray((errors + 1e-6) ** 0.6))
-    found = np.asarray(after.replay.priorities.levels[0]).reshape(-1)[:48]
-    np.testing.assert_allclose(found, wanted, rtol=1e-4)
-    assert np.sum(found[:20] != 1) >= 5
-
-
-def test_learning_starts_when_there_is_enough():
-    learner = learner_of(replace(FULL, learning_starts=40))
-    update = jax.jit(learner.update)
-    begun = learner.init(jax.random.key(0))
-    one, metrics = update(begun)
-    np.testing.assert_array_equal(flat(one.params), flat(begun.params))
+    config = replace(FULL, gradient_steps=1, learning_starts=40)
+    state, update = begun(config)
+    one, metrics = update(state)
+    np.testing.assert_array_equal(flat(one.params), flat(state.params))
     assert float(metrics["loss"]) == 0 == float(metrics["nonfinite"]) and int(one.opt_state.count) == 0
     two, metrics = update(one)
-    assert float(metrics["loss"]) > 0 and int(two.opt_state.count) == 2
+    assert float(metrics["loss"]) > 0 and int(two.opt_state.count) == 1
+
+    @jax.jit
+    def errors_of(state, replay):
+        memory = Replay(config.capacity, rows=4, prioritized=True)
+        fresh = memory.prioritize(replay.replace(priorities=Priorities(48).init()), jnp.arange(40), jnp.ones(40))
+        _, _, key = jax.random.split(jax.random.fold_in(state.key, 1), 3)
+        drawn = memory.draw_prioritized(fresh, jax.random.split(key, 1)[0], 8)
+        batch, discount = memory.n_step(fresh, drawn.index, 2, 0.5)
+        return drawn.index, dqn_loss(state.params, (), state.target, batch, Table(3), discount, double=True)[1][1]
+
+    index, errors = (np.asarray(x) for x in errors_of(state.replace(runner=()), two.replay))
+    wanted = np.concatenate([np.ones(40), np.zeros(8)])
+    wanted[index] = 0
+    np.maximum.at(wanted, index, (errors + 1e-6) ** 0.6)
+    found = np.asarray(two.replay.priorities.levels[0]).reshape(-1)[:48]
+    np.testing.assert_allclose(found, wanted, rtol=1e-4)
+    assert np.sum(found[:40] != 1) >= 5
 
 
 FLOATS = {
@@ -334,16 +355,17 @@ def test_float_hyper_parameter_is_traced_and_changes_the_result(tiny, full, name
 
 
 STATIC = {"gradient_steps": 1, "batch_size": 4, "n_step": 3, "double": True, "replay": "prioritized", "reset": "always"}
+EXACT = {"batch_size", "n_step", "replay"}  # what the priorities above, computed another way, show too
 
 
 @functools.cache
 def trained(**options):
     """The parameters after an update. Two networks that differ, or double learning has nothing to change."""
-    learner = learner_of(replace(TINY, **{"target_every": 3, "gradient_steps": 2} | options))
-    return flat(jax.jit(learner.update)(learner.init(jax.random.key(0)))[0].params)
+    state, update = begun(replace(TINY, **{"target_every": 2, "gradient_steps": 2} | options))
+    return flat(update(state)[0].params)
 
 
-@pytest.mark.parametrize("name", STATIC)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in EXACT)) for n in STATIC])
 def test_static_hyper_parameter_changes_the_result(name):
     pool = {"pool_size": 256} if name == "reset" else {}  # which only a pool reads
     assert np.abs(trained() - trained(**{name: STATIC[name]}, **pool)).max() > 1e-7
