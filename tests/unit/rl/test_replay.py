@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 
 import jax
@@ -19,8 +20,8 @@ def items(*numbers):
     """Items whose leaves all hold the same number."""
     n = np.array(numbers)
     return {
-        "a": jnp.asarray(n, jnp.float32),
-        "b": (jnp.asarray(np.stack([n, -n], axis=-1), jnp.int16), jnp.asarray(n % 2 == 0)),
+        "a": np.asarray(n, np.float32),
+        "b": (np.asarray(np.stack([n, -n], axis=-1), np.int16), np.asarray(n % 2 == 0)),
     }
 
 
@@ -39,9 +40,10 @@ def held(ring):
 
 def test_the_newest_takes_the_place_of_the_oldest():
     memory = Replay(5)
-    ring = memory.add(memory.init(ITEM), items(0, 1, 2))
+    add = jax.jit(memory.add)
+    ring = add(memory.init(ITEM), items(0, 1, 2))
     assert held(ring) == [0, 1, 2] and (int(ring.next), int(ring.size)) == (3, 3)
-    ring = memory.add(ring, items(3, 4, 5, 6))
+    ring = add(ring, items(3, 4, 5, 6))
     np.testing.assert_array_equal(ring.items["a"], [5, 6, 2, 3, 4])
     assert held(ring) == [2, 3, 4, 5, 6] and (int(ring.next), int(ring.size)) == (2, 5)
     assert jax.tree.map(lambda x: x.dtype, ring.items) == jax.tree.map(lambda x: x.dtype, ITEM)
@@ -61,7 +63,7 @@ def test_it_holds_what_a_deque_holds():
 
 def test_samples_are_uniform_over_what_is_held():
     memory = Replay(10)
-    ring = memory.add(memory.init(ITEM), items(*range(6)))
+    ring = jax.jit(memory.add)(memory.init(ITEM), items(*range(6)))
     draws = 60_000
     sample = jax.jit(lambda ring, key: memory.sample(ring, key, draws))
     found = sample(ring, jax.random.key(0))
@@ -80,14 +82,15 @@ def test_samples_are_uniform_over_what_is_held():
 
 def test_a_full_memory_is_sampled_whole():
     memory = Replay(4)
-    ring = memory.add(memory.add(memory.init(ITEM), items(0, 1, 2)), items(3, 4, 5))
-    found = memory.sample(ring, jax.random.key(0), 200)
+    add = jax.jit(memory.add)
+    ring = add(add(memory.init(ITEM), items(0, 1, 2)), items(3, 4, 5))
+    found = jax.jit(memory.sample, static_argnums=2)(ring, jax.random.key(0), 200)
     assert set(np.asarray(found["a"]).tolist()) == {2.0, 3.0, 4.0, 5.0}
 
 
 def test_an_empty_memory_gives_zeros():
     memory = Replay(3)
-    found = memory.sample(memory.init(ITEM), jax.random.key(0), 2)
+    found = jax.jit(memory.sample, static_argnums=2)(memory.init(ITEM), jax.random.key(0), 2)
     assert not any(np.any(np.asarray(x)) for x in jax.tree.leaves(found))
 
 
@@ -116,12 +119,12 @@ def history(steps, seed=0):
     obs = np.arange(steps)[:, None] * 10 + np.arange(ROWS)
     ends = rng.random((2, steps, ROWS)) < 0.2
     return Transition(
-        obs={"step": jnp.asarray(obs, jnp.int32)},
-        action=jnp.asarray(rng.integers(0, 4, (steps, ROWS)), jnp.int32),
-        reward=jnp.asarray(rng.integers(-5, 5, (steps, ROWS)), jnp.float32),
-        next_obs={"step": jnp.asarray(obs + 1000, jnp.int32)},
-        terminated=jnp.asarray(ends[0]),
-        truncated=jnp.asarray(ends[1]),
+        obs={"step": np.asarray(obs, np.int32)},
+        action=np.asarray(rng.integers(0, 4, (steps, ROWS)), np.int32),
+        reward=np.asarray(rng.integers(-5, 5, (steps, ROWS)), np.float32),
+        next_obs={"step": np.asarray(obs + 1000, np.int32)},
+        terminated=ends[0],
+        truncated=ends[1],
     )
 
 
@@ -132,13 +135,20 @@ def first_of(steps):
 ORDERED = Replay(ROWS * LENGTH, rows=ROWS)
 
 
+@functools.cache
+def program(memory, name, *static):
+    """A compiled method of a memory, for all tests."""
+    return jax.jit(getattr(memory, name), static_argnums=static)
+
+
+@functools.cache
 def filled(steps, chunk):
     """A memory to which steps were added in chunks, and the history."""
     past = history(steps)
-    ring, add = ORDERED.init(first_of(past)), jax.jit(ORDERED.add)
+    ring, add = ORDERED.init(first_of(past)), program(ORDERED, "add")
     for t in range(0, steps, chunk):
         ring = add(ring, jax.tree.map(lambda x, t=t: x[t : t + chunk], past))
-    return ring, jax.tree.map(np.asarray, past)
+    return ring, past
 
 
 def episode_from(past, steps, index, at_most):
@@ -157,9 +167,9 @@ def episode_from(past, steps, index, at_most):
 @pytest.mark.parametrize("steps", [6, 21])  # not yet full, and wrapped around in the middle
 def test_n_steps_against_a_plain_loop(steps):
     ring, past = filled(steps, 3)
-    index = jnp.arange(int(ring.size))
+    index = np.arange(int(ring.size))
     for n in (1, 3, LENGTH):
-        found, discount = jax.jit(ORDERED.n_step, static_argnums=2)(ring, index, n, 0.5)
+        found, discount = jax.device_get(program(ORDERED, "n_step", 2)(ring, index, n, 0.5))
         lengths = set()
         for i in range(int(ring.size)):
             taken = episode_from(past, steps, i, n)
@@ -177,17 +187,17 @@ def test_n_steps_against_a_plain_loop(steps):
 def test_an_n_step_return_by_hand():
     """Five steps: 1, 2, cut by a time-out; 4, 8, ended; 16 and nothing yet behind it."""
     memory = Replay(5, rows=1)
-    column = lambda *x, dtype=jnp.float32: jnp.asarray(x, dtype)[:, None]  # noqa: E731
+    column = lambda *x, dtype=np.float32: np.asarray(x, dtype)[:, None]  # noqa: E731
     steps = Transition(
         obs=column(0, 1, 10, 11, 20),
-        action=column(0, 0, 0, 0, 0, dtype=jnp.int32),
+        action=column(0, 0, 0, 0, 0, dtype=np.int32),
         reward=column(1, 2, 4, 8, 16),
         next_obs=column(1, 2, 11, 12, 21),  # 2 is the observation before the reset to 10
         terminated=column(0, 0, 0, 1, 0, dtype=bool),
         truncated=column(0, 1, 0, 0, 0, dtype=bool),
     )
-    ring = memory.add(memory.init(first_of(steps)), steps)
-    found, discount = jax.jit(memory.n_step, static_argnums=2)(ring, jnp.arange(5), 3, 0.9)
+    ring = program(memory, "add")(memory.init(first_of(steps)), steps)
+    found, discount = program(memory, "n_step", 2)(ring, np.arange(5), 3, 0.9)
     np.testing.assert_allclose(found.reward, [1 + 0.9 * 2, 2, 4 + 0.9 * 8, 8, 16], rtol=1e-6)
     np.testing.assert_allclose(discount, [0.81, 0.9, 0.81, 0.9, 0.9], rtol=1e-6)
     np.testing.assert_array_equal(found.next_obs, [2, 2, 12, 12, 21])
@@ -198,7 +208,7 @@ def test_an_n_step_return_by_hand():
 def test_windows_against_a_plain_loop():
     steps = 21
     ring, past = filled(steps, 3)
-    found, mask = jax.jit(ORDERED.windows, static_argnums=2)(ring, jnp.arange(ROWS * LENGTH), 4)
+    found, mask = jax.device_get(program(ORDERED, "windows", 2)(ring, np.arange(ROWS * LENGTH), 4))
     assert found.obs["step"].shape == (ROWS * LENGTH, 4)
     for i in range(ROWS * LENGTH):
         taken = episode_from(past, steps, i, 4)
@@ -214,12 +224,12 @@ def test_rows_and_a_flat_memory_draw_the_same():
     """A memory of rows is the flat one, seen as time x rows: the same key gives the same items, bit for bit."""
     past = history(5)
     flat = Replay(ROWS * LENGTH)
-    ring = ORDERED.add(ORDERED.init(first_of(past)), past)
-    plain = flat.add(flat.init(first_of(past)), jax.tree.map(lambda x: x.reshape(-1), past))
+    ring = program(ORDERED, "add")(ORDERED.init(first_of(past)), past)
+    plain = program(flat, "add")(flat.init(first_of(past)), jax.tree.map(lambda x: x.reshape(-1), past))
     assert int(ring.size) == int(plain.size) == 15
     for a, b in zip(
-        jax.tree.leaves(ORDERED.sample(ring, jax.random.key(3), 50)),
-        jax.tree.leaves(flat.sample(plain, jax.random.key(3), 50)),
+        jax.tree.leaves(program(ORDERED, "sample", 2)(ring, jax.random.key(3), 50)),
+        jax.tree.leaves(program(flat, "sample", 2)(plain, jax.random.key(3), 50)),
     ):
         np.testing.assert_array_equal(a, b)
 
@@ -227,7 +237,7 @@ def test_rows_and_a_flat_memory_draw_the_same():
 def test_can_sample():
     ring = ORDERED.init(first_of(history(1)))
     assert not ORDERED.can_sample(ring)
-    ring = ORDERED.add(ring, history(2))
+    ring = program(ORDERED, "add")(ring, history(2))
     assert ORDERED.can_sample(ring) and ORDERED.can_sample(ring, 6) and not ORDERED.can_sample(ring, 7)
 
 
@@ -253,10 +263,10 @@ def test_bad_rows():
 def test_priorities_against_numpy():
     """Random changes: what is drawn is what the cumulative sum says, and places without priority are never drawn."""
     rng = np.random.default_rng(0)
-    for capacity in (16, 300, 5000):
+    for capacity in (16, 5000):
         table = Priorities(capacity)
         tree, oracle, change = table.init(), np.zeros(capacity), jax.jit(table.set)
-        for size in (1, capacity // 2 + 1, capacity):
+        for size in (capacity, capacity // 2 + 1):
             index = rng.choice(capacity, size, replace=False)
             value = rng.integers(0, 4, size)  # integers: their sums are exact
             tree, oracle[index] = change(tree, jnp.asarray(index), jnp.asarray(value, jnp.float32)), value
@@ -314,7 +324,7 @@ def test_draws_have_their_probabilities():
 def test_the_last_place_with_a_priority_takes_what_rounding_puts_behind_it():
     low, offset = jnp.asarray([0.0, 1.0, 7.0]), jnp.asarray([0.5, 2.0, 0.0])
     weights = jnp.zeros((3, 16)).at[:, 2].set(1.0).at[:, 5].set(2.0)
-    child, start, weight = descend(weights, low, offset)
+    child, start, weight = jax.jit(descend)(weights, low, offset)
     np.testing.assert_array_equal(child, [2, 5, 5])
     np.testing.assert_allclose(start, [0, 1, 1])
     np.testing.assert_allclose(weight, [1, 2, 2])
@@ -323,23 +333,26 @@ def test_the_last_place_with_a_priority_takes_what_rounding_puts_behind_it():
 def test_a_prioritized_memory():
     memory = Replay(6, rows=2, prioritized=True)
     steps = jax.tree.map(lambda x: x[:, :2], history(2))
-    add, draw = jax.jit(memory.add), jax.jit(memory.draw_prioritized, static_argnums=2)
+    add, draw = program(memory, "add"), program(memory, "draw_prioritized", 2)
     ring = add(memory.init(first_of(steps)), steps)
-    drawn = draw(ring, jax.random.key(0), 400)
+    drawn = draw(ring, jax.random.key(0), 1600)
     assert np.bincount(drawn.index, minlength=6).tolist() == [
-        100,
-        100,
-        100,
-        100,
+        400,
+        400,
+        400,
+        400,
         0,
         0,
     ]  # new: equal priorities, one range each
     np.testing.assert_allclose(drawn.probability, 0.25)
     # 1 : 3 : 0 : 4; place 3 comes twice, and keeps the higher priority
-    ring = memory.prioritize(ring, jnp.array([0, 1, 2, 3, 3]), jnp.array([1.0, 3.0, 0.0, 4.0, 2.0]))
-    drawn = draw(ring, jax.random.key(0), 800)
-    np.testing.assert_allclose(np.bincount(drawn.index, minlength=6), [100, 300, 0, 400, 0, 0], atol=1)
-    np.testing.assert_allclose(memory.get(ring, drawn.index).obs["step"], np.array([0, 1, 10, 11, 0, 0])[drawn.index])
+    prioritize = program(memory, "prioritize")
+    ring = prioritize(ring, np.array([0, 1, 2, 3, 3]), np.array([1.0, 3.0, 0.0, 4.0, 2.0], np.float32))
+    drawn = draw(ring, jax.random.key(0), 1600)
+    np.testing.assert_allclose(np.bincount(drawn.index, minlength=6), [200, 600, 0, 800, 0, 0], atol=1)
+    np.testing.assert_allclose(
+        program(memory, "get")(ring, drawn.index).obs["step"], np.array([0, 1, 10, 11, 0, 0])[drawn.index]
+    )
     # new items get the highest priority so far, 4, also where they take the place of others: 1 : 3 | 0 : 4 | 4 : 4
     ring = add(ring, jax.tree.map(lambda x: x[:1], steps))
     drawn = draw(ring, jax.random.key(0), 1600)
@@ -407,13 +420,21 @@ def test_eight_devices_hold_the_rows_and_draw_the_same():
 
 def test_a_mixed_batch_is_exact():
     real, imagined = Replay(8), Replay(8)
-    a, b = (memory.add(memory.init(ITEM), items(*n)) for memory, n in ((real, range(5)), (imagined, range(100, 103))))
+    a, b = (
+        program(memory, "add")(memory.init(ITEM), items(*n))
+        for memory, n in ((real, range(5)), (imagined, range(100, 103)))
+    )
     key = jax.random.key(4)
     sources = [lambda key, n: real.sample(a, key, n), lambda key, n: imagined.sample(b, key, n)]
     for shares, first in (((1, 1), 16), ((3, 1), 24)):
-        batch = jax.jit(lambda key, shares=shares: mixed(key, 32, sources, shares))(key)
+        batch, alone = jax.jit(
+            lambda key, shares=shares, first=first: (
+                mixed(key, 32, sources, shares),
+                real.sample(a, jax.random.fold_in(key, 0), first),
+            )
+        )(key)
         np.testing.assert_array_equal(np.asarray(batch["a"]) >= 100, np.arange(32) >= first)
-        np.testing.assert_array_equal(batch["a"][:first], real.sample(a, jax.random.fold_in(key, 0), first)["a"])
+        np.testing.assert_array_equal(np.asarray(batch["a"])[:first], alone["a"])
     with pytest.raises(ValueError, match="a batch of 33 cannot be mixed 1:1; choose a multiple of 2"):
         mixed(key, 33, sources, (1, 1))
     with pytest.raises(ValueError, match=r"shares of a mixed batch are \(1, 0\); positive integers"):
