@@ -70,18 +70,28 @@ def test_the_text_of_a_template():
     assert set(prompt.names) == {"first", "more", "action", "second"}
 
 
-@pytest.mark.parametrize("heal", [True, False])
-@pytest.mark.parametrize("bos", [True, False])
-def test_tokens_inside_jit_are_those_of_the_text(bpe, heal, bos):
+@pytest.mark.parametrize(
+    "kind, heal, bos",
+    [
+        *(("bpe", heal, bos) for heal in (True, False) for bos in (True, False)),
+        ("sentencepiece", True, True),
+        ("sentencepiece", False, True),
+        ("words", True, False),
+    ],
+)
+def test_tokens_inside_jit_are_those_of_the_text(request, kind, heal, bos):
     prompt = template()
-    compiled = prompt.compile(bpe, heal=heal, bos=bos)
+    words = WordTokenizer.from_prompt(prompt)
+    tokenizer: FastTokenizer = words if kind == "words" else request.getfixturevalue(kind)
+    compiled = prompt.compile(tokenizer, heal=heal, bos=bos)
     tokens, lengths = jax.jit(jax.vmap(compiled))(jax.tree.map(lambda *rows: np.stack(rows), *CASES))
     assert tokens.shape == (len(CASES), compiled.max_length) and tokens.dtype == np.int32 == lengths.dtype
     for case, row, n in zip(CASES, np.asarray(tokens), lengths):
-        whole = [bpe.bos_id] * bos + bpe.encode(prompt.render(case, tail=not heal))
+        whole = [tokenizer.bos_id] * bos + tokenizer.encode(prompt.render(case, tail=not heal))
         assert row[:n].tolist() == whole == compiled.tokens(case)
-        assert (row[n:] == bpe.pad_id).all()
-    assert int(lengths.max()) == compiled.max_length == sum(compiled.longest().values())  # the last case is the longest
+        assert (row[n:] == tokenizer.pad_id).all()
+    # the last case is the longest
+    assert int(max(lengths)) == compiled.max_length == sum(compiled.longest().values())
 
 
 @pytest.mark.parametrize("size", [1, 4, 1000])
@@ -256,7 +266,10 @@ def test_glams_prompt_is_byte_exact(played):
     assert lengths == {1, 2, 3}
 
 
-@pytest.mark.parametrize("kind", ["bpe", "sentencepiece", "words"])
+@pytest.mark.parametrize(
+    "kind",
+    ["bpe", pytest.param("sentencepiece", marks=pytest.mark.slow), pytest.param("words", marks=pytest.mark.slow)],
+)
 def test_glams_prompt_in_every_kind_of_tokenizer(played, kind, request):
     env, batch = played
     glam = glam_prompt(env)
