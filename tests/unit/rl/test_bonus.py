@@ -27,10 +27,10 @@ from llmrl_jax.run.checkpoint import Checkpoints
 
 def steps(reward, obs=None, next_obs=None, terminated=False, truncated=False):
     """Steps `[T, N]` from nested lists."""
-    reward = jnp.asarray(reward, jnp.float32)
-    obs, next_obs = (jnp.zeros(reward.shape) if x is None else jnp.asarray(x, jnp.float32) for x in (obs, next_obs))
-    ends = [jnp.broadcast_to(jnp.asarray(x, bool), reward.shape) for x in (terminated, truncated)]
-    return Steps(obs, jnp.zeros(reward.shape, jnp.int32), reward, next_obs, *ends)
+    reward = np.asarray(reward, np.float32)
+    obs, next_obs = (np.zeros(reward.shape, np.float32) if x is None else np.float32(x) for x in (obs, next_obs))
+    ends = [np.broadcast_to(np.asarray(x, bool), reward.shape) for x in (terminated, truncated)]
+    return jax.tree.map(jnp.asarray, Steps(obs, np.zeros(reward.shape, np.int32), reward, next_obs, *ends))
 
 
 # --- moments ----------------------------------------------------------------------------------------------------------
@@ -63,7 +63,7 @@ def test_shaping_by_hand():
     played = steps(
         [[1], [2], [3]], [[1], [2], [4]], [[2], [3], [5]], [[False], [True], [False]], [[False], [False], [True]]
     )
-    _, reward, metrics = shaping.reward(state, played, 0.5)
+    _, reward, metrics = jax.jit(shaping.reward)(state, played, 0.5)
     np.testing.assert_allclose(reward[:, 0], [1 + 0.5 * 20 - 10, 2 + 0 - 20, 3 + 0.5 * 50 - 40])
     assert float(metrics["potential_mean"]) == pytest.approx(70 / 3)
 
@@ -72,11 +72,11 @@ def test_shaping_telescopes():
     """The shaped return of an episode is the world's less phi(s_0), plus gamma^T phi(s_T) where it is cut."""
     rng = np.random.default_rng(0)
     x, reward, gamma = rng.normal(size=(6, 1)), rng.normal(size=(5, 1)), 0.9
-    shaping = Shaping(jnp.sin)
+    shaped_reward = jax.jit(Shaping(jnp.sin).reward)
     for terminated in (True, False):
         last = np.arange(5)[:, None] == 4
         played = steps(reward, x[:-1], x[1:], last & terminated, last & (not terminated))
-        shaped = np.asarray(shaping.reward(BonusState((), ()), played, gamma)[1])[:, 0]
+        shaped = np.asarray(shaped_reward(BonusState((), ()), played, gamma)[1])[:, 0]
         discount = gamma ** np.arange(5)
         left = 0 if terminated else gamma**5 * np.sin(x[5, 0])
         assert discount @ shaped == pytest.approx(discount @ reward[:, 0] + left - np.sin(x[0, 0]), abs=1e-5)
@@ -124,7 +124,7 @@ SMALL = RNDConfig(outputs=16, hidden=32, critic_hidden=(5,), update_proportion=0
 @cache
 def small():
     rnd = RND(SMALL)
-    return rnd, rnd.init(jax.random.key(0), jnp.zeros((2, 3)))
+    return rnd, jax.jit(rnd.init)(jax.random.key(0), jnp.zeros((2, 3)))
 
 
 @cache
@@ -156,13 +156,13 @@ def test_novelty_by_hand():
     rollouts[1][0, 0] = 1000.0  # clipped
     total, totals, seen = np.zeros(2), [], []
     reward = jax.jit(rnd.reward)
+    whole = jax.tree.map(np.asarray, state.whole)
     for next_obs in rollouts:
         played = steps(np.zeros((4, 2)), np.zeros((4, 2, 3)), next_obs)
         state, found, metrics = reward(state, played, 0.9)
         seen.append(next_obs.reshape(-1, 3))
         x = np.concatenate(seen).astype(np.float64)
         normal = np.clip((next_obs - x.mean(0)) / np.sqrt(x.var(0)), -5, 5)
-        whole = state.whole
         error = ((mlp(whole["random"], normal) - mlp(whole["params"]["predictor"], normal)) ** 2).mean(-1)
         for row in error:
             total = 0.99 * total + row
@@ -172,8 +172,9 @@ def test_novelty_by_hand():
     assert float(metrics["rnd_reward_max"]) == pytest.approx(float(found.max()))
     stream = rnd.stream(state)
     assert (float(stream.coef), float(stream.extrinsic_coef), stream.episodic) == (1, 2, False)
-    _, both, _ = one_reward(rnd, small()[1], steps(np.ones((4, 2)), np.zeros((4, 2, 3)), rollouts[0]), 0.9)
-    _, alone, _ = rnd.reward(small()[1], steps(np.ones((4, 2)), np.zeros((4, 2, 3)), rollouts[0]), 0.9)
+    played = steps(np.ones((4, 2)), np.zeros((4, 2, 3)), rollouts[0])
+    _, both, _ = jax.jit(lambda state: one_reward(rnd, state, played, 0.9))(small()[1])
+    _, alone, _ = reward(small()[1], played, 0.9)
     np.testing.assert_allclose(both, 2 + alone, rtol=1e-6)
 
 
@@ -201,7 +202,7 @@ def test_the_share_of_steps_that_the_predictor_learns_from():
     key = jax.random.key(5)
     chosen = np.asarray(jax.random.uniform(key, (64,))) < 0.5
     assert 20 < chosen.sum() < 44
-    errors = np.asarray(rnd.errors(state, state.whole["params"], batch.obs, 1))
+    errors = np.asarray(jax.jit(lambda state: rnd.errors(state, state.whole["params"], batch.obs, 1))(state))
     loss = one_step()(state, batch, key)[1]["rnd_loss"]
     assert float(loss) == pytest.approx(errors[chosen].mean(), rel=1e-5)
     assert masked_mean(jnp.ones(3), jnp.zeros(3, bool)) == 0
@@ -237,10 +238,15 @@ def equal(a, b):
 
 
 @cache
+def begun():
+    """The first state of the learner with novelty."""
+    return jax.jit(learner(RND(SMALL)).init)(jax.random.key(0))
+
+
+@cache
 def trained():
-    ppo = learner(RND(SMALL))
-    update = jax.jit(ppo.update)
-    first, metrics = update(ppo.init(jax.random.key(0)))
+    update = jax.jit(learner(RND(SMALL)).update)
+    first, metrics = update(begun())
     return update, first, metrics, update(first)[0]
 
 
@@ -267,16 +273,18 @@ def test_a_checkpoint_holds_the_bonus(tmp_path):
 
 def test_without_weight_a_bonus_changes_nothing():
     """A potential of zero and novelty without weight leave the world's rewards and advantages as they are."""
-    with_novelty, *_ = trained()
-    zero = learner(RND(SMALL)).init(jax.random.key(0))
+    with_novelty, zero = trained()[0], begun()
     hparams = zero.bonus.whole["hparams"] | {"coef": jnp.float32(0), "extrinsic_coef": jnp.float32(1)}
     zero = with_novelty(zero.replace(bonus=zero.bonus.replace(whole=zero.bonus.whole | {"hparams": hparams})))[0]
-    shaped = learner(Shaping(lambda obs: jnp.zeros(obs.shape[0])))
-    shaped = jax.jit(shaped.update)(shaped.init(jax.random.key(0)))[0]
+    plain, shaped = learner(None), learner(Shaping(lambda obs: jnp.zeros(obs.shape[0])))
+    first = jax.jit(plain.init)(jax.random.key(0))
+    equal(first, begun().replace(bonus=()))
+    bonus = jax.eval_shape(shaped.init, jax.random.key(0)).bonus
+    assert not jax.tree.leaves(bonus)
+    shaped = jax.jit(shaped.update)(first.replace(bonus=bonus))[0]
     for a, b in zip(jax.tree.leaves(zero.params), jax.tree.leaves(shaped.params), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
-    plain = learner(None)
-    plain = jax.jit(plain.update)(plain.init(jax.random.key(0)))[0]
+    plain = jax.jit(plain.update)(first)[0]
     assert plain.bonus == ()
     for a, b in zip(jax.tree.leaves(plain.params), jax.tree.leaves(shaped.params), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
@@ -318,9 +326,9 @@ def test_dqn_remembers_changed_rewards():
         make_dqn(config, EpisodeStatistics(env), params, policy, bonus=RND(SMALL))
     rnd = RND(replace(SMALL, critic_hidden=(64, 64)))
     dqn = make_dqn(config, EpisodeStatistics(env), params, policy, bonus=rnd)
-    before, update = dqn.init(jax.random.key(0)), jax.jit(dqn.update)
+    before, update = jax.jit(dqn.init)(jax.random.key(0)), jax.jit(dqn.update)
     after, metrics = update(before)
-    kept = jax.tree.map(lambda x: x[:6], after.replay.items)
+    kept = jax.tree.map(lambda x: np.asarray(x)[:6], after.replay.items)
     seen = Steps(kept.obs, kept.action, kept.reward, kept.next_obs, kept.terminated, kept.terminated)
     novelty = jax.jit(rnd.reward)(before.bonus, seen, 0.99)[1]
     world = (kept.reward - novelty) / 2  # the world's rewards count twice
