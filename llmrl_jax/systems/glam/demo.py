@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from llmrl_jax.core.files import replacing
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.run.folder import begin, check_folder, opened, write_summary
 from llmrl_jax.run.loop import RunResult, train as run_training
+from llmrl_jax.run.restoring import CheckpointError
 from llmrl_jax.systems.glam.agents import make_agent
 from llmrl_jax.systems.glam.build import build
 from llmrl_jax.systems.glam.config import GlamConfig
@@ -39,9 +42,33 @@ def _blank(config: GlamConfig) -> GlamConfig:
 
 
 def _lesson(name: str, run: RunConfig, folder: Path) -> RunConfig:
-    """Run settings of a training phase before RL: a resumable run inside the run's folder."""
+    """Run settings of a training phase before RL: a resumable run inside the run's folder. Gaps in its log, which only
+    its curve is drawn from, are accepted: `--run.resume-from` means the run's own checkpoints."""
     begun = (folder / name / "config.json").exists()
-    return RunConfig(name=name, out=str(folder), seed=run.seed, log_every=5, progress=run.progress, resume=begun)
+    return RunConfig(
+        name=name,
+        out=str(folder),
+        seed=run.seed,
+        log_every=5,
+        progress=run.progress,
+        resume=begun,
+        accept_gaps=True,
+    )
+
+
+@contextlib.contextmanager
+def _lessons_remedy(folder: Path) -> Iterator[None]:
+    """Give a damaged checkpoint of a lesson, in `folder`, a remedy that the command has: its flags do not choose a
+    lesson's checkpoint."""
+    try:
+        yield
+    except CheckpointError as error:
+        if error.__cause__ is None:  # not damaged
+            raise
+        raise CheckpointError(
+            f"a checkpoint in {folder} is damaged ({error.__cause__}): delete that folder, so that this lesson begins "
+            "again"
+        ) from error
 
 
 def _again(folder: Path) -> str:
@@ -60,15 +87,16 @@ def _read(glam_config: GlamConfig, config: ReadingConfig, run: RunConfig, folder
     how = SFTConfig(
         config.batch_size, learning_rate=config.learning_rate, warmup=0.05, final_fraction=0.1, adam_b2=0.98
     )
-    return run_training(
-        make_sft(how, model, variables, data, config.updates, take=True),
-        _lesson("reading", run, folder),
-        num_updates=config.updates,
-        full_config=config,
-        title="reading",
-        shown={"loss": "loss"},
-        again=_again(folder),
-    )
+    with _lessons_remedy(folder / "reading"):
+        return run_training(
+            make_sft(how, model, variables, data, config.updates, take=True),
+            _lesson("reading", run, folder),
+            num_updates=config.updates,
+            full_config=config,
+            title="reading",
+            shown={"loss": "loss"},
+            again=_again(folder),
+        )
 
 
 def imitate(
@@ -86,17 +114,18 @@ def imitate(
             return [replace(done[-1], state=None)]
     print(f"1/3  a small Llama imitates a noisy expert in {glam_config.env}: the stand-in for pre-training", flush=True)
     base = done[-1].state.params if done else None
-    done.append(
-        run_training(
-            make_prior(prior_config, blank.env, blank.env_params, blank.policy, base),
-            _lesson("imitation", run, folder),
-            num_updates=prior_config.updates,
-            full_config=prior_config,
-            title="imitation",
-            shown={"loss": "loss", "agreement": "agreement"},
-            again=_again(folder),
+    with _lessons_remedy(folder / "imitation"):
+        done.append(
+            run_training(
+                make_prior(prior_config, blank.env, blank.env_params, blank.policy, base),
+                _lesson("imitation", run, folder),
+                num_updates=prior_config.updates,
+                full_config=prior_config,
+                title="imitation",
+                shown={"loss": "loss", "agreement": "agreement"},
+                again=_again(folder),
+            )
         )
-    )
     if not done[-1].stopped:
         with replacing(folder / "prior") as draft:
             save_prior(draft, blank, done[-1].state.params["params"])

@@ -75,10 +75,24 @@ def record_of(outcome: Outcome, paper: Mapping[str, float]) -> dict[str, Any]:
     return {**record, "actions": outcome.actions, "tasks": outcome.tasks, "paper": dict(paper), **measured}
 
 
+def _saved(path: Path) -> dict[str, dict[str, Any]]:
+    """The records of a `tests.json` by test; none if there is no such file. **Raises:** `ValueError` for another
+    file."""
+    if not path.exists():
+        return {}
+    saved = configs.read_json(path)
+    if not isinstance(saved, dict) or not all(isinstance(record, dict) for record in saved.values()):
+        raise ValueError(
+            f"{path} is {str(saved)[:60]}; an object with a record for each test is needed: delete the file to take "
+            "the tests again"
+        )
+    return saved
+
+
 def take(agent: Tested, play: Play, tests: Sequence[PostTest], reuse: bool, report: Report = print) -> None:
     """Run the tests with an agent, and update `tests.json` after each. `report` gets a line after each."""
     path = agent.folder / "test" / "tests.json"
-    saved = configs.read_json(path) if path.exists() else {}
+    saved = _saved(path)
 
     def stands(test: PostTest) -> bool:
         record = saved.get(test.name, {})
@@ -168,7 +182,8 @@ def _zero_shot(config: GlamConfig, out: Path, key: jax.Array, asked: dict[str, A
 def _clone_of(model: Path) -> str:
     """The name of the run of `llmrl glam clone` that wrote a model; empty for any other model."""
     summary = model.resolve().parent / "summary.json"
-    return summary.parent.name if summary.is_file() and "demonstrations" in configs.read_json(summary) else ""
+    values = configs.read_json(summary) if summary.is_file() else {}
+    return summary.parent.name if isinstance(values, dict) and "demonstrations" in values else ""
 
 
 def _chance(config: GlamConfig, out: Path, key: jax.Array, asked: dict[str, Any]) -> tuple[Tested, Play]:
@@ -235,7 +250,8 @@ def give_tests(
     in_interval("episodes", episodes, COUNT)
     at_least("checkpoint", checkpoint, -1)
     check_seed("seed", seed)
-    check_writable(out, "--out", folder=True)
+    if model or random or bot or len(runs) > 1:  # else all goes into the folder of the run
+        check_writable(out, "--out", folder=True)
     chosen = chosen_tests(names, variants)
     key = jax.random.fold_in(jax.random.key(seed), HELD_OUT)
     asked = {"seed": seed, "episodes": episodes}

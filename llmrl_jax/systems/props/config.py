@@ -131,6 +131,11 @@ class TemplateConfig:
             raise ValueError(
                 f"the template {next(filter(None, given))!r} is named, but no templates.template_dir to find it in"
             )
+
+    def check(self) -> None:
+        """Check what a new or resumed search needs on disk; settings that are only compared need nothing there.
+
+        **Raises:** `ValueError`."""
         if self.folder is not None and not self.folder.is_dir():
             raise ValueError(f"templates.template_dir is {self.template_dir}, which is no folder")
 

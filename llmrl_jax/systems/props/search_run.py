@@ -47,6 +47,7 @@ def run_searches(config: PropsRun) -> int:
     **Raises:** `ValueError` for incompatible settings, before anything is written.
     """
     tasks = chosen_tasks(config.tasks)
+    config.search.templates.check()
     config.chat.check()
     with opened(config.run, "props") as folder:
         return _run_in(folder, config, tasks)
@@ -131,6 +132,8 @@ def _judged(study: Study) -> dict[str, Any] | None:
     try:
         summary = json.loads((study.folder / RESULT).read_text())
     except (FileNotFoundError, ValueError):
+        return None
+    if not isinstance(summary, dict):  # damaged: it is judged again
         return None
     whole = study.done and summary.get("finished") and summary.get("rounds") == study.result.rounds
     return summary if whole and summary.get("final") is not None else None

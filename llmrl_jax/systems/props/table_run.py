@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import jax
@@ -20,12 +21,13 @@ import numpy as np
 from llmrl_jax.agents.population import make_population_evaluator
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import nearest
-from llmrl_jax.core.config import to_json
+from llmrl_jax.core.config import read_json, to_json
 from llmrl_jax.core.files import check_writable, write_whole
 from llmrl_jax.run import info
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.run.folder import begin, folder_name, held, open_folder
 from llmrl_jax.run.loop import train as run_training
+from llmrl_jax.run.restoring import CheckpointError
 from llmrl_jax.run.signals import StopRequest
 from llmrl_jax.systems.props.adviser import PolicyAdviser
 from llmrl_jax.systems.props.config import PropsConfig
@@ -43,6 +45,11 @@ TITLES = {
 }  # fmt: skip
 PAGE = "props-table.md"
 RECORD = "props-table.json"
+ROW = {
+    "task": str, "method": str, "seeds": int, "budget": int, "final_episodes": int, "final": (int, float),
+    "standard_error": (int, float, NoneType),
+}  # fmt: skip
+"""What the page reads of a row of the record: names and types."""
 
 INTRODUCTION = """# ProPS: the fifteen tasks
 
@@ -77,6 +84,7 @@ def make_table(config: TableConfig) -> int:
             raise ValueError(f"there is no method {method!r}{nearest(method, known)} (there are {', '.join(known)})")
     tasks = chosen_tasks(config.tasks)
     check_writable(config.page, "--page", folder=True)
+    _rows(config.page)  # raises errors before anything is written
     work = open_folder(config.run, "props-table")
     with contextlib.ExitStack() as stack:
         for folder in sorted({config.page.resolve(), work.resolve()}):  # two tables in one folder would lose rows
@@ -109,9 +117,22 @@ def make_table(config: TableConfig) -> int:
 
 
 def _rows(page: Path) -> list[dict[str, Any]]:
-    """The rows of a page's record; rows without a seed, from older versions, started from seed 0."""
+    """The rows of a page's record; rows without a seed, from older versions, started from seed 0.
+
+    **Raises:** `ValueError` for a record that this command did not write."""
     record = page / RECORD
-    rows = json.loads(record.read_text())["rows"] if record.exists() else []
+    if not record.exists():
+        return []
+    value = read_json(record)
+    rows = value.get("rows") if isinstance(value, dict) else None
+    if not isinstance(rows, list):
+        raise ValueError(f"{record} has no list of rows, as `llmrl props table` writes it: put the file back")
+    for i, row in enumerate(rows):
+        if not isinstance(row, dict) or not all(isinstance(row.get(name), kind) for name, kind in ROW.items()):
+            raise ValueError(
+                f"{record}: row {i + 1} of `rows` is {str(row)[:60]}; {', '.join(ROW)} are needed: put the file back, "
+                "or take the row out"
+            )
     return [{"seed": 0, **row} for row in rows]
 
 
@@ -189,17 +210,22 @@ def _by_numbers(
         checkpoint_every=1,
         keep=1,
         resume=(folder / "config.json").exists(),
+        accept_gaps=True,  # the table reads nothing from the log
         progress="bar" if sys.stdout.isatty() else "off",
     )
-    result = run_training(
-        make_search(optimizer, evaluate, seeds=seeds, episodes=EPISODES),
-        run,
-        num_updates=iterations_of(optimizer, asked["budget"], EPISODES),
-        full_config=NumericRun(task.name, method, seeds, run),
-        title=f"{task.name}, {method}",
-        shown={"best": "best", "episode_return": "mean"},
-        again="the table continues it",
-    )
+    try:
+        result = run_training(
+            make_search(optimizer, evaluate, seeds=seeds, episodes=EPISODES),
+            run,
+            num_updates=iterations_of(optimizer, asked["budget"], EPISODES),
+            full_config=NumericRun(task.name, method, seeds, run),
+            title=f"{task.name}, {method}",
+            shown={"best": "best", "episode_return": "mean"},
+            again="the table continues it",
+        )
+    except CheckpointError as error:
+        again = f"measure it once more with --again --tasks {task.name} --methods {method}"
+        raise CheckpointError(f"{error}: {again}") from error
     if result.stopped:
         request.name = result.stopped
         return None

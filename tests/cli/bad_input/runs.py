@@ -247,6 +247,14 @@ RESUMES = (
     Row("a search with a damaged log", "props run --run.resume {props}",
         "log.jsonl: line 1 cannot be read .*; mend it", {"props/nim-0/log.jsonl": "{\n{}\n"},
         compiles=r"jit\((_threefry_split|unstack)\)"),
+    *(
+        Row(f"a search with a log of {name}", "props run --run.resume {props}",
+            r"log.jsonl: line 1 \(.* is no round of a search: .* needed; mend it, or delete it and all after",
+            {"props/nim-0/log.jsonl": line + "\n"}, compiles=r"jit\((_threefry_split|unstack)\)")
+        for name, line in {"objects": "{}", "numbers": "5", "rounds alone": '{"round": 0}'}.items()
+    ),
+    Row("a search with a log of bytes", "props run --run.resume {props}", "log.jsonl: line 1 cannot be read .*mend it",
+        {"props/nim-0/log.jsonl": b"\xff\xfe\0\n"}, compiles=r"jit\((_threefry_split|unstack)\)"),
     Row("a search with a lock that is a folder", "props run --run.resume {props}", ".lock is a folder",
         prepare=folder("props/.lock")),
 )  # fmt: skip
