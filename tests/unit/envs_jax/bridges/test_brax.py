@@ -66,14 +66,24 @@ def test_spaces(pendulum, envs):
 
 def test_steps_are_braxs_own(pendulum):
     env, params, (obs, state), step = pendulum
-    theirs, their_step = jax.jit(env.env.reset)(jax.random.PRNGKey(3)), jax.jit(env.env.step)
-    testing.same(obs, theirs.obs, "the first observation", atol=1e-6)
-    for t in range(15):
-        action = jax.random.uniform(jax.random.fold_in(KEY, t), (1,), jnp.float32, -1, 1)
+    actions = np.random.default_rng(3).uniform(-1, 1, (15, 1)).astype(np.float32)
+
+    @jax.jit
+    def their_play():
+        first = env.env.reset(jax.random.PRNGKey(3))
+
+        def their_step(at, action):
+            after = env.env.step(at, action)
+            return after, (after.obs, after.reward, after.done > 0)
+
+        return first.obs, jax.lax.scan(their_step, first, actions)[1]
+
+    first, theirs = jax.device_get(their_play())
+    testing.same(obs, first, "the first observation", atol=1e-6)
+    for t, action in enumerate(actions):
         obs, state, reward, terminated, *_ = step(KEY, state, action, params)
-        theirs = their_step(theirs, action)
-        testing.same(obs, theirs.obs, f"step {t}", atol=1e-6)
-        assert reward == theirs.reward and terminated == (theirs.done > 0)
+        testing.same(obs, theirs[0][t], f"step {t}", atol=1e-6)
+        assert reward == theirs[1][t] and terminated == theirs[2][t]
 
 
 def test_metrics_are_info_and_braxs_state_is_left_as_it_was(envs):
