@@ -116,7 +116,14 @@ def test_models_and_cache_are_listed(monkeypatch, tmp_path):
     for name in ("models--owner--small", "models--other--one", "datasets--x--y"):
         (tmp_path / "hub" / name).mkdir(parents=True)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-    assert doctor.models()["hub"] == ["other/one", "owner/small"]
+    found = doctor.models()
+    assert found["hub"] == ["other/one", "owner/small"]
+    assert set(found["packaged"]) == {"smollm2-135m"} and set(found["encoders"]) == {
+        "hashed n-grams",
+        "all-minilm-l6-v2",
+    }
+    line = doctor.LINES["models"]({**found, "packaged": {"smollm2-135m": "make smollm2"}})
+    assert line.startswith("smollm2-135m (missing: make smollm2); in ") and "any GGUF file" in line
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "jit_update-1a2b-cache").write_bytes(bytes(3000))
     (tmp_path / "cache" / "jit_update-1a2b-atime").write_bytes(bytes(8))

@@ -105,6 +105,17 @@ def test_a_model_without_a_chat_template_is_not_chatted_with(folder, capsys):
     assert "has no chat template" in capsys.readouterr().err
 
 
+def test_a_model_is_converted_and_asked(folder, tmp_path, capsys):
+    ask = ["lm", "generate", "what colour is grass ?", "--temperature", "0", "--max-new-tokens", "3", "--model"]
+    assert cli.main([*ask, str(folder / "model")]) == 0
+    said = capsys.readouterr().out
+    out = tmp_path / "converted"
+    assert cli.main(["lm", "convert", "--model", str(folder / "model"), "--out", str(out), "--dtype", "float32"]) == 0
+    assert capsys.readouterr().out == f"wrote {out}\n"
+    assert cli.main([*ask, str(out)]) == 0
+    assert capsys.readouterr().out == said
+
+
 def test_every_end_token_that_a_folder_names_ends_a_text(folder, tmp_path, capsys):
     shutil.copytree(folder / "model", tmp_path / "model")
     tokenizer = lm.load_tokenizer(tmp_path / "model")

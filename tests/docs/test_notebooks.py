@@ -11,14 +11,20 @@ import sys
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import load_file
 
 from llmrl_jax import lm
 from llmrl_jax.core.packaged import SMOLLM2
+from tests.gguf_files import metadata, tokens_of, write
 from tests.lm_random import random_variables
 
 
 NOTEBOOKS = sorted((Path(__file__).parent.parent.parent / "docs" / "notebooks").glob("*.ipynb"))
 MINUTES = 15
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{{ eos_token }}"
+    "{% endgeneration %}{% else %}{{ m.content }}\n{% endif %}{% endfor %}"
+)
 IPYTHON = """
 import subprocess as _subprocess
 def _shell(line, names):
@@ -54,17 +60,12 @@ def run(path: Path, folder: Path, **more: str) -> str:
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_it_runs_with_a_stand_in(path, bpe, tmp_path):
-    """The same cells, with a Llama of two layers whose answers are noise."""
-    config = lm.LlamaConfig(bpe.vocab_size, 16, 16, 1, 2, 1, max_position_embeddings=2048, eos_token_id=bpe.eos_id)
-    model = lm.save_hf(tmp_path / "model", config, random_variables(lm.Llama(config))["params"])
-    bpe.save(model)
-    template = (
-        "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{{ eos_token }}"
-        "{% endgeneration %}{% else %}{{ m.content }}\n{% endif %}{% endfor %}"
-    )
-    (model / "chat_template.jinja").write_text(template)
-    said = run(path, tmp_path, LLMRL_MODEL=str(model))
-    assert "of 20 right" in said
+    """The same cells, with a GGUF file of a Llama of one layer whose answers are noise."""
+    config = lm.LlamaConfig(bpe.vocab_size, 32, 32, 1, 2, 1, max_position_embeddings=2048)
+    folder = lm.save_hf(tmp_path / "hf", config, random_variables(lm.Llama(config))["params"])
+    fields = metadata(config, "llama") | tokens_of(bpe, "llama-bpe") | {"tokenizer.chat_template": TEMPLATE}
+    model = write(tmp_path / "model.gguf", load_file(folder / "model.safetensors"), fields, kind="Q8_0", heads=(2, 1))
+    assert "of 20 right" in run(path, tmp_path, LLMRL_MODEL=str(model))
 
 
 @pytest.mark.slow
