@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +15,19 @@ import jax.numpy as jnp
 import numpy as np
 
 import envs_jax
-from benchmarks.harness import OURS, REPEATS, Result, Row, aim, compiled, rates, run_peer, seconds, speedup
+from benchmarks.harness import (
+    OURS,
+    REPEATS,
+    Result,
+    Row,
+    aim,
+    compiled,
+    fastest,
+    rates,
+    run_peer,
+    seconds,
+    speedup,
+)
 from envs_jax.history import PromptHistory
 from llmrl_jax.lm.tokens import WordTokenizer
 from llmrl_jax.systems.glam.prompt import glam_prompt
@@ -34,7 +47,9 @@ MINIGRID = "one process; the same observations; a new world at every reset"
 VIEW = "view, direction, mission; our pool of resets"
 EMITTERS = {"default": "XLA's defaults", "older": "older loop emitters"}
 RESETS = {"own": "a new world made for every row in every step", "pool": "our pool of resets around its step"}
-LIMITS = {"navix": "no missions, no occlusion", "xland-minigrid": "no missions"}
+LIMITS = {"navix": "no missions, the whole map", "xland-minigrid": "no missions, a view of 7 x 7 through walls"}
+"""What the observations of other packages' levels are, as `make` gives them: navix's `symbolic` has every cell of the
+map, XLand-MiniGrid's is `transparent_field_of_view`."""
 
 
 def compiler_options() -> dict[str, Any]:
@@ -82,10 +97,29 @@ def peer_rows(case: str, levels: Sequence[str], sizes: Sequence[int]) -> list[Ro
 
 
 PEER_RESETS = (
-    "navix and XLand-MiniGrid offer one reset each, inside every step (`step`, `GymAutoResetWrapper`): it makes a new "
-    "world for every row in every step. The rows with our pool use their plain steps. Peers are compiled with the same "
-    "options as we are, the samples of their variants alternate, and a ratio is stated against the fastest of them."
+    "navix has one automatic reset (`step`), XLand-MiniGrid two: on the step that ends an episode "
+    "(`GymAutoResetWrapper`, measured here), and on the step after it (`DmEnvAutoResetWrapper`). Batched by `vmap`, "
+    "each makes a new world for every row in every step. The rows with our pool use their plain steps. Peers are "
+    "compiled with the same options as we are, the samples of their variants alternate, and a ratio is stated against "
+    "the fastest variant of a level."
 )
+PEER_VIEWS = (
+    "Observations differ: ours and minigrid's are the 7 x 7 cells in front of the agent that it can see past walls and "
+    "closed doors, its direction and its mission; navix's are all cells of the map (7 x 7 to 16 x 16), and "
+    "XLand-MiniGrid's 7 x 7 cells whatever stands between. Neither computes what can be seen, nor a mission."
+)
+
+
+def peer_bars(case: str, ours: Sequence[Row], peers: Sequence[Row]) -> list[str]:
+    """A sentence for each level of other packages: our speed in `case` as a multiple of its fastest variant's."""
+    bars = []
+    for who in dict.fromkeys(row.who for row in peers):
+        rows = [row for row in peers if row.who == who]
+        ratio, best = speedup(ours, rows), fastest(rows)
+        if not math.isnan(ratio):
+            slower = ": we are slower" if ratio < 1 else ""
+            bars.append(f"{case}: {ratio:.2f} times {who}, another level ({best.note}){slower}")
+    return bars
 
 
 def ours(
@@ -180,11 +214,14 @@ def run(quick: bool) -> Result:
         note = ("tokens by words; " if window else "") + EMITTERS[emitters]
         rows.append(Row(f"{case}, {name}", OURS, "steps/s", samples, took, note))
         bars.append(_bar(f"{case} {name}", rows[-1:], reference, TEXT_BAR))
-    rows += peer_rows("nearest JAX levels", NEAREST[-1:] if quick else NEAREST, (num_envs, steps, REPEATS, POOL, 0))
+    peers = peer_rows("nearest JAX levels", NEAREST[-1:] if quick else NEAREST, (num_envs, steps, REPEATS, POOL, 0))
+    rows += peers
+    bars += peer_bars(case, view, peers)
     notes = [
         f"{num_envs} environments in one scan of {steps} steps; random actions drawn inside; ended episodes are "
         f"replaced from a pool of {POOL} prepared worlds; every part of every observation is added into the carry.",
         PEER_RESETS,
+        PEER_VIEWS,
     ]
     return Result(rows, bars, notes)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from benchmarks.envs_babyai import (
     MINIGRID,
     PEER_RESETS,
+    PEER_VIEWS,
     both_emitters,
     fast_emitters,
     minigrid,
@@ -52,12 +53,13 @@ def run(quick: bool) -> Result:
             peers = peer_rows(id, [SHARED[id]], (num_envs, steps, REPEATS, pool, 1))
             rows += peers
             ratio, best = speedup(mine, peers), fastest(peers)
-            bars.append(f"{id}: {ratio:.1f} times {best.who} ({best.note}) {aim(ratio, 1)}")
+            bars.append(f"{id}: {ratio:.2f} times {best.who} ({best.note}) {aim(ratio, 1)}")
     bars.append(f"the slowest to compile took {slowest:.1f} s {aim(slowest, COMPILE_BAR, below=True)}")
     notes = [
         f"{num_envs} environments in one scan of {steps} steps; random actions drawn inside; every scan first makes a "
         f"pool of {pool} new worlds, and ended episodes continue in one of them; every part of every observation is "
         "added into the carry.",
         PEER_RESETS,
+        PEER_VIEWS,
     ]
     return Result(rows, bars, notes)

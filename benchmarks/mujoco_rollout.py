@@ -49,8 +49,8 @@ class Replay:
     """The physics of recorded episodes in `mujoco.rollout`, which computes whole batches on threads of its own, in C.
 
     It takes the actions from the recording, and makes no observations, rewards or terminations. One call computes one
-    number of steps for all its rows: so there is a call for each length that an episode has, and the number of time
-    steps is that of the evaluation.
+    number of steps for all its rows: so there is a call for each length that an episode has, each with a wait for its
+    threads, and the number of time steps is that of the evaluation.
     """
 
     def __init__(self, physics: Any, recording: Recording):

@@ -1,10 +1,11 @@
 """Levels of other JAX grid worlds (`navix:ID`, `xland-minigrid:ID`) with random actions, run by the peers' interpreter.
 
-Neither has BabyAI's missions, and neither package has a cheaper reset than its automatic one, which generates a new
-world for every row in every step (`own`: navix's `step`, XLand-MiniGrid's `GymAutoResetWrapper`). So each level is also
-measured with our reset around its plain step (`pool`): ended rows continue in one of a pool of generated worlds. Both
-are compiled with XLA's defaults and with its older loop emitters, which are faster for our worlds. Observations go into
-the carry. The samples of the variants alternate.
+Neither has BabyAI's missions, and neither package has a cheaper reset than its automatic ones, which generate a new
+world for every row in every step once they are batched (`own`: navix's `step`, XLand-MiniGrid's `GymAutoResetWrapper`;
+its `DmEnvAutoResetWrapper` resets on the next step, and computes as much). So each level is also measured with our
+reset around its plain step (`pool`): ended rows continue in one of a pool of generated worlds. Both are compiled with
+XLA's defaults and with its older loop emitters, which are faster for our worlds. Observations go into the carry. The
+samples of the variants alternate.
 """
 
 import itertools

@@ -171,9 +171,25 @@ def test_rows_of_peers_say_how_they_reset_and_compile(monkeypatch):
     monkeypatch.setattr(envs_babyai, "run_peer", lambda *args: asked.append(args) or answer)
     own, pool, failed = envs_babyai.peer_rows("level", ["navix:A", "navix:B"], (8, 20, 5, 4, 1))
     assert asked == [("peer_grids.py", "8", "20", "5", "4", "1", "navix:A", "navix:B")]
-    assert own.note == "no missions, no occlusion; a new world made for every row in every step; older loop emitters"
+    assert own.note == "no missions, the whole map; a new world made for every row in every step; older loop emitters"
     assert pool.note.endswith("our pool of resets around its step; XLA's defaults")
     assert np.isnan(failed.median) and failed.note == "E: no"
+
+
+def test_the_ratio_to_every_level_of_others_is_stated_where_we_are_slower_too():
+    def row(who, median, note=""):
+        return Row("levels", who, "steps/s", [median] * 5, None, note)
+
+    peers = [row("navix A", 3.0, "own"), row("navix A", 8.0, "pool"), row("xland B", 2.0, "pool")]
+    peers.append(row("navix C", float("nan"), "E: no"))
+    assert envs_babyai.peer_bars("ours", [row(OURS, 4.0), row(OURS, 1.0)], peers) == [
+        "ours: 0.50 times navix A, another level (pool): we are slower",
+        "ours: 2.00 times xland B, another level (pool)",
+    ]
+
+
+def test_the_page_is_that_of_the_recorded_results():
+    assert table.page() == table.PAGE.read_text()
 
 
 class Count(NamedTuple):
