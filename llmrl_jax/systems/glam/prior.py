@@ -20,8 +20,9 @@ from flax import struct
 from llmrl_jax import lm
 from llmrl_jax.agents.expert import NoisyExpert
 from llmrl_jax.agents.language import ScoringPolicy
-from llmrl_jax.core.checks import above, between, fields_at_least
+from llmrl_jax.core.checks import COUNT, fields_in
 from llmrl_jax.rl.learner import Learner
+from llmrl_jax.tuning.sft import SFTConfig, learning_rates
 
 
 if TYPE_CHECKING:
@@ -44,14 +45,15 @@ class PriorConfig:
     """Whether the expert searches for a goal out of view by turning left (true) or knows its position (false). Actions
     that depend on information absent from the text cannot be learnt."""
     learning_rate: float = 3e-3
-    """Adam's learning rate, with 10% warm-up and cosine decay to zero."""
+    """Adam's learning rate, with 10% warm-up and cosine decay to zero at the last update."""
     max_grad_norm: float = 1.0
-    """Maximum global gradient norm."""
+    """Maximum global gradient norm, above 0; inf: none."""
 
     def __post_init__(self):
-        fields_at_least(self, 1, "updates", "batch_size", "stride")
-        between("noise", self.noise, 0, 1)
-        above("learning_rate", self.learning_rate, 0)
+        fields_in(self, COUNT, "updates", "batch_size", "stride")
+        fields_in(self, "[0, 1]", "noise")
+        fields_in(self, "(0, inf)", "learning_rate")
+        fields_in(self, "(0, inf]", "max_grad_norm")
 
 
 @struct.dataclass
@@ -67,6 +69,12 @@ class PriorState:
     update: jax.Array
 
 
+def step_sizes(config: PriorConfig) -> optax.Schedule:
+    """The step size of each update: above 0 at the first, the whole one after the warm-up, 0 at the last."""
+    how = SFTConfig(learning_rate=config.learning_rate, schedule="cosine", warmup=0.1, final_fraction=0.0)
+    return learning_rates(how, config.updates)
+
+
 def make_prior(config: PriorConfig, env: Any, env_params: Any, policy: ScoringPolicy, base: Any = None) -> Learner:
     """A learner whose update is one gradient step on a batch of demonstrations.
 
@@ -78,9 +86,7 @@ def make_prior(config: PriorConfig, env: Any, env_params: Any, policy: ScoringPo
     (noise-free) one.
     """
     expert = NoisyExpert(env, env_params, config.batch_size, config.noise, config.seen_only)
-    schedule = optax.warmup_cosine_decay_schedule(
-        0.0, config.learning_rate, max(1, config.updates // 10), max(2, config.updates)
-    )
+    schedule = step_sizes(config)
     optimizer = optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.adam(schedule))
 
     def init(key: jax.Array) -> PriorState:
