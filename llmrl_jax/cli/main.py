@@ -11,8 +11,9 @@ its attribute `prepare` returns the function to call for the arguments: `llmrl_j
 function of a configuration, and its module describes how to write such a command. `llmrl_jax.cli.help` makes the help
 texts. While a command runs, its long work is displayed on stderr (`llmrl_jax.core.activity`).
 
-Every command accepts `--hosts.*`, which joins several processes into one program (`llmrl_jax.parallel.hosts`), and
-`--slurm.*`, which submits the rest of the command line to SLURM instead of running it (`llmrl_jax.run.slurm`).
+Every command that uses jax (all except `WITHOUT_JAX`) accepts `--hosts.*`, which joins several processes into one
+program (`llmrl_jax.parallel.hosts`), and `--slurm.*`, which submits the rest of the command line to SLURM instead of
+running it (`llmrl_jax.run.slurm`).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrl_jax.cli.standins import standins
-from llmrl_jax.core.activity import display, quiet
+from llmrl_jax.core.activity import display, quiet, say
 
 
 USER_ERRORS = (KeyError, ValueError, TypeError, OSError, ModuleNotFoundError)
@@ -263,7 +264,7 @@ def _default_compilation_cache() -> None:
     try:
         use_compilation_cache(chosen)
     except OSError as error:
-        print(f"warning: no compilation cache: {error}", file=sys.stderr)
+        say(f"warning: no compilation cache: {error}")
 
 
 def _asks_for_help(args: Sequence[str]) -> bool:
@@ -275,12 +276,12 @@ def guard(run: Callable[[], int], debug: bool = False) -> int:
     try:
         return run()
     except _Usage as error:
-        print(error, file=sys.stderr)
+        say(str(error))
         return 2
     except SystemExit as error:
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     except KeyboardInterrupt:
-        print("\nerror: interrupted", file=sys.stderr)
+        say("\nerror: interrupted")
         return 130
     except BrokenPipeError:
         from llmrl_jax.run.progress import mute_stdout
@@ -293,12 +294,12 @@ def guard(run: Callable[[], int], debug: bool = False) -> int:
         stopped = _is_a("llmrl_jax.run.loop", "RunStopped", error)
         users = isinstance(error, USER_ERRORS) or _is_a("llmrl_jax.chat.errors", "ChatError", error)
         if not debug and not stopped and (lack := _lack_of_memory(error) or lack_of_space(error)):
-            print(f"error: {lack} (--debug shows where)", file=sys.stderr)
+            say(f"error: {lack} (--debug shows where)")
             return 1
         if debug or not (stopped or users and _is_ours(error)):
-            traceback.print_exc()
+            say(traceback.format_exc().rstrip())
             return 1
-        print(f"error: {_message(error)} (--debug shows where)", file=sys.stderr)
+        say(f"error: {_message(error)} (--debug shows where)")
         return 1 if stopped else 2
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import shutil
 import sys
 import threading
@@ -128,8 +129,17 @@ class _Display(threading.Thread):
             self.ended.set()
 
 
-def _plain(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+def say(text: str) -> None:
+    """Print a line to stderr. If its reader is gone, or it is closed or missing, the work goes on without."""
+    if sys.stderr is None:
+        return
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except ValueError:  # closed
+        pass
+    except OSError:
+        with contextlib.suppress(OSError, ValueError):  # else the rest of the line fails again when the process exits
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def _rewritten(text: str) -> None:
@@ -153,7 +163,7 @@ def display(write: Write | None = None, *, live: bool = True) -> Iterator[None]:
     """
     if write is None:
         live = _on_terminal()
-        write = _rewritten if live else _plain
+        write = _rewritten if live else say
         if _displays:
             yield
             return

@@ -119,7 +119,10 @@ def from_json(cls: Any, value: Any, where: str = "") -> Any:
     if kind is Path:
         return Path(value) if isinstance(value, str) else fail("a path")
     if kind is float and (isinstance(value, (int, float)) or value in ("nan", "inf", "-inf")):
-        return float(value) if not isinstance(value, bool) else fail("a number")
+        try:
+            return float(value) if not isinstance(value, bool) else fail("a number")
+        except OverflowError:  # an integer of more than 308 digits
+            fail("a number of at most 1.8e308")
     if kind is int and isinstance(value, float) and value.is_integer():
         return int(value)  # 1e6
     if kind is int and isinstance(value, bool) or not isinstance(value, kind):

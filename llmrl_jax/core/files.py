@@ -33,6 +33,21 @@ def lack_of_space(error: BaseException) -> str:
     return f"{what} ({error.strerror}): free some space; --run.resume continues a run from what was written"
 
 
+def expanded(path: str | Path) -> Path:
+    """A path with `~` or `~USER` at its beginning replaced by that user's home folder.
+
+    **Raises:** `ValueError` naming the path, if there is no such user or home folder.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        who = str(path).split(os.sep)[0]
+        raise ValueError(
+            f"the path {str(path)!r} begins with {who}, whose home folder is unknown: write the folder out, or ./{who} "
+            "for a folder of that name"
+        ) from None
+
+
 def write_whole(path: str | Path, content: str | bytes) -> None:
     """Write or replace a file, atomically.
 
@@ -49,7 +64,7 @@ def check_writable(path: str | Path, name: str, *, folder: bool = False) -> None
     `folder`, whether it is a folder.
     **Raises:** `NotADirectoryError`, `IsADirectoryError` or `PermissionError`, naming the option and the path.
     """
-    path = Path(path).expanduser()
+    path = expanded(path)
     if path.is_dir() and not folder:
         raise IsADirectoryError(f"{name} is {path}, which is a folder; the path of a file is needed")
     there = path if folder else path.parent

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import socket
-import sys
 import time
 import zlib
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding
 
-from llmrl_jax.core.checks import option
+from llmrl_jax.core.activity import say
+from llmrl_jax.core.checks import at_least, option
 
 
 Mode = Literal["auto", "per-gpu", "per-node"]
@@ -161,8 +161,8 @@ def own_devices(place: Place, mode: Mode = "auto", environ: Mapping[str, str] = 
     count, rank = place.local_processes, place.local_id
     if mode == "per-node" and count > 1:
         raise ValueError(
-            f"mode per-node is one process per node, but {place.launcher} started {count} on this one: start one "
-            "(--ntasks-per-node=1), or choose --hosts.mode per-gpu"
+            f"--hosts.mode per-node is one process per node, but {place.launcher} started {count} on this one: start "
+            "one (--ntasks-per-node=1), or choose --hosts.mode per-gpu"
         )
     if mode == "per-node" or mode == "auto" and count == 1:
         return None
@@ -175,7 +175,7 @@ def own_devices(place: Place, mode: Mode = "auto", environ: Mapping[str, str] = 
         return [0]
     share = seen // count
     if seen % count or mode == "per-gpu" and share > 1:
-        wanted = "one each (mode per-gpu)" if mode == "per-gpu" else "equal shares"
+        wanted = "one each (--hosts.mode per-gpu)" if mode == "per-gpu" else "equal shares"
         raise ValueError(
             f"{place.launcher} started {count} processes on this node, which sees {seen} GPUs ({listed}); for {wanted} "
             f"start {seen} (--ntasks-per-node={seen}), or ask for {count} GPUs"
@@ -249,9 +249,11 @@ def _known(
     assert coordinator is not None and num_processes is not None and process_id is not None
     host, colon, port = coordinator.rpartition(":")
     if not (host and colon and port.isdecimal() and 0 < int(port) < 65536):
-        raise ValueError(f"the coordinator is {coordinator!r}; HOST:PORT is needed, as in 10.0.0.1:1234")
+        raise ValueError(f"--hosts.coordinator is {coordinator!r}; HOST:PORT is needed, as in 10.0.0.1:1234")
+    at_least("--hosts.num-processes", num_processes, 1)
     if not 0 <= process_id < num_processes:
-        raise ValueError(f"process_id is {process_id}; of {num_processes} processes it is 0 to {num_processes - 1}")
+        last = num_processes - 1
+        raise ValueError(f"--hosts.process-id is {process_id}; of {num_processes} processes it is from 0 to {last}")
     return coordinator, num_processes, process_id
 
 
@@ -281,7 +283,7 @@ def _reach(coordinator: str, process_id: int, num_processes: int, timeout: int) 
     """Wait until the coordinator accepts connections: otherwise jax would abort the process without an exception."""
     if process_id == 0:
         others = num_processes - 1
-        print(f"process 0 of {num_processes} waits at {coordinator} for {others} more", file=sys.stderr, flush=True)
+        say(f"process 0 of {num_processes} waits at {coordinator} for {others} more")
         return
     host, _, port = coordinator.rpartition(":")
     limit = time.monotonic() + timeout

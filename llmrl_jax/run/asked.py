@@ -74,7 +74,7 @@ def read_asked(config: type, args: Sequence[str], read: Reader | None) -> Asked:
         file = configs.unstamped(values, kind, path)
         if read is not None:
             file = read(file, path)
-        if _is_of_a_run(path, file):  # a new run with another's settings
+        if _is_of_a_run(path, values):  # a new run with another's settings
             file = dict(configs.upgraded(config, file))
             own = ("name", "resume", "resume_from", "accept_gaps")  # what is about that run only
             file |= {"run": {n: v for n, v in file["run"].items() if n not in own}} if "run" in file else {}
@@ -91,13 +91,15 @@ def read_asked(config: type, args: Sequence[str], read: Reader | None) -> Asked:
 
 
 def _is_of_a_run(path: Path, values: Mapping[str, Any]) -> bool:
-    """Whether a file is the config.json that a run wrote: it lies beside the run's other files, or has every option of
-    `run`, with the name of its folder or none. A user may write a file of that name too."""
+    """Whether a file is the config.json that a run wrote, or a copy of it: it lies beside the run's other files, or has
+    every option of `run` and its kind or, as earlier versions wrote it, the name of its folder or none. A user may
+    write a file of that name too."""
     run = values.get("run", {})
     if path.name != "config.json" or not isinstance(run, Mapping):
         return False
     beside = any((path.parent / name).exists() for name in ("metrics.jsonl", "status.json", "summary.json"))
-    return beside or ("resume" in run and run.get("name") in ("", path.resolve().parent.name))
+    every = all(f.name in run for f in dataclasses.fields(BaseRunConfig))
+    return beside or every and ("kind" in values or run["name"] in ("", path.resolve().parent.name))
 
 
 def _resumed_folder(args: Sequence[str], file: Mapping[str, Any]) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from llmrl_jax.core import config as configs
+from llmrl_jax.core import activity, config as configs
 from llmrl_jax.core.activity import doing
 from llmrl_jax.run import leaves as trees, metrics
 from llmrl_jax.run.checkpoint import Checkpoints
@@ -32,7 +31,10 @@ def first_state(learner: Any, config: RunConfig, checkpoints: Checkpoints) -> tu
 
 
 def checked_start(learner: Any, config: RunConfig, folder: Path, num_updates: int) -> tuple[int, str]:
-    """`start_of`. **Raises** also `ValueError` if fewer updates are asked for than the run has."""
+    """`start_of`. **Raises** also `ValueError` for a seed that a new run cannot have, or if fewer updates are asked for
+    than the run has."""
+    if not config.resume:
+        config.check_new()
     start, note = start_of(folder, config)
     if start > num_updates:
         done, asked = (f"{n} updates ({n * learner.steps_per_update} {learner.unit})" for n in (start, num_updates))
@@ -41,15 +43,17 @@ def checked_start(learner: Any, config: RunConfig, folder: Path, num_updates: in
 
 
 def say(notes: Iterable[str]) -> None:
-    """Print notes about a resumed run, however its progress is shown."""
+    """Print notes about a resumed run to stderr, if it can be written, however its progress is shown."""
     for note in notes:
         if note and jax.process_index() == 0:
-            print(f"note: {note}", file=sys.stderr, flush=True)
+            activity.say(f"note: {note}")
 
 
-def open_files(config: RunConfig, full_config: Any, folder: Path, update: int) -> None:
-    """Write `config.json`, and truncate `metrics.jsonl` to the update that the run continues from; a restarted run
-    keeps no line, not even the evaluation of update 0."""
+def open_files(config: RunConfig, full_config: Any, folder: Path, checkpoints: Checkpoints, update: int) -> None:
+    """Write `config.json`. Of a resumed run also delete the checkpoints, and the lines of `metrics.jsonl`, after the
+    update that it continues from; a restarted run keeps no line, not even the evaluation of update 0."""
+    if config.resume:
+        checkpoints.discard_after(update)
     if jax.process_index() == 0:
         if config.resume:
             metrics.truncate(folder / "metrics.jsonl", update or -1)

@@ -26,6 +26,14 @@ def check_evaluates(config: RunConfig, evaluates: bool) -> None:
         )
 
 
+def is_unknown(config: RunConfig, before: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether no evaluation yet says that the metric exists: then one is made before training, which names a misspelt
+    metric and scores the checkpoints before the next evaluation.
+
+    **Arguments:** `before`, the last line of metrics of each kind, of a resumed run."""
+    return is_of_evaluations(config) and config.best not in metrics.known(before)
+
+
 def check_training(learner: Any, config: RunConfig, state: Any, before: Mapping[str, Mapping[str, Any]]) -> None:
     """**Raises** `ValueError` if the learner does not report the metric. Compiles nothing; a metric of evaluations is
     checked at the first of them.

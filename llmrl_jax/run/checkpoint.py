@@ -22,7 +22,6 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
 from llmrl_jax.core import config as configs
-from llmrl_jax.core.checks import nearest
 from llmrl_jax.run import frozen as frozen_part, info, leaves as trees, restoring
 from llmrl_jax.run.restoring import CheckpointError, Damaged, DamagedFrozen, line_of
 
@@ -96,11 +95,9 @@ class Checkpoints:
         """Write the state after `update` updates. Returns once the arrays are copied; the files are written
         in the background.
 
+        **Arguments:** `metrics`, those by which the best is kept; a checkpoint without that metric is the worst.
         **Raises:** `OSError` or `ValueError` if this or an earlier save failed; complete checkpoints stay intact.
         """
-        metrics = dict(metrics or {})
-        if self.best and self.best not in metrics:
-            raise ValueError(f"there is no metric {self.best!r} to keep the best by{nearest(self.best, list(metrics))}")
         frozen = self._save_frozen(state.frozen)
         leaves = trees.named_leaves(state.replace(frozen=()))
         raw = {name: restoring.raw(x) for name, x in leaves.items()}
@@ -123,7 +120,7 @@ class Checkpoints:
                 state=ocp.args.StandardSave({name: x for name, x in raw.items() if x.size}),
                 meta=ocp.args.JsonSave(meta),
             ),
-            metrics={name: float(value) for name, value in metrics.items()} if self.best else None,
+            metrics={name: float(value) for name, value in (metrics or {}).items()} if self.best else None,
             force=True,
         )
 

@@ -13,6 +13,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.checks import COUNT, FROM_0, check_seed, in_interval, nearest, option
 from llmrl_jax.core.config import FREE
+from llmrl_jax.core.files import expanded
 
 
 Settings = TypeVar("Settings")
@@ -60,13 +61,19 @@ class BaseRunConfig:
     def __post_init__(self):
         if isinstance(self.resume, str):
             self._take_place_of(self.resume)
-        check_seed("--run.seed", self.seed)
+        if not -(2**63) <= self.seed < 2**63:  # `check_new` refuses more, which saved settings may hold
+            check_seed("--run.seed", self.seed)
         if self.name and (Path(self.name).name != self.name or self.name in (".", "..") or "\0" in self.name):
             raise ValueError(f"--run.name is {self.name!r}; one folder's name is needed (--run.out says where it is)")
         if "\0" in self.out:
             raise ValueError(f"--run.out is {self.out!r}; the path of a folder is needed, without a null character")
         if self.resume and not self.name:
             raise ValueError("--run.resume needs the folder of the run to continue, as in --run.resume runs/NAME")
+
+    def check_new(self) -> None:
+        """Check what new runs only must fulfil: earlier versions began runs with other seeds, and those are continued,
+        evaluated and compared with what they have. **Raises:** `ValueError`."""
+        check_seed("--run.seed", self.seed)
 
     def _inside(self, interval: str, *names: str) -> None:
         """`in_interval` for fields of this class, named as on the command line."""
@@ -87,7 +94,7 @@ class BaseRunConfig:
     @property
     def folder(self) -> Path:
         """`<out>/<name>`, for a run with a name."""
-        return Path(self.out).expanduser() / self.name
+        return expanded(self.out) / self.name
 
 
 @dataclass(frozen=True)
@@ -109,7 +116,7 @@ class RunConfig(BaseRunConfig):
     accept_gaps: bool = field(default=False, metadata=FREE)
     """With `resume`: continue although lines of `metrics.jsonl` are missing or damaged; they are lost."""
     max_seconds: float = field(default=0.0, metadata=FREE)
-    """Time budget in seconds of training, without compilation; then the run saves and stops. 0: none."""
+    """Time budget in seconds of training, without compilation; then the run saves and stops. 0 or inf: none."""
     tensorboard: bool = field(default=False, metadata=FREE)
     """Write TensorBoard event files beside `metrics.jsonl` (extra `track`)."""
     wandb: str = field(default="", metadata=FREE)
@@ -123,7 +130,7 @@ class RunConfig(BaseRunConfig):
     def __post_init__(self):
         super().__post_init__()
         self._inside(FROM_0, "eval_every", "checkpoint_every")
-        self._inside("[0, inf)", "max_seconds")
+        self._inside("[0, inf]", "max_seconds")
         self._inside(COUNT, "log_every", "keep")
         self._inside("[-1, 2147483647]", "resume_from")
         if self.resume_from >= 0 and not self.resume:
@@ -136,7 +143,7 @@ class RunConfig(BaseRunConfig):
 def find_run(folder: str | Path) -> Path:
     """The config.json of a run to continue. **Raises** `FileNotFoundError`, naming the nearest run, if there is
     none."""
-    folder = Path(folder).expanduser()
+    folder = expanded(folder)
     if not (folder / "config.json").is_file():
         known = [path.parent.name for path in folder.parent.glob("*/config.json")]
         near = nearest(folder.name, known) or f": `llmrl runs list {folder.parent}` lists those that are there"
@@ -180,7 +187,7 @@ def use_compilation_cache(folder: str) -> None:
     if folder == "off":
         jax.config.update("jax_enable_compilation_cache", False)
         return
-    path = Path(folder).expanduser()
+    path = expanded(folder)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -40,7 +40,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
@@ -56,6 +55,7 @@ from tyro.constructors import (
     StructTypeInfo,
 )
 
+from llmrl_jax.core.activity import say
 from llmrl_jax.run.asked import Asked, Reader, flag, read_asked
 from llmrl_jax.run.config import BaseRunConfig, refuse_changes, resumed
 from llmrl_jax.run.settings import blank, checked, draft, overlaid, to_yaml
@@ -231,7 +231,7 @@ def _prepared(
         if saved is not None:
             refuse_changes(folder, saved, settings)
         if note:
-            print(note, file=sys.stderr, flush=True)
+            say(note)
         if print_config:
             print(to_yaml(settings), end="")
             return 0

@@ -17,7 +17,7 @@ from typing import IO, Any
 from llmrl_jax.core import config as configs
 from llmrl_jax.run import info
 from llmrl_jax.run.config import BaseRunConfig, RunConfig, find_run, refuse_changes
-from llmrl_jax.run.resumption import start_of
+from llmrl_jax.run.resumption import saved_updates, start_of
 
 
 try:
@@ -44,6 +44,8 @@ FOLDERS = ("checkpoints", "frozen")
 def check_folder(config: BaseRunConfig) -> None:
     """Check that the folder of a run can be opened, without creating anything; see `open_folder`."""
     folder = config.folder
+    if not config.resume:
+        config.check_new()
     try:
         there = _existing(folder)
         if config.name and config.resume:
@@ -57,6 +59,8 @@ def check_folder(config: BaseRunConfig) -> None:
         _check_names(folder, there)
         if config.name:
             _check_kinds(folder)
+        if config.name and not config.resume:
+            _refuse_remains(folder)
         if config.resume and isinstance(config, RunConfig):
             start_of(folder, config)
         tempfile.TemporaryFile(dir=there).close()
@@ -89,6 +93,19 @@ def _check_kinds(folder: Path) -> None:
                 raise FileExistsError(
                     f"{folder / name} is {needed}, where a run has {other}: move it away, or choose another --run.name"
                 )
+
+
+def _refuse_remains(folder: Path) -> None:
+    """**Raises** `FileExistsError` for a new run in a folder that holds checkpoints or a log of another, whose
+    config.json is gone: both would mix."""
+    log = folder / "metrics.jsonl"
+    left = [f"checkpoints of the updates {', '.join(map(str, saved))}"] if (saved := saved_updates(folder)) else []
+    left += [log.name] if log.is_file() and log.stat().st_size else []
+    if left:
+        raise FileExistsError(
+            f"{folder} holds no config.json, but {' and '.join(left)} of an earlier run: put its config.json back and "
+            f"continue it with --run.resume {folder}, move them away, or choose another --run.name"
+        )
 
 
 def _unwritable(folder: Path, error: OSError) -> OSError:
@@ -180,7 +197,8 @@ def held(folder: str | Path) -> Iterator[None]:
     delete each other's checkpoints. Does nothing if the system or the file system has no locks, or inside a block of
     the same thread that holds the same folder.
 
-    **Raises:** `BlockingIOError` if another process has locked it, naming the process and its machine.
+    **Raises:** `BlockingIOError` if another process has locked it, naming the process and its machine;
+    `PermissionError` if the lock cannot be written.
     """
     key = (str(Path(folder).resolve()), threading.get_ident())
     if key in _HELD:
@@ -188,7 +206,14 @@ def held(folder: str | Path) -> Iterator[None]:
         return
     if (Path(folder) / LOCK).is_dir():
         raise FileExistsError(f"{Path(folder) / LOCK} is a folder, where the run has a file: move it away")
-    with (Path(folder) / LOCK).open("a+") as file:
+    try:
+        lock = (Path(folder) / LOCK).open("a+")
+    except PermissionError as error:  # of another user, in a folder that a group may write
+        raise PermissionError(
+            f"{Path(folder) / LOCK} cannot be written ({error.strerror}), which protects the run: make it writable, as "
+            "with chmod g+w, or choose another --run.out"
+        ) from None
+    with lock as file:
         if not _locked(file, exclusive=True):
             file.seek(0)
             process = file.read().strip() or "another process"
@@ -208,11 +233,11 @@ def held(folder: str | Path) -> Iterator[None]:
 
 def holder(folder: str | Path) -> str:
     """The process that has locked a folder (see `held`), and its machine; empty if none has."""
-    path = Path(folder) / LOCK
-    if not path.is_file():
+    try:
+        with (Path(folder) / LOCK).open() as file:
+            return "" if _locked(file, exclusive=False) else file.read().strip() or "another process"
+    except (OSError, ValueError):  # there is none, or this user cannot read it
         return ""
-    with path.open() as file:
-        return "" if _locked(file, exclusive=False) else file.read().strip() or "another process"
 
 
 def _locked(file: IO[str], *, exclusive: bool) -> bool:

@@ -22,10 +22,11 @@ from llmrl_jax.run.chunk import check_bounds, compile_chunk, verdict
 from llmrl_jax.run.config import RunConfig, use_compilation_cache
 from llmrl_jax.run.exchange import Exchanges, NoAnswer
 from llmrl_jax.run.folder import held, open_folder
+from llmrl_jax.run.metrics import JsonLines
 from llmrl_jax.run.report import curves as plots
 from llmrl_jax.run.result import RunResult, RunStopped
 from llmrl_jax.run.signals import StopRequest
-from llmrl_jax.run.sinks import Sinks, check_packages, open_sinks
+from llmrl_jax.run.sinks import Sinks, check_packages, open_trackers
 from llmrl_jax.run.status import FAILED, FINISHED, STOPPED, Status, write_status
 
 
@@ -92,11 +93,14 @@ def train(
         state, update = beginning.first_state(learner, config, checkpoints)
         before = metrics.last(folder / "metrics.jsonl", update or -1) if config.resume else {}
         best.check_training(learner, config, state, before)
-        checkpoints.discard_after(update)  # nothing is deleted for a run that is refused
-        beginning.open_files(config, full_config, folder, update)
-        sink = open_sinks(folder, config, full_config, update) if jax.process_index() == 0 else Sinks([])
+        first = jax.process_index() == 0  # trackers may refuse the run, so they open before files are changed
+        sink = open_trackers(folder, config, full_config, update) if first else Sinks([])
+        stack.callback(_close_quietly, sink)
+        beginning.open_files(config, full_config, folder, checkpoints, update)
+        if first:
+            sink.sinks.insert(0, JsonLines(folder / "metrics.jsonl"))
         beginning.say((note, *checkpoints.notes))
-        mode = config.progress if jax.process_index() == 0 else "off"
+        mode = config.progress if first else "off"
         title, unit = title or folder.name, learner.unit.split()[-1]
         bar = show.Progress(mode, title, num_updates, update, shown, unit)
         stack.callback(bar.close)
@@ -123,9 +127,12 @@ def train(
             with contextlib.suppress(OSError):
                 run.note(FAILED, str(error))
             raise
-        finally:
-            with contextlib.suppress(Exception):  # a failed run already has its reason
-                run.sink.close()
+
+
+def _close_quietly(sink: Sinks) -> None:
+    """Close what a failed run left open; it has its reason already."""
+    with contextlib.suppress(Exception):
+        sink.close()
 
 
 class _Run:
@@ -158,6 +165,7 @@ class _Run:
         self.pending: list[dict[str, np.ndarray]] = []
         self.latest = metrics.known(before)
         self.evaluated = before.get("eval", {}).get("update", -1)
+        self.unscored = update < num_updates and best.is_unknown(config, before)
         self.speed = math.nan
         self.mark = (update, self.seconds)
         self.exchanges: Exchanges | None = None
@@ -174,7 +182,7 @@ class _Run:
             else:
                 beginning.say([f"{self.folder} has all its {self.update} updates already: ask for more to train on"])
             self.bar.restart_clock(self.update)
-            if boundaries.due(boundaries.eval, self.update) and self.evaluated != self.update:
+            if boundaries.due(boundaries.eval, self.update) and self.evaluated != self.update or self.unscored:
                 self._evaluate(state)  # at the start, also if an earlier part of the run ended there
             if self.learner.exchange is not None:
                 self.exchanges = Exchanges(self.learner.exchange, state, self.num_updates)
@@ -208,6 +216,7 @@ class _Run:
                 self._evaluate(state)
             except Exception:
                 with contextlib.suppress(Exception):  # save the progress, then raise the error
+                    self._log()  # the log must reach the checkpoint
                     self._save(state)
                     self.checkpoints.wait()
                 raise

@@ -13,6 +13,7 @@ import tyro
 
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.checks import nearest, refuse_nan
+from llmrl_jax.core.files import expanded
 from llmrl_jax.run.spelling import dotted, hints_of, names_of, shown, spelled
 
 
@@ -23,15 +24,18 @@ SCALARS = {
     "float": (rf"{NUMBER}|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)", "-+.0123456789"),
 }
 """Numbers and booleans of YAML 1.2: the pattern, and the possible first characters."""
+WITHOUT = ("timestamp", "value")
+"""What YAML 1.1 has beside those of 1.2: dates, which are strings in 1.2, and `=`."""
 
 
 def _yaml_1_2(base: str) -> Any:
-    """PyYAML's `SafeLoader` or `SafeDumper` with the scalars of YAML 1.2: `1e6` is a number, and `off` a string."""
+    """PyYAML's `SafeLoader` or `SafeDumper` with the scalars of YAML 1.2: `1e6` is a number; `off` and
+    `2026-11-23` are strings."""
     import yaml
 
     resolver = yaml.resolver.Resolver
     rules = {
-        first: [(tag, pattern) for tag, pattern in known if tag.rpartition(":")[2] not in SCALARS]
+        first: [(tag, pattern) for tag, pattern in known if tag.rpartition(":")[2] not in (*SCALARS, *WITHOUT)]
         for first, known in resolver.yaml_implicit_resolvers.items()
     }
     made: Any = type(base, (getattr(yaml, base),), {"yaml_implicit_resolvers": rules})
@@ -44,11 +48,12 @@ def read_values(path: str | Path) -> tuple[Path, dict[str, Any]]:
     """The file that `--config` names, and its values.
 
     **Arguments:** `path`, a file of YAML or JSON, or the folder of a run, whose config.json is read.
-    **Raises:** `FileNotFoundError` naming the nearest; `ValueError` for a file that is no mapping in YAML or JSON.
+    **Raises:** `FileNotFoundError` naming the nearest; `ValueError` for a file that is no mapping in YAML or JSON;
+    `PermissionError` for one that cannot be read.
     """
     import yaml
 
-    path = Path(path).expanduser()
+    path = expanded(path)
     if (path / "config.json").is_file():
         path /= "config.json"
     if not path.is_file():
@@ -58,8 +63,13 @@ def read_values(path: str | Path) -> tuple[Path, dict[str, Any]]:
         values = configs.read_json(path)
     else:
         try:
-            values = yaml.load(path.read_text(), _yaml_1_2("SafeLoader"))
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            values = yaml.load(path.read_text(encoding="utf-8"), _yaml_1_2("SafeLoader"))
+        except OSError as error:
+            raise PermissionError(f"{path} cannot be read ({error.strerror}): a file of YAML is needed") from error
+        except RecursionError:
+            raise ValueError(f"{path} is not YAML that can be read: it is nested too deeply") from None
+        except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError) as error:
+            # PyYAML checks no value that has a tag, such as `!!int x`
             raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
         raise ValueError(f"{path} holds a {type(values).__name__}; options with values are needed, as in `steps: 1e6`")

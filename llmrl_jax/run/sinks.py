@@ -12,7 +12,6 @@ from typing import Any, Protocol, runtime_checkable
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.files import write_whole
 from llmrl_jax.run.config import RunConfig
-from llmrl_jax.run.metrics import JsonLines
 
 
 @runtime_checkable
@@ -61,9 +60,8 @@ class WeightsAndBiases:
 
         folder = Path(folder)
         kept = folder / "wandb_id"
-        if not kept.exists():
-            write_whole(kept, uuid.uuid4().hex[:12])
-        options: dict[str, Any] = {"name": folder.name, "id": kept.read_text(), "dir": str(folder), "config": config}
+        own = kept.read_text() if kept.exists() else uuid.uuid4().hex[:12]
+        options: dict[str, Any] = {"name": folder.name, "id": own, "dir": str(folder), "config": config}
         try:
             self._run = wandb.init(project=project, resume="allow", **options)
         except Exception as error:  # no login, no network
@@ -72,6 +70,8 @@ class WeightsAndBiases:
                 f"--run.wandb is {project!r}, but Weights & Biases refuses ({type(error).__name__}: {why}): "
                 "`wandb login` may help; or leave it out"
             ) from error
+        if not kept.exists():
+            write_whole(kept, own)
 
     def write(self, line):
         numbers = {f"{line['kind']}/{n}": v for n, v in line.items() if isinstance(v, (int, float)) and n != "update"}
@@ -100,7 +100,8 @@ class Sinks:
             sink.sync()
 
     def close(self) -> None:
-        """Close each sink once. **Raises:** the first error of a sink, after all others are closed."""
+        """Close every sink; a second call does nothing. **Raises:** the first error of a sink, after all others are
+        closed."""
         failed: list[Exception] = []
         while self.sinks:
             try:
@@ -121,17 +122,18 @@ def check_packages(config: RunConfig) -> None:
             raise ModuleNotFoundError(f"{flag} needs {package}: pip install 'llmrl-jax[track]', or leave it out")
 
 
-def open_sinks(folder: Path, config: RunConfig, full_config: Any, update: int) -> Sinks:
-    """The sinks of a run's metrics.
+def open_trackers(folder: Path, config: RunConfig, full_config: Any, update: int) -> Sinks:
+    """The sinks of a run's metrics on request, all but `metrics.jsonl`. What can be refused is opened first, so that a
+    refused run leaves no event file.
 
     **Arguments:** `folder`, the run's; `config`; `full_config`, to show beside the metrics; `update`, from which the
     run continues, or 0.
     **Raises:** `ValueError` if Weights & Biases cannot be used; `ModuleNotFoundError` as `check_packages`.
     """
     check_packages(config)
-    sinks: list[Sink] = [JsonLines(folder / "metrics.jsonl")]
-    if config.tensorboard:
-        sinks.append(TensorBoard(folder / "tensorboard", update + 1 if update else 0))
+    sinks = Sinks([])
     if config.wandb:
-        sinks.append(WeightsAndBiases(config.wandb, folder, configs.to_json(full_config)))
-    return Sinks(sinks)
+        sinks.sinks.append(WeightsAndBiases(config.wandb, folder, configs.to_json(full_config)))
+    if config.tensorboard:
+        sinks.sinks.append(TensorBoard(folder / "tensorboard", update + 1 if update else 0))
+    return sinks

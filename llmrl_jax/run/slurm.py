@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llmrl_jax.core.checks import at_least, fields_at_least
+from llmrl_jax.core.files import expanded
 from llmrl_jax.run.asked import flag
-from llmrl_jax.run.config import BaseRunConfig, RunConfig
+from llmrl_jax.run.config import BaseRunConfig, RunConfig, resume_value
 
 
 SAVE_SIGNAL = "USR2"
@@ -121,9 +122,12 @@ class Job:
         """The command line of the job's first start (0) or a later one, which resumes from the newest checkpoint."""
         if not (restarts and self.run and (Path(self.run) / "config.json").exists()):
             return [*self.program, *self.args]
-        args = _without(self.args, "--run.resume-from")
-        resume = ["--run.resume"] if flag(args, "--run.resume") is None else []
-        return [*self.program, *args, *resume, *self.again]
+        args, resume = _without(self.args, "--run.resume-from"), flag(self.args, "--run.resume")
+        if resume is None:
+            args.append("--run.resume")
+        elif resume_value(resume) is False:  # which said that the first start is a new run, whatever a file names
+            args = [*_without(args, "--run.resume"), "--run.resume", Path(self.run).name]
+        return [*self.program, *args, *self.again]
 
     def __call__(self) -> None:
         """Run the command; on a signal of SLURM make it save and stop. Ends the process with its exit code."""
@@ -165,13 +169,14 @@ class Job:
 
 def _without(args: Iterable[str], name: str) -> list[str]:
     """The arguments without a flag and its value, `--name value` or `--name=value`. tyro treats `_` as `-`."""
+    args = [*args]
     left, value_follows = [], False
-    for arg in args:
+    for arg, following in zip(args, [*args[1:], ""], strict=True):
         given, equals, _ = arg.partition("=")
         if value_follows:
             value_follows = False
         elif given.replace("_", "-") == name:
-            value_follows = not equals
+            value_follows = not equals and not following.startswith("--")
         else:
             left.append(arg)
     return left
@@ -195,7 +200,7 @@ def submit(config: SlurmConfig, args: Sequence[str], parsed: Iterable[Any] = ())
     if missing := [tool for tool in ("sbatch", "srun") if not shutil.which(tool)]:
         raise FileNotFoundError(f"{' and '.join(missing)} not found: submit from a machine with SLURM's commands")
     job, name = make_job(config, args, parsed)
-    folder = Path(config.folder or (Path(job.run) / "slurm" if job.run else "slurm")).expanduser().absolute()
+    folder = expanded(config.folder or (Path(job.run) / "slurm" if job.run else "slurm")).absolute()
     executor = submitit.SlurmExecutor(folder=folder, max_num_timeout=config.requeues)
     executor.update_parameters(**parameters(config, name))
     try:
@@ -223,7 +228,7 @@ def make_job(config: SlurmConfig, args: Sequence[str], parsed: Iterable[Any] = (
     if run is not None:
         if not run.name:
             left += ["--run.name", stamp]
-        folder = str((Path(run.out).expanduser() / (run.name or stamp)).absolute())
+        folder = str((expanded(run.out) / (run.name or stamp)).absolute())
     left += ["--hosts.mode", config.mode]
     name = config.name or (Path(folder).name if folder else stamp)
     again = ("--run.resume-from=-1",) if isinstance(run, RunConfig) else ()

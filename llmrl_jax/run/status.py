@@ -43,5 +43,5 @@ def read_status(folder: str | Path) -> Status | None:
     """The status of a run; None if it has no valid status file, such as runs of earlier versions."""
     try:
         return Status(**json.loads((Path(folder) / STATUS).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return None

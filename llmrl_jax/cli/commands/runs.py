@@ -119,8 +119,9 @@ def rm(folders: tyro.conf.Positional[tuple[Path, ...]], yes: bool = False) -> in
     if not folders:
         raise ValueError("there is nothing to delete: name the folders of runs")
     from llmrl_jax.cli.kinds import is_known
+    from llmrl_jax.core.files import expanded
 
-    places = [runs.the_run(folder.expanduser().absolute()) for folder in folders]
+    places = [runs.the_run(expanded(folder).absolute()) for folder in folders]
     for folder in places:
         if not is_known(runs.read_values(folder) or {}):
             raise ValueError(f"{folder} has a config.json that no command of llmrl wrote: delete the folder yourself")

@@ -26,7 +26,7 @@ def knobs(config: FitConfig) -> Iterator[tuple[str, FitConfig]]:
     if config.workload in ("sft", "grpo") and part // ways > 1 and rows % ways == 0:
         parts = rows // ways  # leaves one row per device
         yield f"--microbatches {parts}", replace(config, microbatches=parts)
-    elif config.batch_size // ways > 1 and config.batch_size % (2 * ways) == 0:
+    elif config.batch_size // ways > 1 and config.batch_size % (2 * ways) == 0 and rows // 2 % config.microbatches == 0:
         yield f"--batch-size {config.batch_size // 2}", replace(config, batch_size=config.batch_size // 2)
     if spec.data > 1:
         mesh = f"fsdp={spec.data * spec.fsdp}" + (f",tensor={spec.tensor}" if spec.tensor > 1 else "")

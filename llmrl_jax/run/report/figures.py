@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from llmrl_jax.core.files import check_writable
+from llmrl_jax.core.files import check_writable, expanded
 from llmrl_jax.run.report.curves import EVAL, INK, TRAIN
 
 
@@ -55,15 +55,16 @@ def new_file(path: Path | None, usual: Path) -> Path:
     **Arguments:** `path`, the requested path, as PNG if it has no suffix; None: `usual`, or, if that exists, its name
     with `-2`, `-3`, ...
     **Raises:** `FileExistsError` if `path` exists; `ValueError` for a suffix that is no format of pictures; what
-    `check_writable` raises if nothing can be written there.
+    `check_writable` raises if nothing can be written there, also for `usual`.
     """
     if path is None:
         file, n = usual, 1
         while file.exists():
             n += 1
             file = usual.with_name(f"{usual.stem}-{n}{usual.suffix}")
+        check_writable(file, "the default of --out")
         return file
-    path = path.expanduser()
+    path = expanded(path)
     if not path.name or path.name == "..":
         raise ValueError(
             f"--out is {path}, which is a folder: give the file of the picture, as in {path / 'curves.png'}"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrl_jax.core.checks import nearest
+from llmrl_jax.core.files import expanded
 from llmrl_jax.run import metrics as sinks
 from llmrl_jax.run.folder import held, holder
 from llmrl_jax.run.report.figures import text_table
@@ -68,7 +69,7 @@ class RunFacts:
             losses = [name for name in line if name.endswith("loss")]
             for name in (*HEADLINE, *losses):
                 value = line.get(name)
-                if isinstance(value, (int, float)) and math.isfinite(value):
+                if _is_finite(value):
                     return f"{when}{name} {value:.4g}"
         return ""
 
@@ -80,8 +81,8 @@ class RunFacts:
 def read_values(folder: Path) -> dict[str, Any] | None:
     """The values of a run's config.json; None if the folder holds no run (or a language model)."""
     try:
-        values = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError):
+        values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
         return None
     return values if isinstance(values, dict) and "model_type" not in values else None
 
@@ -96,7 +97,7 @@ def find_folders(root: str | Path) -> Iterator[Path]:
 
 def the_run(folder: str | Path) -> Path:
     """The folder of a run. **Raises:** `FileNotFoundError` if it holds no run, naming the nearest."""
-    folder = Path(folder).expanduser()
+    folder = expanded(folder)
     if not folder.is_dir() or read_values(folder) is None:
         near = folder.parent
         known = [path.name for path in near.iterdir() if read_values(path) is not None] if near.is_dir() else []
@@ -108,7 +109,7 @@ def distinct(folders: Sequence[Path]) -> None:
     """Check that no two paths lead to the same folder. **Raises:** `ValueError`, naming both."""
     known: dict[Path, Path] = {}
     for folder in folders:
-        place = folder.expanduser().resolve()
+        place = expanded(folder).resolve()
         if place in known:
             pair = f"{folder} is given twice"
             if known[place] != folder:
@@ -125,7 +126,7 @@ def read_facts(folder: Path, root: Path, kind_of: KindOf = lambda values: "") ->
     """
     values = read_values(folder) or {}
     kind = values.get("kind")
-    lines = sinks.newest(folder / "metrics.jsonl")
+    lines = _lines(folder)
     status = read_status(folder)
     state, why = _state(folder)
     train = lines.get("train", {})
@@ -142,11 +143,32 @@ def read_facts(folder: Path, root: Path, kind_of: KindOf = lambda values: "") ->
         why=why,
         update=max(reached, status.update if status else 0),
         updates=status.updates if status else None,
-        steps=int(train.get("steps", 0)),
+        steps=_count(train.get("steps")),
         date=_date(folder),
         train=train,
         eval=lines.get("eval", {}),
     )
+
+
+def _count(value: Any) -> int:
+    """A number of a line as an integer; 0 if the line has none."""
+    return int(value) if _is_finite(value) else 0
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether a value of a log is a number that a float can hold."""
+    try:
+        return isinstance(value, (int, float)) and math.isfinite(value)
+    except OverflowError:  # an integer of more than 308 digits
+        return False
+
+
+def _lines(folder: Path) -> dict[str, dict[str, Any]]:
+    """The last line of each kind of a run's log; none of a log that this user cannot read."""
+    try:
+        return sinks.newest(folder / "metrics.jsonl")
+    except OSError:
+        return {}
 
 
 def _state(folder: Path) -> tuple[str, str]:
@@ -165,8 +187,8 @@ def _state(folder: Path) -> tuple[str, str]:
 def read_summary(folder: Path) -> dict[str, Any]:
     """The contents of `summary.json`, which a run's command writes at its end; empty if there is none."""
     try:
-        summary = json.loads((folder / "summary.json").read_text())
-    except (OSError, ValueError):
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
         return {}
     return summary if isinstance(summary, dict) else {}
 
@@ -194,7 +216,7 @@ def _date(folder: Path) -> str:
 
 def list_runs(root: str | Path, kind_of: KindOf = lambda values: "") -> list[RunFacts]:
     """The runs in a folder and its subfolders. **Raises:** `FileNotFoundError` if there is no such folder."""
-    root = Path(root).expanduser()
+    root = expanded(root)
     if not root.is_dir():
         raise FileNotFoundError(f"there is no folder {root}: name the one that holds the runs")
     return [read_facts(folder, root, kind_of) for folder in find_folders(root)]

@@ -25,8 +25,10 @@ def _check_searches(config: Any) -> None:
 
     **Raises:** `ValueError` naming the option."""
     fields_in(config, "[1, 1024]", "workers")
-    remedy = f"seeds go up to {MAX_SEED}, from --run.seed {config.run.seed}"
-    fields_in(config, f"[1, {MAX_SEED + 1 - config.run.seed}]", "seeds", remedy=remedy if config.seeds > 1 else "")
+    seed = config.run.seed
+    last = MAX_SEED + 1 - seed if 0 <= seed <= MAX_SEED else MAX_SEED  # a saved run may have another seed
+    remedy = f"seeds go up to {MAX_SEED}, from --run.seed {seed}"
+    fields_in(config, f"[1, {last}]", "seeds", remedy=remedy if config.seeds > 1 else "")
     if not config.tasks:
         raise ValueError("tasks is empty; name at least one, or all")
     if twice := [name for i, name in enumerate(config.tasks) if name in config.tasks[:i]]:

@@ -120,7 +120,6 @@ OPTIONS = (
     Row("negative checkpoints", f"{NAMED} --run.checkpoint-every=-1", "--run.checkpoint-every is -1; at least 0"),
     Row("a budget of nan", f"{NAMED} --run.max-seconds nan", "--run.max-seconds is nan; "),
     Row("a negative budget", f"{NAMED} --run.max-seconds=-1", "--run.max-seconds is -1.0; at least 0 is needed"),
-    Row("an endless budget", f"{NAMED} --run.max-seconds inf", "--run.max-seconds is inf; a finite number"),
     Row("unknown progress", f"{NAMED} --run.progress x", "'x' for argument '--run.progress'.*'auto', 'bar', 'lines'"),
     Row("the best of no metric", f"{NAMED} --run.best los", "--run.best is los, .* did you mean 'loss'",
         compiles=STARTS),
@@ -259,6 +258,26 @@ RESUMES = (
         prepare=folder("props/.lock")),
 )  # fmt: skip
 
+HOMES = (
+    *(
+        Row(f"{name} in an unknown home", line, "the path '~nouser-x/.*' begins with ~nouser-x, whose home .*: write")
+        for name, line in {
+            "out": f"{NEW} --run.out ~nouser-x/y", "a resume": "rl train --run.resume ~nouser-x/y",
+            "a cache": f"{NAMED} --run.compilation-cache ~nouser-x/y", "a list": "runs list ~nouser-x/y",
+            "a file": "rl train --config ~nouser-x/c.yaml", "a run to show": "runs show ~nouser-x/y",
+            "a picture": "runs compare {glam} --out ~nouser-x/y.png", "a run to delete": "runs rm ~nouser-x/y",
+        }.items()
+    ),
+    Row("checkpoints of a run that is gone", f"{NEW} --run.out {{tmp}} --run.name cartpole", "cartpole holds no "
+        "config.json, but checkpoints of the updates 1, 2, 3 and metrics.jsonl of an earlier run: put its config.json "
+        "back .*or choose another --run.name", {"cartpole/x": ""}, without("cartpole/config.json")),
+    Row("a number of 401 digits", FILE, "c.yaml: ppo.gamma is 9+; expected a number of at most 1.8e308",
+        {"c.yaml": f"ppo: {{gamma: {'9' * 401}}}"}),
+    Row("YAML nested 3,000 deep", FILE, "c.yaml is not YAML that can be read: it is nested too deeply",
+        {"c.yaml": "a: " + "[" * 3000}),
+)  # fmt: skip
+"""Paths with `~`, and what is left of runs."""
+
 G = "glam/metrics.jsonl"
 LOGS = {
     "lists": "[1]\n",
@@ -341,4 +360,4 @@ READS = (
         "--chat.cache f/c", "no cache can be kept at f/c .*: choose another path", {"f": ""}),
 )  # fmt: skip
 
-ROWS = (*FOLDERS, *OPTIONS, *FILES, *RESUMES, *READS)
+ROWS = (*FOLDERS, *OPTIONS, *FILES, *RESUMES, *HOMES, *READS)

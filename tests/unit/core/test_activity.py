@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import io
+import os
 import sys
 import threading
 import time
@@ -124,3 +126,18 @@ def test_the_work_goes_on_if_nothing_can_be_written(fast):
             wait_for(lambda: activity._displays[0].ended.is_set())
         with doing("testing"):
             pass
+
+
+def test_a_line_that_no_reader_takes_is_dropped(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", None)
+    activity.say("missing")
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr(sys, "stderr", closed)
+    activity.say("closed")
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as broken:
+        monkeypatch.setattr(sys, "stderr", broken)
+        activity.say("a note")
+        activity.say("another")

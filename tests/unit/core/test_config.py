@@ -141,7 +141,7 @@ def test_identity_leaves_out_what_may_change():
 )
 def test_run_config_refuses(options, message):
     with pytest.raises(ValueError, match=message):
-        RunConfig(**options)
+        RunConfig(**options).check_new()
 
 
 def test_folders(tmp_path):

@@ -180,3 +180,13 @@ def test_what_cannot_be_written_is_known_before_and_nothing_is_made(tmp_path):
         with pytest.raises(error, match=message):
             files.check_writable(path, "--out", **how)
     assert names(tmp_path) == ["file"]
+
+
+def test_a_home_folder_that_is_unknown_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert files.expanded("~/a") == tmp_path / "a" and files.expanded("a/~b") == Path("a/~b")
+    for name in ("~nouser-x/a", "~nouser-x"):
+        with pytest.raises(ValueError, match=f"the path '{name}' begins with ~nouser-x, .* or ./~nouser-x"):
+            files.expanded(name)
+    with pytest.raises(ValueError, match="'~nouser-x/a' begins with"):
+        files.check_writable("~nouser-x/a", "--out")

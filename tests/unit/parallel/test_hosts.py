@@ -120,8 +120,10 @@ def test_gpus_that_cannot_be_dealt_out(local, visible, mode, message):
     ("given", "message"),
     [
         (("h:1", None, 0), "--hosts.num-processes missing: give all of --hosts.coordinator, "),
-        (("h", 2, 0), "coordinator is 'h'; HOST:PORT"),
-        (("h:1", 2, 2), "process_id is 2; of 2 processes it is 0 to 1"),
+        (("h", 2, 0), "^--hosts.coordinator is 'h'; HOST:PORT"),
+        (("h:1", 2, 2), "^--hosts.process-id is 2; of 2 processes it is from 0 to 1"),
+        (("h:1", 2, 5), "^--hosts.process-id is 5; of 2 processes it is from 0 to 1"),
+        (("h:1", 0, 0), "^--hosts.num-processes is 0; at least 1 is needed"),
     ],
 )
 def test_what_cannot_be_joined(given, message):

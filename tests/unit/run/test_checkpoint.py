@@ -371,6 +371,15 @@ def test_a_frozen_part_without_a_checkpoint_is_written_anew(states, tmp_path):
     assert_same(restore_state(tmp_path, states[0])[0], states[1])
 
 
+def test_a_save_without_the_metric_of_the_best_is_the_worst(states, tmp_path):
+    """It is kept while it is the newest, and loses to any other later."""
+    with Checkpoints(tmp_path, keep=1, best="score") as checkpoints:
+        for update, found in enumerate((None, {"score": -5.0}, {"other": 9.0}, {"score": float("nan")})):
+            checkpoints.save(update, states[0], found)
+            checkpoints.wait()
+            assert checkpoints.updates() == [[0], [1], [1, 2], [1, 3]][update]
+
+
 def test_discard_after(states, folder):
     with Checkpoints(folder, keep=3) as checkpoints:
         checkpoints.discard_after(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import pytest
@@ -176,11 +177,39 @@ def read_yaml(text: str, folder) -> dict[str, Any]:
         ("steps: [", "is not YAML"),
         ("kind: lm other\nversion: 1", "a.yaml has the options of `llmrl lm other`, not of `llmrl toy train`"),
         ("kind: toy train\nversion: 9", "a newer llmrl_jax wrote"),
+        (f"learner: {{rate: {'9' * 401}}}", "a.yaml: learner.rate is 9+; expected a number of at most 1.8e308"),
+        (f"steps: {'9' * 5000}", "a.yaml is not YAML: Exceeds the limit"),
+        ("steps: " + "[" * 3000, "a.yaml is not YAML that can be read: it is nested too deeply"),
+        ("steps: 2026-13-23", "a.yaml: steps is '2026-13-23'; expected int"),
+        ("steps: !!timestamp 2026-13-23", "a.yaml is not YAML: month must be in 1..12"),
+        ("steps: !!timestamp x", "a.yaml is not YAML: "),
+        ("steps: !!bool x", "a.yaml is not YAML: "),
+        ("steps: !!int x", "a.yaml is not YAML: invalid literal"),
     ],
 )
 def test_a_file_that_cannot_be_is_named(tmp_path, text, message):
     (tmp_path / "a.yaml").write_text(text)
     with pytest.raises(ValueError, match=message):
+        train.prepare(["--config", str(tmp_path / "a.yaml")])
+
+
+@pytest.mark.parametrize("date", ["2026-11-23", "2026-13-23", "2001-12-14t21:59:43.10-05:00", "="])
+def test_a_date_is_a_string(tmp_path, date):
+    """YAML 1.2 has no dates."""
+    (tmp_path / "a.yaml").write_text(f"from: {date}")
+    found = call("--config", str(tmp_path / "a.yaml"))
+    assert found.source == date
+    (tmp_path / "b.yaml").write_text(to_yaml(found))
+    assert call("--config", str(tmp_path / "b.yaml")) == found
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path, monkeypatch):
+    def refused(self, **how):
+        raise PermissionError(13, "Permission denied")
+
+    (tmp_path / "a.yaml").write_text("steps: 3")
+    monkeypatch.setattr(Path, "read_text", refused)
+    with pytest.raises(PermissionError, match=r"a.yaml cannot be read \(Permission denied\): a file of YAML is needed"):
         train.prepare(["--config", str(tmp_path / "a.yaml")])
 
 
@@ -269,6 +298,18 @@ def test_another_runs_settings_make_a_new_run(tmp_path):
         json.dumps({"preset": "gone", "num_steps": found.pop("steps"), **found})
     )
     assert call("--config", str(tmp_path / "a")) == Config("m", learner=PRESETS["big"], run=RunConfig(keep=9))
+
+
+def test_a_copy_of_a_runs_settings_makes_a_new_run(tmp_path, monkeypatch):
+    """Wherever it is, and also of a run that was resumed."""
+    monkeypatch.chdir(tmp_path)
+    call("--run.name", "a", "--steps", "7")
+    saved = replace(done[-1], run=replace(done[-1].run, resume=True))
+    (tmp_path / "copy").mkdir()
+    configs.save_config(saved, tmp_path / "copy" / "config.json")
+    found = call("--config", "copy/config.json", "--run.name", "b")
+    assert (found.steps, found.run.name, found.run.resume) == (7, "b", False)
+    assert call("--config", "copy/config.json").run.name == ""
 
 
 def test_a_file_of_that_name_that_a_user_wrote_keeps_its_name_and_preset(tmp_path, monkeypatch):

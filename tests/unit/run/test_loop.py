@@ -6,18 +6,20 @@ import math
 import os
 import shutil
 import signal
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llmrl_jax.run import leaves as trees, loop, metrics, progress, sinks
+from llmrl_jax.run import leaves as trees, loop, metrics, progress
 from llmrl_jax.run.checkpoint import CheckpointError, Checkpoints
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.run.folder import LOCK, held, opened
@@ -128,6 +130,24 @@ def test_an_evaluation_that_fails_at_the_end_loses_nothing(tmp_path):
     assert [line["update"] for line in lines if line["kind"] == "eval"] == [0, 3, 6]
     whole = train(TinyLearner(), run_config(tmp_path, name="whole", eval_every=3), num_updates=6, evaluate=evaluate)
     assert lines[-1]["error"] == metrics.read(whole.folder / "metrics.jsonl")[-1]["error"]
+
+
+def test_an_evaluation_that_fails_between_lines_of_the_log_loses_nothing(tmp_path):
+    """The log reaches the checkpoint that is saved then, or a resume would refuse it."""
+
+    def broken(state, key):
+        if int(state.update) == 5:
+            raise RuntimeError("the judge is out")
+        return evaluate(state, key)
+
+    config = run_config(tmp_path, eval_every=5, log_every=10, checkpoint_every=0)
+    with pytest.raises(RuntimeError, match="the judge is out"):
+        train(TinyLearner(), config, num_updates=10, evaluate=broken)
+    done = train(TinyLearner(), replace(config, resume=True), num_updates=10, evaluate=evaluate)
+    lines = metrics.read(done.folder / "metrics.jsonl")
+    assert [(x["kind"], x["update"]) for x in lines] == [
+        ("eval", 0), ("train", 5), ("eval", 5), ("train", 10), ("eval", 10)
+    ]  # fmt: skip
 
 
 def test_chunks_do_not_change_the_bits(tmp_path, monkeypatch):
@@ -259,7 +279,7 @@ def test_the_lines_up_to_a_checkpoint_survive_a_power_failure(tmp_path, monkeypa
             events.append("sync")
 
     save = Checkpoints.save
-    monkeypatch.setattr(sinks, "JsonLines", Watched)
+    monkeypatch.setattr(loop, "JsonLines", Watched)
     monkeypatch.setattr(Checkpoints, "save", lambda self, *args: events.append("save") or save(self, *args))
     synced = []
     fsync = os.fsync
@@ -290,6 +310,45 @@ def test_a_run_that_is_refused_keeps_its_checkpoints(tmp_path):
     assert (done.folder / "metrics.jsonl").read_bytes() == before
 
 
+def test_a_run_that_a_tracker_refuses_changes_nothing(tmp_path, monkeypatch):
+    def refuse(**options):
+        raise RuntimeError("no login")
+
+    config = run_config(tmp_path, checkpoint_every=1, keep=9)
+    done = train(TinyLearner(), config, num_updates=3)
+    before = {path: path.read_bytes() for path in done.folder.rglob("*") if path.is_file()}
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=refuse, __spec__=True))
+    tracked = replace(config, wandb="p", tensorboard=True)
+    with pytest.raises(ValueError, match="Weights & Biases refuses .*no login"):
+        train(TinyLearner(), replace(tracked, resume=True, resume_from=1), num_updates=4)
+    assert before == {path: path.read_bytes() for path in done.folder.rglob("*") if path.is_file()}
+    for _ in range(2):  # a new run can be asked for again
+        with pytest.raises(ValueError, match="Weights & Biases refuses .*no login"):
+            train(TinyLearner(), replace(tracked, name="new"), num_updates=4)
+    assert [p.name for p in (tmp_path / "new").rglob("*") if p.is_file()] == [LOCK]
+
+
+def test_a_new_run_leaves_the_checkpoints_of_another(tmp_path):
+    done = train(TinyLearner(), run_config(tmp_path, checkpoint_every=1, keep=9), num_updates=3)
+    (done.folder / "config.json").unlink()
+    before = {path: path.read_bytes() for path in done.folder.rglob("*") if path.is_file()}
+    with pytest.raises(FileExistsError, match="checkpoints of the updates 1, 2, 3 and metrics.jsonl of an earlier run"):
+        train(TinyLearner(), run_config(tmp_path), num_updates=4)
+    assert before == {path: path.read_bytes() for path in done.folder.rglob("*") if path.is_file()}
+
+
+def test_notes_without_a_reader_do_not_end_a_run(tmp_path, monkeypatch):
+    train(TinyLearner(), run_config(tmp_path), num_updates=2)
+    (tmp_path / "run" / "metrics.jsonl").write_text("")
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        again = run_config(tmp_path, resume=True, accept_gaps=True)
+        assert train(TinyLearner(), again, num_updates=3).update == 3
+        assert os.readlink(f"/proc/self/fd/{writer}") == os.devnull, "what is buffered fails no more at the exit"
+
+
 def test_fewer_updates_than_a_run_has_are_refused(tmp_path):
     train(TinyLearner(), run_config(tmp_path), num_updates=3)
     with pytest.raises(ValueError, match=r"has 3 updates \(48 environment steps\) already, and 2 updates \(32 "):
@@ -309,6 +368,32 @@ def test_best_of_an_evaluation_before_the_resume(tmp_path):
     assert train(TinyLearner(), again, num_updates=12, evaluate=scored).update == 12
     with Checkpoints(tmp_path / "run", read_only=True) as saved:
         assert saved.updates() == [8, 12], "that of update 8 went by the evaluation of update 4"
+
+
+def test_the_best_of_evaluations_that_a_resume_begins(tmp_path):
+    """It evaluates at once: the saves before the next evaluation have a score, and a misspelt metric costs nothing."""
+    config = run_config(tmp_path, eval_every=10, checkpoint_every=2, keep=1)
+    train(TinyLearner(), run_config(tmp_path), num_updates=3)
+    misspelt = replace(config, resume=True, best="eval/eror")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(loop._Run, "_advance", lambda *args: pytest.fail("trained"))
+        with pytest.raises(ValueError, match="--run.best is eval/eror, .*; did you mean 'eval/error'"):
+            train(TinyLearner(), misspelt, num_updates=8, evaluate=evaluate)
+    again = replace(misspelt, best="eval/error")
+    done = train(TinyLearner(), again, num_updates=8, evaluate=evaluate)
+    evaluated = [x["update"] for x in metrics.read(done.folder / "metrics.jsonl") if x["kind"] == "eval"]
+    assert (done.update, evaluated) == (8, [3, 8])
+
+
+def test_an_evaluation_that_no_longer_has_the_best_loses_nothing(tmp_path):
+    def measured(state, key):
+        return {"score": 1.0} if int(state.update) < 4 else {"other": 2.0}
+
+    config = run_config(tmp_path, eval_every=2, checkpoint_every=0, best="eval/score")
+    with pytest.raises(ValueError, match="--run.best is eval/score, which is no metric"):
+        train(TinyLearner(), config, num_updates=8, evaluate=measured)
+    with Checkpoints(tmp_path / "run", read_only=True) as saved:
+        assert saved.updates() == [4]
 
 
 def test_the_best_before_a_resume_stays_the_best(tmp_path):
@@ -438,7 +523,7 @@ def test_disk_full_while_logging(tmp_path, monkeypatch):
 def test_disk_full_while_logging_and_closing(tmp_path, monkeypatch):
     """What is left in the file's buffer cannot be written at its end either: the reason stays the first one."""
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "metrics.jsonl").symlink_to("/dev/full")
+    (tmp_path / "run" / "metrics.jsonl").symlink_to("/dev/full")  # no file, so no log of an earlier run
     closed = []
     monkeypatch.setattr(progress.Progress, "close", lambda self: closed.append(self.title))
     with pytest.raises(RunStopped, match="metrics of update 1 could not be written .*No space left"):

@@ -93,7 +93,7 @@ def test_missing_extras_name_the_remedy(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     for config, named in ((RunConfig(tensorboard=True), "--run.tensorboard"), (RunConfig(wandb="p"), "--run.wandb")):
         with pytest.raises(ModuleNotFoundError, match=rf"{named} needs .*llmrl-jax\[track\]"):
-            sinks.open_sinks(tmp_path, config, None, 0)
+            sinks.open_trackers(tmp_path, config, None, 0)
     assert not list(tmp_path.iterdir())
 
 

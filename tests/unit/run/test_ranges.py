@@ -26,9 +26,10 @@ COMMANDS = {
     **{f"rl train {algo}": settings_class(algo) for algo in sorted(ALGORITHMS)},
 }  # fmt: skip
 
-NEGATIVE = {"checkpoint", "resume_from", "alpha", "low", "high", "temperature", "max_seconds"}
-"""Fields that may be negative, or whose other values do: -1 is the newest checkpoint, or the server's default."""
-INFINITE = {"value_clip", "max_grad_norm", "target_kl"}
+NEGATIVE = {"checkpoint", "resume_from", "alpha", "low", "high", "temperature", "seed"}
+"""Fields that may be negative, or whose other values do: -1 is the newest checkpoint, or the server's default; a saved
+run may have a negative seed, which `check_folder` refuses for new ones."""
+INFINITE = {"value_clip", "max_grad_norm", "target_kl", "max_seconds"}
 """Fields that may be infinite: a bound that is never reached."""
 
 

@@ -149,6 +149,23 @@ def test_a_later_start_does_not_go_back_again(tmp_path, old):
     assert job.command(1) == ["llmrl", "lm", "sft", "--run.resume", "--length", "9"]
 
 
+@pytest.mark.parametrize("old", [["--run.resume", "False"], ["--run.resume=False"]])
+def test_a_later_start_resumes_a_run_that_was_said_to_be_new(tmp_path, old):
+    """By its name, since a file may name another run."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    args = ("lm", "sft", "--config", "a.yaml", *old, "--run.name", "mine")
+    job = slurm.Job(args, str(folder), 5, ("llmrl",), again=("--run.resume-from=-1",))
+    assert job.command(0) == ["llmrl", *args]
+    left = ["llmrl", "lm", "sft", "--config", "a.yaml", "--run.name", "mine"]
+    assert job.command(1) == [*left, "--run.resume", "mine", "--run.resume-from=-1"]
+
+
+def test_a_flag_without_a_value_takes_no_other_flag_along():
+    assert slurm._without(["--a", "--b", "1", "--a", "2", "--a"], "--a") == ["--b", "1"]
+
+
 def test_a_later_start_does_not_go_back_again_because_a_file_says_so(tmp_path):
     from llmrl_jax.run.config import RunConfig
 
