@@ -52,11 +52,18 @@ class Figures:
 
 
 def runs_of(folder: Path) -> list[list[Run]]:
-    """The runs of an experiment, one list per agent. The first run of `goto_local` is in the folder itself."""
+    """The runs of an experiment, one list per agent. The first run of `goto_local` (llm, seed 0) is in the folder
+    itself.
+
+    **Raises:** `FileNotFoundError` naming a run that is missing."""
 
     def place(agent: str, seed: int) -> Path:
         path = folder / f"{agent}-{seed}"
-        return path if path.exists() else folder
+        if path.is_dir():
+            return path
+        if (agent, seed) == ("llm", 0) and (folder / "metrics.jsonl").is_file():
+            return folder
+        raise FileNotFoundError(f"the run {path} is missing: the figures need {SEEDS} seeds of every agent")
 
     return [[read_run(place(agent, seed), TrainConfig) for seed in range(SEEDS)] for agent in AGENTS.values()]
 
