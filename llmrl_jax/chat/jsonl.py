@@ -16,16 +16,21 @@ from llmrl_jax.core.files import new_draft
 def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
     """The lines of a recording or an export; a last line without a newline is incomplete, and is left out.
 
-    **Raises:** `CacheError` naming the line that is not a JSON object.
+    **Raises:** `CacheError` for a file that cannot be read, or naming the line that is not a JSON object.
     """
-    lines = Path(path).read_bytes().split(b"\n")[:-1]
+    try:
+        lines = Path(path).read_bytes().split(b"\n")[:-1]
+    except OSError as error:
+        raise CacheError(
+            f"{path} cannot be read: {error.strerror}; give the path of a recording or an export"
+        ) from error
     records = []
     for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
             if not isinstance(record, dict):
                 raise ValueError("not a JSON object")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise CacheError(f"line {number} of {path} cannot be read: {error}") from None
         records.append(record)
     return records

@@ -24,20 +24,13 @@ LOCK_SECONDS = 60.0
 """Maximum time to wait for another process's write."""
 
 _CHUNK = 500
-_MAGIC = b"SQLite format 3\0"
+_SMALLEST = 512
+"""Bytes of the smallest database. SQLite takes a file of one byte for an empty one, and overwrites it."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS samples (
   key TEXT PRIMARY KEY, namespace TEXT NOT NULL, model TEXT NOT NULL, request TEXT NOT NULL, reply TEXT NOT NULL
 ) WITHOUT ROWID
 """
-
-
-def _may_be_a_database(path: Path) -> bool:
-    """Whether a file is empty or begins as SQLite's do: SQLite itself takes a file of a few bytes for an empty one, and
-    overwrites it."""
-    with path.open("rb") as file:
-        begin = file.read(len(_MAGIC))
-    return begin in (b"", _MAGIC)
 
 
 def _use_log(db: sqlite3.Connection) -> None:
@@ -89,8 +82,10 @@ class Store:
                 raise CacheError(
                     f"no cache can be kept at {self.path} ({error.strerror}): choose another path"
                 ) from error
-        if self.path.is_file() and not _may_be_a_database(self.path):
-            raise CacheError(f"{self.path} is not a cache but another file; choose another path")
+        # The file is never opened outside of SQLite: closing it would drop all of this process's locks on it, and
+        # another process could then remove the log that a thread still uses.
+        if 0 < self._size() < _SMALLEST:
+            raise self._another_file()
         with self._connect() as db:
             version = db.execute("PRAGMA user_version").fetchone()[0]
             tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
@@ -104,6 +99,16 @@ class Store:
                 db.execute(f"PRAGMA user_version = {FORMAT}")
                 db.execute("COMMIT")
                 _use_log(db)
+
+    def _size(self) -> int:
+        """Bytes of the file; 0 without one."""
+        try:
+            return self.path.stat().st_size if self.path.is_file() else 0
+        except OSError as error:
+            raise CacheError(f"no cache can be kept at {self.path} ({error.strerror}): choose another path") from error
+
+    def _another_file(self) -> CacheError:
+        return CacheError(f"{self.path} is not a cache but another file; choose another path")
 
     @contextmanager
     def _connect(self) -> Iterator[sqlite3.Connection]:
@@ -121,6 +126,8 @@ class Store:
             db.execute(f"PRAGMA query_only = {int(self._read_only)}")
             yield db
         except sqlite3.Error as error:
+            if error.sqlite_errorcode == sqlite3.SQLITE_NOTADB:
+                raise self._another_file() from error
             raise CacheError(
                 f"the cache {self.path} cannot be used: {error}; if it is damaged, move it away and import its JSONL"
             ) from error

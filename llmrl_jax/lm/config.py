@@ -213,7 +213,7 @@ class LlamaConfig:
             **kept,
             rope=RopeConfig.from_hf(config),
             # Some checkpoints list several end tokens; the first one ends a text.
-            eos_token_id=eos[0] if isinstance(eos, list | tuple) else eos,
+            eos_token_id=next(iter(eos), None) if isinstance(eos, list | tuple) else eos,
             dtype=dtype,
             **_window(config),
         )
@@ -287,7 +287,9 @@ def _window(config: Mapping[str, Any]) -> dict[str, Any]:
     qwen, types = kind in ("qwen2", "qwen3"), _listed(config, "layer_types")
     if qwen and not config.get("use_sliding_window"):
         window = None
-    first = config.get("max_window_layers", 28) if qwen else 0
+    first = config.get("max_window_layers") if qwen else 0
+    if first is None:
+        first = 28  # transformers' default
     slides = [window is not None and i >= first for i in range(count)]
     if types:
         for name in types:

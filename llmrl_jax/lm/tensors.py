@@ -50,9 +50,14 @@ def spec(name: str, array: Any) -> Spec:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object. **Raises:** `ValueError`, naming the file, for anything else."""
+    """A JSON object. **Raises:** `ValueError`, naming the file, for anything else, or a file that cannot be read;
+    `FileNotFoundError`."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FileNotFoundError(f"there is no file {path}") from None
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
     if not isinstance(value, dict):

@@ -183,6 +183,7 @@ class WordTokenizer(FastTokenizer):
     def __init__(self, backend: tokenizers.Tokenizer):
         super().__init__(backend, eos_token=self.EOS, pad_token=self.PAD)
         self._vocabulary = backend.get_vocab()
+        self._longest = max(map(len, self._vocabulary), default=0)
         names = map(self.SPARE.format, itertools.count())
         spares = itertools.takewhile(self._vocabulary.__contains__, names)
         self.spare_ids: list[int] = [self._vocabulary[name] for name in spares]
@@ -221,11 +222,14 @@ class WordTokenizer(FastTokenizer):
         if word in self._vocabulary:
             return word
         if self.spare_ids:
-            if len(word) > 1 and word[-1] in self.MARKS:
-                return self._known(word[:-1])
-            if _surrogate(word) >= 0:
-                raise _not_unicode(word)
-            code = int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest())
+            rest = word.rstrip(self.MARKS) or word[0]
+            # No prefix that is longer than all words can be one of them: the cost is linear in the marks.
+            for end in range(min(len(word) - 1, self._longest), len(rest) - 1, -1):
+                if word[:end] in self._vocabulary:
+                    return word[:end]
+            if _surrogate(rest) >= 0:
+                raise _not_unicode(rest)
+            code = int.from_bytes(hashlib.blake2b(rest.encode(), digest_size=8).digest())
             return self.SPARE.format(code % len(self.spare_ids))
         close = difflib.get_close_matches(word, list(self._vocabulary), n=3)
         hint = f"; the nearest are {', '.join(map(repr, close))}" if close else ""

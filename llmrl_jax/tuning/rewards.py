@@ -103,8 +103,8 @@ def load_reward(name: str) -> TextReward:
     The file or module is the user's own program and is executed: it is named on the command line and never by a model,
     a checkpoint or the data.
 
-    **Raises:** `ValueError` for an unknown name, a missing function, or an error in the user's file;
-    `FileNotFoundError`; `ModuleNotFoundError`.
+    **Raises:** `ValueError` for an unknown name, a missing function, or an error in the user's file or module, also of
+    its imports; `FileNotFoundError`; `ModuleNotFoundError` without such a module.
     """
     where, colon, function = name.rpartition(":")
     if not colon:
@@ -128,18 +128,16 @@ def load_reward(name: str) -> TextReward:
             spec.loader.exec_module(module)
         except BaseException as error:
             del sys.modules[own]
-            if isinstance(error, ImportError) or not isinstance(error, Exception):
-                raise
-            raise ValueError(
-                f"{path} raised {type(error).__name__} when it was executed to take the reward {function!r} from it: "
-                f"{error}; correct the file"
-            ) from error
+            if isinstance(error, Exception | SystemExit):
+                raise _failed(path, function, error) from error
+            raise
     else:
         try:
             module = importlib.import_module(where)
-        except (ModuleNotFoundError, TypeError) as error:  # TypeError: a relative name
-            if isinstance(error, ModuleNotFoundError) and not f"{where}.".startswith(f"{error.name}."):
-                raise  # an import in the module
+        except (Exception, SystemExit) as error:
+            missing = isinstance(error, ModuleNotFoundError) and f"{where}.".startswith(f"{error.name}.")
+            if not (missing or where.startswith(".")):  # an import in the module, or any other error of its own
+                raise _failed(where, function, error) from error
             raise ModuleNotFoundError(
                 f"there is no module {where!r} to take the reward {function!r} from; give FILE.py:FUNCTION, or a "
                 "module that Python finds"
@@ -149,6 +147,15 @@ def load_reward(name: str) -> TextReward:
         names = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
         raise ValueError(f"{where} has no function {function!r}{nearest(function, names)}")
     return reward
+
+
+def _failed(where: str | Path, function: str, error: BaseException) -> ValueError:
+    """The error of a file or module that failed when it was imported."""
+    line = str(error).split("\n")[0]
+    return ValueError(
+        f"{where} raised {type(error).__name__} when it was executed to take the reward {function!r} from it: "
+        f"{line}; correct it"
+    )
 
 
 class RewardError(ValueError):
@@ -172,9 +179,9 @@ def rate(
         raise RewardError(f"the reward's function raised {type(error).__name__}: {line}") from error
     try:
         values = np.asarray(given, np.float32)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:  # OverflowError: an integer beyond all floats
         raise RewardError(
-            f"the reward's function gave {str(given)[:60]!r}, which is no array of numbers: {error}"
+            f"the reward's function gave {_shown(given)!r}, which is no array of numbers: {error}"
         ) from error
     if values.shape != (len(completions), *shape):
         each = f"an array of {list(shape)}" if shape else "one number"
@@ -189,6 +196,14 @@ def rate(
             "needed (0 for what earns nothing)"
         )
     return values
+
+
+def _shown(given: Any) -> str:
+    """The beginning of what a function gave."""
+    try:
+        return str(given)[:60]
+    except ValueError:  # an integer of over 4,300 digits
+        return f"a {type(given).__name__}"
 
 
 def try_reward(function: TextReward, row: Mapping[str, Any]) -> None:

@@ -38,7 +38,7 @@ def read_rows(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
     not a JSON object, or a file that is no parquet.
     """
     path = Path(path)
-    if not path.is_file():
+    if not _is_file(path):
         here = sorted(p.name for p in path.parent.glob("*")) if path.parent.is_dir() else []
         raise FileNotFoundError(f"there is no data file {path}{nearest(path.name, here)}")
     if path.suffix in (".jsonl", ".ndjson"):
@@ -49,22 +49,36 @@ def read_rows(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
         raise DataError(f"{path} is neither .jsonl nor .parquet")
 
 
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError as error:  # in a folder that cannot be entered; a name that is too long
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    try:
+        with path.open("rb") as file:
+            yield from file
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}; check its permissions and its disk") from error
+
+
 def _read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            name = f"{path.name}:{number}"
-            text = _decoded(line.removeprefix(codecs.BOM_UTF8) if number == 1 else line, name)
-            if not text.strip():
-                continue
-            try:
-                row = json.loads(text)
-            except json.JSONDecodeError as error:
-                raise DataError(f"{name} is not JSON: {error.msg} at column {error.colno}") from error
-            except (ValueError, RecursionError) as error:  # a number of over 4,300 digits; lists in lists
-                raise DataError(f"{name} cannot be read as JSON: {error}") from error
-            if not isinstance(row, dict):
-                raise DataError(f"{name} is a {type(row).__name__}; an object with {FORMS} is needed")
-            yield name, row
+    for number, line in enumerate(_lines(path), 1):
+        name = f"{path.name}:{number}"
+        text = _decoded(line.removeprefix(codecs.BOM_UTF8) if number == 1 else line, name)
+        if not text.strip():
+            continue
+        try:
+            row = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise DataError(f"{name} is not JSON: {error.msg} at column {error.colno}") from error
+        except (ValueError, RecursionError) as error:  # a number of over 4,300 digits; lists in lists
+            raise DataError(f"{name} cannot be read as JSON: {error}") from error
+        if not isinstance(row, dict):
+            raise DataError(f"{name} is a {type(row).__name__}; an object with {FORMS} is needed")
+        yield name, row
 
 
 def _decoded(line: bytes, name: str) -> str:

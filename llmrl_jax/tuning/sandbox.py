@@ -3,83 +3,97 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, Set, Sized, ValuesView
 from datetime import datetime
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError as JinjaError, nodes, pass_context
-from jinja2.ext import Extension, loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.visitor import NodeTransformer
+from jinja2.ext import loopcontrols
+from jinja2.runtime import LoopContext
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
+from jinja2.utils import Namespace
+
+from llmrl_jax.tuning.sandbox_nodes import Bounds, GenerationBlock
 
 
 STEPS = 5_000_000
-"""Iterations of a rendering, where a call counts as `CALL` of them."""
+"""Iterations of a rendering, where a call counts as `CALL` of them, and other work as given below."""
 CALL = 10
+MADE = 32
+"""Characters that a template makes or writes, per step: at most 160 million in a rendering, also those it drops."""
+SEEN = 1024
+"""Characters that an operator, filter or test is given, per step."""
 LENGTH = 1 << 24
-"""Characters of a rendering, and of any text that its operators make."""
+"""Characters of a rendering, of any text that a template makes, and of all texts in a container (`ELEMENT`)."""
+ELEMENT = 16
+"""Characters that each element of a container counts as."""
+_CONTAINERS = (list, tuple, Mapping, Set, KeysView, ValuesView, ItemsView)
+_SIZED = (str, bytes, *_CONTAINERS)
+_CONVERSION = re.compile(r"%(?:\([^)]*\))?[-#0 +]*(\*|\d*)(?:\.(\*|\d*))?")
 
 
 class Unbounded(JinjaError):
     """A template that exceeds a bound."""
 
 
-class GenerationBlock(Extension):
-    """The block `{% generation %}`, by which templates mark what the assistant says; it renders what it contains."""
+class _Namespace(Namespace):
+    """Jinja's, which as text shows nothing of what it holds: that may have changed since it was counted."""
 
-    tags = {"generation"}
-
-    def parse(self, parser: Any) -> nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body, lineno=line)
-
-
-class _Bounds(NodeTransformer):
-    """Pass what loops iterate over, and what `~` joins, through filters that count."""
-
-    def visit_For(self, node: nodes.For) -> nodes.For:
-        self.generic_visit(node)
-        node.iter = nodes.Filter(node.iter, "counted", [], [], None, None, lineno=node.lineno)
-        return node
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:
-        self.generic_visit(node)
-        parts = nodes.Tuple(node.nodes, "load", lineno=node.lineno)
-        return nodes.Filter(parts, "joined", [], [], None, None, lineno=node.lineno)
+    def __repr__(self) -> str:
+        return "<Namespace>"
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
     """The environment of chat templates in transformers, in which a template can only read its arguments, with bounds:
-    `STEPS` iterations and texts of `LENGTH` characters. They end every loop and recursion, but do not bound the memory
-    of a single filter.
+    `STEPS` iterations, and texts and containers of `LENGTH` characters. They end every loop and recursion. Containers
+    are counted as they are written out, with what they hold twice counted twice, so that none is small in memory and
+    endless to compare, hash or write. Not bounded is the memory of a single filter, or method of a text or number,
+    that makes much of little, beyond its numbers, which are at most `LENGTH`.
 
     **Arguments:** `date`, which `strftime_now` writes; None: the time of the rendering.
     """
 
-    intercepted_binops = frozenset({"*", "**", "+"})
+    intercepted_binops = frozenset({"*", "**", "+", "%"})
 
     def __init__(self, date: datetime | None = None) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationBlock])
         self._spent = threading.local()
+        counting: dict[str, Callable[[Any], Any]] = {
+            "counted": self._counted,
+            "joined": self._joined,
+            "written": self._written,
+            "made": self._made,
+            "seen": self._seen,
+            "given": self._given,
+        }
+        for name, function in counting.items():  # with a context: not folded
+            self.filters[name] = pass_context(lambda context, value, function=function: function(value))
         self.filters["tojson"] = _to_json
-        self.filters["counted"] = pass_context(lambda context, items: self._counted(items))
-        self.filters["joined"] = pass_context(lambda context, parts: _joined(parts))  # with a context: not folded
+        self.filters["format"] = _format
         self.globals["raise_exception"] = _refuse
         self.globals["strftime_now"] = lambda form: (date or datetime.now()).strftime(form)
+        self.globals["namespace"] = _Namespace
+        # The class has methods that change a dictionary; Jinja finds those only on dictionaries themselves.
+        self.globals["dict"] = lambda *given, **named: dict(*given, **named)
+        del self.globals["lipsum"]  # random text of any length
 
     def render(self, template: Any, values: Mapping[str, Any]) -> str:
         """The text of a template. **Raises:** `Unbounded`, and whatever the template raises."""
-        self._spent.steps, length, pieces = 0, 0, []
-        for piece in template.generate(**values):
-            length += len(piece)
-            _check_length(length)
-            pieces.append(piece)
+        self._spent.steps, self._spent.sizes = 0, {}
+        length, pieces = 0, []
+        try:
+            for piece in template.generate(**values):
+                length += len(piece)
+                _check_length(length)
+                pieces.append(piece)
+        finally:
+            self._spent.sizes = {}
         return "".join(pieces)
 
     def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
-        return super()._generate(_Bounds().visit(source), *args, **kwargs)
+        return super()._generate(Bounds().visit(source), *args, **kwargs)
 
     def _spend(self, steps: int) -> None:
         self._spent.steps += steps
@@ -97,35 +111,159 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             self._spend(1)
             yield item
 
+    def _size(self, value: Any) -> int:
+        """Characters of a text, or of all texts in a container, with `ELEMENT` for each element."""
+        if isinstance(value, str | bytes):
+            return len(value)
+        if not isinstance(value, _CONTAINERS):
+            return 0
+        known = self._spent.sizes.get(id(value))
+        if known is not None:
+            return known[1]
+        self._spend(CALL + len(value))
+        parts = [*value, *value.values()] if isinstance(value, Mapping) else value
+        size = ELEMENT * (1 + len(value))
+        size += sum(self._size(part) for part in parts if isinstance(part, _SIZED))
+        _check_length(size)
+        self._spent.sizes[id(value)] = value, size  # the value is kept, so that no other gets its id
+        return size
+
+    def _made(self, value: Any) -> Any:
+        if isinstance(value, str):
+            _check_length(len(value))
+            self._spend(len(value) // MADE)
+        elif isinstance(value, _CONTAINERS):
+            self._size(value)
+        return value
+
+    def _seen(self, value: Any) -> Any:
+        self._spend(self._size(value) // SEEN)
+        return value
+
+    def _given(self, value: Any) -> Any:
+        """The argument of a filter or method."""
+        _check_number(value)
+        return self._seen(value)
+
+    def _written(self, value: Any) -> str:
+        self._size(value)
+        text = str(value)
+        self._spend(len(text) // MADE)
+        return text
+
+    def _joined(self, parts: Iterable[Any]) -> str:
+        texts = [self._written(part) for part in parts]
+        _check_length(sum(map(len, texts)))
+        return self._made("".join(texts))
+
     def call(self, context: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         self._spend(CALL)
-        return super().call(context, function, *args, **kwargs)
+        if isinstance(function, LoopContext) and args:  # the next level of a recursive loop
+            args = (self._counted(args[0]), *args[1:])
+            self._spend(4 * CALL)
+        owner = getattr(function, "__self__", None)
+        if isinstance(owner, str | bytes | int | float):
+            self._seen(owner)
+            for value in (*args, *kwargs.values()):
+                self._given(value)
+        return self._made(super().call(context, function, *args, **kwargs))
+
+    def wrap_str_format(self, value: Any) -> Any:
+        wrapped = super().wrap_str_format(value)
+        if wrapped is None:
+            return None
+        text = value.__self__
+        if value.__name__ == "format_map":
+            return lambda given: _Formatter(self).vformat(text, (), given)
+        return lambda *args, **kwargs: _Formatter(self).vformat(text, args, kwargs)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         sizes = [len(x) if isinstance(x, Sized) else None for x in (left, right)]
-        if operator == "+" and None not in sizes:
+        if operator == "%":
+            if isinstance(left, str | bytes):
+                _check_conversions(left, right)
+                self._size(right)
+        elif operator == "+" and None not in sizes:
             _check_length(sum(sizes))  # type: ignore[arg-type]
         elif operator == "*" and sizes != [None, None]:
             _check_length((sizes[0] if sizes[0] is not None else left) * (right if sizes[1] is None else sizes[1]))
         elif operator != "+" and isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
             _check_length(bits)
-        return super().call_binop(context, operator, left, right)
+        return self._made(super().call_binop(context, operator, left, right))
+
+
+class _Formatter(SandboxedFormatter):
+    """That of `str.format`, with bounded widths."""
+
+    def __init__(self, environment: BoundedEnvironment):
+        super().__init__(environment)
+        self._total = 0
+
+    def format_field(self, value: Any, format_spec: str) -> Any:
+        self._total += sum(map(_number, re.findall(r"\d+", format_spec)))
+        _check_length(self._total)
+        return self._add(super().format_field(value, format_spec))
+
+    def _add(self, text: str) -> str:
+        self._total += len(text)
+        _check_length(self._total)
+        return text
 
 
 def _check_length(length: int) -> None:
     if length > LENGTH:
-        raise Unbounded(f"it makes a text or a number of more than {LENGTH:,} characters")
+        raise Unbounded(f"it makes a text, container or number of more than {LENGTH:,} characters")
 
 
-def _joined(parts: Iterable[Any]) -> str:
-    texts = [str(part) for part in parts]
-    _check_length(sum(map(len, texts)))
-    return "".join(texts)
+def _check_number(value: Any) -> None:
+    if isinstance(value, int) and value > LENGTH:
+        raise Unbounded(f"it gives a filter or method a number of more than {LENGTH:,}")
 
 
-def _to_json(value: Any, **how: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, **how)
+def _number(digits: str) -> int:
+    """A width as it is written; any of more than 9 digits is above every bound."""
+    digits = digits.lstrip("0")
+    return int(digits or 0) if len(digits) < 10 else 10**9
+
+
+def _check_conversions(text: str | bytes, given: Any) -> None:
+    """Bound what `text % given` makes: the widths that it names, and its values as often as it may use one."""
+    form = text if isinstance(text, str) else text.decode("latin-1")
+    found = _CONVERSION.findall(form)
+    values = list(given.values()) if isinstance(given, Mapping) else given if isinstance(given, tuple) else (given,)
+    length = len(form) + sum(_number(width) for pair in found for width in pair if width not in ("", "*"))
+    length += sum(abs(v) for v in values if isinstance(v, int)) if any("*" in pair for pair in found) else 0
+    longest = max((len(v) for v in values if isinstance(v, str | bytes)), default=0)
+    _check_length(length + len(found) * longest)
+
+
+def _format(value: Any, *args: Any, **kwargs: Any) -> str:
+    """Jinja's filter `format`."""
+    if args and kwargs:
+        raise TypeError("the filter format takes values by position or by name, and not both")
+    given: Any = kwargs or args
+    _check_conversions(str(value), given)
+    return str(value) % given
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """The filter `tojson` of transformers, with its arguments. (Jinja's own escapes HTML.)"""
+    if indent is not None and (indent if isinstance(indent, int) else len(indent)) > 1000:
+        raise Unbounded("it indents JSON by more than 1,000 characters")
+    how: dict[str, Any] = {"ensure_ascii": ensure_ascii, "indent": indent, "separators": separators}
+    length, parts = 0, []
+    for part in json.JSONEncoder(**how, sort_keys=sort_keys).iterencode(value):
+        length += len(part)
+        _check_length(length)
+        parts.append(part)
+    return "".join(parts)
 
 
 def _refuse(message: str) -> NoReturn:

@@ -136,3 +136,5 @@ def _read(file: Path) -> str:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise TemplateError(f"{file} is not UTF-8 (byte {error.start}): write it again in UTF-8") from None
+    except OSError as error:
+        raise TemplateError(f"the chat template {file} cannot be read: {error.strerror}") from error

@@ -9,6 +9,8 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
+from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -241,6 +243,13 @@ def test_files_that_are_no_cache_are_refused(tmp_path):
         assert other.read_bytes() == content
     with pytest.raises(CacheError, match="no cache can be kept at .*other/cache"):
         Store(other / "cache")
+    with mock.patch.object(Path, "stat", side_effect=PermissionError(13, "Permission denied")):
+        with pytest.raises(CacheError, match="no cache can be kept at .*c .Permission denied.: choose another"):
+            Store(path)
+    with pytest.raises(CacheError, match="the cache .* cannot be used: unable to open"):
+        Store(tmp_path)
+    with pytest.raises(CacheError, match="nowhere cannot be read: No such file"):
+        read_jsonl(tmp_path / "nowhere")
     other.write_bytes(b"")
     Store(other)
     for statement, match in (("CREATE TABLE cats (x)", "something else"), ("CREATE TABLE samples (x)", "format 0")):
@@ -250,6 +259,34 @@ def test_files_that_are_no_cache_are_refused(tmp_path):
         db.close()
         with pytest.raises(CacheError, match=match):
             Store(other)
+
+
+LOCKED = """
+import fcntl, sys
+with open(sys.argv[1], "r+b") as file:
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 510, 0x40000002)  # the bytes that a reader of SQLite's locks
+    except OSError:
+        print("locked")
+"""
+
+
+def test_a_second_store_of_a_file_keeps_the_locks_of_the_first(tmp_path):
+    """On POSIX, closing any descriptor of a file drops all of the process's locks on it."""
+    path = tmp_path / "c"
+
+    def locked():
+        return subprocess.run(
+            [sys.executable, "-ISc", LOCKED, str(path)], capture_output=True, text=True
+        ).stdout.strip()
+
+    first = Store(path)
+    assert locked() == ""
+    with first._connect() as db:
+        db.execute("SELECT count(*) FROM samples").fetchone()
+        assert locked() == "locked"
+        Store(path), Store(path, read_only=True)
+        assert locked() == "locked"
 
 
 def test_a_damaged_reply_is_named(tmp_path):

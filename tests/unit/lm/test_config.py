@@ -123,6 +123,7 @@ def test_hugging_face_and_back(rope):
         # transformers' default, 4,096, needs the flag; null is no window.
         ({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 0}, 4096, None),
         ({"model_type": "qwen3", "use_sliding_window": True, "max_window_layers": 1}, 4096, (False, True)),
+        ({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": None}, None, None),
         ({"model_type": "qwen3", "use_sliding_window": True, "layer_types": ["sliding_attention"] * 2}, 4096, None),
         ({"model_type": "qwen2", "use_sliding_window": True, "sliding_window": None}, None, None),
         ({"model_type": "qwen2", "max_window_layers": 0}, None, None),
@@ -159,6 +160,7 @@ def test_what_a_family_leaves_out_is_what_transformers_takes():
     assert (qwen3.kv_heads, qwen3.size, qwen3.qk_norm, qwen3.max_position_embeddings) == (32, 128, True, 32768)
     assert (mistral.bos_token_id, mistral.eos_token_id, qwen3.eos_token_id) == (1, 2, None)
     assert LlamaConfig.from_hf({**bare, "eos_token_id": None}).eos_token_id is None
+    assert LlamaConfig.from_hf({**bare, "eos_token_id": []}).eos_token_id is None
 
 
 @pytest.mark.slow

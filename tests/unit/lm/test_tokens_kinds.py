@@ -56,6 +56,7 @@ def test_spare_tokens_stand_for_other_words(tmp_path):
     assert first == spare.encode("turn")[0] and dax == again != xolo and {dax, xolo} <= set(spare.spare_ids)
     assert spare.encode("right.") == spare.encode("right"), "a mark is lost before a known word is"
     assert spare.encode("left,.") == spare.encode("left,") and spare.encode("?!") == spare.encode("?")
+    assert spare.encode("dax" + "!" * 100_000) == [dax] and len(spare.encode("!" * 100_000)) == 1
     assert spare.encode_batch(["xolo.", "dax,:"]) == [[xolo], [dax]]
     # by hand: 8 bytes of BLAKE2b of "dax", big-endian, modulo 64
     assert dax - 5 == int(hashlib.blake2b(b"dax", digest_size=8).hexdigest(), 16) % 64

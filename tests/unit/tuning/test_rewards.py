@@ -125,8 +125,21 @@ def test_a_reward_of_the_users_own(tmp_path, monkeypatch):
         with pytest.raises(ModuleNotFoundError, match="there is no module .* to take the reward 'short' from"):
             load_reward(name)
     (tmp_path / "needs.py").write_text("import no_such_dependency\n")
-    with pytest.raises(ModuleNotFoundError, match="No module named 'no_such_dependency'"):
+    with pytest.raises(
+        ValueError, match="needs raised ModuleNotFoundError when .*No module named 'no_such_dependency'"
+    ):
         load_reward("needs:short")
+    for source, error in (
+        ("x = 1 / 0", "ZeroDivisionError .*: division by zero; correct it"),
+        ("from math import foo", "ImportError .*: cannot import name 'foo'"),
+        ("def f(:", "SyntaxError"),
+        ("import sys; sys.exit()", "SystemExit"),
+    ):
+        (tmp_path / "bad_reward.py").write_text(source)
+        for where in ("bad_reward", f"{tmp_path}/bad_reward.py"):
+            with pytest.raises(ValueError, match=f"bad_reward(\\.py)? raised {error}"):
+                load_reward(f"{where}:f")
+        assert "bad_reward" not in sys.modules
     with pytest.raises(FileNotFoundError, match=r"there is no file .*yours\.py"):
         load_reward(f"{tmp_path / 'yours.py'}:short")
     with pytest.raises(ValueError, match=r"no reward 'exakt'.*exact.*FILE\.py:FUNCTION"):
@@ -141,12 +154,14 @@ def test_a_reward_of_the_users_own(tmp_path, monkeypatch):
         (lambda p, c, r: [[1.0], [2.0]], r"gave an array of \[2, 1\], not one"),
         (lambda p, c, r: ["good", "bad"], "gave .*good.*, which is no array of numbers"),
         (lambda p, c, r: None, r"gave an array of \[\]"),
+        (lambda p, c, r: [0.0, 10**400], r"gave '\[0\.0, 1000.*, which is no array of numbers: int too large"),
+        (lambda p, c, r: [0.0, 10**5000], "gave 'a list', which is no array of numbers: int too large"),
         (lambda p, c, r: [1.0, float("nan")], "gave nan for the text ''; a finite number is needed"),
         (lambda p, c, r: [float("inf"), 0.0], "gave inf for the text '4'"),
         (lambda p, c, r: [1 / len(text) for text in c], "raised ZeroDivisionError: division by zero"),
         (lambda p, c, r: [r[0]["answer"]] * 2, "raised KeyError: 'answer'"),
     ],
-    ids=["short", "scalar", "nested", "text", "none", "nan", "inf", "raises", "field"],
+    ids=["short", "scalar", "nested", "text", "none", "huge", "endless", "nan", "inf", "raises", "field"],
 )
 def test_rewards_that_fail_are_found_on_the_first_row(function, message):
     with pytest.raises(RewardError, match=f"the reward's function {message}.*tried on the first row"):
@@ -199,7 +214,7 @@ length = Length()
     assert load_reward(f"{file}:length")([""], ["abc"], [{}]) == [1.5]
     broken = tmp_path / "broken.py"
     broken.write_text("raise OSError('no licence')\n")
-    with pytest.raises(ValueError, match=r"broken\.py raised OSError when .*no licence; correct the file"):
+    with pytest.raises(ValueError, match=r"broken\.py raised OSError when .*no licence; correct it"):
         load_reward(f"{broken}:length")
     assert "_llmrl_reward_broken" not in sys.modules
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import json
+from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -334,6 +336,26 @@ def test_files_of_templates_that_are_wrong_are_named(tmp_path):
     (tmp_path / "chat_template.jinja").write_bytes("é".encode("latin-1"))
     with pytest.raises(TemplateError, match=r"chat_template.jinja is not UTF-8 \(byte 0\)"):
         ChatTemplate.load(tmp_path)
+
+
+def unreadable():
+    """As root may read everything, the error of the system is made here."""
+    return mock.patch.object(Path, "open", side_effect=PermissionError(13, "Permission denied"))
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path):
+    (tmp_path / "chat_template.jinja").write_text("x")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "response": "b"}')
+    with unreadable(), pytest.raises(TemplateError, match="template .*chat_template.jinja cannot be read: Permission"):
+        ChatTemplate.load(tmp_path)
+    with unreadable(), pytest.raises(DataError, match="rows.jsonl cannot be read: Permission denied; check"):
+        list(read_rows(tmp_path / "rows.jsonl"))
+    (tmp_path / "chat_template.jinja").unlink()
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    with unreadable(), pytest.raises(ValueError, match="tokenizer_config.json cannot be read: Permission denied"):
+        ChatTemplate.load(tmp_path)
+    with pytest.raises(DataError, match="cannot be read: File name too long"):
+        list(read_rows(tmp_path / ("x" * 300 + ".jsonl")))
 
 
 # --- packing ----------------------------------------------------------------------------------------------------------
