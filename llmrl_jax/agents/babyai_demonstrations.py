@@ -237,7 +237,12 @@ def read_demos(path: str | Path) -> tuple[dict[str, Any], Iterator[Demonstration
         raise DemosError(f"{path} is not parquet: {error}") from error
     if said is None:
         raise DemosError(f"{path} says nothing of demonstrations in its metadata: `llmrl envs demos` writes such files")
-    metadata = json.loads(said)
+    try:
+        metadata = json.loads(said)
+    except (ValueError, RecursionError) as error:
+        raise DemosError(f"{path} has metadata of demonstrations that are no JSON ({error}): write it again") from None
+    if not isinstance(metadata, dict):
+        raise DemosError(f"{path} has {str(metadata)[:60]} as the metadata of demonstrations; an object is needed")
     if metadata.get("format") != FORMAT:
         raise DemosError(f"{path} has the format {metadata.get('format')}; this version reads {FORMAT}")
     wanted = _schema()
@@ -265,6 +270,8 @@ def _episodes(parquet: Any, path: Path) -> Iterator[Demonstration]:
 
 def _demonstration(rows: list[dict[str, Any]], path: Path) -> Demonstration:
     first, last = rows[0], rows[-1]
+    if empty := next((name for row in rows for name, value in row.items() if value is None), ""):
+        raise DemosError(f"{path}: episode {first['episode']} has no value in a row of the column {empty!r}")
     steps = [row["step"] for row in rows]
     ends = [row["terminated"] or row["truncated"] for row in rows]
     if steps != list(range(len(rows))) or ends != [False] * (len(rows) - 1) + [True]:
