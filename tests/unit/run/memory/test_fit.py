@@ -21,8 +21,9 @@ from llmrl_jax.run.chunk import make_chunk
 from llmrl_jax.run.memory import advice, sizes
 from llmrl_jax.run.memory.config import FitConfig
 from llmrl_jax.run.memory.fit import Fit, fit
-from llmrl_jax.run.memory.programs import held, setting
+from llmrl_jax.run.memory.programs import PROGRAMS, held, setting
 from llmrl_jax.tuning import Packed, SFTConfig, make_sft
+from tests.compilation import QUICK
 
 
 LAYERS = 5  # as many as are scanned: written out, they take twice as long to compile
@@ -130,7 +131,14 @@ def test_types_and_quantised_bases(model):
         assert base(quantize=kind) == on_device(coded) < base() // 2
 
 
-def test_the_verdict(model, capsys):
+def test_the_verdict(model, capsys, monkeypatch):
+    compile_score, made = PROGRAMS["score"], []
+
+    def once(s):
+        made.append(made[0] if made else compile_score(s))
+        return made[0]
+
+    monkeypatch.setitem(PROGRAMS, "score", once)  # three measurements of one program
     config = FitConfig(model, "score", batch_size=4, length=8, advise=False)
     found = fit(config)
     assert found.fits is None and "give --memory" in found.table()
@@ -140,6 +148,7 @@ def test_the_verdict(model, capsys):
     assert _fit.fit(replace(config, memory="1GiB")) == 0
     assert "It fits: " in capsys.readouterr().out
     assert _fit.fit(replace(config, memory=str(found.total - 1))) == 1
+    assert len(made) == 3
     out = capsys.readouterr().out
     assert "It does not fit: 100%" in out and f"total {sizes.size(found.total)}" in " ".join(out.split())
 
@@ -210,9 +219,10 @@ def test_what_cannot_be(model, changes, message):
 
 def test_a_config_alone_is_read_and_devices_are_simulated(model):
     """In a new process, in which no device is in use yet."""
-    env = {n: v for n, v in os.environ.items() if n not in ("XLA_FLAGS", "JAX_PLATFORMS")}
+    env = {n: v for n, v in os.environ.items() if n != "JAX_PLATFORMS"} | {"XLA_FLAGS": " ".join(QUICK)}
     program = [sys.executable, "-m", "llmrl_jax.cli.main", "lm", "fit"]
     args = ["--model", f"{model}/config.json", "--devices", "4", "--mesh", "fsdp=4", "--length", "16"]
+    args += ["--workload", "score"]
     done = subprocess.run([*program, *args, "--memory", "1GiB"], capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr
     assert "4 x cpu (cpu), fsdp=4" in done.stdout and "It fits" in done.stdout
