@@ -43,7 +43,8 @@ def learner_of(name):
 
 @pytest.fixture(scope="module", params=sorted(ALGORITHMS))
 def learner(request):
-    return learner_of(request.param)
+    made = learner_of(request.param)
+    return dataclasses.replace(made, init=jax.jit(made.init))  # compiled once for all runs
 
 
 def bits(x):
@@ -75,7 +76,6 @@ def test_states_keep_their_shapes_and_metrics_their_bounds(learner):
 def test_it_resumes_bit_for_bit(learner, tmp_path):
     """Four updates at once, and the last two again from the files of the second: environments, memory and counters
     included."""
-    learner = dataclasses.replace(learner, init=jax.jit(learner.init))  # once for both runs
 
     def run(**options):
         config = RunConfig(name="run", out=str(tmp_path), progress="off", checkpoint_every=2, **options)
