@@ -59,10 +59,10 @@ def test_our_worlds_step_and_reset_as_gymnaxs_do(id):
     world, _ = envs_jax.make(id)
     assert isinstance(env, theirs.environment.Environment) and env.name == id
     key = jax.random.key(1)
-    obs, state = env.reset(key, params)
-    testing.same(obs, world.reset(key, params)[0], "the first observation", atol=1e-6)
+    (obs, state), (first, _) = jax.jit(lambda: (env.reset(key, params), world.reset(key, params)))()
+    testing.same(obs, first, "the first observation", atol=1e-6)
     n, steps = 4, 40
-    states = jax.tree.map(lambda x: jnp.stack([x] * n), state)
+    states = jax.tree.map(lambda x: np.stack([x] * n), jax.device_get(state))
     space = env.action_space(params)
 
     def step(states, key):
@@ -77,7 +77,8 @@ def test_our_worlds_step_and_reset_as_gymnaxs_do(id):
 
         return played[1], (played, jax.vmap(ours)(keys, states, actions))
 
-    _, (played, (stepped, fresh)) = jax.lax.scan(step, states, jax.random.split(jax.random.key(2), steps))
+    play = jax.jit(lambda states: jax.lax.scan(step, states, jax.random.split(jax.random.key(2), steps))[1])
+    played, (stepped, fresh) = jax.device_get(play(states))
     obs, after, reward, terminated, truncated, info = played
     testing.same((reward, terminated, truncated), stepped[2:5], "reward and flags", atol=1e-5)
     testing.same(info["final_observation"], stepped[0], "the observation before the reset", atol=1e-5)
@@ -105,10 +106,9 @@ def test_gymnaxs_wrappers_take_our_worlds():
 
     env, params = bridge.make("Debug-Catch-v0")
     logged = LogWrapper(env)
-    _, state = logged.reset(jax.random.key(0), params)
+    (_, state), step = jax.jit(logged.reset)(jax.random.key(0), params), jax.jit(logged.step)
     for t in range(5):
-        *_, info = logged.step(jax.random.key(t), state, 1, params)
-        state = _[1]
+        _, state, *_, info = step(jax.random.key(t), state, 1, params)
     assert int(info["returned_episode_lengths"]) == 5 and bool(info["returned_episode"])
 
 
