@@ -193,7 +193,7 @@ class Checkpoints:
         **Arguments:** `like`, a state (of arrays or `jax.ShapeDtypeStruct`) with the structure, shapes, dtypes and
         shardings of the result; the devices may differ from those at saving; `update`, which checkpoint (None: the
         newest); `fresh`, the frozen part of a new start: if it equals the saved one, it is used instead of reading, so
-        that its memory is needed only once, and written again if its files are damaged.
+        that its memory is needed only once, and written again if its files changed and are damaged.
         **Returns:** the state and its update.
         **Raises:** `FileNotFoundError` if there is none; `CheckpointError` if its configuration differs (naming the
         options), its state differs (naming the leaves), the data in the `fresh` frozen part differ (leaves of int32
@@ -212,13 +212,13 @@ class Checkpoints:
             same = self._is_same(fresh, meta, wanted)
             state = self._read(like, wanted, meta, fresh if same else None)
             if same:
-                self._repair_frozen(fresh)
+                self._repair_frozen(fresh, meta)
             self.notes += restoring.moved(meta, wanted)
             return state, wanted
         except DamagedFrozen as error:
             raise CheckpointError(
-                f"the frozen part of {self.folder} is damaged ({error}): --run.resume writes it again, if the model "
-                "and the data are where they were"
+                f"the frozen part of {self.folder} is damaged ({error}): delete {self.frozen_root}, and --run.resume "
+                "writes it again, if the model and the data are where they were"
             ) from error
         except Damaged as error:
             self._offer(like, wanted, error)
@@ -257,11 +257,23 @@ class Checkpoints:
             )
         return sums == saved
 
-    def _repair_frozen(self, fresh: Any) -> None:
-        """Write the frozen part again if its files are damaged."""
-        if not self.read_only and (wrong := frozen_part.damage(self.frozen_root)):
-            self._write_frozen(fresh)
-            self.notes.append(f"the frozen part was damaged ({wrong}), and was written again")
+    def _repair_frozen(self, fresh: Any, meta: Mapping[str, Any]) -> None:
+        """Write the frozen part again if its files changed, and with them the arrays. Files that are as they were
+        written are not read."""
+        if self.read_only or not (wrong := frozen_part.changed(self.frozen_root)):
+            return
+        if jax.process_count() == 1:
+            with contextlib.suppress(Damaged):
+                for portion in frozen_part.portions(trees.named_leaves(fresh)):
+                    self._read_frozen(portion, portion, meta)
+                return frozen_part.note(self.frozen_root)  # such as a copy, whose files have other times
+        self._write_frozen(fresh)
+        self.notes.append(f"the files of the frozen part changed ({wrong}): it was written again")
+
+    def _read_frozen(self, like: Any, leaves: Mapping[str, Any], meta: Mapping[str, Any]) -> Any:
+        """Arrays of the frozen part, by name in `leaves`, in the structure of `like`. **Raises:** `Damaged`."""
+        read = partial(frozen_part.read, self.frozen_root)
+        return restoring.restore_leaves(like, leaves, meta["frozen"], read, meta["format"], "frozen.")
 
     def _read(self, like: Any, update: int, meta: Mapping[str, Any], frozen: Any = None) -> Any:
         """The state, with the given `frozen` part, else with that on disk."""
@@ -286,8 +298,7 @@ class Checkpoints:
             return state.replace(frozen=frozen_like)
 
         try:
-            read = partial(frozen_part.read, self.frozen_root)
-            frozen = restoring.restore_leaves(frozen_like, frozen_leaves, meta["frozen"], read, version, "frozen.")
+            frozen = self._read_frozen(frozen_like, frozen_leaves, meta)
         except Damaged as error:
             raise DamagedFrozen(str(error)) from error
         self._keep_sums(meta)

@@ -1,14 +1,16 @@
 """The frozen part of a run, which no update changes: `<folder>/frozen`, written once beside the checkpoints.
 
-`<folder>/frozen.json` has the size and the CRC of each of its files. They are compared when a run continues, since the
-arrays are not read then if a new start has loaded the same ones.
+`<folder>/frozen.json` has the size and the time of change of each of its files. A run that continues, and has loaded
+the same arrays, compares these only. Where they differ, it reads the arrays, compares their checksums, and writes them
+again if they are damaged. Several processes write them again at once, since a file that only one of them cannot read
+would stop the others. A changed bit that leaves the time of its file as it is (a fault of the disk) is found when the
+arrays are read in place of the model, as an evaluation does.
 """
 
 from __future__ import annotations
 
 import json
-import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,33 +21,54 @@ import orbax.checkpoint as ocp
 from llmrl_jax.core.files import write_whole
 
 
-BLOCK = 1 << 24
-"""Bytes of a file that are in memory at a time."""
+TOGETHER = 1 << 30
+"""Bytes of the arrays that are read at a time to compare them."""
 
 
 def write(root: Path, leaves: Mapping[str, Any]) -> None:
     """Write or replace the arrays `leaves` (by name, none empty) in the folder `root`. A collective operation."""
-    first = jax.process_index() == 0
-    if first:
+    if jax.process_index() == 0:
         _record(root).unlink(missing_ok=True)
     with ocp.StandardCheckpointer() as writer:
         writer.save(root, dict(leaves), force=True)
-    if first:
-        files = {path.relative_to(root).as_posix(): _sum(path) for path in sorted(root.rglob("*")) if path.is_file()}
+    note(root)
+
+
+def note(root: Path) -> None:
+    """Record the files as they are now: those of arrays that were written, or read and compared."""
+    if jax.process_index() == 0:
+        files = {path.relative_to(root).as_posix(): _facts(path) for path in sorted(root.rglob("*")) if path.is_file()}
         write_whole(_record(root), json.dumps(files) + "\n")
 
 
 def read(root: Path, like: Mapping[str, Any]) -> Any:
-    """The arrays, with the shapes, dtypes and shardings of `like`."""
-    with ocp.StandardCheckpointer() as reader:
-        return reader.restore(root, like)
+    """The arrays, or some of them, with the shapes, dtypes and shardings of `like`."""
+    if not like:
+        return {}
+    how = ocp.checkpoint_utils.construct_restore_args(like)
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+        return reader.restore(root, args=ocp.args.PyTreeRestore(dict(like), restore_args=how, partial_restore=True))
 
 
-def damage(root: Path) -> str:
-    """What is missing or differs from the files that were written, as a clause; empty if nothing is. A collective
-    operation: process 0 looks. Of a run without `frozen.json`, as earlier versions wrote it, only the folder must be
-    there."""
-    wrong = _damage(root) if jax.process_index() == 0 else ""
+def portions(like: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The arrays in portions of at most `TOGETHER` bytes, or of one array, so that few are in memory twice."""
+    portion: dict[str, Any] = {}
+    size = 0
+    for name, x in like.items():
+        own = x.size * x.dtype.itemsize
+        if portion and size + own > TOGETHER:
+            yield portion
+            portion, size = {}, 0
+        portion[name] = x
+        size += own
+    if portion:
+        yield portion
+
+
+def changed(root: Path) -> str:
+    """What is missing, or differs in size or time from the record, as a clause; empty if nothing does. Reads no
+    contents. A collective operation: process 0 looks."""
+    wrong = _changed(root) if jax.process_index() == 0 else ""
     if jax.process_count() > 1:
         from jax.experimental import multihost_utils
 
@@ -55,18 +78,18 @@ def damage(root: Path) -> str:
     return wrong
 
 
-def _damage(root: Path) -> str:
+def _changed(root: Path) -> str:
     if not root.is_dir():
         return f"{root} is missing"
     try:
-        saved = dict(json.loads(_record(root).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return ""
-    for name, wanted in saved.items():
+        recorded = dict(json.loads(_record(root).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return f"{_record(root)} is missing, or cannot be read"  # as of earlier versions
+    for name, facts in recorded.items():
         path = root / name
         if not path.is_file():
             return f"{path} is missing"
-        if path.stat().st_size != wanted[0] or _sum(path) != wanted:
+        if _facts(path) != facts:  # also the checksums of earlier versions
             return f"{path} has changed"
     return ""
 
@@ -75,10 +98,7 @@ def _record(root: Path) -> Path:
     return root.with_name(f"{root.name}.json")
 
 
-def _sum(path: Path) -> list[int]:
-    """The size of a file in bytes, and its CRC-32."""
-    size = crc = 0
-    with path.open("rb") as file:
-        while block := file.read(BLOCK):
-            size, crc = size + len(block), zlib.crc32(block, crc)
-    return [size, crc]
+def _facts(path: Path) -> dict[str, int]:
+    """The size of a file in bytes, and when it changed, in whole seconds: copies keep no more."""
+    stat = path.stat()
+    return {"size": stat.st_size, "modified": int(stat.st_mtime)}

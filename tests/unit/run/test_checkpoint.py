@@ -3,9 +3,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import os
 import shutil
 import sys
-from pathlib import Path
+import time
 from types import SimpleNamespace
 
 import jax
@@ -208,10 +209,6 @@ def test_nothing_to_restore(states, folder, tmp_path):
         empty.restore(states[0])
 
 
-def largest(folder: Path) -> Path:
-    return max((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
-
-
 DAMAGE = ("truncate data", "flip data", "truncate description", "rename in description", "number in description")
 DAMAGE += ("delete data", "delete meta")
 
@@ -307,7 +304,8 @@ def test_a_frozen_part_that_is_the_same_is_not_read_again(tmp_path):
         (tmp_path / "frozen" / "d").rename(tmp_path / "frozen" / "e")
         for fresh in ((), other):  # which is read, and is not there
             with pytest.raises(
-                CheckpointError, match="the frozen part of .* is damaged .*: --run.resume writes it again"
+                CheckpointError,
+                match="the frozen part of .* is damaged .*: delete .*frozen, and --run.resume writes it",
             ):
                 checkpoints.restore(like, fresh=fresh)
 
@@ -318,11 +316,12 @@ def test_a_damaged_frozen_part_that_was_loaded_again_is_written_again(damage, tm
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, state)
-    broken = largest(tmp_path / "frozen")
+    (broken,) = (tmp_path / "frozen" / "d").iterdir()  # other files are not needed to read the arrays
     if damage == "a bit":  # of the same size
         raw = bytearray(broken.read_bytes())
         raw[len(raw) // 2] ^= 0x10
         broken.write_bytes(bytes(raw))
+        os.utime(broken, (0, time.time() + 9))  # not in the second in which it was written
     elif damage == "a file":
         broken.unlink()
     else:
@@ -331,11 +330,46 @@ def test_a_damaged_frozen_part_that_was_loaded_again_is_written_again(damage, tm
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.restore(like, fresh=state.frozen)
         (note,) = checkpoints.notes
-        assert note.startswith("the frozen part was damaged") and f"{named})" in note and note.endswith("written again")
+        assert note.startswith("the files of the frozen part changed (") and f"{named}): it was written again" in note
     assert_same(restore_state(tmp_path, state)[0], state)  # without a model to load again, as an evaluation reads it
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.restore(like, fresh=state.frozen)
         assert not checkpoints.notes
+
+
+@pytest.mark.parametrize("how", ["copied", "earlier version", "earlier version without sums"])
+def test_a_frozen_part_whose_files_look_changed_is_read_once(how, tmp_path, monkeypatch):
+    state = TinyLearner().init(jax.random.key(0))
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, state)
+    record = tmp_path / "frozen.json"
+    if how == "copied":
+        for path in (tmp_path / "frozen").rglob("*"):
+            os.utime(path, (9, 9))
+    elif how == "earlier version":
+        record.write_text(
+            json.dumps({name: [facts["size"], 1] for name, facts in json.loads(record.read_text()).items()})
+        )
+    else:
+        record.unlink()
+    reads = []
+    read = frozen.read
+    monkeypatch.setattr(frozen, "read", lambda root, like: reads.append(list(like)) or read(root, like))
+    monkeypatch.setattr(frozen, "write", lambda *args: pytest.fail("written"))
+    monkeypatch.setattr(frozen, "TOGETHER", 200)  # the target has 256 bytes, the words 10
+    for _ in range(2):
+        with Checkpoints(tmp_path) as checkpoints:
+            assert checkpoints.restore(like, fresh=state.frozen)[0].frozen is state.frozen and not checkpoints.notes
+        assert reads == [["target"], ["words"]]
+
+
+def test_a_part_of_the_frozen_arrays_is_read_in_its_own_shape(states, folder):
+    words = states[0].frozen["words"]
+    np.testing.assert_array_equal(frozen.read(folder / "frozen", {"words": words})["words"], words)
+    with pytest.raises(ValueError, match="shape"):
+        frozen.read(folder / "frozen", {"words": jnp.zeros(7, words.dtype)})
+    assert frozen.read(folder / "frozen", {}) == {}
 
 
 @pytest.mark.parametrize("changed", [{"jax": "0.1"}, {"jaxlib": "0.2", "numpy": "1.0"}, {"device": "NVIDIA H100"}, {}])
