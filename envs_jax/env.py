@@ -47,6 +47,9 @@ def check_numbers(env: Environment, space: Space, action: Any, ignored: np.ndarr
 
     **Arguments:** `env`, for the message; `ignored`, bool `[N]`, the rows of a batch whose action may have any value.
     **Raises:** `ValueError` naming the action and what is needed."""
+    low: Any
+    high: Any
+    shape: tuple[int, ...]
     if isinstance(space, Discrete):
         low, high, shape = 0, space.n - 1, ()
     elif isinstance(space, Box) and np.issubdtype(np.dtype(space.dtype), np.integer):

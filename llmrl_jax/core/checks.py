@@ -80,7 +80,7 @@ def in_interval(name: str, value: Any, interval: str, *, remedy: str = "") -> No
 
 
 @lru_cache
-def _literals(kind: type) -> dict[str, tuple[Any, ...]]:
+def _literals(kind: Any) -> dict[str, tuple[Any, ...]]:
     """The values of each field of a class whose annotation is a `Literal`, or one of several types that are."""
     found = {}
     for name, hint in get_type_hints(kind).items():
@@ -98,7 +98,8 @@ def check_choices(config: Any, prefix: str = "") -> None:
     **Arguments:** `prefix`, before the name of each in the message.
     **Raises:** `ValueError`, "ppo.schedule is 'lin'; one of constant, linear is needed".
     """
-    for name, choices in _literals(type(config)).items():
+    kind: Any = type(config)
+    for name, choices in _literals(kind).items():
         value = getattr(config, name)
         if value not in choices:
             known = ", ".join(str(choice) if choice != "" else "''" for choice in choices)

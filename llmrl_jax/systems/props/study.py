@@ -19,6 +19,7 @@ from llmrl_jax.core.files import append_line, write_whole
 from llmrl_jax.systems.props.config import PropsConfig, make_optimizer
 from llmrl_jax.systems.props.episode import EpisodeRecorder
 from llmrl_jax.systems.props.history import Trajectory, Transition
+from llmrl_jax.systems.props.log_lines import fault
 from llmrl_jax.systems.props.optimizers.base import LEAST, centers
 from llmrl_jax.systems.props.proposals import NoProposal
 from llmrl_jax.systems.props.search import closing_of, population_of
@@ -253,7 +254,7 @@ class Study:
                 if cut and number > len(whole):
                     break
                 raise self._damaged(number, f"cannot be read ({error})") from None
-            if wrong := _fault(line, self.policy.num_params, self.config.asks):
+            if wrong := fault(line, self.policy.num_params, self.config.asks):
                 raise self._damaged(number, f"({text[:60]!r}) is no round of a search: {wrong} is needed")
             if line["round"] != self.result.rounds:
                 raise ValueError(f"{self.log}: line {number} is of round {line['round']}; the log is not whole")
@@ -313,42 +314,6 @@ class Study:
             "final_episodes": int(returns.size),
             "final_length": float(np.mean(played.lengths)),
         }
-
-
-_NUMBER = (int, float)
-
-
-def _fault(line: Any, num_params: int, asks: bool) -> str:
-    """What a line of a log lacks; empty if it has everything that is read from it.
-
-    **Arguments:** `num_params`, of a policy; `asks`, whether the method queries a language model."""
-    if not isinstance(line, dict) or not isinstance(line.get("round"), int):
-        return "an object with the number of its `round`"
-    if "stopped" in line:
-        return ""
-    rows = {name: line.get(name) for name in ("params", "values", "returns", "lengths")}
-    counts = {len(x) if isinstance(x, list) else -1 for x in rows.values()}
-    if len(counts) > 1 or -1 in counts:
-        return f"one list of each of {', '.join(rows)}, of equal lengths,"
-    dropped = line.get("dropped", [])
-    if not isinstance(dropped, list) or not all(isinstance(one, dict) for one in dropped):
-        return "a list of objects in `dropped`"
-    for name in ("returns", "lengths"):
-        kind = int if name == "lengths" else (*_NUMBER, str)  # a dropped return is written as a word
-        if not all(_are(kind, x) for x in (*rows[name], *(one.get(name) for one in dropped))):
-            return f"numbers of the episodes in `{name}`"
-    if not _are(_NUMBER, rows["values"]) or not all(_are(_NUMBER, x, num_params) for x in rows["params"]):
-        return f"a number for each of `values`, and {num_params} for each of `params`,"
-    if asks and not isinstance(line.get("record"), dict):
-        return "the `record` of the queries"
-    if not all(isinstance(line.get(name), _NUMBER) for name in ("best", "episodes")):  # figures read them
-        return "numbers in `best` and `episodes`"
-    return ""
-
-
-def _are(kind: Any, x: Any, count: int | None = None) -> bool:
-    """Whether `x` is a list of values of a type, of `count` of them if that is given."""
-    return isinstance(x, list) and all(isinstance(value, kind) for value in x) and count in (None, len(x))
 
 
 def _to_json(trajectory: Trajectory) -> list[Any]:

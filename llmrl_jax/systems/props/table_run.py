@@ -45,7 +45,7 @@ TITLES = {
 }  # fmt: skip
 PAGE = "props-table.md"
 RECORD = "props-table.json"
-ROW = {
+ROW: dict[str, Any] = {
     "task": str, "method": str, "seeds": int, "budget": int, "final_episodes": int, "final": (int, float),
     "standard_error": (int, float, NoneType),
 }  # fmt: skip

@@ -15,8 +15,9 @@ from llmrl_jax.run.signals import StopRequest
 from llmrl_jax.systems.glam import demo, posttest_run
 from llmrl_jax.systems.props import search_run, table_run
 from llmrl_jax.systems.props.config import PropsConfig, TemplateConfig
+from llmrl_jax.systems.props.log_lines import fault
 from llmrl_jax.systems.props.settings import PropsRun
-from llmrl_jax.systems.props.study import Study, _fault
+from llmrl_jax.systems.props.study import Study
 from llmrl_jax.systems.props.tasks import get
 
 
@@ -118,8 +119,8 @@ LINE = {
         ({"dropped": [{"params": [0, 0]}]}, "numbers of the episodes in `returns`"),
         ({"dropped": 5}, "a list of objects in `dropped`"),
         ({"round": "a"}, "an object with the number of its `round`"),
-        ({"params": 5}, "one list of each of params, values, returns, lengths"),
-        ({"values": []}, "one list of each of params, values, returns, lengths"),
+        ({"params": 5}, "a list of each of `params`, `values`, `returns` and `lengths`"),
+        ({"values": []}, "one of each of `params`, `values`, `returns` and `lengths` for every policy"),
         ({"params": [[1.0]]}, "and 2 for each of `params`"),
         ({"values": ["a"]}, "a number for each of `values`"),
         ({"lengths": [["a"]]}, "numbers of the episodes in `lengths`"),
@@ -128,12 +129,12 @@ LINE = {
     ],
 )
 def test_what_a_line_of_a_search_lacks(change, lacking):
-    assert lacking in _fault(LINE | change, 2, asks=True) and bool(lacking) == bool(_fault(LINE | change, 2, True))
+    assert lacking in fault(LINE | change, 2, asks=True) and bool(lacking) == bool(fault(LINE | change, 2, True))
 
 
 def test_lines_of_other_kinds():
-    assert _fault(5, 2, True) and _fault({}, 2, True) and _fault({"round": 0}, 2, False)
-    assert not _fault({"round": 0, "stopped": "why"}, 2, True) and not _fault(LINE | {"record": None}, 2, False)
+    assert fault(5, 2, True) and fault({}, 2, True) and fault({"round": 0}, 2, False)
+    assert not fault({"round": 0, "stopped": "why"}, 2, True) and not fault(LINE | {"record": None}, 2, False)
 
 
 def test_a_result_that_is_no_object_is_judged_again(tmp_path):
