@@ -31,7 +31,8 @@ def explore(seeds, coefs, updates):
         return state.replace(bonus=state.bonus.replace(whole=whole))
 
     runs = [(seed, coef) for seed in seeds for coef in coefs]
-    states = [weighted(ppo.init(jax.random.key(seed)), jnp.float32(coef)) for seed, coef in runs]
+    first = {seed: ppo.init(jax.random.key(seed)) for seed in seeds}
+    states = [weighted(first[seed], jnp.float32(coef)) for seed, coef in runs]
     states = jax.tree.map(lambda *x: jnp.stack(x), *states)
     train = jax.jit(lambda s: jax.lax.scan(lambda s, _: jax.vmap(ppo.update)(s), s, None, length=updates))
     success = np.nan_to_num(np.asarray(train(states)[1]["success"]))  # nan where no episode ended
