@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +35,15 @@ def network(env, params, memory=0):
     return NetworkPolicy(env.action_space(params), hidden=(16,), memory=memory)
 
 
+@cache
+def alone(id, memory):
+    """The first state on one device, and what an update makes of it: `(state, metrics)`."""
+    env, params = world(id)
+    learner = make_ppo(CONFIG, env, params, network(env, params, memory))
+    state = learner.init(jax.random.key(0))
+    return state, jax.jit(learner.update)(state)
+
+
 @pytest.mark.parametrize(
     ("id", "memory"),
     [
@@ -47,8 +57,8 @@ def test_one_device_and_eight(id, memory):
     key = jax.random.key(0)
     env, params = world(id)
     policy = network(env, params, memory)
-    here, there = (make_ppo(CONFIG, env, params, policy, m) for m in (None, mesh))
-    one, eight = here.init(key), there.init(key)
+    there = make_ppo(CONFIG, env, params, policy, mesh)
+    (one, (updated, metrics)), eight = alone(id, memory), there.init(key)
     rows = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
     for leaf in jax.tree.leaves((eight.runner.obs, eight.runner.env_state.env, eight.runner.carry)):
         assert leaf.sharding.is_equivalent_to(rows, leaf.ndim)
@@ -65,7 +75,7 @@ def test_one_device_and_eight(id, memory):
     for name in ("log_prob", "value", "next_value"):  # products of matrices of other shapes round differently
         np.testing.assert_allclose(getattr(a, name), getattr(b, name), atol=1e-5, err_msg=name)
 
-    one, metrics = jax.jit(here.update)(one)
+    one = updated
     eight, metrics_8 = jax.jit(there.update, out_shardings=(kept, None))(eight)
     for x, y in zip(jax.tree.leaves(one.params), jax.tree.leaves(eight.params)):
         np.testing.assert_allclose(x, y, atol=2e-4)
@@ -93,7 +103,7 @@ class Split(NetworkPolicy):
 
 def test_weights_stay_where_the_policy_puts_them():
     mesh = mesh_of(4, 2)
-    env, params = world("Debug-Match-v0")
+    env, params = world("Debug-Catch-v0")
     learner = make_ppo(CONFIG, env, params, Split(mesh, env.action_space(params)), mesh)
     state = learner.init(jax.random.key(0))
     over = NamedSharding(mesh, PartitionSpec(None, "fsdp"))
@@ -106,9 +116,8 @@ def test_weights_stay_where_the_policy_puts_them():
     check(state)
     state, metrics = jax.jit(learner.update)(state)
     check(state)
-    whole = make_ppo(CONFIG, env, params, network(env, params))
-    alone, _ = jax.jit(whole.update)(whole.init(jax.random.key(0)))
-    for x, y in zip(jax.tree.leaves(alone.params), jax.tree.leaves(state.params)):
+    _, (whole, _) = alone("Debug-Catch-v0", 0)
+    for x, y in zip(jax.tree.leaves(whole.params), jax.tree.leaves(state.params)):
         np.testing.assert_allclose(x, y, atol=2e-4)
     assert jnp.isfinite(metrics["loss"])
 
