@@ -7,7 +7,7 @@ from typing import Literal
 
 from jax.sharding import Mesh
 
-from llmrl_jax.core.checks import COUNT, fields_in
+from llmrl_jax.core.checks import COUNT, check_choices, fields_in
 from llmrl_jax.parallel import Placement
 from llmrl_jax.tuning.prompts import Prompts
 
@@ -63,6 +63,7 @@ class GRPOConfig:
         fields_in(self, "[0, inf)", "clip_low", "clip_high", "kl_coef", "entropy_coef", prefix="grpo.")
         fields_in(self, "[0, inf)", "learning_rate", "head_chunk", prefix="grpo.")
         fields_in(self, "(0, inf]", "max_grad_norm", prefix="grpo.")
+        check_choices(self, prefix="grpo.")
         if self.head_chunk and self.max_new_tokens % self.head_chunk:
             raise ValueError(
                 f"grpo.head_chunk is {self.head_chunk}; it must divide grpo.max_new_tokens, {self.max_new_tokens}"

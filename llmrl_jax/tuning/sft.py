@@ -15,7 +15,7 @@ import optax
 from flax import struct
 from jax.sharding import Mesh
 
-from llmrl_jax.core.checks import COUNT, FROM_0, at_least, fields_in
+from llmrl_jax.core.checks import COUNT, FROM_0, at_least, check_choices, fields_in
 from llmrl_jax.lm import Llama
 from llmrl_jax.lm.quantize import any_quantized
 from llmrl_jax.lm.tokens import check_tokens
@@ -63,6 +63,7 @@ class SFTConfig:
         fields_in(self, "[0, 1)", "warmup", "adam_b1", "adam_b2", prefix="sft.")
         fields_in(self, "[0, 1]", "final_fraction", prefix="sft.")
         fields_in(self, "(0, inf]", "max_grad_norm", prefix="sft.")
+        check_choices(self, prefix="sft.")
         if self.batch_size % self.microbatches:
             raise ValueError(f"sft.batch_size {self.batch_size} is not divided by sft.microbatches {self.microbatches}")
 

@@ -15,6 +15,7 @@ from llmrl_jax.rl.ppo_config import PPOConfig
 from llmrl_jax.rl.precision import RATIO_BOUNDS, ratio_error
 from llmrl_jax.rl.rnd import RNDConfig
 from llmrl_jax.systems.glam.config import GlamConfig
+from llmrl_jax.tuning import GRPOConfig, SFTConfig
 
 
 REFUSED = [
@@ -36,6 +37,9 @@ REFUSED = [
     (RNDConfig, {"outputs": 10**9}, "rnd.outputs is 1000000000; from 1 to 1048576 is needed"),
     (RNDConfig, {"obs_clip": 0.0}, "rnd.obs_clip is 0.0; above 0 is needed"),
     (NetworkConfig, {"activation": "gelu"}, "network.activation is 'gelu'; one of auto, tanh, relu is needed"),
+    (SFTConfig, {"schedule": "cos"}, "sft.schedule is 'cos'; one of cosine, linear, constant is needed"),
+    (GRPOConfig, {"aggregate": "tokens"}, "grpo.aggregate is 'tokens'; one of token, sequence is needed"),
+    (GRPOConfig, {"advantage": "rloo"}, "grpo.advantage is 'rloo'; one of grpo, centred, leave_one_out is needed"),
     (GlamConfig, {"policy": "scorin"}, "policy is 'scorin'; one of scoring, heads is needed"),
     (GlamConfig, {"scoring": "max"}, "scoring is 'max'; one of sum, mean, per_word, raw_logits, max_normalised is"),
 ]
