@@ -14,7 +14,7 @@ from envs_jax import spaces, testing
 from envs_jax.bridges import brax as bridge
 from envs_jax.control.pendulum import PendulumState
 from envs_jax.env import innermost
-from envs_jax.resets import VectorEnv
+from envs_jax.resets import VectorEnv, VectorState
 
 
 KEY = jax.random.key(3)
@@ -34,6 +34,11 @@ def pendulum(envs):
     """brax's inverted pendulum on its cheapest backend, with one start and its compiled step."""
     env, params = envs_jax.make("brax/inverted_pendulum?backend=spring&max_steps=40")
     return env, params, jax.jit(env.reset)(KEY, params), jax.jit(env.step)
+
+
+@pytest.fixture(scope="module")
+def reacher(envs):
+    return bridge.from_brax("reacher", backend="spring")
 
 
 def test_without_brax_the_error_says_what_to_install(monkeypatch):
@@ -86,8 +91,8 @@ def test_steps_are_braxs_own(pendulum):
         assert reward == theirs[1][t] and terminated == theirs[2][t]
 
 
-def test_metrics_are_info_and_braxs_state_is_left_as_it_was(envs):
-    env, params = bridge.from_brax("reacher", backend="spring")
+def test_metrics_are_info_and_braxs_state_is_left_as_it_was(reacher):
+    env, params = reacher
     _, state = jax.eval_shape(env.reset, jax.eval_shape(lambda: KEY), params)
     held = dict(state.env.metrics)
     action = jax.ShapeDtypeStruct((2,), jnp.float32)
@@ -125,7 +130,9 @@ def test_batches_reset_from_the_pool(pendulum):
     env, params, *_ = pendulum
     batch = VectorEnv(env, 4, policy="pool", pool_size=2)
     params = params.replace(max_steps=jnp.int32(3))
-    obs, state = jax.jit(batch.reset)(KEY, params)
+    obs, states = jax.device_get(jax.jit(jax.vmap(env.reset, (0, None)))(jax.random.split(KEY, 6), params))
+    pool = jax.tree.map(lambda x: x[4:], (obs, states))
+    state = VectorState(jax.tree.map(lambda x: x[:4], states), pool)
     run = jax.jit(lambda state: testing.play(batch, params, state, KEY, 7))
     played = run(state)
     assert played["truncated"].tolist() == [[t in (2, 5)] * 4 for t in range(7)]
@@ -141,8 +148,8 @@ def test_the_conformance_kit(envs):
     testing.check(*bridge.from_brax("fast", max_steps=5), steps=12, policies=("pool",), devices=8)
 
 
-def test_the_contract_of_physics(envs):
-    testing.check_contract(*bridge.from_brax("reacher", backend="spring"), policies=())
+def test_the_contract_of_physics(reacher):
+    testing.check_contract(*reacher, policies=())
 
 
 @pytest.mark.slow
@@ -205,7 +212,7 @@ def test_braxs_wrappers_take_our_worlds(envs):
 def test_braxs_acting_collects_from_our_worlds(envs):
     acting = pytest.importorskip("brax.training.acting")
     env = envs.training.wrap(bridge.make("Debug-Aim-v0"), episode_length=5)
-    state = env.reset(jax.random.split(jax.random.PRNGKey(0), 2))
+    state = jax.jit(env.reset)(jax.random.split(jax.random.PRNGKey(0), 2))
 
     def policy(obs, key):
         return jnp.zeros((2, env.action_size)), {}
