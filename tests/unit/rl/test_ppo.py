@@ -137,8 +137,8 @@ def test_sizes_and_switches_by_their_metrics():
     assert np.abs(flat(plain.params) - flat(switched.params)).max() > 1e-6
 
 
-def test_the_pool_has_its_size_and_optimistic_resets_their_ratio():
-    """Only as shapes; the slow cases below play them."""
+def test_the_pool_has_its_size():
+    """Only as shapes; a slow case below plays it. That a reset ratio is passed on, its refusal shows."""
 
     def rows(**options):
         state = jax.eval_shape(learner_of(replace(TINY, **options)).init, jax.random.key(0))
