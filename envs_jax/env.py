@@ -115,8 +115,9 @@ class Environment(Generic[State, Params]):
         **Returns:** `(obs, state, reward, terminated, truncated, info)`: `reward` float32 `[]`, the flags bool `[]`
         (both may be true at once), `info` a dict of the same structure on every step. `obs` belongs to the state that
         the step reached, even if the episode ended there.
-        **Raises:** `ValueError` for a number that is no action of a discrete world, outside `jit` and `vmap`. Inside,
-        numbers are not known before the program runs, and such an action is undefined.
+        **Raises:** `ValueError` for a number that is no action of a discrete world, where it and `params` have known
+        values, as outside `jit` and `vmap`. Traced numbers are not known before the program runs, and such an action
+        is undefined.
         """
         raise NotImplementedError
 
