@@ -11,6 +11,7 @@ from typing import Any
 
 from llmrl_jax.core.checks import nearest
 from llmrl_jax.core.config import a_run
+from llmrl_jax.core.files import expanded
 from llmrl_jax.core.packaged import LANGUAGE_MODELS, Packaged
 from llmrl_jax.lm import gguf
 from llmrl_jax.lm.config import LlamaConfig
@@ -28,7 +29,7 @@ def locate(model: str | Path, *, revision: str | None = None) -> Path:
     **Raises:** `FileNotFoundError` if there is none of them, with the attempts made; `ModuleNotFoundError`, with the
     command, for a packaged model that is not installed; `ValueError` for an empty name, or a file that is no model.
     """
-    path = Path(model).expanduser()
+    path = expanded(model)
     if str(model).strip() and path.is_file():
         if path.suffix != gguf.SUFFIX and not gguf.is_gguf(path):
             raise FileNotFoundError(
@@ -51,7 +52,7 @@ def locate_folder(
     listed = f", or a name ({', '.join(known)})" if known else ""
     if not text.strip():
         raise ValueError(f"the model's name is empty; give a folder, or a Hugging Face hub id{listed}")
-    path = Path(name).expanduser()
+    path = expanded(name)
     if path.is_dir():
         return path
     if path.is_file():

@@ -21,6 +21,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from llmrl_jax.core.checks import nearest
+from llmrl_jax.core.files import expanded
 from llmrl_jax.lm import Generation, StopStrings
 
 
@@ -117,7 +118,7 @@ def load_reward(name: str) -> TextReward:
     if not where or not function:
         raise ValueError(f"the reward is {name!r}; FILE.py:FUNCTION is needed, or one of {', '.join(REWARDS)}")
     if where.endswith(".py"):
-        path = Path(where).expanduser()
+        path = expanded(where)
         if not path.is_file():
             raise FileNotFoundError(f"there is no file {path} to take the reward {function!r} from")
         own = f"_llmrl_reward_{path.stem}"

@@ -128,10 +128,11 @@ def extras() -> dict[str, list[str]]:
 
 def models() -> dict[str, Any]:
     """Packaged models, those in Hugging Face's local cache, and sentence encoders."""
+    from llmrl_jax.core.files import expanded
     from llmrl_jax.core.packaged import ENCODERS, LANGUAGE_MODELS
 
     home = os.environ.get("HF_HOME", os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface"))
-    hub = Path(os.environ.get("HF_HUB_CACHE", os.path.join(home, "hub"))).expanduser()
+    hub = expanded(os.environ.get("HF_HUB_CACHE", os.path.join(home, "hub")))
     names = sorted(p.name.removeprefix("models--").replace("--", "/") for p in hub.glob("models--*") if p.is_dir())
     packaged, encoders = (
         {name: "" if model.folder() else model.install for name, model in known.items()}
@@ -142,12 +143,14 @@ def models() -> dict[str, Any]:
 
 def cache() -> dict[str, Any]:
     """The persistent compilation cache that commands use, and its size."""
+    from llmrl_jax.core.files import expanded
+
     chosen = os.environ.get("JAX_COMPILATION_CACHE_DIR") or os.environ.get(
         "LLMRL_COMPILATION_CACHE", "~/.cache/llmrl_jax"
     )
     if chosen == "off":
         return {"folder": None, "bytes": 0, "programs": 0, "writable": False}
-    folder = Path(chosen).expanduser()
+    folder = expanded(chosen)
     files = [p for p in folder.rglob("*") if p.is_file()] if folder.is_dir() else []
     near = folder
     while not near.exists() and near != near.parent:

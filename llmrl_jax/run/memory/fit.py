@@ -16,6 +16,7 @@ import jax
 
 from llmrl_jax import lm
 from llmrl_jax.core.activity import doing
+from llmrl_jax.core.files import expanded
 from llmrl_jax.core.packaged import LANGUAGE_MODELS
 from llmrl_jax.lm.tensors import read_json
 from llmrl_jax.parallel import MeshSpec
@@ -88,7 +89,7 @@ def _title(fit: Fit) -> str:
 def read_shape(model: str) -> lm.LlamaConfig:
     """A model's architecture, from a folder, a GGUF file, a config.json, a packaged model's name or a hub id (only
     config.json is fetched)."""
-    path = Path(model).expanduser()
+    path = expanded(model)
     if path.is_dir() or path.is_file() and path.suffix != ".json" or model.lower() in LANGUAGE_MODELS:
         return lm.read_config(model)
     if not path.is_file():

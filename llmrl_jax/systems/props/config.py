@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 from envs_jax.env import Environment
 from llmrl_jax.chat import ChatModel
 from llmrl_jax.core.checks import COUNT, FROM_0, fields_in, refuse_unread
+from llmrl_jax.core.files import expanded
 from llmrl_jax.systems.props.describe import describe
 from llmrl_jax.systems.props.evollm import EvoLLM
 from llmrl_jax.systems.props.history import HistoryView
@@ -123,7 +124,7 @@ class TemplateConfig:
     @property
     def folder(self) -> Path | None:
         """`template_dir` as a path."""
-        return Path(self.template_dir).expanduser() if self.template_dir else None
+        return expanded(self.template_dir) if self.template_dir else None
 
     def __post_init__(self):
         given = (self.llm_si_template_name, self.llm_ui_template_name, self.llm_output_conversion_template_name)

@@ -14,6 +14,7 @@ from typing import Any
 
 import envs_jax
 from llmrl_jax.core.checks import nearest
+from llmrl_jax.core.files import expanded
 from llmrl_jax.systems.props.config import PolicyConfig, PropsConfig, ReplyConfig, TemplateConfig
 from llmrl_jax.systems.props.history import HistoryView
 from llmrl_jax.systems.props.published_keys import (
@@ -332,7 +333,7 @@ class _Reader:
         if not directory:
             self.note(f"there is no template_dir, {instead}")
             return TemplateConfig()
-        places = [Path(directory).expanduser(), self.folder / directory]
+        places = [expanded(directory), self.folder / directory]
         folder = next((place for place in places if place.is_dir()), None)
         if folder is None:
             self.note(f"there is no folder {directory} here, {instead}")

@@ -266,6 +266,9 @@ HOMES = (
             "a cache": f"{NAMED} --run.compilation-cache ~nouser-x/y", "a list": "runs list ~nouser-x/y",
             "a file": "rl train --config ~nouser-x/c.yaml", "a run to show": "runs show ~nouser-x/y",
             "a picture": "runs compare {glam} --out ~nouser-x/y.png", "a run to delete": "runs rm ~nouser-x/y",
+            "a model": "lm generate x --model ~nouser-x/m", "a model that fits": "lm fit --model ~nouser-x/m",
+            "templates": "props run --tasks nim --templates.template-dir ~nouser-x/t",
+            "a reward": "lm grpo --model {model} --data {data}/rows.jsonl --reward ~nouser-x/r.py:f",
         }.items()
     ),
     Row("checkpoints of a run that is gone", f"{NEW} --run.out {{tmp}} --run.name cartpole", "cartpole holds no "

@@ -385,17 +385,6 @@ def test_the_best_of_evaluations_that_a_resume_begins(tmp_path):
     assert (done.update, evaluated) == (8, [3, 8])
 
 
-def test_an_evaluation_that_no_longer_has_the_best_loses_nothing(tmp_path):
-    def measured(state, key):
-        return {"score": 1.0} if int(state.update) < 4 else {"other": 2.0}
-
-    config = run_config(tmp_path, eval_every=2, checkpoint_every=0, best="eval/score")
-    with pytest.raises(ValueError, match="--run.best is eval/score, which is no metric"):
-        train(TinyLearner(), config, num_updates=8, evaluate=measured)
-    with Checkpoints(tmp_path / "run", read_only=True) as saved:
-        assert saved.updates() == [4]
-
-
 def test_the_best_before_a_resume_stays_the_best(tmp_path):
     """By what was measured then; what is neither the best nor among the newest is deleted, whichever process wrote
     it."""
