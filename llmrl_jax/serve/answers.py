@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from llmrl_jax.serve.request import Ask, Sample
@@ -48,8 +49,10 @@ class Answer:
             before = self._shown.get(index, Sample("", 0, ""))
             if self._chat and index not in self._shown:
                 found.append(self._chunk(index, {"role": "assistant", "content": ""}, None, None))
-            self._shown[index] = sample
             new = sample.text[len(before.text) :]
+            if len(sample.text) < len(before.text):  # what was sent stays
+                sample = replace(sample, text=before.text)
+            self._shown[index] = sample
             if new or len(sample.pieces) > len(before.pieces):
                 said: Any = {"content": new} if self._chat else new
                 found.append(self._chunk(index, said, None, self._log_probs(sample, before)))

@@ -19,6 +19,7 @@ from llmrl_jax.serve.errors import ApiError
 from llmrl_jax.serve.gate import CUT_OFF, Gate
 from llmrl_jax.serve.inbox import Gone, Inbox, collect
 from llmrl_jax.serve.metrics import Metrics, make_metrics, page
+from llmrl_jax.serve.reading import Readers
 from llmrl_jax.serve.responses import Events, failed, headers_of, json_response, note_tokens, refusal
 from llmrl_jax.serve.wire import read_chat, read_completion, read_score
 
@@ -41,13 +42,15 @@ class Limits:
     request_bytes: int = 1_000_000
     """Largest size of a request's body, in bytes."""
     requests: int = 128
-    """Open requests, including those that are still being received."""
+    """Open requests that are posted, including those that are still being received."""
     body_seconds: float = 30.0
     """Seconds from a request's head to the end of its body."""
     score_pairs: int = 1024
     """Prompts times candidates of a scoring request."""
     score_tokens: int = 2**20
     """Tokens of a scoring request's pairs, each prompt counted once per candidate."""
+    score_characters: int = 2**22
+    """Characters of a scoring request's pairs, counted in the same way: each pair is tokenized on its own."""
     default_tokens: int = 512
     """`max_tokens` of a chat completion that gives none (16 for a completion, as at OpenAI)."""
 
@@ -88,7 +91,10 @@ def make_app(
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
-        await asyncio.to_thread(engine.close, CLOSE_SECONDS)
+        server.stop()
+        end = time.monotonic() + CLOSE_SECONDS
+        while not engine.close(0) and time.monotonic() < end:
+            await asyncio.sleep(0.01)
 
     async def http_error(request: Request, error: Exception) -> Any:
         assert isinstance(error, HTTPException)
@@ -98,9 +104,9 @@ def make_app(
 
     routes = [
         Route("/health", server.health),
-        Route("/metrics", server.guarded(server.metrics)),
-        Route("/v1/models", server.guarded(server.models)),
-        Route("/v1/models/{name:path}", server.guarded(server.one_model)),
+        Route("/metrics", server.guarded(server.metrics, limited=False)),
+        Route("/v1/models", server.guarded(server.models, limited=False)),
+        Route("/v1/models/{name:path}", server.guarded(server.one_model, limited=False)),
         Route("/v1/completions", server.guarded(partial(server.complete, chat=False)), methods=["POST"]),
         Route("/v1/chat/completions", server.guarded(partial(server.complete, chat=True)), methods=["POST"]),
         Route("/v1/score", server.guarded(server.score), methods=["POST"]),
@@ -108,7 +114,8 @@ def make_app(
     gate = Middleware(Gate, hosts=hosts, metrics=metrics, refusal=refusal)
     app = Starlette(routes=routes, middleware=[gate], lifespan=lifespan, exception_handlers={HTTPException: http_error})
     app.router.redirect_slashes = False  # a redirect repeats the host name that the request gave
-    app.state.stop = engine.stop
+    app.state.stop = server.stop
+    app.state.readers = server.readers
     return app
 
 
@@ -119,18 +126,29 @@ class _Server:
         self._engine, self._key, self._limits, self._metrics = engine, key.encode(), limits, metrics
         self._created = int(time.time())
         self._open = 0
+        self.readers = Readers()
+
+    def stop(self) -> None:
+        """End all requests with an error, and refuse more. On the event loop's thread."""
+        self._engine.stop()
+        self.readers.stop()
 
     async def health(self, request: Request) -> Any:
         """Whether the server answers. Needs no key and reveals nothing else."""
         return json_response({"status": "ok" if self._engine.alive else "stopping"}, 200 if self._engine.alive else 503)
 
-    def guarded(self, route: Callable[[Request, str], Awaitable[Any]]) -> Callable[[Request], Awaitable[Any]]:
-        """A route with the common checks; errors become HTTP answers."""
+    def guarded(
+        self, route: Callable[[Request, str], Awaitable[Any]], limited: bool = True
+    ) -> Callable[[Request], Awaitable[Any]]:
+        """A route with the common checks; errors become HTTP answers. **Arguments:** `route`; `limited`, whether it
+        counts as an open request. What only looks does not, so that it is answered while the server is full."""
 
         async def guard(request: Request) -> Any:
             request_id = request.scope["llmrl.request_id"]
             try:
                 self._check_caller(request)
+                if not limited:
+                    return await route(request, request_id)
                 if self._open >= self._limits.requests:
                     raise ApiError(f"{self._open} requests are open, the most at a time", 429, retry_after=1)
                 self._open += 1
@@ -193,11 +211,12 @@ class _Server:
     async def complete(self, request: Request, request_id: str, chat: bool) -> Any:
         """A completion or a chat completion, whole or streamed."""
         body, engine = await self._body(request), self._engine
-        # tokenizing and rendering a long text takes time
-        if chat:
-            read = await asyncio.to_thread(read_chat, body, engine.sampler, self._limits.default_tokens)
-        else:
-            read = await asyncio.to_thread(read_completion, body, engine.sampler, 16, engine.max_queue)
+        reader = (
+            partial(read_chat, body, engine.sampler, self._limits.default_tokens)
+            if chat
+            else partial(read_completion, body, engine.sampler, 16, engine.max_queue)
+        )
+        read = await self.readers.run(lambda check: reader(check=check), request.receive)
         answer = Answer(engine.served, read.asks, chat, request_id)
         inbox = Inbox(engine)
         inbox.ask(read.asks)
@@ -213,7 +232,8 @@ class _Server:
     async def score(self, request: Request, request_id: str) -> Any:
         """Log-probabilities of candidates."""
         body, engine, limits = await self._body(request), self._engine, self._limits
-        read = await asyncio.to_thread(read_score, body, engine.scorer, limits.score_pairs, limits.score_tokens)
+        most = limits.score_pairs, limits.score_tokens, limits.score_characters
+        read = await self.readers.run(lambda check: read_score(body, engine.scorer, *most, check), request.receive)
         inbox = Inbox(engine)
         inbox.work(engine.scorer.run(read.pairs))
         found: list[list[float]] = []

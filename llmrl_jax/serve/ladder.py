@@ -35,7 +35,8 @@ class Ladder:
 
     A prompt is padded to a length of its own, and computed in a program of that length. Its keys and values are then
     padded to the length of the answer, or the answer to that of the prompt, whichever is longer: so the program that
-    writes the answer has one length, `cache`, and not two.
+    writes the answer has one length, `cache`, and not two. Only several answers to a prompt have a length of their own,
+    of powers of 4, because their keys and values need memory once per answer.
     """
 
     context: int
@@ -54,6 +55,10 @@ class Ladder:
     def rows(self, count: int, samples: int = 1) -> int:
         """The padded number of prompts that have so many continuations each."""
         return min(power(count, 4), max(1, self.max_batch // samples))
+
+    def room(self, tokens: int, samples: int, cache: int) -> int:
+        """The padded length of an answer of a number of tokens, one of `samples` to a prompt of the length `cache`."""
+        return cache if samples == 1 else min(NARROWEST * power(-(-tokens // NARROWEST), 4), cache)
 
     def columns(self, tokens: int) -> int:
         """The padded length of candidates."""
@@ -78,9 +83,14 @@ class Ladder:
         shapes |= {(rows, prompt) for rows, prompt, _, _ in self.scores()}
         return sorted(shapes, key=lambda shape: (shape[1], shape[0]))
 
-    def answers(self) -> list[tuple[int, int, int]]:
-        """`(rows, samples, cache)`: the shapes of answers."""
-        return [(rows, samples, cache) for cache in self.lengths for rows, samples in self._batches()]
+    def answers(self) -> list[tuple[int, int, int, int]]:
+        """`(rows, samples, cache, room)`: the shapes of answers."""
+        return [
+            (rows, samples, cache, room)
+            for cache in self.lengths
+            for rows, samples in self._batches()
+            for room in _distinct(lambda k, n=samples, c=cache: self.room(k, n, c), cache)
+        ]
 
     def scores(self) -> list[tuple[int, int, int, int]]:
         """`(rows, prompt, candidates, columns)`: the shapes of scoring, for candidates up to `LONGEST_WARM` tokens."""

@@ -62,21 +62,23 @@ class Programs:
         keys: jax.Array,
         options: dict[str, np.ndarray],
         samples: int,
+        room: int,
         logits: jax.Array,
         cache: lm.Cache,
     ) -> State:
-        """Draw the first tokens. **Arguments:** `tokens`, int32 `[B, T]`, padded to the length of the answer; `keys`,
-        one per row; `options`, one value per row for each of `OPTIONS`; `samples`; what `read` returned."""
-        self._note("answers", (len(tokens), samples, tokens.shape[1]))
-        fixed, traced = self._config(tokens.shape[1], samples, options).split()
+        """Draw the first tokens. **Arguments:** `tokens`, int32 `[B, T]`, padded to the length of prompt and answer;
+        `keys`, one per row; `options`, one value per row for each of `OPTIONS`; `samples`; `room`, tokens of an answer;
+        what `read` returned."""
+        self._note("answers", (len(tokens), samples, tokens.shape[1], room))
+        fixed, traced = self._config(room, samples, options).split()
         if cache.capacity < tokens.shape[1]:
             cache = _widen(cache, tokens.shape[1])
         return _start(self.model, fixed, traced, None, tokens, lengths, keys, logits, cache)
 
     def advance(self, state: State, options: dict[str, np.ndarray], until: int) -> State:
         """Write until every answer has ended or has `until` tokens. `state` is donated."""
-        _, samples, capacity = state.out.tokens.shape
-        fixed, traced = self._config(capacity, samples, options).split()
+        _, samples, room = state.out.tokens.shape
+        fixed, traced = self._config(room, samples, options).split()
         return _advance(self.model, fixed, self.variables, traced, None, state, until)
 
     def score(
@@ -104,8 +106,8 @@ class Programs:
             compile_()
         return len(tasks)
 
-    def _config(self, capacity: int, samples: int, options: dict[str, Any]) -> lm.SamplingConfig:
-        return lm.SamplingConfig(capacity, samples=samples, stop_tokens=self._stop_tokens, **options)
+    def _config(self, room: int, samples: int, options: dict[str, Any]) -> lm.SamplingConfig:
+        return lm.SamplingConfig(room, samples=samples, stop_tokens=self._stop_tokens, **options)
 
     def _note(self, kind: str, shape: tuple[int, ...]) -> None:
         if (kind, *shape) not in self._shapes:
@@ -125,14 +127,16 @@ class Programs:
         for rows, prompt in ladder.reads():
             for length in ladder.lengths[ladder.lengths.index(prompt) + 1 :]:
                 yield _task(f"{rows} x prompts from {prompt} to {length} tokens", _widen, read[rows, prompt][1], length)
-        for rows, samples, length in ladder.answers():
+        for rows, samples, length, room in ladder.answers():
             traced = {name: np.full(rows, value) for name, value in _typed(OPTIONS).items()}
-            fixed, traced = self._config(length, samples, traced).split()
+            fixed, traced = self._config(room, samples, traced).split()
             logits, cache = read[rows, length]
             keys = jax.eval_shape(make_keys, *np.zeros((2, rows), np.uint32))
             rest = None, _int32(rows, length), _int32(rows), keys, logits, cache
             state = self._placed(jax.eval_shape(partial(start, model, fixed), traced, *rest))
-            name = f"{rows} x {samples} answers of {length} tokens"
+            name = f"{rows} x {samples} answers of {room} tokens"
+            if room < length:
+                name += f" after prompts of {length}"
             yield _task(f"{name}: the first token", _start, model, fixed, traced, *rest)
             yield _task(name, _advance, model, fixed, variables, traced, None, state, EVERY)
         for rows, prompt, count, columns in ladder.scores():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 import numpy as np
@@ -54,13 +54,23 @@ class Reader:
     """One continuation, as text.
 
     **Arguments:** `decode`, the tokenizer's; `how`; `before`, a token behind which a continuation is decoded whole
-    (`Served.plain_token`), for stop strings that begin with the space that `decode` drops at a text's beginning.
+    (`Served.plain_token`), for stop strings that begin with the space that `decode` drops at a text's beginning;
+    `byte_tokens`, those that are one byte each (`Served.byte_tokens`): `decode` writes a run of them as characters if
+    all of it is UTF-8, else none of it, so the text of a run is certain after its end only.
     """
 
-    def __init__(self, decode: Callable[[Any], str], how: Sampling, before: int | None = None):
-        self._decode, self._how, self._before = decode, how, before
+    def __init__(
+        self,
+        decode: Callable[[Any], str],
+        how: Sampling,
+        before: int | None = None,
+        byte_tokens: Container[int] = frozenset(),
+    ):
+        self._decode, self._how, self._before, self._byte_tokens = decode, how, before, byte_tokens
         self.finish = ""
         self._text, self._count = "", 0
+        self._before_bytes = 0
+        """Tokens before the run of bytes at the text's end."""
         self._prefixes = [Prefix(stop) for stop in how.stop]
         self._ends: list[int] = []
         self._log_probs: list[float] = []
@@ -70,7 +80,7 @@ class Reader:
         how = self._how
         if self.finish:
             return
-        before, self._count = self._count, min(length, how.max_tokens)
+        before, self._count = min(self._count, self._before_bytes), min(length, how.max_tokens)
         by_token = finish == lm.Finish.STOP_TOKEN and length <= how.max_tokens
         content = tokens[: self._count - by_token]
         dropped, text = self._divided(content)
@@ -82,9 +92,13 @@ class Reader:
             dropped, text = self._divided(content)
             text = text[: self._cut(dropped, text)]
             self.finish, self._count = "stop", len(content)
-        self._text = text if self.finish else text[: self._certain(dropped, text)]
+        self._before_bytes = self._run_starts(content)
+        certain = text if self.finish else text[: self._certain(dropped, text, content)]
+        if not certain.startswith(self._text):  # a decoder that changes what it wrote: what was sent stays
+            certain = self._text + certain[len(self._text) :]
+        self._text = certain
         if how.pieces:
-            self._divide(content, text, by_string)
+            self._divide(content, certain if self.finish else text, by_string)
             self._log_probs = [float(x) for x in log_probs[: len(self._ends)]]
 
     def sample(self) -> Sample:
@@ -107,9 +121,19 @@ class Reader:
         at = min((at for stop in self._how.stop if (at := whole.find(stop)) >= 0), default=None)
         return None if at is None else max(0, at - len(dropped))
 
-    def _certain(self, dropped: str, text: str) -> int:
-        """Length of an unfinished text's final part: without half a character or a possible stop string."""
+    def _run_starts(self, content: np.ndarray) -> int:
+        """How many tokens come before the run of bytes at the end."""
+        start = len(content)
+        while start and int(content[start - 1]) in self._byte_tokens:
+            start -= 1
+        return start
+
+    def _certain(self, dropped: str, text: str, content: np.ndarray) -> int:
+        """Length of the part of an unfinished text that stays: without half a character, a run of bytes at its end, or
+        a possible stop string."""
         end = len(text.rstrip("\ufffd"))
+        if self._before_bytes < len(content):
+            end = min(end, len(self._decode(content[: self._before_bytes])))
         held = (prefix.length(dropped + text[:end]) for prefix in self._prefixes)
         return max(0, end - max(held, default=0))
 

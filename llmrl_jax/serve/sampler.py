@@ -72,7 +72,9 @@ class Sampler:
         samples = ladder.samples(asks[0].how.n)
         batch = ladder.rows(len(asks), samples)
         prompt = max(ladder.length(len(ask.tokens)) for ask in asks)
-        length = max(prompt, *(ladder.length(ask.how.max_tokens) for ask in asks))
+        longest = max(ask.how.max_tokens for ask in asks)
+        length = max(prompt, ladder.length(longest))
+        room = ladder.room(longest, samples, length)
         tokens, lengths = np.zeros((batch, length), np.int32), np.ones(batch, np.int32)
         seeds, rows = np.zeros((2, batch), np.uint32)
         for i, ask in enumerate(asks):
@@ -83,12 +85,13 @@ class Sampler:
         options["top_p"] = np.maximum(options["top_p"], np.float32(1e-9))
         decode = self.served.tokenizer.decode
         before = self.served.plain_token if any(ask.how.stop for ask in asks) else None
-        readers = [[Reader(decode, ask.how, before) for _ in range(ask.how.n)] for ask in asks]
+        single = self.served.byte_tokens
+        readers = [[Reader(decode, ask.how, before, single) for _ in range(ask.how.n)] for ask in asks]
 
         logits, cache = programs.read(tokens[:, :prompt], lengths)
-        state = programs.start(tokens, lengths, make_keys(seeds, rows), options, samples, logits, cache)
+        state = programs.start(tokens, lengths, make_keys(seeds, rows), options, samples, room, logits, cache)
         del logits, cache
-        for until in range(EVERY, length + EVERY, EVERY):
+        for until in range(EVERY, room + EVERY, EVERY):
             state = programs.advance(state, options, until)
             out = jax.device_get(state.out)
             for i, row in enumerate(readers):

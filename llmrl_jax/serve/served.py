@@ -107,6 +107,14 @@ class Served:
         """See `lm.stops.plain_token`."""
         return plain_token(self.tokenizer)
 
+    @cached_property
+    def byte_tokens(self) -> frozenset[int]:
+        """The tokens that are one byte each (`<0x0A>`), where the tokenizer decodes them so, as Llama 2's does."""
+        names = [f"<0x{byte:02X}>" for byte in range(256)]
+        tokens = {name: self.tokenizer.backend.token_to_id(name) for name in names}
+        found = {name: token for name, token in tokens.items() if token is not None}
+        return frozenset(token for name, token in found.items() if self.tokenizer.decode([token]) != name)
+
     def encode(self, text: str) -> list[int]:
         """The tokens of a text to continue, after what the tokenizer puts before a text (`FastTokenizer.encode_start`).
 

@@ -80,13 +80,21 @@ def url_of(sock: socket.socket) -> str:
     return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
 
 
-def _server(app: Any) -> uvicorn.Server:
+def check_extra() -> None:
+    """**Raises:** `ModuleNotFoundError` without the extra `serve`, with the command that installs it."""
     try:
-        import h11
-        import uvicorn
-        from uvicorn.protocols.http.h11_impl import H11Protocol
+        import h11  # noqa: F401
+        import starlette  # noqa: F401
+        import uvicorn  # noqa: F401
     except ModuleNotFoundError as error:
         raise needs_extra(error) from error
+
+
+def _server(app: Any) -> uvicorn.Server:
+    check_extra()
+    import h11
+    import uvicorn
+    from uvicorn.protocols.http.h11_impl import H11Protocol
 
     class Protocol(H11Protocol):
         """uvicorn's, with a limit on connections and on the time for a request's head."""

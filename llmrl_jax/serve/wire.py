@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from llmrl_jax.chat.wire import quote
+from llmrl_jax.lm.sampling import EXTREMES
 from llmrl_jax.serve.errors import ApiError
 from llmrl_jax.serve.request import Ask, Sampling
 from llmrl_jax.serve.sampler import Sampler
@@ -84,23 +85,38 @@ class ScoreRequest:
     candidates: int
 
 
+def _go_on() -> None:
+    """A check that never stops the work."""
+
+
 def read_completion(
-    body: Mapping[str, Any], sampler: Sampler, default_tokens: int = 16, max_prompts: int | None = None
+    body: Mapping[str, Any],
+    sampler: Sampler,
+    default_tokens: int = 16,
+    max_prompts: int | None = None,
+    check: Callable[[], None] = _go_on,
 ) -> Request:
-    """A body of `/v1/completions`. **Raises:** `ApiError`, naming the field."""
+    """A body of `/v1/completions`. **Arguments:** `check`, called between two steps, which may raise to stop the work.
+    **Raises:** `ApiError`, naming the field."""
     _refuse_others(body, sampler.served, {"prompt"})
     texts = _prompts(body)
     if max_prompts is not None and len(texts) > max_prompts:
         raise ApiError(f"{len(texts)} prompts are in one request; at most {max_prompts} may wait here", param="prompt")
-    prompts = [_encoded(sampler.served, prompt) for prompt in texts]
+    prompts = []
+    for prompt in texts:
+        check()
+        prompts.append(_encoded(sampler.served, prompt))
     logprobs = _integer(body, "logprobs", -1, 0)
     if logprobs > 0:
         raise _unsupported("logprobs", logprobs, (0,), _INSTEAD["top_logprobs"])
     return _request(body, sampler, prompts, "max_tokens", default_tokens, logprobs == 0)
 
 
-def read_chat(body: Mapping[str, Any], sampler: Sampler, default_tokens: int = 512) -> Request:
-    """A body of `/v1/chat/completions`. **Raises:** `ApiError`, naming the field."""
+def read_chat(
+    body: Mapping[str, Any], sampler: Sampler, default_tokens: int = 512, check: Callable[[], None] = _go_on
+) -> Request:
+    """A body of `/v1/chat/completions`. **Arguments:** `check`, see `read_completion`. **Raises:** `ApiError`, naming
+    the field."""
     _refuse_others(body, sampler.served, {"messages", "max_completion_tokens"})
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
@@ -111,17 +127,25 @@ def read_chat(body: Mapping[str, Any], sampler: Sampler, default_tokens: int = 5
         limit = "max_completion_tokens"
         if body.get("max_tokens") not in (None, body[limit]):
             raise ApiError("max_tokens and max_completion_tokens differ; give one of them", param="max_tokens")
+    check()
     tokens = _blamed("messages", lambda: sampler.served.encode_chat(said))
     return _request(body, sampler, [tokens], limit, default_tokens, _boolean(body, "logprobs"))
 
 
 def read_score(
-    body: Mapping[str, Any], scorer: Scorer, max_pairs: int | None = None, max_tokens: int | None = None
+    body: Mapping[str, Any],
+    scorer: Scorer,
+    max_pairs: int | None = None,
+    max_tokens: int | None = None,
+    max_characters: int | None = None,
+    check: Callable[[], None] = _go_on,
 ) -> ScoreRequest:
     """A body of `/v1/score`.
 
     **Arguments:** `body`; `scorer`; `max_pairs`, of a prompt and a candidate; `max_tokens`, the sum of the tokens of
-    all pairs, that is with each prompt counted once per candidate.
+    all pairs, that is with each prompt counted once per candidate; `max_characters`, the same of their characters,
+    because a tokenizer may merge the end of a prompt with a candidate, so each pair is tokenized on its own; `check`,
+    see `read_completion`.
     **Raises:** `ApiError`, naming the field."""
     known = {"model", "prompt", "candidates"}
     for name in sorted(set(body) - known - _IGNORED):
@@ -143,8 +167,17 @@ def read_score(
             "in a request: send several requests",
             param="candidates",
         )
+    texts = [[len(text) for text in each if isinstance(text, str)] for each in (prompts, candidates)]
+    length = sum(texts[0]) * len(texts[1]) + sum(texts[1]) * len(prompts)
+    if max_characters is not None and length > max_characters:
+        raise ApiError(
+            f"the pairs of a prompt and a candidate have {length} characters together, each prompt counted once per "
+            f"candidate; at most {max_characters} are read in a request: send several requests",
+            param="candidates",
+        )
     spent, encoded = 0, []
     for prompt in prompts:
+        check()
         encoded.append(_encoded(served, prompt))
         if len(encoded[-1]) >= served.context:
             raise ApiError(
@@ -156,12 +189,14 @@ def read_score(
         spent += len(encoded[-1]) * len(candidates)
         _refuse_tokens(spent, max_tokens)
     for candidate in candidates:
+        check()
         if isinstance(candidate, str):
             _blamed("candidates", partial(_text, candidate))
             _blamed("candidates", partial(served.refuse_early, candidate))
     pairs: list[Pair] = []
     for prompt, tokens in zip(prompts, encoded):
         for candidate in candidates:
+            check()
             pairs.append(_blamed("candidates", partial(scorer.encode, prompt, candidate, tokens)))
             spent += len(pairs[-1].candidate)
             _refuse_tokens(spent, max_tokens)
@@ -185,6 +220,8 @@ def _request(body, sampler: Sampler, prompts: Sequence[list[int]], limit: str, d
     options: dict[str, Any] = {"n": _integer(body, "n", 1, 1), "top_k": _integer(body, "top_k", 0, 0)}
     for name, default_value in (("temperature", 1.0), ("top_p", 1.0), ("min_p", 0.0), ("repetition_penalty", 1.0)):
         options[name] = _number(body, name, default_value)
+    if 0 < options["temperature"] < EXTREMES["temperature"][0]:
+        options["temperature"] = 0.0  # some clients send a tiny number for greedy
     if body.get("seed") is not None:
         options["seed"] = _integer(body, "seed", 0, -(2**63))
     asks: list[Ask] = []

@@ -57,7 +57,7 @@ def serve(
     from llmrl_jax.serve.app import LOOPBACK, Limits, make_app
     from llmrl_jax.serve.engine import Engine
     from llmrl_jax.serve.served import Served
-    from llmrl_jax.serve.server import bind, is_loopback, listen, url_of
+    from llmrl_jax.serve.server import bind, check_extra, is_loopback, listen, url_of
 
     if not model:
         raise ValueError("--model is empty; name a model folder, a GGUF file, a hub id or smollm2-135m")
@@ -86,7 +86,8 @@ def serve(
         score_pairs=max_pairs,
         default_tokens=default_tokens,
     )
-    with bind(host, port) as sock:  # a taken port is found before the model is loaded
+    check_extra()  # what is missing is found before the model is loaded, and so is a port that is taken
+    with bind(host, port) as sock:
         served = Served.load(
             model,
             adapter=adapter,
@@ -111,7 +112,9 @@ def serve(
         finally:
             engine.close(0)
     print("stopped", flush=True)
-    if engine.stuck:  # in a compilation, which cannot be interrupted; the interpreter would crash in it at its end
+    # A compilation cannot be interrupted, and the interpreter would crash in it at its end; it would wait for a text
+    # that is still tokenized.
+    if engine.stuck or app.state.readers.busy:
         sys.stderr.flush()
         os._exit(0)
 

@@ -17,6 +17,8 @@ from llmrl_jax.serve import (
     LocalLlama,
     Scorer,
 )
+from llmrl_jax.serve.errors import ApiError
+from llmrl_jax.serve.wire import read_chat, read_score
 from tests.serving import CHAT, HELLO, KEY, SCORE, TEXT, post
 
 
@@ -272,6 +274,30 @@ def test_what_is_refused_and_how(url, path, body, param, said):
     assert headers["x-request-id"].startswith("req_") and (error["code"] == "context_length_exceeded") == (
         "context is" in said or said == "shorten the prompt"
     )
+
+
+def test_the_characters_of_pairs_are_bounded_before_they_are_tokenized(served, engine, monkeypatch):
+    read = []
+    monkeypatch.setattr(
+        type(served.tokenizer), "encode", lambda self, text: read.append(text) or [5] * (1 + text.count("a"))
+    )
+    body = {"model": "our/tiny", "prompt": " " * 2000, "candidates": ["a"] * 300}
+    with pytest.raises(ApiError, match="have 600300 characters together, .* at most 600000 are read in a request"):
+        read_score(body, engine.scorer, 1024, 2**20, 600_000)
+    assert not read
+    calls = iter([None] * 305)
+
+    def check():
+        next(calls)
+
+    with pytest.raises(StopIteration):
+        read_score(body, engine.scorer, 1024, 2**20, 600_300, check)
+    assert len(read) == 1 + 4, "the prompt, then four pairs"
+
+
+def test_a_temperature_next_to_0_is_greedy(engine):
+    for given, read in ((1e-8, 0.0), (9e-7, 0.0), (0, 0.0), (1e-6, 1e-6), (0.5, 0.5)):
+        assert read_chat(CHAT | {"temperature": given}, engine.sampler).asks[0].how.temperature == read
 
 
 def test_what_changes_nothing_is_taken(client):

@@ -23,15 +23,24 @@ COMPILER = "jax._src.interpreters.pxla"
 def test_the_ladder_by_hand():
     ladder = Ladder(256, 4)
     assert ladder.lengths == [64, 128, 256]
-    assert ladder.answers() == [(b, n, c) for c in (64, 128, 256) for b, n in ((1, 1), (4, 1), (1, 4))]
+    # several answers to a prompt have a length of their own: 64, 256, 1,024 ...
+    rooms = {64: [64], 128: [64, 128], 256: [64, 256]}
+    assert ladder.answers() == [
+        (b, n, c, room)
+        for c in (64, 128, 256)
+        for b, n in ((1, 1), (4, 1), (1, 4))
+        for room in (rooms[c] if n > 1 else [c])
+    ]
+    assert [Ladder(8192, 16).room(k, 16, 8192) for k in (16, 65, 257, 4096, 4097)] == [64, 256, 1024, 4096, 8192]
+    assert Ladder(8192, 16).room(16, 1, 8192) == 8192
     assert ladder.reads() == [(b, p) for p in (64, 128, 256) for b in (1, 4)]
     # at most 1,024 tokens of candidates in a piece, and of prompts
     each = [(1, 1, 8), (1, 4, 8), (4, 4, 8), (1, 1, 64), (1, 4, 64), (4, 4, 64)]
     assert ladder.scores() == [(rows, p, count, w) for p in (64, 128, 256) for rows, count, w in each]
     assert Ladder(300, 6).lengths == [64, 128, 256, 300] and Ladder(40, 1).lengths == [40]
-    assert Ladder(40, 6).answers() == [(b, n, 40) for b, n in ((1, 1), (4, 1), (6, 1), (1, 4), (1, 6))]
+    assert Ladder(40, 6).answers() == [(b, n, 40, 40) for b, n in ((1, 1), (4, 1), (6, 1), (1, 4), (1, 6))]
     counts = [len(Ladder(8192, 16).reads()), len(Ladder(8192, 16).answers()), len(Ladder(8192, 16).scores())]
-    assert counts == [26, 48, 68]
+    assert counts == [26, 96, 68]
 
 
 class Recorder(Programs):
@@ -46,8 +55,8 @@ class Recorder(Programs):
         self.shape = tokens.shape
         return np.zeros(1), None
 
-    def start(self, tokens, lengths, keys, options, samples, logits, cache):
-        self.seen["answer"].add((len(tokens), samples, tokens.shape[1]))
+    def start(self, tokens, lengths, keys, options, samples, room, logits, cache):
+        self.seen["answer"].add((len(tokens), samples, tokens.shape[1], room))
         raise StopIteration
 
     def score(self, logits, cache, owners, candidates, counts):
@@ -79,6 +88,22 @@ def test_every_request_has_a_shape_of_the_ladder(served, context, max_batch):
     assert programs.seen["answer"] <= set(ladder.answers())
     assert programs.seen["score"] <= set(ladder.scores())
     assert all(count * width <= max(PIECE, width) for _, _, count, width in programs.seen["score"])
+
+
+def test_several_answers_take_memory_for_their_own_length(served):
+    """As for a prompt of 8,192 tokens with 16 answers of 16: room for 64 tokens each, not for 8,192."""
+    programs = Programs(dataclasses.replace(served, context=128), 4)
+    sampler = Sampler(served, 4, programs)
+    shapes = []
+    programs.advance = lambda state, *given: (
+        shapes.append(state.branches.keys.shape) or Programs.advance(programs, state, *given)
+    )
+    ask = Ask(tuple(range(3, 70)), Sampling(9, n=3, seed=4))
+    found = list(sampler.run([ask]))[-1]
+    assert len(found[0]) == 3 and all(sample.finish and 1 <= sample.count <= 9 for sample in found[0])
+    assert shapes[0] == (2, 1, 4, 1, 64, 8)  # layers, prompts, answers, heads, room, width
+    alone = list(sampler.run([dataclasses.replace(ask, how=Sampling(9, seed=4))]))[-1]
+    assert shapes[-1] == (2, 1, 1, 1, 128, 8) and alone[0][0] == found[0][0]
 
 
 def test_prompts_are_computed_once_for_the_pieces_that_share_them(served):

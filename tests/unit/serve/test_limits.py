@@ -12,6 +12,7 @@ import socket
 import sys
 import threading
 import time
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -124,8 +125,53 @@ def test_as_many_requests_as_may_be_at_work(served):
             )
             time.sleep(0.2)
             with pytest.raises(openai.RateLimitError, match="1 requests are open"):
-                c.models.list()
-        eventually(lambda: post(url, "/v1/models", None)[0] == 200)
+                c.completions.create(model="our/tiny", prompt="go", max_tokens=2)
+            assert [model.id for model in c.models.list()] == ["our/tiny"]  # what only looks is answered
+            with urllib.request.urlopen(url.removesuffix("/v1") + "/metrics", timeout=10) as page:
+                assert page.status == 200
+        eventually(lambda: post(url, "/v1/completions", TEXT | {"model": "other"})[0] == 404)
+
+
+def test_an_extra_that_is_missing_is_found_before_the_model_is_loaded(monkeypatch, capfd):
+    for name in ("starlette", "uvicorn", "h11"):
+        with monkeypatch.context() as missing:
+            missing.setitem(sys.modules, name, None)
+            missing.setattr("llmrl_jax.serve.served.Served.load", None)
+            assert cli.main(["serve", "--model", "tiny", "--port", "0"]) == 2
+        errors = capfd.readouterr().err
+        assert (
+            f"serving needs {name}, of the extra: pip install 'llmrl_jax[serve]'" in errors and errors.count("\n") == 1
+        )
+
+
+def test_a_text_that_is_still_read_holds_nobody_up(served, monkeypatch, caplog):
+    """A client that leaves, one that waits while the server stops, and the thread that is in the tokenizer."""
+    monkeypatch.setattr(server, "GRACE", 0.2)
+    engine, release, begun = Engine(served, max_batch=4, max_queue=4), threading.Event(), []
+
+    def encode(prompt, candidate, tokens):
+        begun.append(candidate)
+        release.wait(20)
+        return type(engine.scorer).encode(engine.scorer, prompt, candidate, tokens)
+
+    engine.scorer.encode = encode
+    app = make_app(engine)
+    with ThreadPoolExecutor(1) as pool:
+        with background(app) as url:
+            with connect(url) as sock:
+                sock.sendall(head("/v1/score", body=json.dumps(SCORE | {"candidates": ["a", "b"]}).encode()))
+                eventually(lambda: begun == ["a"])
+            eventually(lambda: not app.state.readers._open)  # it has left
+            waiting = pool.submit(post, url, "/v1/score", SCORE | {"candidates": ["c", "d"]})
+            eventually(lambda: begun == ["a", "c"])
+            started = time.monotonic()
+        assert time.monotonic() - started < 2 and app.state.readers.busy
+        status, _, answer = waiting.result()
+    assert status == 503 and answer["error"]["message"] == "the server is stopping"
+    release.set()
+    eventually(lambda: not app.state.readers.busy)
+    assert begun == ["a", "c"], "neither thread goes on to its second candidate"
+    assert not [r for r in caplog.records if r.levelno >= logging.ERROR]
 
 
 def test_a_client_that_hangs_up_stops_the_device(client, engine):

@@ -32,6 +32,7 @@ from llmrl_jax.chat.protocol import outcomes_of
 from llmrl_jax.chat.wire import sample_seed
 from llmrl_jax.lm.rope import rotations
 from llmrl_jax.serve import Ask, LocalLlama, Sampler, Sampling, Served, programs
+from llmrl_jax.serve.answers import Answer
 from llmrl_jax.serve.ladder import width
 from llmrl_jax.serve.programs import roomy
 from llmrl_jax.serve.reader import Prefix, Reader
@@ -319,6 +320,45 @@ def test_a_text_grows_and_is_never_taken_back(cuts):
     assert last.pieces == ("ab", "", "é", " S", "cd") and last.log_probs == (-0.0, -1.0, -2.0, -3.0, -4.0)
     reader.read(tokens, 9, log_probs, 1)  # it has ended, whatever comes
     assert reader.sample() == last
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 8])
+@pytest.mark.parametrize("stop", [(), ("€a",)])
+def test_bytes_of_a_character_do_not_repeat_what_was_sent(served, sentencepiece, every, stop):
+    """Llama 2's decoder makes a run of bytes that is no UTF-8 yet to replacement characters, all of it."""
+    served = dataclasses.replace(served, tokenizer=sentencepiece)
+    assert served.byte_tokens == set(range(3, 259))
+    for text, ending in (("go 😀😀€€€€ab\n😀 red", ""), ("go 😀😀€€€€", "\ufffd")):
+        tokens = np.array(sentencepiece.encode(text))
+        tokens = tokens[: len(tokens) - len(ending)]  # half a character at the end
+        whole = sentencepiece.decode(tokens)
+        assert whole == text if not ending else whole.endswith("\ufffd" * 19)
+        how = Sampling(len(tokens), stop=stop, pieces=True)
+        reader = Reader(sentencepiece.decode, how, byte_tokens=served.byte_tokens)
+        answer = Answer(served, [Ask((1,), how)], False, "x")
+        sent, shown = "", []
+        for end in [*range(every, len(tokens), every), len(tokens)]:
+            reader.read(tokens, end, np.zeros(len(tokens), np.float32), 0)
+            chunks = answer.chunks(0, [reader.sample()])
+            sent += "".join(chunk["choices"][0]["text"] for chunk in chunks)
+            shown.append(reader.sample())
+        assert sent == shown[-1].text == "".join(shown[-1].pieces)
+        assert sent == (whole[: whole.index("€a")] if stop and not ending else whole)
+        assert all(b.text.startswith(a.text) for a, b in itertools.pairwise(shown))
+
+
+def test_a_decoder_that_changes_its_text_repeats_nothing(served):
+    """As one that cleans up spaces: "is n" and then "isn't"."""
+    texts = ["is n", "isn't", "isn't it"]
+    how = Sampling(3)
+    reader, answer = Reader(lambda ids: texts[len(ids) - 1], how), Answer(served, [Ask((1,), how)], False, "x")
+    sent = ""
+    for end in (1, 2, 3):
+        reader.read(np.array([1, 2, 3]), end, np.zeros(3, np.float32), 0)
+        sent += "".join(c["choices"][0]["text"] for c in answer.chunks(0, [reader.sample()]))
+    assert sent == reader.sample().text == "is nt it"
+    shorter = dataclasses.replace(reader.sample(), text="is")
+    assert not answer.chunks(0, [shorter]) and not answer.chunks(0, [reader.sample()])
 
 
 def test_a_stop_string_may_begin_with_the_space_that_decoding_drops():
