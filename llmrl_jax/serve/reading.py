@@ -14,7 +14,7 @@ from llmrl_jax.serve.inbox import Gone
 
 T = TypeVar("T")
 
-THREADS = 8
+THREADS = 4
 """Requests that are read at a time; more of them wait."""
 
 

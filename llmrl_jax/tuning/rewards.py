@@ -155,7 +155,7 @@ def _failed(where: str | Path, function: str, error: BaseException) -> ValueErro
     line = str(error).split("\n")[0]
     return ValueError(
         f"{where} raised {type(error).__name__} when it was executed to take the reward {function!r} from it: "
-        f"{line}; correct it"
+        f"{line}; correct the file"
     )
 
 

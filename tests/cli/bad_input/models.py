@@ -189,6 +189,11 @@ TUNING = (
         compiles=READ),
     reward("NaN", "def f(prompts, completions, rows): return [float('nan') for _ in completions]", "reward's function",
         compiles=READ),
+    reward("an import that fails", "from math import foo", "r.py raised ImportError .*foo.*; correct the file"),
+    reward("a missing import", "import no_such", "r.py raised ModuleNotFoundError .*'no_such'; correct the file"),
+    reward("a program that exits", "raise SystemExit", "r.py raised SystemExit .*; correct the file"),
+    reward("a number beyond all floats", "def f(prompts, completions, rows): return [10**400 for _ in completions]",
+        "reward's function gave .*int too large", compiles=READ),
     reward("another signature", "def f(): return 1.0", "reward's function", compiles=READ),
 )  # fmt: skip
 

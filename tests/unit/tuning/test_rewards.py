@@ -130,7 +130,7 @@ def test_a_reward_of_the_users_own(tmp_path, monkeypatch):
     ):
         load_reward("needs:short")
     for source, error in (
-        ("x = 1 / 0", "ZeroDivisionError .*: division by zero; correct it"),
+        ("x = 1 / 0", "ZeroDivisionError .*: division by zero; correct the file"),
         ("from math import foo", "ImportError .*: cannot import name 'foo'"),
         ("def f(:", "SyntaxError"),
         ("import sys; sys.exit()", "SystemExit"),
@@ -214,7 +214,7 @@ length = Length()
     assert load_reward(f"{file}:length")([""], ["abc"], [{}]) == [1.5]
     broken = tmp_path / "broken.py"
     broken.write_text("raise OSError('no licence')\n")
-    with pytest.raises(ValueError, match=r"broken\.py raised OSError when .*no licence; correct it"):
+    with pytest.raises(ValueError, match=r"broken\.py raised OSError when .*no licence; correct the file"):
         load_reward(f"{broken}:length")
     assert "_llmrl_reward_broken" not in sys.modules
 
