@@ -26,7 +26,7 @@ TensorFloat32 does, they differ by up to 0.0081 nats, so two passes by 0.016: an
 above these. float16 was not measured: it has 8 times the precision of bfloat16.
 
 A bound of 1 finds what doubles or halves the probability of an action that was taken. An error of the program with a
-smaller effect is not told from rounding in bfloat16: only float32 on a CPU, or with
+smaller effect looks like rounding in bfloat16: only float32 on a CPU, or with
 `jax_default_matmul_precision="highest"`, finds it."""
 
 DENSITY_BOUND = 1e-3

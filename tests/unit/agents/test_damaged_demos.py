@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from llmrl_jax.agents.babyai_demonstrations import FORMAT, METADATA, DemosError, _schema, read_demos
+from llmrl_jax.agents import babyai_demonstrations as demos
+from llmrl_jax.agents.babyai_demonstrations import FORMAT, METADATA, DemosError, read_demos
 
 
 pa = pytest.importorskip("pyarrow")
@@ -22,7 +23,7 @@ ROW = {
 def written(tmp_path):
     def write(said, **cells):
         rows = {name: [cells.get(name, value)] for name, value in ROW.items()}
-        table = pa.table(rows, _schema()).replace_schema_metadata({METADATA: said})
+        table = pa.table(rows, demos._schema()).replace_schema_metadata({METADATA: said})
         parquet.write_table(table, tmp_path / "a.parquet")
         return tmp_path / "a.parquet"
 

@@ -10,7 +10,7 @@ import pytest
 
 import envs_jax
 from envs_jax import registry, spaces
-from envs_jax.bridges.gymnasium import _action
+from envs_jax.bridges import gymnasium as bridge
 from envs_jax.env import Environment
 from envs_jax.resets import VectorState
 from envs_jax.wrappers import ScaleReward
@@ -85,12 +85,12 @@ def test_the_space_of_a_batch_is_made_once():
 def test_the_vector_environment_of_the_bridge_ignores_the_action_after_an_end_too():
     space = gymnasium.spaces.MultiDiscrete([4, 4, 4])
     ended = np.array([False, True, False])
-    assert _action(space, [3, -1, 0], ended).tolist() == [3, 0, 0]
+    assert bridge._action(space, [3, -1, 0], ended).tolist() == [3, 0, 0]
     for wrong in ([-1, -1, 0], [3, 0]):
         with pytest.raises(ValueError, match="is not in MultiDiscrete"):
-            _action(space, wrong, ended)
+            bridge._action(space, wrong, ended)
     with pytest.raises(ValueError, match="is not in MultiDiscrete"):
-        _action(space, [3, -1, 0])
+        bridge._action(space, [3, -1, 0])
 
 
 @pytest.mark.parametrize(("text", "slips"), [("0", False), ("1", True), ("false", False), ("true", True)])
