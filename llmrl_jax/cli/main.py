@@ -132,8 +132,9 @@ def _find(args: list[str], prog: str) -> tuple[Callable[..., Any], str, list[str
     printed."""
     known = groups()
     about = "Reinforcement learning with language models, in one XLA program."
-    about += "\nAnywhere: --debug shows the traceback of an error; --version prints the version;"
-    about += "\n--hosts.* joins several processes, --slurm.* submits to SLURM (--hosts.help, --slurm.help)."
+    about += "\nAnywhere: --debug shows the traceback of an error; --version prints the version."
+    about += "\nWhere jax is used: --hosts.* joins several processes, --slurm.* submits to SLURM (--hosts.help,"
+    about += "\n--slurm.help)."
     group = _choose(args, prog, "group", {name: group.about for name, group in known.items()}, about)
     if group is None:
         return None
@@ -283,24 +284,30 @@ def guard(run: Callable[[], int], debug: bool = False) -> int:
     except KeyboardInterrupt:
         say("\nerror: interrupted")
         return 130
-    except BrokenPipeError:
-        from llmrl_jax.run.progress import mute_stdout
-
-        mute_stdout()
-        return 0
     except Exception as error:
-        from llmrl_jax.core.files import lack_of_space
+        if isinstance(error, BrokenPipeError):
+            from llmrl_jax.run.progress import mute_stdout, stdout_has_no_reader
 
-        stopped = _is_a("llmrl_jax.run.loop", "RunStopped", error)
-        users = isinstance(error, USER_ERRORS) or _is_a("llmrl_jax.chat.errors", "ChatError", error)
-        if not debug and not stopped and (lack := _lack_of_memory(error) or lack_of_space(error)):
-            say(f"error: {lack} (--debug shows where)")
-            return 1
-        if debug or not (stopped or users and _is_ours(error)):
-            say(traceback.format_exc().rstrip())
-            return 1
-        say(f"error: {_message(error)} (--debug shows where)")
-        return 1 if stopped else 2
+            if stdout_has_no_reader():  # not stderr, or the pipe to another process
+                mute_stdout()
+                return 0
+        return _reported(error, debug)
+
+
+def _reported(error: Exception, debug: bool) -> int:
+    """Print an error that ended a command. **Returns:** the exit code."""
+    from llmrl_jax.core.files import lack_of_space
+
+    stopped = _is_a("llmrl_jax.run.loop", "RunStopped", error)
+    users = isinstance(error, USER_ERRORS) or _is_a("llmrl_jax.chat.errors", "ChatError", error)
+    if not debug and not stopped and (lack := _lack_of_memory(error) or lack_of_space(error)):
+        say(f"error: {lack} (--debug shows where)")
+        return 1
+    if debug or not (stopped or users and _is_ours(error)):
+        say("".join(traceback.format_exception(error)).rstrip())
+        return 1
+    say(f"error: {_message(error)} (--debug shows where)")
+    return 1 if stopped else 2
 
 
 def main(args: Sequence[str] | None = None, prog: str = "llmrl") -> int:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import select
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -39,6 +40,19 @@ def mute_stdout() -> None:
     """Discard further output, because stdout cannot be written."""
     with contextlib.suppress(AttributeError, OSError, ValueError):  # missing, not a file, or closed
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def stdout_has_no_reader() -> bool:
+    """Whether stdout is a pipe whose reader has ended, as in `llmrl ... | head`."""
+    try:
+        sys.stdout.flush()
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), select.POLLOUT)
+        return any(events & select.POLLERR for _, events in poll.poll(0))
+    except BrokenPipeError:
+        return True
+    except (AttributeError, OSError, ValueError):  # missing, closed, not a file, or a system without poll
+        return False
 
 
 class Progress:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
 import sys
 import types
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from llmrl_jax.cli.main import guard
 from llmrl_jax.run import metrics, progress, sinks
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.run.report import curves as plots, media
@@ -294,3 +296,21 @@ def test_a_fault_of_the_display_is_not_hidden(monkeypatch):
     monkeypatch.setattr(sys, "stdout", Gone(ValueError("unknown format code")))
     with pytest.raises(ValueError, match="unknown format code"):
         bar.say("a sentence")
+
+
+@pytest.mark.parametrize(("stream", "code"), [("stdout", 0), ("stderr", 1)])
+def test_only_stdout_without_a_reader_ends_a_command_well(stream, code, monkeypatch):
+    """As in `llmrl ... | head`; an error that cannot be printed to stderr is an error."""
+
+    def write() -> int:
+        print("a line", file=getattr(sys, stream), flush=True)
+        return 0
+
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "w") as pipe:
+        monkeypatch.setattr(sys, stream, pipe)
+        assert not progress.stdout_has_no_reader() and guard(write) == 0
+        os.close(reader)
+        assert progress.stdout_has_no_reader() == (stream == "stdout")
+        assert guard(write) == code
+        assert os.readlink(f"/proc/self/fd/{writer}") == os.devnull
