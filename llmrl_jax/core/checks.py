@@ -91,17 +91,17 @@ def _literals(kind: Any) -> dict[str, tuple[Any, ...]]:
     return found
 
 
-def check_choices(config: Any, prefix: str = "") -> None:
+def check_choices(config: Any, prefix: str = "", but: tuple[str, ...] = ()) -> None:
     """Check the fields of a dataclass that are annotated as a `Literal`: the command line refuses other values, Python
     does not.
 
-    **Arguments:** `prefix`, before the name of each in the message.
+    **Arguments:** `prefix`, before the name of each in the message; `but`, fields that are checked elsewhere.
     **Raises:** `ValueError`, "ppo.schedule is 'lin'; one of constant, linear is needed".
     """
     kind: Any = type(config)
     for name, choices in _literals(kind).items():
         value = getattr(config, name)
-        if value not in choices:
+        if name not in but and value not in choices:
             known = ", ".join(str(choice) if choice != "" else "''" for choice in choices)
             raise ValueError(f"{prefix}{name} is {value!r}; one of {known} is needed")
 

@@ -155,7 +155,7 @@ class GlamConfig:
         fields_in(self, FROM_0, "max_prompt", "score_rows")
         fields_in(self, "[0, inf)", "competence_coef")
         fields_in(self, "(0, inf)", "reward_scale")
-        check_choices(self)
+        check_choices(self, but=("agent",))  # `make_agent` names the nearest
         self.check_widths(meshed=bool(self.mesh))
         if self.quantize != "none" and self.tune == "full":
             raise ValueError(
