@@ -29,6 +29,7 @@ else:
 gc.set_threshold(50_000, 20, 50)  # traces are millions of small objects, and nearly all of them stay
 
 if os.environ.get("LLMRL_TYPECHECK", "1") != "0":
+    import typecheck  # noqa: F401 - replaces the decorator of the hook
     from jaxtyping import install_import_hook
 
     install_import_hook(["envs_jax", "llmrl_jax"], "typecheck.check")
