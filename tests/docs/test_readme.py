@@ -2,8 +2,8 @@
 
 Every block fenced as `python` runs; those of one page run in order, in one process, as a reader would. A block fenced
 as `python slow` runs with the slow tests, one as `python no-run` never. Shell blocks run where they are fenced as
-`sh run`, with the project's programs on the path, or `sh run needs=curl` where that program is installed. Pages run in
-an empty folder.
+`sh run`, with the project's programs on the path, or `sh run needs=curl` where that program (or that packaged model)
+is installed. Pages run in an empty folder.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from llmrl_jax.core.packaged import LANGUAGE_MODELS
 
 
 ROOT = Path(__file__).parent.parent.parent
@@ -35,13 +37,18 @@ class Block:
     code: str
 
 
+def is_here(name: str) -> bool:
+    """Whether a program, or a packaged model, is installed."""
+    model = LANGUAGE_MODELS.get(name)
+    return shutil.which(name) is not None if model is None else model.folder() is not None
+
+
 def blocks(text: str) -> list[Block]:
     """The blocks of a page that run, in order."""
     found = []
     for match in FENCE.finditer(text):
         language, *tags = match[2].split() or [""]
-        missing = [t for t in tags if t.startswith("needs=") and shutil.which(t.removeprefix("needs=")) is None]
-        if missing:
+        if any(t.startswith("needs=") and not is_here(t.removeprefix("needs=")) for t in tags):
             continue
         if language == "python" and "no-run" not in tags or language == "sh" and "run" in tags:
             indent = len(match[1])
