@@ -264,7 +264,7 @@ def _default_compilation_cache() -> None:
     chosen = os.environ.get("LLMRL_COMPILATION_CACHE", "~/.cache/llmrl_jax")
     try:
         use_compilation_cache(chosen)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # such as a user without a home folder, in a container
         say(f"warning: no compilation cache: {error}")
 
 

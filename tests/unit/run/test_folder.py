@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from llmrl_jax.cli import main as cli
 from llmrl_jax.core import config as configs
 from llmrl_jax.run.config import BaseRunConfig, RunConfig
 from llmrl_jax.run.folder import LOCK, check_folder, held, holder, open_folder
@@ -63,6 +64,14 @@ def test_a_saved_seed_that_a_new_run_cannot_have(seed, tmp_path):
     (tmp_path / "a" / "config.json").write_text(json.dumps({"run": {"seed": 2**63}}))
     with pytest.raises(ValueError, match="--run.seed is 9223372036854775808; from 0 to 4294967295 is needed"):
         configs.load_config(PropsRun, tmp_path / "a" / "config.json")
+
+
+def test_a_user_without_a_home_folder_has_no_cache(monkeypatch, capsys):
+    """As in a container; commands go on."""
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    monkeypatch.setenv("LLMRL_COMPILATION_CACHE", "~nouser-x/cache")
+    cli._default_compilation_cache()
+    assert capsys.readouterr().err.startswith("warning: no compilation cache: the path '~nouser-x/cache' begins with")
 
 
 def test_a_budget_without_an_end(tmp_path):
