@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrl_jax.chat.costs import Prices, cost, load_prices
-from llmrl_jax.chat.errors import BudgetExceeded, ChatError, ServerError
+from llmrl_jax.chat.errors import BudgetExceeded, CacheError, ChatError, ServerError
 from llmrl_jax.chat.jsonl import read_jsonl
 from llmrl_jax.chat.protocol import ChatModel, ChatReply, ChatRequest, Usage, outcomes_of, settle
 
@@ -141,15 +141,21 @@ class Budget:
 
         **Raises:** `CacheError` naming a line that cannot be read.
         """
-        for line in read_jsonl(path):
-            model, request = str(line["model"]), ChatRequest.from_json(line["request"])
+        for number, line in enumerate(read_jsonl(path), 1):
             outcome: ChatReply | ChatError
-            if "reply" in line:
-                outcome = replace(ChatReply.from_json(line["reply"]), cached=line["cached"])
-            elif line["error"]["type"] == BudgetExceeded.__name__:
-                continue  # it was not sent
-            else:
-                outcome = ServerError(line["error"]["message"], lost=line["error"].get("lost", 0))
+            try:
+                model, request = str(line["model"]), ChatRequest.from_json(line["request"])
+                if "reply" in line:
+                    outcome = replace(ChatReply.from_json(line["reply"]), cached=line["cached"])
+                elif line["error"]["type"] == BudgetExceeded.__name__:
+                    continue  # it was not sent
+                else:
+                    outcome = ServerError(line["error"]["message"], lost=line["error"].get("lost", 0))
+            except (ValueError, TypeError, KeyError) as error:
+                raise CacheError(
+                    f"line {number} of {path} is none of a recording: {type(error).__name__}: {error}; name the file "
+                    "that a recorder wrote"
+                ) from error
             took = self._took(model, self.most(model, request), outcome)
             with self._changed:
                 self._spent += took

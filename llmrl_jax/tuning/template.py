@@ -71,8 +71,8 @@ class ChatTemplate:
         if choice == "plain":
             source: Any = PLAIN
         elif choice:
-            if not Path(choice).is_file():
-                raise TemplateError(f"the chat template {choice!r} is neither plain nor a file")
+            if not _is_file(choice):
+                raise TemplateError(f"the chat template {choice[:80]!r} is neither plain nor a file")
             source = _read(Path(choice))
         elif (folder / TEMPLATE_FILE).is_file():
             source = _read(folder / TEMPLATE_FILE)
@@ -129,6 +129,13 @@ def _reason(error: Exception) -> str:
         if type(error).__module__.startswith(("jinja2", "llmrl_jax"))
         else f"{type(error).__name__}: {lines[0]}"
     )
+
+
+def _is_file(path: str) -> bool:
+    try:
+        return Path(path).is_file()
+    except OSError:  # as a whole template is too long for a path
+        return False
 
 
 def _read(file: Path) -> str:

@@ -12,6 +12,7 @@ from llmrl_jax.chat import (
     Budgeted,
     BudgetExceeded,
     Cached,
+    CacheError,
     ChatError,
     ChatReply,
     ChatRequest,
@@ -199,6 +200,11 @@ def test_a_recording_says_what_was_spent(tmp_path):
     assert again.spent.usd == pytest.approx(budget.spent.usd) and again.spent.usd > 0
     with pytest.raises(BudgetExceeded):
         Budgeted(Model(), again).complete([ask()])
+    path.write_text('{"model": "m"}\n')
+    with pytest.raises(
+        CacheError, match="line 1 of .*chat.jsonl is none of a recording: KeyError: 'request'; name the"
+    ):
+        again.recall(path)
 
 
 def test_threads_never_pass_the_limit_together():

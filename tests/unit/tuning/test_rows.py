@@ -221,6 +221,8 @@ def test_a_template_in_place_of_the_models_own(tmp_path):
     assert ChatTemplate.load(tmp_path, str(tmp_path / "mine.jinja")).render(said) == "2"
     with pytest.raises(TemplateError, match="'chatml' is neither plain nor a file"):
         ChatTemplate.load(tmp_path, "chatml")
+    with pytest.raises(TemplateError, match="'{{{{{{.*' is neither plain nor a file$"):
+        ChatTemplate.load(tmp_path, "{" * 5000)
 
 
 def test_a_template_that_is_not_jinja():
