@@ -62,7 +62,7 @@ def line_of(error: Exception) -> str:
 def mute_late_errors() -> None:
     """Keep orbax's late errors from standard error: after a read or write that fails, it closes its event loop before
     tensorstore's others end, and each of those prints a traceback (`RuntimeError: Event loop is closed`), or is logged
-    by asyncio as a task whose error nobody took. They come before the failure reaches the caller or after it, so this
+    by asyncio as a task whose error was not taken. They come before the failure reaches the caller or after it, so this
     is called before anything is read or written."""
     logging.getLogger("asyncio").addFilter(_is_not_late)  # a filter is added once
     report = sys.unraisablehook
