@@ -9,7 +9,7 @@ from typing import Any
 
 from llmrl_jax.serve.request import Ask, Sample
 from llmrl_jax.serve.served import Served
-from llmrl_jax.serve.wire import ScoreRequest
+from llmrl_jax.serve.wire_score import ScoreRequest
 
 
 class Answer:

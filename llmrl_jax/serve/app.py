@@ -21,7 +21,8 @@ from llmrl_jax.serve.inbox import Gone, Inbox, collect
 from llmrl_jax.serve.metrics import Metrics, make_metrics, page
 from llmrl_jax.serve.reading import Readers
 from llmrl_jax.serve.responses import Events, failed, headers_of, json_response, note_tokens, refusal
-from llmrl_jax.serve.wire import read_chat, read_completion, read_score
+from llmrl_jax.serve.wire import read_chat, read_completion
+from llmrl_jax.serve.wire_score import read_score
 
 
 if TYPE_CHECKING:
