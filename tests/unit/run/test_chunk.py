@@ -1,0 +1,36 @@
+"""The program of a run: traced once, and the same for a state that is new and for one that was restored."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from llmrl_jax.run import chunk
+from tests.resume.tiny import TinyLearner
+
+
+class Counted(TinyLearner):
+    """Counts how often its update is traced."""
+
+    traced = 0
+
+    def update(self, state):
+        type(self).traced += 1
+        return super().update(state)
+
+
+def test_an_update_is_traced_once_and_a_restored_state_finds_its_program(monkeypatch):
+    """In XLA's cache a program is found by its text; a restored array is committed to its device, a new one is not."""
+    lowered = []
+    compiled = jax.stages.Lowered.compile
+    monkeypatch.setattr(jax.stages.Lowered, "compile", lambda self: (lowered.append(self), compiled(self))[1])
+    learner = Counted()
+    state = jax.jit(learner.init)(jax.random.key(0))
+    restored = jax.device_put(state, jax.devices()[0])
+    assert restored.key.committed and not state.key.committed
+    program, _ = chunk.compile_chunk(learner, state, 4)
+    assert Counted.traced == 1
+    chunk.compile_chunk(learner, restored, 4)
+    assert lowered[0].as_text() == lowered[1].as_text()
+    after, rows = program(state.replace(frozen=()), state.frozen, jnp.int32(2))
+    assert int(after.update) == 2 and jnp.isfinite(rows["loss"]).tolist() == [True, True, False, False]
