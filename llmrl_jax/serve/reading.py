@@ -19,7 +19,7 @@ THREADS = 4
 
 
 class Abandoned(Exception):
-    """Nobody waits for the result any more."""
+    """The result is not needed any more."""
 
 
 class Readers:
