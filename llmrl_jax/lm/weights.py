@@ -35,8 +35,8 @@ from llmrl_jax.parallel.partition import shardings
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _STAGED = 128 << 20
-"""Bytes up to which a stacked leaf is read at once. A larger one is sent to its devices layer by layer, by a program per
-shape (0.05 s to compile)."""
+"""Bytes up to which a stacked leaf is read at once. A larger one is sent to its devices layer by layer, with a program
+for each shape (0.05 s to compile)."""
 
 
 def layer_names(leaf: declare.Leaf) -> list[str]:

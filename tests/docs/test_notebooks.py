@@ -40,7 +40,7 @@ def script(path: Path) -> str:
     lines = ["import os", *IPYTHON.splitlines()]
     for number, cell in enumerate(cells):
         lines.append(f"# cell {number}")
-        for line in "".join(cell["source"]).splitlines():
+        for line in "".join(cell["source"]).replace("\\\n", "").splitlines():
             if line.startswith("!"):
                 line = f"_shell({line[1:]!r}, dict(globals()))"
             lines.append("pass" if line.startswith("%pip ") else line)
