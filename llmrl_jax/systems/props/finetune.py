@@ -80,6 +80,9 @@ class FinetuneConfig:
     """Whether prompts state the published optimum, if there is one, which is oracle knowledge."""
     explain: bool = True
     """Ask for an explanation after the proposal."""
+    format_weight: float = 1.0
+    """Weight of each of the two format parts of the reward; published: 1. A valid reply gets their sum even if its
+    policy earns nothing, so where good policies are rare, a smaller weight lets them decide what is learnt."""
     compat: Literal["", "paper"] = ""
     """`paper`: data drawn from U(-10, 10), beyond the bounds stated in the prompt; answers in <think> and <policy>
     tags, with unbounded numbers; the published scales, and the published `improvement` with its sign error."""
@@ -87,6 +90,7 @@ class FinetuneConfig:
     def __post_init__(self):
         counts = ("policies", "history", "episodes", "judged_episodes", "eval_prompts", "iterations")
         fields_in(self, COUNT, *counts)
+        fields_in(self, "[0, inf)", "format_weight")
         for name, known in (
             ("method", ("props", "props+")),
             ("optimum", ("true", "hidden")),
@@ -304,11 +308,12 @@ def make_reward(
     key: jax.Array,
     stops: StopStrings | None = None,
 ) -> Reward:
-    """The reward of answers to `questions`, inside jit: the sum of four parts, each from 0 to 1.
+    """The reward of answers to `questions`, inside jit: the sum of four parts.
 
-    `soft_format` and `hard_format`, see `read_answer`; `policy`, the mean return on the task's scale; `improvement`.
-    The last two are 0 if the hard format is not satisfied, or if the return is not finite. All answers to a prompt are
-    evaluated on the same episodes, which ranks them with less noise; a task that is not in the batch has no cost.
+    `soft_format` and `hard_format`, see `read_answer`, are 0 or `config.format_weight`. `policy`, the mean return on
+    the task's scale, and `improvement` are from 0 to 1, and 0 if the hard format is not satisfied or the return is not
+    finite. All answers to a prompt are evaluated on the same episodes, which ranks them with less noise; a task that is
+    not in the batch has no cost.
 
     **Arguments:** `questions`, in the order of `make_grpo`'s prompts; `tokenizer`; `key`, for the episodes; `stops`,
     strings that end an answer.
@@ -344,8 +349,8 @@ def make_reward(
         low, high = (jnp.asarray(x)[places_of][:, None] for x in (lows, highs))
         gained = improvement(config, value, jnp.asarray(bests)[places][:, None], low, high)
         return {
-            "soft_format": soft,
-            "hard_format": hard,
+            "soft_format": config.format_weight * soft,
+            "hard_format": config.format_weight * hard,
             "policy": jnp.where(good, share(value, low, high), 0.0),
             "improvement": jnp.where(good, gained, 0.0),
         }

@@ -125,6 +125,8 @@ def finetune(config: FinetuneRun) -> Path:
     for i, questions in data.judged.items():
         judge = make_reward(config.data, data.settings, questions, tokenizer, jax.random.fold_in(judge_key, i))
         ask[i] = make_reward_evaluation(how, model, data.asked[i], judge)
+    weight = config.data.format_weight
+    valid = "valid" if weight == 1 else f"valid x {weight:g}"
     with opened(config.run, "props-finetune") as out:
         result = run_training(
             learner,
@@ -133,7 +135,7 @@ def finetune(config: FinetuneRun) -> Path:
             evaluate=_evaluation(config, data.settings, ask),
             full_config=config,
             folder=out,
-            shown={"reward": "reward", "reward/hard_format": "valid", "reward/improvement": "improvement"},
+            shown={"reward": "reward", "reward/hard_format": valid, "reward/improvement": "improvement"},
         )
         values = _measured(config, data, result)
         if not result.stopped:

@@ -147,17 +147,21 @@ def test_rewards_by_hand(bpe):
     assert played == ["a"] and not found["policy"][1].any()
 
 
-def test_a_return_that_is_no_number_is_worth_nothing(bpe):
+def test_the_format_has_a_weight_and_a_return_that_is_no_number_is_worth_nothing(bpe):
     def evaluate(params, keys):
         return Evaluation(
             jnp.where(params[:, :1] > 0, jnp.nan, 5.0) + jnp.zeros(keys.shape), jnp.ones(keys.shape, jnp.int32)
         )
 
     settings = [setting_of("nim", TABLE, evaluate, 0.0, 10.0)]
-    reward = make_reward(SMALL, settings, [Question(0, "", (Row((0.0, 0.0), 3.0),))], bpe, jax.random.key(0))
-    found = reward(written(bpe, [["params[0]: 1; params[1]: 1", "params[0]: 0; params[1]: 1"]]), jnp.array([0]))
-    np.testing.assert_allclose(found["policy"], [[0, 0.5]])
-    np.testing.assert_allclose(found["improvement"], [[0, 0.2]], rtol=1e-6)
+    config = replace(SMALL, format_weight=0.25)
+    reward = make_reward(config, settings, [Question(0, "", (Row((0.0, 0.0), 3.0),))], bpe, jax.random.key(0))
+    replies = ["params[0]: 1; params[1]: 1", "params[0]: 0; params[1]: 1", "params[0]: 0; params[1]: 0"]
+    found = reward(written(bpe, [replies]), jnp.array([0]))
+    np.testing.assert_array_equal(found["soft_format"], [[0.25, 0.25, 0.25]])
+    np.testing.assert_array_equal(found["hard_format"], [[0.25, 0.25, 0]])  # the last one is in the history
+    np.testing.assert_allclose(found["policy"], [[0, 0.5, 0]])
+    np.testing.assert_allclose(found["improvement"], [[0, 0.2, 0]], rtol=1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -259,6 +263,7 @@ def test_presets_have_the_published_numbers():
         ({"tasks": ("nim",), "held_out_tasks": ("Nim-v0",)}, ValueError, "'nim' is named twice"),
         ({"history": 1000}, ValueError, "make 4 prompts of a task; at least 5"),
         ({"judged_episodes": 0}, ValueError, "judged_episodes is 0"),
+        ({"format_weight": -0.1}, ValueError, "format_weight is -0.1"),
         ({"method": "evollm"}, ValueError, "method is 'evollm'; it is one of 'props', 'props\\+'"),
         ({"compat": "paper"}, ValueError, "no published rewards for 'cartpole', only for mountain_car_continuous"),
     ],
