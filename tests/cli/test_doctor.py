@@ -122,8 +122,14 @@ def test_models_and_cache_are_listed(monkeypatch, tmp_path):
         "hashed n-grams",
         "all-minilm-l6-v2",
     }
-    line = doctor.LINES["models"]({**found, "packaged": {"smollm2-135m": "make smollm2"}})
-    assert line.startswith("smollm2-135m (missing: make smollm2); in ") and "any GGUF file" in line
+    line = doctor.LINES["models"](
+        {
+            **found,
+            "packaged": {"smollm2-135m": "make smollm2"},
+            "encoders": {**found["encoders"], "all-minilm-l6-v2": ""},
+        }
+    )
+    assert line.startswith("smollm2-135m (make smollm2); in ") and line.endswith("hashed n-grams, all-minilm-l6-v2")
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "jit_update-1a2b-cache").write_bytes(bytes(3000))
     (tmp_path / "cache" / "jit_update-1a2b-atime").write_bytes(bytes(8))

@@ -135,7 +135,7 @@ def models() -> dict[str, Any]:
     hub = expanded(os.environ.get("HF_HUB_CACHE", os.path.join(home, "hub")))
     names = sorted(p.name.removeprefix("models--").replace("--", "/") for p in hub.glob("models--*") if p.is_dir())
     packaged, encoders = (
-        {name: "" if model.folder() else model.install for name, model in known.items()}
+        {name: "" if model.folder() else f"make {model.make}" for name, model in known.items()}
         for known in (LANGUAGE_MODELS, ENCODERS)
     )
     return {"packaged": packaged, "hub_cache": str(hub), "hub": names, "encoders": {"hashed n-grams": "", **encoders}}
@@ -275,14 +275,13 @@ def _models(f: Mapping[str, Any]) -> str:
     more = f" and {len(f['hub']) - len(shown)} more" if len(f["hub"]) > len(shown) else ""
     return (
         f"{_installed(f['packaged'])}; in {f['hub_cache']}: {', '.join(shown) or 'none'}{more}; sentence encoders: "
-        f"{_installed(f['encoders'])}; any GGUF file, and any folder with config.json, safetensors and tokenizer.json, "
-        "is a model"
+        f"{_installed(f['encoders'])}"
     )
 
 
 def _installed(found: Mapping[str, str]) -> str:
-    """Names, with what installs those that are missing."""
-    return ", ".join(f"{name} (missing: {install})" if install else name for name, install in found.items())
+    """Names, each with the command that installs it if it is missing."""
+    return ", ".join(f"{name} ({install})" if install else name for name, install in found.items())
 
 
 def _cache(f: Mapping[str, Any]) -> str:
