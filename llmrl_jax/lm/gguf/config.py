@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ NUMBER = (int, float)
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """The constants of all published Llama 3.1 to 3.3."""
 _SCALINGS = ("none", "linear", "yarn")
-_YARN = {"attention_factor": "attn_factor", "beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
+_YARN = {"beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
 
 
 def hf_config(path: str | Path) -> dict[str, Any]:
@@ -121,6 +122,12 @@ def _rope(header: Header, arch: str) -> dict[str, Any]:
     if kind == "yarn":
         values["original_max_position_embeddings"] = header.get(f"{prefix}.original_context_length", int)
         values |= {ours: header.get(f"{prefix}.{theirs}", NUMBER) for ours, theirs in _YARN.items()}
+        for name in ("yarn_ext_factor", "yarn_attn_factor"):
+            if (value := header.get(f"{prefix}.{name}", NUMBER, 1)) not in (1, -1):  # -1: what is usual
+                raise ValueError(f"{header.path}: the field {prefix}.{name} is {value}; this is not implemented")
+        # llama.cpp multiplies the paper's factor, which Hugging Face's attention_factor replaces
+        if (times := header.get(f"{prefix}.attn_factor", NUMBER, 1)) != 1:
+            values["attention_factor"] = times * (0.1 * math.log(max(factor, 1.0)) + 1.0)
     return {name: value for name, value in values.items() if value is not None}
 
 

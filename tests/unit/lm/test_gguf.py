@@ -180,6 +180,10 @@ def test_rope_settings(saved, tmp_path):
     yarn = {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0, "rope__scaling__original_context_length": 16}
     path = file_of(tmp_path, CONFIG, tensors, **{f"llama__{name}": value for name, value in yarn.items()})
     assert lm.read_config(path).rope == lm.RopeConfig(1e4, "yarn", factor=4.0, original_max_position_embeddings=16)
+    scaled = {**yarn, "rope__scaling__attn_factor": 0.5, "rope__scaling__yarn_beta_fast": 16.0}
+    path = file_of(tmp_path, CONFIG, tensors, **{f"llama__{name}": value for name, value in scaled.items()})
+    rope = lm.read_config(path).rope
+    assert (rope.attention_factor, rope.beta_fast) == (pytest.approx(0.5 * (0.1 * np.log(4) + 1)), 16.0)
     path = file_of(tmp_path, CONFIG, tensors, llama__rope__scale_linear=2.0)
     assert lm.read_config(path).rope == lm.RopeConfig(1e4, "linear", factor=2.0)
 
@@ -305,6 +309,14 @@ def test_damaged_files_are_named(fault, saved, tmp_path):
         ({"llama__expert_count": 8}, "llama.expert_count is 8; this is not implemented"),
         ({"llama__rope__scaling__type": "longrope"}, "rope.scaling.type is 'longrope'; supported: none, linear, yarn"),
         ({"llama__rope__scaling__type": "linear"}, "'linear' needs the field llama.rope.scaling.factor"),
+        (
+            {
+                "llama__rope__scaling__type": "yarn",
+                "llama__rope__scaling__factor": 2.0,
+                "llama__rope__scaling__yarn_ext_factor": 0.5,
+            },
+            "yarn_ext_factor is 0.5; this is not implemented",
+        ),
         ({"llama__context_length": 0}, "max_position_embeddings is 0; at least 1"),
         ({"llama__attention__layer_norm_rms_epsilon": 0.0}, "rms_norm_eps is 0"),
         ({"tokenizer__ggml__tokens": ["a"], "tokenizer__ggml__eos_token_id": 9}, "eos_token_id is 9; the vocabulary"),
