@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import traceback
 from collections.abc import Mapping
 from typing import Any
 
@@ -62,8 +63,8 @@ def line_of(error: Exception) -> str:
 def mute_late_errors() -> None:
     """Keep orbax's late errors from standard error: after a read or write that fails, it closes its event loop before
     tensorstore's others end, and each of those prints a traceback (`RuntimeError: Event loop is closed`), or is logged
-    by asyncio as a task whose error was not taken. They come before the failure reaches the caller or after it, so this
-    is called before anything is read or written."""
+    by asyncio as a task, or a gathering of tasks, whose error was not taken. They come before the failure reaches the
+    caller or after it, so this is called before anything is read or written."""
     logging.getLogger("asyncio").addFilter(_is_not_late)  # a filter is added once
     report = sys.unraisablehook
     if getattr(report, "mutes_late_errors", False):
@@ -79,8 +80,14 @@ def mute_late_errors() -> None:
 
 
 def _is_not_late(record: logging.LogRecord) -> bool:
+    """Any record but one of asyncio's on an error that nobody took and that passed through orbax: a task's text names
+    its coroutine's file; a gathering of tasks (`_GatheringFuture`) does so only in its traceback."""
     text = record.getMessage()
-    return not (text.startswith("Task exception was never retrieved") and "orbax" in text)
+    if "exception was never retrieved" not in text.split("\n", 1)[0]:
+        return True
+    error = record.exc_info[1] if record.exc_info else None
+    frames = traceback.extract_tb(error.__traceback__) if error is not None else []
+    return not ("orbax" in text or any("orbax" in frame.filename for frame in frames))
 
 
 def check_leaves(saved: Mapping[str, Any], wanted: Mapping[str, Any], what: str) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import gc
 import json
 import logging
 import os
@@ -260,6 +262,24 @@ def test_late_errors_of_orbax_print_nothing(monkeypatch, caplog):
     for of in ("orbax/checkpoint/serialization.py", "ours.py"):
         logging.getLogger("asyncio").error(f"Task exception was never retrieved\nfuture: <Task defined at {of}:1>")
     assert [record.getMessage()[-7:] for record in caplog.records] == ["s.py:1>"]
+    caplog.clear()
+    for of in ("orbax/checkpoint/serialization.py", "ours.py"):  # a gathering names its file in the traceback only
+        _gathered_error(of)
+    assert [record.getMessage()[:16] for record in caplog.records] == ["_GatheringFuture"]
+
+
+def _gathered_error(file: str) -> None:
+    """An error of gathered tasks that nobody takes, raised by code of this file."""
+    code = compile("async def write():\n    raise ValueError('the disk is full')", file, "exec")
+    names: dict = {}
+    exec(code, names)
+
+    async def main():
+        asyncio.gather(names["write"](), asyncio.sleep(0))
+        await asyncio.sleep(0.01)
+
+    asyncio.run(main())
+    gc.collect()
 
 
 def test_contents_that_changed_are_named(states, folder):
