@@ -181,12 +181,9 @@ def key_facts(key: SupportsInt) -> Facts:
     target = key >> TARGET_BIT & (1 << TARGET_BITS) - 1
     if not 0 <= key < 1 << 32 or target >= len(TARGETS):
         raise ValueError(f"{key} is no key of a prompt: keys are 32-bit numbers that `prompt_key` makes")
-    return Facts(
-        visible=np.uint32(key & (1 << VISIBLE_BITS) - 1),
-        target=np.int32(target),
-        held=np.uint32(key >> HELD_BIT & (1 << HELD_BITS) - 1),
-        status=np.uint32(key >> SLEEPY_BIT << SLEEPY),
-    )
+    visible, held = key & (1 << VISIBLE_BITS) - 1, key >> HELD_BIT & (1 << HELD_BITS) - 1
+    words: list[Any] = [np.array(word, np.uint32) for word in (visible, target, held, key >> SLEEPY_BIT << SLEEPY)]
+    return Facts(words[0], words[1].astype(np.int32), *words[2:])
 
 
 def _bits(word: Any, names: Sequence[str]) -> list[str]:
