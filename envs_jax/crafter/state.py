@@ -66,8 +66,8 @@ class State:
     sleeping: Bool[Array, ""]
     last_health: Int[Array, ""]
     """Health after the player's last turn, before creatures moved: who is hurt wakes up."""
-    touched: Bool[Array, "36"]
-    """Chunks that ever held an object; only these are balanced."""
+    touched: UInt32[Array, "2"]
+    """Chunks that ever held an object, as bits; only these are balanced."""
     room: UInt8[Array, "72"]
     """Cells of grass per chunk, then cells of path per chunk."""
     step: Int[Array, ""]

@@ -1,0 +1,49 @@
+"""Functions of a batch as functions of one row, for the parts of a world that are faster when they see the whole batch."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.custom_batching import custom_vmap
+
+
+def _rows(size: int, batched: Any, args: Any) -> Any:
+    """Arguments that all have a leading axis of this size; `batched` says which of them have it already."""
+    return jax.tree.map(lambda x, has: x if has else jnp.broadcast_to(x, (size, *jnp.shape(x))), args, batched)
+
+
+def of_one_row(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of one row that calls `function`, which computes all rows of a batch together.
+
+    `function` takes and returns pytrees whose leaves have a leading axis `[B]`, and its rows do not depend on one
+    another. It can branch on the batch (`lax.cond`, a `while_loop` up to the longest row, only the rows that need a
+    rare computation), where `vmap` of a function of one row would compute both branches for every row. Under `vmap` it
+    is called once for the batch, under several nested ones once for all their rows.
+    """
+
+    @custom_vmap
+    def many(*args):
+        return function(*args)
+
+    @many.def_vmap
+    def _(size, batched, *args):
+        args = _rows(size, list(batched), list(args))
+        leading = jnp.shape(jax.tree.leaves(args)[0])[:2]
+        flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), args)
+        out = jax.tree.map(lambda x: x.reshape(*leading, *x.shape[1:]), many(*flat))
+        return out, jax.tree.map(lambda _: True, out)
+
+    @custom_vmap
+    def one(*args):
+        return jax.tree.map(lambda x: x[0], function(*jax.tree.map(lambda x: x[None], args)))
+
+    @one.def_vmap
+    def _(size, batched, *args):
+        out = many(*_rows(size, list(batched), list(args)))
+        return out, jax.tree.map(lambda _: True, out)
+
+    return functools.wraps(function)(one)
