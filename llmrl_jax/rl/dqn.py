@@ -9,6 +9,7 @@ and shards as PPO does.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -25,13 +26,14 @@ from llmrl_jax.rl import bonus as bonuses
 from llmrl_jax.rl.bonus import Bonus, Steps
 from llmrl_jax.rl.distributions import Categorical
 from llmrl_jax.rl.dqn_config import DQNConfig, check
-from llmrl_jax.rl.gradient import FlatTree, clipped_adam, descend, linear_decay, traced_floats
+from llmrl_jax.rl.exploration import FirstReward, decayed, guided
+from llmrl_jax.rl.gradient import FlatTree, clipped_adam, descend, traced_floats
 from llmrl_jax.rl.learner import Learner
 from llmrl_jax.rl.policy import QPolicy, epsilon_greedy, over_offered
 from llmrl_jax.rl.q_network import network_q_policy
 from llmrl_jax.rl.registry import Algorithm
 from llmrl_jax.rl.replay import Replay, Ring, Transition, importance_weights
-from llmrl_jax.rl.rollout import EPISODE_INFO, Runner, episode_metrics, place, start, task_names
+from llmrl_jax.rl.rollout import Runner, episode_info, episode_metrics, place, start, task_names
 
 
 @struct.dataclass
@@ -57,6 +59,12 @@ class DQNState:
     """int32 `[]`, updates done."""
     bonus: Any = ()
     """State of the reward bonus, see `llmrl_jax.rl.bonus`; `()` if there is none."""
+    first_reward: Any = ()
+    """When the first reward was earned, if epsilon waits for it; else `()`."""
+
+
+GUIDE = 0x61DE
+"""Folded into the key of the parameters for those of a guide."""
 
 
 # --- the loss ---------------------------------------------------------------------------------------------------------
@@ -121,24 +129,31 @@ def make_dqn(
     policy: QPolicy,
     mesh: Mesh | None = None,
     bonus: Bonus | None = None,
+    guide: QPolicy | None = None,
 ) -> Learner:
     """Build DQN as a `Learner`.
 
     **Arguments:** `config`; `env`, one environment, wrapped (with `EpisodeStatistics`), not batched; `env_params`;
     `policy`; `mesh`, over whose axes data and fsdp the environments, the memory and batches are split; `bonus`, which
-    changes the rewards of steps before they are stored (novelty, shaping), and learns with every gradient step.
+    changes the rewards of steps before they are stored (novelty, shaping), and learns with every gradient step;
+    `guide`, a policy that makes the fraction `config.guide_fraction` of random actions (its `init` gives its trained
+    parameters, which are kept in `state.frozen`).
     **Returns:** the learner. Its metrics are those of `dqn_loss` (means over the gradient steps), `grad_norm` (before
     clipping), `entropy` and `value_mean` of the acting policy, `epsilon` with `acting` epsilon, `replay_size`,
     `nonfinite` (1 if a loss, a gradient or a metric of the bonus's own learning was not finite, bounded by 0), those of
     `episode_metrics`, and the bonus's.
     Episode returns are sums of the environment's rewards, without the bonus.
     **Raises:** `ValueError` if sizes do not divide (the arithmetic is shown), the environment does not report its
-    episodes, or an option of the bonus was changed that DQN does not read.
+    episodes, an option of the bonus was changed that DQN does not read, or the policy cannot share its encoder.
     """
     check(config, env, env_params, mesh)
+    if config.share_encoder and not getattr(policy, "heads", ()):
+        raise ValueError("dqn.share_encoder is True, but the network does not name its heads: leave it out")
+    if guide is not None and config.acting != "epsilon":
+        raise ValueError(f"dqn.acting is {config.acting}; a guide needs epsilon")
     if bonus is not None:
         bonus.check_one_reward()
-    dqn = DQN(config, env, env_params, policy, Placement(mesh), bonus)
+    dqn = DQN(config, env, env_params, policy, Placement(mesh), bonus, guide)
     return Learner(dqn.init, dqn.update, config.num_envs * config.num_steps, {"nonfinite": 0.0})
 
 
@@ -166,9 +181,10 @@ class DQN:
         policy: QPolicy,
         placement: Placement,
         bonus: Bonus | None = None,
+        guide: QPolicy | None = None,
     ):
         self.config, self.env_params, self.policy, self.placement = config, env_params, policy, placement
-        self.bonus = bonus
+        self.bonus, self.guide = bonus, guide
         self.task_names = task_names(env)
         self.vector = VectorEnv(
             env, config.num_envs, policy=config.reset, pool_size=config.pool_size, reset_ratio=config.reset_ratio
@@ -180,8 +196,11 @@ class DQN:
         env_key, policy_key, run_key = jax.random.split(key, 3)
         runner = start(self.vector, self.env_params, self.policy, env_key)
         params, frozen = self.placement.settled(self.policy.init(policy_key, runner.obs))
-        target = jax.tree.map(jnp.copy, params) if self.config.target_every else ()
-        hparams = traced_floats(self.config)
+        target = jax.tree.map(jnp.copy, params) if self.config.has_target else ()
+        if self.guide is not None:
+            guide_key = jax.random.fold_in(policy_key, GUIDE)
+            frozen = {"own": frozen, "guide": self.placement.settled(self.guide.init(guide_key, runner.obs))}
+        hparams = self._hparams()
         opt_state = self.placement.settled(clipped_adam(hparams).init(params))
         obs = jax.tree.map(lambda x: x[0], runner.obs)
         action, reward, flag = jnp.int32(0), jnp.float32(0), jnp.bool(False)
@@ -190,11 +209,18 @@ class DQN:
         with self.placement.context():  # inside jit, so that no device ever holds the whole memory
             replay = jax.jit(lambda: self._placed(self.memory.init(step)))()
         counters = self.placement.whole((hparams, run_key, jnp.int32(0)))
+        first = self.placement.whole(FirstReward.start()) if self.config.epsilon_after_reward else ()
         state = DQNState(params, frozen, target, opt_state, replay, place(runner, self.placement), *counters)
+        state = state.replace(first_reward=first)
         if self.bonus is None:
             return state
         bonus = self.bonus.init(jax.random.fold_in(key, bonuses.INIT), runner.obs)
         return state.replace(bonus=bonuses.place(bonus, self.placement))
+
+    def _hparams(self) -> dict[str, jax.Array]:
+        """The config's floats, without those that nothing reads: checkpoints of earlier versions lack them."""
+        unread = {"guide_fraction": self.guide is None, "reward_clip": self.config.reward_clip == math.inf}
+        return {name: x for name, x in traced_floats(self.config).items() if not unread.get(name)}
 
     def update(self, state: DQNState) -> tuple[DQNState, dict[str, jax.Array]]:
         """Play, store the steps, take gradient steps, update the target network."""
@@ -230,16 +256,23 @@ class DQN:
 
     # --- play ---------------------------------------------------------------------------------------------------------
 
+    def _own(self, frozen: Any) -> Any:
+        """The policy's part of `state.frozen`."""
+        return frozen if self.guide is None else frozen["own"]
+
     def _epsilon(self, state: DQNState) -> Float[Array, ""]:
         """The probability of a random action in an update."""
         begin, end = state.hparams["epsilon_start"], state.hparams["epsilon_end"]
         updates = self.config.epsilon_steps / (self.config.num_envs * self.config.num_steps)
-        return end + (begin - end) * linear_decay(state.update, updates)
+        return decayed(state.update, updates, begin, end, state.first_reward or None)
 
     def _distribution(self, state: DQNState, q: Float[Array, "N A"], obs: Any) -> Categorical:
-        if self.config.acting == "epsilon":
+        if self.config.acting != "epsilon":
+            return over_offered(q / state.hparams["temperature"], obs)
+        if self.guide is None:
             return epsilon_greedy(q, obs, self._epsilon(state))
-        return over_offered(q / state.hparams["temperature"], obs)
+        guide_q = self.guide.q(*state.frozen["guide"], obs)
+        return guided(q, guide_q, obs, self._epsilon(state), state.hparams["guide_fraction"])
 
     def _play(self, state: DQNState, pool_key: jax.Array, key: jax.Array) -> tuple[Runner, Transition, Played]:
         """`num_steps` steps in every environment: the transitions to store and the records, leaves `[T, N, ...]`."""
@@ -247,7 +280,7 @@ class DQN:
 
         def step(runner, t):
             act_key, step_key = jax.random.split(jax.random.fold_in(key, t))
-            q = self.policy.q(state.params, state.frozen, runner.obs)
+            q = self.policy.q(state.params, self._own(state.frozen), runner.obs)
             distribution = self._distribution(state, q, runner.obs)
             action = distribution.sample(act_key)
             obs, env_state, reward, terminated, truncated, info = self.vector.step(
@@ -257,8 +290,7 @@ class DQN:
             ends = terminated if config.bootstrap_truncation else done
             cut = truncated if config.n_step > 1 else ()
             seen = Transition(runner.obs, action, reward, info["final_observation"], ends, cut)
-            reported = {name: info[name] for name in EPISODE_INFO if name in info}
-            played = Played(done, truncated, jnp.max(q, axis=-1), distribution.entropy(), reported)
+            played = Played(done, truncated, jnp.max(q, axis=-1), distribution.entropy(), episode_info(info))
             runner = runner.replace(env_state=env_state, obs=rows(obs), first=rows(done))
             return runner, (seen, played)
 
@@ -271,8 +303,20 @@ class DQN:
         self, state: DQNState, steps: Transition, played: Played
     ) -> tuple[DQNState, Transition, dict[str, jax.Array]]:
         """The steps with the rewards used for learning, and the metrics of the bonus, if there is one."""
-        if self.bonus is None:
-            return state, steps, {}
+        report: dict[str, jax.Array] = {}
+        if self.bonus is not None:
+            state, steps, report = self._with_bonus(state, steps, played)
+        if self.config.reward_clip < math.inf:
+            most = state.hparams["reward_clip"]
+            steps = steps.replace(reward=jnp.clip(steps.reward, -most, most))
+        if self.config.epsilon_after_reward:
+            state = state.replace(first_reward=state.first_reward.after(steps.reward, state.update + 1))
+        return state, steps, report
+
+    def _with_bonus(
+        self, state: DQNState, steps: Transition, played: Played
+    ) -> tuple[DQNState, Transition, dict[str, jax.Array]]:
+        assert self.bonus is not None
         seen = Steps(steps.obs, steps.action, steps.reward, steps.next_obs, steps.terminated, played.truncated)
         bonus, reward, report = bonuses.one_reward(self.bonus, state.bonus, seen, state.hparams["gamma"])
         return state.replace(bonus=bonus), steps.replace(reward=reward), report
@@ -295,19 +339,19 @@ class DQN:
         """`gradient_steps` steps on batches from the memory.
 
         **Returns:** the parameters, Adam's moments, the memory and the bonus's state; means of the metrics."""
-        config, hparams, replay = self.config, state.hparams, state.replay
+        config, hparams, replay, frozen = self.config, state.hparams, state.replay, self._own(state.frozen)
         flat = FlatTree(state.params, allowed=self.placement.mesh is None)
         optimizer = clipped_adam(hparams)
 
         def loss(params, batch, discount, target, weight):
             options = {"double": config.double, "delta": hparams["huber_delta"], "weight": weight}
-            return dqn_loss(flat.restore(params), state.frozen, target, batch, self.policy, discount, **options)
+            return dqn_loss(flat.restore(params), frozen, target, batch, self.policy, discount, **options)
 
         def gradient_step(carry, key):
             params, opt_state, priorities, bonus = carry
             ring = replay.replace(priorities=priorities)
             index, batch, discount, weight = self._sample(ring, key, hparams)
-            target = state.target if config.target_every else flat.restore(params)
+            target = self._target(state.target, flat.restore(params))
             grads, (metrics, errors) = jax.grad(loss, has_aux=True)(params, batch, discount, target, weight)
             params, opt_state, norm = descend(optimizer, params, grads, opt_state, hparams["learning_rate"])
             if config.replay == "prioritized":
@@ -351,17 +395,35 @@ class DQN:
             batch, discount = self.memory.get(ring, drawn.index), hparams["gamma"]
         return drawn.index, self.placement.rows(batch), discount, weight
 
+    def _target(self, target: Any, params: Any) -> Any:
+        """The parameters that targets are computed with."""
+        if not self.config.has_target:
+            return params
+        if self.config.share_encoder:
+            return {**params, **{name: target[name] for name in self.policy.heads}}  # type: ignore[attr-defined]
+        return target
+
     def _follow(self, state: DQNState, params: Any) -> Any:
         """The target network after an update."""
-        if not self.config.target_every:
+        if not self.config.has_target:
             return state.target
-        due = (state.update + 1) % self.config.target_every == 0
+        if every := self.config.target_steps:  # whether the steps of this update pass a multiple of it
+            steps = self.config.num_envs * self.config.num_steps
+            due = passes(state.update, steps, every)
+        else:
+            due = (state.update + 1) % self.config.target_every == 0
         tau = state.hparams["target_tau"]
 
         def follow(new, old):
             return jnp.where(due, (tau * new + (1 - tau) * old).astype(old.dtype), old)
 
         return jax.tree.map(follow, params, state.target)
+
+
+def passes(update: jax.Array, steps: int, every: int) -> Bool[Array, ""]:
+    """Whether the steps of update `update` (from 0, `steps` each) reach a multiple of `every`."""
+    left = (update % every) * (steps % every) % every  # of all steps before it, without a large product
+    return left + steps >= every
 
 
 ALGORITHM = Algorithm(DQNConfig, make_dqn, network_q_policy)

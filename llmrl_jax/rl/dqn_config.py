@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -38,9 +39,16 @@ class DQNConfig:
     """Whether the online network chooses the action that the target network evaluates (double Q-learning)."""
     target_every: int = 8
     """Updates between changes of the target network; 0: no target network, targets use the online one."""
+    target_steps: int = 0
+    """Environment steps between changes of the target network, instead of target_every; 0: target_every decides."""
     target_tau: float = 1.0
     """Step of the target network towards the online one at each change, 0 to 1; 1 copies it. Polyak averaging: a small
     number, with target_every 1."""
+    share_encoder: bool = False
+    """Whether the target network has only its own heads, and the encoder of the online network, as published for ELLM.
+    Needs a network that names its heads."""
+    reward_clip: float = math.inf
+    """Absolute value at which rewards, a bonus included, are clipped before they are stored, above 0; inf: never."""
     huber_delta: float = 100.0
     """Error of a value beyond which the loss is linear instead of quadratic. If it is small (1 is usual, for rewards
     clipped to 1) and values are larger, large errors weigh no more than small ones, and values may diverge."""
@@ -63,6 +71,11 @@ class DQNConfig:
     """With `acting` epsilon: the final probability of a random action."""
     epsilon_steps: int = 50_000
     """With `acting` epsilon: environment steps over which it falls linearly."""
+    epsilon_after_reward: bool = False
+    """With `acting` epsilon: whether it falls from the first update after which the rewards of training sum to 1 or
+    more, instead of from the start."""
+    guide_fraction: float = 0.5
+    """With a guide, as in `llmrl ellm explore`: the fraction of random actions that the guide chooses."""
     temperature: float = 1.0
     """With `acting` softmax: the temperature, in units of value."""
     replay: Literal["uniform", "prioritized"] = "uniform"
@@ -84,12 +97,12 @@ class DQNConfig:
     def __post_init__(self):
         counts = ("num_envs", "num_steps", "gradient_steps", "batch_size", "replay_size", "n_step", "epsilon_steps")
         fields_in(self, COUNT, *counts, "pool_size", "reset_ratio", prefix="dqn.")
-        fields_in(self, FROM_0, "learning_starts", "target_every", prefix="dqn.")
+        fields_in(self, FROM_0, "learning_starts", "target_every", "target_steps", prefix="dqn.")
         fields_in(self, "[0, inf)", "learning_rate", "adam_eps", prefix="dqn.")
-        fields_in(self, "(0, inf]", "max_grad_norm", prefix="dqn.")
+        fields_in(self, "(0, inf]", "max_grad_norm", "reward_clip", prefix="dqn.")
         check_choices(self, prefix="dqn.")
         fractions = ("gamma", "target_tau", "epsilon_start", "epsilon_end", "priority_alpha", "priority_beta")
-        fields_in(self, "[0, 1]", *fractions, prefix="dqn.")
+        fields_in(self, "[0, 1]", *fractions, "guide_fraction", prefix="dqn.")
         fields_in(self, "[0, 1)", "adam_b1", "adam_b2", prefix="dqn.")
         self._refuse_unread()
         fields_in(self, "(0, inf)", "temperature", "huber_delta", prefix="dqn.")
@@ -108,14 +121,21 @@ class DQNConfig:
 
     def _refuse_unread(self) -> None:
         """**Raises** `ValueError` for options that were changed although the chosen modes do not read them."""
-        epsilon = ("epsilon_start", "epsilon_end", "epsilon_steps")
+        epsilon = ("epsilon_start", "epsilon_end", "epsilon_steps", "epsilon_after_reward", "guide_fraction")
         acting = {"epsilon": ("temperature",), "softmax": epsilon}[self.acting]
         refuse_unread(self, acting, f"--dqn.acting {self.acting}", prefix="dqn.")
         if self.replay == "uniform":
             refuse_unread(self, ("priority_alpha", "priority_beta"), "--dqn.replay uniform", prefix="dqn.")
-        if not self.target_every:
-            refuse_unread(self, ("target_tau",), "--dqn.target-every 0", prefix="dqn.")
+        if not self.has_target:
+            refuse_unread(self, ("target_tau", "share_encoder"), "--dqn.target-every 0", prefix="dqn.")
+        if self.target_steps:
+            refuse_unread(self, ("target_every",), "--dqn.target-steps above 0", prefix="dqn.")
         refuse_unread(self, unread_of_reset(self.reset), f"--dqn.reset {self.reset}", prefix="dqn.")
+
+    @property
+    def has_target(self) -> bool:
+        """Whether there is a target network."""
+        return bool(self.target_every or self.target_steps)
 
     @property
     def capacity(self) -> int:

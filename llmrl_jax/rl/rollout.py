@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -50,7 +50,7 @@ class Rollout:
     carry: Any
     """The policy's memory before the first step, leaves `[N, ...]`."""
     info: dict[str, jax.Array]
-    """The entries of `EPISODE_INFO` that the environment reports."""
+    """`episode_info` of the environment's `info`."""
     prediction: Any = ()
     """The auxiliary's prediction from `obs`, see `llmrl_jax.rl.policy.Auxiliary`; `()` if there is none."""
     next_obs: Any = ()
@@ -58,7 +58,13 @@ class Rollout:
 
 
 EPISODE_INFO = ("episode_return", "episode_length", "success", "task")
-"""The entries of an environment's `info` that `episode_metrics` reads."""
+"""The entries of an environment's `info` that `episode_metrics` reads, besides further ones named `episode_*`: numbers
+whose last value in an episode is that of the whole episode."""
+
+
+def episode_info(info: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of an environment's `info` that `episode_metrics` reads."""
+    return {name: x for name, x in info.items() if name in EPISODE_INFO or name.startswith("episode_")}
 
 
 def start(env: VectorEnv, env_params: Any, policy: Policy | QPolicy, key: jax.Array) -> Runner:
@@ -181,7 +187,7 @@ def collect(
             truncated=truncated,
             first=runner.first,
             carry=(),
-            info={name: info[name] for name in EPISODE_INFO if name in info},
+            info=episode_info(info),
             prediction=prediction,
         )
         runner = runner.replace(env_state=env_state, obs=constrain(obs), carry=constrain(carry), first=constrain(done))
@@ -213,17 +219,18 @@ def episode_metrics(
 ) -> dict[str, jax.Array]:
     """Means over the episodes that ended in recorded steps.
 
-    **Arguments:** `info`, the entries of `EPISODE_INFO` that the environment reports, in the shape of `done`; `done`,
-    whether a step ended its episode, terminated or truncated; `task_names`, see the function of that name.
-    **Returns:** float32 scalars: `episodes`, how many ended; `episode_return`, `episode_length` and `success`, their
-    means, nan if none ended; for an environment with several tasks also `episodes/<task>` and `success/<task>`.
+    **Arguments:** `info`, see `episode_info`, in the shape of `done`; `done`, whether a step ended its episode,
+    terminated or truncated; `task_names`, see the function of that name.
+    **Returns:** float32 scalars: `episodes`, how many ended; the means of `episode_return`, `episode_length`, `success`
+    and of the further entries, nan if none ended; for an environment with several tasks also `episodes/<task>` and
+    `success/<task>`.
     """
 
     def mean(x, mask):
         return jnp.sum(jnp.where(mask, x, 0).astype(jnp.float32)) / jnp.sum(mask)
 
     metrics = {"episodes": jnp.sum(done).astype(jnp.float32)}
-    for name in ("episode_return", "episode_length", "success"):
+    for name in [*EPISODE_INFO[:3], *sorted(set(info) - set(EPISODE_INFO))]:
         if name in info:
             metrics[name] = mean(info[name], done)
     if len(task_names) > 1 and {"task", "success"} <= set(info):

@@ -19,14 +19,13 @@ from llmrl_jax.core.files import write_whole
 COUNT = "episodes"
 """The metric with the number of episodes that ended in an update; it weights the metrics of episodes."""
 
-_OF_EPISODES = ("success", "episode_return", "episode_length")
 _OF_LINES = ("kind", "update", "updates", "steps", "seconds", "steps_per_second", "exchange_seconds")
 """The keys of a line that are not metrics."""
 
 
 def is_of_episodes(name: str) -> bool:
     """Whether a metric averages over ended episodes (`success`, `success/<task>`, `episode_return`, ...)."""
-    return name.split("/")[0] in _OF_EPISODES
+    return name.split("/")[0] == "success" or name.startswith("episode_")
 
 
 def window(rows: Mapping[str, np.ndarray]) -> dict[str, float]:

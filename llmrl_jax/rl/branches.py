@@ -1,0 +1,210 @@
+"""Networks with branches: a picture, symbols, texts and a set of goals, each with an encoder of its own, then fused.
+
+The encoders are those of ELLM (2302.06692; ellm reference, 1.4) with sizes as options. Embeddings of texts and goals
+are frozen tables; a linear layer on each is learned.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from envs_jax.actions import mask_of
+from llmrl_jax.core.checks import WIDTH, check_choices, fields_in, in_interval
+from llmrl_jax.rl.networks import Head, dense
+from llmrl_jax.rl.policy import epsilon_greedy, over_offered
+
+
+@dataclass(frozen=True)
+class BranchConfig:
+    """Sizes of a network with branches; the defaults are the published ones."""
+
+    width: int = 512
+    """Outputs of each branch, and of the layer that fuses them."""
+    head_hidden: tuple[int, ...] = (512, 512)
+    """Widths of the hidden layers of the value's and of the advantages' head; empty: linear heads."""
+    pooling: Literal["mean", "learned"] = "mean"
+    """How the embeddings of several goals become one: their mean, or a mean with learned weights."""
+
+    def __post_init__(self):
+        fields_in(self, WIDTH, "width", prefix="network.")
+        for width in self.head_hidden:
+            in_interval("network.head_hidden", width, WIDTH)
+        check_choices(self, prefix="network.")
+
+
+Inputs = Mapping[str, jax.Array]
+"""What a network sees of a batch `[B]` of observations; parts that are missing have no branch:
+
+* `image`, uint8 `[B, H, W, C]`;
+* `symbols`, float32 `[B, D]`;
+* `text`, float32 `[B, E]`, embeddings;
+* `goals`, bool `[B, A]`, a set of rows of the table of goals' embeddings.
+"""
+
+
+def l2_normalized(x: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
+    """Rows divided by their L2 norm; the gradient of a row of zeros is zero."""
+    return x * jax.lax.rsqrt(jnp.maximum(jnp.sum(x * x, axis=-1, keepdims=True), 1e-12))
+
+
+class Picture(nn.Module):
+    """DQN's convolutions (32 of 8 x 8 / 4, 64 of 4 x 4 / 2, 64 of 3 x 3 / 1), normalised, and a linear layer."""
+
+    width: int
+
+    @nn.compact
+    def __call__(self, image):
+        x = image.astype(jnp.float32) / 255
+        gain = nn.initializers.orthogonal(math.sqrt(2))
+        for channels, size, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
+            x = nn.relu(nn.Conv(channels, (size, size), (stride, stride), padding="VALID", kernel_init=gain)(x))
+        return dense(self.width, math.sqrt(2), "out")(l2_normalized(x.reshape(x.shape[0], -1)))
+
+
+class Pooled(nn.Module):
+    """The embedding of a set of goals: the mean of its members' (zeros for the empty set), or a mean with weights
+    `softmax(embedding @ query)` over the members."""
+
+    pooling: str
+
+    @nn.compact
+    def __call__(self, members: Bool[Array, "B A"], table: Float[Array, "A E"]) -> Float[Array, "B E"]:
+        weights = members.astype(jnp.float32)
+        if self.pooling == "learned":
+            query = self.param("query", nn.initializers.zeros, (table.shape[-1],))
+            weights = weights * jax.nn.softmax(jnp.where(members, table @ query, -1e9), axis=-1)
+        total = jnp.sum(weights, axis=-1, keepdims=True)
+        return (weights / jnp.where(total > 0, total, 1.0)) @ table
+
+
+class Branches(nn.Module):
+    """All branches, concatenated, and the layer that fuses them."""
+
+    config: BranchConfig
+
+    @nn.compact
+    def __call__(self, inputs: Inputs, table: Any) -> Float[Array, "B D"]:
+        width, parts = self.config.width, []
+        if "image" in inputs:
+            parts.append(Picture(width, name="image")(inputs["image"]))
+        if "symbols" in inputs:
+            parts.append(nn.relu(dense(width, math.sqrt(2), "symbols")(inputs["symbols"])))
+        if "text" in inputs:
+            parts.append(dense(width, math.sqrt(2), "text")(inputs["text"]))
+        if "goals" in inputs:
+            pooled = Pooled(self.config.pooling, name="pooling")(inputs["goals"], table)
+            parts.append(dense(width, math.sqrt(2), "goals")(pooled))
+        return nn.relu(dense(width, math.sqrt(2), "fusion")(jnp.concatenate(parts, axis=-1)))
+
+
+class Tower(nn.Module):
+    """Hidden layers with ReLU, and a linear output."""
+
+    hidden: tuple[int, ...]
+    outputs: int
+    scale: float = 1.0
+
+    @nn.compact
+    def __call__(self, x):
+        for i, features in enumerate(self.hidden):
+            x = nn.relu(dense(features, math.sqrt(2), f"hidden_{i}")(x))
+        return Head(self.outputs, self.scale, name="out")(x)
+
+
+class BranchQNetwork(nn.Module):
+    """Dueling values of actions (Wang et al., 1511.06581, eq. 9) over `Branches`."""
+
+    outputs: int
+    config: BranchConfig
+
+    @nn.compact
+    def __call__(self, inputs, table):
+        x = Branches(self.config, name="encoder")(inputs, table)
+        advantage = Tower(self.config.head_hidden, self.outputs, name="advantage")(x)
+        value = Tower(self.config.head_hidden, 1, name="value")(x)
+        return value + advantage - jnp.mean(advantage, axis=-1, keepdims=True)
+
+
+class BranchActorCritic(nn.Module):
+    """Logits of actions and a value over `Branches`."""
+
+    outputs: int
+    config: BranchConfig
+
+    @nn.compact
+    def __call__(self, inputs, table):
+        x = Branches(self.config, name="encoder")(inputs, table)
+        logits = Tower(self.config.head_hidden, self.outputs, 0.01, name="actor")(x)
+        return logits, Tower(self.config.head_hidden, 1, name="critic")(x)[..., 0]
+
+
+class _Branched:
+    """What both policies share: inputs from observations, and the frozen table of goals' embeddings."""
+
+    recurrent = False
+    network: Any
+
+    def __init__(self, inputs: Callable[[Any], Inputs], table: Any):
+        """**Arguments:** `inputs`, from observations, leaves `[B, ...]`, to `Inputs`; `table`, float32 `[A, E]`, the
+        embeddings of goals, or `()` without goals."""
+        self.inputs, self.table = inputs, table
+
+    def init(self, key, obs):
+        frozen = {"goals": self.table}
+        return jax.jit(self.network.init)(key, self.inputs(obs), self.table)["params"], frozen
+
+    def initial_carry(self, batch_size):
+        return ()
+
+    def _apply(self, params, frozen, obs) -> Any:
+        return self.network.apply({"params": params}, self.inputs(obs), frozen["goals"])
+
+
+class BranchQPolicy(_Branched):
+    """A `llmrl_jax.rl.policy.QPolicy` with branches."""
+
+    heads = ("advantage", "value")
+    """The parts of its parameters that are not its encoder."""
+
+    def __init__(self, num_actions: int, config: BranchConfig, inputs, table: Any = (), *, epsilon: float = 0.05):
+        """**Arguments:** `num_actions`; `config`; `inputs`, `table`, see `_Branched`; `epsilon`, the probability of a
+        random action after training (`step`)."""
+        super().__init__(inputs, table)
+        self.epsilon = epsilon
+        self.network = BranchQNetwork(num_actions, config)
+
+    def q(self, params, frozen, obs):
+        values = self._apply(params, frozen, obs)
+        mask = mask_of(obs)
+        return values if mask is None else jnp.where(mask, values, -jnp.inf)
+
+    def step(self, params, frozen, obs, carry, first):
+        q = self.q(params, frozen, obs)
+        return epsilon_greedy(q, obs, self.epsilon), jnp.max(q, axis=-1), carry
+
+
+class BranchPolicy(_Branched):
+    """A `llmrl_jax.rl.policy.Policy` with branches, for discrete actions, without memory."""
+
+    def __init__(self, num_actions: int, config: BranchConfig, inputs, table: Any = ()):
+        """**Arguments:** as for `BranchQPolicy`."""
+        super().__init__(inputs, table)
+        self.network = BranchActorCritic(num_actions, config)
+
+    def step(self, params, frozen, obs, carry, first):
+        logits, value = self._apply(params, frozen, obs)
+        return over_offered(logits, obs), value, carry
+
+    def unroll(self, params, frozen, obs, carry, first):
+        rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), obs)
+        logits, value = self._apply(params, frozen, rows)
+        lead = first.shape
+        return over_offered(logits.reshape(*lead, -1), obs), value.reshape(lead)

@@ -1,0 +1,111 @@
+"""ELLM's settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from llmrl_jax.core.checks import COUNT, check_choices, fields_in, refuse_unread
+from llmrl_jax.rl.branches import BranchConfig
+from llmrl_jax.rl.dqn_config import DQNConfig
+from llmrl_jax.rl.ppo_config import PPOConfig
+from llmrl_jax.rl.rnd import RNDConfig
+from llmrl_jax.systems.ellm.prompts import Parse
+from llmrl_jax.systems.ellm.suggested import Gate
+from llmrl_jax.systems.ellm.suggesters import SuggesterName
+
+
+HASHED = "hashed"
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class ChatGoals:
+    """The table of a chat model's suggestions, and when it is asked."""
+
+    exchange_every: int = 8
+    """Updates between requests; states met in between have no goals until they are answered."""
+    max_states: int = 16384
+    """States for which suggestions are kept; further ones have no goals, and are counted."""
+    max_goals: int = 512
+    """Different goals that can be known, including one per action; further ones are counted and not used."""
+    per_state: int = 16
+    """Goals kept per state."""
+    at_once: int = 64
+    """States asked about per exchange; others are asked about when met again."""
+    parse: Parse = "lines"
+    """How replies are read: `lines`, each bulleted or numbered line is a goal; `paper`, as published: a reply with a
+    line that does not start with a dash is discarded, and every dash separates goals."""
+
+    def __post_init__(self):
+        fields_in(self, COUNT, "exchange_every", "max_states", "max_goals", "per_state", "at_once", prefix="goals.")
+        check_choices(self, prefix="goals.")
+
+
+@dataclass(frozen=True)
+class EllmConfig:
+    """World, goals, agent and learner."""
+
+    env: str = "CrafterText-v1"
+    """Environment id, such as `CrafterText-v1` or `CrafterText-v1?actions=27`."""
+    suggester: SuggesterName = "oracle"
+    """The source of goals: `oracle`, rules with access to the state; `chat`, a chat model (`chat.model`); `novelty`,
+    all actions; `uniform`, actions at random; `none`."""
+    threshold: float = 0.99
+    """Cosine similarity of a caption and a goal above which the goal is reached, from -1 to 1. At 0.99 only captions
+    with the same words reach a goal."""
+    once: bool = True
+    """Whether a goal is rewarded once in an episode only."""
+    gate: Gate = "effect"
+    """Which actions can reach goals: `effect`, those that had their effect; `lenient`, the published flag: also any
+    action whose noun is what the player faces or holds; `none`, all."""
+    uniform_goals: int = 10
+    """With suggester `uniform`: goals drawn per step."""
+    extrinsic: float = 0.0
+    """Weight of the world's own reward, which is added to that for goals."""
+    bonus: Literal["none", "rnd"] = "none"
+    """Novelty as a further reward: `rnd`, random network distillation."""
+    encoder: str = AUTO
+    """Sentence encoder: `auto`, MiniLM if it is installed (`make minilm`), else the hashed encoder, which knows equal
+    words only; `hashed`; a name, folder or hub id as in `llmrl lm`."""
+    observe: Literal["symbols", "symbols+text", "text"] = "symbols"
+    """What the agent observes, besides goals: the map's codes and the inventory; the captions; or both."""
+    goal_conditioned: bool = True
+    """Whether the agent observes the goals."""
+    learner: Literal["dqn", "ppo"] = "dqn"
+    """The learning algorithm."""
+    compat: Literal["none", "paper"] = "none"
+    """`paper`: as the published code, time-outs are terminal, the target network shares the encoder, and the gate is
+    lenient."""
+    mesh: str = field(default="", metadata={"resume": "free"})  # `llmrl_jax.core.config.FREE`, a layer above
+    """Devices by axis, as in `data=4`: environments are split over `data` and `fsdp`. Empty: one device."""
+    goals: ChatGoals = field(default_factory=ChatGoals)
+    """With suggester `chat`."""
+    network: BranchConfig = field(default_factory=BranchConfig)
+    dqn: DQNConfig = field(default_factory=DQNConfig)
+    """With learner `dqn`."""
+    ppo: PPOConfig = field(default_factory=PPOConfig)
+    """With learner `ppo`."""
+    rnd: RNDConfig = field(default_factory=RNDConfig)
+    """With bonus `rnd`."""
+
+    def __post_init__(self):
+        fields_in(self, "[-1, 1]", "threshold")
+        fields_in(self, COUNT, "uniform_goals")
+        fields_in(self, "[0, inf)", "extrinsic")
+        check_choices(self)
+        if self.suggester != "uniform":
+            refuse_unread(self, ("uniform_goals",), f"--suggester {self.suggester}")
+        if self.suggester != "chat":
+            refuse_unread(self, ("goals",), f"--suggester {self.suggester}")
+        if self.suggester == "none":
+            refuse_unread(self, ("threshold", "once"), "--suggester none")
+            if not self.extrinsic and self.bonus == "none":
+                raise ValueError(
+                    "suggester is none, extrinsic 0 and bonus none, so that there is no reward: choose a --suggester, "
+                    "a --bonus, or --extrinsic 1 for the world's own reward"
+                )
+        if self.suggester == "chat" and self.bonus != "none":
+            raise ValueError(f"bonus is {self.bonus}, which does not combine with --suggester chat: leave --bonus out")
+        if self.compat == "paper":
+            refuse_unread(self, ("gate",), "--compat paper, whose gate is lenient,")

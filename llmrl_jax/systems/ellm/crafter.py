@@ -1,0 +1,103 @@
+"""Facts about Crafter with text: the published oracle and its goals (ellm reference, 2.2 and 3.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool
+
+from envs_jax.crafter import constants as c
+from envs_jax.crafter.actions import action_set, valid
+from envs_jax.crafter.text.ellm import describe_key
+from envs_jax.env import Environment
+from llmrl_jax.systems.ellm.facts import Facts
+
+
+_CREATURES = {
+    "zombie": (c.SEEN_ZOMBIE,),
+    "skeleton": (c.SEEN_SKELETON,),
+    "cow": (c.SEEN_COW,),
+    "plant": (c.SEEN_PLANT, c.SEEN_RIPE),
+}
+_WOOD, _STONE, _IRON = {"wood": 1}, {"wood": 1, "stone": 1}, {"wood": 1, "coal": 1, "iron": 1}
+
+ORACLE: Mapping[str, tuple[Mapping[str, int], tuple[str, ...]]] = {
+    "eat plant": ({}, ("plant",)),
+    "attack zombie": ({}, ("zombie",)),
+    "attack skeleton": ({}, ("skeleton",)),
+    "attack cow": ({}, ("cow",)),
+    "eat cow": ({}, ("cow",)),
+    "chop tree": ({}, ("tree",)),
+    "mine stone": ({"wood_pickaxe": 1}, ("stone",)),
+    "mine coal": ({"wood_pickaxe": 1}, ("coal",)),
+    "mine iron": ({"stone_pickaxe": 1}, ("iron",)),
+    "mine diamond": ({"iron_pickaxe": 1}, ("diamond",)),
+    "drink water": ({}, ("water",)),
+    "chop grass": ({}, ("grass",)),
+    "sleep": ({}, ()),
+    "place stone": ({"stone": 1}, ()),
+    "place crafting table": ({"wood": 1}, ()),
+    "make crafting table": ({"wood": 1}, ()),
+    "place furnace": ({"stone": 4}, ()),
+    "place plant": ({"sapling": 1}, ()),
+    "make wood pickaxe": (_WOOD, ("table",)),
+    "make wood sword": (_WOOD, ("table",)),
+    "make stone pickaxe": (_STONE, ("table",)),
+    "make stone sword": (_STONE, ("table",)),
+    "make iron pickaxe": (_IRON, ("table", "furnace")),
+    "make iron sword": (_IRON, ("table", "furnace")),
+}
+"""Goal -> what must be held, and what must be in view. Two rules are added: sleep only if sleepy, and no "place
+crafting table" if one is in view ("make crafting table", its synonym, stays, as published)."""
+
+SYNONYMS = (("attack cow", "eat cow"), ("place crafting table", "make crafting table"))
+VERBS = ("sleep", "eat", "attack", "chop", "drink", "place", "make", "mine")
+
+
+def in_view(view: Any, name: str) -> Bool[Array, ""]:
+    """Whether a view shows a material or creature; what stands on a cell hides its material."""
+    material, top = view[..., 0], view[..., 1]
+    if name in _CREATURES:
+        return jnp.any(jnp.isin(top, jnp.array(_CREATURES[name])))
+    return jnp.any((material == c.MATERIALS.index(name) + 1) & (top == 0))
+
+
+def feasible(obs: Mapping[str, Any], names: tuple[str, ...]) -> Bool[Array, " A"]:
+    """The oracle's goals for an observation, as a mask of actions."""
+    held = {item: obs["inventory"][c.ITEMS.index(item)] for item in c.ITEMS}
+    seen: dict[str, Any] = {}
+    rows = []
+    for name in names:
+        if name not in ORACLE:
+            rows.append(jnp.bool_(False))
+            continue
+        items, sights = ORACLE[name]
+        conditions = [held[item] >= count for item, count in items.items()]
+        for sight in sights:
+            seen.setdefault(sight, in_view(obs["view"], sight))
+        conditions += [seen[sight] for sight in sights]
+        if name == "sleep":
+            conditions.append(held["energy"] < c.MOST)
+        if name == "place crafting table":
+            seen.setdefault("table", in_view(obs["view"], "table"))
+            conditions.append(~seen["table"])
+        rows.append(jnp.all(jnp.stack(conditions)))
+    return jnp.stack(rows)
+
+
+def facts(env: Environment) -> Facts:
+    """The facts about a world of `CrafterText-v1`."""
+    names = tuple(env.action_names)
+    return Facts(
+        captions=names,
+        valid=np.asarray(valid(action_set(len(names)))),
+        feasible=lambda obs: feasible(obs, names),
+        rules=ORACLE,
+        synonyms=SYNONYMS,
+        achievements=c.ACHIEVEMENTS,
+        describe=describe_key,
+        verbs=VERBS,
+    )

@@ -1,0 +1,184 @@
+"""Held-out episodes: achievements, the Crafter score, returns, and the categories of goals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs_jax.env import Environment
+from llmrl_jax.agents.play import Rows, Step, begin, policy_actor, watch
+from llmrl_jax.core.activity import doing
+from llmrl_jax.run.report.statistics import mean_interval, wilson
+from llmrl_jax.systems.ellm.facts import Facts
+from llmrl_jax.systems.ellm.suggesters import CATEGORIES
+
+
+CHUNK = 25
+"""Steps on the device between looks from the host."""
+
+
+@dataclass(frozen=True)
+class Played:
+    """`E` episodes, as NumPy arrays."""
+
+    unlocked: np.ndarray
+    """bool `[E, achievements]`."""
+    earned: np.ndarray
+    """float32 `[E]`, the sum of the rewards for goals."""
+    episode_return: np.ndarray
+    """float32 `[E]`, of the world's own rewards."""
+    length: np.ndarray
+    """int32 `[E]`."""
+    tally: np.ndarray
+    """int32 `[E, 2, 4]`, suggestions and rewards of each category."""
+    unknown: np.ndarray
+    """float32 `[E]`, the share of steps in states that had not been answered."""
+
+
+def make_player(env: Environment, facts: Facts, policy: Any, episodes: int) -> Callable[..., Played]:
+    """Build `play(params, frozen, env_params, key, greedy=False) -> Played`, compiled once.
+
+    **Arguments:** `env`, `Suggested`, not batched; `policy`, see `llmrl_jax.agents.contract.Player`. The parameters of
+    the world, which have the known suggestions, are an argument: they change while a run learns.
+    """
+
+    @jax.jit
+    def start(params: Any, frozen: Any, env_params: Any, key: jax.Array) -> Rows:
+        actor = policy_actor(policy, params, frozen, jnp.bool_(False))
+        keys = jax.vmap(lambda i: jax.random.split(jax.random.fold_in(key, i)))(jnp.arange(episodes))
+        return begin(env, env_params, actor, keys[:, 0], keys[:, 1])
+
+    def see(rows: Rows, step: Step) -> dict[str, Any]:
+        names = ("episode_earned", "episode_return", "episode_length", "episode_unknown")
+        return {name: step.info[name] for name in names} | {
+            "unlocked": step.info["achievements"] > 0,
+            "tally": jnp.stack(
+                [
+                    jnp.stack([step.info[f"episode_{what}/{kind}"] for kind in CATEGORIES], axis=-1)
+                    for what in ("suggested", "paid")
+                ],
+                axis=1,
+            ),
+        }
+
+    @jax.jit
+    def go_on(params: Any, frozen: Any, env_params: Any, rows: Rows, greedy: jax.Array) -> tuple[Rows, Any]:
+        actor = policy_actor(policy, params, frozen, greedy)
+        after, seen = watch(env, env_params, actor, rows, see, steps=CHUNK)
+        live = seen.pop("live")
+        last = jnp.maximum(jnp.sum(live, axis=0) - 1, 0)  # a row that was over has nothing to add
+        picked = jax.tree.map(lambda x: jax.vmap(lambda column, i: column[i], in_axes=(1, 0))(x, last), seen)
+        return after, (jnp.any(live, axis=0), picked)
+
+    def play(params: Any, frozen: Any, env_params: Any, key: jax.Array, greedy: bool = False) -> Played:
+        with doing("playing", episodes, "episodes") as activity:
+            rows = start(params, frozen, env_params, key)
+            found: Any = None
+            while found is None or not bool(jnp.all(rows.over)):
+                rows, last = go_on(params, frozen, env_params, rows, jnp.bool_(greedy))
+                live, seen = jax.device_get(last)
+                found = seen if found is None else {name: _kept(live, seen[name], x) for name, x in found.items()}
+                activity.done = int(np.sum(rows.over))
+        return Played(
+            unlocked=found["unlocked"],
+            earned=found["episode_earned"],
+            episode_return=found["episode_return"],
+            length=found["episode_length"],
+            tally=found["tally"].astype(np.int32),
+            unknown=found["episode_unknown"],
+        )
+
+    return play
+
+
+def _kept(live: np.ndarray, new: np.ndarray, old: np.ndarray) -> np.ndarray:
+    return np.where(live.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+
+
+def crafter_score(success: np.ndarray) -> float:
+    """Crafter's score in percent (Hafner, 2109.06780): `exp(mean ln(1 + s)) - 1` over achievements.
+
+    **Arguments:** `success`, the fraction of episodes with each achievement.
+    """
+    return float(np.exp(np.mean(np.log1p(100 * np.asarray(success, np.float64)))) - 1)
+
+
+def summarise(facts: Facts, played: Played) -> dict[str, float]:
+    """Numbers about episodes, by name: means with the ends of their 95% intervals, the score, success per
+    achievement, and suggestions and rewards per category."""
+    count = len(played.length)
+    out: dict[str, float] = {"episodes": float(count)}
+    means = {
+        "achievements": played.unlocked.sum(axis=1),
+        "earned": played.earned,
+        "episode_return": played.episode_return,
+        "episode_length": played.length,
+    }
+    for name, values in means.items():
+        interval = mean_interval(values.astype(np.float64))
+        out |= {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
+    success = played.unlocked.mean(axis=0)
+    out["score"] = crafter_score(success)
+    out["unknown"] = float(played.unknown.mean())
+    for name, won in zip(facts.achievements, played.unlocked.T, strict=True):
+        rate = wilson(int(won.sum()), count)
+        out |= {f"unlocked/{name}": rate.mean, f"unlocked_low/{name}": rate.low, f"unlocked_high/{name}": rate.high}
+    return out | category_shares(played.tally.sum(axis=0))
+
+
+def category_shares(tally: np.ndarray) -> dict[str, float]:
+    """How many goals were suggested and rewarded, and the share of each category.
+
+    **Arguments:** `tally`, int `[2, 4]`: suggestions, rewards. **Returns:** shares are nan where there are none."""
+    out: dict[str, float] = {}
+    for what, row in zip(("suggested", "paid"), tally):
+        total = int(row.sum())
+        out[what] = float(total)
+        out |= {f"{what}/{kind}": int(n) / total if total else math.nan for kind, n in zip(CATEGORIES, row)}
+    return out
+
+
+def report(found: Mapping[str, Mapping[str, float]], achievements: tuple[str, ...]) -> str:
+    """Results of several agents as tables: means with intervals, success per achievement, categories of goals."""
+    from llmrl_jax.run.report.figures import text_table
+
+    def interval(values: Mapping[str, float], name: str) -> str:
+        low, high = values[f"{name}_low"], values[f"{name}_high"]
+        return f"{values[name]:.2f}" + (f" [{low:.2f}, {high:.2f}]" if math.isfinite(low) else "")
+
+    def share(values: Mapping[str, float], name: str) -> str:
+        return "-" if math.isnan(values[name]) else f"{100 * values[name]:.1f}%"
+
+    names = list(found)
+    rows = [["", *names]]
+    labels = {"achievements": "achievements per episode", "earned": "reward for goals", "episode_length": "steps"}
+    rows += [[label, *(interval(values, name) for values in found.values())] for name, label in labels.items()]
+    rows.append(["Crafter score", *(f"{values['score']:.2f}%" for values in found.values())])
+    tables = [text_table(rows)]
+    known = [name for name in achievements if any(values[f"unlocked/{name}"] > 0 for values in found.values())]
+    if known:
+        rows = [["episodes with", *names]]
+        rows += [[name, *(share(values, f"unlocked/{name}") for values in found.values())] for name in known]
+        tables.append(text_table(rows))
+    if any(values["suggested"] for values in found.values()):
+        tables.append(categories_table(found))
+    return "\n\n".join(tables)
+
+
+def categories_table(found: Mapping[str, Mapping[str, float]]) -> str:
+    """The four-way table: shares of suggested and of rewarded goals by category, for several agents."""
+    from llmrl_jax.run.report.figures import text_table
+
+    rows = [["goals", "", "count", *(kind.replace("_", " ") for kind in CATEGORIES)]]
+    for name, values in found.items():
+        for what, label in (("suggested", "suggested"), ("paid", "rewarded")):
+            shares = (values[f"{what}/{kind}"] for kind in CATEGORIES)
+            cells = ("-" if math.isnan(x) else f"{100 * x:.1f}%" for x in shares)
+            rows.append([name, label, f"{values[what]:.0f}", *cells])
+    return text_table(rows)

@@ -1,0 +1,66 @@
+"""What networks see of an observation: symbols, texts as embeddings, and goals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from envs_jax import spaces
+from envs_jax.env import Environment
+from llmrl_jax.lm.encoder import TextEncoder, look_up
+from llmrl_jax.rl.branches import Inputs, l2_normalized
+from llmrl_jax.systems.ellm.goals import unpacked
+
+
+SYMBOLS = ("view", "inventory")
+"""The parts of an observation that are symbols: a grid of codes, and counts."""
+
+
+def one_hots(grid: Any, sizes: tuple[int, ...]) -> Float[Array, "B D"]:
+    """The codes of a grid `[B, ..., planes]` as one-hot vectors, flattened; `sizes`, codes of each plane."""
+    parts = [jax.nn.one_hot(grid[..., i], n).reshape(grid.shape[0], -1) for i, n in enumerate(sizes)]
+    return jnp.concatenate(parts, axis=-1)
+
+
+def _plane_sizes(space: spaces.Box) -> tuple[int, ...]:
+    high = np.broadcast_to(np.asarray(space.high), space.shape).reshape(-1, space.shape[-1]).max(axis=0)
+    return tuple(int(x) + 1 for x in high)
+
+
+def make_inputs(
+    env: Environment, space: spaces.Dict, captions: int, *, texts: tuple[str, ...], encoder: TextEncoder, goals: bool
+) -> Callable[[Any], Inputs]:
+    """Build the function from observations `[B, ...]` to the inputs of `llmrl_jax.rl.branches`.
+
+    A text is the normalised sum of the embeddings of its phrases: a state has too many texts for a table of whole ones.
+
+    **Arguments:** `env`, for its phrasebooks; `space`, of the observations; `captions`, how many captions are goals;
+    `texts`, the parts of the observation that are text; `encoder`; `goals`, whether the network sees goals.
+    """
+    tables = {name: np.asarray(encoder.encode_texts(env.captions[name].phrases)) for name in texts}
+    parts: dict[str, Any] = dict(space.spaces)
+    view = _plane_sizes(parts["view"]) if "view" in parts else ()
+    most = float(np.max(parts["inventory"].high)) if "inventory" in parts else 1.0
+
+    def inputs(obs: Any) -> Inputs:
+        found: dict[str, jax.Array] = {}
+        if "image" in obs:
+            found["image"] = obs["image"]
+        symbols = [one_hots(obs["view"], view)] if view else []
+        if "inventory" in obs:
+            symbols.append(obs["inventory"].astype(jnp.float32) / most)
+        if symbols:
+            found["symbols"] = jnp.concatenate(symbols, axis=-1)
+        if tables:
+            total = sum(jnp.sum(look_up(table, obs[name]), axis=-2) for name, table in tables.items())
+            found["text"] = l2_normalized(total)  # type: ignore[arg-type]
+        if goals:
+            found["goals"] = unpacked(obs["goals"], captions)
+        return found
+
+    return inputs

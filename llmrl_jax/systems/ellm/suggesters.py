@@ -1,0 +1,97 @@
+"""Suggesters: from an observation to ids of goals, on the device."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Int
+
+from llmrl_jax.systems.ellm.facts import Facts
+from llmrl_jax.systems.ellm.goals import Answers, find
+
+
+SuggesterName = Literal["oracle", "chat", "novelty", "uniform", "none"]
+
+
+class Suggester(Protocol):
+    """A source of goals."""
+
+    def __call__(self, obs: Any, answers: Any, key: jax.Array) -> tuple[Int[Array, " K"], Bool[Array, ""]]:
+        """The goals that are suggested in a state.
+
+        **Arguments:** `obs`, of one environment; `answers`, the `Answers` of a chat model, `()` without one; `key`.
+        **Returns:** ids of goals, -1 in unused places; and whether the state has been answered.
+        """
+        ...
+
+
+def oracle(facts: Facts) -> Suggester:
+    """The goals that are feasible now (ellm reference, 3.4)."""
+
+    def suggest(obs, answers, key):
+        return jnp.where(facts.feasible(obs), jnp.arange(len(facts.captions)), -1), jnp.bool_(True)
+
+    return suggest
+
+
+def novelty(facts: Facts) -> Suggester:
+    """Every caption: each counts once in an episode (the published `BaselineModel`)."""
+
+    def suggest(obs, answers, key):
+        return jnp.arange(len(facts.captions)), jnp.bool_(True)
+
+    return suggest
+
+
+def uniform(facts: Facts, count: int) -> Suggester:
+    """`count` captions drawn at random in every step, with replacement."""
+
+    def suggest(obs, answers, key):
+        return jax.random.randint(key, (count,), 0, len(facts.captions)), jnp.bool_(True)
+
+    return suggest
+
+
+def none() -> Suggester:
+    """No goals."""
+
+    def suggest(obs, answers, key):
+        return jnp.full(1, -1), jnp.bool_(True)
+
+    return suggest
+
+
+def answered(facts: Facts) -> Suggester:
+    """The stored answers of a chat model; nothing for a state that it has not been asked about."""
+
+    def suggest(obs, answers: Answers, key):
+        place, known = find(answers, obs["key"])
+        return jnp.where(known, answers.goals[place], -1), known
+
+    return suggest
+
+
+def make_suggester(name: SuggesterName, facts: Facts, uniform_goals: int) -> Suggester:
+    """The suggester of a name."""
+    if name == "uniform":
+        return uniform(facts, uniform_goals)
+    if name == "none":
+        return none()
+    return {"oracle": oracle, "novelty": novelty, "chat": answered}[name](facts)
+
+
+CATEGORIES = ("good", "poorly_timed", "bad", "nonsensical")
+"""Kinds of goals: the oracle has it too; an action that can have an effect, but not now; an action that never has any;
+not the name of an action."""
+
+
+def categories(facts: Facts, obs: Any, goals: Int[Array, " K"]) -> Int[Array, " K"]:
+    """The category of each goal in a state, an index into `CATEGORIES`; -1 in unused places."""
+    count = len(facts.captions)
+    place = jnp.clip(goals, 0, count - 1)
+    now, ever = facts.feasible(obs)[place], jnp.asarray(np.asarray(facts.valid))[place]
+    kind = jnp.where(goals >= count, 3, jnp.where(now, 0, jnp.where(ever, 1, 2)))
+    return jnp.where(goals >= 0, kind, -1)
