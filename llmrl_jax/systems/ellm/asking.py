@@ -50,7 +50,7 @@ class Collected:
         return BonusState(self._with(whole, obs), ())
 
     def _with(self, whole: dict[str, Any], obs: Any) -> dict[str, Any]:
-        new = jnp.where(obs["known"], jnp.uint32(NO_KEY), obs["key"]).reshape(-1)
+        new = jnp.where(obs["known"], NO_KEY, obs["key"]).reshape(-1)
         keys, lost = distinct(jnp.concatenate([whole["keys"], new]), self.at_once)
         return {"keys": keys, "lost": whole["lost"] + lost}
 

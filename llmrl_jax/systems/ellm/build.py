@@ -14,6 +14,7 @@ from envs_jax import spaces
 from envs_jax.env import Environment
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.chat import ChatModel
+from llmrl_jax.core.checks import nearest
 from llmrl_jax.lm.encoder import TextEncoder
 from llmrl_jax.parallel import make_mesh
 from llmrl_jax.rl.bonus import Bonus
@@ -45,11 +46,13 @@ class Ellm:
     policy: Any
     mesh: Mesh | None
 
-    def learner(self, chat: ChatModel | None = None, sampling: dict[str, Any] | None = None) -> Learner:
+    def learner(
+        self, chat: ChatModel | None = None, sampling: dict[str, Any] | None = None, guide: Any = None
+    ) -> Learner:
         """The learner.
 
         **Arguments:** `chat`, the model that suggests goals, with `suggester` chat; None: it is asked nothing;
-        `sampling`, options of its requests.
+        `sampling`, options of its requests; `guide`, of DQN's exploration.
         """
         config, goals = self.config, self.config.goals
         asks = config.suggester == "chat"
@@ -57,7 +60,7 @@ class Ellm:
         if config.learner == "ppo":
             learner = make_ppo(config.ppo, self.env, self.env_params, self.policy, self.mesh, bonus=bonus)
         else:
-            learner = make_dqn(_dqn(config), self.env, self.env_params, self.policy, self.mesh, bonus)
+            learner = make_dqn(_dqn(config), self.env, self.env_params, self.policy, self.mesh, bonus, guide)
         if not asks or chat is None:
             return learner
         asker = Asker(self.facts, self.encoder, chat, sampling or {}, goals.per_state, goals.parse)
@@ -86,7 +89,9 @@ def make_world(config: EllmConfig, env: Environment | None = None) -> tuple[Sugg
         env=(),
         goals=start_goals(facts.captions, facts.synonyms, encoder, most),
         answers=start_answers(config.goals.max_states, config.goals.per_state, config.goals.at_once) if asks else (),
+        fixed=jnp.array([goal_id(facts, name) for name in config.fixed] or [-1], jnp.int32),
         threshold=jnp.float32(config.threshold),
+        intrinsic=jnp.float32(config.intrinsic),
         extrinsic=jnp.float32(config.extrinsic),
     )
     gate = "lenient" if config.compat == "paper" else config.gate
@@ -94,6 +99,13 @@ def make_world(config: EllmConfig, env: Environment | None = None) -> tuple[Sugg
     suggester = make_suggester(config.suggester, facts, config.uniform_goals)
     keep = _kept(config, env)
     return Suggested(EpisodeStatistics(env), facts, suggester, rules, keep=keep, start=start), facts, encoder
+
+
+def goal_id(facts: Facts, name: str) -> int:
+    """The id of a goal that is a caption. **Raises:** `ValueError`, with the nearest, for another name."""
+    if name not in facts.captions:
+        raise ValueError(f"no goal is named {name!r}{nearest(name, list(facts.captions))}; goals are names of actions")
+    return facts.captions.index(name)
 
 
 def texts_of(env: Environment) -> tuple[str, ...]:

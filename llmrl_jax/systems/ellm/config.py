@@ -50,10 +50,14 @@ class EllmConfig:
     """Environment id, such as `CrafterText-v1` or `CrafterText-v1?actions=27`."""
     suggester: SuggesterName = "oracle"
     """The source of goals: `oracle`, rules with access to the state; `chat`, a chat model (`chat.model`); `novelty`,
-    all actions; `uniform`, actions at random; `none`."""
+    all actions; `uniform`, actions at random; `fixed`, always those of `fixed`; `none`."""
     threshold: float = 0.99
     """Cosine similarity of a caption and a goal above which the goal is reached, from -1 to 1. At 0.99 only captions
     with the same words reach a goal."""
+    fixed: tuple[str, ...] = ()
+    """With suggester `fixed`: the goals, by the names of actions."""
+    intrinsic: float = 1.0
+    """Weight of the reward for goals."""
     once: bool = True
     """Whether a goal is rewarded once in an episode only."""
     gate: Gate = "effect"
@@ -92,20 +96,27 @@ class EllmConfig:
     def __post_init__(self):
         fields_in(self, "[-1, 1]", "threshold")
         fields_in(self, COUNT, "uniform_goals")
-        fields_in(self, "[0, inf)", "extrinsic")
+        fields_in(self, "[0, inf)", "intrinsic", "extrinsic")
         check_choices(self)
-        if self.suggester != "uniform":
-            refuse_unread(self, ("uniform_goals",), f"--suggester {self.suggester}")
-        if self.suggester != "chat":
-            refuse_unread(self, ("goals",), f"--suggester {self.suggester}")
-        if self.suggester == "none":
-            refuse_unread(self, ("threshold", "once"), "--suggester none")
-            if not self.extrinsic and self.bonus == "none":
-                raise ValueError(
-                    "suggester is none, extrinsic 0 and bonus none, so that there is no reward: choose a --suggester, "
-                    "a --bonus, or --extrinsic 1 for the world's own reward"
-                )
+        self._refuse_unread()
+        if self.suggester == "fixed" and not self.fixed:
+            raise ValueError("suggester is fixed, but fixed is empty: name its goals, as in --fixed 'chop tree'")
+        goals = self.suggester != "none" and self.intrinsic
+        if not goals and not self.extrinsic and self.bonus == "none":
+            raise ValueError(
+                f"suggester is {self.suggester}, intrinsic {self.intrinsic:g}, extrinsic 0 and bonus none, so that "
+                "there is no reward: choose a --suggester, a --bonus, or --extrinsic 1 for the world's own reward"
+            )
         if self.suggester == "chat" and self.bonus != "none":
             raise ValueError(f"bonus is {self.bonus}, which does not combine with --suggester chat: leave --bonus out")
+
+    def _refuse_unread(self) -> None:
+        """**Raises** `ValueError` for options that were changed although nothing reads them."""
+        readers = {"uniform": ("uniform_goals",), "chat": ("goals",), "fixed": ("fixed",)}
+        for name, options in readers.items():
+            if self.suggester != name:
+                refuse_unread(self, options, f"--suggester {self.suggester}")
+        if self.suggester == "none":
+            refuse_unread(self, ("threshold", "once", "intrinsic", "gate"), "--suggester none")
         if self.compat == "paper":
             refuse_unread(self, ("gate",), "--compat paper, whose gate is lenient,")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt8, UInt32
 from llmrl_jax.lm.encoder import TextEncoder
 
 
-NO_KEY = 0xFFFFFFFF
+NO_KEY = np.uint32(0xFFFFFFFF)
 """Fills unused places of arrays of keys; no state has this key."""
 NAME_BYTES = 64
 """The longest goal, in bytes of UTF-8."""
@@ -72,7 +73,7 @@ def name_bytes(name: str) -> UInt8[np.ndarray, "64"]:
     return np.frombuffer(text.ljust(NAME_BYTES, b"\0"), np.uint8)
 
 
-def read_names(names: np.ndarray, count: int) -> list[str]:
+def read_names(names: Any, count: int) -> list[str]:
     """The strings of the first `count` goals."""
     return [bytes(row).rstrip(b"\0").decode() for row in np.asarray(names)[:count]]
 
@@ -120,7 +121,7 @@ def distinct(keys: UInt32[Array, " N"], size: int) -> tuple[UInt32[Array, "size"
     """The distinct keys in ascending order, filled up with `NO_KEY`, and how many had no place."""
     ordered = jnp.sort(keys)
     first = jnp.concatenate([jnp.ones(1, bool), ordered[1:] != ordered[:-1]]) & (ordered != NO_KEY)
-    kept = jnp.sort(jnp.where(first, ordered, jnp.uint32(NO_KEY)))
+    kept = jnp.sort(jnp.where(first, ordered, NO_KEY))
     kept = jnp.pad(kept, (0, max(0, size - kept.shape[0])), constant_values=NO_KEY)[:size]
     return kept, jnp.maximum(jnp.sum(first) - size, 0)
 
@@ -141,7 +142,7 @@ def ask_next(answers: Answers, keys: UInt32[Array, " U"]) -> Answers:
     new = (keys != NO_KEY) & ~find(answers, keys)[1]
     fits = new & (jnp.cumsum(new) <= jnp.sum(answers.keys == NO_KEY))
     counts = answers.counts.at[COUNTS.index("no_place_for_states")].add(jnp.sum(new & ~fits))
-    return answers.replace(pending=jnp.sort(jnp.where(fits, keys, jnp.uint32(NO_KEY))), counts=counts)
+    return answers.replace(pending=jnp.sort(jnp.where(fits, keys, NO_KEY)), counts=counts)
 
 
 def packed(bits: Bool[Array, "*B A"]) -> UInt8[Array, "*B P"]:

@@ -35,8 +35,12 @@ class SuggestedParams:
     goals: Goals
     answers: Any
     """The `Answers` of a chat model; `()` without one."""
+    fixed: Int[Array, " F"]
+    """Ids of the goals of the suggester `fixed`; -1 in unused places."""
     threshold: Float[Array, ""] | float
     """Similarity above which a caption reaches a goal."""
+    intrinsic: Float[Array, ""] | float
+    """Weight of the reward for goals."""
     extrinsic: Float[Array, ""] | float
     """Weight of the world's own reward, which is added."""
 
@@ -119,7 +123,7 @@ class Suggested(Wrapper):
 
     def _look(self, obs, reached, params, key) -> tuple[dict[str, Any], dict[str, Any]]:
         """The observation of an agent, and the parts of the state that belong to it."""
-        ids, known = self.suggester(obs, params.answers, key)
+        ids, known = self.suggester(obs, params, key)
         ids = jnp.where((ids >= 0) & ~reached[jnp.maximum(ids, 0)], ids, -1).astype(jnp.int32)
         seen = {name: self._compact(obs[name]) for name in self.keep}
         seen["goals"] = packed(shown(params.goals, ids, params.threshold))
@@ -160,7 +164,8 @@ class Suggested(Wrapper):
         unknown = state.unknown + ~now.pop("known")
         tally = tally.at[0].add(_histogram(now["kinds"]))
         after = SuggestedState(env=env, reached=reached, earned=total, tally=tally, unknown=unknown, **now)
-        return seen, after, earned + params.extrinsic * reward, terminated, truncated, info
+        reward = params.intrinsic * earned + params.extrinsic * reward
+        return seen, after, reward, terminated, truncated, info
 
     def _report(self, info, tally, earned, unknown) -> dict[str, jax.Array]:
         unlocked = info["achievements"] > 0
@@ -192,6 +197,15 @@ class Suggested(Wrapper):
     def action_space(self, params):
         return self.env.action_space(params.env)
 
+    @property
+    def captions(self):
+        """The world's captions that the agent sees."""
+        return {name: book for name, book in self.env.captions.items() if name in self.keep}
+
+    @property
+    def episode_captions(self):
+        return tuple(name for name in self.env.episode_captions if name in self.keep)
+
     def render(self, state):
         return self.env.render(state.env)
 
@@ -199,9 +213,10 @@ class Suggested(Wrapper):
         return self.env.letters(state.env)
 
     def describe(self, obs):
-        """The goals that the agent sees; the world's own captions are described by the world."""
+        """The captions and the goals that the agent sees."""
         bits = np.unpackbits(np.asarray(obs["goals"]), count=len(self.facts.captions)).astype(bool)
-        return {"goals": ", ".join(name for name, bit in zip(self.facts.captions, bits) if bit)}
+        texts = {name: book.render(obs[name]) for name, book in self.captions.items()}
+        return texts | {"goals": ", ".join(name for name, bit in zip(self.facts.captions, bits) if bit)}
 
 
 def _histogram(kinds: Int[Array, " K"]) -> Int[Array, "4"]:

@@ -10,19 +10,19 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from llmrl_jax.systems.ellm.facts import Facts
-from llmrl_jax.systems.ellm.goals import Answers, find
+from llmrl_jax.systems.ellm.goals import find
 
 
-SuggesterName = Literal["oracle", "chat", "novelty", "uniform", "none"]
+SuggesterName = Literal["oracle", "chat", "novelty", "uniform", "fixed", "none"]
 
 
 class Suggester(Protocol):
     """A source of goals."""
 
-    def __call__(self, obs: Any, answers: Any, key: jax.Array) -> tuple[Int[Array, " K"], Bool[Array, ""]]:
+    def __call__(self, obs: Any, params: Any, key: jax.Array) -> tuple[Int[Array, " K"], Bool[Array, ""]]:
         """The goals that are suggested in a state.
 
-        **Arguments:** `obs`, of one environment; `answers`, the `Answers` of a chat model, `()` without one; `key`.
+        **Arguments:** `obs`, of one environment; `params`, a `llmrl_jax.systems.ellm.suggested.SuggestedParams`; `key`.
         **Returns:** ids of goals, -1 in unused places; and whether the state has been answered.
         """
         ...
@@ -31,7 +31,7 @@ class Suggester(Protocol):
 def oracle(facts: Facts) -> Suggester:
     """The goals that are feasible now (ellm reference, 3.4)."""
 
-    def suggest(obs, answers, key):
+    def suggest(obs, params, key):
         return jnp.where(facts.feasible(obs), jnp.arange(len(facts.captions)), -1), jnp.bool_(True)
 
     return suggest
@@ -40,7 +40,7 @@ def oracle(facts: Facts) -> Suggester:
 def novelty(facts: Facts) -> Suggester:
     """Every caption: each counts once in an episode (the published `BaselineModel`)."""
 
-    def suggest(obs, answers, key):
+    def suggest(obs, params, key):
         return jnp.arange(len(facts.captions)), jnp.bool_(True)
 
     return suggest
@@ -49,7 +49,7 @@ def novelty(facts: Facts) -> Suggester:
 def uniform(facts: Facts, count: int) -> Suggester:
     """`count` captions drawn at random in every step, with replacement."""
 
-    def suggest(obs, answers, key):
+    def suggest(obs, params, key):
         return jax.random.randint(key, (count,), 0, len(facts.captions)), jnp.bool_(True)
 
     return suggest
@@ -58,18 +58,27 @@ def uniform(facts: Facts, count: int) -> Suggester:
 def none() -> Suggester:
     """No goals."""
 
-    def suggest(obs, answers, key):
+    def suggest(obs, params, key):
         return jnp.full(1, -1), jnp.bool_(True)
 
     return suggest
 
 
-def answered(facts: Facts) -> Suggester:
+def fixed() -> Suggester:
+    """Always the goals in the parameters."""
+
+    def suggest(obs, params, key):
+        return params.fixed, jnp.bool_(True)
+
+    return suggest
+
+
+def answered() -> Suggester:
     """The stored answers of a chat model; nothing for a state that it has not been asked about."""
 
-    def suggest(obs, answers: Answers, key):
-        place, known = find(answers, obs["key"])
-        return jnp.where(known, answers.goals[place], -1), known
+    def suggest(obs, params, key):
+        place, known = find(params.answers, obs["key"])
+        return jnp.where(known, params.answers.goals[place], -1), known
 
     return suggest
 
@@ -78,9 +87,9 @@ def make_suggester(name: SuggesterName, facts: Facts, uniform_goals: int) -> Sug
     """The suggester of a name."""
     if name == "uniform":
         return uniform(facts, uniform_goals)
-    if name == "none":
-        return none()
-    return {"oracle": oracle, "novelty": novelty, "chat": answered}[name](facts)
+    if name in ("oracle", "novelty"):
+        return {"oracle": oracle, "novelty": novelty}[name](facts)
+    return {"none": none, "fixed": fixed, "chat": answered}[name]()
 
 
 CATEGORIES = ("good", "poorly_timed", "bad", "nonsensical")

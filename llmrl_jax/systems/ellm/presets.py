@@ -1,0 +1,73 @@
+"""Presets: small settings for two cores, the published ones, and the baselines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from llmrl_jax.core.checks import nearest
+from llmrl_jax.rl.branches import BranchConfig
+from llmrl_jax.rl.dqn_config import DQNConfig
+from llmrl_jax.systems.ellm.config import EllmConfig
+
+
+EMBEDDED = EllmConfig(
+    network=BranchConfig(width=128, head_hidden=(128,)),
+    dqn=DQNConfig(
+        num_envs=32,
+        num_steps=4,
+        gradient_steps=8,
+        batch_size=64,
+        replay_size=200_000,
+        learning_starts=5_000,
+        n_step=3,
+        target_steps=2_000,
+        huber_delta=1.0,
+        learning_rate=5e-4,
+        epsilon_end=0.05,
+        epsilon_steps=100_000,
+        reward_clip=1.0,
+        pool_size=64,
+    ),
+)
+"""Minutes on two cores: symbols instead of pictures, a small network, four samples learned per step played."""
+
+PUBLISHED = EllmConfig(
+    observe="symbols+text",
+    dqn=DQNConfig(
+        num_envs=64,
+        num_steps=1,
+        gradient_steps=16,
+        batch_size=64,
+        replay_size=5_000_000,
+        learning_starts=5_000,
+        n_step=3,
+        target_steps=8_000,
+        huber_delta=1.0,
+        learning_rate=6.25e-5,
+        max_grad_norm=float("inf"),
+        epsilon_end=0.01,
+        epsilon_steps=1_000_000,
+        reward_clip=1.0,
+    ),
+    compat="paper",
+)
+"""The published hyper-parameters (ellm reference, 1.3 and 5), in 64 environments instead of one: as many samples per
+step played. Symbols take the place of the published pictures."""
+
+BASELINE = replace(EMBEDDED, suggester="none", goal_conditioned=False)
+
+PRESETS: dict[str, EllmConfig] = {
+    "embedded": EMBEDDED,
+    "published": PUBLISHED,
+    "novelty": replace(EMBEDDED, suggester="novelty", gate="none"),
+    "uniform": replace(EMBEDDED, suggester="uniform"),
+    "extrinsic": replace(BASELINE, extrinsic=1.0),
+    "rnd": replace(BASELINE, bonus="rnd"),
+}
+
+
+def preset(name: str) -> EllmConfig:
+    """The preset `name`. **Raises** `KeyError`, with the nearest name, for an unknown one."""
+    if name not in PRESETS:
+        raise KeyError(f"there is no preset {name!r}{nearest(name, list(PRESETS))} (there are {', '.join(PRESETS)})")
+    return PRESETS[name]

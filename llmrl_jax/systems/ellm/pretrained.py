@@ -1,0 +1,76 @@
+"""Pretrained agents: as the start of finetuning, in whole or in part, and as guides of exploration."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import jax
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from llmrl_jax.rl.branches import BranchQPolicy
+
+
+Tune = Literal["all", "critic", "linear"]
+Path = tuple[str, ...]
+
+
+class Pretrained:
+    """A Q-policy that starts from given weights and trains a part of them, a `llmrl_jax.rl.policy.QPolicy`.
+
+    What is not trained is in `frozen`: the optimizer does not see it, and it is saved once.
+    """
+
+    recurrent = False
+
+    def __init__(self, policy: BranchQPolicy, params: Any, frozen: Any, tune: Tune = "all", reinit: bool = False):
+        """**Arguments:** `policy`; its `params` and `frozen`; `tune`, `all` weights, those of the heads (`critic`), or
+        those of their last layers (`linear`); `reinit`, whether these weights of the heads start at random."""
+        self.policy, self.tune, self.reinit = policy, tune, reinit
+        self.heads = policy.heads
+        self._params, self._frozen = params, frozen
+
+    def _in_heads(self, path: Path) -> bool:
+        return path[0] in self.heads and (self.tune != "linear" or path[1] == "out")
+
+    def init(self, key, obs):
+        given = flatten_dict(self._params)
+        if self.reinit:
+            new = flatten_dict(self.policy.init(key, obs)[0])
+            given = {path: new[path] if self._in_heads(path) else x for path, x in given.items()}
+        trained = {path: x for path, x in given.items() if self.tune == "all" or self._in_heads(path)}
+        rest = {path: x for path, x in given.items() if path not in trained}
+        return unflatten_dict(trained), {"own": self._frozen, "rest": unflatten_dict(rest)}
+
+    def initial_carry(self, batch_size):
+        return ()
+
+    def _whole(self, params: Any, frozen: Any) -> Any:
+        return unflatten_dict({**flatten_dict(frozen["rest"]), **flatten_dict(params)})
+
+    def q(self, params, frozen, obs):
+        return self.policy.q(self._whole(params, frozen), frozen["own"], obs)
+
+    def step(self, params, frozen, obs, carry, first):
+        return self.policy.step(self._whole(params, frozen), frozen["own"], obs, carry, first)
+
+
+class Guide:
+    """A trained Q-policy whose `init` gives its weights, for `llmrl_jax.rl.dqn.make_dqn(guide=...)`."""
+
+    recurrent = False
+
+    def __init__(self, policy: BranchQPolicy, params: Any, frozen: Any):
+        """**Arguments:** `policy`; its `params` and `frozen`."""
+        self.policy, self._given = policy, (params, frozen)
+
+    def init(self, key, obs):
+        return jax.tree.map(lambda x: x, self._given)
+
+    def initial_carry(self, batch_size):
+        return ()
+
+    def q(self, params, frozen, obs):
+        return self.policy.q(params, frozen, obs)
+
+    def step(self, params, frozen, obs, carry, first):
+        return self.policy.step(params, frozen, obs, carry, first)

@@ -1,0 +1,52 @@
+"""Loading of finished or interrupted runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from llmrl_jax.core import config as configs
+from llmrl_jax.core.activity import doing
+from llmrl_jax.core.checks import at_least
+from llmrl_jax.run.checkpoint import Checkpoints
+from llmrl_jax.run.resumption import saved_updates
+from llmrl_jax.systems.ellm.build import Ellm, build
+from llmrl_jax.systems.ellm.settings import PretrainRun
+
+
+HELD_OUT = 0x4E1D
+"""Folded into the seed for held-out episodes."""
+
+
+def load_run(folder: Path, checkpoint: int = -1) -> tuple[PretrainRun, Ellm, Any, int]:
+    """A run of `llmrl ellm pretrain`: its settings, its parts, a checkpoint's state (-1: the newest) and its update.
+
+    **Raises:** `FileNotFoundError` for a missing run or checkpoint; `ValueError` for a run of another command."""
+    at_least("checkpoint", checkpoint, -1)
+    file = folder / "config.json"
+    if not file.exists():
+        raise FileNotFoundError(f"there is no run in {folder}: it has no config.json")
+    kind = json.loads(file.read_text()).get("kind", "")
+    if kind != PretrainRun.KIND:
+        raise ValueError(f"{folder} is a run of llmrl {kind or '(unknown)'}; one of llmrl {PretrainRun.KIND} is needed")
+    config = configs.load_config(PretrainRun, file)
+    saved = saved_updates(folder)
+    if not saved or checkpoint >= 0 and checkpoint not in saved:
+        which = f"of update {checkpoint} " if checkpoint >= 0 else ""
+        has = f"it has {', '.join(map(str, saved))}: choose one with --checkpoint" if saved else "the run saved none"
+        raise FileNotFoundError(f"there is no checkpoint {which}in {folder / 'checkpoints'}; {has}")
+    made = build(config.ellm)
+    with doing(f"{folder.name}: compiling and computing the initial state"):
+        state = made.learner().init(jax.random.key(config.run.seed))
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+    fresh = state.frozen
+    del state  # its memory is needed for the loaded state
+    with (
+        doing(f"{folder.name}: reading the checkpoint"),
+        Checkpoints(folder, config=config, read_only=True) as checkpoints,
+    ):
+        state, update = checkpoints.restore(like, None if checkpoint < 0 else checkpoint, fresh)
+    return config, made, state, update

@@ -1,0 +1,78 @@
+"""Settings of ELLM's runs: the contents of config.json and the flags of the commands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar, Literal
+
+import tyro
+
+from llmrl_jax.core.checks import COUNT, STEPS, check_choices, fields_in
+from llmrl_jax.core.config import FREE
+from llmrl_jax.run.chat_model import ChatConfig
+from llmrl_jax.run.config import RunConfig
+from llmrl_jax.systems.ellm import presets
+from llmrl_jax.systems.ellm.config import EllmConfig
+
+
+CHAT = ChatConfig(temperature=0.1, max_tokens=200)
+"""The published sampling options."""
+
+
+@dataclass(frozen=True)
+class PretrainRun:
+    """Training with goals as the reward. `presets.preset(name)` gives values for `ellm`."""
+
+    KIND: ClassVar[str] = "ellm pretrain"
+
+    ellm: Annotated[EllmConfig, tyro.conf.arg(name="")] = field(default_factory=lambda: presets.preset("embedded"))
+    chat: ChatConfig = field(default_factory=lambda: CHAT)
+    """With suggester `chat`."""
+    steps: int = field(default=300_000, metadata=FREE)
+    """Environment steps over all environments, rounded up to whole updates."""
+    eval_episodes: int = field(default=100, metadata=FREE)
+    """Held-out episodes per evaluation: at the end, and every `run.eval_every` updates."""
+    run: RunConfig = field(default_factory=lambda: RunConfig(log_every=50, checkpoint_every=1000))
+
+    def __post_init__(self):
+        fields_in(self, STEPS, "steps")
+        fields_in(self, COUNT, "eval_episodes")
+
+
+@dataclass(frozen=True)
+class _Downstream(PretrainRun):
+    """Training on one task with a pretrained agent."""
+
+    from_run: Annotated[str, tyro.conf.arg(name="from")] = ""
+    """Folder of the run of `llmrl ellm pretrain` whose agent is used."""
+    checkpoint: int = -1
+    """Its checkpoint, by update number; -1: the newest."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        fields_in(self, "[-1, 2147483647]", "checkpoint")
+        if not self.from_run:
+            raise ValueError("from is empty; name the folder of a run of llmrl ellm pretrain, as in --from runs/NAME")
+
+
+@dataclass(frozen=True)
+class FinetuneRun(_Downstream):
+    """Finetuning of a pretrained agent."""
+
+    KIND: ClassVar[str] = "ellm finetune"
+
+    tune: Literal["all", "critic", "linear"] = "all"
+    """What is trained: all weights; `critic`, the heads of value and advantages; `linear`, the last layer of each."""
+    reinit: bool = False
+    """Whether the weights that `tune` names start at random; with `all` these are those of the heads."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_choices(self)
+
+
+@dataclass(frozen=True)
+class ExploreRun(_Downstream):
+    """Training of a new agent that a pretrained one guides."""
+
+    KIND: ClassVar[str] = "ellm explore"

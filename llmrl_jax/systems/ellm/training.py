@@ -1,0 +1,148 @@
+"""Training runs: the implementation of `llmrl ellm pretrain`, `finetune` and `explore`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from llmrl_jax.core import config as configs
+from llmrl_jax.run.chat_model import Chat, make_chat
+from llmrl_jax.run.folder import opened, write_summary
+from llmrl_jax.run.loop import RunResult, train as run_training
+from llmrl_jax.systems.ellm import evaluation
+from llmrl_jax.systems.ellm.build import Ellm, build
+from llmrl_jax.systems.ellm.encoders import resolved
+from llmrl_jax.systems.ellm.goals import COUNTS
+from llmrl_jax.systems.ellm.pretrained import Guide, Pretrained
+from llmrl_jax.systems.ellm.runs import HELD_OUT, load_run
+from llmrl_jax.systems.ellm.scripted import ScriptedSuggester
+from llmrl_jax.systems.ellm.settings import ExploreRun, FinetuneRun, PretrainRun
+
+
+SHOWN = {"episode_achievements": "achievements", "episode_earned": "goal reward", "epsilon": "epsilon"}
+"""Metrics beside the progress bar."""
+
+
+def pretrain(config: PretrainRun) -> RunResult:
+    """Train with goals as the reward, evaluate, and write the run to its folder, with `eval-UPDATE.json`.
+
+    **Returns:** how it ended. **Raises:** what `build` and `llmrl_jax.run.loop.train` raise.
+    """
+    config = _settled(config)
+    return _train(config, build(config.ellm), "ellm")
+
+
+def finetune(config: FinetuneRun) -> RunResult:
+    """Train a pretrained agent further. **Returns** and **Raises:** as `pretrain`, and what `load_run` raises."""
+    config, before, state = _after(config)
+    made = build(config.ellm)
+    policy = Pretrained(made.policy, state.params, _same_tables(made, before, state), config.tune, config.reinit)
+    return _train(config, dataclasses.replace(made, policy=policy), "ellm-finetune")
+
+
+def explore(config: ExploreRun) -> RunResult:
+    """Train a new agent, of whose random actions a pretrained one chooses a part. **Returns** and **Raises:** as
+    `finetune`."""
+    config, before, state = _after(config)
+    made = build(config.ellm)
+    guide = Guide(before.policy, state.params, _same_tables(made, before, state))
+    return _train(config, made, "ellm-explore", guide)
+
+
+def _settled(config: Any) -> Any:
+    """The settings with the encoder that `auto` stands for, so that a run that is resumed elsewhere keeps it."""
+    return dataclasses.replace(config, ellm=dataclasses.replace(config.ellm, encoder=resolved(config.ellm.encoder)))
+
+
+def _after(config: Any) -> tuple[Any, Ellm, Any]:
+    """The settings of a run that uses a pretrained agent, the agent, and its state."""
+    _, before, state, _ = load_run(Path(config.from_run), config.checkpoint)
+    if before.config.learner != "dqn" or config.ellm.learner != "dqn":
+        raise ValueError(
+            f"{config.from_run} was trained by {before.config.learner}; this needs agents of --learner dqn"
+        )
+    config = _settled(config)
+    for name in ("observe", "goal_conditioned", "network"):
+        mine, its = getattr(config.ellm, name), getattr(before.config, name)
+        if mine != its:
+            raise ValueError(f"{name} is {mine}, but the agent of {config.from_run} has {its}: give it the same")
+    return config, before, state
+
+
+def _same_tables(made: Ellm, before: Ellm, state: Any) -> Any:
+    """The pretrained agent's frozen part. **Raises:** `ValueError` for a world with other actions."""
+    if made.facts.captions != before.facts.captions:
+        counts = len(before.facts.captions), len(made.facts.captions)
+        raise ValueError(
+            f"the pretrained agent has {counts[0]} actions, and the world {counts[1]}: choose the same --env"
+        )
+    return state.frozen
+
+
+def _train(config: Any, made: Ellm, command: str, guide: Any = None) -> RunResult:
+    play = evaluation.make_player(made.env, made.facts, made.policy, config.eval_episodes)
+
+    def evaluate(state: Any, key: jax.Array) -> dict[str, float]:
+        played = play(state.params, _own(state.frozen, guide), state.runner.env_params, key)
+        return evaluation.summarise(made.facts, played)
+
+    with opened(config.run, command) as folder:
+        chat = _chat(config, made, folder)
+        learner = made.learner(chat.model if chat else None, config.chat.sampling, guide)
+        try:
+            result = run_training(
+                learner,
+                config.run,
+                num_updates=-(-config.steps // learner.steps_per_update),
+                evaluate=evaluate if config.run.eval_every else None,
+                full_config=config,
+                folder=folder,
+                shown=SHOWN,
+            )
+        finally:
+            if chat:
+                chat.close()
+        values = {"steps": result.steps, **result.facts(), **_asked(result.state, chat)}
+        if not result.stopped:
+            values |= _evaluated(config, made, result, evaluate, folder)
+        write_summary(folder, values)
+    print(f"{result.steps} steps at {result.steps_per_second:.0f} steps/s; everything is in {result.folder}")
+    return result
+
+
+def _own(frozen: Any, guide: Any) -> Any:
+    return frozen if guide is None else frozen["own"]
+
+
+def _chat(config: Any, made: Ellm, folder: Path) -> Chat | None:
+    if made.config.suggester != "chat":
+        return None
+    return make_chat(config.chat, ScriptedSuggester(made.facts), folder)
+
+
+def _asked(state: Any, chat: Chat | None) -> dict[str, Any]:
+    """What the chat model was asked, and what it cost."""
+    if chat is None:
+        return {}
+    counts = jax.device_get(state.runner.env_params.answers.counts)
+    spent = chat.spent
+    print(f"{int(counts[0])} states asked about, {spent.calls} requests sent, {spent.tokens} tokens")
+    numbers = {name: int(n) for name, n in zip(COUNTS, counts, strict=True)}
+    return {"suggestions": numbers, "chat": {"calls": spent.calls, "tokens": spent.tokens, "usd": spent.usd}}
+
+
+def _evaluated(
+    config: Any, made: Ellm, result: RunResult, evaluate: Callable[..., dict[str, float]], folder: Path
+) -> dict[str, float]:
+    """Held-out episodes at the end of a run, printed and written."""
+    key = jax.random.fold_in(jax.random.key(config.run.seed), HELD_OUT)
+    found = evaluate(result.state, key)
+    about = {"update": result.update, "env": made.config.env, "seed": config.run.seed}
+    configs.save_config({**about, "agent": found}, folder / f"eval-{result.update}.json")
+    print(f"{config.eval_episodes} held-out episodes, with 95% intervals:")
+    print(evaluation.report({"agent": found}, made.facts.achievements))
+    return found
