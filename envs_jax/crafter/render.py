@@ -1,0 +1,141 @@
+"""Pictures of what a player sees, on the device: the world around it by day, at night and asleep, and its items.
+
+As crafter 1.8.3 draws them: 9 x 7 tiles of the world, two rows of items below, and a black border where the size is no
+multiple of 9. Pixels are computed as words of 32 bits and split into bytes at the end, so that light and noise take a
+few operations per pixel instead of per byte.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Key, UInt8, UInt32
+
+from envs_jax.crafter import constants as c
+from envs_jax.crafter.tiles import GRID, Tiles
+
+
+COLUMNS, ROWS = c.VIEW
+KINDS = len(c.SEEN) + 1
+NIGHT = (0, 16, 64)
+"""The colour of the night: half of it in the dark."""
+SLEEP = (0, 0, 16)
+"""The colour of sleep."""
+GRAY = 84
+"""Side of a gray frame."""
+
+
+def _rows(table: Any, ids: Int[Array, "h w"], unit: int) -> UInt32[Array, "y x"]:
+    """Tiles side by side: for each row of pixels of each tile one gather of `unit` words."""
+    height, width = ids.shape
+    rows = ids[:, None, :] * unit + np.arange(unit, dtype=np.int32)[None, :, None]
+    return jnp.asarray(table).reshape(-1, unit)[rows].reshape(height * unit, width * unit)
+
+
+def _split(pixels: UInt32[Array, "y x"]) -> list[Int[Array, "y x"]]:
+    """Red, green and blue as int32."""
+    return [((pixels >> np.uint32(shift)) & np.uint32(255)).astype(jnp.int32) for shift in (0, 8, 16)]
+
+
+def _join(channels: list[Int[Array, "y x"]]) -> UInt32[Array, "y x"]:
+    red, green, blue = (channel.astype(jnp.uint32) for channel in channels)
+    return red | green << np.uint32(8) | blue << np.uint32(16)
+
+
+def _luma(channels: list[Int[Array, "y x"]]) -> Int[Array, "y x"]:
+    """Brightness of integer colours, in Pillow's arithmetic (ITU-R 601-2)."""
+    red, green, blue = channels
+    return (red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16
+
+
+@functools.cache
+def _vignette(unit: int) -> np.ndarray:
+    """How much of the night's noise each pixel gets: little in the middle, float32 `[7 unit, 9 unit]`."""
+    x, y = np.linspace(-1, 1, COLUMNS * unit)[None, :], np.linspace(-1, 1, ROWS * unit)[:, None]
+    return (1 - np.exp(-0.5 * (x**2 + y**2) / 0.5**2)).astype(np.float32)
+
+
+def _noise(key: Key[Array, ""], shape: tuple[int, ...]) -> Float[Array, "y x"]:
+    """Uniform numbers from 32 to 127, by a hash of the pixel's number and 32 random bits.
+
+    A counter-based generator for each pixel would cost more than all other parts of a picture."""
+    x = jnp.arange(shape[0] * shape[1], dtype=jnp.uint32).reshape(shape) * np.uint32(0x9E3779B9) + jax.random.bits(key)
+    x = (x ^ x >> np.uint32(16)) * np.uint32(0x7FEB352D)
+    x = (x ^ x >> np.uint32(15)) * np.uint32(0x846CA68B)
+    x = x ^ x >> np.uint32(16)
+    return 32 + (x >> np.uint32(8)).astype(jnp.int32).astype(jnp.float32) * np.float32(95 / 2**24)
+
+
+def _lit(
+    pixels: UInt32[Array, "y x"],
+    daylight: Float[Array, ""],
+    sleeping: Bool[Array, ""],
+    key: Key[Array, ""],
+    unit: int,
+) -> UInt32[Array, "y x"]:
+    """The world in its light: noise below a daylight of 0.5, faded and blue as far as daylight is missing; gray and
+    dark for a sleeper. Integer steps are cut off where the package does so."""
+    dark = jnp.maximum(2 * (0.5 - daylight), 0) * jnp.asarray(_vignette(unit))
+    noise = _noise(key, pixels.shape)
+    clear = _split(pixels)
+    noisy = [((1 - dark) * channel + dark * noise).astype(jnp.int32) for channel in clear]
+    luma = _luma(noisy)
+    shown = []
+    for channel, night, tint in zip(clear, noisy, NIGHT):
+        faded = (luma + np.float32(0.4) * (night - luma)).astype(jnp.int32)
+        night_channel = 0.5 * faded + np.float32(0.5 * tint)
+        shown.append((daylight * channel + (1 - daylight) * night_channel).astype(jnp.int32))
+    gray = _luma(shown)
+    asleep = [(gray + tint) >> 1 for tint in SLEEP]
+    return _join([jnp.where(sleeping, a, b) for a, b in zip(asleep, shown)])
+
+
+def _pixels(
+    view: UInt8[Array, "9 7 2"],
+    inventory: Int[Array, "16"],
+    daylight: Float[Array, ""],
+    sleeping: Bool[Array, ""],
+    key: Key[Array, ""],
+    tiles: Tiles,
+) -> UInt32[Array, "size size"]:
+    """The picture, a word per pixel."""
+    unit = tiles.unit
+    cells = view[..., 0].astype(jnp.int32) * KINDS + view[..., 1]
+    world = _rows(tiles.cells, cells.T, unit)
+    # A loop of one turn, or of none in full daylight: its result is computed once, not again for each byte.
+    dim = (daylight < 1) | sleeping
+    _, world = jax.lax.while_loop(
+        lambda carry: carry[0],
+        lambda carry: (jnp.zeros_like(carry[0]), _lit(carry[1], daylight, sleeping, key, unit)),
+        (dim, world),
+    )
+    held = jnp.arange(len(c.ITEMS)) * (c.MOST + 1) + inventory
+    held = jnp.pad(held, (0, 2 * GRID - len(c.ITEMS))).reshape(2, GRID)
+    drawn = jnp.concatenate([world, _rows(tiles.items, held, unit)])
+    before = (tiles.size - GRID * unit) // 2
+    after = tiles.size - GRID * unit - before
+    return jnp.pad(drawn, (before, after))
+
+
+def draw(
+    view: UInt8[Array, "9 7 2"],
+    inventory: Int[Array, "16"],
+    daylight: Float[Array, ""],
+    sleeping: Bool[Array, ""],
+    key: Key[Array, ""],
+    tiles: Tiles,
+) -> UInt8[Array, "size size 3"]:
+    """The picture of an observation, inside jit.
+
+    **Arguments:** `view`, uint8 `[9, 7, 2]` indexed `[x, y, plane]`: material and what is on it; `inventory`, counts in
+    the order of `constants.ITEMS`; `daylight`, 0 to 1; `sleeping`; `key`, of the noise at night; `tiles`, see
+    `envs_jax.crafter.tiles.tiles`.
+    **Returns:** uint8 `[size, size, 3]`, 64 by default. With the package's textures and full daylight, its own picture
+    to the byte; at night, one from the same distribution.
+    """
+    pixels = _pixels(view, inventory, daylight, sleeping, key, tiles)
+    return jax.lax.bitcast_convert_type(pixels, jnp.uint8)[..., :3]
