@@ -45,6 +45,10 @@ class State:
 class Yard(Environment[State, Params]):
     id = "Yard-v0"
 
+    def __init__(self, task: str = ""):
+        """**Arguments:** `task`, the only achievement that is rewarded; empty: all."""
+        self.rewarded = np.array([not task or name.endswith(task) for name in ACHIEVEMENTS])
+
     @property
     def default_params(self):
         return Params(length=np.int32(12))
@@ -66,7 +70,7 @@ class Yard(Environment[State, Params]):
         chop, drink = (action == CHOP) & (state.cell == 0), (action == DRINK) & (state.cell == CELLS - 1)
         place = ((action == PLACE) | (action == BUILD)) & (state.wood > 0)
         counts = state.counts + jnp.stack([chop, drink, place])
-        new = jnp.any((counts > 0) & (state.counts == 0))
+        new = jnp.any((counts > 0) & (state.counts == 0) & self.rewarded)
         wood = jnp.minimum(state.wood + chop, 9) - place
         after = State(cell, wood, counts, state.time + 1)
         effect = chop | drink | place | ((cell != state.cell) | (action == NOOP))
@@ -96,6 +100,11 @@ class Yard(Environment[State, Params]):
     def action_names(self):
         return NAMES
 
+    def render(self, state):
+        picture = np.zeros((4, 4 * CELLS, 3), np.uint8)
+        picture[:, 4 * int(state.cell) : 4 * int(state.cell) + 4] = 255
+        return picture
+
     @property
     def captions(self):
         return {"text": WORDS}
@@ -115,6 +124,7 @@ class Yard(Environment[State, Params]):
             achievements=ACHIEVEMENTS,
             describe=describe,
             verbs=("chop", "drink", "place"),
+            tasks={"wood": ("chop tree",), "table": ("chop tree", "place table"), "live": ()},
         )
 
 

@@ -74,10 +74,13 @@ def _dqn(config: EllmConfig) -> Any:
     return config.dqn
 
 
-def make_world(config: EllmConfig, env: Environment | None = None) -> tuple[Suggested, Facts, TextEncoder]:
+def make_world(
+    config: EllmConfig, env: Environment | None = None, *, keys: bool = False
+) -> tuple[Suggested, Facts, TextEncoder]:
     """The world with goals, its facts, and the encoder.
 
-    **Arguments:** `config`; `env`, the bare world, not batched (None: that of `config.env`).
+    **Arguments:** `config`; `env`, the bare world, not batched (None: that of `config.env`); `keys`, whether
+    observations have the state's key also if the suggester does not need it.
     **Raises:** `ValueError` for a world without goals or without what the agent observes.
     """
     env = envs_jax.make(config.env)[0] if env is None else env
@@ -95,7 +98,7 @@ def make_world(config: EllmConfig, env: Environment | None = None) -> tuple[Sugg
         extrinsic=jnp.float32(config.extrinsic),
     )
     gate = "lenient" if config.compat == "paper" else config.gate
-    rules = Rules(gate=gate, once=config.once, keys=asks)
+    rules = Rules(gate=gate, once=config.once, keys=asks or keys)
     suggester = make_suggester(config.suggester, facts, config.uniform_goals)
     keep = _kept(config, env)
     return Suggested(EpisodeStatistics(env), facts, suggester, rules, keep=keep, start=start), facts, encoder
@@ -125,10 +128,10 @@ def _kept(config: EllmConfig, env: Environment) -> tuple[str, ...]:
     return symbols + texts
 
 
-def build(config: EllmConfig, env: Environment | None = None) -> Ellm:
+def build(config: EllmConfig, env: Environment | None = None, *, keys: bool = False) -> Ellm:
     """Build everything that the settings describe. **Arguments:** as for `make_world`; **Raises:** what that raises,
     and `ValueError` for sizes that do not fit together."""
-    world, facts, encoder = make_world(config, env)
+    world, facts, encoder = make_world(config, env, keys=keys)
     params = world.default_params
     space: Any = world.observation_space(params)
     texts = tuple(name for name in world.keep if name in world.captions)

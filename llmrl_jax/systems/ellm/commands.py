@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import tyro
+
 from llmrl_jax.run.flags import Get, command
+from llmrl_jax.run.settings import blank, draft
 from llmrl_jax.systems.ellm import presets
-from llmrl_jax.systems.ellm.settings import PretrainRun
+from llmrl_jax.systems.ellm.config import EllmConfig
+from llmrl_jax.systems.ellm.settings import AccuracyRun, ExploreRun, FinetuneRun, PretrainRun
 
 
 PRESET_HELP = """Starting point: `embedded` (minutes on two cores), `published` (the published hyper-parameters); the
@@ -35,4 +43,105 @@ def pretrain(config: PretrainRun) -> int:
     return 0
 
 
-COMMANDS = {"pretrain": pretrain}
+AFTER = (
+    *("from", "task", "subgoals", "steps", "dqn.learning-rate", "dqn.epsilon-start", "config"),
+    *("run.name", "run.seed", "run.resume", "run.eval-every"),
+)
+
+
+def _pretrained(get: Get) -> EllmConfig:
+    """The settings of the run named by `--from`; those of the embedded preset if none is."""
+    from llmrl_jax.core.config import load_config
+
+    folder = get("from")
+    file = Path(folder) / "config.json" if folder else None
+    if file is None or not file.exists():
+        return presets.preset("embedded")
+    return load_config(PretrainRun, file).ellm
+
+
+def _with_ellm(kind: type, ellm: EllmConfig) -> Any:
+    """A run's settings with defaults except for `ellm`; what is required is missing."""
+    made = blank(kind)
+    return draft(kind, {f.name: getattr(made, f.name) for f in fields(kind)} | {"ellm": ellm})
+
+
+def start_finetune(get: Get) -> FinetuneRun:
+    """The pretrained agent's settings with the published changes: half of the actions random at first, and a step size
+    that is about a third."""
+    ellm = _pretrained(get)
+    dqn = replace(ellm.dqn, epsilon_start=0.5, learning_rate=ellm.dqn.learning_rate * 0.32)
+    return _with_ellm(FinetuneRun, replace(ellm, dqn=dqn))
+
+
+def start_explore(get: Get) -> ExploreRun:
+    """The pretrained agent's settings; epsilon waits for the first reward."""
+    ellm = _pretrained(get)
+    return _with_ellm(ExploreRun, replace(ellm, dqn=replace(ellm.dqn, epsilon_after_reward=True)))
+
+
+@command(FinetuneRun, start=start_finetune, frequent=(*AFTER[:3], "tune", "reinit", *AFTER[3:]))
+def finetune(config: FinetuneRun) -> int:
+    """Train a pretrained agent on one task: all of its weights, its heads, or the last layer of each.
+
+    Settings are those of the pretrained run; `--run.resume runs/NAME` continues a run with its own."""
+    from llmrl_jax.systems.ellm import training
+
+    training.finetune(config)
+    return 0
+
+
+@command(ExploreRun, start=start_explore, frequent=(*AFTER, "dqn.guide-fraction"))
+def explore(config: ExploreRun) -> int:
+    """Train a new agent on one task; a pretrained agent chooses a part of its random actions.
+
+    Settings are those of the pretrained run; `--run.resume runs/NAME` continues a run with its own."""
+    from llmrl_jax.systems.ellm import training
+
+    training.explore(config)
+    return 0
+
+
+def evaluate(
+    folder: tyro.conf.Positional[Path],
+    episodes: int = 100,
+    goals: tuple[str, ...] = (),
+    checkpoint: int = -1,
+    seed: int = 0,
+    gif: bool = False,
+    json: bool = False,
+) -> None:
+    """Evaluate a run of `pretrain` on held-out episodes beside random play: achievements, score, goals.
+
+    Args:
+        folder: The run's folder, `runs/NAME`.
+        episodes: Episodes of each agent and goal.
+        goals: Single goals to give the agent, one after another; `all`: every one that can have an effect.
+        checkpoint: Checkpoint, by update number; -1: the newest.
+        seed: Seed of the episodes.
+        gif: Also write `episode.gif` into the folder.
+        json: Print the results as JSON.
+    """
+    from llmrl_jax.systems.ellm import evaluating
+
+    evaluating.evaluate(folder, episodes=episodes, goals=goals, checkpoint=checkpoint, seed=seed, gif=gif, json=json)
+
+
+@command(AccuracyRun, frequent=("env", "from", "states", "episodes", "chat.model", "chat.base-url", "run.name"))
+def accuracy(config: AccuracyRun) -> int:
+    """Ask a chat model for goals in states that an agent meets, and count how many make sense.
+
+    A goal is good (the oracle has it too), poorly timed, bad (an action without effect) or nonsensical (no action)."""
+    from llmrl_jax.systems.ellm import accuracy as workflow
+
+    workflow.accuracy(config)
+    return 0
+
+
+COMMANDS = {
+    "pretrain": pretrain,
+    "finetune": finetune,
+    "explore": explore,
+    "eval": evaluate,
+    "accuracy": accuracy,
+}

@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool
 
 from envs_jax.crafter import constants as c
 from envs_jax.crafter.actions import action_set, valid
+from envs_jax.crafter.tasks import TASKS, Task
 from envs_jax.crafter.text.ellm import describe_key
 from envs_jax.env import Environment
 from llmrl_jax.systems.ellm.facts import Facts
@@ -88,6 +89,29 @@ def feasible(obs: Mapping[str, Any], names: tuple[str, ...]) -> Bool[Array, " A"
     return jnp.stack(rows)
 
 
+_OF_EVENT = {
+    "eat_cow": "eat cow",
+    "collect_sapling": "chop grass",
+    "collect_wood": "chop tree",
+    "collect_drink": "drink water",
+    "place_table": "place crafting table",
+    "wake_up": "sleep",
+    "plant_row": "place plant",
+    "workshop": "place crafting table",
+    "sapling_with_pickaxe": "chop grass",
+    **{f"collect_{name}": f"mine {name}" for name in ("coal", "diamond", "iron", "stone")},
+    **{f"defeat_{name}": f"attack {name}" for name in ("skeleton", "zombie")},
+}
+"""The action that causes an event of a task, where it has another name."""
+
+
+def _steps(task: Task, names: tuple[str, ...]) -> tuple[str, ...]:
+    """The actions of a task in their order, as far as the world has them."""
+    actions = (_OF_EVENT.get(event, event.replace("_", " ")) for event in task.events)
+    actions = ("attack cow" if name == "eat cow" and name not in names else name for name in actions)
+    return tuple(name for name in actions if name in names)
+
+
 def facts(env: Environment) -> Facts:
     """The facts about a world of `CrafterText-v1`."""
     names = tuple(env.action_names)
@@ -100,4 +124,5 @@ def facts(env: Environment) -> Facts:
         achievements=c.ACHIEVEMENTS,
         describe=describe_key,
         verbs=VERBS,
+        tasks={task.name: _steps(task, names) for task in TASKS},
     )

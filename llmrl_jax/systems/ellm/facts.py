@@ -34,6 +34,8 @@ class Facts:
     """The sentences of a state's key that reach the prompt, on the host."""
     verbs: tuple[str, ...]
     """The verbs that the prompt lists."""
+    tasks: Mapping[str, tuple[str, ...]]
+    """The world's single tasks, and the captions of the transitions that they consist of, in their order."""
 
 
 def facts_of(env: Environment) -> Facts:

@@ -54,15 +54,13 @@ PUBLISHED = EllmConfig(
 """The published hyper-parameters (ellm reference, 1.3 and 5), in 64 environments instead of one: as many samples per
 step played. Symbols take the place of the published pictures."""
 
-BASELINE = replace(EMBEDDED, suggester="none", goal_conditioned=False)
-
 PRESETS: dict[str, EllmConfig] = {
     "embedded": EMBEDDED,
     "published": PUBLISHED,
     "novelty": replace(EMBEDDED, suggester="novelty", gate="none"),
     "uniform": replace(EMBEDDED, suggester="uniform"),
-    "extrinsic": replace(BASELINE, extrinsic=1.0),
-    "rnd": replace(BASELINE, bonus="rnd"),
+    "extrinsic": replace(EMBEDDED, suggester="none", extrinsic=1.0),
+    "rnd": replace(EMBEDDED, suggester="none", bonus="rnd"),
 }
 
 

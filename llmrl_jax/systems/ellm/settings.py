@@ -10,7 +10,7 @@ import tyro
 from llmrl_jax.core.checks import COUNT, STEPS, check_choices, fields_in
 from llmrl_jax.core.config import FREE
 from llmrl_jax.run.chat_model import ChatConfig
-from llmrl_jax.run.config import RunConfig
+from llmrl_jax.run.config import BaseRunConfig, RunConfig
 from llmrl_jax.systems.ellm import presets
 from llmrl_jax.systems.ellm.config import EllmConfig
 
@@ -39,24 +39,26 @@ class PretrainRun:
         fields_in(self, COUNT, "eval_episodes")
 
 
-@dataclass(frozen=True)
-class _Downstream(PretrainRun):
+@dataclass(frozen=True, kw_only=True)
+class Downstream(PretrainRun):
     """Training on one task with a pretrained agent."""
 
-    from_run: Annotated[str, tyro.conf.arg(name="from")] = ""
+    from_run: Annotated[str, tyro.conf.arg(name="from")]
     """Folder of the run of `llmrl ellm pretrain` whose agent is used."""
     checkpoint: int = -1
     """Its checkpoint, by update number; -1: the newest."""
+    task: str
+    """The single task that is rewarded, such as `place_table` or `deforestation`; see the page of Crafter."""
+    subgoals: bool = False
+    """Whether the agent sees all steps of the task as goals, instead of the last one."""
 
     def __post_init__(self):
         super().__post_init__()
         fields_in(self, "[-1, 2147483647]", "checkpoint")
-        if not self.from_run:
-            raise ValueError("from is empty; name the folder of a run of llmrl ellm pretrain, as in --from runs/NAME")
 
 
-@dataclass(frozen=True)
-class FinetuneRun(_Downstream):
+@dataclass(frozen=True, kw_only=True)
+class FinetuneRun(Downstream):
     """Finetuning of a pretrained agent."""
 
     KIND: ClassVar[str] = "ellm finetune"
@@ -71,8 +73,31 @@ class FinetuneRun(_Downstream):
         check_choices(self)
 
 
-@dataclass(frozen=True)
-class ExploreRun(_Downstream):
+@dataclass(frozen=True, kw_only=True)
+class ExploreRun(Downstream):
     """Training of a new agent that a pretrained one guides."""
 
     KIND: ClassVar[str] = "ellm explore"
+
+
+@dataclass(frozen=True)
+class AccuracyRun:
+    """Which states a chat model is asked about, and how."""
+
+    KIND: ClassVar[str] = "ellm accuracy"
+
+    ellm: Annotated[EllmConfig, tyro.conf.arg(name="")] = field(default_factory=lambda: presets.preset("embedded"))
+    chat: ChatConfig = field(default_factory=lambda: CHAT)
+    from_run: Annotated[str, tyro.conf.arg(name="from")] = ""
+    """Folder of a run of `llmrl ellm pretrain`: states that its agent meets; empty: those of random play."""
+    checkpoint: int = -1
+    """Its checkpoint, by update number; -1: the newest."""
+    states: int = 200
+    """Different states to ask about, at most."""
+    episodes: int = 64
+    """Episodes in which they are met."""
+    run: BaseRunConfig = field(default_factory=BaseRunConfig)
+
+    def __post_init__(self):
+        fields_in(self, COUNT, "states", "episodes")
+        fields_in(self, "[-1, 2147483647]", "checkpoint")

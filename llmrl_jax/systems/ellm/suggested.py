@@ -141,7 +141,7 @@ class Suggested(Wrapper):
         reached = jnp.zeros(params.goals.twin.shape[0], bool)
         seen, now = self._look(obs, reached, params, jax.random.fold_in(key, SUGGEST))
         tally = jnp.zeros((2, len(CATEGORIES)), jnp.int32).at[0].add(_histogram(now["kinds"]))
-        unknown = jnp.int32(~now.pop("known"))
+        unknown = (~now.pop("known")).astype(jnp.int32)
         state = SuggestedState(env=env, reached=reached, earned=jnp.float32(0), tally=tally, unknown=unknown, **now)
         return seen, state
 
@@ -221,4 +221,4 @@ class Suggested(Wrapper):
 
 def _histogram(kinds: Int[Array, " K"]) -> Int[Array, "4"]:
     """How many goals have each category."""
-    return jnp.sum(kinds[:, None] == jnp.arange(len(CATEGORIES)), axis=0)
+    return jnp.sum(kinds[:, None] == jnp.arange(len(CATEGORIES)), axis=0, dtype=jnp.int32)

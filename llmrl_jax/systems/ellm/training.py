@@ -10,12 +10,15 @@ from typing import Any
 import jax
 
 from llmrl_jax.core import config as configs
+from llmrl_jax.core.checks import nearest
 from llmrl_jax.run.chat_model import Chat, make_chat
 from llmrl_jax.run.folder import opened, write_summary
 from llmrl_jax.run.loop import RunResult, train as run_training
 from llmrl_jax.systems.ellm import evaluation
 from llmrl_jax.systems.ellm.build import Ellm, build
+from llmrl_jax.systems.ellm.config import EllmConfig
 from llmrl_jax.systems.ellm.encoders import resolved
+from llmrl_jax.systems.ellm.facts import Facts
 from llmrl_jax.systems.ellm.goals import COUNTS
 from llmrl_jax.systems.ellm.pretrained import Guide, Pretrained
 from llmrl_jax.systems.ellm.runs import HELD_OUT, load_run
@@ -62,15 +65,42 @@ def _after(config: Any) -> tuple[Any, Ellm, Any]:
     """The settings of a run that uses a pretrained agent, the agent, and its state."""
     _, before, state, _ = load_run(Path(config.from_run), config.checkpoint)
     if before.config.learner != "dqn" or config.ellm.learner != "dqn":
-        raise ValueError(
-            f"{config.from_run} was trained by {before.config.learner}; this needs agents of --learner dqn"
-        )
+        raise ValueError(f"{config.from_run} was trained by {before.config.learner}; agents of dqn are needed")
+    if before.config.suggester == "none" or not before.config.goal_conditioned:
+        raise ValueError(f"the agent of {config.from_run} observes no goals; one that does is needed")
     config = _settled(config)
     for name in ("observe", "goal_conditioned", "network"):
         mine, its = getattr(config.ellm, name), getattr(before.config, name)
         if mine != its:
             raise ValueError(f"{name} is {mine}, but the agent of {config.from_run} has {its}: give it the same")
-    return config, before, state
+    return dataclasses.replace(config, ellm=_on_task(config, before.facts)), before, state
+
+
+def _on_task(config: Any, facts: Facts) -> EllmConfig:
+    """The settings with a single task as the world's reward and as the goal that the agent observes."""
+    steps = facts.tasks.get(config.task)
+    if steps is None:
+        known = list(facts.tasks)
+        raise ValueError(f"task is {config.task!r}{nearest(config.task, known)}; known are {', '.join(known)}")
+    if not steps:
+        raise ValueError(f"the task {config.task!r} has no goal that an agent could observe: choose another --task")
+    joint = "&" if "?" in config.ellm.env else "?"
+    shown = steps if config.subgoals else steps[-1:]
+    return dataclasses.replace(
+        config.ellm,
+        env=f"{config.ellm.env}{joint}task={config.task}",
+        suggester="fixed",
+        fixed=tuple(dict.fromkeys(shown)),
+        intrinsic=0.0,
+        extrinsic=1.0,
+        **_plain(),
+    )
+
+
+def _plain() -> dict[str, Any]:
+    """Options of pretraining that a single task does not read, at their defaults."""
+    default = EllmConfig()
+    return {name: getattr(default, name) for name in ("goals", "uniform_goals", "bonus", "rnd")}
 
 
 def _same_tables(made: Ellm, before: Ellm, state: Any) -> Any:

@@ -1,0 +1,164 @@
+"""How good the suggestions of a chat model are: the four-way table over states that an agent meets."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, UInt32
+
+from envs_jax import make
+from llmrl_jax.agents.play import begin, policy_actor, watch
+from llmrl_jax.agents.random import RandomPolicy
+from llmrl_jax.core import config as configs
+from llmrl_jax.core.activity import doing
+from llmrl_jax.run.chat_model import make_chat
+from llmrl_jax.run.folder import opened
+from llmrl_jax.systems.ellm.asking import Asker
+from llmrl_jax.systems.ellm.build import build
+from llmrl_jax.systems.ellm.encoders import resolved
+from llmrl_jax.systems.ellm.evaluation import categories_table, category_shares
+from llmrl_jax.systems.ellm.facts import Facts
+from llmrl_jax.systems.ellm.goals import unpacked
+from llmrl_jax.systems.ellm.runs import HELD_OUT, load_run
+from llmrl_jax.systems.ellm.scripted import ScriptedSuggester
+from llmrl_jax.systems.ellm.settings import AccuracyRun
+from llmrl_jax.systems.ellm.suggesters import CATEGORIES
+
+
+CHUNK = 25
+
+
+@dataclasses.dataclass(frozen=True)
+class Met:
+    """`S` different states."""
+
+    keys: UInt32[np.ndarray, " S"]
+    feasible: Bool[np.ndarray, "S A"]
+    """The oracle's goals where a key was met first; a key does not say how many items are held."""
+
+
+def meet(env: Any, env_params: Any, facts: Facts, policy: Any, weights: Any, key: jax.Array, episodes: int) -> Met:
+    """The different states of some episodes, in the order of their keys.
+
+    **Arguments:** `env`, whose observations have the key, and as goals the oracle's, without a novelty filter;
+    `weights`, the policy's parameters and frozen part."""
+    actor = policy_actor(policy, *weights, jnp.bool_(False))
+    keys = jax.vmap(lambda i: jax.random.split(jax.random.fold_in(key, i)))(jnp.arange(episodes))
+    rows = jax.jit(lambda: begin(env, env_params, actor, keys[:, 0], keys[:, 1]))()
+
+    @jax.jit
+    def go_on(rows):
+        see = lambda rows, step: {"key": rows.obs["key"], "goals": rows.obs["goals"]}  # noqa: E731
+        return watch(env, env_params, actor, rows, see, steps=CHUNK)
+
+    found: list[tuple[np.ndarray, np.ndarray]] = []
+    with doing("playing", episodes, "episodes") as activity:
+        while not bool(jnp.all(rows.over)):
+            rows, seen = go_on(rows)
+            seen = jax.device_get(seen)
+            live = seen["live"]
+            found.append((seen["key"][live], seen["goals"][live]))
+            activity.done = int(np.sum(rows.over))
+    every = np.concatenate([keys for keys, _ in found])
+    masks = np.concatenate([goals for _, goals in found])
+    distinct, first = np.unique(every, return_index=True)
+    return Met(distinct, np.asarray(unpacked(jnp.asarray(masks[first]), len(facts.captions))))
+
+
+def tally(facts: Facts, met: Met, goals: Sequence[Sequence[str] | None]) -> dict[str, float]:
+    """The four-way table of suggestions, and how many of the oracle's goals they contain.
+
+    **Arguments:** `goals`, the suggestions in each state; None where a reply could not be read."""
+    counts = dict.fromkeys(CATEGORIES, 0)
+    hits = wanted = 0
+    for feasible, suggested in zip(met.feasible, goals, strict=True):
+        wanted += int(feasible.sum())
+        for goal in suggested or ():
+            if goal not in facts.captions:
+                counts["nonsensical"] += 1
+                continue
+            i = facts.captions.index(goal)
+            hits += int(feasible[i])
+            kind = "good" if feasible[i] else "poorly_timed" if facts.valid[i] else "bad"
+            counts[kind] += 1
+    shares = category_shares(np.array([[counts[kind] for kind in CATEGORIES], [0] * len(CATEGORIES)]))
+    return shares | {
+        "states": float(len(goals)),
+        "unreadable": float(sum(goal is None for goal in goals)),
+        "recall": hits / wanted if wanted else float("nan"),
+    }
+
+
+def accuracy(config: AccuracyRun) -> dict[str, Any]:
+    """Ask a chat model about states, print the table, and write `accuracy.json` and `suggestions.jsonl`.
+
+    **Returns:** the numbers of `tally`. **Raises:** what `build`, `load_run` and the chat model raise."""
+    oracle: dict[str, Any] = {"suggester": "oracle", "once": False, "encoder": resolved(config.ellm.encoder)}
+    key = jax.random.fold_in(jax.random.key(config.run.seed), HELD_OUT)
+    if config.from_run:
+        _, before, state, _ = load_run(Path(config.from_run), config.checkpoint)
+        settings, policy, weights = before.config, before.policy, (state.params, state.frozen)
+        settings = dataclasses.replace(settings, **_oracle_only(oracle))
+    else:
+        settings = dataclasses.replace(config.ellm, **_oracle_only(oracle))
+        policy, weights = None, ((), ())
+    made = build(settings, make(settings.env)[0], keys=True)
+    policy = policy or RandomPolicy(len(made.facts.captions))
+    met = meet(made.env, made.env_params, made.facts, policy, weights, key, config.episodes)
+    met = _sample(met, config.states, config.run.seed)
+    with opened(config.run, "ellm-accuracy") as folder:
+        configs.save_config(config, folder / "config.json")
+        chat = make_chat(config.chat, ScriptedSuggester(made.facts), folder)
+        asker = Asker(made.facts, made.encoder, chat.model, config.chat.sampling, 1, config.ellm.goals.parse)
+        try:
+            with doing(f"asking {chat.model.name} about {len(met.keys)} states"):
+                goals = asker.goals_of([int(key) for key in met.keys])
+        finally:
+            chat.close()
+        found = tally(made.facts, met, goals)
+        spent = chat.spent
+        about = {"model": chat.model.name, "env": settings.env, "seed": config.run.seed}
+        configs.save_config({**about, **found, "calls": spent.calls, "usd": spent.usd}, folder / "accuracy.json")
+        _write(folder / "suggestions.jsonl", made.facts, met, goals)
+    print(categories_table({chat.model.name: found}))
+    print(
+        f"{int(found['states'])} states, {int(found['unreadable'])} replies that could not be read; "
+        f"{100 * found['recall']:.1f}% of the oracle's goals were suggested; {spent.calls} requests"
+    )
+    print(f"Everything is in {folder}")
+    return found
+
+
+def _oracle_only(options: dict[str, Any]) -> dict[str, Any]:
+    """The oracle's options, with those that only other suggesters read at their defaults."""
+    from llmrl_jax.systems.ellm.config import EllmConfig
+
+    default = EllmConfig()
+    return options | {name: getattr(default, name) for name in ("goals", "uniform_goals", "fixed", "intrinsic")}
+
+
+def _sample(met: Met, most: int, seed: int) -> Met:
+    if len(met.keys) <= most:
+        return met
+    chosen = np.sort(np.random.default_rng(seed).choice(len(met.keys), most, replace=False))
+    return Met(met.keys[chosen], met.feasible[chosen])
+
+
+def _write(path: Path, facts: Facts, met: Met, goals: Sequence[Sequence[str] | None]) -> None:
+    """One line per state: its key and text, the suggestions, the oracle's goals."""
+    import json
+
+    from llmrl_jax.core.files import write_whole
+
+    lines = []
+    for key, feasible, suggested in zip(met.keys.tolist(), met.feasible, goals, strict=True):
+        oracle = [facts.captions[i] for i in np.flatnonzero(feasible)]
+        row = {"key": key, "state": facts.describe(key), "suggested": suggested, "oracle": oracle}
+        lines.append(json.dumps(row) + "\n")
+    write_whole(path, "".join(lines))

@@ -1,0 +1,162 @@
+"""`llmrl ellm pretrain | finetune | explore | eval | accuracy`, from the command line to the files, in a world of five
+cells."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from envs_jax import registry
+from llmrl_jax.cli.main import main
+from llmrl_jax.run import metrics
+from llmrl_jax.run.checkpoint import Checkpoints
+from llmrl_jax.systems.ellm.runs import load_run
+from tests.compile_cache import cached_in
+
+
+SMALL = (
+    "--env Yard-v0 --encoder hashed --network.width 16 --network.head-hidden --dqn.num-envs 4 --dqn.num-steps 4"
+    " --dqn.gradient-steps 1 --dqn.batch-size 8 --dqn.replay-size 160 --dqn.learning-starts 16 --dqn.pool-size 4"
+    " --run.progress off --run.log-every 1 --run.checkpoint-every 2 --eval-episodes 4"
+).split()
+CHAT = ("--suggester", "chat", "--goals.max-states", "32", "--goals.max-goals", "16", "--goals.exchange-every", "1")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once(tmp_path_factory):
+    """Commands of this file start the same run again: what one compiles serves the next."""
+    with cached_in(tmp_path_factory.mktemp("compiled")):
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def yard():
+    """The world, as if it was registered."""
+    registry.ids()
+    spec = registry.Spec("Yard-v0", "tests.ellm_world:Yard", {}, "A world for tests.")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(registry._SPECS, "Yard-v0", spec)
+        yield
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Six updates of a run with a scripted adviser, which is asked after each."""
+    out = tmp_path_factory.mktemp("runs")
+    args = [*SMALL, *CHAT, "--run.out", str(out), "--run.name", "whole", "--steps", "96"]
+    assert main(["ellm", "pretrain", *args]) == 0
+    return out / "whole"
+
+
+def lines(folder):
+    timing = ("seconds", "steps_per_second", "exchange_seconds")
+    return [{n: repr(v) for n, v in x.items() if n not in timing} for x in metrics.read(folder / "metrics.jsonl")]
+
+
+def test_a_run_leaves_everything_in_its_folder(run, capsys):
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["steps"] == 96 and summary["suggestions"]["asked"] > 0 and summary["suggestions"]["malformed"] == 0
+    assert summary["chat"]["calls"] == summary["suggestions"]["asked"]
+    assert (run / "chat.jsonl").exists() and len(lines(run)) == 6
+    found = json.loads((run / "eval-6.json").read_text())["agent"]
+    assert found["episodes"] == 4 and 0 <= found["achievements"] <= 3
+    assert {"score", "unlocked/collect_wood", "suggested/good", "paid/nonsensical"} <= set(found)
+
+
+def test_two_halves_are_the_whole(run):
+    """A run with a chat model, stopped after half and resumed, has the same state to the bit."""
+    out = str(run.parent)
+    args = [*SMALL, *CHAT, "--run.out", out, "--run.name", "halves", "--steps", "48"]
+    assert main(["ellm", "pretrain", *args]) == 0
+    assert main(["ellm", "pretrain", "--run.resume", f"{out}/halves", "--steps", "96", "--run.progress", "off"]) == 0
+    whole, halves = (leaves(folder) for folder in (run, run.parent / "halves"))
+    assert whole.keys() == halves.keys() and any("answers" in name for name in whole)
+    for name, x in whole.items():
+        np.testing.assert_array_equal(halves[name], x, err_msg=name)
+    assert lines(run) == lines(run.parent / "halves")
+
+
+def leaves(folder):
+    import jax
+
+    state = load_run(folder)[2]
+    named = jax.tree_util.tree_leaves_with_path(state)
+    raw = lambda x: jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x  # noqa: E731
+    return {jax.tree_util.keystr(path): np.asarray(raw(x)) for path, x in named}
+
+
+def test_evaluation_with_single_goals(run, capsys):
+    args = ["ellm", "eval", str(run), "--episodes", "4", "--goals", "chop tree", "place table", "--gif"]
+    assert main(args) == 0
+    text = capsys.readouterr().out
+    assert "achievements per episode" in text and "goal reached" in text
+    found = json.loads((run / "eval-6.json").read_text())
+    assert set(found["goals"]) == {"chop tree", "place table"} and {"agent", "greedy", "random"} <= set(found)
+    assert (run / "episode.gif").exists()
+    assert main(["ellm", "eval", str(run), "--goals", "chop three"]) == 2
+    assert "did you mean 'chop tree'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("tune", ["linear", "critic"])
+def test_finetuning_trains_a_part(run, tune):
+    out, name = run.parent, f"tuned-{tune}"
+    args = f"--from {run} --task wood --tune {tune} --steps 64 --run.name {name} --run.out {out} --run.progress off"
+    assert main(["ellm", "finetune", *args.split(), "--run.checkpoint-every", "2", "--eval-episodes", "4"]) == 0
+    config = json.loads((out / name / "config.json").read_text())
+    assert config["dqn"]["epsilon_start"] == 0.5 if "dqn" in config else config["ellm"]["dqn"]["epsilon_start"] == 0.5
+    frozen = sorted(path.name for path in (out / name / "frozen").rglob("*"))
+    assert frozen and (out / name / "summary.json").exists()
+
+
+def test_exploring_with_a_guide(run):
+    out = run.parent
+    args = f"--from {run} --task table --subgoals --steps 64 --run.name explored --run.out {out} --run.progress off"
+    assert main(["ellm", "explore", *args.split(), "--eval-episodes", "4"]) == 0
+    assert json.loads((out / "explored" / "summary.json").read_text())["steps"] == 64
+
+
+def test_accuracy_of_the_scripted_adviser(run, capsys):
+    """It answers by the oracle's rules, except for what the text does not say."""
+    args = f"--env Yard-v0 --encoder hashed --states 8 --episodes 8 --run.out {run.parent} --run.name told"
+    assert main(["ellm", "accuracy", *args.split()]) == 0
+    found = json.loads((run.parent / "told" / "accuracy.json").read_text())
+    rows = [json.loads(line) for line in (run.parent / "told" / "suggestions.jsonl").read_text().splitlines()]
+    assert found["states"] == len(rows) >= 5 and found["unreadable"] == 0
+    for row in rows:
+        wanted = [goal for goal in row["oracle"] if goal != "build table"]
+        assert row["suggested"] == (wanted or ["do nothing"])
+    assert 0 < found["suggested/good"] < 1 and found["suggested/nonsensical"] == 0
+    assert "poorly timed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--threshold", "1.5"], "--threshold is 1.5"),
+        (["--suggester", "none"], "no reward"),
+        (["--suggester", "fixed"], "--fixed"),
+        (["--suggester", "fixed", "--fixed", "chop three"], "did you mean 'chop tree'"),
+        (["--uniform-goals", "3"], "--uniform-goals is 3"),
+        (["--env", "CartPole-v1"], "no goals for the world 'CartPole-v1'"),
+        ([*CHAT, "--chat.model", "gpt-4o"], "--chat.base-url"),
+        ([*CHAT, "--chat.model", "m", "--chat.cache-mode", "replay", "--chat.cache", "no.sqlite"], "no.sqlite"),
+        ([*CHAT[:2], "--goals.max-goals", "3"], "--max-goals"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path, capsys, args, said):
+    assert main(["ellm", "pretrain", *SMALL, "--run.out", str(tmp_path), *args]) == 2
+    err = capsys.readouterr().err
+    assert said in err and "Traceback" not in err
+
+
+def test_an_exhausted_budget_stops_the_run_and_keeps_it(tmp_path, capsys):
+    args = [*SMALL, *CHAT, "--run.out", str(tmp_path), "--run.name", "poor", "--steps", "96", "--chat.max-calls", "1"]
+    assert main(["ellm", "pretrain", *args]) != 0
+    err = capsys.readouterr().err
+    assert "calls" in err and "--run.resume" in err and "Traceback" not in err
+    with Checkpoints(tmp_path / "poor", read_only=True) as checkpoints:
+        assert checkpoints.updates()
+    more = ["--run.resume", str(tmp_path / "poor"), "--chat.max-calls", "0", "--run.progress", "off"]
+    assert main(["ellm", "pretrain", *more]) == 0
