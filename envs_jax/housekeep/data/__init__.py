@@ -1,0 +1,1 @@
+"""Files of the world: preferences, and the four tasks."""
