@@ -155,7 +155,7 @@ class _Branched:
     def __init__(self, inputs: Callable[[Any], Inputs], table: Any):
         """**Arguments:** `inputs`, from observations, leaves `[B, ...]`, to `Inputs`; `table`, float32 `[A, E]`, the
         embeddings of goals, or `()` without goals."""
-        self.inputs, self.table = inputs, table
+        self.inputs, self.table = inputs, table if isinstance(table, tuple) else jnp.asarray(table)
 
     def init(self, key, obs):
         frozen = {"goals": self.table}
