@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -23,6 +23,9 @@ from llmrl_jax.rl.networks import Convolutions, flatten, image
 @dataclass(frozen=True)
 class RNDConfig:
     """Sizes and hyper-parameters of random network distillation. Floats are traced."""
+
+    PREFIX: ClassVar[str] = "rnd."
+    """Of its options on the command line."""
 
     outputs: int = 512
     """Outputs of the random network and of the predictor."""
@@ -59,19 +62,19 @@ class RNDConfig:
     """Adam's epsilon."""
 
     def __post_init__(self):
-        fields_in(self, WIDTH, "outputs", "hidden", prefix="rnd.")
+        fields_in(self, WIDTH, "outputs", "hidden", prefix=self.PREFIX)
         for name in ("channels", "critic_hidden"):
             for width in getattr(self, name):
-                in_interval(f"rnd.{name}", width, WIDTH)
+                in_interval(f"{self.PREFIX}{name}", width, WIDTH)
         if not self.critic_hidden:
-            raise ValueError("rnd.critic_hidden is empty; the width of at least one layer is needed")
+            raise ValueError(f"{self.PREFIX}critic_hidden is empty; the width of at least one layer is needed")
         scales = ("coef", "extrinsic_coef", "value_coef", "learning_rate", "adam_eps")
-        fields_in(self, "[0, inf)", *scales, prefix="rnd.")
-        fields_in(self, "(0, inf)", "obs_clip", prefix="rnd.")
-        fields_in(self, "(0, inf]", "max_grad_norm", prefix="rnd.")
-        fields_in(self, "[0, 1]", "gamma", prefix="rnd.")
-        fields_in(self, "[0, 1)", "adam_b1", "adam_b2", prefix="rnd.")
-        fields_in(self, "(0, 1]", "update_proportion", prefix="rnd.")
+        fields_in(self, "[0, inf)", *scales, prefix=self.PREFIX)
+        fields_in(self, "(0, inf)", "obs_clip", prefix=self.PREFIX)
+        fields_in(self, "(0, inf]", "max_grad_norm", prefix=self.PREFIX)
+        fields_in(self, "[0, 1]", "gamma", prefix=self.PREFIX)
+        fields_in(self, "[0, 1)", "adam_b1", "adam_b2", prefix=self.PREFIX)
+        fields_in(self, "(0, 1]", "update_proportion", prefix=self.PREFIX)
 
 
 def _dense(features: int, gain: float = math.sqrt(2)) -> nn.Dense:
@@ -140,7 +143,7 @@ class RND:
 
     def check_one_reward(self) -> None:
         who = "a learner with one value function (DQN)"
-        refuse_unread(self.config, ("critic_hidden", "value_coef", "episodic"), who, prefix="rnd.")
+        refuse_unread(self.config, ("critic_hidden", "value_coef", "episodic"), who, prefix=self.config.PREFIX)
 
     def _normal(self, state: BonusState, x: jax.Array) -> jax.Array:
         return state.whole["obs"].normalize(x, state.whole["hparams"]["obs_clip"])
@@ -162,17 +165,22 @@ class RND:
         whole = whole | {"obs": whole["obs"].update(self.features(steps.next_obs, 2))}
         state = BonusState(whole, state.rows)
         error = self.errors(state, whole["params"], steps.next_obs, 2)
-        decay = whole["hparams"]["gamma"]
+        rows, novelty = self.scaled(state, error)
+        reward = error / jnp.sqrt(novelty.var + 1e-8)
+        metrics = {"rnd_error": jnp.mean(error), "rnd_reward": jnp.mean(reward), "rnd_reward_max": jnp.max(reward)}
+        return BonusState(whole | {"novelty": novelty}, rows), reward, metrics
+
+    def scaled(self, state: BonusState, novelty: Float[Array, "T N"]) -> tuple[Float[Array, " N"], Moments]:
+        """The discounted sums of novelty after some steps, and the moments of all such sums, by whose standard
+        deviation rewards are divided."""
+        decay = state.whole["hparams"]["gamma"]
 
         def add(total, x):
             total = decay * total + x
             return total, total
 
-        rows, totals = jax.lax.scan(add, state.rows, error)
-        novelty = whole["novelty"].update(totals)
-        reward = error / jnp.sqrt(novelty.var + 1e-8)
-        metrics = {"rnd_error": jnp.mean(error), "rnd_reward": jnp.mean(reward), "rnd_reward_max": jnp.max(reward)}
-        return BonusState(whole | {"novelty": novelty}, rows), reward, metrics
+        rows, totals = jax.lax.scan(add, state.rows, novelty)
+        return rows, state.whole["novelty"].update(totals)
 
     def _values(self, state: BonusState, params: Any, obs: Any, batch_dims: int) -> Float[Array, "*B"]:
         x = self._normal(state, self.features(obs, batch_dims))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,10 +18,12 @@ from llmrl_jax.chat import ChatModel
 from llmrl_jax.core.checks import nearest
 from llmrl_jax.lm.encoder import TextEncoder
 from llmrl_jax.parallel import make_mesh
+from llmrl_jax.rl.apt import APT
 from llmrl_jax.rl.bonus import Bonus
-from llmrl_jax.rl.branches import BranchPolicy, BranchQPolicy
+from llmrl_jax.rl.branches import BranchPolicy, BranchQPolicy, Inputs
 from llmrl_jax.rl.dqn import make_dqn
 from llmrl_jax.rl.learner import Learner
+from llmrl_jax.rl.noveld import NovelD
 from llmrl_jax.rl.ppo import make_ppo
 from llmrl_jax.rl.rnd import RND
 from llmrl_jax.systems.ellm.asking import Asker, Collected, exchange
@@ -28,7 +31,7 @@ from llmrl_jax.systems.ellm.config import EllmConfig
 from llmrl_jax.systems.ellm.encoders import make_encoder
 from llmrl_jax.systems.ellm.facts import Facts, facts_of
 from llmrl_jax.systems.ellm.goals import start_answers, start_goals, unit_rows
-from llmrl_jax.systems.ellm.inputs import SYMBOLS, make_inputs
+from llmrl_jax.systems.ellm.inputs import SYMBOLS, make_inputs, novelty_features
 from llmrl_jax.systems.ellm.suggested import Rules, Suggested, SuggestedParams
 from llmrl_jax.systems.ellm.suggesters import make_suggester
 
@@ -43,6 +46,8 @@ class Ellm:
     env_params: SuggestedParams
     facts: Facts
     encoder: TextEncoder
+    inputs: Callable[[Any], Inputs]
+    """From observations to what networks see."""
     policy: Any
     mesh: Mesh | None
 
@@ -56,7 +61,7 @@ class Ellm:
         """
         config, goals = self.config, self.config.goals
         asks = config.suggester == "chat"
-        bonus: Bonus | None = Collected(goals.at_once) if asks else RND(config.rnd) if config.bonus == "rnd" else None
+        bonus = Collected(goals.at_once) if asks else self._novelty()
         if config.learner == "ppo":
             learner = make_ppo(config.ppo, self.env, self.env_params, self.policy, self.mesh, bonus=bonus)
         else:
@@ -65,6 +70,15 @@ class Ellm:
             return learner
         asker = Asker(self.facts, self.encoder, chat, sampling or {}, goals.per_state, goals.parse)
         return dataclasses.replace(learner, exchange=exchange(asker, goals.exchange_every))
+
+    def _novelty(self) -> Bonus | None:
+        """The bonus of the settings."""
+        config, features = self.config, novelty_features(self.inputs)
+        if config.bonus == "apt":
+            return APT(len(self.facts.captions), config.apt, features)
+        if config.bonus == "noveld":
+            return NovelD(config.noveld, features)
+        return RND(config.rnd, features) if config.bonus == "rnd" else None
 
 
 def _dqn(config: EllmConfig) -> Any:
@@ -145,4 +159,4 @@ def build(config: EllmConfig, env: Environment | None = None, *, keys: bool = Fa
     else:
         policy = BranchQPolicy(actions, config.network, inputs, table, epsilon=config.dqn.epsilon_end)
     mesh = make_mesh(config.mesh) if config.mesh else None
-    return Ellm(config, world, params, facts, encoder, policy, mesh)
+    return Ellm(config, world, params, facts, encoder, inputs, policy, mesh)

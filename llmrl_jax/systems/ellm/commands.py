@@ -16,7 +16,7 @@ from llmrl_jax.systems.ellm.settings import AccuracyRun, ExploreRun, FinetuneRun
 
 
 PRESET_HELP = """Starting point: `embedded` (minutes on two cores), `published` (the published hyper-parameters); the
-baselines `novelty`, `uniform`, `extrinsic`, `rnd`."""
+baselines `novelty`, `uniform`, `extrinsic`, `rnd`, `noveld`, `apt`."""
 
 
 def start(get: Get) -> PretrainRun:

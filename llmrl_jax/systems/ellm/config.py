@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from llmrl_jax.core.checks import COUNT, check_choices, fields_in, refuse_unread
+from llmrl_jax.rl.apt import APTConfig
 from llmrl_jax.rl.branches import BranchConfig
 from llmrl_jax.rl.dqn_config import DQNConfig
+from llmrl_jax.rl.noveld import NovelDConfig
 from llmrl_jax.rl.ppo_config import PPOConfig
 from llmrl_jax.rl.rnd import RNDConfig
 from llmrl_jax.systems.ellm.prompts import Parse
@@ -67,8 +69,9 @@ class EllmConfig:
     """With suggester `uniform`: goals drawn per step."""
     extrinsic: float = 0.0
     """Weight of the world's own reward, which is added to that for goals."""
-    bonus: Literal["none", "rnd"] = "none"
-    """Novelty as a further reward: `rnd`, random network distillation."""
+    bonus: Literal["none", "rnd", "noveld", "apt"] = "none"
+    """Novelty as a further reward: `rnd`, random network distillation; `noveld`, its gain; `apt`, distance to the
+    nearest neighbours in a learned space."""
     encoder: str = AUTO
     """Sentence encoder: `auto`, MiniLM if it is installed (`make minilm`), else the hashed encoder, which knows equal
     words only; `hashed`; a name, folder or hub id as in `llmrl lm`."""
@@ -92,6 +95,10 @@ class EllmConfig:
     """With learner `ppo`."""
     rnd: RNDConfig = field(default_factory=RNDConfig)
     """With bonus `rnd`."""
+    noveld: NovelDConfig = field(default_factory=NovelDConfig)
+    """With bonus `noveld`."""
+    apt: APTConfig = field(default_factory=APTConfig)
+    """With bonus `apt`."""
 
     def __post_init__(self):
         fields_in(self, "[-1, 1]", "threshold")
@@ -116,6 +123,9 @@ class EllmConfig:
         for name, options in readers.items():
             if self.suggester != name:
                 refuse_unread(self, options, f"--suggester {self.suggester}")
+        for name in ("rnd", "noveld", "apt"):
+            if self.bonus != name:
+                refuse_unread(self, (name,), f"--bonus {self.bonus}")
         if self.suggester == "none":
             refuse_unread(self, ("threshold", "once", "intrinsic", "gate"), "--suggester none")
         if self.compat == "paper":

@@ -108,7 +108,7 @@ def sweep(
     return out
 
 
-_UNREAD = ("goals", "uniform_goals", "bonus", "rnd", "intrinsic", "extrinsic")
+_UNREAD = ("goals", "uniform_goals", "bonus", "rnd", "noveld", "apt", "intrinsic", "extrinsic")
 """Options that a sweep over goals does not read."""
 
 

@@ -64,3 +64,16 @@ def make_inputs(
         return found
 
     return inputs
+
+
+def novelty_features(inputs: Callable[[Any], Inputs]) -> Callable[[Any, int], Float[Array, "*B D"]]:
+    """What a novelty bonus sees: symbols and texts, without goals."""
+
+    def features(obs: Any, batch_dims: int) -> Float[Array, "*B D"]:
+        lead = jax.tree.leaves(obs)[0].shape[:batch_dims]
+        rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[batch_dims:]), obs)
+        seen = inputs(rows)
+        parts = [seen[name] for name in ("symbols", "text") if name in seen]
+        return jnp.concatenate(parts, axis=-1).reshape(*lead, -1)
+
+    return features

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llmrl_jax.core.checks import nearest
+from llmrl_jax.rl.apt import APTConfig
 from llmrl_jax.rl.branches import BranchConfig
 from llmrl_jax.rl.dqn_config import DQNConfig
+from llmrl_jax.rl.noveld import NovelDConfig
+from llmrl_jax.rl.rnd import RNDConfig
 from llmrl_jax.systems.ellm.config import EllmConfig
 
 
@@ -60,7 +63,9 @@ PRESETS: dict[str, EllmConfig] = {
     "novelty": replace(EMBEDDED, suggester="novelty", gate="none"),
     "uniform": replace(EMBEDDED, suggester="uniform"),
     "extrinsic": replace(EMBEDDED, suggester="none", extrinsic=1.0),
-    "rnd": replace(EMBEDDED, suggester="none", bonus="rnd"),
+    "rnd": replace(EMBEDDED, suggester="none", bonus="rnd", rnd=RNDConfig(outputs=64, hidden=64)),
+    "noveld": replace(EMBEDDED, suggester="none", bonus="noveld", noveld=NovelDConfig(outputs=64, hidden=64)),
+    "apt": replace(EMBEDDED, suggester="none", bonus="apt", apt=APTConfig(outputs=64, hidden=128)),
 }
 
 

@@ -100,7 +100,7 @@ def _on_task(config: Any, facts: Facts) -> EllmConfig:
 def _plain() -> dict[str, Any]:
     """Options of pretraining that a single task does not read, at their defaults."""
     default = EllmConfig()
-    return {name: getattr(default, name) for name in ("goals", "uniform_goals", "bonus", "rnd")}
+    return {name: getattr(default, name) for name in ("goals", "uniform_goals", "bonus", "rnd", "noveld", "apt")}
 
 
 def _same_tables(made: Ellm, before: Ellm, state: Any) -> Any:
