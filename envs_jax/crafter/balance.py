@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt8, UInt32
 
 from envs_jax.crafter import constants as c
 from envs_jax.crafter.player import chunk_of
-from envs_jax.crafter.state import cell_of, kind_of, word
+from envs_jax.crafter.state import cell_of, distance, kind_of, word
 
 
 ALL_CHUNKS = c.CHUNKS * c.CHUNKS
@@ -174,13 +174,16 @@ def _balance_kind(
     ticket = (priority & ~np.uint32(255)) | (place + 1)
     winner = jnp.zeros((rows, ALL_CHUNKS), jnp.uint32).at[row, chunk].max(ticket, mode="drop")
     chosen = jnp.where(vanishes & (winner > 0), (winner & 255).astype(jnp.int32) - 1, most)
-    away = _distance(jnp.take_along_axis(cells, jnp.minimum(chosen, most - 1), axis=1), player) >= rule.despawn_distance
+    away = (
+        distance(jnp.take_along_axis(cells, jnp.minimum(chosen, most - 1), axis=1), player[:, None])
+        >= rule.despawn_distance
+    )
     slots = slots.at[row, jnp.where(away, chosen, most)].set(jnp.uint32(0), mode="drop")
 
     # where one appears: a random cell of the ground, if it is empty and far enough away
     cell = _random_cells(appears, dice[:, 1], rule, material, space)
     taken = _occupied(appears, cell, slots)
-    appears &= ~taken & (_distance(cell, player) >= rule.spawn_distance)
+    appears &= ~taken & (distance(cell, player[:, None]) >= rule.spawn_distance)
     _, ranks = jax.lax.scan(lambda n, x: (n + x, n), state.used, appears.T)
     to = jnp.where(appears, ranks.T, most)
     new = word(cell, rule.kind, c.HEALTH_OF[rule.kind], 0)
@@ -188,11 +191,6 @@ def _balance_kind(
     used = state.used + jnp.sum(appears, axis=1)
     lost = state.lost + jnp.maximum(used - most, 0)
     return Balanced(slots, jnp.minimum(used, most), state.touched, lost)
-
-
-def _distance(cell: jax.Array, player: jax.Array) -> jax.Array:
-    player = player[:, None]
-    return jnp.abs(cell // c.AREA - player // c.AREA) + jnp.abs(cell % c.AREA - player % c.AREA)
 
 
 EVENTS = 64
@@ -229,8 +227,7 @@ def _random_cells(flags: jax.Array, dice: jax.Array, rule: Rule, material: jax.A
         fits = inside & (material[row[:, None], cells] == ground)
         fraction = (dice[row, chunk] >> 8).astype(jnp.float32) * np.float32(2.0**-24)
         wanted = jnp.minimum((fraction * space[row, chunk]).astype(jnp.int32), space[row, chunk] - 1)
-        _, before = jax.lax.scan(lambda n, x: (n + x, n), jnp.zeros(row.shape, jnp.int32), fits.T)
-        place = jnp.argmax(fits & (before.T == wanted[:, None]), axis=1)
+        place = jnp.argmax(jnp.cumsum(fits, axis=1) > wanted[:, None], axis=1)
         return jnp.take_along_axis(cells, place[:, None], axis=1)[:, 0]
 
     return _by_events(flags, find, 0)

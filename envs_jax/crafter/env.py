@@ -157,15 +157,17 @@ class Crafter(Environment[State, Params]):
             player.at(state.position),
             state.sleeping,
             state.touched,
-            state.room,
         )
+        opens = after.opened >= 0
+        cells = jnp.where(opens, after.opened, c.CELLS)
+        room = player.recounted(state.room, after.opened, c.TABLE, c.PATH, opens)
         health = jnp.maximum(state.inventory[c.HEALTH] - after.damage, 0)
         return state.replace(
-            material=after.material,
+            material=state.material.at[cells].set(jnp.uint8(c.PATH), mode="drop"),
             slots=after.slots,
             used=after.used,
             touched=after.touched,
-            room=after.room,
+            room=room,
             inventory=state.inventory.at[c.HEALTH].set(health),
             lost=state.lost + after.lost,
         )

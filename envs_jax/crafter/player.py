@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt8, UInt32
 
 from envs_jax.crafter import constants as c
 from envs_jax.crafter.actions import NOTHING
-from envs_jax.crafter.state import Params, State, cell_of, counter_of, health_of, kind_of, word
+from envs_jax.crafter.state import Params, State, cell_of, counter_of, health_of, kind_of, word, xy
 
 
 def _by_material(default: int, **values: int) -> np.ndarray:
@@ -107,7 +107,8 @@ def at(cell: Int[Array, "2"]) -> Int[Array, ""]:
 
 def chunk_of(cell: Int[Array, "*n"]) -> Int[Array, "*n"]:
     """The chunk of a cell by number."""
-    return cell // c.AREA // c.CHUNK * c.CHUNKS + cell % c.AREA // c.CHUNK
+    x, y = xy(cell)
+    return (x * 43 >> 9) * c.CHUNKS + (y * 43 >> 9)  # x // 12 for x < 64, without a division
 
 
 def chunk_bits(chunk: Int[Array, "*n"], where: Bool[Array, "*n"]) -> tuple[UInt32[Array, "*n"], UInt32[Array, "*n"]]:
@@ -142,7 +143,8 @@ def take_turn(
     cell = at(jnp.clip(target, 0, c.AREA - 1))
     material = jnp.where(inside, state.material[cell].astype(jnp.int32), c.OUTSIDE)
     targeted = (cell_of(state.slots) == cell) & (kind_of(state.slots) > 0) & inside
-    here = jnp.max(jnp.where(targeted, state.slots, 0))  # at most one object is in a cell
+    slot = jnp.sum(jnp.where(targeted, jnp.arange(1, state.slots.shape[0] + 1), 0)) - 1  # at most one object per cell
+    here = jnp.where(slot >= 0, state.slots[slot], 0)
     kind = kind_of(here)
     empty = kind == 0
 
@@ -162,7 +164,6 @@ def take_turn(
     killed = hit & (health == 0)
     eaten = attacked & (kind == c.PLANT) & (counter_of(here) > c.RIPE)
     struck = jnp.where(eaten, word(cell, kind, health_of(here), 0), word(cell, kind, health, counter_of(here)))
-    slots = jnp.where(targeted & (hit | eaten), struck, state.slots)
     killed_cow = killed & (kind == c.COW)
 
     # do something to a material
@@ -184,9 +185,10 @@ def take_turn(
     made = (command >= c.MAKE) & (command < NOTHING) & affordable & table
     made &= furnace | ~jnp.asarray(NEEDS_FURNACE)[command]
     plants = placed & (command == PLACE_PLANT)
-    room_left = state.used < state.slots.shape[0]
     sprout = word(cell, c.PLANT, c.HEALTH_OF[c.PLANT], 0)
-    slots = jnp.where((jnp.arange(slots.shape[0]) == state.used) & plants, sprout, slots)
+    most = state.slots.shape[0]
+    places = jnp.stack([jnp.where(hit | eaten, slot, most), jnp.where(plants, state.used, most)])
+    slots = state.slots.at[places].set(jnp.stack([struck, sprout]), mode="drop")
 
     becomes = jnp.where(collectable, jnp.asarray(LEAVES)[material], jnp.asarray(PLACES)[command])
     changes = (collectable | (placed & ~plants)) & (becomes != material)
@@ -220,8 +222,8 @@ def take_turn(
     state = state.replace(
         material=written,
         slots=slots,
-        used=state.used + (plants & room_left),
-        lost=state.lost + (plants & ~room_left),
+        used=state.used + (plants & (state.used < most)),
+        lost=state.lost + (plants & (state.used >= most)),
         position=position,
         facing=facing,
         inventory=inventory,
@@ -230,7 +232,7 @@ def take_turn(
         thirst=jnp.where(drank, 0, state.thirst),
         sleeping=sleeping,
         touched=touched,
-        room=recounted(state.room, cell, material, becomes, changes),
+        room=recounted(state.room, cell[None], material, becomes, changes[None]),
     )
     success = (command == c.NOOP) | moved | tired | hit | eaten | kept | placed | made
     return Turn(_live(state), command, success, cell, material, kind)
@@ -248,17 +250,14 @@ def _nearby(material: UInt8[Array, "4096"], position: Int[Array, "2"]) -> tuple[
 
 
 def recounted(
-    room: UInt8[Array, "72"],
-    cell: Int[Array, ""],
-    before: Int[Array, ""],
-    after: Int[Array, ""],
-    changes: Bool[Array, ""],
+    room: UInt8[Array, "72"], cells: Int[Array, " n"], before: Any, after: Any, changes: Bool[Array, " n"]
 ) -> UInt8[Array, "72"]:
-    """The cells of grass and path per chunk after one cell changed its material."""
-    chunk, half = chunk_of(cell), c.CHUNKS * c.CHUNKS
+    """The cells of grass and path per chunk after some cells changed from one material to another, int or `[n]`."""
+    chunk, half = chunk_of(jnp.maximum(cells, 0)), c.CHUNKS * c.CHUNKS
     for k, material in enumerate((c.GRASS, c.PATH)):
-        change = (after == material).astype(jnp.int32) - (before == material)
-        room = room.at[k * half + chunk].add(jnp.where(changes, change, 0).astype(jnp.uint8))  # modulo 256
+        change = (jnp.asarray(after) == material).astype(jnp.int32) - (jnp.asarray(before) == material)
+        change = jnp.where(changes, change, 0).astype(jnp.uint8)  # modulo 256
+        room = room.at[k * half + chunk].add(change)
     return room
 
 

@@ -85,6 +85,17 @@ def cell_of(word: UInt[Array, "*n"]) -> Int[Array, "*n"]:
     return (word & jnp.uint32(c.CELLS - 1)).astype(jnp.int32)
 
 
+def xy(cell: Int[Array, "*n"]) -> tuple[Int[Array, "*n"], Int[Array, "*n"]]:
+    """Column and row of a cell's number."""
+    return cell >> 6, cell & (c.AREA - 1)
+
+
+def distance(a: Int[Array, "*n"], b: Int[Array, "*m"]) -> Int[Array, "*k"]:
+    """The L1 distance of two cells, in cells; Crafter knows no other."""
+    (ax, ay), (bx, by) = xy(a), xy(b)
+    return jnp.abs(ax - bx) + jnp.abs(ay - by)
+
+
 def kind_of(word: UInt[Array, "*n"]) -> Int[Array, "*n"]:
     """The kind of an object, int32; 0 for an empty slot."""
     return ((word >> KIND_BIT) & jnp.uint32(7)).astype(jnp.int32)

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt8, UInt32
 
 from envs_jax.checks import nearest
 from envs_jax.crafter import constants as c
-from envs_jax.crafter.state import cell_of, kind_of
+from envs_jax.crafter.state import cell_of, kind_of, xy
 
 
 EVENTS = (*c.ACHIEVEMENTS, "sleep", "plant_row", "workshop", "sapling_with_pickaxe", "never")
@@ -54,9 +54,7 @@ _PHRASES = {
     "place crafting table": "place_table",
     "make crafting table": "place_table",
     **{f"place {x}": f"place_{x}" for x in ("stone", "furnace", "plant")},
-    **{
-        f"make {of} {tool}": f"make_{of}_{tool}" for of in ("wood", "stone", "iron") for tool in ("pickaxe", "sword")
-    },
+    **{f"make {of} {tool}": f"make_{of}_{tool}" for of in ("wood", "stone", "iron") for tool in ("pickaxe", "sword")},
 }
 """ELLM's goals, and the events that reach them."""
 TASKS = (
@@ -96,7 +94,7 @@ def events_of(
     **Arguments:** `counted`, the achievements whose count grew; `slept`, whether the player fell asleep or slept on;
     `target`, the cell that the action aimed at; `material`, `slots`, after the player's turn.
     """
-    x, y = target // c.AREA, target % c.AREA
+    x, y = xy(target)
     # the published test skips only the offsets with equal parts, so two diagonal neighbours count too
     near = [(dx, dy) for dx in (-1, 0, 1) for dy in (-1, 0, 1) if dx != dy]
     cells = jnp.stack([(x + dx) * c.AREA + y + dy for dx, dy in near])

@@ -7,14 +7,12 @@ import numpy as np
 from jaxtyping import Array, UInt8
 
 from envs_jax.crafter import constants as c
-from envs_jax.crafter.state import State, cell_of, counter_of, kind_of
+from envs_jax.crafter.state import State, cell_of, counter_of, kind_of, xy
 
 
 _ACROSS, _DOWN = c.VIEW
 _MIDDLE = (_ACROSS // 2, _DOWN // 2)
-_CODES = np.array(
-    [0, c.SEEN_ZOMBIE, c.SEEN_SKELETON, c.SEEN_COW, c.SEEN_ARROW, c.SEEN_PLANT, 0, 0], np.int32
-)
+_CODES = np.array([0, c.SEEN_ZOMBIE, c.SEEN_SKELETON, c.SEEN_COW, c.SEEN_ARROW, c.SEEN_PLANT, 0, 0], np.int32)
 
 
 def look(state: State) -> UInt8[Array, "9 7 2"]:
@@ -27,7 +25,8 @@ def look(state: State) -> UInt8[Array, "9 7 2"]:
     kind, cell, counter = kind_of(state.slots), cell_of(state.slots), counter_of(state.slots)
     code = jnp.asarray(_CODES)[kind]
     code += jnp.where(kind == c.ARROW, counter & 3, 0) + ((kind == c.PLANT) & (counter > c.RIPE))
-    across, down = cell // c.AREA - x[0], cell % c.AREA - y[0]
+    column, row = xy(cell)
+    across, down = column - x[0], row - y[0]
     shown = (kind > 0) & (across >= 0) & (across < _ACROSS) & (down >= 0) & (down < _DOWN)
     place = jnp.where(shown, across * _DOWN + down, _ACROSS * _DOWN)
     on = jnp.zeros(_ACROSS * _DOWN, jnp.uint8).at[place].set(code.astype(jnp.uint8), mode="drop")
