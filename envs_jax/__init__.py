@@ -7,7 +7,7 @@ from envs_jax.registry import WORLDS, ids, make, register, spec
 
 
 if TYPE_CHECKING:
-    from envs_jax import babyai, control, mujoco, spaces, toytext
+    from envs_jax import babyai, control, housekeep, mujoco, spaces, toytext
     from envs_jax.env import Environment, Wrapper
     from envs_jax.resets import VectorEnv
 
@@ -18,6 +18,7 @@ __all__ = [
     "Wrapper",
     "babyai",
     "control",
+    "housekeep",
     "ids",
     "make",
     "mujoco",

@@ -131,7 +131,7 @@ class Housekeep(Environment[State, Params]):
                 "places": spaces.Box(-1, receptacles - 1, (SLOTS,), np.int16),
                 "objects": spaces.Box(-1, kinds - 1, (SLOTS,), np.int16),
                 "receptacles": spaces.Box(-1, receptacles - 1, (receptacles,), np.int16),
-                "holding": spaces.Box(0, kinds, (1,), np.int16),
+                "holding": spaces.Box(-1, kinds, (1,), np.int16),
             }
         )
 
@@ -209,9 +209,11 @@ class Housekeep(Environment[State, Params]):
     def captions(self):
         return self.books
 
-    def describe(self, obs):
-        """The three sentences of the text: "objects: ...", "receptacles: ...", "you are holding: ..."."""
-        return {name: f"{HEADS[name]} {text}".strip() for name, text in super().describe(obs).items()}
+    def text(self, obs) -> str:
+        """The text of one observation as ELLM's agent reads it, on the host: "objects: ... receptacles: ... you are
+        holding: ..."."""
+        parts = self.describe(obs)
+        return " ".join(f"{head} {parts[name]}".strip() for name, head in HEADS.items())
 
     @property
     def keys(self):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -189,14 +190,16 @@ def load(path: str | Path) -> Preferences:
         )
     if path.suffix != ".npz":
         raise ValueError(f"preferences are a .json or an .npz file, not {path.name}")
+    if not zipfile.is_zipfile(path):
+        raise ValueError(f"{path.name} is no .npz file: it is not a zip archive")
     try:
         with np.load(path, allow_pickle=False) as file:
             lacking = [part for part in PARTS if part not in file]
             if lacking:
                 raise ValueError(f"{path.name} lacks the array {lacking[0]!r} (it has {', '.join(file) or 'none'})")
             ranks, objects, places = (file[part] for part in PARTS)
-    except (OSError, EOFError) as error:
-        raise ValueError(f"{path.name} is no .npz file: {error}") from None
+    except (OSError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path.name} is damaged: {error}") from None
     for part, names in zip(PARTS[1:], (objects, places)):
         if names.ndim != 1 or names.dtype.kind != "U":
             raise ValueError(f"{path.name}: {part} are {names.dtype} {list(names.shape)}; a list of strings is needed")

@@ -6,6 +6,7 @@ All of it is computed once, on the host; a step of the world only looks it up.
 from __future__ import annotations
 
 import functools
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +23,7 @@ from envs_jax.housekeep.constants import (
     HEADINGS,
     HEIGHT,
     HIGH,
+    LOW,
     MIDDLE,
     POSES,
     REACH,
@@ -109,24 +111,35 @@ def _rays(content: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return receptacle, where
 
 
+def _between(dy: int, dx: int) -> list[set[tuple[int, int]]]:
+    """The cells that a line from the centre of a cell to that of another, `dy` and `dx` away, passes between them: for
+    each row or column on the way, whichever are more, the cell there, or both where the line runs between two."""
+    steps, found = max(abs(dy), abs(dx)), []
+    for step in range(1, steps):
+        low = ((2 * part * step + steps) // (2 * steps) for part in (dy, dx))
+        high = (-((-2 * part * step + steps) // (2 * steps)) for part in (dy, dx))
+        found.append({tuple(low), tuple(high)})
+    return found
+
+
 def _lines_of_sight(content: np.ndarray, walkable: np.ndarray) -> np.ndarray:
     """Whether the straight line between the centres of two cells meets no wall and no high furniture between them:
-    bool `[CELLS, CELLS]`, the first cell walkable."""
-    opaque = (content[MIDDLE] != apartment.NOTHING) & (content[HIGH] != apartment.NOTHING)
-    cells = np.arange(CELLS)
-    y, x = np.divmod(cells, WIDTH)
+    bool `[CELLS, CELLS]`, the first cell walkable. A line between two cells is free if one of them is."""
+    opaque = np.ones((HEIGHT + 2 * SIGHT, WIDTH + 2 * SIGHT), bool)
+    inner = slice(SIGHT, SIGHT + HEIGHT), slice(SIGHT, SIGHT + WIDTH)
+    opaque[inner] = ((content[MIDDLE] >= 0) & (content[HIGH] >= 0) | (content[LOW] == SOLID)).reshape(HEIGHT, WIDTH)
+    starts = np.flatnonzero(walkable)
+    y, x = np.divmod(starts, WIDTH)
     clear = np.zeros((CELLS, CELLS), bool)
-    for start in np.flatnonzero(walkable):
-        dy, dx = y - y[start], x - x[start]
-        free = dy**2 + dx**2 <= SIGHT**2
-        steps = 2 * np.maximum(np.abs(dy), np.abs(dx))
-        for step in range(1, 2 * SIGHT):
-            share = np.minimum(step / np.maximum(steps, 1), 1)
-            # a line through a corner belongs to the cells on its lower side
-            via = np.ceil(y[start] + dy * share - 0.5).astype(int) * WIDTH
-            via = via + np.ceil(x[start] + dx * share - 0.5).astype(int)
-            free &= (via == cells) | ~opaque[via]
-        clear[start] = free
+    for dy, dx in itertools.product(range(-SIGHT, SIGHT + 1), repeat=2):
+        inside = (y + dy >= 0) & (y + dy < HEIGHT) & (x + dx >= 0) & (x + dx < WIDTH)
+        if dy**2 + dx**2 > SIGHT**2 or not inside.any():
+            continue
+        from_y, from_x = y[inside] + SIGHT, x[inside] + SIGHT
+        free = np.ones(len(from_y), bool)
+        for cells in _between(dy, dx):
+            free &= ~np.logical_and.reduce([opaque[from_y + v, from_x + u] for v, u in cells])
+        clear[starts[inside], starts[inside] + dy * WIDTH + dx] = free
     return clear
 
 
