@@ -19,6 +19,8 @@ from envs_jax.crafter.state import cell_of, distance, kind_of, word
 
 
 ALL_CHUNKS = c.CHUNKS * c.CHUNKS
+MOST_SLOTS = 254
+"""Slots that a lottery among the creatures of a chunk can number."""
 _SIDE = np.minimum(np.arange(1, c.CHUNKS + 1) * c.CHUNK, c.AREA) - np.arange(c.CHUNKS) * c.CHUNK
 WIDTH, HEIGHT = np.repeat(_SIDE, c.CHUNKS), np.tile(_SIDE, c.CHUNKS)
 """Cells per chunk in x and y, int `[36]`: 12, and 4 in the last column and row."""
@@ -198,7 +200,7 @@ EVENTS = 64
 
 
 def _by_events(flags: jax.Array, function, fill: int) -> jax.Array:
-    """`function(row, chunk)`, `[EVENTS]` at a time, where `flags` `[R, 36]` are set, and `fill` elsewhere; int32 `[R, 36]`."""
+    """`function(row, chunk)` where `flags` `[R, 36]` are set, `[EVENTS]` at a time, and `fill` elsewhere; int32."""
     size = flags.size
     padded = -(-size // EVENTS) * EVENTS
     order = jnp.nonzero(flags.reshape(-1), size=padded, fill_value=size)[0]

@@ -11,36 +11,52 @@ import numpy as np
 
 from envs_jax import spaces
 from envs_jax.batching import of_one_row
-from envs_jax.crafter import constants as c, creatures, player, tasks
+from envs_jax.checks import at_least, nearest
+from envs_jax.crafter import constants as c, creatures, player, render, tasks
 from envs_jax.crafter.actions import action_set
-from envs_jax.crafter.balance import balance, daylight_at
+from envs_jax.crafter.balance import MOST_SLOTS, balance, daylight_at
+from envs_jax.crafter.letters import KEYS, letters
 from envs_jax.crafter.state import Params, State
+from envs_jax.crafter.text import ellm, smartplay
+from envs_jax.crafter.text.instances import INSTANCES, Instances
+from envs_jax.crafter.tiles import tiles
 from envs_jax.crafter.view import look
+from envs_jax.crafter.worldgen import START, generate
 from envs_jax.env import Environment
 
 
+IMAGES = ("none", "rgb", "gray")
+TEXTS = ("none", "ellm", "smartplay", "instances")
 MARGIN = creatures.ARROWS + 1
 """Objects that one step can create before the next balance closes gaps: arrows, and a plant."""
-
-_take_turns = of_one_row(creatures.take_turns)
 
 
 def _balance(*args):
     return balance(*args, margin=MARGIN)
 
 
-_balance_row = of_one_row(_balance)
+_take_turns, _balance_row = of_one_row(creatures.take_turns), of_one_row(_balance)
+
+
+def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ValueError(f"{name} is {value!r}{nearest(value, list(known))}; it is one of {', '.join(known)}")
 
 
 class Crafter(Environment[State, Params]):
     """A world of 64 x 64 cells to survive and craft in, with 22 achievements.
 
-    The observation is a dict with `inventory` int32 `[16]` (`constants.ITEMS`) and, as asked for: `image`; `view` uint8
-    `[9, 7, 2]` and `daylight` float32 (see `envs_jax.crafter.view`).
-    `info`: `achievements` int32 `[22]`, counts in this episode; `unlocked` bool `[22]`, those that this step counted for
-    the first time; `eval_success` and `action_success` bool, whether the action had its effect, and ELLM's lenient test
-    (ellm reference, 2.3); `effective_action` int32, `sleep` for who is asleep; `task_done` bool; `lost` int32, objects
-    that found no slot so far.
+    The observation is a dict with `inventory` int32 `[16]` (`constants.ITEMS`), and what the options ask for:
+
+    * `view`: `view` uint8 `[9, 7, 2]`, the cells around the player (see `look`), and `daylight` float32;
+    * `image`: `image` uint8 `[64, 64, 3]` for `rgb`, `[84, 84, frames]` for `gray`;
+    * `text`: `text` int16, a caption of `ELLM`, `SMARTPLAY` or `INSTANCES`; for `ellm` also `key` uint32, the state as
+      far as ELLM's prompt shows it.
+
+    `info`: `achievements` int32 `[22]`, counts in this episode; `unlocked` bool `[22]`, those that this step counted
+    for the first time; `eval_success` and `action_success` bool, whether the action had its effect, and ELLM's lenient
+    test (ellm reference, 2.3); `effective_action` int32, `sleep` for who is asleep; `task_done` bool; `lost` int32,
+    objects that found no slot so far, 0 for an exact world.
     """
 
     def __init__(
@@ -48,26 +64,49 @@ class Crafter(Environment[State, Params]):
         *,
         actions: int = 17,
         view: bool = False,
+        image: str | None = "rgb",
+        frames: int = 1,
+        textures: str = "own",
+        text: str | None = None,
         slots: int = 128,
         task: str = "",
-        params: Mapping[str, Any] | None = None,
+        length: int = 0,
+        variant: Mapping[str, Any] | None = None,
     ):
-        """**Arguments:** `actions`, 17 (the package's), 20 (SmartPlay's), 139 or 27 (ELLM's); `view`, whether the
-        observation has the symbolic view; `slots`, of objects: 96 are enough for episodes of 400 steps, 128 for 10,000;
-        `task`, the name of the only thing that is rewarded, empty for all achievements; `params`, other defaults of
-        `Params` than the package's."""
+        """**Arguments:** `actions`, 17 (the package's), 20 (SmartPlay's), 139 or 27 (ELLM's); `view`, `image`, `text`,
+        parts of the observation, see above; `frames`, gray pictures that are stacked, the newest last; `textures`,
+        `own` or `crafter` (the installed package's); `slots`, of objects: 96 are enough for episodes of 400 steps, 128
+        for 10,000; `task`, the only thing that is rewarded (`TASKS`), empty for all achievements; the episode ends with
+        it; `length`, steps of an episode, 0 for the variant's; `variant`, values of `Params` that the package has not.
+
+        **Raises:** `ValueError` or `KeyError` for options that do not exist."""
+        image, text = image or "none", text or "none"
+        _one_of("image", image, IMAGES)
+        _one_of("text", text, TEXTS)
+        at_least("frames", frames, 1)
+        at_least("length", length, 0)
+        at_least("slots", slots, 64, remedy="a new world has up to 76 objects")
+        if slots > MOST_SLOTS:
+            raise ValueError(f"slots is {slots}; at most {MOST_SLOTS} are possible")
+        if frames > 1 and image != "gray":
+            raise ValueError(f"frames is {frames}, but only pictures of image='gray' are stacked, not {image!r}")
         self.actions, self.slots, self.task = action_set(actions), slots, task
-        self._view = view
-        options = dict(params or {})
+        self._view, self._image, self._frames, self._text = view, image, frames, text
+        self._tiles = tiles(textures) if image != "none" else None
+        self._textures = textures
+        self._instances = Instances()
+        options = dict(variant or {})
+        if length:
+            options["length"] = length
         if task:
             options |= {"task": tasks.task_index(task), "end_on_success": True, "health_reward": 0.0}
         self._defaults = options
 
     @property
     def default_params(self) -> Params:
-        given = {name: self._defaults.get(name, field.default) for name, field in Params.__dataclass_fields__.items()}
+        fields = {name: field.default for name, field in Params.__dataclass_fields__.items()}
         kinds = {int: jnp.int32, float: jnp.float32, bool: jnp.bool}
-        return Params(**{name: kinds[type(Params.__dataclass_fields__[name].default)](x) for name, x in given.items()})
+        return Params(**{name: kinds[type(x)](self._defaults.get(name, x)) for name, x in fields.items()})
 
     @property
     def action_names(self) -> tuple[str, ...]:
@@ -76,15 +115,91 @@ class Crafter(Environment[State, Params]):
     def action_space(self, params: Params) -> spaces.Space:
         return spaces.Discrete(len(self.actions.names))
 
-    def begun(self, state: State, params: Params) -> tuple[Any, State]:
-        """The observation and the state of an episode that begins, or goes on, at `state`."""
-        return self._observe(state), state
-
-    def _observe(self, state: State) -> dict[str, jax.Array]:
-        obs: dict[str, jax.Array] = {"inventory": state.inventory}
+    def observation_space(self, params: Params) -> spaces.Space:
+        parts: dict[str, spaces.Space] = {"inventory": spaces.Box(0, c.MOST, (len(c.ITEMS),), np.int32)}
         if self._view:
-            obs |= {"view": look(state), "daylight": daylight_at(state.step)}
-        return obs
+            parts["view"] = spaces.Box(0, len(c.SEEN), (*c.VIEW, 2), np.uint8)
+            parts["daylight"] = spaces.Box(0.0, 1.0, (), np.float32)
+        if self._image != "none":
+            shape = (64, 64, 3) if self._image == "rgb" else (render.GRAY, render.GRAY, self._frames)
+            parts["image"] = spaces.Box(0, 255, shape, np.uint8)
+        if self._text != "none":
+            size = {"ellm": ellm.SIZE, "smartplay": smartplay.SIZE, "instances": self._instances.size}[self._text]
+            parts["text"] = spaces.Box(-1, len(self.captions["text"]) - 1, (size,), np.int16)
+        if self._text == "ellm":
+            parts["key"] = spaces.Box(0, 2**32 - 1, (), np.uint32)
+        return spaces.Dict(parts)
+
+    @property
+    def captions(self):
+        books = {"ellm": ellm.ELLM, "smartplay": smartplay.SMARTPLAY, "instances": INSTANCES}
+        return {} if self._text == "none" else {"text": books[self._text]}
+
+    def reset(self, key, params):
+        world_key, begin_key = jax.random.split(key)
+        world = generate(world_key, self.slots)
+        zero = jnp.int32(0)
+        state = State(
+            material=world.material,
+            slots=world.slots,
+            used=world.used,
+            position=jnp.array(START, jnp.int32),
+            facing=jnp.int32(c.DOWN - c.LEFT),
+            inventory=jnp.array([c.MOST] * c.VITALS + [0] * (len(c.ITEMS) - c.VITALS), jnp.int32),
+            achievements=jnp.zeros(len(c.ACHIEVEMENTS), jnp.int32),
+            **dict.fromkeys(("hunger", "thirst", "fatigue", "recover", "step", "progress"), zero),
+            sleeping=jnp.bool(False),
+            last_health=jnp.int32(c.MOST),
+            touched=world.touched,
+            room=world.room,
+            lost=world.lost,
+        )
+        return self.begun(state, params, begin_key)
+
+    def begun(self, state: State, params: Params, key: jax.Array | None = None) -> tuple[Any, State]:
+        """The observation and the state of an episode that begins, or goes on, at `state`; `key`, of a picture's noise
+        at night."""
+        if self._image == "gray":
+            state = state.replace(frames=jnp.zeros((render.GRAY, render.GRAY, self._frames), jnp.uint8))
+        obs, state = self._observe(state, jax.random.key(0) if key is None else key)
+        if self._image == "gray":  # the first picture fills the stack
+            image = jnp.broadcast_to(obs["image"][..., -1:], obs["image"].shape)
+            obs, state = {**obs, "image": image}, state.replace(frames=image)
+        return obs, state
+
+    def _observe(self, state: State, key: jax.Array) -> tuple[dict[str, jax.Array], State]:
+        """The observation of a state, and the state with its pictures."""
+        obs: dict[str, jax.Array] = {"inventory": state.inventory}
+        view, daylight = look(state), daylight_at(state.step)
+        if self._view:
+            obs |= {"view": view, "daylight": daylight}
+        if self._image != "none":
+            function = render.draw if self._image == "rgb" else render.gray
+            image = function(view, state.inventory, daylight, state.sleeping, key, self._tiles)
+            if self._image == "gray":
+                image = jnp.concatenate([state.frames[..., 1:], image[..., None]], axis=-1)
+                state = state.replace(frames=image)
+            obs["image"] = image
+        if self._text == "ellm":
+            seen = ellm.facts(view, state.inventory, state.facing)
+            obs |= {"text": ellm.caption(seen), "key": ellm.prompt_key(seen)}
+        elif self._text != "none":
+            caption = smartplay.caption if self._text == "smartplay" else self._instances.caption
+            obs["text"] = caption(view, state.inventory, state.facing, state.sleeping)
+        return obs, state
+
+    def render(self, state: State) -> np.ndarray:
+        if np.ndim(state.step):
+            raise ValueError(f"a state of one world is needed, not of {np.shape(state.step)} worlds")
+        view, light = look(state), float(daylight_at(state.step))
+        return render.picture(view, state.inventory, light, bool(state.sleeping), textures=self._textures)
+
+    def letters(self, state: State) -> str:
+        return letters(np.asarray(look(state)), np.asarray(state.inventory))
+
+    @property
+    def keys(self):
+        return {key: self.actions.names.index(name) for key, name in KEYS.items() if name in self.actions.names}
 
     def step(self, key, state, action, params):
         before = state
@@ -135,10 +250,11 @@ class Crafter(Environment[State, Params]):
             "task_done": done,
             "lost": own.lost,
         }
-        return self._observe(own), own, jnp.float32(reward), terminated, truncated, info
+        obs, own = self._observe(own, turn_key)
+        return obs, own, jnp.float32(reward), terminated, truncated, info
 
     def _lenient(self, action: jax.Array, turn: player.Turn, before: State) -> jax.Array:
-        """ELLM's lenient test: the action names the material or the object that it aimed at, or an item that is held."""
+        """ELLM's lenient test: the action names the material or the object it aimed at, or an item that is held."""
         table = self.actions
         item = jnp.asarray(table.noun_item)[action]
         held = (item >= 0) & (turn.state.inventory[item] > 0)
@@ -185,12 +301,3 @@ class Crafter(Environment[State, Params]):
             daylight_at(state.step),
         )
         return state.replace(slots=after.slots, used=after.used, lost=state.lost + after.lost)
-
-    def observation_space(self, params: Params) -> spaces.Space:
-        parts: dict[str, spaces.Space] = {"inventory": spaces.Box(0, c.MOST, (len(c.ITEMS),), np.int32)}
-        if self._view:
-            parts |= {
-                "view": spaces.Box(0, len(c.SEEN), (*c.VIEW, 2), np.uint8),
-                "daylight": spaces.Box(0.0, 1.0, (), np.float32),
-            }
-        return spaces.Dict(parts)

@@ -44,7 +44,7 @@ class Tables(NamedTuple):
 
     points: np.ndarray
     """uint8 `[N, 3]`, the distinct lattice points modulo 256."""
-    index: np.ndarray
+    near: np.ndarray
     """int32 `[T, P]`, the points of each tile; padded with 0."""
     origin: np.ndarray
     """float32 `[3, T, P]`, the middle of the tile minus the lattice point."""
@@ -248,10 +248,10 @@ def tables(layers: tuple[Layer, ...]) -> Tables:
         """One part of all tiles, `[T, P, ...]`."""
         return np.stack([np.pad(tile[part], ((0, most - len(tile[part])), (0, 0))) for tile in tiles])
 
-    points, index = np.unique(padded(0).reshape(-1, 3) & 255, axis=0, return_inverse=True)
+    points, near = np.unique(padded(0).reshape(-1, 3) & 255, axis=0, return_inverse=True)
     return Tables(
         points=points.astype(np.uint8),
-        index=index.reshape(len(tiles), most).astype(np.int32),
+        near=near.reshape(len(tiles), most).astype(np.int32),
         origin=np.moveaxis(padded(1), 2, 0).astype(np.float32),
         weight=padded(2).astype(np.float32),
         inside=np.moveaxis(np.stack([tile[3] for tile in tiles]), 2, 0).astype(np.float32),
@@ -271,7 +271,7 @@ def sample(layers: tuple[Layer, ...], permutation: Int[Array, "256"]) -> Float[A
     permutation = permutation.astype(jnp.int32)
     x, y, z = table.points.T.astype(np.int32)
     number = permutation[permutation[permutation[x] + y & 255] + z & 255] % 24
-    gradient = [jnp.asarray(axis, jnp.float32)[number[table.index]] for axis in gradients().T]
+    gradient = [jnp.asarray(axis, jnp.float32)[number[table.near]] for axis in gradients().T]
 
     def summed(values):
         # in this order, worlds of a batch come before cells in memory: twice as fast as the other one

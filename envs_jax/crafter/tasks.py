@@ -1,10 +1,9 @@
-"""Single tasks: sequences of events, rewarded once when the last one happens (ellm reference, 2.7; bkrl reference, 9.2)."""
+"""Single tasks: sequences of events, rewarded once, with the last one (ellm reference, 2.7; bkrl reference, 9.2)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt8, UInt32
@@ -15,8 +14,8 @@ from envs_jax.crafter.state import cell_of, kind_of, xy
 
 
 EVENTS = (*c.ACHIEVEMENTS, "sleep", "plant_row", "workshop", "sapling_with_pickaxe", "never")
-"""What a task is made of: an achievement counted in this step; falling asleep; a plant placed beside another one; a table
-beside another one; a sapling collected by who has a wooden pickaxe."""
+"""What a task is made of: an achievement counted in this step; falling asleep; a plant placed beside another one; a
+table beside another one; a sapling collected by who has a wooden pickaxe."""
 
 
 @dataclass(frozen=True)
