@@ -50,7 +50,7 @@ WORLDS = sorted(
 )
 """The folders of worlds; importing one registers its ids, and imports no world."""
 
-BRIDGED = {"brax": "envs_jax.bridges.brax:world", "gymnax": "envs_jax.bridges.gymnax:world"}
+BRIDGED = {package: f"envs_jax.bridges.{package}:world" for package in ("brax", "craftax", "gymnax")}
 """Packages whose worlds have ids too, `package/name`. `ids` does not list them: each package has its own registry."""
 
 
