@@ -1,7 +1,7 @@
 """Everything in view with its exact offset, nearest first: "cow 2 steps left and 1 step up".
 
 ELLM names what is in view and SmartPlay the nearest of each kind; here every visible cell is a line of its own, except
-for materials that are ignored. Ripe plants and the flight of arrows are told apart.
+for materials that are ignored. Ripe plants and the direction of arrows have names of their own.
 """
 
 from __future__ import annotations

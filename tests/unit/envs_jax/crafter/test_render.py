@@ -56,8 +56,8 @@ def test_tiles_are_where_the_view_and_the_items_say(programs):
                 np.testing.assert_allclose(shown, expected, atol=1, rtol=0)
 
 
-def test_every_tile_can_be_told_from_the_others():
-    """At 7 pixels and at 32: no two materials, figures on grass, or counted items are alike."""
+def test_every_tile_differs_from_the_others():
+    """At 7 pixels and at 32: no two materials, figures on grass, or counted items look the same."""
     for unit in (7, 32):
         table = tiles("own", 9 * unit)
         cells, items = (
@@ -72,7 +72,9 @@ def test_every_tile_can_be_told_from_the_others():
         }
         for name, group in groups.items():
             apart = np.sqrt(((group[:, None] - group[None]) ** 2).mean(-1)) + 999 * np.eye(len(group))
-            assert apart.min() > 10, f"two {name} look alike at {unit} pixels: {np.argwhere(apart == apart.min())[0]}"
+            assert apart.min() > 10, (
+                f"two {name} look the same at {unit} pixels: {np.argwhere(apart == apart.min())[0]}"
+            )
 
 
 def test_light_and_sleep(programs):
