@@ -53,7 +53,7 @@ def test_tiles_are_where_the_view_and_the_items_say(programs):
                 if top is not None:
                     opacity = top[..., 3:] / 255
                     expected = opacity * top[..., :3] + (1 - opacity) * expected
-                np.testing.assert_allclose(shown, expected, atol=1, rtol=0)
+                np.testing.assert_allclose(shown, expected, atol=1.001, rtol=0)  # colours are cut off
 
 
 def test_every_tile_differs_from_the_others():
