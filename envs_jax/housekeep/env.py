@@ -36,27 +36,31 @@ class Housekeep(Environment[State, Params]):
     def __init__(
         self,
         task: int = 0,
+        episode: int = -1,
         preferences: str = "",
         num_objects: int = 0,
         num_misplaced: int = 0,
         field_of_view: float = 180.0,
         clip_reward: bool = False,
     ):
-        """**Arguments:** `task`, 1 to 4 for a fixed episode, 0 for random ones; `preferences`, a file that replaces the
-        project's own table, see `envs_jax.housekeep.preferences.load`; `num_objects`, of random episodes, 0 for 7 to
-        10; `num_misplaced`, of random episodes, 0 for 3 to 5; `field_of_view`, the horizontal angle that the agent
-        sees, in degrees; `clip_reward`, the default of the parameter.
+        """**Arguments:** `task`, 1 to 4 for a fixed episode, 0 for random ones; `episode`, if not -1, the number of the
+        random episode with which every reset begins; `preferences`, a file that replaces the project's own table, see
+        `envs_jax.housekeep.preferences.load`; `num_objects`, of random episodes, 0 for 7 to 10; `num_misplaced`, of
+        random episodes, 0 for 3 to 5; `field_of_view`, the horizontal angle that the agent sees, in degrees;
+        `clip_reward`, the default of the parameter.
 
         **Raises:** `ValueError` for a number out of range or a file of wrong content, `FileNotFoundError`.
         """
         between("task", task, 0, 4)
+        between("episode", episode, -1, 2**31 - 1)
         between("field_of_view", field_of_view, 0, 180, above=True)
         if num_objects:
             between("num_objects", num_objects, 1, SLOTS, remedy="0 draws 7 to 10")
         if num_misplaced:
             between("num_misplaced", num_misplaced, 1, num_objects or 7, remedy="0 draws 3 to 5")
-        if task and (num_objects or num_misplaced):
-            raise ValueError(f"task {task} has its own objects; leave num_objects and num_misplaced out")
+        if task and (num_objects or num_misplaced or episode >= 0):
+            raise ValueError(f"task {task} has its own objects; leave num_objects, num_misplaced and episode out")
+        self.episode = episode
         self.objects_range = (num_objects, num_objects) if num_objects else (7, 10)
         fewest = min(3, self.objects_range[0])
         most = min(5, self.objects_range[0])
@@ -169,6 +173,8 @@ class Housekeep(Environment[State, Params]):
         }
 
     def reset(self, key, params):
+        if self.episode >= 0:
+            key = jax.random.key(self.episode)
         start = self.start or worldgen.draw(key, params.objects, params.misplaced, self.preferences, self.tables)
         return self.begin(start)
 

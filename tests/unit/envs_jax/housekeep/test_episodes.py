@@ -93,6 +93,7 @@ def test_options_of_episodes():
         ({"num_objects": 11}, "num_objects is 11; from 1 to 10"),
         ({"num_objects": 3, "num_misplaced": 4}, "num_misplaced is 4; from 1 to 3"),
         ({"field_of_view": 0}, "field_of_view is 0; above 0"),
+        ({"episode": -2}, "episode is -2; from -1"),
     ):
         with pytest.raises(ValueError, match=message):
             envs_jax.make("Housekeep-v0", **options)
@@ -100,6 +101,17 @@ def test_options_of_episodes():
         envs_jax.make("Housekeep-v0", task=5)
     with pytest.raises(ValueError, match="task 1 has its own objects"):
         envs_jax.make("Housekeep-Task1-v0", num_objects=3)
+
+
+def test_an_episode_by_its_number(states):
+    env, params = envs_jax.make("Housekeep-v0?episode=7")
+    reset = jax.jit(env.reset)
+    one, two = (reset(jax.random.key(seed), params)[1] for seed in (0, 1))
+    jax.tree.map(np.testing.assert_array_equal, one, two)
+    assert 3 <= one.misplaced.sum() <= 5
+    # the same one that the random world draws from this key
+    _, own = jax.jit(ENV.reset)(jax.random.key(7), PARAMS)
+    np.testing.assert_array_equal(own.spot, one.spot)
 
 
 def test_every_reset_of_a_task_is_the_same():
