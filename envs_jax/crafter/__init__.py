@@ -44,7 +44,7 @@ register(
     image="none",
     text="ellm",
     slots=96,
-    variant={"length": 400, "damage": 5, "table_wood": 1, "health_reward": 0.0},
+    variant={"length": 400, "damage": 5, "table_wood": 1, "health_reward": 0.0, "counts_full": False},
 )
 _SMARTPLAY = {"actions": 20, "text": "smartplay", "variant": {"damage": 5}}
 register("Crafter-Text-Reward", _ENTRY, about="SmartPlay's Crafter: 20 actions, captions", **_SMARTPLAY)

@@ -135,7 +135,7 @@ def _balanced(
     most = state.slots.shape[1]
     slots, used = _closed(state.slots)
     draws = 3 * ALL_CHUNKS
-    bits = jax.vmap(lambda key: jax.random.bits(key, (len(RULES) * draws + most,)))(keys)
+    bits = jax.vmap(lambda key: jax.random.bits(key, (len(RULES) * draws + most,), jnp.uint32))(keys)
     priority = bits[:, len(RULES) * draws :]
     state = state._replace(slots=slots, used=used)
     words = jnp.arange(ALL_CHUNKS)
@@ -173,7 +173,7 @@ def _balance_kind(
 
     # who vanishes: the creature of the chunk with the largest random number
     place = jnp.arange(most, dtype=jnp.uint32)
-    ticket = (priority & ~np.uint32(255)) | (place + 1)
+    ticket = (priority & np.uint32(0xFFFFFF00)) | (place + np.uint32(1))
     winner = jnp.zeros((rows, ALL_CHUNKS), jnp.uint32).at[row, chunk].max(ticket, mode="drop")
     chosen = jnp.where(vanishes & (winner > 0), (winner & 255).astype(jnp.int32) - 1, most)
     away = (
@@ -190,7 +190,7 @@ def _balance_kind(
     to = jnp.where(appears, ranks.T, most)
     new = word(cell, rule.kind, c.HEALTH_OF[rule.kind], 0)
     slots = slots.at[row, to].set(new, mode="drop")
-    used = state.used + jnp.sum(appears, axis=1)
+    used = state.used + jnp.sum(appears, axis=1, dtype=jnp.int32)
     lost = state.lost + jnp.maximum(used - most, 0)
     return Balanced(slots, jnp.minimum(used, most), state.touched, lost)
 
@@ -211,7 +211,7 @@ def _by_events(flags: jax.Array, function, fill: int) -> jax.Array:
         index = jax.lax.dynamic_slice_in_dim(order, start, EVENTS)
         at = jnp.minimum(index, size - 1)
         values = function(at // flags.shape[1], at % flags.shape[1])
-        return start + EVENTS, out.at[index].set(values, mode="drop")
+        return start + EVENTS, out.at[index].set(values.astype(jnp.int32), mode="drop")
 
     out = jnp.full(size, fill, jnp.int32)
     return jax.lax.while_loop(lambda x: x[0] < number, some, (jnp.int32(0), out))[1].reshape(flags.shape)

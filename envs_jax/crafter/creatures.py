@@ -250,7 +250,7 @@ def _resolve(
         hurts = flies[k] & taken
         blocked = flies[k] & ~taken & ~(opens & (first >= 0))
         breaks = blocked & (first >= 0) & ((there[0, k] == c.TABLE) | (there[0, k] == c.FURNACE))
-        place = jnp.sum(loop.opened >= 0, axis=0)
+        place = jnp.sum(loop.opened >= 0, axis=0, dtype=jnp.int32)
         return loop._replace(
             cells=loop.cells.at[k].set(jnp.where(hurts | blocked, jnp.int16(NOWHERE), loop.cells[k])),
             hits=loop.hits + 2 * ((loop.cells == first) & hurts).astype(jnp.int8),
@@ -370,7 +370,7 @@ def take_turns(
     # those at the distance itself do not act, but may stand in the way
     wanted = (kind_of(words) > 0) & (distance(cell_of(words), player) <= c.NEAR)
     near, ranks = _compacted(words, wanted)
-    count = jnp.sum(wanted, axis=0)
+    count = jnp.sum(wanted, axis=0, dtype=jnp.int32)
     last = jnp.arange(NEAR_SLOTS)[:, None] == count - 1
     acts = (kind_of(near) > 0) & (distance(cell_of(near), player) < c.NEAR) & ~(planted & last)
     longest = jnp.minimum(jnp.max(count), NEAR_SLOTS)

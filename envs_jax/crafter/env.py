@@ -212,7 +212,7 @@ class Crafter(Environment[State, Params]):
             command,
             jnp.asarray(table.materials)[action],
             jnp.asarray(table.kinds)[action],
-            jax.random.uniform(turn_key),
+            jax.random.uniform(turn_key, dtype=jnp.float32),
             params,
         )
         own = turn.state
@@ -257,13 +257,13 @@ class Crafter(Environment[State, Params]):
         """ELLM's lenient test: the action names the material or the object it aimed at, or an item that is held."""
         table = self.actions
         item = jnp.asarray(table.noun_item)[action]
-        held = (item >= 0) & (turn.state.inventory[item] > 0)
+        held = (item >= 0) & (before.inventory[item] > 0)
         material = jnp.asarray(table.noun_material)[action] == turn.target_material
         kind = jnp.asarray(table.noun_kind)[action] == turn.target_kind
-        return held | material | kind
+        return (held | material | kind) & (turn.command != c.SLEEP)
 
     def _creatures(self, key: jax.Array, state: State, planted: jax.Array) -> State:
-        bits = jax.random.bits(key, (creatures.WORDS, creatures.NEAR_SLOTS))
+        bits = jax.random.bits(key, (creatures.WORDS, creatures.NEAR_SLOTS), jnp.uint32)
         after = _take_turns(
             bits,
             state.material,

@@ -79,7 +79,7 @@ WHERE = np.array(
 """uint32 `[18]`, the materials that a command places something on, as bits."""
 NEEDS_FURNACE = np.array(["make_iron" in name for name in (*c.ACTIONS, "nothing")])
 
-_OWN = np.array([_item(f"{of}_sword") for of in ("wood", "stone", "iron")])
+_OWN = np.array([_item(f"{of}_sword") for of in ("wood", "stone", "iron")], np.int32)
 SWORDS = np.array([2, 3, 5], np.int32)
 """Damage with a sword of wood, stone, iron."""
 
@@ -91,7 +91,8 @@ class Turn(NamedTuple):
     command: Int[Array, ""]
     """The command that was carried out: `sleep` for who is asleep."""
     success: Bool[Array, ""]
-    """Whether the action had its effect (ELLM's `eval_success`)."""
+    """Whether the action had its effect (ELLM's `eval_success`); false for another action than `sleep` of who is
+    asleep."""
     target: Int[Array, ""]
     """The cell that the action aimed at, or moved to; the nearest one inside the world."""
     target_material: Int[Array, ""]
@@ -134,7 +135,7 @@ def take_turn(
     inventory, achievements = state.inventory, state.achievements
     asleep = state.sleeping & (inventory[c.ENERGY] < c.MOST)
     woke = state.sleeping & ~asleep
-    command = jnp.where(asleep, c.SLEEP, command)
+    chosen, command = command, jnp.where(asleep, c.SLEEP, command)
     moves = (command >= c.LEFT) & (command <= c.DOWN)
     directions = jnp.asarray(c.DIRECTIONS, jnp.int32)
     facing = jnp.where(moves, command - c.LEFT, state.facing)
@@ -167,11 +168,13 @@ def take_turn(
     killed_cow = killed & (kind == c.COW)
 
     # do something to a material
-    worked = does & empty & _has(materials, material)
+    # what stands on a material hides it from the package's `do`, but not from an action for the material alone
+    worked = does & (empty | (kinds == 0)) & _has(materials, material)
     need, got = jnp.asarray(NEEDS)[material], jnp.asarray(RECEIVES)[material]
     collectable = worked & (got >= 0) & ((need < 0) | (inventory[need] > 0))
     collected = collectable & ((material != c.GRASS) | (chance <= SAPLING_CHANCE))
-    kept = collected & (inventory[got] < c.MOST)
+    kept = collected & (inventory[got] < c.MOST)  # what is held nine times cannot grow
+    collected = jnp.where(params.counts_full, collected, kept)
     drank = worked & (material == c.WATER)
 
     # place or make something
@@ -234,7 +237,7 @@ def take_turn(
         touched=touched,
         room=recounted(state.room, cell[None], material, becomes, changes[None]),
     )
-    success = (command == c.NOOP) | moved | tired | hit | eaten | kept | placed | made
+    success = (command == c.NOOP) | moved | (tired & (chosen == c.SLEEP)) | hit | eaten | kept | placed | made
     return Turn(_live(state), command, success, cell, material, kind)
 
 

@@ -63,7 +63,9 @@ def _noise(key: Key[Array, ""], shape: tuple[int, ...]) -> Float[Array, "y x"]:
     """Uniform numbers from 32 to 127, by a hash of the pixel's number and 32 random bits.
 
     `jax.random.uniform` for each pixel would double the cost of a picture at night."""
-    x = jnp.arange(shape[0] * shape[1], dtype=jnp.uint32).reshape(shape) * np.uint32(0x9E3779B9) + jax.random.bits(key)
+    x = jnp.arange(shape[0] * shape[1], dtype=jnp.uint32).reshape(shape) * np.uint32(0x9E3779B9) + jax.random.bits(
+        key, dtype=jnp.uint32
+    )
     x = (x ^ x >> np.uint32(16)) * np.uint32(0x7FEB352D)
     x = (x ^ x >> np.uint32(15)) * np.uint32(0x846CA68B)
     x = x ^ x >> np.uint32(16)

@@ -30,6 +30,8 @@ class Params:
     """Reward per point of health gained, and minus that per point lost."""
     unlock_reward: Float[Array, ""] | float = 1.0
     """Reward of a step that unlocks at least one achievement."""
+    counts_full: Bool[Array, ""] | bool = True
+    """Whether collecting an item that is held nine times already counts as an achievement; not so for ELLM."""
     dying: Bool[Array, ""] | bool = True
     """Whether an episode ends at health 0."""
     task: Int[Array, ""] | int = -1
