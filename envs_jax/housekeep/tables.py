@@ -116,9 +116,9 @@ def _between(dy: int, dx: int) -> list[set[tuple[int, int]]]:
     each row or column on the way, whichever are more, the cell there, or both where the line runs between two."""
     steps, found = max(abs(dy), abs(dx)), []
     for step in range(1, steps):
-        low = ((2 * part * step + steps) // (2 * steps) for part in (dy, dx))
-        high = (-((-2 * part * step + steps) // (2 * steps)) for part in (dy, dx))
-        found.append({tuple(low), tuple(high)})
+        low = [(2 * part * step + steps) // (2 * steps) for part in (dy, dx)]
+        high = [-((-2 * part * step + steps) // (2 * steps)) for part in (dy, dx)]
+        found.append({(low[0], low[1]), (high[0], high[1])})
     return found
 
 
