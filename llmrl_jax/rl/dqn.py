@@ -295,9 +295,21 @@ class DQN:
             return runner, (seen, played)
 
         runner = state.runner
-        runner = runner.replace(env_state=self.vector.refresh(pool_key, runner.env_state, runner.env_params))
+        runner = runner.replace(env_state=self._with_pool(state, pool_key))
         runner, (steps, played) = jax.lax.scan(step, runner, jnp.arange(config.num_steps))
         return runner, steps, played
+
+    def _with_pool(self, state: DQNState, key: jax.Array) -> Any:
+        """The state of the environments, with a new pool of episodes if one is due."""
+        runner = state.runner
+
+        def renew(env_state):
+            return self.vector.refresh(key, env_state, runner.env_params)
+
+        if self.config.pool_every == 1 or self.config.reset != "pool":
+            return renew(runner.env_state)
+        due = state.update % self.config.pool_every == 0
+        return jax.lax.cond(due, renew, lambda env_state: env_state, runner.env_state)
 
     def _rewarded(
         self, state: DQNState, steps: Transition, played: Played

@@ -88,15 +88,18 @@ class DQNConfig:
     bootstrap_truncation: bool = True
     """Whether to bootstrap from the last observation of a time-out; False treats it as terminal, as GLAM does."""
     reset: Literal["pool", "always", "optimistic"] = "pool"
-    """How episodes restart, see `envs_jax.VectorEnv`; the pool is refreshed before every update."""
+    """How episodes restart, see `envs_jax.VectorEnv`."""
     pool_size: int = 256
     """Episodes in the pool, with `reset` pool."""
+    pool_every: int = 1
+    """Updates between renewals of the pool, with `reset` pool. Where an episode is expensive to prepare, as in Crafter,
+    about as many steps as the pool's episodes last."""
     reset_ratio: int = 16
     """Environments per fresh episode and step, with `reset` optimistic; divides num_envs."""
 
     def __post_init__(self):
         counts = ("num_envs", "num_steps", "gradient_steps", "batch_size", "replay_size", "n_step", "epsilon_steps")
-        fields_in(self, COUNT, *counts, "pool_size", "reset_ratio", prefix="dqn.")
+        fields_in(self, COUNT, *counts, "pool_size", "pool_every", "reset_ratio", prefix="dqn.")
         fields_in(self, FROM_0, "learning_starts", "target_every", "target_steps", prefix="dqn.")
         fields_in(self, "[0, inf)", "learning_rate", "adam_eps", prefix="dqn.")
         fields_in(self, "(0, inf]", "max_grad_norm", "reward_clip", prefix="dqn.")
@@ -130,7 +133,9 @@ class DQNConfig:
             refuse_unread(self, ("target_tau", "share_encoder"), "--dqn.target-every 0", prefix="dqn.")
         if self.target_steps:
             refuse_unread(self, ("target_every",), "--dqn.target-steps above 0", prefix="dqn.")
-        refuse_unread(self, unread_of_reset(self.reset), f"--dqn.reset {self.reset}", prefix="dqn.")
+        unread = unread_of_reset(self.reset)
+        unread += ("pool_every",) if "pool_size" in unread else ()
+        refuse_unread(self, unread, f"--dqn.reset {self.reset}", prefix="dqn.")
 
     @property
     def has_target(self) -> bool:

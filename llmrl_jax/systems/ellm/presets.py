@@ -30,6 +30,7 @@ EMBEDDED = EllmConfig(
         epsilon_steps=100_000,
         reward_clip=1.0,
         pool_size=64,
+        pool_every=50,
     ),
 )
 """Minutes on two cores: symbols instead of pictures, a small network, four samples learned per step played."""
@@ -51,6 +52,7 @@ PUBLISHED = EllmConfig(
         epsilon_end=0.01,
         epsilon_steps=1_000_000,
         reward_clip=1.0,
+        pool_every=100,
     ),
     compat="paper",
 )

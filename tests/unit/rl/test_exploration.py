@@ -125,6 +125,13 @@ def test_targets_change_every_so_many_steps():
     np.testing.assert_array_equal(three, np.asarray(states[3].params["head"]))  # 60 steps
 
 
+def test_the_pool_is_renewed_now_and_then():
+    states, _ = updated(replace(TINY, pool_every=2), updates=3)
+    pools = [np.asarray(s.runner.env_state.pool[0]) for s in states]
+    assert np.any(pools[0] != pools[1]) and np.any(pools[2] != pools[3])
+    np.testing.assert_array_equal(pools[1], pools[2])
+
+
 def test_a_shared_encoder_is_the_online_one():
     """A spoilt encoder of the target network changes nothing if it is shared."""
     moved = {}

@@ -16,6 +16,7 @@ from llmrl_jax.run.memory.config import FitConfig
 from llmrl_jax.run.rl_training import settings_class
 from llmrl_jax.run.settings import blank, checked, draft
 from llmrl_jax.run.tune.settings import GrpoRun, TuneConfig
+from llmrl_jax.systems.ellm.settings import AccuracyRun, PretrainRun
 from llmrl_jax.systems.glam.settings import CloneRun, TrainConfig
 from llmrl_jax.systems.props.settings import FinetuneRun, PropsRun, TableConfig
 
@@ -23,13 +24,14 @@ from llmrl_jax.systems.props.settings import FinetuneRun, PropsRun, TableConfig
 COMMANDS = {
     "lm sft": TuneConfig, "lm grpo": GrpoRun, "lm fit": FitConfig, "glam train": TrainConfig, "glam clone": CloneRun,
     "props run": PropsRun, "props table": TableConfig, "props finetune": FinetuneRun,
+    "ellm pretrain": PretrainRun, "ellm accuracy": AccuracyRun,
     **{f"rl train {algo}": settings_class(algo) for algo in sorted(ALGORITHMS)},
 }  # fmt: skip
 
-NEGATIVE = {"checkpoint", "resume_from", "alpha", "low", "high", "temperature", "seed"}
+NEGATIVE = {"checkpoint", "resume_from", "alpha", "threshold", "low", "high", "temperature", "seed"}
 """Fields that may be negative, or whose other values do: -1 is the newest checkpoint, or the server's default; a saved
 run may have a negative seed, which `check_folder` refuses for new ones."""
-INFINITE = {"value_clip", "max_grad_norm", "target_kl", "max_seconds"}
+INFINITE = {"value_clip", "reward_clip", "max_grad_norm", "target_kl", "max_seconds"}
 """Fields that may be infinite: a bound that is never reached."""
 
 
