@@ -27,6 +27,8 @@ LARGE = [
     "BabyAI-BossLevel-v0",
     "BabyAI-Text/GoToLocal-v0",
     "BabyAI-Text/BossLevel-v0",
+    "Housekeep-v0",
+    "Housekeep-Macro-v0",
 ]
 
 
