@@ -33,7 +33,7 @@ from llmrl_jax.rl.policy import QPolicy, epsilon_greedy, over_offered
 from llmrl_jax.rl.q_network import network_q_policy
 from llmrl_jax.rl.registry import Algorithm
 from llmrl_jax.rl.replay import Replay, Ring, Transition, importance_weights
-from llmrl_jax.rl.rollout import Runner, episode_info, episode_metrics, place, start, task_names
+from llmrl_jax.rl.rollout import Runner, episode_info, episode_metrics, place, start, task_names, with_pool
 
 
 @struct.dataclass
@@ -294,22 +294,9 @@ class DQN:
             runner = runner.replace(env_state=env_state, obs=rows(obs), first=rows(done))
             return runner, (seen, played)
 
-        runner = state.runner
-        runner = runner.replace(env_state=self._with_pool(state, pool_key))
+        runner = with_pool(self.vector, state.runner, pool_key, state.update, config.pool_every)
         runner, (steps, played) = jax.lax.scan(step, runner, jnp.arange(config.num_steps))
         return runner, steps, played
-
-    def _with_pool(self, state: DQNState, key: jax.Array) -> Any:
-        """The state of the environments, with a new pool of episodes if one is due."""
-        runner = state.runner
-
-        def renew(env_state):
-            return self.vector.refresh(key, env_state, runner.env_params)
-
-        if self.config.pool_every == 1 or self.config.reset != "pool":
-            return renew(runner.env_state)
-        due = state.update % self.config.pool_every == 0
-        return jax.lax.cond(due, renew, lambda env_state: env_state, runner.env_state)
 
     def _rewarded(
         self, state: DQNState, steps: Transition, played: Played

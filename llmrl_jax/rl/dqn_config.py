@@ -133,9 +133,7 @@ class DQNConfig:
             refuse_unread(self, ("target_tau", "share_encoder"), "--dqn.target-every 0", prefix="dqn.")
         if self.target_steps:
             refuse_unread(self, ("target_every",), "--dqn.target-steps above 0", prefix="dqn.")
-        unread = unread_of_reset(self.reset)
-        unread += ("pool_every",) if "pool_size" in unread else ()
-        refuse_unread(self, unread, f"--dqn.reset {self.reset}", prefix="dqn.")
+        refuse_unread(self, unread_of_reset(self.reset), f"--dqn.reset {self.reset}", prefix="dqn.")
 
     @property
     def has_target(self) -> bool:

@@ -37,7 +37,7 @@ from llmrl_jax.rl.ppo_config import PPOConfig, check
 from llmrl_jax.rl.precision import ratio_bound, ratio_error
 from llmrl_jax.rl.registry import Algorithm
 from llmrl_jax.rl.returns import gae
-from llmrl_jax.rl.rollout import Rollout, Runner, collect, episode_metrics, place, start, task_names
+from llmrl_jax.rl.rollout import Rollout, Runner, collect, episode_metrics, place, start, task_names, with_pool
 from llmrl_jax.rl.shuffle import permutations
 
 
@@ -233,8 +233,7 @@ class PPO:
 
     def _play(self, state: PPOState, pool_key: jax.Array, play_key: jax.Array) -> tuple[Runner, Rollout]:
         """`num_steps` steps in every environment, with a refreshed pool of episodes."""
-        runner = state.runner
-        runner = runner.replace(env_state=self.vector.refresh(pool_key, runner.env_state, runner.env_params))
+        runner = with_pool(self.vector, state.runner, pool_key, state.update, self.config.pool_every)
         return collect(
             self.vector,
             self.policy,

@@ -62,9 +62,12 @@ class PPOConfig:
     target_kl: float = math.inf
     """An update stops after a minibatch whose approximate KL exceeds this, in nats; inf: off."""
     reset: Literal["pool", "always", "optimistic"] = "pool"
-    """How episodes restart, see `envs_jax.VectorEnv`; the pool is refreshed before every update."""
+    """How episodes restart, see `envs_jax.VectorEnv`."""
     pool_size: int = 256
     """Episodes in the pool, with `reset` pool."""
+    pool_every: int = 1
+    """Updates between renewals of the pool, with `reset` pool. Where an episode is expensive to prepare, as in Crafter,
+    about as many steps as the pool's episodes last."""
     reset_ratio: int = 16
     """Environments per fresh episode and step, with `reset` optimistic; divides num_envs."""
     bootstrap_truncation: bool = True
@@ -74,7 +77,7 @@ class PPOConfig:
     values to the mean return (glam reference, section 3.3)."""
 
     def __post_init__(self):
-        counts = ("num_envs", "num_steps", "unroll", "epochs", "minibatches", "microbatches", "pool_size")
+        counts = ("num_envs", "num_steps", "unroll", "epochs", "minibatches", "microbatches", "pool_size", "pool_every")
         fields_in(self, COUNT, *counts, "reset_ratio", prefix="ppo.")
         fields_in(self, FROM_0, "schedule_updates", prefix="ppo.")
         fields_in(self, "[0, 1]", "gamma", "gae_lambda", prefix="ppo.")

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from envs_jax.env import Environment, Wrapper
 from envs_jax.resets import VectorEnv
@@ -92,9 +92,20 @@ def check_statistics(env: Environment, env_params: Any) -> None:
         )
 
 
+def with_pool(env: VectorEnv, runner: Runner, key: jax.Array, update: Int[Array, ""] | int, every: int) -> Runner:
+    """A runner with a new pool of episodes in every `every`-th update (`env.policy` pool); else as it is."""
+
+    def renewed(env_state):
+        return env.refresh(key, env_state, runner.env_params)
+
+    if every == 1 or env.policy != "pool":
+        return runner.replace(env_state=renewed(runner.env_state))
+    return runner.replace(env_state=jax.lax.cond(update % every == 0, renewed, lambda x: x, runner.env_state))
+
+
 def unread_of_reset(reset: str) -> tuple[str, ...]:
     """The options of resets that a way of resetting does not read (`envs_jax.VectorEnv`)."""
-    readers = {"pool_size": "pool", "reset_ratio": "optimistic"}
+    readers = {"pool_size": "pool", "pool_every": "pool", "reset_ratio": "optimistic"}
     return tuple(name for name, reader in readers.items() if reader != reset)
 
 

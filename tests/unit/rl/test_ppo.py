@@ -113,7 +113,8 @@ STATIC = {
 
 
 def test_every_option_is_tried():
-    tried = {*STATIC, *FLOATS, "microbatches", "schedule_updates", "unroll"}  # the last three have tests of their own
+    elsewhere = {"microbatches", "schedule_updates", "unroll", "pool_every"}  # these have tests of their own
+    tried = {*STATIC, *FLOATS, *elsewhere}
     assert tried == {f.name for f in dataclasses.fields(PPOConfig)}
 
 
@@ -396,3 +397,18 @@ def test_glams_preset():
     assert (GLAM.gamma, GLAM.gae_lambda, GLAM.learning_rate, GLAM.adam_eps) == (0.99, 0.99, 1e-6, 1e-5)
     assert (GLAM.clip_eps, GLAM.value_clip, GLAM.value_loss_coef, GLAM.entropy_coef) == (0.2, 0.2, 0.5, 0.01)
     assert GLAM.max_grad_norm == 0.5 and not GLAM.normalize_advantages and GLAM.schedule == "constant"
+
+
+def test_the_pool_is_renewed_every_so_many_updates():
+    vector = rollout.VectorEnv(ENV, 4, policy="pool", pool_size=8)
+    runner = rollout.start(vector, PARAMS, POLICY, jax.random.key(0))
+
+    def pools(every):
+        kept = [runner]
+        for update in range(3):
+            kept.append(rollout.with_pool(vector, kept[-1], jax.random.key(update + 1), update, every))
+        leaves = [jax.tree.leaves(r.env_state.pool) for r in kept]
+        return [all(np.array_equal(a, b) for a, b in zip(one, two)) for one, two in zip(leaves, leaves[1:])]
+
+    assert pools(1) == [False, False, False]
+    assert pools(2) == [False, True, False]
