@@ -43,8 +43,8 @@ def eligible(preferences: Preferences, tables: Tables) -> np.ndarray:
 
     **Arguments:** `preferences`, with the apartment's receptacles as places."""
     capacity = np.bincount(tables.spots.receptacle, minlength=len(RECEPTACLES))
-    usable = capacity[:, None] > 0
-    return (preferences.correct * capacity[:, None]).sum(0).__ge__(SLOTS) & (preferences.misplaced & usable).any(0)
+    correct_spots = (preferences.correct * capacity[:, None]).sum(0)
+    return (correct_spots >= SLOTS) & (preferences.misplaced & (capacity[:, None] > 0)).any(0)
 
 
 def draw(key: jax.Array, objects: jax.Array, misplaced: jax.Array, preferences: Preferences, tables: Tables) -> Start:
