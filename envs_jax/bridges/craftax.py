@@ -83,16 +83,19 @@ class FromCraftax(Environment):
         return params if self.max_steps is None else params.replace(max_timesteps=self.max_steps)
 
     def reset(self, key, params):
-        return narrow(self.env.reset_env(key, params))
+        with jax.enable_x64(False):  # craftax mixes types that differ in width otherwise
+            return narrow(self.env.reset_env(key, narrow(params)))
 
     def step(self, key, state, action, params):
-        obs, after, reward, _, _ = self.env.step_env(key, state, action, params)
-        terminated = self.env.is_terminal(after, params.replace(max_timesteps=np.iinfo(np.int32).max))
-        truncated = after.timestep >= params.max_timesteps
-        obs, after = narrow((obs, after))
-        info = {"achievements": jnp.asarray(after.achievements)[self._order].astype(jnp.int32)}
-        reward, terminated, truncated = jnp.asarray(reward), jnp.asarray(terminated), jnp.asarray(truncated)
-        return obs, after, reward.astype(jnp.float32), terminated.astype(bool), truncated.astype(bool), info
+        with jax.enable_x64(False):
+            params = narrow(params)
+            obs, after, reward, _, _ = self.env.step_env(key, state, narrow(action), params)
+            terminated = self.env.is_terminal(after, params.replace(max_timesteps=np.iinfo(np.int32).max))
+            truncated = after.timestep >= params.max_timesteps
+            achievements = jnp.asarray(after.achievements)[self._order].astype(jnp.int32)
+            obs, after, reward, terminated, truncated = narrow((obs, after, reward, terminated, truncated))
+        reward = reward.astype(jnp.float32)
+        return obs, after, reward, terminated.astype(bool), truncated.astype(bool), {"achievements": achievements}
 
     def observation_space(self, params):
         box = self.env.observation_space(params)

@@ -16,6 +16,7 @@ from flax import struct
 import envs_jax
 from envs_jax import spaces, testing
 from envs_jax.bridges import craftax as bridge
+from envs_jax.crafter.constants import ACHIEVEMENTS
 
 
 @struct.dataclass
@@ -128,6 +129,7 @@ installed = pytest.mark.skipif(importlib.util.find_spec("craftax") is None, reas
 
 
 @installed
+@pytest.mark.slow
 @pytest.mark.parametrize("name, actions, size", [("Classic-", 17, 1345), ("", 43, 8268)])
 def test_craftax_keeps_the_contract(name, actions, size):
     symbolic, params = envs_jax.make(f"craftax/Craftax-{name}Symbolic-v1")
@@ -142,7 +144,7 @@ def test_craftax_keeps_the_contract(name, actions, size):
 @pytest.mark.slow
 def test_craftax_classic_is_played():
     env, params = envs_jax.make("craftax/Craftax-Classic-Symbolic-v1?max_steps=12")
-    assert env.achievement_names == envs_jax.crafter.constants.ACHIEVEMENTS
+    assert env.achievement_names == ACHIEVEMENTS
     testing.check(
         env, params, steps=16, num_envs=4, policies=("always", "pool"), eager=False, x64=False, devices_atol=1e-5
     )
