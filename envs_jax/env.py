@@ -160,6 +160,10 @@ class Environment(Generic[State, Params]):
         """One state as lines of characters, on the host, for a terminal; empty for a world that has only `render`."""
         return ""
 
+    def news(self, info: Info) -> str:
+        """What was special about one step, in words, on the host, from its `info`; usually nothing."""
+        return ""
+
     @property
     def keys(self) -> Mapping[str, int]:
         """Keys for playing by hand, and the actions they stand for: letters, or the names `left`, `right`, `up`, `down`
@@ -227,6 +231,9 @@ class Wrapper(Environment[State, Params]):
 
     def letters(self, state):
         return self.env.letters(state)
+
+    def news(self, info):
+        return self.env.news(info)
 
     @property
     def keys(self):

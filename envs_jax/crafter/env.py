@@ -197,6 +197,10 @@ class Crafter(Environment[State, Params]):
     def letters(self, state: State) -> str:
         return letters(np.asarray(look(state)), np.asarray(state.inventory))
 
+    def news(self, info):
+        names = [name.replace("_", " ") for name, new in zip(c.ACHIEVEMENTS, np.asarray(info["unlocked"])) if new]
+        return f"new achievement: {', '.join(names)}" if names else ""
+
     @property
     def keys(self):
         return {key: self.actions.names.index(name) for key, name in KEYS.items() if name in self.actions.names}

@@ -162,7 +162,7 @@ class Game:
         self.show(f"--- episode {self.episode} ---")
 
     def show(self, news: str) -> None:
-        """Print `news`, the picture and the strings of the observation, or its numbers if it has none."""
+        """Print `news`, the picture and the strings of the observation; without any, the state as letters, or its numbers."""
         if self.live:
             self._say(CLEAR)
         self._say(news)
@@ -181,7 +181,7 @@ class Game:
             line = f"{name}: {text}"
             self._say(textwrap.fill(line, width, subsequent_indent="  ") if self.live else line)
         if not strings and self.picture == "off":
-            self._say(str(jax.tree.map(np.asarray, self.obs)))
+            self._say(self.env.letters(state) or str(jax.tree.map(np.asarray, self.obs)))
         if self.live:
             self._say(textwrap.fill("; ".join(self._hints()), width))
 
@@ -199,11 +199,10 @@ class Game:
         self._say("\n".join(f"  {hint}" for hint in self._hints()))
 
     def action(self, text: str) -> int:
-        """The action that a line names, by number, key or name. **Raises:** `ValueError`, naming the nearest."""
+        """The action that a line names, by key, name or number. **Raises:** `ValueError`, naming the nearest."""
         lower = {name.lower(): i for i, name in enumerate(self.names)}
-        if text.isdigit() and int(text) < len(self.names):
-            return int(text)
-        index = self.keys.get(text, lower.get(text.lower(), self.arrows.get(text)))
+        number = int(text) if text.isdigit() and int(text) < len(self.names) else None
+        index = self.keys.get(text, lower.get(text.lower(), self.arrows.get(text, number)))
         if index is None:
             raise ValueError(f"no action {text!r}{nearest(text, list(self.names))} (? lists them)")
         return index
@@ -215,7 +214,8 @@ class Game:
             result: Any = self._step(key, self.state, np.int32(action), self.params)
         self.obs, self.state, reward, terminated, truncated, info = result
         self.steps, self.length, self.total = self.steps + 1, self.length + 1, self.total + float(reward)
-        self.show(f"\n{self.names[action]}: reward {float(reward):g}")
+        news = self.env.news(jax.device_get(info))
+        self.show(f"\n{self.names[action]}: reward {float(reward):g}{f'; {news}' if news else ''}")
         self.over = bool(terminated | truncated)
         if self.over:
             how = "terminated" if terminated else "truncated"

@@ -104,7 +104,7 @@ def play(
         seed: Seed of the episodes.
         picture: How to draw the state: colour (24-bit terminal), ascii, off; auto: colour on a terminal.
         max_steps: Steps after which to stop; 0: none.
-        actions: Actions to take instead of reading input, comma-separated, by number, name or key ("go forward, 2, r").
+        actions: Actions to take instead of reading input, comma-separated, by name, key or number ("go forward, 2, r").
         gif: File for an animation of the game.
     """
     from llmrl_jax.cli.play import Game, has_picture, typed
