@@ -154,6 +154,20 @@ def test_rewards_of_an_object_in_its_place():
     assert infos[0]["misplaced_success"] == 0 and infos[0]["rearrange_success"] == 0.5
 
 
+def test_what_was_touched_has_to_be_in_its_place_too():
+    state = begin(3, 3, NORTH, ("apple", "kitchen|counter", 0), ("book", "kitchen|table", 1), pitch=MIDDLE)
+    sink = {"cell": jnp.int32(3 * WIDTH + 5)}
+    table = {"cell": jnp.int32(5 * WIDTH + 6), "heading": jnp.int32(SOUTH)}
+    shelf = {"cell": jnp.int32(13 * WIDTH + 10), "heading": jnp.int32(NORTH)}
+    _, _, state = play(play(state, GRAB)[2].replace(**sink), GRAB)  # fruit in the sink is not correct
+    _, _, state = play(state.replace(**table), GRAB)
+    _, infos, state = play(state.replace(**shelf), GRAB)
+    assert infos[0]["misplaced_success"] == 1 and not infos[0]["over"]
+    _, _, state = play(state.replace(**sink), GRAB)
+    _, infos, _ = play(state.replace(cell=jnp.int32(3 * WIDTH + 3)), GRAB)
+    assert infos[0]["over"] and infos[0]["rearrange_success"] == 1.0
+
+
 def test_what_fails():
     state = begin(5, 6, SOUTH, ("book", "kitchen|table", 1), ("fork", "kitchen|sink", 0), pitch=HIGH)
     assert play(state, GRAB)[0] == [-0.2]  # nothing in reach
