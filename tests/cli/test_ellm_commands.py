@@ -142,7 +142,7 @@ def test_accuracy_of_the_scripted_adviser(run, capsys):
         (["--env", "CartPole-v1"], "no goals for the world 'CartPole-v1'"),
         ([*CHAT, "--chat.model", "gpt-4o"], "--chat.base-url"),
         ([*CHAT, "--chat.model", "m", "--chat.cache-mode", "replay", "--chat.cache", "no.sqlite"], "no.sqlite"),
-        ([*CHAT[:2], "--goals.max-goals", "3"], "--max-goals"),
+        ([*CHAT[:2], "--goals.max-goals", "3"], "--goals.max-goals is 3"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path, capsys, args, said):

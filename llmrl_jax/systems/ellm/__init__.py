@@ -2,8 +2,8 @@
 
 How the data flows. All of it is on the device, except for what a chat model answers:
 
-    observation --suggester--> ids of goals --not yet reached in this episode--> goals of the observation
-    action --caption--> similarity[caption, goals] above the threshold, if the action succeeded --> reward
+    observation -> suggester -> ids of goals -> those not reached in this episode -> goals of the observation
+    action -> caption -> similarity[caption, goals], if above the threshold and the action succeeded -> reward
 
 * A **caption** of a transition is the name of the action, so there are as many as actions, and their ids are the
   actions'. A **goal** is a string with an id: the captions first, then further strings that a model has suggested

@@ -77,11 +77,13 @@ def make_player(env: Environment, facts: Facts, policy: Any, episodes: int) -> C
         return after, (jnp.any(live, axis=0), picked)
 
     def play(params: Any, frozen: Any, env_params: Any, key: jax.Array, greedy: bool = False) -> Played:
+        params, frozen, env_params, key, how = _committed((params, frozen, env_params, key, jnp.bool_(greedy)))
         with doing("playing", episodes, "episodes") as activity:
-            rows = start(params, frozen, env_params, key)
+            with doing("compiling"):
+                rows = start(params, frozen, env_params, key)
             found: Any = None
             while found is None or not bool(jnp.all(rows.over)):
-                rows, last = go_on(params, frozen, env_params, rows, jnp.bool_(greedy))
+                rows, last = go_on(params, frozen, env_params, rows, how)
                 live, seen = jax.device_get(last)
                 found = seen if found is None else {name: _kept(live, seen[name], x) for name, x in found.items()}
                 activity.done = int(np.sum(rows.over))
@@ -95,6 +97,13 @@ def make_player(env: Environment, facts: Facts, policy: Any, episodes: int) -> C
         )
 
     return play
+
+
+def _committed(tree: Any) -> Any:
+    """Arrays that stay where they are: jit compiles again where the same arrays could move in one call and not in
+    the next, as those of a new state and of one that a run has updated."""
+    arrays = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jnp.asarray(x), tree)
+    return jax.tree.map(lambda x: jax.device_put(x, x.sharding), arrays)
 
 
 def _kept(live: np.ndarray, new: np.ndarray, old: np.ndarray) -> np.ndarray:

@@ -86,7 +86,7 @@ def start_goals(captions: Sequence[str], synonyms: Sequence[tuple[str, str]], en
     """
     count = len(captions)
     if most < count:
-        raise ValueError(f"max_goals is {most}, but the world has {count} captions, which are goals: raise --max-goals")
+        raise ValueError(f"goals.max_goals is {most}, but the world has {count} captions, which are goals: raise it")
     names = np.zeros((most, NAME_BYTES), np.uint8)
     for row, caption in zip(names, captions):
         row[:] = name_bytes(caption)

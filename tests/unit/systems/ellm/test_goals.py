@@ -57,7 +57,7 @@ def test_goals_begin_with_captions():
     np.testing.assert_allclose(made.similarity[1, 2], vectors[1] @ vectors[2], atol=1e-6)
     assert np.asarray(made.twin).tolist() == [-1, 2, 1, -1, -1]
     assert np.asarray(made.nearest[:3]).tolist() == [0, 1, 2]
-    with pytest.raises(ValueError, match="max_goals is 2.*--max-goals"):
+    with pytest.raises(ValueError, match="max_goals is 2.*raise it"):
         g.start_goals(captions, (), HashedEncoder(), 2)
 
 
