@@ -271,7 +271,8 @@ class DQN:
             return over_offered(q / state.hparams["temperature"], obs)
         if self.guide is None:
             return epsilon_greedy(q, obs, self._epsilon(state))
-        guide_q = self.guide.q(*state.frozen["guide"], obs)
+        params, frozen = state.frozen["guide"]
+        guide_q = self.guide.q(params, frozen, obs)
         return guided(q, guide_q, obs, self._epsilon(state), state.hparams["guide_fraction"])
 
     def _play(self, state: DQNState, pool_key: jax.Array, key: jax.Array) -> tuple[Runner, Transition, Played]:

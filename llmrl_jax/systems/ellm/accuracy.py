@@ -48,7 +48,8 @@ def meet(env: Any, env_params: Any, facts: Facts, policy: Any, weights: Any, key
 
     **Arguments:** `env`, whose observations have the key, and as goals the oracle's, without a novelty filter;
     `weights`, the policy's parameters and frozen part."""
-    actor = policy_actor(policy, *weights, jnp.bool_(False))
+    params, frozen = weights
+    actor = policy_actor(policy, params, frozen, jnp.bool_(False))
     keys = jax.vmap(lambda i: jax.random.split(jax.random.fold_in(key, i)))(jnp.arange(episodes))
     rows = jax.jit(lambda: begin(env, env_params, actor, keys[:, 0], keys[:, 1]))()
 

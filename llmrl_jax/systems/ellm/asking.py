@@ -126,7 +126,7 @@ class Asker:
             names[i] = name_bytes(name)
         if added:
             similarity[:, first : first + len(added)] = cosines(self.encoder, self.facts.captions, added)
-        return {"names": names, "similarity": similarity, "count": np.int32(first + len(added))}
+        return {"names": names, "similarity": similarity, "count": np.asarray(first + len(added), np.int32)}
 
 
 def exchange(asker: Asker, every: int) -> Exchange:
