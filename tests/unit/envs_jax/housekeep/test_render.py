@@ -46,6 +46,10 @@ def test_what_was_not_seen_is_not_drawn(state):
     moved = state.replace(spot=np.where(np.arange(10) == hat, free, state.spot).astype(np.int16))
     same = np.array_equal(ENV.render(state)[:, : WIDTH * TILE], ENV.render(moved)[:, : WIDTH * TILE])
     assert not seen[hat] and same and ENV.letters(state) == ENV.letters(moved)
+    # nor is the name of a receptacle
+    table, bed = (slice(6 * TILE, 8 * TILE), slice(5 * TILE, 9 * TILE)), (slice(530, 620), slice(410, 550))
+    knows, forgot = ENV.render(state), ENV.render(state.replace(seen_receptacles=np.zeros(2, np.uint32)))
+    assert not np.array_equal(knows[table], forgot[table]) and np.array_equal(knows[bed], forgot[bed])
     seen[hat] = True
     assert not np.array_equal(ENV.render(moved), ENV.render(moved.replace(seen_objects=seen)))
 

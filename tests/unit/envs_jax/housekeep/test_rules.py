@@ -145,6 +145,7 @@ def test_rewards_of_an_object_in_its_place():
     rewards, infos, state = play(state, GRAB, GRAB)
     # the pick is penalised, and putting it back earns nothing
     assert rewards == [-0.25, 0.0] and infos[1]["placed"] and infos[1]["first"]
+    assert infos[0]["rearrange_success"] == 0.0 and infos[0]["best_rearrange_success"] == 0.5  # as at the start
     assert not infos[1]["over"]  # the book is still misplaced
     # who takes it elsewhere has to bring it back
     _, _, state = play(state, GRAB, RIGHT, RIGHT)
@@ -192,12 +193,13 @@ def test_rewards_of_suggestions():
     """Whoever suggests wants books on the kitchen table, and is not asked about a book that was put there."""
     book, table = ENV.preferences.objects.index("book"), KEYS.index("kitchen|table")
     yes = np.zeros_like(ENV.correct)
-    yes[book, table] = True
+    yes[book, table] = yes[book - 1, -1] = True  # the latter for nothing that is here
     params = PARAMS.replace(suggesting=np.bool_(True), suggestions=yes)
     state = begin(3, 10, SOUTH, ("book", "living_room|shelf", 0), ("fork", "kitchen|table", 1), pitch=MIDDLE)
     at_shelf = {"cell": jnp.int32(13 * WIDTH + 9), "heading": jnp.int32(NORTH), "pitch": jnp.int32(LOW)}
     at_table = {"cell": jnp.int32(5 * WIDTH + 5), "heading": jnp.int32(SOUTH), "pitch": jnp.int32(MIDDLE)}
     rewards, infos, state = play(state.replace(**at_shelf), GRAB, GRAB, GRAB, params=params)
+    assert infos[0]["suggested_success"] == 0.0  # in hand
     assert rewards == [2.5, -0.25, 0.0]  # "pick book", not suggested to leave it there, picked again
     rewards, infos, state = play(state.replace(**at_table), GRAB, params=params)
     assert rewards == [2.5] and infos[0]["suggested_success"] == 0.5 and infos[0]["misplaced_success"] == 0
@@ -303,5 +305,7 @@ def test_walls_hide_other_rooms():
     kitchen = [y * WIDTH + x for y in range(3, 11) for x in range(1, 13) if ENV.tables.walkable[y * WIDTH + x]]
     assert not sees[kitchen, :, 1:11, 14:23].any()  # the bathroom behind the wall
     assert sees[kitchen, :, 12:29, 1:13].any()  # the living room through the opening
+    # past the corner of an opening: a line between a free cell and the wall is free, one through the wall is not
+    assert sees[15 * WIDTH + 12, EAST, 16, 14] and not sees[15 * WIDTH + 12, EAST, 17, 14]
     # the high shelf of the bathroom hides the corner behind it only from the front
     assert not sees[8 * WIDTH + 14, SOUTH, 10, 14] and sees[8 * WIDTH + 15, SOUTH, 10, 14]
