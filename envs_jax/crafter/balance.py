@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt8, UInt32
 
 from envs_jax.crafter import constants as c
-from envs_jax.crafter.player import chunk_of
+from envs_jax.crafter.chunks import chunk_of
 from envs_jax.crafter.state import cell_of, distance, kind_of, word
 
 

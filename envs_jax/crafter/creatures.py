@@ -19,20 +19,17 @@ import numpy as np
 from jaxtyping import Array, Bool, Int, UInt8, UInt32
 
 from envs_jax.crafter import constants as c
-from envs_jax.crafter.player import chunk_bits, chunk_of
+from envs_jax.crafter.chunks import chunk_bits, chunk_of
 from envs_jax.crafter.state import cell_of, counter_of, distance, health_of, kind_of, word, xy
+from envs_jax.crafter.wishes import NEAR_SLOTS, NOWHERE, compacted, unpacked, wishes_of
 
 
-NEAR_SLOTS = 32
-"""Objects near the player that can act, or stand in the way, in one step; the package had 23 in 40,000 steps."""
 ARROWS = 8
 """Arrows that can be shot in one step."""
-WORDS = 2
-"""Random words of 32 bits per near object."""
+OPEN = sum(1 << m for m in c.WALKABLE)
+"""What every object may enter, as bits."""
 OPENED = 4
 """Tables and furnaces that arrows can destroy in one step."""
-NOWHERE = -1
-"""The cell of an object that was removed."""
 
 
 class Creatures(NamedTuple):
@@ -47,131 +44,6 @@ class Creatures(NamedTuple):
     """Hit points that the player lost."""
     lost: Int[Array, " B"]
     """Objects for which there was no place."""
-
-
-class _Wish(NamedTuple):
-    """What a near object will do if it can. Cells are -1 where nothing is wanted."""
-
-    first: jax.Array
-    """int16, the cell to enter: a step, a skeleton's retreat, an arrow's flight."""
-    second: jax.Array
-    """int16, a skeleton's second choice if the retreat fails: the cell to shoot into, or to enter."""
-    shoots: jax.Array
-    """bool, whether the second choice is a shot."""
-    way: jax.Array
-    """int8, the direction of the shot."""
-
-
-_FIELDS = {"first": (0, 13), "second": (13, 13), "shoots": (26, 1), "way": (27, 2)}
-"""First bit and width of each part of a wish in its word; cells are stored plus 1."""
-
-
-def _packed(wish: _Wish) -> jax.Array:
-    """A wish as one word, uint32: XLA would repeat the whole computation for every array that it yields."""
-    wish = wish._replace(first=wish.first + 1, second=wish.second + 1)
-    parts = [getattr(wish, name).astype(jnp.uint32) << np.uint32(low) for name, (low, _) in _FIELDS.items()]
-    return functools.reduce(jnp.bitwise_or, parts)
-
-
-def _unpacked(packed: jax.Array) -> _Wish:
-    part = {name: (packed >> np.uint32(low)) & np.uint32((1 << width) - 1) for name, (low, width) in _FIELDS.items()}
-    first, second = (part[name].astype(jnp.int16) - 1 for name in ("first", "second"))
-    return _Wish(first, second, part["shoots"] > 0, part["way"].astype(jnp.int8))
-
-
-def _compacted(slots: jax.Array, wanted: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The wanted ones of `slots` `[S, B]` in order, `[K, B]`; the rank of every slot, `[S, B]`, `K` if not wanted."""
-
-    def rank(count, row):
-        return count + row, jnp.where(row, count, NEAR_SLOTS)
-
-    count, ranks = jax.lax.scan(rank, jnp.zeros(slots.shape[1], jnp.int32), wanted)
-    near = jnp.zeros((NEAR_SLOTS, slots.shape[1]), slots.dtype)
-    columns = jnp.broadcast_to(jnp.arange(slots.shape[1]), slots.shape)
-    near = near.at[ranks, columns].set(slots, mode="drop", unique_indices=True)
-    return near, ranks
-
-
-def _toward(dx: jax.Array, dy: jax.Array, long_axis: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """A step along the longer or the shorter axis of an offset, which may be no step at all."""
-    along_x = jnp.where(long_axis, jnp.abs(dx) > jnp.abs(dy), jnp.abs(dx) <= jnp.abs(dy))
-    return jnp.where(along_x, jnp.sign(dx), 0), jnp.where(along_x, 0, jnp.sign(dy))
-
-
-def _uniform(bits: jax.Array, low: int, width: int) -> jax.Array:
-    """Uniform numbers in [0, 1) from some of the bits of random words."""
-    part = (bits >> np.uint32(low)) & np.uint32((1 << width) - 1)
-    return part.astype(jnp.float32) * np.float32(2.0**-width)
-
-
-_OPEN = sum(1 << m for m in c.WALKABLE)
-
-
-def _step(direction: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """A step (x, y) to the left, right, up or down, from the number of a direction."""
-    sign = 2 * (direction & 1).astype(jnp.int32) - 1
-    across = direction < 2
-    return jnp.where(across, sign, 0), jnp.where(across, 0, sign)
-
-
-def _direction(x: jax.Array, y: jax.Array) -> jax.Array:
-    """The number of a step: left, right, up, down."""
-    return jnp.where(x < 0, 0, jnp.where(x > 0, 1, jnp.where(y < 0, 2, 3)))
-
-
-def _wish(near: jax.Array, bits: jax.Array, player: jax.Array) -> _Wish:
-    """The wish of one near object of each row, from its own dice.
-
-    **Arguments:** `near`, words `[B]`; `bits`, uint32 `[2, B]`; `player`, int32 `[B]`.
-    """
-    kind, cell, counter = kind_of(near), cell_of(near), counter_of(near)
-    (x, y), (player_x, player_y) = xy(cell), xy(player)
-    dx, dy = player_x - x, player_y - y
-    away = jnp.abs(dx) + jnp.abs(dy)
-    chance, axis, other = _uniform(bits[0], 10, 22), _uniform(bits[1], 0, 16), _uniform(bits[1], 16, 16)
-    dice = bits[0] & np.uint32(3)
-    random_x, random_y = _step(dice)
-
-    zombie, skeleton, cow, arrow = (kind == k for k in (c.ZOMBIE, c.SKELETON, c.COW, c.ARROW))
-    # zombies come closer, mostly along the longer axis
-    chases = zombie & (away <= 8) & (chance < 0.9)
-    chase_x, chase_y = _toward(dx, dy, axis < 0.8)
-    # skeletons step back from a player nearby, else shoot, come closer or wander: one number decides which
-    retreats = skeleton & (away <= 3)
-    back_x, back_y = _toward(-dx, -dy, axis < 0.6)
-    shoot = jnp.where(away <= 5, 0.5, 0.0)
-    come = jnp.where(away <= 8, 0.3, 0.0) * (1 - shoot) + shoot
-    wander = 0.2 * (1 - come) + come
-    shoots = skeleton & (chance < shoot)
-    comes = skeleton & ~shoots & (chance < come)
-    wanders = skeleton & (chance >= come) & (chance < wander)
-    aim_x, aim_y = _toward(dx, dy, jnp.bool(True))
-    come_x, come_y = _toward(dx, dy, other < 0.6)
-    fly_x, fly_y = _step(counter.astype(jnp.uint32) & 3)
-
-    first_x = jnp.where(chases, chase_x, jnp.where(retreats, back_x, jnp.where(arrow, fly_x, random_x)))
-    first_y = jnp.where(chases, chase_y, jnp.where(retreats, back_y, jnp.where(arrow, fly_y, random_y)))
-    has_first = zombie | (cow & (chance < 0.5)) | retreats | arrow
-    second_x = jnp.where(shoots, aim_x, jnp.where(comes, come_x, random_x))
-    second_y = jnp.where(shoots, aim_y, jnp.where(comes, come_y, random_y))
-    loaded = counter <= 1  # it is counted down before the shot
-    has_second = (shoots & loaded) | comes | wanders
-
-    def cell_at(wanted, to_x, to_y):
-        inside = (to_x >= 0) & (to_x < c.AREA) & (to_y >= 0) & (to_y < c.AREA)
-        return jnp.where(wanted & inside, to_x * c.AREA + to_y, NOWHERE)
-
-    first, second = cell_at(has_first, x + first_x, y + first_y), cell_at(has_second, x + second_x, y + second_y)
-    return _Wish(first, second, shoots, _direction(aim_x, aim_y))
-
-
-def _wishes(near: jax.Array, bits: jax.Array, player: jax.Array, longest: jax.Array) -> UInt32[Array, "K B"]:
-    """Every near object's wish, packed; in a loop, so that they are computed before they are used, and only once."""
-
-    def one(k, wishes):
-        return wishes.at[k].set(_packed(_wish(near[k], bits[:, k], player)))
-
-    return jax.lax.fori_loop(0, longest, one, jnp.zeros(near.shape, jnp.uint32))
 
 
 class _Loop(NamedTuple):
@@ -204,84 +76,121 @@ def _any_equal(rows: jax.Array, value: jax.Array) -> jax.Array:
 
 def _enterable(material: jax.Array, flies: Any) -> jax.Array:
     """Whether a material lets an object in; an arrow flies over water and lava too."""
-    masks = np.uint32(_OPEN | 1 << c.WATER | 1 << c.LAVA), np.uint32(_OPEN)
+    masks = np.uint32(OPEN | 1 << c.WATER | 1 << c.LAVA), np.uint32(OPEN)
     return (jnp.where(flies, *masks) >> material.astype(jnp.uint32)) & 1 > 0
+
+
+class _Near(NamedTuple):
+    """What the loop reads: the near objects before the step, and their wishes; `[K, B]`."""
+
+    kind: jax.Array
+    """int8."""
+    health: jax.Array
+    """int8."""
+    acts: jax.Array
+    """bool, whether the object acts; others stand in the way."""
+    wishes: jax.Array
+    """uint32, packed."""
+    there: jax.Array
+    """uint8 `[2, K, B]`, the materials of the two cells of each wish."""
+    player: jax.Array
+    """int16 `[B]`, the player's cell."""
+
+    @property
+    def mob(self) -> jax.Array:
+        return (self.kind >= c.ZOMBIE) & (self.kind <= c.COW)
+
+    @property
+    def flies(self) -> jax.Array:
+        return (self.kind == c.ARROW) & self.acts
+
+    @property
+    def grows(self) -> jax.Array:
+        return (self.kind == c.PLANT) & self.acts
+
+
+def _turn(k: jax.Array, near: _Near, loop: _Loop) -> _Loop:
+    """Mob, arrow or plant number `k` of every row acts."""
+    here, acting, wish = loop.cells[k], near.acts[k], unpacked(near.wishes[k])
+    first, second = wish.first, wish.second
+    # a dead mob is removed from its cell and then does what it wanted, except for moving
+    dead = acting & near.mob[k] & (near.health[k] <= loop.hits[k])
+    cells = loop.cells.at[k].set(jnp.where(dead, jnp.int16(NOWHERE), here))
+
+    def taken(cell):
+        return _any_equal(cells, cell) | _any_equal(loop.new, cell) | (cell == near.player)
+
+    taken_first = taken(first)
+    first_open = _enterable(near.there[0, k], near.flies[k]) | _any_equal(loop.opened, first)
+    first_free = first_open & ~taken_first & (first >= 0) & acting
+    second_open = _enterable(near.there[1, k], wish.shoots) | _any_equal(loop.opened, second)
+    second_free = second_open & ~taken(second) & (second >= 0) & acting & ~first_free
+    goes_second, shot = second_free & ~wish.shoots, second_free & wish.shoots
+    now = jnp.where(dead, NOWHERE, jnp.where(first_free, first, jnp.where(goes_second, second, here)))
+    loop = loop._replace(cells=cells.at[k].set(now.astype(jnp.int16)), shot=loop.shot.at[k].set(shot))
+    blocked, hit = ~first_open | (first < 0), taken_first & (first >= 0)
+    loop = _only_if(jnp.any(near.flies[k]), lambda x: _fly(k, near, x, first, blocked, hit), loop, _FLY)
+    loop = _only_if(jnp.any(near.grows[k]), lambda x: _grow(k, near, x), loop, _GROW)
+    return _only_if(jnp.any(shot), lambda x: _shoot(x, second, wish.way, shot), loop, _SHOOT)
+
+
+def _fly(k: jax.Array, near: _Near, loop: _Loop, first: jax.Array, blocked: jax.Array, hit: jax.Array) -> _Loop:
+    """Arrows hurt what is in their way, break tables and furnaces, and stop at everything else that is solid.
+
+    **Arguments:** `first`, the next cell of the arrows; `blocked`, whether they cannot fly there; `hit`, whether
+    something is there."""
+    hurts = near.flies[k] & hit
+    stops = near.flies[k] & ~hit & blocked
+    breaks = stops & (first >= 0) & ((near.there[0, k] == c.TABLE) | (near.there[0, k] == c.FURNACE))
+    place = jnp.sum(loop.opened >= 0, axis=0, dtype=jnp.int32)
+    return loop._replace(
+        cells=loop.cells.at[k].set(jnp.where(hurts | stops, jnp.int16(NOWHERE), loop.cells[k])),
+        hits=loop.hits + 2 * ((loop.cells == first) & hurts).astype(jnp.int8),
+        struck=loop.struck + 2 * (hurts & (first == near.player)),
+        opened=jnp.where((np.arange(OPENED)[:, None] == place) & breaks, first, loop.opened),
+        lost=loop.lost + (breaks & (place >= OPENED)),
+    )
+
+
+def _grow(k: jax.Array, near: _Near, loop: _Loop) -> _Loop:
+    """Plants lose a hit point if a mob is beside them, and are removed without any left."""
+    here = loop.cells[k]
+    x, y = xy(here)
+    beside = (jnp.where(x > 0, here - c.AREA, -2), jnp.where(x < c.AREA - 1, here + c.AREA, -2))
+    beside += (jnp.where(y > 0, here - 1, -2), jnp.where(y < c.AREA - 1, here + 1, -2))
+    mobs = jnp.where(near.mob, loop.cells, NOWHERE)
+    eaten = functools.reduce(jnp.bitwise_or, [_any_equal(mobs, cell.astype(jnp.int16)) for cell in beside])
+    hits = loop.hits[k] + (eaten & near.grows[k])
+    dies = near.grows[k] & (near.health[k] <= hits)
+    cells = loop.cells.at[k].set(jnp.where(dies, jnp.int16(NOWHERE), here))
+    return loop._replace(cells=cells, hits=loop.hits.at[k].set(hits.astype(jnp.int8)))
+
+
+def _shoot(loop: _Loop, cell: jax.Array, way: jax.Array, shot: jax.Array) -> _Loop:
+    """New arrows in the cells where skeletons shot."""
+    fits = shot & (loop.arrows < ARROWS)
+    new = (np.arange(ARROWS)[:, None] == loop.arrows) & fits
+    return loop._replace(
+        new=jnp.where(new, cell, loop.new),
+        ways=jnp.where(new, way, loop.ways),
+        arrows=loop.arrows + fits,
+        lost=loop.lost + (shot & ~fits),
+    )
 
 
 def _resolve(
     near: jax.Array, acts: jax.Array, wishes: jax.Array, material: jax.Array, player: jax.Array, longest: jax.Array
 ) -> _Loop:
-    """Let near objects act one after another: index by index, all rows at once."""
+    """Let near objects act one after another: index by index, all rows at once.
+
+    **Arguments:** `near`, words `[K, B]`; `acts`, bool `[K, B]`; `wishes`, packed; `material` `[B, 4096]`; `player`,
+    int32 `[B]`; `longest`, the most near objects of a row."""
     rows = near.shape[1]
-    kind, health = kind_of(near).astype(jnp.int8), health_of(near).astype(jnp.int8)
-    player = player.astype(jnp.int16)
-    mob = (kind >= c.ZOMBIE) & (kind <= c.COW)
-    flies, grows = (kind == c.ARROW) & acts, (kind == c.PLANT) & acts
-    wanted = _unpacked(wishes)
+    wanted = unpacked(wishes)
     cells = jnp.maximum(jnp.stack([wanted.first, wanted.second]), 0).astype(jnp.int32)
-    there = material[jnp.arange(rows), cells]  # uint8 [2, K, B]
-    shoots = wanted.shoots & acts & (wanted.second >= 0)
-    any_flies, any_grows, any_shoots = (jnp.any(x, axis=1) for x in (flies, grows, shoots))
-
-    def turn(k, loop: _Loop) -> _Loop:
-        here, acting, wish = loop.cells[k], acts[k], _unpacked(wishes[k])
-        first, second = wish.first, wish.second
-        # a dead mob is removed from its cell and then does what it wanted, except for moving
-        dead = acting & mob[k] & (health[k] <= loop.hits[k])
-        cells = loop.cells.at[k].set(jnp.where(dead, jnp.int16(NOWHERE), here))
-
-        def taken(cell):
-            return _any_equal(cells, cell) | _any_equal(loop.new, cell) | (cell == player)
-
-        taken_first = taken(first)
-        first_open = _enterable(there[0, k], flies[k]) | _any_equal(loop.opened, first)
-        first_free = first_open & ~taken_first & (first >= 0) & acting
-        second_open = _enterable(there[1, k], wish.shoots) | _any_equal(loop.opened, second)
-        second_free = second_open & ~taken(second) & (second >= 0) & acting & ~first_free
-        goes_second, shot = second_free & ~wish.shoots, second_free & wish.shoots
-        now = jnp.where(dead, NOWHERE, jnp.where(first_free, first, jnp.where(goes_second, second, here)))
-        loop = loop._replace(cells=cells.at[k].set(now.astype(jnp.int16)), shot=loop.shot.at[k].set(shot))
-        loop = _only_if(any_flies[k], lambda x: fly(k, x, first, first_open, taken_first & (first >= 0)), loop, _FLY)
-        loop = _only_if(any_grows[k], lambda x: grow(k, x), loop, _GROW)
-        return _only_if(any_shoots[k], lambda x: shoot(x, second, wish.way, shot), loop, _SHOOT)
-
-    def fly(k, loop: _Loop, first, opens, taken) -> _Loop:
-        """Arrows hurt what is in their way, break tables and furnaces, and stop at everything else that is solid."""
-        hurts = flies[k] & taken
-        blocked = flies[k] & ~taken & ~(opens & (first >= 0))
-        breaks = blocked & (first >= 0) & ((there[0, k] == c.TABLE) | (there[0, k] == c.FURNACE))
-        place = jnp.sum(loop.opened >= 0, axis=0, dtype=jnp.int32)
-        return loop._replace(
-            cells=loop.cells.at[k].set(jnp.where(hurts | blocked, jnp.int16(NOWHERE), loop.cells[k])),
-            hits=loop.hits + 2 * ((loop.cells == first) & hurts).astype(jnp.int8),
-            struck=loop.struck + 2 * (hurts & (first == player)),
-            opened=jnp.where((jnp.arange(OPENED)[:, None] == place) & breaks, first, loop.opened),
-            lost=loop.lost + (breaks & (place >= OPENED)),
-        )
-
-    def grow(k, loop: _Loop) -> _Loop:
-        """Plants lose a hit point if a mob is beside them, and are removed without any left."""
-        here = loop.cells[k]
-        x, y = xy(here)
-        beside = (jnp.where(x > 0, here - c.AREA, -2), jnp.where(x < c.AREA - 1, here + c.AREA, -2))
-        beside += (jnp.where(y > 0, here - 1, -2), jnp.where(y < c.AREA - 1, here + 1, -2))
-        mobs = jnp.where(mob, loop.cells, NOWHERE)
-        eaten = functools.reduce(jnp.bitwise_or, [_any_equal(mobs, cell.astype(jnp.int16)) for cell in beside])
-        hits = loop.hits[k] + (eaten & grows[k])
-        dies = grows[k] & (health[k] <= hits)
-        cells = loop.cells.at[k].set(jnp.where(dies, jnp.int16(NOWHERE), here))
-        return loop._replace(cells=cells, hits=loop.hits.at[k].set(hits.astype(jnp.int8)))
-
-    def shoot(loop: _Loop, cell, way, shot) -> _Loop:
-        fits = shot & (loop.arrows < ARROWS)
-        new = (jnp.arange(ARROWS)[:, None] == loop.arrows) & fits
-        return loop._replace(
-            new=jnp.where(new, cell, loop.new),
-            ways=jnp.where(new, way, loop.ways),
-            arrows=loop.arrows + fits,
-            lost=loop.lost + (shot & ~fits),
-        )
-
+    there = material[jnp.arange(rows), cells]
+    kind, health = kind_of(near).astype(jnp.int8), health_of(near).astype(jnp.int8)
+    before = _Near(kind, health, acts, wishes, there, player.astype(jnp.int16))
     zeros = jnp.zeros(rows, jnp.int32)
     loop = _Loop(
         cells=jnp.where(kind > 0, cell_of(near), NOWHERE).astype(jnp.int16),
@@ -294,7 +203,7 @@ def _resolve(
         opened=jnp.full((OPENED, rows), -2, jnp.int16),
         lost=zeros,
     )
-    return jax.lax.fori_loop(0, longest, turn, loop)
+    return jax.lax.fori_loop(0, longest, lambda k, loop: _turn(k, before, loop), loop)
 
 
 _FLY, _GROW, _SHOOT = (
@@ -369,12 +278,12 @@ def take_turns(
     words = slots.T
     # those at the distance itself do not act, but may stand in the way
     wanted = (kind_of(words) > 0) & (distance(cell_of(words), player) <= c.NEAR)
-    near, ranks = _compacted(words, wanted)
+    near, ranks = compacted(words, wanted)
     count = jnp.sum(wanted, axis=0, dtype=jnp.int32)
     last = jnp.arange(NEAR_SLOTS)[:, None] == count - 1
     acts = (kind_of(near) > 0) & (distance(cell_of(near), player) < c.NEAR) & ~(planted & last)
     longest = jnp.minimum(jnp.max(count), NEAR_SLOTS)
-    wishes = _wishes(near, bits.transpose(1, 2, 0), player, longest)
+    wishes = wishes_of(near, bits.transpose(1, 2, 0), player, longest)
     loop = _resolve(near, acts, wishes, material, player, longest)
     after = _after(near, acts, loop, player, longest)
 

@@ -15,12 +15,14 @@ from envs_jax.checks import at_least, nearest
 from envs_jax.crafter import constants as c, creatures, player, render, tasks
 from envs_jax.crafter.actions import action_set
 from envs_jax.crafter.balance import MOST_SLOTS, balance, daylight_at
+from envs_jax.crafter.chunks import at, recounted
 from envs_jax.crafter.letters import KEYS, letters
 from envs_jax.crafter.state import Params, State
 from envs_jax.crafter.text import ellm, smartplay
 from envs_jax.crafter.text.instances import INSTANCES, Instances
 from envs_jax.crafter.tiles import tiles
 from envs_jax.crafter.view import look
+from envs_jax.crafter.wishes import NEAR_SLOTS, WORDS
 from envs_jax.crafter.worldgen import START, generate
 from envs_jax.env import Environment
 
@@ -267,20 +269,20 @@ class Crafter(Environment[State, Params]):
         return (held | material | kind) & (turn.command != c.SLEEP)
 
     def _creatures(self, key: jax.Array, state: State, planted: jax.Array) -> State:
-        bits = jax.random.bits(key, (creatures.WORDS, creatures.NEAR_SLOTS), jnp.uint32)
+        bits = jax.random.bits(key, (WORDS, NEAR_SLOTS), jnp.uint32)
         after = _take_turns(
             bits,
             state.material,
             state.slots,
             state.used,
             planted,
-            player.at(state.position),
+            at(state.position),
             state.sleeping,
             state.touched,
         )
         opens = after.opened >= 0
         cells = jnp.where(opens, after.opened, c.CELLS)
-        room = player.recounted(state.room, after.opened, c.TABLE, c.PATH, opens)
+        room = recounted(state.room, after.opened, c.TABLE, c.PATH, opens)
         health = jnp.maximum(state.inventory[c.HEALTH] - after.damage, 0)
         return state.replace(
             material=state.material.at[cells].set(jnp.uint8(c.PATH), mode="drop"),
@@ -301,7 +303,7 @@ class Crafter(Environment[State, Params]):
             state.used,
             state.touched,
             state.room,
-            player.at(state.position),
+            at(state.position),
             daylight_at(state.step),
         )
         return state.replace(slots=after.slots, used=after.used, lost=state.lost + after.lost)

@@ -8,80 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt8, UInt32
 
-from envs_jax.crafter import constants as c
+from envs_jax.crafter import constants as c, recipes
 from envs_jax.crafter.actions import NOTHING
-from envs_jax.crafter.state import Params, State, cell_of, counter_of, health_of, kind_of, word, xy
+from envs_jax.crafter.chunks import at, chunk_bits, chunk_of, recounted
+from envs_jax.crafter.state import Params, State, cell_of, counter_of, health_of, kind_of, word
 
 
-def _by_material(default: int, **values: int) -> np.ndarray:
-    """int32 `[13]`, a number for every material."""
-    table = np.full(len(c.MATERIALS) + 1, default, np.int32)
-    for name, value in values.items():
-        table[c.MATERIALS.index(name) + 1] = value
-    return table
-
-
-def _item(name: str) -> int:
-    return c.ITEMS.index(name)
-
-
-_COLLECTED = {"tree": "wood", "water": "drink", "grass": "sapling"} | {
-    x: x for x in ("stone", "coal", "iron", "diamond")
-}
-RECEIVES = _by_material(-1, **{material: _item(item) for material, item in _COLLECTED.items()})
-"""The item that collecting a material gives."""
-NEEDS = _by_material(
-    -1,
-    stone=_item("wood_pickaxe"),
-    coal=_item("wood_pickaxe"),
-    iron=_item("stone_pickaxe"),
-    diamond=_item("iron_pickaxe"),
-)
-"""The item without which a material cannot be collected."""
-LEAVES = _by_material(0, tree=c.GRASS, water=c.WATER, grass=c.GRASS) + _by_material(
-    0, stone=c.PATH, coal=c.PATH, iron=c.PATH, diamond=c.PATH
-)
-"""What collecting a material leaves."""
-COLLECTS = _by_material(
-    -1, **{material: c.ACHIEVEMENTS.index(f"collect_{item}") for material, item in _COLLECTED.items()}
-)
-"""The achievement of collecting a material."""
-SAPLING_CHANCE = 0.1
-"""Probability that collecting grass gives a sapling."""
-
-PLACE_TABLE, PLACE_PLANT = c.ACTIONS.index("place_table"), c.ACTIONS.index("place_plant")
-_COSTS: dict[str, dict[str, int]] = {
-    "place_stone": {"stone": 1},
-    "place_table": {},  # a parameter
-    "place_furnace": {"stone": 4},
-    "place_plant": {"sapling": 1},
-    **{f"make_wood_{tool}": {"wood": 1} for tool in ("pickaxe", "sword")},
-    **{f"make_stone_{tool}": {"wood": 1, "stone": 1} for tool in ("pickaxe", "sword")},
-    **{f"make_iron_{tool}": {"wood": 1, "coal": 1, "iron": 1} for tool in ("pickaxe", "sword")},
-}
-COSTS = np.array(
-    [[_COSTS.get(name, {}).get(item, 0) for item in c.ITEMS] for name in (*c.ACTIONS, "nothing")], np.int32
-)
-"""int32 `[18, 16]`, what a command uses up; the wood of a table is a parameter."""
-GIVES = np.array(
-    [[name == f"make_{item}" for item in c.ITEMS] for name in (*c.ACTIONS, "nothing")],
-    np.int32,
-)
-"""int32 `[18, 16]`, the tool that a command makes."""
-CREDITS = np.array([c.ACHIEVEMENTS.index(name) if name in _COSTS else -1 for name in (*c.ACTIONS, "nothing")], np.int32)
-"""int32 `[18]`, the achievement of placing or making something."""
-PLACES = np.array([0] * c.PLACE + [c.STONE, c.TABLE, c.FURNACE, 0] + [0] * 7, np.int32)
-"""int32 `[18]`, the material that a command places."""
-_SOLID = 1 << c.GRASS | 1 << c.SAND | 1 << c.PATH
-WHERE = np.array(
-    [0] * c.PLACE + [_SOLID | 1 << c.WATER | 1 << c.LAVA, _SOLID, _SOLID, 1 << c.GRASS] + [0] * 7, np.uint32
-)
-"""uint32 `[18]`, the materials that a command places something on, as bits."""
-NEEDS_FURNACE = np.array(["make_iron" in name for name in (*c.ACTIONS, "nothing")])
-
-_OWN = np.array([_item(f"{of}_sword") for of in ("wood", "stone", "iron")], np.int32)
-SWORDS = np.array([2, 3, 5], np.int32)
-"""Damage with a sword of wood, stone, iron."""
+_ENTERABLE = sum(1 << m for m in (*c.WALKABLE, c.LAVA))
+"""What the player may enter, as bits; lava is the last thing that it enters."""
 
 
 class Turn(NamedTuple):
@@ -101,22 +35,128 @@ class Turn(NamedTuple):
     """The kind of the object that the action aimed at; 0 for none."""
 
 
-def at(cell: Int[Array, "2"]) -> Int[Array, ""]:
-    """The number of a cell (x, y) inside the world."""
-    return cell[0] * c.AREA + cell[1]
+class _Aim(NamedTuple):
+    """The cell that an action aims at."""
+
+    target: Int[Array, "2"]
+    """Its (x, y), perhaps outside the world."""
+    cell: Int[Array, ""]
+    """Its number; the nearest one inside the world."""
+    material: Int[Array, ""]
+    slot: Int[Array, ""]
+    """The slot of the object there; -1 for none."""
+    here: UInt32[Array, ""]
+    """The word of the object there."""
+    kind: Int[Array, ""]
 
 
-def chunk_of(cell: Int[Array, "*n"]) -> Int[Array, "*n"]:
-    """The chunk of a cell by number."""
-    x, y = xy(cell)
-    return (x * 43 >> 9) * c.CHUNKS + (y * 43 >> 9)  # x // 12 for x < 64, without a division
+def _aim(state: State, facing: Int[Array, ""]) -> _Aim:
+    target = state.position + jnp.asarray(c.DIRECTIONS, jnp.int32)[facing]
+    inside = jnp.all((target >= 0) & (target < c.AREA))
+    cell = at(jnp.clip(target, 0, c.AREA - 1))
+    material = jnp.where(inside, state.material[cell].astype(jnp.int32), c.OUTSIDE)
+    there = (cell_of(state.slots) == cell) & (kind_of(state.slots) > 0) & inside
+    number = jnp.arange(1, state.slots.shape[0] + 1, dtype=jnp.int32)
+    slot = jnp.sum(jnp.where(there, number, 0), dtype=jnp.int32) - 1  # at most one object is in a cell
+    here = jnp.where(slot >= 0, state.slots[slot], 0)
+    return _Aim(target, cell, material, slot, here, kind_of(here))
 
 
-def chunk_bits(chunk: Int[Array, "*n"], where: Bool[Array, "*n"]) -> tuple[UInt32[Array, "*n"], UInt32[Array, "*n"]]:
-    """A chunk as bits of the two words of `State.touched`; no bit where `where` is false."""
-    bit = jnp.uint32(1) << (chunk % 32).astype(jnp.uint32)
-    low = where & (chunk < 32)
-    return jnp.where(low, bit, 0).astype(jnp.uint32), jnp.where(where & ~low, bit, 0).astype(jnp.uint32)
+class _Strike(NamedTuple):
+    """What a `do` did to an object."""
+
+    hit: Bool[Array, ""]
+    """Whether a mob was hit."""
+    killed: Bool[Array, ""]
+    eaten: Bool[Array, ""]
+    """Whether a ripe plant was eaten."""
+    word: UInt32[Array, ""]
+    """The object afterwards."""
+
+
+def _strike(aim: _Aim, does: Bool[Array, ""], kinds: UInt32[Array, ""], inventory: Any, params: Params) -> _Strike:
+    attacked = does & (aim.kind > 0) & _has(kinds, aim.kind)
+    sword = jnp.max(jnp.where(inventory[recipes.OWN] > 0, recipes.SWORDS, 0))
+    health = jnp.maximum(0, health_of(aim.here) - jnp.maximum(params.damage, sword))
+    hit = attacked & ((aim.kind == c.ZOMBIE) | (aim.kind == c.SKELETON) | (aim.kind == c.COW))
+    eaten = attacked & (aim.kind == c.PLANT) & (counter_of(aim.here) > c.RIPE)
+    after = jnp.where(
+        eaten,
+        word(aim.cell, aim.kind, health_of(aim.here), 0),
+        word(aim.cell, aim.kind, health, counter_of(aim.here)),
+    )
+    return _Strike(hit, hit & (health == 0), eaten, after)
+
+
+class _Collection(NamedTuple):
+    """What a `do` took from a material."""
+
+    taken: Bool[Array, ""]
+    """Whether the material was worked, and leaves another one."""
+    counted: Bool[Array, ""]
+    """Whether the item counts as collected."""
+    kept: Bool[Array, ""]
+    """Whether there are more of the item now."""
+    item: Int[Array, ""]
+    """-1 for a material that gives nothing."""
+    drank: Bool[Array, ""]
+
+
+def _collect(
+    aim: _Aim,
+    does: Bool[Array, ""],
+    materials: UInt32[Array, ""],
+    kinds: UInt32[Array, ""],
+    chance: Float[Array, ""],
+    inventory: Int[Array, "16"],
+    params: Params,
+) -> _Collection:
+    # what stands on a material hides it from the package's `do`, but not from an action for the material alone
+    worked = does & ((aim.kind == 0) | (kinds == 0)) & _has(materials, aim.material)
+    need, item = jnp.asarray(recipes.NEEDS)[aim.material], jnp.asarray(recipes.RECEIVES)[aim.material]
+    taken = worked & (item >= 0) & ((need < 0) | (inventory[need] > 0))
+    collected = taken & ((aim.material != c.GRASS) | (chance <= recipes.SAPLING_CHANCE))
+    kept = collected & (inventory[item] < c.MOST)
+    counted = jnp.where(params.counts_full, collected, kept)
+    return _Collection(taken, counted, kept, item, worked & (aim.material == c.WATER))
+
+
+class _Built(NamedTuple):
+    """What was placed or made."""
+
+    placed: Bool[Array, ""]
+    made: Bool[Array, ""]
+    plants: Bool[Array, ""]
+    """Whether a plant was placed."""
+    cost: Int[Array, "16"]
+
+
+def _build(state: State, aim: _Aim, command: Int[Array, ""], params: Params) -> _Built:
+    wood = np.eye(len(c.ITEMS), dtype=np.int32)[recipes.item("wood")]
+    cost = jnp.asarray(recipes.COSTS)[command]
+    cost = cost + wood * jnp.where(command == recipes.PLACE_TABLE, params.table_wood, 0)
+    affordable = jnp.all(state.inventory >= cost)
+    fits = (aim.kind == 0) & _has(jnp.asarray(recipes.WHERE)[command], aim.material)
+    placed = (command >= c.PLACE) & (command < c.MAKE) & fits & affordable
+    table, furnace = _nearby(state.material, state.position)
+    made = (command >= c.MAKE) & (command < NOTHING) & affordable & table
+    made &= furnace | ~jnp.asarray(recipes.NEEDS_FURNACE)[command]
+    return _Built(placed, made, placed & (command == recipes.PLACE_PLANT), cost)
+
+
+def _counted(
+    achievements: Int[Array, "22"], credit: Int[Array, ""], strike: _Strike, kind: Int[Array, ""], woke: Bool[Array, ""]
+) -> Int[Array, "22"]:
+    """The achievements after a turn; `credit`, what was collected, placed or made, -1 for none."""
+    for happened, name in (
+        (strike.killed & (kind == c.ZOMBIE), "defeat_zombie"),
+        (strike.killed & (kind == c.SKELETON), "defeat_skeleton"),
+        (strike.killed & (kind == c.COW), "eat_cow"),
+        (strike.eaten, "eat_plant"),
+    ):
+        credit = jnp.where(happened, c.ACHIEVEMENTS.index(name), credit)
+    number = np.arange(len(c.ACHIEVEMENTS), dtype=np.int32)
+    return achievements + (number == credit) + ((number == c.ACHIEVEMENTS.index("wake_up")) & woke)
 
 
 def take_turn(
@@ -132,113 +172,59 @@ def take_turn(
     **Arguments:** `command`, of `constants.ACTIONS` or `NOTHING`; `materials`, `kinds`, what a `do` may be done to, as
     bits; `chance`, uniform in [0, 1), whether grass gives a sapling.
     """
-    inventory, achievements = state.inventory, state.achievements
+    inventory = state.inventory
     asleep = state.sleeping & (inventory[c.ENERGY] < c.MOST)
     woke = state.sleeping & ~asleep
     chosen, command = command, jnp.where(asleep, c.SLEEP, command)
-    moves = (command >= c.LEFT) & (command <= c.DOWN)
-    directions = jnp.asarray(c.DIRECTIONS, jnp.int32)
+    tired = (command == c.SLEEP) & (inventory[c.ENERGY] < c.MOST)
+    moves, does = (command >= c.LEFT) & (command <= c.DOWN), command == c.DO
     facing = jnp.where(moves, command - c.LEFT, state.facing)
-    target = state.position + directions[facing]
-    inside = jnp.all((target >= 0) & (target < c.AREA))
-    cell = at(jnp.clip(target, 0, c.AREA - 1))
-    material = jnp.where(inside, state.material[cell].astype(jnp.int32), c.OUTSIDE)
-    targeted = (cell_of(state.slots) == cell) & (kind_of(state.slots) > 0) & inside
-    slot = jnp.sum(jnp.where(targeted, jnp.arange(1, state.slots.shape[0] + 1), 0)) - 1  # at most one object per cell
-    here = jnp.where(slot >= 0, state.slots[slot], 0)
-    kind = kind_of(here)
-    empty = kind == 0
-
-    # move
-    enterable = _has(sum(1 << m for m in (*c.WALKABLE, c.LAVA)), material)
-    moved = moves & empty & enterable
-    position = jnp.where(moved, target, state.position)
+    aim = _aim(state, facing)
+    moved = moves & (aim.kind == 0) & _has(_ENTERABLE, aim.material)
+    position = jnp.where(moved, aim.target, state.position)
     burnt = moves & (state.material[at(position)] == c.LAVA)
+    strike = _strike(aim, does, kinds, inventory, params)
+    collection = _collect(aim, does, materials, kinds, chance, inventory, params)
+    built = _build(state, aim, command, params)
+    killed_cow = strike.killed & (aim.kind == c.COW)
 
-    # do something to an object
-    does = command == c.DO
-    attacked = does & ~empty & _has(kinds, kind)
-    swords = jnp.max(jnp.where(inventory[_OWN] > 0, SWORDS, 0))
-    health = jnp.maximum(0, health_of(here) - jnp.maximum(params.damage, swords))
-    mob = (kind == c.ZOMBIE) | (kind == c.SKELETON) | (kind == c.COW)
-    hit = attacked & mob
-    killed = hit & (health == 0)
-    eaten = attacked & (kind == c.PLANT) & (counter_of(here) > c.RIPE)
-    struck = jnp.where(eaten, word(cell, kind, health_of(here), 0), word(cell, kind, health, counter_of(here)))
-    killed_cow = killed & (kind == c.COW)
-
-    # do something to a material
-    # what stands on a material hides it from the package's `do`, but not from an action for the material alone
-    worked = does & (empty | (kinds == 0)) & _has(materials, material)
-    need, got = jnp.asarray(NEEDS)[material], jnp.asarray(RECEIVES)[material]
-    collectable = worked & (got >= 0) & ((need < 0) | (inventory[need] > 0))
-    collected = collectable & ((material != c.GRASS) | (chance <= SAPLING_CHANCE))
-    kept = collected & (inventory[got] < c.MOST)  # what is held nine times cannot grow
-    collected = jnp.where(params.counts_full, collected, kept)
-    drank = worked & (material == c.WATER)
-
-    # place or make something
-    cost = jnp.asarray(COSTS)[command]
-    cost = cost.at[_item("wood")].add(jnp.where(command == PLACE_TABLE, params.table_wood, 0))
-    affordable = jnp.all(inventory >= cost)
-    placed = (
-        (command >= c.PLACE) & (command < c.MAKE) & empty & _has(jnp.asarray(WHERE)[command], material) & affordable
-    )
-    table, furnace = _nearby(state.material, position)
-    made = (command >= c.MAKE) & (command < NOTHING) & affordable & table
-    made &= furnace | ~jnp.asarray(NEEDS_FURNACE)[command]
-    plants = placed & (command == PLACE_PLANT)
-    sprout = word(cell, c.PLANT, c.HEALTH_OF[c.PLANT], 0)
     most = state.slots.shape[0]
-    places = jnp.stack([jnp.where(hit | eaten, slot, most), jnp.where(plants, state.used, most)])
-    slots = state.slots.at[places].set(jnp.stack([struck, sprout]), mode="drop")
+    sprout = word(aim.cell, c.PLANT, c.HEALTH_OF[c.PLANT], 0)
+    struck = strike.hit | strike.eaten
+    places = jnp.stack([jnp.where(struck, aim.slot, most), jnp.where(built.plants, state.used, most)])
+    slots = state.slots.at[places].set(jnp.stack([strike.word, sprout]), mode="drop")
+    leaves, lays = jnp.asarray(recipes.LEAVES)[aim.material], jnp.asarray(recipes.PLACES)[command]
+    becomes = jnp.where(collection.taken, leaves, lays)
+    changes = (collection.taken | (built.placed & ~built.plants)) & (becomes != aim.material)
+    written = jnp.where(changes, aim.cell, c.CELLS)
+    low, high = chunk_bits(chunk_of(jnp.stack([at(position), aim.cell])), jnp.stack([moved, built.plants]))
 
-    becomes = jnp.where(collectable, jnp.asarray(LEAVES)[material], jnp.asarray(PLACES)[command])
-    changes = (collectable | (placed & ~plants)) & (becomes != material)
-    written = state.material.at[jnp.where(changes, cell, c.CELLS)].set(becomes.astype(jnp.uint8), mode="drop")
-
-    # counts
-    spent = jnp.where(placed | made, cost, 0)
-    gained = jnp.where(made, jnp.asarray(GIVES)[command], 0)
-    gained += (jnp.arange(len(c.ITEMS)) == got) & collected
-    food = jnp.where(eaten, 4, 0) + jnp.where(killed_cow, 6, 0)
-    inventory = inventory - spent + gained + _unit(c.FOOD, len(c.ITEMS)) * food
-    inventory = jnp.where((jnp.arange(len(c.ITEMS)) == c.HEALTH) & burnt, 0, inventory)
-    credits = jnp.where(collected, jnp.asarray(COLLECTS)[material], -1)
-    credits = jnp.where(placed | made, jnp.asarray(CREDITS)[command], credits)
-    for happened, name in (
-        (killed & (kind == c.ZOMBIE), "defeat_zombie"),
-        (killed & (kind == c.SKELETON), "defeat_skeleton"),
-        (killed_cow, "eat_cow"),
-        (eaten, "eat_plant"),
-    ):
-        credits = jnp.where(happened, c.ACHIEVEMENTS.index(name), credits)
-    numbers = jnp.arange(len(c.ACHIEVEMENTS))
-    achievements = achievements + (numbers == credits)
-    achievements = achievements + ((numbers == c.ACHIEVEMENTS.index("wake_up")) & woke)
-    tired = (command == c.SLEEP) & (state.inventory[c.ENERGY] < c.MOST)
-    sleeping = asleep | tired
-
-    low, high = chunk_bits(chunk_of(jnp.stack([at(position), cell])), jnp.stack([moved, plants]))
-    touched = state.touched | jnp.stack([low[0] | low[1], high[0] | high[1]])
-
+    builds = built.placed | built.made
+    item = np.arange(len(c.ITEMS), dtype=np.int32)
+    gained = jnp.where(built.made, jnp.asarray(recipes.GIVES)[command], 0) + (
+        (item == collection.item) & collection.counted
+    )
+    food = jnp.where(strike.eaten, 4, 0) + jnp.where(killed_cow, 6, 0)
+    inventory = inventory - jnp.where(builds, built.cost, 0) + gained + jnp.where(item == c.FOOD, food, 0)
+    credit = jnp.where(collection.counted, jnp.asarray(recipes.COLLECTS)[aim.material], -1)
+    credit = jnp.where(builds, jnp.asarray(recipes.CREDITS)[command], credit)
     state = state.replace(
-        material=written,
+        material=state.material.at[written].set(becomes.astype(jnp.uint8), mode="drop"),
         slots=slots,
-        used=state.used + (plants & (state.used < most)),
-        lost=state.lost + (plants & (state.used >= most)),
+        used=state.used + (built.plants & (state.used < most)),
+        lost=state.lost + (built.plants & (state.used >= most)),
         position=position,
         facing=facing,
-        inventory=inventory,
-        achievements=achievements,
+        inventory=jnp.where((item == c.HEALTH) & burnt, 0, inventory),
+        achievements=_counted(state.achievements, credit, strike, aim.kind, woke),
         hunger=jnp.where(killed_cow, 0, state.hunger),
-        thirst=jnp.where(drank, 0, state.thirst),
-        sleeping=sleeping,
-        touched=touched,
-        room=recounted(state.room, cell[None], material, becomes, changes[None]),
+        thirst=jnp.where(collection.drank, 0, state.thirst),
+        sleeping=asleep | tired,
+        touched=state.touched | jnp.stack([low[0] | low[1], high[0] | high[1]]),
+        room=recounted(state.room, aim.cell[None], aim.material, becomes, changes[None]),
     )
-    success = (command == c.NOOP) | moved | (tired & (chosen == c.SLEEP)) | hit | eaten | kept | placed | made
-    return Turn(_live(state), command, success, cell, material, kind)
+    success = (command == c.NOOP) | moved | (tired & (chosen == c.SLEEP)) | struck | collection.kept | builds
+    return Turn(_live(state), command, success, aim.cell, aim.material, aim.kind)
 
 
 def _nearby(material: UInt8[Array, "4096"], position: Int[Array, "2"]) -> tuple[Bool[Array, ""], Bool[Array, ""]]:
@@ -250,18 +236,6 @@ def _nearby(material: UInt8[Array, "4096"], position: Int[Array, "2"]) -> tuple[
     around = material[jnp.clip(x, 0, c.AREA - 1)[:, None] * c.AREA + jnp.clip(y, 0, c.AREA - 1)[None]]
     inside &= jnp.all(position > 0)
     return jnp.any(inside & (around == c.TABLE)), jnp.any(inside & (around == c.FURNACE))
-
-
-def recounted(
-    room: UInt8[Array, "72"], cells: Int[Array, " n"], before: Any, after: Any, changes: Bool[Array, " n"]
-) -> UInt8[Array, "72"]:
-    """The cells of grass and path per chunk after some cells changed from one material to another, int or `[n]`."""
-    chunk, half = chunk_of(jnp.maximum(cells, 0)), c.CHUNKS * c.CHUNKS
-    for k, material in enumerate((c.GRASS, c.PATH)):
-        change = (jnp.asarray(after) == material).astype(jnp.int32) - (jnp.asarray(before) == material)
-        change = jnp.where(changes, change, 0).astype(jnp.uint8)  # modulo 256
-        room = room.at[k * half + chunk].add(change)
-    return room
 
 
 def _live(state: State) -> State:
@@ -294,7 +268,3 @@ def _live(state: State) -> State:
 
 def _has(mask, number) -> Bool[Array, ""]:
     return (jnp.uint32(mask) >> number.astype(jnp.uint32)) & 1 > 0
-
-
-def _unit(i: int, n: int) -> np.ndarray:
-    return np.eye(n, dtype=np.int32)[i]

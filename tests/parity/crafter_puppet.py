@@ -1,17 +1,20 @@
-"""The package crafter with our random numbers: what both draw is the same, so that whole worlds can be compared exactly.
+"""The package crafter with our random numbers: both draw the same, so that whole worlds can be compared exactly.
 
-The package draws in sequence, ours draws an array per step. `Puppet` stands in for a world's random generator: before an
-object acts, it is handed the bits that ours gave to this object, and answers the package's calls from them.
+The package draws in sequence, ours draws an array per step. `Puppet` stands in for a world's random generator: before
+an object acts, it is given the bits that ours gave to this object, and answers the package's calls from them.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import jax
 import numpy as np
 from crafter import constants, objects
 
-from envs_jax.crafter import constants as c, creatures
+from envs_jax.crafter import constants as c
 from envs_jax.crafter.balance import ALL_CHUNKS, RULES
+from envs_jax.crafter.wishes import NEAR_SLOTS, WORDS
 
 
 CLASSES = (objects.Zombie, objects.Skeleton, objects.Cow)
@@ -66,18 +69,40 @@ def of_object(thing, player, bits):
     return [], []
 
 
-def step(env, action, keys, name=str):
-    """A step of a `crafter.Env` with the random numbers of our step with the same key.
+class Draws(NamedTuple):
+    """The random numbers of our steps, as arrays on the host."""
 
-    **Arguments:** `env`, whose `world.random` is a `Puppet`; `action`, a number; `keys`, the three keys that our step
-    splits. **Returns:** reward and the package's `done`."""
-    turn_key, creature_key, balance_key = keys
+    chance: np.ndarray
+    """Whether grass gives a sapling: float32 `[...]`."""
+    objects: np.ndarray
+    """Words of the near objects: uint32 `[..., 2, K]`."""
+    balance: np.ndarray
+    """Words of a balance: uint32 `[..., draws]`."""
+
+
+def draws(keys, slots):
+    """What our step draws for each of the keys `[T, N]`; `slots`, of objects."""
+
+    def one(key):
+        turn_key, creature_key, balance_key = jax.random.split(key, 3)
+        return Draws(
+            jax.random.uniform(turn_key, dtype=np.float32),
+            jax.random.bits(creature_key, (WORDS, NEAR_SLOTS), np.uint32),
+            jax.random.bits(balance_key, (len(RULES) * 3 * ALL_CHUNKS + slots,), np.uint32),
+        )
+
+    return Draws(*map(np.asarray, jax.jit(jax.vmap(jax.vmap(one)))(keys)))
+
+
+def step(env, action, drawn):
+    """A step of a `crafter.Env` with the random numbers of our step.
+
+    **Arguments:** `env`, whose `world.random` is a `Puppet`; `action`, a number; `drawn`, the `Draws` of one step."""
     puppet, world, player = env._world.random, env._world, env._player
-    bits = np.asarray(jax.random.bits(creature_key, (creatures.WORDS, creatures.NEAR_SLOTS)))
     env._step += 1
     env._update_time()
     player.action = constants.actions[action]
-    puppet.say([float(jax.random.uniform(turn_key))])
+    puppet.say([float(drawn.chance)])
     everything = world.objects
     player.update()
     near = 0
@@ -85,23 +110,21 @@ def step(env, action, keys, name=str):
         distance = player.distance(thing)
         if distance <= c.NEAR:
             if distance < c.NEAR:
-                puppet.say(*of_object(thing, player, bits[:, near]))
+                puppet.say(*of_object(thing, player, drawn.objects[:, near]))
                 thing.update()
             near += 1
     if env._step % 10 == 0:
-        balance(env, balance_key)
+        balance(env, drawn.balance)
 
 
-def balance(env, key):
+def balance(env, bits):
     """`Env._balance_chunk` for every chunk, with our random numbers: kind by kind, in the order of the chunks' numbers.
 
     What happens in one chunk does not depend on the others; the order decides only which object is older."""
     world, puppet = env._world, env._world.random
     slots = [thing for thing in world.objects if thing is not env._player]
     order = {id(thing): i for i, thing in enumerate(slots)}
-    most = env.slots
     draws = 3 * ALL_CHUNKS
-    bits = np.asarray(jax.random.bits(key, (len(RULES) * draws + most,)))
     priority = bits[len(RULES) * draws :]
     chunks = sorted(world.chunks.items(), key=lambda item: (item[0][0], item[0][2]))
     original = env._balance_object

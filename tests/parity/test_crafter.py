@@ -74,7 +74,6 @@ def world(seed, night=False, rich=False, map_=None):
         env._world._mat_map[:] = map_
     else:
         env.reset()
-    env.slots = SLOTS
     env._world.random = puppet.Puppet()
     for thing in env._world.objects:
         thing.random = env._world.random
@@ -91,6 +90,7 @@ def compare(envs, steps, actions, seed=0):
     states = [import_state(env, ENV, PARAMS)[1] for env in envs]
     state = jax.tree.map(lambda *x: jnp.stack(x), *states)
     keys = jax.random.split(jax.random.key(seed), (steps, len(envs)))
+    drawn = puppet.draws(keys, SLOTS)
     before = [env._player.health for env in envs]
     for t in range(steps):
         obs, state, reward, terminated, truncated, info = STEP(keys[t], state, jnp.asarray(actions[t]), PARAMS)
@@ -98,7 +98,7 @@ def compare(envs, steps, actions, seed=0):
         material = host.material.reshape(-1, c.AREA, c.AREA)
         for i, env in enumerate(envs):
             unlocked = {name for name, n in env._player.achievements.items() if n}
-            puppet.step(env, int(actions[t, i]), jax.random.split(keys[t, i], 3))
+            puppet.step(env, int(actions[t, i]), puppet.Draws(*(x[t, i] for x in drawn)))
             one = jax.tree.map(lambda x, i=i: x[i], host)
             assert our_fields(one) == fields(env), (t, i, c.ACTIONS[actions[t, i]])
             np.testing.assert_array_equal(material[i], env._world._mat_map, err_msg=f"{t} {i}")
@@ -153,21 +153,20 @@ def arena(seed, position):
         if not np.all((cell >= 0) & (cell < c.AREA)) or env._world[cell][1]:
             continue
         kind = rng.choice(5, p=[0.2, 0.35, 0.1, 0.15, 0.2])
-        thing = (
-            lambda: things.Zombie(env._world, cell, player),
-            lambda: things.Skeleton(env._world, cell, player),
-            lambda: things.Cow(env._world, cell),
-            lambda: things.Arrow(env._world, cell, c.DIRECTIONS[rng.integers(4)]),
-            lambda: things.Plant(env._world, cell),
-        )[kind]()
+        if kind < 2:
+            thing = (things.Zombie, things.Skeleton)[kind](env._world, cell, player)
+        elif kind == 3:
+            thing = things.Arrow(env._world, cell, c.DIRECTIONS[rng.integers(4)])
+        else:
+            thing = (things.Cow, things.Plant)[kind // 4](env._world, cell)
         thing.grown = int(rng.integers(290, 320))
         env._world.add(thing)
     return env
 
 
 def test_crowded_arenas_agree_step_by_step():
-    """Where everything happens at once: conflicts over cells, arrows that hit, tables that break, plants that are eaten, mobs
-    that die, at the borders of the world too."""
+    """Where everything happens at once: conflicts over cells, arrows that hit, tables that break, plants that are
+    eaten, mobs that die, at the borders of the world too."""
     rng = np.random.default_rng(1)
     envs = [arena(seed, at) for seed, at in enumerate([(32, 32), (0, 5), (63, 63), (20, 0), (11, 12), (45, 36)])]
     compare(envs, 100, walk(rng, 100, len(envs)), seed=1)
