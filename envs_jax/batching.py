@@ -1,8 +1,7 @@
-"""Functions of a batch as functions of one row, for the parts of a world that are faster when they see the whole batch."""
+"""Functions of a batch as functions of one row: for parts of a world that are faster when they see the whole batch."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -46,4 +45,4 @@ def of_one_row(function: Callable[..., Any]) -> Callable[..., Any]:
         out = many(*_rows(size, list(batched), list(args)))
         return out, jax.tree.map(lambda _: True, out)
 
-    return functools.wraps(function)(one)
+    return one

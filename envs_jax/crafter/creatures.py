@@ -156,8 +156,8 @@ def _grow(k: jax.Array, near: _Near, loop: _Loop) -> _Loop:
     """Plants lose a hit point if a mob is beside them, and are removed without any left."""
     here = loop.cells[k]
     x, y = xy(here)
-    beside = (jnp.where(x > 0, here - c.AREA, -2), jnp.where(x < c.AREA - 1, here + c.AREA, -2))
-    beside += (jnp.where(y > 0, here - 1, -2), jnp.where(y < c.AREA - 1, here + 1, -2))
+    beside = [jnp.where(x > 0, here - c.AREA, -2), jnp.where(x < c.AREA - 1, here + c.AREA, -2)]
+    beside += [jnp.where(y > 0, here - 1, -2), jnp.where(y < c.AREA - 1, here + 1, -2)]
     mobs = jnp.where(near.mob, loop.cells, NOWHERE)
     eaten = functools.reduce(jnp.bitwise_or, [_any_equal(mobs, cell.astype(jnp.int16)) for cell in beside])
     hits = loop.hits[k] + (eaten & near.grows[k])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,11 +34,8 @@ MARGIN = creatures.ARROWS + 1
 """Objects that one step can create before the next balance closes gaps: arrows, and a plant."""
 
 
-def _balance(*args):
-    return balance(*args, margin=MARGIN)
-
-
-_take_turns, _balance_row = of_one_row(creatures.take_turns), of_one_row(_balance)
+_take_turns = of_one_row(creatures.take_turns)
+_balance_row = of_one_row(functools.partial(balance, margin=MARGIN))
 
 
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
@@ -175,7 +173,7 @@ class Crafter(Environment[State, Params]):
         view, daylight = look(state), daylight_at(state.step)
         if self._view:
             obs |= {"view": view, "daylight": daylight}
-        if self._image != "none":
+        if self._tiles is not None:
             function = render.draw if self._image == "rgb" else render.gray
             image = function(view, state.inventory, daylight, state.sleeping, key, self._tiles)
             if self._image == "gray":
