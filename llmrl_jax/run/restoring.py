@@ -80,8 +80,8 @@ def mute_late_errors() -> None:
 
 
 def _is_not_late(record: logging.LogRecord) -> bool:
-    """Any record but one of asyncio's on an error that was never taken and that passed through orbax: a task's text names
-    its coroutine's file; a gathering of tasks (`_GatheringFuture`) does so only in its traceback."""
+    """Any record but one of asyncio's on an error that was never taken and that passed through orbax: a task's text
+    names its coroutine's file; a gathering of tasks (`_GatheringFuture`) does so only in its traceback."""
     text = record.getMessage()
     if "exception was never retrieved" not in text.split("\n", 1)[0]:
         return True
