@@ -60,7 +60,7 @@ class Yard(Environment[State, Params]):
         return {"view": view, "inventory": jnp.stack([state.wood, state.time * 0]), "key": key, "text": text}
 
     def reset(self, key, params):
-        cell = jax.random.randint(key, (), 1, CELLS - 1)
+        cell = jax.random.randint(key, (), 1, CELLS - 1, jnp.int32)
         state = State(cell, jnp.int32(0), jnp.zeros(3, jnp.int32), jnp.int32(0))
         return self._obs(state), state
 

@@ -105,7 +105,7 @@ _OF_EVENT = {
 """The action that causes an event of a task, where it has another name."""
 
 
-def _steps(task: Task, names: tuple[str, ...]) -> tuple[str, ...]:
+def task_steps(task: Task, names: tuple[str, ...]) -> tuple[str, ...]:
     """The actions of a task in their order, as far as the world has them."""
     actions = (_OF_EVENT.get(event, event.replace("_", " ")) for event in task.events)
     actions = ("attack cow" if name == "eat cow" and name not in names else name for name in actions)
@@ -124,5 +124,5 @@ def facts(env: Environment) -> Facts:
         achievements=c.ACHIEVEMENTS,
         describe=describe_key,
         verbs=VERBS,
-        tasks={task.name: _steps(task, names) for task in TASKS},
+        tasks={task.name: task_steps(task, names) for task in TASKS},
     )

@@ -103,4 +103,4 @@ def categories(facts: Facts, obs: Any, goals: Int[Array, " K"]) -> Int[Array, " 
     place = jnp.clip(goals, 0, count - 1)
     now, ever = facts.feasible(obs)[place], jnp.asarray(np.asarray(facts.valid))[place]
     kind = jnp.where(goals >= count, 3, jnp.where(now, 0, jnp.where(ever, 1, 2)))
-    return jnp.where(goals >= 0, kind, -1)
+    return jnp.where(goals >= 0, kind, -1).astype(jnp.int32)

@@ -1,0 +1,123 @@
+"""Learners, compatibility, pretrained agents and presets, built for a world of five cells."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from llmrl_jax.core.config import to_json
+from llmrl_jax.parallel import make_mesh
+from llmrl_jax.rl.branches import BranchConfig
+from llmrl_jax.rl.dqn_config import DQNConfig
+from llmrl_jax.rl.ppo_config import PPOConfig
+from llmrl_jax.systems.ellm import presets
+from llmrl_jax.systems.ellm.build import build
+from llmrl_jax.systems.ellm.config import ChatGoals, EllmConfig
+from llmrl_jax.systems.ellm.evaluation import category_shares, crafter_score
+from llmrl_jax.systems.ellm.goals import NO_KEY
+from llmrl_jax.systems.ellm.pretrained import Pretrained
+from tests.ellm_world import NAMES, Yard
+
+
+SMALL = EllmConfig(
+    encoder="hashed",
+    network=BranchConfig(width=8, head_hidden=(4,)),
+    dqn=DQNConfig(num_envs=8, num_steps=3, gradient_steps=1, batch_size=8, replay_size=80, n_step=2, pool_size=4),
+    ppo=PPOConfig(num_envs=8, num_steps=4, epochs=1, minibatches=2, pool_size=4),
+)
+CHAT = replace(SMALL, suggester="chat", goals=ChatGoals(max_states=32, max_goals=16, per_state=4, at_once=8))
+
+
+@cache
+def made(config):
+    return build(config, Yard())
+
+
+def one_update(config, mesh=None):
+    ellm = replace(made(config), mesh=mesh)
+    learner = ellm.learner()
+    state = learner.init(jax.random.key(0))
+    return state, *jax.jit(learner.update)(state)
+
+
+def test_ppo_is_the_second_learner():
+    """It collects states to ask about as DQN does, and its first ratio is 1."""
+    state, after, metrics = one_update(replace(CHAT, learner="ppo"))
+    assert float(metrics["first_ratio_error"]) < 1e-5
+    assert np.any(np.asarray(after.bonus.whole["keys"]) != NO_KEY) and float(metrics["states_to_ask"]) > 0
+    old, new = (np.concatenate([np.ravel(x) for x in jax.tree.leaves(s.params)]) for s in (state, after))
+    assert np.abs(old - new).max() > 0
+
+
+def test_eight_devices_collect_the_same():
+    """Environments are split over two devices; the table of suggestions is on both."""
+    alone, shared = (one_update(CHAT, mesh)[1] for mesh in (None, make_mesh("data=2")))
+    np.testing.assert_array_equal(alone.bonus.whole["keys"], shared.bonus.whole["keys"])
+    np.testing.assert_array_equal(alone.runner.obs["goals"], shared.runner.obs["goals"])
+    assert shared.runner.obs["goals"].sharding.spec[0] and not any(shared.bonus.whole["keys"].sharding.spec)
+    assert not any(shared.runner.env_params.answers.keys.sharding.spec)
+
+
+def test_the_published_quirks():
+    config = replace(SMALL, compat="paper")
+    env = made(config).env
+    assert env.rules.gate == "lenient" and made(SMALL).env.rules.gate == "effect"
+    _, after, _ = one_update(config)
+    items = after.replay.items
+    np.testing.assert_array_equal(items.terminated, items.truncated)  # time-outs are stored as ends
+    with pytest.raises(ValueError, match="--gate is none, but --compat paper"):
+        replace(config, gate="none")
+
+
+def test_texts_and_symbols_reach_the_network():
+    seen = made(replace(SMALL, observe="symbols+text"))
+    obs, _ = seen.env.reset(jax.random.key(0), seen.env_params)
+    inputs = seen.inputs(jax.tree.map(lambda x: x[None], obs))
+    cell = int(np.argmax(obs["view"][:, 0, 0]))
+    assert inputs["symbols"].shape == (1, 2 * 5 + 2) and inputs["goals"].shape == (1, len(NAMES))
+    np.testing.assert_array_equal(inputs["symbols"][0, : 2 * 5].reshape(5, 2).argmax(1), np.arange(5) == cell)
+    wanted = seen.encoder.encode_texts([f"you see cell {cell}"])
+    np.testing.assert_allclose(inputs["text"], wanted, atol=1e-6)
+    with pytest.raises(ValueError, match="have no text"):
+        yard = Yard()
+        yard.__class__ = type("Mute", (Yard,), {"captions": {}})
+        build(replace(SMALL, observe="text"), yard)
+
+
+@pytest.mark.parametrize("tune", ["all", "critic", "linear"])
+def test_finetuning_in_parts(tune):
+    """What is trained, what is kept, and that both together give the values of the pretrained agent."""
+    ellm = made(SMALL)
+    obs, _ = ellm.env.reset(jax.random.key(0), ellm.env_params)
+    obs = jax.tree.map(lambda x: x[None], obs)
+    params, frozen = ellm.policy.init(jax.random.key(1), obs)
+    policy = Pretrained(ellm.policy, params, frozen, tune)
+    trained, rest = policy.init(jax.random.key(2), obs)
+    np.testing.assert_allclose(policy.q(trained, rest, obs), ellm.policy.q(params, frozen, obs), rtol=1e-6)
+    count = len(jax.tree.leaves(trained))
+    heads = len(jax.tree.leaves({name: params[name] for name in policy.heads}))
+    assert count == {"all": len(jax.tree.leaves(params)), "critic": heads, "linear": 4}[tune]
+    assert count + len(jax.tree.leaves(rest["rest"])) == len(jax.tree.leaves(params))
+    new, kept = Pretrained(ellm.policy, params, frozen, tune, reinit=True).init(jax.random.key(2), obs)
+    moved = jnp.abs(new["value"]["out"]["kernel"] - params["value"]["out"]["kernel"]).max()
+    assert float(moved) > 0
+    encoder = (new if tune == "all" else kept["rest"])["encoder"]["fusion"]["kernel"]
+    np.testing.assert_array_equal(encoder, params["encoder"]["fusion"]["kernel"])
+
+
+def test_presets():
+    assert all(to_json(presets.preset(name)) for name in presets.PRESETS)
+    with pytest.raises(KeyError, match="no preset 'embeded'; did you mean 'embedded'"):
+        presets.preset("embeded")
+
+
+def test_scores_by_hand():
+    assert crafter_score(np.zeros(22)) == 0 and crafter_score(np.ones(22)) == pytest.approx(100)
+    assert crafter_score(np.array([0.5, 0.0])) == pytest.approx(np.sqrt(51) - 1)
+    shares = category_shares(np.array([[3, 1, 0, 0], [0, 0, 0, 0]]))
+    assert shares["suggested"] == 4 and shares["suggested/good"] == 0.75 and np.isnan(shares["paid/bad"])
