@@ -33,6 +33,10 @@ class BranchConfig:
     pooling: Literal["mean", "learned"] = "mean"
     """How the embeddings of several goals become one: their mean, or a mean with learned weights."""
 
+    pointing: bool = False
+    """Whether actions that are goals now get an additional advantage, one number per state: what is learned about
+    pursuing one goal holds for the others. Not in the published network."""
+
     def __post_init__(self):
         fields_in(self, WIDTH, "width", prefix="network.")
         for width in self.head_hidden:
@@ -129,6 +133,8 @@ class BranchQNetwork(nn.Module):
     def __call__(self, inputs, table):
         x = Branches(self.config, name="encoder")(inputs, table)
         advantage = Tower(self.config.head_hidden, self.outputs, name="advantage")(x)
+        if self.config.pointing:
+            advantage += Tower((), 1, name="pointing")(x) * inputs["goals"][:, : self.outputs]
         value = Tower(self.config.head_hidden, 1, name="value")(x)
         return value + advantage - jnp.mean(advantage, axis=-1, keepdims=True)
 
@@ -143,6 +149,8 @@ class BranchActorCritic(nn.Module):
     def __call__(self, inputs, table):
         x = Branches(self.config, name="encoder")(inputs, table)
         logits = Tower(self.config.head_hidden, self.outputs, 0.01, name="actor")(x)
+        if self.config.pointing:
+            logits += Tower((), 1, 0.01, name="pointing")(x) * inputs["goals"][:, : self.outputs]
         return logits, Tower(self.config.head_hidden, 1, name="critic")(x)[..., 0]
 
 
@@ -171,15 +179,14 @@ class _Branched:
 class BranchQPolicy(_Branched):
     """A `llmrl_jax.rl.policy.QPolicy` with branches."""
 
-    heads = ("advantage", "value")
-    """The parts of its parameters that are not its encoder."""
-
     def __init__(self, num_actions: int, config: BranchConfig, inputs, table: Any = (), *, epsilon: float = 0.05):
         """**Arguments:** `num_actions`; `config`; `inputs`, `table`, see `_Branched`; `epsilon`, the probability of a
         random action after training (`step`)."""
         super().__init__(inputs, table)
         self.epsilon = epsilon
         self.network = BranchQNetwork(num_actions, config)
+        self.heads = ("advantage", "value", *(("pointing",) if config.pointing else ()))
+        """The parts of its parameters that are not its encoder."""
 
     def q(self, params, frozen, obs):
         values = self._apply(params, frozen, obs)

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llmrl_jax.rl.branches import BranchConfig, BranchPolicy, BranchQPolicy, Picture, Pooled, l2_normalized
+from llmrl_jax.rl.branches import (
+    BranchConfig,
+    Branches,
+    BranchPolicy,
+    BranchQPolicy,
+    Picture,
+    Pooled,
+    l2_normalized,
+)
 
 
 TABLE = np.random.default_rng(0).normal(size=(5, 6)).astype(np.float32)
@@ -45,6 +55,20 @@ def test_values_by_hand():
     np.testing.assert_allclose(policy.q(params, frozen, obs), wanted, atol=1e-5)
     np.testing.assert_array_equal(frozen["goals"], TABLE)
     assert set(params) == {"encoder", *policy.heads}
+
+
+def test_pointing_adds_one_number_to_the_actions_that_are_goals():
+    """The goals are rows of a table of five, of which the first three are the actions."""
+    plain, points = (BranchQPolicy(3, replace(CONFIG, pointing=on), lambda obs: obs, TABLE) for on in (False, True))
+    obs = observations()
+    params, frozen = points.init(jax.random.key(0), obs)
+    assert set(params) == {"encoder", *points.heads} == {"encoder", *plain.heads, "pointing"}
+    x = Branches(CONFIG).apply({"params": params["encoder"]}, obs, TABLE)
+    bonus = layer(params["pointing"]["out"], x) * np.asarray(obs["goals"], np.float32)[:, :3]
+    rest = {name: params[name] for name in params if name != "pointing"}
+    wanted = plain.q(rest, frozen, obs) + bonus - bonus.mean(1, keepdims=True)
+    np.testing.assert_allclose(points.q(params, frozen, obs), wanted, atol=1e-5)
+    assert np.abs(bonus).max() > 0.01
 
 
 def test_pooling_by_hand():
