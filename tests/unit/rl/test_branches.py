@@ -63,7 +63,7 @@ def test_pointing_adds_one_number_to_the_actions_that_are_goals():
     obs = observations()
     params, frozen = points.init(jax.random.key(0), obs)
     assert set(params) == {"encoder", *points.heads} == {"encoder", *plain.heads, "pointing"}
-    x = Branches(CONFIG).apply({"params": params["encoder"]}, obs, TABLE)
+    x = Branches(CONFIG).apply({"params": params["encoder"]}, obs, jnp.asarray(TABLE))
     bonus = layer(params["pointing"]["out"], x) * np.asarray(obs["goals"], np.float32)[:, :3]
     rest = {name: params[name] for name in params if name != "pointing"}
     wanted = plain.q(rest, frozen, obs) + bonus - bonus.mean(1, keepdims=True)
