@@ -88,6 +88,7 @@ def leaves(folder):
 
 
 def test_evaluation_with_single_goals(run, capsys):
+    capsys.readouterr()
     args = ["ellm", "eval", str(run), "--episodes", "4", "--goals", "chop tree", "place table", "--gif"]
     assert main(args) == 0
     text = capsys.readouterr().out
@@ -99,15 +100,14 @@ def test_evaluation_with_single_goals(run, capsys):
     assert "did you mean 'chop tree'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("tune", ["linear", "critic"])
+@pytest.mark.parametrize("tune", ["linear", pytest.param("critic", marks=pytest.mark.slow)])
 def test_finetuning_trains_a_part(run, tune):
     out, name = run.parent, f"tuned-{tune}"
     args = f"--from {run} --task wood --tune {tune} --steps 64 --run.name {name} --run.out {out} --run.progress off"
     assert main(["ellm", "finetune", *args.split(), "--run.checkpoint-every", "2", "--eval-episodes", "4"]) == 0
     config = json.loads((out / name / "config.json").read_text())
-    assert config["dqn"]["epsilon_start"] == 0.5 if "dqn" in config else config["ellm"]["dqn"]["epsilon_start"] == 0.5
-    frozen = sorted(path.name for path in (out / name / "frozen").rglob("*"))
-    assert frozen and (out / name / "summary.json").exists()
+    assert config["ellm"]["dqn"]["epsilon_start"] == 0.5 and config["task"] == "wood" and config["tune"] == tune
+    assert (out / name / "summary.json").exists()
 
 
 def test_exploring_with_a_guide(run):
@@ -158,5 +158,3 @@ def test_an_exhausted_budget_stops_the_run_and_keeps_it(tmp_path, capsys):
     assert "calls" in err and "--run.resume" in err and "Traceback" not in err
     with Checkpoints(tmp_path / "poor", read_only=True) as checkpoints:
         assert checkpoints.updates()
-    more = ["--run.resume", str(tmp_path / "poor"), "--chat.max-calls", "0", "--run.progress", "off"]
-    assert main(["ellm", "pretrain", *more]) == 0

@@ -14,6 +14,7 @@ from llmrl_jax.systems.ellm.config import EllmConfig
 
 
 EMBEDDED = EllmConfig(
+    observe="symbols+text",
     network=BranchConfig(width=128, head_hidden=(128,)),
     dqn=DQNConfig(
         num_envs=32,
@@ -25,15 +26,16 @@ EMBEDDED = EllmConfig(
         n_step=3,
         target_steps=2_000,
         huber_delta=1.0,
-        learning_rate=5e-4,
+        learning_rate=3e-4,
         epsilon_end=0.05,
-        epsilon_steps=100_000,
+        epsilon_steps=200_000,
         reward_clip=1.0,
         pool_size=64,
         pool_every=50,
     ),
 )
-"""Minutes on two cores: symbols instead of pictures, a small network, four samples learned per step played."""
+"""Minutes on two cores: symbols and captions instead of pictures, a small network, four samples learned per step
+played."""
 
 PUBLISHED = EllmConfig(
     observe="symbols+text",
