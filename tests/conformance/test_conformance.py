@@ -43,8 +43,9 @@ def first_of_each_kind():
 
 
 KINDS = first_of_each_kind()
-# grids take seconds to compile, so only one that draws its task too is not slow
-SLOW_STARTS = [id for id in KINDS if id.startswith("BabyAI") and id != "BabyAI-MixedTrainLocal-v0"]
+# grids take seconds to compile, so only one that draws its task too is not slow, and one of Crafter's
+OTHER_CRAFTERS = [id for id in KINDS if id.startswith("Crafter") and id != "CrafterText-v1"]
+SLOW_STARTS = [id for id in KINDS if id.startswith("BabyAI") and id != "BabyAI-MixedTrainLocal-v0"] + OTHER_CRAFTERS
 X64 = [pytest.param(id, marks=pytest.mark.slow) if id in {*SLOW_STARTS, *SMALL} else id for id in KINDS]
 LEVELS = (
     *(
@@ -60,7 +61,7 @@ LEVELS = (
     *("BabyAI-MoveTwoAcrossS5N2-v0", "BabyAI-Text/GoToRedBallGrey-v0"),
 )
 """Levels are made of the same rooms, objects and missions: some of each module, for the ordinary run."""
-CHECKED = {id for id in KINDS if id in LEVELS or not id.startswith("BabyAI")}
+CHECKED = {id for id in KINDS if id in LEVELS or not id.startswith("BabyAI")} - {*OTHER_CRAFTERS}
 IN_KIT = {*SMALL, *GRIDS}  # the whole kit begins with the contract
 ALL = [id if id in CHECKED - IN_KIT else pytest.param(id, marks=pytest.mark.slow) for id in envs_jax.ids()]
 

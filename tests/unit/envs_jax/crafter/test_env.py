@@ -190,6 +190,22 @@ def test_the_packages_do_meets_the_object_first():
     assert [achieved(steps[0], row) for row in (2, 3)] == [set(), {"defeat_zombie"}]
 
 
+def test_a_tenth_of_the_grass_gives_a_sapling():
+    """In 10,048 samples, within 5 standard errors; in both sets of actions."""
+    half, times, got = ROWS // 2, 157, 0
+    state = stacked([world(ground="grass")])
+    params = stacked([PARAMS["package"]] * half + [PARAMS["ellm"]] * half)
+    actions = np.repeat(np.array([number("do", "package"), number("chop grass")], np.int32), half)
+    keys = jax.random.split(jax.random.key(5), (times, ROWS))
+    for t in range(times):
+        obs, *_, info = STEP(keys[t], state, actions, params)
+        held = np.asarray(obs["inventory"][:, c.ITEMS.index("sapling")])
+        np.testing.assert_array_equal(held, info["eval_success"])
+        got += held.reshape(2, half).sum(axis=1)
+    n = times * half
+    assert np.all(np.abs(got / n - 0.1) < 5 * (0.1 * 0.9 / n) ** 0.5)
+
+
 def test_swords():
     """Damage 1, 2, 3 and 5 with the best sword; how many there are does not matter."""
     swords = ({}, {"wood_sword": 3}, {"wood_sword": 1, "stone_sword": 1}, {"iron_sword": 1, "stone_sword": 2})
@@ -218,6 +234,11 @@ def test_rewards_of_the_variants():
     none = envs_jax.make("CrafterNoReward-v1")[1]
     (step,) = run(worlds, [[x] for x in names], "package", unlock_reward=none.unlock_reward, health_reward=0.0)
     assert not step["reward"].any()
+
+
+def test_a_picture_is_of_one_world():
+    with pytest.raises(ValueError, match=r"a state of one world is needed, not of \(64,\) worlds"):
+        ENV.render(stacked([world()]))
 
 
 def test_how_episodes_end():
