@@ -81,12 +81,13 @@ def make_player(env: Environment, facts: Facts, policy: Any, episodes: int) -> C
         with doing("playing", episodes, "episodes") as activity:
             with doing("compiling"):
                 rows = start(params, frozen, env_params, key)
-            found: Any = None
-            while found is None or not bool(jnp.all(rows.over)):
+                rows, last = go_on(params, frozen, env_params, rows, how)
+            found = jax.device_get(last)[1]
+            while not bool(jnp.all(rows.over)):
+                activity.done = int(np.sum(rows.over))
                 rows, last = go_on(params, frozen, env_params, rows, how)
                 live, seen = jax.device_get(last)
-                found = seen if found is None else {name: _kept(live, seen[name], x) for name, x in found.items()}
-                activity.done = int(np.sum(rows.over))
+                found = {name: _kept(live, seen[name], x) for name, x in found.items()}
         return Played(
             unlocked=found["unlocked"],
             earned=found["episode_earned"],
@@ -187,6 +188,8 @@ def categories_table(found: Mapping[str, Mapping[str, float]]) -> str:
     rows = [["goals", "", "count", *(kind.replace("_", " ") for kind in CATEGORIES)]]
     for name, values in found.items():
         for what, label in (("suggested", "suggested"), ("paid", "rewarded")):
+            if not values[what]:
+                continue
             shares = (values[f"{what}/{kind}"] for kind in CATEGORIES)
             cells = ("-" if math.isnan(x) else f"{100 * x:.1f}%" for x in shares)
             rows.append([name, label, f"{values[what]:.0f}", *cells])
