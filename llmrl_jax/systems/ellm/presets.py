@@ -15,7 +15,7 @@ from llmrl_jax.systems.ellm.config import EllmConfig
 
 EMBEDDED = EllmConfig(
     observe="symbols+text",
-    network=BranchConfig(width=128, head_hidden=(128,)),
+    network=BranchConfig(width=128, head_hidden=(128,), pointing=True),
     dqn=DQNConfig(
         num_envs=32,
         num_steps=4,
@@ -23,7 +23,8 @@ EMBEDDED = EllmConfig(
         batch_size=64,
         replay_size=200_000,
         learning_starts=5_000,
-        n_step=3,
+        n_step=5,
+        replay="prioritized",
         target_steps=2_000,
         huber_delta=1.0,
         learning_rate=3e-4,
@@ -35,7 +36,10 @@ EMBEDDED = EllmConfig(
     ),
 )
 """Minutes on two cores: symbols and captions instead of pictures, a small network, four samples learned per step
-played."""
+played. Rare rewards are drawn more often (prioritised replay) and reach back farther (five steps) than as published,
+and actions that are goals share an advantage: in 300,000 steps the agent then finds trees, cows and water, which it
+hardly does without."""
+_NO_GOALS = replace(EMBEDDED, suggester="none", network=replace(EMBEDDED.network, pointing=False))
 
 PUBLISHED = EllmConfig(
     observe="symbols+text",
@@ -66,10 +70,10 @@ PRESETS: dict[str, EllmConfig] = {
     "published": PUBLISHED,
     "novelty": replace(EMBEDDED, suggester="novelty", gate="none"),
     "uniform": replace(EMBEDDED, suggester="uniform"),
-    "extrinsic": replace(EMBEDDED, suggester="none", extrinsic=1.0),
-    "rnd": replace(EMBEDDED, suggester="none", bonus="rnd", rnd=RNDConfig(outputs=64, hidden=64)),
-    "noveld": replace(EMBEDDED, suggester="none", bonus="noveld", noveld=NovelDConfig(outputs=64, hidden=64)),
-    "apt": replace(EMBEDDED, suggester="none", bonus="apt", apt=APTConfig(outputs=64, hidden=128)),
+    "extrinsic": replace(_NO_GOALS, extrinsic=1.0),
+    "rnd": replace(_NO_GOALS, bonus="rnd", rnd=RNDConfig(outputs=64, hidden=64)),
+    "noveld": replace(_NO_GOALS, bonus="noveld", noveld=NovelDConfig(outputs=64, hidden=64)),
+    "apt": replace(_NO_GOALS, bonus="apt", apt=APTConfig(outputs=64, hidden=128)),
 }
 
 
