@@ -92,5 +92,5 @@ $(VENV)/.docs: $(PINS) | $(BIN)/python
 $(PEERS)/.peers: benchmarks/requirements-peers.txt
 	$(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python -m pip install --disable-pip-version-check --quiet -r $<
-	$(PEERS)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps navix==0.7.4
+	$(PEERS)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps navix==0.7.4 craftax==1.6.1
 	@touch $@
