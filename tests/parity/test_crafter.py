@@ -18,7 +18,7 @@ from tests.parity import crafter_puppet as puppet  # noqa: E402
 
 
 SLOTS = 160
-ENV = Crafter(view=True, slots=SLOTS)
+ENV = Crafter(image=None, slots=SLOTS)
 PARAMS = ENV.default_params.replace(dying=False)
 STEP = jax.jit(jax.vmap(ENV.step, in_axes=(0, 0, 0, None)))
 
@@ -122,8 +122,8 @@ def walk(rng, steps, rows):
 
 def test_whole_worlds_agree_step_by_step():
     rng = np.random.default_rng(0)
-    envs = [world(seed, night=seed % 2 == 1, rich=seed < 2) for seed in range(4)]
-    host = compare(envs, 300, walk(rng, 300, 4))
+    envs = [world(seed, night=seed % 2 == 1, rich=seed < 2) for seed in range(3)]
+    host = compare(envs, 300, walk(rng, 300, 3))
     assert len({k for row in host.achievements for k in np.flatnonzero(row)}) > 5
 
 
@@ -168,5 +168,7 @@ def test_crowded_arenas_agree_step_by_step():
     """Where everything happens at once: conflicts over cells, arrows that hit, tables that break, plants that are
     eaten, mobs that die, at the borders of the world too."""
     rng = np.random.default_rng(1)
-    envs = [arena(seed, at) for seed, at in enumerate([(32, 32), (0, 5), (63, 63), (20, 0), (11, 12), (45, 36)])]
-    compare(envs, 100, walk(rng, 100, len(envs)), seed=1)
+    places = [(32, 32), (0, 5), (63, 63), (20, 0), (11, 12), (45, 36)]
+    for half in (0, 1):  # as many rows as above: the same program
+        envs = [arena(seed, places[seed]) for seed in range(3 * half, 3 * half + 3)]
+        compare(envs, 100, walk(rng, 100, len(envs)), seed=1 + half)

@@ -180,7 +180,7 @@ def test_nine_of_an_item_are_full():
 
 
 def test_the_packages_do_meets_the_object_first():
-    """An arrow over water: nobody can drink there, except for ELLM's agent."""
+    """An arrow over water hides it, except from ELLM's "drink water"."""
     wet = world([("arrow", (0, 1), 0, 3)], {(0, 1): "water"}, items={"drink": 5})
     ways = world([("zombie", (0, 1))], {(0, 1): "grass"})
     steps = run([wet, wet, ways, ways], [["do"], ["drink water"], ["do"], ["attack zombie"]], ["package", "ellm"] * 2)
