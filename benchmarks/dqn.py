@@ -91,9 +91,10 @@ def state_of(learner: DQN, config: DQNConfig, ring: Ring) -> DQNState:
 
 
 def settings(batch: int, steps: int, **more: Any) -> DQNConfig:
-    """The embedded preset's, with another batch and number of gradient steps."""
+    """The embedded preset's, with another batch and number of gradient steps, and uniform replay."""
     sizes = {"batch_size": batch, "gradient_steps": steps, "replay_size": CAPACITY, "num_envs": ROWS}
-    return dataclasses.replace(EMBEDDED.dqn, **sizes, **more)
+    uniform = {"replay": "uniform"} | {name: getattr(DQNConfig(), name) for name in ("priority_alpha", "priority_beta")}
+    return dataclasses.replace(EMBEDDED.dqn, **sizes, **uniform, **more)
 
 
 def embedded() -> Ellm:
@@ -255,7 +256,7 @@ def measure(case: Case, rounds: int, compile_torch: bool) -> tuple[list[Row], li
         built[name] = time.perf_counter() - started
         ways.append((torch_peer.COMPILED, 1, loss))
     for how, count, loss in ways:
-        few = max(1, steps // 4) if count == 1 else 2
+        few = max(1, steps // 4) if count == 1 else 1
 
         def call(few: int = few, count: int = count, loss: Any = loss) -> float:
             torch.set_num_threads(count)
@@ -321,14 +322,14 @@ def run(quick: bool) -> Result:
     bars: list[str] = []
     for batch in (64,) if quick else (64, 256):
         for case in (ellm_case(made, batch, steps), plain_case(batch, steps)):
-            more, reached = measure(case, rounds, compile_torch=not quick)
+            more, reached = measure(case, rounds, compile_torch=batch == 64 and not quick)
             rows, bars = rows + more, bars + reached
     rows += program(made, 2 if quick else EMBEDDED.dqn.pool_every)
     notes = [
-        "A gradient step: a batch drawn from a full memory of 200,000 steps, the double, dueling 3-step loss, "
-        "clipping, Adam. torch has the same weights, its memory in tensors with the sums over 3 steps made in advance, "
-        "and fused Adam. Both compute the same loss and gradient norm, within 1e-3, before anything is timed. Samples "
-        "alternate.",
+        "A gradient step: a batch drawn uniformly from a full memory of 200,000 steps, the double, dueling loss over "
+        f"{EMBEDDED.dqn.n_step} steps, clipping, Adam. torch has the same weights, its memory in tensors with the sums "
+        "over these steps made in advance, and fused Adam. Both compute the same loss and gradient norm, within 1e-3, "
+        "before anything is timed. Samples alternate.",
         "The operations are those of the matrix products, counted from the shapes; the matrix rate is that of XLA's "
         f"float32 product of {SQUARE} x {SQUARE} in the same rounds.",
         "CPU time counts all threads, and waiting ones if they spin, as torch's do.",

@@ -69,6 +69,7 @@ class Branches(nn.Module):
         for name in ("symbols", "text", "goals", "fusion"):
             setattr(self, name, linear(encoder[name]))
         self.advantage, self.value = tower(params["advantage"]), tower(params["value"])
+        self.pointing = tower(params["pointing"]) if "pointing" in params else None
         self.codes = [torch.arange(n, dtype=torch.uint8) for n in facts["planes"]]
         self.table = tensors(facts["goals"])
         phrases = tensors(facts["phrases"])
@@ -87,7 +88,10 @@ class Branches(nn.Module):
         goals = (members / torch.where(total > 0, total, 1.0)) @ self.table
         parts = [F.relu(self.symbols(symbols)), self.text(text), self.goals(goals)]
         x = F.relu(self.fusion(torch.cat(parts, -1)))
-        return dueling(self.value(x), self.advantage(x))
+        advantage = self.advantage(x)
+        if self.pointing is not None:
+            advantage = advantage + self.pointing(x) * members
+        return dueling(self.value(x), advantage)
 
 
 class Peer:

@@ -295,10 +295,15 @@ class DQN:
             options = {"double": config.double, "delta": hparams["huber_delta"], "weight": weight}
             return dqn_loss(flat.restore(params), frozen, target, batch, self.policy, discount, **options)
 
-        def gradient_step(carry, key):
+        keys = jax.random.split(key, config.gradient_steps)
+        known = config.replay == "uniform"  # batches that depend on no gradient step are drawn and read at once
+        batches = jax.vmap(lambda key: self._sample(replay, key, hparams))(keys) if known else ()
+
+        def gradient_step(carry, x):
             params, opt_state, priorities, bonus = carry
+            key, drawn = x
             ring = replay.replace(priorities=priorities)
-            index, batch, discount, weight = self._sample(ring, key, hparams)
+            index, batch, discount, weight = drawn if known else self._sample(ring, key, hparams)
             target = self._target(state.target, flat.restore(params))
             grads, (metrics, errors) = jax.grad(loss, has_aux=True)(params, batch, discount, target, weight)
             params, opt_state, norm = descend(optimizer, params, grads, opt_state, hparams["learning_rate"])
@@ -311,8 +316,7 @@ class DQN:
             return (params, opt_state, priorities, bonus), metrics
 
         carry = (flat.flatten(state.params), flat.flatten_moments(state.opt_state), replay.priorities, state.bonus)
-        keys = jax.random.split(key, config.gradient_steps)
-        (params, opt_state, priorities, bonus), metrics = jax.lax.scan(gradient_step, carry, keys)
+        (params, opt_state, priorities, bonus), metrics = jax.lax.scan(gradient_step, carry, (keys, batches))
         replay = replay.replace(priorities=priorities)
         learned = (flat.restore(params), flat.restore_moments(opt_state), replay, bonus)
         nonfinite = jnp.max(metrics.pop("nonfinite"))

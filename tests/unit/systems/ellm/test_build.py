@@ -20,6 +20,7 @@ from llmrl_jax.systems.ellm.build import build
 from llmrl_jax.systems.ellm.config import ChatGoals, EllmConfig
 from llmrl_jax.systems.ellm.evaluation import category_shares, crafter_score
 from llmrl_jax.systems.ellm.goals import NO_KEY
+from llmrl_jax.systems.ellm.inputs import summed
 from llmrl_jax.systems.ellm.pretrained import Pretrained
 from tests.ellm_world import NAMES, Yard
 
@@ -121,3 +122,9 @@ def test_scores_by_hand():
     assert crafter_score(np.array([0.5, 0.0])) == pytest.approx(np.sqrt(51) - 1)
     shares = category_shares(np.array([[3, 1, 0, 0], [0, 0, 0, 0]]))
     assert shares["suggested"] == 4 and shares["suggested/good"] == 0.75 and np.isnan(shares["paid/bad"])
+
+
+def test_a_text_is_the_sum_of_its_phrases_embeddings():
+    table = np.array([[1.0, 0.0], [0.0, 2.0], [4.0, 8.0]], np.float32)
+    captions = np.array([[2, 1, 1, -1], [-1, -1, -1, -1], [0, 2, -1, 0]], np.int16)
+    np.testing.assert_array_equal(summed(table, captions), [[4, 12], [0, 0], [6, 8]])
