@@ -162,7 +162,7 @@ class Game:
         self.show(f"--- episode {self.episode} ---")
 
     def show(self, news: str) -> None:
-        """Print `news`, the picture and the strings of the observation; without any, the state as letters or numbers."""
+        """Print `news`, the picture and the strings of the observation; without any, the state in letters."""
         if self.live:
             self._say(CLEAR)
         self._say(news)
