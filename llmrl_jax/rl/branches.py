@@ -35,7 +35,8 @@ class BranchConfig:
 
     pointing: bool = False
     """Whether actions that are goals now get an additional advantage, one number per state: what is learned about
-    pursuing one goal holds for the others. Not in the published network."""
+    pursuing one goal holds for the others. Not in the published network; without an effect where the agent observes no
+    goals."""
 
     def __post_init__(self):
         fields_in(self, WIDTH, "width", prefix="network.")

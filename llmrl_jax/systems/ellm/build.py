@@ -153,10 +153,11 @@ def build(config: EllmConfig, env: Environment | None = None, *, keys: bool = Fa
     inputs = make_inputs(world, space, len(facts.captions), texts=texts, encoder=encoder, goals=goals)
     table = jnp.asarray(unit_rows(encoder.encode_texts(facts.captions))) if goals else ()
     actions = len(facts.captions)
+    network = replace(config.network, pointing=config.network.pointing and goals)
     policy: Any
     if config.learner == "ppo":
-        policy = BranchPolicy(actions, config.network, inputs, table)
+        policy = BranchPolicy(actions, network, inputs, table)
     else:
-        policy = BranchQPolicy(actions, config.network, inputs, table, epsilon=config.dqn.epsilon_end)
+        policy = BranchQPolicy(actions, network, inputs, table, epsilon=config.dqn.epsilon_end)
     mesh = make_mesh(config.mesh) if config.mesh else None
     return Ellm(config, world, params, facts, encoder, inputs, policy, mesh)

@@ -128,10 +128,5 @@ class EllmConfig:
                 refuse_unread(self, (name,), f"--bonus {self.bonus}")
         if self.suggester == "none":
             refuse_unread(self, ("threshold", "once", "intrinsic", "gate"), "--suggester none")
-        if self.network.pointing and (self.suggester == "none" or not self.goal_conditioned):
-            raise ValueError(
-                "network.pointing reads the goals that the agent observes, but it observes none: leave "
-                "--network.pointing out, or choose a --suggester and --goal-conditioned"
-            )
         if self.compat == "paper":
             refuse_unread(self, ("gate",), "--compat paper, whose gate is lenient,")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from llmrl_jax.core.checks import nearest
 from llmrl_jax.rl.apt import APTConfig
@@ -40,7 +39,6 @@ EMBEDDED = EllmConfig(
 played. Rare rewards are drawn more often (prioritised replay) and reach back farther (five steps) than as published,
 and actions that are goals share an advantage: in 300,000 steps the agent then finds trees, cows and water, which it
 hardly does without."""
-_NO_GOALS: dict[str, Any] = {"suggester": "none", "network": replace(EMBEDDED.network, pointing=False)}
 
 PUBLISHED = EllmConfig(
     observe="symbols+text",
@@ -71,10 +69,10 @@ PRESETS: dict[str, EllmConfig] = {
     "published": PUBLISHED,
     "novelty": replace(EMBEDDED, suggester="novelty", gate="none"),
     "uniform": replace(EMBEDDED, suggester="uniform"),
-    "extrinsic": replace(EMBEDDED, **_NO_GOALS, extrinsic=1.0),
-    "rnd": replace(EMBEDDED, **_NO_GOALS, bonus="rnd", rnd=RNDConfig(outputs=64, hidden=64)),
-    "noveld": replace(EMBEDDED, **_NO_GOALS, bonus="noveld", noveld=NovelDConfig(outputs=64, hidden=64)),
-    "apt": replace(EMBEDDED, **_NO_GOALS, bonus="apt", apt=APTConfig(outputs=64, hidden=128)),
+    "extrinsic": replace(EMBEDDED, suggester="none", extrinsic=1.0),
+    "rnd": replace(EMBEDDED, suggester="none", bonus="rnd", rnd=RNDConfig(outputs=64, hidden=64)),
+    "noveld": replace(EMBEDDED, suggester="none", bonus="noveld", noveld=NovelDConfig(outputs=64, hidden=64)),
+    "apt": replace(EMBEDDED, suggester="none", bonus="apt", apt=APTConfig(outputs=64, hidden=128)),
 }
 
 

@@ -128,3 +128,10 @@ def test_a_text_is_the_sum_of_its_phrases_embeddings():
     table = np.array([[1.0, 0.0], [0.0, 2.0], [4.0, 8.0]], np.float32)
     captions = np.array([[2, 1, 1, -1], [-1, -1, -1, -1], [0, 2, -1, 0]], np.int16)
     np.testing.assert_array_equal(summed(table, captions), [[4, 12], [0, 0], [6, 8]])
+
+
+def test_an_agent_without_goals_does_not_point():
+    network = BranchConfig(width=8, head_hidden=(8,), pointing=True)
+    blind = EllmConfig(network=network, suggester="none", extrinsic=1.0)
+    for config, points in ((blind, False), (EllmConfig(network=network), True)):
+        assert build(config, Yard()).policy.network.config.pointing == points
