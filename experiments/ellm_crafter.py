@@ -6,7 +6,7 @@
 Every agent is a preset of `llmrl ellm pretrain`; none sees the world's own reward but `extrinsic`. Runs are written to
 `<out>/<agent>-<seed>`; those that exist are continued, or read if they are finished, so it can be stopped at
 any time. `<out>/results.json` has the curves, the held-out episodes of the trained agents and those of random play,
-and `<out>/curves.png` their picture; those behind docs/systems/ellm.md are in `experiments/results/ellm_crafter/`.
+and `<out>/curves.png` their picture.
 """
 
 from __future__ import annotations

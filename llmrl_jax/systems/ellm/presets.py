@@ -37,8 +37,8 @@ EMBEDDED = EllmConfig(
 )
 """Minutes on two cores: symbols and captions instead of pictures, a small network, four samples learned per step
 played. Rare rewards are drawn more often (prioritised replay) and reach back farther (five steps) than as published,
-and actions that are goals share an advantage: in 300,000 steps the agent then finds trees, cows and water, which it
-hardly does without."""
+and actions that are goals share an advantage: one seed of 300,000 steps then finds trees and water, which it does not
+without."""
 
 PUBLISHED = EllmConfig(
     observe="symbols+text",

@@ -269,7 +269,7 @@ def test_late_errors_of_orbax_print_nothing(monkeypatch, caplog):
 
 
 def _gathered_error(file: str) -> None:
-    """An error of gathered tasks that nobody takes, raised by code of this file."""
+    """An error of gathered tasks that is never retrieved, raised by code of this file."""
     code = compile("async def write():\n    raise ValueError('the disk is full')", file, "exec")
     names: dict = {}
     exec(code, names)
