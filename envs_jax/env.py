@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import jax
 import numpy as np
@@ -23,6 +24,17 @@ Observation = Any
 """An array or a dict of arrays."""
 Info = dict[str, Any]
 StepResult = tuple[Any, Any, jax.Array, jax.Array, jax.Array, Info]
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A part of an observation whose last axis has the newest frames, the newest last: each step drops the oldest frame
+    and appends one."""
+
+    frames: int
+    """Length of the last axis."""
+    fill: Literal["first", "zeros"]
+    """What precedes the first frame of an episode: copies of it, or zeros."""
 
 
 def traced(*trees: Any) -> bool:
@@ -148,6 +160,12 @@ class Environment(Generic[State, Params]):
         """Those of `captions` that stay the same throughout an episode, as a mission does."""
         return ()
 
+    @property
+    def stacked(self) -> Mapping[str, Stack]:
+        """The parts of the observation, a dict, that are stacks of frames; a replay memory holds each frame of these
+        once."""
+        return {}
+
     def describe(self, obs: Observation) -> dict[str, str]:
         """The strings of one observation, on the host; empty for a world without text."""
         return {name: book.render(obs[name]) for name, book in self.captions.items() if name in obs}
@@ -222,6 +240,10 @@ class Wrapper(Environment[State, Params]):
     @property
     def episode_captions(self):
         return self.env.episode_captions
+
+    @property
+    def stacked(self):
+        return self.env.stacked
 
     def describe(self, obs):
         return self.env.describe(obs)

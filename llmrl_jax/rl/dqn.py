@@ -138,7 +138,7 @@ class DQN:
             env, config.num_envs, policy=config.reset, pool_size=config.pool_size, reset_ratio=config.reset_ratio
         )
         prioritized = config.replay == "prioritized"
-        self.memory = Replay(config.capacity, rows=config.num_envs, prioritized=prioritized)
+        self.memory = Replay(config.capacity, rows=config.num_envs, prioritized=prioritized, stacked=env.stacked)
 
     def init(self, key: jax.Array) -> DQNState:
         env_key, policy_key, run_key = jax.random.split(key, 3)
@@ -176,15 +176,15 @@ class DQN:
             pool_key, play_key, learn_key = jax.random.split(jax.random.fold_in(state.key, state.update), 3)
             runner, steps, played = self._play(state, pool_key, play_key)
             state, steps, report = self._rewarded(state, steps, played)
-            replay = self._placed(self.memory.add(state.replay, steps))
-            (params, opt_state, replay, bonus), metrics = self._learn_when_ready(
+            replay = self._placed(self.memory.add(state.replay, steps, played.done))
+            (params, opt_state, priorities, bonus), metrics = self._learn_when_ready(
                 state.replace(replay=replay), learn_key
             )
             metrics |= {
                 **report,
                 "entropy": jnp.mean(played.entropy),
                 "value_mean": jnp.mean(played.value),
-                "replay_size": replay.size,
+                "replay_size": self.memory.held(replay),
                 **({"epsilon": self._epsilon(state)} if self.config.acting == "epsilon" else {}),
                 **episode_metrics(played.info, played.done, self.task_names),
             }
@@ -192,7 +192,7 @@ class DQN:
                 params=params,
                 target=self._follow(state, params),
                 opt_state=opt_state,
-                replay=self._placed(replay),
+                replay=self._placed(replay.replace(priorities=priorities)),
                 runner=place(runner, self.placement),
                 update=state.update + 1,
                 bonus=bonuses.place(bonus, self.placement),
@@ -278,7 +278,7 @@ class DQN:
 
         def wait(state, key):
             zeros = {name: jnp.float32(0) for name in jax.eval_shape(self._learn, state, key)[1]}
-            return (state.params, state.opt_state, state.replay, state.bonus), zeros
+            return (state.params, state.opt_state, state.replay.priorities, state.bonus), zeros
 
         ready = self.memory.can_sample(state.replay, self.config.learning_starts)
         return jax.lax.cond(ready, self._learn, wait, state, key)
@@ -286,7 +286,8 @@ class DQN:
     def _learn(self, state: DQNState, key: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
         """`gradient_steps` steps on batches from the memory.
 
-        **Returns:** the parameters, Adam's moments, the memory and the bonus's state; means of the metrics."""
+        **Returns:** the parameters, Adam's moments, the memory's priorities and the bonus's state; means of the
+        metrics. Not the memory: a branch that returns it may copy it."""
         config, hparams, replay, frozen = self.config, state.hparams, state.replay, self._own(state.frozen)
         flat = FlatTree(state.params, allowed=self.placement.mesh is None)
         optimizer = clipped_adam(hparams)
@@ -317,8 +318,7 @@ class DQN:
 
         carry = (flat.flatten(state.params), flat.flatten_moments(state.opt_state), replay.priorities, state.bonus)
         (params, opt_state, priorities, bonus), metrics = jax.lax.scan(gradient_step, carry, (keys, batches))
-        replay = replay.replace(priorities=priorities)
-        learned = (flat.restore(params), flat.restore_moments(opt_state), replay, bonus)
+        learned = (flat.restore(params), flat.restore_moments(opt_state), priorities, bonus)
         nonfinite = jnp.max(metrics.pop("nonfinite"))
         return learned, {name: jnp.mean(x) for name, x in metrics.items()} | {"nonfinite": nonfinite}
 

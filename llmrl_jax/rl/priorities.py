@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 
 CHILDREN = 16
@@ -59,6 +59,16 @@ class Priorities:
             value = jnp.sum(level.at[index].get(mode="promise_in_bounds"), axis=1)
             levels.append(level)
         return PriorityTree(tuple(levels), jnp.maximum(tree.highest, jnp.max(priority)))
+
+    def kept(self, tree: PriorityTree, mask: Bool[Array, " capacity"]) -> PriorityTree:
+        """The tree with priority 0 where the mask is False."""
+        entries = tree.levels[0].reshape(-1)
+        entries = jnp.where(jnp.pad(mask, (0, entries.shape[0] - self.capacity)), entries, 0.0)
+        levels = [entries.reshape(-1, CHILDREN)]
+        for level in tree.levels[1:]:
+            sums = jnp.sum(levels[-1], axis=1)
+            levels.append(jnp.pad(sums, (0, level.size - sums.shape[0])).reshape(level.shape))
+        return tree.replace(levels=tuple(levels))
 
     def sample(
         self, tree: PriorityTree, key: jax.Array, count: int

@@ -3,13 +3,13 @@
 A draw (uniform, or in proportion to priorities) gives indices into the memory; a view reads at these indices: single
 items, n-step transitions, or windows of an episode. Draws and views combine freely. Everything is a pure function of a
 `Ring`, which is part of a learner's state: it is saved with the state, and split over the devices of a mesh as
-environments are.
+environments are. Of observations that are stacks of frames, each frame is held once (`llmrl_jax.rl.frames`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -17,6 +17,8 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
+from envs_jax.env import Stack
+from llmrl_jax.rl.frames import Frames
 from llmrl_jax.rl.priorities import Priorities
 
 
@@ -32,6 +34,8 @@ class Ring:
     """int32 `[]`, items held, at most the capacity."""
     priorities: Any = ()
     """The `PriorityTree` of a prioritised memory; `()` in others."""
+    frames: Any = ()
+    """The `FrameRing` of a memory with stacks; `()` in others."""
 
 
 @struct.dataclass
@@ -70,6 +74,8 @@ class Replay:
     environments' steps. None: items without an order, for single-step sampling only."""
     prioritized: bool = False
     """Whether items have sampling priorities."""
+    stacked: Mapping[str, Stack] = field(default_factory=dict, hash=False)
+    """Parts of `obs` and `next_obs`, dicts, that are stacks of frames, of which each frame is held once. Needs rows."""
 
     def __post_init__(self):
         if self.capacity < 1:
@@ -79,6 +85,8 @@ class Replay:
                 f"a replay memory of {self.capacity} items cannot be divided among {self.rows} environments: "
                 f"choose a multiple of {max(self.rows, 1)} as its capacity"
             )
+        if self.stacked and self.rows is None:
+            raise ValueError("stacks of frames need steps in their order: give the replay memory its `rows`")
 
     @property
     def length(self) -> int:
@@ -89,6 +97,10 @@ class Replay:
     def _tree(self) -> Priorities:
         return Priorities(self.capacity)
 
+    @property
+    def _frames(self) -> Frames:
+        return Frames(self.length, self.rows or 1, self.stacked)
+
     # --- writing ------------------------------------------------------------------------------------------------------
 
     def init(self, item: Any) -> Ring:
@@ -97,16 +109,25 @@ class Replay:
         **Arguments:** `item`, one item, for the shapes and dtypes of its leaves (arrays or `jax.ShapeDtypeStruct`).
         """
         lead = (self.capacity,) if self.rows is None else (self.length, self.rows)
-        items = jax.tree.map(lambda x: jnp.zeros((*lead, *x.shape), x.dtype), item)
-        return Ring(items, jnp.int32(0), jnp.int32(0), self._tree.init() if self.prioritized else ())
+        frames = self._frames.init(item.obs) if self.stacked else ()
+        items = jax.tree.map(lambda x: jnp.zeros((*lead, *x.shape), x.dtype), self._unstacked(item))
+        return Ring(items, jnp.int32(0), jnp.int32(0), self._tree.init() if self.prioritized else (), frames)
 
-    def add(self, ring: Ring, items: Any) -> Ring:
+    def _unstacked(self, items: Any) -> Any:
+        """Items without the stacks of their observations."""
+        if not self.stacked:
+            return items
+        return items.replace(obs=self._frames.without(items.obs), next_obs=self._frames.without(items.next_obs))
+
+    def add(self, ring: Ring, items: Any, ended: Bool[Array, "T rows"] | None = None) -> Ring:
         """The memory with items appended in order. Their priority is the highest that any item has had.
 
-        **Arguments:** `items`, leaves `[N, ...]`, with rows `[T, rows, ...]`, of the shapes and dtypes given to `init`.
+        **Arguments:** `items`, leaves `[N, ...]`, with rows `[T, rows, ...]`, of the shapes and dtypes given to `init`;
+        `ended`, with stacks: whether a step was the last one of its episode, for whatever reason.
         **Raises:** `ValueError` for other shapes or dtypes, or for more items per call than the capacity.
         """
         per_step = self.rows or 1
+        whole, items = items, self._unstacked(items)
         count = jax.tree.leaves(items)[0].shape[0]
         if count > self.length:
             what = "items" if self.rows is None else f"steps of {self.rows} environments"
@@ -127,12 +148,31 @@ class Replay:
         if self.prioritized:
             index = (place[:, None] * per_step + jnp.arange(per_step)).reshape(-1)
             tree = self._tree.set(tree, index, jnp.broadcast_to(tree.highest, index.shape))
-        return Ring(
+        after = Ring(
             items=jax.tree.map(write, ring.items, items),
             next=(ring.next + count) % self.length,
             size=jnp.minimum(ring.size + count * per_step, self.capacity),
             priorities=tree,
         )
+        return self._with_frames(ring, after, whole, ended) if self.stacked else after
+
+    def _with_frames(self, before: Ring, after: Ring, steps: Any, ended: Array | None) -> Ring:
+        """The memory `after` further steps, with their frames. Steps that lost a frame cannot be drawn any more."""
+        if ended is None:
+            raise ValueError("a memory with stacks of frames needs to know which steps ended their episode: `ended`")
+        frames = self._frames.add(before.frames, steps.obs, steps.next_obs, ended)
+        after = after.replace(frames=frames)
+        if not self.prioritized:
+            return after
+        whole = jnp.minimum(before.frames.readable + ended.shape[0], self.length)
+        back = (after.next - 1 - jnp.arange(self.capacity) // (self.rows or 1)) % self.length
+        tree = jax.lax.cond(
+            frames.readable < whole,
+            lambda tree: self._tree.kept(tree, back < frames.readable),
+            lambda tree: tree,
+            after.priorities,
+        )
+        return after.replace(priorities=tree)
 
     def place(self, ring: Ring, split: Callable[[Any, int], Any], copied: Callable[[Any], Any]) -> Ring:
         """The memory on a mesh: rows are split as environments are, the rest is replicated.
@@ -142,18 +182,26 @@ class Replay:
         devices.
         """
         items = copied(ring.items) if self.rows is None else split(ring.items, 1)
-        return Ring(items, *copied((ring.next, ring.size, ring.priorities)))
+        frames = self._frames.place(ring.frames, split, copied) if self.stacked else ()
+        return Ring(items, *copied((ring.next, ring.size, ring.priorities)), frames)
 
     # --- drawing ------------------------------------------------------------------------------------------------------
 
     def can_sample(self, ring: Ring, least: int = 1) -> Bool[Array, ""]:
-        """Whether at least `least` items are held."""
+        """Whether at least `least` items were added, of those that fit."""
         return ring.size >= least
+
+    def held(self, ring: Ring) -> Int[Array, ""]:
+        """Items that can be drawn: with stacks fewer than `ring.size` where episodes are very short."""
+        return ring.frames.readable * (self.rows or 1) if self.stacked else ring.size
 
     def draw(self, ring: Ring, key: jax.Array, batch_size: int) -> Drawn:
         """Indices drawn uniformly with replacement. An empty memory gives index 0."""
-        held = jnp.maximum(ring.size, 1)
+        held = jnp.maximum(self.held(ring), 1)
         index = jax.random.randint(key, (batch_size,), 0, held)
+        if self.stacked:
+            oldest = jnp.where(held < ring.size, ring.next * (self.rows or 1) - held, 0)
+            index = (index + oldest) % self.capacity
         return Drawn(index, jnp.broadcast_to(1 / held, (batch_size,)))
 
     def draw_prioritized(self, ring: Ring, key: jax.Array, batch_size: int) -> Drawn:
@@ -175,7 +223,7 @@ class Replay:
 
     def get(self, ring: Ring, index: Int[Array, " *B"]) -> Any:
         """The items at given indices: leaves `[*B, ...]`."""
-        return self._read(ring.items, *self._split(index))
+        return self._steps(ring, *self._split(index))
 
     def sample(self, ring: Ring, key: jax.Array, batch_size: int) -> Any:
         """Items drawn uniformly with replacement: leaves `[batch_size, ...]`.
@@ -211,7 +259,7 @@ class Replay:
         last = (jnp.take_along_axis(times, steps[:, None] - 1, axis=1)[:, 0], row[:, 0])
         return first.replace(
             reward=jnp.sum(jnp.where(mask, powers[:n] * reward, 0), axis=1),
-            next_obs=self._read(items.next_obs, *last),
+            next_obs=self._next_obs(ring, *last),
             terminated=self._read(items.terminated, *last),
             truncated=self._read(items.truncated, *last),
         ), powers[steps]
@@ -230,7 +278,7 @@ class Replay:
         def blank(x):
             return jnp.where(mask.reshape(mask.shape + (1,) * (x.ndim - 2)), x, jnp.zeros((), x.dtype))
 
-        return jax.tree.map(blank, self._read(ring.items, times, row)), mask
+        return jax.tree.map(blank, self._steps(ring, times, row)), mask
 
     # --- places -------------------------------------------------------------------------------------------------------
 
@@ -240,6 +288,23 @@ class Replay:
 
     def _read(self, tree: Any, *place: Array) -> Any:
         return jax.tree.map(lambda x: x.at[place].get(mode="promise_in_bounds"), tree)
+
+    def _steps(self, ring: Ring, *place: Array) -> Any:
+        """Whole items."""
+        items = self._read(ring.items, *place)
+        if not self.stacked:
+            return items
+        obs, next_obs = self._stacks(ring, *place)
+        return items.replace(obs={**items.obs, **obs}, next_obs={**items.next_obs, **next_obs})
+
+    def _next_obs(self, ring: Ring, *place: Array) -> Any:
+        """The `next_obs` of items."""
+        next_obs = self._read(ring.items.next_obs, *place)
+        return {**next_obs, **self._stacks(ring, *place)[1]} if self.stacked else next_obs
+
+    def _stacks(self, ring: Ring, time: Array, row: Array) -> tuple[Any, Any]:
+        back = (ring.next - 1 - time) % self.length
+        return self._frames.read(ring.frames, back, jnp.broadcast_to(row, back.shape))
 
     def _following(self, index: Array, count: int, what: str) -> tuple[Array, Array]:
         """The time `[B, count]` and row `[B, 1]` of the `count` steps starting at each index."""

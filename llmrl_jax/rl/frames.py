@@ -1,0 +1,195 @@
+"""Stacks of frames in a replay memory, each frame held once.
+
+A stack of the newest `F` frames moves on by one frame per step, so a memory of whole observations (`obs` and
+`next_obs`) holds every frame `2 F` times. Here a step has one frame, the newest of its `obs`; the newest of its
+`next_obs` is the next step's frame, except at the end of an episode, whose last frame is in a separate ring. Reading a
+step stacks frames again: exactly what whole storage would return.
+
+Frames that end episodes have one place for every `STEPS_PER_END` steps of an environment. Where episodes are shorter
+than that on average, the memory forgets its oldest steps earlier (`FrameRing.readable`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Bool, Int
+
+from envs_jax.env import Stack
+
+
+STEPS_PER_END = 16
+"""Steps of an environment for each place of a frame that ended an episode."""
+
+
+@struct.dataclass
+class FrameRing:
+    """The frames of `rows` environments; part of a `llmrl_jax.rl.replay.Ring`."""
+
+    frames: Any
+    """Part of the observation -> `[slots, rows, ...]`: the newest frame of each step's `obs`; behind the newest step,
+    that of its `next_obs`."""
+    finals: Any
+    """Part -> `[ends, rows, ...]`: the newest frame of the `next_obs` of steps that ended an episode."""
+    age: jax.Array
+    """uint8 `[slots, rows]`, steps from the start of the episode to each step, at most the longest stack less 1."""
+    end: jax.Array
+    """int32 `[slots, rows]`, place of a step's frame in `finals`; -1: the step ended no episode."""
+    since: jax.Array
+    """int32 `[ends, rows]`, steps after the one whose frame a place holds; the memory's length if that step is gone."""
+    next: jax.Array
+    """int32 `[]`, the slot of the next step."""
+    next_end: jax.Array
+    """int32 `[rows]`, the place of the next frame that ends an episode."""
+    ended: jax.Array
+    """bool `[rows]`, whether the newest step ended its episode."""
+    readable: jax.Array
+    """int32 `[]`, the newest steps of each row whose frames are all held."""
+
+
+@dataclass(frozen=True)
+class Frames:
+    """The pure functions of the frames of `length` steps of `rows` environments."""
+
+    length: int
+    rows: int
+    stacks: Mapping[str, Stack]
+    """The parts of observations that are stacks."""
+
+    @property
+    def depth(self) -> int:
+        """Frames of the longest stack."""
+        return max(stack.frames for stack in self.stacks.values())
+
+    @property
+    def slots(self) -> int:
+        """Frames of each row: one per step, those before the oldest step, and one behind the newest."""
+        return self.length + self.depth
+
+    @property
+    def ends(self) -> int:
+        """Places of each row for frames that end episodes."""
+        return self.length // STEPS_PER_END + 1
+
+    def init(self, obs: Any) -> FrameRing:
+        """No frames. **Arguments:** `obs`, one observation, for the shapes and dtypes of its leaves.
+
+        **Raises:** `ValueError` for an observation without one of the stacks.
+        """
+        for name, stack in self.stacks.items():
+            shape = tuple(obs[name].shape) if isinstance(obs, dict) and name in obs else None
+            if not shape or shape[-1] != stack.frames:
+                what = "is missing" if shape is None else f"has the shape {list(shape)}"
+                raise ValueError(
+                    f"the part {name!r} of an observation {what}; a stack of {stack.frames} frames is needed, the last "
+                    "axis of an array of a dict"
+                )
+
+        def blank(count: int) -> dict[str, jax.Array]:
+            return {name: jnp.zeros((count, self.rows, *obs[name].shape[:-1]), obs[name].dtype) for name in self.stacks}
+
+        return FrameRing(
+            frames=blank(self.slots),
+            finals=blank(self.ends),
+            age=jnp.zeros((self.slots, self.rows), jnp.uint8),
+            end=jnp.full((self.slots, self.rows), -1, jnp.int32),
+            since=jnp.full((self.ends, self.rows), self.length, jnp.int32),
+            next=jnp.int32(0),
+            next_end=jnp.zeros(self.rows, jnp.int32),
+            ended=jnp.ones(self.rows, bool),
+            readable=jnp.int32(0),
+        )
+
+    def without(self, obs: Any) -> Any:
+        """An observation without its stacks."""
+        return {name: x for name, x in obs.items() if name not in self.stacks}
+
+    def add(self, ring: FrameRing, obs: Any, next_obs: Any, ended: Bool[Array, "T rows"]) -> FrameRing:
+        """The frames with those of `T` further steps.
+
+        **Arguments:** `obs` and `next_obs`, leaves `[T, rows, ...]`; `ended`, whether a step was the last one of its
+        episode, for whatever reason.
+        """
+        count = ended.shape[0]
+        time = jnp.arange(count)[:, None]
+        place = (ring.next + jnp.arange(count + 1)) % self.slots
+
+        def write(old, new):
+            return old.at[place[: len(new)]].set(new, mode="promise_in_bounds", unique_indices=True)
+
+        def newest(name):
+            return jnp.concatenate([obs[name][..., -1], next_obs[name][-1:, ..., -1]])
+
+        begins = jnp.concatenate([ring.ended[None], ended[:-1]])
+        begin = jax.lax.cummax(jnp.where(begins, time, -1), axis=0)
+        earlier = ring.age[(ring.next - 1) % self.slots].astype(jnp.int32) + 1
+        age = jnp.minimum(jnp.where(begin >= 0, time - begin, earlier + time), self.depth - 1)
+
+        order, total = jnp.cumsum(ended, axis=0) - 1, jnp.sum(ended, axis=0)
+        spot = (ring.next_end + order) % self.ends
+        kept = ended & (total - order <= self.ends)
+        target = jnp.where(kept, spot, self.ends)
+
+        def write_ends(old, new):
+            put = jax.vmap(lambda x, i, y: x.at[i].set(y, mode="drop"), in_axes=1, out_axes=1)
+            return put(old, target, new)
+
+        since = jnp.minimum(ring.since + count, self.length)
+        after = write_ends(since, jnp.broadcast_to(count - 1 - time, ended.shape))
+        replaced = write_ends(jnp.zeros(since.shape, bool), kept)
+        lost = jnp.min(jnp.where(replaced, since, self.length))
+        passed = jnp.min(jnp.where(ended & ~kept, count - 1 - time, self.length))
+        return FrameRing(
+            frames={name: write(x, newest(name)) for name, x in ring.frames.items()},
+            finals={name: write_ends(x, next_obs[name][..., -1]) for name, x in ring.finals.items()},
+            age=write(ring.age, age.astype(jnp.uint8)),
+            end=write(ring.end, jnp.where(ended, spot, -1)),
+            since=after,
+            next=(ring.next + count) % self.slots,
+            next_end=(ring.next_end + total) % self.ends,
+            ended=ended[-1],
+            readable=jnp.minimum(jnp.minimum(ring.readable + count, self.length), jnp.minimum(lost, passed)),
+        )
+
+    def read(self, ring: FrameRing, back: Int[Array, " *B"], row: Int[Array, " *B"]) -> tuple[Any, Any]:
+        """The stacks of steps.
+
+        **Arguments:** `back`, how many steps of its row follow each step, below `ring.readable`; `row`.
+        **Returns:** the stacks of `obs` and of `next_obs`: part -> `[*B, ..., F]`.
+        """
+        slot, axis = (ring.next - 1 - back) % self.slots, back.ndim
+        age, end = _get(ring.age, slot, row).astype(jnp.int32)[..., None], _get(ring.end, slot, row)
+        obs, next_obs = {}, {}
+        for name, stack in self.stacks.items():
+            frames = ring.frames[name]
+            steps = jnp.arange(stack.frames - 1, -1, -1)
+            x = _get(frames, (slot[..., None] - jnp.minimum(steps, age)) % self.slots, row[..., None])
+            if stack.fill == "zeros":
+                x = jnp.where(_over(steps <= age, x), x, jnp.zeros((), x.dtype))
+            following = _get(frames, (slot + 1) % self.slots, row)
+            final = _get(ring.finals[name], jnp.maximum(end, 0), row)
+            new = jnp.where(_over(end >= 0, final), final, following)
+            later = jnp.concatenate([jax.lax.slice_in_dim(x, 1, None, axis=axis), jnp.expand_dims(new, axis)], axis)
+            obs[name], next_obs[name] = jnp.moveaxis(x, axis, -1), jnp.moveaxis(later, axis, -1)
+        return obs, next_obs
+
+    def place(self, ring: FrameRing, split: Callable[[Any, int], Any], copied: Callable[[Any], Any]) -> FrameRing:
+        """The frames on a mesh: rows are split, the rest is replicated. **Arguments:** as for `Replay.place`."""
+        by_row = split((ring.frames, ring.finals, ring.age, ring.end, ring.since), 1)
+        next, readable = copied((ring.next, ring.readable))
+        next_end, ended = split((ring.next_end, ring.ended), 0)
+        return FrameRing(*by_row, next, next_end, ended, readable)
+
+
+def _get(x: Array, *place: Array) -> Array:
+    return x.at[place].get(mode="promise_in_bounds")
+
+
+def _over(mask: Array, x: Array) -> Array:
+    """A mask of the leading axes of `x`, for all of its axes."""
+    return mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim))
