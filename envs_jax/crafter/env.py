@@ -21,11 +21,11 @@ from envs_jax.crafter.letters import KEYS, letters
 from envs_jax.crafter.state import Params, State
 from envs_jax.crafter.text import ellm, smartplay
 from envs_jax.crafter.text.instances import INSTANCES, Instances
-from envs_jax.crafter.tiles import tiles
+from envs_jax.crafter.tiles import GRID, tiles
 from envs_jax.crafter.view import look
 from envs_jax.crafter.wishes import NEAR_SLOTS, WORDS
 from envs_jax.crafter.worldgen import START, generate
-from envs_jax.env import Environment
+from envs_jax.env import Environment, Stack
 
 
 IMAGES = ("none", "rgb", "gray")
@@ -49,7 +49,7 @@ class Crafter(Environment[State, Params]):
     The observation is a dict with `inventory` int32 `[16]` (`constants.ITEMS`), and what the options ask for:
 
     * `view`: `view` uint8 `[9, 7, 2]`, the cells around the player (see `look`), and `daylight` float32;
-    * `image`: `image` uint8 `[64, 64, 3]` for `rgb`, `[84, 84, frames]` for `gray`;
+    * `image`: `image` uint8 `[64, 64, 3]` for `rgb`, `[pixels, pixels, frames]` for `gray`;
     * `text`: `text` int16, a caption of `ELLM`, `SMARTPLAY` or `INSTANCES`; for `ellm` also `key` uint32, the state as
       far as ELLM's prompt shows it.
 
@@ -66,6 +66,7 @@ class Crafter(Environment[State, Params]):
         view: bool = False,
         image: str | None = "rgb",
         frames: int = 1,
+        pixels: int = render.GRAY,
         textures: str = "own",
         text: str | None = None,
         slots: int = 128,
@@ -74,10 +75,11 @@ class Crafter(Environment[State, Params]):
         variant: Mapping[str, Any] | None = None,
     ):
         """**Arguments:** `actions`, 17 (the package's), 20 (SmartPlay's), 139 or 27 (ELLM's); `view`, `image`, `text`,
-        parts of the observation, see above; `frames`, gray pictures that are stacked, the newest last; `textures`,
-        `own` or `crafter` (the installed package's); `slots`, of objects: 96 are enough for episodes of 400 steps, 128
-        for 10,000; `task`, the only thing that is rewarded (`TASKS`), empty for all achievements; the episode ends with
-        it; `length`, steps of an episode, 0 for the variant's; `variant`, values of `Params` that the package has not.
+        parts of the observation, see above; `frames`, gray pictures that are stacked, the newest last; `pixels` per
+        side of a gray picture: 84, resized from 64 as ELLM's, or a multiple of 9, drawn at that size; `textures`, `own`
+        or `crafter` (the installed package's); `slots`, of objects: 96 are enough for episodes of 400 steps, 128 for
+        10,000; `task`, the only thing that is rewarded (`TASKS`), empty for all achievements; the episode ends with it;
+        `length`, steps of an episode, 0 for the variant's; `variant`, values of `Params` that the package has not.
 
         **Raises:** `ValueError` or `KeyError` for options that do not exist."""
         image, text = image or "none", text or "none"
@@ -90,9 +92,15 @@ class Crafter(Environment[State, Params]):
             raise ValueError(f"slots is {slots}; at most {MOST_SLOTS} are possible")
         if frames > 1 and image != "gray":
             raise ValueError(f"frames is {frames}, but only pictures of image='gray' are stacked, not {image!r}")
+        if pixels != render.GRAY and image != "gray":
+            raise ValueError(f"pixels is {pixels}, but only pictures of image='gray' have another size, not {image!r}")
+        if pixels != render.GRAY and (pixels < 2 * GRID or pixels % GRID):
+            raise ValueError(f"pixels is {pixels}; {render.GRAY} or a multiple of {GRID} from {2 * GRID} on is needed")
         self.actions, self.slots, self.task = action_set(actions), slots, task
         self._view, self._image, self._frames, self._text = view, image, frames, text
-        self._tiles = tiles(textures) if image != "none" else None
+        self._pixels = pixels
+        size = 64 if pixels == render.GRAY else pixels
+        self._tiles = tiles(textures, size) if image != "none" else None
         self._textures = textures
         self._instances = Instances()
         options = dict(variant or {})
@@ -121,7 +129,7 @@ class Crafter(Environment[State, Params]):
             parts["view"] = spaces.Box(0, len(c.SEEN), (*c.VIEW, 2), np.uint8)
             parts["daylight"] = spaces.Box(0.0, 1.0, (), np.float32)
         if self._image != "none":
-            shape = (64, 64, 3) if self._image == "rgb" else (render.GRAY, render.GRAY, self._frames)
+            shape = (64, 64, 3) if self._image == "rgb" else (self._pixels, self._pixels, self._frames)
             parts["image"] = spaces.Box(0, 255, shape, np.uint8)
         if self._text != "none":
             size = {"ellm": ellm.SIZE, "smartplay": smartplay.SIZE, "instances": self._instances.size}[self._text]
@@ -134,6 +142,10 @@ class Crafter(Environment[State, Params]):
     def captions(self):
         books = {"ellm": ellm.ELLM, "smartplay": smartplay.SMARTPLAY, "instances": INSTANCES}
         return {} if self._text == "none" else {"text": books[self._text]}
+
+    @property
+    def stacked(self):
+        return {"image": Stack(self._frames, "first")} if self._image == "gray" else {}
 
     def reset(self, key, params):
         world_key, begin_key = jax.random.split(key)
@@ -160,7 +172,7 @@ class Crafter(Environment[State, Params]):
         """The observation and the state of an episode that begins, or goes on, at `state`; `key`, of a picture's noise
         at night."""
         if self._image == "gray":
-            state = state.replace(frames=jnp.zeros((render.GRAY, render.GRAY, self._frames), jnp.uint8))
+            state = state.replace(frames=jnp.zeros((self._pixels, self._pixels, self._frames), jnp.uint8))
         obs, state = self._observe(state, jax.random.key(0) if key is None else key)
         if self._image == "gray":  # the first picture fills the stack
             image = jnp.broadcast_to(obs["image"][..., -1:], obs["image"].shape)
@@ -174,8 +186,8 @@ class Crafter(Environment[State, Params]):
         if self._view:
             obs |= {"view": view, "daylight": daylight}
         if self._tiles is not None:
-            function = render.draw if self._image == "rgb" else render.gray
-            image = function(view, state.inventory, daylight, state.sleeping, key, self._tiles)
+            scene = (view, state.inventory, daylight, state.sleeping, key, self._tiles)
+            image = render.draw(*scene) if self._image == "rgb" else render.gray(*scene, self._pixels)
             if self._image == "gray":
                 image = jnp.concatenate([state.frames[..., 1:], image[..., None]], axis=-1)
                 state = state.replace(frames=image)

@@ -164,18 +164,21 @@ def gray(
     sleeping: Bool[Array, ""],
     key: Key[Array, ""],
     tiles: Tiles,
-) -> UInt8[Array, "84 84"]:
+    side: int = GRAY,
+) -> UInt8[Array, "side side"]:
     """The gray frame of ELLM's agent (its reference, section 2.8): the mean of the three colours, then a bilinear
-    resize to 84 x 84, then cut off to integers; inside jit.
+    resize to 84 x 84, then cut off to integers; inside jit. Of tiles whose picture has `side` pixels already, the mean.
 
     Pixels count as areas whose centres are aligned, as in OpenCV's `INTER_LINEAR`, which the published code calls. All
     numbers are integers, exact in float32. OpenCV's rounded weights put 0.08% of the bytes one lower, where the exact
     result is an integer.
-    **Arguments:** as of `draw`. **Returns:** uint8 `[84, 84]`.
+    **Arguments:** as of `draw`; `side`, pixels per side. **Returns:** uint8 `[side, side]`.
     """
     pixels = _pixels(view, inventory, daylight, sleeping, key, tiles)
-    weights, step = _resampling(tiles.size, GRAY)
     red, green, blue = _split(pixels)
+    if tiles.size == side:
+        return ((red + green + blue) // 3).astype(jnp.uint8)
+    weights, step = _resampling(tiles.size, side)
     total = (red + green + blue).astype(jnp.float32)
     exact = jax.lax.Precision.HIGHEST
     frame = jnp.matmul(weights, jnp.matmul(total, weights.T, precision=exact), precision=exact)

@@ -28,6 +28,8 @@ class BranchConfig:
 
     width: int = 512
     """Outputs of each branch, and of the layer that fuses them."""
+    convolutions: tuple[tuple[int, int, int], ...] = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+    """Of pictures: channels, side of the kernel and stride of each layer. The defaults are for 84 x 84 pixels."""
     head_hidden: tuple[int, ...] = (512, 512)
     """Widths of the hidden layers of the value's and of the advantages' head; empty: linear heads."""
     pooling: Literal["mean", "learned"] = "mean"
@@ -42,6 +44,11 @@ class BranchConfig:
         fields_in(self, WIDTH, "width", prefix="network.")
         for width in self.head_hidden:
             in_interval("network.head_hidden", width, WIDTH)
+        if not self.convolutions:
+            raise ValueError("network.convolutions is empty; at least one layer is needed, as in 32 8 4")
+        for layer in self.convolutions:
+            for number in layer:
+                in_interval("network.convolutions", number, WIDTH)
         check_choices(self, prefix="network.")
 
 
@@ -61,15 +68,22 @@ def l2_normalized(x: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
 
 
 class Picture(nn.Module):
-    """DQN's convolutions (32 of 8 x 8 / 4, 64 of 4 x 4 / 2, 64 of 3 x 3 / 1), normalised, and a linear layer."""
+    """Convolutions (by default DQN's: 32 of 8 x 8 / 4, 64 of 4 x 4 / 2, 64 of 3 x 3 / 1), normalised, and a linear
+    layer."""
 
     width: int
+    convolutions: tuple[tuple[int, int, int], ...] = BranchConfig.convolutions
 
     @nn.compact
     def __call__(self, image):
         x = image.astype(jnp.float32) / 255
         gain = nn.initializers.orthogonal(math.sqrt(2))
-        for channels, size, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
+        for channels, size, stride in self.convolutions:
+            if min(x.shape[1:3]) < size:
+                raise ValueError(
+                    f"network.convolutions has a kernel of {size} x {size} for {x.shape[1]} x {x.shape[2]} values, of "
+                    f"a picture of {image.shape[1]} x {image.shape[2]} pixels: choose smaller kernels or strides"
+                )
             x = nn.relu(nn.Conv(channels, (size, size), (stride, stride), padding="VALID", kernel_init=gain)(x))
         return dense(self.width, math.sqrt(2), "out")(l2_normalized(x.reshape(x.shape[0], -1)))
 
@@ -99,7 +113,7 @@ class Branches(nn.Module):
     def __call__(self, inputs: Inputs, table: Any) -> Float[Array, "B D"]:
         width, parts = self.config.width, []
         if "image" in inputs:
-            parts.append(Picture(width, name="image")(inputs["image"]))
+            parts.append(Picture(width, self.config.convolutions, name="image")(inputs["image"]))
         if "symbols" in inputs:
             parts.append(nn.relu(dense(width, math.sqrt(2), "symbols")(inputs["symbols"])))
         if "text" in inputs:

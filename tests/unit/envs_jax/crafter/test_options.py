@@ -9,6 +9,7 @@ import envs_jax
 from envs_jax.crafter.env import Crafter
 from envs_jax.crafter.reference import import_state
 from envs_jax.crafter.tasks import task_index
+from envs_jax.env import Stack
 
 
 def values(params):
@@ -64,6 +65,7 @@ def test_options_behind_a_question_mark():
     shapes = {name: tuple(part.shape) for name, part in parts.items()}
     assert shapes.pop("text")[0] == env._instances.size
     assert shapes == {"inventory": (16,), "view": (9, 7, 2), "daylight": (), "image": (84, 84, 4)}
+    assert env.stacked == {"image": Stack(4, "first")} and not envs_jax.make("CrafterReward-v1")[0].stacked
 
 
 @pytest.mark.parametrize(
@@ -76,6 +78,8 @@ def test_options_behind_a_question_mark():
         ({"slots": 40}, ValueError, "slots is 40; at least 64 is needed.*up to 76 objects"),
         ({"slots": 300}, ValueError, "slots is 300; at most 254"),
         ({"frames": 4}, ValueError, r"frames is 4, but only pictures of image='gray' are stacked"),
+        ({"pixels": 36}, ValueError, "pixels is 36, but only pictures of image='gray' have another size"),
+        ({"pixels": 40, "image": "gray"}, ValueError, "pixels is 40; 84 or a multiple of 9 from 18 on is needed"),
         ({"frames": 0}, ValueError, "frames is 0; at least 1"),
         ({"length": -1}, ValueError, "length is -1; at least 0"),
         ({"textures": "mine"}, ValueError, "mine"),

@@ -114,6 +114,15 @@ def test_gray_frames_are_a_bilinear_resize_of_the_mean(programs):
     np.testing.assert_array_equal(frames, np.floor(both + 1e-6))
 
 
+def test_small_gray_frames_are_the_mean_of_small_tiles():
+    view, inventory, *rest = (x[0] for x in rows(1))
+    table = tiles(size=36)
+    both = jax.jit(lambda *row: (draw(*row, table), gray(*row, table, 36)))
+    small, frame = both(view, inventory, *rest)
+    assert frame.shape == (36, 36) and frame.dtype == np.uint8 and len(np.unique(frame)) > 20
+    np.testing.assert_array_equal(frame, np.asarray(small, int).sum(axis=-1) // 3)
+
+
 def test_larger_pictures(programs):
     view, inventory, *_ = rows(1)
     large = picture(view[0], inventory[0], unit=7)
