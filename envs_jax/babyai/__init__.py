@@ -118,16 +118,50 @@ _VARIANTS: dict[str, dict[str, Any]] = {
 """Ids without their prefix: those of minigrid, of GLAM (with its study of 16 distractors), and the PutNext of the
 BabyAI paper."""
 
+_NAMED: dict[str, dict[str, Any]] = {
+    "GoToLocal-Pretraining-S20": {"target": "random"},
+    **{
+        f"GoToLocal-{name}-S20": {"target": target}
+        for name, target in (
+            ("RedBall", "red ball"),
+            ("PurpleBall", "purple ball"),
+            ("RedKey", "red key"),
+            ("PurpleKey", "purple key"),
+        )
+    },
+    **{
+        f"GoToLocal-{name}-S{size}": {"target": target, "room_size": size, "num_dists": count}
+        for size, count in ((23, 12), (25, 15), (28, 20), (30, 25))
+        for name, target in (("RedBall", "red ball"), ("PurpleKey", "purple key"))
+    },
+    "GoTo-RedBallBlueBox-S20": {"target": "red ball", "then": "blue box"},
+    "GoTo-PurpleBallGreenKey-S20": {"target": "purple ball", "then": "green key"},
+    "GoTo-PurpleBallPurpleBox-S20": {"target": "purple ball", "then": "purple box"},
+    "PickUp-RedBall-S20": {"target": "red ball", "verb": "pick_up", "num_dists": 8},
+    "PickUp-PurpleKey-S20": {"target": "purple key", "verb": "pick_up", "num_dists": 8},
+}
+"""BK-RL's ids without their prefix (bkrl reference, section 9.1). `GoTo-PurpleBallGreenKey-S20` is what its name says;
+the published class of that name is `GoTo-PurpleBallPurpleBox-S20`."""
+
 
 def _about(level: str, **options: Any) -> str:
     said = ", ".join(name if value is True else f"{name} {value}" for name, value in options.items() if value)
     return {**_LEVELS, **_SIZED}[level] + (f" ({said})" if said else "")
 
 
+def _about_target(target: str, then: str = "", verb: str = "go_to", num_dists: int = 7, room_size: int = 20) -> str:
+    named = "a ball or box" if target == "random" else f"the {target}"
+    said = f"{verb.replace('_', ' ')} {named}{f', then to the {then}' if then else ''}"
+    return f"{said}, among {num_dists} things in a room of {room_size} x {room_size}"
+
+
 for _name, _options in _VARIANTS.items():
     register(f"BabyAI-{_name}", "envs_jax.babyai.env:make", about=_about(**_options), **_options)
 for _name, _options in _VARIANTS.items():
     register(f"BabyAI-Text/{_name}", "envs_jax.babyai.env:make", about=_about(**_options), text=True, **_options)
+for _name, _options in _NAMED.items():
+    _more = {"about": _about_target(**_options), "level": "NamedTarget", "text": True, **_options}
+    register(f"BabyAI-Text-{_name}", "envs_jax.babyai.env:make", **_more)
 
 
 def __getattr__(name: str):

@@ -19,8 +19,9 @@ WALL_CELL = WALL | GREY << COLOR_SHIFT
 MAX_OBJECTS = 62
 """Objects (doors included) in one world: ids fit six bits of a cell."""
 
-MAX_SIDE = 22
-"""Cells along a side of the largest grid (3 x 3 rooms of size 8)."""
+MAX_SIDE = 31
+"""Cells along a side of the largest grid: a set of cells has a word of 32 bits per column, and minigrid has no grid
+larger than 22 (3 x 3 rooms of size 8), BK-RL none larger than 30."""
 
 
 def pack(type, color=0, state=0, id=-1):

@@ -3,7 +3,7 @@
 One protocol for all of them, independent of algorithms and policies. A learner keeps the bonus's state in its own,
 calls `reward` on the steps that it has just played, and `update` with every gradient step. There are two kinds:
 
-* the reward replaces the environment's (`Shaping`, goals): `stream` is None;
+* the reward replaces the environment's (`llmrl_jax.rl.shaping.Shaping`, goals): `stream` is None;
 * the reward is a second stream in addition to the environment's (`llmrl_jax.rl.rnd.RND`): a separate value function,
   with its own discount, optionally across the ends of episodes, and two advantages that are added with coefficients. A
   learner with one value function adds the rewards instead of the advantages: `one_reward`.
@@ -11,7 +11,6 @@ calls `reward` on the steps that it has just played, and `update` with every gra
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
@@ -159,38 +158,3 @@ def stream_advantages(
     else:  # returns continue into the next episode
         terminated, truncated, next_value = jnp.zeros_like(terminated), jnp.zeros_like(truncated), after
     return gae(reward, value, next_value, terminated, truncated, stream.gamma, gae_lambda)
-
-
-class Shaping:
-    """Potential-based shaping, a `Bonus`: `r + gamma * phi(s') - phi(s)` (Ng, Harada and Russell, 1999, eq. 2).
-
-    The potential of a terminal state is 0; a truncated one keeps its potential, as the learner bootstraps there. So
-    every policy's return changes by `-phi(s_0)` only, and the optimal policy is unchanged.
-    """
-
-    name = "shaping"
-
-    def __init__(self, potential: Callable[[Any], Float[Array, " B"]]):
-        """**Arguments:** `potential`, from observations, leaves `[B, ...]`, to float32 `[B]`, inside jit."""
-        self.potential = potential
-
-    def init(self, key: jax.Array, obs: Any) -> BonusState:
-        return BonusState((), ())
-
-    def stream(self, state: BonusState) -> None:
-        return None
-
-    def reward(self, state: BonusState, steps: Steps, gamma: float | jax.Array):
-        phi = jax.vmap(self.potential)(steps.obs)
-        reached = jnp.where(steps.terminated, 0.0, jax.vmap(self.potential)(steps.next_obs))
-        change = gamma * reached - phi
-        return state, steps.reward + change, {"shaping_mean": jnp.mean(change), "potential_mean": jnp.mean(phi)}
-
-    def check_one_reward(self) -> None:
-        pass
-
-    def value(self, state: BonusState, obs: Any, batch_dims: int):
-        raise NotImplementedError("shaped rewards take the place of the world's: they have no value of their own")
-
-    def update(self, state: BonusState, steps: Steps, key: jax.Array):
-        return state, {}

@@ -121,7 +121,7 @@ def place(runner: Runner, placement: Placement) -> Runner:
     )
 
 
-def _next_values(
+def next_values(
     evaluate: Callable[[Any, Any], Float[Array, " N"]],
     final_obs: Any,
     carry: Any,
@@ -209,7 +209,7 @@ def collect(
     noise = jax.vmap(shapes.noise)(keys[:, 0])
     after, (rollout, final_obs, carries) = jax.lax.scan(step, runner, (keys[:, 1], noise), unroll=unroll)
     no = jnp.zeros_like(runner.first)
-    next_value = _next_values(
+    next_value = next_values(
         lambda obs, carry: policy.step(params, frozen, constrain(obs), constrain(carry), no)[1],
         final_obs,
         carries,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 from dataclasses import dataclass
 
 import gymnasium
@@ -110,6 +111,48 @@ class PutNextMaze(RoomGridLevel):
         self.instrs = PutNextInstr(ObjDesc(a.type, a.color), ObjDesc(b.type, b.color))
 
 
+class NamedTarget(RoomGridLevel):
+    """BK-RL's levels by their description (bkrl reference, section 9.1): named objects among random ones."""
+
+    def __init__(self, target: str, then: str = "", verb: str = "go_to", num_dists: int = 7, room_size: int = 20):
+        self.target, self.then, self.clause, self.num_dists = target, then, verb, num_dists
+        super().__init__(room_size=room_size, num_rows=1, num_cols=1)
+
+    def gen_mission(self):
+        target = self.target
+        if target == "random":
+            target = f"{self._rand_elem(['red', 'green', 'blue'])} {self._rand_elem(['ball', 'box'])}"
+        names = [name.split() for name in (target, self.then) if name]
+        self.place_agent()
+        for color, kind in names:
+            self.add_object(0, 0, kind, color)
+        self.add_distractors(num_distractors=self.num_dists, all_unique=False)
+        self.check_objs_reachable()
+        first, *second = [ObjDesc(kind, color) for color, kind in names]
+        first = (GoToInstr if self.clause == "go_to" else PickupInstr)(first)
+        if not second:
+            self.instrs = first
+        elif self._rand_bool():
+            self.instrs = BeforeInstr(first, GoToInstr(*second))
+        else:
+            self.instrs = AfterInstr(GoToInstr(*second), first)
+
+
+SIZES = {23: 12, 25: 15, 28: 20, 30: 25}
+"""Distractors by the size of a room, where they are not 7."""
+
+
+def named_target(name: str) -> NamedTarget:
+    """The level behind an id of BK-RL without its prefix, such as `GoToLocal-RedBall-S23`."""
+    verb, target, size = name.split("-")
+    words = re.findall("[A-Z][a-z]+", target)
+    pairs = [" ".join(words[i : i + 2]).lower() for i in range(0, len(words), 2)]
+    options = {"room_size": int(size[1:]), "num_dists": SIZES.get(int(size[1:]), 7)}
+    if verb == "PickUp":
+        return NamedTarget(pairs[0], verb="pick_up", num_dists=8)
+    return NamedTarget("random" if target == "Pretraining" else pairs[0], "".join(pairs[1:]), **options)
+
+
 MIX = ("go_to", "pick_up", "put_next", "pick_up_seq_go_to", "open")
 
 GLAM = {
@@ -124,6 +167,8 @@ GLAM = {
 
 def build(id: str):
     """The minigrid environments behind one of our ids: several for a mix of tasks, one instance for each."""
+    if id.startswith("BabyAI-Text-"):
+        return [named_target(id.removeprefix("BabyAI-Text-"))]
     name = id.removeprefix("BabyAI-").rsplit("-", 1)[0]
     if name in GLAM:
         return [GlamLevel(**options) for options in GLAM[name]]

@@ -13,7 +13,7 @@ import pytest
 import envs_jax
 from envs_jax.babyai.bot.bot import Memory, bot_action
 from envs_jax.babyai.mission import GO_TO, OPEN_DOOR, PICK_UP, PUT_NEXT
-from envs_jax.babyai.state import MAX_SIDE, WALL_CELL
+from envs_jax.babyai.state import WALL_CELL
 from envs_jax.babyai.step import act
 from envs_jax.babyai.text.english import MISSION_LENGTH
 from envs_jax.babyai.verify import verify
@@ -21,7 +21,7 @@ from tests.parity.babyai_compare import spelled
 from tests.parity.babyai_minigrid import build, quietly
 
 
-EPISODES, OBJECTS = 32, 48
+EPISODES, OBJECTS, SIDE = 32, 48, 22
 
 RECORDED = {
     "GoToLocal": (4.3, 25),
@@ -69,12 +69,12 @@ def worlds(id):
         quietly(source.reset, seed=seed)
         _, state = envs_jax.babyai.import_state(source, env, params)
         state = jax.tree.map(np.asarray, state)
-        grid = np.full((MAX_SIDE, MAX_SIDE), WALL_CELL, np.int16)
+        grid = np.full((SIDE, SIDE), WALL_CELL, np.int16)
         grid[:width, :height] = state.grid
         missing = OBJECTS - len(state.cell)
 
         def moved(cell, height=height, missing=missing):
-            cell = np.where(cell < 0, -1, cell // height * MAX_SIDE + cell % height)
+            cell = np.where(cell < 0, -1, cell // height * SIDE + cell % height)
             return np.pad(cell, (0, missing), constant_values=-1).astype(np.int16)
 
         states.append(
@@ -90,7 +90,7 @@ def worlds(id):
                 task=np.int32(0),
             )
         )
-    outside = np.full(MAX_SIDE, (1 << MAX_SIDE) - 1, np.uint32)
+    outside = np.full(SIDE, (1 << SIDE) - 1, np.uint32)
     outside[1 : width - 1] &= ~np.uint32((1 << height - 1) - 2)
     return jax.tree.map(lambda *leaves: np.stack(leaves), *states), outside
 

@@ -174,6 +174,7 @@ REPRESENTATIVE = (
     "BabyAI-PickUpSeqPickUpLocal-v0",
     "BabyAI-KeyCorridorS3R2-v0",
     "BabyAI-MiniBossLevel-v0",
+    "BabyAI-Text-GoToLocal-Pretraining-S20",
 )
 """The generators of single rooms, and some of mazes; the slow ones are every id."""
 

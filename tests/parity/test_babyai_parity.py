@@ -26,6 +26,7 @@ FAST = (
     "BabyAI-MoveTwoAcrossS5N2-v0",
     "BabyAI-MiniBossLevel-v0",
     "BabyAI-BossLevel-v0",
+    "BabyAI-Text-GoTo-RedBallBlueBox-S20",
 )
 """One of each kind of world, for the ordinary run."""
 

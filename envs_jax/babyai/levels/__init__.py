@@ -1,6 +1,6 @@
 """BabyAI's levels: the distributions of the rooms, objects and mission of an episode, one file per family."""
 
-from envs_jax.babyai.levels import doors, glam, locks, multi_room, one_room, synth
+from envs_jax.babyai.levels import doors, glam, locks, multi_room, named, one_room, synth
 
 
 LEVELS = {
@@ -51,5 +51,6 @@ LEVELS = {
     "PickUpThenGoToLocal": glam.pick_up_then_go_to_local,
     "GoToAfterPickUpLocal": glam.go_to_after_pick_up_local,
     "PickUpSeqPickUpLocal": glam.pick_up_seq_pick_up_local,
+    "NamedTarget": named.named_target,
 }
 """Families of levels; an id stands for one of them and its options."""

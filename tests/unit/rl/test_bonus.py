@@ -1,4 +1,4 @@
-"""Bonuses: random network distillation and potential-based shaping by hand, and in PPO, alone and on eight devices."""
+"""Bonuses: random network distillation by hand, and bonuses in PPO, alone and on eight devices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import envs_jax
 from envs_jax.wrappers import EpisodeStatistics
-from llmrl_jax.rl.bonus import BonusState, Shaping, Steps, Stream, one_reward, stream_advantages
+from llmrl_jax.rl.bonus import Steps, Stream, one_reward, stream_advantages
 from llmrl_jax.rl.dqn import make_dqn
 from llmrl_jax.rl.dqn_config import DQNConfig
 from llmrl_jax.rl.moments import Moments
@@ -22,6 +22,7 @@ from llmrl_jax.rl.ppo import make_ppo
 from llmrl_jax.rl.ppo_config import PPOConfig
 from llmrl_jax.rl.q_network import NetworkQPolicy
 from llmrl_jax.rl.rnd import RND, RNDConfig, masked_mean
+from llmrl_jax.rl.shaping import OfObservation, Shaping
 from llmrl_jax.run.checkpoint import Checkpoints
 
 
@@ -51,35 +52,6 @@ def test_moments_are_those_of_all_samples():
 def test_normalised_by_hand():
     moments = Moments(jnp.float32(2), jnp.float32(4), jnp.float32(1))
     np.testing.assert_allclose(moments.normalize(jnp.array([2.0, 4.0, 100.0, -100.0]), 5.0), [0, 1, 5, -5], rtol=1e-5)
-
-
-# --- shaping ----------------------------------------------------------------------------------------------------------
-
-
-def test_shaping_by_hand():
-    """phi(x) = 10 x, gamma 0.5: a step, a termination (nothing behind it), a truncation (its potential counts)."""
-    shaping = Shaping(lambda x: 10 * x)
-    state = shaping.init(jax.random.key(0), jnp.zeros(1))
-    played = steps(
-        [[1], [2], [3]], [[1], [2], [4]], [[2], [3], [5]], [[False], [True], [False]], [[False], [False], [True]]
-    )
-    _, reward, metrics = jax.jit(shaping.reward)(state, played, 0.5)
-    np.testing.assert_allclose(reward[:, 0], [1 + 0.5 * 20 - 10, 2 + 0 - 20, 3 + 0.5 * 50 - 40])
-    assert float(metrics["potential_mean"]) == pytest.approx(70 / 3)
-
-
-def test_shaping_telescopes():
-    """The shaped return of an episode is the world's less phi(s_0), plus gamma^T phi(s_T) where it is cut."""
-    rng = np.random.default_rng(0)
-    x, reward, gamma = rng.normal(size=(6, 1)), rng.normal(size=(5, 1)), 0.9
-    shaped_reward = jax.jit(Shaping(jnp.sin).reward)
-    for terminated in (True, False):
-        last = np.arange(5)[:, None] == 4
-        played = steps(reward, x[:-1], x[1:], last & terminated, last & (not terminated))
-        shaped = np.asarray(shaped_reward(BonusState((), ()), played, gamma)[1])[:, 0]
-        discount = gamma ** np.arange(5)
-        left = 0 if terminated else gamma**5 * np.sin(x[5, 0])
-        assert discount @ shaped == pytest.approx(discount @ reward[:, 0] + left - np.sin(x[0, 0]), abs=1e-5)
 
 
 # --- a stream of its own ----------------------------------------------------------------------------------------------
@@ -276,11 +248,11 @@ def test_without_weight_a_bonus_changes_nothing():
     with_novelty, zero = trained()[0], begun()
     hparams = zero.bonus.whole["hparams"] | {"coef": jnp.float32(0), "extrinsic_coef": jnp.float32(1)}
     zero = with_novelty(zero.replace(bonus=zero.bonus.replace(whole=zero.bonus.whole | {"hparams": hparams})))[0]
-    plain, shaped = learner(None), learner(Shaping(lambda obs: jnp.zeros(obs.shape[0])))
+    zeros = Shaping(OfObservation(lambda obs: jnp.zeros(obs.shape[0])))
+    plain, shaped = learner(None), learner(zeros)
     first = jax.jit(plain.init)(jax.random.key(0))
     equal(first, begun().replace(bonus=()))
-    bonus = jax.eval_shape(shaped.init, jax.random.key(0)).bonus
-    assert not jax.tree.leaves(bonus)
+    bonus = zeros.init(jax.random.key(0), first.runner.obs)
     shaped = jax.jit(shaped.update)(first.replace(bonus=bonus))[0]
     for a, b in zip(jax.tree.leaves(zero.params), jax.tree.leaves(shaped.params), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)

@@ -1,0 +1,270 @@
+"""Potential-based shaping over windows of history, a `llmrl_jax.rl.bonus.Bonus`.
+
+`r + gamma * phi(h') - phi(h)` (Ng, Harada and Russell, 1999, eq. 2), where `h` is the newest observation with the last
+`K` observations and actions of its episode. The potential of a terminal state is 0; a truncated one keeps its
+potential, as the learner bootstraps there. So every policy's return changes by `-phi(h_0)` only, and the optimal policy
+is unchanged (bkrl reference, section 7). `K = 0` is the ordinary potential of an observation.
+
+An observation is encoded once (`Potential.encode`), when it is played; windows are made of these features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jaxtyping import Array, Bool, Float, Int
+
+from llmrl_jax.core.checks import check_choices, fields_in
+from llmrl_jax.rl.bonus import BonusState, Steps
+from llmrl_jax.rl.gradient import traced_floats
+from llmrl_jax.rl.moments import Moments
+from llmrl_jax.rl.rollout import next_values
+
+
+NO_ACTION = -1
+"""Stands for the actions before an episode."""
+
+
+@struct.dataclass
+class Window:
+    """The newest observation of each row, and what led to it."""
+
+    features: Any
+    """Of observations, leaves `[B, K + 1, ...]`, the newest last; copies of an episode's first one stand for those
+    before it."""
+    action: Int[Array, "B K"]
+    """`action[k]` was taken at `features[k]`; `NO_ACTION` before the episode."""
+    time: Int[Array, " B"]
+    """Steps of the episode before the newest observation."""
+
+
+class Potential(Protocol):
+    """A scalar over windows, as pure functions of its parameters."""
+
+    window: int
+    """Past observations and actions that it sees, `K`."""
+    params: Any
+    """Arrays that it reads; a learner's state holds them."""
+
+    def encode(self, params: Any, obs: Any) -> Any:
+        """The features of observations, leaves `[B, ...]`."""
+        ...
+
+    def value(self, params: Any, window: Window) -> Float[Array, " B"]:
+        """The potential of windows."""
+        ...
+
+
+class OfObservation:
+    """A potential of the newest observation alone."""
+
+    window, params = 0, ()
+
+    def __init__(self, potential: Callable[[Any], Float[Array, " B"]]):
+        """**Arguments:** `potential`, from observations, leaves `[B, ...]`, to float32 `[B]`."""
+        self.potential = potential
+
+    def encode(self, params: Any, obs: Any) -> Float[Array, " B"]:
+        return self.potential(obs)
+
+    def value(self, params: Any, window: Window) -> Float[Array, " B"]:
+        return window.features[:, 0]
+
+
+@dataclass(frozen=True)
+class ShapingConfig:
+    """How a potential changes rewards. Floats are traced."""
+
+    PREFIX: ClassVar[str] = "shaping."
+    """Of its options on the command line."""
+
+    coef: float = 1.0
+    """Weight of the shaping reward."""
+    extrinsic_coef: float = 1.0
+    """Weight of the environment's reward."""
+    compat: Literal["none", "paper"] = "none"
+    """`paper`: as the published code, each shaping reward is credited to the action after it and does not stop at the
+    end of an episode, the potential is divided by a running standard deviation, and the first action of an episode
+    stands for those before it."""
+
+    def __post_init__(self):
+        fields_in(self, "(-inf, inf)", "coef", "extrinsic_coef", prefix=self.PREFIX)
+        check_choices(self, prefix=self.PREFIX)
+
+
+@struct.dataclass
+class _History:
+    """What a step remembers of its episode: leaves `[N, K, ...]`, the newest last, and int32 `[N]`."""
+
+    features: Any
+    action: jax.Array
+    time: jax.Array
+
+
+class Shaping:
+    """Shaping by a potential over windows, a `llmrl_jax.rl.bonus.Bonus` whose rewards replace the environment's."""
+
+    name = "shaping"
+
+    def __init__(self, potential: Potential, config: ShapingConfig | None = None):
+        """**Arguments:** `potential`; `config`."""
+        self.potential, self.config = potential, config or ShapingConfig()
+
+    @property
+    def _paper(self) -> bool:
+        return self.config.compat == "paper"
+
+    def init(self, key: jax.Array, obs: Any) -> BonusState:
+        params = jax.tree.map(jnp.asarray, self.potential.params)
+        first = self.potential.encode(params, obs)
+        n, k = jax.tree.leaves(obs)[0].shape[0], self.potential.window
+        past = jax.tree.map(lambda x: jnp.broadcast_to(x[:, None], (n, k, *x.shape[1:])), first)
+        rows: dict[str, Any] = {"history": _History(past, jnp.full((n, k), NO_ACTION), jnp.zeros(n, jnp.int32))}
+        whole: dict[str, Any] = {"params": params, "hparams": traced_floats(self.config)}
+        if self._paper:
+            rows |= {"sum": jnp.zeros(n), "last": jnp.zeros(n)}
+            whole["moments"] = Moments.start()
+        return BonusState(whole, rows)
+
+    def stream(self, state: BonusState) -> None:
+        return None
+
+    def check_one_reward(self) -> None:
+        pass
+
+    def value(self, state: BonusState, obs: Any, batch_dims: int):
+        raise NotImplementedError("shaped rewards replace the environment's: they have no value function of their own")
+
+    def update(self, state: BonusState, steps: Steps, key: jax.Array):
+        return state, {}
+
+    def reward(self, state: BonusState, steps: Steps, gamma: float | jax.Array):
+        params, h = state.whole["params"], state.whole["hparams"]
+        count, rows = steps.reward.shape
+        flat = jax.tree.map(lambda x: x.reshape(count * rows, *x.shape[2:]), steps.obs)
+        features = jax.tree.map(lambda x: x.reshape(count, rows, *x.shape[1:]), self.potential.encode(params, flat))
+        played = _Played.of(state.rows["history"], features, steps, first_action=self._paper)
+        phi = self.potential.value(params, played.windows()).reshape(count, rows)
+        after = {"history": played.history(steps)}
+        if self._paper:
+            more, shaped, moments = self._published(state, phi, gamma)
+            after, whole = after | more, state.whole | {"moments": moments}
+        else:
+            whole = state.whole
+
+            def reached(at: Any, _: Any) -> Float[Array, " N"]:
+                found = self.potential.encode(params, at["obs"])
+                return self.potential.value(params, played.reached(at["time"], found))
+
+            times = jnp.broadcast_to(jnp.arange(count)[:, None], (count, rows))
+            at = {"obs": steps.next_obs, "time": times}
+            following = next_values(reached, at, (), phi, steps.terminated, steps.truncated)
+            shaped = gamma * jnp.where(steps.terminated, 0.0, following) - phi
+        reward = h["extrinsic_coef"] * steps.reward + h["coef"] * shaped
+        report = {
+            "shaping_mean": jnp.mean(shaped),
+            "shaping_std": jnp.std(shaped),
+            "potential_mean": jnp.mean(phi),
+            "potential_std": jnp.std(phi),
+        }
+        return BonusState(whole, after), reward, report
+
+    def _published(self, state: BonusState, phi: Float[Array, "T N"], gamma: float | jax.Array):
+        """The published rewards (bkrl reference, section 7): `gamma * phi_t - phi_{t-1}` at step `t`."""
+
+        def add(total, x):
+            total = gamma * total + x
+            return total, total
+
+        sums, totals = jax.lax.scan(add, state.rows["sum"], phi)
+        moments = state.whole["moments"].update(totals)
+        every = jnp.concatenate([state.rows["last"][None], phi]) / jnp.sqrt(moments.var + 1e-8)
+        return {"sum": sums, "last": every[-1]}, gamma * every[1:] - every[:-1], moments
+
+
+@struct.dataclass
+class _Played:
+    """Steps in the order of time, after those that the history holds."""
+
+    features: Any
+    """Leaves `[K + T, N, ...]`."""
+    action: Int[Array, "S N"]
+    """Taken at these."""
+    begin: Int[Array, "T N"]
+    """Where each step's episode began, counted from the first of the `T` steps; negative: before it."""
+    window: int = struct.field(pytree_node=False)
+    first_action: bool = struct.field(pytree_node=False)
+
+    @classmethod
+    def of(cls, history: _History, features: Any, steps: Steps, *, first_action: bool) -> _Played:
+        """**Arguments:** `features`, of `steps.obs`; `first_action`, whether an episode's first action stands for those
+        before it."""
+        join = lambda past, new: jnp.concatenate([jnp.swapaxes(past, 0, 1), new])  # noqa: E731
+        count = steps.reward.shape[0]
+        over = (steps.terminated | steps.truncated)[:-1]
+        starts = jnp.where(over, jnp.arange(1, count)[:, None], -history.time)
+        begin = jax.lax.cummax(jnp.concatenate([-history.time[None], starts]))
+        action = join(history.action, steps.action.astype(jnp.int32))
+        return cls(
+            features=jax.tree.map(join, history.features, features),
+            action=action,
+            begin=begin,
+            window=history.action.shape[1],
+            first_action=first_action,
+        )
+
+    def _take(self, tree: Any, index: Int[Array, "*S N"]) -> Any:
+        """The entries of each row at its own indices: leaves `[*S, N, ...]`."""
+        rows = np.arange(index.shape[-1])
+        return jax.tree.map(lambda x: x[index, rows], tree)
+
+    def _places(self, time: Int[Array, "*S N"], begin: Int[Array, "*S N"]) -> tuple[Any, Any, Any]:
+        """Indices `[*S, K + 1, N]` of the window that ends at a time; whether they are in the episode; its first."""
+        newest = jnp.arange(self.window + 1)[:, None]
+        first = begin[..., None, :] + self.window
+        place = time[..., None, :] + newest
+        return jnp.maximum(place, first), place >= first, first
+
+    def _actions(self, place: Any, real: Any) -> Any:
+        """The actions at places `[*S, K, N]`, `NO_ACTION` before the episode."""
+        action = self._take(self.action, place)
+        return action if self.first_action else jnp.where(real, action, NO_ACTION)
+
+    def windows(self) -> Window:
+        """The windows of all `T x N` steps, in one batch."""
+        count, rows = self.begin.shape
+        time = jnp.broadcast_to(jnp.arange(count)[:, None], (count, rows))
+        place, real, _ = self._places(time, self.begin)
+        batch = lambda x: jnp.swapaxes(x, 1, 2).reshape(count * rows, -1, *x.shape[3:])  # noqa: E731
+        return Window(
+            features=jax.tree.map(batch, self._take(self.features, place)),
+            action=batch(self._actions(place[:, :-1], real[:, :-1])),
+            time=(time - self.begin).reshape(-1),
+        )
+
+    def reached(self, time: Int[Array, " N"], features: Any) -> Window:
+        """The windows that end in what one step of each row reached. **Arguments:** `time`, of the step; `features`, of
+        what it reached, leaves `[N, ...]`."""
+        begin = self._take(self.begin, time)
+        place, real, _ = self._places(time + 1, begin)
+        past = self._take(self.features, place[:-1])
+        join = lambda past, new: jnp.swapaxes(jnp.concatenate([past, new[None]]), 0, 1)  # noqa: E731
+        return Window(
+            features=jax.tree.map(join, past, features),
+            action=jnp.swapaxes(self._actions(place[:-1], real[:-1]), 0, 1),
+            time=time + 1 - begin,
+        )
+
+    def history(self, steps: Steps) -> _History:
+        """What the next steps remember."""
+        keep = lambda x: jnp.swapaxes(x[x.shape[0] - self.window :], 0, 1)  # noqa: E731
+        over: Bool[Array, " N"] = (steps.terminated | steps.truncated)[-1]
+        count = self.begin.shape[0]
+        time = jnp.where(over, 0, count - self.begin[-1])
+        return _History(jax.tree.map(keep, self.features), keep(self.action), time)
