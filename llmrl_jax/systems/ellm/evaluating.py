@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from envs_jax import make
 from llmrl_jax.agents.random import RandomPolicy
 from llmrl_jax.agents.recording import record_episode
 from llmrl_jax.core import config as configs
@@ -20,7 +19,7 @@ from llmrl_jax.run.report import as_json, statistics as stats
 from llmrl_jax.run.report.episode import write_episode
 from llmrl_jax.run.report.figures import text_table
 from llmrl_jax.systems.ellm import evaluation
-from llmrl_jax.systems.ellm.build import Ellm, goal_id, make_world
+from llmrl_jax.systems.ellm.build import Ellm, goal_id, make_env, make_world
 from llmrl_jax.systems.ellm.config import EllmConfig
 from llmrl_jax.systems.ellm.runs import HELD_OUT, load_run
 
@@ -52,7 +51,7 @@ def evaluate(
     wanted = _goals(made, goals)
     key = jax.random.fold_in(jax.random.key(seed), HELD_OUT)
     play = evaluation.make_player(made.env, made.facts, made.policy, episodes)
-    chance = evaluation.make_player(made.env, made.facts, RandomPolicy(len(made.facts.captions)), episodes)
+    chance = evaluation.make_player(made.env, made.facts, RandomPolicy(made.facts.actions), episodes)
     params = state.runner.env_params
     found = {
         "agent": play(state.params, state.frozen, params, key),
@@ -71,7 +70,7 @@ def evaluate(
         print(as_json.text({"run": folder, "episodes": episodes, **results, **files}))
         return results
     print(f"{folder}, checkpoint of update {update}, {made.config.env}, {episodes} episodes each")
-    print(evaluation.report(summaries, made.facts.achievements))
+    print(evaluation.report(summaries, made.facts))
     if wanted:
         print("\n" + sweep_table(results["goals"]))
     print(f"The results are in {written}" + (f", and the episode in {film}" if film else ""))
@@ -94,9 +93,9 @@ def sweep(
     given = dataclasses.replace(
         made.config, suggester="fixed", fixed=(goals[0],), **{name: getattr(EllmConfig(), name) for name in _UNREAD}
     )
-    env, facts, _ = make_world(given, make(made.config.env)[0])
+    env, facts, _ = make_world(given, make_env(made.config))
     agent = evaluation.make_player(env, facts, made.policy, episodes)
-    chance = evaluation.make_player(env, facts, RandomPolicy(len(facts.captions)), episodes)
+    chance = evaluation.make_player(env, facts, RandomPolicy(facts.actions), episodes)
     out: dict[str, dict[str, dict[str, float]]] = {}
     for goal in goals:
         params = env.default_params.replace(fixed=jnp.array([goal_id(facts, goal)], jnp.int32))
@@ -108,7 +107,7 @@ def sweep(
     return out
 
 
-_UNREAD = ("goals", "uniform_goals", "bonus", "rnd", "noveld", "apt", "intrinsic", "extrinsic")
+_UNREAD = ("goals", "judge", "uniform_goals", "bonus", "rnd", "noveld", "apt", "intrinsic", "extrinsic")
 """Options that a sweep over goals does not read."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ from envs_jax.env import Environment
 from llmrl_jax.agents.play import Rows, Step, begin, policy_actor, watch
 from llmrl_jax.core.activity import doing
 from llmrl_jax.run.report.statistics import mean_interval, wilson
-from llmrl_jax.systems.ellm.facts import Facts
+from llmrl_jax.systems.ellm.facts import WorldFacts
 from llmrl_jax.systems.ellm.suggesters import CATEGORIES
 
 
@@ -39,14 +39,17 @@ class Played:
     """int32 `[E, 2, 4]`, suggestions and rewards of each category."""
     unknown: np.ndarray
     """float32 `[E]`, the share of steps in states that had not been answered."""
+    measures: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """float32 `[E]` each, the world's `measures`."""
 
 
-def make_player(env: Environment, facts: Facts, policy: Any, episodes: int) -> Callable[..., Played]:
+def make_player(env: Environment, facts: WorldFacts, policy: Any, episodes: int) -> Callable[..., Played]:
     """Build `play(params, frozen, env_params, key, greedy=False) -> Played`, compiled once.
 
     **Arguments:** `env`, `Suggested`, not batched; `policy`, see `llmrl_jax.agents.contract.Player`. The parameters of
     the world, which have the known suggestions, are an argument: they change while a run learns.
     """
+    measures = {f"episode_{name}": name for name in facts.measures}
 
     @jax.jit
     def start(params: Any, frozen: Any, env_params: Any, key: jax.Array) -> Rows:
@@ -55,7 +58,7 @@ def make_player(env: Environment, facts: Facts, policy: Any, episodes: int) -> C
         return begin(env, env_params, actor, keys[:, 0], keys[:, 1])
 
     def see(rows: Rows, step: Step) -> dict[str, Any]:
-        names = ("episode_earned", "episode_return", "episode_length", "episode_unknown")
+        names = ("episode_earned", "episode_return", "episode_length", "episode_unknown", *measures)
         return {name: step.info[name] for name in names} | {
             "unlocked": step.info["achievements"] > 0,
             "tally": jnp.stack(
@@ -95,6 +98,7 @@ def make_player(env: Environment, facts: Facts, policy: Any, episodes: int) -> C
             length=found["episode_length"],
             tally=found["tally"].astype(np.int32),
             unknown=found["episode_unknown"],
+            measures={name: found[key] for key, name in measures.items()},
         )
 
     return play
@@ -119,7 +123,7 @@ def crafter_score(success: np.ndarray) -> float:
     return float(np.exp(np.mean(np.log1p(100 * np.asarray(success, np.float64)))) - 1)
 
 
-def summarise(facts: Facts, played: Played) -> dict[str, float]:
+def summarise(facts: WorldFacts, played: Played) -> dict[str, float]:
     """Numbers about episodes, by name: means with the ends of their 95% intervals, the score, success per
     achievement, and suggestions and rewards per category."""
     count = len(played.length)
@@ -129,12 +133,15 @@ def summarise(facts: Facts, played: Played) -> dict[str, float]:
         "earned": played.earned,
         "episode_return": played.episode_return,
         "episode_length": played.length,
+        **played.measures,
     }
+    if not facts.achievements:
+        del means["achievements"]
     for name, values in means.items():
         interval = mean_interval(values.astype(np.float64))
         out |= {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
-    success = played.unlocked.mean(axis=0)
-    out["score"] = crafter_score(success)
+    if facts.achievements:
+        out["score"] = crafter_score(played.unlocked.mean(axis=0))
     out["unknown"] = float(played.unknown.mean())
     for name, won in zip(facts.achievements, played.unlocked.T, strict=True):
         rate = wilson(int(won.sum()), count)
@@ -154,7 +161,7 @@ def category_shares(tally: np.ndarray) -> dict[str, float]:
     return out
 
 
-def report(found: Mapping[str, Mapping[str, float]], achievements: tuple[str, ...]) -> str:
+def report(found: Mapping[str, Mapping[str, float]], facts: WorldFacts) -> str:
     """Results of several agents as tables: means with intervals, success per achievement, categories of goals."""
     from llmrl_jax.run.report.figures import text_table
 
@@ -167,11 +174,13 @@ def report(found: Mapping[str, Mapping[str, float]], achievements: tuple[str, ..
 
     names = list(found)
     rows = [["", *names]]
-    labels = {"achievements": "achievements per episode", "earned": "reward for goals", "episode_length": "steps"}
+    first = {"achievements": "achievements per episode"} if facts.achievements else {}
+    labels = {**first, **facts.measures, "earned": "reward for goals", "episode_length": "steps"}
     rows += [[label, *(interval(values, name) for values in found.values())] for name, label in labels.items()]
-    rows.append(["Crafter score", *(f"{values['score']:.2f}%" for values in found.values())])
+    if facts.achievements:
+        rows.append(["Crafter score", *(f"{values['score']:.2f}%" for values in found.values())])
     tables = [text_table(rows)]
-    known = [name for name in achievements if any(values[f"unlocked/{name}"] > 0 for values in found.values())]
+    known = [name for name in facts.achievements if any(values[f"unlocked/{name}"] > 0 for values in found.values())]
     if known:
         rows = [["episodes with", *names]]
         rows += [[name, *(share(values, f"unlocked/{name}") for values in found.values())] for name in known]

@@ -1,8 +1,8 @@
-"""What networks see of an observation: symbols, texts as embeddings, and goals."""
+"""What networks see of an observation: pictures, symbols, texts as embeddings, and goals."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
@@ -15,10 +15,21 @@ from envs_jax.env import Environment
 from llmrl_jax.lm.encoder import TextEncoder
 from llmrl_jax.rl.branches import Inputs, l2_normalized
 from llmrl_jax.systems.ellm.goals import unpacked
+from llmrl_jax.systems.ellm.placing import Placing
 
 
 SYMBOLS = ("view", "inventory")
 """The parts of an observation that are symbols: a grid of codes, and counts."""
+
+
+PICTURE = "image"
+"""The part of an observation that is a picture, uint8 `[H, W, C]`; in some worlds a part of that name has codes."""
+
+
+def picture_of(space: Any) -> tuple[str, ...]:
+    """The part of an observation space that is a picture, if there is one."""
+    part = dict(space.spaces).get(PICTURE) if isinstance(space, spaces.Dict) else None
+    return (PICTURE,) if part is not None and np.dtype(part.dtype) == np.uint8 else ()
 
 
 def one_hots(grid: Any, sizes: tuple[int, ...]) -> Float[Array, "B D"]:
@@ -58,8 +69,8 @@ def make_inputs(
 
     def inputs(obs: Any) -> Inputs:
         found: dict[str, jax.Array] = {}
-        if "image" in obs:
-            found["image"] = obs["image"]
+        if PICTURE in obs:
+            found["image"] = obs[PICTURE]
         symbols = [one_hots(obs["view"], view)] if view else []
         if "inventory" in obs:
             symbols.append(obs["inventory"].astype(jnp.float32) / most)
@@ -75,14 +86,46 @@ def make_inputs(
     return inputs
 
 
-def novelty_features(inputs: Callable[[Any], Inputs]) -> Callable[[Any, int], Float[Array, "*B D"]]:
-    """What a novelty bonus sees: symbols and texts, without goals."""
+def closed_inputs(
+    env: Placing, *, texts: tuple[str, ...], encoder: TextEncoder, goals: bool, symbols: bool
+) -> Callable[[Any], Inputs]:
+    """`make_inputs` for a world with closed-form goals: these are symbols too, by slot and place, since the same object
+    has different slots in different episodes. **Arguments:** as there; `symbols`, whether the network sees them."""
+    tables = {name: np.asarray(encoder.encode_texts(env.captions[name].phrases)) for name in texts}
+
+    def inputs(obs: Any) -> Inputs:
+        found: dict[str, jax.Array] = {}
+        parts = [env.facts.features(obs)] if symbols else []
+        if goals:
+            bits = unpacked(obs["goals"], env.num_goals)
+            parts.append(bits.astype(jnp.float32))
+            found["goals"] = env.as_captions(obs["categories"], bits)
+        if parts:
+            found["symbols"] = jnp.concatenate(parts, axis=-1)
+        if tables:
+            found["text"] = l2_normalized(sum(summed(table, obs[name]) for name, table in tables.items()))  # type: ignore[arg-type]
+        return found
+
+    return inputs
+
+
+def novelty_features(
+    inputs: Callable[[Any], Inputs], stacked: Collection[str] = ()
+) -> Callable[[Any, int], Float[Array, "*B D"]]:
+    """What a novelty bonus sees: the picture's pixels, symbols and texts, without goals.
+
+    **Arguments:** `inputs`, of networks; `stacked`, the parts of observations that are stacks of frames: of such a
+    picture the bonus sees the newest frame.
+    """
 
     def features(obs: Any, batch_dims: int) -> Float[Array, "*B D"]:
         lead = jax.tree.leaves(obs)[0].shape[:batch_dims]
         rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[batch_dims:]), obs)
         seen = inputs(rows)
         parts = [seen[name] for name in ("symbols", "text") if name in seen]
+        if "image" in seen:
+            image = seen["image"][..., -1] if PICTURE in stacked else seen["image"]
+            parts.append(image.reshape(image.shape[0], -1).astype(jnp.float32) / 255)
         return jnp.concatenate(parts, axis=-1).reshape(*lead, -1)
 
     return features

@@ -40,8 +40,18 @@ played. Rare rewards are drawn more often (prioritised replay) and reach back fa
 and actions that are goals share an advantage: one seed of 300,000 steps then finds trees and water, which it does not
 without."""
 
+PIXELS = replace(
+    EMBEDDED,
+    env="CrafterText-v1?pixels=36",
+    observe="pixels+text",
+    network=replace(EMBEDDED.network, convolutions=((32, 4, 4), (64, 3, 2))),
+    dqn=replace(EMBEDDED.dqn, replay_size=100_000),
+)
+"""Small pictures, for two cores: four gray frames of 36 x 36 pixels instead of 84 x 84, two convolutions, of which the
+first sees one tile at a time, and captions. All else as in `embedded`."""
+
 PUBLISHED = EllmConfig(
-    observe="symbols+text",
+    observe="pixels+text",
     dqn=DQNConfig(
         num_envs=64,
         num_steps=1,
@@ -61,11 +71,24 @@ PUBLISHED = EllmConfig(
     ),
     compat="paper",
 )
-"""The published hyper-parameters (ellm reference, 1.3 and 5), in 64 environments instead of one: as many samples per
-step played. Symbols take the place of the published pictures."""
+"""The published input and hyper-parameters (ellm reference, 1.3, 2.8 and 5), in 64 environments instead of one: as many
+samples per step played. The memory holds every frame of the run, 38 GB."""
+
+HOUSEKEEP = EllmConfig(
+    env="Housekeep-Task1-v0",
+    observe="symbols+text",
+    goal_conditioned=False,
+    network=BranchConfig(width=128, head_hidden=(128,)),
+    dqn=EMBEDDED.dqn,
+)
+"""A task of Housekeep by low-level actions. As published, the agent does not observe the goals."""
+
+HOUSEKEEP_MACRO = replace(HOUSEKEEP, env="Housekeep-Macro-Task1-v0")
+"""The same by whole trips as single actions."""
 
 PRESETS: dict[str, EllmConfig] = {
     "embedded": EMBEDDED,
+    "pixels": PIXELS,
     "published": PUBLISHED,
     "novelty": replace(EMBEDDED, suggester="novelty", gate="none"),
     "uniform": replace(EMBEDDED, suggester="uniform"),
@@ -73,6 +96,8 @@ PRESETS: dict[str, EllmConfig] = {
     "rnd": replace(EMBEDDED, suggester="none", bonus="rnd", rnd=RNDConfig(outputs=64, hidden=64)),
     "noveld": replace(EMBEDDED, suggester="none", bonus="noveld", noveld=NovelDConfig(outputs=64, hidden=64)),
     "apt": replace(EMBEDDED, suggester="none", bonus="apt", apt=APTConfig(outputs=64, hidden=128)),
+    "housekeep": HOUSEKEEP,
+    "housekeep-macro": HOUSEKEEP_MACRO,
 }
 
 

@@ -100,7 +100,9 @@ def _on_task(config: Any, facts: Facts) -> EllmConfig:
 def _plain() -> dict[str, Any]:
     """Options of pretraining that a single task does not read, at their defaults."""
     default = EllmConfig()
-    return {name: getattr(default, name) for name in ("goals", "uniform_goals", "bonus", "rnd", "noveld", "apt")}
+    return {
+        name: getattr(default, name) for name in ("goals", "judge", "uniform_goals", "bonus", "rnd", "noveld", "apt")
+    }
 
 
 def _same_tables(made: Ellm, before: Ellm, state: Any) -> Any:
@@ -174,5 +176,5 @@ def _evaluated(
     about = {"update": result.update, "env": made.config.env, "seed": config.run.seed}
     configs.save_config({**about, "agent": found}, folder / f"eval-{result.update}.json")
     print(f"{config.eval_episodes} held-out episodes, with 95% intervals:")
-    print(evaluation.report({"agent": found}, made.facts.achievements))
+    print(evaluation.report({"agent": found}, made.facts))
     return found

@@ -1,0 +1,130 @@
+"""Facts about Housekeep, and the symbols that networks see of it (ellm reference, section 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from envs_jax.env import Environment
+from envs_jax.housekeep import worldgen
+from envs_jax.housekeep.apartment import NAMES
+from envs_jax.housekeep.constants import BANDS, FREE, FURNITURE, SLOTS, UNSEEN, WALL
+from llmrl_jax.systems.ellm.facts import ClosedFacts
+
+
+TASKS = 4
+"""Fixed episodes."""
+MEASURES = {
+    "place_success": "misplaced objects put right",
+    "pick_success": "misplaced objects picked",
+    "rearrange_success": "objects in a correct place",
+    "best_rearrange_success": "the same, at best",
+    "initial_success": "the same, at the start",
+    "suggested_success": "objects where suggested",
+    "success": "episodes solved",
+}
+"""The world's fractions that are reported."""
+
+SYMBOLS = ("image", "pitch", "held", "seen_objects", "seen_receptacles", "categories", "places")
+"""The parts of an observation that are symbols."""
+
+
+def pick_caption(item: str) -> str:
+    """The caption of a pick."""
+    return f"pick up the {item}"
+
+
+def store_caption(item: str, place: str) -> str:
+    """The caption of a placement."""
+    return f"put the {item} in/on the {place}"
+
+
+def facts(env: Environment) -> ClosedFacts:
+    """The facts about a world of Housekeep."""
+    world: Any = env.unwrapped
+    items, places = world.object_names, world.receptacle_names
+    occurring = worldgen.eligible(world.preferences, world.tables)
+    if world.start is not None:
+        kinds = np.asarray(world.start.category)
+        occurring = np.isin(np.arange(len(items)), kinds[kinds >= 0])
+    return ClosedFacts(
+        captions=(*map(pick_caption, items), *(store_caption("object", place) for place in places)),
+        achievements=(),
+        tasks={f"task{number}": () for number in range(1, TASKS + 1)},
+        measures=MEASURES,
+        num_actions=len(env.action_names),
+        items=items,
+        places=places,
+        correct=np.ascontiguousarray(world.correct),
+        occurring=occurring,
+        symbols=SYMBOLS,
+        features=symbols(len(items)),
+        task_id=task_id,
+    )
+
+
+def task_id(env: str, task: str) -> str:
+    """The id of the world with a task in place of its own: by macro actions if it was so, with the same options."""
+    name, _, options = env.partition("?")
+    kind = "Housekeep-Macro" if name.startswith("Housekeep-Macro") else "Housekeep"
+    number = task.removeprefix("task")
+    return f"{kind}-Task{number}-v0" + (f"?{options}" if options else "")
+
+
+def symbols(items: int) -> Callable[[Any], Float[Array, "B D"]]:
+    """Build the function from observations `[B, ...]` to one vector each, for `items` categories of objects.
+
+    The image has some 240 codes at 507 cells: too many for one-hot vectors of all. The vector has, for every cell and
+    height, whether it is free, a wall, a receptacle or an object; what lies straight ahead at each height and how far,
+    of which one is what the crosshair hits; the receptacles in view to the left, ahead and to the right; the place of
+    each object in view; the sets of what was seen; the look and the hand.
+    """
+    codes = FURNITURE + len(NAMES) + items
+    kind = np.zeros((codes, 4), np.float32)
+    kind[FREE, 0] = kind[WALL, 1] = 1
+    kind[FURNITURE : FURNITURE + len(NAMES), 2] = 1
+    kind[FURNITURE + len(NAMES) :, 3] = 1
+    side = np.array([0] * 5 + [1] * 3 + [2] * 5)
+
+    def features(obs: Any) -> Float[Array, "B D"]:
+        cells = jnp.asarray(obs["cells"], jnp.int32)
+        rows = cells.shape[0]
+        one_hot = lambda x, n: jax.nn.one_hot(x, n).reshape(rows, -1)  # noqa: E731
+        code, distance = ahead(cells)
+        furniture = cells - FURNITURE
+        found = [
+            jnp.any(furniture[:, :, side == i, :, None] == np.arange(len(NAMES)), axis=(1, 2, 3)) for i in range(3)
+        ]
+        parts = [
+            jnp.asarray(kind)[cells].reshape(rows, -1),
+            one_hot(code, codes),
+            distance,
+            *found,
+            one_hot(obs["places"], len(NAMES)),
+            obs["seen_objects"],
+            obs["seen_receptacles"],
+            one_hot(obs["pitch"], len(BANDS)),
+            one_hot(obs["held"], SLOTS),
+        ]
+        return jnp.concatenate([x.astype(jnp.float32) for x in parts], axis=-1)
+
+    return features
+
+
+def ahead(cells: Any) -> tuple[Any, Float[Array, "B 3"]]:
+    """What lies straight ahead of the agent at each height: the code of the first cell that is neither unseen nor free
+    (0 for none), int32 `[B, 3]`, and its nearness, from 1 next to the agent to 0 for none.
+
+    **Arguments:** `cells`, the image, int32 `[B, DEPTH, BREADTH, 3]`.
+    """
+    line = cells[:, -2::-1, cells.shape[2] // 2]  # from the agent on: [B, 12, 3]
+    there = (line != UNSEEN) & (line != FREE)
+    first = jnp.argmax(there, axis=1)
+    code = jnp.take_along_axis(line, first[:, None], axis=1)[:, 0]
+    hit = jnp.any(there, axis=1)
+    return jnp.where(hit, code, UNSEEN), jnp.where(hit, 1 - first / line.shape[1], 0.0).astype(jnp.float32)
