@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from llmrl_jax.rl.branches import BranchQPolicy
 
 
 Tune = Literal["all", "critic", "linear"]
+StartValue = Literal["zero", "keep"]
 Path = tuple[str, ...]
 
 
@@ -22,10 +24,24 @@ class Pretrained:
 
     recurrent = False
 
-    def __init__(self, policy: BranchQPolicy, params: Any, frozen: Any, tune: Tune = "all", reinit: bool = False):
+    def __init__(
+        self,
+        policy: BranchQPolicy,
+        params: Any,
+        frozen: Any,
+        tune: Tune = "all",
+        reinit: bool = False,
+        value: StartValue = "zero",
+    ):
         """**Arguments:** `policy`; its `params` and `frozen`; `tune`, `all` weights, those of the heads (`critic`), or
-        those of their last layers (`linear`); `reinit`, whether these weights of the heads start at random."""
-        self.policy, self.tune, self.reinit = policy, tune, reinit
+        those of their last layers (`linear`); `reinit`, whether these weights of the heads start at random; `value`,
+        how the value of a state starts: at `zero`, or as given (`keep`).
+
+        With `zero` the network's values start as its advantages, which choose the same actions (values of actions are
+        the sum of both, 1511.06581, eq. 9). Given values are sums of the rewards of many goals. One task pays less, and
+        ends the episode: with `keep` its success is worth less than what other actions seem to earn, and the agent
+        avoids it until all values have fallen."""
+        self.policy, self.tune, self.reinit, self.value = policy, tune, reinit, value
         self.heads = policy.heads
         self._params, self._frozen = params, frozen
 
@@ -37,6 +53,8 @@ class Pretrained:
         if self.reinit:
             new = flatten_dict(self.policy.init(key, obs)[0])
             given = {path: new[path] if self._in_heads(path) else x for path, x in given.items()}
+        if self.value == "zero":
+            given = {path: jnp.zeros_like(x) if path[:2] == ("value", "out") else x for path, x in given.items()}
         trained = {path: x for path, x in given.items() if self.tune == "all" or self._in_heads(path)}
         rest = {path: x for path, x in given.items() if path not in trained}
         return unflatten_dict(trained), {"own": self._frozen, "rest": unflatten_dict(rest)}

@@ -14,7 +14,9 @@ from llmrl_jax.core.config import to_json
 from llmrl_jax.parallel import make_mesh
 from llmrl_jax.rl.branches import BranchConfig
 from llmrl_jax.rl.dqn_config import DQNConfig
+from llmrl_jax.rl.dqn_loss import dqn_loss
 from llmrl_jax.rl.ppo_config import PPOConfig
+from llmrl_jax.rl.replay import Transition
 from llmrl_jax.systems.ellm import presets
 from llmrl_jax.systems.ellm.build import build
 from llmrl_jax.systems.ellm.config import ChatGoals, EllmConfig
@@ -97,7 +99,7 @@ def test_finetuning_in_parts(tune):
     obs, _ = ellm.env.reset(jax.random.key(0), ellm.env_params)
     obs = jax.tree.map(lambda x: x[None], obs)
     params, frozen = ellm.policy.init(jax.random.key(1), obs)
-    policy = Pretrained(ellm.policy, params, frozen, tune)
+    policy = Pretrained(ellm.policy, params, frozen, tune, value="keep")
     trained, rest = policy.init(jax.random.key(2), obs)
     np.testing.assert_allclose(policy.q(trained, rest, obs), ellm.policy.q(params, frozen, obs), rtol=1e-6)
     count = len(jax.tree.leaves(trained))
@@ -109,6 +111,28 @@ def test_finetuning_in_parts(tune):
     assert float(moved) > 0
     encoder = (new if tune == "all" else kept["rest"])["encoder"]["fusion"]["kernel"]
     np.testing.assert_array_equal(encoder, params["encoder"]["fusion"]["kernel"])
+
+
+@pytest.mark.parametrize("value", ["zero", "keep"])
+def test_the_first_success_of_a_task(value):
+    """A pretrained state is worth 4 achievements, and the task pays 1 and ends: a gradient step on its success makes
+    the action that earned it better than the others only if values start at zero."""
+    ellm = made(SMALL)
+    obs, _ = ellm.env.reset(jax.random.key(0), ellm.env_params)
+    obs = jax.tree.map(lambda x: x[None], obs)
+    given, frozen = ellm.policy.init(jax.random.key(1), obs)
+    given["value"]["out"]["bias"] += 4.0
+    policy = Pretrained(ellm.policy, given, frozen, value=value)
+    params, rest = policy.init(jax.random.key(2), obs)
+    q, whole = policy.q(params, rest, obs), ellm.policy.q(given, frozen, obs)
+    start = whole if value == "keep" else whole - jnp.mean(whole, axis=-1, keepdims=True)
+    np.testing.assert_allclose(q, start, atol=1e-5)  # 1511.06581, eq. 9: the advantages have the mean 0
+    best = jnp.argmax(q, axis=-1)
+    success = Transition(obs, best, jnp.ones(1), obs, jnp.ones(1, bool))
+    loss = lambda x: dqn_loss(x, rest, x, success, policy, 0.99)[0]  # noqa: E731
+    after = policy.q(jax.tree.map(lambda x, g: x - 0.01 * g, params, jax.grad(loss)(params)), rest, obs)
+    ahead = [float(x[0, best[0]] - jnp.mean(x)) for x in (q, after)]
+    assert (ahead[1] > ahead[0]) == (value == "zero")
 
 
 def test_presets():
