@@ -84,24 +84,26 @@ def symbols(items: int) -> Callable[[Any], Float[Array, "B D"]]:
     of which one is what the crosshair hits; the receptacles in view to the left, ahead and to the right; the place of
     each object in view; the sets of what was seen; the look and the hand.
     """
-    codes = FURNITURE + len(NAMES) + items
-    kind = np.zeros((codes, 4), np.float32)
-    kind[FREE, 0] = kind[WALL, 1] = 1
-    kind[FURNITURE : FURNITURE + len(NAMES), 2] = 1
-    kind[FURNITURE + len(NAMES) :, 3] = 1
+    objects = FURNITURE + len(NAMES)
+    codes = objects + items
     side = np.array([0] * 5 + [1] * 3 + [2] * 5)
 
     def features(obs: Any) -> Float[Array, "B D"]:
-        cells = jnp.asarray(obs["cells"], jnp.int32)
+        cells = obs["cells"]
         rows = cells.shape[0]
+        number = lambda code: np.asarray(code, cells.dtype)  # noqa: E731 (bytes are compared, which is fast)
+        kinds = (
+            cells == number(FREE),
+            cells == number(WALL),
+            (cells >= number(FURNITURE)) & (cells < number(objects)),
+            cells >= number(objects),
+        )
         one_hot = lambda x, n: jax.nn.one_hot(x, n).reshape(rows, -1)  # noqa: E731
         code, distance = ahead(cells)
-        furniture = cells - FURNITURE
-        found = [
-            jnp.any(furniture[:, :, side == i, :, None] == np.arange(len(NAMES)), axis=(1, 2, 3)) for i in range(3)
-        ]
+        furniture = cells[..., None] == number(FURNITURE + np.arange(len(NAMES)))
+        found = [jnp.any(furniture[:, :, side == i], axis=(1, 2, 3)) for i in range(3)]
         parts = [
-            jnp.asarray(kind)[cells].reshape(rows, -1),
+            *(x.reshape(rows, -1) for x in kinds),
             one_hot(code, codes),
             distance,
             *found,
@@ -120,9 +122,9 @@ def ahead(cells: Any) -> tuple[Any, Float[Array, "B 3"]]:
     """What lies straight ahead of the agent at each height: the code of the first cell that is neither unseen nor free
     (0 for none), int32 `[B, 3]`, and its nearness, from 1 next to the agent to 0 for none.
 
-    **Arguments:** `cells`, the image, int32 `[B, DEPTH, BREADTH, 3]`.
+    **Arguments:** `cells`, the image, integers `[B, DEPTH, BREADTH, 3]`.
     """
-    line = cells[:, -2::-1, cells.shape[2] // 2]  # from the agent on: [B, 12, 3]
+    line = jnp.asarray(cells[:, -2::-1, cells.shape[2] // 2], jnp.int32)  # from the agent on: [B, 12, 3]
     there = (line != UNSEEN) & (line != FREE)
     first = jnp.argmax(there, axis=1)
     code = jnp.take_along_axis(line, first[:, None], axis=1)[:, 0]

@@ -43,8 +43,8 @@ def similarities(
 def answers_as_goals(
     yes: Bool[np.ndarray, "N R"], known: Bool[np.ndarray, "N R"]
 ) -> dict[str, Bool[np.ndarray, "N R"]]:
-    """Goals from answers to "should it be stored there?": yes is a goal to put it there, no one to pick it up from there
-    (ellm reference, 4.4). Where nothing is known there is no goal."""
+    """Goals from answers to "should it be stored there?": yes is a goal to put it there, no one to pick it up from
+    there (ellm reference, 4.4). Where nothing is known there is no goal."""
     return {"pick": known & ~yes, "store": known & yes}
 
 

@@ -91,10 +91,10 @@ def goal_reward(
 class Placing(Wrapper):
     """Housekeep with goals about objects and places.
 
-    Observation: the parts named by `keep`, the image as `cells` (it is no picture), the action mask of macro worlds, and
-    `goals`, uint8: the mask of goals, packed (`goals.unpacked`): a bit for every slot of objects, then one for every
-    place. `info` has the sums of the episode as `episode_*`, which learners report: `earned`, `penalty`, the world's
-    measures, and `suggested/<category>` and `paid/<category>`.
+    Observation: the parts named by `keep`, the image as `cells` (it is no picture), the action mask of macro worlds,
+    and `goals`, uint8: the mask of goals, packed (`goals.unpacked`): a bit for every slot of objects, then one for
+    every place. `info` has the sums of the episode as `episode_*`, which learners report: `earned`, `penalty`, the
+    world's measures, and `suggested/<category>` and `paid/<category>`.
     """
 
     def __init__(
@@ -108,8 +108,8 @@ class Placing(Wrapper):
         draws: int = 0,
     ):
         """**Arguments:** `env`, with `EpisodeStatistics`, not batched; `facts`; `start`, the parameters at the start,
-        without `env`; `keep`, parts of the observation; `once`, whether a goal is paid once in an episode only; `draws`,
-        if not 0, the number of goals that are drawn from those of a state in every step, with replacement."""
+        without `env`; `keep`, parts of the observation; `once`, whether a goal is paid once in an episode only;
+        `draws`, if not 0, the number of goals that are drawn from those of a state in every step, with replacement."""
         super().__init__(env)
         self.facts, self.keep, self.once, self.draws, self._start = facts, keep, once, draws, start
         whole: Any = env.observation_space(env.default_params)

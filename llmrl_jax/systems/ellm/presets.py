@@ -79,9 +79,9 @@ HOUSEKEEP = EllmConfig(
     observe="symbols+text",
     goal_conditioned=False,
     network=BranchConfig(width=128, head_hidden=(128,)),
-    dqn=EMBEDDED.dqn,
+    dqn=replace(EMBEDDED.dqn, gradient_steps=4, replay_size=100_000, epsilon_steps=100_000),
 )
-"""A task of Housekeep by low-level actions. As published, the agent does not observe the goals."""
+"""A task of Housekeep by low-level actions, on two cores. As published, the agent does not observe the goals."""
 
 HOUSEKEEP_MACRO = replace(HOUSEKEEP, env="Housekeep-Macro-Task1-v0")
 """The same by whole trips as single actions."""

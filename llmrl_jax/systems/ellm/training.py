@@ -9,16 +9,18 @@ from typing import Any
 
 import jax
 
+from llmrl_jax.chat import ChatError
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.checks import nearest
 from llmrl_jax.run.chat_model import Chat, make_chat
-from llmrl_jax.run.folder import opened, write_summary
+from llmrl_jax.run.folder import begin, opened, write_summary
 from llmrl_jax.run.loop import RunResult, train as run_training
 from llmrl_jax.systems.ellm import evaluation
 from llmrl_jax.systems.ellm.build import Ellm, build
+from llmrl_jax.systems.ellm.closed import ScriptedJudge, judged_counts, judged_line, judgements, with_judged
 from llmrl_jax.systems.ellm.config import EllmConfig
 from llmrl_jax.systems.ellm.encoders import resolved
-from llmrl_jax.systems.ellm.facts import Facts
+from llmrl_jax.systems.ellm.facts import ClosedFacts, WorldFacts
 from llmrl_jax.systems.ellm.goals import COUNTS
 from llmrl_jax.systems.ellm.pretrained import Guide, Pretrained
 from llmrl_jax.systems.ellm.runs import HELD_OUT, load_run
@@ -26,8 +28,8 @@ from llmrl_jax.systems.ellm.scripted import ScriptedSuggester
 from llmrl_jax.systems.ellm.settings import ExploreRun, FinetuneRun, PretrainRun
 
 
-SHOWN = {"episode_achievements": "achievements", "episode_earned": "goal reward", "epsilon": "epsilon"}
-"""Metrics beside the progress bar."""
+SHOWN = {"episode_earned": "goal reward", "epsilon": "epsilon"}
+"""Metrics beside the progress bar, after those of the world."""
 
 
 def pretrain(config: PretrainRun) -> RunResult:
@@ -43,7 +45,8 @@ def finetune(config: FinetuneRun) -> RunResult:
     """Train a pretrained agent further. **Returns** and **Raises:** as `pretrain`, and what `load_run` raises."""
     config, before, state = _after(config)
     made = build(config.ellm)
-    policy = Pretrained(made.policy, state.params, _same_tables(made, before, state), config.tune, config.reinit)
+    frozen = _same_tables(made, before, state)
+    policy = Pretrained(made.policy, state.params, frozen, config.tune, config.reinit, config.value)
     return _train(config, dataclasses.replace(made, policy=policy), "ellm-finetune")
 
 
@@ -66,7 +69,8 @@ def _after(config: Any) -> tuple[Any, Ellm, Any]:
     _, before, state, _ = load_run(Path(config.from_run), config.checkpoint)
     if before.config.learner != "dqn" or config.ellm.learner != "dqn":
         raise ValueError(f"{config.from_run} was trained by {before.config.learner}; agents of dqn are needed")
-    if before.config.suggester == "none" or not before.config.goal_conditioned:
+    closed = isinstance(before.facts, ClosedFacts)
+    if not closed and (before.config.suggester == "none" or not before.config.goal_conditioned):
         raise ValueError(f"the agent of {config.from_run} observes no goals; one that does is needed")
     config = _settled(config)
     for name in ("observe", "goal_conditioned", "network"):
@@ -76,12 +80,19 @@ def _after(config: Any) -> tuple[Any, Ellm, Any]:
     return dataclasses.replace(config, ellm=_on_task(config, before.facts)), before, state
 
 
-def _on_task(config: Any, facts: Facts) -> EllmConfig:
-    """The settings with a single task as the world's reward and as the goal that the agent observes."""
+def _on_task(config: Any, facts: WorldFacts) -> EllmConfig:
+    """The settings with a single task as the world's reward and as the goal that the agent observes; closed-form goals
+    are those of the oracle."""
     steps = facts.tasks.get(config.task)
     if steps is None:
         known = list(facts.tasks)
         raise ValueError(f"task is {config.task!r}{nearest(config.task, known)}; known are {', '.join(known)}")
+    if isinstance(facts, ClosedFacts):
+        if config.subgoals:
+            raise ValueError(f"subgoals is True, but the task {config.task!r} has no steps: leave --subgoals out")
+        env = facts.task_id(config.ellm.env, config.task)
+        task = {"env": env, "suggester": "oracle", "fixed": (), "intrinsic": 0.0, "extrinsic": 1.0}
+        return dataclasses.replace(config.ellm, **task, **_plain())
     if not steps:
         raise ValueError(f"the task {config.task!r} has no goal that an agent could observe: choose another --task")
     joint = "&" if "?" in config.ellm.env else "?"
@@ -107,8 +118,8 @@ def _plain() -> dict[str, Any]:
 
 def _same_tables(made: Ellm, before: Ellm, state: Any) -> Any:
     """The pretrained agent's frozen part. **Raises:** `ValueError` for a world with other actions."""
-    if made.facts.captions != before.facts.captions:
-        counts = len(before.facts.captions), len(made.facts.captions)
+    if (made.facts.actions, made.facts.captions) != (before.facts.actions, before.facts.captions):
+        counts = before.facts.actions, made.facts.actions
         raise ValueError(
             f"the pretrained agent has {counts[0]} actions, and the world {counts[1]}: choose the same --env"
         )
@@ -124,6 +135,7 @@ def _train(config: Any, made: Ellm, command: str, guide: Any = None) -> RunResul
 
     with opened(config.run, command) as folder:
         chat = _chat(config, made, folder)
+        made = _judged(config, made, chat, folder)
         learner = made.learner(chat.model if chat else None, config.chat.sampling, guide)
         try:
             result = run_training(
@@ -133,12 +145,12 @@ def _train(config: Any, made: Ellm, command: str, guide: Any = None) -> RunResul
                 evaluate=evaluate if config.run.eval_every else None,
                 full_config=config,
                 folder=folder,
-                shown=SHOWN,
+                shown=made.facts.shown | SHOWN,
             )
         finally:
             if chat:
                 chat.close()
-        values = {"steps": result.steps, **result.facts(), **_asked(result.state, chat)}
+        values = {"steps": result.steps, **result.facts(), **_asked(made, result.state, chat, folder)}
         if not result.stopped:
             values |= _evaluated(config, made, result, evaluate, folder)
         write_summary(folder, values)
@@ -153,17 +165,36 @@ def _own(frozen: Any, guide: Any) -> Any:
 def _chat(config: Any, made: Ellm, folder: Path) -> Chat | None:
     if made.config.suggester != "chat":
         return None
-    return make_chat(config.chat, ScriptedSuggester(made.facts), folder)
+    adviser = ScriptedJudge() if isinstance(made.facts, ClosedFacts) else ScriptedSuggester(made.facts)
+    return make_chat(config.chat, adviser, folder)
 
 
-def _asked(state: Any, chat: Chat | None) -> dict[str, Any]:
+def _judged(config: Any, made: Ellm, chat: Chat | None, folder: Path) -> Ellm:
+    """The parts of a run whose closed-form goals are those of the chat model, which is asked before it begins."""
+    if chat is None or not isinstance(made.facts, ClosedFacts):
+        return made
+    begin(folder, config)  # a run whose budget ends here can be resumed
+    how = made.config.judge
+    try:
+        found = judgements(folder, chat.model, made.facts, config.chat.sampling, how.samples, how.share)
+    except ChatError:
+        chat.close()
+        raise
+    return dataclasses.replace(made, env_params=with_judged(made.env_params, found))
+
+
+def _asked(made: Ellm, state: Any, chat: Chat | None, folder: Path) -> dict[str, Any]:
     """What the chat model was asked, and what it cost."""
     if chat is None:
         return {}
-    counts = jax.device_get(state.runner.env_params.answers.counts)
     spent = chat.spent
-    print(f"{int(counts[0])} states asked about, {spent.calls} requests sent, {spent.tokens} tokens")
-    numbers = {name: int(n) for name, n in zip(COUNTS, counts, strict=True)}
+    if isinstance(made.facts, ClosedFacts):
+        numbers: dict[str, Any] = judged_counts(folder, made.facts, made.config.judge.share)
+        print(judged_line(numbers, spent.calls))
+    else:
+        counts = jax.device_get(state.runner.env_params.answers.counts)
+        print(f"{int(counts[0])} states asked about, {spent.calls} requests sent, {spent.tokens} tokens")
+        numbers = {name: int(n) for name, n in zip(COUNTS, counts, strict=True)}
     return {"suggestions": numbers, "chat": {"calls": spent.calls, "tokens": spent.tokens, "usd": spent.usd}}
 
 
