@@ -25,7 +25,7 @@ from envs_jax.crafter.tiles import GRID, tiles
 from envs_jax.crafter.view import look
 from envs_jax.crafter.wishes import NEAR_SLOTS, WORDS
 from envs_jax.crafter.worldgen import START, generate
-from envs_jax.env import Environment, Stack
+from envs_jax.env import Environment, Stack, traced
 
 
 IMAGES = ("none", "rgb", "gray")
@@ -217,7 +217,26 @@ class Crafter(Environment[State, Params]):
     def keys(self):
         return {key: self.actions.names.index(name) for key, name in KEYS.items() if name in self.actions.names}
 
+    def _check_task(self, task: Any) -> None:
+        """Check a task of known value. **Raises:** `ValueError` for a number that is no task, or a task that is not
+        followed."""
+        if traced(task):
+            return
+        low, high = int(np.min(task)), int(np.max(task))
+        if low < -1 or high >= len(tasks.TASKS):
+            raise ValueError(
+                f"params.task is {low if low < -1 else high}; from -1 (none) to {len(tasks.TASKS) - 1} is needed, see "
+                "envs_jax.crafter.tasks.task_index"
+            )
+        if high >= 0 and not self.task:
+            name = tasks.TASKS[high].name
+            raise ValueError(
+                f"params.task is {high} ({name!r}), but this world was made without a task and follows none: make it "
+                f"with one, as in '{self.id or 'CrafterText-v1'}?task={name}'; params.task may then be any"
+            )
+
     def step(self, key, state, action, params):
+        self._check_task(params.task)
         before = state
         state = state.replace(step=state.step + 1)
         turn_key, creature_key, balance_key = jax.random.split(key, 3)
@@ -253,6 +272,8 @@ class Crafter(Environment[State, Params]):
             progress, done, task_reward = tasks.advance(params.task, before.progress, events)
             own = own.replace(progress=progress)
             reward = jnp.where(params.task >= 0, task_reward, reward)
+        else:  # which no one follows here: a loss without a value stops a run, a reward of nothing would not
+            reward = jnp.where(params.task >= 0, jnp.nan, reward)
         terminated = (own.inventory[c.HEALTH] <= 0) & params.dying | (done & params.end_on_success)
         truncated = own.step >= params.length
         asleep = turn.command == c.SLEEP

@@ -35,7 +35,8 @@ class Params:
     dying: Bool[Array, ""] | bool = True
     """Whether an episode ends at health 0."""
     task: Int[Array, ""] | int = -1
-    """The task that is rewarded instead of achievements, an index into `envs_jax.crafter.tasks.TASKS`; -1: none."""
+    """The task that is rewarded instead of achievements, an index into `envs_jax.crafter.tasks.TASKS`; -1: none. Only
+    worlds made with a `task` follow tasks; in others a task is refused, and inside jit the reward is nan."""
     end_on_success: Bool[Array, ""] | bool = False
     """Whether an episode ends when its task is done."""
 

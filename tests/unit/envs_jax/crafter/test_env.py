@@ -491,3 +491,18 @@ def test_one_row_alone_is_as_in_a_batch():
     for row in range(ROWS):
         one = alone(keys[row], jax.tree.map(jnp.asarray, worlds[row]), actions[row], PARAMS["ellm"])
         jax.tree.map(lambda a, b, i=row: np.testing.assert_array_equal(a[i], b), many, jax.device_get(one))
+
+
+def test_a_task_that_no_one_follows(monkeypatch):
+    """A world without a task refuses one in its parameters; where the value is traced, the reward is nan."""
+    free, own = (Crafter(image=None, slots=SLOTS, task=task) for task in ("", "survival"))
+    key, wood = jax.random.key(0), jnp.int32(task_index("collect_wood"))
+    with pytest.raises(ValueError, match=r"params.task is .*'collect_wood'.*without a task.*\?task=collect_wood"):
+        free.step(key, None, 0, PARAMS["package"].replace(task=wood))
+    with pytest.raises(ValueError, match=r"params.task is 99; from -1 \(none\) to \d\d is needed"):
+        own.step(key, None, 0, PARAMS["package"].replace(task=jnp.int32(99)))
+    monkeypatch.setattr(free, "_creatures", lambda key, state, planted: state)  # they take long to compile
+    monkeypatch.setattr(free, "_balanced", lambda key, state: state)
+    start = jax.tree.map(jnp.asarray, world())
+    reward = jax.jit(lambda params: free.step(key, start, jnp.int32(0), params)[2])
+    assert float(reward(PARAMS["package"])) == 0 and np.isnan(reward(PARAMS["package"].replace(task=wood)))
