@@ -57,16 +57,18 @@ def named_goals(facts: ClosedFacts, names: Sequence[str]) -> dict[str, Bool[np.n
     stores = {
         store_caption(item, place): (i, r) for i, item in enumerate(facts.items) for r, place in enumerate(facts.places)
     }
-    pick, store = (np.zeros((len(facts.items), len(facts.places)), bool) for _ in range(2))
+    pick, store = (np.zeros(facts.correct.shape, bool) for _ in range(2))
     for name in names:
         if name in picks:
             pick[picks[name]] = True
         elif name in stores:
             store[stores[name]] = True
         else:
+            here = [known for known, i in picks.items() if facts.occurring[i]]
+            here += [known for known, (i, _) in stores.items() if facts.occurring[i]]
             raise ValueError(
-                f"no goal is named {name!r}{nearest(name, [*picks, *stores])}; goals are to pick up an object, or to "
-                "put it in/on a receptacle"
+                f"no goal is named {name!r}{nearest(name, here)}; goals are to pick up an object, or to put it in/on a "
+                "receptacle"
             )
     return {"pick": pick, "store": store}
 

@@ -247,7 +247,7 @@ class Placing(Wrapper):
         """The captions and the goals that the agent sees."""
         texts = {name: book.render(obs[name]) for name, book in self.captions.items()}
         bits = np.asarray(unpacked(jnp.asarray(obs["goals"]), self.num_goals))
-        picks = sorted({self._item(obs, slot) for slot in np.flatnonzero(bits[: self.slots])})
+        picks = sorted({self._item(obs, slot) for slot in np.flatnonzero(bits[: self.slots]).tolist()})
         puts = [f"put it in/on the {self.facts.places[i]}" for i in np.flatnonzero(bits[self.slots :])]
         return texts | {"goals": ", ".join([*(f"pick up the {name}" for name in picks), *puts])}
 
@@ -270,7 +270,7 @@ def _small(space: Any) -> spaces.Box:
 
 
 def _fits(low: Any, high: Any, dtype: Any) -> bool:
-    return np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max
+    return bool(np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max)
 
 
 def _counted(goals: Bool[Array, " G"], good: Bool[Array, " G"]) -> Int[Array, "4"]:

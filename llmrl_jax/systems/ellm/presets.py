@@ -79,11 +79,13 @@ HOUSEKEEP = EllmConfig(
     observe="symbols+text",
     goal_conditioned=False,
     network=BranchConfig(width=128, head_hidden=(128,)),
-    dqn=replace(EMBEDDED.dqn, gradient_steps=4, replay_size=100_000, epsilon_steps=100_000),
+    dqn=replace(EMBEDDED.dqn, gradient_steps=4, replay_size=100_000, epsilon_end=0.1, epsilon_steps=400_000),
 )
 """A task of Housekeep by low-level actions, on two cores. As published, the agent does not observe the goals."""
 
-HOUSEKEEP_MACRO = replace(HOUSEKEEP, env="Housekeep-Macro-Task1-v0")
+HOUSEKEEP_MACRO = replace(
+    HOUSEKEEP, env="Housekeep-Macro-Task1-v0", dqn=replace(HOUSEKEEP.dqn, epsilon_steps=100_000)
+)
 """The same by whole trips as single actions."""
 
 PRESETS: dict[str, EllmConfig] = {

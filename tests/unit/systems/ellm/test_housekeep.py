@@ -1,0 +1,246 @@
+"""ELLM in Housekeep: goals and rewards beside the world's own, symbols beside the crosshair, tables by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import envs_jax
+from envs_jax.housekeep import expert_action
+from envs_jax.housekeep.constants import FREE, FURNITURE, UNSEEN, WALL
+from envs_jax.testing import check_contract
+from llmrl_jax.lm.hashed import HashedEncoder
+from llmrl_jax.systems.ellm import housekeep, pairs
+from llmrl_jax.systems.ellm.build import make_world
+from llmrl_jax.systems.ellm.config import EllmConfig
+from llmrl_jax.systems.ellm.facts import facts_of
+from llmrl_jax.systems.ellm.goals import unpacked
+from llmrl_jax.systems.ellm.placing import goal_reward
+
+
+ID = "Housekeep-Task1-v0"
+CONFIG = EllmConfig(env=ID, encoder="hashed", observe="symbols+text", goal_conditioned=False)
+LEMON, CHAIR = "lemon", "kitchen chair"
+"""An object of the task, and where it lies misplaced."""
+
+
+@cache
+def world():
+    env, facts, _ = make_world(CONFIG)
+    return env, facts
+
+
+@cache
+def both():
+    """A program that plays the world with goals and the bare one side by side: `(key, params, bare params, caution) ->
+    rewards of both, infos, goals before each step`. Actions are the expert's with probability `caution`."""
+    env, _ = world()
+    bare = envs_jax.make(ID)[0]
+
+    @partial(jax.jit, static_argnums=4)
+    def play(key, params, bare_params, caution, steps):
+        def one(carry, key):
+            state, own = carry
+            draw, move = jax.random.split(key)
+            best = expert_action(bare, own)
+            action = jnp.where(jax.random.uniform(draw) < caution, best, jax.random.randint(move, (), 0, 6))
+            seen, after, reward, _, _, info = env.step(key, state, action, params)
+            _, own, wanted, _, _, _ = bare.step(key, own, action, bare_params)
+            return (after, own), (reward, wanted, info, state.goals, seen["goals"], own)
+
+        start = env.reset(key, params)[1], bare.reset(key, bare_params)[1]
+        return jax.lax.scan(one, start, jax.random.split(key, steps))[1]
+
+    return play, bare
+
+
+def outcome(params, table, caution, seed=0):
+    play, bare = both()
+    own = bare.default_params.replace(
+        suggesting=np.bool_(True), suggestions=np.asarray(table), clip_reward=np.bool_(True)
+    )
+    return jax.device_get(play(jax.random.key(seed), params, own, caution, 400))
+
+
+@pytest.mark.parametrize("share", ["oracle", 0.2, 0.6])
+def test_rewards_are_those_of_the_world_under_the_same_table(share):
+    """The world pays for suggestions too, by the published table of rewards, clipped to 1: another program with another
+    memory of what was paid. At the threshold 0.99 both agree, for the oracle's table and for tables drawn at random."""
+    env, facts = world()
+    correct = np.asarray(facts.correct)
+    table = correct if share == "oracle" else np.random.default_rng(3).random(correct.shape) < share
+    goals = pairs.answers_as_goals(table, np.ones_like(table))
+    params = env.default_params.replace(**{name: jnp.asarray(x) for name, x in goals.items()})
+    events = np.zeros(3, int)
+    for seed, caution in ((0, 0.8), (1, 0.9)):
+        reward, wanted, info, *_ = outcome(params, table, caution, seed)
+        np.testing.assert_allclose(reward, wanted, atol=1e-6)
+        events += [(reward > 0.9).sum(), info["placed"].sum(), (reward == np.float32(-0.25)).sum()]
+    assert np.all(events > 0), events  # goals were reached, objects were placed, and what was no goal was fined
+    assert info["episode_earned"][-1] == pytest.approx(reward[reward > 0].sum(), abs=1e-5)
+    assert info["episode_penalty"][-1] == pytest.approx(reward[reward < 0].sum(), abs=1e-5)
+
+
+def test_goals_are_what_is_in_view_or_in_hand():
+    """With an empty hand, misplaced objects in view; with an object in hand, its correct places among those seen; none
+    about what was stored."""
+    env, facts = world()
+    correct = np.asarray(facts.correct)
+    _, _, info, before, after, states = outcome(env.default_params, correct, 0.9)
+    goals = np.asarray(unpacked(jnp.asarray(after), env.num_goals))
+    kinds = np.asarray(states.category)
+    seen = np.unpackbits(states.seen_receptacles.view(np.uint8), axis=1, bitorder="little")[:, : len(facts.places)]
+    stored: set[int] = set()
+    picked: set[int] = set()
+    checked = np.zeros(2, int)
+    where = np.asarray(env.unwrapped.tables.spots.receptacle)
+    sees = np.asarray(env.unwrapped.tables.sees_spot)
+    for t in range(len(kinds)):
+        if info["placed"][t] and info["earned"][t] > 0:
+            stored.add(int(info["object"][t]))
+        if info["picked"][t] and info["earned"][t] > 0:
+            picked.add(int(info["object"][t]))
+        held = int(states.held[t])
+        if held >= 0:
+            wanted = (
+                correct[kinds[t, held]] & (seen[t] > 0) if held not in stored else np.zeros(len(facts.places), bool)
+            )
+            np.testing.assert_array_equal(goals[t, env.slots :], wanted)
+            assert not goals[t, : env.slots].any()
+            checked[0] += 1
+            continue
+        pose = int(states.cell[t]) * 4 + int(states.heading[t])
+        for slot, (kind, spot) in enumerate(zip(kinds[t], states.spot[t])):
+            visible = spot >= 0 and sees[pose, spot]
+            misplaced = visible and not correct[kind, where[spot]]
+            assert goals[t, slot] == (misplaced and slot not in picked | stored)
+        assert not goals[t, env.slots :].any()
+        checked[1] += 1
+    assert np.all(checked > 20)
+
+
+def test_what_lies_straight_ahead_is_what_the_crosshair_hits():
+    """The symbols' codes at the height of the look, beside the table of the crosshair that the world itself uses."""
+    env, facts = world()
+    own = env.unwrapped
+    play, bare = both()
+    *_, states = outcome(env.default_params, facts.correct, 0.5, seed=4)
+    images = jax.device_get(jax.jit(jax.vmap(bare.image))(states))
+    codes, near = jax.device_get(housekeep.ahead(jnp.asarray(images, jnp.int32)))
+    receptacle, spot = jax.device_get(jax.vmap(own.rules.aim)(states))
+    hits = 0
+    for t in range(len(codes)):
+        code = codes[t, int(states.pitch[t])]
+        lies = np.flatnonzero((states.spot[t] == spot[t]) & (spot[t] >= 0))
+        if len(lies):
+            wanted = FURNITURE + len(facts.places) + states.category[t, lies[0]]
+        else:
+            wanted = FURNITURE + receptacle[t] if receptacle[t] >= 0 else None
+        assert code == wanted if wanted is not None else code in (UNSEEN, WALL), t
+        hits += bool(len(lies))
+    assert hits > 3 and near.min() >= 0 and near.max() <= 1
+    blank = np.full((1, 13, 13, 3), FREE)
+    blank[0, 11, 6, 0], blank[0, 6, 6, 1], blank[0, 3, 5, 2] = 7, 9, 8
+    code, near = housekeep.ahead(jnp.asarray(blank))
+    assert code.tolist() == [[7, 9, UNSEEN]]
+    np.testing.assert_allclose(near, [[1, 1 - 5 / 12, 0]], rtol=1e-6)
+
+
+def test_the_reward_by_hand():
+    similarity, goals = jnp.array([0.2, 1.0, 0.95, 0.5]), jnp.array([True, False, True, False])
+    pay = jax.jit(goal_reward)
+    for mask, threshold, wanted in (
+        (goals, 0.9, (0.95, 2)),
+        (goals, 0.95, (0.0, -1)),  # above, not at
+        (goals | True, 0.9, (1.0, 1)),
+        (goals & False, -1.0, (0.0, -1)),
+    ):
+        reward, goal = pay(similarity, mask, threshold)
+        assert (float(reward), int(goal)) == (pytest.approx(wanted[0]), wanted[1])
+
+
+def test_similarities_are_those_of_the_captions():
+    _, facts = world()
+    encoder = HashedEncoder()
+    pick, store = pairs.similarities(encoder, facts)
+    a, b = np.flatnonzero(facts.occurring)[:2]
+    say = lambda *texts: encoder.encode_texts(texts)  # noqa: E731
+    x, y = say(housekeep.pick_caption(facts.items[a]), housekeep.pick_caption(facts.items[b]))
+    assert pick[a, b] == pytest.approx(float(x @ y), abs=1e-6) and pick[a, a] == pytest.approx(1)
+    x, y = (say(housekeep.store_caption(facts.items[b], facts.places[r]))[0] for r in (3, 20))
+    assert store[b, 3, 20] == pytest.approx(float(x @ y), abs=1e-6) and store[b, 3, 3] == pytest.approx(1)
+    other = np.flatnonzero(~facts.occurring)[0]
+    assert not store[other].any() and pick.shape == (len(facts.items),) * 2
+    off = store[facts.occurring] - np.eye(len(facts.places))
+    assert np.abs(off).max() < 0.99  # at the published threshold only the same place counts
+
+
+def test_suggesters_as_tables():
+    _, facts = world()
+    tables = lambda **options: pairs.goal_tables(replace(CONFIG, **options), facts)  # noqa: E731
+    oracle = tables()
+    np.testing.assert_array_equal(oracle["store"], facts.correct)
+    np.testing.assert_array_equal(oracle["pick"], ~facts.correct)
+    assert all(x.all() for x in tables(suggester="novelty").values())
+    assert not any(x.any() for x in tables(suggester="chat").values())
+    named = ("pick up the lemon", "put the lemon in/on the kitchen fridge")
+    fixed = tables(suggester="fixed", fixed=named)
+    item, place = facts.items.index(LEMON), facts.places.index("kitchen fridge")
+    assert fixed["pick"].sum() == len(facts.places) and fixed["pick"][item].all()
+    assert np.argwhere(fixed["store"]).tolist() == [[item, place]]
+    with pytest.raises(ValueError, match="did you mean 'put the lemon in/on the kitchen fridge'"):
+        tables(suggester="fixed", fixed=("put the lemon in/on the kitchen fridg",))
+    yes, known = np.array([[True, False, True]]), np.array([[True, True, False]])
+    unsure = pairs.answers_as_goals(yes, known)
+    assert unsure["store"].tolist() == [[True, False, False]] and unsure["pick"].tolist() == [[False, True, False]]
+
+
+def test_random_goals_are_drawn_from_those_of_the_state():
+    env, facts, _ = make_world(replace(CONFIG, suggester="uniform", uniform_goals=3))
+    assert env.draws == 3
+    drawn = jax.jit(lambda in_hand, key: env._drawn(in_hand, key))
+    for in_hand in (False, True):
+        found = np.stack([drawn(jnp.bool_(in_hand), jax.random.key(i)) for i in range(40)])
+        assert 1 <= found.sum(1).min() and found.sum(1).max() == 3
+        assert not (found[:, : env.slots] if in_hand else found[:, env.slots :]).any()
+
+
+def test_it_is_an_environment_and_says_its_goals():
+    env, facts = world()
+    check_contract(env, env.default_params)
+    obs, _ = env.reset(jax.random.key(0), env.default_params)
+    kinds = np.asarray(obs["categories"])
+    bits = np.zeros(env.num_goals, bool)
+    slot = int(np.flatnonzero(kinds >= 0)[0]) if (kinds >= 0).any() else 0
+    bits[[slot, env.slots + 2]] = True
+    item = facts.items[kinds[slot]]
+    said = env.describe({**obs, "goals": np.packbits(bits)})["goals"]
+    assert said == f"pick up the {item}, put it in/on the {facts.places[2]}"
+    shown = np.flatnonzero(env.as_captions(jnp.asarray(kinds)[None], jnp.asarray(bits)[None])[0])
+    assert [facts.captions[i] for i in shown] == [f"pick up the {item}", f"put the object in/on the {facts.places[2]}"]
+
+
+def test_facts_of_its_worlds():
+    macro = facts_of(envs_jax.make("Housekeep-Macro-v0")[0])
+    assert macro.actions == 62 and macro.occurring.sum() == 183 and macro.correct.shape == (183, 51)
+    _, facts = world()
+    assert facts.actions == 6 and LEMON in {facts.items[i] for i in np.flatnonzero(facts.occurring)}
+    assert not facts.correct[facts.items.index(LEMON), facts.places.index(CHAIR)]
+    assert facts.task_id("Housekeep-Macro-Task1-v0?field_of_view=90", "task3") == (
+        "Housekeep-Macro-Task3-v0?field_of_view=90"
+    )
+    assert facts.task_id("Housekeep-v0", "task2") == "Housekeep-Task2-v0"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"gate": "none"}, "--gate is none, but Housekeep-Task1-v0, whose goals are closed-form")],
+)
+def test_options_that_nothing_reads(options, said):
+    with pytest.raises(ValueError, match=said):
+        make_world(replace(CONFIG, **options))
