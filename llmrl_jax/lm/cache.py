@@ -52,6 +52,26 @@ class Cache:
 
 
 @struct.dataclass
+class Prefix:
+    """The tokens before all prompts of a batch, with their keys and values: once, not once per row."""
+
+    tokens: Int[Array, "P"]
+    keys: Float[Array, "L K P h"]
+    values: Float[Array, "L K P h"]
+
+    @staticmethod
+    def create(tokens: Int[Array | np.ndarray, "P"], cache: Cache) -> Prefix:
+        """**Arguments:** `tokens`; `cache`, of one row with these tokens and no other slots."""
+        keys, values = (x[:, 0].swapaxes(1, 2) for x in (cache.keys, cache.values))
+        return Prefix(jnp.asarray(tokens, jnp.int32), keys, values)
+
+    @property
+    def size(self) -> int:
+        """Tokens, `P`."""
+        return self.tokens.shape[0]
+
+
+@struct.dataclass
 class Branches:
     """`n` continuations of each of `B` prompts, up to `T` tokens each. The shared prompt is stored once.
 
@@ -67,10 +87,19 @@ class Branches:
     values: Float[Array, "L B n K T h"]
     index: Int[Array, ""]
     """Tokens of each continuation so far, the same for all."""
+    prefix: Prefix | None = None
+    """The tokens before all prompts."""
 
     @staticmethod
-    def create(prompts: Cache, lengths: Int[Array | np.ndarray, "B"], count: int, capacity: int) -> Branches:
-        """`count` empty continuations for up to `capacity` tokens, after right-padded prompts of `lengths` tokens."""
+    def create(
+        prompts: Cache,
+        lengths: Int[Array | np.ndarray, "B"],
+        count: int,
+        capacity: int,
+        prefix: Prefix | None = None,
+    ) -> Branches:
+        """`count` empty continuations for up to `capacity` tokens, after right-padded prompts of `lengths` tokens
+        that come after the `prefix`."""
         layers, batch, _, heads, size = prompts.keys.shape
         empty = jnp.zeros((layers, batch, count, heads, capacity, size), prompts.keys.dtype)
         return Branches(
@@ -80,4 +109,10 @@ class Branches:
             keys=empty,
             values=empty,
             index=jnp.zeros((), jnp.int32),
+            prefix=prefix,
         )
+
+    def rows(self, rows: Int[Array | np.ndarray, "R"]) -> Branches:
+        """The branches of some of the prompts."""
+        stacked = {n: getattr(self, n)[:, rows] for n in ("prompt_keys", "prompt_values", "keys", "values")}
+        return dataclasses.replace(self, lengths=self.lengths[rows], **stacked)

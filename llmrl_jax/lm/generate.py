@@ -14,7 +14,7 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from llmrl_jax.lm.cache import Branches, Cache
+from llmrl_jax.lm.cache import Branches, Cache, Prefix
 from llmrl_jax.lm.model import AnyArray, Llama
 from llmrl_jax.lm.sampling import SamplingConfig, draw, log_prob, process
 from llmrl_jax.lm.stops import StopStrings
@@ -73,6 +73,12 @@ class State:
     automaton: Int[Array, "B n"] | None
     """State of the stop strings."""
     out: Generation
+
+    def rows(self, rows: Int[AnyArray, "R"]) -> State:
+        """The state of some of the prompts."""
+        of = partial(jax.tree.map, lambda x: x[rows])
+        rest = {name: of(getattr(self, name)) for name in ("keys", "seen", "automaton", "out")}
+        return dataclasses.replace(self, branches=self.branches.rows(rows), **rest)
 
 
 def generate(
@@ -191,23 +197,32 @@ def _prepare(model, tokens, lengths, key, config, stops, rows) -> tuple[Sampling
     return fixed, traced, key
 
 
-def read_prompts(model, variables, tokens, lengths) -> tuple[Float[Array, "B 1 V"], Cache]:
+def read_prefix(model, variables, tokens: Int[AnyArray, "P"]) -> Prefix:
+    """Compute the tokens that all prompts of later batches begin with."""
+    cache = Cache.create(model.config, 1, tokens.shape[0], model.dtype)
+    read: Any = model.apply(variables, tokens[None], cache=cache, logits=False)
+    return Prefix.create(tokens, read.cache)
+
+
+def read_prompts(model, variables, tokens, lengths, prefix=None) -> tuple[Float[Array, "B 1 V"], Cache]:
     """The first half of `generate`, in one program for any options of sampling and any length of the continuations.
 
-    **Arguments:** `model`, `variables`, `tokens`, `lengths`: those of `generate`.
+    **Arguments:** `model`, `variables`, `tokens`, `lengths`: those of `generate`; `prefix`, of `read_prefix`: then
+    `tokens` are what follows it.
     **Returns:** the logits after each prompt, and the keys and values of the prompts, of the capacity `S`.
     """
     (batch, prompt), at = tokens.shape, jnp.asarray(lengths)[:, None] - 1
     cache = Cache.create(model.config, batch, prompt, model.dtype)
-    read: Any = model.apply(variables, tokens, lengths=lengths, cache=cache, at=at)
+    read: Any = model.apply(variables, tokens, lengths=lengths, cache=cache, prefix=prefix, at=at)
     return read.logits, read.cache
 
 
-def start(model, fixed, traced, stops, tokens, lengths, keys, logits, cache) -> State:
+def start(model, fixed, traced, stops, tokens, lengths, keys, logits, cache, prefix=None) -> State:
     """The state with the first token of every continuation.
 
     **Arguments:** `fixed` and `traced`, of `SamplingConfig.split`; `stops`; `tokens`, `lengths`, the prompts; `keys`,
-    one per row; `logits` and `cache`, of `read_prompts`; the cache may have a larger capacity, as `tokens` then has.
+    one per row; `logits` and `cache`, of `read_prompts`; the cache may have a larger capacity, as `tokens` then has;
+    `prefix`, which `read_prompts` had.
     """
     config = dataclasses.replace(fixed, **traced)
     (batch, prompt), count, capacity = tokens.shape, config.samples, config.max_new_tokens
@@ -216,11 +231,13 @@ def start(model, fixed, traced, stops, tokens, lengths, keys, logits, cache) -> 
         real = jnp.arange(prompt) < jnp.asarray(lengths)[:, None]
         rows = jnp.arange(batch)[:, None]
         seen = jnp.zeros((batch, model.config.vocab_size), bool).at[rows, tokens].max(real)
+        if prefix is not None:
+            seen = seen.at[:, prefix.tokens].set(True)
         seen = jnp.broadcast_to(seen[:, None], (batch, count, seen.shape[-1]))
     whole = (batch, count, capacity)
     state = State(
         step=jnp.zeros((), jnp.int32),
-        branches=Branches.create(cache, lengths, count, capacity),
+        branches=Branches.create(cache, lengths, count, capacity, prefix),
         keys=jax.vmap(lambda k: jax.vmap(partial(jax.random.fold_in, k))(jnp.arange(count)))(keys),
         seen=seen,
         automaton=None if stops is None else jnp.zeros((batch, count), jnp.int32),

@@ -15,7 +15,7 @@ from flax import struct
 from jaxtyping import Array, Float, Int
 
 from llmrl_jax.lm import declare
-from llmrl_jax.lm.cache import Branches, Cache
+from llmrl_jax.lm.cache import Branches, Cache, Prefix
 from llmrl_jax.lm.config import LlamaConfig
 from llmrl_jax.lm.layers import Source, attend, gated_mlp, layer_slice, project, rms_norm, windowed, within
 from llmrl_jax.lm.lora import LoRAConfig, rescale
@@ -100,6 +100,7 @@ class Llama(nn.Module):
         positions: Int[AnyArray, "B S"] | None = None,
         segments: Int[AnyArray, "B S"] | None = None,
         cache: Cache | None = None,
+        prefix: Prefix | None = None,
         at: Int[AnyArray, "B N"] | None = None,
         logits: bool = True,
     ) -> LMOutput:
@@ -108,14 +109,16 @@ class Llama(nn.Module):
         **Arguments:** `tokens`; `lengths`, of right-padded rows; or `positions`, for any padding, with -1 at pads;
         neither means full rows from position 0 (or after the tokens in the `cache`); `segments`, with `positions`:
         tokens attend only to those of their own segment, so that a row may hold several texts; `cache`, to read and
-        extend; `at`, indices in `[0, S)` of the tokens whose hidden states and logits are returned; `logits`, whether
-        to compute them.
+        extend; `prefix`, with a cache: tokens before all rows, which positions do not count; `at`, indices in `[0, S)`
+        of the tokens whose hidden states and logits are returned; `logits`, whether to compute them.
         **Returns:** `LMOutput`. States of padded tokens are undefined.
         """
         if lengths is not None and positions is not None:
             raise ValueError("give lengths or positions, not both")
         if segments is not None and (positions is None or cache is not None):
             raise ValueError("segments need positions, which restart in every segment, and no cache")
+        if prefix is not None and cache is None:
+            raise ValueError("a prefix needs a cache, which may be empty")
         steps = jnp.arange(tokens.shape[1])
         extended = None
         key_positions: Any = positions
@@ -136,7 +139,9 @@ class Llama(nn.Module):
                 mask &= jnp.asarray(segments)[:, None] == jnp.asarray(segments)[:, :, None]
             where = positions
             near = self._near(where, key_positions)
-        angles = rotations(self.config, where)
+        before = 0 if prefix is None else prefix.size
+        angles = rotations(self.config, before + where)
+        near_prefix = self._near(before + where, jnp.arange(before)[None])
 
         def body(x, layer, pick):
             params, lora, kv, slides = layer
@@ -145,15 +150,19 @@ class Llama(nn.Module):
                 at_slot = (0, cache.index, 0, 0)
                 keys, values = (
                     jax.lax.dynamic_update_slice(old, new.astype(old.dtype), at_slot)
-                    for old, new in zip(kv, (keys, values), strict=True)
+                    for old, new in zip(kv[:2], (keys, values), strict=True)
                 )
             kept = None if cache is None else (keys, values)
             sources = (keys.astype(self.dtype), values.astype(self.dtype))
-            source = Source(sources[0], sources[1], windowed(mask, near, slides))
-            return self._finish(x, params, lora, angles, [source], pick), kept
+            read = [Source(sources[0], sources[1], windowed(mask, near, slides))]
+            if prefix is not None:
+                read.append(Source(kv[2], kv[3], windowed(None, near_prefix, slides), "kth"))
+            return self._finish(x, params, lora, angles, read, pick), kept
 
         pick = None if at is None else lambda a: self._take(a, at)
-        kv = None if cache is None else (cache.keys, cache.values)
+        kv: Any = None if cache is None else (cache.keys, cache.values)
+        if prefix is not None:
+            kv = (*kv, prefix.keys, prefix.values)
         x, kept = self._layers_run(body, self._embed(tokens), kv, pick)
         if extended is not None:
             extended = dataclasses.replace(extended, keys=kept[0], values=kept[1])
@@ -237,12 +246,15 @@ class Llama(nn.Module):
         """
         index = branches.index
         prompt, own = jnp.arange(branches.prompt_keys.shape[3]), jnp.arange(branches.keys.shape[4])
-        before = branches.lengths[:, None]
+        prefix = branches.prefix
+        first = 0 if prefix is None else prefix.size
+        before = first + branches.lengths[:, None]
         angles = rotations(self.config, jnp.broadcast_to(before + index, tokens.shape))
         # All continuations are at the same position: the masks have one query for all of them.
-        masks = ((prompt < before)[:, None], (own <= index)[None])
-        longest = prompt.size + own.size
-        near = [self._near(before + index, keys, longest) for keys in (prompt[None], before + own)]
+        masks = ((first + prompt < before)[:, None], (own <= index)[None])
+        longest = first + prompt.size + own.size
+        places = (first + prompt[None], before + own, jnp.arange(first)[None])
+        near = [self._near(before + index, keys, longest) for keys in places]
 
         def step(carry, layer):
             x, *own = carry
@@ -253,11 +265,14 @@ class Llama(nn.Module):
                 for old, n in zip(own, new, strict=True)
             ]
             keys, values = (jax.lax.dynamic_index_in_dim(o, i, keepdims=False) for o in own)
-            seen = [windowed(m, n, slides) for m, n in zip(masks, near, strict=True)]
+            seen = [windowed(m, n, slides) for m, n in zip((*masks, None), near, strict=True)]
             sources = [Source(prompts[0], prompts[1], seen[0], "bkth"), Source(keys, values, seen[1], "bqkth")]
+            if prefix is not None:
+                sources.append(Source(prompts[2], prompts[3], seen[2], "kth"))
             return (self._finish(x, params, lora, angles, sources, None), *own), None
 
         prompts = (branches.prompt_keys, branches.prompt_values)
+        prompts += () if prefix is None else (prefix.keys, prefix.values)
         layers = (jnp.arange(self.config.num_hidden_layers), self._layers, self._adapters, prompts, self._slides)
         (x, keys, values), _ = jax.lax.scan(step, (self._embed(tokens), branches.keys, branches.values), layers)
         hidden = rms_norm(x, self._norm["scale"], self.config.rms_norm_eps)

@@ -56,6 +56,10 @@ class Ladder:
         """The padded number of prompts that have so many continuations each."""
         return min(power(count, 4), max(1, self.max_batch // samples))
 
+    def fewer(self, rows: int, samples: int = 1) -> list[int]:
+        """The padded numbers of prompts below a padded number."""
+        return [n for n in _distinct(lambda k: self.rows(k, samples), rows) if n < rows]
+
     def room(self, tokens: int, samples: int, cache: int) -> int:
         """The padded length of an answer of a number of tokens, one of `samples` to a prompt of the length `cache`."""
         return cache if samples == 1 else min(NARROWEST * power(-(-tokens // NARROWEST), 4), cache)

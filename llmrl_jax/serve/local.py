@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
+
 from llmrl_jax.chat import ChatError, ChatReply, ChatRequest, Choice, ContextExceeded, ServerError, Usage
 from llmrl_jax.chat.protocol import settle
 from llmrl_jax.chat.wire import to_wire
+from llmrl_jax.lm.cache import Prefix
 from llmrl_jax.serve.errors import ApiError
 from llmrl_jax.serve.request import Ask
 from llmrl_jax.serve.sampler import Sampler
@@ -18,12 +22,20 @@ from llmrl_jax.serve.served import Served
 from llmrl_jax.serve.wire import read_chat
 
 
+WIDER = 4
+"""How many times more continuations a batch has whose prompts begin alike, if its own keys and values are few."""
+WIDER_BYTES = 2 * 1024**3
+"""Most memory of the keys and values of such a batch."""
+
+
 class LocalLlama:
     """A chat model on this machine's devices (`ChatModel`), for use with the cache, the recorder and the budget.
 
     A request has the same meaning as for `llmrl serve`, including seeds: both give the same text, and the text does not
-    depend on the other requests of the batch. Requests of one shape are answered in one batch. It may be called from
-    several threads; the device runs one batch at a time.
+    depend on the other requests of the batch. Requests of one shape are answered in one batch. What the prompts of a
+    call begin with is computed once, and remembered for the next call; such batches are `WIDER`. (So a logit can differ
+    in its last bits, and a draw changes only if two tokens tie to that.) It may be called from several threads; the
+    device runs one batch at a time.
 
     `extra` may contain `top_k`, `min_p` and `repetition_penalty`; any other field is refused by name.
 
@@ -42,7 +54,7 @@ class LocalLlama:
             )
         self.served = served
         self.name = name or f"{served.name}@{served.fingerprint}"
-        self._sampler = Sampler(served, max_batch)
+        self._sampler, self._wide = Sampler(served, max_batch), Sampler(served, WIDER * max_batch)
         self._lock = threading.Lock()
 
     @classmethod
@@ -66,9 +78,11 @@ class LocalLlama:
                 places.append(i)
                 outcomes.append(ServerError(f"{self.name}: not answered"))
         with self._lock:
-            for batch in self._sampler.batches(asks):
+            sampler, prefix = self._plan(asks)
+            rest = asks if prefix is None else [_without(ask, prefix.size) for ask in asks]
+            for batch in sampler.batches(rest):
                 started = time.monotonic()
-                found = list(self._sampler.run([asks[i] for i in batch]))[-1]
+                found = list(sampler.run([rest[i] for i in batch], prefix))[-1]
                 seconds = time.monotonic() - started
                 for i, samples in zip(batch, found):
                     outcomes[places[i]] = ChatReply(
@@ -79,3 +93,20 @@ class LocalLlama:
                         seconds=seconds,
                     )
         return settle(outcomes)
+
+    def _plan(self, asks: Sequence[Ask]) -> tuple[Sampler, Prefix | None]:
+        """Which sampler answers requests, and what their prompts begin with."""
+        prefix = self._sampler.prefix(asks) if asks else None
+        if prefix is None:
+            return self._sampler, None
+        model, ladder = self.served.model, self._wide.programs.ladder
+        tokens = max(len(ask.tokens) for ask in asks) - prefix.size, max(ask.how.max_tokens for ask in asks)
+        slot = 2 * model.config.num_hidden_layers * model.config.kv_heads * model.config.size
+        slots = self._wide.max_batch * sum(map(ladder.length, tokens))
+        wide = slots * slot * jnp.dtype(model.dtype).itemsize <= WIDER_BYTES
+        return self._wide if wide else self._sampler, prefix
+
+
+def _without(ask: Ask, tokens: int) -> Ask:
+    """A request whose prompt lacks its first tokens."""
+    return dataclasses.replace(ask, tokens=ask.tokens[tokens:])

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from llmrl_jax import lm
-from llmrl_jax.lm.generate import State, advance, read_prompts, start
+from llmrl_jax.lm.cache import Prefix
+from llmrl_jax.lm.generate import State, advance, read_prefix, read_prompts, start
 from llmrl_jax.serve.ladder import Ladder
 from llmrl_jax.serve.served import Served
 
@@ -49,11 +50,17 @@ class Programs:
         """Shapes used so far."""
         return len(self._shapes)
 
-    def read(self, tokens: np.ndarray, lengths: np.ndarray) -> tuple[jax.Array, lm.Cache]:
-        """Compute prompts. **Arguments:** `tokens`, int32 `[B, S]`; `lengths`, int32 `[B]`. **Returns:** the logits
-        `[B, 1, V]` after each, and their cache of the capacity `S`."""
-        self._note("prompts", tokens.shape)
-        return _read(self.model, self.variables, tokens, lengths)
+    def prefix(self, tokens: np.ndarray) -> Prefix:
+        """Compute what all prompts of later batches begin with. **Arguments:** `tokens`, int32 `[P]`; each length is a
+        program of its own, as it is for what is then read after it."""
+        self._note("prefixes", tokens.shape)
+        return _read_prefix(self.model, self.variables, tokens)
+
+    def read(self, tokens: np.ndarray, lengths: np.ndarray, prefix: Prefix | None = None) -> tuple[jax.Array, lm.Cache]:
+        """Compute prompts. **Arguments:** `tokens`, int32 `[B, S]`; `lengths`, int32 `[B]`; `prefix`, which `tokens`
+        follow. **Returns:** the logits `[B, 1, V]` after each, and their cache of the capacity `S`."""
+        self._note("prompts", (*tokens.shape, *_size(prefix)))
+        return _read(self.model, self.variables, tokens, lengths, prefix)
 
     def start(
         self,
@@ -65,21 +72,26 @@ class Programs:
         room: int,
         logits: jax.Array,
         cache: lm.Cache,
+        prefix: Prefix | None = None,
     ) -> State:
         """Draw the first tokens. **Arguments:** `tokens`, int32 `[B, T]`, padded to the length of prompt and answer;
         `keys`, one per row; `options`, one value per row for each of `OPTIONS`; `samples`; `room`, tokens of an answer;
-        what `read` returned."""
-        self._note("answers", (len(tokens), samples, tokens.shape[1], room))
+        what `read` returned; `prefix`, which it was given."""
+        self._note("answers", (len(tokens), samples, tokens.shape[1], room, *_size(prefix)))
         fixed, traced = self._config(room, samples, options).split()
         if cache.capacity < tokens.shape[1]:
             cache = _widen(cache, tokens.shape[1])
-        return _start(self.model, fixed, traced, None, tokens, lengths, keys, logits, cache)
+        return _start(self.model, fixed, traced, None, tokens, lengths, keys, logits, cache, prefix)
 
     def advance(self, state: State, options: dict[str, np.ndarray], until: int) -> State:
         """Write until every answer has ended or has `until` tokens. `state` is donated."""
         _, samples, room = state.out.tokens.shape
         fixed, traced = self._config(room, samples, options).split()
         return _advance(self.model, fixed, self.variables, traced, None, state, until)
+
+    def keep(self, state: State, options: dict[str, np.ndarray], rows: np.ndarray) -> tuple[State, dict[str, Any]]:
+        """The state and the options of some rows, for a program of fewer. **Arguments:** `rows`, int32 `[R]`."""
+        return _keep(state, rows), {name: value[rows] for name, value in options.items()}
 
     def score(
         self,
@@ -139,6 +151,8 @@ class Programs:
                 name += f" after prompts of {length}"
             yield _task(f"{name}: the first token", _start, model, fixed, traced, *rest)
             yield _task(name, _advance, model, fixed, variables, traced, None, state, EVERY)
+            for fewer in ladder.fewer(rows, samples):
+                yield _task(f"{fewer} of {name}", _keep, state, _int32(fewer))
         for rows, prompt, count, columns in ladder.scores():
             candidates = _int32(count), _int32(count, columns), _int32(count)
             name = f"{count} candidates of {columns} tokens after {rows} x prompts of {prompt}"
@@ -154,6 +168,10 @@ class Programs:
 
 def _task(name: str, program: Any, *args: Any) -> tuple[str, Callable[[], Any]]:
     return name, lambda: program.lower(*args).compile()
+
+
+def _size(prefix: Prefix | None) -> tuple[int, ...]:
+    return () if prefix is None else (prefix.size,)
 
 
 def _int32(*shape: int) -> np.ndarray:
@@ -191,8 +209,10 @@ def make_keys(seeds: jax.Array, rows: jax.Array) -> jax.Array:
 
 
 _read = jax.jit(read_prompts, static_argnums=0)
+_read_prefix = jax.jit(read_prefix, static_argnums=0)
 _start = jax.jit(start, static_argnums=(0, 1))
 _advance = jax.jit(advance, static_argnums=(0, 1), donate_argnums=5)
+_keep = jax.jit(State.rows)
 
 
 @partial(jax.jit, static_argnums=1)

@@ -94,6 +94,35 @@ def test_windows_bind_the_layers_that_have_them(variables):
     np.testing.assert_array_equal(out.tokens, whole_passes(model, variables, out).argmax(-1))
 
 
+@pytest.mark.parametrize("window", [None, 7])
+def test_a_shared_prefix_gives_what_whole_prompts_give(variables, window):
+    """Read once for all rows, and attended to without a copy per row; also where windows end within it."""
+    model = MODEL
+    if window is not None:
+        config = dataclasses.replace(CONFIG, model_type="qwen2", sliding_window=window)
+        model = Llama(config, lora=MODEL.lora, unroll=1)
+        variables = random_variables(model)
+    head = np.arange(3, 9, dtype=np.int32)
+    whole = np.concatenate([np.tile(head, (len(TOKENS), 1)), TOKENS], axis=1)
+    how = SamplingConfig(8, temperature=np.float32(0.8), samples=2, repetition_penalty=np.float32(1.3))
+    want = generate(model, variables, whole, LENGTHS + len(head), KEY, how)
+
+    fixed, traced = how.split()
+    fixed = dataclasses.replace(fixed, stop_tokens=())
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(KEY, np.arange(len(TOKENS)))
+    prefix = jax.jit(module.read_prefix, static_argnums=0)(model, variables, head)
+    read = jax.jit(module.read_prompts, static_argnums=0)(model, variables, TOKENS, LENGTHS, prefix)
+    start = jax.jit(module.start, static_argnums=(0, 1))
+    state = start(model, fixed, traced, None, TOKENS, LENGTHS, keys, *read, prefix)
+    advance = jax.jit(module.advance, static_argnums=(0, 1))
+    state = advance(model, fixed, variables, traced, None, state, 3)
+    rest = advance(model, fixed, variables, traced, None, state.rows(np.array([2, 0])), 8).out
+    np.testing.assert_array_equal(rest.tokens, np.asarray(want.tokens)[[2, 0]])
+    np.testing.assert_allclose(rest.log_probs, np.asarray(want.log_probs)[[2, 0]], atol=2e-5)
+    other = advance(model, fixed, variables, traced, None, state.rows(np.array([1, 1])), 8).out
+    np.testing.assert_array_equal(other.tokens, np.asarray(want.tokens)[[1, 1]])
+
+
 def test_log_probs_are_those_of_a_forward_pass(variables, sampled):
     logits = whole_passes(MODEL, variables, sampled)
     chosen = sampled.tokens[..., None]

@@ -33,6 +33,7 @@ def test_the_ladder_by_hand():
     ]
     assert [Ladder(8192, 16).room(k, 16, 8192) for k in (16, 65, 257, 4096, 4097)] == [64, 256, 1024, 4096, 8192]
     assert Ladder(8192, 16).room(16, 1, 8192) == 8192
+    assert Ladder(64, 16).fewer(16) == [1, 4] and Ladder(64, 6).fewer(6) == [1, 4] and Ladder(64, 16).fewer(4, 4) == [1]
     assert ladder.reads() == [(b, p) for p in (64, 128, 256) for b in (1, 4)]
     # at most 1,024 tokens of candidates in a piece, and of prompts
     each = [(1, 1, 8), (1, 4, 8), (4, 4, 8), (1, 1, 64), (1, 4, 64), (4, 4, 64)]
@@ -50,12 +51,12 @@ class Recorder(Programs):
         super().__init__(served, max_batch)
         self.seen = {"read": set(), "answer": set(), "score": set()}
 
-    def read(self, tokens, lengths):
+    def read(self, tokens, lengths, prefix=None):
         self.seen["read"].add(tokens.shape)
         self.shape = tokens.shape
         return np.zeros(1), None
 
-    def start(self, tokens, lengths, keys, options, samples, room, logits, cache):
+    def start(self, tokens, lengths, keys, options, samples, room, logits, cache, prefix=None):
         self.seen["answer"].add((len(tokens), samples, tokens.shape[1], room))
         raise StopIteration
 

@@ -111,6 +111,35 @@ def test_a_text_does_not_depend_on_what_is_asked_beside_it(llama):
     assert len(set(free)) > 1
 
 
+def test_what_prompts_begin_with_is_read_once(served):
+    """For all of a call, and for later ones; a text is the one that a request alone gets. Rows that have ended leave."""
+    alone, llama = LocalLlama(served, max_batch=4), LocalLlama(served, max_batch=4)
+    long = "Colors: " + "red, " * 40
+    requests = [ask(f"{long}{word}", temperature=0.7, seed=i, max_tokens=3 + 9 * i) for i, word in enumerate("abcdef")]
+    want = [alone.complete([request])[0] for request in requests]
+    assert alone._sampler._prefix is None
+    widths, batches = [], []
+    for sampler in (llama._sampler, llama._wide):
+        record(sampler.programs, widths, batches)
+    got = llama.complete(requests)
+    assert [reply.text for reply in got] == [reply.text for reply in want]
+    assert [reply.usage for reply in got] == [reply.usage for reply in want]
+    prefix = llama._sampler._prefix
+    assert prefix.size >= 64 and widths == [64]  # what differs is padded to 64 tokens
+    assert batches[0] == 16 and batches[-1] == 1 and batches == sorted(batches, reverse=True)
+    assert llama.complete(requests[3:4])[0].text == want[3].text and llama._sampler._prefix is prefix
+    other = llama.complete([ask("go"), ask("drop")])
+    assert [reply.text for reply in other] == [alone.complete([ask(word)])[0].text for word in ("go", "drop")]
+    assert llama._sampler._prefix is prefix and len(widths) == 3
+
+
+def record(programs, widths, batches):
+    """Note the padded lengths of prompts, and the rows of every piece of answers."""
+    read, advance = programs.read, programs.advance
+    programs.read = lambda tokens, *rest: widths.append(tokens.shape[1]) or read(tokens, *rest)
+    programs.advance = lambda state, *rest: batches.append(len(state.keys)) or advance(state, *rest)
+
+
 def test_few_programs_serve_many_prompts(served, llama):
     compiled = [programs._read, programs._start, programs._advance]
     llama.complete([ask()])
