@@ -222,7 +222,8 @@ class Crafter(Environment[State, Params]):
         followed."""
         if traced(task):
             return
-        low, high = int(np.min(task)), int(np.max(task))
+        numbers = np.asarray(task)  # NumPy, as a program may be traced around a constant
+        low, high = int(numbers.min()), int(numbers.max())
         if low < -1 or high >= len(tasks.TASKS):
             raise ValueError(
                 f"params.task is {low if low < -1 else high}; from -1 (none) to {len(tasks.TASKS) - 1} is needed, see "

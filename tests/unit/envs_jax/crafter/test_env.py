@@ -506,3 +506,7 @@ def test_a_task_that_no_one_follows(monkeypatch):
     start = jax.tree.map(jnp.asarray, world())
     reward = jax.jit(lambda params: free.step(key, start, jnp.int32(0), params)[2])
     assert float(reward(PARAMS["package"])) == 0 and np.isnan(reward(PARAMS["package"].replace(task=wood)))
+    trace = jax.eval_shape(lambda action: free.step(key, start, action, PARAMS["package"])[2], jnp.int32(0))
+    assert trace.dtype == np.float32  # parameters that a program is traced around are known, and checked
+    with pytest.raises(ValueError, match="without a task"):
+        jax.eval_shape(lambda x: free.step(key, start, x, PARAMS["package"].replace(task=wood))[2], jnp.int32(0))
