@@ -177,9 +177,9 @@ def _judged(config: Any, made: Ellm, chat: Chat | None, folder: Path) -> Ellm:
     how = made.config.judge
     try:
         found = judgements(folder, chat.model, made.facts, config.chat.sampling, how.samples, how.share)
-    except ChatError:
+    except ChatError as error:
         chat.close()
-        raise
+        raise type(error)(f"{error}; --run.resume {folder} then continues the run") from None
     return dataclasses.replace(made, env_params=with_judged(made.env_params, found))
 
 

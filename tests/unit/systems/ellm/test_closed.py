@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import random
+from functools import cache
 
 import numpy as np
 import pytest
 
-from llmrl_jax.chat import ChatReply, Choice
+import envs_jax
+from llmrl_jax.chat import Budget, Budgeted, BudgetExceeded, Cached, ChatReply, Choice, ReplayMiss
 from llmrl_jax.systems.ellm import closed
+from llmrl_jax.systems.ellm.closed import ScriptedJudge
+from llmrl_jax.systems.ellm.facts import facts_of
 
 
 class Judge:
@@ -54,15 +58,71 @@ def test_the_matrix_by_hand():
 
 def test_agreement_by_hand():
     correct = np.array([[True, True], [False, False]])
-    judged = np.array([[True, False], [False, True]])
-    assert closed.agreement(judged, correct) == {"match": 0.5, "mismatch": 0.5}
+    judged = np.array([[True, False], [True, True]])
+    assert closed.agreement(judged, correct) == {"match": 0.5, "mismatch": 0.0, "precision": 1 / 3}
     assert np.isnan(closed.agreement(judged, ~correct & correct)["match"])
+    some = np.array([[True, True], [True, False]])
+    assert closed.agreement(judged, correct, some) == {"match": 0.5, "mismatch": 0.0, "precision": 0.5}
+
+
+@cache
+def facts():
+    return facts_of(envs_jax.make("Housekeep-Task2-v0")[0])
+
+
+def test_the_scripted_judge_knows_the_shipped_table():
+    """Through the prompt and the parser, its matrix is the oracle's; what it does not know belongs nowhere."""
+    found = closed.judge(ScriptedJudge(), facts(), {}, 1, 0.5)
+    np.testing.assert_array_equal(found.yes, facts().correct & facts().occurring[:, None])
+    assert found.known.sum() == 10 * 51 and found.unreadable == 0
+    strange = closed.ask_matrix(ScriptedJudge(), ["ray gun"], ["kitchen sink", "moon"], {})
+    assert not strange.yes.any() and strange.known.all()
+
+
+def test_a_spent_budget_loses_no_answer(tmp_path):
+    """What was answered is in the cache: with a larger budget the rest is asked, and nothing twice."""
+    items, places = ("fork", "cup", "sock"), ("kitchen floor", "fridge")
+    judge = Judge()
+    cached = lambda calls: Cached(Budgeted(judge, Budget(calls=calls)), tmp_path / "chat.sqlite")  # noqa: E731
+    with pytest.raises(BudgetExceeded, match="3 of 6 questions .* are answered.*raise --chat.max-calls"):
+        closed.ask_matrix(cached(3), items, places, {})
+    assert len(judge.asked) == 3
+    found = closed.ask_matrix(cached(3), items, places, {})
+    assert len(judge.asked) == len(set(judge.asked)) == 6 and found.yes.sum() == 3  # a cup's only sample says yes
+    replay = Cached("judge", tmp_path / "chat.sqlite", "replay")
+    np.testing.assert_array_equal(closed.ask_matrix(replay, items, places, {}).yes, found.yes)
+    with pytest.raises(ReplayMiss, match="does not hold sample 0 of 'judge'.*store a fork in/on the kitchen floor"):
+        closed.ask_matrix(replay, items, places, {"temperature": 0.5})
+
+
+def test_the_file_of_a_run_is_read_instead_of_asking(tmp_path):
+    class Silent(Judge):
+        def complete(self, requests):
+            raise AssertionError("it was asked")
+
+    class Unsure(Judge):
+        def say(self, request, sample):
+            return ("Yes", "no", "Hm")[len(self.asked) % 3] if sample == 0 else "Hm"
+
+    first = closed.judgements(tmp_path, Unsure(), facts(), {}, 2, 0.5)
+    again = closed.judgements(tmp_path, Silent(), facts(), {}, 2, 0.5)
+    for name in ("yes", "share", "known"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(first, name))
+    assert again.unreadable == first.unreadable >= 510 and not again.known[~facts().occurring].any()
+    numbers = closed.judged_counts(tmp_path, facts(), 0.5)
+    assert numbers["asked"] == 510 and numbers["unreadable"] == first.unreadable and numbers["yes"] == first.yes.sum()
+    other = facts_of(envs_jax.make("Housekeep-Task1-v0")[0])
+    with pytest.raises(ValueError, match="answers about 10 objects, which are not the 8 objects and 51 places"):
+        closed.judgements(tmp_path, Silent(), other, {}, 2, 0.5)
+
+
+def test_an_answer_needs_few_tokens():
+    assert closed.request("cup", "sink", {"max_tokens": 200}).max_tokens == closed.TOKENS
+    assert closed.request("cup", "sink", {"max_tokens": 4}).max_tokens == 4
 
 
 def test_housekeep_takes_the_matrix():
     """Its tables have the axes of the answers, and a reply for every pair changes what is suggested."""
-    import envs_jax
-
     env, params = envs_jax.make("Housekeep-v0")
     shape = (len(env.object_names), len(env.receptacle_names))
     assert params.suggestions.shape == shape == env.correct.shape
