@@ -1,0 +1,128 @@
+"""What the experiments with ELLM's agents share: runs of several agents and seeds, their results and their picture."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from llmrl_jax.core.files import write_whole
+from llmrl_jax.run import info
+from llmrl_jax.run.config import RunConfig
+from llmrl_jax.run.report import statistics as stats
+from llmrl_jax.systems.ellm.config import EllmConfig
+from llmrl_jax.systems.ellm.evaluating import evaluate
+from llmrl_jax.systems.ellm.settings import PretrainRun
+from llmrl_jax.systems.ellm.training import pretrain
+
+
+@dataclass(frozen=True)
+class Agents:
+    """The agents that an experiment compares, and by what."""
+
+    configs: Mapping[str, EllmConfig]
+    labels: Mapping[str, str]
+    """What each agent is called in pictures."""
+    measure: str
+    """The number that is compared: a metric `episode_<measure>` of training, and a number of evaluations."""
+    axis: str
+    """What it is called in pictures."""
+    command: str
+    """How the experiment is started."""
+
+
+@dataclass(frozen=True)
+class Runs:
+    """How often and how long agents learn."""
+
+    seeds: int
+    steps: int
+    episodes: int
+    out: str
+
+
+def learned(agents: Agents, runs: Runs, agent: str, seed: int, chance: bool) -> dict[str, Any]:
+    """One run, and what it came to. **Arguments:** `chance`, whether random play is evaluated beside it."""
+    folder = Path(runs.out) / f"{agent}-{seed}"
+    done = sorted(folder.glob("eval-*.json"), key=lambda path: int(path.stem.split("-")[1]))
+    if not done:
+        run = RunConfig(out=runs.out, name=folder.name, seed=seed, log_every=50, checkpoint_every=1000, keep=1)
+        run = replace(run, resume=(folder / "config.json").exists())
+        config = agents.configs[agent]
+        pretrain(PretrainRun(ellm=config, steps=runs.steps, eval_episodes=runs.episodes, run=run))
+        done = sorted(folder.glob("eval-*.json"))
+    found = json.loads(done[-1].read_text())
+    if "random" not in found and chance:
+        found = evaluate(folder, episodes=runs.episodes)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    name = f"episode_{agents.measure}"
+    points = [(line["steps"], line[name]) for line in lines if line["kind"] == "train" and line["episodes"]]
+    return {"eval": {name: found[name] for name in ("agent", "random") if name in found}, "curve": points}
+
+
+def smoothed(runs: list[dict[str, Any]], bins: int = 40) -> tuple[np.ndarray, np.ndarray]:
+    """Steps, and the curve `[seeds, bins]`: means over equal parts of a run."""
+    last = max(run["curve"][-1][0] for run in runs)
+    edges = np.linspace(0, last, bins + 1)
+    rows = []
+    for run in runs:
+        steps, values = np.array(run["curve"], float).T
+        place = np.clip(np.digitize(steps, edges) - 1, 0, bins - 1)
+        rows.append([values[place == i].mean() if np.any(place == i) else np.nan for i in range(bins)])
+    return (edges[:-1] + edges[1:]) / 2, np.array(rows)
+
+
+def draw(agents: Agents, found: dict[str, list[dict[str, Any]]], file: Path) -> None:
+    """The curves of every agent, with the range of its seeds."""
+    figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
+    for agent, runs in found.items():
+        steps, values = smoothed(runs)
+        there = ~np.all(np.isnan(values), axis=0)  # long episodes end in few of the parts
+        steps, values = steps[there], values[:, there]
+        label = f"{agents.labels.get(agent, agent)}, {len(runs)} seed{'s' if len(runs) > 1 else ''}"
+        (line,) = axes.plot(steps, np.nanmean(values, axis=0), label=label)
+        axes.fill_between(
+            steps, np.nanmin(values, axis=0), np.nanmax(values, axis=0), color=line.get_color(), alpha=0.2
+        )
+    axes.set(xlabel="environment steps", ylabel=agents.axis, ylim=(0, None))
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    figure.savefig(file, dpi=130)
+    plt.close(figure)
+
+
+def compare(agents: Agents, names: tuple[str, ...], runs: Runs) -> None:
+    """Let every named agent learn with every seed, write `results.json` and `curves.png` after each, and print the
+    numbers. **Raises:** `ValueError` for an unknown agent."""
+    unknown = [name for name in names if name not in agents.configs]
+    if unknown:
+        raise ValueError(f"there is no agent {unknown[0]!r}; there are {', '.join(agents.configs)}")
+    found: dict[str, list[dict[str, Any]]] = {}
+    out = Path(runs.out)
+    for seed in range(runs.seeds):
+        for agent in names:
+            chance = seed == 0 and agent == names[0]
+            found.setdefault(agent, []).append(learned(agents, runs, agent, seed, chance))
+            results = {
+                "command": agents.command,
+                "date": datetime.date.today().isoformat(),
+                "steps": runs.steps,
+                "machine": {**info.versions(), "device": info.device()},
+                "agents": found,
+                "mean": {
+                    name: stats.mean_interval([run["eval"]["agent"][agents.measure] for run in several])._asdict()
+                    for name, several in found.items()
+                    if len(several) > 1
+                },
+            }
+            write_whole(out / "results.json", json.dumps(results, indent=1) + "\n")
+            draw(agents, found, out / "curves.png")
+    for agent, several in found.items():
+        values = [run["eval"]["agent"][agents.measure] for run in several]
+        print(f"{agents.labels.get(agent, agent):26} {' '.join(f'{value:.2f}' for value in values)}")
