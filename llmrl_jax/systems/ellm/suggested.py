@@ -206,6 +206,11 @@ class Suggested(Wrapper):
     def episode_captions(self):
         return tuple(name for name in self.env.episode_captions if name in self.keep)
 
+    @property
+    def stacked(self):
+        """The world's stacks of frames that the agent sees."""
+        return {name: stack for name, stack in self.env.stacked.items() if name in self.keep}
+
     def render(self, state):
         return self.env.render(state.env)
 

@@ -20,6 +20,7 @@ from llmrl_jax.rl.dqn_config import DQNConfig
 from llmrl_jax.rl.frames import STEPS_PER_END, Frames
 from llmrl_jax.rl.q_network import NetworkQPolicy
 from llmrl_jax.rl.replay import Replay, Transition
+from llmrl_jax.run.checkpoint import Checkpoints
 
 
 ROWS, LENGTH, CHUNK = 2, 40, 4
@@ -242,3 +243,19 @@ def test_frames_are_split_over_eight_devices():
         wanted = [PartitionSpec(*[None] * axis, over) for axis in axes.get(name, (1,))] or [PartitionSpec()]
         for leaf in jax.tree.leaves(part):
             assert leaf.sharding.is_equivalent_to(NamedSharding(mesh, wanted[0]), leaf.ndim), name
+
+
+def test_a_checkpoint_has_every_frame(tmp_path):
+    """Saved in mid-episode and restored into a new state: the same bits, and the same next update."""
+    (state, _), (other, update) = learned(4, True), programs(True)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(4, state)
+        checkpoints.wait()
+        back, _ = checkpoints.restore(other)
+    same(bits(state), bits(back))
+    same(bits(update(state)[0]), bits(update(back)[0]))
+
+
+def bits(state):
+    """A state with its keys as words."""
+    return jax.tree.map(lambda x: jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x, state)
