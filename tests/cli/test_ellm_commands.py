@@ -12,6 +12,7 @@ from envs_jax import registry
 from llmrl_jax.cli.main import main
 from llmrl_jax.run import metrics
 from llmrl_jax.run.checkpoint import Checkpoints
+from llmrl_jax.systems.ellm import prompts
 from llmrl_jax.systems.ellm.runs import load_run
 from tests.compile_cache import cached_in
 
@@ -129,6 +130,20 @@ def test_accuracy_of_the_scripted_adviser(run, capsys):
         assert row["suggested"] == (wanted or ["do nothing"])
     assert 0 < found["suggested/good"] < 1 and found["suggested/nonsensical"] == 0
     assert "poorly timed" in capsys.readouterr().out
+
+
+def test_answers_of_the_oracle(run, capsys):
+    """As data to fine-tune on and as examples: the states and goals that `accuracy` has in the same episodes."""
+    file = run.parent / "answers.jsonl"
+    args = f"--env Yard-v0 --encoder hashed --states 8 --episodes 8 --file {file} --half both --goals.shots 0"
+    assert main(["ellm", "answers", *args.split()]) == 0
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert len(rows) >= 2 and f"{len(rows)} rows" in capsys.readouterr().out
+    for row in rows:
+        assert row["state"] in row["messages"][0]["content"].lower() and "table" not in row["messages"][0]["content"]
+        assert prompts.read_goals(row["messages"][1]["content"]) == row["goals"]
+    assert main(["ellm", "answers", *args.replace(".jsonl", ".txt").split()]) == 2
+    assert "--file is" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

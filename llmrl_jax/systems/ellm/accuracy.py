@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,14 +21,16 @@ from llmrl_jax.core.activity import doing
 from llmrl_jax.run.chat_model import make_chat
 from llmrl_jax.run.folder import opened
 from llmrl_jax.systems.ellm.asking import Asker
-from llmrl_jax.systems.ellm.build import build
+from llmrl_jax.systems.ellm.build import Ellm, build
+from llmrl_jax.systems.ellm.closed_accuracy import closed_accuracy
 from llmrl_jax.systems.ellm.encoders import resolved
 from llmrl_jax.systems.ellm.evaluation import categories_table, category_shares
-from llmrl_jax.systems.ellm.facts import Facts
+from llmrl_jax.systems.ellm.facts import ClosedFacts, Facts, facts_of
 from llmrl_jax.systems.ellm.goals import unpacked
+from llmrl_jax.systems.ellm.prompts import choose_shots
 from llmrl_jax.systems.ellm.runs import HELD_OUT, load_run
 from llmrl_jax.systems.ellm.scripted import ScriptedSuggester
-from llmrl_jax.systems.ellm.settings import AccuracyRun
+from llmrl_jax.systems.ellm.settings import AccuracyRun, Half, StatesMet
 from llmrl_jax.systems.ellm.suggesters import CATEGORIES
 
 
@@ -96,12 +99,10 @@ def tally(facts: Facts, met: Met, goals: Sequence[Sequence[str] | None]) -> dict
     }
 
 
-def accuracy(config: AccuracyRun) -> dict[str, Any]:
-    """Ask a chat model about states, print the table, and write `accuracy.json` and `suggestions.jsonl`.
-
-    **Returns:** the numbers of `tally`. **Raises:** what `build`, `load_run` and the chat model raise."""
+def states_met(config: StatesMet, seed: int) -> tuple[Ellm, Met]:
+    """The states that an agent meets under the oracle's goals, or that random play meets, and the world's parts."""
     oracle: dict[str, Any] = {"suggester": "oracle", "once": False, "encoder": resolved(config.ellm.encoder)}
-    key = jax.random.fold_in(jax.random.key(config.run.seed), HELD_OUT)
+    key = jax.random.fold_in(jax.random.key(seed), HELD_OUT)
     if config.from_run:
         _, before, state, _ = load_run(Path(config.from_run), config.checkpoint)
         settings, policy, weights = before.config, before.policy, (state.params, state.frozen)
@@ -110,23 +111,53 @@ def accuracy(config: AccuracyRun) -> dict[str, Any]:
         settings = dataclasses.replace(config.ellm, **_oracle_only(oracle))
         policy, weights = None, ((), ())
     made = build(settings, make(settings.env)[0], keys=True)
+    if not isinstance(made.facts, Facts):
+        raise ValueError(
+            f"the goals of {settings.env} are closed-form, and the answers about them do not depend on states: give "
+            f"llmrl ellm accuracy --env {settings.env}, without --from"
+        )
     policy = policy or RandomPolicy(len(made.facts.captions))
     met = meet(made.env, made.env_params, made.facts, policy, weights, key, config.episodes)
-    met = _sample(met, config.states, config.run.seed)
+    return made, _sample(of_half(met, config.half), config.states, seed)
+
+
+def of_half(met: Met, half: Half) -> Met:
+    """The states of one half: in `training` if the SHA-256 of the four bytes of their key, lowest first, begins with an
+    even byte."""
+    if half == "both":
+        return met
+    digests = [hashlib.sha256(int(key).to_bytes(4, "little")).digest() for key in met.keys]
+    chosen = np.array([digest[0] % 2 == (half == "held-out") for digest in digests], bool)
+    return Met(met.keys[chosen], met.feasible[chosen])
+
+
+def accuracy(config: AccuracyRun, states: tuple[Ellm, Met] | None = None) -> dict[str, Any]:
+    """Ask a chat model about states, print the table, and write `accuracy.json` and `suggestions.jsonl`.
+
+    **Arguments:** `states`, of `states_met`, to ask several models about them; None: those that the settings describe.
+    **Returns:** the numbers of `tally`, or with closed-form goals those of `closed_accuracy`. **Raises:** what `build`,
+    `load_run` and the chat model raise."""
+    goals = config.ellm.goals
+    shots = choose_shots(goals.shots, goals.examples)
+    config.chat.check()
+    facts = facts_of(make(config.ellm.env)[0])
+    if isinstance(facts, ClosedFacts):
+        return closed_accuracy(config, facts)
+    made, met = states_met(config, config.run.seed) if states is None else states
     with opened(config.run, "ellm-accuracy") as folder:
         configs.save_config(config, folder / "config.json")
         chat = make_chat(config.chat, ScriptedSuggester(made.facts), folder)
-        asker = Asker(made.facts, made.encoder, chat.model, config.chat.sampling, 1, config.ellm.goals.parse)
+        asker = Asker(made.facts, made.encoder, chat.model, config.chat.sampling, 1, goals.parse, shots)
         try:
             with doing(f"asking {chat.model.name} about {len(met.keys)} states"):
-                goals = asker.goals_of([int(key) for key in met.keys])
+                suggested = asker.goals_of([int(key) for key in met.keys])
         finally:
             chat.close()
-        found = tally(made.facts, met, goals)
+        found = tally(made.facts, met, suggested)
         spent = chat.spent
-        about = {"model": chat.model.name, "env": settings.env, "seed": config.run.seed}
+        about = {"model": chat.model.name, "env": made.config.env, "seed": config.run.seed}
         configs.save_config({**about, **found, "calls": spent.calls, "usd": spent.usd}, folder / "accuracy.json")
-        _write(folder / "suggestions.jsonl", made.facts, met, goals)
+        _write(folder / "suggestions.jsonl", made.facts, met, suggested)
     print(categories_table({chat.model.name: found}))
     print(
         f"{int(found['states'])} states, {int(found['unreadable'])} replies that could not be read; "

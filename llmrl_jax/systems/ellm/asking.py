@@ -84,12 +84,15 @@ class Asker:
     per_state: int
     """Goals kept per state, `K`."""
     parse: prompts.Parse = "lines"
+    shots: tuple[prompts.Shot, ...] = prompts.PUBLISHED
+    """The examples of the prompt."""
 
     def goals_of(self, keys: Sequence[int]) -> list[list[str] | None]:
         """The goals that the chat model suggests in states; None where its reply cannot be read.
 
         **Raises:** `ChatError` if a request got no reply, as for an exhausted budget."""
-        asked = [prompts.request(self.facts.describe(key), self.facts.verbs, self.sampling) for key in keys]
+        facts = self.facts
+        asked = [prompts.request(facts.describe(key), facts.verbs, self.sampling, self.shots) for key in keys]
         return [prompts.read_goals(reply.text, self.parse) for reply in self.chat.complete(asked)]
 
     def answer(self, asked: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -12,7 +12,7 @@ from llmrl_jax.run.flags import Get, command
 from llmrl_jax.run.settings import blank, draft
 from llmrl_jax.systems.ellm import presets
 from llmrl_jax.systems.ellm.config import EllmConfig
-from llmrl_jax.systems.ellm.settings import AccuracyRun, ExploreRun, FinetuneRun, PretrainRun
+from llmrl_jax.systems.ellm.settings import AccuracyRun, AnswersRun, ExploreRun, FinetuneRun, PretrainRun
 
 
 PRESET_HELP = """Starting point: `embedded` (minutes on two cores), `published` (the published hyper-parameters); the
@@ -127,7 +127,10 @@ def evaluate(
     evaluating.evaluate(folder, episodes=episodes, goals=goals, checkpoint=checkpoint, seed=seed, gif=gif, json=json)
 
 
-@command(AccuracyRun, frequent=("env", "from", "states", "episodes", "chat.model", "chat.base-url", "run.name"))
+STATES = ("env", "from", "states", "episodes", "half", "goals.shots", "goals.examples")
+
+
+@command(AccuracyRun, frequent=(*STATES, "chat.model", "chat.adapter", "chat.base-url", "run.name"))
 def accuracy(config: AccuracyRun) -> int:
     """Ask a chat model for goals in states that an agent meets, and count how many make sense.
 
@@ -138,10 +141,22 @@ def accuracy(config: AccuracyRun) -> int:
     return 0
 
 
+@command(AnswersRun, frequent=("file", *STATES[:-1], "seed"))
+def answers(config: AnswersRun) -> int:
+    """Write the oracle's answers in states that an agent meets, as data for `llmrl lm sft` and examples for prompts.
+
+    By default those of the training half, so that `llmrl ellm accuracy --half held-out` asks about other states."""
+    from llmrl_jax.systems.ellm import answers as workflow
+
+    workflow.write_answers(config)
+    return 0
+
+
 COMMANDS = {
     "pretrain": pretrain,
     "finetune": finetune,
     "explore": explore,
     "eval": evaluate,
     "accuracy": accuracy,
+    "answers": answers,
 }

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Literal
 
 from llmrl_jax.chat import ChatRequest, Message
+from llmrl_jax.core.checks import nearest
 
 
 Parse = Literal["lines", "paper"]
+Shot = tuple[str, tuple[str, ...]]
+"""An example in the prompt: the text of a state, and its goals."""
 QUESTION = "What do you do?"
-_SHOTS = (
+PUBLISHED: tuple[Shot, ...] = (
     ("you see plant, tree, and skeleton. you are targeting skeleton.", ("eat plant", "chop tree", "attack skeleton")),
     (
         "you see water, grass, cow, and diamond. you are targeting grass. you have in your inventory plant.",
@@ -26,26 +31,65 @@ def sentence_cased(text: str) -> str:
     return re.sub(r"(^|[.?!]\s+)(\w)", lambda match: match[1] + match[2].upper(), text)
 
 
-def open_ended(state: str, verbs: Sequence[str]) -> str:
-    """The open-ended prompt: valid verbs, the instruction, two examples, and the state.
+def bullets(goals: Sequence[str]) -> str:
+    """Goals as a reply lists them."""
+    return "\n".join(f"- {goal.capitalize()}" for goal in goals)
 
-    **Arguments:** `state`, its sentences; `verbs`, which the prompt lists.
+
+def open_ended(state: str, verbs: Sequence[str], shots: Sequence[Shot] = PUBLISHED) -> str:
+    """The open-ended prompt: valid verbs, the instruction, examples, and the state.
+
+    **Arguments:** `state`, its sentences; `verbs`, which the prompt lists; `shots`, the examples.
     """
     parts = [
         f"Valid actions: {', '.join(verbs)}\n"
         "You are a player in a game. Name the best actions for what you see and what you hold. Use valid actions and "
         "objects only."
     ]
-    for seen, goals in _SHOTS:
-        bullets = "\n".join(f"- {goal.capitalize()}" for goal in goals)
-        parts.append(f"{sentence_cased(seen)} {QUESTION}\n{bullets}")
+    parts += [f"{sentence_cased(seen)} {QUESTION}\n{bullets(goals)}" for seen, goals in shots]
     parts.append(f"{sentence_cased(state)} {QUESTION}\n")
     return "\n\n".join(parts)
 
 
-def request(state: str, verbs: Sequence[str], sampling: Mapping[str, object]) -> ChatRequest:
-    """The request for the goals of one state. **Arguments:** `sampling`, further fields of the request."""
-    return ChatRequest((Message("user", open_ended(state, verbs)),), stop=("\n\n",), **sampling)  # type: ignore[arg-type]
+def request(
+    state: str, verbs: Sequence[str], sampling: Mapping[str, object], shots: Sequence[Shot] = PUBLISHED
+) -> ChatRequest:
+    """The request for the goals of one state. **Arguments:** `sampling`, further fields of the request; for the others
+    see `open_ended`."""
+    message = Message("user", open_ended(state, verbs, shots))
+    return ChatRequest((message,), stop=("\n\n",), **sampling)  # type: ignore[arg-type]
+
+
+def choose_shots(count: int, file: str = "") -> tuple[Shot, ...]:
+    """The examples of the prompt.
+
+    **Arguments:** `count`, how many; `file`, one that `llmrl ellm answers` wrote, over whose rows they are spread
+    evenly; empty: the published ones.
+    **Raises:** `FileNotFoundError`; `ValueError` for too few examples, or a row that is not one.
+    """
+    known = _read_examples(Path(file)) if file else PUBLISHED
+    if count > len(known):
+        remedy = "take fewer" if file else "name a file of `llmrl ellm answers` with --goals.examples"
+        where = f"{file} has" if file else "the published prompt has"
+        raise ValueError(f"--goals.shots is {count}, but {where} {len(known)} examples: {remedy}")
+    return tuple(known[i * len(known) // count] for i in range(count))
+
+
+def _read_examples(path: Path) -> list[Shot]:
+    if not path.is_file():
+        here = sorted(p.name for p in path.parent.glob("*")) if path.parent.is_dir() else []
+        raise FileNotFoundError(f"--goals.examples: there is no file {path}{nearest(path.name, here)}")
+    found: list[Shot] = []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        try:
+            row = json.loads(line)
+            found.append((str(row["state"]), tuple(map(str, row["goals"]))))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"--goals.examples: line {number} of {path} is no object with a state and its goals, as "
+                "`llmrl ellm answers` writes"
+            ) from error
+    return found
 
 
 def read_goals(reply: str, how: Parse = "lines") -> list[str] | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 import tyro
@@ -80,24 +81,61 @@ class ExploreRun(Downstream):
     KIND: ClassVar[str] = "ellm explore"
 
 
-@dataclass(frozen=True)
-class AccuracyRun:
-    """Which states a chat model is asked about, and how."""
+Half = Literal["both", "training", "held-out"]
 
-    KIND: ClassVar[str] = "ellm accuracy"
 
-    ellm: Annotated[EllmConfig, tyro.conf.arg(name="")] = field(default_factory=lambda: presets.preset("embedded"))
-    chat: ChatConfig = field(default_factory=lambda: CHAT)
+def _asking() -> EllmConfig:
+    return replace(presets.preset("embedded"), suggester="chat")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatesMet:
+    """Different states that an agent meets, and how a chat model is asked about them."""
+
+    ellm: Annotated[EllmConfig, tyro.conf.arg(name="")] = field(default_factory=_asking)
     from_run: Annotated[str, tyro.conf.arg(name="from")] = ""
     """Folder of a run of `llmrl ellm pretrain`: states that its agent meets; empty: those of random play."""
     checkpoint: int = -1
     """Its checkpoint, by update number; -1: the newest."""
     states: int = 200
-    """Different states to ask about, at most."""
+    """Different states, at most."""
     episodes: int = 64
     """Episodes in which they are met."""
-    run: BaseRunConfig = field(default_factory=BaseRunConfig)
+    half: Half = "both"
+    """Only the states of one half, which a hash of their key decides, so that it is the same for every run and seed:
+    `training`, `held-out`; or `both`."""
 
     def __post_init__(self):
         fields_in(self, COUNT, "states", "episodes")
         fields_in(self, "[-1, 2147483647]", "checkpoint")
+        check_choices(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccuracyRun(StatesMet):
+    """Which states a chat model is asked about, and how."""
+
+    KIND: ClassVar[str] = "ellm accuracy"
+
+    chat: ChatConfig = field(default_factory=lambda: CHAT)
+    run: BaseRunConfig = field(default_factory=BaseRunConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswersRun(StatesMet):
+    """Which states the oracle answers, and the file that receives its answers."""
+
+    KIND: ClassVar[str] = "ellm answers"
+
+    file: Path
+    """The file, .jsonl: a row per state with the request and the oracle's answer as `messages`, for `llmrl lm sft`, and
+    its `key`, `state` and `goals`, for `goals.examples`."""
+    half: Half = "training"
+    seed: int = 0
+    """Seed of the episodes, from 0 to 4294967295."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        fields_in(self, "[0, 4294967295]", "seed")
+        if self.file.suffix != ".jsonl":
+            raise ValueError(f"file is {self.file}; a name that ends in .jsonl is needed")
