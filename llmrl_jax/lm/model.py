@@ -271,7 +271,7 @@ class Llama(nn.Module):
                 sources.append(Source(prompts[2], prompts[3], seen[2], "kth"))
             return (self._finish(x, params, lora, angles, sources, None), *own), None
 
-        prompts = (branches.prompt_keys, branches.prompt_values)
+        prompts: tuple[jax.Array, ...] = (branches.prompt_keys, branches.prompt_values)
         prompts += () if prefix is None else (prefix.keys, prefix.values)
         layers = (jnp.arange(self.config.num_hidden_layers), self._layers, self._adapters, prompts, self._slides)
         (x, keys, values), _ = jax.lax.scan(step, (self._embed(tokens), branches.keys, branches.values), layers)
