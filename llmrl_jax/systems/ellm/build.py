@@ -18,7 +18,7 @@ from envs_jax.env import Environment
 from envs_jax.registry import spec
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.chat import ChatModel
-from llmrl_jax.core.checks import nearest, refuse_unread
+from llmrl_jax.core.checks import refuse_unread
 from llmrl_jax.lm.encoder import TextEncoder
 from llmrl_jax.parallel import make_mesh
 from llmrl_jax.rl.apt import APT
@@ -32,7 +32,7 @@ from llmrl_jax.rl.rnd import RND
 from llmrl_jax.systems.ellm.asking import Asker, Collected, exchange
 from llmrl_jax.systems.ellm.config import EllmConfig
 from llmrl_jax.systems.ellm.encoders import make_encoder
-from llmrl_jax.systems.ellm.facts import ClosedFacts, WorldFacts, facts_of
+from llmrl_jax.systems.ellm.facts import ClosedFacts, facts_of, goal_id
 from llmrl_jax.systems.ellm.goals import start_answers, start_goals, unit_rows
 from llmrl_jax.systems.ellm.inputs import SYMBOLS, closed_inputs, make_inputs, novelty_features, picture_of
 from llmrl_jax.systems.ellm.pairs import make_placing
@@ -76,7 +76,7 @@ class Ellm:
         if config.learner == "ppo":
             learner = make_ppo(config.ppo, self.env, self.env_params, self.policy, self.mesh, bonus=bonus)
         else:
-            learner = make_dqn(_dqn(config), self.env, self.env_params, self.policy, self.mesh, bonus, guide)
+            learner = make_dqn(dqn_settings(config), self.env, self.env_params, self.policy, self.mesh, bonus, guide)
         if not asks or chat is None:
             return learner
         shots = choose_shots(goals.shots, goals.examples)
@@ -93,7 +93,7 @@ class Ellm:
         return RND(config.rnd, features) if config.bonus == "rnd" else None
 
 
-def _dqn(config: EllmConfig) -> Any:
+def dqn_settings(config: EllmConfig) -> Any:
     """DQN's settings, with those of the compatibility mode."""
     if config.compat == "paper":
         return replace(config.dqn, bootstrap_truncation=False, share_encoder=True)
@@ -162,13 +162,6 @@ def make_world(
     suggester = make_suggester(config.suggester, facts, config.uniform_goals)
     keep = _kept(config, env) + pictures
     return Suggested(EpisodeStatistics(env), facts, suggester, rules, keep=keep, start=start), facts, encoder
-
-
-def goal_id(facts: WorldFacts, name: str) -> int:
-    """The id of a goal that is a caption. **Raises:** `ValueError`, with the nearest, for another name."""
-    if name not in facts.captions:
-        raise ValueError(f"no goal is named {name!r}{nearest(name, list(facts.captions))}; goals are names of actions")
-    return facts.captions.index(name)
 
 
 def texts_of(env: Environment) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
@@ -36,6 +37,16 @@ class WorldFacts:
     @property
     def actions(self) -> int:
         """How many actions the world has."""
+        raise NotImplementedError
+
+    @property
+    def single_goals(self) -> tuple[str, ...]:
+        """Goals to give an agent one after another."""
+        raise NotImplementedError
+
+    def only(self, params: Any, name: str) -> Any:
+        """The parameters of the world with goals in which there is one goal, by its name. **Raises:** `ValueError`,
+        with the nearest, for an unknown one."""
         raise NotImplementedError
 
     @property
@@ -68,6 +79,13 @@ class Facts(WorldFacts):
     def actions(self) -> int:
         return len(self.captions)
 
+    @property
+    def single_goals(self) -> tuple[str, ...]:
+        return tuple(name for name, valid in zip(self.captions, self.valid, strict=True) if valid)
+
+    def only(self, params: Any, name: str) -> Any:
+        return params.replace(fixed=jnp.array([goal_id(self, name)], jnp.int32))
+
 
 @dataclass(frozen=True, kw_only=True)
 class ClosedFacts(WorldFacts):
@@ -90,12 +108,30 @@ class ClosedFacts(WorldFacts):
     """The parts of the world's observation that are symbols."""
     features: Callable[[Any], Float[Array, "B D"]]
     """What networks see of the symbols of observations `[B, ...]`."""
+    goal_features: Callable[[Any, Any], Float[Array, "B E"]]
+    """What networks see of the symbols of observations and of goals, masks of captions `[B, A]`, together."""
     task_id: Callable[[str, str], str]
     """From the id of a world and a task to the id of the world with this task."""
 
     @property
     def actions(self) -> int:
         return self.num_actions
+
+    @property
+    def single_goals(self) -> tuple[str, ...]:
+        return tuple(name for name, there in zip(self.captions, self.occurring) if there)  # picks come first
+
+    def only(self, params: Any, name: str) -> Any:
+        from llmrl_jax.systems.ellm.pairs import only
+
+        return only(self, params, name)
+
+
+def goal_id(facts: WorldFacts, name: str) -> int:
+    """The id of a goal that is a caption. **Raises:** `ValueError`, with the nearest, for another name."""
+    if name not in facts.captions:
+        raise ValueError(f"no goal is named {name!r}{nearest(name, list(facts.captions))}; goals are names of actions")
+    return facts.captions.index(name)
 
 
 _KNOWN = {"CrafterText": "crafter", "Housekeep": "housekeep"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -64,6 +65,7 @@ def facts(env: Environment) -> ClosedFacts:
         occurring=occurring,
         symbols=SYMBOLS,
         features=symbols(len(items)),
+        goal_features=partial(goals_in_view, len(items)),
         task_id=task_id,
     )
 
@@ -116,6 +118,20 @@ def symbols(items: int) -> Callable[[Any], Float[Array, "B D"]]:
         return jnp.concatenate([x.astype(jnp.float32) for x in parts], axis=-1)
 
     return features
+
+
+def goals_in_view(items: int, obs: Any, goals: Any) -> Float[Array, "B D"]:
+    """Where goals are: for every cell and height of the image, and for what lies straight ahead at each height, whether
+    it is an object to be picked up or a receptacle to put something in or on. So what is learned about one goal holds
+    for the others.
+
+    **Arguments:** `items`, the number of categories of objects; `goals`, masks of captions `[B, items + receptacles]`.
+    """
+    cells = obs["cells"].astype(jnp.int32)
+    rows = cells.shape[0]
+    by_code = jnp.concatenate([jnp.zeros((rows, FURNITURE), bool), goals[:, items:], goals[:, :items]], axis=-1)
+    codes = jnp.concatenate([cells.reshape(rows, -1), ahead(cells)[0]], axis=-1)
+    return jnp.take_along_axis(by_code, codes, axis=-1).astype(jnp.float32)
 
 
 def ahead(cells: Any) -> tuple[Any, Float[Array, "B 3"]]:

@@ -98,8 +98,10 @@ def closed_inputs(
         parts = [env.facts.features(obs)] if symbols else []
         if goals:
             bits = unpacked(obs["goals"], env.num_goals)
-            parts.append(bits.astype(jnp.float32))
             found["goals"] = env.as_captions(obs["categories"], bits)
+            parts.append(bits.astype(jnp.float32))
+            if symbols:
+                parts.append(env.facts.goal_features(obs, found["goals"]))
         if parts:
             found["symbols"] = jnp.concatenate(parts, axis=-1)
         if tables:

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
-from envs_jax import spaces
 from envs_jax.env import Environment
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.core.checks import nearest, refuse_unread
@@ -73,6 +72,11 @@ def named_goals(facts: ClosedFacts, names: Sequence[str]) -> dict[str, Bool[np.n
     return {"pick": pick, "store": store}
 
 
+def only(facts: ClosedFacts, params: Any, name: str) -> Any:
+    """The parameters of the world with one goal, by its name. **Raises:** as `named_goals`."""
+    return params.replace(**{part: jnp.asarray(table) for part, table in named_goals(facts, (name,)).items()})
+
+
 def goal_tables(config: EllmConfig, facts: ClosedFacts) -> dict[str, Bool[np.ndarray, "N R"]]:
     """The goals of the settings' suggester: `pick` and `store` of `PlacingParams`. Those of a chat model are not known
     before it is asked (`closed.judged`)."""
@@ -108,8 +112,6 @@ def make_placing(config: EllmConfig, env: Environment, facts: ClosedFacts, encod
 
 def _kept(config: EllmConfig, env: Environment, facts: ClosedFacts) -> tuple[str, ...]:
     """The parts of the world's observation that the agent sees."""
-    space: Any = env.observation_space(env.default_params)
-    assert isinstance(space, spaces.Dict)
     symbols = facts.symbols if "symbols" in config.observe else ("categories",)
     texts = tuple(env.captions) if "text" in config.observe else ()
     return (*symbols, *texts)

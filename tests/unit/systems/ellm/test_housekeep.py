@@ -15,8 +15,9 @@ from envs_jax.housekeep import expert_action
 from envs_jax.housekeep.constants import FREE, FURNITURE, UNSEEN, WALL
 from envs_jax.testing import check_contract
 from llmrl_jax.lm.hashed import HashedEncoder
-from llmrl_jax.systems.ellm import housekeep, pairs
-from llmrl_jax.systems.ellm.build import make_world
+from llmrl_jax.rl.branches import BranchConfig
+from llmrl_jax.systems.ellm import housekeep, pairs, presets
+from llmrl_jax.systems.ellm.build import build, make_world
 from llmrl_jax.systems.ellm.config import EllmConfig
 from llmrl_jax.systems.ellm.facts import facts_of
 from llmrl_jax.systems.ellm.goals import unpacked
@@ -149,6 +150,53 @@ def test_what_lies_straight_ahead_is_what_the_crosshair_hits():
     code, near = housekeep.ahead(jnp.asarray(blank))
     assert code.tolist() == [[7, 9, UNSEEN]]
     np.testing.assert_allclose(near, [[1, 1 - 5 / 12, 0]], rtol=1e-6)
+
+
+def test_where_goals_are():
+    """In the image and straight ahead, by hand: an object to be picked up, and a receptacle that is a goal."""
+    items, places = 183, 51
+    cells = np.full((1, 13, 13, 3), FREE, np.uint8)
+    cells[0, 5, 6, 1] = FURNITURE + places + 20
+    cells[0, 11, 2, 2] = FURNITURE + places + 21
+    cells[0, 11, 6, 0] = cells[0, 2, 3, 0] = FURNITURE + 7
+    goals = np.zeros((1, items + places), bool)
+    goals[0, [20, items + 7]] = True
+    found = np.asarray(housekeep.goals_in_view(items, {"cells": jnp.asarray(cells)}, jnp.asarray(goals)))[0]
+    there, near = found[:-3].reshape(13, 13, 3), found[-3:]
+    assert {tuple(x) for x in np.argwhere(there).tolist()} == {(5, 6, 1), (11, 6, 0), (2, 3, 0)}
+    assert near.tolist() == [1, 1, 0]
+
+
+def macro():
+    dqn = replace(presets.HOUSEKEEP_MACRO.dqn, num_envs=2, num_steps=2, gradient_steps=1, batch_size=2, pool_size=2)
+    dqn = replace(dqn, replay_size=16, learning_starts=2)
+    small = replace(presets.HOUSEKEEP_MACRO, dqn=dqn, network=BranchConfig(width=4, head_hidden=()), encoder="hashed")
+    return build(replace(small, goal_conditioned=True))
+
+
+def test_an_agent_by_macro_actions_that_sees_goals():
+    """Networks see symbols, texts and goals, and only offered actions have a value."""
+    made = macro()
+    obs = jax.tree.map(lambda x: x[None], jax.jit(made.env.reset)(jax.random.key(0), made.env_params)[0])
+    seen = made.inputs(obs)
+    assert seen["goals"].shape == (1, 183 + 51) and seen["text"].shape == (1, 384)
+    params, frozen = made.policy.init(jax.random.key(1), obs)
+    values = made.policy.q(params, frozen, obs)
+    assert values.shape == (1, 62)
+    np.testing.assert_array_equal(np.isneginf(values), ~obs["action_mask"])
+    blind = made.inputs({**obs, "goals": jnp.zeros_like(obs["goals"])})
+    assert seen["symbols"].shape == blind["symbols"].shape and not blind["goals"].any()
+
+
+@pytest.mark.slow
+def test_an_agent_by_macro_actions_learns_a_step():
+    """One update of the learner, which has the tables of goals in its state."""
+    learner = macro().learner()
+    state = learner.init(jax.random.key(0))
+    after, metrics = jax.jit(learner.update)(state)
+    assert np.isfinite(float(metrics["loss"])) and int(after.runner.env_params.pick.sum()) > 0
+    moved = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), state.params, after.params)
+    assert max(jax.tree.leaves(moved)) > 0
 
 
 def test_the_reward_by_hand():
