@@ -1,0 +1,129 @@
+"""Admission: the stages in order."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from llmrl_jax.advice.sandbox import gate
+from llmrl_jax.advice.sandbox.errors import SandboxError
+from llmrl_jax.advice.sandbox.limits import DEFAULT, Limits
+from llmrl_jax.advice.sandbox.process import Reply, contact
+from llmrl_jax.advice.sandbox.program import Program
+from llmrl_jax.advice.sandbox.spec import Spec, spec_of
+from llmrl_jax.advice.sandbox.windows import random_windows
+
+
+_WINDOWS = 4_096
+_AFTER = 1.0
+"""Seconds that are kept for what follows the child."""
+
+
+def admit(
+    source: str,
+    observation: Any,
+    *,
+    window: int = 5,
+    actions: int = 7,
+    parts: Sequence[str] | None = None,
+    windows: tuple[Any, Any, Any] | None = None,
+    limits: Limits = DEFAULT,
+) -> Program:
+    """Check the text of a potential that a language model wrote, and make a program of it.
+
+    The text is compared with a whitelist here, then traced, exported and evaluated in a new process with limits; what
+    comes back is StableHLO, whose operations are compared with a whitelist here. `docs/security.md` says what this
+    promises.
+
+    **Arguments:** `source`, text that defines `compute_potential(obs, past_obs, past_actions) -> (potential,
+    components)`; `observation`, one of the world, a dict of arrays or an array, whose values sample windows resemble;
+    `window`, earlier observations and actions that it sees, K; `actions`, their number in the world; `parts`, of the
+    observation, that it sees (None: all numeric ones without captions and keys); `windows`, sampled windows `(obs,
+    past_obs, past_actions)` with a leading dimension, at most 4,096, on which the potential must vary.
+    **Returns:** the program, which is compiled where it is used.
+    **Raises:** `SandboxError`, naming the line where one is the cause, within `limits.seconds`; `ValueError` for an
+    observation, window or option that is wrong; `RuntimeError` if no child process can be started.
+    """
+    made = admit_many(
+        [source], observation, window=window, actions=actions, parts=parts, windows=windows, limits=limits
+    )[0]
+    if isinstance(made, SandboxError):
+        raise made
+    return made
+
+
+def admit_many(
+    sources: Sequence[str],
+    observation: Any,
+    *,
+    window: int = 5,
+    actions: int = 7,
+    parts: Sequence[str] | None = None,
+    windows: tuple[Any, Any, Any] | None = None,
+    limits: Limits = DEFAULT,
+    workers: int | None = None,
+) -> list[Program | SandboxError]:
+    """`admit` for several candidates, each in a process of its own, several at a time.
+
+    **Arguments:** as of `admit`; `workers`, processes at a time; None: one for each processor.
+    **Returns:** for each text its program, or the error that refuses it.
+    """
+    started = time.monotonic()
+    spec, drawn, given = _inputs(observation, window, actions, parts, windows)
+    checked = [_gate(source, limits) for source in sources]
+    waiting = [i for i, error in enumerate(checked) if error is None]
+    count = min(workers or len(os.sched_getaffinity(0)), max(len(waiting), 1))
+
+    def first_contact(i: int) -> Reply | SandboxError:
+        # With one candidate, the time of the gate is part of its own.
+        begun = started if len(sources) == 1 else time.monotonic()
+        try:
+            return contact(
+                sources[i], spec, drawn, given, limits, begun + max(limits.seconds - _AFTER, limits.seconds / 2)
+            )
+        except SandboxError as error:
+            return error
+
+    with ThreadPoolExecutor(count) as pool:
+        replies = dict(zip(waiting, pool.map(first_contact, waiting)))
+    return [_made(sources[i], replies.get(i, error), spec, limits) for i, error in enumerate(checked)]
+
+
+def _inputs(
+    observation: Any, window: int, actions: int, parts: Sequence[str] | None, windows: tuple[Any, Any, Any] | None
+) -> tuple[Spec, list[np.ndarray], list[np.ndarray]]:
+    if isinstance(actions, bool) or not isinstance(actions, int) or not 1 <= actions <= 2**31 - 1:
+        raise ValueError(f"actions is {actions!r}; the number of actions of the world is needed, at least 1")
+    spec = spec_of(observation, window, parts)
+    given: list[np.ndarray] = []
+    if windows is not None:
+        given = [np.asarray(x) for x in spec.flat(*windows, leading=1)]
+        sizes = {len(x) for x in given}
+        if len(sizes) != 1 or not 2 <= min(sizes) <= _WINDOWS:
+            raise ValueError(f"windows have {sorted(sizes)} entries; one number from 2 to {_WINDOWS:,} is needed")
+    return spec, random_windows(observation, spec, actions), given
+
+
+def _gate(source: str, limits: Limits) -> SandboxError | None:
+    if not isinstance(source, str):
+        raise ValueError(f"source is a {type(source).__name__}; the program's text is needed")
+    try:
+        gate.check(source, limits)
+    except SandboxError as error:
+        return error
+    return None
+
+
+def _made(source: str, reply: Reply | SandboxError | None, spec: Spec, limits: Limits) -> Program | SandboxError:
+    if not isinstance(reply, Reply):
+        assert reply is not None
+        return reply
+    try:
+        return Program(reply.module, reply.version, source, spec, reply.components, limits.bound, reply.report)
+    except SandboxError as error:
+        return error

@@ -1,0 +1,172 @@
+"""The parent's side of the child process: start, deadline, and a reply that is not trusted."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import selectors
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from llmrl_jax.advice.sandbox.errors import SandboxError
+from llmrl_jax.advice.sandbox.limits import Limits
+from llmrl_jax.advice.sandbox.spec import Spec
+
+
+_SCRIPT = Path(__file__).with_name("jail.py")
+_TEXT = 1 << 20
+"""Bytes of the reply without the module, and of standard error."""
+_ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",
+    "JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0",  # the same program is the same bytes
+    "LLMRL_COMPILATION_CACHE": "off",
+    "MALLOC_ARENA_MAX": "2",
+    "NPROC": "2",  # threads of XLA
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+}
+"""All that the child sees."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a child says about a program that it admits; its types are checked, and nothing else."""
+
+    module: bytes
+    version: int
+    components: tuple[str, ...]
+    report: dict[str, Any]
+
+
+def contact(
+    source: str, spec: Spec, drawn: Sequence[np.ndarray], given: Sequence[np.ndarray], limits: Limits, deadline: float
+) -> Reply:
+    """Have a child process check a program.
+
+    **Arguments:** `drawn`, `given`, windows as flat inputs, `given` may be empty; `deadline`, of `time.monotonic`.
+    **Raises:** `SandboxError` if the child refuses the program, ends, or takes until the deadline; `RuntimeError` if
+    the child could not start, which is not the program's fault.
+    """
+    payload: list[bytes] = []
+    request = {
+        "path": [str(Path(entry).absolute()) for entry in sys.path if entry],
+        "source": source,
+        "spec": spec.to_json(),
+        "limits": dataclasses.asdict(limits),
+        "drawn": _described(drawn, payload),
+        "given": _described(given, payload),
+    }
+    body = json.dumps(request).encode()
+    with tempfile.TemporaryDirectory(prefix="llmrl-sandbox-") as folder, tempfile.TemporaryFile() as asked:
+        asked.write(struct.pack("<Q", len(body)) + body + b"".join(payload))
+        asked.seek(0)
+        child = subprocess.Popen(
+            [sys.executable, "-I", str(_SCRIPT)],
+            stdin=asked,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=folder,
+            env=_ENVIRONMENT,
+            start_new_session=True,
+        )
+        try:
+            said, errors, late = _read(child, _TEXT + limits.module, deadline)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)  # before it is waited for, while the number is its own
+            child.wait()
+    return _outcome(said, errors, late, child.returncode, source, limits)
+
+
+def _described(arrays: Sequence[np.ndarray], payload: list[bytes]) -> list[dict[str, Any]]:
+    described = []
+    for x in arrays:
+        start = sum(map(len, payload))
+        payload.append(np.ascontiguousarray(x).tobytes())
+        end = start + len(payload[-1])
+        described.append({"dtype": x.dtype.str, "shape": list(x.shape), "start": start, "end": end})
+    return described
+
+
+def _read(child: subprocess.Popen[bytes], most: int, deadline: float) -> tuple[bytes, bytes, bool]:
+    """Standard output and error until both are closed, and whether the deadline passed before."""
+    found: dict[IO[bytes], bytearray] = {}
+    with selectors.DefaultSelector() as selector:
+        for stream in (child.stdout, child.stderr):
+            assert stream is not None
+            selector.register(stream, selectors.EVENT_READ)
+            found[stream] = bytearray()
+        late = False
+        while selector.get_map():
+            left = deadline - time.monotonic()
+            if late := left <= 0:
+                break
+            for key, _ in selector.select(left):
+                chunk = os.read(key.fd, 1 << 16)
+                if not chunk or len(found[key.fileobj]) > most:  # type: ignore[index]
+                    selector.unregister(key.fileobj)
+                else:
+                    found[key.fileobj] += chunk  # type: ignore[index]
+        for stream in found:
+            stream.close()
+    if not late:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(min(1.0, max(0.0, deadline - time.monotonic())))
+    said, errors = found.values()
+    return bytes(said), bytes(errors), late
+
+
+def _outcome(said: bytes, errors: bytes, late: bool, code: int, source: str, limits: Limits) -> Reply:
+    stage, protections = "", list[str]()
+    while (end := said.find(b"\n")) >= 0 and end < _TEXT:
+        line, said = said[:end], said[end + 1 :]
+        try:
+            word = json.loads(line)
+            if "stage" in word:
+                stage, protections = str(word["stage"])[:80], word.get("protections", protections)
+                continue
+            if "error" in word:
+                number = word["line"] if isinstance(word["line"], int) else None
+                raise SandboxError(_printable(word["error"], 600), number, source)
+            report = {str(k): float(v) for k, v in word["report"].items()} | {
+                "protections": [_printable(p, 60) for p in protections]
+            }
+            components = tuple(_printable(name, 64) for name in word["components"])
+            module = said[: limits.module + 1]
+            if (
+                int(word["bytes"]) != len(module)
+                or len(set(components)) != len(components)
+                or len(components) > limits.components
+            ):
+                break
+            return Reply(module, int(word["version"]), components, report)
+        except SandboxError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            break
+    tail = errors.decode(errors="replace")
+    if late or -code == signal.SIGXCPU:
+        doing = f"while it was {stage}" if stage else "before Python and JAX had started: the machine is too busy"
+        raise SandboxError(f"it took longer than {limits.seconds:g} s, {doing}")
+    if not stage:
+        raise RuntimeError(f"the process that checks programs could not start (code {code}): {tail.strip()[-600:]}")
+    if any(word in tail for word in ("bad_alloc", "MemoryError", "RESOURCE_EXHAUSTED", "llocat", "out of memory")):
+        raise SandboxError(f"it needs more than {limits.memory >> 20:,} MB of memory, while it was {stage}")
+    how = signal.Signals(-code).name if code < 0 else f"code {code}"
+    raise SandboxError(f"it ended the process that checked it ({how}), while it was {stage}")
+
+
+def _printable(text: Any, length: int) -> str:
+    return "".join(c if c.isprintable() else " " for c in str(text)[:length])

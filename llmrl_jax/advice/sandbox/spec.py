@@ -1,0 +1,133 @@
+"""What a program sees of a world: the numeric parts of an observation, as int32 or float32."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+NOT_NUMBERS = ("text", "mission", "key")
+"""Parts that programs do not see unless they are asked for: captions, which are numbers of phrases, and keys."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of an observation, in the world's own type."""
+
+    name: str
+    """Its key; empty where the observation is a single array."""
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def seen(self) -> Any:
+        """The type in which programs see it. Not uint8, in which `2 - 5` is 253."""
+        return jnp.float32 if np.issubdtype(np.dtype(self.dtype), np.floating) else jnp.int32
+
+
+@dataclass(frozen=True)
+class Spec:
+    """The inputs of a program: the observation's parts, ordered by name, and the window."""
+
+    parts: tuple[Part, ...]
+    window: int
+    """Earlier observations and actions, K."""
+
+    def inputs(self, batch: tuple[Any, ...] = ()) -> list[jax.ShapeDtypeStruct]:
+        """The flat inputs of the exported program: each part now, each part `[K, ...]` earlier, actions `[K]`."""
+        now = [jax.ShapeDtypeStruct((*batch, *p.shape), p.seen) for p in self.parts]
+        past = [jax.ShapeDtypeStruct((*batch, self.window, *p.shape), p.seen) for p in self.parts]
+        return [*now, *past, jax.ShapeDtypeStruct((*batch, self.window), jnp.int32)]
+
+    def nested(self, flat: Sequence[Any]) -> tuple[Any, Any, Any]:
+        """`(obs, past_obs, past_actions)` of flat inputs, as the program's text names them."""
+        n = len(self.parts)
+        if self.parts[0].name == "":
+            return flat[0], flat[1], flat[2]
+        now, past = ({p.name: x for p, x in zip(self.parts, flat[i : i + n])} for i in (0, n))
+        return now, past, flat[2 * n]
+
+    def flat(self, obs: Any, past_obs: Any, past_actions: Any, leading: int = 0) -> list[Any]:
+        """The flat inputs of `(obs, past_obs, past_actions)` as the world gives them; parts that the program does not
+        see are ignored.
+
+        **Arguments:** `leading`, the number of batch dimensions, whose sizes are not checked.
+        **Raises:** `ValueError` naming a part that is missing or has another shape or kind.
+        """
+        wanted = self.inputs()
+        n, found = len(self.parts), []
+        for i, want in enumerate(wanted):
+            where = ("obs", "past_obs", "past_actions")[min(i // n, 2)]
+            x = (obs, past_obs, past_actions)[min(i // n, 2)]
+            name = self.parts[i % n].name if i < 2 * n else ""
+            if name:
+                if not isinstance(x, Mapping) or name not in x:
+                    has = ", ".join(sorted(x)) if isinstance(x, Mapping) else type(x).__name__
+                    raise ValueError(f"{where} has no part {name!r}, which the program needs; it has {has}")
+                x, where = x[name], f"{where}[{name!r}]"
+            if not hasattr(x, "shape") or not hasattr(x, "dtype"):
+                x = np.asarray(x)
+            if x.shape[leading:] != want.shape or len(x.shape) != leading + len(want.shape):
+                what = f"has the shape {x.shape[leading:]}; {want.shape} is needed"
+                raise ValueError(f"{where} {what}: the program was admitted for another world, or another window")
+            if np.issubdtype(want.dtype, np.integer) and np.issubdtype(x.dtype, np.floating):
+                raise ValueError(f"{where} is {x.dtype}; integers are needed: the program was admitted for these")
+            found.append(x.astype(want.dtype))
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        parts = [{"name": p.name, "shape": list(p.shape), "dtype": p.dtype} for p in self.parts]
+        return {"parts": parts, "window": self.window}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Spec:
+        """**Raises:** `ValueError`, `KeyError` or `TypeError` for what `to_json` does not make."""
+        parts = tuple(
+            Part(str(p["name"]), tuple(int(n) for n in p["shape"]), np.dtype(str(p["dtype"])).name)
+            for p in value["parts"]
+        )
+        if not parts or any(n < 0 for p in parts for n in p.shape) or int(value["window"]) < 1:
+            raise ValueError("no parts, or a size that is not positive")
+        return cls(parts, int(value["window"]))
+
+
+def spec_of(observation: Any, window: int = 5, parts: Sequence[str] | None = None) -> Spec:
+    """The inputs of programs for the world of an observation.
+
+    **Arguments:** `observation`, a dict of arrays or an array, without a batch; `window`, K; `parts`, the parts that
+    programs see; None: all that are numbers, without captions (`text`, `mission`) and keys.
+    **Raises:** `ValueError` if nothing is left, or a part is unknown or no number.
+    """
+    if isinstance(window, bool) or not isinstance(window, int) or not 1 <= window <= 64:
+        raise ValueError(f"window is {window!r}; from 1 to 64 is needed")
+    if not isinstance(observation, Mapping):
+        if parts is not None:
+            raise ValueError(f"parts is {list(parts)}, but the observation is one array; leave it out")
+        return Spec((_part("", observation),), window)
+    for name in parts or ():
+        if name not in observation:
+            raise ValueError(f"parts names {name!r}; the observation has {', '.join(sorted(observation))}")
+    names = sorted(observation) if parts is None else sorted(set(parts))
+    chosen = [n for n in names if parts is not None or (n not in NOT_NUMBERS and _numeric(observation[n]))]
+    if not chosen:
+        raise ValueError(f"the observation has no part that is a number: it has {', '.join(names) or 'nothing'}")
+    return Spec(tuple(_part(name, observation[name]) for name in chosen), window)
+
+
+def _numeric(x: Any) -> bool:
+    if isinstance(x, Mapping):
+        return False
+    dtype = x.dtype if hasattr(x, "dtype") else np.asarray(x).dtype
+    return not jax.dtypes.issubdtype(dtype, jax.dtypes.extended) and np.dtype(dtype).kind in "biuf"
+
+
+def _part(name: str, x: Any) -> Part:
+    if not _numeric(x):
+        raise ValueError(f"the observation's part {name!r} is no array of numbers")
+    x = x if hasattr(x, "dtype") else np.asarray(x)
+    return Part(name, tuple(x.shape), np.dtype(x.dtype).name)
