@@ -21,6 +21,7 @@ from jaxtyping import Array, Bool, Float
 from envs_jax.env import Environment
 from envs_jax.resets import VectorEnv
 from llmrl_jax.parallel import Placement
+from llmrl_jax.parallel.memory import available, nbytes
 from llmrl_jax.rl import bonus as bonuses
 from llmrl_jax.rl.bonus import Bonus, Steps
 from llmrl_jax.rl.distributions import Categorical
@@ -154,6 +155,7 @@ class DQN:
         action, reward, flag = jnp.int32(0), jnp.float32(0), jnp.bool(False)
         truncated = flag if self.config.n_step > 1 else ()
         step = jax.eval_shape(lambda: Transition(obs, action, reward, obs, flag, truncated))
+        self._check_room(step)
         with self.placement.context():  # inside jit, so that no device ever holds the whole memory
             replay = jax.jit(lambda: self._placed(self.memory.init(step)))()
         counters = self.placement.whole((hparams, run_key, jnp.int32(0)))
@@ -164,6 +166,16 @@ class DQN:
             return state
         bonus = self.bonus.init(jax.random.fold_in(key, bonuses.INIT), runner.obs)
         return state.replace(bonus=bonuses.place(bonus, self.placement))
+
+    def _check_room(self, step: Any) -> None:
+        """**Raises** `ValueError` for a memory of such steps that is larger than the machine's: a CPU would notice when
+        it is used, not when it is allocated."""
+        needed, there = nbytes(jax.eval_shape(self.memory.init, step)), available(self.placement.row_devices)
+        if there is not None and needed > there:
+            raise ValueError(
+                f"a replay memory of {self.config.capacity} steps takes {needed / 1e9:.1f} GB, but there are "
+                f"{there / 1e9:.1f} GB: lower dqn.replay_size, which is {self.config.replay_size}"
+            )
 
     def _hparams(self) -> dict[str, jax.Array]:
         """The config's floats, without those that nothing reads: checkpoints of earlier versions lack them."""
@@ -198,6 +210,24 @@ class DQN:
                 bonus=bonuses.place(bonus, self.placement),
             )
             return state, {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()}
+
+    def filled(self, state: DQNState, steps: Transition) -> DQNState:
+        """The state with recorded steps in its memory, leaves `[T, N, ...]`, rewards as they are learned from."""
+        with self.placement.context():
+            ended = steps.terminated | steps.truncated
+            steps = steps if self.config.n_step > 1 else steps.replace(truncated=())
+            return state.replace(replay=self._placed(self.memory.add(state.replay, steps, ended)))
+
+    def learn(self, state: DQNState) -> tuple[DQNState, dict[str, jax.Array]]:
+        """An update without play: gradient steps on the memory as it is, and the target network. For a memory that was
+        filled from recorded steps."""
+        with self.placement.context():
+            learn_key = jax.random.split(jax.random.fold_in(state.key, state.update), 3)[2]
+            (params, opt_state, priorities, bonus), metrics = self._learn(state, learn_key)
+            replay = self._placed(state.replay.replace(priorities=priorities))
+            target = self._follow(state, params)
+            state = state.replace(params=params, target=target, opt_state=opt_state, replay=replay, bonus=bonus)
+            return state.replace(update=state.update + 1), metrics
 
     def _placed(self, replay: Ring) -> Ring:
         return self.memory.place(replay, self.placement.rows, self.placement.whole)

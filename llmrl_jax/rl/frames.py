@@ -47,7 +47,8 @@ class FrameRing:
     next_end: jax.Array
     """int32 `[rows]`, the place of the next frame that ends an episode."""
     ended: jax.Array
-    """bool `[rows]`, whether the newest step ended its episode."""
+    """bool `[rows]`, whether the newest step ended its episode; False before the first step, whose frames are all held,
+    wherever in an episode it is."""
     readable: jax.Array
     """int32 `[]`, the newest steps of each row whose frames are all held."""
 
@@ -96,12 +97,12 @@ class Frames:
         return FrameRing(
             frames=blank(self.slots),
             finals=blank(self.ends),
-            age=jnp.zeros((self.slots, self.rows), jnp.uint8),
+            age=jnp.full((self.slots, self.rows), self.depth - 1, jnp.uint8),
             end=jnp.full((self.slots, self.rows), -1, jnp.int32),
             since=jnp.full((self.ends, self.rows), self.length, jnp.int32),
             next=jnp.int32(0),
             next_end=jnp.zeros(self.rows, jnp.int32),
-            ended=jnp.ones(self.rows, bool),
+            ended=jnp.zeros(self.rows, bool),
             readable=jnp.int32(0),
         )
 
@@ -145,7 +146,7 @@ class Frames:
         lost = jnp.min(jnp.where(replaced, since, self.length))
         passed = jnp.min(jnp.where(ended & ~kept, count - 1 - time, self.length))
         return FrameRing(
-            frames={name: write(x, newest(name)) for name, x in ring.frames.items()},
+            frames={name: write(self._before(ring, name, obs[name]), newest(name)) for name in ring.frames},
             finals={name: write_ends(x, next_obs[name][..., -1]) for name, x in ring.finals.items()},
             age=write(ring.age, age.astype(jnp.uint8)),
             end=write(ring.end, jnp.where(ended, spot, -1)),
@@ -155,6 +156,13 @@ class Frames:
             ended=ended[-1],
             readable=jnp.minimum(jnp.minimum(ring.readable + count, self.length), jnp.minimum(lost, passed)),
         )
+
+    def _before(self, ring: FrameRing, name: str, stacks: Array) -> Array:
+        """The frames of a part with those before the first step of all in the slots before its own."""
+        older, frames = jnp.moveaxis(stacks[0, ..., :-1], -1, 0), ring.frames[name]
+        slot = (ring.next - len(older) + jnp.arange(len(older))) % self.slots
+        kept = jnp.where(ring.readable == 0, older, _get(frames, slot))
+        return frames.at[slot].set(kept, mode="promise_in_bounds", unique_indices=True)
 
     def read(self, ring: FrameRing, back: Int[Array, " *B"], row: Int[Array, " *B"]) -> tuple[Any, Any]:
         """The stacks of steps.

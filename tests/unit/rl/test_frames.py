@@ -15,6 +15,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from envs_jax import spaces
 from envs_jax.env import Environment, Stack
 from envs_jax.wrappers import EpisodeStatistics
+from llmrl_jax.parallel.memory import available, nbytes
 from llmrl_jax.rl.dqn import make_dqn
 from llmrl_jax.rl.dqn_config import DQNConfig
 from llmrl_jax.rl.frames import STEPS_PER_END, Frames
@@ -86,7 +87,7 @@ def newest(count, ring):
 @pytest.mark.parametrize("rate", [0.04, 0.5])  # none is forgotten; and more ends than there are places for
 def test_what_is_read_is_what_whole_storage_returns(rate):
     steps = 3 * LENGTH
-    past, ended = history(steps, rate)
+    past, ended = jax.tree.map(lambda x: x[2:], history(steps + 2, rate))  # it begins in the middle of an episode
     whole, once = started(WHOLE, past), started(ONCE, past)
     places, least = LENGTH // STEPS_PER_END + 1, LENGTH
     for t in range(CHUNK, steps + 1, CHUNK):
@@ -150,6 +151,18 @@ def test_bad_input():
         Frames(5, 1, {"film": Stack(3, "first")}).init(item.obs)
 
 
+def test_a_memory_that_cannot_fit_is_refused(monkeypatch):
+    state, _ = programs(True)
+    needed = nbytes(state.replay)
+    env, policy = EpisodeStatistics(Film(True)), NetworkQPolicy(3, hidden=(8,), features=pixels)
+    learner = make_dqn(CONFIG, env, (), policy)
+    monkeypatch.setattr("llmrl_jax.rl.dqn.available", lambda copies: needed - 1)
+    message = "a replay memory of 192 steps takes 0.0 GB, but there are 0.0 GB: lower dqn.replay_size, which is 192"
+    with pytest.raises(ValueError, match=message):
+        learner.init(jax.random.key(0))
+    assert needed > 27 * 8 * 4 + 2 * 8 * 4 and available() > 1e8
+
+
 # --- DQN --------------------------------------------------------------------------------------------------------------
 
 
@@ -205,11 +218,14 @@ CONFIG = DQNConfig(
 )
 
 
+def pixels(obs, batch_dims):
+    return obs["image"].reshape(*obs["image"].shape[:batch_dims], -1) / 255.0
+
+
 @functools.cache
 def programs(declared, mesh=None):
     env = EpisodeStatistics(Film(declared))
-    features = lambda obs, batch_dims: obs["image"].reshape(*obs["image"].shape[:batch_dims], -1) / 255.0  # noqa: E731
-    learner = make_dqn(CONFIG, env, (), NetworkQPolicy(3, hidden=(8,), features=features), mesh)
+    learner = make_dqn(CONFIG, env, (), NetworkQPolicy(3, hidden=(8,), features=pixels), mesh)
     state = learner.init(jax.random.key(0))
     shardings = None if mesh is None else (jax.tree.map(lambda x: x.sharding, state), None)
     return state, jax.jit(learner.update, out_shardings=shardings)

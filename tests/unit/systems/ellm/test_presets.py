@@ -37,10 +37,12 @@ def world_of(config):
     return Yard(image="gray", frames=4) if "pixels" in config.observe else Yard()
 
 
-SLOW = [name if name == "pixels" else pytest.param(name, marks=pytest.mark.slow) for name in presets.PRESETS]
+def some(*quick):
+    """All presets; those that are not `quick` are slow, since each is compiled or traced for itself."""
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in presets.PRESETS]
 
 
-@pytest.mark.parametrize("name", SLOW)
+@pytest.mark.parametrize("name", some("pixels"))
 def test_every_preset_learns(name):
     config = shrunk(presets.preset(name))
     made = build(config, world_of(config))
@@ -59,15 +61,24 @@ def test_every_preset_learns(name):
     assert set(made.inputs(after.runner.obs)) - {"goals"} == {parts(x, x) for x in config.observe.split("+")}
 
 
-@pytest.mark.parametrize("name", presets.PRESETS)
+@pytest.mark.parametrize("name", some("published"))
 def test_every_preset_fits_its_world(name):
-    """As it is, by shapes only: in the world of its id, with its own sizes."""
-    config = replace(presets.preset(name), encoder="hashed")
-    made = build(config)
-    learner = made.learner()
+    """By shapes only: in the world of its id, with its own sizes but for the memory's."""
+    config = presets.preset(name)
+    config = replace(config, encoder="hashed", dqn=replace(config.dqn, replay_size=64_000))
+    learner = build(config).learner()
     state = jax.eval_shape(learner.init, jax.random.key(0))
     after, _ = jax.eval_shape(learner.update, state)
     assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(lambda x: (x.shape, x.dtype), state)
+
+
+def test_every_preset_is_built():
+    """As it is, the published memory included, of which nothing is allocated yet."""
+    for name in presets.PRESETS:
+        config = replace(presets.preset(name), encoder="hashed")
+        made = build(config)
+        assert made.learner().steps_per_update == config.dqn.num_envs * config.dqn.num_steps
+        assert bool(made.env.stacked) == ("pixels" in config.observe)
 
 
 # --- pictures ---------------------------------------------------------------------------------------------------------
@@ -97,6 +108,7 @@ def test_what_networks_and_novelty_see_of_a_picture():
     made = build(shrunk(presets.preset("pixels")), Yard(image="gray", frames=4))
     stack = np.random.default_rng(0).integers(0, 256, (3, 2, PIXELS, PIXELS, 4)).astype(np.uint8)
     obs = {"image": stack, "text": np.full((3, 2, 2), -1, np.int16), "goals": np.zeros((3, 2, 2), np.uint8)}
+    obs = jax.tree.map(jnp.asarray, obs)
     np.testing.assert_array_equal(made.inputs(jax.tree.map(lambda x: x[0], obs))["image"], stack[0])
     assert made.env.stacked == {"image": Stack(4, "first")} and not build(EllmConfig(), Yard()).env.stacked
     seen = novelty_features(made.inputs, made.env.stacked)(obs, 2)

@@ -1,0 +1,27 @@
+"""How much memory there is, for refusing what cannot fit before it is allocated."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import jax
+
+
+def available(copies: int = 1) -> int | None:
+    """Bytes for arrays of which `copies` devices hold equal parts, on this machine; None if that is unknown.
+
+    A device that reports no limit, as a CPU, has the memory of the machine, which simulated devices share.
+    """
+    limits = [(device.memory_stats() or {}).get("bytes_limit") for device in jax.local_devices()]
+    if limits and all(limits):
+        return min(limits) * min(copies, len(limits))
+    if jax.default_backend() != "cpu" or "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
+        return None
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def nbytes(tree: Any) -> int:
+    """Bytes of all leaves, arrays or `jax.ShapeDtypeStruct`s, without typed keys."""
+    leaves = [x for x in jax.tree.leaves(tree) if not jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key)]
+    return sum(x.size * x.dtype.itemsize for x in leaves)
