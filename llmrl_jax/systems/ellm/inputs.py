@@ -28,7 +28,7 @@ PICTURE = "image"
 
 def picture_of(space: Any) -> tuple[str, ...]:
     """The part of an observation space that is a picture, if there is one."""
-    part = dict(space.spaces).get(PICTURE) if isinstance(space, spaces.Dict) else None
+    part: Any = dict(space.spaces).get(PICTURE) if isinstance(space, spaces.Dict) else None
     return (PICTURE,) if part is not None and np.dtype(part.dtype) == np.uint8 else ()
 
 
