@@ -72,15 +72,6 @@ def test_every_preset_fits_its_world(name):
     assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(lambda x: (x.shape, x.dtype), state)
 
 
-def test_every_preset_is_built():
-    """As it is, the published memory included, of which nothing is allocated yet."""
-    for name in presets.PRESETS:
-        config = replace(presets.preset(name), encoder="hashed")
-        made = build(config)
-        assert made.learner().steps_per_update == config.dqn.num_envs * config.dqn.num_steps
-        assert bool(made.env.stacked) == ("pixels" in config.observe)
-
-
 # --- pictures ---------------------------------------------------------------------------------------------------------
 
 
