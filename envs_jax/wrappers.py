@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
+from envs_jax import spaces
+from envs_jax.checks import nearest
 from envs_jax.env import Wrapper
 
 
@@ -41,6 +44,48 @@ class EpisodeStatistics(Wrapper):
 
     def letters(self, state):
         return self.env.letters(state.env)
+
+
+class KeepParts(Wrapper):
+    """Keeps some parts of an observation, a dict. What makes the others is not computed in a compiled step."""
+
+    def __init__(self, env, parts: Sequence[str]):
+        """**Raises:** `ValueError`, naming the nearest, for a part that the observation lacks."""
+        super().__init__(env)
+        space = env.observation_space(env.default_params)
+        has = list(getattr(space, "spaces", ()))
+        for name in parts:
+            if name not in has:
+                raise ValueError(
+                    f"the observation of {env.id} has no part {name!r}{nearest(name, has)} ({', '.join(has)})"
+                )
+        self.parts = tuple(parts)
+
+    def _kept(self, obs):
+        return {name: obs[name] for name in self.parts}
+
+    def reset(self, key, params):
+        obs, state = self.env.reset(key, params)
+        return self._kept(obs), state
+
+    def step(self, key, state, action, params):
+        obs, state, *rest = self.env.step(key, state, action, params)
+        return self._kept(obs), state, *rest
+
+    def observation_space(self, params):
+        return spaces.Dict(self._kept(self.env.observation_space(params).spaces))
+
+    @property
+    def captions(self):
+        return {name: book for name, book in self.env.captions.items() if name in self.parts}
+
+    @property
+    def episode_captions(self):
+        return tuple(name for name in self.env.episode_captions if name in self.parts)
+
+    @property
+    def stacked(self):
+        return {name: stack for name, stack in self.env.stacked.items() if name in self.parts}
 
 
 class ScaleReward(Wrapper):

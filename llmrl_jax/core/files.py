@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import itertools
 import os
 import re
@@ -144,6 +145,15 @@ def new_folder(path: str | Path) -> Iterator[Path]:
     with replacing(path) as draft:
         draft.mkdir()
         yield draft
+
+
+def digest_of(*paths: str | Path) -> str:
+    """SHA-256 of the contents of files, in this order, as hexadecimal digits."""
+    whole = hashlib.sha256()
+    for path in paths:
+        with Path(path).open("rb") as file:
+            whole.update(hashlib.file_digest(file, "sha256").digest())
+    return whole.hexdigest()
 
 
 def append_line(path: str | Path, line: str) -> None:

@@ -18,12 +18,12 @@ from llmrl_jax.agents.play import begin, policy_actor, watch
 from llmrl_jax.agents.random import RandomPolicy
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.activity import doing
+from llmrl_jax.lm.encoder_names import resolved
 from llmrl_jax.run.chat_model import make_chat
 from llmrl_jax.run.folder import opened
 from llmrl_jax.systems.ellm.asking import Asker
 from llmrl_jax.systems.ellm.build import Ellm, build
 from llmrl_jax.systems.ellm.closed_accuracy import closed_accuracy
-from llmrl_jax.systems.ellm.encoders import resolved
 from llmrl_jax.systems.ellm.evaluation import categories_table, category_shares
 from llmrl_jax.systems.ellm.facts import ClosedFacts, Facts, facts_of
 from llmrl_jax.systems.ellm.goals import unpacked

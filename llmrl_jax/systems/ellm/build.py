@@ -20,6 +20,7 @@ from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.chat import ChatModel
 from llmrl_jax.core.checks import refuse_unread
 from llmrl_jax.lm.encoder import TextEncoder
+from llmrl_jax.lm.encoder_names import make_encoder
 from llmrl_jax.parallel import make_mesh
 from llmrl_jax.rl.apt import APT
 from llmrl_jax.rl.bonus import Bonus
@@ -31,7 +32,6 @@ from llmrl_jax.rl.ppo import make_ppo
 from llmrl_jax.rl.rnd import RND
 from llmrl_jax.systems.ellm.asking import Asker, Collected, exchange
 from llmrl_jax.systems.ellm.config import EllmConfig
-from llmrl_jax.systems.ellm.encoders import make_encoder
 from llmrl_jax.systems.ellm.facts import ClosedFacts, facts_of, goal_id
 from llmrl_jax.systems.ellm.goals import start_answers, start_goals, unit_rows
 from llmrl_jax.systems.ellm.inputs import SYMBOLS, closed_inputs, make_inputs, novelty_features, picture_of

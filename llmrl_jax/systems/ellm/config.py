@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from llmrl_jax.core.checks import COUNT, FROM_0, check_choices, fields_in, refuse_unread
+from llmrl_jax.lm.encoder_names import AUTO
 from llmrl_jax.rl.apt import APTConfig
 from llmrl_jax.rl.branches import BranchConfig
 from llmrl_jax.rl.dqn_config import DQNConfig
@@ -15,10 +16,6 @@ from llmrl_jax.rl.rnd import RNDConfig
 from llmrl_jax.systems.ellm.prompts import Parse
 from llmrl_jax.systems.ellm.suggested import Gate
 from llmrl_jax.systems.ellm.suggesters import SuggesterName
-
-
-HASHED = "hashed"
-AUTO = "auto"
 
 
 @dataclass(frozen=True)

@@ -12,20 +12,21 @@ import jax
 from llmrl_jax.chat import ChatError
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.checks import nearest
+from llmrl_jax.lm.encoder_names import resolved
+from llmrl_jax.rl.learner import Learner
 from llmrl_jax.run.chat_model import Chat, make_chat
 from llmrl_jax.run.folder import begin, opened, write_summary
 from llmrl_jax.run.loop import RunResult, train as run_training
-from llmrl_jax.systems.ellm import evaluation
+from llmrl_jax.systems.ellm import evaluation, offline
 from llmrl_jax.systems.ellm.build import Ellm, build
 from llmrl_jax.systems.ellm.closed import ScriptedJudge, judged_counts, judged_line, judgements, with_judged
 from llmrl_jax.systems.ellm.config import EllmConfig
-from llmrl_jax.systems.ellm.encoders import resolved
 from llmrl_jax.systems.ellm.facts import ClosedFacts, WorldFacts
 from llmrl_jax.systems.ellm.goals import COUNTS
 from llmrl_jax.systems.ellm.pretrained import Guide, Pretrained
 from llmrl_jax.systems.ellm.runs import HELD_OUT, load_run
 from llmrl_jax.systems.ellm.scripted import ScriptedSuggester
-from llmrl_jax.systems.ellm.settings import ExploreRun, FinetuneRun, PretrainRun
+from llmrl_jax.systems.ellm.settings import ExploreRun, FinetuneRun, OfflineRun, PretrainRun
 
 
 SHOWN = {"episode_earned": "goal reward", "epsilon": "epsilon"}
@@ -57,6 +58,19 @@ def explore(config: ExploreRun) -> RunResult:
     made = build(config.ellm)
     guide = Guide(before.policy, state.params, _same_tables(made, before, state))
     return _train(config, made, "ellm-explore", guide)
+
+
+def learn_offline(config: OfflineRun) -> RunResult:
+    """Train an agent on recorded steps, whose goals and rewards are those of the settings. **Returns:** as `pretrain`.
+    **Raises:** what `build` and `llmrl_jax.systems.ellm.offline` raise."""
+    folder = Path(config.buffer)
+    ellm = offline.settled(_settled(config).ellm, offline.steps_in(folder))
+    config = dataclasses.replace(config, ellm=ellm)
+    made = build(ellm)
+    episodes = offline.read_buffer(folder, made)
+    steps, earned = offline.relabelled_steps(made, episodes, jax.random.key(config.run.seed))
+    print(f"{len(earned)} episodes, {len(steps.reward)} steps; their goals now pay {earned.mean():.2f} per episode")
+    return _train(config, made, "ellm-offline", learner=offline.make_offline(made, steps))
 
 
 def _settled(config: Any) -> Any:
@@ -96,12 +110,13 @@ def _on_task(config: Any, facts: WorldFacts) -> EllmConfig:
     if not steps:
         raise ValueError(f"the task {config.task!r} has no goal that an agent could observe: choose another --task")
     joint = "&" if "?" in config.ellm.env else "?"
-    shown = steps if config.subgoals else steps[-1:]
+    shown = tuple(dict.fromkeys(steps if config.subgoals else steps[-1:]))
     return dataclasses.replace(
         config.ellm,
         env=f"{config.ellm.env}{joint}task={config.task}",
         suggester="fixed",
-        fixed=tuple(dict.fromkeys(shown)),
+        fixed=shown,
+        once=len(shown) > 1,  # of several goals those remain that were not reached; a single one stays until the end
         intrinsic=0.0,
         extrinsic=1.0,
         **_plain(),
@@ -126,7 +141,7 @@ def _same_tables(made: Ellm, before: Ellm, state: Any) -> Any:
     return state.frozen
 
 
-def _train(config: Any, made: Ellm, command: str, guide: Any = None) -> RunResult:
+def _train(config: Any, made: Ellm, command: str, guide: Any = None, learner: Learner | None = None) -> RunResult:
     play = evaluation.make_player(made.env, made.facts, made.policy, config.eval_episodes)
 
     def evaluate(state: Any, key: jax.Array) -> dict[str, float]:
@@ -136,7 +151,8 @@ def _train(config: Any, made: Ellm, command: str, guide: Any = None) -> RunResul
     with opened(config.run, command) as folder:
         chat = _chat(config, made, folder)
         made = _judged(config, made, chat, folder)
-        learner = made.learner(chat.model if chat else None, config.chat.sampling, guide)
+        if learner is None:
+            learner = made.learner(chat.model if chat else None, config.chat.sampling, guide)
         try:
             result = run_training(
                 learner,
@@ -154,7 +170,8 @@ def _train(config: Any, made: Ellm, command: str, guide: Any = None) -> RunResul
         if not result.stopped:
             values |= _evaluated(config, made, result, evaluate, folder)
         write_summary(folder, values)
-    print(f"{result.steps} steps at {result.steps_per_second:.0f} steps/s; everything is in {result.folder}")
+    unit = "steps" if learner.unit == "environment steps" else learner.unit
+    print(f"{result.steps} {unit} at {result.steps_per_second:.0f} steps/s; everything is in {result.folder}")
     return result
 
 

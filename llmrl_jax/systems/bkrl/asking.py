@@ -1,0 +1,101 @@
+"""What all ways of asking share: the data, the chat model, and a run's folder that can be continued."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from envs_jax.env import Environment
+from llmrl_jax.chat import ChatModel
+from llmrl_jax.core import config as configs
+from llmrl_jax.run.chat_model import Chat, make_chat
+from llmrl_jax.run.config import refuse_changes
+from llmrl_jax.run.folder import opened
+from llmrl_jax.systems.bkrl import collected
+from llmrl_jax.systems.bkrl.agent import make_world
+from llmrl_jax.systems.bkrl.collected import Collected, Windows
+from llmrl_jax.systems.bkrl.config import WindowConfig
+from llmrl_jax.systems.bkrl.published import read_npy
+from llmrl_jax.systems.bkrl.worlds import TEXT, World, caption, world_of
+
+
+HELD_OUT = 0.2
+"""The part of the episodes with which potentials are tested."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A run that asks a chat model about windows."""
+
+    folder: Path
+    chat: Chat
+    env: Environment
+    world: World
+    data: Collected
+    rng: np.random.Generator
+    shown: np.ndarray
+    """Numbers of the episodes that the model may see."""
+    held: np.ndarray
+    """Numbers of those that it may not."""
+
+    def captions(self, windows: Windows) -> list[str]:
+        """The windows in words."""
+        book = self.env.captions[TEXT]
+        texts = [[book.render(row) for row in rows] for rows in windows.obs[TEXT]]
+        return [caption(said, actions, self.world.verbs) for said, actions in zip(texts, windows.action.tolist())]
+
+
+def read_data(config: WindowConfig, env: Environment) -> Collected:
+    """The collected episodes. **Raises:** what `collected.read` and `read_npy` raise, and `ValueError` for episodes of
+    another world."""
+    if not config.data:
+        raise ValueError("data is empty: give the --data folder of a run of `llmrl bkrl collect`")
+    path = Path(config.data)
+    if path.suffix == ".npy":
+        return read_npy(path, env, unpickle=config.unpickle)
+    data = collected.read(path)
+    space: Any = env.observation_space(env.default_params)
+    for name in space.spaces:
+        if name not in data.obs:
+            raise ValueError(f"the episodes of {path} lack {name!r}, which {env.id} has: choose the --env of the data")
+        here, there = list(space.spaces[name].shape), list(data.obs[name].shape[1:])
+        if here != there:
+            raise ValueError(
+                f"{name!r} has the shape {there} in {path} and {here} in {env.id}: choose the --env of the data"
+            )
+    most = int(data.action.max(initial=0))
+    if most >= len(env.action_names):
+        raise ValueError(
+            f"{path} has action {most}, and {env.id} {len(env.action_names)} actions: choose the --env of the data"
+        )
+    return data
+
+
+@contextlib.contextmanager
+def asking(config: Any, command: str, adviser: Callable[[World], ChatModel]) -> Iterator[Asked]:
+    """A run's folder with its chat model and data; a run of that name is continued with `config.run.resume`, from the
+    cache of replies.
+
+    **Arguments:** `config`, with `windows`, `chat` and `run`; `command`, prefix of an unnamed run's folder; `adviser`,
+    makes the model of `scripted`.
+    """
+    config.chat.check()
+    env = make_world(config.windows.env)
+    world = world_of(env)
+    data = read_data(config.windows, env)
+    shown, held = data.split(HELD_OUT)
+    with opened(config.run, command) as folder:
+        if config.run.resume:
+            refuse_changes(folder, configs.load_config(type(config), folder / "config.json"), config)
+        configs.save_config(config, folder / "config.json")
+        chat = make_chat(config.chat, adviser(world), folder)
+        try:
+            rng = np.random.default_rng((config.run.seed, config.windows.seed))
+            yield Asked(folder, chat, env, world, data, rng, shown, held)
+        finally:
+            chat.close()

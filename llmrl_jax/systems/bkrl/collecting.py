@@ -1,0 +1,141 @@
+"""Collection of episodes: the implementation of `llmrl bkrl collect`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs_jax.env import Environment
+from llmrl_jax.agents.play import begin, policy_actor, watch
+from llmrl_jax.core.activity import doing
+from llmrl_jax.parallel import make_mesh
+from llmrl_jax.rl.ppo import make_ppo
+from llmrl_jax.rl.rnd import RND
+from llmrl_jax.run.folder import opened, write_summary
+from llmrl_jax.run.loop import RunResult, train as run_training
+from llmrl_jax.systems.bkrl import collected
+from llmrl_jax.systems.bkrl.agent import make_features, make_policy, make_world, playable, seen_parts
+from llmrl_jax.systems.bkrl.collected import Collected
+from llmrl_jax.systems.bkrl.config import CollectRun
+from llmrl_jax.systems.bkrl.published import write_npy
+from llmrl_jax.systems.bkrl.worlds import world_of
+
+
+FOLDER = "collected"
+CHUNK = 32
+"""Steps between transfers to the host."""
+
+
+def make_player(env: Environment, policy: Any, episodes: int) -> Callable[[Any, Any, Any, jax.Array], Collected]:
+    """Build `play(params, frozen, env_params, key)`: whole episodes with drawn actions, all played at once.
+
+    **Arguments:** `env`, which reports its episodes, with all that is to be written in its observations; `policy`,
+    which reads a part of them.
+    """
+
+    def keys(key: jax.Array) -> jax.Array:
+        return jax.vmap(lambda i: jax.random.split(jax.random.fold_in(key, i)))(jnp.arange(episodes))
+
+    @jax.jit
+    def start(params: Any, frozen: Any, env_params: Any, key: jax.Array) -> Any:
+        each = keys(key)
+        return begin(env, env_params, policy_actor(policy, params, frozen, jnp.bool_(False)), each[:, 0], each[:, 1])
+
+    @jax.jit
+    def go_on(params: Any, frozen: Any, env_params: Any, rows: Any) -> Any:
+        def see(rows: Any, step: Any) -> dict[str, Any]:
+            return {
+                "obs": rows.obs,
+                "action": step.action,
+                "reward": step.reward,
+                "terminated": step.terminated,
+                "truncated": step.truncated & ~step.terminated,
+            }
+
+        return watch(env, env_params, policy_actor(policy, params, frozen, jnp.bool_(False)), rows, see, steps=CHUNK)
+
+    def play(params: Any, frozen: Any, env_params: Any, key: jax.Array) -> Collected:
+        rows, parts = start(params, frozen, env_params, key), []
+        with doing("playing", episodes, "episodes") as activity:
+            while not bool(jnp.all(rows.over)):
+                rows, seen = go_on(params, frozen, env_params, rows)
+                parts.append(jax.device_get(seen))
+                activity.done = int(np.sum(rows.over))
+        last = jax.device_get(rows.obs)
+        whole = jax.tree.map(lambda *xs: np.concatenate(xs), *parts)
+        lengths = whole["live"].sum(axis=0)
+
+        def steps(x: np.ndarray) -> np.ndarray:
+            return np.concatenate([x[:n, i] for i, n in enumerate(lengths)])
+
+        obs = jax.tree.map(
+            lambda x, end: np.concatenate([np.append(x[:n, i], end[i : i + 1], 0) for i, n in enumerate(lengths)]),
+            whole["obs"],
+            last,
+        )
+        names = ("action", "reward", "terminated", "truncated")
+        action, *others = (steps(whole[name]) for name in names)
+        return Collected(obs, action.astype(np.int32), *others, digest="")
+
+    return play
+
+
+def collect(config: CollectRun) -> RunResult:
+    """Train an agent that seeks novelty, and write its episodes to `collected/` in the run's folder.
+
+    **Returns:** how the training ended. **Raises:** what `world_of` and `llmrl_jax.run.loop.train` raise.
+    """
+    agent, env = config.agent, make_world(config.agent.env)
+    names = seen_parts(env, world_of(env).family)
+    seen = playable(env, names)
+    mesh = make_mesh(agent.mesh) if agent.mesh else None
+    policy = make_policy(env, names, agent.network)
+    space: Any = seen.observation_space(seen.default_params)
+    features = make_features(space, names, flat=not agent.rnd.channels)
+    bonus = RND(agent.rnd, features)
+    learner = make_ppo(agent.ppo, seen, seen.default_params, policy, mesh, bonus=bonus)
+    space = env.observation_space(env.default_params)
+    whole = playable(env, tuple(space.spaces))
+    play = make_player(whole, policy, config.episodes)
+    with opened(config.run, "bkrl-collect") as folder:
+
+        def write(state: Any, key: jax.Array) -> dict[str, float]:
+            data = play(state.params, state.frozen, whole.default_params, key)
+            return _write(folder, int(state.update), data, env, config.npy)
+
+        (folder / FOLDER).mkdir(exist_ok=True)
+        result = run_training(
+            learner,
+            config.run,
+            num_updates=-(-config.steps // learner.steps_per_update),
+            evaluate=write,
+            full_config=config,
+            folder=folder,
+            shown={"success": "success", "rnd_reward": "novelty"},
+        )
+        values: dict[str, Any] = {"steps": result.steps, **result.facts()}
+        if not result.stopped:
+            data = collected.read(folder)
+            values |= {"episodes": len(data), "collected_steps": len(data.action), "data": data.digest}
+            print(f"{len(data)} episodes of {len(data.action)} steps are in {folder / FOLDER}")
+        write_summary(folder, values)
+    return result
+
+
+def _write(folder: Path, update: int, data: Collected, env: Environment, npy: bool) -> dict[str, float]:
+    """One set of episodes, and what it came to."""
+    file = folder / FOLDER / f"update-{update:06d}.parquet"
+    collected.write(file, data)
+    if npy:
+        write_npy(file.with_suffix(".npy"), data, env)
+    returns = np.add.reduceat(data.reward, data.starts)
+    return {
+        "collected_episodes": float(len(data)),
+        "collected_return": float(returns.mean()),
+        "collected_length": float(data.lengths.mean()),
+    }

@@ -1,0 +1,215 @@
+"""BK-RL's settings: the contents of config.json and the flags of the commands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar, Literal
+
+import tyro
+
+from llmrl_jax.core.checks import COUNT, FROM_0, STEPS, check_choices, fields_in, refuse_unread
+from llmrl_jax.core.config import FREE
+from llmrl_jax.lm.encoder_names import AUTO
+from llmrl_jax.rl.networks import NetworkConfig
+from llmrl_jax.rl.ppo_config import PPOConfig
+from llmrl_jax.rl.rnd import RNDConfig
+from llmrl_jax.rl.shaping import ShapingConfig
+from llmrl_jax.run.chat_model import ChatConfig
+from llmrl_jax.run.config import BaseRunConfig, RunConfig
+from llmrl_jax.systems.bkrl.preference_model import PreferenceModelConfig
+
+
+Alg = Literal["none", "rnd", "random", "bk-code", "bk-pref", "bk-goal"]
+
+
+@dataclass(frozen=True)
+class AgentConfig:
+    """World, network and learner."""
+
+    env: str = "BabyAI-Text-GoToLocal-RedBall-S20"
+    """Environment id, of BabyAI-Text or Crafter-Text."""
+    network: NetworkConfig = field(default_factory=lambda: NetworkConfig(hidden=(128, 64)))
+    ppo: PPOConfig = field(default_factory=PPOConfig)
+    rnd: RNDConfig = field(default_factory=lambda: RNDConfig(outputs=64, hidden=64))
+    """With novelty as a bonus."""
+    mesh: str = field(default="", metadata=FREE)
+    """Devices by axis, as in `data=4`: environments are split over `data` and `fsdp`. Empty: one device."""
+
+    def __post_init__(self):
+        refuse_unread(self.network, ["dueling", "memory"], "BK-RL's actor-critic", prefix="network.")
+
+
+@dataclass(frozen=True)
+class CollectRun:
+    """Play with novelty as a bonus, and write whole episodes at intervals. `presets.collect(name)` gives values for
+    `agent`."""
+
+    KIND: ClassVar[str] = "bkrl collect"
+
+    agent: Annotated[AgentConfig, tyro.conf.arg(name="")] = field(default_factory=AgentConfig)
+    steps: int = field(default=500_000, metadata=FREE)
+    """Environment steps over all environments, rounded up to whole updates."""
+    episodes: int = 50
+    """Episodes that are written at the start, every `run.eval_every` updates, and at the end; actions are drawn."""
+    npy: bool = False
+    """Whether to write the published layout as well: pickled lists, for the original programs."""
+    run: RunConfig = field(default_factory=lambda: RunConfig(log_every=10, checkpoint_every=200, eval_every=50))
+
+    def __post_init__(self):
+        fields_in(self, STEPS, "steps")
+        fields_in(self, COUNT, "episodes")
+        if not self.run.eval_every:
+            raise ValueError("run.eval_every is 0, so that episodes are never written: give updates between two times")
+
+
+@dataclass(frozen=True)
+class TrainRun:
+    """PPO with a shaping potential, or a control. `presets.train(name)` gives values for `agent`."""
+
+    KIND: ClassVar[str] = "bkrl train"
+
+    agent: Annotated[AgentConfig, tyro.conf.arg(name="")] = field(default_factory=AgentConfig)
+    alg: Alg = "none"
+    """The source of the potential: `bk-code`, a program; `bk-pref`, preferences; `bk-goal`, goals; `random`, a random
+    network; `rnd`, no potential, but novelty as a bonus; `none`, the world's reward alone."""
+    potential: str = ""
+    """With `bk-code`, `bk-pref`, `bk-goal`: the folder of the run of `llmrl bkrl code`, `prefer` or `goals`."""
+    data: str = ""
+    """With `random`: the folder of a run of `llmrl bkrl collect`, by which the potential is scaled."""
+    shaping: ShapingConfig = field(default_factory=lambda: ShapingConfig(extrinsic_coef=10.0))
+    """With a potential."""
+    steps: int = field(default=500_000, metadata=FREE)
+    """Environment steps over all environments, rounded up to whole updates."""
+    eval_episodes: int = field(default=100, metadata=FREE)
+    """Held-out episodes per evaluation: at the end, and every `run.eval_every` updates."""
+    run: RunConfig = field(default_factory=lambda: RunConfig(log_every=10, checkpoint_every=200))
+
+    def __post_init__(self):
+        fields_in(self, STEPS, "steps")
+        fields_in(self, COUNT, "eval_episodes")
+        check_choices(self)
+        made = self.alg.startswith("bk-")
+        if made != bool(self.potential):
+            fault = "there is no potential" if made else f"potential is {self.potential!r}, which nothing reads"
+            remedy = "give the --potential folder of `llmrl bkrl code`, `prefer` or `goals`" if made else "leave it out"
+            raise ValueError(f"alg is {self.alg} and {fault}: {remedy}")
+        if (self.alg == "random") != bool(self.data):
+            fault = "there are no data" if not self.data else f"data is {self.data!r}, which nothing reads"
+            remedy = "give the --data folder of `llmrl bkrl collect`" if not self.data else "leave it out"
+            raise ValueError(f"alg is {self.alg} and {fault}: {remedy}")
+        if self.alg in ("none", "rnd"):
+            refuse_unread(self, ("shaping",), f"--alg {self.alg}")
+        if self.alg != "rnd":
+            refuse_unread(self.agent, ("rnd",), f"--alg {self.alg}")
+
+
+@dataclass(frozen=True)
+class WindowConfig:
+    """Which windows of the collected episodes a chat model is shown."""
+
+    data: str = ""
+    """Folder of a run of `llmrl bkrl collect`, or one of its files; or an npy file of the published layout."""
+    env: str = "BabyAI-Text-GoToLocal-Pretraining-S20"
+    """The environment of the data, for its words."""
+    unpickle: bool = False
+    """Whether an npy file may be read, which can run any code in it."""
+    window: int = 5
+    """Actions of a window."""
+    seed: int = 0
+    """Of the draw of windows."""
+
+    def __post_init__(self):
+        fields_in(self, COUNT, "window")
+        fields_in(self, FROM_0, "seed")
+
+
+@dataclass(frozen=True)
+class CodeRun:
+    """A chat model writes potentials as programs, and improves them."""
+
+    KIND: ClassVar[str] = "bkrl code"
+
+    windows: Annotated[WindowConfig, tyro.conf.arg(name="")] = field(default_factory=WindowConfig)
+    chat: ChatConfig = field(default_factory=lambda: ChatConfig(temperature=0.5, max_tokens=3000))
+    rounds: int = 5
+    """Rounds of improvement."""
+    candidates: int = 4
+    """Programs that are requested per round."""
+    shown: int = 5
+    """Windows that the model is shown with their values, per round."""
+    repairs: int = 3
+    """Times that a refused program is requested again with the reason."""
+    tests: int = 2048
+    """Windows of held-out episodes on which programs are compared."""
+    gamma: float = 0.99
+    """Discount of the rewards with which potentials are compared."""
+    run: BaseRunConfig = field(default_factory=BaseRunConfig)
+
+    def __post_init__(self):
+        fields_in(self, COUNT, "rounds", "candidates", "shown")
+        fields_in(self, FROM_0, "repairs")
+        fields_in(self, "[32, 4096]", "tests")
+        fields_in(self, "[0, 1]", "gamma")
+
+
+@dataclass(frozen=True)
+class PreferRun:
+    """A chat model compares windows, and a preference transformer learns a potential from its answers."""
+
+    KIND: ClassVar[str] = "bkrl prefer"
+
+    windows: Annotated[WindowConfig, tyro.conf.arg(name="")] = field(default_factory=WindowConfig)
+    chat: ChatConfig = field(default_factory=lambda: ChatConfig(temperature=0.5, max_tokens=400))
+    pairs: int = 5000
+    """Pairs of windows; each is asked about twice, in both orders."""
+    test_share: float = 0.1
+    """The part of the pairs that the model is tested with."""
+    gamma: float = 0.99
+    """Discount of the rewards with which answers are compared."""
+    model: PreferenceModelConfig = field(default_factory=PreferenceModelConfig)
+    run: BaseRunConfig = field(default_factory=BaseRunConfig)
+
+    def __post_init__(self):
+        fields_in(self, COUNT, "pairs")
+        fields_in(self, "(0, 0.5]", "test_share")
+        fields_in(self, "[0, 1]", "gamma")
+
+
+@dataclass(frozen=True)
+class GoalsRun:
+    """A chat model proposes goals for situations, and nearness to them is the potential."""
+
+    KIND: ClassVar[str] = "bkrl goals"
+
+    windows: Annotated[WindowConfig, tyro.conf.arg(name="")] = field(default_factory=lambda: WindowConfig(window=4))
+    chat: ChatConfig = field(default_factory=lambda: ChatConfig(temperature=0.5, max_tokens=300))
+    situations: int = 500
+    """Windows that the model is asked about."""
+    at_once: int = 8
+    """Windows per batch of requests; those of a batch do not see each other's goals."""
+    shown: int = 20
+    """Earlier goals that a prompt shows, the most frequent first."""
+    encoder: str = AUTO
+    """Sentence encoder: `auto`, MiniLM if it is installed (`make minilm`), else the hashed encoder, which knows equal
+    words only; `hashed`; a name, folder or hub id as in `llmrl lm`."""
+    threshold: float = 0.0
+    """Cosine that must be exceeded; below it the potential is 0. Published: 0.85, for an encoder whose cosines are all
+    high."""
+    texts: Literal["phrases", "whole"] = "phrases"
+    """How texts are embedded: `phrases`, the sum of the embeddings of their phrases, which tables on the device give
+    exactly; `whole`, as one text, to whose potential a network is fitted."""
+    distilled: int = 20_000
+    """With texts `whole`: windows that the network is fitted to."""
+    model: PreferenceModelConfig = field(default_factory=PreferenceModelConfig)
+    """With texts `whole`: the network."""
+    run: BaseRunConfig = field(default_factory=BaseRunConfig)
+
+    def __post_init__(self):
+        fields_in(self, COUNT, "situations", "at_once", "distilled")
+        fields_in(self, FROM_0, "shown")
+        fields_in(self, "[-1, 1]", "threshold")
+        check_choices(self)
+        if self.windows.window < 2:
+            raise ValueError("window is 1; situations of goals need at least 2 actions: what led there, and the last")
+        if self.texts == "phrases":
+            refuse_unread(self, ("distilled", "model"), "--texts phrases")

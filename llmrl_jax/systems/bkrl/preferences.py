@@ -1,0 +1,232 @@
+"""BK-Pref: a chat model says which of two windows is better, and a preference transformer learns from that.
+
+Every pair is asked about in both orders. An answer that follows the order and not the windows is a tie; how often the
+first window wins is reported as the position bias. Replies come through the cache, so that an interrupted run goes on
+where it was (`--run.resume`).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+from safetensors.numpy import load_file, save_file
+
+from llmrl_jax.chat import BudgetExceeded, ChatRequest, Message
+from llmrl_jax.core.activity import doing
+from llmrl_jax.core.config import to_json
+from llmrl_jax.core.files import new_draft, write_whole
+from llmrl_jax.run.folder import write_summary
+from llmrl_jax.systems.bkrl import manifest as manifests, prompts
+from llmrl_jax.systems.bkrl.agent import make_features, seen_parts
+from llmrl_jax.systems.bkrl.asking import Asked, asking
+from llmrl_jax.systems.bkrl.collected import Windows
+from llmrl_jax.systems.bkrl.config import PreferRun
+from llmrl_jax.systems.bkrl.manifest import Manifest, digest
+from llmrl_jax.systems.bkrl.potentials import fixed_scale
+from llmrl_jax.systems.bkrl.preference_model import Pairs, PreferenceModelConfig, PreferencePotential, fit
+from llmrl_jax.systems.bkrl.scripted import ScriptedJudge
+
+
+ANSWERS = "preferences.jsonl"
+WEIGHTS = "preference_model.safetensors"
+AT_ONCE = 32
+"""Pairs per batch of requests."""
+SCALED_BY = 2048
+"""Windows by which the potential is scaled."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the model said about one pair."""
+
+    forward: float | None
+    """Of the pair in order: 1, the second is better; 0, the first; 0.5, a tie; None, unreadable."""
+    backward: float | None
+    """Of the pair in the other order."""
+
+    @property
+    def second_wins(self) -> float | None:
+        """The answer that does not depend on the order: 0.5 where both contradict each other; None: no answer."""
+        said = [x for x in (self.forward, None if self.backward is None else 1 - self.backward) if x is not None]
+        if not said:
+            return None
+        return said[0] if len(set(said)) == 1 else 0.5
+
+
+def statistics(answers: list[Answer], to_come: np.ndarray) -> dict[str, float]:
+    """What is reported of answers.
+
+    **Arguments:** `to_come`, `[P, 2]`, the rewards that follow the windows.
+    **Returns:** `unreadable`, replies; `first_wins`, how often the window that is shown first wins, of answers that are
+    no tie (0.5: no position bias); `consistent`, pairs whose answers agree in both orders, of those with two; `ties`;
+    `agreement` with the order of returns, of pairs whose returns differ and that are no tie, and their number
+    `compared`.
+    """
+    every = [x for a in answers for x in (a.forward, a.backward)]
+    clear = [x for x in every if x is not None and x != 0.5]
+    both = [a for a in answers if a.forward is not None and a.backward is not None]
+    said = [a.second_wins for a in answers]
+    known = np.array([x is not None and x != 0.5 for x in said], bool)
+    differ = to_come[:, 0] != to_come[:, 1]
+    compared = known & differ
+    wins = np.array([x if x is not None else 0.5 for x in said])
+    right = (wins > 0.5) == (to_come[:, 1] > to_come[:, 0])
+
+    def share(count: float, of: float) -> float:
+        return count / of if of else float("nan")
+
+    return {
+        "pairs": float(len(answers)),
+        "unreadable": float(sum(x is None for x in every)),
+        "first_wins": share(sum(x == 0 for x in clear), len(clear)),
+        "consistent": share(sum(a.forward == 1 - a.backward for a in both), len(both)),  # type: ignore[operator]
+        "ties": float(sum(x == 0.5 for x in said)),
+        "agreement": share(float(right[compared].sum()), float(compared.sum())),
+        "compared": float(compared.sum()),
+    }
+
+
+def ask(asked: Asked, config: PreferRun, windows: Windows) -> tuple[list[Answer], str]:
+    """Ask about pairs: window `2 i` and window `2 i + 1`, in both orders.
+
+    **Returns:** the answers, fewer than pairs if the budget is spent; and why it stopped, empty: it did not.
+    """
+    said, system = asked.captions(windows), prompts.preference_system(asked.world)
+    count, answers = len(windows) // 2, []
+    with doing(f"asking {asked.chat.model.name}", count, "pairs") as activity:
+        for start in range(0, count, AT_ONCE):
+            these = range(start, min(start + AT_ONCE, count))
+            orders = [(2 * i + a, 2 * i + 1 - a) for i in these for a in (0, 1)]
+            requests = [
+                ChatRequest(
+                    (
+                        Message("system", system),
+                        Message("user", prompts.preference_pair(said[first], said[second])),
+                    ),
+                    **config.chat.sampling,
+                )
+                for first, second in orders
+            ]
+            try:
+                replies = asked.chat.model.complete(requests)
+            except BudgetExceeded as error:
+                return answers, str(error)
+            found = [prompts.read_preference(reply.text) for reply in replies]
+            answers += [Answer(found[i], found[i + 1]) for i in range(0, len(found), 2)]
+            _record(asked, windows, answers)
+            activity.done = len(answers)
+    return answers, ""
+
+
+def _record(asked: Asked, windows: Windows, answers: list[Answer]) -> None:
+    """One line per pair: its windows, by episode and step, and the answers in both orders."""
+    lines = []
+    for i, answer in enumerate(answers):
+        where = [[int(windows.episode[j]), int(windows.time[j])] for j in (2 * i, 2 * i + 1)]
+        returns = [float(windows.to_come[j]) for j in (2 * i, 2 * i + 1)]
+        row = {"windows": where, "returns": returns, "forward": answer.forward, "backward": answer.backward}
+        lines.append(json.dumps(row) + "\n")
+    write_whole(asked.folder / ANSWERS, "".join(lines))
+
+
+def of_answers(windows: Windows, answers: list[Answer], reads: tuple[str, ...]) -> Pairs:
+    """The pairs that have an answer. **Arguments:** `reads`, the parts of observations that are kept."""
+    kept = [i for i, answer in enumerate(answers) if answer.second_wins is not None]
+    index = np.array([[2 * i, 2 * i + 1] for i in kept], int).reshape(-1, 2)
+    obs = {name: windows.obs[name][index] for name in reads}
+    wins = np.array([answers[i].second_wins for i in kept], np.float32)
+    return Pairs(obs, windows.action[index], wins)
+
+
+def make_model(asked_env: Any, family: str, config: PreferenceModelConfig, params: Any, window: int) -> Any:
+    """The preference transformer of a world."""
+    reads = seen_parts(asked_env, family)
+    space: Any = asked_env.observation_space(asked_env.default_params)
+    features = make_features(space, reads, flat=True)
+    return PreferencePotential(config, params, features, reads, len(asked_env.action_names), window)
+
+
+def prefer(config: PreferRun) -> dict[str, Any]:
+    """Ask about pairs, fit the model, and write the potential to the run's folder.
+
+    **Returns:** the summary. **Raises:** `ValueError` if no pair got an answer; what `asking` and the chat model raise.
+    """
+    with asking(config, "bkrl-prefer", ScriptedJudge) as asked:
+        windows = asked.data.sample(asked.rng, 2 * config.pairs, config.windows.window, gamma=config.gamma)
+        answers, stopped = ask(asked, config, windows)
+        spent = asked.chat.spent
+        summary: dict[str, Any] = {
+            **statistics(answers, windows.to_come.reshape(-1, 2)[: len(answers)]),
+            "calls": spent.calls,
+            "tokens": spent.tokens,
+            "usd": spent.usd,
+            **({"stopped": stopped} if stopped else {}),
+        }
+        reads = seen_parts(asked.env, asked.world.family)
+        pairs = of_answers(windows, answers, reads)
+        if len(pairs) < 2:
+            write_summary(asked.folder, summary)
+            raise ValueError(
+                f"{asked.chat.model.name} answered {len(pairs)} of {config.pairs} pairs in a readable way, too few to "
+                f"learn from{': ' + stopped if stopped else ''}; the replies are in {asked.folder / 'chat.jsonl'}"
+            )
+        model = make_model(asked.env, asked.world.family, config.model, (), config.windows.window)
+        order = np.random.default_rng(config.run.seed).permutation(len(pairs))
+        tests = max(1, round(config.test_share * len(pairs)))
+        key = jax.random.key(config.run.seed)
+        params, found = fit(model, pairs.take(order[tests:]), config.model, key, pairs.take(order[:tests]))
+        summary |= found
+        model.params = jax.device_get(params)
+        summary |= _save(config, asked, model, summary)
+        write_summary(asked.folder, summary)
+        print(
+            f"{int(summary['pairs'])} pairs by {asked.chat.model.name}: the first window wins in "
+            f"{100 * summary['first_wins']:.0f}%, both orders agree in {100 * summary['consistent']:.0f}%, "
+            f"{100 * summary['agreement']:.0f}% of {int(summary['compared'])} agree with the order of returns; "
+            f"the model agrees with {100 * summary['test_accuracy']:.0f}% of those kept back; {spent.calls} requests"
+        )
+        print(f"Everything is in {asked.folder}")
+    return summary
+
+
+def _save(config: PreferRun, asked: Asked, model: PreferencePotential, summary: dict[str, Any]) -> dict[str, Any]:
+    save_weights(asked.folder / WEIGHTS, model.params)
+    windows = asked.data.sample(np.random.default_rng(0), SCALED_BY, config.windows.window)
+    scale, about = fixed_scale(model, windows)
+    found = {f"potential_{name}": x for name, x in about.items()}
+    manifests.save(
+        asked.folder,
+        Manifest(
+            kind="bk-pref",
+            family=asked.world.family,
+            observation=manifests.observed(asked.env, model.reads),
+            actions=tuple(asked.env.action_names),
+            window=config.windows.window,
+            scale=scale,
+            model=asked.chat.model.name,
+            prompt=digest(prompts.preference_system(asked.world), prompts.PREFERENCE_PAIR),
+            data=asked.data.digest,
+            files={WEIGHTS: ""},
+            options=to_json(config.model),
+            report=summary | found,
+        ),
+    )
+    return found
+
+
+def save_weights(path: Path, params: Any) -> None:
+    """Write the parameters of a preference transformer, atomically."""
+    flat = {"/".join(name): np.asarray(x) for name, x in flatten_dict(params).items()}
+    with new_draft(path) as draft:
+        save_file(flat, draft)
+
+
+def load_weights(path: Path) -> Any:
+    """The parameters that `save_weights` wrote."""
+    return unflatten_dict({tuple(name.split("/")): x for name, x in load_file(path).items()})

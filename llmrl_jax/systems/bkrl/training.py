@@ -1,0 +1,130 @@
+"""PPO with a shaping potential: the implementation of `llmrl bkrl train`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from envs_jax.env import Environment
+from llmrl_jax.agents.evaluate import make_evaluator
+from llmrl_jax.core import config as configs
+from llmrl_jax.parallel import make_mesh
+from llmrl_jax.rl.learner import Learner
+from llmrl_jax.rl.ppo import make_ppo
+from llmrl_jax.rl.rnd import RND
+from llmrl_jax.rl.shaping import Shaping
+from llmrl_jax.run.folder import opened, write_summary
+from llmrl_jax.run.loop import RunResult, train as run_training
+from llmrl_jax.run.report.statistics import mean_interval, wilson
+from llmrl_jax.systems.bkrl import collected
+from llmrl_jax.systems.bkrl.agent import make_features, make_policy, make_world, playable, seen_parts
+from llmrl_jax.systems.bkrl.artifacts import load_potential
+from llmrl_jax.systems.bkrl.config import TrainRun
+from llmrl_jax.systems.bkrl.potentials import RandomPotential, Scaled, fixed_scale
+from llmrl_jax.systems.bkrl.worlds import world_of
+
+
+HELD_OUT = 0xBD0A
+"""Folded into the seed for held-out episodes."""
+SCALED_BY = 4096
+"""Windows by which a random potential is scaled."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """The objects that a run's settings describe."""
+
+    env: Environment
+    policy: Any
+    learner: Learner
+
+
+def make(config: TrainRun) -> Made:
+    """The world, the agent and the learner.
+
+    **Raises:** `ValueError` for options that do not fit together; `ArtifactError` for a potential of another world."""
+    agent, env = config.agent, make_world(config.agent.env)
+    seen = seen_parts(env, world_of(env).family)
+    potential = make_potential(config, env)
+    read = getattr(potential, "reads", ())
+    world = playable(env, tuple(dict.fromkeys((*seen, *read))))
+    policy = make_policy(env, seen, agent.network)
+    bonus: Any = None if potential is None else Shaping(potential, config.shaping)
+    if config.alg == "rnd":
+        space: Any = world.observation_space(world.default_params)
+        bonus = RND(agent.rnd, make_features(space, seen, flat=not agent.rnd.channels))
+    mesh = make_mesh(agent.mesh) if agent.mesh else None
+    return Made(world, policy, make_ppo(agent.ppo, world, world.default_params, policy, mesh, bonus=bonus))
+
+
+def make_potential(config: TrainRun, env: Environment) -> Any:
+    """The potential of a run, scaled; None without one."""
+    if config.alg == "random":
+        found = RandomPotential(env, config.run.seed)
+        data = collected.read(config.data)
+        missing = [name for name in found.reads if name not in data.obs]
+        if missing:
+            raise ValueError(f"the episodes of {config.data} lack {missing[0]!r}: choose --data collected in {env.id}")
+        windows = data.sample(np.random.default_rng(0), SCALED_BY, found.window)
+        return Scaled(found, fixed_scale(found, windows)[0])
+    if config.alg.startswith("bk-"):
+        return load_potential(Path(config.potential), env, config.alg)
+    return None
+
+
+def evaluation(made: Made, episodes: int) -> Callable[[Any, jax.Array], dict[str, float]]:
+    """`(state, key) -> summary` of held-out episodes, greedy as published and with drawn actions; 95% intervals."""
+    play = make_evaluator(made.env, made.env.default_params, made.policy, episodes=episodes)
+
+    def evaluate(state: Any, key: jax.Array) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for name, greedy in (("sampled", False), ("greedy", True)):
+            outcome = play(state.params, state.frozen, key, greedy=greedy)
+            for what in ("episode_return", "episode_length"):
+                middle = mean_interval(np.asarray(getattr(outcome, what)).tolist())
+                found |= {f"{name}/{what}": middle.mean, f"{name}/{what}_low": middle.low}
+                found |= {f"{name}/{what}_high": middle.high}
+            wins = int(np.sum(outcome.success))
+            low, high = wilson(wins, episodes)
+            found |= {f"{name}/success": wins / episodes, f"{name}/success_low": low, f"{name}/success_high": high}
+        return found
+
+    return evaluate
+
+
+def train(config: TrainRun) -> RunResult:
+    """Train, evaluate, and write the run to its folder, with `eval-UPDATE.json`.
+
+    **Returns:** how it ended. **Raises:** what `make` and `llmrl_jax.run.loop.train` raise.
+    """
+    made = make(config)
+    evaluate = evaluation(made, config.eval_episodes)
+    with opened(config.run, f"bkrl-{config.alg}") as folder:
+        result = run_training(
+            made.learner,
+            config.run,
+            num_updates=-(-config.steps // made.learner.steps_per_update),
+            evaluate=evaluate if config.run.eval_every else None,
+            full_config=config,
+            folder=folder,
+            shown={"success": "success", "episode_length": "length", "entropy": "entropy"},
+        )
+        values: dict[str, Any] = {"steps": result.steps, **result.facts()}
+        if not result.stopped:
+            found = evaluate(result.state, jax.random.fold_in(jax.random.key(config.run.seed), HELD_OUT))
+            about = {"update": result.update, "env": config.agent.env, "alg": config.alg, "seed": config.run.seed}
+            configs.save_config({**about, "agent": found}, folder / f"eval-{result.update}.json")
+            values |= found
+            print(
+                f"{config.eval_episodes} held-out episodes: success {found['greedy/success']:.3f} "
+                f"[{found['greedy/success_low']:.3f}, {found['greedy/success_high']:.3f}] greedy, "
+                f"{found['sampled/success']:.3f} with drawn actions"
+            )
+        write_summary(folder, values)
+    print(f"{result.steps} steps at {result.steps_per_second:.0f} steps/s; everything is in {result.folder}")
+    return result
