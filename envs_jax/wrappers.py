@@ -73,7 +73,8 @@ class KeepParts(Wrapper):
         return self._kept(obs), state, *rest
 
     def observation_space(self, params):
-        return spaces.Dict(self._kept(self.env.observation_space(params).spaces))
+        whole: Any = self.env.observation_space(params)
+        return spaces.Dict(self._kept(whole.spaces))
 
     @property
     def captions(self):

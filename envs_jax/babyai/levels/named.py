@@ -62,7 +62,8 @@ def named_target(
         layout, grid = agent_first(dice, rooms, kind, color)
         layout = layout.replace(accepted=layout.accepted & all_reachable(rooms, grid, layout.position))
         if not after:
-            clause, order, parts = [VERBS[verb], 0, 0, 0], SINGLE, descriptors((0, [(kind[0], color[0], ANY)]))
+            clause, order = jnp.array([VERBS[verb], 0, 0, 0]), jnp.int32(SINGLE)
+            parts = descriptors((0, [(kind[0], color[0], ANY)]))
         else:
             # the target comes first in time under both wordings
             early = dice.below(2) == 0

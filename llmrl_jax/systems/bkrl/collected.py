@@ -18,6 +18,10 @@ from llmrl_jax.data.parquet import read_parquet, write_parquet
 from llmrl_jax.data.transitions import DataError, Transitions, episode_lengths
 
 
+FLAT = ("action", "reward", "terminated", "truncated")
+"""What `Collected` holds of every step."""
+
+
 @dataclass(frozen=True)
 class Windows:
     """`B` windows of `n` actions; `n + 1` observations each."""
@@ -174,8 +178,8 @@ def joined(parts: Sequence[Collected], digest: str, names: Sequence[str] = ()) -
             raise DataError(f"{which} has observations {shapes(part.obs)}, and the first part {first}: read one world")
     join: Any = lambda *xs: np.concatenate(xs)  # noqa: E731
     obs = jax.tree.map(join, *(part.obs for part in parts))
-    names_of = ("action", "reward", "terminated", "truncated")
-    return Collected(obs, *(join(*(getattr(part, name) for part in parts)) for name in names_of), digest)
+    flat = {name: join(*(getattr(part, name) for part in parts)) for name in FLAT}
+    return Collected(obs=obs, **flat, digest=digest)
 
 
 def shapes(obs: Mapping[str, Any]) -> dict[str, list[Any]]:

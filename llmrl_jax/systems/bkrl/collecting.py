@@ -20,7 +20,7 @@ from llmrl_jax.run.folder import opened, write_summary
 from llmrl_jax.run.loop import RunResult, train as run_training
 from llmrl_jax.systems.bkrl import collected
 from llmrl_jax.systems.bkrl.agent import make_features, make_policy, make_world, playable, seen_parts
-from llmrl_jax.systems.bkrl.collected import Collected
+from llmrl_jax.systems.bkrl.collected import FLAT, Collected
 from llmrl_jax.systems.bkrl.config import CollectRun
 from llmrl_jax.systems.bkrl.published import write_npy
 from llmrl_jax.systems.bkrl.worlds import world_of
@@ -78,9 +78,8 @@ def make_player(env: Environment, policy: Any, episodes: int) -> Callable[[Any, 
             whole["obs"],
             last,
         )
-        names = ("action", "reward", "terminated", "truncated")
-        action, *others = (steps(whole[name]) for name in names)
-        return Collected(obs, action.astype(np.int32), *others, digest="")
+        flat = {name: steps(whole[name]) for name in FLAT}
+        return Collected(obs=obs, **flat | {"action": flat["action"].astype(np.int32)}, digest="")
 
     return play
 

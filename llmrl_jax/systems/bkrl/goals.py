@@ -164,7 +164,8 @@ def _save(
     }
     with new_draft(asked.folder / TABLES) as draft:
         save_file({name: np.ascontiguousarray(x) for name, x in tables.items()}, draft)
-    files, options, found = {GOALS: "", TABLES: ""}, {"threshold": threshold, "head": None}, {}
+    files, found = {GOALS: "", TABLES: ""}, dict[str, float]()
+    options: dict[str, Any] = {"threshold": threshold, "head": None}
     potential: Any = GoalPotential(library, phrases, verbs, window, threshold)
     windows = asked.data.sample(np.random.default_rng(0), SCALED_BY, window)
     if config.texts == "whole":

@@ -98,7 +98,8 @@ def ask(asked: Asked, config: PreferRun, windows: Windows) -> tuple[list[Answer]
     **Returns:** the answers, fewer than pairs if the budget is spent; and why it stopped, empty: it did not.
     """
     said, system = asked.captions(windows), prompts.preference_system(asked.world)
-    count, answers = len(windows) // 2, []
+    count = len(windows) // 2
+    answers: list[Answer] = []
     with doing(f"asking {asked.chat.model.name}", count, "pairs") as activity:
         for start in range(0, count, AT_ONCE):
             these = range(start, min(start + AT_ONCE, count))

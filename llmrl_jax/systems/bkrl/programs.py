@@ -138,9 +138,9 @@ class Writing:
     def _first(self, number: int) -> tuple[Message, ...]:
         """The conversation with which a round begins."""
         start = (Message("system", self.system), Message("user", prompts.CODE_WRITE))
-        if self.best is None or self.best.program is None:
-            return start
         asked, best = self.asked, self.best
+        if best is None or best.program is None:
+            return start
         rng = np.random.default_rng((self.config.run.seed, self.config.windows.seed, number))
         windows = asked.data.sample(rng, self.config.shown, self.config.windows.window, asked.shown)
         values = self._values(best.program, windows)

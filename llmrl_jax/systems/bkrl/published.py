@@ -13,7 +13,7 @@ import numpy as np
 from envs_jax.env import Environment
 from llmrl_jax.core.files import digest_of, new_draft
 from llmrl_jax.data.transitions import DataError
-from llmrl_jax.systems.bkrl.collected import Collected
+from llmrl_jax.systems.bkrl.collected import FLAT, Collected
 from llmrl_jax.systems.bkrl.worlds import TEXT, world_of
 
 
@@ -90,9 +90,9 @@ def read_npy(path: Path, env: Environment, *, unpickle: bool) -> Collected:
     if not episodes:
         raise DataError(f"{path} has no episodes")
     parts = [_episode(f"{path}: episode {i}", episode, env) for i, episode in enumerate(episodes)]
-    names = ("action", "reward", "terminated", "truncated")
     obs = {name: np.concatenate([part["obs"][name] for part in parts]) for name in parts[0]["obs"]}
-    return Collected(obs, *(np.concatenate([part[name] for part in parts]) for name in names), digest_of(path))
+    flat = {name: np.concatenate([part[name] for part in parts]) for name in FLAT}
+    return Collected(obs=obs, **flat, digest=digest_of(path))
 
 
 def _episode(where: str, episode: Any, env: Environment) -> dict[str, Any]:

@@ -89,9 +89,8 @@ def evaluation(made: Made, episodes: int) -> Callable[[Any, jax.Array], dict[str
                 middle = mean_interval(np.asarray(getattr(outcome, what)).tolist())
                 found |= {f"{name}/{what}": middle.mean, f"{name}/{what}_low": middle.low}
                 found |= {f"{name}/{what}_high": middle.high}
-            wins = int(np.sum(outcome.success))
-            low, high = wilson(wins, episodes)
-            found |= {f"{name}/success": wins / episodes, f"{name}/success_low": low, f"{name}/success_high": high}
+            rate = wilson(int(np.sum(outcome.success)), episodes)
+            found |= {f"{name}/success": rate.mean, f"{name}/success_low": rate.low, f"{name}/success_high": rate.high}
         return found
 
     return evaluate
