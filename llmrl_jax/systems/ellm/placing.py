@@ -2,7 +2,8 @@
 
 Goals about a state (ellm reference, 4.4): with an empty hand, "pick up the X" for every object X in view that lies on a
 place where, as the suggester says, it should not be; with X in hand, "put the X in/on the Y" for every place Y seen in
-this episode where it should be. Nothing is a goal about an object that was stored in this episode.
+this episode where it should be. To pick an object up is a goal once in an episode, and nothing is a goal about an
+object that was stored in it.
 
 The caption of a transition says what was picked up or put down, so a caption and the goals of its state are either all
 about picks, or all about places of the same object: the similarities of all possible pairs are two tables, `[N, N]` and
@@ -63,7 +64,8 @@ class PlacingState:
     goals: Bool[Array, " O+R"]
     """Goals about the current observation: to pick up the object of a slot; to put what is held in or on a place."""
     picked: Bool[Array, " O"]
-    """Objects whose pick was paid in this episode."""
+    """Objects that were picked up in this episode: to pick one up again is no goal, so that nothing is to be had from
+    putting away what lay right."""
     stored: Bool[Array, " O"]
     """Objects whose placement was paid in this episode."""
     earned: Float[Array, ""]
@@ -193,7 +195,7 @@ class Placing(Wrapper):
         earned, goal = goal_reward(similar, state.goals & of_kind, params.threshold)
         paid = goal >= 0
         slots = np.arange(self.slots)
-        picked = state.picked | ((slots == goal) & paid)
+        picked = state.picked | ((slots == slot) & info["picked"])
         stored = state.stored | ((slots == slot) & paid & info["placed"])
         again = params.pick[kind, place] & ~jnp.any((slots == slot) & state.stored)
         own = params.env

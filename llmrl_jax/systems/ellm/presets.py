@@ -77,16 +77,19 @@ samples per step played. The memory holds every frame of the run, 38 GB."""
 HOUSEKEEP = EllmConfig(
     env="Housekeep-Task1-v0",
     observe="symbols+text",
-    goal_conditioned=False,
     network=BranchConfig(width=128, head_hidden=(128,)),
-    dqn=replace(EMBEDDED.dqn, gradient_steps=4, replay_size=100_000, epsilon_end=0.1, epsilon_steps=400_000),
+    dqn=replace(EMBEDDED.dqn, gradient_steps=4, replay_size=100_000, epsilon_end=0.1, epsilon_steps=150_000),
 )
-"""A task of Housekeep by low-level actions, on two cores. As published, the agent does not observe the goals."""
+"""A task of Housekeep by low-level actions, on two cores. Unlike the published agent it observes the goals, and where
+in view they are: without them, one seed of 300,000 steps put 2% of the misplaced objects right."""
 
 HOUSEKEEP_MACRO = replace(
-    HOUSEKEEP, env="Housekeep-Macro-Task1-v0", dqn=replace(HOUSEKEEP.dqn, epsilon_steps=100_000)
+    HOUSEKEEP,
+    env="Housekeep-Macro-Task1-v0",
+    goal_conditioned=False,
+    dqn=replace(HOUSEKEEP.dqn, epsilon_steps=100_000),
 )
-"""The same by whole trips as single actions."""
+"""The same by whole trips as single actions. As published, the agent does not observe the goals."""
 
 PRESETS: dict[str, EllmConfig] = {
     "embedded": EMBEDDED,
