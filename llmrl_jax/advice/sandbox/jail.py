@@ -25,9 +25,9 @@ FILES = 16
 THREADS = 64
 """Threads that may start after the limits are set; the compiler starts some for each module."""
 
-_MACHINES = {"x86_64": (0, 0xC000003E, 317), "aarch64": (1, 0xC00000B7, 277)}
-"""Machine -> column of `_DENIED`, AUDIT_ARCH_*, and the number of seccomp()."""
-_DENIED = {
+MACHINES = {"x86_64": (0, 0xC000003E, 317), "aarch64": (1, 0xC00000B7, 277)}
+"""Machine -> column of `DENIED`, AUDIT_ARCH_*, and the number of seccomp()."""
+DENIED = {
     "socket": (41, 198), "connect": (42, 203), "accept": (43, 202), "accept4": (288, 242), "sendto": (44, 206),
     "recvfrom": (45, 207), "sendmsg": (46, 211), "recvmsg": (47, 212), "bind": (49, 200), "listen": (50, 201),
     "socketpair": (53, 199), "fork": (57, None), "vfork": (58, None), "execve": (59, 221), "execveat": (322, 281),
@@ -104,9 +104,9 @@ def _threads() -> int:
 
 def filter_calls() -> bool:
     """Refuse system calls that write, connect, start or signal; False if the kernel has no such filter."""
-    if platform.machine() not in _MACHINES or sys.platform != "linux":
+    if platform.machine() not in MACHINES or sys.platform != "linux":
         return False
-    column, architecture, number = _MACHINES[platform.machine()]
+    column, architecture, number = MACHINES[platform.machine()]
     program = b"".join(_instructions(column, architecture))
     libc = ctypes.CDLL(None, use_errno=True)
     held = ctypes.create_string_buffer(program, len(program))
@@ -128,7 +128,7 @@ def _instructions(column: int, architecture: int) -> list[bytes]:
     steps = [step(load, 0, 0, 4), step(equal, 1, 0, architecture), step(give, 0, 0, denied), step(load, 0, 0, 0)]
     if column == 0:  # the x32 calls have numbers of their own
         steps += [step(at_least, 0, 1, 0x40000000), step(give, 0, 0, denied)]
-    for table, verdict in ((_DENIED, denied), (_ABSENT, absent)):
+    for table, verdict in ((DENIED, denied), (_ABSENT, absent)):
         for number in (numbers[column] for numbers in table.values()):
             if number is not None:
                 steps += [step(equal, 0, 1, number), step(give, 0, 0, verdict)]

@@ -16,7 +16,7 @@ class Limits:
 
     seconds: float = 30.0
     """Wall-clock seconds from the call of `admit` to its end, the start of Python and JAX included."""
-    memory: int = 2 << 30
+    memory: int = 1 << 30
     """Bytes of address space that the child process may add to what Python and JAX have reserved before."""
     source: int = 16_384
     """Characters of the source."""

@@ -101,7 +101,7 @@ def _described(arrays: Sequence[np.ndarray], payload: list[bytes]) -> list[dict[
 
 
 def _read(child: subprocess.Popen[bytes], most: int, deadline: float) -> tuple[bytes, bytes, bool]:
-    """Standard output and error until both are closed, and whether the deadline passed before."""
+    """Standard output and error until both are closed or one is too long, and whether the deadline passed before."""
     found: dict[IO[bytes], bytearray] = {}
     with selectors.DefaultSelector() as selector:
         for stream in (child.stdout, child.stderr):
@@ -115,10 +115,11 @@ def _read(child: subprocess.Popen[bytes], most: int, deadline: float) -> tuple[b
                 break
             for key, _ in selector.select(left):
                 chunk = os.read(key.fd, 1 << 16)
-                if not chunk or len(found[key.fileobj]) > most:  # type: ignore[index]
+                found[key.fileobj] += chunk  # type: ignore[index]
+                if not chunk:
                     selector.unregister(key.fileobj)
-                else:
-                    found[key.fileobj] += chunk  # type: ignore[index]
+            if max(map(len, found.values())) > most:  # more than any honest child says
+                break
         for stream in found:
             stream.close()
     if not late:

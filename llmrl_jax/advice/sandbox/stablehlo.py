@@ -42,13 +42,14 @@ def lower(traced: Traced) -> bytes:
     **Raises:** `SandboxError` if an operation of it cannot be exported for batches of any size.
     """
     try:
-        return _exported(jax.vmap(jaxpr_as_fun(traced.jaxpr)), traced.spec).mlir_module_serialized
+        return exported(jax.vmap(jaxpr_as_fun(traced.jaxpr)), traced.spec).mlir_module_serialized
     except Exception as error:  # noqa: BLE001 - whatever a lowering rule raises
         first = str(error).strip().split("\n")[0][:200]
         raise SandboxError(f"it cannot be exported for batches of any size: {type(error).__name__}: {first}") from None
 
 
-def _exported(function: Any, spec: Spec) -> export.Exported:
+def exported(function: Any, spec: Spec) -> export.Exported:
+    """A function of batched flat inputs, exported for batches of any size and for `PLATFORMS`."""
     inputs = spec.inputs(tuple(export.symbolic_shape("b")))
     return export.export(jax.jit(function, keep_unused=True), platforms=PLATFORMS)(*inputs)
 
@@ -75,7 +76,7 @@ def verified(module: bytes, version: int, spec: Spec, components: int, limits: L
     def empty(*inputs: jax.Array) -> tuple[jax.Array, ...]:
         return (jnp.zeros(inputs[0].shape[:1], jnp.float32),) * (1 + components)
 
-    stub = _exported(empty, spec)
+    stub = exported(empty, spec)
     made = dataclasses.replace(stub, mlir_module_serialized=module, calling_convention_version=version)
     with mlir.make_ir_context():
         wanted = _main(stub.mlir_module(serialized=False))
@@ -121,7 +122,7 @@ def _check_operations(module: Any, limits: Limits) -> None:
             if "." in label and label not in _ANNOTATIONS:
                 raise SandboxError(f"the exported program has the annotation {label[:60]!r}, which is not allowed")
         for result in operation.results:
-            _check_type(str(result.type), limits)
+            check_type(str(result.type), limits)
         if count > 40 * limits.equations:
             raise SandboxError(f"the exported program has more than {40 * limits.equations:,} operations")
         return mlir.ir.WalkResult.ADVANCE
@@ -140,7 +141,7 @@ def _check_operations(module: Any, limits: Limits) -> None:
         raise errors[0]
 
 
-def _check_type(text: str, limits: Limits) -> None:
+def check_type(text: str, limits: Limits) -> None:
     match = _TENSOR.fullmatch(text)
     if match is None or not _TYPES.fullmatch(match[2]):
         raise SandboxError(f"the exported program has a value of the type {text[:60]}, which is not allowed")

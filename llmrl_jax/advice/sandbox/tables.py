@@ -101,10 +101,10 @@ power real_dynamic_slice reduce reduce_precision reduce_window remainder reshape
 round_nearest_afz round_nearest_even rsqrt scatter select shift_left shift_right_arithmetic
 shift_right_logical sign sine slice sort sqrt subtract tan tanh transpose xor
 """
-OPERATIONS = frozenset((
+OPERATIONS = frozenset(
     "builtin.module func.func func.call func.return chlo.erf chlo.erfc chlo.erf_inv chlo.square chlo.top_k".split()
     + [f"stablehlo.{name}" for name in _STABLEHLO.split()]
-))  # fmt: skip
+)  # fmt: skip
 """StableHLO's operations of an exported program."""
 COMPOSITES = frozenset(("chlo.acos", "chlo.asin", "chlo.cosh", "chlo.sinh", "chlo.top_k"))
 """Names of its composite operations, whose definitions are in the module."""

@@ -202,12 +202,11 @@ def test_tables():
     assert not {"item", "tolist", "view", "tobytes"} & METHODS
 
 
-TOKENS = (
-    "10**9 obs past_obs jnp lax jax ** [0]*10**6 lambda: __class__ range(10**9) while if for in ( ) [ ] { } : , . = == "
-    "jnp.zeros jnp.ones((9999,9999)) 'a' \" f'' None True -1 1e30 @ := * ** // % << 63 return def pass sum max "
-    "past_actions obs['image'] .at .set(1) .shape .T compute_potential _ __ \\ # ; \n \t not and or is else yield import global"
-).split(" ")  # fmt: skip
-
+TOKENS = r"""
+10**9 obs past_obs jnp lax jax ** [0]*10**6 lambda: __class__ range(10**9) while if for in ( ) [ ] { } : , . = ==
+jnp.zeros jnp.ones((9999,9999)) 'a' " f'' None True -1 1e30 @ := * ** // % << 63 return def pass sum max past_actions
+obs['image'] .at .set(1) .shape .T compute_potential _ __ \ # ; not and or is else yield import global
+""".split()
 MILD = "0 1 2 7 63 2000000000 -1 0.5 + - * / // % ** & | ^ < == past_actions obs past_obs sum max min jnp.sum".split()
 
 
