@@ -6,7 +6,7 @@ and the failed check.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -113,7 +113,7 @@ def check_contract(
 
 
 def _check_captions(env: Environment, params: Any, name: str) -> None:
-    """Check the declared captions and keys of a world against its spaces."""
+    """Check the declared captions, stacks and keys of a world against its spaces."""
     space = env.observation_space(params)
     parts = space.spaces if isinstance(space, spaces.Dict) else {}
     for caption, book in env.captions.items():
@@ -121,6 +121,9 @@ def _check_captions(env: Environment, params: Any, name: str) -> None:
         assert isinstance(part, spaces.Box), f"{name}: the caption {caption!r} is no part of the observation"
         low, high = np.min(part.low), np.max(part.high)
         assert low == -1 and high == len(book) - 1, f"{name}: {caption!r} is in [{low}, {high}], of {len(book)} ids"
+    for part, stack in env.stacked.items():
+        shape = tuple(parts[part].shape) if part in parts else ()
+        assert shape[-1:] == (stack.frames,), f"{name}: {part!r} has the shape {shape}, not a stack of {stack.frames}"
     for caption in env.episode_captions:
         assert caption in env.captions, f"{name}: {caption!r} is among episode_captions, but not among captions"
     actions = env.action_space(params)
@@ -178,6 +181,23 @@ def _check_x64(env: Environment, params: Any, resets: Callable[..., Any], num_en
     with jax.enable_x64(True):
         wide = resets(keys, params)
     same(narrow, wide, f"{env.id or type(env).__name__}: with and without x64, resets", atol=1e-6)
+
+
+def check_stacks(env: Environment, first: Any, played: Mapping[str, Any]) -> None:
+    """Check that declared stacks (`Environment.stacked`) are what a replay memory takes them for: each step drops the
+    oldest frame, and an episode begins with its first frame behind copies of it, or zeros.
+
+    **Arguments:** `first`, observations at the start of episodes, leaves `[N, ...]`; `played`, the values of `play`
+    from there on."""
+    done = np.asarray(played["terminated"] | played["truncated"])
+    for part, stack in env.stacked.items():
+        start, obs, final = (np.asarray(x[part]) for x in (first, played["obs"], played["final"]))
+        before = np.concatenate([start[None], obs[:-1]])
+        assert np.array_equal(final[..., :-1], before[..., 1:]), f"{env.id}: {part!r} is no stack of the newest frames"
+        begins = np.concatenate([start, obs[done]])
+        wanted = begins[..., -1:] if stack.fill == "first" else np.zeros_like(begins[..., -1:])
+        what = f"{env.id}: {part!r} at the start of an episode is not filled with {stack.fill}"
+        assert np.array_equal(begins[..., :-1], np.broadcast_to(wanted, begins[..., :-1].shape)), what
 
 
 def _check_resets(name: str, policies: Sequence[str], played: list[dict[str, Any]], atol: float) -> None:
@@ -275,6 +295,7 @@ def check(
         for row in range(num_envs):
             obs = _rows(batch_obs, (*at, row))
             assert space.contains(obs), f"{name}: the observation {[*at, row]} is not in {space}:\n{obs}"
+    check_stacks(env, first, jax.device_get(played))
     _check_alone(env, params, name, batches[0], (reset_keys[num_envs - 1], key), first, played, eager)
     none, *others = (jax.device_get(everything[i]) for i in (1, 0, *range(2, len(order))))
     _check_resets(name, ("none", "pool", *order[2:]), [none, *others], devices_atol)

@@ -29,6 +29,7 @@ LARGE = [
     "BabyAI-Text/BossLevel-v0",
     "Housekeep-v0",
     "Housekeep-Macro-v0",
+    "CrafterText-v1?image=gray&frames=4&pixels=36",
 ]
 
 

@@ -12,8 +12,9 @@ import pytest
 from flax import struct
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from envs_jax import spaces
+from envs_jax import spaces, testing
 from envs_jax.env import Environment, Stack
+from envs_jax.resets import VectorEnv
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.parallel.memory import available, nbytes
 from llmrl_jax.rl.dqn import make_dqn
@@ -229,6 +230,24 @@ def programs(declared, mesh=None):
     state = learner.init(jax.random.key(0))
     shardings = None if mesh is None else (jax.tree.map(lambda x: x.sharding, state), None)
     return state, jax.jit(learner.update, out_shardings=shardings)
+
+
+def test_the_kit_checks_declared_stacks():
+    world, rows = Film(True), VectorEnv(Film(True), 4, pool_size=2)
+    testing.check_contract(world, ())
+    first, state = jax.jit(rows.reset)(jax.random.key(0), ())
+    play = jax.jit(lambda state, key: testing.play(rows, (), state, key, 20))
+    played = jax.tree.map(np.array, play(state, jax.random.key(1)) | {"state": ()})
+    testing.check_stacks(world, first, played)
+    blank = type("Blank", (Film,), {"stacked": {"image": Stack(3, "zeros")}})(True)
+    with pytest.raises(AssertionError, match="at the start of an episode is not filled with zeros"):
+        testing.check_stacks(blank, first, played)
+    played["final"]["image"][7, 2, 1, 0] ^= 1
+    with pytest.raises(AssertionError, match="'image' is no stack of the newest frames"):
+        testing.check_stacks(world, first, played)
+    short = type("Short", (Film,), {"stacked": {"image": Stack(2, "first")}})(True)
+    with pytest.raises(AssertionError, match=r"'image' has the shape \(4, 3\), not a stack of 2"):
+        testing.check_contract(short, ())
 
 
 def learned(updates, declared, mesh=None):
