@@ -77,7 +77,8 @@ def admit_many(
     spec, drawn, given = _inputs(observation, window, actions, parts, windows)
     checked = [_gate(source, limits) for source in sources]
     waiting = [i for i, error in enumerate(checked) if error is None]
-    count = min(workers or len(os.sched_getaffinity(0)), max(len(waiting), 1))
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = min(workers or processors, max(len(waiting), 1))
 
     def first_contact(i: int) -> Reply | SandboxError:
         # With one candidate, the time of the gate is part of its own.

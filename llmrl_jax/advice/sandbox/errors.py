@@ -12,7 +12,7 @@ class SandboxError(ValueError):
 
     def __init__(self, reason: str, line: int | None = None, source: str = ""):
         self.reason, self.line = reason, line
-        lines = source.splitlines()
+        lines = source.split("\n")
         code = lines[line - 1].strip() if line and line <= len(lines) else ""
         quoted = f" ({code if len(code) <= 80 else code[:77] + '...'})" if code else ""
         super().__init__(f"line {line}{quoted}: {reason}" if line else reason)

@@ -54,7 +54,10 @@ def isolate() -> list[str]:
 
     **Returns:** the protections that the kernel granted.
     """
-    granted, libc = [], ctypes.CDLL(None, use_errno=True)
+    granted: list[str] = []
+    if sys.platform != "linux":
+        return granted
+    libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET | _CLONE_NEWIPC | _CLONE_NEWUTS) == 0:
         granted.append("network namespace")
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) == 0:

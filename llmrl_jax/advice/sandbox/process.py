@@ -72,15 +72,18 @@ def contact(
     with tempfile.TemporaryDirectory(prefix="llmrl-sandbox-") as folder, tempfile.TemporaryFile() as asked:
         asked.write(struct.pack("<Q", len(body)) + body + b"".join(payload))
         asked.seek(0)
-        child = subprocess.Popen(
-            [sys.executable, "-I", str(_SCRIPT)],
-            stdin=asked,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            cwd=folder,
-            env=_ENVIRONMENT,
-            start_new_session=True,
-        )
+        try:
+            child = subprocess.Popen(
+                [sys.executable, "-I", str(_SCRIPT)],
+                stdin=asked,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                cwd=folder,
+                env=_ENVIRONMENT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise RuntimeError(f"the process that checks programs could not start: {error}") from None
         try:
             said, errors, late = _read(child, _TEXT + limits.module, deadline)
         finally:

@@ -162,6 +162,13 @@ def test_replies_are_not_believed(code, error, why, monkeypatch, tmp_path):
     assert time.monotonic() - started < 20
 
 
+def test_no_child_is_no_refusal(monkeypatch):
+    """A machine's fault must not be sent to a model as the program's."""
+    monkeypatch.setattr(sys, "executable", "/nothing/python")
+    with pytest.raises(RuntimeError, match="could not start: .*/nothing/python"):
+        admit(SOURCE, OBSERVATION)
+
+
 def test_a_childs_module_is_checked_again(monkeypatch, tmp_path):
     """A child that says two components, of a module that has none."""
     module = lower(trace.trace(value("obs['direction'] * 1.0"), SPEC))
