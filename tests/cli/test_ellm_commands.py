@@ -4,6 +4,7 @@ cells."""
 from __future__ import annotations
 
 import json
+import shlex
 
 import numpy as np
 import pytest
@@ -109,6 +110,26 @@ def test_finetuning_trains_a_part(run, tune):
     config = json.loads((out / name / "config.json").read_text())
     assert config["ellm"]["dqn"]["epsilon_start"] == 0.5 and config["task"] == "wood" and config["tune"] == tune
     assert (out / name / "summary.json").exists()
+
+
+def test_learning_from_recorded_play(run, capsys):
+    """The agent's play is recorded, given other goals, and learned from; the run serves as a pretrained one."""
+    out = run.parent
+    args = f"--from {run} --episodes 4 --run.name recorded --run.out {out}"
+    assert main(["ellm", "collect", *args.split()]) == 0
+    assert json.loads((out / "recorded" / "buffer.json").read_text())["steps"] == 48
+    buffer, end = ["--buffer", str(out / "recorded")], ["--run.out", str(out), "--run.progress", "off"]
+    args = "--suggester fixed --fixed place\\ table --steps 4 --eval-episodes 4 --run.name learned"
+    assert main(["ellm", "offline", *buffer, *shlex.split(args), *end]) == 0
+    said = capsys.readouterr().out
+    assert "4 episodes, 48 steps; their goals now pay" in said and "4 gradient steps" in said
+    config, _, state, update = load_run(out / "learned")
+    assert update == 4 and config.ellm.dqn.replay_size == 48 == int(state.replay.size)
+    assert config.ellm.suggester == "fixed" and config.ellm.env == "Yard-v0"
+    assert main(["ellm", "offline", *buffer, "--env", "Yard-v0?task=wood", *end]) == 2
+    assert "env is Yard-v0, but in this run it is Yard-v0?task=wood" in capsys.readouterr().err
+    assert main(["ellm", "offline", "--buffer", str(run), *end]) == 2
+    assert "llmrl ellm collect" in capsys.readouterr().err
 
 
 def test_exploring_with_a_guide(run):

@@ -12,11 +12,22 @@ from llmrl_jax.run.flags import Get, command
 from llmrl_jax.run.settings import blank, draft
 from llmrl_jax.systems.ellm import presets
 from llmrl_jax.systems.ellm.config import EllmConfig
-from llmrl_jax.systems.ellm.settings import AccuracyRun, AnswersRun, ExploreRun, FinetuneRun, PretrainRun
+from llmrl_jax.systems.ellm.settings import (
+    AGENTS,
+    AccuracyRun,
+    AnswersRun,
+    CollectRun,
+    ExploreRun,
+    FinetuneRun,
+    OfflineRun,
+    PretrainRun,
+)
 
 
-PRESET_HELP = """Starting point: `embedded` (minutes on two cores), `published` (the published hyper-parameters); the
-baselines `novelty`, `uniform`, `extrinsic`, `rnd`, `noveld`, `apt`."""
+PRESET_HELP = """Starting point: `embedded` (minutes on two cores: symbols and captions), `pixels` (two cores: small
+pictures and captions), `published` (the published pictures and hyper-parameters; a memory of 38 GB),
+`housekeep` and `housekeep-macro` (tasks of Housekeep); the baselines `novelty`, `uniform`, `extrinsic`, `rnd`,
+`noveld`, `apt`."""
 
 
 def start(get: Get) -> PretrainRun:
@@ -25,7 +36,7 @@ def start(get: Get) -> PretrainRun:
 
 
 FREQUENT = (
-    *("preset", "env", "suggester", "threshold", "encoder", "learner", "bonus", "steps", "dqn.num-envs"),
+    *("preset", "env", "observe", "suggester", "threshold", "encoder", "learner", "bonus", "steps", "dqn.num-envs"),
     *("dqn.learning-rate", "chat.model", "chat.base-url", "chat.max-usd", "mesh", "config"),
     *("run.name", "run.seed", "run.resume", "run.eval-every", "run.checkpoint-every"),
 )
@@ -51,13 +62,18 @@ AFTER = (
 
 def _pretrained(get: Get) -> EllmConfig:
     """The settings of the run named by `--from`; those of the embedded preset if none is."""
-    from llmrl_jax.core.config import load_config
+    from llmrl_jax.core.config import load_config, read_json
 
     folder = get("from")
     file = Path(folder) / "config.json" if folder else None
     if file is None or not file.exists():
         return presets.preset("embedded")
-    return load_config(PretrainRun, file).ellm
+    kind = read_json(file).get("kind", "")
+    ellm = load_config(AGENTS.get(kind, PretrainRun), file).ellm
+    if kind == OfflineRun.KIND:  # whose memory had the size of its buffer
+        most = max(ellm.dqn.replay_size, presets.EMBEDDED.dqn.replay_size)
+        return replace(ellm, dqn=replace(ellm.dqn, replay_size=most))
+    return ellm
 
 
 def _with_ellm(kind: type, ellm: EllmConfig) -> Any:
@@ -67,10 +83,11 @@ def _with_ellm(kind: type, ellm: EllmConfig) -> Any:
 
 
 def start_finetune(get: Get) -> FinetuneRun:
-    """The pretrained agent's settings with the published changes: half of the actions random at first, and a step size
-    that is about a third."""
+    """The pretrained agent's settings with the published changes: half of the actions random until the first reward and
+    fewer from then on, and a step size that is about a third."""
     ellm = _pretrained(get)
-    dqn = replace(ellm.dqn, epsilon_start=0.5, learning_rate=ellm.dqn.learning_rate * 0.32)
+    changes = {"epsilon_start": 0.5, "epsilon_after_reward": True, "learning_rate": ellm.dqn.learning_rate * 0.32}
+    dqn = replace(ellm.dqn, **changes)
     return _with_ellm(FinetuneRun, replace(ellm, dqn=dqn))
 
 
@@ -80,7 +97,7 @@ def start_explore(get: Get) -> ExploreRun:
     return _with_ellm(ExploreRun, replace(ellm, dqn=replace(ellm.dqn, epsilon_after_reward=True)))
 
 
-@command(FinetuneRun, start=start_finetune, frequent=(*AFTER[:3], "tune", "reinit", *AFTER[3:]))
+@command(FinetuneRun, start=start_finetune, frequent=(*AFTER[:3], "tune", "reinit", "value", *AFTER[3:]))
 def finetune(config: FinetuneRun) -> int:
     """Train a pretrained agent on one task: all of its weights, its heads, or the last layer of each.
 
@@ -88,6 +105,47 @@ def finetune(config: FinetuneRun) -> int:
     from llmrl_jax.systems.ellm import training
 
     training.finetune(config)
+    return 0
+
+
+@command(CollectRun, frequent=("from", "checkpoint", "env", "episodes", "epsilon", "run.name", "run.seed"))
+def collect(config: CollectRun) -> int:
+    """Record episodes of a pretrained agent, or of random play, for `llmrl ellm offline`."""
+    from llmrl_jax.systems.ellm import offline as workflow
+
+    workflow.collect(config)
+    return 0
+
+
+def start_offline(get: Get) -> OfflineRun:
+    """The settings of the run that recorded the steps; the oracle's goals instead of those of a chat model."""
+    folder = get("buffer")
+    file = Path(folder) / "config.json" if folder else None
+    if file is None or not file.exists():
+        return _with_ellm(OfflineRun, presets.preset("embedded"))
+    from llmrl_jax.core.config import load_config
+
+    ellm = load_config(CollectRun, file).ellm
+    if ellm.suggester == "chat":
+        ellm = replace(ellm, suggester="oracle", goals=EllmConfig().goals)
+    return _with_ellm(OfflineRun, ellm)
+
+
+GOALS = ("suggester", "fixed", "threshold", "gate", "once", "extrinsic")
+
+
+@command(
+    OfflineRun,
+    start=start_offline,
+    frequent=("buffer", *GOALS, "steps", "dqn.learning-rate", "config", "run.name", "run.seed", "run.resume"),
+)
+def offline(config: OfflineRun) -> int:
+    """Train an agent on recorded steps, whose goals and rewards are computed for the settings given here.
+
+    Settings are those of the run that recorded the steps; `--run.resume runs/NAME` continues a run with its own."""
+    from llmrl_jax.systems.ellm import training
+
+    training.learn_offline(config)
     return 0
 
 
@@ -156,6 +214,8 @@ COMMANDS = {
     "pretrain": pretrain,
     "finetune": finetune,
     "explore": explore,
+    "collect": collect,
+    "offline": offline,
     "eval": evaluate,
     "accuracy": accuracy,
     "answers": answers,

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from llmrl_jax.agents.random import RandomPolicy
-from llmrl_jax.agents.recording import record_episode
 from llmrl_jax.core import config as configs
+from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import COUNT, check_seed, in_interval
 from llmrl_jax.core.files import check_writable
 from llmrl_jax.run.report import as_json, statistics as stats
-from llmrl_jax.run.report.episode import write_episode
 from llmrl_jax.run.report.figures import text_table
-from llmrl_jax.systems.ellm import evaluation
-from llmrl_jax.systems.ellm.build import Ellm, goal_id, make_env, make_world
+from llmrl_jax.systems.ellm import evaluation, film
+from llmrl_jax.systems.ellm.build import Ellm, make_env, make_world, texts_of
 from llmrl_jax.systems.ellm.config import EllmConfig
 from llmrl_jax.systems.ellm.runs import HELD_OUT, load_run
 
@@ -64,24 +62,24 @@ def evaluate(
         results["goals"] = sweep(made, state, wanted, key, episodes)
     written = folder / f"eval-{update}.json"
     configs.save_config(results, written)
-    film = _film(made, state, key, folder) if gif else None
+    video = _film(made, state, key, folder) if gif else None
     if json:
-        files = {"file": written} | ({"gif": film} if film else {})
+        files = {"file": written} | ({"gif": video} if video else {})
         print(as_json.text({"run": folder, "episodes": episodes, **results, **files}))
         return results
     print(f"{folder}, checkpoint of update {update}, {made.config.env}, {episodes} episodes each")
     print(evaluation.report(summaries, made.facts))
     if wanted:
         print("\n" + sweep_table(results["goals"]))
-    print(f"The results are in {written}" + (f", and the episode in {film}" if film else ""))
+    print(f"The results are in {written}" + (f", and the episode in {video}" if video else ""))
     return results
 
 
 def _goals(made: Ellm, names: Sequence[str]) -> list[str]:
     if list(names) == [ALL]:
-        return [name for name, valid in zip(made.facts.captions, made.facts.valid, strict=True) if valid]
+        return list(made.facts.single_goals)
     for name in names:
-        goal_id(made.facts, name)
+        made.facts.only(made.env_params, name)
     return list(names)
 
 
@@ -90,15 +88,16 @@ def sweep(
 ) -> dict[str, dict[str, dict[str, float]]]:
     """The fraction of episodes in which each goal was reached, given to the agent as its only goal, and that of random
     play, with 95% Wilson intervals. One compiled program plays all goals."""
-    given = dataclasses.replace(
-        made.config, suggester="fixed", fixed=(goals[0],), **{name: getattr(EllmConfig(), name) for name in _UNREAD}
+    default = EllmConfig()
+    given = replace(
+        made.config, suggester="fixed", fixed=(goals[0],), **{name: getattr(default, name) for name in _UNREAD}
     )
     env, facts, _ = make_world(given, make_env(made.config))
     agent = evaluation.make_player(env, facts, made.policy, episodes)
     chance = evaluation.make_player(env, facts, RandomPolicy(facts.actions), episodes)
     out: dict[str, dict[str, dict[str, float]]] = {}
     for goal in goals:
-        params = env.default_params.replace(fixed=jnp.array([goal_id(facts, goal)], jnp.int32))
+        params = facts.only(env.default_params, goal)
         played = {"agent": agent(state.params, state.frozen, params, key), "random": chance((), (), params, key)}
         out[goal] = {}
         for name, found in played.items():
@@ -107,8 +106,12 @@ def sweep(
     return out
 
 
-_UNREAD = ("goals", "judge", "uniform_goals", "bonus", "rnd", "noveld", "apt", "intrinsic", "extrinsic")
-"""Options that a sweep over goals does not read."""
+_UNREAD = (
+    *("goals", "judge", "uniform_goals", "bonus", "rnd", "noveld", "apt", "intrinsic", "extrinsic"),
+    *("threshold", "once", "gate", "compat"),
+)
+"""Options of training that a sweep over goals does not follow: a goal is reached by its own action, with its effect
+(ellm reference, 2.7), however the run paid for it."""
 
 
 def sweep_table(found: dict[str, dict[str, dict[str, float]]]) -> str:
@@ -121,8 +124,11 @@ def sweep_table(found: dict[str, dict[str, dict[str, float]]]) -> str:
 
 
 def _film(made: Ellm, state: Any, key: jax.Array, folder: Path) -> Path:
-    """A GIF of an episode with captions, goals and values. **Returns:** the file, `episode.gif`."""
-    frames, success = record_episode(
-        made.env, state.runner.env_params, made.policy, state.params, state.frozen, jax.random.fold_in(key, 0)
-    )
-    return write_episode(folder / "episode.gif", made.env, frames, success)
+    """A GIF of the first episode, with captions and goals also where the agent sees none. **Returns:** the file,
+    `episode.gif`."""
+    env, params = made.env, state.runner.env_params
+    if not env.captions and texts_of(env.unwrapped):
+        env = make_world(replace(made.config, observe=f"{made.config.observe}+text"), make_env(made.config))[0]  # type: ignore[arg-type]
+    with doing("recording an episode"):
+        played = film.record(env, params, made.policy, state.params, state.frozen, jax.random.fold_in(key, 0))
+    return film.write(env, params, played, folder / "episode.gif")

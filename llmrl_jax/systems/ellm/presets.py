@@ -9,6 +9,7 @@ from llmrl_jax.rl.apt import APTConfig
 from llmrl_jax.rl.branches import BranchConfig
 from llmrl_jax.rl.dqn_config import DQNConfig
 from llmrl_jax.rl.noveld import NovelDConfig
+from llmrl_jax.rl.ppo_config import PPOConfig
 from llmrl_jax.rl.rnd import RNDConfig
 from llmrl_jax.systems.ellm.config import EllmConfig
 
@@ -34,6 +35,7 @@ EMBEDDED = EllmConfig(
         pool_size=64,
         pool_every=50,
     ),
+    ppo=PPOConfig(num_envs=32, pool_size=64, pool_every=4),  # for --learner ppo: worlds take long to generate
 )
 """Minutes on two cores: symbols and captions instead of pictures, a small network, four samples learned per step
 played. Rare rewards are drawn more often (prioritised replay) and reach back farther (five steps) than as published,

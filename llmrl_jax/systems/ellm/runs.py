@@ -14,15 +14,16 @@ from llmrl_jax.core.checks import at_least
 from llmrl_jax.run.checkpoint import Checkpoints
 from llmrl_jax.run.resumption import saved_updates
 from llmrl_jax.systems.ellm.build import Ellm, build
-from llmrl_jax.systems.ellm.settings import PretrainRun
+from llmrl_jax.systems.ellm.settings import AGENTS, OfflineRun, PretrainRun
 
 
 HELD_OUT = 0x4E1D
 """Folded into the seed for held-out episodes."""
 
 
-def load_run(folder: Path, checkpoint: int = -1) -> tuple[PretrainRun, Ellm, Any, int]:
-    """A run of `llmrl ellm pretrain`: its settings, its parts, a checkpoint's state (-1: the newest) and its update.
+def load_run(folder: Path, checkpoint: int = -1) -> tuple[PretrainRun | OfflineRun, Ellm, Any, int]:
+    """A run of `llmrl ellm pretrain` or `offline`: its settings, its parts, a checkpoint's state (-1: the newest) and
+    its update.
 
     **Raises:** `FileNotFoundError` for a missing run or checkpoint; `ValueError` for a run of another command."""
     at_least("checkpoint", checkpoint, -1)
@@ -30,9 +31,10 @@ def load_run(folder: Path, checkpoint: int = -1) -> tuple[PretrainRun, Ellm, Any
     if not file.exists():
         raise FileNotFoundError(f"there is no run in {folder}: it has no config.json")
     kind = json.loads(file.read_text()).get("kind", "")
-    if kind != PretrainRun.KIND:
-        raise ValueError(f"{folder} is a run of llmrl {kind or '(unknown)'}; one of llmrl {PretrainRun.KIND} is needed")
-    config = configs.load_config(PretrainRun, file)
+    if kind not in AGENTS:
+        wanted = " or ".join(f"llmrl {name}" for name in AGENTS)
+        raise ValueError(f"{folder} is a run of llmrl {kind or '(unknown)'}; one of {wanted} is needed")
+    config: Any = configs.load_config(AGENTS[kind], file)
     saved = saved_updates(folder)
     if not saved or checkpoint >= 0 and checkpoint not in saved:
         which = f"of update {checkpoint} " if checkpoint >= 0 else ""

@@ -68,6 +68,10 @@ class FinetuneRun(Downstream):
     """What is trained: all weights; `critic`, the heads of value and advantages; `linear`, the last layer of each."""
     reinit: bool = False
     """Whether the weights that `tune` names start at random; with `all` these are those of the heads."""
+    value: Literal["zero", "keep"] = "zero"
+    """How the value of a state starts: `zero`, so that values of actions begin as advantages, which choose the same
+    actions; `keep`, as pretrained and as published: a sum over many goals, beside which the success of one task is a
+    loss, and the agent avoids it at first."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -139,3 +143,52 @@ class AnswersRun(StatesMet):
         fields_in(self, "[0, 4294967295]", "seed")
         if self.file.suffix != ".jsonl":
             raise ValueError(f"file is {self.file}; a name that ends in .jsonl is needed")
+
+
+@dataclass(frozen=True)
+class CollectRun:
+    """Play that is recorded for `llmrl ellm offline`."""
+
+    KIND: ClassVar[str] = "ellm collect"
+
+    ellm: Annotated[EllmConfig, tyro.conf.arg(name="")] = field(default_factory=lambda: presets.preset("embedded"))
+    """With random play: the world, and goals for the report."""
+    from_run: Annotated[str, tyro.conf.arg(name="from")] = ""
+    """Folder of a run of `llmrl ellm pretrain` or `offline`: its agent plays; empty: random play."""
+    checkpoint: int = -1
+    """Its checkpoint, by update number; -1: the newest."""
+    epsilon: float = 0.2
+    """Fraction of the agent's actions that are random, if it was trained by DQN."""
+    episodes: int = 500
+    """Whole episodes."""
+    run: BaseRunConfig = field(default_factory=BaseRunConfig)
+
+    def __post_init__(self):
+        fields_in(self, COUNT, "episodes")
+        fields_in(self, "[0, 1]", "epsilon")
+        fields_in(self, "[-1, 2147483647]", "checkpoint")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfflineRun:
+    """Learning from recorded steps, without play."""
+
+    KIND: ClassVar[str] = "ellm offline"
+
+    ellm: Annotated[EllmConfig, tyro.conf.arg(name="")] = field(default_factory=lambda: presets.preset("embedded"))
+    """The goals that recorded steps are given, and the agent."""
+    buffer: str
+    """Folder of a run of `llmrl ellm collect`, with the steps."""
+    steps: int = field(default=20_000, metadata=FREE)
+    """Gradient steps, rounded up to whole updates of `dqn.gradient_steps`."""
+    eval_episodes: int = field(default=100, metadata=FREE)
+    """Held-out episodes per evaluation, which are played: at the end, and every `run.eval_every` updates."""
+    run: RunConfig = field(default_factory=lambda: RunConfig(log_every=50, checkpoint_every=1000))
+
+    def __post_init__(self):
+        fields_in(self, STEPS, "steps")
+        fields_in(self, COUNT, "eval_episodes")
+
+
+AGENTS = {kind.KIND: kind for kind in (PretrainRun, OfflineRun)}
+"""Commands whose runs have an agent for any goal: what other commands can use, by the kind in config.json."""

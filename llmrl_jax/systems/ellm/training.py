@@ -1,4 +1,4 @@
-"""Training runs: the implementation of `llmrl ellm pretrain`, `finetune` and `explore`."""
+"""Training runs: the implementation of `llmrl ellm pretrain`, `finetune`, `explore` and `offline`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from llmrl_jax.systems.ellm.goals import COUNTS
 from llmrl_jax.systems.ellm.pretrained import Guide, Pretrained
 from llmrl_jax.systems.ellm.runs import HELD_OUT, load_run
 from llmrl_jax.systems.ellm.scripted import ScriptedSuggester
-from llmrl_jax.systems.ellm.settings import ExploreRun, FinetuneRun, OfflineRun, PretrainRun
+from llmrl_jax.systems.ellm.settings import Downstream, ExploreRun, FinetuneRun, OfflineRun, PretrainRun
 
 
 SHOWN = {"episode_earned": "goal reward", "epsilon": "epsilon"}
@@ -225,4 +225,7 @@ def _evaluated(
     configs.save_config({**about, "agent": found}, folder / f"eval-{result.update}.json")
     print(f"{config.eval_episodes} held-out episodes, with 95% intervals:")
     print(evaluation.report({"agent": found}, made.facts))
+    if isinstance(config, Downstream):
+        low, high = found["episode_return_low"], found["episode_return_high"]
+        print(f"reward of the task {config.task!r}: {found['episode_return']:.2f} [{low:.2f}, {high:.2f}] per episode")
     return found
