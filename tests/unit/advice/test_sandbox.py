@@ -6,6 +6,7 @@ import ast
 import random
 import re
 import time
+from inspect import signature
 
 import jax
 import numpy as np
@@ -284,7 +285,11 @@ def test_no_function_works_on_large_numbers_at_once(name):
     spelled = "jax." + name if name.startswith("nn.") else name
     large = 2_000_000_000
     arguments = [f"{large}", f"f, {large}", f"x, -{large}", f"f, f, {large}", f"x, ({large}, {large})", "x, 1e300"]
-    for given in (*arguments, *(f"f, {keyword}={large}" for keyword in sorted(KEYWORDS))):
+    try:
+        keywords = sorted(KEYWORDS & signature(FUNCTIONS[name]).parameters.keys())
+    except ValueError:  # types, and some of JAX's own
+        keywords = ["axis", "n", "k", "decimals", "size"]
+    for given in (*arguments, *(f"f, {keyword}={large}" for keyword in keywords)):
         text = f"x = obs['image'][..., 0]\nf = x + 0.5\ny = {spelled}({given})\nreturn 0.0, {{}}"
         started = time.process_time()
         try:
