@@ -12,8 +12,9 @@ from jaxtyping import Array, Float
 from envs_jax.env import Environment
 from llmrl_jax.advice.sandbox import Program
 from llmrl_jax.rl.shaping import Window
+from llmrl_jax.systems.bkrl.agent import seen_parts
 from llmrl_jax.systems.bkrl.collected import Windows
-from llmrl_jax.systems.bkrl.worlds import TEXT
+from llmrl_jax.systems.bkrl.worlds import world_of
 
 
 class Scaled:
@@ -58,9 +59,9 @@ class RandomPotential:
     HIDDEN = 64
 
     def __init__(self, env: Environment, seed: int):
-        """**Arguments:** `env`, whose observations it reads, without captions; `seed`, of its weights."""
+        """**Arguments:** `env`, of whose observations it reads what the agent sees; `seed`, of its weights."""
         space: Any = env.observation_space(env.default_params)
-        self.reads = tuple(sorted(name for name in space.spaces if name not in env.captions and name != "key"))
+        self.reads = seen_parts(env, world_of(env).family)
         size = sum(int(np.prod(space.spaces[name].shape, dtype=int)) for name in self.reads)
         rng = np.random.default_rng(seed)
         first = rng.normal(size=(size, self.HIDDEN)) / np.sqrt(size)
@@ -115,8 +116,3 @@ def fixed_scale(potential: Any, windows: Windows) -> tuple[float, dict[str, floa
         raise ValueError(f"the potential is {values[0]:g} on all of {len(values)} collected windows: it says nothing")
     about = {"mean": float(values.mean()), "std": spread, "low": float(values.min()), "high": float(values.max())}
     return 1 / spread, about
-
-
-def without_text(obs: dict[str, Any]) -> dict[str, Any]:
-    """The parts of observations that are no captions."""
-    return {name: x for name, x in obs.items() if name not in (TEXT, "mission")}

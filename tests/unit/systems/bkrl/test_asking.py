@@ -1,0 +1,155 @@
+"""What chat models say: prompts and their parsers, answers about pairs, the conversation about programs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from llmrl_jax.chat import ChatReply, ChatRequest, Choice, Message, Usage
+from llmrl_jax.run.config import BaseRunConfig
+from llmrl_jax.systems.bkrl import collected, prompts
+from llmrl_jax.systems.bkrl.asking import asking, read_data
+from llmrl_jax.systems.bkrl.config import CodeRun, GoalsRun, PreferRun, WindowConfig
+from llmrl_jax.systems.bkrl.preferences import Answer, ask, of_answers, statistics
+from llmrl_jax.systems.bkrl.programs import correlation
+from llmrl_jax.systems.bkrl.samples import PROGRAMS
+from llmrl_jax.systems.bkrl.scripted import ScriptedGoals, ScriptedJudge, merit
+from tests.bkrl_world import ID, played, world
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    collected.write(folder / "a.parquet", played())
+    return WindowConfig(data=str(folder), env=ID)
+
+
+@pytest.mark.parametrize(
+    ("reply", "expected"),
+    [
+        ("[Thoughts]\nA walks. B > A is wrong.\n[Rank]\nA > B", 0.0),
+        ("[rank] B > A.", 1.0),
+        ("[Rank]\nA < B", 1.0),
+        ("[Rank] A = B", 0.5),
+        ("[Rank] A > B or B > A", None),
+        ("[Rank] A > A", None),
+        ("A > B", None),
+        ("", None),
+    ],
+)
+def test_preferences_are_read_after_rank(reply, expected):
+    assert prompts.read_preference(reply) == expected
+
+
+def test_goals_are_lines_of_a_list():
+    assert prompts.read_goals("Goals:\n- go to a ball\n  - eat\n- go to a ball\n* no\n-no\n-  ") == [
+        "go to a ball",
+        "eat",
+    ]
+
+
+def test_answers_that_follow_the_order_are_ties():
+    assert Answer(1.0, 0.0).second_wins == 1.0
+    assert Answer(0.0, 1.0).second_wins == 0.0
+    assert Answer(0.0, 0.0).second_wins == 0.5  # the first is better, whichever it is
+    assert Answer(0.5, 0.5).second_wins == 0.5
+    assert Answer(None, 1.0).second_wins == 0.0
+    assert Answer(None, None).second_wins is None
+
+
+def test_statistics_by_hand():
+    answers = [Answer(1.0, 0.0), Answer(0.0, 0.0), Answer(0.0, None), Answer(None, None), Answer(0.5, 0.5)]
+    returns = np.array([[0, 1], [0, 1], [0, 1], [0, 1], [0, 0]], float)
+    found = statistics(answers, returns)
+    assert found["unreadable"] == 3 and found["ties"] == 2
+    # of 1, 0, 0, 0, 0 the first window wins four times
+    assert found["first_wins"] == 4 / 5
+    assert found["consistent"] == 2 / 3
+    assert (found["agreement"], found["compared"]) == (1 / 2, 2)
+
+
+class Biased:
+    """Always prefers the first window, and cannot be read every fifth time."""
+
+    name = "biased"
+
+    def __init__(self):
+        self.asked = 0
+
+    def complete(self, requests):
+        replies = []
+        for _ in requests:
+            self.asked += 1
+            text = "I do not know" if self.asked % 5 == 0 else "[Rank] A > B"
+            replies.append(ChatReply((Choice(text),), model=self.name, usage=Usage()))
+        return replies
+
+
+def test_a_bias_is_reported_and_teaches_nothing(data, tmp_path):
+    config = PreferRun(windows=data, pairs=20, run=BaseRunConfig(out=str(tmp_path), name="p"))
+    with asking(config, "p", lambda world: Biased()) as asked:
+        windows = asked.data.sample(asked.rng, 40, 3)
+        answers, stopped = ask(asked, config, windows)
+    assert not stopped and len(answers) == 20
+    found = statistics(answers, windows.to_come.reshape(-1, 2))
+    assert found["first_wins"] == 1 and found["consistent"] == 0 and found["unreadable"] == 8
+    pairs = of_answers(windows, answers, ("image",))
+    assert len(pairs) == 20 and pairs.obs["image"].shape == (20, 2, 4, 7, 7, 3)
+    assert set(pairs.second_wins[[a.forward is not None and a.backward is not None for a in answers]]) == {0.5}
+    lines = [json.loads(line) for line in (tmp_path / "p" / "preferences.jsonl").read_text().splitlines()]
+    assert lines[3]["windows"] == [[int(windows.episode[j]), int(windows.time[j])] for j in (6, 7)]
+
+
+def test_the_scripted_judge_reads_captions(data, tmp_path):
+    step = "Agent history:\nStep 1: X. You choose the action: {}.\nCurrent observation: You see a {} forward. "
+    near, far = step.format("forward", "red ball 1 step"), step.format("do nothing", "wall 2 steps")
+    assert merit(near) > merit(far)
+    config = PreferRun(windows=data, pairs=8, run=BaseRunConfig(out=str(tmp_path), name="s"))
+    with asking(config, "s", ScriptedJudge) as asked:
+        answers, _ = ask(asked, config, asked.data.sample(asked.rng, 16, 3))
+    assert all(a.forward is not None and a.backward == 1 - a.forward for a in answers)
+
+
+def test_scripted_goals_are_about_what_is_seen(data, tmp_path):
+    config = GoalsRun(windows=replace(data, window=4), situations=4, run=BaseRunConfig(out=str(tmp_path), name="g"))
+    with asking(config, "g", ScriptedGoals) as asked:
+        windows = asked.data.sample(asked.rng, 4, 3)
+        said = asked.captions(windows)
+        requests = [ChatRequest((Message("user", prompts.goal_window(text, [])),)) for text in said]
+        replies = [reply.text for reply in asked.chat.model.complete(requests)]
+    for text, reply in zip(said, replies):
+        last = text.rsplit("Current observation:", 1)[-1]
+        for goal in prompts.read_goals(reply):
+            assert goal == "look for objects" or goal.removeprefix("go to the ") in last
+
+
+def test_data_of_another_world_are_refused(data):
+    read_data(data, world())
+    import envs_jax
+
+    other = envs_jax.make("Crafter-Text-Reward?view=true&image=none")[0]
+    with pytest.raises(ValueError, match="lack 'inventory'.* choose the --env of the data"):
+        read_data(data, other)
+    with pytest.raises(ValueError, match="data is empty"):
+        read_data(WindowConfig(), world())
+
+
+def test_rank_correlation():
+    windows = played().sample(np.random.default_rng(0), 64, 2)
+    windows = replace(windows, to_come=np.arange(64, dtype=np.float32))
+    assert correlation(np.arange(64.0) ** 3, windows) == pytest.approx(1)
+    assert correlation(-np.arange(64.0), windows) == pytest.approx(-1)
+    assert correlation(np.ones(64), windows) == 0
+
+
+def test_prompts_tell_what_a_program_sees():
+    from llmrl_jax.systems.bkrl.worlds import world_of
+
+    system = prompts.code_system(world_of(world()), 5)
+    assert "(5,)" in system and 'obs["image"]' in system and "{" not in system.replace('{"', "")
+    assert "red ball" not in system.lower()
+    assert all("def compute_potential" in program for some in PROGRAMS.values() for program in some)
+    assert CodeRun().chat.temperature == 0.5

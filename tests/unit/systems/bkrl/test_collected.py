@@ -1,0 +1,107 @@
+"""Collected episodes: windows, files, and the published layout."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from llmrl_jax.data.transitions import DataError
+from llmrl_jax.systems.bkrl import collected
+from llmrl_jax.systems.bkrl.collected import Collected
+from llmrl_jax.systems.bkrl.published import read_npy, write_npy
+from llmrl_jax.systems.bkrl.worlds import TEXT, caption, world_of
+from tests.bkrl_world import played, world
+
+
+def small() -> Collected:
+    """Two episodes: 3 steps that terminate, 2 that are cut; observation `10 * episode + step`."""
+    return Collected(
+        obs={"x": np.array([0, 1, 2, 3, 10, 11, 12], np.int32)},
+        action=np.array([5, 6, 7, 8, 9], np.int32),
+        reward=np.array([0, 0, 1, 2, 4], np.float32),
+        terminated=np.array([0, 0, 1, 0, 0], bool),
+        truncated=np.array([0, 0, 0, 0, 1], bool),
+        digest="",
+    )
+
+
+def test_windows_by_hand():
+    data = small()
+    windows = data.at([0, 0, 1], [0, 1, 0], 2, gamma=0.5)
+    assert windows.obs["x"].tolist() == [[0, 1, 2], [1, 2, 3], [10, 11, 12]]
+    assert windows.action.tolist() == [[5, 6], [6, 7], [8, 9]]
+    # the first window is followed by the reward 1; the others by nothing, one after a terminal state
+    assert windows.to_come.tolist() == [1, 0, 0]
+    assert windows.goes_on.tolist() == [True, False, True]
+    assert data.to_come(0.5).tolist() == [0.25, 0.5, 1, 4, 4]
+
+
+def test_windows_are_drawn_from_long_enough_episodes():
+    data = small()
+    drawn = data.sample(np.random.default_rng(0), 64, 3)
+    assert set(drawn.episode.tolist()) == {0} and set(drawn.time.tolist()) == {0}
+    drawn = data.sample(np.random.default_rng(0), 256, 1)
+    assert {*zip(drawn.episode.tolist(), drawn.time.tolist())} == {(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)}
+    assert set(data.sample(np.random.default_rng(0), 64, 1, [1]).episode.tolist()) == {1}
+    with pytest.raises(DataError, match="none of 2 episodes has 4 steps"):
+        data.sample(np.random.default_rng(0), 1, 4)
+
+
+def test_episodes_for_tests_are_no_others():
+    shown, held = played().split(0.2)
+    assert not set(shown) & set(held) and len(shown) + len(held) == 12 and len(held) == 2
+
+
+def test_a_file_gives_back_what_was_written(tmp_path):
+    data = played()
+    for name, part in (("a", data), ("b", data)):
+        collected.write(tmp_path / f"{name}.parquet", part)
+    one, both = collected.read(tmp_path / "a.parquet"), collected.read(tmp_path)
+    for name, x in data.obs.items():
+        np.testing.assert_array_equal(one.obs[name], x)
+        np.testing.assert_array_equal(both.obs[name], np.concatenate([x, x]))
+    for name in collected.FLAT:
+        np.testing.assert_array_equal(getattr(one, name), getattr(data, name))
+    assert len(both) == 2 * len(data) and both.digest != one.digest
+    collected.write(tmp_path / "c.parquet", small())
+    with pytest.raises(DataError, match="c.parquet has observations .* read one world"):
+        collected.read(tmp_path)
+    with pytest.raises(FileNotFoundError, match="llmrl bkrl collect"):
+        collected.read(tmp_path / "..")
+
+
+def test_the_published_layout(tmp_path):
+    data, env = played(), world()
+    write_npy(tmp_path / "d.npy", data, env)
+    with pytest.raises(ValueError, match="--unpickle"):
+        read_npy(tmp_path / "d.npy", env, unpickle=False)
+    back = read_npy(tmp_path / "d.npy", env, unpickle=True)
+    for name in ("image", "direction", TEXT):
+        np.testing.assert_array_equal(back.obs[name], data.obs[name])
+    for name in collected.FLAT:
+        np.testing.assert_array_equal(getattr(back, name), getattr(data, name))
+    first = np.load(tmp_path / "d.npy", allow_pickle=True)[0]
+    assert first["image"].shape == (len(first["action"]) + 1, 3, 7, 7) and first["image"].max() <= 1
+    assert first["timestep"] == list(range(len(first["action"])))
+    assert first["description"][0] == env.captions[TEXT].render(data.obs[TEXT][0])
+    for broken, match in (({"image": 3}, "published layout"), ({**first, "action": [0]}, "has 1 actions")):
+        array = np.empty(1, object)
+        array[0] = broken
+        np.save(tmp_path / "e.npy", array, allow_pickle=True)
+        with pytest.raises(DataError, match=match):
+            read_npy(tmp_path / "e.npy", env, unpickle=True)
+    array[0] = {**first, "description": ["You see a dragon"] * len(first["description"])}
+    np.save(tmp_path / "e.npy", array, allow_pickle=True)
+    with pytest.raises(DataError, match="dragon"):
+        read_npy(tmp_path / "e.npy", env, unpickle=True)
+
+
+def test_captions_have_the_published_layout():
+    verbs = world_of(world()).verbs
+    assert caption(["You see a red ball", "Nothing."], [2], verbs) == (
+        "You see a red ball. You choose the action: forward. Current observation: Nothing. "
+    )
+    assert caption(["A", "B", "C"], [0, 6], verbs) == (
+        "Agent history:\nStep 1: A. You choose the action: turn left.\n"
+        "Step 2: B. You choose the action: do nothing.\nCurrent observation: C. "
+    )

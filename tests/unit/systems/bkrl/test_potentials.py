@@ -1,0 +1,209 @@
+"""Potentials on windows: of preferences, of goals beside the host's way, of programs; what they are refused for."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import envs_jax
+from llmrl_jax.lm.hashed import HashedEncoder
+from llmrl_jax.rl.shaping import NO_ACTION, Window
+from llmrl_jax.systems.bkrl import manifest as manifests
+from llmrl_jax.systems.bkrl.agent import seen_parts
+from llmrl_jax.systems.bkrl.artifacts import load_potential
+from llmrl_jax.systems.bkrl.goal_potential import (
+    GoalPotential,
+    Library,
+    action_sentence,
+    by_phrases,
+    exact,
+    unit,
+)
+from llmrl_jax.systems.bkrl.goals import windows_in_parts
+from llmrl_jax.systems.bkrl.manifest import ArtifactError, Manifest
+from llmrl_jax.systems.bkrl.potentials import RandomPotential, Scaled, fixed_scale, on_windows
+from llmrl_jax.systems.bkrl.preference_model import Pairs, PreferenceModelConfig, bradley_terry, distil, fit
+from llmrl_jax.systems.bkrl.preferences import WEIGHTS, make_model, save_weights
+from llmrl_jax.systems.bkrl.worlds import TEXT, world_of
+from tests.bkrl_world import played, world
+
+
+SMALL = PreferenceModelConfig(width=8, feed_forward=8, hidden=8, epochs=40, batch_size=16, learning_rate=1e-2)
+
+
+@functools.cache
+def model(window=2):
+    return make_model(world(), "babyai", SMALL, (), window)
+
+
+def test_bradley_terry_by_hand():
+    first, second = jnp.array([0.0, 2.0, 1.0]), jnp.array([1.0, 0.0, 1.0])
+    found = bradley_terry(first, second, jnp.array([1.0, 0.0, 0.5]), 0.0)
+    p = np.array([np.exp(1) / (np.exp(1) + 1), np.exp(2) / (np.exp(2) + 1), 0.5])
+    np.testing.assert_allclose(found, -np.log(p), rtol=1e-5)
+    smooth = bradley_terry(first[:1], second[:1], jnp.array([1.0]), 0.2)
+    np.testing.assert_allclose(smooth, -0.8 * np.log(p[0]) - 0.2 * np.log(1 - p[0]), rtol=1e-5)
+
+
+def test_a_model_learns_what_decides():
+    """The window whose last action is the larger one wins: learned, and told apart in pairs that were kept back."""
+    windows = played().sample(np.random.default_rng(0), 512, 2)
+    obs = {"image": windows.obs["image"].reshape(256, 2, 3, 7, 7, 3)}
+    action = windows.action.reshape(256, 2, 2)
+    last = action[:, :, -1]
+    wins = np.where(last[:, 1] == last[:, 0], 0.5, last[:, 1] > last[:, 0]).astype(np.float32)
+    pairs = Pairs(obs, action, wins)
+    few = dataclasses.replace(SMALL, epochs=15)
+    order = np.arange(256)
+    params, found = fit(model(), pairs.take(order[64:]), few, jax.random.key(0), pairs.take(order[:64]))
+    assert found["test_accuracy"] > 0.9, found
+    # before an episode there is no action, and what stands there changes nothing
+    encoded = jnp.asarray(np.random.default_rng(1).normal(size=(1, 3, 8)), jnp.float32)
+    none = jnp.full((1, 2), NO_ACTION)
+    one = model().value(params, Window(encoded, none, jnp.zeros(1, jnp.int32)))
+    other = model().value(params, Window(encoded.at[:, :2].set(7.0), none, jnp.zeros(1, jnp.int32)))
+    np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+def test_a_head_is_distilled():
+    windows = played().sample(np.random.default_rng(0), 256, 2)
+    values = (windows.action[:, -1] == 2).astype(np.float32) * 3 + 5
+    held = np.arange(256) % 4 == 0
+    few = dataclasses.replace(SMALL, epochs=15)
+    seen = {"image": windows.obs["image"]}
+    _, found = distil(model(), (seen, windows.action), values, few, jax.random.key(0), held)
+    assert found["test_explained"] > 0.75, found
+
+
+def library(encoder):
+    goals = ("go to the red ball", "turn left", "look for objects")
+    windows = played().sample(np.random.default_rng(5), 6, 3)
+    led, reached = windows_in_parts(world(), world_of(world()).verbs, windows)
+    keys = by_phrases(encoder, world())([a + b for a, b in zip(led, reached)])
+    of_key = np.random.default_rng(1).random((6, 3)) < 0.5
+    return Library(goals, keys, of_key, unit(encoder.encode_texts(goals)))
+
+
+def goal_potential(threshold):
+    encoder = HashedEncoder()
+    verbs = encoder.encode_texts([action_sentence(verb) for verb in world_of(world()).verbs])
+    phrases = encoder.encode_texts(world().captions[TEXT].phrases)
+    return GoalPotential(library(encoder), phrases, verbs, 4, threshold)
+
+
+@pytest.mark.parametrize("threshold", [-1.0, 0.2])
+def test_goals_on_the_device_are_those_of_the_host(threshold):
+    encoder, windows = HashedEncoder(), played().sample(np.random.default_rng(7), 64, 4)
+    led, reached = windows_in_parts(world(), world_of(world()).verbs, windows)
+    embed = by_phrases(encoder, world())
+    wanted = exact(embed(led), embed(reached), library(encoder), threshold)
+    np.testing.assert_allclose(on_windows(goal_potential(threshold), windows), wanted, atol=1e-5)
+    assert len(np.unique(np.round(wanted, 4))) > 8
+
+
+def test_goals_without_a_past():
+    """At the start of an episode what led here is empty, and so is its embedding."""
+    potential = goal_potential(-1.0)
+    obs = {TEXT: jnp.asarray(played().obs[TEXT][:1])}
+    features = jnp.broadcast_to(potential.encode(potential.params, obs)[:, None], (1, 5, 384))
+    window = Window(features, jnp.full((1, 4), NO_ACTION), jnp.zeros(1, jnp.int32))
+    assert np.isfinite(potential.value(potential.params, window)).all()
+
+
+def test_a_random_potential_has_its_seed_and_is_scaled():
+    windows = played().sample(np.random.default_rng(0), 256, 0)
+    one, same, other = (on_windows(RandomPotential(world(), seed), windows) for seed in (0, 0, 1))
+    np.testing.assert_array_equal(one, same)
+    assert abs(np.corrcoef(one, other)[0, 1]) < 0.9
+    potential = RandomPotential(world(), 0)
+    scale, about = fixed_scale(potential, windows)
+    assert about["std"] == pytest.approx(one.std(), rel=1e-4)
+    assert on_windows(Scaled(potential, scale), windows).std() == pytest.approx(1, rel=1e-4)
+
+
+def test_a_constant_potential_says_nothing():
+    class Constant(RandomPotential):
+        def value(self, params, window):
+            return jnp.full(window.action.shape[0], 2.0)
+
+    with pytest.raises(ValueError, match="is 2 on all of 32 collected windows"):
+        fixed_scale(Constant(world(), 0), played().sample(np.random.default_rng(0), 32, 0))
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A potential of preferences with random weights, on disk."""
+    some = model()
+    some.params = some.init(jax.random.key(1), jax.tree.map(lambda x: jnp.asarray(x[:1]), played().obs))
+    save_weights(tmp_path / WEIGHTS, some.params)
+    about = Manifest(
+        kind="bk-pref",
+        family="babyai",
+        observation=manifests.observed(world(), seen_parts(world(), "babyai")),
+        actions=tuple(world().action_names),
+        window=2,
+        scale=3.0,
+        model="m",
+        prompt="p",
+        data="d",
+        files={WEIGHTS: ""},
+        options=dataclasses.asdict(SMALL),
+    )
+    manifests.save(tmp_path, about)
+    return tmp_path
+
+
+def test_what_is_loaded_is_what_was_saved(saved):
+    windows = played().sample(np.random.default_rng(0), 32, 2)
+    found = load_potential(saved, world(), "bk-pref")
+    np.testing.assert_allclose(on_windows(found, windows), 3 * on_windows(model(), windows), rtol=1e-5)
+    assert found.window == 2 and found.reads == ("image",)
+
+
+def test_artifacts_that_do_not_fit_are_refused(saved):
+    load = lambda env=None, kind="bk-pref": load_potential(saved, env or world(), kind)  # noqa: E731
+    with pytest.raises(ArtifactError, match="a potential of bk-pref, not of bk-code: choose --alg bk-pref"):
+        load(kind="bk-code")
+    with pytest.raises(ArtifactError, match="made for worlds of babyai, and Crafter-Text-Reward is one of crafter"):
+        load(envs_jax.make("Crafter-Text-Reward")[0])
+    weights = (saved / WEIGHTS).read_bytes()
+    (saved / WEIGHTS).write_bytes(weights[:-9])
+    with pytest.raises(ArtifactError, match="preference_model.safetensors is cut or was edited"):
+        load()
+    (saved / WEIGHTS).unlink()
+    with pytest.raises(ArtifactError, match="lacks preference_model.safetensors"):
+        load()
+    (saved / WEIGHTS).write_bytes(weights)
+    file = saved / manifests.NAME
+    whole = file.read_text()
+    file.write_text(whole.replace('"scale": 3.0', '"scale": 4.0'))
+    with pytest.raises(ArtifactError, match="was edited: its checksum does not fit"):
+        load()
+    file.write_text(whole[:-30])
+    with pytest.raises(ArtifactError, match="is cut or was edited"):
+        load()
+    values = json.loads(whole)
+    values["manifest"]["format"] = 9
+    file.write_text(json.dumps(values))
+    with pytest.raises(ArtifactError, match="has format 9"):
+        load()
+    file.unlink()
+    with pytest.raises(FileNotFoundError, match="there is no potential in"):
+        load()
+
+
+def test_other_shapes_are_refused(saved):
+    found = manifests.load(saved)
+    for change, match in (
+        ({"observation": {"picture": [[3], "uint8"]}}, "reads 'picture', which observations of .* lack"),
+        ({"observation": {"image": [[5, 5, 3], "uint8"]}}, r"reads 'image' as uint8\[5, 5, 3\]"),
+        ({"actions": ("left",)}, "for a world of 1 actions"),
+    ):
+        with pytest.raises(ArtifactError, match=match):
+            manifests.check_fits(dataclasses.replace(found, **change), world(), saved)
