@@ -121,9 +121,10 @@ def _check_captions(env: Environment, params: Any, name: str) -> None:
         assert isinstance(part, spaces.Box), f"{name}: the caption {caption!r} is no part of the observation"
         low, high = np.min(part.low), np.max(part.high)
         assert low == -1 and high == len(book) - 1, f"{name}: {caption!r} is in [{low}, {high}], of {len(book)} ids"
-    for part, stack in env.stacked.items():
-        shape = tuple(parts[part].shape) if part in parts else ()
-        assert shape[-1:] == (stack.frames,), f"{name}: {part!r} has the shape {shape}, not a stack of {stack.frames}"
+    for stacked, stack in env.stacked.items():
+        shape = tuple(getattr(parts.get(stacked), "shape", ()))
+        what = f"{name}: {stacked!r} has the shape {shape}, not a stack of {stack.frames}"
+        assert shape[-1:] == (stack.frames,), what
     for caption in env.episode_captions:
         assert caption in env.captions, f"{name}: {caption!r} is among episode_captions, but not among captions"
     actions = env.action_space(params)

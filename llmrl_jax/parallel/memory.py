@@ -14,8 +14,9 @@ def available(copies: int = 1) -> int | None:
     A device that reports no limit, as a CPU, has the memory of the machine, which simulated devices share.
     """
     limits = [(device.memory_stats() or {}).get("bytes_limit") for device in jax.local_devices()]
-    if limits and all(limits):
-        return min(limits) * min(copies, len(limits))
+    known = [limit for limit in limits if limit]
+    if known and len(known) == len(limits):
+        return min(known) * min(copies, len(known))
     if jax.default_backend() != "cpu" or "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
         return None
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -188,10 +188,10 @@ class Frames:
 
     def place(self, ring: FrameRing, split: Callable[[Any, int], Any], copied: Callable[[Any], Any]) -> FrameRing:
         """The frames on a mesh: rows are split, the rest is replicated. **Arguments:** as for `Replay.place`."""
-        by_row = split((ring.frames, ring.finals, ring.age, ring.end, ring.since), 1)
-        next, readable = copied((ring.next, ring.readable))
-        next_end, ended = split((ring.next_end, ring.ended), 0)
-        return FrameRing(*by_row, next, next_end, ended, readable)
+        parts = vars(ring)
+        by_row = split({name: parts[name] for name in ("frames", "finals", "age", "end", "since")}, 1)
+        per_row = split({name: parts[name] for name in ("next_end", "ended")}, 0)
+        return FrameRing(**by_row, **per_row, **copied({name: parts[name] for name in ("next", "readable")}))
 
 
 def _get(x: Array, *place: Array) -> Array:

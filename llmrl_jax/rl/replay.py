@@ -183,7 +183,8 @@ class Replay:
         """
         items = copied(ring.items) if self.rows is None else split(ring.items, 1)
         frames = self._frames.place(ring.frames, split, copied) if self.stacked else ()
-        return Ring(items, *copied((ring.next, ring.size, ring.priorities)), frames)
+        next, size, priorities = copied((ring.next, ring.size, ring.priorities))
+        return Ring(items, next, size, priorities, frames)
 
     # --- drawing ------------------------------------------------------------------------------------------------------
 
