@@ -49,7 +49,8 @@ class Downstream(PretrainRun):
     checkpoint: int = -1
     """Its checkpoint, by update number; -1: the newest."""
     task: str
-    """The single task that is rewarded, such as `place_table` or `deforestation`; see the page of Crafter."""
+    """The single task that is rewarded, such as `place_table` or `deforestation` (see the page of Crafter); in
+    Housekeep `task1` to `task4`."""
     subgoals: bool = False
     """Whether the agent sees all steps of the task as goals, instead of the last one."""
 
