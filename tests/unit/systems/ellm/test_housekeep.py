@@ -22,7 +22,7 @@ from llmrl_jax.systems.ellm.build import build, make_world
 from llmrl_jax.systems.ellm.config import EllmConfig
 from llmrl_jax.systems.ellm.facts import facts_of
 from llmrl_jax.systems.ellm.goals import unpacked
-from llmrl_jax.systems.ellm.placing import goal_reward
+from llmrl_jax.systems.ellm.placing import PlacingState, goal_reward
 from llmrl_jax.systems.ellm.training import _on_task
 
 
@@ -214,6 +214,26 @@ def test_the_reward_by_hand():
     ):
         reward, goal = pay(similarity, mask, threshold)
         assert (float(reward), int(goal)) == (pytest.approx(wanted[0]), wanted[1])
+
+
+def test_what_lay_right_is_no_goal_after_it_was_picked_up():
+    """A pick that is not paid counts too: else it would pay to put away what lies right, and to pick it up again."""
+    env, facts = world()
+    kinds = jnp.arange(env.slots)
+    place = int(np.flatnonzero(facts.correct[2])[0])
+    nothing = jnp.zeros(env.slots, bool)
+    zero = jnp.float32(0)
+    goals = jnp.zeros(env.num_goals, bool)
+    state = PlacingState((), goals, nothing, nothing, zero, zero, jnp.zeros((2, 4), jnp.int32))
+    event = {"category": 2, "receptacle": place, "object": 2, "picked": True, "placed": False, "failed": False}
+    info = {name: jnp.asarray(x) for name, x in event.items()}
+    earned, penalty, picked, stored, paid = env._pay(state, info, env.default_params, kinds)
+    assert (float(earned), float(penalty)) == (0, -0.25) and np.flatnonzero(picked).tolist() == [2]
+    assert not stored.any() and not paid.any()
+    wrong = jnp.full(env.slots, int(np.flatnonzero(~facts.correct[2])[0]))
+    obs = {"categories": kinds, "places": wrong, "held": -1, "seen_receptacles": jnp.zeros(len(facts.places), bool)}
+    after, _ = env._goals(obs, picked, stored, env.default_params, jax.random.key(0))
+    assert not after[2] and after[3] == ~facts.correct[3, wrong[3]]
 
 
 def test_similarities_are_those_of_the_captions():
