@@ -6,15 +6,19 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
+from string import Template
 
 import pytest
 from safetensors.numpy import load_file
 
 from llmrl_jax import lm
+from llmrl_jax.cli.main import main
 from llmrl_jax.core.packaged import SMOLLM2
+from llmrl_jax.systems.ellm import accuracy, training
 from tests.gguf_files import metadata, tokens_of, write
 from tests.lm_random import random_variables
 
@@ -60,7 +64,13 @@ def run(path: Path, folder: Path, **more: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+LONG = {"ellm"}
+"""Notebooks that compile for a minute: they run in the long tests, and their commands are checked in all."""
+
+
+@pytest.mark.parametrize(
+    "path", [pytest.param(p, id=p.stem, marks=[pytest.mark.slow] * (p.stem in LONG)) for p in NOTEBOOKS]
+)
 def test_it_runs_with_a_stand_in(path, bpe, tmp_path):
     """The same cells, with a GGUF file of a Llama of one layer whose answers are noise."""
     config = lm.LlamaConfig(bpe.vocab_size, 32, 32, 1, 2, 1, max_position_embeddings=2048)
@@ -69,6 +79,24 @@ def test_it_runs_with_a_stand_in(path, bpe, tmp_path):
     model = write(tmp_path / "model.gguf", load_file(folder / "model.safetensors"), fields, kind="Q8_0", heads=(2, 1))
     small = {"LLMRL_STEPS": "1024", "LLMRL_STATES": "2"}
     assert SAYS[path.stem] in run(path, tmp_path, LLMRL_MODEL=str(model), **small)
+
+
+def test_ellm_gives_commands_that_are_accepted(monkeypatch):
+    """Its lines for the shell, with all of their options, up to the work itself."""
+    asked = []
+    for module, work in ((training, "pretrain"), (accuracy, "accuracy")):
+        monkeypatch.setattr(module, work, asked.append)
+    (path,) = (p for p in NOTEBOOKS if p.stem == "ellm")
+    cells = ["".join(c["source"]) for c in json.loads(path.read_text())["cells"] if c["cell_type"] == "code"]
+    lines = [line[1:] for cell in cells for line in cell.splitlines() if line.startswith("!")]
+    names = {"STEPS": "1024", "MODEL": "smollm2-135m", "STATES": "2"}
+    for line in lines:
+        program, *args = shlex.split(Template(line).substitute(names))
+        assert program == "llmrl" and main(args) == 0
+    assert [type(x).KIND for x in asked] == ["ellm pretrain", "ellm accuracy"]
+    assert asked[0].steps == 1024 and asked[1].chat.model == "local:smollm2-135m" and asked[1].states == 2
+    for cell in cells:  # what is left is Python
+        compile("\n".join(line for line in cell.splitlines() if not line.startswith(("!", "%"))), path.name, "exec")
 
 
 @pytest.mark.slow

@@ -81,7 +81,7 @@ def scaled(picture: UInt8[np.ndarray, "H W 3"], side: int = SIDE) -> Any:
     factor = side / max(image.size)
     if factor >= 4:
         factor = float(int(factor))
-    size = tuple(max(1, round(n * factor)) for n in image.size)
+    size = max(1, round(image.width * factor)), max(1, round(image.height * factor))
     return image.resize(size, Image.Resampling.NEAREST if factor >= 2 else Image.Resampling.LANCZOS)
 
 

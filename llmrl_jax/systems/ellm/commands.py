@@ -69,7 +69,8 @@ def _pretrained(get: Get) -> EllmConfig:
     if file is None or not file.exists():
         return presets.preset("embedded")
     kind = read_json(file).get("kind", "")
-    ellm = load_config(AGENTS.get(kind, PretrainRun), file).ellm
+    run: Any = load_config(AGENTS.get(kind, PretrainRun), file)
+    ellm: EllmConfig = run.ellm
     if kind == OfflineRun.KIND:  # whose memory had the size of its buffer
         most = max(ellm.dqn.replay_size, presets.EMBEDDED.dqn.replay_size)
         return replace(ellm, dqn=replace(ellm.dqn, replay_size=most))
@@ -86,8 +87,8 @@ def start_finetune(get: Get) -> FinetuneRun:
     """The pretrained agent's settings with the published changes: half of the actions random until the first reward and
     fewer from then on, and a step size that is about a third."""
     ellm = _pretrained(get)
-    changes = {"epsilon_start": 0.5, "epsilon_after_reward": True, "learning_rate": ellm.dqn.learning_rate * 0.32}
-    dqn = replace(ellm.dqn, **changes)
+    rate = ellm.dqn.learning_rate * 0.32
+    dqn = replace(ellm.dqn, epsilon_start=0.5, epsilon_after_reward=True, learning_rate=rate)
     return _with_ellm(FinetuneRun, replace(ellm, dqn=dqn))
 
 

@@ -46,7 +46,8 @@ def record(env: Any, env_params: Any, policy: Any, params: Any, frozen: Any, key
     """One episode of an agent. **Arguments:** `env`, with goals, not batched; see `make_recorder`."""
 
     def actor(variables: Any) -> Actor:
-        inner = policy_actor(policy, *variables, False)
+        params, frozen = variables
+        inner = policy_actor(policy, params, frozen, False)
 
         def act(obs, carry, first, keys):
             action, carry, _ = inner.act(obs, carry, first, keys)
@@ -74,7 +75,7 @@ def moments(env: Any, env_params: Any, played: Recording) -> list[Moment]:
         last = t == played.length
         gain = 0.0 if last else earned[t + 1] - earned[t]
         action = "" if last else env.action_names[int(played.action[t])]
-        new = np.flatnonzero(played.state.reached[t + 1] & ~played.state.reached[t]) if ids and not last else []
+        new: Any = () if last or not ids else np.flatnonzero(played.state.reached[t + 1] & ~played.state.reached[t])
         reached = action if gain else ""
         if len(new):  # of two synonyms, which are reached together, the one that was done
             reached = action if action in (names[i] for i in new) else names[new[0]]

@@ -120,12 +120,13 @@ def played(
 ) -> Iterator[Transitions]:
     """Whole episodes of a policy, `ROWS` at a time, as NumPy arrays; see `relabel.Tape` for `text`. `goal` has
     `earned`, what goals paid."""
-    rows = min(ROWS, episodes)
+    rows, (params, frozen) = min(ROWS, episodes), weights
+    actor = policy_actor(policy, params, frozen, False)
 
     @jax.jit
     def start(key, numbers):
         keys = jax.vmap(lambda i: jax.random.split(jax.random.fold_in(key, i)))(numbers)
-        return begin(world, env_params, policy_actor(policy, *weights, False), keys[:, 0], keys[:, 1])
+        return begin(world, env_params, actor, keys[:, 0], keys[:, 1])
 
     def see(rows, step):
         info = step.info
@@ -142,7 +143,7 @@ def played(
 
     @jax.jit
     def go_on(state):
-        return watch(world, env_params, policy_actor(policy, *weights, False), state, see, steps=CHUNK)
+        return watch(world, env_params, actor, state, see, steps=CHUNK)
 
     with doing("playing", episodes, "episodes") as activity:
         for first in range(0, episodes, rows):
@@ -217,7 +218,8 @@ def relabelled_steps(made: Ellm, episodes: Trajectories, key: jax.Array) -> tupl
     """Recorded steps as DQN stores them, with the goals and rewards of a world, in their order: leaves `[N, ...]`.
 
     **Returns:** the steps, as NumPy arrays; and the rewards for goals of every episode."""
-    label = jax.jit(lambda part, first: relabelled(made.env, made.env_params, part, key, first))
+    world: Any = made.env
+    label = jax.jit(lambda part, first: relabelled(world, made.env_params, part, key, first))
     found, mask, count = [], np.asarray(episodes.mask), len(episodes)
     rows = min(ROWS, count)
     with doing("relabelling", count, "episodes") as activity:
@@ -228,11 +230,12 @@ def relabelled_steps(made: Ellm, episodes: Trajectories, key: jax.Array) -> tupl
             found.append(jax.tree.map(lambda x, own=own: x[:own], jax.device_get(part)))
             activity.done = first + own
     obs, after, reward, earned = jax.tree.map(lambda *x: np.concatenate(x), *found)
-    terminated, truncated = np.asarray(episodes.terminated), np.asarray(episodes.truncated)
+    action, terminated, truncated = (np.asarray(x) for x in (episodes.action, episodes.terminated, episodes.truncated))
     config = dqn_settings(made.config)
     ends = terminated if config.bootstrap_truncation else terminated | truncated
-    reward = np.clip(reward, -config.reward_clip, config.reward_clip)
-    steps = Transition(obs, np.asarray(episodes.action), reward, after, ends, truncated)
+    clipped = np.clip(reward, -config.reward_clip, config.reward_clip)
+    parts: Any = (obs, action, clipped, after, ends, truncated)
+    steps = Transition(*parts)
     return jax.tree.map(lambda x: x[mask], steps), np.where(mask, earned, 0).sum(axis=1)
 
 
@@ -266,6 +269,9 @@ def settled(ellm: EllmConfig, buffer_steps: int) -> EllmConfig:
         raise ValueError("suggester is chat, which is asked while an agent plays: choose another --suggester")
     if ellm.bonus != "none":
         raise ValueError(f"bonus is {ellm.bonus}, which is computed while an agent plays: leave --bonus out")
+    least = ellm.dqn.num_envs * max(ellm.dqn.num_steps, ellm.dqn.n_step)
+    if buffer_steps < least:
+        raise ValueError(f"the buffer has {buffer_steps} steps; at least {least} are needed: record more episodes")
     size = buffer_steps // ellm.dqn.num_envs * ellm.dqn.num_envs
-    dqn = dataclasses.replace(ellm.dqn, replay_size=max(size, ellm.dqn.num_envs), learning_starts=0)
+    dqn = dataclasses.replace(ellm.dqn, replay_size=size, learning_starts=0)
     return dataclasses.replace(ellm, dqn=dqn)

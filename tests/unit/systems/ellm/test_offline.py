@@ -144,3 +144,5 @@ def test_what_is_refused(folder, tmp_path):
     ):
         with pytest.raises(ValueError, match=said):
             offline.settled(replace(BASE, **options), 100)
+    with pytest.raises(ValueError, match="the buffer has 7 steps; at least 8 are needed: record more episodes"):
+        offline.settled(BASE, 7)
