@@ -48,7 +48,7 @@ The world is a grid: one square room surrounded by walls, between 18 and 28 cell
 boxes of six colors (red, green, blue, purple, yellow, grey) lie in it at random, between seven and about thirty. They
 do not move by themselves, and nothing hides what is behind them. An agent stands in one cell and looks in one of four
 directions. In every episode the agent is asked to do something with objects of one or two kinds; the other objects are
-distractors. You are not told which objects these are, and the request is not part of what the agent observes.
+distractors. You do not know which objects these are, and the request is not part of what the agent observes.
 
 What the agent observes: the 7 x 7 cells in front of it and beside it. It stands in the middle of the nearest row of
 that square and looks forward. Cells outside of the room cannot be seen.
@@ -84,7 +84,7 @@ when one of them is empty, health falls. It sees 9 x 7 cells around it.
 
 There are 22 achievements: collect coal, diamonds, drink, iron, a sapling, stone, wood; place a furnace, a plant, a
 stone, a table; make pickaxes and swords of wood, stone and iron; eat a cow, a plant; defeat a zombie, a skeleton; wake
-up. A task asks for one of them, or for all; you are not told which."""
+up. A task asks for one of them, or for all; you do not know which."""
 
 CRAFTER_ARRAYS = """\
 obs["inventory"]: int32 array of shape (16,): health, food, drink, energy, sapling, wood, stone, coal, iron, diamond,

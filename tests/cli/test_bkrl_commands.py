@@ -1,0 +1,128 @@
+"""`llmrl bkrl collect | code | prefer | goals | train`, from the command line to the files, in a room of four cells."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from llmrl_jax.cli.main import main
+from llmrl_jax.run import metrics
+from llmrl_jax.systems.bkrl import collected
+from tests.compile_cache import cached_in
+
+
+ROOM = "?room_size=6&num_dists=2"
+TASK = f"BabyAI-Text-GoToLocal-RedBall-S20{ROOM}"
+MANY = f"BabyAI-Text-GoToLocal-Pretraining-S20{ROOM}"
+SMALL = (
+    "--network.hidden 8 --ppo.num-envs 4 --ppo.num-steps 8 --ppo.minibatches 1 --ppo.epochs 1 --ppo.pool-size 4"
+    " --run.progress off --run.log-every 1 --run.checkpoint-every 2"
+).split()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once(tmp_path_factory):
+    """Commands of this file start the same run again: what one compiles serves the next."""
+    with cached_in(tmp_path_factory.mktemp("compiled")):
+        yield
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory):
+    """A folder with a run of `collect`: four updates, six episodes after every second."""
+    out = tmp_path_factory.mktemp("runs")
+    rnd = "--rnd.outputs 4 --rnd.hidden 4 --rnd.critic-hidden 4".split()
+    args = ["--env", MANY, *SMALL, *rnd, "--steps", "128", "--episodes", "6", "--run.eval-every", "2"]
+    assert main(["bkrl", "collect", *args, "--run.out", str(out), "--run.name", "episodes"]) == 0
+    return out
+
+
+def asked(out, command, name, *options):
+    data = ["--data", str(out / "episodes"), "--env", MANY]
+    return main(["bkrl", command, *data, *options, "--run.out", str(out), "--run.name", name])
+
+
+@pytest.fixture(scope="module")
+def preferred(out):
+    model = "--model.width 8 --model.feed-forward 8 --model.hidden 8 --model.epochs 1".split()
+    assert asked(out, "prefer", "preferred", "--pairs", "24", "--window", "2", *model) == 0
+    return out / "preferred"
+
+
+def test_episodes_are_collected_at_intervals(out):
+    files = sorted(path.name for path in (out / "episodes" / "collected").iterdir())
+    assert files == ["update-000000.parquet", "update-000002.parquet", "update-000004.parquet"]
+    data = collected.read(out / "episodes")
+    assert len(data) == 18 and {"image", "text", "mission"} <= set(data.obs)
+    summary = json.loads((out / "episodes" / "summary.json").read_text())
+    assert summary["data"] == data.digest and summary["collected_steps"] == len(data.action)
+
+
+def test_preferences_become_a_potential(preferred, out, capsys):
+    summary = json.loads((preferred / "summary.json").read_text())
+    assert summary["pairs"] == 24 and summary["consistent"] == 1 and summary["calls"] == 48
+    assert len((preferred / "preferences.jsonl").read_text().splitlines()) == 24
+    assert asked(out, "prefer", "preferred", "--pairs", "24") == 2
+    assert "--run.resume" in capsys.readouterr().err
+
+
+def test_ppo_learns_with_a_potential_and_goes_on_exactly(preferred, out):
+    base = ["--env", TASK, *SMALL, "--alg", "bk-pref", "--potential", str(preferred), "--eval-episodes", "4"]
+    whole = ["bkrl", "train", *base, "--run.out", str(out)]
+    assert main([*whole, "--run.name", "whole", "--steps", "128"]) == 0
+    assert main([*whole, "--run.name", "halves", "--steps", "64"]) == 0
+    again = ["--run.resume", str(out / "halves"), "--steps", "128", "--run.progress", "off"]
+    assert main(["bkrl", "train", *again]) == 0
+    rows = [metrics.read(out / name / "metrics.jsonl") for name in ("whole", "halves")]
+    assert len(rows[0]) == len(rows[1]) == 4
+    for one, two in zip(*rows):
+        for name in ("loss", "potential_mean", "shaping_std", "entropy"):
+            assert one[name] == two[name], name
+    assert rows[0][-1]["shaping_std"] > 0
+    found = json.loads((out / "whole" / "eval-4.json").read_text())["agent"]
+    assert 0 <= found["greedy/success_low"] <= found["greedy/success"] <= found["greedy/success_high"] <= 1
+
+
+def test_goals_become_a_potential(out):
+    assert asked(out, "goals", "named", "--situations", "12", "--encoder", "hashed") == 0
+    goals = json.loads((out / "named" / "goals.json").read_text())["goals"]
+    assert goals and all(goal.startswith(("go to the", "look for")) for goal in goals)
+    manifest = json.loads((out / "named" / "potential.json").read_text())["manifest"]
+    assert manifest["kind"] == "bk-goal" and np.isfinite(manifest["scale"])
+
+
+def test_a_program_becomes_a_potential(out):
+    """One admission in a child process of its own."""
+    assert asked(out, "code", "written", "--rounds", "1", "--candidates", "1", "--tests", "256") == 0
+    row = json.loads((out / "written" / "programs.jsonl").read_text())
+    assert not row["refused"] and "compute_potential" in row["source"]
+
+
+@pytest.mark.parametrize(
+    ("args", "match"),
+    [
+        (["train", "--alg", "bk-code"], "there is no potential: give the --potential folder"),
+        (["train", "--alg", "none", "--potential", "x"], "which nothing reads: leave it out"),
+        (["train", "--alg", "random"], "there are no data: give the --data folder"),
+        (["train", "--alg", "none", "--shaping.coef", "2"], "shaping"),
+        (["train", "--env", "CartPole-v1"], "BK-RL has no description of CartPole-v1"),
+        (["train", "--alg", "bk-pref", "--potential", "nowhere"], "there is no potential in nowhere"),
+        (["collect", "--run.eval-every", "0"], "--run.eval-every is 0"),
+        (["code"], "data is empty: give the --data folder"),
+        (["prefer", "--data", "nowhere"], "nowhere"),
+        (["goals", "--data", "nowhere", "--window", "1"], "window is 1"),
+    ],
+)
+def test_bad_input_is_refused(args, match, capsys, tmp_path):
+    assert main(["bkrl", *args, "--run.out", str(tmp_path / "runs")]) != 0
+    assert match in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists() or not list((tmp_path / "runs").iterdir())
+
+
+def test_a_potential_of_another_world_is_refused(preferred, capsys, tmp_path):
+    crafter = "Crafter-Text-CollectDrink?view=true&image=none"
+    args = ["--alg", "bk-pref", "--potential", str(preferred), "--env", crafter, "--run.out", str(tmp_path)]
+    assert main(["bkrl", "train", *args]) != 0
+    assert "was made for worlds of babyai" in capsys.readouterr().err

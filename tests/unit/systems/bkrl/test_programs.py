@@ -1,0 +1,124 @@
+"""The conversation about programs: repairs, the choice of the best one, what is written; without child processes."""
+
+from __future__ import annotations
+
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from llmrl_jax.advice.sandbox import Program, SandboxError, Spec
+from llmrl_jax.advice.sandbox.spec import Part
+from llmrl_jax.chat import BudgetExceeded, ChatReply, Choice, Usage
+from llmrl_jax.run.config import BaseRunConfig
+from llmrl_jax.systems.bkrl import collected, programs
+from llmrl_jax.systems.bkrl.config import CodeRun, WindowConfig
+from llmrl_jax.systems.bkrl.manifest import load
+from tests.bkrl_world import ID, played
+
+
+class Fake(Program):
+    """A program whose potential is the share of a cell type in view, with a sign."""
+
+    def __init__(self, source):
+        self.source, self.components = source, ("share",)
+        self.spec = Spec((Part("image", (7, 7, 3), "uint8"),), 2)
+        self.sign = float(source.split()[-1])
+
+    def __call__(self, obs, past_obs, past_actions):
+        share = jnp.mean((obs["image"][..., 0] == 1).astype(jnp.float32))
+        return self.sign * share + 0 * jnp.sum(past_actions), {"share": share}
+
+    def save(self, path):
+        path.write_text(self.source)
+
+
+def admit(source, observation, *, window, actions, windows):
+    assert window == 2 and actions == 7 and observation["image"].shape == (7, 7, 3)
+    assert windows[0]["image"].shape == (256, 7, 7, 3) and windows[1]["image"].shape == (256, 2, 7, 7, 3)
+    if source.strip().startswith("bad"):
+        raise SandboxError("the name 'bad' is unknown here", 1, source)
+    return Fake(source)
+
+
+class Writer:
+    """Replies from a list, in order; keeps the requests."""
+
+    name = "writer"
+
+    def __init__(self, replies):
+        self.replies, self.requests = list(replies), []
+
+    def complete(self, requests):
+        found = []
+        for request in requests:
+            self.requests.append(request)
+            texts = []
+            for _ in range(request.n):
+                if not self.replies:
+                    raise BudgetExceeded("the budget of calls is spent")
+                texts.append(self.replies.pop(0))
+            found.append(ChatReply(tuple(Choice(text) for text in texts), model=self.name, usage=Usage()))
+        return found
+
+
+def block(code):
+    return f"Here:\n```python\n{code}\n```\n"
+
+
+@pytest.fixture
+def settings(tmp_path, monkeypatch):
+    collected.write(tmp_path / "a.parquet", played())
+    monkeypatch.setattr(programs, "admit", admit)
+    windows = WindowConfig(data=str(tmp_path / "a.parquet"), env=ID, window=2)
+    # so that the sign of the correlation is known: what follows is larger where more cells are empty
+    monkeypatch.setattr(programs, "correlation", lambda values, windows: float(np.sign(values.mean())))
+    run = BaseRunConfig(out=str(tmp_path), name="code")
+    return lambda **options: CodeRun(windows=windows, run=run, **{"candidates": 2, "rounds": 2, "tests": 256} | options)
+
+
+def written(settings, replies, monkeypatch, **options):
+    writer = Writer(replies)
+    monkeypatch.setattr(programs, "ScriptedCoder", lambda world: writer)
+    return writer, programs.write_programs(settings(**options))
+
+
+def test_refused_programs_are_repaired_and_the_best_is_kept(settings, monkeypatch, tmp_path):
+    replies = [block("bad 1"), block("worse -1"), block("good 2"), block("later -3"), "no code", block("bad again")]
+    replies += [block("last -1")]
+    writer, summary = written(settings, replies, monkeypatch)
+    rows = [json.loads(line) for line in (tmp_path / "code" / programs.CANDIDATES).read_text().splitlines()]
+    found = [(row["round"], row["number"], row["repair"], bool(row["refused"])) for row in rows]
+    # round 0: two candidates, the first repaired; round 1: one, and one without code that is repaired twice
+    assert found[:4] == [(0, 0, 0, True), (0, 1, 0, False), (0, 0, 1, False), (1, 0, 0, False)]
+    assert found[4][:3] == (1, 1, 0) and found[4][3] and "no Python code block" in rows[4]["refused"]
+    assert (tmp_path / "code" / programs.PROGRAM).read_text().strip() == "good 2"
+    assert summary["correlation"] == 1 and summary["refused"] >= 2
+    manifest = load(tmp_path / "code", "bk-code")
+    assert manifest.window == 2 and manifest.family == "babyai" and manifest.model == "writer"
+    assert manifest.data == collected.read(tmp_path / "a.parquet").digest
+    # the repair has the reason; the second round shows the best program with its values
+    assert "the name 'bad' is unknown here" in writer.requests[1].messages[-1].content
+    later = writer.requests[2].messages
+    assert "good 2" in later[-2].content and "Sample#5" in later[-1].content and "potential:" in later[-1].content
+    assert writer.requests[2].sample == 2 and writer.requests[0].n == 2
+
+
+def test_a_spent_budget_keeps_the_best_so_far(settings, monkeypatch, tmp_path):
+    _, summary = written(settings, [block("fine 1"), block("fine 2")], monkeypatch)
+    assert "budget" in summary["stopped"] and summary["admitted"] == 2
+    assert (tmp_path / "code" / programs.PROGRAM).exists()
+
+
+def test_without_a_program_the_reason_is_given(settings, monkeypatch):
+    with pytest.raises(ValueError, match="writer wrote no program that was admitted; the last reason was: .*'bad'"):
+        written(settings, [block("bad")] * 2, monkeypatch, rounds=1, repairs=0)
+
+
+def test_an_interrupted_run_is_continued_with_its_own_settings(settings, monkeypatch, tmp_path):
+    written(settings, [block("fine 1"), block("fine 2")], monkeypatch, rounds=1)
+    config = settings(rounds=1, candidates=1)
+    again = CodeRun(**{**vars(config), "run": BaseRunConfig(out=str(tmp_path), name="code", resume=True)})
+    with pytest.raises(ValueError, match="candidates"):
+        programs.write_programs(again)
