@@ -121,8 +121,8 @@ def collect(config: CollectRun) -> int:
 def start_offline(get: Get) -> OfflineRun:
     """The settings of the run that recorded the steps; the oracle's goals instead of those of a chat model."""
     folder = get("buffer")
-    file = Path(folder) / "config.json" if folder else None
-    if file is None or not file.exists():
+    file = Path(folder or "") / "config.json"
+    if not folder or not (file.parent / "buffer.json").exists():  # which is refused later, by name
         return _with_ellm(OfflineRun, presets.preset("embedded"))
     from llmrl_jax.core.config import load_config
 
