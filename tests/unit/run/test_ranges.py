@@ -16,7 +16,7 @@ from llmrl_jax.run.memory.config import FitConfig
 from llmrl_jax.run.rl_training import settings_class
 from llmrl_jax.run.settings import blank, checked, draft
 from llmrl_jax.run.tune.settings import GrpoRun, TuneConfig
-from llmrl_jax.systems.ellm.settings import AccuracyRun, PretrainRun
+from llmrl_jax.systems.ellm.settings import AccuracyRun, AnswersRun, PretrainRun
 from llmrl_jax.systems.glam.settings import CloneRun, TrainConfig
 from llmrl_jax.systems.props.settings import FinetuneRun, PropsRun, TableConfig
 
@@ -24,7 +24,7 @@ from llmrl_jax.systems.props.settings import FinetuneRun, PropsRun, TableConfig
 COMMANDS = {
     "lm sft": TuneConfig, "lm grpo": GrpoRun, "lm fit": FitConfig, "glam train": TrainConfig, "glam clone": CloneRun,
     "props run": PropsRun, "props table": TableConfig, "props finetune": FinetuneRun,
-    "ellm pretrain": PretrainRun, "ellm accuracy": AccuracyRun,
+    "ellm pretrain": PretrainRun, "ellm accuracy": AccuracyRun, "ellm answers": AnswersRun,
     **{f"rl train {algo}": settings_class(algo) for algo in sorted(ALGORITHMS)},
 }  # fmt: skip
 
