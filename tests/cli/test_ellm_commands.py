@@ -161,7 +161,7 @@ def test_answers_of_the_oracle(run, capsys):
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     assert len(rows) >= 2 and f"{len(rows)} rows" in capsys.readouterr().out
     for row in rows:
-        assert row["state"] in row["messages"][0]["content"].lower() and "table" not in row["messages"][0]["content"]
+        assert row["state"] in row["messages"][0]["content"] and "skeleton" not in row["messages"][0]["content"]
         assert prompts.read_goals(row["messages"][1]["content"]) == row["goals"]
     assert main(["ellm", "answers", *args.replace(".jsonl", ".txt").split()]) == 2
     assert "--file is" in capsys.readouterr().err
