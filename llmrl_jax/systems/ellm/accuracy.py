@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, UInt32
 
-from envs_jax import make
 from llmrl_jax.agents.play import begin, policy_actor, watch
 from llmrl_jax.agents.random import RandomPolicy
 from llmrl_jax.core import config as configs
@@ -22,7 +21,7 @@ from llmrl_jax.lm.encoder_names import resolved
 from llmrl_jax.run.chat_model import make_chat
 from llmrl_jax.run.folder import opened
 from llmrl_jax.systems.ellm.asking import Asker
-from llmrl_jax.systems.ellm.build import Ellm, build
+from llmrl_jax.systems.ellm.build import Ellm, build, make_env
 from llmrl_jax.systems.ellm.closed_accuracy import closed_accuracy
 from llmrl_jax.systems.ellm.evaluation import categories_table, category_shares
 from llmrl_jax.systems.ellm.facts import ClosedFacts, Facts, facts_of
@@ -110,7 +109,7 @@ def states_met(config: StatesMet, seed: int) -> tuple[Ellm, Met]:
     else:
         settings = dataclasses.replace(config.ellm, **_oracle_only(oracle))
         policy, weights = None, ((), ())
-    made = build(settings, make(settings.env)[0], keys=True)
+    made = build(settings, keys=True)
     if not isinstance(made.facts, Facts):
         raise ValueError(
             f"the goals of {settings.env} are closed-form, and the answers about them do not depend on states: give "
@@ -140,7 +139,7 @@ def accuracy(config: AccuracyRun, states: tuple[Ellm, Met] | None = None) -> dic
     goals = config.ellm.goals
     shots = choose_shots(goals.shots, goals.examples)
     config.chat.check()
-    facts = facts_of(make(config.ellm.env)[0])
+    facts = facts_of(make_env(config.ellm))
     if isinstance(facts, ClosedFacts):
         return closed_accuracy(config, facts)
     made, met = states_met(config, config.run.seed) if states is None else states

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from llmrl_jax.systems.ellm import prompts
-from llmrl_jax.systems.ellm.accuracy import Met, of_half
+from llmrl_jax.systems.ellm import accuracy, presets, prompts
+from llmrl_jax.systems.ellm.accuracy import Met, of_half, states_met
 from llmrl_jax.systems.ellm.answers import rows_of
 from llmrl_jax.systems.ellm.asking import Asker
+from llmrl_jax.systems.ellm.settings import AnswersRun
 from tests.ellm_world import CHOP, DRINK, NAMES, PLACE, Yard
 
 
@@ -35,6 +37,23 @@ def test_the_halves_are_disjoint_and_depend_on_the_key_only():
     assert of_half(Met(keys[::-1], whole.feasible), "training").keys.tolist() == training.keys[::-1].tolist()
     assert 0 in other.keys  # SHA-256 of four zero bytes begins with df, which is odd
     assert of_half(whole, "both") is whole
+
+
+def test_an_agent_that_sees_pictures_meets_states(monkeypatch, tmp_path):
+    """Its world draws them, whether its id says so or not; the key of a state is beside them."""
+    worlds = []
+
+    def meet(env, env_params, *rest):
+        worlds.append(env)
+        return met((MIDDLE, ()))
+
+    monkeypatch.setattr(accuracy, "meet", meet)
+    for env in ("CrafterText-v1", "CrafterText-v1?pixels=36"):
+        ellm = replace(presets.PIXELS, env=env, encoder="hashed")
+        states_met(AnswersRun(ellm=ellm, file=tmp_path / "answers.jsonl", half="both"), 0)
+    seen = [dict(world.observation_space(world.default_params).spaces) for world in worlds]
+    assert [parts["image"].shape for parts in seen] == [(84, 84, 4), (36, 36, 4)]
+    assert all({"key", "known"} <= set(parts) for parts in seen)
 
 
 def test_a_row_has_the_request_and_the_oracles_reply():
