@@ -32,7 +32,10 @@ def rows_of(facts: Facts, met: Met, shots: tuple[prompts.Shot, ...]) -> list[dic
 def write_answers(config: AnswersRun) -> int:
     """Write the file of `llmrl ellm answers`. **Returns:** its number of rows.
 
-    **Raises:** what `choose_shots`, `build` and `load_run` raise; `ValueError` if no state has an answer."""
+    **Raises:** what `choose_shots`, `build` and `load_run` raise; `ValueError` for a file of
+    another kind, or if no state has an answer."""
+    if config.file.suffix != ".jsonl":
+        raise ValueError(f"--file is {config.file}; a name that ends in .jsonl is needed")
     goals = config.ellm.goals
     shots = prompts.choose_shots(goals.shots, goals.examples)
     made, met = states_met(config, config.seed)

@@ -142,8 +142,6 @@ class AnswersRun(StatesMet):
     def __post_init__(self):
         super().__post_init__()
         fields_in(self, "[0, 4294967295]", "seed")
-        if self.file.suffix != ".jsonl":
-            raise ValueError(f"file is {self.file}; a name that ends in .jsonl is needed")
 
 
 @dataclass(frozen=True)
