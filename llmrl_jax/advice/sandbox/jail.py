@@ -31,7 +31,8 @@ DENIED = {
     "socket": (41, 198), "connect": (42, 203), "accept": (43, 202), "accept4": (288, 242), "sendto": (44, 206),
     "recvfrom": (45, 207), "sendmsg": (46, 211), "recvmsg": (47, 212), "bind": (49, 200), "listen": (50, 201),
     "socketpair": (53, 199), "fork": (57, None), "vfork": (58, None), "execve": (59, 221), "execveat": (322, 281),
-    "kill": (62, 129), "tkill": (200, 130), "truncate": (76, 45), "ftruncate": (77, 46), "rename": (82, None),
+    "kill": (62, 129), "tkill": (200, 130),
+    "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240), "pidfd_send_signal": (424, 424), "truncate": (76, 45), "ftruncate": (77, 46), "rename": (82, None),
     "renameat": (264, 38), "renameat2": (316, 276), "mkdir": (83, None), "mkdirat": (258, 34), "rmdir": (84, None),
     "creat": (85, None), "link": (86, None), "linkat": (265, 37), "unlink": (87, None), "unlinkat": (263, 35),
     "symlink": (88, None), "symlinkat": (266, 36), "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53),
@@ -44,7 +45,9 @@ DENIED = {
 }  # fmt: skip
 _ABSENT = {"clone3": (435, 435), "openat2": (437, 437)}
 """Refused as calls that the kernel does not have, so that the C library uses older ones, whose flags are visible."""
-_FLAGGED = {"open": (2, None), "openat": (257, 56), "clone": (56, 220), "prlimit64": (302, 261)}
+_FLAGGED = {"open": (2, None), "openat": (257, 56), "clone": (56, 220), "prlimit64": (302, 261), "tgkill": (234, 131)}
+NUMBERS = DENIED | _ABSENT | _FLAGGED
+"""Every call that the filter knows."""
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _CLONE_THREAD = 0x10000
 
@@ -137,7 +140,6 @@ def _instructions(column: int, architecture: int) -> list[bytes]:
                 steps += [step(equal, 0, 1, number), step(give, 0, 0, verdict)]
     for name, argument, bits, bad in (
         ("open", 1, _WRITING, True), ("openat", 2, _WRITING, True), ("clone", 0, _CLONE_THREAD, False),
-        ("prlimit64", 2, 0xFFFFFFFF, True),
     ):  # fmt: skip
         number = _FLAGGED[name][column]
         if number is not None:
@@ -149,6 +151,22 @@ def _instructions(column: int, architecture: int) -> list[bytes]:
                 step(give, 0, 0, first),
                 step(give, 0, 0, second),
             ]
+    # new limits, whose address may have either half empty; and signals, but for those of this process to itself (abort)
+    low, high = 16 + 8 * 2, 16 + 8 * 2 + 4
+    steps += [
+        step(equal, 0, 6, _FLAGGED["prlimit64"][column]),
+        step(load, 0, 0, low),
+        step(any_bit, 2, 0, 0xFFFFFFFF),
+        step(load, 0, 0, high),
+        step(any_bit, 0, 1, 0xFFFFFFFF),
+        step(give, 0, 0, denied),
+        step(give, 0, 0, allow),
+        step(equal, 0, 4, _FLAGGED["tgkill"][column]),
+        step(load, 0, 0, 16),
+        step(equal, 0, 1, os.getpid()),
+        step(give, 0, 0, allow),
+        step(give, 0, 0, denied),
+    ]
     return [*steps, step(give, 0, 0, allow)]
 
 

@@ -142,7 +142,7 @@ def _outcome(said: bytes, errors: bytes, late: bool, code: int, source: str, lim
                 stage, protections = str(word["stage"])[:80], word.get("protections", protections)
                 continue
             if "error" in word:
-                number = word["line"] if isinstance(word["line"], int) else None
+                number = word["line"] if isinstance(word["line"], int) and word["line"] > 0 else None
                 raise SandboxError(_printable(word["error"], 600), number, source)
             report = {str(k): float(v) for k, v in word["report"].items()} | {
                 "protections": [_printable(p, 60) for p in protections]
@@ -158,7 +158,7 @@ def _outcome(said: bytes, errors: bytes, late: bool, code: int, source: str, lim
             return Reply(module, int(word["version"]), components, report)
         except SandboxError:
             raise
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
             break
     tail = errors.decode(errors="replace")
     if late or -code == signal.SIGXCPU:

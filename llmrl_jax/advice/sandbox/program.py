@@ -45,6 +45,8 @@ class Program:
     ):
         self.module, self.version, self.source, self.spec = bytes(module), version, source, spec
         self.components, self.bound, self.report = tuple(components), float(bound), dict(report)
+        if not 0 < self.bound <= 1e9:
+            raise SandboxError(f"its bound is {self.bound}; a number above 0, at most 1e9, is needed")
         self.source_hash = hashlib.sha256(source.encode()).hexdigest()
         self._call = _vectorised(verified(self.module, version, spec, len(self.components)))
         self.hash = hashlib.sha256(_canonical(self._identity())).hexdigest()
@@ -130,7 +132,7 @@ class Program:
                 float(body["bound"]),
                 dict(body["report"]),
             )
-        except (SandboxError, ValueError, KeyError, TypeError) as error:
+        except (SandboxError, ValueError, KeyError, TypeError, OverflowError) as error:
             raise SandboxError(f"{path} cannot be used: {error}") from None
 
 

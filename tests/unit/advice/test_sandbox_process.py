@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from llmrl_jax.advice.sandbox import Limits, Program, SandboxError, admit, admit_many, process, trace
-from llmrl_jax.advice.sandbox.jail import DENIED, MACHINES
+from llmrl_jax.advice.sandbox.jail import MACHINES, NUMBERS
 from llmrl_jax.advice.sandbox.stablehlo import lower
 from tests.unit.advice.sandbox_programs import body, value
 from tests.unit.advice.sandbox_valid import VALID
@@ -149,6 +149,9 @@ TEXT = "\nprint('text', end='')"
         (STAGE + "say(components=[], report={}, version='x', bytes=0)", SandboxError, "ended the process"),
         (STAGE + "say(components=['a', 'a'], report={}, version=9, bytes=0)", SandboxError, "ended the process"),
         (STAGE + "say(components=[], report={}, version=9, bytes=10)", SandboxError, "ended the process"),
+        (STAGE + "say(components=[], report={}, version=9, bytes=1e999)", SandboxError, "ended the process"),
+        (STAGE + "say(components=[], report={'a': 10**400}, version=9, bytes=0)", SandboxError, "ended the process"),
+        (STAGE + "say(error='x', line=-1000)", SandboxError, "^x$"),
         (STAGE + f"say(components=[], report={{}}, version={VERSION}, bytes=4){TEXT}", SandboxError, "cannot be read"),
         (STAGE + f"say(components=[], report={{}}, version=99, bytes=4){TEXT}", SandboxError, "convention is 99"),
         (STAGE + "while True: sys.stdout.write('x' * 65536)", SandboxError, "ended the process"),
@@ -229,7 +232,7 @@ def test_a_child_sees_no_environment(monkeypatch, tmp_path):
 
 
 TRIED = """
-import importlib.util, json, os, resource, socket, subprocess, sys
+import ctypes, importlib.util, json, os, resource, socket, subprocess, sys, threading
 spec = importlib.util.spec_from_file_location("jail", sys.argv[1])
 jail = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(jail)
@@ -252,6 +255,20 @@ attempt("fork", os.fork)
 attempt("start", lambda: subprocess.run(["true"]))
 attempt("replace", lambda: os.execv("/bin/true", ["true"]))
 attempt("signal", lambda: os.kill(os.getppid(), 0))
+call = ctypes.CDLL(None, use_errno=True).syscall
+
+def signalled(name, *arguments):
+    # by the number of the call, as only kill() has a function in Python
+    if call(numbers[name], *arguments) != 0:
+        raise OSError(ctypes.get_errno(), "")
+
+numbers = {name: jail.NUMBERS[name][jail.MACHINES.get(os.uname().machine, (0,))[0]] for name in jail.NUMBERS}
+held, other = ctypes.create_string_buffer(128), os.getppid()
+attempt("signal a thread", lambda: signalled("tgkill", other, other, 0))
+attempt("queue a signal", lambda: signalled("rt_sigqueueinfo", other, 0, held))
+attempt("queue for a thread", lambda: signalled("rt_tgsigqueueinfo", other, other, 0, held))
+attempt("signal by a file", lambda: signalled("pidfd_send_signal", os.open(f"/proc/{other}", os.O_RDONLY), 0, None, 0))
+attempt("signal itself", lambda: signalled("tgkill", os.getpid(), threading.get_native_id(), 0))
 attempt("session", os.setsid)
 attempt("memory", lambda: bytearray(1 << 30))
 attempt("raise", lambda: resource.setrlimit(resource.RLIMIT_AS, (-1, -1)))
@@ -276,7 +293,8 @@ def test_what_a_confined_process_cannot_do(tmp_path):
         wanted["connect"] = "OSError"
     if "seccomp" in granted:
         names = ("socket", "write", "remove", "fork", "start", "replace", "signal", "session")
-        wanted |= dict.fromkeys(names, "PermissionError")
+        names += ("signal a thread", "queue a signal", "queue for a thread", "signal by a file")
+        wanted |= dict.fromkeys(names, "PermissionError") | {"signal itself": "done"}
     assert {name: found[name] for name in wanted} == wanted
     assert found["read"] == "done"  # modules are read late
     assert kept.read_text() == "text" and not new.exists()
@@ -294,7 +312,7 @@ def test_call_numbers_are_those_of_this_machine():
     column = MACHINES[machine][0]
     wrong = [
         name
-        for name, numbers in DENIED.items()
+        for name, numbers in NUMBERS.items()
         if f"#define __NR_{name} " in text and f"#define __NR_{name} {numbers[column]}\n" not in text
     ]
     assert not wrong

@@ -169,6 +169,10 @@ def test_an_edited_file_with_a_new_checksum_is_checked_like_a_childs_reply(progr
         ({"spec": SPEC.to_json() | {"window": 4}}, "takes or returns other values"),
         ({"spec": {}}, "parts"),
         ({"module": "!"}, "cannot be used"),
+        ({"bound": float("nan")}, "bound is nan"),
+        ({"bound": -1.0}, "bound is -1.0"),
+        ({"bound": 10**400}, "too large"),
+        ({"version": float("inf")}, "infinity"),
     ):
         edited = body | change
         canonical = json.dumps(edited, sort_keys=True, separators=(",", ":")).encode()
