@@ -59,8 +59,9 @@ def make_inputs(
 
     A text is the normalised sum of the embeddings of its phrases: a state has too many texts for a table of whole ones.
 
-    **Arguments:** `env`, for its phrasebooks; `space`, of the observations; `captions`, how many captions are goals;
-    `texts`, the parts of the observation that are text; `encoder`; `goals`, whether the network sees goals.
+    **Arguments:** `env`, for its phrasebooks; `space`, of the observations, further parts of which are not read;
+    `captions`, how many captions are goals; `texts`, the parts of the observation that are text; `encoder`; `goals`,
+    whether the network sees goals.
     """
     tables = {name: np.asarray(encoder.encode_texts(env.captions[name].phrases)) for name in texts}
     parts: dict[str, Any] = dict(space.spaces)
@@ -69,10 +70,10 @@ def make_inputs(
 
     def inputs(obs: Any) -> Inputs:
         found: dict[str, jax.Array] = {}
-        if PICTURE in obs:
+        if PICTURE in parts:
             found["image"] = obs[PICTURE]
         symbols = [one_hots(obs["view"], view)] if view else []
-        if "inventory" in obs:
+        if "inventory" in parts:
             symbols.append(obs["inventory"].astype(jnp.float32) / most)
         if symbols:
             found["symbols"] = jnp.concatenate(symbols, axis=-1)

@@ -23,6 +23,7 @@ from llmrl_jax.systems.ellm.config import ChatGoals, EllmConfig
 from llmrl_jax.systems.ellm.evaluation import category_shares, crafter_score
 from llmrl_jax.systems.ellm.goals import NO_KEY
 from llmrl_jax.systems.ellm.inputs import summed
+from llmrl_jax.systems.ellm.offline import recorder
 from llmrl_jax.systems.ellm.pretrained import Pretrained
 from tests.ellm_world import NAMES, Yard
 
@@ -90,6 +91,15 @@ def test_texts_and_symbols_reach_the_network():
         yard = Yard()
         yard.__class__ = type("Mute", (Yard,), {"captions": {}})
         build(replace(SMALL, observe="text"), yard)
+
+
+def test_a_network_sees_only_what_its_agent_observes():
+    """An agent that reads captions plays where steps are recorded, whose observations have all parts."""
+    reads = made(replace(SMALL, observe="text"))
+    world = recorder(reads)
+    obs, _ = world.reset(jax.random.key(0), reads.env_params)
+    assert {"view", "inventory", "text"} <= set(obs)
+    assert set(reads.inputs(jax.tree.map(lambda x: x[None], obs))) == {"text", "goals"}
 
 
 @pytest.mark.parametrize("tune", ["all", "critic", "linear"])
