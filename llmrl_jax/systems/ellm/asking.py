@@ -109,7 +109,7 @@ class Asker:
             counts["malformed"] += goals is None
             kept = []
             for goal in goals or ():
-                if len(goal.encode()) > NAME_BYTES:
+                if not goal.isprintable() or len(goal.encode()) > NAME_BYTES:  # no UTF-8 for a half of a surrogate pair
                     counts["malformed"] += 1
                 elif goal in ids or len(ids) < most:
                     kept.append(ids.setdefault(goal, len(ids)))

@@ -79,7 +79,7 @@ def only(facts: ClosedFacts, params: Any, name: str) -> Any:
 
 def goal_tables(config: EllmConfig, facts: ClosedFacts) -> dict[str, Bool[np.ndarray, "N R"]]:
     """The goals of the settings' suggester: `pick` and `store` of `PlacingParams`. Those of a chat model are not known
-    before it is asked (`closed.judged`)."""
+    before it is asked (`closed.with_judged`)."""
     everything = np.ones(facts.correct.shape, bool)
     if config.suggester == "oracle":
         return answers_as_goals(facts.correct, everything)

@@ -114,6 +114,14 @@ def test_goals_beyond_the_capacity_are_counted():
     assert counts_of(answer)["no_place_for_goals"] == 1 and int(answer["count"]) == len(NAMES) + 3
 
 
+@pytest.mark.parametrize("garbage", ["drink water\0", "fly\ud800", "fly\x1b[2J"])
+def test_goals_that_are_no_text_are_counted(garbage):
+    """A zero would read back as the goal without it; a half of a surrogate pair has no UTF-8."""
+    answer = asker(Says(f"- {garbage}\n- swim")).answer(asked(0))
+    assert answer["goals"][0].tolist() == [len(NAMES), -1] and int(answer["count"]) == len(NAMES) + 1
+    assert counts_of(answer)["malformed"] == 1
+
+
 def test_the_answer_depends_on_the_request_only():
     """A new process that is asked the same gives goals the same ids."""
     request = asked(0, 1)
