@@ -49,8 +49,8 @@ class Answers:
 
 
 COUNTS = ("asked", "malformed", "no_place_for_goals", "no_place_for_states", "not_collected")
-"""States asked about; replies and goals that could not be read; goals and states without a place left; states that were met when
-the buffer of an update was full (they are collected when met again)."""
+"""States asked about; replies and goals that could not be read; goals and states without a place left; states that were
+met when the buffer of an update was full (they are collected when met again)."""
 
 
 def unit_rows(x: np.ndarray) -> np.ndarray:
