@@ -119,7 +119,8 @@ def collect(config: CollectRun) -> int:
 
 
 def start_offline(get: Get) -> OfflineRun:
-    """The settings of the run that recorded the steps; the oracle's goals instead of those of a chat model."""
+    """The settings of the run that recorded the steps, without a bonus; the oracle's goals instead of those of a chat
+    model, and instead of a bonus that was the only reward."""
     folder = get("buffer")
     file = Path(folder or "") / "config.json"
     if not folder or not (file.parent / "buffer.json").exists():  # which is refused later, by name
@@ -127,8 +128,13 @@ def start_offline(get: Get) -> OfflineRun:
     from llmrl_jax.core.config import load_config
 
     ellm = load_config(CollectRun, file).ellm
+    default = EllmConfig()
     if ellm.suggester == "chat":
-        ellm = replace(ellm, suggester="oracle", goals=EllmConfig().goals)
+        ellm = replace(ellm, suggester="oracle", goals=default.goals)
+    if ellm.bonus != "none":
+        only = ellm.suggester == "none" and not ellm.extrinsic
+        plain: Any = {"bonus": "none", ellm.bonus: getattr(default, ellm.bonus)}
+        ellm = replace(ellm, suggester="oracle" if only else ellm.suggester, **plain)
     return _with_ellm(OfflineRun, ellm)
 
 

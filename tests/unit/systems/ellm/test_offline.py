@@ -15,10 +15,12 @@ from llmrl_jax.core import config as configs
 from llmrl_jax.data.parquet import write_parquet
 from llmrl_jax.rl.branches import BranchConfig
 from llmrl_jax.rl.dqn_config import DQNConfig
-from llmrl_jax.systems.ellm import offline
+from llmrl_jax.systems.ellm import offline, presets
 from llmrl_jax.systems.ellm.build import build
+from llmrl_jax.systems.ellm.commands import start_offline
 from llmrl_jax.systems.ellm.config import EllmConfig
 from llmrl_jax.systems.ellm.relabel import relabelled
+from llmrl_jax.systems.ellm.settings import CollectRun
 from tests.ellm_world import NAMES, Yard
 
 
@@ -123,6 +125,16 @@ def test_learning_without_play(folder):
 
 def _raw(tree):
     return [np.asarray(x) for x in jax.tree.leaves(tree) if not jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)]
+
+
+@pytest.mark.parametrize(("name", "suggester"), [("rnd", "oracle"), ("noveld", "oracle"), ("extrinsic", "none")])
+def test_steps_of_an_agent_of_novelty(tmp_path, name, suggester):
+    """Its bonus needs play, so the goals of the oracle take its place where nothing else is rewarded."""
+    configs.save_config(CollectRun(ellm=presets.preset(name)), tmp_path / "config.json")
+    configs.save_config({"steps": 288}, tmp_path / offline.ABOUT)
+    ellm = start_offline({"buffer": str(tmp_path)}.get).ellm
+    assert (ellm.suggester, ellm.bonus) == (suggester, "none")
+    assert offline.settled(ellm, 288).dqn.replay_size == 288
 
 
 def test_what_is_refused(folder, tmp_path):
