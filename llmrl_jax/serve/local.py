@@ -23,7 +23,7 @@ from llmrl_jax.serve.wire import read_chat
 
 
 WIDER = 4
-"""How many times more continuations a batch has whose prompts begin alike, if its own keys and values are few."""
+"""How many times more continuations a batch has whose prompts begin the same, if its own keys and values are few."""
 WIDER_BYTES = 2 * 1024**3
 """Most memory of the keys and values of such a batch."""
 

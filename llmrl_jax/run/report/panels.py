@@ -32,7 +32,7 @@ class Section:
 
 
 @functools.cache
-def _font(size: int) -> Any:
+def font(size: int) -> Any:
     """The letters that matplotlib brings along."""
     import matplotlib
     from PIL import ImageFont
@@ -42,7 +42,7 @@ def _font(size: int) -> Any:
 
 def wrapped(text: str, width: float, size: int = TEXT) -> list[str]:
     """A text as lines of at most `width` pixels, broken between words; a longer word is cut."""
-    measure = _font(size).getlength
+    measure = font(size).getlength
     lines = [""]
     for word in text.split():
         joined = f"{lines[-1]} {word}".strip()
@@ -58,7 +58,7 @@ def wrapped(text: str, width: float, size: int = TEXT) -> list[str]:
 def fitted(section: Section, width: float) -> list[str]:
     """The lines of a section as they are drawn: wrapped, with the further lines of an entry indented, and at most
     `most`."""
-    entries = [wrapped(text, width - _font(TEXT).getlength(INDENT)) for text in section.lines]
+    entries = [wrapped(text, width - font(TEXT).getlength(INDENT)) for text in section.lines]
     drawn: list[str] = []
     for i, (first, *rest) in enumerate(entries):
         lines, left = [first, *(f"{INDENT}{line}" for line in rest)], len(entries) - i
@@ -98,19 +98,19 @@ def draw_panel(
     view = scaled(picture)
     image.paste(view, (MARGIN + (SIDE - view.width) // 2, MARGIN + (SIDE - view.height) // 2))
     pen, left, y = ImageDraw.Draw(image), SIDE + 2 * MARGIN, MARGIN
-    pen.text((left, y), wrapped(header, PANEL, SMALL)[0], FAINT, _font(SMALL))
+    pen.text((left, y), wrapped(header, PANEL, SMALL)[0], FAINT, font(SMALL))
     y += LINE + 8
     bottom = height - MARGIN - (LINE if footer else 0)
     for section in sections:
         room = (bottom - y - LINE) // LINE
         if room < 1:
             break
-        pen.text((left, y), section.title, FAINT, _font(SMALL))
+        pen.text((left, y), section.title, FAINT, font(SMALL))
         y += LINE - 2
         for line in fitted(replace(section, most=min(section.most, room)), PANEL - 14):
-            pen.text((left + 14, y), line, section.color, _font(TEXT))
+            pen.text((left + 14, y), line, section.color, font(TEXT))
             y += LINE
         y += LINE // 2
     if footer:
-        pen.text((left, height - MARGIN - 16), wrapped(footer, PANEL, SMALL)[0], FAINT, _font(SMALL))
+        pen.text((left, height - MARGIN - 16), wrapped(footer, PANEL, SMALL)[0], FAINT, font(SMALL))
     return np.asarray(image)

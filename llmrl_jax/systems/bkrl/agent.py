@@ -14,6 +14,7 @@ import envs_jax
 from envs_jax import spaces
 from envs_jax.env import Environment
 from envs_jax.wrappers import EpisodeStatistics, KeepParts
+from llmrl_jax.rl.features import one_hots, plane_sizes
 from llmrl_jax.rl.networks import NetworkConfig, NetworkPolicy
 
 
@@ -47,8 +48,7 @@ def make_features(space: spaces.Dict, names: tuple[str, ...], flat: bool) -> Cal
 
     def one(name: str, x: jax.Array) -> jax.Array:
         if planes[name]:
-            every = [jax.nn.one_hot(x[..., i], n) for i, n in enumerate(planes[name])]
-            return jnp.concatenate(every, axis=-1)
+            return jnp.concatenate(one_hots(x, planes[name]), axis=-1)
         return x.astype(jnp.float32) / jnp.float32(np.max(parts[name].high))
 
     def features(obs: Any, batch_dims: int) -> jax.Array:
@@ -64,8 +64,7 @@ def _codes(space: spaces.Box) -> tuple[int, ...]:
     """The number of codes of each plane of a grid of small codes; empty for other parts."""
     if len(space.shape) != 3 or np.max(space.high) > 63:
         return ()
-    high = np.broadcast_to(np.asarray(space.high), space.shape).reshape(-1, space.shape[-1]).max(axis=0)
-    return tuple(int(x) + 1 for x in high)
+    return plane_sizes(space)
 
 
 def make_policy(env: Environment, names: tuple[str, ...], network: NetworkConfig) -> NetworkPolicy:

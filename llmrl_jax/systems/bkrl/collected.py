@@ -36,6 +36,8 @@ class Windows:
     """Whether the last observation is not that of a terminal state."""
     to_come: Float[np.ndarray, " B"]
     """Discounted sum of the rewards after the last observation."""
+    earned: Float[np.ndarray, " B"]
+    """Discounted sum of the rewards from the first step of the window on."""
 
     def __len__(self) -> int:
         return len(self.time)
@@ -68,8 +70,15 @@ class Collected:
         return len(self.lengths)
 
     def split(self, share: float) -> tuple[Int[np.ndarray, " A"], Int[np.ndarray, " B"]]:
-        """Episodes to show and episodes to test with: every `1 / share`-th one is for tests."""
+        """Episodes to show and episodes to test with: every `1 / share`-th one is for tests.
+
+        **Raises:** `DataError` for so few episodes that none would be for tests.
+        """
         every = max(2, round(1 / share))
+        if len(self) < every:
+            raise DataError(
+                f"there are {len(self)} episodes; at least {every} are needed, so that one is for tests: collect more"
+            )
         held = np.arange(len(self)) % every == every - 1
         return np.flatnonzero(~held), np.flatnonzero(held)
 
@@ -82,10 +91,10 @@ class Collected:
         **Raises:** `DataError` if no episode is long enough.
         """
         every = np.arange(len(self)) if episodes is None else np.asarray(episodes)
-        every = every[self.lengths[every] >= actions]
+        count_all, every = len(every), every[self.lengths[every] >= actions]
         if not len(every):
             raise DataError(
-                f"none of {len(self)} episodes has {actions} steps: collect longer ones, or take a shorter window"
+                f"none of {count_all} episodes has {actions} steps: collect longer ones, or take a shorter window"
             )
         episode = rng.choice(every, count)
         time = rng.integers(0, self.lengths[episode] - actions + 1)
@@ -108,6 +117,9 @@ class Collected:
             episode=episode,
             goes_on=~(over & self.terminated[last - 1]),
             to_come=np.where(over, 0.0, to_come[np.minimum(last, len(to_come) - 1)]).astype(np.float32),
+            earned=np.where(time == self.lengths[episode], 0.0, to_come[np.minimum(first, len(to_come) - 1)]).astype(
+                np.float32
+            ),
         )
 
     def to_come(self, gamma: float) -> Float[np.ndarray, " S"]:

@@ -99,7 +99,7 @@ class TrainRun:
             raise ValueError(f"alg is {self.alg} and {fault}: {remedy}")
         if self.alg in ("none", "rnd"):
             refuse_unread(self, ("shaping",), f"--alg {self.alg}")
-        if self.alg != "rnd":
+        if self.alg != "rnd" and self.agent.rnd != RNDConfig():  # the published presets have these
             refuse_unread(self.agent, ("rnd",), f"--alg {self.alg}")
 
 

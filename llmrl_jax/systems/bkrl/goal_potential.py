@@ -128,7 +128,8 @@ class GoalPotential:
         real = window.action[:, :, None] != NO_ACTION
         led = jnp.sum(jnp.where(real, window.features[:, :-1], 0.0), axis=1) + jnp.sum(verbs[:, :-1], axis=1)
         reached = window.features[:, -1] + verbs[:, -1]
-        near = jax.lax.top_k(jnp.matmul(_unit(led), params["keys"], precision="highest"), NEAREST)[1]
+        few = min(NEAREST, params["keys"].shape[1])
+        near = jax.lax.top_k(jnp.matmul(_unit(led), params["keys"], precision="highest"), few)[1]
         allowed = jnp.any(params["of_key"][near], axis=1)
         cosine = jnp.matmul(_unit(reached), params["goals"], precision="highest")
         best = jnp.max(jnp.where(allowed, cosine, -1.0), axis=1)

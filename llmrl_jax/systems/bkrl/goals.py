@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -44,6 +44,7 @@ from llmrl_jax.systems.bkrl.scripted import ScriptedGoals
 from llmrl_jax.systems.bkrl.worlds import TEXT, world_of
 
 
+Embed = Callable[[Sequence[Any]], np.ndarray]
 GOALS, TABLES, HEAD = "goals.json", "goals.safetensors", "goal_head.safetensors"
 SCALED_BY = 2048
 """Windows by which the potential is scaled."""
@@ -95,13 +96,23 @@ def windows_in_parts(env: Environment, verbs: Sequence[str], windows: Windows) -
     return led, reached
 
 
-def make_library(asked: Asked, windows: Windows, goals: list[list[str]], encoder: TextEncoder) -> Library:
+def embedder(kind: str, encoder: TextEncoder, env: Environment) -> Embed:
+    """`embed(texts)` on the host, where a text is a list of phrases and sentences. **Arguments:** `kind`, `phrases` or
+    `whole`, as `GoalsRun.texts`."""
+    if kind == "phrases":
+        return by_phrases(encoder, env)
+    return lambda texts: unit(encoder.encode_texts([". ".join(text) for text in texts]))
+
+
+def make_library(asked: Asked, windows: Windows, goals: list[list[str]], embed: Embed, encoder: TextEncoder) -> Library:
     """The library of the situations with goals. Those are the windows as the model saw them, their last action and
-    observation included."""
+    observation included.
+
+    **Arguments:** `embed`, of situations, which embeds what is compared with them too; `encoder`, of goals.
+    """
     kept = [i for i, some in enumerate(goals) if some]
     names = tuple(dict.fromkeys(goal for some in goals for goal in some))
     led, reached = windows_in_parts(asked.env, asked.world.verbs, windows)
-    embed = by_phrases(encoder, asked.env)
     place = {goal: i for i, goal in enumerate(names)}
     of_key = np.zeros((len(kept), len(names)), bool)
     for row, i in enumerate(kept):
@@ -138,7 +149,7 @@ def propose(config: GoalsRun) -> dict[str, Any]:
                 f"{asked.chat.model.name} proposed no goal in {len(goals)} windows{': ' + stopped if stopped else ''}; "
                 f"the replies are in {asked.folder / 'chat.jsonl'}"
             )
-        library = make_library(asked, windows, goals, encoder)
+        library = make_library(asked, windows, goals, embedder(config.texts, encoder, asked.env), encoder)
         summary |= _save(config, asked, library, encoder, summary)
         write_summary(asked.folder, summary)
         print(
@@ -200,7 +211,7 @@ def _distilled(config: GoalsRun, asked: Asked, library: Library, encoder: TextEn
     window = config.windows.window
     windows = asked.data.sample(np.random.default_rng(1), config.distilled, window)
     led, reached = windows_in_parts(asked.env, asked.world.verbs, windows)
-    query, transition = (unit(encoder.encode_texts([". ".join(text) for text in some])) for some in (led, reached))
+    query, transition = map(embedder("whole", encoder, asked.env), (led, reached))
     values = exact(query, transition, library, config.threshold)
     model = make_model(asked.env, asked.world.family, config.model, (), window)
     seen = {name: windows.obs[name] for name in seen_parts(asked.env, asked.world.family)}

@@ -19,7 +19,7 @@ from llmrl_jax.systems.bkrl.worlds import world_of
 
 
 FORMAT = 1
-NAME = "potential.json"
+NAME, KEPT = "potential.json", "potential.sha256"
 Kind = Literal["bk-code", "bk-pref", "bk-goal"]
 
 
@@ -35,7 +35,8 @@ class Manifest:
     family: str
     """The family of worlds, `babyai` or `crafter`."""
     observation: dict[str, list[Any]]
-    """The parts of an observation that the potential reads: name -> shape and dtype."""
+    """The parts of an observation that the potential reads: name -> shape and dtype; of a text, the hash of its phrases,
+    since its length depends on the size of a room."""
     actions: tuple[str, ...]
     """The names of the world's actions, in order."""
     window: int
@@ -58,9 +59,15 @@ class Manifest:
 
 
 def observed(env: Environment, parts: tuple[str, ...]) -> dict[str, list[Any]]:
-    """Shape and dtype of parts of a world's observation."""
+    """What a manifest says about parts of a world's observation."""
     space: Any = env.observation_space(env.default_params)
-    return {name: [list(space.spaces[name].shape), np.dtype(space.spaces[name].dtype).name] for name in sorted(parts)}
+
+    def about(name: str) -> list[Any]:
+        if name in env.captions:
+            return ["phrases", digest(*env.captions[name].phrases)]
+        return [list(space.spaces[name].shape), np.dtype(space.spaces[name].dtype).name]
+
+    return {name: about(name) for name in sorted(parts)}
 
 
 def digest(*texts: str) -> str:
@@ -127,15 +134,34 @@ def check_fits(manifest: Manifest, env: Environment, folder: str | Path) -> None
             "another --env or --potential"
         )
     space: Any = env.observation_space(env.default_params)
-    for name, (shape, dtype) in manifest.observation.items():
+    for name, wanted in manifest.observation.items():
         if name not in space.spaces:
             said = nearest(name, list(space.spaces))
             raise ArtifactError(
                 f"{folder} reads {name!r}, which observations of {env.id} lack{said}: choose another --env"
             )
-        here = [list(space.spaces[name].shape), np.dtype(space.spaces[name].dtype).name]
-        if here != [list(shape), dtype]:
-            raise ArtifactError(
-                f"{folder} reads {name!r} as {dtype}{list(shape)}, which is {here[1]}{here[0]} in {env.id}: choose "
-                "another --env"
-            )
+        here = observed(env, (name,))[name]
+        if here == list(wanted):
+            continue
+        if name in env.captions:
+            raise ArtifactError(f"{folder} reads {name!r} in other words than those of {env.id}: choose another --env")
+        raise ArtifactError(
+            f"{folder} reads {name!r} as {wanted[1]}{wanted[0]}, which is {here[1]}{here[0]} in {env.id}: choose "
+            "another --env"
+        )
+
+
+def keep(run: Path, folder: str | Path) -> None:
+    """Note in a run's folder which potential it began with.
+
+    **Raises:** `ArtifactError` if it began with another one: a run that goes on with it would be no continuation.
+    """
+    manifest, note = load(folder), run / KEPT
+    now = digest(json.dumps([manifest.files, manifest.scale, manifest.window], sort_keys=True))
+    if not note.exists():
+        write_whole(note, now + "\n")
+    elif note.read_text().strip() != now:
+        raise ArtifactError(
+            f"{folder} has another potential than the one with which {run} began: put that one back, or begin another "
+            "run"
+        )

@@ -59,10 +59,11 @@ class Answer:
         return said[0] if len(set(said)) == 1 else 0.5
 
 
-def statistics(answers: list[Answer], to_come: np.ndarray) -> dict[str, float]:
+def statistics(answers: list[Answer], earned: np.ndarray) -> dict[str, float]:
     """What is reported of answers.
 
-    **Arguments:** `to_come`, `[P, 2]`, the rewards that follow the windows.
+    **Arguments:** `earned`, `[P, 2]`, the returns from the first step of the windows on: a window in which the episode
+    ends well has its reward.
     **Returns:** `unreadable`, replies; `first_wins`, how often the window that is shown first wins, of answers that are
     no tie (0.5: no position bias); `consistent`, pairs whose answers agree in both orders, of those with two; `ties`;
     `agreement` with the order of returns, of pairs whose returns differ and that are no tie, and their number
@@ -73,10 +74,10 @@ def statistics(answers: list[Answer], to_come: np.ndarray) -> dict[str, float]:
     both = [a for a in answers if a.forward is not None and a.backward is not None]
     said = [a.second_wins for a in answers]
     known = np.array([x is not None and x != 0.5 for x in said], bool)
-    differ = to_come[:, 0] != to_come[:, 1]
+    differ = earned[:, 0] != earned[:, 1]
     compared = known & differ
     wins = np.array([x if x is not None else 0.5 for x in said])
-    right = (wins > 0.5) == (to_come[:, 1] > to_come[:, 0])
+    right = (wins > 0.5) == (earned[:, 1] > earned[:, 0])
 
     def share(count: float, of: float) -> float:
         return count / of if of else float("nan")
@@ -130,7 +131,7 @@ def _record(asked: Asked, windows: Windows, answers: list[Answer]) -> None:
     lines = []
     for i, answer in enumerate(answers):
         where = [[int(windows.episode[j]), int(windows.time[j])] for j in (2 * i, 2 * i + 1)]
-        returns = [float(windows.to_come[j]) for j in (2 * i, 2 * i + 1)]
+        returns = [float(windows.earned[j]) for j in (2 * i, 2 * i + 1)]
         row = {"windows": where, "returns": returns, "forward": answer.forward, "backward": answer.backward}
         lines.append(json.dumps(row) + "\n")
     write_whole(asked.folder / ANSWERS, "".join(lines))
@@ -163,7 +164,7 @@ def prefer(config: PreferRun) -> dict[str, Any]:
         answers, stopped = ask(asked, config, windows)
         spent = asked.chat.spent
         summary: dict[str, Any] = {
-            **statistics(answers, windows.to_come.reshape(-1, 2)[: len(answers)]),
+            **statistics(answers, windows.earned.reshape(-1, 2)[: len(answers)]),
             "calls": spent.calls,
             "tokens": spent.tokens,
             "usd": spent.usd,

@@ -28,6 +28,7 @@ from llmrl_jax.systems.bkrl.config import CodeRun
 from llmrl_jax.systems.bkrl.manifest import Manifest, digest
 from llmrl_jax.systems.bkrl.potentials import ProgramPotential, fixed_scale, on_windows
 from llmrl_jax.systems.bkrl.samples import ScriptedCoder
+from llmrl_jax.systems.bkrl.worlds import described
 
 
 CANDIDATES = "programs.jsonl"
@@ -57,12 +58,14 @@ class Candidate:
 
 
 def correlation(values: np.ndarray, windows: Windows) -> float:
-    """Spearman's rank correlation of potentials and the rewards to come; 0 where either is constant."""
-    if np.ptp(values) == 0 or np.ptp(windows.to_come) == 0:
+    """Spearman's rank correlation of potentials and the rewards to come; 0 where either is constant. Windows that end
+    in a terminal state are left out: no reward follows, and shaping takes 0 for their potential."""
+    values, to_come = values[windows.goes_on], windows.to_come[windows.goes_on]
+    if not len(values) or np.ptp(values) == 0 or np.ptp(to_come) == 0:
         return 0.0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return float(stats.spearmanr(values, windows.to_come).statistic)
+        return float(stats.spearmanr(values, to_come).statistic)
 
 
 class Writing:
@@ -81,7 +84,7 @@ class Writing:
         return {name: x[0, -1] for name, x in self._numbers(self.tests).items()}
 
     def _numbers(self, windows: Windows) -> dict[str, Any]:
-        return {name: x for name, x in windows.obs.items() if name not in self.asked.env.captions and name != "key"}
+        return {name: windows.obs[name] for name in described(self.asked.world, self.asked.env)}
 
     def _sampled(self) -> tuple[Any, Any, Any]:
         obs = self._numbers(self.tests)

@@ -21,7 +21,7 @@ from llmrl_jax.rl.shaping import Shaping
 from llmrl_jax.run.folder import opened, write_summary
 from llmrl_jax.run.loop import RunResult, train as run_training
 from llmrl_jax.run.report.statistics import mean_interval, wilson
-from llmrl_jax.systems.bkrl import collected
+from llmrl_jax.systems.bkrl import collected, manifest as manifests
 from llmrl_jax.systems.bkrl.agent import make_features, make_policy, make_world, playable, seen_parts
 from llmrl_jax.systems.bkrl.artifacts import load_potential
 from llmrl_jax.systems.bkrl.config import TrainRun
@@ -104,6 +104,8 @@ def train(config: TrainRun) -> RunResult:
     made = make(config)
     evaluate = evaluation(made, config.eval_episodes)
     with opened(config.run, f"bkrl-{config.alg}") as folder:
+        if config.potential:
+            manifests.keep(folder, config.potential)
         result = run_training(
             made.learner,
             config.run,

@@ -115,6 +115,13 @@ def world_of(env: Environment) -> World:
     return found
 
 
+def described(world: World, env: Environment) -> tuple[str, ...]:
+    """The numeric parts of an observation that the texts describe: what programs are given. Crafter's picture is not
+    among them."""
+    space: Any = env.observation_space(env.default_params)
+    return tuple(name for name in sorted(space.spaces) if f'obs["{name}"]' in world.arrays)
+
+
 def _crafter(env: Any) -> str:
     from envs_jax.crafter.constants import MATERIALS, SEEN
 

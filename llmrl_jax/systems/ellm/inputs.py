@@ -14,6 +14,7 @@ from envs_jax import spaces
 from envs_jax.env import Environment
 from llmrl_jax.lm.encoder import TextEncoder
 from llmrl_jax.rl.branches import Inputs, l2_normalized
+from llmrl_jax.rl.features import one_hots, plane_sizes
 from llmrl_jax.systems.ellm.goals import unpacked
 from llmrl_jax.systems.ellm.placing import Placing
 
@@ -32,10 +33,9 @@ def picture_of(space: Any) -> tuple[str, ...]:
     return (PICTURE,) if part is not None and np.dtype(part.dtype) == np.uint8 else ()
 
 
-def one_hots(grid: Any, sizes: tuple[int, ...]) -> Float[Array, "B D"]:
-    """The codes of a grid `[B, ..., planes]` as one-hot vectors, flattened; `sizes`, codes of each plane."""
-    parts = [jax.nn.one_hot(grid[..., i], n).reshape(grid.shape[0], -1) for i, n in enumerate(sizes)]
-    return jnp.concatenate(parts, axis=-1)
+def _planes(grid: Any, sizes: tuple[int, ...]) -> Float[Array, "B D"]:
+    """The codes of a grid `[B, ..., planes]` as one-hot vectors, plane after plane, flattened."""
+    return jnp.concatenate([x.reshape(x.shape[0], -1) for x in one_hots(grid, sizes)], axis=-1)
 
 
 def summed(table: Any, caption: Any) -> Float[Array, "B D"]:
@@ -45,11 +45,6 @@ def summed(table: Any, caption: Any) -> Float[Array, "B D"]:
     """
     counts = jnp.sum(jax.nn.one_hot(caption, len(table)), axis=-2)
     return jnp.matmul(counts, jnp.asarray(table), precision="highest")
-
-
-def _plane_sizes(space: spaces.Box) -> tuple[int, ...]:
-    high = np.broadcast_to(np.asarray(space.high), space.shape).reshape(-1, space.shape[-1]).max(axis=0)
-    return tuple(int(x) + 1 for x in high)
 
 
 def make_inputs(
@@ -65,14 +60,14 @@ def make_inputs(
     """
     tables = {name: np.asarray(encoder.encode_texts(env.captions[name].phrases)) for name in texts}
     parts: dict[str, Any] = dict(space.spaces)
-    view = _plane_sizes(parts["view"]) if "view" in parts else ()
+    view = plane_sizes(parts["view"]) if "view" in parts else ()
     most = float(np.max(parts["inventory"].high)) if "inventory" in parts else 1.0
 
     def inputs(obs: Any) -> Inputs:
         found: dict[str, jax.Array] = {}
         if PICTURE in parts:
             found["image"] = obs[PICTURE]
-        symbols = [one_hots(obs["view"], view)] if view else []
+        symbols = [_planes(obs["view"], view)] if view else []
         if "inventory" in parts:
             symbols.append(obs["inventory"].astype(jnp.float32) / most)
         if symbols:

@@ -91,10 +91,10 @@ def _after(config: Any) -> tuple[Any, Ellm, Any]:
         mine, its = getattr(config.ellm, name), getattr(before.config, name)
         if mine != its:
             raise ValueError(f"{name} is {mine}, but the agent of {config.from_run} has {its}: give it the same")
-    return dataclasses.replace(config, ellm=_on_task(config, before.facts)), before, state
+    return dataclasses.replace(config, ellm=on_task(config, before.facts)), before, state
 
 
-def _on_task(config: Any, facts: WorldFacts) -> EllmConfig:
+def on_task(config: Any, facts: WorldFacts) -> EllmConfig:
     """The settings with a single task as the world's reward and as the goal that the agent observes; closed-form goals
     are those of the oracle."""
     steps = facts.tasks.get(config.task)

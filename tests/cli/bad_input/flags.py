@@ -93,7 +93,7 @@ GLAMS = (
     Row("an option that levels lack", f"{GLAM} --env BabyAI-Text/GoToLocal-v0?action=all",
         "no option 'action'; did you mean 'actions'.*it takes room_size, num_dists, describe, language, done_actions, "
         "actions, compat"),
-    Row("a room without a floor", f"{GLAM} --env BabyAI-Text/GoToLocal-v0?room_size=2", "room_size is 2; from 4 to 22"),
+    Row("a room without a floor", f"{GLAM} --env BabyAI-Text/GoToLocal-v0?room_size=2", "room_size is 2; from 4 to 31"),
     Row("no episodes of a run", "glam eval {cartpole} --episodes 0", "--episodes is 0; at least 1 is needed"),
     Row("the run of another command", "glam eval {cartpole}", "cartpole is an rl train run, not a glam train run"),
     Row("the test of another run", "glam test {cartpole} --tests no_modification_test",

@@ -112,7 +112,7 @@ def test_a_text_does_not_depend_on_what_is_asked_beside_it(llama):
 
 
 def test_what_prompts_begin_with_is_read_once(served):
-    """For all of a call, and for later ones; a text is the one that a request alone gets. Rows that have ended leave."""
+    """For all of a call, and for later ones; a text is the one that a request alone gets. Ended rows leave."""
     alone, llama = LocalLlama(served, max_batch=4), LocalLlama(served, max_batch=4)
     long = "Colors: " + "red, " * 40
     requests = [ask(f"{long}{word}", temperature=0.7, seed=i, max_tokens=3 + 9 * i) for i, word in enumerate("abcdef")]

@@ -10,9 +10,9 @@ import pytest
 
 from llmrl_jax.chat import ChatReply, ChatRequest, Choice, Message, Usage
 from llmrl_jax.run.config import BaseRunConfig
-from llmrl_jax.systems.bkrl import collected, prompts
+from llmrl_jax.systems.bkrl import collected, presets, prompts
 from llmrl_jax.systems.bkrl.asking import asking, read_data
-from llmrl_jax.systems.bkrl.config import CodeRun, GoalsRun, PreferRun, WindowConfig
+from llmrl_jax.systems.bkrl.config import CodeRun, GoalsRun, PreferRun, TrainRun, WindowConfig
 from llmrl_jax.systems.bkrl.preferences import Answer, ask, of_answers, statistics
 from llmrl_jax.systems.bkrl.programs import correlation
 from llmrl_jax.systems.bkrl.samples import PROGRAMS
@@ -94,7 +94,7 @@ def test_a_bias_is_reported_and_teaches_nothing(data, tmp_path):
         windows = asked.data.sample(asked.rng, 40, 3)
         answers, stopped = ask(asked, config, windows)
     assert not stopped and len(answers) == 20
-    found = statistics(answers, windows.to_come.reshape(-1, 2))
+    found = statistics(answers, windows.earned.reshape(-1, 2))
     assert found["first_wins"] == 1 and found["consistent"] == 0 and found["unreadable"] == 8
     pairs = of_answers(windows, answers, ("image",))
     assert len(pairs) == 20 and pairs.obs["image"].shape == (20, 2, 4, 7, 7, 3)
@@ -143,6 +143,53 @@ def test_rank_correlation():
     assert correlation(np.arange(64.0) ** 3, windows) == pytest.approx(1)
     assert correlation(-np.arange(64.0), windows) == pytest.approx(-1)
     assert correlation(np.ones(64), windows) == 0
+    # after a terminal state there is nothing, whatever the potential says of it: shaping takes 0 there
+    over = np.arange(64) % 4 == 0
+    ended = replace(windows, goes_on=~over, to_come=np.where(over, 0, windows.to_come))
+    assert correlation(np.where(over, 1e3, np.arange(64.0)), ended) == pytest.approx(1)
+
+
+def test_asking_goes_on_where_the_budget_was_spent(data, tmp_path):
+    def run(name, calls, **options):
+        chat = replace(PreferRun().chat, max_calls=calls)
+        run = BaseRunConfig(out=str(tmp_path), name=name, **options)
+        config = PreferRun(windows=data, pairs=70, chat=chat, run=run)
+        with asking(config, "p", ScriptedJudge) as asked:
+            windows = asked.data.sample(asked.rng, 140, 3)
+            answers, stopped = ask(asked, config, windows)
+            return answers, stopped, asked.chat.spent.calls
+
+    whole = run("whole", 0)
+    part, stopped, calls = run("parts", 100)
+    assert part == whole[0][: len(part)] and 0 < len(part) < 70 and stopped and calls == 100
+    assert run("parts", 0, resume=True) == whole
+    assert whole[2] == 140  # and no pair was asked about twice
+    assert (tmp_path / "parts" / "preferences.jsonl").read_text() == (
+        tmp_path / "whole" / "preferences.jsonl"
+    ).read_text()
+
+
+def test_a_program_is_given_what_the_prompt_describes():
+    import envs_jax
+    from llmrl_jax.systems.bkrl.worlds import described, world_of
+
+    for id, wanted in (
+        (ID, ("direction", "image")),
+        ("Crafter-Text-Reward", ("inventory",)),
+        ("Crafter-Text-Reward?view=true&image=none", ("daylight", "inventory", "view")),
+    ):
+        env = envs_jax.make(id)[0]
+        assert described(world_of(env), env) == wanted
+
+
+@pytest.mark.parametrize("preset", list(presets.TRAIN))
+@pytest.mark.parametrize("alg", ["none", "rnd"])
+def test_presets_serve_every_algorithm(preset, alg):
+    config = TrainRun(agent=presets.train(preset), alg=alg)
+    assert alg == "rnd" or config.alg == "none"
+    if alg == "none":
+        with pytest.raises(ValueError, match="--rnd.outputs is 7, but --alg none does not read it"):
+            TrainRun(agent=replace(config.agent, rnd=replace(config.agent.rnd, outputs=7)), alg=alg)
 
 
 def test_prompts_tell_what_a_program_sees():

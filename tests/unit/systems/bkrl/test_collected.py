@@ -33,6 +33,8 @@ def test_windows_by_hand():
     # the first window is followed by the reward 1; the others by nothing, one after a terminal state
     assert windows.to_come.tolist() == [1, 0, 0]
     assert windows.goes_on.tolist() == [True, False, True]
+    assert windows.earned.tolist() == [0.25, 0.5, 4]  # from their first step on
+    assert data.at([1], [2], 0).earned.tolist() == [0]
     assert data.to_come(0.5).tolist() == [0.25, 0.5, 1, 4, 4]
 
 
@@ -45,11 +47,15 @@ def test_windows_are_drawn_from_long_enough_episodes():
     assert set(data.sample(np.random.default_rng(0), 64, 1, [1]).episode.tolist()) == {1}
     with pytest.raises(DataError, match="none of 2 episodes has 4 steps"):
         data.sample(np.random.default_rng(0), 1, 4)
+    with pytest.raises(DataError, match="none of 1 episodes has 3 steps"):
+        data.sample(np.random.default_rng(0), 1, 3, [1])
 
 
 def test_episodes_for_tests_are_no_others():
     shown, held = played().split(0.2)
     assert not set(shown) & set(held) and len(shown) + len(held) == 12 and len(held) == 2
+    with pytest.raises(DataError, match="there are 2 episodes; at least 5 are needed"):
+        small().split(0.2)
 
 
 def test_a_file_gives_back_what_was_written(tmp_path):

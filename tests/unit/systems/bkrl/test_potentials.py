@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import types
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +26,7 @@ from llmrl_jax.systems.bkrl.goal_potential import (
     exact,
     unit,
 )
-from llmrl_jax.systems.bkrl.goals import windows_in_parts
+from llmrl_jax.systems.bkrl.goals import embedder, make_library, windows_in_parts
 from llmrl_jax.systems.bkrl.manifest import ArtifactError, Manifest
 from llmrl_jax.systems.bkrl.potentials import RandomPotential, Scaled, fixed_scale, on_windows
 from llmrl_jax.systems.bkrl.preference_model import Pairs, PreferenceModelConfig, bradley_terry, distil, fit
@@ -105,6 +106,58 @@ def test_goals_on_the_device_are_those_of_the_host(threshold):
     wanted = exact(embed(led), embed(reached), library(encoder), threshold)
     np.testing.assert_allclose(on_windows(goal_potential(threshold), windows), wanted, atol=1e-5)
     assert len(np.unique(np.round(wanted, 4))) > 8
+
+
+def test_a_library_of_one_situation():
+    whole, windows = library(HashedEncoder()), played().sample(np.random.default_rng(7), 8, 4)
+    of_key = np.array([[True, False, True]])
+    one = dataclasses.replace(whole, keys=whole.keys[:1], of_key=of_key)
+    some = goal_potential(-1.0)
+    tables = (np.asarray(some.params[name]) for name in ("phrases", "verbs"))
+    phrases, verbs = tables
+    found = on_windows(GoalPotential(one, phrases, verbs[1:], 4, -1.0), windows)
+    led, reached = windows_in_parts(world(), world_of(world()).verbs, windows)
+    embed = by_phrases(HashedEncoder(), world())
+    np.testing.assert_allclose(found, exact(embed(led), embed(reached), one, -1.0), atol=1e-5)
+
+
+def test_situations_are_embedded_as_what_is_compared_with_them():
+    """With whole texts, a window that was asked about is nearest to itself."""
+    encoder, windows = HashedEncoder(), played().sample(np.random.default_rng(5), 6, 3)
+    asked = types.SimpleNamespace(env=world(), world=world_of(world()))
+    led, reached = windows_in_parts(world(), asked.world.verbs, windows)
+    texts = [a + b for a, b in zip(led, reached)]
+    for kind, wanted in (
+        ("phrases", by_phrases(encoder, world())(texts)),
+        ("whole", unit(encoder.encode_texts([". ".join(text) for text in texts]))),
+    ):
+        found = make_library(asked, windows, [["a goal"]] * 6, embedder(kind, encoder, world()), encoder)
+        np.testing.assert_allclose(found.keys, wanted, atol=1e-6)
+
+
+def test_words_fit_rooms_of_any_size():
+    """A larger room has longer texts, of the same phrases."""
+    small, large = world(), envs_jax.make("BabyAI-Text-GoToLocal-RedBall-S30")[0]
+    about = manifests.observed(small, (TEXT,))
+    made = Manifest("bk-goal", "babyai", about, tuple(small.action_names), 4, 1.0, "m", "p", "d", {})
+    assert small.observation_space(None).spaces[TEXT].shape != large.observation_space(None).spaces[TEXT].shape
+    manifests.check_fits(made, large, "x")
+    other = dataclasses.replace(made, observation={TEXT: ["phrases", "0" * 64]})
+    with pytest.raises(ArtifactError, match="x reads 'text' in other words than those of"):
+        manifests.check_fits(other, large, "x")
+
+
+def test_a_run_keeps_its_potential(saved, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    manifests.keep(run, saved)
+    manifests.keep(run, saved)  # a resume
+    made = manifests.load(saved)
+    manifests.save(saved, dataclasses.replace(made, report={"usd": 1.0}))
+    manifests.keep(run, saved)  # the same potential
+    manifests.save(saved, dataclasses.replace(made, scale=2.0))
+    with pytest.raises(ArtifactError, match="has another potential than the one with which .* began"):
+        manifests.keep(run, saved)
 
 
 def test_goals_without_a_past():

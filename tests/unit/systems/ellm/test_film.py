@@ -10,7 +10,7 @@ from PIL import Image
 
 from llmrl_jax.agents.recording import Recording
 from llmrl_jax.lm.hashed import HashedEncoder
-from llmrl_jax.run.report.panels import INDENT, MARGIN, PANEL, SIDE, TEXT, Section, _font, draw_panel, fitted, scaled
+from llmrl_jax.run.report.panels import INDENT, MARGIN, PANEL, SIDE, TEXT, Section, draw_panel, fitted, font, scaled
 from llmrl_jax.systems.ellm import film
 from llmrl_jax.systems.ellm.goals import start_goals
 from tests.ellm_world import NAMES, Yard
@@ -50,7 +50,7 @@ def test_lines_fit_the_panel(count):
     words = f"with more words than fit in one line of the panel, {'x' * 80}"
     section = Section("goals", [f"goal {i} {words}" for i in range(count)])
     lines = fitted(section, PANEL)
-    assert len(lines) <= section.most and max(_font(TEXT).getlength(line) for line in lines) <= PANEL
+    assert len(lines) <= section.most and max(font(TEXT).getlength(line) for line in lines) <= PANEL
     assert (count == 1) == (not lines[-1].startswith("… and")) and any(line.startswith(INDENT) for line in lines)
     frame = draw_panel(np.zeros((4, 20, 3), np.uint8), "step 0", [section] * 9, "the end")
     paper = frame[:, -MARGIN:], frame[-MARGIN // 2 :], frame[:MARGIN]

@@ -23,7 +23,7 @@ from llmrl_jax.systems.ellm.config import EllmConfig
 from llmrl_jax.systems.ellm.facts import facts_of
 from llmrl_jax.systems.ellm.goals import unpacked
 from llmrl_jax.systems.ellm.placing import PlacingState, goal_reward
-from llmrl_jax.systems.ellm.training import _on_task
+from llmrl_jax.systems.ellm.training import on_task
 
 
 ID = "Housekeep-Task1-v0"
@@ -315,12 +315,12 @@ def test_single_goals_and_tasks():
     params = facts.only(env.default_params, "put the lemon in/on the kitchen fridge")
     assert int(params.store.sum()) == 1 and not params.pick.any()
     given = partial(SimpleNamespace, ellm=replace(presets.HOUSEKEEP_MACRO, suggester="novelty"), subgoals=False)
-    task = _on_task(given(task="task3"), facts)
+    task = on_task(given(task="task3"), facts)
     assert (task.env, task.suggester, task.intrinsic, task.extrinsic) == ("Housekeep-Macro-Task3-v0", "oracle", 0, 1)
     with pytest.raises(ValueError, match="task is 'task9'; did you mean .*known are task1, task2, task3, task4"):
-        _on_task(given(task="task9"), facts)
+        on_task(given(task="task9"), facts)
     with pytest.raises(ValueError, match="subgoals is True, but the task 'task1' has no steps"):
-        _on_task(given(task="task1", subgoals=True), facts)
+        on_task(given(task="task1", subgoals=True), facts)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pytest
 from llmrl_jax.agents.random import RandomPolicy
 from llmrl_jax.core import config as configs
 from llmrl_jax.data.parquet import write_parquet
+from llmrl_jax.parallel import make_mesh
 from llmrl_jax.rl.branches import BranchConfig
 from llmrl_jax.rl.dqn_config import DQNConfig
 from llmrl_jax.systems.ellm import offline, presets
@@ -115,6 +116,8 @@ def test_learning_without_play(folder):
     state = learner.init(jax.random.key(1))
     assert int(state.replay.size) == 288 and state.replay.items.reward.shape == (72, 4)
     np.testing.assert_array_equal(np.asarray(state.replay.items.reward).T.reshape(-1), stored.reward)
+    with pytest.raises(ValueError, match="dqn.num_envs 4 is not divided by .* = 8 devices"):
+        offline.make_offline(replace(ellm, mesh=make_mesh("data=8")), stored)
     after, metrics = jax.jit(learner.update)(state)
     assert int(after.update) == 1 and float(metrics["loss"]) > 0 and learner.unit == "gradient steps"
     moved = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), state.params, after.params)
