@@ -28,6 +28,7 @@ from llmrl_jax.data.transitions import DataError, Trajectories, Transitions, to_
 from llmrl_jax.lm.encoder_names import resolved
 from llmrl_jax.parallel import Placement
 from llmrl_jax.rl.dqn import DQN
+from llmrl_jax.rl.dqn_config import check
 from llmrl_jax.rl.learner import Learner
 from llmrl_jax.rl.replay import Transition
 from llmrl_jax.run.folder import opened
@@ -43,6 +44,9 @@ from llmrl_jax.systems.ellm.suggested import Suggested
 STEPS, ABOUT, FORMAT = "steps.parquet", "buffer.json", 1
 RECORDED = 0x2EC0
 """Folded into the seed for recorded episodes, which are not those of evaluations."""
+RELABELLED = 0x2EC1
+"""Folded into the seed for the goals that are drawn for recorded steps: the keys of the learner's parts are those that
+`fold_in` makes of the seed's by small numbers, as `split` does."""
 CHUNK = 25
 ROWS = 64
 """Episodes that are played, or relabelled, at once."""
@@ -243,8 +247,10 @@ def make_offline(made: Ellm, steps: Transition) -> Learner:
     """DQN on a memory that holds recorded steps, as a `Learner`, with the state of a run that plays.
 
     **Arguments:** `steps`, leaves `[N, ...]`, of whole episodes in their order; the memory holds all of them, except
-    for the rest of a division by `num_envs`."""
+    for the rest of a division by `num_envs`.
+    **Raises:** `ValueError` for sizes that the devices do not divide."""
     config = dqn_settings(made.config)
+    check(config, made.env, made.env_params, made.mesh)
     dqn = DQN(config, made.env, made.env_params, made.policy, Placement(made.mesh))
     length = config.capacity // config.num_envs
 

@@ -68,7 +68,8 @@ def learn_offline(config: OfflineRun) -> RunResult:
     config = dataclasses.replace(config, ellm=ellm)
     made = build(ellm)
     episodes = offline.read_buffer(folder, made)
-    steps, earned = offline.relabelled_steps(made, episodes, jax.random.key(config.run.seed))
+    key = jax.random.fold_in(jax.random.key(config.run.seed), offline.RELABELLED)
+    steps, earned = offline.relabelled_steps(made, episodes, key)
     print(f"{len(earned)} episodes, {len(steps.reward)} steps; their goals now pay {earned.mean():.2f} per episode")
     return _train(config, made, "ellm-offline", learner=offline.make_offline(made, steps))
 
