@@ -35,8 +35,8 @@ class Manifest:
     family: str
     """The family of worlds, `babyai` or `crafter`."""
     observation: dict[str, list[Any]]
-    """The parts of an observation that the potential reads: name -> shape and dtype; of a text, the hash of its phrases,
-    since its length depends on the size of a room."""
+    """The parts of an observation that the potential reads: name -> shape and dtype; of a text, the hash of its
+    phrases, since its length depends on the size of a room."""
     actions: tuple[str, ...]
     """The names of the world's actions, in order."""
     window: int

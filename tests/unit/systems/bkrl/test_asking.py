@@ -149,9 +149,12 @@ def test_rank_correlation():
     assert correlation(np.where(over, 1e3, np.arange(64.0)), ended) == pytest.approx(1)
 
 
-def test_asking_goes_on_where_the_budget_was_spent(data, tmp_path):
+def test_asking_goes_on_where_the_budget_was_spent(data, tmp_path, monkeypatch):
+    """Through the cache, as with a model that is not the scripted one."""
+    monkeypatch.setattr("llmrl_jax.serve.LocalLlama.load", lambda *args, **options: ScriptedJudge(world()))
+
     def run(name, calls, **options):
-        chat = replace(PreferRun().chat, max_calls=calls)
+        chat = replace(PreferRun().chat, model="local:judge", max_calls=calls)
         run = BaseRunConfig(out=str(tmp_path), name=name, **options)
         config = PreferRun(windows=data, pairs=70, chat=chat, run=run)
         with asking(config, "p", ScriptedJudge) as asked:
@@ -162,8 +165,7 @@ def test_asking_goes_on_where_the_budget_was_spent(data, tmp_path):
     whole = run("whole", 0)
     part, stopped, calls = run("parts", 100)
     assert part == whole[0][: len(part)] and 0 < len(part) < 70 and stopped and calls == 100
-    assert run("parts", 0, resume=True) == whole
-    assert whole[2] == 140  # and no pair was asked about twice
+    assert run("parts", 0, resume=True) == whole  # with as many calls: no pair was asked about twice
     assert (tmp_path / "parts" / "preferences.jsonl").read_text() == (
         tmp_path / "whole" / "preferences.jsonl"
     ).read_text()
@@ -188,7 +190,7 @@ def test_presets_serve_every_algorithm(preset, alg):
     config = TrainRun(agent=presets.train(preset), alg=alg)
     assert alg == "rnd" or config.alg == "none"
     if alg == "none":
-        with pytest.raises(ValueError, match="--rnd.outputs is 7, but --alg none does not read it"):
+        with pytest.raises(ValueError, match="--rnd.outputs is 7.* --alg none does not read"):
             TrainRun(agent=replace(config.agent, rnd=replace(config.agent.rnd, outputs=7)), alg=alg)
 
 
