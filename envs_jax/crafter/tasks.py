@@ -115,9 +115,13 @@ def events_of(
 def advance(
     task: Int[Array, ""], progress: Int[Array, ""], events: Bool[Array, " E"]
 ) -> tuple[Int[Array, ""], Bool[Array, ""], Float[Array, ""]]:
-    """The progress after a step, whether the task was finished by it, and the task's reward."""
-    length = jnp.asarray(_LENGTHS)[task]
+    """The progress after a step, whether the task was finished by it, and the task's reward.
+
+    **Arguments:** `task`, an index into `TASKS`, or -1 for none, which makes no progress; `progress`, events that have
+    happened; `events`, of this step."""
+    length = jnp.where(task >= 0, jnp.asarray(_LENGTHS)[task], 0)
     wanted = jnp.asarray(_SEQUENCES)[task, jnp.minimum(progress, _LONGEST - 1)]
     further = progress + (events[wanted] & (progress < length))
     done = (further == length) & (progress < length)
-    return further, done, done.astype(jnp.float32) + jnp.asarray(_STEP_REWARDS)[task]
+    step_reward = jnp.where(task >= 0, jnp.asarray(_STEP_REWARDS)[task], 0.0)
+    return further, done, done.astype(jnp.float32) + step_reward

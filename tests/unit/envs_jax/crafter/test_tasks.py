@@ -45,6 +45,14 @@ def test_two_parts_are_not_done_by_one_step():
     assert (int(progress), bool(done)) == (0, False) and float(reward) == pytest.approx(0.05)
 
 
+def test_without_a_task_nothing_is_finished():
+    """A world made with a task may be given none: index -1 is not the last task, which needs three events."""
+    everything = jnp.ones(len(EVENTS), bool)
+    for before in range(4):
+        progress, done, reward = advance(jnp.int32(-1), jnp.int32(before), everything)
+        assert (int(progress), bool(done), float(reward)) == (before, False, 0.0)
+
+
 def test_an_unknown_task_is_refused():
     with pytest.raises(KeyError, match=r"Crafter has no task 'deforest'; did you mean 'deforestation'.*TASKS` lists"):
         task_index("deforest")
