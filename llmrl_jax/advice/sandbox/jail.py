@@ -154,15 +154,16 @@ def _instructions(column: int, architecture: int) -> list[bytes]:
             ]
     # new limits, whose address may have either half empty; and signals, but for those of this process to itself (abort)
     low, high = 16 + 8 * 2, 16 + 8 * 2 + 4
+    new_limits, to_thread = (_FLAGGED[name][column] or 0 for name in ("prlimit64", "tgkill"))
     steps += [
-        step(equal, 0, 6, _FLAGGED["prlimit64"][column]),
+        step(equal, 0, 6, new_limits),
         step(load, 0, 0, low),
         step(any_bit, 2, 0, 0xFFFFFFFF),
         step(load, 0, 0, high),
         step(any_bit, 0, 1, 0xFFFFFFFF),
         step(give, 0, 0, denied),
         step(give, 0, 0, allow),
-        step(equal, 0, 4, _FLAGGED["tgkill"][column]),
+        step(equal, 0, 4, to_thread),
         step(load, 0, 0, 16),
         step(equal, 0, 1, os.getpid()),
         step(give, 0, 0, allow),

@@ -58,6 +58,8 @@ def read_data(config: WindowConfig, env: Environment) -> Collected:
     path = Path(config.data)
     if path.suffix == ".npy":
         return read_npy(path, env, unpickle=config.unpickle)
+    if config.unpickle:
+        raise ValueError(f"unpickle is on, but {path} is no npy file: leave it out")
     data = collected.read(path)
     space: Any = env.observation_space(env.default_params)
     for name in space.spaces:

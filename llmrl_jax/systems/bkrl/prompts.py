@@ -157,6 +157,8 @@ def goal_window(said: str, known: Sequence[str]) -> str:
 
 
 def read_goals(reply: str) -> list[str]:
-    """The goals of a reply: its lines that begin with "- ", without repetition."""
+    """The goals of a reply: its lines that begin with "- ", without repetition, and without those that have characters
+    that cannot be printed (a half of a surrogate pair has no UTF-8)."""
     lines = (line.strip() for line in reply.splitlines())
-    return list(dict.fromkeys(line[2:].strip() for line in lines if line.startswith("- ") and line[2:].strip()))
+    goals = (line[2:].strip() for line in lines if line.startswith("- "))
+    return list(dict.fromkeys(goal for goal in goals if goal and goal.isprintable()))

@@ -51,6 +51,10 @@ def test_goals_are_lines_of_a_list():
     ]
 
 
+def test_goals_that_cannot_be_printed_are_left_out():
+    assert prompts.read_goals("- go\x00\n- \ud800\n- eat a cow") == ["eat a cow"]
+
+
 def test_answers_that_follow_the_order_are_ties():
     assert Answer(1.0, 0.0).second_wins == 1.0
     assert Answer(0.0, 1.0).second_wins == 0.0
@@ -135,6 +139,8 @@ def test_data_of_another_world_are_refused(data):
         read_data(data, other)
     with pytest.raises(ValueError, match="data is empty"):
         read_data(WindowConfig(), world())
+    with pytest.raises(ValueError, match="unpickle is on, but .* is no npy file: leave it out"):
+        read_data(replace(data, unpickle=True), world())
 
 
 def test_rank_correlation():
