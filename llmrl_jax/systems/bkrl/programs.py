@@ -11,7 +11,6 @@ import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax
 import numpy as np
 from scipy import stats
 
@@ -19,6 +18,7 @@ from llmrl_jax.advice.sandbox import Program, SandboxError, admit, code_block
 from llmrl_jax.chat import BudgetExceeded, ChatRequest, Message
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.files import write_whole
+from llmrl_jax.rl.shaping import NO_ACTION
 from llmrl_jax.run.folder import write_summary
 from llmrl_jax.systems.bkrl import manifest as manifests, prompts
 from llmrl_jax.systems.bkrl.artifacts import PROGRAM
@@ -32,6 +32,8 @@ from llmrl_jax.systems.bkrl.worlds import described
 
 
 CANDIDATES = "programs.jsonl"
+SAMPLED, STARTS = 256, 32
+"""Windows on which programs are admitted, and those of them that are made starts of an episode."""
 
 
 @dataclass
@@ -87,10 +89,15 @@ class Writing:
         return {name: windows.obs[name] for name in described(self.asked.world, self.asked.env)}
 
     def _sampled(self) -> tuple[Any, Any, Any]:
-        obs = self._numbers(self.tests)
-        few = slice(0, 256)
-        now = jax.tree.map(lambda x: x[few, -1], obs)
-        return now, jax.tree.map(lambda x: x[few, :-1], obs), self.tests.action[few]
+        obs, action = self._numbers(self.tests), self.tests.action
+        count, k = min(SAMPLED, len(action)), action.shape[1]
+        # the last ones as at the start of an episode, as shaping shows them: the first observation and NO_ACTION before
+        missing = np.zeros(count, int)
+        missing[count - min(STARTS, count // 2) :] = 1 + np.arange(min(STARTS, count // 2)) % k
+        place = np.maximum(np.arange(k + 1), missing[:, None])
+        obs = {name: x[np.arange(count)[:, None], place] for name, x in obs.items()}
+        now, past = ({name: x[:, part] for name, x in obs.items()} for part in (-1, slice(0, -1)))
+        return now, past, np.where(np.arange(k) < missing[:, None], NO_ACTION, action[:count]).astype(np.int32)
 
     def admitted(self, reply: str) -> Program:
         """The program of a reply. **Raises:** `SandboxError`."""

@@ -37,6 +37,12 @@ class Fake(Program):
 def admit(source, observation, *, window, actions, windows):
     assert window == 2 and actions == 7 and observation["image"].shape == (7, 7, 3)
     assert windows[0]["image"].shape == (256, 7, 7, 3) and windows[1]["image"].shape == (256, 2, 7, 7, 3)
+    # some are those at the start of an episode: of a half, one action is missing, of the others both
+    now, past, action = windows
+    assert (action[:-32] >= 0).all() and action[-32:].min(axis=0).tolist() == [-1, -1] and (action[-32:, 0] == -1).all()
+    whole = action[-32:, 1] == -1
+    assert whole.sum() == 16 and (past["image"][-32:, 1] == now["image"][-32:])[whole].all()
+    assert (past["image"][-32:, 0] == past["image"][-32:, 1]).all()
     if source.strip().startswith("bad"):
         raise SandboxError("the name 'bad' is unknown here", 1, source)
     return Fake(source)
