@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections import Counter
 from typing import Any
 
 import jax
@@ -89,7 +90,7 @@ def verified(module: bytes, version: int, spec: Spec, components: int, limits: L
         _check_operations(parsed, limits)
         if _main(parsed) != wanted:
             raise SandboxError("the exported program takes or returns other values than its description says")
-        _check_calls(parsed)
+        _check_calls(parsed, limits)
     return made
 
 
@@ -151,21 +152,24 @@ def check_type(text: str, limits: Limits) -> None:
         raise SandboxError(f"the exported program has a value of the type {text[:60]}, which is too large")
 
 
-def _check_calls(module: Any) -> None:
-    """No function calls itself, directly or through others."""
-    calls: dict[str, set[str]] = {}
+def _check_calls(module: Any, limits: Limits) -> None:
+    """No function calls itself, directly or through others; and the operations are few where all calls are written out,
+    as the compiler does."""
+    calls: dict[str, Counter[str]] = {}
     for function in module.body.operations:
-        called = calls.setdefault(function.attributes["sym_name"].value, set())
+        called = calls.setdefault(function.attributes["sym_name"].value, Counter())
 
-        def add(operation: Any, called: set[str] = called) -> Any:
-            if operation.name in _CALLS:
-                called.add(operation.attributes[_CALLS[operation.name]].value)
+        def add(operation: Any, called: Counter[str] = called) -> Any:
+            called[operation.attributes[_CALLS[operation.name]].value if operation.name in _CALLS else ""] += 1
             return mlir.ir.WalkResult.ADVANCE
 
         function.operation.walk(add)
+    sizes = {"": 1}
     while calls:
-        done = [name for name, called in calls.items() if not called & calls.keys()]
+        done = [name for name, called in calls.items() if not called.keys() & calls.keys()]
         if not done:
             raise SandboxError("the exported program calls itself")
         for name in done:
-            del calls[name]
+            sizes[name] = sum(number * sizes.get(each, 1) for each, number in calls.pop(name).items())
+            if sizes[name] > 40 * limits.equations:
+                raise SandboxError(f"the exported program has more than {40 * limits.equations:,} operations")

@@ -204,6 +204,20 @@ def test_modules_are_checked(function, why):
         verified(module, VERSION, SPEC, 0)
 
 
+def test_calls_that_double_are_refused():
+    """Few functions, and many operations once the compiler has written out their calls."""
+
+    def doubled(times):
+        function = lambda y: y * 1.5  # noqa: E731
+        for _ in range(times):
+            function = jax.jit(lambda y, inner=function: inner(inner(y)))
+        return exported(lambda *x: (function(x[-1][:, 0] * 1.0),), SPEC).mlir_module_serialized
+
+    verified(doubled(3), VERSION, SPEC, 0)
+    with pytest.raises(SandboxError, match="more than 200,000 operations"):
+        verified(doubled(18), VERSION, SPEC, 0)
+
+
 def test_a_custom_call_is_refused():
     def call(*x):
         y = x[-1][:, 0] * 1.0
