@@ -110,11 +110,12 @@ def on_task(config: Any, facts: WorldFacts) -> EllmConfig:
         return dataclasses.replace(config.ellm, **task, **_plain())
     if not steps:
         raise ValueError(f"the task {config.task!r} has no goal that an agent could observe: choose another --task")
-    joint = "&" if "?" in config.ellm.env else "?"
+    name, _, query = config.ellm.env.partition("?")
+    options = [option for option in query.split("&") if option and not option.startswith("task=")]
     shown = tuple(dict.fromkeys(steps if config.subgoals else steps[-1:]))
     return dataclasses.replace(
         config.ellm,
-        env=f"{config.ellm.env}{joint}task={config.task}",
+        env=f"{name}?{'&'.join([*options, f'task={config.task}'])}",  # that of a resumed run has the task already
         suggester="fixed",
         fixed=shown,
         once=len(shown) > 1,  # of several goals those remain that were not reached; a single one stays until the end
