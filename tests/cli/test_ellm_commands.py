@@ -110,6 +110,10 @@ def test_finetuning_trains_a_part(run, tune):
     config = json.loads((out / name / "config.json").read_text())
     assert config["ellm"]["dqn"]["epsilon_start"] == 0.5 and config["task"] == "wood" and config["tune"] == tune
     assert (out / name / "summary.json").exists()
+    more = ["--run.resume", str(out / name), "--steps", "96", "--run.progress", "off"]
+    assert main(["ellm", "finetune", *more]) == 0
+    assert json.loads((out / name / "summary.json").read_text())["steps"] == 96
+    assert json.loads((out / name / "config.json").read_text())["ellm"] == config["ellm"]
 
 
 def test_learning_from_recorded_play(run, capsys):
@@ -118,6 +122,8 @@ def test_learning_from_recorded_play(run, capsys):
     args = f"--from {run} --episodes 4 --run.name recorded --run.out {out}"
     assert main(["ellm", "collect", *args.split()]) == 0
     assert json.loads((out / "recorded" / "buffer.json").read_text())["steps"] == 48
+    assert main(["ellm", "collect", *args.replace("recorded", "other").split(), "--suggester", "novelty"]) == 2
+    assert "--suggester is novelty, but --from" in capsys.readouterr().err
     buffer, end = ["--buffer", str(out / "recorded")], ["--run.out", str(out), "--run.progress", "off"]
     args = "--suggester fixed --fixed place\\ table --steps 4 --eval-episodes 4 --run.name learned"
     assert main(["ellm", "offline", *buffer, *shlex.split(args), *end]) == 0

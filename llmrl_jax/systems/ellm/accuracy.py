@@ -27,7 +27,7 @@ from llmrl_jax.systems.ellm.evaluation import categories_table, category_shares
 from llmrl_jax.systems.ellm.facts import ClosedFacts, Facts, facts_of
 from llmrl_jax.systems.ellm.goals import unpacked
 from llmrl_jax.systems.ellm.prompts import choose_shots
-from llmrl_jax.systems.ellm.runs import HELD_OUT, load_run
+from llmrl_jax.systems.ellm.runs import HELD_OUT, load_run, refuse_other_settings
 from llmrl_jax.systems.ellm.scripted import ScriptedSuggester
 from llmrl_jax.systems.ellm.settings import AccuracyRun, Half, StatesMet
 from llmrl_jax.systems.ellm.suggesters import CATEGORIES
@@ -104,6 +104,7 @@ def states_met(config: StatesMet, seed: int) -> tuple[Ellm, Met]:
     key = jax.random.fold_in(jax.random.key(seed), HELD_OUT)
     if config.from_run:
         _, before, state, _ = load_run(Path(config.from_run), config.checkpoint)
+        refuse_other_settings(config.ellm, AccuracyRun().ellm, before.config, ("encoder", "suggester", "goals"))
         settings, policy, weights = before.config, before.policy, (state.params, state.frozen)
         settings = dataclasses.replace(settings, **_oracle_only(oracle))
     else:

@@ -36,7 +36,7 @@ from llmrl_jax.systems.ellm.build import Ellm, build, dqn_settings
 from llmrl_jax.systems.ellm.config import EllmConfig
 from llmrl_jax.systems.ellm.inputs import picture_of
 from llmrl_jax.systems.ellm.relabel import relabelled
-from llmrl_jax.systems.ellm.runs import load_run
+from llmrl_jax.systems.ellm.runs import load_run, refuse_other_settings
 from llmrl_jax.systems.ellm.settings import CollectRun
 from llmrl_jax.systems.ellm.suggested import Suggested
 
@@ -88,6 +88,7 @@ def _player(config: CollectRun) -> tuple[Ellm, Any, Any, Any]:
         made = build(dataclasses.replace(config.ellm, encoder=resolved(config.ellm.encoder)))
         return made, RandomPolicy(made.facts.actions), ((), ()), made.env_params
     _, made, state, _ = load_run(Path(config.from_run), config.checkpoint)
+    refuse_other_settings(config.ellm, CollectRun().ellm, made.config)
     if made.config.learner == "dqn":
         made.policy.epsilon = config.epsilon
     return made, made.policy, (state.params, state.frozen), state.runner.env_params

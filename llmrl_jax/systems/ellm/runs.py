@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,11 @@ import jax
 
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.activity import doing
-from llmrl_jax.core.checks import at_least
+from llmrl_jax.core.checks import at_least, refuse_unread
 from llmrl_jax.run.checkpoint import Checkpoints
 from llmrl_jax.run.resumption import saved_updates
 from llmrl_jax.systems.ellm.build import Ellm, build
+from llmrl_jax.systems.ellm.config import EllmConfig
 from llmrl_jax.systems.ellm.settings import AGENTS, OfflineRun, PretrainRun
 
 
@@ -52,3 +55,13 @@ def load_run(folder: Path, checkpoint: int = -1) -> tuple[PretrainRun | OfflineR
     ):
         state, update = checkpoints.restore(like, None if checkpoint < 0 else checkpoint, fresh)
     return config, made, state, update
+
+
+def refuse_other_settings(given: EllmConfig, usual: EllmConfig, of_run: EllmConfig, read: Collection[str] = ()) -> None:
+    """**Raises** `ValueError` for settings beside `--from`, whose run has its own.
+
+    **Arguments:** `given`, the settings; `usual`, those without any flag; `of_run`, the run's, which may be repeated;
+    `read`, the fields that the command reads all the same."""
+    if given != of_run:
+        unread = [f.name for f in dataclasses.fields(EllmConfig) if f.name not in read]
+        refuse_unread(given, unread, "--from, whose run has its own,", usual=usual)

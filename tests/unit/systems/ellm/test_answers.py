@@ -12,7 +12,8 @@ from llmrl_jax.systems.ellm import accuracy, presets, prompts
 from llmrl_jax.systems.ellm.accuracy import Met, of_half, states_met
 from llmrl_jax.systems.ellm.answers import rows_of
 from llmrl_jax.systems.ellm.asking import Asker
-from llmrl_jax.systems.ellm.settings import AnswersRun
+from llmrl_jax.systems.ellm.runs import refuse_other_settings
+from llmrl_jax.systems.ellm.settings import AccuracyRun, AnswersRun
 from tests.ellm_world import CHOP, DRINK, NAMES, PLACE, Yard
 
 
@@ -54,6 +55,17 @@ def test_an_agent_that_sees_pictures_meets_states(monkeypatch, tmp_path):
     seen = [dict(world.observation_space(world.default_params).spaces) for world in worlds]
     assert [parts["image"].shape for parts in seen] == [(84, 84, 4), (36, 36, 4)]
     assert all({"key", "known"} <= set(parts) for parts in seen)
+
+
+def test_a_run_that_is_named_has_its_own_settings():
+    """Another world or agent beside `--from` is refused; prompts and what the run itself has are not."""
+    usual, run = AccuracyRun().ellm, presets.PIXELS
+    read = ("encoder", "suggester", "goals")
+    for given in (usual, run, replace(usual, goals=replace(usual.goals, shots=0), encoder="hashed")):
+        refuse_other_settings(given, usual, run, read)
+    dqn = replace(usual.dqn, n_step=2)
+    with pytest.raises(ValueError, match="--env is Yard-v0, --dqn.n-step is 2, but --from, whose run has its own"):
+        refuse_other_settings(replace(usual, env="Yard-v0", dqn=dqn), usual, run, read)
 
 
 def test_a_row_has_the_request_and_the_oracles_reply():
