@@ -50,14 +50,18 @@ class Runs:
 def learned(agents: Agents, runs: Runs, agent: str, seed: int, chance: bool) -> dict[str, Any]:
     """One run, and what it came to. **Arguments:** `chance`, whether random play is evaluated beside it."""
     folder = Path(runs.out) / f"{agent}-{seed}"
-    done = sorted(folder.glob("eval-*.json"), key=lambda path: int(path.stem.split("-")[1]))
-    if not done:
+
+    def evaluations() -> list[Path]:
+        return sorted(folder.glob("eval-*.json"), key=lambda path: int(path.stem.split("-")[1]))
+
+    if not evaluations() or json.loads((folder / "summary.json").read_text())["steps"] < runs.steps:
         run = RunConfig(out=runs.out, name=folder.name, seed=seed, log_every=50, checkpoint_every=1000, keep=1)
         run = replace(run, resume=(folder / "config.json").exists())
         config = agents.configs[agent]
-        pretrain(PretrainRun(ellm=config, steps=runs.steps, eval_episodes=runs.episodes, run=run))
-        done = sorted(folder.glob("eval-*.json"))
-    found = json.loads(done[-1].read_text())
+        result = pretrain(PretrainRun(ellm=config, steps=runs.steps, eval_episodes=runs.episodes, run=run))
+        if result.stopped:
+            raise SystemExit(f"{folder} was stopped: the same command goes on with it")
+    found = json.loads(evaluations()[-1].read_text())
     if "random" not in found and chance:
         found = evaluate(folder, episodes=runs.episodes)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -110,7 +114,7 @@ def compare(agents: Agents, names: tuple[str, ...], runs: Runs) -> None:
             chance = seed == 0 and agent == names[0]
             found.setdefault(agent, []).append(learned(agents, runs, agent, seed, chance))
             results = {
-                "command": agents.command,
+                "command": f"{agents.command} --agents {' '.join(names)} --seeds {runs.seeds} --steps {runs.steps}",
                 "date": datetime.date.today().isoformat(),
                 "steps": runs.steps,
                 "machine": {**info.versions(), "device": info.device()},

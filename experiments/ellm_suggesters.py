@@ -39,7 +39,6 @@ from llmrl_jax.tuning import SFTConfig
 
 
 SUGGESTERS = ("scripted", "plain", "fewshot", "tuned")
-FILES = ("accuracy.json", "suggestions.jsonl")
 
 
 @dataclass(frozen=True)
