@@ -68,10 +68,24 @@ def test_preferences_become_a_potential(preferred, out, capsys):
     assert "--run.resume" in capsys.readouterr().err
 
 
-def test_ppo_learns_with_a_potential_and_goes_on_exactly(preferred, out):
+@pytest.fixture(scope="module")
+def whole(preferred, out):
+    """Four updates of PPO with the potential of preferences."""
     base = ["--env", TASK, *SMALL, "--alg", "bk-pref", "--potential", str(preferred), "--eval-episodes", "4"]
-    whole = ["bkrl", "train", *base, "--run.out", str(out)]
-    assert main([*whole, "--run.name", "whole", "--steps", "128"]) == 0
+    args = ["bkrl", "train", *base, "--run.out", str(out)]
+    assert main([*args, "--run.name", "whole", "--steps", "128"]) == 0
+    return args
+
+
+def test_ppo_learns_with_a_potential(whole, out):
+    rows = metrics.read(out / "whole" / "metrics.jsonl")
+    assert len(rows) == 4 and rows[-1]["shaping_std"] > 0
+    found = json.loads((out / "whole" / "eval-4.json").read_text())["agent"]
+    assert 0 <= found["greedy/success_low"] <= found["greedy/success"] <= found["greedy/success_high"] <= 1
+
+
+@pytest.mark.slow
+def test_two_halves_are_the_whole(whole, out):
     assert main([*whole, "--run.name", "halves", "--steps", "64"]) == 0
     again = ["--run.resume", str(out / "halves"), "--steps", "128", "--run.progress", "off"]
     assert main(["bkrl", "train", *again]) == 0
@@ -80,9 +94,6 @@ def test_ppo_learns_with_a_potential_and_goes_on_exactly(preferred, out):
     for one, two in zip(*rows):
         for name in ("loss", "potential_mean", "shaping_std", "entropy"):
             assert one[name] == two[name], name
-    assert rows[0][-1]["shaping_std"] > 0
-    found = json.loads((out / "whole" / "eval-4.json").read_text())["agent"]
-    assert 0 <= found["greedy/success_low"] <= found["greedy/success"] <= found["greedy/success_high"] <= 1
 
 
 def test_goals_become_a_potential(out):

@@ -397,20 +397,20 @@ def test_options_of_ids_are_checked():
         envs_jax.make("BabyAI-GoToLocal-v0", room_size=5, num_dists=9)
     with pytest.raises(ValueError, match="6 objects on the 9 cells of a room of size 5 shut one another in"):
         envs_jax.make("BabyAI-GoToLocal-v0", room_size=5, num_dists=6)  # its reset would never end
-    with pytest.raises(ValueError, match="room_size is 30; from 4 to 22 is needed"):
-        envs_jax.make("BabyAI-GoToLocal-v0", room_size=30)
+    with pytest.raises(ValueError, match="room_size is 40; from 4 to 31 is needed"):
+        envs_jax.make("BabyAI-GoToLocal-v0", room_size=40)
     with pytest.raises(ValueError, match="19 different objects; there are 18"):
         envs_jax.make("BabyAI-PutNextLocal-v0", num_objs=19)
-    with pytest.raises(ValueError, match="two rooms of size 12 are 23 cells wide; 22 is the limit"):
-        envs_jax.make("BabyAI-MixedTrainLocal-v0", room_size=12)
+    with pytest.raises(ValueError, match="two rooms of size 17 are 33 cells wide; 31 is the limit"):
+        envs_jax.make("BabyAI-MixedTrainLocal-v0", room_size=17)
     with pytest.raises(TypeError, match="doors_open is 3; true or false is needed"):
         envs_jax.make("BabyAI-GoTo-v0", doors_open=3)
     with pytest.raises(ValueError, match="select_by is 'size'; it is either, color or loc"):
         envs_jax.make("BabyAI-OpenDoor-v0?select_by=size")
     with pytest.raises(ValueError, match="compat is 'gym'; leave it empty, or take minigrid"):
         envs_jax.make("BabyAI-GoTo-v0?compat=gym")
-    with pytest.raises(ValueError, match="3 x 3 rooms of size 9 are 25 x 25 cells; 22 along a side is the limit"):
-        envs_jax.make("BabyAI-GoTo-v0?room_size=9")
+    with pytest.raises(ValueError, match="3 x 3 rooms of size 12 are 34 x 34 cells; 31 along a side is the limit"):
+        envs_jax.make("BabyAI-GoTo-v0?room_size=12")
     with pytest.raises(ValueError, match="18 things on 36 cells of floor|19 things on 16 cells of floor"):
         envs_jax.make("BabyAI-Synth-v0?room_size=4&num_rows=2&num_cols=2")
     with pytest.raises(TypeError, match="num_dists is 'many'"):
