@@ -162,8 +162,12 @@ def _outcome(said: bytes, errors: bytes, late: bool, code: int, source: str, lim
             break
     tail = errors.decode(errors="replace")
     if late or -code == signal.SIGXCPU:
-        doing = f"while it was {stage}" if stage else "before Python and JAX had started: the machine is too busy"
-        raise SandboxError(f"it took longer than {limits.seconds:g} s, {doing}")
+        if not stage:  # the text was not read yet
+            raise RuntimeError(
+                f"the process that checks programs did not start within {limits.seconds:g} s: the machine is too busy; "
+                "try again, or raise limits.seconds"
+            )
+        raise SandboxError(f"it took longer than {limits.seconds:g} s, while it was {stage}")
     if not stage:
         raise RuntimeError(f"the process that checks programs could not start (code {code}): {tail.strip()[-600:]}")
     if any(word in tail for word in ("bad_alloc", "MemoryError", "RESOURCE_EXHAUSTED", "llocat", "out of memory")):

@@ -16,14 +16,18 @@ from llmrl_jax.core import config as configs
 from llmrl_jax.run.chat_model import Chat, make_chat
 from llmrl_jax.run.config import refuse_changes
 from llmrl_jax.run.folder import opened
-from llmrl_jax.systems.bkrl import collected
+from llmrl_jax.systems.bkrl import collected, manifest as manifests
 from llmrl_jax.systems.bkrl.agent import make_world
 from llmrl_jax.systems.bkrl.collected import Collected, Windows
 from llmrl_jax.systems.bkrl.config import WindowConfig
+from llmrl_jax.systems.bkrl.manifest import Kind
+from llmrl_jax.systems.bkrl.potentials import fixed_scale
 from llmrl_jax.systems.bkrl.published import read_npy
 from llmrl_jax.systems.bkrl.worlds import TEXT, World, caption, world_of
 
 
+SCALED_BY = 2048
+"""Windows by which potentials are scaled."""
 HELD_OUT = 0.2
 """The part of the episodes with which potentials are tested."""
 
@@ -101,3 +105,43 @@ def asking(config: Any, command: str, adviser: Callable[[World], ChatModel]) -> 
             yield Asked(folder, chat, env, world, data, rng, shown, held)
         finally:
             chat.close()
+
+
+def save_potential(
+    asked: Asked,
+    kind: Kind,
+    potential: Any,
+    prompt: str,
+    files: tuple[str, ...],
+    *,
+    options: dict[str, Any] | None = None,
+    report: dict[str, Any],
+) -> dict[str, float]:
+    """Write the manifest of a potential whose files are in the run's folder.
+
+    **Arguments:** `potential`, a `llmrl_jax.rl.shaping.Potential` with `reads`; `prompt`, hash of the prompts;
+    `options`, of the kind; `report`, what was measured.
+    **Returns:** its mean, standard deviation, lowest and highest value on collected windows.
+    **Raises:** `ValueError` for a potential that is the same on all of them.
+    """
+    windows = asked.data.sample(np.random.default_rng(0), SCALED_BY, potential.window)
+    scale, about = fixed_scale(potential, windows)
+    found = {f"potential_{name}": x for name, x in about.items()}
+    manifests.save(
+        asked.folder,
+        manifests.Manifest(
+            kind=kind,
+            family=asked.world.family,
+            observation=manifests.observed(asked.env, tuple(potential.reads)),
+            actions=tuple(asked.env.action_names),
+            window=potential.window,
+            scale=scale,
+            model=asked.chat.model.name,
+            prompt=prompt,
+            data=asked.data.digest,
+            files=dict.fromkeys(files, ""),
+            options=options or {},
+            report=report | found,
+        ),
+    )
+    return found

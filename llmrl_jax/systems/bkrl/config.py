@@ -77,7 +77,7 @@ class TrainRun:
     data: str = ""
     """With `random`: the folder of a run of `llmrl bkrl collect`, by which the potential is scaled."""
     shaping: ShapingConfig = field(default_factory=lambda: ShapingConfig(extrinsic_coef=10.0))
-    """With a potential."""
+    """With a potential; without one the weight of the world's reward alone."""
     steps: int = field(default=500_000, metadata=FREE)
     """Environment steps over all environments, rounded up to whole updates."""
     eval_episodes: int = field(default=100, metadata=FREE)
@@ -97,8 +97,10 @@ class TrainRun:
             fault = "there are no data" if not self.data else f"data is {self.data!r}, which nothing reads"
             remedy = "give the --data folder of `llmrl bkrl collect`" if not self.data else "leave it out"
             raise ValueError(f"alg is {self.alg} and {fault}: {remedy}")
-        if self.alg in ("none", "rnd"):
+        if self.alg == "rnd":
             refuse_unread(self, ("shaping",), f"--alg {self.alg}")
+        if self.alg == "none":  # the world's reward has the same weight as with a potential
+            refuse_unread(self.shaping, ("coef", "compat"), f"--alg {self.alg}", prefix=self.shaping.PREFIX)
         if self.alg != "rnd" and self.agent.rnd != RNDConfig():  # the published presets have these
             refuse_unread(self.agent, ("rnd",), f"--alg {self.alg}")
 
@@ -162,8 +164,8 @@ class PreferRun:
     chat: ChatConfig = field(default_factory=lambda: ChatConfig(temperature=0.5, max_tokens=400))
     pairs: int = 5000
     """Pairs of windows; each is asked about twice, in both orders."""
-    test_share: float = 0.1
-    """The part of the pairs that the model is tested with."""
+    validation_share: float = 0.1
+    """The part of the pairs that is drawn from other episodes, and decides which epoch's model is kept."""
     gamma: float = 0.99
     """Discount of the rewards with which answers are compared."""
     model: PreferenceModelConfig = field(default_factory=PreferenceModelConfig)
@@ -171,7 +173,7 @@ class PreferRun:
 
     def __post_init__(self):
         fields_in(self, COUNT, "pairs")
-        fields_in(self, "(0, 0.5]", "test_share")
+        fields_in(self, "(0, 0.5]", "validation_share")
         fields_in(self, "[0, 1]", "gamma")
 
 

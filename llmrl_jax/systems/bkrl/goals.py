@@ -24,7 +24,7 @@ from llmrl_jax.lm.encoder_names import make_encoder, resolved
 from llmrl_jax.run.folder import write_summary
 from llmrl_jax.systems.bkrl import manifest as manifests, prompts
 from llmrl_jax.systems.bkrl.agent import seen_parts
-from llmrl_jax.systems.bkrl.asking import Asked, asking
+from llmrl_jax.systems.bkrl.asking import Asked, asking, save_potential
 from llmrl_jax.systems.bkrl.collected import Windows
 from llmrl_jax.systems.bkrl.config import GoalsRun
 from llmrl_jax.systems.bkrl.goal_potential import (
@@ -37,7 +37,6 @@ from llmrl_jax.systems.bkrl.goal_potential import (
     unit,
 )
 from llmrl_jax.systems.bkrl.manifest import Manifest, digest
-from llmrl_jax.systems.bkrl.potentials import fixed_scale
 from llmrl_jax.systems.bkrl.preference_model import PreferenceModelConfig, distil
 from llmrl_jax.systems.bkrl.preferences import load_weights, make_model, save_weights
 from llmrl_jax.systems.bkrl.scripted import ScriptedGoals
@@ -46,8 +45,6 @@ from llmrl_jax.systems.bkrl.worlds import TEXT, world_of
 
 Embed = Callable[[Sequence[Any]], np.ndarray]
 GOALS, TABLES, HEAD = "goals.json", "goals.safetensors", "goal_head.safetensors"
-SCALED_BY = 2048
-"""Windows by which the potential is scaled."""
 
 
 def ask(asked: Asked, config: GoalsRun, windows: Windows) -> tuple[list[list[str]], int, str]:
@@ -175,34 +172,16 @@ def _save(
     }
     with new_draft(asked.folder / TABLES) as draft:
         save_file({name: np.ascontiguousarray(x) for name, x in tables.items()}, draft)
-    files, found = {GOALS: "", TABLES: ""}, dict[str, float]()
+    files: tuple[str, ...] = (GOALS, TABLES)
     options: dict[str, Any] = {"threshold": threshold, "head": None}
     potential: Any = GoalPotential(library, phrases, verbs, window, threshold)
-    windows = asked.data.sample(np.random.default_rng(0), SCALED_BY, window)
+    found: dict[str, float] = {}
     if config.texts == "whole":
         potential, found = _distilled(config, asked, library, encoder)
         save_weights(asked.folder / HEAD, potential.params)
-        files[HEAD], options["head"] = "", to_json(config.model)
-    scale, about = fixed_scale(potential, windows)
-    found |= {f"potential_{name}": x for name, x in about.items()}
-    manifests.save(
-        asked.folder,
-        Manifest(
-            kind="bk-goal",
-            family=asked.world.family,
-            observation=manifests.observed(asked.env, tuple(potential.reads)),
-            actions=tuple(asked.env.action_names),
-            window=window,
-            scale=scale,
-            model=asked.chat.model.name,
-            prompt=digest(prompts.goal_system(asked.world), prompts.GOAL_WINDOW),
-            data=asked.data.digest,
-            files=files,
-            options=options,
-            report=summary | found,
-        ),
-    )
-    return found
+        files, options["head"] = (*files, HEAD), to_json(config.model)
+    prompt = digest(prompts.goal_system(asked.world), prompts.GOAL_WINDOW)
+    return found | save_potential(asked, "bk-goal", potential, prompt, files, options=options, report=summary | found)
 
 
 def _distilled(config: GoalsRun, asked: Asked, library: Library, encoder: TextEncoder) -> tuple[Any, dict[str, float]]:

@@ -239,7 +239,7 @@ def fit(
     params = model.init(jax.random.fold_in(key, 0), jax.tree.map(lambda x: jnp.asarray(x[:1, 0, 0]), pairs.obs))
     data = (pairs.obs, pairs.action, pairs.second_wins)
     kept, value = descend(loss, params, data, config, jax.random.fold_in(key, 1), lambda p: accuracy(p, test))
-    return kept, {"train_accuracy": accuracy(kept, pairs), "test_accuracy": accuracy(kept, test), "loss": value}
+    return kept, {"train_accuracy": accuracy(kept, pairs), "validation_accuracy": accuracy(kept, test), "loss": value}
 
 
 def distil(

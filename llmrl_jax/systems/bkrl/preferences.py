@@ -7,6 +7,7 @@ where it was (`--run.resume`).
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
+from jaxtyping import Bool
 from safetensors.numpy import load_file, save_file
 
 from llmrl_jax.chat import BudgetExceeded, ChatRequest, Message
@@ -22,13 +24,12 @@ from llmrl_jax.core.activity import doing
 from llmrl_jax.core.config import to_json
 from llmrl_jax.core.files import new_draft, write_whole
 from llmrl_jax.run.folder import write_summary
-from llmrl_jax.systems.bkrl import manifest as manifests, prompts
+from llmrl_jax.systems.bkrl import prompts
 from llmrl_jax.systems.bkrl.agent import make_features, seen_parts
-from llmrl_jax.systems.bkrl.asking import Asked, asking
+from llmrl_jax.systems.bkrl.asking import Asked, asking, save_potential
 from llmrl_jax.systems.bkrl.collected import Windows
 from llmrl_jax.systems.bkrl.config import PreferRun
-from llmrl_jax.systems.bkrl.manifest import Manifest, digest
-from llmrl_jax.systems.bkrl.potentials import fixed_scale
+from llmrl_jax.systems.bkrl.manifest import digest
 from llmrl_jax.systems.bkrl.preference_model import Pairs, PreferenceModelConfig, PreferencePotential, fit
 from llmrl_jax.systems.bkrl.scripted import ScriptedJudge
 
@@ -37,8 +38,6 @@ ANSWERS = "preferences.jsonl"
 WEIGHTS = "preference_model.safetensors"
 AT_ONCE = 32
 """Pairs per batch of requests."""
-SCALED_BY = 2048
-"""Windows by which the potential is scaled."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +136,23 @@ def _record(asked: Asked, windows: Windows, answers: list[Answer]) -> None:
     write_whole(asked.folder / ANSWERS, "".join(lines))
 
 
+def draw(asked: Asked, config: PreferRun) -> tuple[Windows, Bool[np.ndarray, " P"]]:
+    """The windows of all pairs, `2 i` and `2 i + 1`, and which pairs are of episodes that nothing is fitted to."""
+    count = max(1, round(config.validation_share * config.pairs))
+    validates = np.arange(config.pairs) % max(2, config.pairs // count) == 1
+    found: dict[str, Any] = {}
+    for episodes, pairs in ((asked.shown, ~validates), (asked.held, validates)):
+        number = 2 * int(pairs.sum())
+        some = asked.data.sample(asked.rng, number, config.windows.window, episodes, gamma=config.gamma)
+        place = np.flatnonzero(np.repeat(pairs, 2))
+        for field in dataclasses.fields(some):
+            part = getattr(some, field.name)
+            empty = jax.tree.map(lambda x: np.zeros((2 * config.pairs, *x.shape[1:]), x.dtype), part)
+            found.setdefault(field.name, empty)
+            jax.tree.map(lambda whole, x, place=place: whole.__setitem__(place, x), found[field.name], part)
+    return Windows(**found), validates
+
+
 def of_answers(windows: Windows, answers: list[Answer], reads: tuple[str, ...]) -> Pairs:
     """The pairs that have an answer. **Arguments:** `reads`, the parts of observations that are kept."""
     kept = [i for i, answer in enumerate(answers) if answer.second_wins is not None]
@@ -160,7 +176,7 @@ def prefer(config: PreferRun) -> dict[str, Any]:
     **Returns:** the summary. **Raises:** `ValueError` if no pair got an answer; what `asking` and the chat model raise.
     """
     with asking(config, "bkrl-prefer", ScriptedJudge) as asked:
-        windows = asked.data.sample(asked.rng, 2 * config.pairs, config.windows.window, gamma=config.gamma)
+        windows, validates = draw(asked, config)
         answers, stopped = ask(asked, config, windows)
         spent = asked.chat.spent
         summary: dict[str, Any] = {
@@ -179,47 +195,26 @@ def prefer(config: PreferRun) -> dict[str, Any]:
                 f"learn from{': ' + stopped if stopped else ''}; the replies are in {asked.folder / 'chat.jsonl'}"
             )
         model = make_model(asked.env, asked.world.family, config.model, (), config.windows.window)
-        order = np.random.default_rng(config.run.seed).permutation(len(pairs))
-        tests = max(1, round(config.test_share * len(pairs)))
+        answered = [answer.second_wins is not None for answer in answers]
+        held = validates[: len(answers)][answered]
         key = jax.random.key(config.run.seed)
-        params, found = fit(model, pairs.take(order[tests:]), config.model, key, pairs.take(order[:tests]))
+        params, found = fit(model, pairs.take(~held), config.model, key, pairs.take(held))
         summary |= found
         model.params = jax.device_get(params)
-        summary |= _save(config, asked, model, summary)
+        save_weights(asked.folder / WEIGHTS, model.params)
+        prompt = digest(prompts.preference_system(asked.world), prompts.PREFERENCE_PAIR)
+        options = to_json(config.model)
+        summary |= save_potential(asked, "bk-pref", model, prompt, (WEIGHTS,), options=options, report=summary)
         write_summary(asked.folder, summary)
         print(
             f"{int(summary['pairs'])} pairs by {asked.chat.model.name}: the first window wins in "
             f"{100 * summary['first_wins']:.0f}%, both orders agree in {100 * summary['consistent']:.0f}%, "
             f"{100 * summary['agreement']:.0f}% of {int(summary['compared'])} agree with the order of returns; "
-            f"the model agrees with {100 * summary['test_accuracy']:.0f}% of those kept back; {spent.calls} requests"
+            f"the model agrees with {100 * summary['validation_accuracy']:.0f}% of those in other "
+            f"episodes, by which its epoch was chosen; {spent.calls} requests"
         )
         print(f"Everything is in {asked.folder}")
     return summary
-
-
-def _save(config: PreferRun, asked: Asked, model: PreferencePotential, summary: dict[str, Any]) -> dict[str, Any]:
-    save_weights(asked.folder / WEIGHTS, model.params)
-    windows = asked.data.sample(np.random.default_rng(0), SCALED_BY, config.windows.window)
-    scale, about = fixed_scale(model, windows)
-    found = {f"potential_{name}": x for name, x in about.items()}
-    manifests.save(
-        asked.folder,
-        Manifest(
-            kind="bk-pref",
-            family=asked.world.family,
-            observation=manifests.observed(asked.env, model.reads),
-            actions=tuple(asked.env.action_names),
-            window=config.windows.window,
-            scale=scale,
-            model=asked.chat.model.name,
-            prompt=digest(prompts.preference_system(asked.world), prompts.PREFERENCE_PAIR),
-            data=asked.data.digest,
-            files={WEIGHTS: ""},
-            options=to_json(config.model),
-            report=summary | found,
-        ),
-    )
-    return found
 
 
 def save_weights(path: Path, params: Any) -> None:

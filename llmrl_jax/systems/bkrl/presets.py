@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from llmrl_jax.core.checks import nearest
 from llmrl_jax.rl.networks import NetworkConfig
 from llmrl_jax.rl.ppo_config import PPOConfig
@@ -21,18 +23,7 @@ _PUBLISHED = PPOConfig(
     pool_size=64,
     pool_every=16,
 )
-_CRAFTER_PPO = PPOConfig(
-    num_envs=16,
-    num_steps=256,
-    epochs=4,
-    minibatches=4,
-    learning_rate=3e-4,
-    clip_eps=0.1,
-    value_clip=0.1,
-    entropy_coef=0.01,
-    pool_size=64,
-    pool_every=16,
-)
+_CRAFTER_PPO = replace(_PUBLISHED, num_envs=16, num_steps=256)
 _SMALL = NetworkConfig(hidden=(128, 64))
 _CONVOLUTIONS = NetworkConfig(hidden=(512, 512), channels=(32, 64, 64))
 CRAFTER = "Crafter-Text-CollectDrink?view=true&image=none"
@@ -65,6 +56,4 @@ def train(name: str) -> AgentConfig:
 
 def collect(name: str) -> AgentConfig:
     """The preset `name`, in the world in which episodes are collected. **Raises:** as `train`."""
-    import dataclasses
-
-    return dataclasses.replace(train(name), env=WORLDS[name])
+    return replace(train(name), env=WORLDS[name])

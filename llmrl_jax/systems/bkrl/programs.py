@@ -8,25 +8,26 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from scipy import stats
 
-from llmrl_jax.advice.sandbox import Program, SandboxError, admit, code_block
+from llmrl_jax.advice.sandbox import Program, SandboxError, admit_many, code_block
 from llmrl_jax.chat import BudgetExceeded, ChatRequest, Message
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.files import write_whole
 from llmrl_jax.rl.shaping import NO_ACTION
 from llmrl_jax.run.folder import write_summary
-from llmrl_jax.systems.bkrl import manifest as manifests, prompts
+from llmrl_jax.systems.bkrl import prompts
 from llmrl_jax.systems.bkrl.artifacts import PROGRAM
-from llmrl_jax.systems.bkrl.asking import Asked, asking
+from llmrl_jax.systems.bkrl.asking import Asked, asking, save_potential
 from llmrl_jax.systems.bkrl.collected import Windows
 from llmrl_jax.systems.bkrl.config import CodeRun
-from llmrl_jax.systems.bkrl.manifest import Manifest, digest
-from llmrl_jax.systems.bkrl.potentials import ProgramPotential, fixed_scale, on_windows
+from llmrl_jax.systems.bkrl.manifest import digest
+from llmrl_jax.systems.bkrl.potentials import ProgramPotential, on_windows
 from llmrl_jax.systems.bkrl.samples import ScriptedCoder
 from llmrl_jax.systems.bkrl.worlds import described
 
@@ -99,16 +100,30 @@ class Writing:
         now, past = ({name: x[:, part] for name, x in obs.items()} for part in (-1, slice(0, -1)))
         return now, past, np.where(np.arange(k) < missing[:, None], NO_ACTION, action[:count]).astype(np.int32)
 
-    def admitted(self, reply: str) -> Program:
-        """The program of a reply. **Raises:** `SandboxError`."""
-        asked, sampled = self.asked, self._sampled()
-        return admit(
-            code_block(reply),
+    def admitted(self, replies: Sequence[str]) -> list[Program | SandboxError]:
+        """For each reply its program, or why it has none; several are admitted at a time."""
+        found: dict[int, Program | SandboxError] = {}
+        sources: dict[int, str] = {}
+        for i, reply in enumerate(replies):
+            try:
+                sources[i] = code_block(reply)
+            except SandboxError as error:
+                found[i] = error
+        made = admit_many(
+            list(sources.values()),
             self._observation(),
             window=self.config.windows.window,
-            actions=len(asked.env.action_names),
-            windows=sampled,
+            actions=len(self.asked.env.action_names),
+            windows=self._sampled(),
         )
+        found |= dict(zip(sources, made))
+        return [found[i] for i in range(len(replies))]
+
+    @property
+    def comparable(self) -> bool:
+        """Whether rewards follow some of the windows by which programs are compared, and not all equally."""
+        to_come = self.tests.to_come[self.tests.goes_on]
+        return bool(len(to_come) and np.ptp(to_come))
 
     def judge(self, candidate: Candidate, program: Program) -> None:
         """Compare a program with the rewards to come."""
@@ -127,15 +142,15 @@ class Writing:
         waiting = [(i, first, reply) for i, reply in enumerate(replies)]
         for repair in range(config.repairs + 1):
             refused = []
-            for i, messages, reply in waiting:
+            for (i, messages, reply), made in zip(waiting, self.admitted([reply for _, _, reply in waiting])):
                 candidate = Candidate(number, i, repair)
                 self.candidates.append(candidate)
-                try:
-                    self.judge(candidate, self.admitted(reply))
-                except SandboxError as error:
-                    candidate.refused, candidate.source = str(error), reply
-                    again = (*messages, Message("assistant", reply), Message("user", prompts.code_repair(str(error))))
-                    refused.append((i, again))
+                if not isinstance(made, SandboxError):
+                    self.judge(candidate, made)
+                    continue
+                candidate.refused, candidate.source = str(made), reply
+                again = (*messages, Message("assistant", reply), Message("user", prompts.code_repair(str(made))))
+                refused.append((i, again))
             if repair == config.repairs or not refused:
                 return
             requests = [
@@ -179,6 +194,11 @@ def write_programs(config: CodeRun) -> dict[str, Any]:
     """
     with asking(config, "bkrl-code", ScriptedCoder) as asked:
         writing = Writing(config, asked)
+        if not writing.comparable:
+            print(
+                "note: no reward follows the windows of the held-out episodes, so programs cannot be compared, and the "
+                "first one is kept: collect more episodes"
+            )
         stopped = ""
         with doing(f"{asked.chat.model.name} writes programs", config.rounds, "rounds") as activity:
             for number in range(config.rounds):
@@ -196,6 +216,7 @@ def write_programs(config: CodeRun) -> dict[str, Any]:
             "candidates": len(writing.candidates),
             "admitted": len(writing.candidates) - len(refused),
             "refused": len(refused),
+            "comparable": writing.comparable,
             "calls": spent.calls,
             "tokens": spent.tokens,
             "usd": spent.usd,
@@ -205,36 +226,19 @@ def write_programs(config: CodeRun) -> dict[str, Any]:
             write_summary(asked.folder, summary)
             why = refused[-1].refused if refused else stopped
             raise ValueError(f"{asked.chat.model.name} wrote no program that was admitted; the last reason was: {why}")
-        summary |= _save(config, asked, writing, writing.best, summary)
+        summary |= _save(asked, writing, writing.best, summary)
         write_summary(asked.folder, summary)
         _print(asked, writing, summary)
     return summary
 
 
-def _save(config: CodeRun, asked: Asked, writing: Writing, best: Candidate, summary: dict[str, Any]) -> dict[str, Any]:
+def _save(asked: Asked, writing: Writing, best: Candidate, summary: dict[str, Any]) -> dict[str, Any]:
     assert best.program is not None
     best.program.save(asked.folder / PROGRAM)
-    potential = ProgramPotential(best.program)
-    windows = asked.data.sample(np.random.default_rng(0), config.tests, config.windows.window)
-    scale, about = fixed_scale(potential, windows)
-    found = {"correlation": best.correlation, **{f"potential_{name}": x for name, x in about.items()}}
-    manifests.save(
-        asked.folder,
-        Manifest(
-            kind="bk-code",
-            family=asked.world.family,
-            observation=manifests.observed(asked.env, potential.reads),
-            actions=tuple(asked.env.action_names),
-            window=config.windows.window,
-            scale=scale,
-            model=asked.chat.model.name,
-            prompt=digest(writing.system, prompts.CODE_WRITE),
-            data=asked.data.digest,
-            files={PROGRAM: ""},
-            report=summary | found,
-        ),
-    )
-    return found
+    prompt = digest(writing.system, prompts.CODE_WRITE)
+    report = summary | {"correlation": best.correlation}
+    found = save_potential(asked, "bk-code", ProgramPotential(best.program), prompt, (PROGRAM,), report=report)
+    return {"correlation": best.correlation, **found}
 
 
 def _record(asked: Asked, candidates: list[Candidate]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.env import Environment
@@ -17,7 +18,7 @@ from llmrl_jax.parallel import make_mesh
 from llmrl_jax.rl.learner import Learner
 from llmrl_jax.rl.ppo import make_ppo
 from llmrl_jax.rl.rnd import RND
-from llmrl_jax.rl.shaping import Shaping
+from llmrl_jax.rl.shaping import OfObservation, Shaping
 from llmrl_jax.run.folder import opened, write_summary
 from llmrl_jax.run.loop import RunResult, train as run_training
 from llmrl_jax.run.report.statistics import mean_interval, wilson
@@ -54,7 +55,9 @@ def make(config: TrainRun) -> Made:
     read = getattr(potential, "reads", ())
     world = playable(env, tuple(dict.fromkeys((*seen, *read))))
     policy = make_policy(env, seen, agent.network)
-    bonus: Any = None if potential is None else Shaping(potential, config.shaping)
+    if potential is None:  # so that the world's reward has the same weight in all runs that are compared
+        potential = OfObservation(lambda obs: jnp.zeros(jax.tree.leaves(obs)[0].shape[0]))
+    bonus: Any = Shaping(potential, config.shaping)
     if config.alg == "rnd":
         space: Any = world.observation_space(world.default_params)
         bonus = RND(agent.rnd, make_features(space, seen, flat=not agent.rnd.channels))

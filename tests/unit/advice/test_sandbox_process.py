@@ -1,4 +1,4 @@
-"""First contact in a child process: what it admits, what it cannot do, and replies that nobody should believe."""
+"""First contact in a child process: what it admits, what it cannot do, and replies that are not trusted."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_memory_is_limited():
 
 def test_time_is_limited():
     started = time.monotonic()
-    with pytest.raises(SandboxError, match="it took longer than 0.4 s, before Python and JAX had started"):
+    with pytest.raises(RuntimeError, match="did not start within 0.4 s: the machine is too busy"):
         admit(SOURCE, OBSERVATION, limits=Limits(seconds=0.4))
     assert time.monotonic() - started < 5
 

@@ -13,7 +13,7 @@ from llmrl_jax.run.config import BaseRunConfig
 from llmrl_jax.systems.bkrl import collected, presets, prompts
 from llmrl_jax.systems.bkrl.asking import asking, read_data
 from llmrl_jax.systems.bkrl.config import CodeRun, GoalsRun, PreferRun, TrainRun, WindowConfig
-from llmrl_jax.systems.bkrl.preferences import Answer, ask, of_answers, statistics
+from llmrl_jax.systems.bkrl.preferences import Answer, ask, draw, of_answers, statistics
 from llmrl_jax.systems.bkrl.programs import correlation
 from llmrl_jax.systems.bkrl.samples import PROGRAMS
 from llmrl_jax.systems.bkrl.scripted import ScriptedGoals, ScriptedJudge, merit
@@ -208,3 +208,15 @@ def test_prompts_tell_what_a_program_sees():
     assert "red ball" not in system.lower()
     assert all("def compute_potential" in program for some in PROGRAMS.values() for program in some)
     assert CodeRun().chat.temperature == 0.5
+
+
+def test_pairs_that_choose_the_epoch_are_of_other_episodes(data, tmp_path):
+    config = PreferRun(windows=data, pairs=30, validation_share=0.2, run=BaseRunConfig(out=str(tmp_path), name="d"))
+    with asking(config, "d", ScriptedJudge) as asked:
+        windows, validates = draw(asked, config)
+    assert len(windows) == 60 and validates.sum() == 6
+    of = windows.episode.reshape(-1, 2)
+    assert set(of[validates].ravel()) <= set(asked.held) and set(of[~validates].ravel()) <= set(asked.shown)
+    again = asked.data.at(windows.episode, windows.time, 5)
+    np.testing.assert_array_equal(again.obs["image"], windows.obs["image"])
+    np.testing.assert_array_equal(again.action, windows.action)

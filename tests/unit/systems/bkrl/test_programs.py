@@ -34,7 +34,7 @@ class Fake(Program):
         path.write_text(self.source)
 
 
-def admit(source, observation, *, window, actions, windows):
+def admit_many(sources, observation, *, window, actions, windows):
     assert window == 2 and actions == 7 and observation["image"].shape == (7, 7, 3)
     assert windows[0]["image"].shape == (256, 7, 7, 3) and windows[1]["image"].shape == (256, 2, 7, 7, 3)
     # some are those at the start of an episode: of a half, one action is missing, of the others both
@@ -43,9 +43,8 @@ def admit(source, observation, *, window, actions, windows):
     whole = action[-32:, 1] == -1
     assert whole.sum() == 16 and (past["image"][-32:, 1] == now["image"][-32:])[whole].all()
     assert (past["image"][-32:, 0] == past["image"][-32:, 1]).all()
-    if source.strip().startswith("bad"):
-        raise SandboxError("the name 'bad' is unknown here", 1, source)
-    return Fake(source)
+    bad = lambda source: source.strip().startswith("bad")  # noqa: E731
+    return [SandboxError("the name 'bad' is unknown here", 1, s) if bad(s) else Fake(s) for s in sources]
 
 
 class Writer:
@@ -76,7 +75,7 @@ def block(code):
 @pytest.fixture
 def settings(tmp_path, monkeypatch):
     collected.write(tmp_path / "a.parquet", played())
-    monkeypatch.setattr(programs, "admit", admit)
+    monkeypatch.setattr(programs, "admit_many", admit_many)
     windows = WindowConfig(data=str(tmp_path / "a.parquet"), env=ID, window=2)
     # so that the sign of the correlation is known: what follows is larger where more cells are empty
     monkeypatch.setattr(programs, "correlation", lambda values, windows: float(np.sign(values.mean())))
