@@ -129,13 +129,14 @@ class Programs:
     def _tasks(self) -> Iterator[tuple[str, Callable[[], Any]]]:
         """A description and a compilation of each program of the ladder.
 
-        The programs are lowered for the types that a request would give them, so that it finds them compiled."""
+        The programs are lowered for the types that a request would give them, so that it finds them compiled; an
+        argument that is left out is another program than the same one as None."""
         model, variables, ladder = self.model, self.variables, self.ladder
         read: dict[tuple[int, int], Any] = {}
         for rows, prompt in ladder.reads():
             given = _int32(rows, prompt), _int32(rows)
             read[rows, prompt] = self._placed(jax.eval_shape(partial(read_prompts, model), variables, *given))
-            yield _task(f"{rows} x prompts of {prompt} tokens", _read, model, variables, *given)
+            yield _task(f"{rows} x prompts of {prompt} tokens", _read, model, variables, *given, None)
         for rows, prompt in ladder.reads():
             for length in ladder.lengths[ladder.lengths.index(prompt) + 1 :]:
                 yield _task(f"{rows} x prompts from {prompt} to {length} tokens", _widen, read[rows, prompt][1], length)
@@ -149,7 +150,7 @@ class Programs:
             name = f"{rows} x {samples} answers of {room} tokens"
             if room < length:
                 name += f" after prompts of {length}"
-            yield _task(f"{name}: the first token", _start, model, fixed, traced, *rest)
+            yield _task(f"{name}: the first token", _start, model, fixed, traced, *rest, None)
             yield _task(name, _advance, model, fixed, variables, traced, None, state, EVERY)
             for fewer in ladder.fewer(rows, samples):
                 yield _task(f"{fewer} of {name}", _keep, state, _int32(fewer))
