@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from envs_jax.env import Environment
 from envs_jax.resets import VectorEnv
@@ -27,6 +27,7 @@ from llmrl_jax.rl.bonus import Bonus, Steps
 from llmrl_jax.rl.distributions import Categorical
 from llmrl_jax.rl.dqn_config import DQNConfig, check
 from llmrl_jax.rl.dqn_loss import dqn_loss
+from llmrl_jax.rl.dqn_target import follow, network_of_targets
 from llmrl_jax.rl.exploration import FirstReward, decayed, guided
 from llmrl_jax.rl.gradient import FlatTree, clipped_adam, descend, traced_floats
 from llmrl_jax.rl.learner import Learner
@@ -202,7 +203,7 @@ class DQN:
             }
             state = state.replace(
                 params=params,
-                target=self._follow(state, params),
+                target=self._followed(state, params),
                 opt_state=opt_state,
                 replay=self._placed(replay.replace(priorities=priorities)),
                 runner=place(runner, self.placement),
@@ -225,7 +226,7 @@ class DQN:
             learn_key = jax.random.split(jax.random.fold_in(state.key, state.update), 3)[2]
             (params, opt_state, priorities, bonus), metrics = self._learn(state, learn_key)
             replay = self._placed(state.replay.replace(priorities=priorities))
-            target = self._follow(state, params)
+            target = self._followed(state, params)
             state = state.replace(params=params, target=target, opt_state=opt_state, replay=replay, bonus=bonus)
             return state.replace(update=state.update + 1), metrics
 
@@ -335,7 +336,7 @@ class DQN:
             key, drawn = x
             ring = replay.replace(priorities=priorities)
             index, batch, discount, weight = drawn if known else self._sample(ring, key, hparams)
-            target = self._target(state.target, flat.restore(params))
+            target = network_of_targets(config, self.policy, state.target, flat.restore(params))
             grads, (metrics, errors) = jax.grad(loss, has_aux=True)(params, batch, discount, target, weight)
             params, opt_state, norm = descend(optimizer, params, grads, opt_state, hparams["learning_rate"])
             if config.replay == "prioritized":
@@ -377,35 +378,9 @@ class DQN:
             batch, discount = self.memory.get(ring, drawn.index), hparams["gamma"]
         return drawn.index, self.placement.rows(batch), discount, weight
 
-    def _target(self, target: Any, params: Any) -> Any:
-        """The parameters that targets are computed with."""
-        if not self.config.has_target:
-            return params
-        if self.config.share_encoder:
-            return {**params, **{name: target[name] for name in self.policy.heads}}  # type: ignore[attr-defined]
-        return target
-
-    def _follow(self, state: DQNState, params: Any) -> Any:
+    def _followed(self, state: DQNState, params: Any) -> Any:
         """The target network after an update."""
-        if not self.config.has_target:
-            return state.target
-        if every := self.config.target_steps:  # whether the steps of this update pass a multiple of it
-            steps = self.config.num_envs * self.config.num_steps
-            due = passes(state.update, steps, every)
-        else:
-            due = (state.update + 1) % self.config.target_every == 0
-        tau = state.hparams["target_tau"]
-
-        def follow(new, old):
-            return jnp.where(due, (tau * new + (1 - tau) * old).astype(old.dtype), old)
-
-        return jax.tree.map(follow, params, state.target)
-
-
-def passes(update: jax.Array, steps: int, every: int) -> Bool[Array, ""]:
-    """Whether the steps of update `update` (from 0, `steps` each) reach a multiple of `every`."""
-    left = (update % every) * (steps % every) % every  # of all steps before it, without a large product
-    return left + steps >= every
+        return follow(self.config, state.update, state.hparams["target_tau"], state.target, params)
 
 
 ALGORITHM = Algorithm(DQNConfig, make_dqn, network_q_policy)

@@ -13,8 +13,9 @@ import pytest
 from envs_jax.control.debug import DebugParams, Match
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.rl.distributions import Categorical
-from llmrl_jax.rl.dqn import make_dqn, passes
+from llmrl_jax.rl.dqn import make_dqn
 from llmrl_jax.rl.dqn_config import DQNConfig
+from llmrl_jax.rl.dqn_target import passes
 from llmrl_jax.rl.exploration import NOT_YET, FirstReward, decayed, guided
 
 
@@ -115,9 +116,11 @@ def test_clipped_rewards_are_stored():
 
 
 def test_targets_change_every_so_many_steps():
-    for every, steps in ((8000, 256), (50, 20), (20, 20), (7, 20)):
-        found = [bool(passes(jnp.int32(u), steps, every)) for u in range(300)]
-        assert found == [(u + 1) * steps // every > u * steps // every for u in range(300)]
+    large = [2**31 - 1, 2**31 - 2, *range(1_999_990, 2_000_010), *range(65_530, 65_540)]
+    for every, steps in ((8000, 256), (50, 20), (20, 20), (7, 20), (2_000_000, 1999), (2**31 - 1, 2**31 - 2)):
+        updates = [*range(300), *large]
+        found = passes(jnp.array(updates, jnp.int32), steps, every).tolist()
+        assert found == [(u + 1) * steps // every > u * steps // every for u in updates]
     states, _ = updated(replace(TINY, target_steps=50), updates=3)
     first, one, two, three = (np.asarray(s.target["head"]) for s in states)
     np.testing.assert_array_equal(first, one)
