@@ -88,7 +88,7 @@ def contact(
             said, errors, late = _read(child, _TEXT + limits.module, deadline)
         finally:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)  # before it is waited for, while the number is its own
+                os.killpg(child.pid, signal.SIGKILL)  # before its end is collected, while the number is its own
             child.wait()
     return _outcome(said, errors, late, child.returncode, source, limits)
 
@@ -126,10 +126,17 @@ def _read(child: subprocess.Popen[bytes], most: int, deadline: float) -> tuple[b
         for stream in found:
             stream.close()
     if not late:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(min(1.0, max(0.0, deadline - time.monotonic())))
+        _let_end(child, min(time.monotonic() + 1.0, deadline))
     said, errors = found.values()
     return bytes(said), bytes(errors), late
+
+
+def _let_end(child: subprocess.Popen[bytes], until: float) -> None:
+    """Let a child that has closed its output end by itself, so that its own status is reported. The status is not
+    collected: then its number could become another process's, and the signal that follows would reach that one."""
+    state = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    while os.waitid(os.P_PID, child.pid, state) is None and time.monotonic() < until:
+        time.sleep(0.002)
 
 
 def _outcome(said: bytes, errors: bytes, late: bool, code: int, source: str, limits: Limits) -> Reply:

@@ -208,6 +208,22 @@ while True: pass
     assert not any(running(number) for number in ids)
 
 
+def test_a_child_is_killed_before_its_number_is_free(monkeypatch, tmp_path):
+    """Once its end is collected, another process may have its number, which a late signal would reach."""
+    found, kill = [], os.killpg
+
+    def killpg(number, what):
+        os.waitid(os.P_PID, number, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # raises if it was collected
+        found.append(number)
+        kill(number, what)
+
+    monkeypatch.setattr(os, "killpg", killpg)
+    scripted(monkeypatch, tmp_path, STAGE + "sys.exit(3)")
+    with pytest.raises(SandboxError, match=r"checked it \(code 3\)"):  # and its own end is what is reported
+        admit(SOURCE, OBSERVATION)
+    assert len(found) == 1
+
+
 def running(number: int) -> bool:
     """Whether a process runs; one that ended and waits for its parent does not."""
     try:
