@@ -39,7 +39,8 @@ class Limits:
     equations: int = 5_000
     """Operations of the traced program."""
     work: int = 1 << 23
-    """Elements that one evaluation computes, where a matrix product counts its multiplications."""
+    """Elements that one evaluation computes, where a matrix product counts its multiplications, a running sum a window
+    at every place, and a sort its comparisons."""
     components: int = 32
     """Components beside the potential."""
     bound: float = 1_000.0

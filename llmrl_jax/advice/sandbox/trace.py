@@ -117,7 +117,7 @@ def inspect(jaxpr: ClosedJaxpr, source: str, limits: Limits) -> tuple[int, int]:
             if size > limits.elements or len(shape) > limits.dimensions:
                 reason = f"an array of shape {tuple(shape)} has {size:,} elements; at most {limits.elements:,}, and "
                 raise SandboxError(f"{reason}{limits.dimensions} dimensions, are allowed", line, source)
-            work += size * _factor(eqn)
+        work += work_of(eqn)
         if equations > limits.equations:
             raise SandboxError(f"it becomes more than {limits.equations:,} operations; use fewer loops")
         if work > limits.work:
@@ -125,14 +125,30 @@ def inspect(jaxpr: ClosedJaxpr, source: str, limits: Limits) -> tuple[int, int]:
     return equations, work
 
 
-def _factor(eqn: Any) -> int:
-    """Elements that are read for each element that is made."""
-    if eqn.primitive.name == "dot_general":
+def work_of(eqn: Any) -> int:
+    """Elements that an operation computes, at least as many as XLA's ways of doing it; each is one pass over what it
+    makes, but for those that read more than they make or do so several times."""
+    name = eqn.primitive.name
+    made = sum(_size(v) for v in eqn.outvars)
+    largest = max((_size(v) for v in eqn.invars), default=0)
+    if name == "dot_general":
         (contracted, _), _ = eqn.params["dimension_numbers"]
-        return max(1, math.prod(eqn.invars[0].aval.shape[i] for i in contracted))
-    inputs = [math.prod(getattr(v.aval, "shape", ())) for v in eqn.invars]
-    made = [math.prod(getattr(v.aval, "shape", ())) for v in eqn.outvars]
-    return max(1, max(inputs, default=0) // max(sum(made), 1)) if eqn.primitive.name.startswith("reduce") else 1
+        return made * max(1, math.prod(eqn.invars[0].aval.shape[i] for i in contracted))
+    if name.startswith("cum"):  # a window as long as the axis at every place, if no pass of XLA takes it apart
+        return made * eqn.invars[0].aval.shape[eqn.params["axis"]]
+    if name in ("sort", "top_k"):  # accelerators sort by a network
+        axis = eqn.params["dimension" if name == "sort" else "axis"]
+        levels = max(eqn.invars[0].aval.shape[axis] - 1, 1).bit_length()
+        return sum(_size(v) for v in eqn.invars) * levels * (levels + 1) // 2
+    if name.startswith(("reduce", "arg", "scatter")):
+        return max(made, largest)
+    if name == "integer_pow":
+        return made * 2 * max(abs(eqn.params["y"]).bit_length(), 1)
+    return made
+
+
+def _size(variable: Any) -> int:
+    return math.prod(getattr(variable.aval, "shape", ()))
 
 
 def _why(name: str) -> str:

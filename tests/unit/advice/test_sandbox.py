@@ -182,6 +182,39 @@ def test_operations_are_inspected_even_if_no_text_can_name_them(function, why):
         inspect(jax.make_jaxpr(function)(*SPEC.inputs()), "", Limits())
 
 
+COMPARED = 15 * 16 // 2
+"""Of each of 2^15 elements, in the network of a sort."""
+
+
+@pytest.mark.parametrize(
+    ("text", "work"),
+    [
+        ("lax.cumsum(x)", 32_768**2),
+        ("lax.cumprod(x.reshape(256, 128), axis=1)", 32_768 * 128),
+        ("lax.cummax(x.reshape(128, 256), axis=0)", 32_768 * 128),
+        ("jnp.sort(x)", 32_768 * COMPARED),
+        ("lax.top_k(x, 3)[0]", 32_768 * COMPARED),
+        ("jnp.argsort(x)", 2 * 32_768 * COMPARED),  # it moves the indices too
+        ("jnp.argmax(x)", 32_768),
+        ("jnp.sum(x)", 32_768),
+        ("x[past_actions].at[0].add(x[:4].sum())", 5),
+        ("x.at[past_actions[0]].set(1.0)", 32_768),
+        ("x.reshape(128, 256) @ x.reshape(256, 128)", 128 * 128 * 256),
+    ],
+)
+def test_the_work_of_an_operation(text, work):
+    """At least what XLA may do: a running sum is a window at every place."""
+    source = value(f"jnp.sum(({text})[..., :1])").replace("return", "x = jnp.full(32_768, 0.5)\n    return")
+    source = source if "jnp.argmax" not in text and "jnp.sum(x)" not in text else source.replace("[..., :1]", "")
+    traced = trace(source, SPEC, Limits(work=2**31 - 1))
+    assert work <= traced.work < work + 150_000
+    if work > Limits().work:
+        with pytest.raises(SandboxError, match=r"line 3 .*it computes more than 8,388,608 elements"):
+            trace(source, SPEC)
+    else:
+        trace(source, SPEC)
+
+
 def test_an_effect_is_refused():
     with pytest.raises(SandboxError, match="effect"):
         inspect(jax.make_jaxpr(lambda *x: jax.debug.print("{}", x[0]) or 1.0)(*SPEC.inputs()), "", Limits())
