@@ -32,6 +32,8 @@ IMAGES = ("none", "rgb", "gray")
 TEXTS = ("none", "ellm", "smartplay", "instances")
 MARGIN = creatures.ARROWS + 1
 """Objects that one step can create before the next balance closes gaps: arrows, and a plant."""
+NIGHT = 0x9167
+"""Folded into a step's key for the noise of a picture at night."""
 
 
 _take_turns = of_one_row(creatures.take_turns)
@@ -288,7 +290,7 @@ class Crafter(Environment[State, Params]):
             "task_done": done,
             "lost": own.lost,
         }
-        obs, own = self._observe(own, turn_key)
+        obs, own = self._observe(own, jax.random.fold_in(turn_key, NIGHT))
         return obs, own, jnp.float32(reward), terminated, truncated, info
 
     def _lenient(self, action: jax.Array, turn: player.Turn, before: State) -> jax.Array:

@@ -510,3 +510,15 @@ def test_a_task_that_no_one_follows(monkeypatch):
     assert trace.dtype == np.float32  # parameters that a program is traced around are known, and checked
     with pytest.raises(ValueError, match="without a task"):
         jax.eval_shape(lambda x: free.step(key, start, x, PARAMS["package"].replace(task=wood))[2], jnp.int32(0))
+
+
+def test_a_picture_has_a_key_of_its_own():
+    """The noise of a night is none of the numbers that the player, the creatures and the balance of a step draw."""
+
+    class Shown(Crafter):
+        def _observe(self, state, key):
+            return {"key": jax.random.key_data(key)}, state
+
+    env, key = Shown(image=None, slots=SLOTS), jax.random.key(7)
+    shown = jax.jit(lambda *x: env.step(*x, PARAMS["ellm"])[0]["key"])(key, world(), 0)
+    assert not np.any(np.all(np.asarray(shown) == jax.random.key_data(jax.random.split(key, 3)), axis=1))
