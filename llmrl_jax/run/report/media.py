@@ -7,9 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
+from llmrl_jax.core.files import new_draft
+
 
 def write_gif(path: str | Path, frames: Sequence[np.ndarray], *, fps: float = 4.0, hold: float = 1.0) -> Path:
-    """Write frames as an animated GIF that repeats.
+    """Write frames as an animated GIF that repeats, atomically.
 
     **Arguments:** `path`, whose folder is created if it is new; `frames`, uint8 `[H, W, 3]` each, all of one shape;
     `fps`, frames per second; `hold`, seconds that the last frame is shown.
@@ -31,6 +33,7 @@ def write_gif(path: str | Path, frames: Sequence[np.ndarray], *, fps: float = 4.
     pause = round(1000 / fps)
     times = [pause] * (len(images) - 1) + [max(pause, round(1000 * hold))]
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    images[0].save(path, save_all=True, append_images=images[1:], duration=times, loop=0, optimize=True)
+    how = {"save_all": True, "append_images": images[1:], "duration": times, "loop": 0, "optimize": True}
+    with new_draft(path) as draft:
+        images[0].save(draft, format="GIF", **how)
     return path

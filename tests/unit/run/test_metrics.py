@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import io
 import json
 import math
@@ -208,6 +209,22 @@ def test_gif(tmp_path):
         media.write_gif(path, [])
     with pytest.raises(ValueError, match="frame 1 is uint8"):
         media.write_gif(path, [frames[0], frames[0][:4]])
+
+
+def test_a_gif_is_whole_or_not_written(tmp_path, monkeypatch):
+    path = media.write_gif(tmp_path / "new" / "e.gif", [np.zeros((8, 12, 3), np.uint8)])
+    before = path.read_bytes()
+
+    def dies(self, file, **how):
+        with open(file, "wb") as half:
+            half.write(b"GIF89a")
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(Image.Image, "save", dies)
+    with pytest.raises(OSError) as error:
+        media.write_gif(path, [np.ones((8, 12, 3), np.uint8)])
+    assert error.value.filename == str(path)
+    assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]
 
 
 def test_progress_lines(capsys):
