@@ -36,7 +36,8 @@ from llmrl_jax.systems.ellm.goals import (
 class Collected:
     """Collects the keys of states that have no answer yet, a `llmrl_jax.rl.bonus.Bonus` that leaves rewards unchanged.
 
-    A bonus sees every step that is played, and its state is in the learner's.
+    A bonus sees every step that is played, and its state is in the learner's. Of a step it collects the state that the
+    agent acts in, also the first of an episode, not the state that it reaches: one that ends an episode needs no goals.
     """
 
     name = "collected"
@@ -58,7 +59,7 @@ class Collected:
         return None
 
     def reward(self, state: BonusState, steps: Steps, gamma: Any):
-        whole = self._with(state.whole, steps.next_obs)
+        whole = self._with(state.whole, steps.obs)
         count = jnp.sum(whole["keys"] != NO_KEY).astype(jnp.float32)
         return BonusState(whole, ()), steps.reward, {"states_to_ask": count}
 

@@ -156,17 +156,26 @@ def test_collected_keys():
     keys = jnp.array([[3, 5], [2, 9], [9, 8]], jnp.uint32)
     known = jnp.array([[False, False], [True, False], [False, False]])
     reward = jnp.arange(6.0).reshape(3, 2)
-    steps = Steps((), (), reward, {"key": keys, "known": known}, reward > 9, reward > 9)
+    steps = Steps({"key": keys, "known": known}, (), reward, (), reward > 9, reward > 9)
     after, same, metrics = bonus.reward(state, steps, 0.9)
     assert np.asarray(after.whole["keys"]).tolist() == [3, 5, 8, 9] and int(after.whole["lost"]) == 0
     np.testing.assert_array_equal(same, reward)
     assert float(metrics["states_to_ask"]) == 4
-    more = replace_keys(steps, keys + 100)
+    more = steps.replace(obs={"key": keys + 100, "known": jnp.zeros(keys.shape, bool)})
     assert int(bonus.reward(after, more, 0.9)[0].whole["lost"]) == 5  # 102, 103, 105, 108, 109
 
 
-def replace_keys(steps, keys):
-    return steps.replace(next_obs={"key": keys, "known": jnp.zeros(keys.shape, bool)})
+def test_the_first_state_of_every_episode_is_collected():
+    """The agent acts in it, but not in the state that ends an episode. The second episode begins at 4, with an update;
+    the third at 7, within one."""
+    seen = lambda *keys: {"key": jnp.array(keys, jnp.uint32)[:, None], "known": jnp.zeros((len(keys), 1), bool)}  # noqa: E731
+    bonus = Collected(8)
+    state = bonus.init(jax.random.key(0), jax.tree.map(lambda x: x[0], seen(1)))
+    zeros = jnp.zeros((2, 1))
+    for obs, reached, ended in ((seen(1, 2), seen(2, 3), (0, 1)), (seen(4, 7), seen(5, 8), (1, 0))):
+        done = jnp.array(ended, bool)[:, None]
+        state = bonus.reward(state, Steps(obs, zeros, zeros, reached, done, done & False), 0.9)[0]
+    assert np.asarray(state.whole["keys"])[:5].tolist() == [1, 2, 4, 7, g.NO_KEY]
 
 
 def test_exchanges_fill_the_table():
