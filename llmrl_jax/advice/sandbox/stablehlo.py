@@ -21,6 +21,7 @@ from jax.interpreters import mlir
 
 from llmrl_jax.advice.sandbox.errors import SandboxError
 from llmrl_jax.advice.sandbox.limits import DEFAULT, Limits
+from llmrl_jax.advice.sandbox.shapes import CALLS, check_sizes
 from llmrl_jax.advice.sandbox.spec import Spec
 from llmrl_jax.advice.sandbox.tables import ASSERTION, COMPOSITES, OPERATIONS
 from llmrl_jax.advice.sandbox.trace import Traced
@@ -30,7 +31,6 @@ PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 """Where a program runs; it is lowered for all of them at once."""
 _TENSOR = re.compile(r"tensor<((?:[0-9?]+x)*)([a-z0-9]+)>")
 _TYPES = re.compile(r"(?:i|ui|si|f)\d+|bf16|index")
-_CALLS = {"func.call": "callee", "stablehlo.composite": "decomposition"}
 _ANNOTATIONS = frozenset((
     "jax.global_constant", "jax.result_info", "jax.uses_shape_polymorphism", "mhlo.num_partitions", "mhlo.num_replicas",
     "jax.buffer_donor", "tf.aliasing_output",
@@ -61,7 +61,8 @@ def verified(module: bytes, version: int, spec: Spec, components: int, limits: L
     **Arguments:** `module`, of `lower`, which is not trusted; `version`, of its calling convention; `components`, their
     number.
     **Raises:** `SandboxError` for a module that takes or returns anything else, has an operation, type or annotation
-    that is not in the whitelist, calls itself, or is too large.
+    that is not in the whitelist, has an array with a size that is neither fixed nor that of the batch, calls itself, or
+    is too large.
     """
     lowest, highest = (
         export.minimum_supported_calling_convention_version,
@@ -91,6 +92,7 @@ def verified(module: bytes, version: int, spec: Spec, components: int, limits: L
         if _main(parsed) != wanted:
             raise SandboxError("the exported program takes or returns other values than its description says")
         _check_calls(parsed, limits)
+        check_sizes(parsed, limits)
     return made
 
 
@@ -146,6 +148,8 @@ def check_type(text: str, limits: Limits) -> None:
     match = _TENSOR.fullmatch(text)
     if match is None or not _TYPES.fullmatch(match[2]):
         raise SandboxError(f"the exported program has a value of the type {text[:60]}, which is not allowed")
+    if match[1].count("?") > 1:
+        raise SandboxError(f"the exported program has a value of the type {text[:60]}, with more than one free size")
     sizes = [int(size) for size in match[1].split("x") if size not in ("", "?")]
     # A gather's and a scatter's indices have a dimension for each of the operand's.
     if math.prod(sizes) > limits.elements * limits.dimensions:
@@ -160,7 +164,7 @@ def _check_calls(module: Any, limits: Limits) -> None:
         called = calls.setdefault(function.attributes["sym_name"].value, Counter())
 
         def add(operation: Any, called: Counter[str] = called) -> Any:
-            called[operation.attributes[_CALLS[operation.name]].value if operation.name in _CALLS else ""] += 1
+            called[operation.attributes[CALLS[operation.name]].value if operation.name in CALLS else ""] += 1
             return mlir.ir.WalkResult.ADVANCE
 
         function.operation.walk(add)

@@ -10,10 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.interpreters import mlir
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import envs_jax
 from llmrl_jax.advice.sandbox import Limits, Program, SandboxError, code_block, spec_of
+from llmrl_jax.advice.sandbox.shapes import check_sizes
 from llmrl_jax.advice.sandbox.spec import Spec
 from llmrl_jax.advice.sandbox.stablehlo import PLATFORMS, check_type, exported, lower, verified
 from llmrl_jax.advice.sandbox.trace import trace
@@ -193,6 +195,9 @@ def test_an_edited_file_with_a_new_checksum_is_checked_like_a_childs_reply(progr
         (lambda *x: x[-1].sum() * 1.0, "other values"),
         (lambda *x: x[-1][:, 0], "other values"),
         (lambda *x: (x[-1][:, :1] * jnp.ones(10**6)).sum(1), "too large"),
+        (lambda *x: (x[-1][:, :1] * jnp.ones((1, x[-1].shape[0]))).sum(1), "more than one free size"),
+        (lambda *x: x[-1][:, 0] + jnp.concatenate([x[-1], x[-1]]).sum() * 1.0, "neither fixed nor that of the batch"),
+        (lambda *x: x[-1][:, 0] + jnp.ones(1000 * x[-1].shape[0]).sum(), "neither fixed nor that of the batch"),
     ],
 )
 def test_modules_are_checked(function, why):
@@ -202,6 +207,42 @@ def test_modules_are_checked(function, why):
         return
     with pytest.raises(SandboxError, match=why):
         verified(module, VERSION, SPEC, 0)
+
+
+@pytest.mark.parametrize(
+    ("size", "allowed"),
+    [
+        ("stablehlo.get_dimension_size %arg0, dim = 0 : (tensor<?x2xi32>) -> tensor<i32>", True),
+        ("stablehlo.get_dimension_size %arg0, dim = 1 : (tensor<?x2xi32>) -> tensor<i32>", False),
+        ("stablehlo.constant dense<1000000000> : tensor<i32>", False),
+        ("stablehlo.reduce(%arg0 init: %zero) applies stablehlo.add across dimensions = [0, 1] "
+         ": (tensor<?x2xi32>, tensor<i32>) -> tensor<i32>", False),
+    ],
+)  # fmt: skip
+def test_a_free_size_is_that_of_the_batch(size, allowed):
+    """JAX makes none that depends on values or is a constant, and whoever edits a file may."""
+    text = f"""
+func.func private @inner(%n: tensor<i32>) -> tensor<i32> {{
+  %shape = stablehlo.reshape %n : (tensor<i32>) -> tensor<1xi32>
+  %places = stablehlo.dynamic_iota %shape, dim = 0 : (tensor<1xi32>) -> tensor<?xi32>
+  %zero = stablehlo.constant dense<0> : tensor<i32>
+  %sum = stablehlo.reduce(%places init: %zero) applies stablehlo.add across dimensions = [0]
+    : (tensor<?xi32>, tensor<i32>) -> tensor<i32>
+  return %sum : tensor<i32>
+}}
+func.func public @main(%arg0: tensor<?x2xi32>) -> tensor<i32> {{
+  %zero = stablehlo.constant dense<0> : tensor<i32>
+  %n = {size}
+  %sum = func.call @inner(%n) : (tensor<i32>) -> tensor<i32>
+  return %sum : tensor<i32>
+}}"""
+    with mlir.make_ir_context():
+        module = mlir.ir.Module.parse(text)
+        if allowed:
+            check_sizes(module, Limits())
+            return
+        with pytest.raises(SandboxError, match="neither fixed nor that of the batch"):
+            check_sizes(module, Limits())
 
 
 def test_calls_that_double_are_refused():
