@@ -169,7 +169,8 @@ class Writing:
         rng = np.random.default_rng((self.config.run.seed, self.config.windows.seed, number))
         windows = asked.data.sample(rng, self.config.shown, self.config.windows.window, asked.shown)
         values = self._values(best.program, windows)
-        shown = prompts.code_improve(asked.captions(windows), values, best.correlation)
+        correlation = best.correlation if self.comparable else None
+        shown = prompts.code_improve(asked.captions(windows), values, correlation)
         said = Message("assistant", f"```python\n{best.source.rstrip()}\n```")
         return (*start, said, Message("user", shown))
 

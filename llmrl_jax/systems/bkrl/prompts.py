@@ -32,9 +32,9 @@ values of arrays: use jnp.where, comparisons and sums. Loops run over range(numb
 x.at[index].set(value). Divide by nothing that can be zero. Helper functions are allowed. For example:
 
 def compute_potential(obs, past_obs, past_actions):
-    moved = jnp.any(obs["{part}"] != past_obs["{part}"][-1])
-    waited = jnp.mean((past_actions == {last}).astype(jnp.float32))
-    return moved.astype(jnp.float32) - waited, {{"moved": moved, "waited": waited}}"""
+    changed = jnp.any(obs["{part}"] != past_obs["{part}"][-1])
+    waited = jnp.mean((past_actions == {waits}).astype(jnp.float32))
+    return changed.astype(jnp.float32) - waited, {{"changed": changed, "waited": waited}}"""
 
 CODE_WRITE = """\
 Write compute_potential for this world. Think about what is good in most tasks. Put the program into one Markdown block
@@ -49,15 +49,17 @@ These are situations from play, with the values of your program for them:
 
 {samples}
 
-In other episodes, of many tasks, the rank correlation of the potential with the rewards that follow is
-{correlation:+.3f}. First say how the program can be improved, given these examples. Then write the whole improved
-program, in one Markdown block that begins with ```python."""
+{compared}First say how the program can be improved, given these examples. Then write the whole improved program, in one
+Markdown block that begins with ```python."""
+
+CODE_COMPARED = """\
+In other episodes, the rank correlation of the potential with the rewards that follow is {correlation:+.3f}. """
 
 
 def code_system(world: World, window: int) -> str:
     """The instructions for who writes a program. **Arguments:** `window`, past observations."""
     part = "image" if world.family == "babyai" else "inventory"
-    contract = CODE_CONTRACT.format(window=window, part=part, last=len(world.verbs) - 1)
+    contract = CODE_CONTRACT.format(window=window, part=part, waits=world.verbs.index("do nothing"))
     return "\n\n".join((CODE_ROLE, world.about, world.arrays, contract))
 
 
@@ -66,14 +68,15 @@ def code_repair(reason: str) -> str:
     return CODE_REPAIR.format(reason=reason)
 
 
-def code_improve(captions: Sequence[str], values: Sequence[Mapping[str, float]], correlation: float) -> str:
+def code_improve(captions: Sequence[str], values: Sequence[Mapping[str, float]], correlation: float | None) -> str:
     """The request for a better program. **Arguments:** `captions`, of windows; `values`, the potential and its
-    components for each; `correlation`, of the potential with rewards."""
+    components for each; `correlation`, of the potential with rewards; None: there were none to compare it with."""
     samples = []
     for i, (said, named) in enumerate(zip(captions, values), 1):
         numbers = "\n".join(f"{name}: {value:.4f}" for name, value in named.items())
         samples.append(f"Sample#{i}\n{said.strip()}\n{numbers}")
-    return CODE_IMPROVE.format(samples="\n\n".join(samples), correlation=correlation)
+    compared = "" if correlation is None else CODE_COMPARED.format(correlation=correlation)
+    return CODE_IMPROVE.format(samples="\n\n".join(samples), compared=compared)
 
 
 # --- preferences ------------------------------------------------------------------------------------------------------

@@ -210,6 +210,20 @@ def test_prompts_tell_what_a_program_sees():
     assert CodeRun().chat.temperature == 0.5
 
 
+def test_prompts_say_what_is_true():
+    """The action of the example that waits is that of the world; nothing is said of tasks or rewards that are not."""
+    import envs_jax
+    from llmrl_jax.systems.bkrl.worlds import world_of
+
+    for id, waits in ((ID, 6), ("Crafter-Text-Reward", 0)):
+        known = world_of(envs_jax.make(id)[0])
+        assert known.verbs[waits] == "do nothing"
+        assert f"past_actions == {waits})" in prompts.code_system(known, 5)
+    said = prompts.code_improve(["x"], [{"potential": 1.0}], 0.25)
+    assert "+0.250" in said and "tasks" not in said
+    assert "correlation" not in prompts.code_improve(["x"], [{"potential": 1.0}], None)
+
+
 def test_pairs_that_choose_the_epoch_are_of_other_episodes(data, tmp_path):
     config = PreferRun(windows=data, pairs=30, validation_share=0.2, run=BaseRunConfig(out=str(tmp_path), name="d"))
     with asking(config, "d", ScriptedJudge) as asked:
