@@ -44,7 +44,7 @@ def check_sizes(module: Any, limits: Limits) -> None:
     batch = largest + 1 + secrets.randbelow(4 * largest)
     text = _TYPE.sub(lambda found: found[0].replace("?", str(batch)), str(module))
     try:
-        known = mlir.ir.Module.parse(text)
+        known: Any = mlir.ir.Module.parse(text)
     except Exception:  # noqa: BLE001 - the verifier's, of types that do not fit
         raise SandboxError(_REFUSED) from None
     functions = {each.attributes["sym_name"].value: each for each in known.body.operations}
@@ -116,14 +116,9 @@ class _Sizes:
             dims = list(_dims(operation.results[0]))
             found = _OFFSETS.search(str(operation.attributes["dimension_numbers"]))
             offsets = [dims[int(i)] for i in found[1].split(",") if i.strip()] if found else []
-            # those that the result has, in order; the others are 1, or 0 of an empty array
-            sizes = _known(given[2])
-            return (
-                dims
-                if math.prod(sizes) == math.prod(offsets)
-                and [n for n in sizes if n != 1] == [n for n in offsets if n != 1]
-                else ()
-            )
+            sizes = _known(given[2])  # the result has them in order, but for some of 1, or 0 of an empty array
+            same = [n for n in sizes if n != 1] == [n for n in offsets if n != 1]
+            return dims if same and math.prod(sizes) == math.prod(offsets) else ()
         return None
 
 
@@ -141,4 +136,5 @@ def _constant(value: Any) -> Numbers:
     kind = mlir.ir.RankedTensorType(value.type)
     if str(kind.element_type) not in ("i32", "i64") or len(kind.shape) > 1 or math.prod(kind.shape) > _FEW:
         return None
-    return tuple(int(n) for n in mlir.ir.DenseIntElementsAttr(value))
+    elements: Any = mlir.ir.DenseIntElementsAttr(value)
+    return tuple(int(n) for n in elements)
