@@ -7,7 +7,6 @@ where it was (`--run.resume`).
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from llmrl_jax.chat import BudgetExceeded, ChatRequest, Message
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.config import to_json
 from llmrl_jax.core.files import new_draft, write_whole
+from llmrl_jax.data.transitions import DataError
 from llmrl_jax.run.folder import write_summary
 from llmrl_jax.systems.bkrl import prompts
 from llmrl_jax.systems.bkrl.agent import make_features, seen_parts
@@ -140,17 +140,32 @@ def draw(asked: Asked, config: PreferRun) -> tuple[Windows, Bool[np.ndarray, " P
     """The windows of all pairs, `2 i` and `2 i + 1`, and which pairs are of episodes that nothing is fitted to."""
     count = max(1, round(config.validation_share * config.pairs))
     validates = np.arange(config.pairs) % max(2, config.pairs // count) == 1
-    found: dict[str, Any] = {}
+    where = np.zeros((2, 2 * config.pairs), int)
     for episodes, pairs in ((asked.shown, ~validates), (asked.held, validates)):
-        number = 2 * int(pairs.sum())
-        some = asked.data.sample(asked.rng, number, config.windows.window, episodes, gamma=config.gamma)
         place = np.flatnonzero(np.repeat(pairs, 2))
-        for field in dataclasses.fields(some):
-            part = getattr(some, field.name)
-            empty = jax.tree.map(lambda x: np.zeros((2 * config.pairs, *x.shape[1:]), x.dtype), part)
-            found.setdefault(field.name, empty)
-            jax.tree.map(lambda whole, x, place=place: whole.__setitem__(place, x), found[field.name], part)
-    return Windows(**found), validates
+        where[:, place] = _places(asked, config.windows.window, episodes, len(place))
+    return asked.data.at(*where, config.windows.window, gamma=config.gamma), validates
+
+
+def _places(asked: Asked, window: int, episodes: np.ndarray, number: int) -> np.ndarray:
+    """The episodes and first steps of windows, int `[2, number]`; those of a pair are never the same.
+
+    **Raises:** `DataError` if the episodes have but one.
+    """
+
+    def draw(count: int) -> np.ndarray:
+        some = asked.data.sample(asked.rng, count, window, episodes)
+        return np.stack([some.episode, some.time])
+
+    found = draw(number)
+    if number and np.maximum(asked.data.lengths[episodes] - window + 1, 0).sum() < 2:
+        raise DataError(
+            f"{len(episodes)} of {len(asked.data)} episodes have one window of {window} steps; two are needed for a pair: "
+            "collect more, or take a shorter --window"
+        )
+    while len(same := np.flatnonzero((found[:, ::2] == found[:, 1::2]).all(0))):
+        found[:, 2 * same + 1] = draw(len(same))
+    return found
 
 
 def of_answers(windows: Windows, answers: list[Answer], reads: tuple[str, ...]) -> Pairs:
@@ -173,7 +188,8 @@ def make_model(asked_env: Any, family: str, config: PreferenceModelConfig, param
 def prefer(config: PreferRun) -> dict[str, Any]:
     """Ask about pairs, fit the model, and write the potential to the run's folder.
 
-    **Returns:** the summary. **Raises:** `ValueError` if no pair got an answer; what `asking` and the chat model raise.
+    **Returns:** the summary. **Raises:** `ValueError` if no pair to learn from got an answer but a tie; what `asking`
+    and the chat model raise.
     """
     with asking(config, "bkrl-prefer", ScriptedJudge) as asked:
         windows, validates = draw(asked, config)
@@ -188,15 +204,17 @@ def prefer(config: PreferRun) -> dict[str, Any]:
         }
         reads = seen_parts(asked.env, asked.world.family)
         pairs = of_answers(windows, answers, reads)
-        if len(pairs) < 2:
-            write_summary(asked.folder, summary)
-            raise ValueError(
-                f"{asked.chat.model.name} answered {len(pairs)} of {config.pairs} pairs in a readable way, too few to "
-                f"learn from{': ' + stopped if stopped else ''}; the replies are in {asked.folder / 'chat.jsonl'}"
-            )
-        model = make_model(asked.env, asked.world.family, config.model, (), config.windows.window)
         answered = [answer.second_wins is not None for answer in answers]
         held = validates[: len(answers)][answered]
+        if not (pairs.second_wins[~held] != 0.5).any():
+            write_summary(asked.folder, summary)
+            raise ValueError(
+                f"{asked.chat.model.name} answered {len(pairs)} of {config.pairs} pairs in a readable way, "
+                f"{int(summary['ties'])} of them with a tie, and none of those to learn from has a winner"
+                f"{': ' + stopped if stopped else ''}; ask about more --pairs, or choose another --chat.model; the "
+                f"replies are in {asked.folder / 'chat.jsonl'}"
+            )
+        model = make_model(asked.env, asked.world.family, config.model, (), config.windows.window)
         key = jax.random.key(config.run.seed)
         params, found = fit(model, pairs.take(~held), config.model, key, pairs.take(held))
         summary |= found

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from llmrl_jax.chat import ChatReply, ChatRequest, Choice, Message, Usage
+from llmrl_jax.data.transitions import DataError
 from llmrl_jax.run.config import BaseRunConfig
-from llmrl_jax.systems.bkrl import collected, presets, prompts
+from llmrl_jax.systems.bkrl import collected, preferences, presets, prompts
 from llmrl_jax.systems.bkrl.asking import asking, read_data
 from llmrl_jax.systems.bkrl.config import CodeRun, GoalsRun, PreferRun, TrainRun, WindowConfig
 from llmrl_jax.systems.bkrl.preferences import Answer, ask, draw, of_answers, statistics
@@ -76,18 +77,18 @@ def test_statistics_by_hand():
 
 
 class Biased:
-    """Always prefers the first window, and cannot be read every fifth time."""
+    """Always prefers the first window, and cannot be read every fifth time, or `never`."""
 
     name = "biased"
 
-    def __init__(self):
-        self.asked = 0
+    def __init__(self, never=False):
+        self.asked, self.never = 0, never
 
     def complete(self, requests):
         replies = []
         for _ in requests:
             self.asked += 1
-            text = "I do not know" if self.asked % 5 == 0 else "[Rank] A > B"
+            text = "I do not know" if self.asked % 5 == 0 and not self.never else "[Rank] A > B"
             replies.append(ChatReply((Choice(text),), model=self.name, usage=Usage()))
         return replies
 
@@ -105,6 +106,30 @@ def test_a_bias_is_reported_and_teaches_nothing(data, tmp_path):
     assert set(pairs.second_wins[[a.forward is not None and a.backward is not None for a in answers]]) == {0.5}
     lines = [json.loads(line) for line in (tmp_path / "p" / "preferences.jsonl").read_text().splitlines()]
     assert lines[3]["windows"] == [[int(windows.episode[j]), int(windows.time[j])] for j in (6, 7)]
+
+
+def test_ties_alone_teach_nothing(data, tmp_path, monkeypatch):
+    """A potential of them would be the random weights of the start, scaled up."""
+    monkeypatch.setattr(preferences, "ScriptedJudge", lambda world: Biased(never=True))
+    config = PreferRun(windows=data, pairs=20, run=BaseRunConfig(out=str(tmp_path), name="t"))
+    with pytest.raises(ValueError, match="biased answered 20 of 20 pairs .*, 20 of them with a tie, .* has a winner"):
+        preferences.prefer(config)
+    assert json.loads((tmp_path / "t" / "summary.json").read_text())["first_wins"] == 1
+    assert not (tmp_path / "t" / "potential.json").exists()
+
+
+def test_no_window_is_compared_with_itself(data, tmp_path):
+    """Two of 14 steps in the held-out episodes, so that half of the pairs would be such."""
+    few = replace(data, window=12)
+    config = PreferRun(windows=few, pairs=60, run=BaseRunConfig(out=str(tmp_path), name="n"))
+    with asking(config, "n", ScriptedJudge) as asked:
+        windows, _ = draw(asked, config)
+    where = np.stack([windows.episode, windows.time], 1).reshape(-1, 2, 2)
+    assert (where[:, 0] != where[:, 1]).any(1).all()
+    one = replace(asked, held=asked.held[:1])
+    length = int(asked.data.lengths[one.held[0]])
+    with pytest.raises(DataError, match=f"one window of {length} steps; two are needed for a pair"):
+        draw(one, replace(config, windows=replace(few, window=length)))
 
 
 def test_the_scripted_judge_reads_captions(data, tmp_path):
