@@ -160,8 +160,8 @@ def _places(asked: Asked, window: int, episodes: np.ndarray, number: int) -> np.
     found = draw(number)
     if number and np.maximum(asked.data.lengths[episodes] - window + 1, 0).sum() < 2:
         raise DataError(
-            f"{len(episodes)} of {len(asked.data)} episodes have one window of {window} steps; two are needed for a pair: "
-            "collect more, or take a shorter --window"
+            f"{len(episodes)} of {len(asked.data)} episodes have one window of {window} steps; two are needed for a pair"
+            ": collect more, or take a shorter --window"
         )
     while len(same := np.flatnonzero((found[:, ::2] == found[:, 1::2]).all(0))):
         found[:, 2 * same + 1] = draw(len(same))
