@@ -56,11 +56,8 @@ def between(
 ) -> None:
     """Check that a number lies from `low` to `high`, both included unless `above` excludes `low`, or `below` `high`;
     see `at_least`."""
-
-    def lies_inside() -> bool:
-        return (low < value if above else low <= value) and (value < high if below else value <= high)
-
-    inside = _compared(name, value, lies_inside, error)
+    compare = lambda: (low < value if above else low <= value) and (value < high if below else value <= high)  # noqa: E731
+    inside = _compared(name, value, compare, error)  # a function by `def` would be decorated at every call, in tests
     start = f"above {low} and " if above else f"from {low} to "
     end = f"below {high}" if below else f"at most {high}" if above else f"{high}"
     _check(inside, name, value, start + end, remedy, error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import lru_cache
 from operator import attrgetter
 from types import SimpleNamespace
@@ -137,7 +137,8 @@ def refuse_unread(
     **Raises:** `ValueError`, "--warmup is 3, but the method ars does not read it; leave it out", with every such option
     and its value.
     """
-    usual = _defaults(config) if usual is None else usual
+    unread = tuple(unread)
+    usual = _defaults(config, {name.partition(".")[0] for name in unread}) if usual is None else usual
     changed = [
         (name, value)
         for field in unread
@@ -150,11 +151,12 @@ def refuse_unread(
         raise ValueError(f"{listed}, but {who} does not read {them}; leave {them} out{more}")
 
 
-def _defaults(config: Any) -> SimpleNamespace:
-    """The defaults of a dataclass's fields, by name; not an instance, whose construction may call this check again."""
+def _defaults(config: Any, names: Collection[str]) -> SimpleNamespace:
+    """The defaults of some fields of a dataclass; not an instance, whose construction may call this check again."""
     made = {
         f.name: f.default_factory() if f.default_factory is not dataclasses.MISSING else f.default
         for f in dataclasses.fields(config)
+        if f.name in names
     }
     return SimpleNamespace(**made)
 

@@ -23,6 +23,7 @@ from llmrl_jax.agents.play import begin, policy_actor, watch
 from llmrl_jax.agents.random import RandomPolicy
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.activity import doing
+from llmrl_jax.core.checks import refuse_unread
 from llmrl_jax.data.parquet import read_parquet, write_parquet
 from llmrl_jax.data.transitions import DataError, Trajectories, Transitions, to_trajectories
 from llmrl_jax.lm.encoder_names import resolved
@@ -85,12 +86,16 @@ def collect(config: CollectRun) -> dict[str, Any]:
 def _player(config: CollectRun) -> tuple[Ellm, Any, Any, Any]:
     """The world's parts, the policy that plays, its weights, and the world's parameters."""
     if not config.from_run:
+        refuse_unread(config, ("epsilon", "checkpoint"), "random play", remedy="--from names a run whose agent plays")
         made = build(dataclasses.replace(config.ellm, encoder=resolved(config.ellm.encoder)))
         return made, RandomPolicy(made.facts.actions), ((), ()), made.env_params
     _, made, state, _ = load_run(Path(config.from_run), config.checkpoint)
     refuse_other_settings(config.ellm, CollectRun().ellm, made.config)
     if made.config.learner == "dqn":
         made.policy.epsilon = config.epsilon
+    else:
+        who = f"the agent of {config.from_run}, which {made.config.learner} trained and which draws its own actions,"
+        refuse_unread(config, ("epsilon",), who)
     return made, made.policy, (state.params, state.frozen), state.runner.env_params
 
 

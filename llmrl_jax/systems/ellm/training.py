@@ -6,12 +6,13 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 import jax
 
 from llmrl_jax.chat import ChatError
 from llmrl_jax.core import config as configs
-from llmrl_jax.core.checks import nearest
+from llmrl_jax.core.checks import nearest, refuse_unread
 from llmrl_jax.lm.encoder_names import resolved
 from llmrl_jax.rl.learner import Learner
 from llmrl_jax.run.chat_model import Chat, make_chat
@@ -82,8 +83,15 @@ def _settled(config: Any) -> Any:
 def _after(config: Any) -> tuple[Any, Ellm, Any]:
     """The settings of a run that uses a pretrained agent, the agent, and its state."""
     _, before, state, _ = load_run(Path(config.from_run), config.checkpoint)
-    if before.config.learner != "dqn" or config.ellm.learner != "dqn":
-        raise ValueError(f"{config.from_run} was trained by {before.config.learner}; agents of dqn are needed")
+    if before.config.learner != "dqn":
+        raise ValueError(
+            f"{config.from_run} was trained by {before.config.learner}; an agent of dqn is needed: name another run "
+            "with --from"
+        )
+    if config.ellm.learner != "dqn":
+        raise ValueError(
+            f"learner is {config.ellm.learner}, but a pretrained agent is used by dqn only: leave --learner out"
+        )
     closed = isinstance(before.facts, ClosedFacts)
     if not closed and (before.config.suggester == "none" or not before.config.goal_conditioned):
         raise ValueError(f"the agent of {config.from_run} observes no goals; one that does is needed")
@@ -92,7 +100,30 @@ def _after(config: Any) -> tuple[Any, Ellm, Any]:
         mine, its = getattr(config.ellm, name), getattr(before.config, name)
         if mine != its:
             raise ValueError(f"{name} is {mine}, but the agent of {config.from_run} has {its}: give it the same")
-    return dataclasses.replace(config, ellm=on_task(config, before.facts)), before, state
+    decided = on_task(config, before.facts)
+    _refuse_overridden(config, before, decided)
+    return dataclasses.replace(config, ellm=decided), before, state
+
+
+def _refuse_overridden(config: Any, before: Ellm, decided: EllmConfig) -> None:
+    """**Raises** `ValueError` for settings that the task decides otherwise, unless they are the pretrained run's, which
+    are the defaults."""
+    given, usual = config.ellm, before.config
+    who = "a single task, which is the goal and the reward,"
+    names = [f.name for f in dataclasses.fields(EllmConfig) if f.name != "env"]
+    refuse_unread(given, [n for n in names if getattr(given, n) != getattr(decided, n)], who, usual=usual)
+    if not config.run.resume:
+        refuse_unread(config, ("chat",), who)
+    own = _task_of(given.env, before.facts)
+    if given.env != usual.env and own not in ("", config.task):
+        raise ValueError(f"env is {given.env}, but task is {config.task!r}: leave the task out of --env, or --env out")
+
+
+def _task_of(env: str, facts: WorldFacts) -> str:
+    """The single task of a world's id; empty: none."""
+    if isinstance(facts, ClosedFacts):
+        return next((task for task in facts.tasks if facts.task_id(env, task) == env), "")
+    return dict(parse_qsl(env.partition("?")[2])).get("task", "")
 
 
 def on_task(config: Any, facts: WorldFacts) -> EllmConfig:

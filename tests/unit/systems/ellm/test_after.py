@@ -1,0 +1,95 @@
+"""Settings beside a pretrained run, which a single task or the run itself decides."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from llmrl_jax.run.chat_model import ChatConfig
+from llmrl_jax.run.config import RunConfig
+from llmrl_jax.run.settings import draft
+from llmrl_jax.systems.ellm import housekeep, offline, presets, training
+from llmrl_jax.systems.ellm.build import Ellm
+from llmrl_jax.systems.ellm.config import ChatGoals, EllmConfig
+from llmrl_jax.systems.ellm.facts import ClosedFacts
+from llmrl_jax.systems.ellm.settings import CollectRun, ExploreRun
+from tests.ellm_world import Yard
+
+
+CHAT = EllmConfig(env="Yard-v0", encoder="hashed", suggester="chat", goals=ChatGoals(max_states=32))
+PPO = replace(CHAT, learner="ppo")
+FACTS = Yard().goal_facts()
+
+
+@pytest.fixture
+def after(monkeypatch):
+    """The settings that a run uses beside a pretrained one with the settings `before`."""
+
+    def use(given, before=CHAT, task="table", facts=None, **options):
+        loaded = draft(Ellm, {"config": before, "facts": facts or FACTS})
+        monkeypatch.setattr(training, "load_run", lambda *_: (None, loaded, "state", 0))
+        return training._after(ExploreRun(from_run="runs/a", task=task, ellm=given, **options))[0]
+
+    return use
+
+
+def test_settings_of_a_single_task(after):
+    """They may be given as the pretrained run has them, or as the task decides them: a resumed run has these."""
+    config = after(CHAT)
+    assert (config.ellm.suggester, config.ellm.fixed, config.ellm.once) == ("fixed", ("place table",), False)
+    assert config.ellm.env == "Yard-v0?task=table" and config.ellm.goals == ChatGoals()
+    assert after(config.ellm, run=RunConfig(name="b", resume=True)).ellm == config.ellm
+    assert after(replace(CHAT, threshold=0.5)).ellm.threshold == 0.5
+    with_task = replace(CHAT, env="Yard-v0?task=wood")
+    assert after(with_task, with_task).ellm.env == "Yard-v0?task=table"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"suggester": "novelty", "goals": ChatGoals()}, "--suggester is novelty, but a single task"),
+        ({"once": False, "intrinsic": 0.5}, "--intrinsic is 0.5, but a single task"),  # `once` is what the task decides
+        ({"extrinsic": 2.0}, "--extrinsic is 2.0"),
+        ({"suggester": "oracle", "goals": ChatGoals(), "bonus": "rnd"}, "--suggester is oracle, --bonus is rnd"),
+        ({"goals": ChatGoals(max_states=64)}, "--goals.max-states is 64"),
+        ({"env": "Yard-v0?task=wood"}, "env is Yard-v0[?]task=wood, but task is 'table': leave the task out of --env"),
+    ],
+)
+def test_settings_that_the_task_decides_are_refused(after, changes, said):
+    with pytest.raises(ValueError, match=said):
+        after(replace(CHAT, **changes))
+
+
+def test_a_chat_model_is_refused(after):
+    chat = ChatConfig(model="m", temperature=0.1, max_tokens=200)
+    with pytest.raises(ValueError, match="^--chat.model is m, but a single task"):
+        after(CHAT, chat=chat)
+    assert after(CHAT, chat=chat, run=RunConfig(name="b", resume=True)).chat == chat, "a resumed run keeps its settings"
+
+
+def test_another_task_of_housekeep_is_refused(after):
+    before = replace(presets.HOUSEKEEP_MACRO, goal_conditioned=True)
+    facts = draft(ClosedFacts, {"tasks": {f"task{i}": () for i in range(1, 5)}, "task_id": housekeep.task_id})
+    use = partial(after, before=before, task="task3", facts=facts)
+    for env in (before.env, "Housekeep-Macro-v0", "Housekeep-Macro-Task3-v0"):
+        assert use(replace(before, env=env)).ellm.env == "Housekeep-Macro-Task3-v0"
+    with pytest.raises(ValueError, match="env is Housekeep-Macro-Task2-v0, but task is 'task3'"):
+        use(replace(before, env="Housekeep-Macro-Task2-v0"))
+
+
+def test_the_learner_is_named(after):
+    with pytest.raises(ValueError, match="runs/a was trained by ppo; .* name another run with --from"):
+        after(PPO, PPO)
+    with pytest.raises(ValueError, match="learner is ppo, but .*: leave --learner out"):
+        after(PPO)
+
+
+def test_options_of_recording_that_nothing_reads(monkeypatch):
+    with pytest.raises(ValueError, match="--epsilon is 0.5, but random play does not read it; .*--from"):
+        offline._player(CollectRun(epsilon=0.5))
+    loaded = draft(Ellm, {"config": PPO, "policy": None})
+    monkeypatch.setattr(offline, "load_run", lambda *_: (None, loaded, None, 0))
+    with pytest.raises(ValueError, match="--epsilon is 0.5, but the agent of runs/a, which ppo trained"):
+        offline._player(CollectRun(ellm=PPO, from_run="runs/a", epsilon=0.5))
