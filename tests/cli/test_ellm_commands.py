@@ -138,11 +138,39 @@ def test_learning_from_recorded_play(run, capsys):
     assert "llmrl ellm collect" in capsys.readouterr().err
 
 
-def test_exploring_with_a_guide(run):
+def test_exploring_with_a_guide(run, capsys):
     out = run.parent
     args = f"--from {run} --task table --subgoals --steps 64 --run.name explored --run.out {out} --run.progress off"
     assert main(["ellm", "explore", *args.split(), "--eval-episodes", "4"]) == 0
     assert json.loads((out / "explored" / "summary.json").read_text())["steps"] == 64
+    assert main(["ellm", "explore", *args.replace("explored", "other").split(), "--intrinsic", "0.5"]) == 2
+    assert "--intrinsic is 0.5, but a single task" in capsys.readouterr().err and not (out / "other").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["explore", "offline"])
+def test_two_halves_of_later_runs_are_the_whole(run, command):
+    """As above; the checksums are those of every leaf's bits, the memory and the environments included."""
+    out = run.parent
+    if command == "offline":
+        args = f"--from {run} --episodes 4 --run.name halved --run.out {out}"
+        assert main(["ellm", "collect", *args.split()]) == 0
+        own, half, whole = ["--buffer", str(out / "halved"), "--suggester", "oracle"], "2", "4"
+    else:
+        own, half, whole = ["--from", str(run), "--task", "table", "--subgoals"], "32", "64"
+    end = f"--run.out {out} --run.progress off --run.log-every 1 --run.checkpoint-every 2 --eval-episodes 4".split()
+    for name, steps in (("whole", whole), ("halves", half)):
+        assert main(["ellm", command, *own, "--steps", steps, "--run.name", f"{command}-{name}", *end]) == 0
+    halves, whole_run = out / f"{command}-halves", out / f"{command}-whole"
+    assert main(["ellm", command, "--run.resume", str(halves), "--steps", whole, "--run.progress", "off"]) == 0
+    assert checksums(halves) == checksums(whole_run) and lines(halves) == lines(whole_run)
+    assert len(lines(halves)) == 4
+
+
+def checksums(folder):
+    with Checkpoints(folder, read_only=True) as checkpoints:
+        about = checkpoints.describe(checkpoints.latest())
+    return about["update"], about["frozen"], {name: leaf["checksum"] for name, leaf in about["leaves"].items()}
 
 
 def test_accuracy_of_the_scripted_adviser(run, capsys):
