@@ -47,21 +47,32 @@ class Runs:
     out: str
 
 
-def learned(agents: Agents, runs: Runs, agent: str, seed: int, chance: bool) -> dict[str, Any]:
-    """One run, and what it came to. **Arguments:** `chance`, whether random play is evaluated beside it."""
-    folder = Path(runs.out) / f"{agent}-{seed}"
+def evaluated(config: PretrainRun) -> dict[str, Any]:
+    """The held-out episodes at the end of a run. It is begun, or continued, or only read if it has all of its steps.
+    **Raises:** `SystemExit` if it is stopped before its end, or was begun with another seed."""
+    folder = Path(config.run.out) / config.run.name
+    begun = (folder / "config.json").exists()
+    if begun and (seed := json.loads((folder / "config.json").read_text())["run"]["seed"]) != config.run.seed:
+        raise SystemExit(f"{folder} has the seed {seed}, but {config.run.seed} is asked for: choose another --out")
 
     def evaluations() -> list[Path]:
         return sorted(folder.glob("eval-*.json"), key=lambda path: int(path.stem.split("-")[1]))
 
-    if not evaluations() or json.loads((folder / "summary.json").read_text())["steps"] < runs.steps:
-        run = RunConfig(out=runs.out, name=folder.name, seed=seed, log_every=50, checkpoint_every=1000, keep=1)
-        run = replace(run, resume=(folder / "config.json").exists())
-        config = agents.configs[agent]
-        result = pretrain(PretrainRun(ellm=config, steps=runs.steps, eval_episodes=runs.episodes, run=run))
+    summary = folder / "summary.json"
+    steps = json.loads(summary.read_text())["steps"] if summary.exists() else 0
+    if not evaluations() or steps < config.steps:
+        result = pretrain(replace(config, run=replace(config.run, resume=begun)))
         if result.stopped:
             raise SystemExit(f"{folder} was stopped: the same command goes on with it")
-    found = json.loads(evaluations()[-1].read_text())
+    return json.loads(evaluations()[-1].read_text())
+
+
+def learned(agents: Agents, runs: Runs, agent: str, seed: int, chance: bool) -> dict[str, Any]:
+    """One run, and what it came to. **Arguments:** `chance`, whether random play is evaluated beside it."""
+    folder = Path(runs.out) / f"{agent}-{seed}"
+    run = RunConfig(out=runs.out, name=folder.name, seed=seed, log_every=50, checkpoint_every=1000, keep=1)
+    config = PretrainRun(ellm=agents.configs[agent], steps=runs.steps, eval_episodes=runs.episodes, run=run)
+    found = evaluated(config)
     if "random" not in found and chance:
         found = evaluate(folder, episodes=runs.episodes)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -22,6 +22,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ellm_runs import evaluated
+
 from llmrl_jax.core.files import write_whole
 from llmrl_jax.run import info
 from llmrl_jax.run.chat_model import ChatConfig
@@ -34,7 +36,6 @@ from llmrl_jax.systems.ellm.answers import write_answers
 from llmrl_jax.systems.ellm.config import EllmConfig
 from llmrl_jax.systems.ellm.presets import preset
 from llmrl_jax.systems.ellm.settings import CHAT, AccuracyRun, AnswersRun, PretrainRun
-from llmrl_jax.systems.ellm.training import pretrain
 from llmrl_jax.tuning import SFTConfig
 
 
@@ -77,14 +78,8 @@ class Experiment:
 
 def learned(x: Experiment, name: str, **changes: Any) -> dict[str, Any]:
     """An agent that learns from a suggester, and its held-out episodes."""
-    folder = Path(x.out) / name
-    done = sorted(folder.glob("eval-*.json"), key=lambda path: int(path.stem.split("-")[1]))
-    if not done:
-        run = RunConfig(out=x.out, name=name, seed=x.seed, log_every=50, checkpoint_every=50, keep=1)
-        run = replace(run, resume=(folder / "config.json").exists())
-        pretrain(PretrainRun(**{"ellm": x.ellm, "steps": x.steps, "run": run, **changes}))
-        done = sorted(folder.glob("eval-*.json"))
-    return json.loads(done[-1].read_text())
+    run = RunConfig(out=x.out, name=name, seed=x.seed, log_every=50, checkpoint_every=50, keep=1)
+    return evaluated(PretrainRun(**{"ellm": x.ellm, "steps": x.steps, "run": run, **changes}))
 
 
 def tuned(x: Experiment, answers: Path) -> Path:
