@@ -61,9 +61,7 @@ def read_data(config: WindowConfig, env: Environment) -> Collected:
         raise ValueError("data is empty: give the --data folder of a run of `llmrl bkrl collect`")
     path = Path(config.data)
     if path.suffix == ".npy":
-        return read_npy(path, env, unpickle=config.unpickle)
-    if config.unpickle:
-        raise ValueError(f"unpickle is on, but {path} is no npy file: leave it out")
+        return read_npy(path, env)
     data = collected.read(path)
     space: Any = env.observation_space(env.default_params)
     for name in space.spaces:

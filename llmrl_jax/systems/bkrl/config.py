@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
 
@@ -113,12 +114,15 @@ class WindowConfig:
     """Folder of a run of `llmrl bkrl collect`, or one of its files; or an npy file of the published layout."""
     env: str = "BabyAI-Text-GoToLocal-Pretraining-S20"
     """The environment of the data, for its words."""
-    unpickle: bool = False
-    """Whether an npy file may be read, which can run any code in it."""
     window: int = 5
     """Actions of a window."""
     seed: int = 0
     """Of the draw of windows."""
+
+    @staticmethod
+    def upgraded(values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Settings of before: `unpickle` allowed what is not done any more."""
+        return {name: value for name, value in values.items() if name != "unpickle"}
 
     def __post_init__(self):
         fields_in(self, COUNT, "window")

@@ -144,7 +144,7 @@ def draw(asked: Asked, config: PreferRun) -> tuple[Windows, Bool[np.ndarray, " P
     for episodes, pairs in ((asked.shown, ~validates), (asked.held, validates)):
         place = np.flatnonzero(np.repeat(pairs, 2))
         where[:, place] = _places(asked, config.windows.window, episodes, len(place))
-    return asked.data.at(*where, config.windows.window, gamma=config.gamma), validates
+    return asked.data.at(where[0], where[1], config.windows.window, gamma=config.gamma), validates
 
 
 def _places(asked: Asked, window: int, episodes: np.ndarray, number: int) -> np.ndarray:
@@ -160,8 +160,8 @@ def _places(asked: Asked, window: int, episodes: np.ndarray, number: int) -> np.
     found = draw(number)
     if number and np.maximum(asked.data.lengths[episodes] - window + 1, 0).sum() < 2:
         raise DataError(
-            f"{len(episodes)} of {len(asked.data)} episodes have one window of {window} steps; two are needed for a pair"
-            ": collect more, or take a shorter --window"
+            f"{len(episodes)} of {len(asked.data)} episodes have one window of {window} steps; two are needed for a "
+            "pair: collect more, or take a shorter --window"
         )
     while len(same := np.flatnonzero((found[:, ::2] == found[:, 1::2]).all(0))):
         found[:, 2 * same + 1] = draw(len(same))

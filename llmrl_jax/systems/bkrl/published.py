@@ -1,6 +1,6 @@
 """The published layout of collected episodes: a list of dicts in an npy file (bkrl reference, section 2.1).
 
-NumPy writes such a list by pickling it. Reading a pickle can run any code, so that `read_npy` needs to be allowed to.
+NumPy writes such a list by pickling it. `llmrl_jax.systems.bkrl.npy` reads it, and runs nothing that is in it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from envs_jax.env import Environment
 from llmrl_jax.core.files import digest_of, new_draft
 from llmrl_jax.data.transitions import DataError
 from llmrl_jax.systems.bkrl.collected import FLAT, Collected
+from llmrl_jax.systems.bkrl.npy import array_of, items_of, read_objects
 from llmrl_jax.systems.bkrl.worlds import TEXT, world_of
 
 
@@ -71,22 +72,16 @@ def write_npy(path: Path, data: Collected, env: Environment) -> None:
         np.save(file, array, allow_pickle=True)
 
 
-def read_npy(path: Path, env: Environment, *, unpickle: bool) -> Collected:
+def read_npy(path: Path, env: Environment) -> Collected:
     """Read a file of the published layout, of BabyAI; missions are left out, as no potential depends on them.
 
-    **Arguments:** `env`, for its phrases; `unpickle`, whether the file may be unpickled, which can run any code in it.
-    **Raises:** `ValueError` if it may not, or for another world; `DataError` for a file of another layout.
+    **Arguments:** `env`, for its phrases and actions.
+    **Raises:** `ValueError` for another world; `DataError` for a file of another layout, or with values that this world
+    does not have.
     """
     if world_of(env).family != "babyai":
         raise ValueError(f"{path} is read for {env.id}, but published files can be read for BabyAI only: use parquet")
-    if not unpickle:
-        raise ValueError(
-            f"{path} is a pickle, which can run any code when it is read: pass --unpickle if you trust its origin"
-        )
-    try:
-        episodes = list(np.load(path, allow_pickle=True))
-    except Exception as error:
-        raise DataError(f"{path} is no npy file: {error}") from error
+    episodes = read_objects(path)
     if not episodes:
         raise DataError(f"{path} has no episodes")
     parts = [_episode(f"{path}: episode {i}", episode, env) for i, episode in enumerate(episodes)]
@@ -99,33 +94,72 @@ def _episode(where: str, episode: Any, env: Environment) -> dict[str, Any]:
     needed = {"image", "description", "direction", "action", "reward"}
     if not isinstance(episode, dict) or not needed <= set(episode):
         raise DataError(f"{where} is not of the published layout: it needs {', '.join(sorted(needed))}")
-    count = len(episode["action"])
-    image = np.asarray(episode["image"], np.float32)
-    if image.shape != (count + 1, 3, 7, 7) or len(episode["description"]) != count + 1:
-        raise DataError(
-            f"{where} has {count} actions, images {list(image.shape)} and {len(episode['description'])} descriptions; "
-            f"{[count + 1, 3, 7, 7]} and {count + 1} are needed"
-        )
-    book, size = env.captions[TEXT], env.observation_space(env.default_params).spaces[TEXT].shape[0]  # type: ignore
-    captions = np.full((count + 1, size), -1, np.int16)
-    for i, text in enumerate(episode["description"]):
-        try:
-            captions[i] = book.caption(text.split(book.separator) if text else [], size)
-        except (KeyError, ValueError) as error:
-            raise DataError(f"{where} says {text!r}, which {env.id} does not say: {error}") from error
+    steps = items_of(episode["action"])
+    if not steps:
+        raise DataError(f"{where} has no list of actions")
+    count = len(steps)
+    action = _numbers(where, "action", steps, count, (0, len(env.action_names) - 1), whole=True)
     last = np.arange(count) == count - 1
-    terminated = np.asarray(episode.get("terminated", last), bool) & last
+    given = episode.get("terminated", last.tolist())
+    terminated = _numbers(where, "terminated", given, count, (0, 1), whole=True).astype(bool)
+    if terminated[:-1].any():
+        raise DataError(f"{where} is terminated at step {int(terminated.argmax())} of {count}, and goes on")
     return {
         "obs": {
-            "image": np.rint(image * SCALES.reshape(1, 3, 1, 1)).astype(np.uint8).transpose(0, 2, 3, 1),
-            "direction": np.asarray(episode["direction"], np.int32),
-            TEXT: captions,
+            "image": _image(where, episode["image"], count + 1),
+            "direction": _numbers(where, "direction", episode["direction"], count + 1, (0, 3), whole=True),
+            TEXT: _captions(where, episode["description"], count + 1, env),
         },
-        "action": np.asarray(episode["action"], np.int32),
-        "reward": np.asarray(episode["reward"], np.float32),
+        "action": action,
+        "reward": _numbers(where, "reward", episode["reward"], count, (-1e9, 1e9)).astype(np.float32),
         "terminated": terminated,
         "truncated": last & ~terminated,
     }
+
+
+def _numbers(
+    where: str, name: str, given: Any, count: int, span: tuple[float, float], *, whole: bool = False
+) -> np.ndarray:
+    """Numbers of an entry: int32 if they are whole. **Arguments:** `span`, the lowest and the highest."""
+    items = items_of(given)
+    if items is None or len(items) != count:
+        said = "no list" if items is None else f"{len(items)} items"
+        raise DataError(
+            f"{where} has {said} as {name!r}; {count} numbers are needed, for {count} steps or observations"
+        )
+    for item in items:
+        if not isinstance(item, int if whole else int | float) or not span[0] <= item <= span[1] or item != item:
+            what = f"whole numbers from {span[0]} to {span[1]}" if whole else "numbers of at most 1e9"
+            raise DataError(f"{where} has {str(item)[:40]!r} in {name!r}; {what} are needed")
+    return np.array(items, np.int32 if whole else np.float64)
+
+
+def _image(where: str, given: Any, count: int) -> np.ndarray:
+    image = array_of(given, (count, 3, 7, 7))
+    if image is None:
+        raise DataError(f"{where} has no images of the shape {[count, 3, 7, 7]}: one for each observation is needed")
+    codes = image * SCALES.reshape(1, 3, 1, 1)
+    whole = np.rint(codes)
+    if not (np.abs(codes - whole) < 1e-3).all() or image.min() < 0 or image.max() > 1:
+        low, high = float(image.min()), float(image.max())
+        raise DataError(
+            f"{where} has images from {low:g} to {high:g} that are no codes divided by {SCALES.astype(int).tolist()}"
+        )
+    return whole.astype(np.uint8).transpose(0, 2, 3, 1)
+
+
+def _captions(where: str, given: Any, count: int, env: Environment) -> np.ndarray:
+    texts = items_of(given)
+    if texts is None or len(texts) != count or not all(isinstance(text, str) for text in texts):
+        raise DataError(f"{where} has no {count} texts as 'description': one for each observation is needed")
+    book, size = env.captions[TEXT], env.observation_space(env.default_params).spaces[TEXT].shape[0]  # type: ignore
+    captions = np.full((count, size), -1, np.int16)
+    for i, text in enumerate(texts):
+        try:
+            captions[i] = book.caption(text.split(book.separator) if text else [], size)
+        except (KeyError, ValueError) as error:
+            raise DataError(f"{where} says {text[:200]!r}, which {env.id} does not say: {error}") from error
+    return captions
 
 
 def _strings(env: Environment, part: str, captions: np.ndarray) -> list[str]:

@@ -79,9 +79,7 @@ def test_a_file_gives_back_what_was_written(tmp_path):
 def test_the_published_layout(tmp_path):
     data, env = played(), world()
     write_npy(tmp_path / "d.npy", data, env)
-    with pytest.raises(ValueError, match="--unpickle"):
-        read_npy(tmp_path / "d.npy", env, unpickle=False)
-    back = read_npy(tmp_path / "d.npy", env, unpickle=True)
+    back = read_npy(tmp_path / "d.npy", env)
     for name in ("image", "direction", TEXT):
         np.testing.assert_array_equal(back.obs[name], data.obs[name])
     for name in collected.FLAT:
@@ -90,16 +88,82 @@ def test_the_published_layout(tmp_path):
     assert first["image"].shape == (len(first["action"]) + 1, 3, 7, 7) and first["image"].max() <= 1
     assert first["timestep"] == list(range(len(first["action"])))
     assert first["description"][0] == env.captions[TEXT].render(data.obs[TEXT][0])
-    for broken, match in (({"image": 3}, "published layout"), ({**first, "action": [0]}, "has 1 actions")):
-        array = np.empty(1, object)
-        array[0] = broken
-        np.save(tmp_path / "e.npy", array, allow_pickle=True)
-        with pytest.raises(DataError, match=match):
-            read_npy(tmp_path / "e.npy", env, unpickle=True)
-    array[0] = {**first, "description": ["You see a dragon"] * len(first["description"])}
+    array = np.empty(1, object)
+    steps = {name: np.array(first[name]) for name in ("action", "reward", "terminated")}
+    array[0] = {**first, **steps, "image": list(first["image"]), "direction": [np.int64(x) for x in first["direction"]]}
+    np.save(tmp_path / "e.npy", array, allow_pickle=True)  # the same in NumPy's types
+    again = read_npy(tmp_path / "e.npy", env)
+    np.testing.assert_array_equal(again.obs["image"], data.obs["image"][: len(again.action) + 1])
+    np.testing.assert_array_equal(again.action, data.action[: len(again.action)])
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda first: {"image": 3}, "published layout"),
+        (lambda first: first | {"action": [0]}, r"no images of the shape|3 items|items as"),
+        (lambda first: first | {"action": [7, *first["action"][1:]]}, "'7' in 'action'; whole numbers from 0 to 6"),
+        (lambda first: first | {"action": []}, "has no list of actions"),
+        (lambda first: first | {"action": [0.5, *first["action"][1:]]}, "'0.5' in 'action'"),
+        (lambda first: first | {"direction": [4, *first["direction"][1:]]}, "'4' in 'direction'; .* from 0 to 3"),
+        (lambda first: first | {"reward": first["reward"][1:]}, "13 items as 'reward'; 14 numbers"),
+        (lambda first: first | {"reward": [float("nan"), *first["reward"][1:]]}, "'nan' in 'reward'"),
+        (lambda first: first | {"image": first["image"] * 10}, "images from 0 to 10 that are no codes divided by"),
+        (lambda first: first | {"image": first["image"][:, :, :6]}, r"no images of the shape \[15, 3, 7, 7\]"),
+        (
+            lambda first: first | {"terminated": [1, *first["terminated"][1:]]},
+            "terminated at step 0 of 14, and goes on",
+        ),
+        (lambda first: first | {"description": ["You see a dragon"] * 15}, "dragon"),
+        (lambda first: first | {"infos": Evil()}, "e.npy is not read: it asks for 'builtins.eval'; lists, dicts"),
+        (lambda first: first | {"image": np.zeros(3, "f4,i4")}, "an array of the type 'V8'"),
+        (lambda first: first | {"image": np.zeros(3, "c8")}, "an array of the type 'c8'"),
+    ],
+)
+def test_other_files_are_refused_and_run_nothing(change, match, tmp_path):
+    write_npy(tmp_path / "d.npy", played(), world())
+    first = np.load(tmp_path / "d.npy", allow_pickle=True)[0]
+    array = np.empty(1, object)
+    array[0] = change(first)
     np.save(tmp_path / "e.npy", array, allow_pickle=True)
-    with pytest.raises(DataError, match="dragon"):
-        read_npy(tmp_path / "e.npy", env, unpickle=True)
+    with pytest.raises(DataError, match=match):
+        read_npy(tmp_path / "e.npy", world())
+
+
+class Evil:
+    def __reduce__(self):
+        return eval, ("1 + 1",)
+
+
+class Named:
+    """A pickle that calls what its names stand for with arguments of its own."""
+
+    def __init__(self, call, args, state=None):
+        self.said = (call, args) if state is None else (call, args, state)
+
+    def __reduce__(self):
+        return self.said
+
+
+@pytest.mark.parametrize(
+    ("made", "match"),
+    [
+        (Named(np.dtype, ("O",), (3, "|", None, None, {"x": 1}, -1, -1, 0)), "a type with parts"),
+        (Named(np._core.multiarray.scalar, (np.dtype("f8"), b"1234")), "a number of 4 bytes"),
+        (Named(np._core.multiarray.scalar, (np.dtype("O"), [1])), "a number that is damaged"),
+        (Named(np._core.multiarray._reconstruct, (0,), (1, (9,), np.dtype("f8"), False, b"1234")), "with 4 bytes"),
+        (Named(np._core.multiarray._reconstruct, (0,), (1, (-1,), np.dtype("f8"), False, b"")), r"shape \(-1,\)"),
+        (Named(np._core.multiarray._reconstruct, (0,), 7), "is cut or damaged"),
+    ],
+)
+def test_a_pickle_calls_nothing_of_numpy(made, match, tmp_path):
+    np.save(tmp_path / "e.npy", np.array([made, 0], object), allow_pickle=True)
+    with pytest.raises(DataError, match=match):
+        read_npy(tmp_path / "e.npy", world())
+    for content, why in ((b"", "is no npy file"), ((tmp_path / "e.npy").read_bytes()[:-9], "cut or damaged|not read")):
+        (tmp_path / "f.npy").write_bytes(content)
+        with pytest.raises(DataError, match=why):
+            read_npy(tmp_path / "f.npy", world())
 
 
 def test_captions_have_the_published_layout():

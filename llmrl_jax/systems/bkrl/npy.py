@@ -1,0 +1,166 @@
+"""Lists of dicts in npy files, which NumPy pickles, read without the rights of a pickle.
+
+A pickle names functions, and what is called is up to it. Here the four names that NumPy's arrays need stand for
+functions of this module, which check what they are given; any other name is refused. NumPy's own are not used: an
+edited description of a type can make them read memory that is not the array's.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llmrl_jax.data.transitions import DataError
+
+
+_TYPES = re.compile(r"b1|[iu][1248]|f[248]|U[0-9]{1,5}|O8?")
+
+
+class _Type:
+    """A type of an array's elements."""
+
+    __slots__ = ("name", "order")
+
+    def __init__(self, name: str, *_: Any):
+        if not isinstance(name, str) or not _TYPES.fullmatch(name):
+            raise DataError(f"it has an array of the type {str(name)[:40]!r}; numbers, strings and objects are read")
+        self.name = name
+        self.order: Any = "<"
+
+    def __setstate__(self, state: Any) -> None:
+        order, *parts = state[1:5]
+        if order not in ("<", ">", "|", "=") or any(part is not None for part in parts):
+            raise DataError("it has an array of a type with parts; numbers, strings and objects are read")
+        self.order = order
+
+    @property
+    def numpy(self) -> np.dtype[Any]:
+        return np.dtype(self.name).newbyteorder(self.order)
+
+
+class _Array:
+    """An array, of which nothing is made yet."""
+
+    __slots__ = ("data", "fortran", "shape", "type")
+
+    def __init__(self, *_: Any):
+        self.shape: tuple[int, ...] = ()
+        self.type, self.fortran = _Type("O"), False
+        self.data: Any = []
+
+    def __setstate__(self, state: Any) -> None:
+        _, shape, kind, fortran, data = state
+        if not isinstance(kind, _Type) or not isinstance(data, list if kind.name[0] == "O" else bytes):
+            raise DataError("it has an array that is damaged")
+        if not isinstance(shape, tuple) or not all(type(n) is int and n >= 0 for n in shape) or len(shape) > 8:
+            raise DataError(f"it has an array of the shape {str(shape)[:60]}")
+        if math.prod(shape) * (1 if kind.name[0] == "O" else kind.numpy.itemsize) != len(data):
+            raise DataError(f"it has an array of the shape {list(shape)} with {len(data)} bytes or objects")
+        self.shape, self.type, self.fortran, self.data = shape, kind, bool(fortran), data
+
+    def made(self) -> Any:
+        """The array; a list of the elements of an array of objects."""
+        if self.type.name[0] == "O":
+            return self.data
+        order: Any = "F" if self.fortran else "C"
+        return np.frombuffer(self.data, self.type.numpy).reshape(self.shape, order=order)
+
+
+def _number(kind: Any, data: Any = b"") -> Any:
+    """A number of NumPy's, as Python's."""
+    if not isinstance(kind, _Type) or kind.name[0] == "O" or not isinstance(data, bytes):
+        raise DataError("it has a number that is damaged")
+    if len(data) != kind.numpy.itemsize:
+        raise DataError(f"it has a number of {len(data)} bytes")
+    return np.frombuffer(data, kind.numpy)[0].item()
+
+
+class _Name:
+    """What a name of the pickle stands for: it can be called, and nothing else."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Callable[..., Any]):
+        self._call = call
+
+    def __call__(self, *args: Any) -> Any:
+        return self._call(*args)
+
+    def __setstate__(self, state: Any) -> None:
+        raise DataError("it sets the state of a function")
+
+
+_MEANT: dict[tuple[str, str], Callable[..., Any]] = {
+    ("numpy", "dtype"): _Type,
+    ("numpy", "ndarray"): _Array,
+    **{(f"numpy.{core}.multiarray", "_reconstruct"): _Array for core in ("core", "_core")},
+    **{(f"numpy.{core}.multiarray", "scalar"): _number for core in ("core", "_core")},
+}
+
+
+class _Reader(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _MEANT:
+            asked = f"{module}.{name}"[:80]
+            raise DataError(f"it asks for {asked!r}; lists, dicts, strings, numbers and arrays of NumPy are read")
+        return _Name(_MEANT[module, name])
+
+
+def read_objects(path: Path) -> list[Any]:
+    """The elements of an array of objects, as `numpy.save` writes it.
+
+    **Returns:** lists, dicts, strings, numbers; `array_of` makes arrays of the others. Nothing that the file names is
+    imported or called.
+    **Raises:** `DataError` for another kind of file, and for one that asks for anything else.
+    """
+    with path.open("rb") as file:
+        try:
+            version = np.lib.format.read_magic(file)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            _, _, dtype = read(file)
+        except ValueError as error:
+            raise DataError(f"{path} is no npy file: {error}") from None
+        if not dtype.hasobject:
+            raise DataError(f"{path} has an array of {dtype}; one of objects is needed")
+        try:
+            found = _Reader(file).load()
+        except DataError as error:
+            raise DataError(f"{path} is not read: {error}") from None
+        except Exception as error:  # noqa: BLE001 - whatever a damaged pickle raises
+            raise DataError(f"{path} is cut or damaged: {type(error).__name__}: {str(error)[:200]}") from None
+    if not isinstance(found, _Array) or not isinstance(found.data, list):
+        raise DataError(f"{path} has no list of objects")
+    return found.data
+
+
+def items_of(value: Any) -> list[Any] | None:
+    """The elements of a list, or of an array with one axis; None for anything else."""
+    if isinstance(value, _Array):
+        value = value.made()
+        value = value.tolist() if isinstance(value, np.ndarray) and value.ndim == 1 else value
+    if not isinstance(value, list):
+        return None
+    return [x.made().item() if isinstance(x, _Array) and x.shape == () and x.data else x for x in value]
+
+
+def array_of(value: Any, shape: tuple[int, ...]) -> np.ndarray | None:
+    """A float32 array of the shape, from an array, or a list of arrays or numbers; None for anything else."""
+    if isinstance(value, _Array):
+        value = value.made()
+    if isinstance(value, list):
+        if not shape or len(value) != shape[0]:
+            return None
+        if len(shape) == 1:
+            fine = all(isinstance(x, bool | int | float) for x in value)
+            return np.array(value, np.float32) if fine else None
+        parts = [array_of(x, shape[1:]) for x in value]
+        return None if any(x is None for x in parts) else np.stack(parts)  # type: ignore[arg-type]
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf" or value.shape != shape:
+        return None
+    return value.astype(np.float32)
