@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 
 import numpy as np
@@ -73,13 +75,19 @@ def whole(preferred, out):
     """Four updates of PPO with the potential of preferences."""
     base = ["--env", TASK, *SMALL, "--alg", "bk-pref", "--potential", str(preferred), "--eval-episodes", "4"]
     args = ["bkrl", "train", *base, "--run.out", str(out)]
-    assert main([*args, "--run.name", "whole", "--steps", "128"]) == 0
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        assert main([*args, "--run.name", "whole", "--steps", "128"]) == 0
+    (out / "said.txt").write_text(said.getvalue())
     return args
 
 
 def test_ppo_learns_with_a_potential(whole, out):
     rows = metrics.read(out / "whole" / "metrics.jsonl")
     assert len(rows) == 4 and rows[-1]["shaping_std"] > 0
+    model = json.loads((out / "preferred" / "potential.json").read_text())["manifest"]["model"]
+    assert f"bk-pref, by {model}: the potential in {out / 'preferred'}" in (out / "said.txt").read_text()
+    assert json.loads((out / "whole" / "summary.json").read_text())["potential_model"] == model
     found = json.loads((out / "whole" / "eval-4.json").read_text())["agent"]
     assert 0 <= found["greedy/success_low"] <= found["greedy/success"] <= found["greedy/success_high"] <= 1
 

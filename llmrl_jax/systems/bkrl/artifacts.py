@@ -28,6 +28,12 @@ def load_potential(folder: Path, env: Environment, kind: str) -> Scaled:
     inner: Any
     if kind == "bk-code":
         inner = ProgramPotential(Program.load(folder / PROGRAM))
+        reads = {part.name: list(part.shape) for part in inner.program.spec.parts}
+        if inner.window != manifest.window or reads != {name: x[0] for name, x in manifest.observation.items()}:
+            raise manifests.ArtifactError(
+                f"{folder / PROGRAM} sees {reads} and {inner.window} actions, which is not what its "
+                f"{manifests.NAME} says: make it again"
+            )
     elif kind == "bk-pref":
         config = from_json(PreferenceModelConfig, manifest.options)
         inner = make_model(env, manifest.family, config, load_weights(folder / WEIGHTS), manifest.window)

@@ -44,7 +44,7 @@ class Manifest:
     scale: float
     """By which it is multiplied: 1 / its standard deviation on the collected data."""
     model: str
-    """The name of the chat model."""
+    """The name of the chat model, which `llmrl bkrl train` shows."""
     prompt: str
     """SHA-256 of the prompts."""
     data: str
@@ -151,9 +151,10 @@ def check_fits(manifest: Manifest, env: Environment, folder: str | Path) -> None
         )
 
 
-def keep(run: Path, folder: str | Path) -> None:
+def keep(run: Path, folder: str | Path) -> Manifest:
     """Note in a run's folder which potential it began with.
 
+    **Returns:** the potential's manifest.
     **Raises:** `ArtifactError` if it began with another one: a run that goes on with it would be no continuation.
     """
     manifest, note = load(folder), run / KEPT
@@ -165,3 +166,4 @@ def keep(run: Path, folder: str | Path) -> None:
             f"{folder} has another potential than the one with which {run} began: put that one back, or begin another "
             "run"
         )
+    return manifest

@@ -107,8 +107,11 @@ def train(config: TrainRun) -> RunResult:
     made = make(config)
     evaluate = evaluation(made, config.eval_episodes)
     with opened(config.run, f"bkrl-{config.alg}") as folder:
+        values: dict[str, Any] = {}
         if config.potential:
-            manifests.keep(folder, config.potential)
+            manifest = manifests.keep(folder, config.potential)
+            values["potential_model"] = manifest.model
+            print(f"{manifest.kind}, by {manifest.model}: the potential in {config.potential}")
         result = run_training(
             made.learner,
             config.run,
@@ -118,7 +121,7 @@ def train(config: TrainRun) -> RunResult:
             folder=folder,
             shown={"success": "success", "episode_length": "length", "entropy": "entropy"},
         )
-        values: dict[str, Any] = {"steps": result.steps, **result.facts()}
+        values |= {"steps": result.steps, **result.facts()}
         if not result.stopped:
             found = evaluate(result.state, jax.random.fold_in(jax.random.key(config.run.seed), HELD_OUT))
             about = {"update": result.update, "env": config.agent.env, "alg": config.alg, "seed": config.run.seed}

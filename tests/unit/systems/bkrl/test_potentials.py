@@ -13,6 +13,10 @@ import numpy as np
 import pytest
 
 import envs_jax
+from llmrl_jax.advice.sandbox import Program, Spec
+from llmrl_jax.advice.sandbox.spec import Part
+from llmrl_jax.advice.sandbox.stablehlo import lower
+from llmrl_jax.advice.sandbox.trace import trace
 from llmrl_jax.lm.hashed import HashedEncoder
 from llmrl_jax.rl.shaping import NO_ACTION, Window
 from llmrl_jax.systems.bkrl import manifest as manifests
@@ -249,6 +253,23 @@ def test_artifacts_that_do_not_fit_are_refused(saved):
     file.unlink()
     with pytest.raises(FileNotFoundError, match="there is no potential in"):
         load()
+
+
+def test_a_program_fits_its_manifest(tmp_path):
+    """Both are hashed, and a file of another potential may have taken the place of one, with a new manifest."""
+    source = "def compute_potential(obs, past_obs, past_actions):\n    return obs['image'][3, 5, 0] * 1.0, {}\n"
+    traced = trace(source, Spec((Part("image", (7, 7, 3), "uint8"),), 2))
+    version = jax.export.maximum_supported_calling_convention_version
+    Program(lower(traced), version, source, traced.spec, (), 10.0, {}).save(tmp_path / "program.json")
+    observation, actions = manifests.observed(world(), ("image",)), tuple(world().action_names)
+    about = Manifest("bk-code", "babyai", observation, actions, 2, 3.0, "m", "p", "d", {"program.json": ""})
+    manifests.save(tmp_path, about)
+    windows = played().sample(np.random.default_rng(0), 32, 2)
+    found = on_windows(load_potential(tmp_path, world(), "bk-code"), windows)
+    np.testing.assert_allclose(found, 3 * windows.obs["image"][:, -1, 3, 5, 0].astype(float))
+    manifests.save(tmp_path, dataclasses.replace(about, window=5))
+    with pytest.raises(ArtifactError, match="program.json sees {'image': .7, 7, 3.} and 2 actions, which is not what"):
+        load_potential(tmp_path, world(), "bk-code")
 
 
 def test_other_shapes_are_refused(saved):
