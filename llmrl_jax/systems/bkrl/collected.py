@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +17,7 @@ from jaxtyping import Bool, Float, Int
 from llmrl_jax.core.files import digest_of
 from llmrl_jax.data.parquet import read_parquet, write_parquet
 from llmrl_jax.data.transitions import DataError, Transitions, episode_lengths
+from llmrl_jax.rl.shaping import NO_ACTION
 
 
 FLAT = ("action", "reward", "terminated", "truncated")
@@ -41,6 +43,16 @@ class Windows:
 
     def __len__(self) -> int:
         return len(self.time)
+
+
+def begun(windows: Windows, missing: Int[np.ndarray, " B"]) -> Windows:
+    """Windows as shaping shows them near the start of an episode: `NO_ACTION` in the place of the first `missing`
+    actions of each, and the first observation after these in the place of those before it."""
+    place = np.arange(windows.action.shape[1] + 1)
+    rows, first = np.arange(len(windows))[:, None], np.asarray(missing)[:, None]
+    obs = jax.tree.map(lambda x: x[rows, np.maximum(place, first)], windows.obs)
+    action = np.where(place[:-1] < first, NO_ACTION, windows.action).astype(windows.action.dtype)
+    return dataclasses.replace(windows, obs=obs, action=action)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 Texts are embedded as the normalised sum of the embeddings of their phrases, on the host as on the device: the goals of
 the three collected situations that are most similar to what led here are looked up, and the potential is the largest
-cosine of one of them and the newest transition, where it exceeds a threshold (bkrl reference, section 6).
+cosine of one of them and the newest transition, where it exceeds a threshold (bkrl reference, section 6). At the start
+of an episode the observation alone takes the place of both.
 """
 
 from __future__ import annotations
@@ -83,11 +84,14 @@ def exact(
 
 
 def parts_of(window_texts: Sequence[Sequence[str]], verbs: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The phrases and sentences of a window: of what led here, and of the newest transition.
+    """The phrases and sentences of a window: of what led here, and of the newest transition; without an action, of the
+    observation twice.
 
     **Arguments:** `window_texts`, the phrases of each of `K + 1` observations; `verbs`, those of `K` actions.
     """
     *before, newest = window_texts
+    if not verbs:
+        return [*newest], [*newest]
     *earlier, last = [action_sentence(verb) for verb in verbs]
     return [part for text in before for part in text] + earlier, [last, *newest]
 
@@ -127,6 +131,7 @@ class GoalPotential:
         verbs = params["verbs"][window.action - NO_ACTION]
         real = window.action[:, :, None] != NO_ACTION
         led = jnp.sum(jnp.where(real, window.features[:, :-1], 0.0), axis=1) + jnp.sum(verbs[:, :-1], axis=1)
+        led = jnp.where(real[:, -1], led, window.features[:, -1])  # at the start nothing led here
         reached = window.features[:, -1] + verbs[:, -1]
         few = min(NEAREST, params["keys"].shape[1])
         near = jax.lax.top_k(jnp.matmul(_unit(led), params["keys"], precision="highest"), few)[1]

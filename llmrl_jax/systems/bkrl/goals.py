@@ -21,11 +21,12 @@ from llmrl_jax.core.config import from_json, to_json
 from llmrl_jax.core.files import new_draft, write_whole
 from llmrl_jax.lm.encoder import TextEncoder
 from llmrl_jax.lm.encoder_names import make_encoder, resolved
+from llmrl_jax.rl.shaping import NO_ACTION
 from llmrl_jax.run.folder import write_summary
 from llmrl_jax.systems.bkrl import manifest as manifests, prompts
 from llmrl_jax.systems.bkrl.agent import seen_parts
 from llmrl_jax.systems.bkrl.asking import Asked, asking, save_potential
-from llmrl_jax.systems.bkrl.collected import Windows
+from llmrl_jax.systems.bkrl.collected import Windows, begun
 from llmrl_jax.systems.bkrl.config import GoalsRun
 from llmrl_jax.systems.bkrl.goal_potential import (
     GoalPotential,
@@ -83,11 +84,13 @@ def ask(asked: Asked, config: GoalsRun, windows: Windows) -> tuple[list[list[str
 
 
 def windows_in_parts(env: Environment, verbs: Sequence[str], windows: Windows) -> tuple[list[Any], list[Any]]:
-    """The phrases of what led to each window's newest observation, and of its newest transition."""
+    """The phrases of what led to each window's newest observation, and of its newest transition, in its episode."""
     book = env.captions[TEXT]
     led, reached = [], []
     for rows, actions in zip(windows.obs[TEXT], windows.action.tolist()):
-        before, newest = parts_of([book.phrases_of(row) for row in rows], [verbs[a] for a in actions])
+        done = [a for a in actions if a != NO_ACTION]
+        texts = [book.phrases_of(row) for row in rows[len(actions) - len(done) :]]
+        before, newest = parts_of(texts, [verbs[a] for a in done])
         led.append(before)
         reached.append(newest)
     return led, reached
@@ -186,9 +189,11 @@ def _save(
 
 def _distilled(config: GoalsRun, asked: Asked, library: Library, encoder: TextEncoder) -> tuple[Any, dict[str, float]]:
     """A network that gives the potential of whole texts, which no table can: fitted to the exact values of collected
-    windows."""
-    window = config.windows.window
-    windows = asked.data.sample(np.random.default_rng(1), config.distilled, window)
+    windows. An eighth of them are made starts of episodes."""
+    window, count = config.windows.window, config.distilled
+    starts = np.maximum(np.arange(count) - (count - count // 8) + 1, 0)
+    missing = np.where(starts, 1 + (starts - 1) % window, 0)
+    windows = begun(asked.data.sample(np.random.default_rng(1), count, window), missing)
     led, reached = windows_in_parts(asked.env, asked.world.verbs, windows)
     query, transition = map(embedder("whole", encoder, asked.env), (led, reached))
     values = exact(query, transition, library, config.threshold)

@@ -19,12 +19,11 @@ from llmrl_jax.advice.sandbox import Program, SandboxError, admit_many, code_blo
 from llmrl_jax.chat import BudgetExceeded, ChatRequest, Message
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.files import write_whole
-from llmrl_jax.rl.shaping import NO_ACTION
 from llmrl_jax.run.folder import write_summary
 from llmrl_jax.systems.bkrl import prompts
 from llmrl_jax.systems.bkrl.artifacts import PROGRAM
 from llmrl_jax.systems.bkrl.asking import Asked, asking, save_potential
-from llmrl_jax.systems.bkrl.collected import Windows
+from llmrl_jax.systems.bkrl.collected import Windows, begun
 from llmrl_jax.systems.bkrl.config import CodeRun
 from llmrl_jax.systems.bkrl.manifest import digest
 from llmrl_jax.systems.bkrl.potentials import ProgramPotential, on_windows
@@ -90,15 +89,15 @@ class Writing:
         return {name: windows.obs[name] for name in described(self.asked.world, self.asked.env)}
 
     def _sampled(self) -> tuple[Any, Any, Any]:
-        obs, action = self._numbers(self.tests), self.tests.action
-        count, k = min(SAMPLED, len(action)), action.shape[1]
-        # the last ones as at the start of an episode, as shaping shows them: the first observation and NO_ACTION before
-        missing = np.zeros(count, int)
-        missing[count - min(STARTS, count // 2) :] = 1 + np.arange(min(STARTS, count // 2)) % k
-        place = np.maximum(np.arange(k + 1), missing[:, None])
-        obs = {name: x[np.arange(count)[:, None], place] for name, x in obs.items()}
+        k, total = self.config.windows.window, len(self.tests)
+        count = min(SAMPLED, total)
+        # the last ones as at the start of an episode, as shaping shows them
+        missing, starts = np.zeros(total, int), min(STARTS, count // 2)
+        missing[count - starts : count] = 1 + np.arange(starts) % k
+        windows = begun(self.tests, missing)
+        obs = {name: x[:count] for name, x in self._numbers(windows).items()}
         now, past = ({name: x[:, part] for name, x in obs.items()} for part in (-1, slice(0, -1)))
-        return now, past, np.where(np.arange(k) < missing[:, None], NO_ACTION, action[:count]).astype(np.int32)
+        return now, past, windows.action[:count]
 
     def admitted(self, replies: Sequence[str]) -> list[Program | SandboxError]:
         """For each reply its program, or why it has none; several are admitted at a time."""

@@ -19,9 +19,11 @@ from llmrl_jax.advice.sandbox.stablehlo import lower
 from llmrl_jax.advice.sandbox.trace import trace
 from llmrl_jax.lm.hashed import HashedEncoder
 from llmrl_jax.rl.shaping import NO_ACTION, Window
-from llmrl_jax.systems.bkrl import manifest as manifests
+from llmrl_jax.systems.bkrl import goals, manifest as manifests
 from llmrl_jax.systems.bkrl.agent import seen_parts
 from llmrl_jax.systems.bkrl.artifacts import load_potential
+from llmrl_jax.systems.bkrl.collected import begun
+from llmrl_jax.systems.bkrl.config import GoalsRun, WindowConfig
 from llmrl_jax.systems.bkrl.goal_potential import (
     GoalPotential,
     Library,
@@ -87,12 +89,12 @@ def test_a_head_is_distilled():
 
 
 def library(encoder):
-    goals = ("go to the red ball", "turn left", "look for objects")
+    names = ("go to the red ball", "turn left", "look for objects")
     windows = played().sample(np.random.default_rng(5), 6, 3)
     led, reached = windows_in_parts(world(), world_of(world()).verbs, windows)
     keys = by_phrases(encoder, world())([a + b for a, b in zip(led, reached)])
     of_key = np.random.default_rng(1).random((6, 3)) < 0.5
-    return Library(goals, keys, of_key, unit(encoder.encode_texts(goals)))
+    return Library(names, keys, of_key, unit(encoder.encode_texts(names)))
 
 
 def goal_potential(threshold):
@@ -164,13 +166,47 @@ def test_a_run_keeps_its_potential(saved, tmp_path):
         manifests.keep(run, saved)
 
 
-def test_goals_without_a_past():
-    """At the start of an episode what led here is empty, and so is its embedding."""
+def test_goals_at_the_start_of_an_episode():
+    """Where nothing led here, the situations are looked up by what is seen, not in the order of the library."""
+    windows = begun(played().sample(np.random.default_rng(7), 40, 4), np.arange(40) % 5)
+    assert (windows.action[4::5] == NO_ACTION).all() and (windows.action[::5] != NO_ACTION).all()
+    assert (windows.obs[TEXT][4::5] == windows.obs[TEXT][4::5, -1:]).all()
+    encoder = HashedEncoder()
+    led, reached = windows_in_parts(world(), world_of(world()).verbs, windows)
+    book = world().captions[TEXT]
+    newest = [book.phrases_of(row) for row in windows.obs[TEXT][:, -1]]
+    assert led[4::5] == reached[4::5] == newest[4::5]
+    assert reached[3] == [action_sentence(world_of(world()).verbs[windows.action[3, -1]]), *newest[3]]
+    embed = by_phrases(encoder, world())
+    wanted = exact(embed(led), embed(reached), library(encoder), -1.0)
     potential = goal_potential(-1.0)
-    obs = {TEXT: jnp.asarray(played().obs[TEXT][:1])}
-    features = jnp.broadcast_to(potential.encode(potential.params, obs)[:, None], (1, 5, 384))
-    window = Window(features, jnp.full((1, 4), NO_ACTION), jnp.zeros(1, jnp.int32))
-    assert np.isfinite(potential.value(potential.params, window)).all()
+    np.testing.assert_allclose(on_windows(potential, windows), wanted, atol=1e-5)
+    for name, axis in (("keys", 1), ("of_key", 0)):
+        potential.params[name] = np.flip(potential.params[name], axis)
+    np.testing.assert_allclose(on_windows(potential, windows), wanted, atol=1e-5)
+
+
+def test_a_head_is_fitted_to_starts_of_episodes_too(monkeypatch):
+    fitted = {}
+
+    def distil(model, windows, values, config, key, held):
+        fitted.update(obs=windows[0], action=windows[1], values=values)
+        return {}, {}
+
+    monkeypatch.setattr(goals, "distil", distil)
+    encoder = HashedEncoder()
+    asked = types.SimpleNamespace(env=world(), world=world_of(world()), data=played(), held=np.array([0]))
+    config = GoalsRun(WindowConfig(window=4), texts="whole", distilled=64, threshold=-1.0)
+    goals._distilled(config, asked, library(encoder), encoder)
+    missing = (fitted["action"] == NO_ACTION).sum(1)
+    assert (missing[:-8] == 0).all() and missing[-8:].tolist() == [1, 2, 3, 4] * 2
+    start = fitted["obs"]["image"][-1]
+    assert (start == start[-1]).all()
+    windows = begun(played().sample(np.random.default_rng(1), 64, 4), missing)
+    np.testing.assert_array_equal(fitted["obs"]["image"], windows.obs["image"])
+    embed = embedder("whole", encoder, world())
+    led, reached = windows_in_parts(world(), asked.world.verbs, windows)
+    np.testing.assert_allclose(fitted["values"], exact(embed(led), embed(reached), library(encoder), -1.0))
 
 
 def test_a_random_potential_has_its_seed_and_is_scaled():
