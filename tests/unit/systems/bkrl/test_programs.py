@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+from dataclasses import replace
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,9 +14,9 @@ from llmrl_jax.advice.sandbox import Program, SandboxError, Spec
 from llmrl_jax.advice.sandbox.spec import Part
 from llmrl_jax.chat import BudgetExceeded, ChatReply, Choice, Usage
 from llmrl_jax.run.config import BaseRunConfig
-from llmrl_jax.systems.bkrl import collected, programs
-from llmrl_jax.systems.bkrl.config import CodeRun, WindowConfig
-from llmrl_jax.systems.bkrl.manifest import load
+from llmrl_jax.systems.bkrl import collected, goals, programs
+from llmrl_jax.systems.bkrl.config import CodeRun, GoalsRun, WindowConfig
+from llmrl_jax.systems.bkrl.manifest import NAME, load
 from tests.bkrl_world import ID, played
 
 
@@ -127,3 +129,68 @@ def test_an_interrupted_run_is_continued_with_its_own_settings(settings, monkeyp
     again = CodeRun(**{**vars(config), "run": BaseRunConfig(out=str(tmp_path), name="code", resume=True)})
     with pytest.raises(ValueError, match="candidates"):
         programs.write_programs(again)
+
+
+class Deterministic:
+    """Its reply depends on the conversation and the number of the sample alone; keeps what it was asked for."""
+
+    name = "deterministic"
+
+    def __init__(self, reply):
+        self.reply, self.asked = reply, []
+
+    def complete(self, requests):
+        found = []
+        for request in requests:
+            said = "|".join(message.content for message in request.messages)
+            texts = []
+            for i in range(request.n):
+                self.asked.append((said, request.sample + i))
+                texts.append(self.reply(random.Random(f"{said} {request.sample + i}").randrange(10**6), said))
+            found.append(ChatReply(tuple(map(Choice, texts)), model=self.name, usage=Usage(1, 1)))
+        return found
+
+
+def resumed(monkeypatch, tmp_path, config, start, reply, budgets, files):
+    """Runs with budgets that are spent, and then without one, beside an uninterrupted run."""
+    kept = {}
+    for name, calls in (("whole", (0,)), ("parts", budgets)):
+        model = Deterministic(reply)
+        monkeypatch.setattr("llmrl_jax.serve.LocalLlama.load", lambda *args, model=model, **options: model)
+        for i, most in enumerate(calls):
+            chat = replace(config.chat, model="local:deterministic", max_calls=most)
+            run = BaseRunConfig(out=str(tmp_path), name=name, resume=i > 0)
+            summary = start(replace(config, chat=chat, run=run))
+            assert bool(most) == ("stopped" in summary), summary
+            assert not most or summary["calls"] == most
+        assert len(set(model.asked)) == len(model.asked)  # nothing is asked twice
+        kept[name] = sorted(model.asked), summary, [(tmp_path / name / file).read_text() for file in files]
+    assert kept["parts"] == kept["whole"]
+    return kept["whole"]
+
+
+def test_programs_go_on_where_the_budget_was_spent(settings, monkeypatch, tmp_path):
+    """Also between a refused program and its repair."""
+
+    def reply(number, said):
+        return block(f"bad {number % 7 + 1}" if number % 2 else f"good {number % 9 - 4 or 5}")
+
+    config = settings(candidates=2, rounds=3, repairs=2)
+    files = (programs.CANDIDATES, programs.PROGRAM, NAME)
+    asked, summary, _ = resumed(monkeypatch, tmp_path, config, programs.write_programs, reply, (2, 3, 5, 0), files)
+    assert summary["refused"] > 1 and summary["admitted"] > 2 and summary["calls"] > 5
+    assert len(asked) == summary["candidates"]
+
+
+def test_goals_go_on_where_the_budget_was_spent(settings, monkeypatch, tmp_path):
+    """Prompts show goals of earlier batches, so a changed order would ask for other things."""
+
+    def reply(number, said):
+        known = said.rpartition("Earlier goals:")[2].count("\n- ")
+        return f"- go {number % 5}\n- know {known}" if number % 4 else "none"
+
+    config = GoalsRun(windows=settings().windows, situations=20, at_once=4, encoder="hashed")
+    files = (goals.GOALS, NAME)
+    asked, summary, _ = resumed(monkeypatch, tmp_path, config, goals.propose, reply, (6, 0), files)
+    assert summary["situations"] == 20 and 0 < summary["without_goals"] < 20
+    assert len(asked) == summary["calls"] > 10  # a window that was drawn twice is asked about once
