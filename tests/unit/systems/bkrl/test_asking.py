@@ -257,6 +257,6 @@ def test_pairs_that_choose_the_epoch_are_of_other_episodes(data, tmp_path):
     assert len(windows) == 60 and validates.sum() == 6
     of = windows.episode.reshape(-1, 2)
     assert set(of[validates].ravel()) <= set(asked.held) and set(of[~validates].ravel()) <= set(asked.shown)
-    again = asked.data.at(windows.episode, windows.time, 5)
+    again = asked.data.at(windows.episode, windows.time, config.windows.window)
     np.testing.assert_array_equal(again.obs["image"], windows.obs["image"])
     np.testing.assert_array_equal(again.action, windows.action)
