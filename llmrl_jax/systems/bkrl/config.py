@@ -21,6 +21,8 @@ from llmrl_jax.systems.bkrl.preference_model import PreferenceModelConfig
 
 
 Alg = Literal["none", "rnd", "random", "bk-code", "bk-pref", "bk-goal"]
+SHAPING = ShapingConfig(coef=0.1)
+"""The usual weights: a potential has a standard deviation of 1 on the collected data."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +79,9 @@ class TrainRun:
     """With `bk-code`, `bk-pref`, `bk-goal`: the folder of the run of `llmrl bkrl code`, `prefer` or `goals`."""
     data: str = ""
     """With `random`: the folder of a run of `llmrl bkrl collect`, by which the potential is scaled."""
-    shaping: ShapingConfig = field(default_factory=lambda: ShapingConfig(extrinsic_coef=10.0))
-    """With a potential; without one the weight of the world's reward alone."""
+    shaping: ShapingConfig = field(default_factory=lambda: SHAPING)
+    """With a potential; without one the weight of the world's reward alone. Published: `compat` paper, and the weights
+    1 and 10."""
     steps: int = field(default=500_000, metadata=FREE)
     """Environment steps over all environments, rounded up to whole updates."""
     eval_episodes: int = field(default=100, metadata=FREE)
@@ -101,7 +104,8 @@ class TrainRun:
         if self.alg == "rnd":
             refuse_unread(self, ("shaping",), f"--alg {self.alg}")
         if self.alg == "none":  # the world's reward has the same weight as with a potential
-            refuse_unread(self.shaping, ("coef", "compat"), f"--alg {self.alg}", prefix=self.shaping.PREFIX)
+            unread = ("coef", "compat")
+            refuse_unread(self.shaping, unread, f"--alg {self.alg}", prefix=self.shaping.PREFIX, usual=SHAPING)
         if self.alg != "rnd" and self.agent.rnd != RNDConfig():  # the published presets have these
             refuse_unread(self.agent, ("rnd",), f"--alg {self.alg}")
 
@@ -114,8 +118,8 @@ class WindowConfig:
     """Folder of a run of `llmrl bkrl collect`, or one of its files; or an npy file of the published layout."""
     env: str = "BabyAI-Text-GoToLocal-Pretraining-S20"
     """The environment of the data, for its words."""
-    window: int = 5
-    """Actions of a window."""
+    window: int = 8
+    """Actions of a window. Published: 5."""
     seed: int = 0
     """Of the draw of windows."""
 

@@ -23,20 +23,22 @@ _PUBLISHED = PPOConfig(
     pool_size=64,
     pool_every=16,
 )
+_BABYAI_PPO = replace(_PUBLISHED, num_steps=64, learning_rate=1e-3, entropy_coef=0.02)
 _CRAFTER_PPO = replace(_PUBLISHED, num_envs=16, num_steps=256)
 _SMALL = NetworkConfig(hidden=(128, 64))
 _CONVOLUTIONS = NetworkConfig(hidden=(512, 512), channels=(32, 64, 64))
 CRAFTER = "Crafter-Text-CollectDrink?view=true&image=none"
 
 TRAIN: dict[str, AgentConfig] = {
-    "babyai": AgentConfig(network=_SMALL, ppo=_PUBLISHED),
+    "babyai": AgentConfig(network=_SMALL, ppo=_BABYAI_PPO),
     "crafter": AgentConfig(env=CRAFTER, network=_SMALL, ppo=_CRAFTER_PPO),
     "babyai-published": AgentConfig(network=_CONVOLUTIONS, ppo=_PUBLISHED, rnd=RNDConfig()),
     "crafter-published": AgentConfig(
         env="Crafter-Text-CollectDrink", network=_CONVOLUTIONS, ppo=_CRAFTER_PPO, rnd=RNDConfig()
     ),
 }
-"""The published hyper-parameters of PPO in all; the first two with dense networks of symbols, for two cores."""
+"""The published hyper-parameters of PPO, but in `babyai` (docs/systems/bkrl.md); the first two with dense networks of
+symbols, for two cores."""
 
 WORLDS = {
     "babyai": "BabyAI-Text-GoToLocal-Pretraining-S20",

@@ -25,22 +25,29 @@ def compute_potential(obs, past_obs, past_actions):
 ''',
     '''\
 def compute_potential(obs, past_obs, past_actions):
-    """Objects that are near or ahead; no wall ahead; going forward, not to and fro."""
-    kind = obs["image"][:, :, 0]
-    is_object = (kind >= 5) & (kind <= 7)
+    """Progress in the last steps: ground covered, steps towards an object, an object reached; no idle actions."""
+    frames = jnp.concatenate([past_obs["image"], obs["image"].reshape(1, 7, 7, 3)])[:, :, :, 0]
+    is_object = (frames >= 5) & (frames <= 7)
     x = jnp.arange(7).reshape(7, 1)
     y = jnp.arange(7).reshape(1, 7)
     steps = jnp.abs(x - 3) + (6 - y)
-    nearest = jnp.min(jnp.where(is_object, steps, 14))
-    near = 1.0 - nearest / 14.0
-    ahead = ((kind[3, 5] >= 5) & (kind[3, 5] <= 7)).astype(jnp.float32)
-    wall = (kind[3, 5] == 2).astype(jnp.float32)
-    changed = jnp.any(obs["image"] != past_obs["image"][-1])
-    went = ((past_actions[-1] == 2) & changed).astype(jnp.float32)
-    undone = ((past_actions[-1] == 0) & (past_actions[-2] == 1)) | ((past_actions[-1] == 1) & (past_actions[-2] == 0))
-    idle = (past_actions[-1] >= 3).astype(jnp.float32) + undone.astype(jnp.float32)
-    total = near + ahead + 0.3 * went - 0.3 * wall - 0.3 * idle
-    return total, {"near": near, "ahead": ahead, "went": went, "wall": wall, "idle": idle}
+    nearest = jnp.min(jnp.where(is_object, steps, 14), axis=(1, 2))
+    ahead = frames[:, 3, 5]
+    at_object = (ahead >= 5) & (ahead <= 7)
+    went = (past_actions == 2) & ((ahead[:-1] == 1) | (ahead[:-1] == 3))
+
+    turns = jnp.where(past_actions == 1, 1, jnp.where(past_actions == 0, -1, 0))
+    heading = (jnp.cumsum(turns) - turns) % 4
+    north = jnp.sum(jnp.where(went, (heading == 0).astype(jnp.float32) - (heading == 2), 0.0))
+    east = jnp.sum(jnp.where(went, (heading == 1).astype(jnp.float32) - (heading == 3), 0.0))
+    covered = (jnp.abs(north) + jnp.abs(east)) / past_actions.shape[0]
+
+    fresh = went & (jnp.cumsum(at_object[:-1]) == 0)
+    towards = jnp.sum((fresh & (nearest[1:] < nearest[:-1])).astype(jnp.float32))
+    reached = jnp.sum((fresh & at_object[1:]).astype(jnp.float32))
+    idle = jnp.sum((past_actions >= 3).astype(jnp.float32))
+    total = 3.0 * covered + 0.8 * towards + 2.0 * reached - 0.3 * idle
+    return total, {"covered": covered, "towards": towards, "reached": reached, "idle": idle}
 ''',
     '''\
 def compute_potential(obs, past_obs, past_actions):

@@ -12,7 +12,8 @@ from llmrl_jax.systems.bkrl.worlds import World
 
 _DISTANCE = re.compile(r"You see (?:a|an|the) (\w+ (?:key|ball|box))((?: \d+ steps? (?:left|right|forward)| and)*)")
 _STEPS = re.compile(r"(\d+) steps?")
-_ACTION = re.compile(r"You choose the action: ([^.]*)\.")
+_CHOICE = re.compile(r"You choose the action: ([^.]*)\.")
+_BLOCKED = re.compile(r"You see (?:a|an|the) [a-z ]+ 1 step forward")
 _ITEM = re.compile(
     r"(\d+) (sapling|wood_?\s?pickaxe|stone_?\s?pickaxe|iron_?\s?pickaxe|wood_?\s?sword|stone_?\s?sword"
     r"|iron_?\s?sword|wood|stone|coal|iron|diamond)",
@@ -25,16 +26,32 @@ FAR = 14
 
 
 def merit(said: str) -> float:
-    """How good a window in words is: in BabyAI near objects and forward moves, in Crafter items and health."""
-    last = said.rsplit("Current observation:", 1)[-1]
-    actions = _ACTION.findall(said)
-    moved = sum(action == "forward" for action in actions)
+    """How good a window in words is: in BabyAI ground covered, steps towards objects and objects reached, in Crafter
+    items and health; idle actions count against it."""
+    *steps, last = _CHOICE.split(said)
+    texts, actions = [*steps[::2], last], steps[1::2]
     idle = sum(action.split()[0] in ("pick", "drop", "toggle", "do", "do_nothing") for action in actions if action)
-    undone = sum({a, b} == {"turn left", "turn right"} for a, b in zip(actions, actions[1:]))
-    distances = [sum(map(int, _STEPS.findall(where))) for _, where in _DISTANCE.findall(last)]
     items = sum(int(n) for n, _ in _ITEM.findall(last))
     health = sum(int(n) for _, n in _STATUS.findall(last))
-    return -min(distances, default=FAR) + 0.5 * moved - idle - undone + 3 * items + health / 4
+    return progress(texts, actions) - 0.3 * idle + 3 * items + health / 4
+
+
+def progress(texts: Sequence[str], actions: Sequence[str]) -> float:
+    """In BabyAI: how far the agent got with its moves, and what it came nearer to. **Arguments:** `texts`, of one
+    observation more than `actions`."""
+    near = [
+        min((sum(map(int, _STEPS.findall(where))) for _, where in _DISTANCE.findall(text)), default=FAR)
+        for text in texts
+    ]
+    place, heading, gained, met = 0j, 1 + 0j, 0.0, False
+    for i, action in enumerate(actions):
+        met = met or near[i] == 1
+        if action == "forward" and not _BLOCKED.search(texts[i]):
+            place += heading  # a complex number: turns multiply by i
+            gained += 0.0 if met else 0.8 * (near[i + 1] < near[i]) + 2 * (near[i + 1] == 1)
+        elif action.startswith("turn"):
+            heading *= 1j if action == "turn left" else -1j
+    return 3 * (abs(place.real) + abs(place.imag)) / max(len(actions), 1) + gained
 
 
 class ScriptedJudge(ScriptedAdviser):

@@ -18,7 +18,7 @@ from llmrl_jax.systems.bkrl.config import CodeRun, GoalsRun, PreferRun, TrainRun
 from llmrl_jax.systems.bkrl.preferences import Answer, ask, draw, of_answers, statistics
 from llmrl_jax.systems.bkrl.programs import correlation
 from llmrl_jax.systems.bkrl.samples import PROGRAMS
-from llmrl_jax.systems.bkrl.scripted import ScriptedGoals, ScriptedJudge, merit
+from llmrl_jax.systems.bkrl.scripted import ScriptedGoals, ScriptedJudge, merit, progress
 from tests.bkrl_world import ID, played, world
 
 
@@ -137,6 +137,19 @@ def test_the_scripted_judge_reads_captions(data, tmp_path):
     step = "Agent history:\nStep 1: X. You choose the action: {}.\nCurrent observation: You see a {} forward. "
     near, far = step.format("forward", "red ball 1 step"), step.format("do nothing", "wall 2 steps")
     assert merit(near) > merit(far)
+    # one forward, of two actions, towards an object that is reached: 3 * 1 / 2 for the ground, 0.8 and 2
+    said = (
+        "Agent history:\nStep 1: You see a red ball {} forward. You choose the action: {}.\nStep 2: You see a red ball"
+    )
+    said += " {} forward. You choose the action: {}.\nCurrent observation: You see a red ball {} forward. "
+    assert merit(said.format("2 steps", "forward", "1 step", "turn left", "1 step")) == pytest.approx(1.5 + 0.8 + 2)
+    # moves into an object have no effect
+    assert merit(said.format("1 step", "forward", "1 step", "forward", "1 step")) == 0
+    assert merit(said.format("3 steps", "do nothing", "3 steps", "drop your taken object", "3 steps")) == -0.6
+    # there and back again is no ground covered
+    turns = ["forward", "turn right", "turn right", "forward"]
+    assert progress(["You see nothing in front"] * 5, turns) == 0
+    assert progress(["You see nothing in front"] * 5, ["forward", "turn right", "forward", "forward"]) == 9 / 4
     config = PreferRun(windows=data, pairs=8, run=BaseRunConfig(out=str(tmp_path), name="s"))
     with asking(config, "s", ScriptedJudge) as asked:
         answers, _ = ask(asked, config, asked.data.sample(asked.rng, 16, 3))

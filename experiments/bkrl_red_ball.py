@@ -1,0 +1,201 @@
+"""BK-RL: steps until PPO reaches the red ball in 80% of its episodes, with potentials and without.
+
+    python experiments/bkrl_red_ball.py                                       # scripted advisers, three seeds
+    python experiments/bkrl_red_ball.py --chat local:smollm2-135m --algs bk-code bk-pref bk-goal
+
+Episodes are collected once in GoToLocal-Pretraining-S20; programs, preferences and goals are asked about these, and
+PPO learns in GoToLocal-RedBall-S20. All agents have the hyper-parameters of the preset `babyai`. Runs are written to
+`<out>`; those that exist are continued, or read if they are finished, so it can be stopped at any time.
+`<out>/results.json` has the curves and `<out>/curves.png` their picture.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from llmrl_jax.core.files import write_whole
+from llmrl_jax.run import info
+from llmrl_jax.run.config import BaseRunConfig, RunConfig
+from llmrl_jax.run.flags import parse
+from llmrl_jax.run.report import statistics as stats
+from llmrl_jax.systems.bkrl import presets
+from llmrl_jax.systems.bkrl.collecting import collect
+from llmrl_jax.systems.bkrl.config import CodeRun, CollectRun, GoalsRun, PreferRun, TrainRun, WindowConfig
+from llmrl_jax.systems.bkrl.goals import propose
+from llmrl_jax.systems.bkrl.preferences import prefer
+from llmrl_jax.systems.bkrl.programs import write_programs
+from llmrl_jax.systems.bkrl.training import train
+
+
+NAMES = {
+    "bk-code": "BK-Code",
+    "bk-pref": "BK-Pref",
+    "bk-goal": "BK-Goal",
+    "none": "PPO",
+    "heavy": "PPO, reward x 10",
+    "rnd": "PPO with RND",
+    "random": "random potential",
+}
+REACHED, EPISODES = 0.8, 100
+"""The share of episodes, and over how many of the last ones it is taken."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """BK-RL's potentials and controls in a room of 20 x 20."""
+
+    algs: tuple[str, ...] = tuple(NAMES)
+    """Any of `bk-code`, `bk-pref`, `bk-goal`, `none`, `heavy` (the world's reward ten times, the published weight),
+    `rnd`, `random`."""
+    chat: str = "scripted"
+    """Who is asked: a name of `--chat.model`."""
+    pairs: int = 1000
+    """Pairs that are compared."""
+    situations: int = 500
+    """Windows for which goals are proposed."""
+    window: int = 8
+    """Actions of a window."""
+    seeds: int = 3
+    """Number of seeds per agent, from 0."""
+    steps: int = 400_000
+    """Environment steps of each run."""
+    collected: int = 200_000
+    """Environment steps of the agent whose episodes are shown."""
+    episodes: int = 100
+    """Held-out episodes per agent and seed."""
+    out: str = "runs/bkrl_red_ball"
+    """Folder of the runs and of the results."""
+
+
+def finished(folder: Path) -> bool:
+    """Whether a run has ended as it should."""
+    status = folder / "summary.json"
+    return status.exists() and "stopped" not in json.loads(status.read_text())
+
+
+def asked(x: Experiment, alg: str) -> Path:
+    """The folder of a potential, which is made if it is not there."""
+    out, who = Path(x.out), x.chat.replace(":", "-").replace("/", "-")
+    episodes = out / "episodes"
+    if not finished(episodes):
+        run = RunConfig(out=x.out, name="episodes", log_every=10, checkpoint_every=100, eval_every=50)
+        run = replace(run, resume=(episodes / "config.json").exists())
+        collect(CollectRun(agent=presets.collect("babyai"), steps=x.collected, run=run))
+    if alg == "random":
+        return episodes
+    folder = out / f"{alg}-{who}"
+    if finished(folder):
+        return folder
+    run: Any = BaseRunConfig(out=x.out, name=folder.name, resume=(folder / "config.json").exists())
+    windows = WindowConfig(data=str(episodes), window=x.window)
+    if alg == "bk-code":
+        config = CodeRun(windows=windows, run=run)
+        write_programs(replace(config, chat=replace(config.chat, model=x.chat)))
+    elif alg == "bk-pref":
+        chosen = PreferRun(windows=windows, pairs=x.pairs, run=run)
+        prefer(replace(chosen, chat=replace(chosen.chat, model=x.chat)))
+    else:
+        windows = replace(windows, window=GoalsRun().windows.window)
+        goals = GoalsRun(windows=windows, situations=x.situations, run=run)
+        propose(replace(goals, chat=replace(goals.chat, model=x.chat)))
+    return folder
+
+
+def learned(x: Experiment, alg: str, seed: int) -> dict[str, Any]:
+    """One run: its curve, its held-out episodes, and the steps until it was good."""
+    made = alg.startswith("bk-")
+    who = f"-{x.chat.replace(':', '-').replace('/', '-')}" if made else ""
+    folder = Path(x.out) / f"learn-{alg}{who}-{seed}"
+    config = TrainRun(agent=presets.train("babyai"), steps=x.steps)
+    if alg == "heavy":
+        config = replace(config, shaping=replace(config.shaping, extrinsic_coef=10.0))
+    else:
+        source = {"potential" if made else "data": str(asked(x, alg))} if made or alg == "random" else {}
+        config = replace(config, alg=alg, **source)  # type: ignore[arg-type]
+    if not finished(folder):
+        run = RunConfig(out=x.out, name=folder.name, seed=seed, log_every=4, checkpoint_every=100, keep=1)
+        run = replace(run, resume=(folder / "config.json").exists())
+        if train(replace(config, eval_episodes=x.episodes, run=run)).stopped:
+            raise SystemExit(f"{folder} was stopped: the same command goes on with it")
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = [line for line in lines if line["kind"] == "train" and line["episodes"]]
+    curve = [(line["steps"], line["success"], line["episodes"]) for line in lines]
+    evals = sorted(folder.glob("eval-*.json"), key=lambda path: int(path.stem.split("-")[1]))
+    found = json.loads(evals[-1].read_text())["agent"]
+    return {"steps_to": steps_to(curve), "eval": found, "curve": [(n, round(rate, 4)) for n, rate, _ in curve]}
+
+
+def steps_to(curve: list[tuple[int, float, float]]) -> int | None:
+    """The first steps at which `REACHED` of the last `EPISODES` episodes or a few more succeeded; None: never."""
+    for i in range(len(curve)):
+        count = total = 0.0
+        for _, rate, episodes in reversed(curve[: i + 1]):
+            count, total = count + episodes, total + rate * episodes
+            if count >= EPISODES:
+                break
+        if count >= EPISODES and total >= REACHED * count:
+            return curve[i][0]
+    return None
+
+
+def draw(found: dict[str, list[dict[str, Any]]], file: Path, bins: int = 32) -> None:
+    """Success while learning, with the range of the seeds."""
+    figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
+    for alg, runs in found.items():
+        last = max(run["curve"][-1][0] for run in runs)
+        edges, rows = np.linspace(0, last, bins + 1), []
+        for run in runs:
+            steps, rate = np.array(run["curve"], float).T
+            place = np.clip(np.digitize(steps, edges, right=True) - 1, 0, bins - 1)
+            rows.append([rate[place == i].mean() if np.any(place == i) else np.nan for i in range(bins)])
+        label = f"{NAMES.get(alg, alg)}, {len(runs)} seed{'s' if len(runs) > 1 else ''}"
+        (line,) = axes.plot(edges[1:], np.nanmean(rows, axis=0), label=label)
+        axes.fill_between(
+            edges[1:], np.nanmin(rows, axis=0), np.nanmax(rows, axis=0), color=line.get_color(), alpha=0.15
+        )
+    axes.axhline(REACHED, color="grey", lw=0.8, ls=":")
+    axes.set(xlabel="environment steps", ylabel="success while learning", ylim=(0, 1))
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    figure.savefig(file, dpi=130)
+    plt.close(figure)
+
+
+def main() -> None:
+    x = parse(Experiment, description=__doc__)
+    unknown = [alg for alg in x.algs if alg not in NAMES]
+    if unknown:
+        raise ValueError(f"there is no agent {unknown[0]!r}; there are {', '.join(NAMES)}")
+    out = Path(x.out)
+    found: dict[str, list[dict[str, Any]]] = {}
+    for seed in range(x.seeds):
+        for alg in x.algs:
+            found.setdefault(alg, []).append(learned(x, alg, seed))
+            results = {
+                "command": f"python experiments/bkrl_red_ball.py --algs {' '.join(x.algs)} --chat {x.chat} "
+                f"--seeds {x.seeds} --steps {x.steps}",
+                "date": datetime.date.today().isoformat(),
+                "steps": x.steps,
+                "machine": {**info.versions(), "device": info.device()},
+                "mean_steps_to": {
+                    name: stats.mean_interval([run["steps_to"] for run in runs])._asdict()
+                    for name, runs in found.items()
+                    if len(runs) > 1 and all(run["steps_to"] for run in runs)
+                },
+                "agents": found,
+            }
+            write_whole(out / f"results-{x.chat.replace(':', '-')}.json", json.dumps(results, indent=1) + "\n")
+            draw(found, out / f"curves-{x.chat.replace(':', '-')}.png")
+    for alg, runs in found.items():
+        print(f"{NAMES[alg]:20} {' '.join(str(run['steps_to']) for run in runs)}")
+
+
+if __name__ == "__main__":
+    main()
