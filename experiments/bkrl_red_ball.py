@@ -74,17 +74,18 @@ class Experiment:
     """Folder of the runs and of the results."""
 
 
-def finished(folder: Path) -> bool:
-    """Whether a run has ended as it should."""
-    status = folder / "summary.json"
-    return status.exists() and "stopped" not in json.loads(status.read_text())
+def finished(folder: Path, steps: int = 0) -> bool:
+    """Whether a run has ended as it should, with as many steps."""
+    file = folder / "summary.json"
+    found = json.loads(file.read_text()) if file.exists() else {"stopped": "not begun"}
+    return not found.get("stopped") and found.get("steps", 0) >= steps
 
 
 def asked(x: Experiment, alg: str) -> Path:
     """The folder of a potential, which is made if it is not there."""
     out, who = Path(x.out), x.chat.replace(":", "-").replace("/", "-")
     episodes = out / "episodes"
-    if not finished(episodes):
+    if not finished(episodes, x.collected):
         run = RunConfig(out=x.out, name="episodes", log_every=10, checkpoint_every=100, eval_every=50)
         run = replace(run, resume=(episodes / "config.json").exists())
         collect(CollectRun(agent=presets.collect("babyai"), steps=x.collected, run=run))
@@ -119,7 +120,7 @@ def learned(x: Experiment, alg: str, seed: int) -> dict[str, Any]:
     else:
         source = {"potential" if made else "data": str(asked(x, alg))} if made or alg == "random" else {}
         config = replace(config, alg=alg, **source)  # type: ignore[arg-type]
-    if not finished(folder):
+    if not finished(folder, x.steps):
         run = RunConfig(out=x.out, name=folder.name, seed=seed, log_every=4, checkpoint_every=100, keep=1)
         run = replace(run, resume=(folder / "config.json").exists())
         if train(replace(config, eval_episodes=x.episodes, run=run)).stopped:
