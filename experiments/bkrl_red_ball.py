@@ -6,7 +6,7 @@
 Episodes are collected once in GoToLocal-Pretraining-S20; programs, preferences and goals are asked about these, and
 PPO learns in GoToLocal-RedBall-S20. All agents have the hyper-parameters of the preset `babyai`. Runs are written to
 `<out>`; those that exist are continued, or read if they are finished, so it can be stopped at any time.
-`<out>/results.json` has the curves and `<out>/curves.png` their picture.
+`<out>/results-<chat>.json` has the curves and `<out>/curves-<chat>.png` their picture.
 """
 
 from __future__ import annotations
@@ -81,9 +81,14 @@ def finished(folder: Path, steps: int = 0) -> bool:
     return not found.get("stopped") and found.get("steps", 0) >= steps
 
 
+def who(x: Experiment) -> str:
+    """Who is asked, as a part of file names."""
+    return x.chat.replace(":", "-").replace("/", "-")
+
+
 def asked(x: Experiment, alg: str) -> Path:
     """The folder of a potential, which is made if it is not there."""
-    out, who = Path(x.out), x.chat.replace(":", "-").replace("/", "-")
+    out = Path(x.out)
     episodes = out / "episodes"
     if not finished(episodes, x.collected):
         run = RunConfig(out=x.out, name="episodes", log_every=10, checkpoint_every=100, eval_every=50)
@@ -91,7 +96,7 @@ def asked(x: Experiment, alg: str) -> Path:
         collect(CollectRun(agent=presets.collect("babyai"), steps=x.collected, run=run))
     if alg == "random":
         return episodes
-    folder = out / f"{alg}-{who}"
+    folder = out / f"{alg}-{who(x)}"
     if finished(folder):
         return folder
     run: Any = BaseRunConfig(out=x.out, name=folder.name, resume=(folder / "config.json").exists())
@@ -112,8 +117,7 @@ def asked(x: Experiment, alg: str) -> Path:
 def learned(x: Experiment, alg: str, seed: int) -> dict[str, Any]:
     """One run: its curve, its held-out episodes, and the steps until it was good."""
     made = alg.startswith("bk-")
-    who = f"-{x.chat.replace(':', '-').replace('/', '-')}" if made else ""
-    folder = Path(x.out) / f"learn-{alg}{who}-{seed}"
+    folder = Path(x.out) / (f"learn-{alg}-{who(x)}-{seed}" if made else f"learn-{alg}-{seed}")
     config = TrainRun(agent=presets.train("babyai"), steps=x.steps)
     if alg == "heavy":
         config = replace(config, shaping=replace(config.shaping, extrinsic_coef=10.0))
@@ -192,8 +196,8 @@ def main() -> None:
                 },
                 "agents": found,
             }
-            write_whole(out / f"results-{x.chat.replace(':', '-')}.json", json.dumps(results, indent=1) + "\n")
-            draw(found, out / f"curves-{x.chat.replace(':', '-')}.png")
+            write_whole(out / f"results-{who(x)}.json", json.dumps(results, indent=1) + "\n")
+            draw(found, out / f"curves-{who(x)}.png")
     for alg, runs in found.items():
         print(f"{NAMES[alg]:20} {' '.join(str(run['steps_to']) for run in runs)}")
 

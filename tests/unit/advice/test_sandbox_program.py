@@ -220,7 +220,7 @@ def test_modules_are_checked(function, why):
     ],
 )  # fmt: skip
 def test_a_free_size_is_that_of_the_batch(size, allowed):
-    """JAX makes none that depends on values or is a constant, and whoever edits a file may."""
+    """An edited file can have sizes that depend on values, or that are constants; JAX exports neither."""
     text = f"""
 func.func private @inner(%n: tensor<i32>) -> tensor<i32> {{
   %shape = stablehlo.reshape %n : (tensor<i32>) -> tensor<1xi32>
