@@ -15,7 +15,7 @@ import datetime
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -58,6 +58,8 @@ class Experiment:
     """Who is asked: a name of `--chat.model`."""
     pairs: int = 1000
     """Pairs that are compared."""
+    answers: Literal["written", "chosen"] = "written"
+    """How they are compared, as in `llmrl bkrl prefer`; `chosen` for small models."""
     situations: int = 500
     """Windows for which goals are proposed."""
     window: int = 8
@@ -106,7 +108,7 @@ def asked(x: Experiment, alg: str) -> Path:
         write_programs(replace(config, chat=replace(config.chat, model=x.chat)))
     elif alg == "bk-pref":
         chosen = PreferRun(windows=windows, pairs=x.pairs, run=run)
-        prefer(replace(chosen, chat=replace(chosen.chat, model=x.chat)))
+        prefer(replace(chosen, chat=replace(chosen.chat, model=x.chat), answers=x.answers))
     else:
         windows = replace(windows, window=GoalsRun().windows.window)
         goals = GoalsRun(windows=windows, situations=x.situations, run=run)
@@ -180,24 +182,43 @@ def main() -> None:
         raise ValueError(f"there is no agent {unknown[0]!r}; there are {', '.join(NAMES)}")
     out = Path(x.out)
     found: dict[str, list[dict[str, Any]]] = {}
+    advice: dict[str, Any] = {}
+    for alg in x.algs:
+        if alg.startswith("bk-"):
+            try:
+                advice[alg] = json.loads((asked(x, alg) / "summary.json").read_text())
+            except ValueError as error:  # nothing to learn from, which is a result too
+                advice[alg] = {"nothing": str(error)}
+
+    def write() -> None:
+        results = {
+            "command": f"python experiments/bkrl_red_ball.py --algs {' '.join(x.algs)} --chat {x.chat} "
+            f"--seeds {x.seeds} --steps {x.steps} --pairs {x.pairs} --answers {x.answers} "
+            f"--situations {x.situations} --window {x.window}",
+            "date": datetime.date.today().isoformat(),
+            "steps": x.steps,
+            "machine": {**info.versions(), "device": info.device()},
+            "mean_steps_to": {
+                name: stats.mean_interval([run["steps_to"] for run in runs])._asdict()
+                for name, runs in found.items()
+                if len(runs) > 1 and all(run["steps_to"] for run in runs)
+            },
+            "advice": advice,
+            "agents": found,
+        }
+        write_whole(out / f"results-{who(x)}.json", json.dumps(results, indent=1) + "\n")
+
+    write()
     for seed in range(x.seeds):
         for alg in x.algs:
+            if "nothing" in advice.get(alg, ()):
+                continue
             found.setdefault(alg, []).append(learned(x, alg, seed))
-            results = {
-                "command": f"python experiments/bkrl_red_ball.py --algs {' '.join(x.algs)} --chat {x.chat} "
-                f"--seeds {x.seeds} --steps {x.steps}",
-                "date": datetime.date.today().isoformat(),
-                "steps": x.steps,
-                "machine": {**info.versions(), "device": info.device()},
-                "mean_steps_to": {
-                    name: stats.mean_interval([run["steps_to"] for run in runs])._asdict()
-                    for name, runs in found.items()
-                    if len(runs) > 1 and all(run["steps_to"] for run in runs)
-                },
-                "agents": found,
-            }
-            write_whole(out / f"results-{who(x)}.json", json.dumps(results, indent=1) + "\n")
+            write()
             draw(found, out / f"curves-{who(x)}.png")
+    for alg, said in advice.items():
+        if "nothing" in said:
+            print(f"{NAMES[alg]:20} nothing to learn from: {said['nothing']}")
     for alg, runs in found.items():
         print(f"{NAMES[alg]:20} {' '.join(str(run['steps_to']) for run in runs)}")
 

@@ -53,6 +53,10 @@ def _tidy(value: Any, name: str, low: float, high: float = math.inf) -> float:
     return number
 
 
+CHOICES = "guided_choice"
+"""The field of `ChatRequest.extra` with the texts that the reply is chosen from, with vLLM's name."""
+
+
 @dataclass(frozen=True)
 class ChatRequest:
     """A conversation to be continued, with sampling options."""
@@ -148,6 +152,20 @@ class Choice:
     text: str
     finish_reason: str = "stop"
     """stop: ended by the model or at a stop string; length: cut by `max_tokens`; others are specific to the server."""
+    scores: tuple[float, ...] = ()
+    """The log-probability of each text of the request's `guided_choice`, as replies; empty without it, and where the
+    model does not say."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The choice as JSON values, without `scores` if there are none."""
+        data = {"text": self.text, "finish_reason": self.finish_reason}
+        return {**data, "scores": list(self.scores)} if self.scores else data
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Choice:
+        """The inverse of `to_json`. **Raises:** `ValueError` for a field that is unknown, missing or wrong."""
+        values = _known(cls, data)
+        return cls(**{**values, "scores": tuple(values.get("scores", ()))})
 
 
 @dataclass(frozen=True)
@@ -213,7 +231,7 @@ class ChatReply:
 
     def to_json(self) -> dict[str, Any]:
         """The reply as JSON values, without `cached`, which belongs to the call and not to the reply."""
-        data = {**asdict(self), "choices": [asdict(choice) for choice in self.choices]}
+        data = {**asdict(self), "choices": [choice.to_json() for choice in self.choices]}
         del data["cached"]
         return data
 
@@ -221,7 +239,7 @@ class ChatReply:
     def from_json(cls, data: Mapping[str, Any]) -> ChatReply:
         """The inverse of `to_json`. **Raises:** `ValueError` for a field that is unknown, missing or wrong."""
         values = _known(cls, data)
-        values["choices"] = tuple(Choice(**_known(Choice, c)) for c in data["choices"])
+        values["choices"] = tuple(map(Choice.from_json, data["choices"]))
         if values.get("usage") is not None:
             values["usage"] = Usage(**_known(Usage, values["usage"]))
         return cls(**values)

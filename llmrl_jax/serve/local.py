@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 
 from llmrl_jax.chat import ChatError, ChatReply, ChatRequest, Choice, ContextExceeded, ServerError, Usage
-from llmrl_jax.chat.protocol import settle
+from llmrl_jax.chat.protocol import CHOICES, settle
 from llmrl_jax.chat.wire import to_wire
 from llmrl_jax.lm.cache import Prefix
 from llmrl_jax.serve.errors import ApiError
 from llmrl_jax.serve.request import Ask
 from llmrl_jax.serve.sampler import Sampler
-from llmrl_jax.serve.served import Served
+from llmrl_jax.serve.scorer import Scorer
+from llmrl_jax.serve.served import ContextOverflow, Served
 from llmrl_jax.serve.wire import read_chat
 
 
@@ -37,7 +39,10 @@ class LocalLlama:
     in its last bits, and a draw changes only if two tokens tie to that.) It may be called from several threads; the
     device runs one batch at a time.
 
-    `extra` may contain `top_k`, `min_p` and `repetition_penalty`; any other field is refused by name.
+    `extra` may contain `top_k`, `min_p` and `repetition_penalty`, or `guided_choice`, a list of at least two texts: the
+    reply is the one with the highest log-probability as the whole reply, and `Choice.scores` has that of each; nothing
+    is drawn. (vLLM's field of that name gives a text of the list too, token by token, without scores.) Any other field
+    is refused by name.
 
     **Arguments:** `served`, see `Served.load`; it must have a chat template; `max_batch`, concurrent continuations;
     `name`, by default the model's name with a fingerprint of its weights, so that a cache never confuses two
@@ -55,6 +60,7 @@ class LocalLlama:
         self.served = served
         self.name = name or f"{served.name}@{served.fingerprint}"
         self._sampler, self._wide = Sampler(served, max_batch), Sampler(served, WIDER * max_batch)
+        self._scorer = Scorer(served, max_batch, self._sampler.programs)
         self._lock = threading.Lock()
 
     @classmethod
@@ -67,15 +73,21 @@ class LocalLlama:
         asks: list[Ask] = []
         outcomes: list[ChatReply | ChatError] = []
         places: list[int] = []
+        chosen: list[tuple[int, Ask, list[str]]] = []
         for i, request in enumerate(requests):
             body, extra = to_wire(self.served.name, request, "max_tokens")
+            texts = extra.pop(CHOICES, None)
             try:
-                asks += read_chat({**body, **extra}, self._sampler, request.max_tokens).asks
+                read = read_chat({**body, **extra}, self._sampler, request.max_tokens).asks
+                if texts is not None:
+                    chosen.append((i, *read, self._choices(texts, request.n)))
             except ApiError as error:
                 kind = ContextExceeded if error.code == "context_length_exceeded" else ServerError
                 outcomes.append(kind(f"{self.name}: {error}", status=error.status))
             else:
-                places.append(i)
+                if texts is None:
+                    asks += read
+                    places.append(i)
                 outcomes.append(ServerError(f"{self.name}: not answered"))
         with self._lock:
             sampler, prefix = self._plan(asks)
@@ -92,7 +104,42 @@ class LocalLlama:
                         fingerprint=self.served.fingerprint,
                         seconds=seconds,
                     )
+            for i, reply in self._choose(chosen):
+                outcomes[i] = reply
         return settle(outcomes)
+
+    def _choices(self, texts: Any, n: int) -> list[str]:
+        """The texts of a `guided_choice`. **Raises:** `ApiError`."""
+        if not isinstance(texts, list) or len(texts) < 2 or not all(isinstance(x, str) and x for x in texts):
+            raise ApiError(f"{CHOICES} is {texts!r}; a list of at least 2 texts is needed", param=CHOICES)
+        if n != 1:
+            raise ApiError(f"n is {n} with {CHOICES}, whose reply is not drawn; leave n out", param="n")
+        return texts
+
+    def _choose(self, chosen: Sequence[tuple[int, Ask, list[str]]]) -> Iterator[tuple[int, ChatReply | ChatError]]:
+        """The replies to requests that list them, with the place of each."""
+        started, pairs, fits = time.monotonic(), [], []
+        for i, ask, texts in chosen:
+            try:
+                pairs += [self._scorer.encode(ask.tokens, text) for text in texts]
+            except ContextOverflow as error:
+                yield i, ContextExceeded(f"{self.name}: {error}", status=400)
+            else:
+                fits.append((i, ask, texts))
+        rows = itertools.chain.from_iterable(self._scorer.run(pairs))
+        for i, ask, texts in fits:
+            found = list(itertools.islice(rows, len(texts)))
+            scores = tuple(float(sum(row)) for row in found)
+            yield (
+                i,
+                ChatReply(
+                    choices=(Choice(texts[scores.index(max(scores))], "stop", scores),),
+                    model=self.served.name,
+                    usage=Usage(len(ask.tokens), sum(len(row) for row in found)),
+                    fingerprint=self.served.fingerprint,
+                    seconds=time.monotonic() - started,
+                ),
+            )
 
     def _plan(self, asks: Sequence[Ask]) -> tuple[Sampler, Prefix | None]:
         """Which sampler answers requests, and what their prompts begin with."""

@@ -15,7 +15,7 @@ from llmrl_jax.rl.networks import NetworkConfig
 from llmrl_jax.rl.ppo_config import PPOConfig
 from llmrl_jax.rl.rnd import RNDConfig
 from llmrl_jax.rl.shaping import ShapingConfig
-from llmrl_jax.run.chat_model import ChatConfig
+from llmrl_jax.run.chat_model import SCRIPTED, ChatConfig
 from llmrl_jax.run.config import BaseRunConfig, RunConfig
 from llmrl_jax.systems.bkrl.preference_model import PreferenceModelConfig
 
@@ -172,6 +172,10 @@ class PreferRun:
     chat: ChatConfig = field(default_factory=lambda: ChatConfig(temperature=0.5, max_tokens=400))
     pairs: int = 5000
     """Pairs of windows; each is asked about twice, in both orders."""
+    answers: Literal["written", "chosen"] = "written"
+    """`written`: the model writes thoughts and an answer; `chosen`: it chooses between both answers, without thoughts,
+    which small models can too (vLLM's field `guided_choice`). A `local:` model chooses by their log-probabilities, and
+    the sums over both orders decide, so that a preference for the first window cancels out."""
     validation_share: float = 0.1
     """The part of the pairs that is drawn from other episodes, and decides which epoch's model is kept."""
     gamma: float = 0.99
@@ -183,6 +187,9 @@ class PreferRun:
         fields_in(self, COUNT, "pairs")
         fields_in(self, "(0, 0.5]", "validation_share")
         fields_in(self, "[0, 1]", "gamma")
+        check_choices(self)
+        if self.answers == "chosen" and self.chat.model == SCRIPTED:
+            raise ValueError("answers is chosen, and the scripted adviser writes: take --answers written")
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from jaxtyping import Bool
 from safetensors.numpy import load_file, save_file
 
 from llmrl_jax.chat import BudgetExceeded, ChatRequest, Message
+from llmrl_jax.chat.protocol import CHOICES
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.config import to_json
 from llmrl_jax.core.files import new_draft, write_whole
@@ -48,10 +49,16 @@ class Answer:
     """Of the pair in order: 1, the second is better; 0, the first; 0.5, a tie; None, unreadable."""
     backward: float | None
     """Of the pair in the other order."""
+    margin: float | None = None
+    """How much more likely the answer that the second is better is than the other, in nats, summed over both orders;
+    None: not known."""
 
     @property
     def second_wins(self) -> float | None:
-        """The answer that does not depend on the order: 0.5 where both contradict each other; None: no answer."""
+        """The answer that does not depend on the order: that of `margin`, and without one 0.5 where both orders
+        contradict each other; None: no answer."""
+        if self.margin is not None:
+            return 0.5 + 0.5 * float(np.sign(self.margin))
         said = [x for x in (self.forward, None if self.backward is None else 1 - self.backward) if x is not None]
         if not said:
             return None
@@ -97,7 +104,8 @@ def ask(asked: Asked, config: PreferRun, windows: Windows) -> tuple[list[Answer]
 
     **Returns:** the answers, fewer than pairs if the budget is spent; and why it stopped, empty: it did not.
     """
-    said, system = asked.captions(windows), prompts.preference_system(asked.world)
+    thoughts = config.answers == "written"
+    said, system = asked.captions(windows), prompts.preference_system(asked.world, thoughts)
     count = len(windows) // 2
     answers: list[Answer] = []
     with doing(f"asking {asked.chat.model.name}", count, "pairs") as activity:
@@ -108,9 +116,10 @@ def ask(asked: Asked, config: PreferRun, windows: Windows) -> tuple[list[Answer]
                 ChatRequest(
                     (
                         Message("system", system),
-                        Message("user", prompts.preference_pair(said[first], said[second])),
+                        Message("user", prompts.preference_pair(said[first], said[second], thoughts)),
                     ),
                     **config.chat.sampling,
+                    extra={} if thoughts else {CHOICES: list(prompts.RANKS)},
                 )
                 for first, second in orders
             ]
@@ -119,10 +128,18 @@ def ask(asked: Asked, config: PreferRun, windows: Windows) -> tuple[list[Answer]
             except BudgetExceeded as error:
                 return answers, str(error)
             found = [prompts.read_preference(reply.text) for reply in replies]
-            answers += [Answer(found[i], found[i + 1]) for i in range(0, len(found), 2)]
+            scores = [reply.choices[0].scores for reply in replies]
+            for i in range(0, len(found), 2):
+                answers.append(Answer(found[i], found[i + 1], _margin(scores[i], scores[i + 1])))
             _record(asked, windows, answers)
             activity.done = len(answers)
     return answers, ""
+
+
+def _margin(forward: tuple[float, ...], backward: tuple[float, ...]) -> float | None:
+    """How much more likely it is that the second window is better, from the log-probabilities of `prompts.RANKS` in
+    both orders; None: they are not known."""
+    return (forward[1] - forward[0]) - (backward[1] - backward[0]) if forward and backward else None
 
 
 def _record(asked: Asked, windows: Windows, answers: list[Answer]) -> None:
@@ -132,6 +149,8 @@ def _record(asked: Asked, windows: Windows, answers: list[Answer]) -> None:
         where = [[int(windows.episode[j]), int(windows.time[j])] for j in (2 * i, 2 * i + 1)]
         returns = [float(windows.earned[j]) for j in (2 * i, 2 * i + 1)]
         row = {"windows": where, "returns": returns, "forward": answer.forward, "backward": answer.backward}
+        if answer.margin is not None:
+            row["margin"] = round(answer.margin, 4)
         lines.append(json.dumps(row) + "\n")
     write_whole(asked.folder / ANSWERS, "".join(lines))
 
@@ -220,7 +239,9 @@ def prefer(config: PreferRun) -> dict[str, Any]:
         summary |= found
         model.params = jax.device_get(params)
         save_weights(asked.folder / WEIGHTS, model.params)
-        prompt = digest(prompts.preference_system(asked.world), prompts.PREFERENCE_PAIR)
+        thoughts = config.answers == "written"
+        asked_for = prompts.preference_system(asked.world, thoughts), prompts.preference_pair("", "", thoughts)
+        prompt = digest(*asked_for)
         options = to_json(config.model)
         summary |= save_potential(asked, "bk-pref", model, prompt, (WEIGHTS,), options=options, report=summary)
         write_summary(asked.folder, summary)

@@ -87,9 +87,15 @@ you know about such worlds, which piece is better.
 
 {about}
 
-You get the descriptions of two pieces, A and B. First write [Thoughts], briefly: do the actions that were chosen have
-an effect; is the behaviour consistent; can it lead to a reward? Then write [Rank], and after it one of: A > B, B > A,
-A = B. Avoid A = B where you can."""
+You get the descriptions of two pieces, A and B. """
+
+PREFERENCE_WRITTEN = """\
+First write [Thoughts], briefly: do the actions that were chosen have an effect; is the behaviour consistent; can it
+lead to a reward? Then write [Rank], and after it one of: A > B, B > A, A = B. Avoid A = B where you can."""
+
+PREFERENCE_CHOSEN = """\
+Do the actions that were chosen have an effect; is the behaviour consistent; can it lead to a reward? Write [Rank], and
+after it one of: A > B, B > A."""
 
 PREFERENCE_PAIR = """\
 Description A:
@@ -98,20 +104,25 @@ Description A:
 Description B:
 {second}
 
-Write [Thoughts] and then [Rank]."""
+Write {parts}."""
 
+RANKS = ("[Rank] A > B", "[Rank] B > A")
+"""The answers to choose from, where a model chooses."""
 _RANK = re.compile(r"\[rank\](.*)", re.IGNORECASE | re.DOTALL)
 _ANSWER = re.compile(r"\b([AB])\s*([><=])\s*([AB])\b")
 
 
-def preference_system(world: World) -> str:
-    """The instructions for who compares windows."""
-    return PREFERENCE_ROLE.format(about=world.about)
+def preference_system(world: World, thoughts: bool = True) -> str:
+    """The instructions for who compares windows. **Arguments:** `thoughts`, whether they are written before the
+    answer."""
+    asked = PREFERENCE_WRITTEN if thoughts else PREFERENCE_CHOSEN
+    return PREFERENCE_ROLE.format(about=world.about) + asked
 
 
-def preference_pair(first: str, second: str) -> str:
+def preference_pair(first: str, second: str, thoughts: bool = True) -> str:
     """The question about two windows in words."""
-    return PREFERENCE_PAIR.format(first=first.strip(), second=second.strip())
+    parts = "[Thoughts] and then [Rank]" if thoughts else "[Rank]"
+    return PREFERENCE_PAIR.format(first=first.strip(), second=second.strip(), parts=parts)
 
 
 def read_preference(reply: str) -> float | None:

@@ -158,6 +158,33 @@ def test_few_programs_serve_many_prompts(served, llama):
     assert [width(n, 100) for n in (1, 65)] == [64, 100]
 
 
+def test_a_reply_is_chosen_by_its_probability(served, llama, tmp_path):
+    """Hand-computed: the log-probability of the whole text after the prompt, from one pass over both."""
+    texts = ["go forward", "drop", "turn left"]
+    requests = [ask(text, extra={"guided_choice": texts}) for text in ("Colors: red", "pick up")]
+    found = llama.complete([requests[0], ask("drop", max_tokens=9), requests[1]])
+    for request, reply in zip(requests, found[::2]):
+        prompt = served.encode_chat([{"role": m.role, "content": m.content} for m in request.messages])
+        expected = []
+        for text in texts:
+            tokens = served.tokenizer.encode(text)
+            logits = served.model.apply(served.variables, np.array([prompt + tokens], np.int32)).logits[0]
+            chances = jax.nn.log_softmax(logits[len(prompt) - 1 : -1])
+            expected.append(float(chances[np.arange(len(tokens)), np.array(tokens)].sum()))
+        np.testing.assert_allclose(reply.choices[0].scores, expected, atol=1e-4)
+        assert reply.text == texts[int(np.argmax(expected))] and reply.usage.prompt_tokens == len(prompt)
+    assert found[1].text == llama.complete([ask("drop", max_tokens=9)])[0].text and found[1].choices[0].scores == ()
+    cached = Cached(llama, tmp_path / "c.sqlite")
+    first, again = cached.complete([requests[0]])[0], cached.complete([requests[0]])[0]
+    assert again.cached == 1 and again.choices == first.choices  # a batch changes the last bits of scores
+    np.testing.assert_allclose(first.choices[0].scores, found[0].choices[0].scores, atol=1e-4)
+    for wrong in (["one"], "go forward", ["a", ""]):
+        with pytest.raises(ServerError, match="a list of at least 2 texts is needed"):
+            llama.complete([ask(extra={"guided_choice": wrong})])
+    with pytest.raises(ServerError, match="n is 2 with guided_choice"):
+        llama.complete([ask(n=2, extra={"guided_choice": texts})])
+
+
 def test_stop_strings_end_a_text_where_the_device_would(served, llama):
     whole = llama.complete([ask(max_tokens=40)])[0].text
     free = ask(max_tokens=40)

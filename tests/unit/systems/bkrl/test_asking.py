@@ -11,6 +11,7 @@ import pytest
 from llmrl_jax.chat import ChatReply, ChatRequest, Choice, Message, Usage
 from llmrl_jax.core.config import from_json, to_json
 from llmrl_jax.data.transitions import DataError
+from llmrl_jax.run.chat_model import ChatConfig
 from llmrl_jax.run.config import BaseRunConfig
 from llmrl_jax.systems.bkrl import collected, preferences, presets, prompts
 from llmrl_jax.systems.bkrl.asking import asking, read_data
@@ -107,6 +108,47 @@ def test_a_bias_is_reported_and_teaches_nothing(data, tmp_path):
     assert set(pairs.second_wins[[a.forward is not None and a.backward is not None for a in answers]]) == {0.5}
     lines = [json.loads(line) for line in (tmp_path / "p" / "preferences.jsonl").read_text().splitlines()]
     assert lines[3]["windows"] == [[int(windows.episode[j]), int(windows.time[j])] for j in (6, 7)]
+
+
+class Leaning:
+    """Chooses by log-probabilities that lean to the first window by 2 nats and prefer a window with a key by 1."""
+
+    name = "leaning"
+
+    def complete(self, requests):
+        replies = []
+        for request in requests:
+            assert request.extra == {"guided_choice": ["[Rank] A > B", "[Rank] B > A"]}
+            assert "Thoughts" not in "".join(message.content for message in request.messages)
+            first, second = request.messages[-1].content.split("Description B:")
+            scores = (-3.0 + ("key" in first), -5.0 + ("key" in second))
+            text = request.extra["guided_choice"][int(scores[1] > scores[0])]
+            replies.append(ChatReply((Choice(text, scores=scores),), model=self.name, usage=Usage()))
+        return replies
+
+
+def test_a_bias_cancels_out_of_log_probabilities(data, tmp_path):
+    config = PreferRun(
+        windows=data,
+        pairs=20,
+        answers="chosen",
+        run=BaseRunConfig(out=str(tmp_path), name="c"),
+        chat=ChatConfig(model="local:tiny"),
+    )
+    free = replace(config, chat=ChatConfig(), answers="written")
+    with asking(free, "c", lambda world: Leaning()) as asked:
+        windows = asked.data.sample(asked.rng, 40, 3)
+        said = asked.captions(windows)
+        answers, _ = ask(asked, config, windows)
+    found = statistics(answers, windows.earned.reshape(-1, 2))
+    assert found["first_wins"] == 1 and found["consistent"] == 0
+    keys = np.array(["key" in text for text in said]).reshape(-1, 2)
+    np.testing.assert_array_equal([a.second_wins for a in answers], 0.5 + 0.5 * (keys[:, 1] * 1.0 - keys[:, 0]))
+    assert len(set(np.ravel([a.second_wins for a in answers]))) > 1
+    line = json.loads((tmp_path / "c" / "preferences.jsonl").read_text().splitlines()[0])
+    assert line["margin"] == 2 * (float(keys[0, 1]) - float(keys[0, 0]))
+    with pytest.raises(ValueError, match="the scripted adviser writes: take --answers written"):
+        replace(config, chat=ChatConfig())
 
 
 def test_ties_alone_teach_nothing(data, tmp_path, monkeypatch):
