@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.checks import at_least
-from envs_jax.physics.interface import Look, Physics, require
+from envs_jax.physics.interface import Edit, Look, Physics, require
 
 
 ROWS = 8
@@ -55,8 +55,8 @@ class PhysicsC(Physics):
     def begin(self, qpos, qvel, look, *args):
         return self._call(self._forward, self._checked(qpos, qvel), jnp.bool_(True), look, args)
 
-    def advance(self, state, ctrl, going, look, *args):
-        return self._call(self._step, (state, ctrl), going, look, args)
+    def advance(self, state, ctrl, going, look, *args, edit=None):
+        return self._call(self._step, (state, ctrl), going, look, args, edit)
 
     def encode(self, numbers):
         words = np.ascontiguousarray(numbers, np.float64).view(np.uint32)
@@ -71,13 +71,23 @@ class PhysicsC(Physics):
     def _step(self, data: Any) -> None:
         self._mujoco.mj_step(self.model, data, self.frame_skip)
 
-    def _call(self, run: Callable, inputs: tuple[Any, ...], going: jax.Array, look: Look, args: tuple[Any, ...]) -> Any:
+    def _call(
+        self,
+        run: Callable,
+        inputs: tuple[Any, ...],
+        going: jax.Array,
+        look: Look,
+        args: tuple[Any, ...],
+        edit: Edit | None = None,
+    ) -> Any:
         seen = self.seen(look, args)
         results = jax.ShapeDtypeStruct((self.size, 2), np.uint32), seen
-        host = functools.partial(self._host, run, look, seen)
+        host = functools.partial(self._host, run, look, seen, **({"edit": edit} if edit else {}))
         return jax.pure_callback(host, results, inputs, going, args, vmap_method="expand_dims")
 
-    def _host(self, run: Callable, look: Look, seen: Any, inputs: Any, going: Any, args: Any) -> tuple[np.ndarray, Any]:
+    def _host(
+        self, run: Callable, look: Look, seen: Any, inputs: Any, going: Any, args: Any, edit: Edit | None = None
+    ) -> tuple[np.ndarray, Any]:
         """Advance a batch. Every array has the same number of leading axes, of size 1 for an array that was not
         batched."""
         inputs, going, args = jax.tree.map(np.asarray, (inputs, going, args))
@@ -89,13 +99,17 @@ class PhysicsC(Physics):
             x = self.decode(x) if x.dtype == np.uint32 else x
             rows[..., filled : filled + x.shape[-1]] = x
             filled += x.shape[-1]
+        args = jax.tree.map(lambda x: x.astype(np.float64) if x.dtype == np.float32 else x, args)
         before = rows[..., : self.size]
         after = before.copy()
+        if edit is not None:
+            before, nq, nv = after.copy(), self.model.nq, self.model.nv
+            with np.errstate(all="ignore"):  # inactive rows may hold any values
+                rows[..., :nq], rows[..., nq : nq + nv] = edit(np, self.moment(before, {}), *args)
         read = {name: np.zeros((*batch, *shape)) for name, shape in self.read.items()}
         chosen = np.flatnonzero(np.broadcast_to(going, batch))
         self._share(run, chosen, [x.reshape(-1, *x.shape[axes:]) for x in (rows, after, *read.values())])
         with np.errstate(all="ignore"):  # inactive rows may hold any values
-            args = jax.tree.map(lambda x: x.astype(np.float64) if x.dtype == np.float32 else x, args)
             made = look(np, self.moment(before, {}), self.moment(after, read), *args)
             made = jax.tree.map(lambda s, x: np.broadcast_to(np.asarray(x, s.dtype), batch + s.shape), seen, made)
         return self.encode(after), made

@@ -27,6 +27,10 @@ Look = Callable[..., Any]
 `xp` is NumPy, with a batch of float64 moments (any number of leading axes), or jax.numpy, with a single float32 moment:
 so it uses only functions of both, and counts axes from the last. Leaves that are not bool are returned as float32."""
 
+Edit = Callable[..., Any]
+"""`edit(xp, now, *args) -> (qpos, qvel)`, defined by the task: the positions and velocities from which a step starts,
+as a function of the `Moment` before it and of the `args` of the `Look`. C works in float64, so nothing is rounded."""
+
 
 @struct.dataclass
 class Moment:
@@ -112,13 +116,13 @@ class Physics:
         return jnp.asarray(qpos, jnp.float32), jnp.asarray(qvel, jnp.float32)
 
     def advance(
-        self, state: jax.Array, ctrl: jax.Array, going: jax.Array, look: Look, *args: Any
+        self, state: jax.Array, ctrl: jax.Array, going: jax.Array, look: Look, *args: Any, edit: Edit | None = None
     ) -> tuple[jax.Array, Any]:
         """`frame_skip` time steps under constant controls.
 
         **Arguments:** `state`; `ctrl`, float32 `[nu]`; `going`, bool `[]`: if False, the state is unchanged, at no cost
-        under C, and the result of `look` is meaningless; `look` and its `args`.
-        **Returns:** the state, and the result of `look` for the moments before and after.
+        under C, and the result of `look` is meaningless; `look` and its `args`; `edit`, what is moved by hand first.
+        **Returns:** the state, and the result of `look` for the moments before (and before `edit`) and after.
         """
         raise NotImplementedError
 

@@ -63,10 +63,12 @@ class PhysicsMjx(Physics):
                 data = self._mjx.forward(self._compiled, self._blank.replace(qpos=qpos, qvel=qvel))
             return self._result(data, self.moment(self._numbers(data), {}), data, look, args)
 
-    def advance(self, state, ctrl, going, look, *args):
+    def advance(self, state, ctrl, going, look, *args, edit=None):
         nq, nv = self.model.nq, self.model.nv
         with jax.enable_x64(False):
             qpos, qvel, act, warmstart = jnp.split(state, np.cumsum([nq, nv, self.model.na]))
+            if edit is not None:
+                qpos, qvel = edit(jnp, self.moment(state, {}), *args)
             data = self._blank.replace(qpos=qpos, qvel=qvel, act=act, qacc_warmstart=warmstart, ctrl=ctrl)
             with _explained():
                 data = jax.lax.fori_loop(0, self.frame_skip, lambda _, d: self._mjx.step(self._compiled, d), data)
