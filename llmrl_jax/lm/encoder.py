@@ -331,3 +331,18 @@ def look_up(table: Float[AnyArray, "P D"], caption: Int[AnyArray, "*B C"]) -> Fl
     """The embedding of each phrase of a caption, zeros for -1; inside jit."""
     ids = jnp.asarray(caption)
     return jnp.where(ids[..., None] >= 0, jnp.take(jnp.asarray(table), jnp.maximum(ids, 0), axis=0), 0.0)
+
+
+def summed(table: Float[AnyArray, "P D"], caption: Int[AnyArray, "*B C"]) -> Float[Array, "*B D"]:
+    """The sum of the embeddings of a caption's phrases; -1 is no phrase.
+
+    Phrase by phrase: on a CPU a sum over gathered rows `[*B, C, D]`, and a product with the phrases' counts, take 3 to
+    100 times as long.
+    """
+    rows = jnp.concatenate([jnp.zeros((1, table.shape[1]), jnp.asarray(table).dtype), jnp.asarray(table)])
+
+    def add(total: jax.Array, index: jax.Array) -> tuple[jax.Array, None]:
+        return total + rows.at[index.astype(jnp.int32) + 1].get(mode="promise_in_bounds"), None
+
+    start = jnp.zeros((*caption.shape[:-1], table.shape[1]), rows.dtype)
+    return jax.lax.scan(add, start, jnp.moveaxis(jnp.asarray(caption), -1, 0), unroll=4)[0]

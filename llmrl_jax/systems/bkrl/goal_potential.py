@@ -15,10 +15,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from envs_jax.env import Environment
-from llmrl_jax.lm.encoder import TextEncoder
+from llmrl_jax.lm.encoder import TextEncoder, summed
 from llmrl_jax.rl.shaping import NO_ACTION, Window
 from llmrl_jax.systems.bkrl.worlds import TEXT
 
@@ -123,9 +123,7 @@ class GoalPotential:
         }
 
     def encode(self, params: Any, obs: Any) -> Float[Array, "B E"]:
-        caption: Int[Array, "B C"] = obs[TEXT]
-        counts = jnp.sum(jax.nn.one_hot(caption, params["phrases"].shape[0]), axis=-2)
-        return jnp.matmul(counts, params["phrases"], precision="highest")
+        return summed(params["phrases"], obs[TEXT])
 
     def value(self, params: Any, window: Window) -> Float[Array, " B"]:
         verbs = params["verbs"][window.action - NO_ACTION]

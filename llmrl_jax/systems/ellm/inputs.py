@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from envs_jax import spaces
 from envs_jax.env import Environment
-from llmrl_jax.lm.encoder import TextEncoder
+from llmrl_jax.lm.encoder import TextEncoder, summed
 from llmrl_jax.rl.branches import Inputs, l2_normalized
 from llmrl_jax.rl.features import one_hots, plane_sizes
 from llmrl_jax.systems.ellm.goals import unpacked
@@ -36,15 +36,6 @@ def picture_of(space: Any) -> tuple[str, ...]:
 def _planes(grid: Any, sizes: tuple[int, ...]) -> Float[Array, "B D"]:
     """The codes of a grid `[B, ..., planes]` as one-hot vectors, plane after plane, flattened."""
     return jnp.concatenate([x.reshape(x.shape[0], -1) for x in one_hots(grid, sizes)], axis=-1)
-
-
-def summed(table: Any, caption: Any) -> Float[Array, "B D"]:
-    """The sum of the embeddings of a caption's phrases; -1 is no phrase.
-
-    A product with the phrases' counts: on a CPU faster than to gather an embedding for every phrase.
-    """
-    counts = jnp.sum(jax.nn.one_hot(caption, len(table)), axis=-2)
-    return jnp.matmul(counts, jnp.asarray(table), precision="highest")
 
 
 def make_inputs(

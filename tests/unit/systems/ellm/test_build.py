@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from llmrl_jax.core.config import to_json
+from llmrl_jax.lm.encoder import summed
 from llmrl_jax.parallel import make_mesh
 from llmrl_jax.rl.branches import BranchConfig
 from llmrl_jax.rl.dqn_config import DQNConfig
@@ -22,7 +23,6 @@ from llmrl_jax.systems.ellm.build import build
 from llmrl_jax.systems.ellm.config import ChatGoals, EllmConfig
 from llmrl_jax.systems.ellm.evaluation import category_shares, crafter_score
 from llmrl_jax.systems.ellm.goals import NO_KEY
-from llmrl_jax.systems.ellm.inputs import summed
 from llmrl_jax.systems.ellm.offline import recorder
 from llmrl_jax.systems.ellm.pretrained import Pretrained
 from tests.ellm_world import NAMES, Yard
