@@ -22,6 +22,7 @@ import numpy as np
 
 from llmrl_jax.core.files import write_whole
 from llmrl_jax.run import info
+from llmrl_jax.run.chat_model import ChatConfig
 from llmrl_jax.run.config import BaseRunConfig, RunConfig
 from llmrl_jax.run.flags import parse
 from llmrl_jax.run.report import statistics as stats
@@ -62,6 +63,8 @@ class Experiment:
     """How they are compared, as in `llmrl bkrl prefer`; `chosen` for small models."""
     situations: int = 500
     """Windows for which goals are proposed."""
+    max_calls: int = 0
+    """Requests for each potential, after which it is made of what was said; 0: no limit."""
     window: int = 8
     """Actions of a window."""
     seeds: int = 3
@@ -99,20 +102,24 @@ def asked(x: Experiment, alg: str) -> Path:
     if alg == "random":
         return episodes
     folder = out / f"{alg}-{who(x)}"
-    if finished(folder):
+    if (folder / "summary.json").exists() and (folder / "potential.json").exists():
         return folder
     run: Any = BaseRunConfig(out=x.out, name=folder.name, resume=(folder / "config.json").exists())
     windows = WindowConfig(data=str(episodes), window=x.window)
+
+    def chat(usual: ChatConfig) -> ChatConfig:
+        return replace(usual, model=x.chat, max_calls=x.max_calls)
+
     if alg == "bk-code":
         config = CodeRun(windows=windows, run=run)
-        write_programs(replace(config, chat=replace(config.chat, model=x.chat)))
+        write_programs(replace(config, chat=chat(config.chat)))
     elif alg == "bk-pref":
         chosen = PreferRun(windows=windows, pairs=x.pairs, run=run)
-        prefer(replace(chosen, chat=replace(chosen.chat, model=x.chat), answers=x.answers))
+        prefer(replace(chosen, chat=chat(chosen.chat), answers=x.answers))
     else:
         windows = replace(windows, window=GoalsRun().windows.window)
         goals = GoalsRun(windows=windows, situations=x.situations, run=run)
-        propose(replace(goals, chat=replace(goals.chat, model=x.chat)))
+        propose(replace(goals, chat=chat(goals.chat)))
     return folder
 
 
@@ -194,7 +201,7 @@ def main() -> None:
         results = {
             "command": f"python experiments/bkrl_red_ball.py --algs {' '.join(x.algs)} --chat {x.chat} "
             f"--seeds {x.seeds} --steps {x.steps} --pairs {x.pairs} --answers {x.answers} "
-            f"--situations {x.situations} --window {x.window}",
+            f"--situations {x.situations} --max-calls {x.max_calls} --window {x.window}",
             "date": datetime.date.today().isoformat(),
             "steps": x.steps,
             "machine": {**info.versions(), "device": info.device()},
