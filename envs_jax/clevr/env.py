@@ -1,0 +1,255 @@
+"""CLEVR-Robot as an `Environment`: `CLEVR-Robot-v0`."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs_jax import spaces
+from envs_jax.checks import at_least
+from envs_jax.clevr import instructions, layouts, rules, scene
+from envs_jax.clevr.constants import (
+    ACTION_NAMES,
+    ACTIONS,
+    BALLS,
+    DIRECTIONS,
+    HIGH,
+    HORIZON,
+    LOW,
+    OFFSET,
+    RADIUS,
+    TIME_STEPS,
+)
+from envs_jax.clevr.goals import MOST, PUSH, WIDTH
+from envs_jax.clevr.state import Params, State
+from envs_jax.env import Environment
+from envs_jax.physics.c import PhysicsC
+from envs_jax.physics.interface import Backend, Moment, Physics
+from envs_jax.physics.mjx import PhysicsMjx
+from envs_jax.rejection import first_accepted
+
+
+PushTest = Literal["action", "state"]
+Compat = Literal["", "imagine_bench"]
+
+PUSHER = 2
+"""Numbers of the pusher, at the end of the positions and of the velocities."""
+
+
+class ClevrRobot(Environment[State, Params]):
+    """Five balls on a table, a pusher, and an instruction in words.
+
+    An action chooses a ball and one of eight directions: the pusher is put behind the ball and pushes for 0.4 s. The
+    observation is a dict, see `observation_space`. An episode terminates when its goal is reached and is truncated
+    after `params.max_steps`.
+    """
+
+    def __init__(
+        self,
+        level: str = "real",
+        backend: Backend = "auto",
+        threads: int | None = None,
+        push_test: PushTest = "action",
+        compat: Compat = "",
+    ):
+        """**Arguments:** `level`, `"real"` (move a ball to a place of another one), `"rephrase"` (the same in held-out
+        wordings), `"easy"` (push a ball one step, in one step) or `"hard"` (several relations, a line, a gathering);
+        `backend`, `"c"` for C MuJoCo on the host's threads, `"mjx"` for MJX on the device, `"auto"` for C if jax
+        computes on a CPU, else MJX; `threads`, for C (default: all cores of the process); `push_test`, how level easy
+        is judged: by the action that was chosen, or by how the ball moved (`"state"`); `compat`, `"imagine_bench"` for
+        what ImagineBench's world does: the first push of an episode is aimed at the balls of another layout, progress
+        counts the distance to the reference's centre, success of a relation or a hard goal pays nothing extra, and
+        `push_test="state"` accepts any ball.
+
+        **Raises:** `ValueError` for an invalid value; `ModuleNotFoundError` without mujoco.
+        """
+        instructions.check_level(level)
+        for name, value, known in (
+            ("backend", backend, Backend.__args__),  # type: ignore[attr-defined]
+            ("push_test", push_test, PushTest.__args__),  # type: ignore[attr-defined]
+            ("compat", compat, Compat.__args__),  # type: ignore[attr-defined]
+        ):
+            if value not in known:
+                raise ValueError(f"unknown {name} {value!r}; it is one of {', '.join(map(repr, known))}")
+        if threads is not None:
+            at_least("threads", threads, 1)
+        self.level, self.backend, self.threads = instructions.level(level), backend, threads
+        self.push_test, self.compat = push_test, bool(compat)
+        self.model = scene.load()
+
+    @cached_property
+    def physics(self) -> Physics:
+        """The physics, created at first use: until then no device is initialised."""
+        backend = self.backend
+        if backend == "auto":
+            backend = "c" if jax.default_backend() == "cpu" else "mjx"
+        if backend == "mjx":
+            return PhysicsMjx(self.model, TIME_STEPS)
+        return PhysicsC(self.model, TIME_STEPS, threads=self.threads)
+
+    @property
+    def default_params(self) -> Params:
+        easy = self.level.name == "easy"
+        success = 1.0 if easy else 0.0 if self.compat else 100.0
+        weights = rules.Weights(*(np.float32(x) for x in (10.0, 10.0, success)))
+        return Params(max_steps=np.int32(1 if easy else HORIZON), weights=weights)
+
+    @property
+    def action_names(self) -> tuple[str, ...]:
+        return ACTION_NAMES
+
+    def action_space(self, params):
+        return spaces.Discrete(ACTIONS)
+
+    def observation_space(self, params):
+        """`state`: float32 `[10]`, the x and y of the red, blue, green, purple and cyan ball, in metres; `goal`: int32
+        `[10]`, see `envs_jax.clevr.goals`; `instruction`: int16 `[1]`, the number of the sentence within the level."""
+        triple = [BALLS - 1, len(rules.AXES) - 1, BALLS - 1]
+        high = np.array([PUSH, *triple * MOST], np.int32)
+        return spaces.Dict(
+            {
+                "state": spaces.Box(-np.inf, np.inf, (2 * BALLS,), np.float32),
+                "goal": spaces.Box(-1, high, (WIDTH,), np.int32),
+                "instruction": spaces.Box(-1, len(self.level.book) - 1, (1,), np.int16),
+            }
+        )
+
+    def observe(self, state: State) -> dict[str, jax.Array]:
+        """The observation of a state."""
+        return {
+            "state": state.balls,
+            "goal": state.goal,
+            "instruction": state.instruction.astype(jnp.int16)[None],
+        }
+
+    def reset(self, key, params):
+        table = jnp.asarray(self.level.goals)
+
+        def attempt(number, data):
+            key = jax.random.fold_in(jax.random.wrap_key_data(data), number)
+            layout_key, key = jax.random.split(key)
+            fits, balls = layouts.attempt(layout_key)
+            instruction = self.level.draw(key)
+            reached = rules.holds(table[instruction], balls.reshape(-1))
+            return fits & ~reached, (balls, instruction)
+
+        balls, instruction = first_accepted(attempt, jax.random.key_data(key))
+        aim = None
+        if self.compat:
+
+            def layout(number, data):
+                return layouts.attempt(jax.random.fold_in(jax.random.wrap_key_data(data), number))
+
+            aim = first_accepted(layout, jax.random.key_data(jax.random.fold_in(key, 0)))
+        return self.begin(balls, table[instruction], instruction, aim)
+
+    def begin(
+        self, balls: jax.Array, goal: jax.Array, instruction: jax.Array, aim: jax.Array | None = None
+    ) -> tuple[dict[str, jax.Array], State]:
+        """The first observation and state of an episode with a given start, see `state_from_layout`."""
+        balls = jnp.asarray(balls, jnp.float32).reshape(BALLS, 2)
+        qpos, qvel = scene.qpos_of(jnp, balls), jnp.zeros(self.model.nv, jnp.float32)
+        physics, (now, speeds, pusher) = self.physics.begin(qpos, qvel, _look)
+        state = State(
+            physics=physics,
+            balls=now,
+            speeds=speeds,
+            stale=jnp.bool_(aim is not None),
+            aim=jnp.zeros(2 * BALLS, jnp.float32) if aim is None else aim.reshape(-1),
+            instruction=jnp.asarray(instruction, jnp.int32),
+            goal=jnp.asarray(goal, jnp.int32),
+            pusher=pusher,
+            step_count=jnp.int32(0),
+        )
+        return self.observe(state), state
+
+    def step(self, key, state, action, params):
+        action = jnp.asarray(action, jnp.int32)
+        ctrl = jnp.asarray(DIRECTIONS, jnp.float32)[action % len(DIRECTIONS)]
+        physics, (balls, speeds, pusher) = self.physics.advance(
+            state.physics, ctrl, jnp.bool_(True), _look, action, state.stale, state.aim, edit=_teleport
+        )
+        reward, success = rules.label(
+            state.goal, state.balls, balls, action, params.weights, push_test=self.push_test, compat=self.compat
+        )
+        time = state.step_count + 1
+        state = state.replace(
+            physics=physics, balls=balls, speeds=speeds, pusher=pusher, stale=jnp.bool_(False), step_count=time
+        )
+        return self.observe(state), state, reward, success, time >= params.max_steps, {"success": success}
+
+    @property
+    def captions(self):
+        return {"instruction": self.level.book}
+
+    @property
+    def episode_captions(self):
+        return ("instruction",)
+
+    def render(self, state) -> np.ndarray:
+        from envs_jax.clevr.render import render
+
+        return render(self, state)
+
+
+def _look(xp: Any, before: Moment, after: Moment, *args: Any) -> tuple[Any, Any, Any]:
+    """The x and y of the balls and of their velocities, `[..., 10]`, and those of the pusher, `[..., 2]`."""
+    batch = after.qpos.shape[:-1]
+    balls, speeds = scene.balls_of(xp, after.qpos), scene.speeds_of(xp, after.qvel)
+    return balls.reshape(*batch, 2 * BALLS), speeds.reshape(*batch, 2 * BALLS), after.qpos[..., -PUSHER:]
+
+
+def _teleport(xp: Any, now: Moment, action: Any, stale: Any, aim: Any) -> tuple[Any, Any]:
+    """Put the pusher behind the chosen ball, at rest."""
+    ball, way = action // len(DIRECTIONS), action % len(DIRECTIONS)
+    real = scene.balls_of(xp, now.qpos)
+    aim = aim.reshape(*aim.shape[:-1], BALLS, 2)
+    there = xp.where(stale[..., None, None], aim, real)
+    chosen = (ball[..., None] == np.arange(BALLS))[..., None]
+    target = xp.where(chosen, there, xp.zeros((), there.dtype)).sum(axis=-2)
+    step = xp.asarray(DIRECTIONS, there.dtype)[way]
+    pusher = target - OFFSET * step
+    batch = now.qpos.shape[:-1]
+    pusher = xp.broadcast_to(pusher, (*batch, PUSHER))
+    qpos = xp.concatenate([now.qpos[..., :-PUSHER], pusher], axis=-1)
+    qvel = xp.concatenate([now.qvel[..., :-PUSHER], xp.zeros((*batch, PUSHER), now.qvel.dtype)], axis=-1)
+    return qpos, qvel
+
+
+def state_from_layout(env: Environment, positions: Any, goal: Any, instruction: int = 0) -> tuple[Any, State]:
+    """The observation and state of an episode that begins with balls at given places, at rest.
+
+    **Arguments:** `env`, from `envs_jax.make`, or a wrapper of it; `positions`, `[10]` or `[5, 2]`, the x and y of the
+    red, blue, green, purple and cyan ball, in metres; `goal`, int32 `[10]`, see `envs_jax.clevr.goal`; `instruction`,
+    the number of the sentence that the observation shows, within the level of `env`.
+    **Returns:** `(obs, state)`, as `reset` does.
+    **Raises:** `TypeError` for another world; `ValueError` for arrays of another size, balls off the table or too close
+    together, a goal that is none, or a sentence that the level does not have.
+    """
+    world = env.unwrapped
+    if not isinstance(world, ClevrRobot):
+        raise TypeError(f"state_from_layout is for CLEVR-Robot, and {env.id} is a {type(world).__name__}")
+    balls = np.asarray(positions, np.float32)
+    if balls.size != 2 * BALLS:
+        raise ValueError(f"positions have the shape {list(balls.shape)}; [10] or [5, 2] is needed, x and y of 5 balls")
+    balls = balls.reshape(BALLS, 2)
+    if not np.all((balls >= LOW) & (balls <= HIGH)):
+        raise ValueError(
+            f"positions are {balls.tolist()}; x from {LOW[0]} to {HIGH[0]} and y from {LOW[1]} to {HIGH[1]} "
+            "are on the table"
+        )
+    apart = np.linalg.norm(balls[:, None] - balls[None], axis=-1)[np.triu_indices(BALLS, 1)]
+    if apart.min() < 2 * RADIUS - 1e-6:
+        raise ValueError(f"two balls are {apart.min():.3f} m apart; at least {2 * RADIUS} is needed, or they overlap")
+    code = np.asarray(goal)
+    if code.shape != (WIDTH,) or not np.issubdtype(code.dtype, np.integer) or not 0 <= code[0] <= PUSH:
+        raise ValueError(f"goal is {code.tolist()}; {WIDTH} integers are needed, as envs_jax.clevr.goal makes them")
+    if not 0 <= instruction < len(world.level.book):
+        raise ValueError(
+            f"instruction is {instruction}; level {world.level.name} has the numbers 0 to {len(world.level.book) - 1}"
+        )
+    return world.begin(balls, code, np.int32(instruction))

@@ -1,0 +1,118 @@
+"""Goals as integers: what each level asks for.
+
+A goal is int32 `[10]`: its kind, then up to three triples `(ball, place, reference)`; unused entries are -1.
+
+| kind | meaning | triples |
+|---|---|---|
+| `RELATIONS` | each ball at its place of its reference, as "red behind blue" | one to three |
+| `LINE` | the balls from left to right in the order of their colours | none |
+| `GATHER` | all balls near the green one | none |
+| `PUSH` | one ball moved one step towards a place | one, without a reference |
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from envs_jax.clevr.constants import AXES, BALLS, HIGH, LOW, PLACES, RADIUS
+
+
+RELATIONS, LINE, GATHER, PUSH = range(4)
+WIDTH = 10
+"""Length of a goal."""
+MOST = 3
+"""The largest number of relations in a goal."""
+COMBINATIONS = 80
+"""Goals of two relations at level hard, and of three."""
+
+Triple = tuple[int, int, int]
+
+
+def goal(kind: int, triples: Iterable[Triple] = ()) -> np.ndarray:
+    """A goal from its parts: int32 `[10]`."""
+    code = np.full(WIDTH, -1, np.int32)
+    flat = [kind, *itertools.chain(*triples)]
+    code[: len(flat)] = flat
+    return code
+
+
+def triples_of(code: Any) -> list[Triple]:
+    """The triples of a goal, on the host."""
+    found = np.asarray(code)[1:].reshape(MOST, 3)
+    return [(int(a), int(b), int(c)) for a, b, c in found if a >= 0]
+
+
+RELATION_TRIPLES: tuple[Triple, ...] = tuple(
+    (ball, place, reference)
+    for place in range(len(PLACES))
+    for ball in range(BALLS)
+    for reference in range(BALLS)
+    if ball != reference
+)
+"""The 80 relations of levels real and rephrase, by place."""
+
+
+NOMINAL = 0.33
+"""A distance at which a relation holds with room to spare, in metres."""
+
+
+def attainable(triples: Iterable[Triple]) -> bool:
+    """Whether several relations fit the table together.
+
+    No ball is moved twice, references make no circle, and if every ball lies exactly at its place, 0.33 m from its
+    reference, no two overlap and all fit between the walls.
+    """
+    relations = list(triples)
+    moved = [ball for ball, _, _ in relations]
+    if len(set(moved)) < len(moved):
+        return False
+    place = {ball: np.zeros(2) for ball in {reference for *_, reference in relations} - set(moved)}
+    roots = len(place)
+    waiting = relations
+    while waiting:
+        ready = [t for t in waiting if t[2] in place]
+        if not ready:
+            return False  # a circle
+        for ball, way, reference in ready:
+            place[ball] = place[reference] + NOMINAL * AXES[way]
+        waiting = [t for t in waiting if t not in ready]
+    if roots > 1:  # separate groups may lie anywhere: they are compared within themselves
+        groups = _groups(relations)
+        return all(attainable(group) for group in groups)
+    spots = np.stack(list(place.values()))
+    apart = np.linalg.norm(spots[:, None] - spots[None], axis=-1)[np.triu_indices(len(spots), 1)]
+    room = (HIGH - LOW) - 2 * RADIUS
+    return bool(apart.min() >= 2 * RADIUS and np.all(np.ptp(spots, axis=0) <= room))
+
+
+def _groups(relations: list[Triple]) -> list[list[Triple]]:
+    """Relations that share balls, directly or through others, together."""
+    groups: list[list[Triple]] = []
+    for relation in relations:
+        touching = [g for g in groups if any({relation[0], relation[2]} & {t[0], t[2]} for t in g)]
+        groups = [g for g in groups if g not in touching] + [[relation, *itertools.chain(*touching)]]
+    return groups
+
+
+@functools.cache
+def combinations(count: int) -> tuple[tuple[Triple, ...], ...]:
+    """The 80 goals of `count` relations at level hard, attainable and all different.
+
+    Candidates are the digits, in base 80, of the multiples of the golden ratio modulo 1: they spread evenly over all
+    lists of relations, and are the same everywhere.
+    """
+    found: dict[frozenset[Triple], tuple[Triple, ...]] = {}
+    size = len(RELATION_TRIPLES)
+    for n in itertools.count(1):
+        number = n * 2654435769 % 2**32 * size**count >> 32
+        triples = tuple(RELATION_TRIPLES[number // size**i % size] for i in range(count))
+        if attainable(triples):
+            found.setdefault(frozenset(triples), triples)
+        if len(found) == COMBINATIONS:
+            return tuple(found.values())
+    raise AssertionError("the count has no end")

@@ -1,0 +1,133 @@
+"""The finite list of instructions of each level: a text, its goal, and how episodes draw one."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs_jax.checks import nearest
+from envs_jax.clevr import goals, wordings
+from envs_jax.clevr.constants import BALLS, COLORS, PLACES
+from envs_jax.clevr.goals import RELATION_TRIPLES, Triple
+from envs_jax.text import Phrasebook
+
+
+LEVELS = ("real", "rephrase", "easy", "hard")
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One way to say one goal."""
+
+    text: str
+    goal: np.ndarray
+    """int32 `[10]`, see `goals`."""
+    configuration: int
+    """The number of the goal within its level."""
+    wording: int
+    """The number of the wording among those of its goal."""
+
+
+@dataclass(frozen=True, eq=False)
+class Level:
+    """The instructions of a level; instruction `i` is phrase `i` of `book`."""
+
+    name: str
+    instructions: tuple[Instruction, ...]
+    book: Phrasebook
+    goals: np.ndarray
+    """int32 `[I, 10]`: the goal of each instruction."""
+    configurations: np.ndarray
+    """int32 `[I]`: the number of the goal of each instruction within the level."""
+    starts: np.ndarray
+    """int32 `[K]`: the first instruction of each kind of goal; the level's kinds are equally likely."""
+    sizes: np.ndarray
+    """int32 `[K]`: the number of instructions of each kind, all equally likely."""
+
+    def draw(self, key: jax.Array) -> jax.Array:
+        """The number of a random instruction: int32 `[]`."""
+        kind_key, key = jax.random.split(key)
+        kind = jax.random.randint(kind_key, (), 0, len(self.starts), jnp.int32)
+        start, size = jnp.asarray(self.starts)[kind], jnp.asarray(self.sizes)[kind]
+        return start + jax.random.randint(key, (), 0, size, jnp.int32)
+
+
+def _said(template: str, triple: Triple, where: int | None = None) -> str:
+    """A template filled in for a triple; `where` chooses the phrase of the place."""
+    ball, place, reference = triple
+    names = {"A": COLORS[ball], "a": wordings.NOUN.format(COLORS[ball])}
+    if reference >= 0:
+        names |= {"B": COLORS[reference], "b": wordings.NOUN.format(COLORS[reference])}
+    phrase = "" if where is None else wordings.WHERE[place][where]
+    return template.format(**names, where=phrase, way=wordings.WAYS[place])
+
+
+def _real() -> Iterator[tuple[np.ndarray, list[str]]]:
+    for triple in RELATION_TRIPLES:
+        texts = [_said(frame, triple, i) for frame in wordings.REAL for i in range(3)]
+        yield goals.goal(goals.RELATIONS, [triple]), texts
+
+
+def _rephrase() -> Iterator[tuple[np.ndarray, list[str]]]:
+    for triple in RELATION_TRIPLES:
+        texts = [_said(frame, triple) for frame in wordings.REPHRASE[triple[1]]]
+        yield goals.goal(goals.RELATIONS, [triple]), texts
+
+
+def _easy() -> Iterator[tuple[np.ndarray, list[str]]]:
+    for place, ball in itertools.product(range(len(PLACES)), range(BALLS)):
+        triple = (ball, place, -1)
+        yield goals.goal(goals.PUSH, [triple]), [_said(frame, triple) for frame in wordings.EASY]
+
+
+def _hard() -> Iterator[tuple[np.ndarray, list[str]]]:
+    for count in (2, 3):
+        for triples in goals.combinations(count):
+            said = " and ".join(_said(wordings.PART, triple, 0) for triple in triples)
+            yield goals.goal(goals.RELATIONS, triples), [frame.format(said) for frame in wordings.HARD]
+    yield goals.goal(goals.LINE), list(wordings.LINE)
+    yield goals.goal(goals.GATHER), list(wordings.GATHER)
+
+
+def _kind(goal: np.ndarray) -> tuple[int, int]:
+    """What episodes draw first: the kind of a goal, and its number of relations."""
+    return int(goal[0]), len(goals.triples_of(goal))
+
+
+def check_level(name: str) -> None:
+    """**Raises:** `ValueError` for an unknown level."""
+    if name not in LEVELS:
+        raise ValueError(f"unknown level {name!r}{nearest(name, list(LEVELS))} (levels are {', '.join(LEVELS)})")
+
+
+@functools.cache
+def level(name: str) -> Level:
+    """A level's instructions: all pairs of goal and wording.
+
+    **Arguments:** `name`, one of `LEVELS`.
+    **Raises:** `ValueError` for another name.
+    """
+    check_level(name)
+    makers = {"real": _real, "rephrase": _rephrase, "easy": _easy, "hard": _hard}
+    found = [
+        Instruction(text, goal, number, wording)
+        for number, (goal, texts) in enumerate(makers[name]())
+        for wording, text in enumerate(texts)
+    ]
+    kinds = [_kind(instruction.goal) for instruction in found]
+    starts = [i for i, kind in enumerate(kinds) if i == 0 or kind != kinds[i - 1]]
+    return Level(
+        name=name,
+        instructions=tuple(found),
+        book=Phrasebook([instruction.text for instruction in found], name=f"clevr.{name}"),
+        goals=np.stack([instruction.goal for instruction in found]),
+        configurations=np.array([instruction.configuration for instruction in found], np.int32),
+        starts=np.array(starts, np.int32),
+        sizes=np.diff([*starts, len(found)]).astype(np.int32),
+    )
