@@ -20,7 +20,7 @@ from envs_jax.clevr.state import State
 from envs_jax.env import Environment
 
 
-SHOVE = np.where(np.abs(DIRECTIONS).sum(axis=1, keepdims=True) > 1, 0.17 / 0.8, 0.24) * DIRECTIONS
+SHOVE = np.where(np.abs(DIRECTIONS).sum(axis=1, keepdims=True) > 1, 0.197 / 0.8, 0.248) * DIRECTIONS
 """How far a push moves a ball that stood still, in metres, measured: float64 `[8, 2]`."""
 COAST = 0.066
 """Seconds that a rolling ball's velocity lasts: its mass with armature over its damping."""

@@ -77,7 +77,7 @@ def _shade(picture: np.ndarray, x: np.ndarray, y: np.ndarray, centre: np.ndarray
 def _ground() -> np.ndarray:
     x, y = _grid()
     on_table = (LOW[0] <= x) & (x <= HIGH[0]) & ((LOW[1] <= y) & (y <= HIGH[1]))[:, None]
-    return np.where(on_table[..., None], np.float32(TABLE), np.float32(FRAME))
+    return np.where(on_table[..., None], np.array(TABLE, np.float32), np.array(FRAME, np.float32))
 
 
 def _written(text: str, width: int) -> np.ndarray:
