@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 from string import Template
+from typing import Any
 
 import pytest
 from safetensors.numpy import load_file
@@ -18,14 +19,15 @@ from safetensors.numpy import load_file
 from llmrl_jax import lm
 from llmrl_jax.cli.main import main
 from llmrl_jax.core.packaged import SMOLLM2
-from llmrl_jax.systems.ellm import accuracy, training
+from llmrl_jax.systems.bkrl import collecting, preferences, training as bkrl_training
+from llmrl_jax.systems.ellm import accuracy, training as ellm_training
 from tests.gguf_files import metadata, tokens_of, write
 from tests.lm_random import random_variables
 
 
 NOTEBOOKS = sorted((Path(__file__).parent.parent.parent / "docs" / "notebooks").glob("*.ipynb"))
 MINUTES = 15
-SAYS = {"quickstart": "of 20 right", "ellm": "poorly timed"}
+SAYS = {"quickstart": "of 20 right", "ellm": "poorly timed", "bkrl": "nats"}
 """What each of them prints near its end."""
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{{ eos_token }}"
@@ -64,8 +66,8 @@ def run(path: Path, folder: Path, **more: str) -> str:
     return done.stdout
 
 
-LONG = {"ellm"}
-"""Notebooks that compile for a minute: they run in the long tests, and their commands are checked in all."""
+LONG = {"bkrl", "ellm"}
+"""Notebooks that compile for a minute or two: they run in the long tests, and their commands are checked in all."""
 
 
 @pytest.mark.parametrize(
@@ -77,26 +79,51 @@ def test_it_runs_with_a_stand_in(path, bpe, tmp_path):
     folder = lm.save_hf(tmp_path / "hf", config, random_variables(lm.Llama(config))["params"])
     fields = metadata(config, "llama") | tokens_of(bpe, "llama-bpe") | {"tokenizer.chat_template": TEMPLATE}
     model = write(tmp_path / "model.gguf", load_file(folder / "model.safetensors"), fields, kind="Q8_0", heads=(2, 1))
-    small = {"LLMRL_STEPS": "1024", "LLMRL_STATES": "2"}
+    small = {"LLMRL_STEPS": "1024", "LLMRL_STATES": "2", "LLMRL_PAIRS": "2"}
     assert SAYS[path.stem] in run(path, tmp_path, LLMRL_MODEL=str(model), **small)
 
 
-def test_ellm_gives_commands_that_are_accepted(monkeypatch):
-    """Its lines for the shell, with all of their options, up to the work itself."""
-    asked = []
-    for module, work in ((training, "pretrain"), (accuracy, "accuracy")):
-        monkeypatch.setattr(module, work, asked.append)
-    (path,) = (p for p in NOTEBOOKS if p.stem == "ellm")
+def commands_of(name: str, **variables: str) -> list[list[str]]:
+    """A notebook's lines for the shell, of `llmrl`, as arguments; and its Python compiles."""
+    (path,) = (p for p in NOTEBOOKS if p.stem == name)
     cells = ["".join(c["source"]) for c in json.loads(path.read_text())["cells"] if c["cell_type"] == "code"]
-    lines = [line[1:] for cell in cells for line in cell.splitlines() if line.startswith("!")]
-    names = {"STEPS": "1024", "MODEL": "smollm2-135m", "STATES": "2"}
-    for line in lines:
-        program, *args = shlex.split(Template(line).substitute(names))
-        assert program == "llmrl" and main(args) == 0
+    cells = [cell.replace("\\\n", "") for cell in cells]
+    found = []
+    for cell in cells:
+        compile("\n".join(line for line in cell.splitlines() if not line.startswith(("!", "%"))), path.name, "exec")
+        for line in cell.splitlines():
+            if line.startswith("!"):
+                program, *args = shlex.split(Template(line[1:]).substitute(variables))
+                assert program == "llmrl"
+                found.append(args)
+    return found
+
+
+def asked_by(monkeypatch, commands: list[list[str]], *work: tuple[Any, str]) -> list[Any]:
+    """The settings that commands reach the work itself with."""
+    asked: list[Any] = []
+    for module, name in work:
+        monkeypatch.setattr(module, name, asked.append)
+    for args in commands:
+        assert main(args) == 0
+    return asked
+
+
+def test_ellm_gives_commands_that_are_accepted(monkeypatch):
+    commands = commands_of("ellm", STEPS="1024", MODEL="smollm2-135m", STATES="2")
+    asked = asked_by(monkeypatch, commands, (ellm_training, "pretrain"), (accuracy, "accuracy"))
     assert [type(x).KIND for x in asked] == ["ellm pretrain", "ellm accuracy"]
     assert asked[0].steps == 1024 and asked[1].chat.model == "local:smollm2-135m" and asked[1].states == 2
-    for cell in cells:  # what is left is Python
-        compile("\n".join(line for line in cell.splitlines() if not line.startswith(("!", "%"))), path.name, "exec")
+
+
+def test_bkrl_gives_commands_that_are_accepted(monkeypatch):
+    commands = commands_of("bkrl", STEPS="1024", MODEL="smollm2-135m", PAIRS="2")
+    work = ((collecting, "collect"), (preferences, "prefer"), (bkrl_training, "train"))
+    collected, preferred, plain, shaped, chosen = asked_by(monkeypatch, commands, *work)
+    assert [x.steps for x in (collected, plain, shaped)] == [1024] * 3 and collected.episodes == 20
+    assert (plain.alg, shaped.alg) == ("none", "bk-pref")
+    assert preferred.windows.data.endswith(collected.run.name) and shaped.potential.endswith(preferred.run.name)
+    assert (chosen.answers, chosen.chat.model, chosen.pairs) == ("chosen", "local:smollm2-135m", 2)
 
 
 @pytest.mark.slow
