@@ -1,6 +1,7 @@
 """Algorithms by name, used by `llmrl rl train`, the documentation and the conformance tests.
 
-To add one: a module in this folder that defines `ALGORITHM = Algorithm(...)`, and a line in `ALGORITHMS`.
+To add one: a module in this folder that defines `ALGORITHM = Algorithm(...)`, and a line in `ALGORITHMS`; of an offline
+one `ALGORITHM = OfflineAlgorithm(...)`, and a line in `OFFLINE`.
 """
 
 from __future__ import annotations
@@ -27,16 +28,46 @@ class Algorithm:
     `llmrl_jax.rl.networks.NetworkConfig`. It raises `ValueError` for environments and options that it cannot use."""
 
 
+@dataclass(frozen=True)
+class OfflineAlgorithm:
+    """The parts needed to run an algorithm on recorded steps."""
+
+    config: type
+    """Its hyper-parameters: a frozen subclass of `llmrl_jax.rl.offline_config.OfflineConfig` with usable defaults."""
+    make: Callable[..., Any]
+    """`(config, actions) -> OfflineMethod`, see `llmrl_jax.rl.offline`; `actions` is a
+    `llmrl_jax.rl.offline_data.ActionKind`. It raises `ValueError` for actions and options that it cannot use."""
+
+
 ALGORITHMS: dict[str, str] = {
     "dqn": "llmrl_jax.rl.dqn",
     "ppo": "llmrl_jax.rl.ppo",
 }
 """Algorithm -> the module that defines its `ALGORITHM`."""
 
+OFFLINE: dict[str, str] = {
+    "awac": "llmrl_jax.rl.awac",
+    "bc": "llmrl_jax.rl.bc",
+    "bcq": "llmrl_jax.rl.bcq",
+    "cql": "llmrl_jax.rl.cql",
+    "discrete_bcq": "llmrl_jax.rl.discrete_bcq",
+    "discrete_cql": "llmrl_jax.rl.discrete_cql",
+    "iql": "llmrl_jax.rl.iql",
+    "td3_bc": "llmrl_jax.rl.td3_bc",
+}
+"""Offline algorithm -> the module that defines its `ALGORITHM`."""
 
-def algorithm(name: str) -> Algorithm:
-    """The algorithm of that name. **Raises** `KeyError`, with the nearest name, if there is none."""
-    if name not in ALGORITHMS:
-        known = sorted(ALGORITHMS)
+
+def spelled(name: str) -> str:
+    """The name of an algorithm as the tables have it: `td3_bc` for `td3+bc` and `td3-bc`, as papers write it."""
+    return name.replace("+", "_").replace("-", "_")
+
+
+def algorithm(name: str) -> Any:
+    """The `Algorithm` or `OfflineAlgorithm` of that name. **Raises** `KeyError`, with the nearest name, if there is
+    none."""
+    every = {**ALGORITHMS, **OFFLINE}
+    if spelled(name) not in every:
+        known = [*sorted(ALGORITHMS), *sorted(OFFLINE)]
         raise KeyError(f"there is no algorithm {name!r}{nearest(name, known)} (there are {', '.join(known)})")
-    return importlib.import_module(ALGORITHMS[name]).ALGORITHM
+    return importlib.import_module(every[spelled(name)]).ALGORITHM

@@ -1,8 +1,10 @@
 """Checkpoints of the whole training state with orbax: asynchronous, atomic, pruned, verified on reading.
 
-A checkpoint holds every leaf of the learner's state except `frozen`, which is written once, beside them. Leaves are
-stored by name; typed PRNG keys as their raw words. Each checkpoint has a description in JSON: the configuration's
-identity, versions, mesh, and the shape, dtype and checksum of every leaf, which verify a restored state.
+A checkpoint holds every leaf of the learner's state except `frozen`, which is written once, beside them. Its part
+`given` (the data of an offline learner) is not written: checkpoints have its checksums, and a run that continues with
+other data is refused. Leaves are stored by name; typed PRNG keys as their raw words. Each checkpoint has a description
+in JSON: the configuration's identity, versions, mesh, and the shape, dtype and checksum of every leaf, which verify a
+restored state.
 """
 
 from __future__ import annotations
@@ -139,8 +141,9 @@ class Checkpoints:
         return self._frozen_sums
 
     def _write_frozen(self, frozen: Any) -> None:
-        leaves = {name: restoring.raw(x) for name, x in trees.named_leaves(frozen).items()}
-        frozen_part.write(self.frozen_root, {name: x for name, x in leaves.items() if x.size})
+        leaves = {name: restoring.raw(x) for name, x in frozen_part.written(trees.named_leaves(frozen)).items()}
+        if leaves:
+            frozen_part.write(self.frozen_root, {name: x for name, x in leaves.items() if x.size})
 
     def wait(self) -> None:
         """Wait until everything saved is on disk. **Raises:** the error of a failed write."""
@@ -197,7 +200,7 @@ class Checkpoints:
         **Returns:** the state and its update.
         **Raises:** `FileNotFoundError` if there is none; `CheckpointError` if its configuration differs (naming the
         options), its state differs (naming the leaves), the data in the `fresh` frozen part differ (leaves of int32
-        and bool, such as tokens and masks), or it is damaged (naming the last good one).
+        and bool, such as tokens and masks, and all of `given`), or it is damaged (naming the last good one).
         """
         known = self.updates()
         if not known:
@@ -210,6 +213,8 @@ class Checkpoints:
             meta = self.describe(wanted)
             self._check_identity(meta, wanted)
             same = self._is_same(fresh, meta, wanted)
+            if not same and jax.tree.leaves(getattr(fresh, "given", ())):
+                like = like.replace(frozen=like.frozen.replace(given=fresh.given))
             state = self._read(like, wanted, meta, fresh if same else None)
             if same:
                 self._repair_frozen(fresh, meta)
@@ -248,7 +253,7 @@ class Checkpoints:
             return False
         saved = meta["frozen"]
         sums = trees.checksums({name: restoring.raw(x) for name, x in leaves.items()}, meta["format"])
-        data = [n for n, x in leaves.items() if str(x.dtype) in ("int32", "bool")]
+        data = [n for n, x in leaves.items() if str(x.dtype) in ("int32", "bool") or frozen_part.is_given(n)]
         changed = [n for n in data if saved.get(n, sums[n]) != sums[n]]
         if changed:
             raise CheckpointError(
@@ -260,11 +265,12 @@ class Checkpoints:
     def _repair_frozen(self, fresh: Any, meta: Mapping[str, Any]) -> None:
         """Write the frozen part again if its files changed, and with them the arrays. Files that are as they were
         written are not read."""
-        if self.read_only or not (wrong := frozen_part.changed(self.frozen_root)):
+        leaves = frozen_part.written(trees.named_leaves(fresh))
+        if self.read_only or not leaves or not (wrong := frozen_part.changed(self.frozen_root)):
             return
         if jax.process_count() == 1:
             with contextlib.suppress(Damaged):
-                for portion in frozen_part.portions(trees.named_leaves(fresh)):
+                for portion in frozen_part.portions(leaves):
                     self._read_frozen(portion, portion, meta)
                 return frozen_part.note(self.frozen_root)  # such as a copy, whose files have other times
         self._write_frozen(fresh)
@@ -298,7 +304,11 @@ class Checkpoints:
             return state.replace(frozen=frozen_like)
 
         try:
-            frozen = self._read_frozen(frozen_like, frozen_leaves, meta)
+            rest = frozen_part.written(frozen_leaves)
+            read = trees.named_leaves(self._read_frozen(rest, rest, meta))
+            frozen = jax.tree.unflatten(
+                jax.tree.structure(frozen_like), [read.get(n, x) for n, x in frozen_leaves.items()]
+            )
         except Damaged as error:
             raise DamagedFrozen(str(error)) from error
         self._keep_sums(meta)

@@ -25,6 +25,16 @@ TOGETHER = 1 << 30
 """Bytes of the arrays that are read at a time to compare them."""
 
 
+def is_given(name: str) -> bool:
+    """Whether a leaf of a frozen part is of its part `given`, which is in no file."""
+    return name.partition(".")[0] == "given"
+
+
+def written(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """The leaves of a frozen part, by name, that files hold."""
+    return {name: x for name, x in leaves.items() if not is_given(name)}
+
+
 def write(root: Path, leaves: Mapping[str, Any]) -> None:
     """Write or replace the arrays `leaves` (by name, none empty) in the folder `root`. A collective operation."""
     if jax.process_index() == 0:

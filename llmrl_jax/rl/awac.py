@@ -1,0 +1,109 @@
+"""AWAC (Nair et al., 2006.09359): cloning of recorded actions, weighted by exp(advantage / lambda).
+
+Defaults are d3rlpy's, as is the normalisation of the weights over the batch (a softmax). Of d3rlpy's two distributions,
+one for acting and one for targets, only the first is used: a Gaussian around `tanh` of a network, with actions clipped.
+With discrete actions all expectations over them are exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from llmrl_jax.core.checks import COUNT, fields_in, refuse_unread
+from llmrl_jax.rl.actors import CategoricalActor, Critics, GaussianActor
+from llmrl_jax.rl.offline import Context, Trained
+from llmrl_jax.rl.offline_config import OfflineConfig
+from llmrl_jax.rl.offline_data import ActionKind, Batch
+from llmrl_jax.rl.registry import OfflineAlgorithm
+
+
+@dataclass(frozen=True)
+class AWACConfig(OfflineConfig):
+    """Hyper-parameters, with d3rlpy's defaults."""
+
+    NAME: ClassVar[str] = "awac"
+    batch_size: int = 1024
+    """Steps of a batch; with imagined data half of them are real, half imagined."""
+    actor_learning_rate: float = 3e-4
+    """Step size of the actor's Adam."""
+    critic_learning_rate: float = 3e-4
+    """Step size of the critics' Adam."""
+    gamma: float = 0.99
+    """Discount per step, 0 to 1."""
+    tau: float = 0.005
+    """Step of the target critics towards the critics, 0 to 1."""
+    temperature: float = 1.0
+    """Advantages are divided by it (lambda), above 0."""
+    action_samples: int = 1
+    """Continuous actions: samples of which the value of a state is the mean."""
+
+    def check(self):
+        fields_in(self, "[0, inf)", "actor_learning_rate", "critic_learning_rate", prefix=self.prefix)
+        fields_in(self, "[0, 1]", "gamma", "tau", prefix=self.prefix)
+        fields_in(self, "(0, inf)", "temperature", prefix=self.prefix)
+        fields_in(self, COUNT, "action_samples", prefix=self.prefix)
+
+
+class AWAC:
+    """See the module."""
+
+    def __init__(self, config: AWACConfig, actions: ActionKind):
+        self.config, self.actions = config, actions
+        if actions.discrete:
+            refuse_unread(config, ["action_samples"], "awac with discrete actions", prefix=config.prefix)
+            self.actor: Any = CategoricalActor(actions.width, config.hidden, config.activation)
+        else:
+            self.actor = GaussianActor(actions.width, config.hidden, config.activation, -6.0, 0.0, sigmoid=True)
+        self.critics = Critics(actions, config.hidden, config.activation)
+
+    def init(self, key: jax.Array, batch: Batch, hparams: dict[str, jax.Array]) -> Trained:
+        one, two = jax.random.split(key)
+        n = batch.obs.shape[-1]
+        params = {"actor": self.actor.init(one, n), "critic": self.critics.init(two, n)}
+        return Trained.begin(params, ["critic"])
+
+    def value(self, actor: Any, critic: Any, x: jax.Array, key: jax.Array, samples: int) -> Float[Array, " B"]:
+        """The mean over actions of the policy, `samples` of them if they are continuous, of the smallest critic."""
+        distribution = self.actor.distribution(actor, x)
+        if self.actions.discrete:
+            return jnp.sum(distribution.probs * jnp.min(self.critics.every(critic, x), axis=0), axis=-1)
+        drawn = jax.vmap(distribution.sample, out_axes=1)(jax.random.split(key, samples))
+        return jnp.mean(jnp.min(self.critics(critic, x, jnp.clip(drawn, -1, 1)), axis=0), axis=1)
+
+    def critic_loss(self, params: Any, wanted: Float[Array, " B"], batch: Batch) -> jax.Array:
+        """The mean squared error, summed over the critics."""
+        return jnp.sum(jnp.mean((self.critics(params, batch.obs, batch.action) - wanted) ** 2, axis=1))
+
+    def weights(self, trained: Trained, batch: Batch, key: jax.Array, temperature: Any) -> Float[Array, " B"]:
+        """The weights of the recorded actions, whose mean is 1: a softmax of `(Q(s, a) - V(s)) / lambda` times B."""
+        q = jnp.min(self.critics(trained.params["critic"], batch.obs, batch.action), axis=0)
+        v = self.value(trained.params["actor"], trained.params["critic"], batch.obs, key, self.config.action_samples)
+        return q.shape[0] * jax.nn.softmax((q - v) / temperature)
+
+    def actor_loss(self, params: Any, weight: Float[Array, " B"], batch: Batch) -> jax.Array:
+        """`-mean w log pi(a | s)`."""
+        return -jnp.mean(weight * self.actor.distribution(params, batch.obs).log_prob(batch.action))
+
+    def step(self, trained: Trained, batch: Batch, context: Context) -> tuple[Trained, dict[str, jax.Array]]:
+        h = context.hparams
+        target_key, weight_key = jax.random.split(context.key)
+        next_value = self.value(trained.params["actor"], trained.target["critic"], batch.next_obs, target_key, 1)
+        wanted = batch.reward + h["gamma"] * jnp.where(batch.terminated, 0.0, next_value)
+        q_loss, grads = jax.value_and_grad(self.critic_loss)(trained.params["critic"], wanted, batch)
+        trained = trained.descended("critic", grads, h["critic_learning_rate"])
+        weight = self.weights(trained, batch, weight_key, h["temperature"])
+        pi_loss, grads = jax.value_and_grad(self.actor_loss)(trained.params["actor"], weight, batch)
+        trained = trained.descended("actor", grads, h["actor_learning_rate"]).followed(h["tau"], "critic")
+        metrics = {"actor_loss": pi_loss, "critic_loss": q_loss, "weight_max": jnp.max(weight)}
+        return trained, metrics | {"target_mean": jnp.mean(wanted)}
+
+    def act(self, params, x):
+        return self.actor.distribution(params["actor"], x)
+
+
+ALGORITHM = OfflineAlgorithm(AWACConfig, AWAC)

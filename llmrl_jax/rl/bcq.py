@@ -1,0 +1,153 @@
+"""BCQ, batch-constrained Q-learning (Fujimoto et al., 1812.02900), for continuous actions.
+
+A conditional variational autoencoder imitates the recorded actions, a small network moves its samples a little, and
+values are those of the best of many such actions. Equations and defaults are d3rlpy's. `discrete_bcq` is the one for
+discrete actions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from llmrl_jax.core.checks import COUNT, fields_in
+from llmrl_jax.rl.actors import Critics, Fixed
+from llmrl_jax.rl.mlp import beside, init_mlp
+from llmrl_jax.rl.offline import Context, Trained
+from llmrl_jax.rl.offline_config import OfflineConfig, needs_continuous
+from llmrl_jax.rl.offline_data import ActionKind, Batch
+from llmrl_jax.rl.registry import OfflineAlgorithm
+
+
+@dataclass(frozen=True)
+class BCQConfig(OfflineConfig):
+    """Hyper-parameters, with d3rlpy's defaults."""
+
+    NAME: ClassVar[str] = "bcq"
+    batch_size: int = 100
+    """Steps of a batch; with imagined data half of them are real, half imagined."""
+    actor_learning_rate: float = 1e-3
+    """Step size of the Adam of the network that moves actions."""
+    critic_learning_rate: float = 1e-3
+    """Step size of the critics' Adam."""
+    imitator_learning_rate: float = 1e-3
+    """Step size of the autoencoder's Adam."""
+    gamma: float = 0.99
+    """Discount per step, 0 to 1."""
+    tau: float = 0.005
+    """Step of the target networks towards theirs, 0 to 1."""
+    lam: float = 0.75
+    """Weight of the smallest critic in a value; the largest has the rest."""
+    action_samples: int = 100
+    """Actions of which the best is valued, or taken."""
+    flexibility: float = 0.05
+    """The most by which an action of the autoencoder is moved, 0 to 1."""
+    beta: float = 0.5
+    """Weight of the divergence of the autoencoder's latent numbers from a standard Gaussian."""
+
+    def check(self):
+        rates = ("actor_learning_rate", "critic_learning_rate", "imitator_learning_rate")
+        fields_in(self, "[0, inf)", *rates, "beta", prefix=self.prefix)
+        fields_in(self, "[0, 1]", "gamma", "tau", "lam", "flexibility", prefix=self.prefix)
+        fields_in(self, COUNT, "action_samples", prefix=self.prefix)
+
+
+class BCQ:
+    """See the module."""
+
+    def __init__(self, config: BCQConfig, actions: ActionKind):
+        needs_continuous(config, actions)
+        self.config, self.width, self.latent = config, actions.width, 2 * actions.width
+        self.critics = Critics(actions, config.hidden, config.activation)
+
+    def init(self, key: jax.Array, batch: Batch, hparams: dict[str, jax.Array]) -> Trained:
+        keys = jax.random.split(key, 4)
+        n, hidden = batch.obs.shape[-1], self.config.hidden
+        params = {
+            "critic": self.critics.init(keys[0], n),
+            "actor": init_mlp(keys[1], n + self.width, hidden, self.width),
+            "imitator": {
+                "encoder": init_mlp(keys[2], n + self.width, hidden, 2 * self.latent),
+                "decoder": init_mlp(keys[3], n + self.latent, hidden, self.width),
+            },
+        }
+        return Trained.begin(params, ["actor", "critic"])
+
+    def decoded(self, imitator: Any, x: jax.Array, latent: jax.Array) -> jax.Array:
+        """Actions `[B, D]` or `[B, S, D]` for latent numbers `[B, L]` or `[B, S, L]`."""
+        return jnp.tanh(beside(imitator["decoder"], x, latent, self.config.activation))
+
+    def moved(self, actor: Any, x: jax.Array, action: jax.Array, flexibility: Any) -> jax.Array:
+        """Actions moved by at most `flexibility`, `[B, D]` or `[B, S, D]`."""
+        return jnp.clip(action + flexibility * jnp.tanh(beside(actor, x, action, self.config.activation)), -1, 1)
+
+    def imitator_loss(self, params: Any, batch: Batch, key: jax.Array, beta: Any) -> jax.Array:
+        """The mean squared error of the decoded actions, plus `beta` times the mean divergence."""
+        code = beside(params["encoder"], batch.obs, batch.action, self.config.activation)
+        mean, log_std = jnp.split(code, 2, axis=-1)
+        log_std = jnp.clip(log_std, -20, 2)
+        latent = mean + jnp.exp(log_std) * jax.random.normal(key, mean.shape)
+        divergence = 0.5 * (mean**2 + jnp.exp(2 * log_std) - 1) - log_std
+        error = self.decoded(params, batch.obs, latent) - batch.action
+        return jnp.mean(error**2) + beta * jnp.mean(divergence)
+
+    def candidates(
+        self, params: dict[str, Any], actor: Any, x: Float[Array, "B n"], key: jax.Array, flexibility: Any
+    ) -> Float[Array, "B S D"]:
+        """Actions like the recorded ones, moved a little; latent numbers are clipped at 0.5."""
+        shape = (x.shape[0], self.config.action_samples, self.latent)
+        latent = jnp.clip(jax.random.normal(key, shape), -0.5, 0.5)
+        return self.moved(actor, x, self.decoded(params["imitator"], x, latent), flexibility)
+
+    def targets(self, trained: Trained, batch: Batch, key: jax.Array, h: dict[str, jax.Array]) -> Float[Array, " B"]:
+        """`r + gamma (1 - terminated) max_a [lam min_k Q'_k + (1 - lam) max_k Q'_k]` over the candidates."""
+        x, target = batch.next_obs, trained.target
+        q = self.critics(
+            target["critic"], x, self.candidates(trained.params, target["actor"], x, key, h["flexibility"])
+        )
+        mixed = h["lam"] * jnp.min(q, axis=0) + (1 - h["lam"]) * jnp.max(q, axis=0)
+        return batch.reward + h["gamma"] * jnp.where(batch.terminated, 0.0, jnp.max(mixed, axis=-1))
+
+    def critic_loss(self, params: Any, wanted: Float[Array, " B"], batch: Batch) -> jax.Array:
+        """The mean squared error, summed over the critics."""
+        return jnp.sum(jnp.mean((self.critics(params, batch.obs, batch.action) - wanted) ** 2, axis=1))
+
+    def actor_loss(
+        self, actor: Any, params: dict[str, Any], batch: Batch, key: jax.Array, flexibility: Any
+    ) -> jax.Array:
+        """Minus the mean of the first critic for one moved action per state."""
+        latent = jnp.clip(jax.random.normal(key, (batch.obs.shape[0], self.latent)), -0.5, 0.5)
+        decoded = jax.lax.stop_gradient(self.decoded(params["imitator"], batch.obs, latent))
+        action = self.moved(actor, batch.obs, decoded, flexibility)
+        first = jax.tree.map(lambda x: x[:1], params["critic"])
+        return -jnp.mean(self.critics(first, batch.obs, action))
+
+    def step(self, trained: Trained, batch: Batch, context: Context) -> tuple[Trained, dict[str, jax.Array]]:
+        h = context.hparams
+        keys = jax.random.split(context.key, 3)
+        vae_loss, grads = jax.value_and_grad(self.imitator_loss)(trained.params["imitator"], batch, keys[0], h["beta"])
+        trained = trained.descended("imitator", grads, h["imitator_learning_rate"])
+        wanted = self.targets(trained, batch, keys[1], h)
+        q_loss, grads = jax.value_and_grad(self.critic_loss)(trained.params["critic"], wanted, batch)
+        trained = trained.descended("critic", grads, h["critic_learning_rate"])
+        pi_loss, grads = jax.value_and_grad(self.actor_loss)(
+            trained.params["actor"], trained.params, batch, keys[2], h["flexibility"]
+        )
+        trained = trained.descended("actor", grads, h["actor_learning_rate"])
+        metrics = {"critic_loss": q_loss, "actor_loss": pi_loss, "imitator_loss": vae_loss}
+        return trained.followed(h["tau"], "actor", "critic"), metrics | {"target_mean": jnp.mean(wanted)}
+
+    def act(self, params, x):
+        """The best candidate by the first critic. Its latent numbers are the same in every step, so that acting is a
+        function of the state."""
+        actions = self.candidates(params, params["actor"], x, jax.random.key(0), self.config.flexibility)
+        first = jax.tree.map(lambda p: p[:1], params["critic"])
+        best = jnp.argmax(self.critics(first, x, actions)[0], axis=-1)
+        return Fixed(jnp.take_along_axis(actions, best[:, None, None], axis=1)[:, 0])
+
+
+ALGORITHM = OfflineAlgorithm(BCQConfig, BCQ)

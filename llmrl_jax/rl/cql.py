@@ -1,0 +1,171 @@
+"""Conservative Q-learning (Kumar et al., 2006.04779), CQL(H) on SAC, for continuous actions.
+
+Critics also lower a soft maximum over actions of their values (from the policy here, from the policy in the next state,
+and uniform, all importance-weighted) and raise those of recorded actions. The weight of that term is adapted, so that
+it stays at a threshold. Equations and defaults are d3rlpy's: the target is the value of the policy's mode, without
+entropy. `discrete_cql` is the one for discrete actions.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from llmrl_jax.core.checks import COUNT, fields_in
+from llmrl_jax.rl.actors import Critics, SquashedActor
+from llmrl_jax.rl.offline import Context, Trained
+from llmrl_jax.rl.offline_config import OfflineConfig, needs_continuous
+from llmrl_jax.rl.offline_data import ActionKind, Batch
+from llmrl_jax.rl.registry import OfflineAlgorithm
+
+
+@dataclass(frozen=True)
+class CQLConfig(OfflineConfig):
+    """Hyper-parameters, with d3rlpy's defaults."""
+
+    NAME: ClassVar[str] = "cql"
+    actor_learning_rate: float = 1e-4
+    """Step size of the actor's Adam."""
+    critic_learning_rate: float = 3e-4
+    """Step size of the critics' Adam."""
+    temperature_learning_rate: float = 1e-4
+    """Step size of the Adam of the entropy's weight."""
+    alpha_learning_rate: float = 1e-4
+    """Step size of the Adam of the conservative term's weight; 0: it stays at initial_alpha."""
+    gamma: float = 0.99
+    """Discount per step, 0 to 1."""
+    tau: float = 0.005
+    """Step of the target critics towards the critics, 0 to 1."""
+    initial_temperature: float = 1.0
+    """First weight of the entropy, above 0; it is adapted so that the entropy is minus the number of action values."""
+    initial_alpha: float = 1.0
+    """First weight of the conservative term, above 0."""
+    threshold: float = 10.0
+    """The size at which the conservative term is kept by its weight."""
+    conservative_weight: float = 5.0
+    """Factor of the conservative term; KALM has 10."""
+    action_samples: int = 10
+    """Actions of each of the three kinds in the soft maximum."""
+
+    def check(self):
+        rates = ("actor_learning_rate", "critic_learning_rate", "temperature_learning_rate", "alpha_learning_rate")
+        fields_in(self, "[0, inf)", *rates, "conservative_weight", "threshold", prefix=self.prefix)
+        fields_in(self, "[0, 1]", "gamma", "tau", prefix=self.prefix)
+        fields_in(self, "(0, inf)", "initial_temperature", "initial_alpha", prefix=self.prefix)
+        fields_in(self, COUNT, "action_samples", prefix=self.prefix)
+
+
+class CQL:
+    """See the module."""
+
+    def __init__(self, config: CQLConfig, actions: ActionKind):
+        needs_continuous(config, actions)
+        self.config, self.width = config, actions.width
+        self.actor = SquashedActor(actions.width, config.hidden, config.activation)
+        self.critics = Critics(actions, config.hidden, config.activation)
+
+    def init(self, key: jax.Array, batch: Batch, hparams: dict[str, jax.Array]) -> Trained:
+        one, two = jax.random.split(key)
+        n = batch.obs.shape[-1]
+        params = {
+            "actor": self.actor.init(one, n),
+            "critic": self.critics.init(two, n),
+            "log_temperature": jnp.log(hparams["initial_temperature"]),
+            "log_alpha": jnp.log(hparams["initial_alpha"]),
+        }
+        return Trained.begin(params, ["critic"])
+
+    def proposals(self, actor: Any, batch: Batch, key: jax.Array) -> tuple[Float[Array, "B S D"], Float[Array, "B S"]]:
+        """Actions for the soft maximum and the log-densities that they were drawn with: of the policy in `s`, of the
+        policy in `s'`, and uniform."""
+        samples, keys = self.config.action_samples, jax.random.split(key, 3)
+
+        def drawn(x: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+            return jax.vmap(lambda one: self.actor.sample(actor, x, one), out_axes=1)(jax.random.split(key, samples))
+
+        here, there = drawn(batch.obs, keys[0]), drawn(batch.next_obs, keys[1])
+        uniform = jax.random.uniform(keys[2], here[0].shape, minval=-1.0, maxval=1.0)
+        log_uniform = jnp.full(here[1].shape, -self.width * math.log(2.0))
+        actions = jnp.concatenate([here[0], there[0], uniform], axis=1)
+        return actions, jnp.concatenate([here[1], there[1], log_uniform], axis=1)
+
+    def conservative(
+        self, values: Float[Array, "K B S"], log_density: Float[Array, "B S"], data: Float[Array, "K B"]
+    ) -> Float[Array, " K"]:
+        """`mean_s [log sum_a exp(Q(s, a) - log density(a)) - Q(s, recorded)]` of each critic."""
+        return jnp.mean(jax.nn.logsumexp(values - log_density, axis=-1) - data, axis=1)
+
+    def critic_loss(
+        self,
+        params: Any,
+        wanted: Float[Array, " B"],
+        proposals: tuple[jax.Array, jax.Array],
+        batch: Batch,
+        h: dict[str, jax.Array],
+        trained: Trained,
+    ) -> tuple[jax.Array, tuple[Trained, dict[str, jax.Array]]]:
+        """The squared errors plus `alpha (weight gap - weight threshold)`, summed over critics, after a step of alpha.
+
+        The conservative gap is needed by both losses, so alpha learns here, from the same values.
+        """
+        actions, log_density = proposals
+        data = self.critics(params, batch.obs, batch.action)
+        gap = self.conservative(self.critics(params, batch.obs, actions), log_density, data)
+        excess = h["conservative_weight"] * (gap - h["threshold"])
+        fixed = jax.lax.stop_gradient(excess)
+        grad = jax.grad(lambda log: -jnp.mean(limited(log) * fixed))(trained.params["log_alpha"])
+        trained = trained.descended("log_alpha", grad, h["alpha_learning_rate"])
+        alpha = limited(trained.params["log_alpha"])
+        td = jnp.sum(jnp.mean((data - wanted) ** 2, axis=1))
+        metrics = {"td_loss": td, "gap": jnp.mean(gap), "alpha": alpha, "q_mean": jnp.mean(data)}
+        return td + jnp.sum(alpha * excess), (trained, metrics)
+
+    def actor_loss(self, params: Any, critic: Any, batch: Batch, key: jax.Array, temperature: Any) -> jax.Array:
+        """`mean [temperature log pi(a | s) - min Q(s, a)]` for an action of the policy, and its log-density."""
+        action, log_prob = self.actor.sample(params, batch.obs, key)
+        return jnp.mean(temperature * log_prob - jnp.min(self.critics(critic, batch.obs, action), axis=0))
+
+    def step(self, trained: Trained, batch: Batch, context: Context) -> tuple[Trained, dict[str, jax.Array]]:
+        h = context.hparams
+        proposal_key, actor_key = jax.random.split(context.key)
+        best = self.actor.distribution(trained.params["actor"], batch.next_obs).mode()
+        next_value = jnp.min(self.critics(trained.target["critic"], batch.next_obs, best), axis=0)
+        wanted = batch.reward + h["gamma"] * jnp.where(batch.terminated, 0.0, next_value)
+        proposals = self.proposals(trained.params["actor"], batch, proposal_key)
+        loss = jax.value_and_grad(self.critic_loss, has_aux=True)
+        (q_loss, (trained, metrics)), grads = loss(trained.params["critic"], wanted, proposals, batch, h, trained)
+        trained = trained.descended("critic", grads, h["critic_learning_rate"])
+        trained, pi_metrics = self.actor_step(trained, batch, actor_key, h)
+        metrics |= {"critic_loss": q_loss, "target_mean": jnp.mean(wanted), **pi_metrics}
+        return trained.followed(h["tau"], "critic"), metrics
+
+    def actor_step(
+        self, trained: Trained, batch: Batch, key: jax.Array, h: dict[str, jax.Array]
+    ) -> tuple[Trained, dict[str, jax.Array]]:
+        """A step of the entropy's weight, and one of the actor with that weight, as SAC takes them."""
+        _, log_prob = self.actor.sample(trained.params["actor"], batch.obs, key)
+        distance = jnp.mean(log_prob) - self.width
+        grad = jax.grad(lambda log: -jnp.exp(log) * distance)(trained.params["log_temperature"])
+        trained = trained.descended("log_temperature", grad, h["temperature_learning_rate"])
+        temperature = jnp.exp(trained.params["log_temperature"])
+        pi_loss, grads = jax.value_and_grad(self.actor_loss)(
+            trained.params["actor"], trained.params["critic"], batch, key, temperature
+        )
+        trained = trained.descended("actor", grads, h["actor_learning_rate"])
+        return trained, {"actor_loss": pi_loss, "temperature": temperature, "entropy": -jnp.mean(log_prob)}
+
+    def act(self, params, x):
+        return self.actor.distribution(params["actor"], x)
+
+
+def limited(log_alpha: jax.Array) -> jax.Array:
+    """The weight of the conservative term, at most 1e6."""
+    return jnp.minimum(jnp.exp(log_alpha), 1e6)
+
+
+ALGORITHM = OfflineAlgorithm(CQLConfig, CQL)

@@ -1,0 +1,101 @@
+"""BCQ for discrete actions (Fujimoto et al., 1910.01708): double DQN among the actions that the data make likely.
+
+An action may be chosen if its probability by a cloned policy is more than `flexibility` times that of the likeliest.
+Equations and defaults are d3rlpy's DiscreteBCQ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from llmrl_jax.core.checks import COUNT, fields_in
+from llmrl_jax.rl.actors import CategoricalActor, Critics
+from llmrl_jax.rl.discrete_cql import double_targets, huber
+from llmrl_jax.rl.distributions import Categorical
+from llmrl_jax.rl.offline import Context, Trained
+from llmrl_jax.rl.offline_config import OfflineConfig, needs_discrete
+from llmrl_jax.rl.offline_data import ActionKind, Batch
+from llmrl_jax.rl.registry import OfflineAlgorithm
+
+
+@dataclass(frozen=True)
+class DiscreteBCQConfig(OfflineConfig):
+    """Hyper-parameters, with d3rlpy's defaults."""
+
+    NAME: ClassVar[str] = "discrete_bcq"
+    batch_size: int = 32
+    """Steps of a batch; with imagined data half of them are real, half imagined."""
+    learning_rate: float = 6.25e-5
+    """Step size of Adam."""
+    gamma: float = 0.99
+    """Discount per step, 0 to 1."""
+    flexibility: float = 0.3
+    """Probability, relative to the likeliest action's, above which an action may be chosen, 0 to 1."""
+    beta: float = 0.5
+    """Weight of the mean square of the cloned policy's logits."""
+    critics: int = 1
+    """Critics; the target is that of the smallest value."""
+    target_every: int = 8_000
+    """Gradient steps between copies of the critics to the target critics."""
+
+    def check(self):
+        fields_in(self, "[0, inf)", "learning_rate", "beta", prefix=self.prefix)
+        fields_in(self, "[0, 1]", "gamma", prefix=self.prefix)
+        fields_in(self, "[0, 1)", "flexibility", prefix=self.prefix)
+        fields_in(self, COUNT, "critics", "target_every", prefix=self.prefix)
+
+
+class DiscreteBCQ:
+    """See the module."""
+
+    def __init__(self, config: DiscreteBCQConfig, actions: ActionKind):
+        needs_discrete(config, actions)
+        self.config = config
+        self.imitator = CategoricalActor(actions.width, config.hidden, config.activation)
+        self.critics = Critics(actions, config.hidden, config.activation, config.critics)
+
+    def init(self, key: jax.Array, batch: Batch, hparams: dict[str, jax.Array]) -> Trained:
+        one, two = jax.random.split(key)
+        n = batch.obs.shape[-1]
+        params = {"critic": self.critics.init(one, n), "imitator": self.imitator.init(two, n)}
+        return Trained.begin(params, ["critic"])
+
+    def allowed(self, imitator: Any, x: jax.Array, flexibility: Any) -> Bool[Array, "B A"]:
+        """The actions that the data make likely."""
+        log_probs = self.imitator.distribution(imitator, x).log_probs
+        return jnp.exp(log_probs - jnp.max(log_probs, axis=-1, keepdims=True)) > flexibility
+
+    def loss(
+        self, params: dict[str, Any], wanted: Float[Array, " B"], batch: Batch, beta: Any
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """Huber's loss, plus the cross-entropy of the cloned policy and `beta` times its mean squared logits."""
+        td = huber(self.critics(params["critic"], batch.obs, batch.action) - wanted)
+        cloned = self.imitator.distribution(params["imitator"], batch.obs)
+        imitation = -jnp.mean(cloned.log_prob(batch.action)) + beta * jnp.mean(cloned.logits**2)
+        return td + imitation, {"critic_loss": td, "imitator_loss": imitation}
+
+    def step(self, trained: Trained, batch: Batch, context: Context) -> tuple[Trained, dict[str, jax.Array]]:
+        h, params = context.hparams, trained.params
+        allowed = self.allowed(params["imitator"], batch.next_obs, h["flexibility"])
+        wanted = double_targets(self.critics, params["critic"], trained.target["critic"], batch, h["gamma"], allowed)
+        nets = {name: params[name] for name in ("critic", "imitator")}
+        (_, metrics), grads = jax.value_and_grad(self.loss, has_aux=True)(nets, wanted, batch, h["beta"])
+        for name in nets:
+            trained = trained.descended(name, grads[name], h["learning_rate"])
+        trained = trained.copied((context.count + 1) % self.config.target_every == 0, "critic")
+        return trained, metrics | {"target_mean": jnp.mean(wanted), "allowed": jnp.mean(jnp.sum(allowed, axis=-1))}
+
+    def act(self, params, x):
+        """The best of the likely actions, always."""
+        q = jnp.mean(self.critics.every(params["critic"], x), axis=0)
+        q = jnp.where(self.allowed(params["imitator"], x, self.config.flexibility), q, -jnp.inf)
+        best = jnp.argmax(q, axis=-1, keepdims=True) == jnp.arange(q.shape[-1])
+        return Categorical.masked(jnp.zeros_like(q), best)
+
+
+ALGORITHM = OfflineAlgorithm(DiscreteBCQConfig, DiscreteBCQ)

@@ -1,0 +1,103 @@
+"""Conservative Q-learning (Kumar et al., 2006.04779) for discrete actions: double DQN plus `log sum exp Q - Q(s, a)`.
+
+Equations and defaults are d3rlpy's DiscreteCQL; KALM has alpha 10.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float
+
+from llmrl_jax.core.checks import COUNT, fields_in
+from llmrl_jax.rl.actors import Critics
+from llmrl_jax.rl.distributions import Categorical
+from llmrl_jax.rl.offline import Context, Trained
+from llmrl_jax.rl.offline_config import OfflineConfig, needs_discrete
+from llmrl_jax.rl.offline_data import ActionKind, Batch
+from llmrl_jax.rl.registry import OfflineAlgorithm
+
+
+@dataclass(frozen=True)
+class DiscreteCQLConfig(OfflineConfig):
+    """Hyper-parameters, with d3rlpy's defaults."""
+
+    NAME: ClassVar[str] = "discrete_cql"
+    batch_size: int = 32
+    """Steps of a batch; with imagined data half of them are real, half imagined."""
+    learning_rate: float = 6.25e-5
+    """Step size of Adam."""
+    gamma: float = 0.99
+    """Discount per step, 0 to 1."""
+    alpha: float = 1.0
+    """Weight of the conservative term; KALM has 10."""
+    critics: int = 1
+    """Critics; the target is that of the smallest value."""
+    target_every: int = 8_000
+    """Gradient steps between copies of the critics to the target critics."""
+
+    def check(self):
+        fields_in(self, "[0, inf)", "learning_rate", "alpha", prefix=self.prefix)
+        fields_in(self, "[0, 1]", "gamma", prefix=self.prefix)
+        fields_in(self, COUNT, "critics", "target_every", prefix=self.prefix)
+
+
+def double_targets(
+    critics: Critics, params: Any, target: Any, batch: Batch, gamma: Any, allowed: jax.Array | None = None
+) -> Float[Array, " B"]:
+    """`r + gamma (1 - terminated) min_k Q'_k(s', a')` with `a'` the action of the largest mean of the critics.
+
+    **Arguments:** `allowed`, bool `[B, A]`, the actions that may be chosen (None: all).
+    """
+    online = jnp.mean(critics.every(params, batch.next_obs), axis=0)
+    best = jnp.argmax(online if allowed is None else jnp.where(allowed, online, -jnp.inf), axis=-1)
+    value = jnp.min(critics(target, batch.next_obs, best), axis=0)
+    return batch.reward + gamma * jnp.where(batch.terminated, 0.0, value)
+
+
+def huber(error: Float[Array, "K B"]) -> Float[Array, ""]:
+    """The mean Huber loss with its corner at 1, summed over critics."""
+    return jnp.sum(jnp.mean(optax.losses.huber_loss(error), axis=1))  # type: ignore[arg-type]
+
+
+class DiscreteCQL:
+    """See the module."""
+
+    def __init__(self, config: DiscreteCQLConfig, actions: ActionKind):
+        needs_discrete(config, actions)
+        self.config = config
+        self.critics = Critics(actions, config.hidden, config.activation, config.critics)
+
+    def init(self, key: jax.Array, batch: Batch, hparams: dict[str, jax.Array]) -> Trained:
+        return Trained.begin({"critic": self.critics.init(key, batch.obs.shape[-1])}, ["critic"])
+
+    def loss(
+        self, params: Any, wanted: Float[Array, " B"], batch: Batch, alpha: Any
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """Huber's loss, plus `alpha mean [log sum_a exp Q(s, a) - Q(s, recorded)]`, both summed over critics."""
+        every = self.critics.every(params, batch.obs)
+        chosen = jnp.sum(jnp.where(batch.action[:, None] == jnp.arange(every.shape[-1]), every, 0.0), axis=-1)
+        td = huber(chosen - wanted)
+        gap = jnp.sum(jnp.mean(jax.nn.logsumexp(every, axis=-1) - chosen, axis=1))
+        return td + alpha * gap, {"td_loss": td, "gap": gap, "q_mean": jnp.mean(chosen)}
+
+    def step(self, trained: Trained, batch: Batch, context: Context) -> tuple[Trained, dict[str, jax.Array]]:
+        h, params = context.hparams, trained.params["critic"]
+        wanted = double_targets(self.critics, params, trained.target["critic"], batch, h["gamma"])
+        (loss, metrics), grads = jax.value_and_grad(self.loss, has_aux=True)(params, wanted, batch, h["alpha"])
+        trained = trained.descended("critic", grads, h["learning_rate"])
+        trained = trained.copied((context.count + 1) % self.config.target_every == 0, "critic")
+        return trained, metrics | {"critic_loss": loss, "target_mean": jnp.mean(wanted)}
+
+    def act(self, params, x):
+        """The best action, always."""
+        q = jnp.mean(self.critics.every(params["critic"], x), axis=0)
+        best = jnp.argmax(q, axis=-1, keepdims=True) == jnp.arange(q.shape[-1])
+        return Categorical.masked(jnp.zeros_like(q), best)
+
+
+ALGORITHM = OfflineAlgorithm(DiscreteCQLConfig, DiscreteCQL)

@@ -1,0 +1,126 @@
+"""Implicit Q-learning (Kostrikov et al., 2110.06169): values of recorded actions only, and advantage-weighted cloning.
+
+The value of a state is an upper expectile of the values of its recorded actions, so that no other action is ever
+valued. Defaults are CORL's; the paper has no discrete actions, which have a categorical actor here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from llmrl_jax.core.checks import FROM_0, fields_in
+from llmrl_jax.rl.actors import CategoricalActor, Critics, GaussianActor
+from llmrl_jax.rl.mlp import init_mlp, mlp
+from llmrl_jax.rl.offline import Context, Trained
+from llmrl_jax.rl.offline_config import OfflineConfig
+from llmrl_jax.rl.offline_data import ActionKind, Batch
+from llmrl_jax.rl.registry import OfflineAlgorithm
+
+
+@dataclass(frozen=True)
+class IQLConfig(OfflineConfig):
+    """Hyper-parameters, with CORL's defaults for MuJoCo's worlds."""
+
+    NAME: ClassVar[str] = "iql"
+    normalize: bool = True
+    """Whether features are normalised by their mean and deviation over the real data."""
+    learning_rate: float = 3e-4
+    """Step size of Adam, for all networks."""
+    actor_decay_steps: int = 1_000_000
+    """Gradient steps over which the actor's step size falls to 0 along a cosine; 0: it is constant."""
+    gamma: float = 0.99
+    """Discount per step, 0 to 1."""
+    tau: float = 0.005
+    """Step of the target critics towards the critics, 0 to 1."""
+    expectile: float = 0.7
+    """Expectile of the values of recorded actions, 0 to 1; 0.5 is their mean."""
+    beta: float = 3.0
+    """Weight of advantages in the exponents of the actor's weights."""
+    max_weight: float = 100.0
+    """Largest weight of a step in the actor's loss, above 0."""
+
+    def check(self):
+        fields_in(self, "[0, inf)", "learning_rate", "beta", prefix=self.prefix)
+        fields_in(self, "[0, 1]", "gamma", "tau", "expectile", prefix=self.prefix)
+        fields_in(self, "(0, inf)", "max_weight", prefix=self.prefix)
+        fields_in(self, FROM_0, "actor_decay_steps", prefix=self.prefix)
+
+
+def expectile_loss(error: Float[Array, " B"], expectile: Any) -> Float[Array, ""]:
+    """`mean |expectile - [error < 0]| error^2` (eq. 5)."""
+    return jnp.mean(jnp.abs(expectile - (error < 0)) * error**2)
+
+
+class IQL:
+    """See the module."""
+
+    def __init__(self, config: IQLConfig, actions: ActionKind):
+        kind = CategoricalActor if actions.discrete else GaussianActor
+        self.config = config
+        self.actor: Any = kind(actions.width, config.hidden, config.activation)
+        self.critics = Critics(actions, config.hidden, config.activation)
+
+    def init(self, key: jax.Array, batch: Batch, hparams: dict[str, jax.Array]) -> Trained:
+        a, b, c = jax.random.split(key, 3)
+        n = batch.obs.shape[-1]
+        params = {
+            "actor": self.actor.init(a, n),
+            "critic": self.critics.init(b, n),
+            "value": init_mlp(c, n, self.config.hidden, 1),
+        }
+        return Trained.begin(params, ["critic"])
+
+    def value(self, params: Any, x: jax.Array) -> Float[Array, " B"]:
+        return mlp(params, x, self.config.activation)[:, 0]
+
+    def value_loss(self, params: Any, target: Any, batch: Batch, expectile: Any) -> tuple[jax.Array, jax.Array]:
+        """The expectile loss of `min Q'(s, a) - V(s)`, and that advantage."""
+        advantage = jnp.min(self.critics(target, batch.obs, batch.action), axis=0) - self.value(params, batch.obs)
+        return expectile_loss(advantage, expectile), advantage
+
+    def critic_loss(self, params: Any, wanted: Float[Array, " B"], batch: Batch) -> jax.Array:
+        """The mean squared error to `r + gamma (1 - terminated) V(s')`, over steps and critics."""
+        return jnp.mean((self.critics(params, batch.obs, batch.action) - wanted) ** 2)
+
+    def actor_loss(self, params: Any, weight: Float[Array, " B"], batch: Batch) -> jax.Array:
+        """`-mean w log pi(a | s)`."""
+        return -jnp.mean(weight * self.actor.distribution(params, batch.obs).log_prob(batch.action))
+
+    def step(self, trained: Trained, batch: Batch, context: Context) -> tuple[Trained, dict[str, jax.Array]]:
+        h, params = context.hparams, trained.params
+        next_value = self.value(params["value"], batch.next_obs)
+        value_loss = jax.value_and_grad(self.value_loss, has_aux=True)
+        (v_loss, advantage), v_grads = value_loss(params["value"], trained.target["critic"], batch, h["expectile"])
+        wanted = batch.reward + h["gamma"] * jnp.where(batch.terminated, 0.0, next_value)
+        q_loss, q_grads = jax.value_and_grad(self.critic_loss)(params["critic"], wanted, batch)
+        weight = jnp.minimum(jnp.exp(h["beta"] * advantage), h["max_weight"])
+        pi_loss, pi_grads = jax.value_and_grad(self.actor_loss)(params["actor"], weight, batch)
+        rate = h["learning_rate"]
+        trained = trained.descended("value", v_grads, rate).descended("critic", q_grads, rate)
+        trained = trained.descended("actor", pi_grads, rate * self.actor_factor(context.count))
+        metrics = {
+            "actor_loss": pi_loss,
+            "critic_loss": q_loss,
+            "value_loss": v_loss,
+            "advantage_mean": jnp.mean(advantage),
+            "target_mean": jnp.mean(wanted),
+        }
+        return trained.followed(h["tau"], "critic"), metrics
+
+    def actor_factor(self, count: jax.Array) -> Any:
+        """The factor of the actor's step size after `count` gradient steps."""
+        if not self.config.actor_decay_steps:
+            return 1.0
+        done = jnp.minimum(count / self.config.actor_decay_steps, 1.0)
+        return 0.5 * (1 + jnp.cos(jnp.pi * done))
+
+    def act(self, params, x):
+        return self.actor.distribution(params["actor"], x)
+
+
+ALGORITHM = OfflineAlgorithm(IQLConfig, IQL)

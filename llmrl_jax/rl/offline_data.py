@@ -1,0 +1,242 @@
+"""Recorded steps as offline learners read them: checked, flattened, normalised, with actions scaled to [-1, 1]."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jaxtyping import Array, Bool, Float
+
+from envs_jax import spaces
+from llmrl_jax.data.transitions import DataError, Transitions
+from llmrl_jax.rl.networks import flatten
+
+
+Features = Callable[[Any, int], jax.Array]
+"""From observations and the number of their batch axes to float32 vectors `[..., n]`, as in `NetworkPolicy`."""
+
+INSTRUCTION = "instruction"
+"""The part of a dict of observations that indexes the table of sentence vectors."""
+SLACK = 1e-4
+"""How far beyond its bounds an action may be, in units of their distance: the rounding of whoever wrote it."""
+
+
+@dataclass(frozen=True)
+class ActionKind:
+    """The actions of a data set and of the world it comes from."""
+
+    count: int = 0
+    """Number of discrete actions; 0: actions are continuous."""
+    low: tuple[float, ...] = ()
+    """Lower bounds of continuous actions, finite."""
+    high: tuple[float, ...] = ()
+
+    @classmethod
+    def box(cls, low: Any, high: Any, width: int) -> ActionKind:
+        """Continuous actions with `width` numbers; bounds are numbers or arrays."""
+        ends = (np.broadcast_to(np.asarray(x, np.float32), (width,)) for x in (low, high))
+        return cls(0, *(tuple(float(x) for x in end) for end in ends))
+
+    @property
+    def discrete(self) -> bool:
+        return self.count > 0
+
+    @property
+    def bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        """The bounds as float32 `[D]`."""
+        return np.asarray(self.low, np.float32), np.asarray(self.high, np.float32)
+
+    @property
+    def width(self) -> int:
+        """Numbers of a continuous action, or discrete actions."""
+        return self.count or len(self.low)
+
+    def inward(self, action: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
+        """Continuous actions scaled from their bounds to [-1, 1]."""
+        low, high = self.bounds
+        return jnp.clip(2 * (action.astype(jnp.float32) - low) / (high - low) - 1, -1, 1)
+
+    def outward(self, action: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
+        """The inverse of `inward`, for actions that may lie beyond [-1, 1]."""
+        low, high = self.bounds
+        return low + (jnp.clip(action, -1, 1) + 1) / 2 * (high - low)
+
+
+@struct.dataclass
+class Batch:
+    """A batch as the algorithms read it."""
+
+    obs: Float[Array, "B n"]
+    """Normalised features, followed by the instruction's sentence vector if there is one."""
+    action: jax.Array
+    """float32 `[B, D]` in [-1, 1], or int32 `[B]`."""
+    reward: Float[Array, " B"]
+    next_obs: Float[Array, "B n"]
+    terminated: Bool[Array, " B"]
+    """Whether the step reached a terminal state, after which there is no value. A time-out does not."""
+
+
+# --- what the actions are ---------------------------------------------------------------------------------------------
+
+
+def actions_of(data: Transitions, space: spaces.Space | None, env: str = "", what: str = "the data") -> ActionKind:
+    """The kind of the actions, from their world's space or, without one, from the data.
+
+    Without a space, integers are discrete, as many as the largest and one; floats have the bounds -1 and 1. `env` and
+    `what` name the world and the data in messages.
+    **Raises:** `DataError` for actions that do not fit the space, are out of bounds, or have more axes than one.
+    """
+    action = np.asarray(data.action)
+    where = f"of {env}" if env else "without --env, which tells the bounds of others"
+    if isinstance(space, spaces.Discrete) or space is None and action.dtype.kind in "iu":
+        if action.dtype.kind not in "iu" or action.ndim != 1:
+            raise DataError(
+                f"actions of {what} are {action.dtype}{list(action.shape[1:])}; integers are needed {where}"
+            )
+        count = space.n if isinstance(space, spaces.Discrete) else int(action.max()) + 1
+        wrong = np.flatnonzero((action < 0) | (action >= count))
+        if len(wrong):
+            raise DataError(
+                f"action {action[wrong[0]]} of step {wrong[0]} of {what} is not among the {count} actions {where}: "
+                "they are of another world"
+            )
+        return ActionKind(count)
+    if action.dtype.kind != "f" or action.ndim != 2:
+        raise DataError(
+            f"actions of {what} are {action.dtype}{list(action.shape[1:])}; a float vector for each step "
+            f"is needed {where}"
+        )
+    if space is None:
+        kind = ActionKind.box(-1.0, 1.0, action.shape[1])
+    else:
+        if not isinstance(space, spaces.Box) or tuple(space.shape) != action.shape[1:]:
+            raise DataError(
+                f"actions of {what} have the shape {list(action.shape[1:])}, those {where} {list(getattr(space, 'shape', ()))}: they "
+                "are of another world"
+            )
+        if not np.all(np.isfinite(space.low) & np.isfinite(space.high)):
+            raise DataError(f"actions {where} have no finite bounds; offline learners need them")
+        kind = ActionKind.box(space.low, space.high, action.shape[1])
+    low, high = kind.bounds
+    room = SLACK * (high - low)
+    outside = np.argwhere((action < low - room) | (action > high + room))
+    if len(outside):
+        row, column = outside[0]
+        raise DataError(
+            f"action {column} of step {row} of {what} is {action[row, column]:g}; from {low[column]:g} to "
+            f"{high[column]:g} is needed {where}"
+        )
+    return kind
+
+
+# --- preparation ------------------------------------------------------------------------------------------------------
+
+
+def vectors(obs: Any, features: Features | None, batch_dims: int = 1) -> Float[Array, "*B n"]:
+    """The features of observations without their instruction, float32; by default all parts, flattened."""
+    if isinstance(obs, dict):
+        obs = {name: x for name, x in obs.items() if name != INSTRUCTION}
+    return (features or flatten)(obs, batch_dims).astype(jnp.float32)
+
+
+def moments(data: Transitions, features: Features | None, eps: float = 1e-3) -> tuple[jax.Array, jax.Array]:
+    """The mean and the standard deviation plus `eps` of every feature over the data, as CORL computes them."""
+    x = vectors(data.obs, features)
+    return jnp.mean(x, axis=0), jnp.std(x, axis=0) + eps
+
+
+def prepared(
+    data: Transitions, actions: ActionKind, features: Features | None, mean: jax.Array, std: jax.Array
+) -> Transitions:
+    """The data with everything done that does not change during training.
+
+    **Returns:** transitions whose `obs` and `next_obs` have `vector`, normalised features float32 `[N, n]`, and where
+    there are instructions `instruction`, int32 `[N]`; actions are int32, or float32 in [-1, 1]; no texts and goals.
+    """
+
+    def encoded(obs):
+        parts = {"vector": (vectors(obs, features) - mean) / std}
+        if has_instruction(obs):
+            parts[INSTRUCTION] = obs[INSTRUCTION].astype(jnp.int32)
+        return parts
+
+    action = data.action.astype(jnp.int32) if actions.discrete else actions.inward(data.action)
+    obs, next_obs = encoded(data.obs), encoded(data.next_obs)
+    return Transitions(obs, action, data.reward.astype(jnp.float32), next_obs, data.terminated, data.truncated)
+
+
+def has_instruction(obs: Any) -> bool:
+    """Whether observations index a table of sentence vectors."""
+    return isinstance(obs, dict) and INSTRUCTION in obs
+
+
+def joined(encoded: dict[str, jax.Array], table: Any) -> Float[Array, "B n"]:
+    """The inputs of networks: features, followed by the sentence vectors of instructions.
+
+    **Arguments:** `encoded`, see `prepared`, leaves `[B, ...]`; `table`, sentence vectors `[K, E]`, or `()`.
+    """
+    if INSTRUCTION not in encoded:
+        return encoded["vector"]
+    return jnp.concatenate([encoded["vector"], table.at[encoded[INSTRUCTION]].get(mode="clip")], axis=-1)
+
+
+def batch_of(steps: Transitions, table: Any) -> Batch:
+    """Prepared steps as a batch."""
+    obs, next_obs = joined(steps.obs, table), joined(steps.next_obs, table)
+    return Batch(obs, steps.action, steps.reward, next_obs, steps.terminated)
+
+
+# --- checks -----------------------------------------------------------------------------------------------------------
+
+
+def check_data(data: Transitions, actions: ActionKind, table: Any, what: str) -> None:
+    """**Raises** `DataError` for numbers that are not finite, an instruction that the table lacks, a table that nothing
+    reads, or actions that differ from `actions`; `what` names the data in messages."""
+    parts = {"obs": data.obs, "action": data.action, "reward": data.reward, "next_obs": data.next_obs}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(parts):
+        if jnp.issubdtype(leaf.dtype, jnp.floating) and not bool(jnp.all(jnp.isfinite(leaf))):
+            row = int(np.argwhere(~np.isfinite(np.asarray(leaf)))[0][0])
+            name = jax.tree_util.keystr(path, simple=True, separator=".")
+            raise DataError(f"{name} of step {row} of {what} is not finite: remove that step, or correct it")
+    actions_of(data, spaces.Discrete(actions.count) if actions.discrete else _box(actions), "the learner", what)
+    if has_instruction(data.obs):
+        rows = 0 if isinstance(table, tuple) else table.shape[0]
+        for name, obs in (("obs", data.obs), ("next_obs", data.next_obs)):
+            low, high = int(obs[INSTRUCTION].min()), int(obs[INSTRUCTION].max())
+            if low < 0 or high >= rows:
+                raise DataError(
+                    f"{name}.{INSTRUCTION} of {what} has numbers from {low} to {high}, but the table has {rows} "
+                    "sentence vectors: give the table of these data"
+                )
+    elif not isinstance(table, tuple):
+        raise DataError(
+            f"a table of sentence vectors is given, but {what} have no part {INSTRUCTION!r} in observations"
+        )
+
+
+def _box(actions: ActionKind) -> spaces.Box:
+    return spaces.Box(*actions.bounds, (actions.width,), np.float32)
+
+
+def check_same_form(data: Transitions, other: Transitions, what: str) -> None:
+    """**Raises** `DataError` unless `other`, named `what` in the message, has the parts, widths and types of `data`."""
+    for name in ("obs", "action"):
+        one, two = (_form(getattr(x, name), name) for x in (data, other))
+        if one != two:
+            odd = next(key for key in sorted(set(one) | set(two)) if one.get(key) != two.get(key))
+            raise DataError(
+                f"{odd} of {what} is {two.get(odd, 'missing')}, but {one.get(odd, 'missing')} in the other data: both "
+                "must be of one world"
+            )
+
+
+def _form(tree: Any, name: str) -> dict[str, str]:
+    return {
+        jax.tree_util.keystr(path, simple=True, separator=".") or name: f"{x.dtype}{list(x.shape[1:])}"
+        for path, x in jax.tree_util.tree_leaves_with_path({name: tree})
+    }

@@ -1,0 +1,118 @@
+"""TD3+BC (Fujimoto and Gu, 2106.06860): TD3 whose actor also imitates the recorded actions.
+
+The actor maximises `lambda Q(s, pi(s)) - (pi(s) - a)^2` with `lambda = alpha / mean |Q|`. Defaults are those of the
+paper, CORL and d3rlpy, which agree; features are normalised as in the paper.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from llmrl_jax.core.checks import COUNT, fields_in
+from llmrl_jax.rl.actors import Critics, DeterministicActor
+from llmrl_jax.rl.offline import Context, Trained
+from llmrl_jax.rl.offline_config import OfflineConfig, needs_continuous
+from llmrl_jax.rl.offline_data import ActionKind, Batch
+from llmrl_jax.rl.registry import OfflineAlgorithm
+
+
+@dataclass(frozen=True)
+class TD3BCConfig(OfflineConfig):
+    """Hyper-parameters, with the paper's defaults."""
+
+    NAME: ClassVar[str] = "td3_bc"
+    normalize: bool = True
+    """Whether features are normalised by their mean and deviation over the real data."""
+    actor_learning_rate: float = 3e-4
+    """Step size of the actor's Adam."""
+    critic_learning_rate: float = 3e-4
+    """Step size of the critics' Adam."""
+    gamma: float = 0.99
+    """Discount per step, 0 to 1."""
+    tau: float = 0.005
+    """Step of the target networks towards theirs, 0 to 1, with every step of the actor."""
+    alpha: float = 2.5
+    """Weight of the value beside imitation; KALM's paper has 0.5."""
+    policy_noise: float = 0.2
+    """Deviation of the noise on the target actor's actions."""
+    noise_clip: float = 0.5
+    """Largest noise."""
+    actor_every: int = 2
+    """Gradient steps of the critics per step of the actor and of the target networks."""
+
+    def check(self):
+        rates = ("actor_learning_rate", "critic_learning_rate")
+        fields_in(self, "[0, inf)", *rates, "alpha", "policy_noise", "noise_clip", prefix=self.prefix)
+        fields_in(self, "[0, 1]", "gamma", "tau", prefix=self.prefix)
+        fields_in(self, COUNT, "actor_every", prefix=self.prefix)
+
+
+class TD3BC:
+    """See the module. PRDC differs from it in `wanted_action` alone."""
+
+    def __init__(self, config: Any, actions: ActionKind):
+        needs_continuous(config, actions)
+        self.config = config
+        self.actor = DeterministicActor(actions.width, config.hidden, config.activation)
+        self.critics = Critics(actions, config.hidden, config.activation)
+
+    def init(self, key: jax.Array, batch: Batch, hparams: dict[str, jax.Array]) -> Trained:
+        one, two = jax.random.split(key)
+        n = batch.obs.shape[-1]
+        params = {"actor": self.actor.init(one, n), "critic": self.critics.init(two, n)}
+        return Trained.begin(params, ["actor", "critic"], {"actor_loss": jnp.float32(0), "bc_loss": jnp.float32(0)})
+
+    def targets(
+        self, target: dict[str, Any], batch: Batch, key: jax.Array, h: dict[str, jax.Array]
+    ) -> Float[Array, " B"]:
+        """`r + gamma (1 - terminated) min Q'(s', pi'(s') + noise)`."""
+        noise = h["policy_noise"] * jax.random.normal(key, batch.action.shape)
+        noise = jnp.clip(noise, -h["noise_clip"], h["noise_clip"])
+        action = jnp.clip(self.actor(target["actor"], batch.next_obs) + noise, -1, 1)
+        value = jnp.min(self.critics(target["critic"], batch.next_obs, action), axis=0)
+        return batch.reward + h["gamma"] * jnp.where(batch.terminated, 0.0, value)
+
+    def critic_loss(self, params: Any, wanted: Float[Array, " B"], batch: Batch) -> jax.Array:
+        """The mean squared error, summed over the critics."""
+        return jnp.sum(jnp.mean((self.critics(params, batch.obs, batch.action) - wanted) ** 2, axis=1))
+
+    def wanted_action(self, action: Float[Array, "B D"], batch: Batch, context: Context) -> Float[Array, "B D"]:
+        """The actions that the actor, whose actions are `action`, imitates."""
+        return batch.action
+
+    def actor_loss(self, params: Any, critic: Any, batch: Batch, context: Context) -> tuple[jax.Array, jax.Array]:
+        """`-alpha mean Q / mean |Q| + mean (pi - a)^2` with the first critic, and the second term."""
+        action = self.actor(params, batch.obs)
+        first = jax.tree.map(lambda x: x[:1], critic)
+        q = self.critics(first, batch.obs, action)[0]
+        weight = context.hparams["alpha"] / jax.lax.stop_gradient(jnp.mean(jnp.abs(q)))
+        wanted = self.wanted_action(jax.lax.stop_gradient(action), batch, context)
+        imitation = jnp.mean((action - wanted) ** 2)
+        return imitation - weight * jnp.mean(q), imitation
+
+    def step(self, trained: Trained, batch: Batch, context: Context) -> tuple[Trained, dict[str, jax.Array]]:
+        h = context.hparams
+        wanted = self.targets(trained.target, batch, context.key, h)
+        q_loss, grads = jax.value_and_grad(self.critic_loss)(trained.params["critic"], wanted, batch)
+        trained = trained.descended("critic", grads, h["critic_learning_rate"])
+
+        def act(trained: Trained) -> Trained:
+            loss = jax.value_and_grad(self.actor_loss, has_aux=True)
+            (pi_loss, imitation), grads = loss(trained.params["actor"], trained.params["critic"], batch, context)
+            trained = trained.descended("actor", grads, h["actor_learning_rate"]).followed(h["tau"], "actor", "critic")
+            return trained.replace(extra={"actor_loss": pi_loss, "bc_loss": imitation})
+
+        now = (context.count + 1) % self.config.actor_every == 0
+        trained = jax.lax.cond(now, act, lambda trained: trained, trained)
+        return trained, {"critic_loss": q_loss, "target_mean": jnp.mean(wanted), **trained.extra}
+
+    def act(self, params, x):
+        return self.actor.distribution(params["actor"], x)
+
+
+ALGORITHM = OfflineAlgorithm(TD3BCConfig, TD3BC)
