@@ -218,8 +218,8 @@ def make_offline(
     """Build a learner.
 
     **Arguments:** `method`, of the registry's `make`; `config`; `data`, real steps, whose observations are arrays or
-    dicts of them; `actions`, see `llmrl_jax.rl.offline_data.actions_of`; `imagined`, steps of the same form, of which half of
-    every batch is then made; `features`, from observations without their instruction, and the number 1 of their batch
+    dicts of them; `actions`, see `llmrl_jax.rl.offline_data.actions_of`; `imagined`, steps of the same form, of which
+    half of every batch is then made; `features`, from observations without their instruction, and the number 1 of their batch
     axes, to `[B, n]` (default: all parts flattened, in the order of their names); `table`, float32 `[K, E]`, the
     vectors whose rows `obs["instruction"]` numbers.
     **Returns:** the learner. Its metrics are those of the method, means over the gradient steps.

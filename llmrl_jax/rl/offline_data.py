@@ -115,9 +115,10 @@ def actions_of(data: Transitions, space: spaces.Space | None, env: str = "", wha
         kind = ActionKind.box(-1.0, 1.0, action.shape[1])
     else:
         if not isinstance(space, spaces.Box) or tuple(space.shape) != action.shape[1:]:
+            theirs = list(getattr(space, "shape", ()))
             raise DataError(
-                f"actions of {what} have the shape {list(action.shape[1:])}, those {where} {list(getattr(space, 'shape', ()))}: they "
-                "are of another world"
+                f"actions of {what} have the shape {list(action.shape[1:])}, those {where} {theirs}: they are of another "
+                "world"
             )
         if not np.all(np.isfinite(space.low) & np.isfinite(space.high)):
             raise DataError(f"actions {where} have no finite bounds; offline learners need them")

@@ -1,0 +1,374 @@
+"""Each offline algorithm's targets and losses against NumPy, and one whole step of it."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from llmrl_jax.rl.awac import AWAC, AWACConfig
+from llmrl_jax.rl.bc import BC, BCConfig
+from llmrl_jax.rl.bcq import BCQ, BCQConfig
+from llmrl_jax.rl.cql import CQL, CQLConfig
+from llmrl_jax.rl.discrete_bcq import DiscreteBCQ, DiscreteBCQConfig
+from llmrl_jax.rl.discrete_cql import DiscreteCQL, DiscreteCQLConfig
+from llmrl_jax.rl.gradient import traced_floats
+from llmrl_jax.rl.iql import IQL, IQLConfig
+from llmrl_jax.rl.mlp import beside, init_mlp, mlp
+from llmrl_jax.rl.offline import Context, Frozen
+from llmrl_jax.rl.offline_data import ActionKind, Batch
+from llmrl_jax.rl.td3_bc import TD3BC, TD3BCConfig
+
+
+CONTINUOUS, DISCRETE = ActionKind.box(-1.0, 1.0, 2), ActionKind(3)
+ROWS, N, GAMMA, TAU = 4, 3, 0.9, 0.25
+
+
+def batch(actions):
+    rng = np.random.default_rng(0)
+    x, y = (jnp.asarray(rng.normal(size=(ROWS, N)), jnp.float32) for _ in range(2))
+    action = jnp.array([0, 2, 1, 2]) if actions.discrete else jnp.asarray(rng.uniform(-1, 1, (ROWS, 2)), jnp.float32)
+    return Batch(x, action, jnp.array([1.0, -1.0, 0.5, 2.0]), y, jnp.array([False, True, False, False]))
+
+
+SMALL = {"hidden": (5,), "batch_size": ROWS}
+
+
+def small(config, **changes):
+    names = {"gamma": GAMMA, "tau": TAU} | SMALL | changes
+    return config(**{name: x for name, x in names.items() if hasattr(config, name)})
+
+
+@functools.cache
+def begun(kind, config, actions):
+    """A method, its networks with targets of their own, the batch, and the results of one step of count 0."""
+    method = kind(config, actions)
+    rows, hparams = batch(actions), traced_floats(config)
+    trained = jax.jit(method.init)(jax.random.key(0), rows, hparams)
+    moved = jax.tree.map(lambda x: 0.5 * x + 0.1, trained.target)
+    trained = trained.replace(target=moved)
+    frozen = Frozen((), (), jnp.zeros(N), jnp.ones(N))
+    context = Context(jax.random.key(1), hparams, jnp.int32(0), frozen)
+    after, metrics = jax.jit(method.step)(trained, rows, context)
+    return method, trained, rows, context, after, {name: float(x) for name, x in metrics.items()}
+
+
+# --- NumPy ------------------------------------------------------------------------------------------------------------
+
+
+def net(layers, x, member=None):
+    """An MLP, or a member of an ensemble, in float64."""
+    x = np.asarray(x, np.float64)
+    for i, layer in enumerate(layers):
+        kernel, bias = (np.asarray(layer[name], np.float64) for name in ("kernel", "bias"))
+        if member is not None:
+            kernel, bias = kernel[member], bias[member]
+        x = (np.maximum(x, 0) if i else x) @ kernel + bias
+    return x
+
+
+def critics(params, x, action=None):
+    """`[K, B]` for given continuous actions, `[K, B, A]` of discrete ones."""
+    count = np.asarray(params[0]["bias"]).shape[0]
+    if action is None:
+        return np.stack([net(params, x, k) for k in range(count)])
+    joined = np.concatenate([x, action], axis=-1)
+    return np.stack([net(params, joined, k)[..., 0] for k in range(count)])
+
+
+def pick(q, action):
+    return np.take_along_axis(q, np.broadcast_to(np.asarray(action)[..., None], (*q.shape[:-1], 1)), -1)[..., 0]
+
+
+def targets(rows, value, gamma=GAMMA):
+    return np.asarray(rows.reward) + gamma * np.where(rows.terminated, 0, value)
+
+
+def log_softmax(x):
+    return x - np.log(np.exp(x).sum(-1, keepdims=True))
+
+
+def log_normal(x, mean, log_std):
+    return (-0.5 * ((x - mean) / np.exp(log_std)) ** 2 - log_std - 0.5 * np.log(2 * np.pi)).sum(-1)
+
+
+def huber(error):
+    size = np.abs(error)
+    return np.where(size < 1, 0.5 * size**2, size - 0.5)
+
+
+def close(a, b):
+    np.testing.assert_allclose(np.asarray(a), b, rtol=2e-4, atol=2e-5)
+
+
+def followed(trained, after, name, tau=TAU):
+    """Whether a target network made a step of `tau` towards its network after that one's own step."""
+    wanted = jax.tree.map(lambda t, p: t + tau * (p - t), trained.target[name], after.params[name])
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), after.target[name], wanted)
+    moved = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), trained.params[name], after.params[name])
+    assert max(jax.tree.leaves(moved)) > 0
+
+
+# --- networks ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("outputs", [1, 3, 9])
+def test_networks_side_by_side_are_networks_of_joined_inputs(outputs):
+    layers = init_mlp(jax.random.key(0), 5, (4,), outputs)
+    rng = np.random.default_rng(1)
+    x, few, many = rng.normal(size=(6, 3)), rng.normal(size=(6, 2)), rng.normal(size=(6, 7, 2))
+    x, few, many = (jnp.asarray(a, jnp.float32) for a in (x, few, many))
+    joined = np.concatenate([x, few], -1)
+    close(mlp(layers, jnp.asarray(joined)), net(layers, joined))
+    close(beside(layers, x, few), net(layers, joined))
+    repeated = np.broadcast_to(np.asarray(x)[:, None], (6, 7, 3))
+    close(beside(layers, x, many), net(layers, np.concatenate([repeated, many], -1)))
+    one = init_mlp(jax.random.key(0), 5, (4, 4), outputs)
+    bound = 1 / np.sqrt(5)
+    assert np.abs(one[0]["kernel"]).max() <= bound and np.abs(one[0]["kernel"]).max() > 0.7 * bound
+
+
+# --- behavioural cloning ----------------------------------------------------------------------------------------------
+
+
+def test_bc_by_hand():
+    _, trained, rows, _, after, metrics = begun(BC, small(BCConfig, learning_rate=0.01), CONTINUOUS)
+    close(metrics["actor_loss"], np.mean((np.tanh(net(trained.params["actor"], rows.obs)) - rows.action) ** 2))
+    change = jax.tree.map(lambda a, b: np.abs(a - b), trained.params["actor"], after.params["actor"])
+    np.testing.assert_allclose(change[-1]["bias"], 0.01, rtol=1e-3)  # Adam's first step is the step size
+    _, trained, rows, _, _, metrics = begun(BC, small(BCConfig, beta=0.3), DISCRETE)
+    logits = net(trained.params["actor"], rows.obs)
+    wanted = -pick(log_softmax(logits), rows.action).mean() + 0.3 * (logits**2).mean()
+    close(metrics["actor_loss"], wanted)
+
+
+# --- IQL --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("actions", [CONTINUOUS, DISCRETE], ids=["continuous", "discrete"])
+def test_iql_by_hand(actions):
+    config = small(IQLConfig, expectile=0.8, beta=2.0, max_weight=1.1, actor_decay_steps=100)
+    method, trained, rows, _, after, metrics = begun(IQL, config, actions)
+    p, t = trained.params, trained.target
+
+    def q(params):
+        given = () if actions.discrete else (rows.action,)
+        found = critics(params, rows.obs, *given)
+        return pick(found, rows.action) if actions.discrete else found
+
+    value, next_value = (net(p["value"], x)[:, 0] for x in (rows.obs, rows.next_obs))
+    advantage = q(t["critic"]).min(0) - value
+    weight = np.where(advantage < 0, 0.2, 0.8)
+    close(metrics["value_loss"], np.mean(weight * advantage**2))
+    wanted = targets(rows, next_value)
+    close(metrics["target_mean"], wanted.mean())
+    close(metrics["critic_loss"], np.mean((q(p["critic"]) - wanted) ** 2))
+    exponent = np.minimum(np.exp(2.0 * advantage), 1.1)
+    assert exponent.max() == 1.1 and exponent.min() < 1.1, "one weight is limited, one is not"
+    if actions.discrete:
+        log_prob = pick(log_softmax(net(p["actor"], rows.obs)), rows.action)
+    else:
+        log_prob = log_normal(rows.action, np.tanh(net(p["actor"]["mean"], rows.obs)), np.zeros(2))
+    close(metrics["actor_loss"], -np.mean(exponent * log_prob))
+    followed(trained, after, "critic")
+    np.testing.assert_allclose(
+        [float(method.actor_factor(jnp.int32(n))) for n in (0, 50, 100, 200)], [1, 0.5, 0, 0], atol=1e-6
+    )
+
+
+# --- TD3+BC -----------------------------------------------------------------------------------------------------------
+
+
+def test_td3_bc_by_hand():
+    """The noise of targets is clipped to a constant, which makes them computable; the actor learns in every second
+    step, and the target networks with it."""
+    config = small(TD3BCConfig, alpha=1.5, policy_noise=1e6, noise_clip=0.3)
+    method, trained, rows, context, after, metrics = begun(TD3BC, config, CONTINUOUS)
+    p, t = trained.params, trained.target
+    noise = 0.3 * np.sign(jax.random.normal(context.key, (ROWS, 2)))
+    action = np.clip(np.tanh(net(t["actor"], rows.next_obs)) + noise, -1, 1)
+    wanted = targets(rows, critics(t["critic"], rows.next_obs, action).min(0))
+    close(metrics["target_mean"], wanted.mean())
+    close(metrics["critic_loss"], ((critics(p["critic"], rows.obs, rows.action) - wanted) ** 2).mean(1).sum())
+    jax.tree.map(np.testing.assert_array_equal, (p["actor"], t), (after.params["actor"], after.target))  # step 1
+    later, metrics = jax.jit(method.step)(after, rows, context.replace(count=jnp.int32(1)))
+    followed(after, later, "actor")
+    followed(after, later, "critic")
+    action = np.tanh(net(p["actor"], rows.obs))
+    q = critics(later.params["critic"], rows.obs, action)[0]
+    imitation = np.mean((action - rows.action) ** 2)
+    close(metrics["bc_loss"], imitation)
+    close(metrics["actor_loss"], imitation - 1.5 * q.mean() / np.abs(q).mean())
+
+
+# --- AWAC -------------------------------------------------------------------------------------------------------------
+
+
+def test_awac_by_hand_with_discrete_actions():
+    config = small(AWACConfig, temperature=0.5)
+    _, trained, rows, _, after, metrics = begun(AWAC, config, DISCRETE)
+    p, t = trained.params, trained.target
+
+    def value(critic, x):
+        return (np.exp(log_softmax(net(p["actor"], x))) * critics(critic, x).min(0)).sum(-1)
+
+    wanted = targets(rows, value(t["critic"], rows.next_obs))
+    close(metrics["target_mean"], wanted.mean())
+    close(metrics["critic_loss"], ((pick(critics(p["critic"], rows.obs), rows.action) - wanted) ** 2).mean(1).sum())
+    now = after.params["critic"]
+    advantage = pick(critics(now, rows.obs), rows.action).min(0) - value(now, rows.obs)
+    weight = ROWS * np.exp(log_softmax(advantage / 0.5))
+    close(metrics["weight_max"], weight.max())
+    close(metrics["actor_loss"], -np.mean(weight * pick(log_softmax(net(p["actor"], rows.obs)), rows.action)))
+    followed(trained, after, "critic")
+
+
+def test_awac_with_continuous_actions_takes_means_over_its_own():
+    config = small(AWACConfig, action_samples=400)
+    method, trained, rows, context, _, metrics = begun(AWAC, config, CONTINUOUS)
+    mean = np.tanh(net(trained.params["actor"]["mean"], rows.obs))
+    assert np.isfinite(metrics["actor_loss"])
+    found = method.actor.distribution(trained.params["actor"], rows.obs)
+    close(found.mean, mean)
+    close(found.log_std, -3.0)  # in the middle of -6 and 0
+    drawn = np.random.default_rng(0).normal(mean[:, None], np.exp(-3.0), (ROWS, 4000, 2)).clip(-1, 1)
+    many = np.broadcast_to(np.asarray(rows.obs)[:, None], (ROWS, 4000, N))
+    wanted = critics(trained.params["critic"], many, drawn).min(0).mean(1)
+    value = method.value(trained.params["actor"], trained.params["critic"], rows.obs, jax.random.key(3), 400)
+    np.testing.assert_allclose(value, wanted, atol=5e-3)
+
+
+# --- CQL --------------------------------------------------------------------------------------------------------------
+
+
+def test_cql_by_hand():
+    config = small(
+        CQLConfig, action_samples=2, initial_temperature=0.5, initial_alpha=2.0, threshold=1.0, conservative_weight=3.0,
+        alpha_learning_rate=0.01, temperature_learning_rate=0.02,
+    )  # fmt: skip
+    method, trained, rows, context, after, metrics = begun(CQL, config, CONTINUOUS)
+    p, t = trained.params, trained.target
+    mode = np.tanh(net(p["actor"], rows.next_obs)[:, :2])
+    wanted = targets(rows, critics(t["critic"], rows.next_obs, mode).min(0))
+    close(metrics["target_mean"], wanted.mean())
+    proposal_key, actor_key = jax.random.split(context.key)
+    actions, log_density = (np.asarray(x) for x in method.proposals(p["actor"], rows, proposal_key))
+    assert actions.shape == (ROWS, 6, 2) and np.abs(actions).max() <= 1
+    np.testing.assert_allclose(log_density[:, 4:], np.log(0.25), rtol=1e-6)  # uniform over an area of 4
+    for s, x in ((0, rows.obs), (3, rows.next_obs)):  # of the policy: the change of variables of tanh
+        mean, log_std = np.split(net(p["actor"], x), 2, -1)
+        raw = np.arctanh(actions[:, s])
+        close(log_density[:, s], log_normal(raw, mean, log_std) - np.log(1 - actions[:, s] ** 2).sum(-1))
+    many = np.broadcast_to(np.asarray(rows.obs)[:, None], (ROWS, 6, N))
+    weighted = critics(p["critic"], many, actions) - log_density
+    data = critics(p["critic"], rows.obs, rows.action)
+    gap = (np.log(np.exp(weighted).sum(-1)) - data).mean(1)
+    close(metrics["gap"], gap.mean())
+    excess = 3.0 * (gap - 1.0)
+    alpha = np.exp(np.log(2.0) + 0.01 * np.sign(excess.sum()))  # a first step of Adam towards a larger alpha excess
+    close(metrics["alpha"], alpha)
+    td = ((data - wanted) ** 2).mean(1).sum()
+    close(metrics["td_loss"], td)
+    close(metrics["critic_loss"], td + (alpha * excess).sum())
+    action, log_prob = (np.asarray(x) for x in method.actor.sample(p["actor"], rows.obs, actor_key))
+    temperature = np.exp(np.log(0.5) + 0.02 * np.sign(log_prob.mean() - 2.0))  # the wanted entropy is -2
+    close(metrics["temperature"], temperature)
+    q = critics(after.params["critic"], rows.obs, action).min(0)
+    close(metrics["actor_loss"], np.mean(temperature * log_prob - q))
+    followed(trained, after, "critic")
+
+
+def test_discrete_cql_by_hand():
+    config = small(DiscreteCQLConfig, alpha=3.0, critics=2, target_every=2, learning_rate=0.01)
+    method, trained, rows, context, after, metrics = begun(DiscreteCQL, config, DISCRETE)
+    p, t = trained.params["critic"], trained.target["critic"]
+    best = critics(p, rows.next_obs).mean(0).argmax(-1)
+    wanted = targets(rows, pick(critics(t, rows.next_obs), best).min(0))
+    close(metrics["target_mean"], wanted.mean())
+    every = critics(p, rows.obs)
+    chosen = pick(every, rows.action)
+    td, gap = huber(chosen - wanted).mean(1).sum(), (np.log(np.exp(every).sum(-1)) - chosen).mean(1).sum()
+    close([metrics["td_loss"], metrics["gap"], metrics["critic_loss"]], [td, gap, td + 3 * gap])
+    jax.tree.map(np.testing.assert_array_equal, trained.target, after.target)
+    later, _ = jax.jit(method.step)(after, rows, context.replace(count=jnp.int32(1)))
+    jax.tree.map(np.testing.assert_array_equal, later.params["critic"], later.target["critic"])
+    np.testing.assert_array_equal(method.act(trained.params, rows.obs).mode(), every.mean(0).argmax(-1))
+
+
+# --- BCQ --------------------------------------------------------------------------------------------------------------
+
+
+def test_bcq_by_hand():
+    config = small(BCQConfig, action_samples=6, flexibility=0.2, beta=0.7, lam=0.6)
+    method, trained, rows, context, after, metrics = begun(BCQ, config, CONTINUOUS)
+    p, t, keys = trained.params, trained.target, jax.random.split(context.key, 3)
+    x, y = np.asarray(rows.obs), np.asarray(rows.next_obs)
+    mean, log_std = np.split(net(p["imitator"]["encoder"], np.concatenate([x, rows.action], -1)), 2, -1)
+    latent = mean + np.exp(log_std) * np.asarray(jax.random.normal(keys[0], (ROWS, 4)))
+
+    def decoded(imitator, x, latent):
+        return np.tanh(net(imitator["decoder"], np.concatenate([x, latent], -1)))
+
+    def moved(actor, x, action):
+        return np.clip(action + 0.2 * np.tanh(net(actor, np.concatenate([x, action], -1))), -1, 1)
+
+    divergence = 0.5 * (mean**2 + np.exp(2 * log_std) - 1) - log_std  # KL(N(mean, std) || N(0, 1))
+    error = decoded(p["imitator"], x, latent) - rows.action
+    close(metrics["imitator_loss"], np.mean(error**2) + 0.7 * divergence.mean())
+    many, now = np.broadcast_to(y[:, None], (ROWS, 6, N)), after.params["imitator"]
+    latent = np.clip(jax.random.normal(keys[1], (ROWS, 6, 4)), -0.5, 0.5)
+    q = critics(t["critic"], many, moved(t["actor"], many, decoded(now, many, latent)))
+    wanted = targets(rows, (0.6 * q.min(0) + 0.4 * q.max(0)).max(-1))
+    close(metrics["target_mean"], wanted.mean())
+    close(metrics["critic_loss"], ((critics(p["critic"], x, rows.action) - wanted) ** 2).mean(1).sum())
+    latent = np.clip(jax.random.normal(keys[2], (ROWS, 4)), -0.5, 0.5)
+    action = moved(p["actor"], x, decoded(now, x, latent))
+    close(metrics["actor_loss"], -critics(after.params["critic"], x, action)[0].mean())
+    followed(trained, after, "actor")
+    followed(trained, after, "critic")
+    acted = np.asarray(method.act(p, rows.obs).mode())
+    np.testing.assert_array_equal(acted, method.act(p, rows.obs).sample(jax.random.key(9)))
+    candidates = np.asarray(method.candidates(p, p["actor"], rows.obs, jax.random.key(0), 0.2))
+    q = critics(p["critic"], np.broadcast_to(x[:, None], (ROWS, 6, N)), candidates)[0]
+    np.testing.assert_allclose(acted, candidates[np.arange(ROWS), q.argmax(-1)], atol=1e-6)
+
+
+def test_discrete_bcq_by_hand():
+    config = small(DiscreteBCQConfig, beta=0.4, flexibility=0.9)
+    method, trained, rows, _, _, metrics = begun(DiscreteBCQ, config, DISCRETE)
+    p, t = trained.params, trained.target
+
+    def allowed(x):
+        probs = np.exp(log_softmax(net(p["imitator"], x)))
+        return probs / probs.max(-1, keepdims=True) > 0.9
+
+    offered = allowed(rows.next_obs)
+    assert 1 < offered.sum(-1).mean() + 1e-9 and not offered.all(), "some actions are not offered"
+    q = np.where(offered, critics(p["critic"], rows.next_obs).mean(0), -np.inf)
+    wanted = targets(rows, pick(critics(t["critic"], rows.next_obs), q.argmax(-1)).min(0))
+    close(metrics["target_mean"], wanted.mean())
+    close(metrics["allowed"], offered.sum(-1).mean())
+    close(metrics["critic_loss"], huber(pick(critics(p["critic"], rows.obs), rows.action) - wanted).mean())
+    logits = net(p["imitator"], rows.obs)
+    close(metrics["imitator_loss"], -pick(log_softmax(logits), rows.action).mean() + 0.4 * (logits**2).mean())
+    best = np.where(allowed(rows.obs), critics(p["critic"], rows.obs).mean(0), -np.inf).argmax(-1)
+    np.testing.assert_array_equal(method.act(p, rows.obs).mode(), best)
+
+
+# --- bad settings -----------------------------------------------------------------------------------------------------
+
+
+def test_actions_of_another_kind_are_refused():
+    for kind, config in ((TD3BC, TD3BCConfig()), (CQL, CQLConfig()), (BCQ, BCQConfig())):
+        with pytest.raises(ValueError, match=f"{config.NAME} needs continuous actions, and the data have 3 discrete"):
+            kind(config, DISCRETE)
+    for kind, config in ((DiscreteCQL, DiscreteCQLConfig()), (DiscreteBCQ, DiscreteBCQConfig())):
+        other = config.NAME.removeprefix("discrete_")
+        with pytest.raises(ValueError, match=f"those of the data are continuous: use {other}"):
+            kind(config, CONTINUOUS)
+    with pytest.raises(ValueError, match="--awac.action-samples is 4, but awac with discrete actions does not read it"):
+        AWAC(replace(AWACConfig(), action_samples=4), DISCRETE)
