@@ -103,6 +103,7 @@ class Llama(nn.Module):
         prefix: Prefix | None = None,
         at: Int[AnyArray, "B N"] | None = None,
         logits: bool = True,
+        embeddings: Float[AnyArray, "B S D"] | None = None,
     ) -> LMOutput:
         """One forward pass. Padding is defined by `lengths` or `positions`, never by a token's id.
 
@@ -110,7 +111,8 @@ class Llama(nn.Module):
         neither means full rows from position 0 (or after the tokens in the `cache`); `segments`, with `positions`:
         tokens attend only to those of their own segment, so that a row may hold several texts; `cache`, to read and
         extend; `prefix`, with a cache: tokens before all rows, which positions do not count; `at`, indices in `[0, S)`
-        of the tokens whose hidden states and logits are returned; `logits`, whether to compute them.
+        of the tokens whose hidden states and logits are returned; `logits`, whether to compute them; `embeddings`, what
+        the first layer reads in place of `embed(tokens)`, so that a place can hold something else than a token.
         **Returns:** `LMOutput`. States of padded tokens are undefined.
         """
         if lengths is not None and positions is not None:
@@ -163,7 +165,8 @@ class Llama(nn.Module):
         kv: Any = None if cache is None else (cache.keys, cache.values)
         if prefix is not None:
             kv = (*kv, prefix.keys, prefix.values)
-        x, kept = self._layers_run(body, self._embed(tokens), kv, pick)
+        x = self.embed(tokens) if embeddings is None else self._placed(jnp.asarray(embeddings, self.dtype))
+        x, kept = self._layers_run(body, x, kv, pick)
         if extended is not None:
             extended = dataclasses.replace(extended, keys=kept[0], values=kept[1])
         hidden = rms_norm(x, self._norm["scale"], self.config.rms_norm_eps)
@@ -198,11 +201,11 @@ class Llama(nn.Module):
         sees = jnp.concatenate([sees, jnp.asarray(np.vstack([np.zeros((prompt, count), bool), ancestors]))], axis=1)
         real = jnp.concatenate([steps < lengths[:, None], jnp.ones((tokens.shape[0], count), bool)], axis=1)
         mask = sees & real[:, None, :]
-        x = self._embed(tokens)
+        x = self.embed(tokens)
         if count:
-            branch = self._embed(jnp.asarray(np.asarray(nodes, np.int32)))
+            branch = self.embed(jnp.asarray(np.asarray(nodes, np.int32)))
             x = jnp.concatenate([x, jnp.broadcast_to(branch, (x.shape[0], *branch.shape))], axis=1)
-        head = self._embed(jnp.asarray(np.asarray([prefix], np.int32))) if before else None
+        head = self.embed(jnp.asarray(np.asarray([prefix], np.int32))) if before else None
         head_angles = rotations(self.config, jnp.arange(before)[None])
         head_mask = jnp.arange(before)[:, None] >= jnp.arange(before)
 
@@ -274,7 +277,7 @@ class Llama(nn.Module):
         prompts: tuple[jax.Array, ...] = (branches.prompt_keys, branches.prompt_values)
         prompts += () if prefix is None else (prefix.keys, prefix.values)
         layers = (jnp.arange(self.config.num_hidden_layers), self._layers, self._adapters, prompts, self._slides)
-        (x, keys, values), _ = jax.lax.scan(step, (self._embed(tokens), branches.keys, branches.values), layers)
+        (x, keys, values), _ = jax.lax.scan(step, (self.embed(tokens), branches.keys, branches.values), layers)
         hidden = rms_norm(x, self._norm["scale"], self.config.rms_norm_eps)
         return hidden, dataclasses.replace(branches, keys=keys, values=values, index=index + 1)
 
@@ -289,8 +292,12 @@ class Llama(nn.Module):
         kernel = kernel.astype(self.dtype)
         return jnp.einsum("...d,dv->...v", hidden, kernel, preferred_element_type=jnp.float32)
 
-    def _embed(self, tokens: AnyArray) -> jax.Array:
-        x = jnp.asarray(self._embed_tokens["embedding"])[tokens].astype(self.dtype)
+    def embed(self, tokens: Int[AnyArray, "*b"]) -> Float[Array, "*b D"]:
+        """The embeddings of tokens."""
+        return self._placed(jnp.asarray(self._embed_tokens["embedding"])[tokens].astype(self.dtype))
+
+    @staticmethod
+    def _placed(x: jax.Array) -> jax.Array:
         return constrain(x, "batch", None, None) if x.ndim == 3 else x
 
     @staticmethod

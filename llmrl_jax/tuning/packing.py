@@ -58,7 +58,7 @@ def pack(
         kept.append(example)
     if not kept:
         raise DataError("there is no example in the data")
-    rows = _fill([len(e.tokens) for e in kept], length) if several else [[i] for i in range(len(kept))]
+    rows = best_fit([len(e.tokens) for e in kept], length) if several else [[i] for i in range(len(kept))]
     shape = (len(rows), length)
     packed = Packed(
         np.zeros(shape, np.int32), np.full(shape, -1, np.int32), np.zeros(shape, np.int32), np.zeros(shape, bool)
@@ -77,7 +77,7 @@ def pack(
     return packed
 
 
-def _fill(sizes: Sequence[int], length: int) -> list[list[int]]:
+def best_fit(sizes: Sequence[int], length: int) -> list[list[int]]:
     """Best-fit decreasing bin packing: the rows as lists of examples."""
     rows: list[list[int]] = []
     open_: list[tuple[int, int]] = []  # (room left, row), ascending

@@ -120,6 +120,15 @@ def _decayed(params: Any) -> Any:
     )
 
 
+def adamw(config: SFTConfig, params: Any) -> optax.GradientTransformation:
+    """From gradients to a direction; `learning_rates` gives the step size."""
+    return optax.chain(
+        optax.clip_by_global_norm(config.max_grad_norm),
+        optax.scale_by_adam(config.adam_b1, config.adam_b2, config.adam_eps),
+        optax.add_decayed_weights(config.weight_decay, mask=_decayed(params)),
+    )
+
+
 def targets(batch: Packed) -> tuple[jax.Array, jax.Array]:
     """The target of each position, int32 `[N, S]`, and whether it counts, bool `[N, S]`."""
     following = jnp.roll(batch.tokens, -1, axis=1)
@@ -193,12 +202,7 @@ class SFT:
         self.trained = "params" if model.lora is None else "lora"
 
     def optimizer(self, params: Any) -> optax.GradientTransformation:
-        config = self.config
-        return optax.chain(
-            optax.clip_by_global_norm(config.max_grad_norm),
-            optax.scale_by_adam(config.adam_b1, config.adam_b2, config.adam_eps),
-            optax.add_decayed_weights(config.weight_decay, mask=_decayed(params)),
-        )
+        return adamw(self.config, params)
 
     def init(self, key: jax.Array) -> SFTState:
         adapter_key, run_key = jax.random.split(key)

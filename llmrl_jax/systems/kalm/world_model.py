@@ -1,0 +1,217 @@
+"""A language model whose places can hold states and actions, and which predicts all three.
+
+As in the paper: a state enters through a linear layer, an action through a table or a linear layer, and linear heads on
+the last hidden state predict them (kalm reference, section 4.1). States are in units of their mean and standard
+deviation in the data, and a head predicts the change from the state before, unless `states` is `absolute`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jaxtyping import Array, Float, Int
+
+from llmrl_jax.lm import Cache, Llama
+from llmrl_jax.systems.kalm.patterns import ACTION, STATE, Episodes, Rows
+from llmrl_jax.tuning.loss import token_log_probs
+
+
+STILL = 1e-3
+"""The least standard deviation of a state's part, as a share of the largest."""
+
+
+@struct.dataclass
+class Units:
+    """What states are measured in."""
+
+    mean: Float[Array, " d"]
+    std: Float[Array, " d"]
+
+    @staticmethod
+    def of(states: Float[np.ndarray, "M d"]) -> Units:
+        std = states.std(0, dtype=np.float64)
+        floor = max(float(std.max()), 1e-6) * STILL
+        return Units(
+            jnp.asarray(states.mean(0, dtype=np.float64), jnp.float32), jnp.asarray(np.maximum(std, floor), jnp.float32)
+        )
+
+
+class Slots(nn.Module):
+    """The layers by which states and actions enter and leave."""
+
+    width: int
+    """Of the language model."""
+    state: int
+    """Size of a state."""
+    action: int
+    """Number of actions, or size of an action."""
+    discrete: bool
+
+    def setup(self):
+        small = nn.initializers.normal(0.02)
+        self.state_in = nn.Dense(self.width, kernel_init=small)
+        make = partial(nn.Embed, embedding_init=small) if self.discrete else None
+        self.action_in = make(self.action, self.width) if make else nn.Dense(self.width, kernel_init=small)
+        self.state_out = nn.Dense(self.state, kernel_init=small)
+        self.action_out = nn.Dense(self.action, kernel_init=small)
+
+    def __call__(self, states: Any, actions: Any) -> Any:
+        """All layers, to make their parameters."""
+        x = self.enter_state(states) + self.enter_action(actions)
+        return self.leave_state(x), self.leave_action(x)
+
+    def enter_state(self, states: Float[Array, "*b d"]) -> Float[Array, "*b D"]:
+        return self.state_in(states)
+
+    def enter_action(self, actions: Any) -> Float[Array, "*b D"]:
+        return self.action_in(actions)
+
+    def leave_state(self, hidden: Float[Array, "*b D"]) -> Float[Array, "*b d"]:
+        return self.state_out(hidden)
+
+    def leave_action(self, hidden: Float[Array, "*b D"]) -> Float[Array, "*b a"]:
+        """Logits of discrete actions; continuous ones in (-1, 1)."""
+        out = self.action_out(hidden)
+        return out if self.discrete else jnp.tanh(out)
+
+
+@dataclass(frozen=True)
+class WorldModel:
+    """The language model with its slots, as pure functions of `variables`: those of `Llama`, with `slots` beside."""
+
+    llama: Llama
+    slots: Slots
+    states: Literal["changes", "absolute"] = "changes"
+    """What the head of states predicts: the change from the state before, or the state; both in `Units`."""
+
+    @staticmethod
+    def around(
+        llama: Llama, episodes: Episodes, actions: int, states: Literal["changes", "absolute"] = "changes"
+    ) -> WorldModel:
+        """The model for a world. **Arguments:** `actions`, the number of discrete actions; of no use to others."""
+        size = actions if episodes.discrete else episodes.actions.shape[1]
+        slots = Slots(llama.config.hidden_size, episodes.states.shape[1], size, episodes.discrete)
+        return WorldModel(llama, slots, states)
+
+    def init_slots(self, key: jax.Array) -> Any:
+        """Random parameters of the slots."""
+        action = jnp.zeros((1,), jnp.int32) if self.slots.discrete else jnp.zeros((1, self.slots.action))
+        return self.slots.init(key, jnp.zeros((1, self.slots.state)), action)["params"]
+
+    def _slot(self, variables: Any, what: str, x: Any) -> Any:
+        return self.slots.apply({"params": variables["slots"]}, x, method=what)
+
+    @staticmethod
+    def _text(variables: Any) -> Any:
+        return {name: x for name, x in variables.items() if name != "slots"}
+
+    def embed(self, variables: Any, units: Units, rows: Rows, episodes: tuple[Any, Any]) -> Float[Array, "B S D"]:
+        """What the first layer reads. **Arguments:** `episodes`, the tables of states and actions."""
+        states, actions = episodes
+        kind = jnp.asarray(rows.kind)[..., None]
+        state = (states[jnp.where(rows.kind == STATE, rows.index, 0)] - units.mean) / units.std
+        action = actions[jnp.where(rows.kind == ACTION, rows.index, 0)]
+        x: Any = self.llama.apply(self._text(variables), rows.tokens, method=Llama.embed)
+        x = jnp.where(kind == STATE, self._slot(variables, "enter_state", state).astype(x.dtype), x)
+        return jnp.where(kind == ACTION, self._slot(variables, "enter_action", action).astype(x.dtype), x)
+
+    def hidden(self, variables: Any, units: Units, rows: Rows, episodes: tuple[Any, Any]) -> Float[Array, "B S D"]:
+        """The last hidden states of whole rows."""
+        out: Any = self.llama.apply(
+            self._text(variables),
+            rows.tokens,
+            positions=rows.positions,
+            segments=rows.segments,
+            logits=False,
+            embeddings=self.embed(variables, units, rows, episodes),
+        )
+        return out.hidden
+
+    def next_state(
+        self, variables: Any, units: Units, hidden: Any, before: Float[Array, "*b d"]
+    ) -> Float[Array, "*b d"]:
+        """The state that the head predicts. **Arguments:** `before`, the state from which it is reached."""
+        out = self._slot(variables, "leave_state", hidden.astype(jnp.float32)) * units.std
+        return before + out if self.states == "changes" else units.mean + out
+
+    def actions(self, variables: Any, hidden: Any) -> jax.Array:
+        """Logits `[*b, n]` of discrete actions, or actions `[*b, a]`."""
+        return self._slot(variables, "leave_action", hidden.astype(jnp.float32))
+
+    def act(self, variables: Any, hidden: Any) -> jax.Array:
+        """The most likely action: int32 `[*b]`, or float32 `[*b, a]`."""
+        out = self.actions(variables, hidden)
+        return jnp.argmax(out, axis=-1).astype(jnp.int32) if self.slots.discrete else out
+
+    def losses(
+        self, variables: Any, units: Units, rows: Rows, episodes: tuple[Any, Any], counts: dict[str, Any]
+    ) -> dict[str, jax.Array]:
+        """The three errors of a part of a batch, each a sum divided by the number of its targets in the whole batch.
+
+        **Arguments:** `counts`, see `targets`.
+        **Returns:** `state`, the squared error per component in units of the standard deviation; `action`, nats of
+        discrete actions, or the squared error per component; `text`, nats per token.
+        """
+        hidden = self.hidden(variables, units, rows, episodes)
+        states, actions = episodes
+        after = jax.tree.map(lambda x: jnp.roll(x, -1, axis=1), rows.replace(spoken=rows.tokens))
+        wants = _wanted(rows)
+        found = self.next_state(variables, units, hidden, states[jnp.where(wants["state"], after.before, 0)])
+        right = states[jnp.where(wants["state"], after.index, 0)]
+        error = jnp.mean(((found - right) / units.std) ** 2, axis=-1)
+        out, done = self.actions(variables, hidden), actions[jnp.where(wants["action"], after.index, 0)]
+        if self.slots.discrete:
+            miss = -jnp.take_along_axis(jax.nn.log_softmax(out), done[..., None], axis=-1)[..., 0]
+        else:
+            miss = jnp.mean((out - done) ** 2, axis=-1)
+        at = jnp.maximum(rows.spoken, 0)
+        here = jnp.take_along_axis(hidden, at[..., None], axis=1)
+        said = jnp.take_along_axis(jnp.asarray(rows.tokens), at + 1, axis=1)
+        log_prob, _ = token_log_probs(self.llama, self._text(variables), here, said)
+        return {
+            "state": jnp.sum(jnp.where(wants["state"], error, 0.0)) / counts["state"],
+            "action": jnp.sum(jnp.where(wants["action"], miss, 0.0)) / counts["action"],
+            "text": -jnp.sum(jnp.where(rows.spoken >= 0, log_prob, 0.0)) / counts["text"],
+        }
+
+    def start(self, variables: Any, tokens: Int[Any, "B P"], lengths: Int[Any, " B"], room: int) -> Cache:
+        """The cache after prompts, padded on the right. **Arguments:** `room`, for slots after them."""
+        cache = Cache.create(self.llama.config, tokens.shape[0], tokens.shape[1] + room, self.llama.dtype)
+        out: Any = self.llama.apply(self._text(variables), tokens, lengths=lengths, cache=cache, logits=False)
+        return out.cache
+
+    def advance(
+        self, variables: Any, cache: Cache, embedding: Float[Array, "B D"]
+    ) -> tuple[Float[Array, "B D"], Cache]:
+        """One more place of every row: its hidden state, and the cache with it."""
+        nothing = jnp.zeros((embedding.shape[0], 1), jnp.int32)
+        out: Any = self.llama.apply(
+            self._text(variables), nothing, cache=cache, logits=False, embeddings=embedding[:, None]
+        )
+        return out.hidden[:, 0], out.cache
+
+    def enter_state(self, variables: Any, units: Units, state: Float[Array, "B d"]) -> Float[Array, "B D"]:
+        return self._slot(variables, "enter_state", (state - units.mean) / units.std)
+
+    def enter_action(self, variables: Any, action: Any) -> Float[Array, "B D"]:
+        return self._slot(variables, "enter_action", action)
+
+
+def _wanted(rows: Rows) -> dict[str, jax.Array]:
+    """Which places predict a state, and which an action: bool `[B, S]`."""
+    learn, kind = (jnp.roll(jnp.asarray(x), -1, axis=1) for x in (rows.learn, rows.kind))
+    learn = learn.at[:, -1].set(False)
+    return {"state": learn & (kind == STATE), "action": learn & (kind == ACTION)}
+
+
+def targets(rows: Rows) -> dict[str, jax.Array]:
+    """The numbers of targets of each kind in a batch, at least 1."""
+    wanted = {**_wanted(rows), "text": jnp.asarray(rows.spoken) >= 0}
+    return {name: jnp.maximum(1, jnp.sum(x)) for name, x in wanted.items()}

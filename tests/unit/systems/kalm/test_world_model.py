@@ -1,0 +1,237 @@
+"""Grounding and imagination: rows, hand-computed errors, and that a cache, padding and time change nothing."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from llmrl_jax.data.transitions import DataError, Trajectories
+from llmrl_jax.lm import Llama, LlamaConfig
+from llmrl_jax.lm.tokens import WordTokenizer
+from llmrl_jax.systems.kalm import patterns
+from llmrl_jax.systems.kalm.grounding import Weights, make_grounding
+from llmrl_jax.systems.kalm.imagination import imagine
+from llmrl_jax.systems.kalm.patterns import ACTION, STATE, Episodes, Row, Rows
+from llmrl_jax.systems.kalm.world_model import Units, WorldModel, targets
+from llmrl_jax.tuning.sft import SFTConfig
+
+
+TEXTS = ["go right", "go left", "stay where you are"]
+STEPS = np.array([1.0, -1.0, 0.0], np.float32)
+
+
+def walks(count=12, longest=4, seed=0):
+    """Episodes of a point on a line: action i moves it by STEPS[i], and instruction i asks for nothing but i."""
+    rng = np.random.default_rng(seed)
+    chosen, lengths = rng.integers(0, 3, count), rng.integers(2, longest + 1, count)
+    first = rng.normal(size=(count, 2)).astype(np.float32)
+    moves = STEPS[chosen][:, None, None] * np.array([1.0, 0.5], np.float32)
+    obs = first[:, None] + np.arange(longest)[:, None] * moves
+    flat = np.zeros((count, longest))
+    data = Trajectories(
+        obs={"state": jnp.asarray(obs, jnp.float32)},
+        action=jnp.asarray(np.repeat(chosen[:, None], longest, 1), jnp.int32),
+        reward=jnp.asarray(flat, jnp.float32),
+        next_obs={"state": jnp.asarray(obs + moves, jnp.float32)},
+        terminated=jnp.asarray(flat, bool),
+        truncated=jnp.asarray(flat, bool),
+        length=jnp.asarray(lengths, jnp.int32),
+    )
+    return data, chosen
+
+
+@pytest.fixture(scope="module")
+def world():
+    data, chosen = walks()
+    episodes = Episodes.of(data, "state")
+    tokenizer = WordTokenizer.from_texts(
+        [
+            *TEXTS,
+            patterns.ROLLOUT,
+            *patterns.DYNAMICS,
+            *patterns.CONSEQUENCE,
+            *patterns.EXPLANATION,
+        ]
+    )
+    size = -(-tokenizer.vocab_size // 8) * 8
+    config = LlamaConfig(size, 32, 48, 2, 4, 2, max_position_embeddings=128, eos_token_id=tokenizer.eos_id)
+    llama = Llama(config)
+    model = WorldModel.around(llama, episodes, 3)
+    variables = dict(llama.init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32)))
+    variables["slots"] = jax.tree.map(lambda x: x * 20, model.init_slots(jax.random.key(1)))  # far from nothing
+    return data, chosen, episodes, tokenizer, model, variables, Units.of(episodes.states)
+
+
+def arrays(episodes):
+    return jnp.asarray(episodes.states), jnp.asarray(episodes.actions)
+
+
+def test_tables_have_one_state_more_than_actions(world):
+    data, _, episodes, *_ = world
+    for e, length in enumerate(np.asarray(data.length)):
+        s, a = episodes.first_state[e], episodes.first_action[e]
+        np.testing.assert_array_equal(episodes.states[s : s + length], data.obs["state"][e, :length])
+        np.testing.assert_array_equal(episodes.states[s + length], data.next_obs["state"][e, length - 1])
+        np.testing.assert_array_equal(episodes.actions[a : a + length], data.action[e, :length])
+    assert len(episodes.states) == int(data.length.sum()) + len(data) and episodes.discrete
+    with pytest.raises(DataError, match=r"states are int32\[12, 4\]; float32 \[episodes, steps, d\]"):
+        Episodes.of(data.replace(obs=data.action, next_obs=data.action))
+
+
+def test_a_rollout_learns_everything_but_its_first_state(world):
+    _, chosen, episodes, tokenizer, *_ = world
+    row = patterns.rollout(Row(tokenizer), episodes, 1, TEXTS[chosen[1]])
+    text = tokenizer.encode(patterns.ROLLOUT.format(TEXTS[chosen[1]]))
+    length, s, a = int(episodes.lengths[1]), int(episodes.first_state[1]), int(episodes.first_action[1])
+    assert row.tokens[: len(text)] == text and not any(row.learn[: len(text) + 1])
+    slots = list(zip(row.kind, row.index, row.before, row.learn))[len(text) :]
+    assert slots[0] == (STATE, s, 0, False)
+    expected = []
+    for t in range(length):
+        expected += [(ACTION, a + t, 0, True), (STATE, s + t + 1, s + t, True)]
+    assert slots[1:] == expected
+    said = patterns.explanation(Row(tokenizer), episodes, 1, TEXTS[chosen[1]])
+    learned = [token for token, learn in zip(said.tokens, said.learn) if learn]
+    assert learned == [*tokenizer.encode(" " + TEXTS[chosen[1]]), tokenizer.eos_id]
+
+
+def rows_of(world, length=64, **options):
+    _, chosen, episodes, tokenizer, *_ = world
+    texts = [[TEXTS[i]] for i in chosen]
+    return patterns.pack(patterns.write(episodes, texts, tokenizer, np.random.default_rng(0), **options), length)
+
+
+def test_errors_are_those_of_each_example_alone(world):
+    """Packed rows against one example at a time, with numbers computed by NumPy from the heads' outputs."""
+    _, chosen, episodes, tokenizer, model, variables, units = world
+    rows = rows_of(world)
+    assert (rows.segments.max(1) > 1).any()  # several examples in a row
+    found = jax.jit(model.losses)(variables, units, rows, arrays(episodes), targets(rows))
+    sums, counts = {"state": 0.0, "action": 0.0, "text": 0.0}, {"state": 0, "action": 0, "text": 0}
+    texts = [[TEXTS[i]] for i in chosen]
+    hidden_of = jax.jit(model.hidden)
+    for row in patterns.write(episodes, texts, tokenizer, np.random.default_rng(0)):
+        alone = patterns.pack([row], 64)
+        hidden = hidden_of(variables, units, alone, arrays(episodes))[0]
+        slots = jax.tree.map(np.asarray, variables["slots"])
+        kernel = np.asarray(variables["params"]["lm_head"]["kernel"])
+        for p in range(len(row.tokens) - 1):
+            if not row.learn[p + 1]:
+                continue
+            h = np.asarray(hidden[p])
+            if row.kind[p + 1] == STATE:
+                out = h @ slots["state_out"]["kernel"] + slots["state_out"]["bias"]
+                change = episodes.states[row.index[p + 1]] - episodes.states[row.before[p + 1]]
+                sums["state"] += np.mean((out - change / np.asarray(units.std)) ** 2)
+                counts["state"] += 1
+            else:
+                action = row.kind[p + 1] == ACTION
+                out = h @ slots["action_out"]["kernel"] + slots["action_out"]["bias"] if action else h @ kernel
+                name = "action" if action else "text"
+                right = episodes.actions[row.index[p + 1]] if action else row.tokens[p + 1]
+                sums[name] -= out[right] - np.log(np.exp(out - out.max()).sum()) - out.max()
+                counts[name] += 1
+    assert {name: int(n) for name, n in targets(rows).items()} == counts
+    for name in sums:
+        np.testing.assert_allclose(found[name], sums[name] / counts[name], rtol=2e-4)
+
+
+def label(goal, state, after, action):
+    """Success once the point has passed the goal."""
+    return (after - state)[..., 0], after[..., 0] > goal
+
+
+def test_imagination_is_the_full_pass_and_padding_changes_nothing(world):
+    _, _, episodes, tokenizer, model, variables, units = world
+    first = episodes.states[:3]
+    goals = jnp.array([1e9, 1e9, first[2, 0] - 1e3])
+    tokens, lengths = patterns.prompts(TEXTS, tokenizer)
+    run = jax.jit(lambda t, n, s, g: imagine(model, variables, units, t, n, s, g, label, 5))
+    found = run(tokens, lengths, first, goals)
+    wide = np.full((3, tokens.shape[1] + 7), 5, np.int32)  # other padding, of real tokens
+    wide[:, : tokens.shape[1]] = np.where(np.arange(tokens.shape[1]) < lengths[:, None], tokens, 6)
+    padded = run(wide, lengths, first, goals)
+    np.testing.assert_allclose(padded.states, found.states, atol=1e-4)
+    np.testing.assert_array_equal(padded.actions, found.actions)
+    alone = run(tokens[1:2, : lengths[1]], lengths[1:2], first[1:2], goals[1:2])
+    np.testing.assert_allclose(alone.states[0], found.states[1], atol=1e-4)
+    assert list(found.lengths) == [5, 5, 1] and list(found.success) == [False, False, True]
+    np.testing.assert_allclose(found.rewards[0], np.diff(found.states[0, :, 0]), atol=1e-5)
+    for i in range(3):  # the whole text with its slots in one pass gives the same actions and states
+        made = Episodes(np.asarray(found.states[i]), np.asarray(found.actions[i]), *np.array([[0], [0], [5]]))
+        row = patterns.rollout(Row(tokenizer), made, 0, TEXTS[i])
+        rows = patterns.pack([row], len(row.tokens))
+        hidden = model.hidden(variables, units, rows, arrays(made))[0, int(lengths[i]) :]
+        np.testing.assert_array_equal(model.act(variables, hidden[:-1:2]), found.actions[i])
+        after = model.next_state(variables, units, hidden[1::2], found.states[i, :-1])
+        np.testing.assert_allclose(after, found.states[i, 1:], atol=1e-4)
+
+
+def test_an_action_belongs_to_the_state_of_its_time(world):
+    """A passed step back (the published generator) would leave the action as it is when only its state changes."""
+    _, _, episodes, tokenizer, model, variables, units = world
+    tokens, lengths = patterns.prompts(TEXTS[:1], tokenizer)
+    cache = model.start(variables, tokens, lengths, 4)
+    logits = []
+    for shift in (0.0, 3.0):
+        state = jnp.asarray(episodes.states[:1]) + shift
+        hidden, _ = model.advance(variables, cache, model.enter_state(variables, units, state))
+        logits.append(model.actions(variables, hidden))
+    assert float(jnp.abs(logits[0] - logits[1]).max()) > 1e-3
+
+
+@pytest.mark.parametrize("states", ["changes", "absolute"])
+def test_heads_start_where_they_say(world, states):
+    """With heads of zeros nothing changes, or the state is the mean."""
+    _, _, episodes, _, model, variables, units = world
+    model = WorldModel(model.llama, model.slots, states)
+    nothing = {**variables, "slots": jax.tree.map(jnp.zeros_like, variables["slots"])}
+    before = jnp.asarray(episodes.states[:4])
+    after = model.next_state(nothing, units, jnp.ones((4, 32)), before)
+    np.testing.assert_allclose(
+        after, before if states == "changes" else jnp.broadcast_to(units.mean, (4, 2)), atol=1e-6
+    )
+
+
+def test_it_learns_to_carry_out_instructions():
+    """A line world whose instruction says which way: imagined episodes obey it, and move as the world does."""
+    data, chosen = walks(96, seed=1)
+    episodes = Episodes.of(data, "state")
+    tokenizer = WordTokenizer.from_texts(
+        [*TEXTS, patterns.ROLLOUT, *patterns.DYNAMICS, *patterns.CONSEQUENCE, *patterns.EXPLANATION]
+    )
+    config = LlamaConfig(-(-tokenizer.vocab_size // 8) * 8, 32, 48, 1, 4, 2, max_position_embeddings=128)
+    llama = Llama(config)
+    model = WorldModel.around(llama, episodes, 3)
+    variables = llama.init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
+    texts = [[TEXTS[i]] for i in chosen]
+    rows = patterns.pack(patterns.write(episodes, texts, tokenizer, np.random.default_rng(0)), 64)
+    options = SFTConfig(batch_size=16, learning_rate=1e-2, microbatches=2)
+    learner = make_grounding(options, Weights(), model, variables, rows, episodes, 120)
+    state = learner.init(jax.random.key(0))
+    update = jax.jit(learner.update, donate_argnums=0)
+    first = None
+    for _ in range(120):
+        state, metrics = update(state)
+        first = metrics if first is None else first
+    assert float(metrics["action"]) < 0.1 < float(first["action"])
+    assert float(metrics["state"]) < 0.1 * float(first["state"]) and float(metrics["text"]) < 0.5
+    tokens, lengths = patterns.prompts(TEXTS, tokenizer)
+    start = jnp.zeros((3, 2), jnp.float32)
+    trained = {**state.frozen["base"], **state.params}
+    found = imagine(model, trained, state.frozen["units"], tokens, lengths, start, jnp.full(3, 1e9), label, 3)
+    np.testing.assert_array_equal(found.actions, np.repeat(np.arange(3)[:, None], 3, 1))
+    np.testing.assert_allclose(found.states[:, 3, 0], 3 * STEPS, atol=0.5)
+
+
+def test_data_that_do_not_fit_are_named(world):
+    _, _, episodes, tokenizer, *_ = world
+    with pytest.raises(DataError, match=r"takes 2\d places, and a row has 16: make rows longer \(--length\)"):
+        rows_of(world, length=16)
+    with pytest.raises(DataError, match="there is no row"):
+        patterns.pack([], 16)
+    with pytest.raises(DataError, match="an instruction takes 1. places, and there are 8"):
+        patterns.prompts(TEXTS, tokenizer, 8)
+    assert isinstance(rows_of(world, patterns=("dynamics",)), Rows)
