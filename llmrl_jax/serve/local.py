@@ -80,7 +80,7 @@ class LocalLlama:
             try:
                 read = read_chat({**body, **extra}, self._sampler, request.max_tokens).asks
                 if texts is not None:
-                    chosen.append((i, *read, self._choices(texts, request.n)))
+                    chosen.append((i, read[0], self._choices(texts, request.n)))
             except ApiError as error:
                 kind = ContextExceeded if error.code == "context_length_exceeded" else ServerError
                 outcomes.append(kind(f"{self.name}: {error}", status=error.status))

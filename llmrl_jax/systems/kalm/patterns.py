@@ -91,7 +91,7 @@ class Row:
         """A piece of text, tokenized on its own. **Arguments:** `end`, whether a text of the model ends here."""
         tokens = self.tokenizer.encode(text)
         if end:
-            tokens = [*tokens, self.tokenizer.eos_id]
+            tokens = [*tokens, int(self.tokenizer.eos_id)]  # type: ignore[arg-type]  # every model here has one
         for token in tokens:
             self._put(token, TOKEN, 0, 0, learn)
         return self
@@ -161,7 +161,7 @@ def write(
     for _ in range(copies):
         for e, known in enumerate(texts):
             for pattern in patterns:
-                row, text = Row(tokenizer), known[rng.integers(len(known))]
+                row, text = Row(tokenizer), known[int(rng.integers(len(known)))]
                 if pattern == "dynamics":
                     dynamics(row, episodes, e, int(rng.integers(episodes.lengths[e])))
                 else:
@@ -212,7 +212,7 @@ def pack(rows: Sequence[Row], length: int) -> Rows:
         )
     filled = best_fit(sizes, length)
     shape = (len(filled), length)
-    found = {
+    found: dict[str, np.ndarray] = {
         "tokens": np.zeros(shape, np.int32),
         "kind": np.zeros(shape, np.int8),
         "index": np.zeros(shape, np.int32),
