@@ -11,8 +11,10 @@ from envs_jax.registry import register
 
 if TYPE_CHECKING:
     from envs_jax.clevr.env import ClevrRobot, state_from_layout
-    from envs_jax.clevr.goals import goal
+    from envs_jax.clevr.expert import expert_action
+    from envs_jax.clevr.goals import from_published, goal, to_published
     from envs_jax.clevr.instructions import LEVELS, Instruction, Level, level
+    from envs_jax.clevr.plausible import implausible
     from envs_jax.clevr.rules import Weights, holds, label, succeeds
 
 
@@ -22,19 +24,25 @@ __all__ = [
     "Instruction",
     "Level",
     "Weights",
+    "expert_action",
+    "from_published",
     "goal",
     "holds",
+    "implausible",
     "label",
     "level",
     "state_from_layout",
     "succeeds",
+    "to_published",
 ]
 __getattr__ = attach(
     __name__,
     {
         "env": ["ClevrRobot", "state_from_layout"],
-        "goals": ["goal"],
+        "expert": ["expert_action"],
+        "goals": ["from_published", "goal", "to_published"],
         "instructions": ["LEVELS", "Instruction", "Level", "level"],
+        "plausible": ["implausible"],
         "rules": ["Weights", "holds", "label", "succeeds"],
     },
 )

@@ -116,3 +116,71 @@ def combinations(count: int) -> tuple[tuple[Triple, ...], ...]:
         if len(found) == COMBINATIONS:
             return tuple(found.values())
     raise AssertionError("the count has no end")
+
+
+PUBLISHED_TYPES = (2, 3)
+"""Types 0 and 1 of a published hard goal are two and three relations; 2 is the line, 3 the gathering."""
+
+
+def from_published(codes: Any, level: str) -> np.ndarray:
+    """Goals in the code of KALM's files (kalm reference, section 2.3), as goals of this world.
+
+    **Arguments:** `codes`, `[..., 6]`, a number per ball (1 for the ball to move, 2 for the reference) and a place; at
+    level hard `[..., 6 + 6 k]`, the type in the sixth number and a code for each of two or three relations after it;
+    `level`, a name of `instructions.LEVELS`.
+    **Returns:** int32 `[..., 10]`.
+    **Raises:** `ValueError` for a wrong width, or numbers that are no goal.
+    """
+    codes = np.asarray(codes)
+    if codes.ndim == 0 or codes.shape[-1] < 6 or codes.shape[-1] % 6:
+        raise ValueError(f"codes have the shape {list(codes.shape)}; the last axis has 6 numbers, or 6 + 6 k at hard")
+    rows = [_from_published(row, level) for row in codes.reshape(-1, codes.shape[-1])]
+    return np.array(rows, np.int32).reshape(*codes.shape[:-1], WIDTH)
+
+
+def _from_published(code: np.ndarray, level: str) -> np.ndarray:
+    if level != "hard":
+        return goal(PUSH if level == "easy" else RELATIONS, [_triple(code[:6], level)])
+    kind = int(code[5])
+    if kind in PUBLISHED_TYPES:
+        return goal(LINE if kind == PUBLISHED_TYPES[0] else GATHER)
+    count = kind + 2
+    if kind not in (0, 1) or len(code) < 6 * (count + 1):
+        raise ValueError(
+            f"the code {code.tolist()} is no goal of level hard: its sixth number is 0 to 3, followed by 6 numbers for "
+            "each of two (0) or three (1) relations"
+        )
+    return goal(RELATIONS, [_triple(part, level) for part in code[6:].reshape(-1, 6)[:count]])
+
+
+def _triple(code: np.ndarray, level: str) -> Triple:
+    moved, references = np.flatnonzero(code[:BALLS] == 1), np.flatnonzero(code[:BALLS] == 2)
+    wanted = 0 if level == "easy" else 1
+    if len(moved) != 1 or len(references) != wanted or code[BALLS] not in range(len(PLACES)):
+        raise ValueError(
+            f"the code {code.tolist()} is no goal of level {level}: one ball with the number 1, {wanted} with 2, and a "
+            f"place from 0 to {len(PLACES) - 1} at the end are needed"
+        )
+    return int(moved[0]), int(code[BALLS]), int(references[0]) if wanted else -1
+
+
+def to_published(goals: Any) -> np.ndarray:
+    """Goals of this world in the code of KALM's files; the inverse of `from_published`.
+
+    **Arguments:** `goals`, int32 `[..., 10]`.
+    **Returns:** float32 `[..., 6]` if all are single relations or pushes, else `[..., 24]`.
+    """
+    codes = np.asarray(goals)
+    rows = codes.reshape(-1, WIDTH)
+    single = all(row[0] in (RELATIONS, PUSH) and row[4] < 0 for row in rows)
+    out = np.zeros((len(rows), 6 if single else 24), np.float32)
+    for code, row in zip(out, rows):
+        parts = triples_of(row)
+        if not single:
+            code[5] = {RELATIONS: len(parts) - 2, LINE: PUBLISHED_TYPES[0], GATHER: PUBLISHED_TYPES[1]}[int(row[0])]
+        for i, (ball, place, reference) in enumerate(parts):
+            part = code if single else code[6 * (i + 1) : 6 * (i + 2)]
+            part[ball], part[BALLS] = 1, place
+            if reference >= 0:
+                part[reference] = 2
+    return out.reshape(*codes.shape[:-1], -1)

@@ -50,6 +50,10 @@ class Level:
     sizes: np.ndarray
     """int32 `[K]`: the number of instructions of each kind, all equally likely."""
 
+    def numbers_of(self, goal: np.ndarray) -> np.ndarray:
+        """The instructions of a goal, on the host: int `[W]`, one per wording; none for a goal of another level."""
+        return np.flatnonzero((self.goals == np.asarray(goal)).all(axis=-1))
+
     def draw(self, key: jax.Array) -> jax.Array:
         """The number of a random instruction: int32 `[]`."""
         kind_key, key = jax.random.split(key)

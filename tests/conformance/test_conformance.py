@@ -180,6 +180,6 @@ def test_the_kit_finds(fault, message):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("id", ["Hopper-v5", "InvertedDoublePendulum-v5"])
+@pytest.mark.parametrize("id", ["Hopper-v5", "InvertedDoublePendulum-v5", "CLEVR-Robot-v0"])
 def test_whole_kit_of_mujoco(id):
     testing.check(*envs_jax.make(id), steps=24, eager=False)

@@ -108,3 +108,40 @@ def test_draws_cover_the_kinds_of_a_level():
 def test_an_unknown_level():
     with pytest.raises(ValueError, match="unknown level 'rephrased'; did you mean 'rephrase'"):
         instructions.level("rephrased")
+
+
+def test_the_published_code():
+    """Red behind blue is (1, 2, 0, 0, 0, 0); hard goals have their type in the sixth number."""
+    red_behind_blue = [1, 2, 0, 0, 0, 0]
+    cyan_front_of_red = [2, 0, 0, 0, 1, 2]
+    one = goals.goal(goals.RELATIONS, [(0, BEHIND, 1)])
+    np.testing.assert_array_equal(goals.from_published(red_behind_blue, "real"), one)
+    np.testing.assert_array_equal(
+        goals.from_published([[0, 0, 1, 0, 0, 3]], "easy"), [goals.goal(goals.PUSH, [(2, RIGHT, -1)])]
+    )
+    two = goals.from_published([0] * 6 + red_behind_blue + cyan_front_of_red, "hard")
+    np.testing.assert_array_equal(two, goals.goal(goals.RELATIONS, [(0, BEHIND, 1), (4, FRONT, 0)]))
+    np.testing.assert_array_equal(goals.from_published([0, 0, 0, 0, 0, 2], "hard"), goals.goal(goals.LINE))
+    for name in instructions.LEVELS:
+        level = instructions.level(name)
+        codes = goals.to_published(level.goals)
+        assert codes.shape == (len(level.goals), 24 if name == "hard" else 6) and codes.dtype == np.float32
+        np.testing.assert_array_equal(goals.from_published(codes, name), level.goals)
+    assert len(instructions.level("real").numbers_of(one)) == 54
+    assert not len(instructions.level("easy").numbers_of(one))
+
+
+@pytest.mark.parametrize(
+    ("code", "level", "message"),
+    [
+        ([1, 2, 0, 0, 0], "real", r"the shape \[5\]"),
+        ([1, 1, 0, 0, 0, 0], "real", "no goal of level real: one ball with the number 1, 1 with 2"),
+        ([1, 2, 0, 0, 0, 4], "rephrase", "a place from 0 to 3"),
+        ([1, 2, 0, 0, 0, 0], "easy", "0 with 2"),
+        ([0, 0, 0, 0, 0, 1] + [1, 2, 0, 0, 0, 0] * 2, "hard", "three"),
+        ([0, 0, 0, 0, 0, 7], "hard", "its sixth number is 0 to 3"),
+    ],
+)
+def test_codes_that_are_no_goal(code, level, message):
+    with pytest.raises(ValueError, match=message):
+        goals.from_published(code, level)
