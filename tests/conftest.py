@@ -44,6 +44,7 @@ HEAVY = (
     "agents",
     "envs_jax/babyai",
     "envs_jax/bridges",
+    "envs_jax/clevr/test_world.py",
     "envs_jax/crafter",
     "envs_jax/housekeep",
     "envs_jax/mujoco",
