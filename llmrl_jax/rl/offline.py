@@ -219,8 +219,8 @@ def make_offline(
 
     **Arguments:** `method`, of the registry's `make`; `config`; `data`, real steps, whose observations are arrays or
     dicts of them; `actions`, see `llmrl_jax.rl.offline_data.actions_of`; `imagined`, steps of the same form, of which
-    half of every batch is then made; `features`, from observations without their instruction, and the number 1 of their batch
-    axes, to `[B, n]` (default: all parts flattened, in the order of their names); `table`, float32 `[K, E]`, the
+    half of every batch is then made; `features`, from observations without their instruction, and the number 1 of their
+    batch axes, to `[B, n]` (default: all parts flattened, in the order of their names); `table`, float32 `[K, E]`, the
     vectors whose rows `obs["instruction"]` numbers.
     **Returns:** the learner. Its metrics are those of the method, means over the gradient steps.
     **Raises:** `DataError` for data with numbers that are not finite, of another width or kind than `actions`, with

@@ -117,8 +117,8 @@ def actions_of(data: Transitions, space: spaces.Space | None, env: str = "", wha
         if not isinstance(space, spaces.Box) or tuple(space.shape) != action.shape[1:]:
             theirs = list(getattr(space, "shape", ()))
             raise DataError(
-                f"actions of {what} have the shape {list(action.shape[1:])}, those {where} {theirs}: they are of another "
-                "world"
+                f"actions of {what} have the shape {list(action.shape[1:])}, those {where} {theirs}: they are of "
+                "another world"
             )
         if not np.all(np.isfinite(space.low) & np.isfinite(space.high)):
             raise DataError(f"actions {where} have no finite bounds; offline learners need them")

@@ -1,4 +1,4 @@
-"""`llmrl rl train`: any registered algorithm in any registered world, with a small network."""
+"""`llmrl rl train`: any registered algorithm in any registered world, with a small network, or on recorded steps."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, make_dataclass
+from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import jax
@@ -22,7 +23,7 @@ from llmrl_jax.core.config import FREE
 from llmrl_jax.parallel import make_mesh
 from llmrl_jax.rl.learner import Learner
 from llmrl_jax.rl.networks import NetworkConfig
-from llmrl_jax.rl.registry import ALGORITHMS, algorithm
+from llmrl_jax.rl.registry import ALGORITHMS, OFFLINE, algorithm, spelled
 from llmrl_jax.rl.rollout import step_info
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.run.folder import opened, write_summary
@@ -30,7 +31,7 @@ from llmrl_jax.run.loop import RunResult, train as run_training
 from llmrl_jax.run.report.statistics import mean_interval, wilson
 
 
-ALGO_HELP = f"Algorithm: {', '.join(sorted(ALGORITHMS))}."
+ALGO_HELP = f"Algorithm: {', '.join(sorted(ALGORITHMS))}; on recorded steps: {', '.join(sorted(OFFLINE))}."
 
 
 @dataclass(frozen=True)
@@ -56,11 +57,27 @@ class RLRun:
     def __post_init__(self):
         fields_in(self, STEPS, "steps")
         fields_in(self, COUNT, "eval_episodes")
+        object.__setattr__(self, "algo", spelled(self.algo))
 
     @property
     def hyper(self) -> Any:
         """The algorithm's configuration."""
         return getattr(self, self.algo)
+
+
+@dataclass(frozen=True)
+class OfflineRun(RLRun):
+    """A run of an offline algorithm on recorded steps; see `RLRun`."""
+
+    env: str = ""
+    """World of the recorded steps, one of `llmrl envs list`, in which the policy is evaluated. Empty: no evaluation."""
+    steps: int = field(default=1_000_000, metadata=FREE)
+    """Gradient steps, rounded up to whole updates."""
+    data: str = field(default="", metadata=FREE)
+    """Recorded steps: a .parquet or .npz file, or a folder of .npy files, with columns named as llmrl_jax writes them
+    or as D4RL does. A run is continued with the same ones."""
+    imagined: str = field(default="", metadata=FREE)
+    """More such steps, as a model imagined them, of which half of every batch is then made."""
 
 
 @functools.cache
@@ -69,14 +86,16 @@ def settings_class(algo: str) -> type[RLRun]:
 
     **Raises:** `KeyError`, naming the nearest, for an unknown algorithm.
     """
-    config = algorithm(algo).config
+    if algo != spelled(algo):
+        return settings_class(spelled(algo))
+    config, base = algorithm(algo).config, OfflineRun if algo in OFFLINE else RLRun
     name = Annotated[str, tyro.conf.arg(help=ALGO_HELP)]
     return make_dataclass(
-        "RLRun",
+        base.__name__,
         [("algo", name, field(default=algo)), (algo, config, field(default_factory=config))],
-        bases=(RLRun,),
+        bases=(base,),
         frozen=True,
-        namespace={"__doc__": RLRun.__doc__, "__module__": __name__},
+        namespace={"__doc__": base.__doc__, "__module__": __name__},
     )
 
 
@@ -84,7 +103,8 @@ def settings_class(algo: str) -> type[RLRun]:
 class Made:
     """The objects that a run's settings describe."""
 
-    env: Environment
+    env: Environment | None
+    """None: an offline run without a world."""
     env_params: Any
     policy: Any
     learner: Learner
@@ -94,8 +114,12 @@ def make(config: RLRun) -> Made:
     """The world, the policy and the learner of a run.
 
     **Raises:** `KeyError` for unknown names; `ValueError` or `TypeError` for a world that the algorithm cannot play, or
-    options that do not fit together.
+    options that do not fit together; what `llmrl_jax.run.offline_training.make_parts` raises.
     """
+    if isinstance(config, OfflineRun):
+        from llmrl_jax.run.offline_training import make_parts
+
+        return Made(*make_parts(config))
     env, env_params = envs_jax.make(config.env)
     env, entry = EpisodeStatistics(env), algorithm(config.algo)
     policy = entry.policy(env, env_params, config.network, config.hyper)
@@ -108,6 +132,7 @@ def evaluation(made: Made, episodes: int) -> Callable[[Any, jax.Array], dict[str
 
     Return, length and success (if the world reports it) have the bounds of their 95% intervals.
     """
+    assert made.env is not None
     play = make_evaluator(made.env, made.env_params, made.policy, episodes=episodes)
     succeeds = "success" in step_info(made.env, made.env_params)
 
@@ -133,14 +158,16 @@ def _summary(episodes: Episodes, succeeds: bool) -> dict[str, float]:
 
 
 def train(config: RLRun) -> RunResult:
-    """Train, evaluate greedy and sampled actions, and write the run to its folder, with `eval-UPDATE.json`.
+    """Train, evaluate greedy and sampled actions, and write the run to its folder, with `eval-UPDATE.json`. An offline
+    run without a world is not evaluated.
 
     **Arguments:** `config`, an instance of `settings_class(algo)`.
     **Returns:** how it ended. **Raises:** what `make` and `llmrl_jax.run.loop.train` raise.
     """
     made = make(config)
-    evaluate = evaluation(made, config.eval_episodes)
-    with opened(config.run, f"{config.algo}-{config.env}".replace("/", "-")) as folder:
+    evaluate = None if made.env is None else evaluation(made, config.eval_episodes)
+    where = config.env or Path(getattr(config, "data", "")).stem
+    with opened(config.run, f"{config.algo}-{where}".replace("/", "-")) as folder:
         result = run_training(
             made.learner,
             config.run,
@@ -148,10 +175,10 @@ def train(config: RLRun) -> RunResult:
             evaluate=evaluate if config.run.eval_every else None,
             full_config=config,
             folder=folder,
-            title=f"{config.algo} {config.env}",
+            title=f"{config.algo} {where}",
         )
         values: dict[str, Any] = {"steps": result.steps, **result.facts()}
-        if not result.stopped:
+        if evaluate is not None and not result.stopped:
             key = jax.random.fold_in(jax.random.key(config.run.seed), 0x4E1D)  # held-out episodes
             metrics = evaluate(result.state, key)
             values |= metrics
@@ -159,7 +186,8 @@ def train(config: RLRun) -> RunResult:
             configs.save_config({**about, **metrics}, folder / f"eval-{result.update}.json")
             print(table(metrics, config.eval_episodes))
         write_summary(folder, values)
-    print(f"{result.steps} steps at {result.steps_per_second:.0f} steps/s; everything is in {result.folder}")
+    unit = "gradient steps" if isinstance(config, OfflineRun) else "steps"
+    print(f"{result.steps} {unit} at {result.steps_per_second:.0f} {unit}/s; everything is in {result.folder}")
     return result
 
 

@@ -12,7 +12,7 @@ import llmrl_jax
 from llmrl_jax.cli.main import groups
 from llmrl_jax.core.checks import option
 from llmrl_jax.parallel.hosts import HostsConfig
-from llmrl_jax.rl.registry import ALGORITHMS
+from llmrl_jax.rl.registry import ALGORITHMS, OFFLINE
 from llmrl_jax.run.slurm import SlurmConfig
 from llmrl_jax.run.spelling import names_of, names_of_command
 
@@ -31,7 +31,7 @@ def flags() -> set[str]:
         module = importlib.import_module(group.module)
         for command in getattr(module, "COMMANDS", {"": getattr(module, "COMMAND", None)}).values():
             prepare = getattr(command, "prepare", None)
-            lines = [[]] if prepare is None else [["--algo", algo] for algo in ALGORITHMS]
+            lines = [[]] if prepare is None else [["--algo", algo] for algo in [*ALGORITHMS, *OFFLINE]]
             for line in lines:
                 names = names_of_command(command if prepare is None else prepare(line))
                 known |= {*names.anywhere.values(), *names.first.values()}

@@ -1,4 +1,4 @@
-"""Reinforcement learning without language: train an algorithm in a world with a small network."""
+"""Reinforcement learning without language: train an algorithm in a world, or on recorded steps."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ def start(get: Get) -> RLRun:
 
 
 FREQUENT = (
-    *("algo", "env", "steps", "ppo.num-envs", "ppo.learning-rate", "dqn.num-envs", "dqn.learning-rate", "mesh"),
-    *("eval-episodes", "config", "run.name", "run.seed", "run.resume", "run.eval-every", "run.checkpoint-every"),
+    *("algo", "env", "steps", "data", "imagined", "ppo.num-envs", "ppo.learning-rate", "dqn.num-envs"),
+    *("dqn.learning-rate", "mesh", "eval-episodes", "config", "run.name", "run.seed", "run.resume", "run.eval-every"),
+    "run.checkpoint-every",
 )
 
 
@@ -21,6 +22,7 @@ FREQUENT = (
 def train(config: RLRun) -> int:
     """Train an algorithm in a world: `llmrl rl train --algo ppo --env CartPole-v1 --steps 1e6`.
 
+    Offline algorithms learn from recorded steps: `llmrl rl train --algo iql --data FILE`; `--env` evaluates them there.
     The options of the algorithm have its name as prefix, such as `--dqn.n-step 3`: `--algo dqn --help-all` lists them.
     Training ends with held-out episodes, greedy and sampled. `--run.resume runs/NAME` continues a run with its own
     settings."""

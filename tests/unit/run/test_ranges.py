@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import tyro
 
-from llmrl_jax.rl.registry import ALGORITHMS
+from llmrl_jax.rl.registry import ALGORITHMS, OFFLINE
 from llmrl_jax.run.memory.config import FitConfig
 from llmrl_jax.run.rl_training import settings_class
 from llmrl_jax.run.settings import blank, checked, draft
@@ -25,7 +25,7 @@ COMMANDS = {
     "lm sft": TuneConfig, "lm grpo": GrpoRun, "lm fit": FitConfig, "glam train": TrainConfig, "glam clone": CloneRun,
     "props run": PropsRun, "props table": TableConfig, "props finetune": FinetuneRun,
     "ellm pretrain": PretrainRun, "ellm accuracy": AccuracyRun, "ellm answers": AnswersRun,
-    **{f"rl train {algo}": settings_class(algo) for algo in sorted(ALGORITHMS)},
+    **{f"rl train {algo}": settings_class(algo) for algo in sorted([*ALGORITHMS, *OFFLINE])},
 }  # fmt: skip
 
 NEGATIVE = {"checkpoint", "resume_from", "alpha", "threshold", "low", "high", "temperature", "seed"}

@@ -1,0 +1,26 @@
+"""Reading data of any known format, by the ending of its name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from llmrl_jax.data.arrays import read_arrays
+from llmrl_jax.data.columns import D4RL_NAMES, Loaded
+from llmrl_jax.data.parquet import read_parquet
+from llmrl_jax.data.transitions import DataError
+
+
+def read_data(path: str | Path) -> Loaded:
+    """Read a `.parquet` or `.npz` file, or a folder of `.npy` files, with our columns or D4RL's (`D4RL_NAMES`).
+
+    **Raises:** `FileNotFoundError`; `ModuleNotFoundError` for parquet without pyarrow; `DataError` for another ending,
+    Python objects, which need a pickle, or data that `llmrl_jax.data.columns.from_columns` refuses.
+    """
+    path = Path(path).expanduser()
+    if path.suffix == ".parquet":
+        return read_parquet(path, D4RL_NAMES)
+    if path.suffix in (".npz", ".npy") or path.is_dir() or not path.exists():
+        return read_arrays(path, D4RL_NAMES)
+    raise DataError(
+        f"{path} ends in {path.suffix or 'nothing'}; a .parquet or .npz file, or a folder of .npy files, is needed"
+    )
