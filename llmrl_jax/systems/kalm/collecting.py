@@ -1,0 +1,149 @@
+"""Recorded episodes of a scripted expert: the implementation of `llmrl kalm collect`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs_jax.env import Wrapper, innermost
+from llmrl_jax.agents.play import Actor, begin, watch
+from llmrl_jax.core import config as configs
+from llmrl_jax.core.activity import doing
+from llmrl_jax.core.files import write_whole
+from llmrl_jax.data.parquet import read_parquet, write_parquet
+from llmrl_jax.data.transitions import DataError, Trajectories, Transitions, to_trajectories
+from llmrl_jax.run.folder import opened, write_summary
+from llmrl_jax.systems.kalm.config import CollectRun
+from llmrl_jax.systems.kalm.worlds import GOAL, INSTRUCTION, STATE, World, world_of
+
+
+EPISODES = "episodes.parquet"
+ABOUT = "data.json"
+CHUNK = 10
+"""Steps between transfers to the host."""
+PARTS = (STATE, GOAL, INSTRUCTION)
+
+
+class _Watched(Wrapper):
+    """The world with its state beside the observation, for the expert."""
+
+    def reset(self, key, params):
+        obs, state = self.env.reset(key, params)
+        return (obs, state), state
+
+    def step(self, key, state, action, params):
+        obs, state, *rest = self.env.step(key, state, action, params)
+        return ((obs, state), state, *rest)
+
+
+def play(world: World, level: str, episodes: int, noise: float, seed: int, together: int) -> tuple[Transitions, Any]:
+    """Whole episodes of the noisy expert.
+
+    **Returns:** the steps, and whether each episode succeeded, bool `[episodes]`. Episode `i` depends on the seed and
+    on `i` alone.
+    """
+    env = world.make(level)
+    params = env.default_params
+    count = env.action_space(params).n  # type: ignore[attr-defined]
+
+    def act(seen: Any, carry: Any, first: Any, keys: Any) -> Any:
+        best = jax.vmap(lambda state: world.expert(env, innermost(state)))(seen[1])
+        random_keys, choose_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
+        other = jax.vmap(lambda key: jax.random.randint(key, (), 0, count))(choose_keys)
+        chance = jax.vmap(jax.random.uniform)(random_keys)
+        return jnp.where(chance < noise, other, best).astype(jnp.int32), carry, ()
+
+    actor, watched = Actor(act), _Watched(env)
+
+    @jax.jit
+    def start(key: jax.Array, first: jax.Array) -> Any:
+        numbers = first + jnp.arange(together)
+        keys = jax.vmap(lambda i: jax.random.split(jax.random.fold_in(key, i)))(numbers)
+        return begin(watched, params, actor, keys[:, 0], keys[:, 1])
+
+    def see(rows: Any, step: Any) -> dict[str, Any]:
+        return {
+            "obs": {name: rows.obs[0][name] for name in PARTS},
+            "action": step.action,
+            "reward": step.reward,
+            "terminated": step.terminated,
+            "truncated": step.truncated & ~step.terminated,
+            "success": step.info["success"],
+        }
+
+    go_on = jax.jit(lambda rows: watch(watched, params, actor, rows, see, steps=CHUNK))
+    found: list[tuple[Any, Any, Any]] = []
+    with doing("playing", episodes, "episodes") as activity:
+        while activity.done < episodes:
+            rows, parts = start(jax.random.key(seed), jnp.int32(activity.done)), []
+            while not bool(jnp.all(rows.over)):
+                rows, seen = go_on(rows)
+                parts.append(jax.device_get(seen))
+            whole = jax.tree.map(lambda *x: np.concatenate(x), *parts)
+            last = jax.device_get({name: rows.obs[0][name] for name in PARTS})
+            for lane in range(min(together, episodes - activity.done)):
+                length = int(whole["live"][:, lane].sum())
+                found.append(
+                    (
+                        jax.tree.map(lambda x, lane=lane, n=length: x[:n, lane], whole),
+                        jax.tree.map(lambda x, lane=lane: x[lane], last),
+                        length,
+                    )
+                )
+            activity.done = len(found)
+    steps = [_transitions(*one) for one in found]
+    data = jax.tree.map(lambda *x: np.concatenate(x), *steps)
+    return data, np.array([one["success"][-1] for one, _, _ in found])
+
+
+def _transitions(steps: Any, last: Any, length: int) -> Transitions:
+    after = jax.tree.map(lambda x, end: np.concatenate([x[1:], end[None]]), steps["obs"], last)
+    rest = {name: steps[name] for name in ("action", "reward", "terminated", "truncated")}
+    return Transitions(obs=steps["obs"], next_obs=after, **rest)
+
+
+def collect(config: CollectRun) -> dict[str, Any]:
+    """Play, and write `episodes.parquet` to the run's folder. **Returns:** the summary."""
+    world = world_of(config.world)
+    with opened(config.run, "kalm-collect") as folder:
+        configs.save_config(config, folder / "config.json")
+        data, success = play(world, config.level, config.episodes, config.noise, config.run.seed, config.together)
+        write_parquet(folder / EPISODES, data)
+        about = {"world": world.name, "level": config.level}
+        write_whole(folder / ABOUT, json.dumps(about) + "\n")
+        summary = {
+            "episodes": config.episodes,
+            "steps": len(data),
+            "success": float(success.mean()),
+            "mean_length": len(data) / config.episodes,
+        }
+        write_summary(folder, summary)
+        print(
+            f"{config.episodes} episodes of {len(data)} steps, {100 * summary['success']:.1f}% with success; "
+            f"everything is in {folder}"
+        )
+    return summary
+
+
+def read(folder: str | Path, world: str = "") -> tuple[World, str, Trajectories]:
+    """The world, the level and the episodes of a run.
+
+    **Arguments:** `world`, the one that is needed; empty: any.
+    **Raises:** `FileNotFoundError`, `DataError` for a folder of something else, or of another world.
+    """
+    folder = Path(folder)
+    if not (folder / ABOUT).is_file():
+        raise FileNotFoundError(f"{folder} has no {ABOUT}: give that of `llmrl kalm collect` or `imagine`")
+    about = json.loads((folder / ABOUT).read_text())
+    if world and about["world"] != world:
+        raise DataError(f"{folder} has episodes of {about['world']!r}, and {world!r} is needed")
+    data = read_parquet(folder / EPISODES).data
+    missing = [name for name in PARTS if name not in data.obs]
+    if missing:
+        raise DataError(f"{folder / EPISODES}: observations have no part {missing[0]!r}")
+    return world_of(about["world"]), about["level"], to_trajectories(data)

@@ -1,0 +1,151 @@
+"""KALM's settings: the contents of config.json and the flags of the commands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from llmrl_jax.core.checks import COUNT, EPOCHS, WIDTH, fields_in, refuse_unread
+from llmrl_jax.core.config import FREE
+from llmrl_jax.lm.lora import LoRAConfig
+from llmrl_jax.run.config import BaseRunConfig, RunConfig
+from llmrl_jax.systems.kalm.grounding import Weights
+from llmrl_jax.systems.kalm.patterns import PATTERNS
+from llmrl_jax.systems.kalm.worlds import IMAGINED, LEVELS, check_level
+from llmrl_jax.tuning.sft import SFTConfig
+
+
+EMBEDDED = "embedded"
+
+
+@dataclass(frozen=True)
+class CollectRun:
+    """Play a scripted expert with noise, and write whole episodes."""
+
+    KIND: ClassVar[str] = "kalm collect"
+
+    world: str = "clevr"
+    """The world: `clevr`."""
+    level: str = "real"
+    """Goals and words of the episodes."""
+    episodes: int = 6400
+    """Episodes; published: 6,400 of the real ones for offline RL, 100,000 for grounding."""
+    noise: float = 0.2
+    """Probability that an action is drawn at random instead of the expert's."""
+    together: int = field(default=256, metadata=FREE)
+    """Episodes that are played at the same time."""
+    run: BaseRunConfig = field(default_factory=BaseRunConfig)
+
+    def __post_init__(self):
+        check_level(self.level, LEVELS)
+        fields_in(self, COUNT, "episodes", "together")
+        fields_in(self, "[0, 1]", "noise")
+
+
+@dataclass(frozen=True)
+class SmallConfig:
+    """The small Llama that `--model embedded` makes, with a token for each word."""
+
+    hidden_size: int = 128
+    """Width of the residual stream."""
+    layers: int = 3
+    """Number of transformer layers."""
+    heads: int = 4
+    """Number of attention heads; twice this number must divide `hidden_size`."""
+    intermediate_size: int = 256
+    """Width of the gated feed-forward layer."""
+
+    def __post_init__(self):
+        fields_in(self, WIDTH, "hidden_size", "heads", "intermediate_size", prefix="embedded.")
+        fields_in(self, "[1, 1000]", "layers", prefix="embedded.")
+        if self.hidden_size % (2 * self.heads):
+            raise ValueError(
+                f"embedded.hidden_size is {self.hidden_size}; a multiple of twice embedded.heads ({self.heads}) is "
+                "needed, since rotary positions turn pairs"
+            )
+
+
+@dataclass(frozen=True)
+class GroundRun:
+    """Ground a language model in episodes: it learns to carry out, predict and explain them."""
+
+    KIND: ClassVar[str] = "kalm ground"
+
+    data: str = ""
+    """Folder of a run of `llmrl kalm collect`."""
+    model: str = EMBEDDED
+    """The language model: `embedded`, a small one with random weights and a token for each word; or a folder, a GGUF
+    file, smollm2-135m, a hub id, as in `llmrl lm`."""
+    embedded: SmallConfig = field(default_factory=SmallConfig)
+    """Sizes of the `embedded` model."""
+    init: Literal["pretrained", "random"] = "pretrained"
+    """Weights of a given model: its own, or random ones of its shape."""
+    tune: Literal["lora", "full"] = "full"
+    """Train adapters of a frozen base, or all weights, as published; slots and their heads are always trained."""
+    lora: LoRAConfig = field(default_factory=LoRAConfig)
+    """The adapters, with `--tune lora`."""
+    states: Literal["changes", "absolute"] = "changes"
+    """What the head of states predicts: the change from the state before, or the state, as published."""
+    patterns: tuple[str, ...] = PATTERNS
+    """Objectives: `rollout`, `dynamics`, `consequence`, `explanation`."""
+    weights: Weights = field(default_factory=Weights)
+    copies: int = 1
+    """Rows of each pair of episode and objective, with other wordings and other steps."""
+    held_out: float = 0.05
+    """The share of the episodes that the model is tested with."""
+    length: int = 256
+    """Places of a row: tokens, states and actions."""
+    epochs: float = 10.0
+    """Passes over the rows; published: 10 in CLEVR-Robot, 5 in Meta-World."""
+    sft: SFTConfig = field(default_factory=lambda: SFTConfig(batch_size=16, learning_rate=1e-3))
+    """The learner. Published: batches of 24, AdamW at 5e-5 with linear decay."""
+    run: RunConfig = field(default_factory=lambda: RunConfig(log_every=20, checkpoint_every=200))
+
+    def __post_init__(self):
+        fields_in(self, COUNT, "copies", "length")
+        fields_in(self, EPOCHS, "epochs")
+        fields_in(self, "[0, 0.5]", "held_out")
+        for name in self.patterns:
+            if name not in PATTERNS:
+                raise ValueError(f"there is no objective {name!r} (there are {', '.join(PATTERNS)})")
+        if "rollout" not in self.patterns:
+            raise ValueError("patterns has no rollout, without which nothing can be imagined: add it")
+        if self.tune == "full":
+            refuse_unread(self, ("lora",), "--tune full")
+        if self.model == EMBEDDED:
+            refuse_unread(self, ("init",), "--model embedded")
+            if self.tune == "lora":
+                raise ValueError(
+                    "model is embedded, whose weights are random: adapters are not enough, take --tune full"
+                )
+        else:
+            refuse_unread(self, ("embedded",), f"--model {self.model}")
+
+
+@dataclass(frozen=True)
+class ImagineRun:
+    """Let a grounded model imagine episodes for instructions that no data show."""
+
+    KIND: ClassVar[str] = "kalm imagine"
+
+    grounded: str = ""
+    """Folder of a run of `llmrl kalm ground`."""
+    data: str = ""
+    """Folder of a run of `llmrl kalm collect`, whose first states the episodes begin in."""
+    level: str = "rephrase"
+    """`rephrase`: the goals of the data in other words; `easy`, `hard`: goals that no data show."""
+    episodes: int = 5600
+    """Episodes; published: 5,600 (rephrase), 72,400 (easy), 1,680 (hard)."""
+    together: int = field(default=64, metadata=FREE)
+    """Episodes that are imagined at the same time."""
+    run: BaseRunConfig = field(default_factory=BaseRunConfig)
+
+    def __post_init__(self):
+        check_level(self.level, IMAGINED)
+        fields_in(self, COUNT, "episodes", "together")
+        for name in ("grounded", "data"):
+            if not getattr(self, name):
+                raise ValueError(f"{name} is empty: give the --{name} folder of `llmrl kalm {_MAKES[name]}`")
+
+
+_MAKES = {"grounded": "ground", "data": "collect"}

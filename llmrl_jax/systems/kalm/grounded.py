@@ -1,0 +1,136 @@
+"""Language models of KALM: made or loaded for grounding, and grounded ones on disk."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+from safetensors.numpy import load_file, save_file
+
+from llmrl_jax import lm
+from llmrl_jax.core.files import replacing
+from llmrl_jax.data.transitions import DataError
+from llmrl_jax.lm.tokens import FastTokenizer, WordTokenizer, load_tokenizer
+from llmrl_jax.systems.kalm import patterns
+from llmrl_jax.systems.kalm.config import EMBEDDED, GroundRun
+from llmrl_jax.systems.kalm.world_model import Slots, Units, WorldModel
+from llmrl_jax.systems.kalm.worlds import World, world_of
+
+
+FOLDER = "grounded"
+ABOUT, SLOTS = "kalm.json", "slots.safetensors"
+FORMAT = 1
+FRAMES = (patterns.ROLLOUT, *patterns.DYNAMICS, *patterns.CONSEQUENCE, *patterns.EXPLANATION)
+
+
+@dataclass(frozen=True)
+class Grounded:
+    """A grounded model."""
+
+    world: World
+    model: WorldModel
+    variables: Any
+    units: Units
+    tokenizer: FastTokenizer
+
+
+def language_model(
+    config: GroundRun, world: World, seed: int
+) -> tuple[lm.Llama, dict[str, Any], FastTokenizer, Path | None]:
+    """The language model before grounding: the module, its variables, its tokenizer, and its folder if it has one.
+
+    **Raises:** what `lm.load` raises; `ValueError` if a row is longer than the model's positions.
+    """
+    if config.model == EMBEDDED:
+        words = WordTokenizer.from_texts([*FRAMES, *world.instructions.texts])
+        sizes = config.embedded
+        small = lm.LlamaConfig(
+            vocab_size=-(-words.vocab_size // 8) * 8,
+            hidden_size=sizes.hidden_size,
+            intermediate_size=sizes.intermediate_size,
+            num_hidden_layers=sizes.layers,
+            num_attention_heads=sizes.heads,
+            num_key_value_heads=sizes.heads,
+            max_position_embeddings=config.length,
+            tie_word_embeddings=False,
+            eos_token_id=words.eos_id,
+        )
+        model = lm.Llama(small)
+        return model, _drawn(model, seed), words, None
+    folder = lm.locate(config.model)
+    shape = lm.read_config(folder)
+    if config.length > shape.max_position_embeddings:
+        raise ValueError(
+            f"length is {config.length}, but {config.model} has {shape.max_position_embeddings} positions; take "
+            "shorter rows"
+        )
+    adapters = config.lora if config.tune == "lora" else None
+    tokenizer = load_tokenizer(folder)
+    if config.init == "random":
+        model = lm.Llama(shape, lora=adapters)
+        return model, _drawn(model.clone(lora=None), seed), tokenizer, folder
+    model, variables = lm.load(folder, lora=adapters)
+    return model, variables, tokenizer, folder
+
+
+def _drawn(model: lm.Llama, seed: int) -> dict[str, Any]:
+    return dict(jax.jit(model.init)(jax.random.key(seed), jnp.zeros((1, 1), jnp.int32)))
+
+
+def save(out: Path, config: GroundRun, world: World, model: WorldModel, state: Any, tokenizer: FastTokenizer) -> Path:
+    """Write a grounded model to `grounded/` in a run's folder, atomically: `model/` in Hugging Face's layout, with
+    adapters merged, the slots, and what they are for."""
+    base, params = state.frozen["base"], state.params
+    llama, weights = model.llama, params.get("params")
+    if llama.lora is not None:
+        weights = lm.merge(base["params"], params["lora"], llama.lora)
+    with replacing(out / FOLDER) as draft:
+        draft.mkdir(parents=True, exist_ok=True)
+        lm.save_hf(draft / "model", llama.config, weights)
+        tokenizer.save(draft / "model")
+        slots = {"/".join(name): np.asarray(x) for name, x in flatten_dict(params["slots"]).items()}
+        units = {
+            "units/mean": np.asarray(state.frozen["units"].mean),
+            "units/std": np.asarray(state.frozen["units"].std),
+        }
+        save_file({**slots, **units}, draft / SLOTS)
+        about = {
+            "format": FORMAT,
+            "world": world.name,
+            "states": model.states,
+            "state": model.slots.state,
+            "action": model.slots.action,
+            "discrete": model.slots.discrete,
+            "words": config.model == EMBEDDED,
+        }
+        (draft / ABOUT).write_text(json.dumps(about, indent=1) + "\n")
+    return out / FOLDER
+
+
+def load(run: str | Path) -> Grounded:
+    """The grounded model of a run.
+
+    **Raises:** `FileNotFoundError`, `DataError` for files of another version.
+    """
+    folder = Path(run) / FOLDER
+    if not (folder / ABOUT).is_file():
+        raise FileNotFoundError(f"{run} has no {FOLDER}/{ABOUT}: give a finished run of `llmrl kalm ground`")
+    about = json.loads((folder / ABOUT).read_text())
+    if about.get("format") != FORMAT:
+        raise DataError(f"{folder / ABOUT} has the format {about.get('format')}; this version reads {FORMAT}")
+    llama, variables = lm.load(folder / "model")
+    world = world_of(about["world"])
+    tokenizer = load_tokenizer(folder / "model")
+    if about["words"]:
+        tokenizer = WordTokenizer(tokenizer.backend)
+    flat = load_file(folder / SLOTS)
+    units = Units(*(jnp.asarray(flat.pop(f"units/{name}")) for name in ("mean", "std")))
+    slots = unflatten_dict({tuple(name.split("/")): jnp.asarray(x) for name, x in flat.items()})
+    layers = Slots(llama.config.hidden_size, about["state"], about["action"], about["discrete"])
+    return Grounded(world, WorldModel(llama, layers, about["states"]), {**variables, "slots": slots}, units, tokenizer)

@@ -1,0 +1,125 @@
+"""Imagined episodes for instructions that no data show: the implementation of `llmrl kalm imagine`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from llmrl_jax.core import config as configs
+from llmrl_jax.core.activity import doing
+from llmrl_jax.core.files import write_whole
+from llmrl_jax.data.parquet import write_parquet
+from llmrl_jax.data.transitions import Trajectories
+from llmrl_jax.run.folder import opened, write_summary
+from llmrl_jax.systems.kalm import grounded, patterns
+from llmrl_jax.systems.kalm.collecting import ABOUT, EPISODES, read
+from llmrl_jax.systems.kalm.config import ImagineRun
+from llmrl_jax.systems.kalm.grounded import Grounded
+from llmrl_jax.systems.kalm.imagination import Imagined, imagine
+from llmrl_jax.systems.kalm.worlds import GOAL, INSTRUCTION, STATE, World
+
+
+def chosen_goals(world: World, level: str, count: int, rng: np.random.Generator) -> np.ndarray:
+    """The numbers of sentences to imagine episodes for: all goals of the level equally often, up to one, each in a
+    random wording; int32 `[count]`."""
+    said = np.array(world.instructions.of(level))
+    goal = world.instructions.configuration[said]
+    wanted = np.concatenate([rng.permutation(goal.max() + 1) for _ in range(-(-count // (int(goal.max()) + 1)))])[
+        :count
+    ]
+    return np.array([rng.choice(said[goal == i]) for i in wanted], np.int32)
+
+
+def starts(data: Trajectories, world: World, goals: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """A first state of the data for each goal, in which it does not hold: float32 `[B, d]`."""
+    first = np.asarray(data.obs[STATE])[:, 0]
+    found = first[rng.integers(len(first), size=len(goals))]
+    for _ in range(100):
+        done = np.asarray(world.holds(goals, found))
+        if not done.any():
+            return found
+        found = np.where(done[:, None], first[rng.integers(len(first), size=len(goals))], found)
+    raise ValueError("some goals hold in nearly all first states of the data: collect more episodes")
+
+
+def imagine_all(found: Grounded, numbers: np.ndarray, first: np.ndarray, level: str, together: int) -> Imagined:
+    """Episodes for sentences, in parts of one shape, on the host."""
+    world, said = found.world, found.world.instructions
+    tokens, lengths = patterns.prompts([said.texts[i] for i in numbers], found.tokenizer)
+    goals, horizon = said.goals[numbers], world.horizon[level]
+
+    @jax.jit
+    def run(variables: Any, tokens: Any, lengths: Any, first: Any, goals: Any) -> Imagined:
+        return imagine(found.model, variables, found.units, tokens, lengths, first, goals, world.label, horizon)
+
+    parts, together = [], min(together, len(numbers))
+    with doing("imagining", len(numbers), "episodes") as activity:
+        for start in range(0, len(numbers), together):
+            at = np.arange(start, start + together) % len(numbers)  # the last part is filled up
+            made = run(found.variables, *(jnp.asarray(x[at]) for x in (tokens, lengths, first, goals)))
+            kept = min(together, len(numbers) - start)
+            parts.append(jax.tree.map(lambda x, n=kept: np.asarray(x[:n]), made))
+            activity.done = start + kept
+    return jax.tree.map(lambda *x: np.concatenate(x), *parts)
+
+
+def as_episodes(made: Imagined, goals: np.ndarray, numbers: np.ndarray) -> Trajectories:
+    """Imagined episodes in the form of recorded ones. What ends without success is cut off, and so bootstraps."""
+    steps = made.rewards.shape[1]
+    last = np.arange(steps) == made.lengths[:, None] - 1
+    same = {
+        GOAL: np.repeat(goals[:, None], steps, 1).astype(np.int32),
+        INSTRUCTION: np.repeat(numbers[:, None], steps, 1).astype(np.int32),
+    }
+    return Trajectories(
+        obs={STATE: made.states[:, :-1], **same},
+        action=made.actions,
+        reward=made.rewards,
+        next_obs={STATE: made.states[:, 1:], **same},
+        terminated=last & made.success[:, None],
+        truncated=last & ~made.success[:, None],
+        length=made.lengths,
+    )
+
+
+def statistics(world: World, made: Imagined) -> dict[str, float]:
+    """What is reported of imagined episodes: success by the world's rules, length, and the shares of steps, and of
+    episodes with a step, that are impossible."""
+    steps = np.arange(made.rewards.shape[1]) < made.lengths[:, None]
+    summary = {"success": float(made.success.mean()), "mean_length": float(made.lengths.mean())}
+    for name, wrong in world.implausible(made.states[:, :-1], made.states[:, 1:]).items():
+        wrong = np.asarray(wrong) & steps
+        summary[f"impossible/{name}"] = float(wrong.sum() / steps.sum())
+        summary[f"episodes_impossible/{name}"] = float(wrong.any(1).mean())
+    return summary
+
+
+def imagine_run(config: ImagineRun) -> dict[str, Any]:
+    """Imagine episodes, and write them to the run's folder as recorded ones are. **Returns:** the summary.
+
+    **Raises:** what `grounded.load` and `collecting.read` raise.
+    """
+    found = grounded.load(config.grounded)
+    world, _, data = read(config.data, found.world.name)
+    rng = np.random.default_rng(config.run.seed)
+    numbers = chosen_goals(world, config.level, config.episodes, rng)
+    goals = world.instructions.goals[numbers]
+    with opened(config.run, "kalm-imagine") as folder:
+        configs.save_config(config, folder / "config.json")
+        made = imagine_all(found, numbers, starts(data, world, goals, rng), config.level, config.together)
+        write_parquet(folder / EPISODES, as_episodes(made, goals, numbers))
+        write_whole(folder / ABOUT, json.dumps({"world": world.name, "level": config.level, "imagined": True}) + "\n")
+        summary = {"episodes": config.episodes, **statistics(world, made)}
+        write_summary(folder, summary)
+        wrong = ", ".join(
+            f"{name.partition('/')[2]} {100 * x:.1f}%" for name, x in summary.items() if name.startswith("impossible/")
+        )
+        print(
+            f"{config.episodes} imagined episodes, {100 * summary['success']:.1f}% with success by the world's rules; "
+            f"impossible steps: {wrong}; everything is in {folder}"
+        )
+    return summary

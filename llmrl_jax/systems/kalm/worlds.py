@@ -1,0 +1,152 @@
+"""KALM's worlds: what grounding, imagining and testing need to know of each."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Int
+
+import envs_jax
+from envs_jax import spaces
+from envs_jax.env import Environment, Wrapper
+from llmrl_jax.core.checks import nearest
+
+
+REAL = "real"
+LEVELS = ("real", "rephrase", "easy", "hard")
+"""Goals of the data in their words, the same in other words, and goals that no data show."""
+IMAGINED = LEVELS[1:]
+STATE, GOAL, INSTRUCTION = "state", "goal", "instruction"
+"""Parts of observations."""
+
+
+@dataclass(frozen=True)
+class Instructions:
+    """Every sentence of all levels, numbered through: level after level."""
+
+    texts: tuple[str, ...]
+    goals: Int[np.ndarray, "I g"]
+    configuration: Int[np.ndarray, " I"]
+    """The number of the goal of each sentence within its level."""
+    first: Mapping[str, int]
+    """The number of each level's first sentence."""
+    count: Mapping[str, int]
+
+    def of(self, level: str) -> range:
+        """The numbers of a level's sentences."""
+        return range(self.first[level], self.first[level] + self.count[level])
+
+    def wordings(self, level: str, configuration: int) -> list[str]:
+        """All sentences for one goal of a level."""
+        chosen = self.of(level)
+        same = np.flatnonzero(self.configuration[chosen.start : chosen.stop] == configuration)
+        return [self.texts[chosen.start + i] for i in same]
+
+
+@dataclass(frozen=True)
+class World:
+    """A world with instructions at four levels."""
+
+    name: str
+    ids: Mapping[str, str]
+    """The environment of each level."""
+    horizon: Mapping[str, int]
+    """Steps of an episode, by level."""
+    instructions: Instructions
+    label: Callable[[Any, Any, Any, Any], tuple[Any, Any]]
+    """`(goal, state, next_state, action) -> (reward, success)`: the world's rules, for imagined steps too."""
+    holds: Callable[[Any, Any], Any]
+    """`(goal, state)`, whether there is nothing left to do."""
+    implausible: Callable[[Any, Any], dict[str, Any]]
+    """`(state, next_state)`, what is impossible about a step."""
+    expert: Callable[[Environment, Any], jax.Array]
+    """`(env, state)`, the action of the world's scripted expert."""
+
+    def make(self, level: str) -> Environment:
+        """The environment of a level, whose observations number sentences as `instructions` does."""
+        check_level(level, LEVELS)
+        env, _ = envs_jax.make(self.ids[level])
+        return Numbered(env, self.instructions.first[level], len(self.instructions.texts))
+
+
+class Numbered(Wrapper):
+    """Sentences numbered through all levels: int32 `[]` as `obs["instruction"]`, beside the state and the goal."""
+
+    def __init__(self, env: Environment, first: int, count: int):
+        super().__init__(env)
+        self.first, self.count = first, count
+
+    def observation_space(self, params):
+        parts: dict[str, Any] = dict(self.env.observation_space(params).spaces)  # type: ignore[attr-defined]
+        return spaces.Dict({**parts, INSTRUCTION: spaces.Discrete(self.count)})
+
+    @property
+    def captions(self):
+        return {}
+
+    def describe(self, obs):
+        book = self.env.captions[INSTRUCTION]
+        return {INSTRUCTION: book.phrases[int(obs[INSTRUCTION]) - self.first]}
+
+    def _numbered(self, obs: Any) -> Any:
+        return {**obs, INSTRUCTION: obs[INSTRUCTION][0].astype(jnp.int32) + self.first}
+
+    def reset(self, key, params):
+        obs, state = self.env.reset(key, params)
+        return self._numbered(obs), state
+
+    def step(self, key, state, action, params):
+        obs, *rest = self.env.step(key, state, action, params)
+        return (self._numbered(obs), *rest)
+
+
+@functools.cache
+def clevr() -> World:
+    """CLEVR-Robot."""
+    from envs_jax.clevr import instructions as said, rules
+    from envs_jax.clevr.constants import HORIZON
+    from envs_jax.clevr.expert import expert_action
+    from envs_jax.clevr.plausible import implausible
+
+    levels = {name: said.level(name) for name in LEVELS}
+    counts = {name: len(level.instructions) for name, level in levels.items()}
+    firsts = dict(zip(LEVELS, np.cumsum([0, *counts.values()]).tolist()))
+    instructions = Instructions(
+        texts=tuple(one.text for level in levels.values() for one in level.instructions),
+        goals=np.concatenate([level.goals for level in levels.values()]),
+        configuration=np.concatenate([level.configurations for level in levels.values()]),
+        first=firsts,
+        count=counts,
+    )
+    return World(
+        name="clevr",
+        ids={name: f"CLEVR-Robot-v0?level={name}" for name in LEVELS},
+        horizon={name: 1 if name == "easy" else HORIZON for name in LEVELS},
+        instructions=instructions,
+        label=rules.label,
+        holds=rules.holds,
+        implausible=implausible,
+        expert=expert_action,
+    )
+
+
+WORLDS: dict[str, Callable[[], World]] = {"clevr": clevr}
+
+
+def world_of(name: str) -> World:
+    """The world of that name. **Raises:** `ValueError`, with the nearest name, for another."""
+    if name not in WORLDS:
+        raise ValueError(f"there is no world {name!r}{nearest(name, list(WORLDS))} (there are {', '.join(WORLDS)})")
+    return WORLDS[name]()
+
+
+def check_level(level: str, known: tuple[str, ...]) -> None:
+    """**Raises:** `ValueError` for an unknown level."""
+    if level not in known:
+        raise ValueError(f"unknown level {level!r}{nearest(level, list(known))} (levels are {', '.join(known)})")
