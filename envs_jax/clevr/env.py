@@ -129,22 +129,21 @@ class ClevrRobot(Environment[State, Params]):
     def reset(self, key, params):
         table = jnp.asarray(self.level.goals)
 
-        def attempt(number, data):
-            key = jax.random.fold_in(jax.random.wrap_key_data(data), number)
-            layout_key, key = jax.random.split(key)
+        def attempt(number, key):
+            layout_key, key = jax.random.split(jax.random.fold_in(key, number))
             fits, balls = layouts.attempt(layout_key)
             instruction = self.level.draw(key)
             reached = rules.holds(table[instruction], balls.reshape(-1))
             return fits & ~reached, (balls, instruction)
 
-        balls, instruction = first_accepted(attempt, jax.random.key_data(key))
+        balls, instruction = first_accepted(attempt, key)
         aim = None
         if self.compat:
 
-            def layout(number, data):
-                return layouts.attempt(jax.random.fold_in(jax.random.wrap_key_data(data), number))
+            def layout(number, key):
+                return layouts.attempt(jax.random.fold_in(key, number))
 
-            aim = first_accepted(layout, jax.random.key_data(jax.random.fold_in(key, 0)))
+            aim = first_accepted(layout, jax.random.fold_in(key, 0))  # attempts of the start count from 1
         return self.begin(balls, table[instruction], instruction, aim)
 
     def begin(
