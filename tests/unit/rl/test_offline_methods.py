@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.rl.awac import AWAC, AWACConfig
 from llmrl_jax.rl.bc import BC, BCConfig
 from llmrl_jax.rl.bcq import BCQ, BCQConfig
@@ -21,6 +22,7 @@ from llmrl_jax.rl.iql import IQL, IQLConfig
 from llmrl_jax.rl.mlp import beside, init_mlp, mlp
 from llmrl_jax.rl.offline import Context, Frozen
 from llmrl_jax.rl.offline_data import ActionKind, Batch
+from llmrl_jax.rl.prdc import PRDC, PRDCConfig
 from llmrl_jax.rl.td3_bc import TD3BC, TD3BCConfig
 
 
@@ -203,6 +205,31 @@ def test_td3_bc_by_hand():
     imitation = np.mean((action - rows.action) ** 2)
     close(metrics["bc_loss"], imitation)
     close(metrics["actor_loss"], imitation - 1.5 * q.mean() / np.abs(q).mean())
+
+
+# --- PRDC -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block", [3, 8192])
+def test_prdc_imitates_the_nearest_recorded_pair(block):
+    config = small(PRDCConfig, beta=1.7, block=block)
+    method, rng = PRDC(config, CONTINUOUS), np.random.default_rng(4)
+    sets = [(rng.normal(size=(n, N)), rng.uniform(-1, 1, (n, 2))) for n in (11, 5)]
+
+    def steps(x, action):
+        obs, flags = {"vector": jnp.asarray(x, jnp.float32)}, jnp.zeros(len(x), bool)
+        return Transitions(obs, jnp.asarray(action, jnp.float32), jnp.zeros(len(x)), obs, flags, flags)
+
+    frozen = Frozen(tuple(steps(*one) for one in sets), (), jnp.zeros(N), jnp.ones(N))
+    context = Context(jax.random.key(0), traced_floats(config), jnp.int32(0), frozen)
+    rows, action = batch(CONTINUOUS), rng.uniform(-1, 1, (ROWS, 2))
+    found = jax.jit(method.wanted_action)(jnp.asarray(action, jnp.float32), rows, context)
+    x, known = (np.concatenate([one[i] for one in sets]) for i in range(2))
+    pairs = np.concatenate([1.7 * x, known], 1)
+    asked = np.concatenate([1.7 * np.asarray(rows.obs), action], 1)
+    nearest = np.linalg.norm(asked[:, None] - pairs, axis=-1).argmin(1)
+    close(found, known[nearest])
+    assert len(set(nearest)) > 1 and not np.allclose(known[nearest], rows.action)
 
 
 # --- AWAC -------------------------------------------------------------------------------------------------------------
