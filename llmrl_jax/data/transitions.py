@@ -124,7 +124,7 @@ def to_transitions(trajectories: Trajectories) -> Transitions:
     index = jnp.asarray(np.flatnonzero(np.asarray(trajectories.mask)), jnp.int32)
 
     def joined(x):
-        return x.reshape(-1, *x.shape[2:]).at[index].get(mode="promise_in_bounds")
+        return jnp.asarray(x).reshape(-1, *x.shape[2:]).at[index].get(mode="promise_in_bounds")
 
     return Transitions(**{name: jax.tree.map(joined, getattr(trajectories, name)) for name in FIELDS})
 
