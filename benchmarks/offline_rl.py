@@ -179,7 +179,7 @@ def run(quick: bool) -> Result:
     rows.append(seeds(count, REPEATS))
     notes = [
         f"{count:,} random steps, {OBS} numbers of observation, {ACTIONS} of action (or {ACTIONS} actions), "
-        f"batch {BATCH}, two layers of 256; else each library's defaults for that algorithm. d3rlpy: `sample_transition_batch` and "
+        f"batch {BATCH}, two layers of 256; else the defaults of each library. d3rlpy: `sample_transition_batch` and "
         "`update`, as its `fit` does, without logging. Windows of both alternate.",
         "The operations are XLA's count for one gradient step, elementwise ones included; the matrix rate is that of "
         f"XLA's float32 product of {SQUARE} x {SQUARE} in the same rounds.",

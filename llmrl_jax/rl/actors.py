@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,12 +133,13 @@ class SquashedActor:
     def sample(
         self, params: Any, x: Float[Array, "*B n"], key: jax.Array
     ) -> tuple[Float[Array, "*B D"], Float[Array, "*B"]]:
-        """An action per row and its log-density, from the Gaussian's own number: `TanhNormal.log_prob` would have to
-        recover it from the action, where `1 - tanh(x)^2` may have lost it."""
+        """An action per row and its log-density, from the noise that made it: `TanhNormal.log_prob` would have to
+        recover that from the action, where rounding may have lost it."""
         found = self.distribution(params, x)
-        inside = Normal(found.mean, found.log_std)
-        raw = inside.sample(key)
-        return jnp.tanh(raw), inside.log_prob(raw) - jnp.sum(found._log_slope(raw), axis=-1)
+        noise = found.noise(key)
+        raw = found.mean + jnp.exp(found.log_std) * noise
+        density = -0.5 * noise**2 - found.log_std - 0.5 * math.log(2 * math.pi) - found._log_slope(raw)
+        return jnp.tanh(raw), jnp.sum(density, axis=-1)
 
 
 @dataclass(frozen=True)

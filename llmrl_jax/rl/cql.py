@@ -17,11 +17,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from llmrl_jax.core.checks import COUNT, fields_in
-from llmrl_jax.rl.actors import Critics, SquashedActor
 from llmrl_jax.rl.offline import Context, Trained
 from llmrl_jax.rl.offline_config import OfflineConfig, needs_continuous
 from llmrl_jax.rl.offline_data import ActionKind, Batch
 from llmrl_jax.rl.registry import OfflineAlgorithm
+from llmrl_jax.rl.soft import SoftActorCritic
 
 
 @dataclass(frozen=True)
@@ -60,24 +60,16 @@ class CQLConfig(OfflineConfig):
         fields_in(self, COUNT, "action_samples", prefix=self.prefix)
 
 
-class CQL:
+class CQL(SoftActorCritic):
     """See the module."""
 
     def __init__(self, config: CQLConfig, actions: ActionKind):
         needs_continuous(config, actions)
-        self.config, self.width = config, actions.width
-        self.actor = SquashedActor(actions.width, config.hidden, config.activation)
-        self.critics = Critics(actions, config.hidden, config.activation)
+        super().__init__(actions, config.hidden, config.activation)
+        self.config = config
 
     def init(self, key: jax.Array, batch: Batch, hparams: dict[str, jax.Array]) -> Trained:
-        one, two = jax.random.split(key)
-        n = batch.obs.shape[-1]
-        params = {
-            "actor": self.actor.init(one, n),
-            "critic": self.critics.init(two, n),
-            "log_temperature": jnp.log(hparams["initial_temperature"]),
-            "log_alpha": jnp.log(hparams["initial_alpha"]),
-        }
+        params = self.networks(key, batch.obs.shape[-1], hparams) | {"log_alpha": jnp.log(hparams["initial_alpha"])}
         return Trained.begin(params, ["critic"])
 
     def proposals(self, actor: Any, batch: Batch, key: jax.Array) -> tuple[Float[Array, "B S D"], Float[Array, "B S"]]:
@@ -100,7 +92,7 @@ class CQL:
         """`mean_s [log sum_a exp(Q(s, a) - log density(a)) - Q(s, recorded)]` of each critic."""
         return jnp.mean(jax.nn.logsumexp(values - log_density, axis=-1) - data, axis=1)
 
-    def critic_loss(
+    def conservative_loss(
         self,
         params: Any,
         wanted: Float[Array, " B"],
@@ -125,11 +117,6 @@ class CQL:
         metrics = {"td_loss": td, "gap": jnp.mean(gap), "alpha": alpha, "q_mean": jnp.mean(data)}
         return td + jnp.sum(alpha * excess), (trained, metrics)
 
-    def actor_loss(self, params: Any, critic: Any, batch: Batch, key: jax.Array, temperature: Any) -> jax.Array:
-        """`mean [temperature log pi(a | s) - min Q(s, a)]` for an action of the policy, and its log-density."""
-        action, log_prob = self.actor.sample(params, batch.obs, key)
-        return jnp.mean(temperature * log_prob - jnp.min(self.critics(critic, batch.obs, action), axis=0))
-
     def step(self, trained: Trained, batch: Batch, context: Context) -> tuple[Trained, dict[str, jax.Array]]:
         h = context.hparams
         proposal_key, actor_key = jax.random.split(context.key)
@@ -137,27 +124,12 @@ class CQL:
         next_value = jnp.min(self.critics(trained.target["critic"], batch.next_obs, best), axis=0)
         wanted = batch.reward + h["gamma"] * jnp.where(batch.terminated, 0.0, next_value)
         proposals = self.proposals(trained.params["actor"], batch, proposal_key)
-        loss = jax.value_and_grad(self.critic_loss, has_aux=True)
+        loss = jax.value_and_grad(self.conservative_loss, has_aux=True)
         (q_loss, (trained, metrics)), grads = loss(trained.params["critic"], wanted, proposals, batch, h, trained)
         trained = trained.descended("critic", grads, h["critic_learning_rate"])
         trained, pi_metrics = self.actor_step(trained, batch, actor_key, h)
         metrics |= {"critic_loss": q_loss, "target_mean": jnp.mean(wanted), **pi_metrics}
         return trained.followed(h["tau"], "critic"), metrics
-
-    def actor_step(
-        self, trained: Trained, batch: Batch, key: jax.Array, h: dict[str, jax.Array]
-    ) -> tuple[Trained, dict[str, jax.Array]]:
-        """A step of the entropy's weight, and one of the actor with that weight, as SAC takes them."""
-        _, log_prob = self.actor.sample(trained.params["actor"], batch.obs, key)
-        distance = jnp.mean(log_prob) - self.width
-        grad = jax.grad(lambda log: -jnp.exp(log) * distance)(trained.params["log_temperature"])
-        trained = trained.descended("log_temperature", grad, h["temperature_learning_rate"])
-        temperature = jnp.exp(trained.params["log_temperature"])
-        pi_loss, grads = jax.value_and_grad(self.actor_loss)(
-            trained.params["actor"], trained.params["critic"], batch, key, temperature
-        )
-        trained = trained.descended("actor", grads, h["actor_learning_rate"])
-        return trained, {"actor_loss": pi_loss, "temperature": temperature, "entropy": -jnp.mean(log_prob)}
 
     def act(self, params, x):
         return self.actor.distribution(params["actor"], x)

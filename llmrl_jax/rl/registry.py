@@ -42,6 +42,7 @@ class OfflineAlgorithm:
 ALGORITHMS: dict[str, str] = {
     "dqn": "llmrl_jax.rl.dqn",
     "ppo": "llmrl_jax.rl.ppo",
+    "sac": "llmrl_jax.rl.sac",
 }
 """Algorithm -> the module that defines its `ALGORITHM`."""
 

@@ -27,13 +27,14 @@ SMALL = {
     "pool_size": 4,
     "epochs": 2,
     "gradient_steps": 2,
+    "learning_starts": 0,
 }
 """Sizes, where an algorithm has them."""
 
 
 def learner_of(name):
     """The learner of an algorithm with its default settings, made small, in a world whose episodes time out."""
-    env, params = envs_jax.make("Debug-Match-v0")
+    env, params = envs_jax.make("Debug-Aim-v0" if name == "sac" else "Debug-Match-v0")
     env, found = EpisodeStatistics(env), algorithm(name)
     names = {f.name for f in dataclasses.fields(found.config)}
     config = dataclasses.replace(found.config(), **{n: x for n, x in SMALL.items() if n in names})

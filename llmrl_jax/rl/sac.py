@@ -1,0 +1,276 @@
+"""SAC, the soft actor-critic (Haarnoja et al., 1812.05905), for continuous actions with bounds.
+
+One update plays `num_steps` steps in `num_envs` environments, stores them, and takes `gradient_steps` gradient steps on
+batches from the replay memory. The first `learning_starts` steps are uniform random actions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jax.sharding import Mesh
+
+from envs_jax import spaces
+from envs_jax.env import Environment
+from envs_jax.resets import VectorEnv
+from llmrl_jax.core.checks import COUNT, FROM_0, check_choices, fields_in, refuse_unread
+from llmrl_jax.rl.actors import Scaled
+from llmrl_jax.rl.gradient import traced_floats
+from llmrl_jax.rl.learner import Learner
+from llmrl_jax.rl.networks import NetworkConfig, with_one_hots
+from llmrl_jax.rl.offline import Trained
+from llmrl_jax.rl.offline_data import ActionKind, Batch, Features
+from llmrl_jax.rl.registry import Algorithm
+from llmrl_jax.rl.replay import Replay, Ring, Transition
+from llmrl_jax.rl.rollout import (
+    Runner,
+    check_statistics,
+    episode_info,
+    episode_metrics,
+    start,
+    task_names,
+    unread_of_reset,
+    with_pool,
+)
+from llmrl_jax.rl.soft import SoftActorCritic
+
+
+@dataclass(frozen=True)
+class SACConfig:
+    """Hyper-parameters. Floats are traced (`state.hparams`)."""
+
+    num_envs: int = 16
+    """Environments played at once."""
+    num_steps: int = 1
+    """Steps per environment and update."""
+    gradient_steps: int = 16
+    """Gradient steps per update; as many as num_envs times num_steps is the usual one per step."""
+    batch_size: int = 256
+    """Stored steps per gradient step."""
+    replay_size: int = 1_000_000
+    """Capacity of the replay memory in steps, rounded down to a multiple of num_envs. It is allocated at once, and is
+    part of checkpoints."""
+    learning_starts: int = 5_000
+    """Steps of uniform random actions before the first gradient step; until then losses are reported as 0."""
+    gamma: float = 0.99
+    """Discount per step, 0 to 1."""
+    tau: float = 0.005
+    """Step of the target critics towards the critics, 0 to 1."""
+    actor_learning_rate: float = 3e-4
+    """Step size of the actor's Adam."""
+    critic_learning_rate: float = 3e-4
+    """Step size of the critics' Adam."""
+    temperature_learning_rate: float = 3e-4
+    """Step size of the Adam of the entropy's weight."""
+    initial_temperature: float = 1.0
+    """First weight of the entropy, above 0; it is adapted so that the entropy is minus the number of action values."""
+    reset: Literal["pool", "always", "optimistic"] = "pool"
+    """How episodes restart, see `envs_jax.VectorEnv`."""
+    pool_size: int = 256
+    """Episodes in the pool, with `reset` pool."""
+    pool_every: int = 16
+    """Updates between renewals of the pool, with `reset` pool."""
+    reset_ratio: int = 16
+    """Environments per fresh episode and step, with `reset` optimistic; divides num_envs."""
+
+    def __post_init__(self):
+        counts = ("num_envs", "num_steps", "gradient_steps", "batch_size", "replay_size")
+        fields_in(self, COUNT, *counts, "pool_size", "pool_every", "reset_ratio", prefix="sac.")
+        fields_in(self, FROM_0, "learning_starts", prefix="sac.")
+        rates = ("actor_learning_rate", "critic_learning_rate", "temperature_learning_rate")
+        fields_in(self, "[0, inf)", *rates, prefix="sac.")
+        fields_in(self, "[0, 1]", "gamma", "tau", prefix="sac.")
+        fields_in(self, "(0, inf)", "initial_temperature", prefix="sac.")
+        check_choices(self, prefix="sac.")
+        refuse_unread(self, unread_of_reset(self.reset), f"--sac.reset {self.reset}", prefix="sac.")
+        for what, needed in (
+            ("an update", self.num_envs * self.num_steps),
+            ("sac.learning_starts", self.learning_starts),
+        ):
+            if needed > self.capacity:
+                raise ValueError(
+                    f"{what} has {needed} steps, but the memory holds {self.capacity}: raise sac.replay_size"
+                )
+
+    @property
+    def capacity(self) -> int:
+        """Steps that the memory holds."""
+        return self.replay_size // self.num_envs * self.num_envs
+
+
+class SACPolicy:
+    """The actor and critics of an environment; acts as a `llmrl_jax.agents.contract.Player`. The value is 0."""
+
+    recurrent = False
+
+    def __init__(self, actions: ActionKind, hidden: tuple[int, ...], activation: str, features: Features):
+        """**Arguments:** `actions`, continuous; `hidden`, widths of the dense layers; `activation`; `features`, from an
+        observation and its number of batch axes to float32 features."""
+        self.actions, self.features = actions, features
+        self.nets = SoftActorCritic(actions, hidden, activation)
+
+    def initial_carry(self, batch_size):
+        return ()
+
+    def step(self, params, frozen, obs, carry, first):
+        found = self.nets.actor.distribution(params["actor"], self.features(obs, 1))
+        return Scaled(found, self.actions), jnp.zeros(found.mean.shape[0]), carry
+
+
+def sac_policy(env: Environment, env_params: Any, network: NetworkConfig, config: Any) -> SACPolicy:
+    """The networks of a configuration for an environment; `config` is not used.
+
+    **Raises:** `ValueError` for actions that are not a float vector with finite bounds, or options that it does not
+    read.
+    """
+    refuse_unread(network, ["channels", "memory", "dueling"], "sac", prefix="network.")
+    space = env.action_space(env_params)
+    box = isinstance(space, spaces.Box) and len(space.shape) == 1 and np.issubdtype(space.dtype, np.floating)
+    if not box or not np.all(np.isfinite(space.low) & np.isfinite(space.high)):  # type: ignore[attr-defined]
+        raise ValueError(
+            f"sac needs continuous actions with finite bounds, but those of {env.id} are {space}: choose another "
+            "algorithm, as in --algo ppo"
+        )
+    actions = ActionKind.box(space.low, space.high, space.shape[0])  # type: ignore[attr-defined]
+    activation = "relu" if network.activation == "auto" else network.activation
+    return SACPolicy(actions, network.hidden, activation, with_one_hots(env.observation_space(env_params)))
+
+
+@struct.dataclass
+class SACState:
+    """Everything that SAC carries from update to update, including the replay memory."""
+
+    params: dict[str, Any]
+    frozen: Any
+    """`()`."""
+    target: dict[str, Any]
+    opt_state: dict[str, Any]
+    replay: Ring
+    """Actions are in [-1, 1]."""
+    runner: Runner
+    hparams: dict[str, jax.Array]
+    """The config's floats by name, float32 `[]`."""
+    key: jax.Array
+    """The key of the whole run; update `i` uses `fold_in(key, i)`."""
+    update: jax.Array
+    """int32 `[]`, updates done."""
+
+
+def make_sac(
+    config: SACConfig, env: Environment, env_params: Any, policy: SACPolicy, mesh: Mesh | None = None
+) -> Learner:
+    """Build SAC as a `Learner`.
+
+    **Arguments:** `config`; `env`, one environment, wrapped (with `EpisodeStatistics`), not batched; `env_params`;
+    `policy`; `mesh`, None: SAC runs on one device.
+    **Returns:** the learner. Its metrics are `critic_loss`, `actor_loss`, `temperature`, `entropy` and `target_mean`,
+    means over the gradient steps, `replay_size`, and those of `episode_metrics`.
+    **Raises:** `ValueError` for a mesh, or an environment that does not report its episodes.
+    """
+    if mesh is not None:
+        raise ValueError("sac runs on one device: leave --mesh out")
+    check_statistics(env, env_params)
+    sac = SAC(config, env, env_params, policy)
+    return Learner(sac.init, sac.update, config.num_envs * config.num_steps)
+
+
+class SAC:
+    """SAC's update and its parts; `make_sac` documents the arguments."""
+
+    def __init__(self, config: SACConfig, env: Environment, env_params: Any, policy: SACPolicy):
+        self.config, self.env_params, self.policy, self.nets = config, env_params, policy, policy.nets
+        self.task_names = task_names(env)
+        self.vector = VectorEnv(
+            env, config.num_envs, policy=config.reset, pool_size=config.pool_size, reset_ratio=config.reset_ratio
+        )
+        self.memory = Replay(config.capacity, rows=config.num_envs)
+
+    def init(self, key: jax.Array) -> SACState:
+        env_key, policy_key, run_key = jax.random.split(key, 3)
+        runner = start(self.vector, self.env_params, self.policy, env_key)  # type: ignore[arg-type]
+        hparams = traced_floats(self.config)
+        inputs = self.policy.features(runner.obs, 1).shape[-1]
+        trained = jax.jit(lambda key, h: Trained.begin(self.nets.networks(key, inputs, h), ["critic"]))(
+            policy_key, hparams
+        )
+        obs = jax.tree.map(lambda x: x[0], runner.obs)
+        step = Transition(obs, jnp.zeros(self.nets.width), jnp.float32(0), obs, jnp.bool(False))
+        replay = self.memory.init(jax.eval_shape(lambda: step))
+        return SACState(trained.params, (), trained.target, trained.opt, replay, runner, hparams, run_key, jnp.int32(0))
+
+    def update(self, state: SACState) -> tuple[SACState, dict[str, jax.Array]]:
+        """Play, store the steps, take gradient steps."""
+        pool_key, play_key, learn_key = jax.random.split(jax.random.fold_in(state.key, state.update), 3)
+        runner = with_pool(self.vector, state.runner, pool_key, state.update, self.config.pool_every)
+        runner, (steps, done, info) = self._play(state.replace(runner=runner), play_key)
+        state = state.replace(runner=runner, replay=self.memory.add(state.replay, steps))
+        trained, metrics = self._learn_when_ready(state, learn_key)
+        metrics |= {"replay_size": state.replay.size, **episode_metrics(info, done, self.task_names)}
+        state = state.replace(
+            params=trained.params, target=trained.target, opt_state=trained.opt, update=state.update + 1
+        )
+        return state, {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()}
+
+    def _play(self, state: SACState, key: jax.Array) -> tuple[Runner, Any]:
+        """`num_steps` steps in every environment: the steps to store, which end an episode, and its records."""
+        config, actor = self.config, self.nets.actor
+        random = state.update * (config.num_envs * config.num_steps) < config.learning_starts
+
+        def step(runner, t):
+            act_key, step_key = jax.random.split(jax.random.fold_in(key, t))
+            own = actor.distribution(state.params["actor"], self.policy.features(runner.obs, 1)).sample(act_key)
+            uniform = jax.random.uniform(act_key, own.shape, minval=-1.0, maxval=1.0)
+            action = jnp.where(random, uniform, own)
+            obs, env_state, reward, terminated, truncated, info = self.vector.step(
+                step_key, runner.env_state, self.policy.actions.outward(action), runner.env_params
+            )
+            done = terminated | truncated
+            seen = Transition(runner.obs, action, reward, info["final_observation"], terminated)
+            return runner.replace(env_state=env_state, obs=obs, first=done), (seen, done, episode_info(info))
+
+        return jax.lax.scan(step, state.runner, jnp.arange(config.num_steps))
+
+    def _learn_when_ready(self, state: SACState, key: jax.Array) -> tuple[Trained, dict[str, jax.Array]]:
+        """`gradient_steps` steps once the memory holds enough; before that nothing changes, and metrics are 0."""
+
+        def wait(state, key):
+            zeros = {name: jnp.float32(0) for name in jax.eval_shape(self._learn, state, key)[1]}
+            return Trained(state.params, state.target, state.opt_state), zeros
+
+        ready = self.memory.can_sample(state.replay, max(1, self.config.learning_starts))
+        return jax.lax.cond(ready, self._learn, wait, state, key)
+
+    def _learn(self, state: SACState, key: jax.Array) -> tuple[Trained, dict[str, jax.Array]]:
+        def one(trained, key):
+            draw_key, step_key = jax.random.split(key)
+            index = self.memory.draw(state.replay, draw_key, self.config.batch_size).index
+            rows = self.memory.get(state.replay, index)
+            x, y = self.policy.features(rows.obs, 1), self.policy.features(rows.next_obs, 1)
+            return self.step(trained, Batch(x, rows.action, rows.reward, y, rows.terminated), step_key, state.hparams)
+
+        trained = Trained(state.params, state.target, state.opt_state)
+        trained, metrics = jax.lax.scan(one, trained, jax.random.split(key, self.config.gradient_steps))
+        return trained, {name: jnp.mean(x) for name, x in metrics.items()}
+
+    def step(
+        self, trained: Trained, batch: Batch, key: jax.Array, h: dict[str, jax.Array]
+    ) -> tuple[Trained, dict[str, jax.Array]]:
+        """One gradient step of every network."""
+        target_key, actor_key = jax.random.split(key)
+        wanted = self.nets.soft_targets(trained, batch, target_key, h)
+        loss, grads = jax.value_and_grad(self.nets.critic_loss)(trained.params["critic"], wanted, batch)
+        trained = trained.descended("critic", grads, h["critic_learning_rate"])
+        trained, metrics = self.nets.actor_step(trained, batch, actor_key, h)
+        return trained.followed(h["tau"], "critic"), {
+            **metrics,
+            "critic_loss": loss,
+            "target_mean": jnp.mean(wanted),
+        }
+
+
+ALGORITHM = Algorithm(SACConfig, make_sac, sac_policy)
