@@ -1,4 +1,4 @@
-"""Success and reward as pure functions of arrays: of simulated states and of imagined ones alike.
+"""Success and reward as pure functions of arrays: of simulated states and of imagined ones.
 
 Every function takes NumPy or jax arrays with any number of leading axes, which broadcast, and returns arrays of the
 same package; `goal` is int32 `[..., 10]` (see `goals`), a `state` float32 `[..., 10]`, the x and y of the five balls,

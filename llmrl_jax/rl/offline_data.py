@@ -23,7 +23,7 @@ Features = Callable[[Any, int], jax.Array]
 INSTRUCTION = "instruction"
 """The part of a dict of observations that indexes the table of sentence vectors."""
 SLACK = 1e-4
-"""How far beyond its bounds an action may be, in units of their distance: the rounding of whoever wrote it."""
+"""How far beyond its bounds an action may be, in units of their distance: the rounding of the program that wrote it."""
 
 
 @dataclass(frozen=True)

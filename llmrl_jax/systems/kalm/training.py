@@ -1,0 +1,133 @@
+"""Offline RL from recorded and imagined episodes, and its test on all levels: `llmrl kalm train` and `test`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs_jax.wrappers import EpisodeStatistics
+from llmrl_jax.agents.evaluate import make_evaluator
+from llmrl_jax.core import config as configs
+from llmrl_jax.core.activity import doing
+from llmrl_jax.data.transitions import Trajectories, Transitions, to_transitions
+from llmrl_jax.lm.encoder_names import make_encoder, resolved
+from llmrl_jax.rl.offline import OfflineLearner, OfflinePolicy, make_offline
+from llmrl_jax.rl.offline_data import actions_of
+from llmrl_jax.rl.registry import algorithm
+from llmrl_jax.run.folder import opened, write_summary
+from llmrl_jax.run.loop import RunResult, train as run_training
+from llmrl_jax.run.report.statistics import wilson
+from llmrl_jax.systems.kalm.collecting import read
+from llmrl_jax.systems.kalm.config import TrainRun
+from llmrl_jax.systems.kalm.worlds import LEVELS, STATE, World
+
+
+HELD_OUT = 0xCA1
+"""Folded into the seed for test episodes."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """The objects that a run's settings describe."""
+
+    world: World
+    learner: OfflineLearner
+
+    @property
+    def policy(self) -> OfflinePolicy:
+        return self.learner.policy
+
+
+def state_of(obs: Any, batch_dims: int = 1) -> jax.Array:
+    """The features of an observation: the state without the goal's code, which agents do not see."""
+    return obs[STATE].reshape(*obs[STATE].shape[:batch_dims], -1)
+
+
+def sentence_vectors(world: World, encoder: str) -> np.ndarray:
+    """The vectors of all sentences, float32 `[I, E]`."""
+    made = make_encoder(encoder)
+    with doing(f"embedding {len(world.instructions.texts)} sentences with {made.name}"):
+        return np.asarray(made.encode_texts(world.instructions.texts), np.float32)
+
+
+def steps_of(data: Trajectories) -> Transitions:
+    """The steps of episodes, without the code of the goal."""
+    steps = to_transitions(data)
+    obs, after = ({name: x for name, x in part.items() if name != "goal"} for part in (steps.obs, steps.next_obs))
+    return steps.replace(obs=obs, next_obs=after)
+
+
+def make(config: TrainRun) -> Made:
+    """The world and the learner of a run.
+
+    **Raises:** `KeyError` for an unknown algorithm, `ValueError` for one that cannot be used in the world, `DataError`
+    for data of another world.
+    """
+    if not config.data:
+        raise ValueError("data is empty: give the --data folder of `llmrl kalm collect`")
+    with doing("reading the data"):
+        world, _, data = read(config.data)
+        imagined = None
+        if config.imagined:
+            imagined = steps_of(read(config.imagined, world.name)[2])
+    env = world.make(LEVELS[0])
+    steps = steps_of(data)
+    actions = actions_of(steps, env.action_space(env.default_params), env.id)
+    entry = algorithm(config.agent)
+    method = entry.make(config.hyper, actions)
+    table = sentence_vectors(world, config.encoder)
+    learner = make_offline(
+        method, config.hyper, steps, actions, imagined=imagined, features=state_of, table=jnp.asarray(table)
+    )
+    return Made(world, learner)
+
+
+def test(made: Made, state: Any, levels: tuple[str, ...], episodes: int, seed: int) -> dict[str, float]:
+    """Success on levels, with greedy actions, and the bounds of 95% intervals."""
+    found: dict[str, float] = {}
+    key = jax.random.fold_in(jax.random.key(seed), HELD_OUT)
+    for level in levels:
+        env = EpisodeStatistics(made.world.make(level))
+        play = make_evaluator(env, env.default_params, made.policy, episodes=episodes)
+        outcome = play(state.params, state.frozen.replace(given=()), key, greedy=True)
+        rate = wilson(int(np.sum(outcome.success)), episodes)
+        found |= {level: rate.mean, f"{level}_low": rate.low, f"{level}_high": rate.high}
+    return found
+
+
+def train(config: TrainRun) -> RunResult:
+    """Train, test, and write the run to its folder, with `eval-UPDATE.json`.
+
+    **Returns:** how it ended. **Raises:** what `make` and `llmrl_jax.run.loop.train` raise.
+    """
+    config = type(config)(**{**vars(config), "encoder": resolved(config.encoder)})  # a run goes on with its own
+    made = make(config)
+    with opened(config.run, f"kalm-{config.agent}") as folder:
+        result = run_training(
+            made.learner,
+            config.run,
+            num_updates=-(-config.steps // made.learner.steps_per_update),
+            full_config=config,
+            folder=folder,
+            title=f"{config.agent}, {Path(config.imagined).name or 'no imagined episodes'}",
+        )
+        values: dict[str, Any] = {"steps": result.steps, **result.facts("gradient steps")}
+        if not result.stopped:
+            found = test(made, result.state, config.levels, config.eval_episodes, config.run.seed)
+            about = {"agent": config.agent, "imagined": config.imagined, "seed": config.run.seed}
+            configs.save_config(
+                {**about, "episodes": config.eval_episodes, **found}, folder / f"eval-{result.update}.json"
+            )
+            values |= found
+            for level in config.levels:
+                print(
+                    f"{level:<9} success {found[level]:.3f} [{found[level + '_low']:.3f}, {found[level + '_high']:.3f}]"
+                )
+        write_summary(folder, values)
+    print(f"{result.steps} gradient steps at {result.steps_per_second:.0f}/s; everything is in {result.folder}")
+    return result

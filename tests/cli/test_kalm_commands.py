@@ -1,0 +1,113 @@
+"""`llmrl kalm collect | ground | imagine | train`, from the command line to the files, as small as can be."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from llmrl_jax.cli.main import main
+from llmrl_jax.data.transitions import DataError
+from llmrl_jax.systems.kalm import collecting, grounded
+from tests.compile_cache import cached_in
+
+
+QUIET = "--run.progress off --run.log-every 1".split()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once(tmp_path_factory):
+    with cached_in(tmp_path_factory.mktemp("compiled")):
+        yield
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory):
+    """A folder with 24 recorded episodes and a model that was grounded in them for two updates."""
+    out = tmp_path_factory.mktemp("runs")
+    here = ["--run.out", str(out)]
+    assert main(["kalm", "collect", "--episodes", "24", "--together", "24", *here, "--run.name", "recorded"]) == 0
+    small = "--embedded.hidden-size 16 --embedded.layers 1 --embedded.heads 2 --embedded.intermediate-size 16".split()
+    args = ["--data", str(out / "recorded"), *small, "--sft.batch-size", "4", "--epochs", "2", "--held-out", "0.45"]
+    assert main(["kalm", "ground", *args, *QUIET, *here, "--run.name", "model"]) == 0
+    return out
+
+
+def test_recorded_episodes_begin_and_end_as_they_should(out):
+    world, level, data = collecting.read(out / "recorded")
+    assert (world.name, level, len(data)) == ("clevr", "real", 24)
+    summary = json.loads((out / "recorded" / "summary.json").read_text())
+    ends = np.asarray(data.terminated)[np.arange(24), np.asarray(data.length) - 1]
+    assert summary["success"] == ends.mean() > 0.5 and summary["steps"] == int(data.length.sum())
+    state, after = (np.asarray(x["state"]) for x in (data.obs, data.next_obs))
+    for e, length in enumerate(np.asarray(data.length)):
+        np.testing.assert_array_equal(after[e, : length - 1], state[e, 1:length])
+        goal = np.asarray(data.obs["goal"])[e, 0]
+        np.testing.assert_array_equal(world.instructions.goals[int(data.obs["instruction"][e, 0])], goal)
+        _, success = world.label(goal, state[e, :length], after[e, :length], np.asarray(data.action)[e, :length])
+        np.testing.assert_array_equal(success, np.asarray(data.terminated)[e, :length])
+
+
+def test_a_grounded_model_is_read_as_it_was_written(out):
+    found = grounded.load(out / "model")
+    assert found.world.name == "clevr" and found.model.slots.action == 40 and found.model.states == "changes"
+    summary = json.loads((out / "model" / "summary.json").read_text())
+    assert summary["updates"] > 1 and {"held_out/state", "held_out/action", "held_out/text"} <= summary.keys()
+    text = found.world.instructions.texts[-1]
+    assert " ".join(found.tokenizer.decode([token]) for token in found.tokenizer.encode(text)) == text
+    assert np.isfinite(np.asarray(found.units.std)).all() and found.units.std.shape == (10,)
+    with pytest.raises(FileNotFoundError, match="give a finished run of `llmrl kalm ground`"):
+        grounded.load(out / "recorded")
+
+
+@pytest.mark.parametrize("level", ["rephrase", "easy"])
+def test_imagined_episodes_are_what_an_agent_learns_from(out, level, capsys):
+    here = ["--run.out", str(out)]
+    args = ["--grounded", str(out / "model"), "--data", str(out / "recorded"), "--level", level]
+    size = ["--episodes", "6", "--together", "4"]
+    assert main(["kalm", "imagine", *args, *size, *here, "--run.name", f"imagined-{level}"]) == 0
+    world, found, data = collecting.read(out / f"imagined-{level}")
+    said = np.asarray(data.obs["instruction"])[:, 0]
+    assert found == level and len(data) == 6 and set(said) <= set(world.instructions.of(level))
+    goals = world.instructions.configuration[said]
+    assert len(set(goals.tolist())) == 6  # each goal of the level once before any twice
+    real = np.asarray(collecting.read(out / "recorded")[2].obs["state"])[:, 0]
+    first = np.asarray(data.obs["state"])[:, 0]
+    assert (np.abs(first[:, None] - real[None]).max(-1).min(1) == 0).all()
+    summary = json.loads((out / f"imagined-{level}" / "summary.json").read_text())
+    assert 0 <= summary["success"] <= 1 and "impossible/out_of_table" in summary
+    if level == "easy":
+        assert (np.asarray(data.length) == 1).all()
+        return
+    args = ["--data", str(out / "recorded"), "--imagined", str(out / f"imagined-{level}"), "--encoder", "hashed"]
+    small = "--steps 4 --bc.gradient-steps 2 --bc.batch-size 8 --bc.hidden 8 --levels real --eval-episodes 4".split()
+    assert main(["kalm", "train", *args, *small, *QUIET, *here, "--run.name", "agent"]) == 0
+    assert "real      success" in capsys.readouterr().out
+    tested = json.loads(next((out / "agent").glob("eval-*.json")).read_text())
+    assert tested["episodes"] == 4 and 0 <= tested["real_low"] <= tested["real"] <= tested["real_high"] <= 1
+
+
+def test_wrong_folders_and_names_are_refused(out, capsys):
+    for args, said in (
+        (["kalm", "ground"], "data is empty: give the --data folder of `llmrl kalm collect`"),
+        (["kalm", "imagine", "--data", "x"], "grounded is empty: give the --grounded folder of `llmrl kalm ground`"),
+        (
+            ["kalm", "imagine", "--grounded", "x", "--data", "x", "--level", "esay"],
+            "unknown level 'esay'; did you mean 'easy'?",
+        ),
+        (["kalm", "collect", "--world", "clever"], "there is no world 'clever'; did you mean 'clevr'"),
+        (["kalm", "train", "--agent", "bcd", "--data", "x"], "there is no algorithm 'bcd'"),
+        (["kalm", "train", "--data", str(out)], "give that of `llmrl kalm collect` or `imagine`"),
+        (["kalm", "ground", "--data", str(out / "recorded"), "--length", "32"], "make rows longer (--length)"),
+        (["kalm", "ground", "--data", "x", "--tune", "lora"], "adapters are not enough, take --tune full"),
+    ):
+        assert main([*args, "--run.out", str(out), "--run.name", "wrong"]) != 0
+        assert said in capsys.readouterr().err.replace("\n", " "), args
+    assert not (out / "wrong").exists()
+    about = out / "recorded" / "data.json"
+    kept = about.read_text()
+    about.write_text(kept.replace("clevr", "other"))
+    with pytest.raises(DataError, match="has episodes of 'other', and 'clevr' is needed"):
+        collecting.read(out / "recorded", "clevr")
+    about.write_text(kept)
