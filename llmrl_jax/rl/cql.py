@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from llmrl_jax.core.checks import COUNT, fields_in
+from llmrl_jax.rl.actors import SquashedActor
 from llmrl_jax.rl.offline import Context, Trained
 from llmrl_jax.rl.offline_config import OfflineConfig, needs_continuous
 from llmrl_jax.rl.offline_data import ActionKind, Batch
@@ -60,6 +61,30 @@ class CQLConfig(OfflineConfig):
         fields_in(self, COUNT, "action_samples", prefix=self.prefix)
 
 
+def proposed(
+    actor: SquashedActor, params: Any, batch: Batch, key: jax.Array, samples: int
+) -> tuple[Float[Array, "B S D"], Float[Array, "B S"]]:
+    """Actions for the soft maximum and the log-densities that they were drawn with: `samples` of the policy in `s`, of
+    the policy in `s'`, and uniform, each."""
+    keys = jax.random.split(key, 3)
+
+    def drawn(x: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jax.vmap(lambda one: actor.sample(params, x, one), out_axes=1)(jax.random.split(key, samples))
+
+    here, there = drawn(batch.obs, keys[0]), drawn(batch.next_obs, keys[1])
+    uniform = jax.random.uniform(keys[2], here[0].shape, minval=-1.0, maxval=1.0)
+    log_uniform = jnp.full(here[1].shape, -actor.width * math.log(2.0))
+    actions = jnp.concatenate([here[0], there[0], uniform], axis=1)
+    return actions, jnp.concatenate([here[1], there[1], log_uniform], axis=1)
+
+
+def soft_gap(
+    values: Float[Array, "K B S"], log_density: Float[Array, "B S"], data: Float[Array, "K D"]
+) -> Float[Array, " K"]:
+    """`mean_s log sum_a exp(Q(s, a) - log density(a)) - mean Q(s, recorded)` of each critic."""
+    return jnp.mean(jax.nn.logsumexp(values - log_density, axis=-1), axis=1) - jnp.mean(data, axis=1)
+
+
 class CQL(SoftActorCritic):
     """See the module."""
 
@@ -71,26 +96,6 @@ class CQL(SoftActorCritic):
     def init(self, key: jax.Array, batch: Batch, hparams: dict[str, jax.Array]) -> Trained:
         params = self.networks(key, batch.obs.shape[-1], hparams) | {"log_alpha": jnp.log(hparams["initial_alpha"])}
         return Trained.begin(params, ["critic"])
-
-    def proposals(self, actor: Any, batch: Batch, key: jax.Array) -> tuple[Float[Array, "B S D"], Float[Array, "B S"]]:
-        """Actions for the soft maximum and the log-densities that they were drawn with: of the policy in `s`, of the
-        policy in `s'`, and uniform."""
-        samples, keys = self.config.action_samples, jax.random.split(key, 3)
-
-        def drawn(x: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-            return jax.vmap(lambda one: self.actor.sample(actor, x, one), out_axes=1)(jax.random.split(key, samples))
-
-        here, there = drawn(batch.obs, keys[0]), drawn(batch.next_obs, keys[1])
-        uniform = jax.random.uniform(keys[2], here[0].shape, minval=-1.0, maxval=1.0)
-        log_uniform = jnp.full(here[1].shape, -self.width * math.log(2.0))
-        actions = jnp.concatenate([here[0], there[0], uniform], axis=1)
-        return actions, jnp.concatenate([here[1], there[1], log_uniform], axis=1)
-
-    def conservative(
-        self, values: Float[Array, "K B S"], log_density: Float[Array, "B S"], data: Float[Array, "K B"]
-    ) -> Float[Array, " K"]:
-        """`mean_s [log sum_a exp(Q(s, a) - log density(a)) - Q(s, recorded)]` of each critic."""
-        return jnp.mean(jax.nn.logsumexp(values - log_density, axis=-1) - data, axis=1)
 
     def conservative_loss(
         self,
@@ -107,7 +112,7 @@ class CQL(SoftActorCritic):
         """
         actions, log_density = proposals
         data = self.critics(params, batch.obs, batch.action)
-        gap = self.conservative(self.critics(params, batch.obs, actions), log_density, data)
+        gap = soft_gap(self.critics(params, batch.obs, actions), log_density, data)
         excess = h["conservative_weight"] * (gap - h["threshold"])
         fixed = jax.lax.stop_gradient(excess)
         grad = jax.grad(lambda log: -jnp.mean(limited(log) * fixed))(trained.params["log_alpha"])
@@ -123,7 +128,7 @@ class CQL(SoftActorCritic):
         best = self.actor.distribution(trained.params["actor"], batch.next_obs).mode()
         next_value = jnp.min(self.critics(trained.target["critic"], batch.next_obs, best), axis=0)
         wanted = batch.reward + h["gamma"] * jnp.where(batch.terminated, 0.0, next_value)
-        proposals = self.proposals(trained.params["actor"], batch, proposal_key)
+        proposals = proposed(self.actor, trained.params["actor"], batch, proposal_key, self.config.action_samples)
         loss = jax.value_and_grad(self.conservative_loss, has_aux=True)
         (q_loss, (trained, metrics)), grads = loss(trained.params["critic"], wanted, proposals, batch, h, trained)
         trained = trained.descended("critic", grads, h["critic_learning_rate"])

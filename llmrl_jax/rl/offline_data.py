@@ -79,6 +79,13 @@ class Batch:
     next_obs: Float[Array, "B n"]
     terminated: Bool[Array, " B"]
     """Whether the step reached a terminal state, after which there is no value. A time-out does not."""
+    own: int = struct.field(pytree_node=False, default=0)
+    """How many numbers of `obs` are features, before the sentence vector; 0: all."""
+
+    @property
+    def features(self) -> int:
+        """The number of features."""
+        return self.own or self.obs.shape[-1]
 
 
 # --- what the actions are ---------------------------------------------------------------------------------------------
@@ -189,7 +196,7 @@ def joined(encoded: dict[str, jax.Array], table: Any) -> Float[Array, "B n"]:
 def batch_of(steps: Transitions, table: Any) -> Batch:
     """Prepared steps as a batch."""
     obs, next_obs = joined(steps.obs, table), joined(steps.next_obs, table)
-    return Batch(obs, steps.action, steps.reward, next_obs, steps.terminated)
+    return Batch(obs, steps.action, steps.reward, next_obs, steps.terminated, steps.obs["vector"].shape[-1])
 
 
 # --- checks -----------------------------------------------------------------------------------------------------------

@@ -50,6 +50,7 @@ OFFLINE: dict[str, str] = {
     "awac": "llmrl_jax.rl.awac",
     "bc": "llmrl_jax.rl.bc",
     "bcq": "llmrl_jax.rl.bcq",
+    "combo": "llmrl_jax.rl.combo",
     "cql": "llmrl_jax.rl.cql",
     "discrete_bcq": "llmrl_jax.rl.discrete_bcq",
     "discrete_cql": "llmrl_jax.rl.discrete_cql",

@@ -14,7 +14,7 @@ from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.rl.awac import AWAC, AWACConfig
 from llmrl_jax.rl.bc import BC, BCConfig
 from llmrl_jax.rl.bcq import BCQ, BCQConfig
-from llmrl_jax.rl.cql import CQL, CQLConfig
+from llmrl_jax.rl.cql import CQL, CQLConfig, proposed
 from llmrl_jax.rl.discrete_bcq import DiscreteBCQ, DiscreteBCQConfig
 from llmrl_jax.rl.discrete_cql import DiscreteCQL, DiscreteCQLConfig
 from llmrl_jax.rl.gradient import traced_floats
@@ -283,7 +283,7 @@ def test_cql_by_hand():
     wanted = targets(rows, critics(t["critic"], rows.next_obs, mode).min(0))
     close(metrics["target_mean"], wanted.mean())
     proposal_key, actor_key = jax.random.split(context.key)
-    actions, log_density = (np.asarray(x) for x in method.proposals(p["actor"], rows, proposal_key))
+    actions, log_density = (np.asarray(x) for x in proposed(method.actor, p["actor"], rows, proposal_key, 2))
     assert actions.shape == (ROWS, 6, 2) and np.abs(actions).max() <= 1
     np.testing.assert_allclose(log_density[:, 4:], np.log(0.25), rtol=1e-6)  # uniform over an area of 4
     for s, x in ((0, rows.obs), (3, rows.next_obs)):  # of the policy: the change of variables of tanh

@@ -1,0 +1,212 @@
+"""COMBO (Yu et al., 2102.08363): conservative values on recorded steps and on those that a learned model imagines.
+
+First the ensemble of `llmrl_jax.rl.dynamics` learns from the data. Then, every `rollout_every` gradient steps, the
+policy plays a few steps in the model from recorded states, and half of every batch is drawn from them. Critics lower a
+soft maximum of their values over the states of both, and raise those of recorded actions. Hyper-parameters are
+OfflineRL-Kit's, but for fewer rollouts and the model's steps, which are counted here and stopped by its error there.
+The soft maximum is over all proposals with their densities, as in `cql` (OfflineRL-Kit's is over three values), so the
+weights of its tables do not carry over. The model learns terminal states, which the authors know.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from llmrl_jax.core.checks import COUNT, WIDTH, between, fields_in, in_interval
+from llmrl_jax.rl.cql import proposed, soft_gap
+from llmrl_jax.rl.dynamics import Dynamics
+from llmrl_jax.rl.offline import Context, Trained
+from llmrl_jax.rl.offline_config import OfflineConfig, needs_continuous
+from llmrl_jax.rl.offline_data import ActionKind, Batch, batch_of
+from llmrl_jax.rl.registry import OfflineAlgorithm
+from llmrl_jax.rl.replay import Replay, Ring
+from llmrl_jax.rl.soft import SoftActorCritic
+
+
+@dataclass(frozen=True)
+class COMBOConfig(OfflineConfig):
+    """Hyper-parameters, with OfflineRL-Kit's defaults for MuJoCo's worlds."""
+
+    NAME: ClassVar[str] = "combo"
+    batch_size: int = 256
+    """Steps of a batch, half recorded and half of the model's; a multiple of 2."""
+    hidden: tuple[int, ...] = (256, 256, 256)
+    """Widths of the dense layers of actor and critics."""
+    normalize: bool = True
+    """Whether features are normalised by their mean and deviation over the real data."""
+    actor_learning_rate: float = 1e-4
+    """Step size of the actor's Adam."""
+    critic_learning_rate: float = 3e-4
+    """Step size of the critics' Adam."""
+    temperature_learning_rate: float = 1e-4
+    """Step size of the Adam of the entropy's weight."""
+    gamma: float = 0.99
+    """Discount per step, 0 to 1."""
+    tau: float = 0.005
+    """Step of the target critics towards the critics, 0 to 1."""
+    initial_temperature: float = 1.0
+    """First weight of the entropy, above 0; it is adapted so that the entropy is minus the number of action values."""
+    conservative_weight: float = 5.0
+    """Weight of the conservative term; OfflineRL-Kit has 0.5 for some data."""
+    action_samples: int = 10
+    """Actions of each of the three kinds in the soft maximum."""
+    members: int = 7
+    """Members of the model."""
+    elites: int = 5
+    """Members of the smallest error on the tenth of the data that the model does not learn from; they imagine."""
+    model_hidden: tuple[int, ...] = (200, 200, 200, 200)
+    """Widths of the dense layers of a member."""
+    model_learning_rate: float = 1e-3
+    """Step size of the model's Adam."""
+    model_steps: int = 50_000
+    """Gradient steps of the model, which come first; the policy does not learn in them."""
+    rollout_every: int = 1_000
+    """Gradient steps of the policy between rollouts in the model."""
+    rollouts: int = 10_000
+    """Recorded states from which the policy plays in the model."""
+    horizon: int = 5
+    """Steps of a rollout; where one ends, it goes on from another recorded state."""
+    kept: int = 5
+    """Rounds of rollouts that are kept. Their memory is allocated at once, and is part of checkpoints."""
+
+    def check(self):
+        rates = ("actor_learning_rate", "critic_learning_rate", "temperature_learning_rate", "model_learning_rate")
+        fields_in(self, "[0, inf)", *rates, "conservative_weight", prefix=self.prefix)
+        fields_in(self, "[0, 1]", "gamma", "tau", prefix=self.prefix)
+        fields_in(self, "(0, inf)", "initial_temperature", prefix=self.prefix)
+        counts = ("action_samples", "members", "elites", "model_steps", "rollout_every", "rollouts", "horizon", "kept")
+        fields_in(self, COUNT, *counts, prefix=self.prefix)
+        between(f"{self.prefix}elites", self.elites, 1, self.members)
+        for width in self.model_hidden:
+            in_interval(f"{self.prefix}model_hidden", width, WIDTH)
+        if self.batch_size % 2:
+            raise ValueError(f"{self.prefix}batch_size is {self.batch_size}; a multiple of 2 is needed")
+
+
+class COMBO(SoftActorCritic):
+    """See the module."""
+
+    def __init__(self, config: COMBOConfig, actions: ActionKind):
+        needs_continuous(config, actions)
+        super().__init__(actions, config.hidden, config.activation)
+        self.config = config
+        self.model = Dynamics(config.members, config.model_hidden, actions.width)
+        self.memory = Replay(config.rollouts * config.horizon * config.kept)
+
+    def init(self, key: jax.Array, batch: Batch, hparams: dict[str, jax.Array]) -> Trained:
+        one, two = jax.random.split(key)
+        n = batch.obs.shape[-1]
+        params = self.networks(one, n, hparams) | {"model": self.model.init(two, n, batch.features)}
+        ring = self.memory.init(jax.tree.map(lambda x: x[0], batch))
+        extra = {"ring": ring, "elite": jnp.arange(self.config.elites), "model_loss": jnp.float32(0)}
+        return Trained.begin(params, ["critic"], extra)
+
+    def step(self, trained: Trained, batch: Batch, context: Context) -> tuple[Trained, dict[str, jax.Array]]:
+        """A step of the model, or once it has had all of its own, one of the critics and the actor."""
+        done = context.count - self.config.model_steps
+        keys = jax.random.split(context.key)
+        elite = jax.lax.cond(done == 0, lambda: self.best(trained, context), lambda: trained.extra["elite"])
+        trained = trained.replace(extra=trained.extra | {"elite": elite})
+        rounds = ((done >= 0) & (done % self.config.rollout_every == 0)).astype(jnp.int32)
+        # a loop of one turn or none, since the branches of a `cond` would copy the memory in every step
+        ring = jax.lax.fori_loop(
+            0, rounds, lambda _, ring: self.rolled(trained, ring, context, keys[0]), trained.extra["ring"]
+        )
+        drawn = self.memory.draw(ring, keys[1], self.config.batch_size // 2)
+        imagined = self.memory.get(ring, drawn.index)
+        without = trained.replace(extra=trained.extra | {"ring": ()})
+
+        def of_model(trained: Trained) -> tuple[Trained, dict[str, jax.Array]]:
+            trained = self.model_step(trained, context)
+            zeros = {name: jnp.float32(0) for name in jax.eval_shape(of_policy, trained)[1]}
+            return trained, zeros
+
+        def of_policy(trained: Trained) -> tuple[Trained, dict[str, jax.Array]]:
+            real = jax.tree.map(lambda x: x[::2], batch)
+            return self.policy_step(trained, real, imagined, context)
+
+        after, metrics = jax.lax.cond(done < 0, of_model, of_policy, without)
+        metrics |= {"model_loss": after.extra["model_loss"], "imagined": ring.size.astype(jnp.float32)}
+        return after.replace(extra=after.extra | {"ring": ring}), metrics
+
+    # --- the model ----------------------------------------------------------------------------------------------------
+
+    def held_out(self, context: Context) -> int:
+        """How many of the first recorded steps the model does not learn from."""
+        return max(1, min(1000, len(context.frozen.given[0]) // 10))
+
+    def best(self, trained: Trained, context: Context) -> jax.Array:
+        """The members of the smallest errors on the held-out steps."""
+        some = jnp.arange(self.held_out(context))
+        rows = batch_of(context.frozen.given[0].take(some), context.frozen.table)
+        return jnp.argsort(self.model.errors(trained.params["model"], rows))[: self.config.elites]
+
+    def model_step(self, trained: Trained, context: Context) -> Trained:
+        """A gradient step of every member, on rows of its own."""
+        data, shape = context.frozen.given[0], (self.config.members, self.config.batch_size)
+        index = jax.random.randint(context.key, shape, self.held_out(context), len(data))
+        rows = jax.vmap(lambda i: batch_of(data.take(i), context.frozen.table))(index)
+        loss, grads = jax.value_and_grad(self.model.loss)(trained.params["model"], rows)
+        trained = trained.descended("model", grads, context.hparams["model_learning_rate"])
+        return trained.replace(extra=trained.extra | {"model_loss": loss / self.config.members})
+
+    def rolled(self, trained: Trained, ring: Ring, context: Context, key: jax.Array) -> Ring:
+        """The memory with a round of rollouts of the policy in the model."""
+        data, count = context.frozen.given[0], self.config.rollouts
+
+        def begun(key: jax.Array) -> jax.Array:
+            index = jax.random.randint(key, (count,), 0, len(data))
+            return batch_of(data.take(index), context.frozen.table).obs
+
+        def play(x: jax.Array, key: jax.Array) -> tuple[jax.Array, Batch]:
+            act, dream, again = jax.random.split(key, 3)
+            action, _ = self.actor.sample(trained.params["actor"], x, act)
+            seen = self.model.imagined(
+                trained.params["model"], trained.extra["elite"], x, action, dream, data.obs["vector"].shape[-1]
+            )
+            return jnp.where(seen.terminated[:, None], begun(again), seen.next_obs), seen
+
+        first, rest = jax.random.split(key)
+        _, steps = jax.lax.scan(play, begun(first), jax.random.split(rest, self.config.horizon))
+        return self.memory.add(ring, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), steps))
+
+    # --- the policy ---------------------------------------------------------------------------------------------------
+
+    def policy_step(
+        self, trained: Trained, real: Batch, imagined: Batch, context: Context
+    ) -> tuple[Trained, dict[str, jax.Array]]:
+        """A gradient step of the critics and the actor on as many recorded steps as imagined ones."""
+        h, keys = context.hparams, jax.random.split(context.key, 3)
+        rows = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), real, imagined)
+        action, _ = self.actor.sample(trained.params["actor"], rows.next_obs, keys[0])
+        value = jnp.min(self.critics(trained.target["critic"], rows.next_obs, action), axis=0)
+        wanted = rows.reward + h["gamma"] * jnp.where(rows.terminated, 0.0, value)
+        proposals = proposed(self.actor, trained.params["actor"], rows, keys[1], self.config.action_samples)
+        loss = jax.value_and_grad(self.loss, has_aux=True)
+        (q_loss, gap), grads = loss(trained.params["critic"], wanted, proposals, rows, h["conservative_weight"])
+        trained = trained.descended("critic", grads, h["critic_learning_rate"])
+        trained, metrics = self.actor_step(trained, rows, keys[2], h)
+        metrics |= {"critic_loss": q_loss, "gap": gap, "target_mean": jnp.mean(wanted)}
+        return trained.followed(h["tau"], "critic"), metrics
+
+    def loss(
+        self, params: Any, wanted: Float[Array, " B"], proposals: tuple[jax.Array, jax.Array], rows: Batch, weight: Any
+    ) -> tuple[jax.Array, jax.Array]:
+        """The squared errors plus `weight` times the gap between the soft maximum over all rows and the values of the
+        recorded actions, which are the first half of the rows, summed over critics; and the mean gap."""
+        actions, log_density = proposals
+        data = self.critics(params, rows.obs, rows.action)
+        half = data.shape[1] // 2
+        gap = soft_gap(self.critics(params, rows.obs, actions), log_density, data[:, :half])
+        return jnp.sum(jnp.mean((data - wanted) ** 2, axis=1)) + weight * jnp.sum(gap), jnp.mean(gap)
+
+    def act(self, params, x):
+        return self.actor.distribution(params["actor"], x)
+
+
+ALGORITHM = OfflineAlgorithm(COMBOConfig, COMBO)
