@@ -28,6 +28,10 @@ from llmrl_jax.rl.replay import Replay, Ring
 from llmrl_jax.rl.soft import SoftActorCritic
 
 
+HELD_OUT = 1000
+"""The most steps that the model does not learn from; they are a tenth of fewer."""
+
+
 @dataclass(frozen=True)
 class COMBOConfig(OfflineConfig):
     """Hyper-parameters, with OfflineRL-Kit's defaults for MuJoCo's worlds."""
@@ -58,7 +62,7 @@ class COMBOConfig(OfflineConfig):
     members: int = 7
     """Members of the model."""
     elites: int = 5
-    """Members of the smallest error on the tenth of the data that the model does not learn from; they imagine."""
+    """Members that imagine, those of the smallest errors on steps that the model does not learn from."""
     model_hidden: tuple[int, ...] = (200, 200, 200, 200)
     """Widths of the dense layers of a member."""
     model_learning_rate: float = 1e-3
@@ -136,20 +140,20 @@ class COMBO(SoftActorCritic):
 
     # --- the model ----------------------------------------------------------------------------------------------------
 
-    def held_out(self, context: Context) -> int:
+    def held_out(self, context: Context) -> jax.Array:
         """How many of the first recorded steps the model does not learn from."""
-        return max(1, min(1000, len(context.frozen.given[0]) // 10))
+        return jnp.clip(context.frozen.sizes[0] // 10, 1, HELD_OUT)
 
     def best(self, trained: Trained, context: Context) -> jax.Array:
         """The members of the smallest errors on the held-out steps."""
-        some = jnp.arange(self.held_out(context))
+        some = jnp.arange(min(HELD_OUT, len(context.frozen.given[0]))) % self.held_out(context)
         rows = batch_of(context.frozen.given[0].take(some), context.frozen.table)
         return jnp.argsort(self.model.errors(trained.params["model"], rows))[: self.config.elites]
 
     def model_step(self, trained: Trained, context: Context) -> Trained:
         """A gradient step of every member, on rows of its own."""
         data, shape = context.frozen.given[0], (self.config.members, self.config.batch_size)
-        index = jax.random.randint(context.key, shape, self.held_out(context), len(data))
+        index = jax.random.randint(context.key, shape, self.held_out(context), context.frozen.sizes[0])
         rows = jax.vmap(lambda i: batch_of(data.take(i), context.frozen.table))(index)
         loss, grads = jax.value_and_grad(self.model.loss)(trained.params["model"], rows)
         trained = trained.descended("model", grads, context.hparams["model_learning_rate"])
@@ -160,7 +164,7 @@ class COMBO(SoftActorCritic):
         data, count = context.frozen.given[0], self.config.rollouts
 
         def begun(key: jax.Array) -> jax.Array:
-            index = jax.random.randint(key, (count,), 0, len(data))
+            index = jax.random.randint(key, (count,), 0, context.frozen.sizes[0])
             return batch_of(data.take(index), context.frozen.table).obs
 
         def play(x: jax.Array, key: jax.Array) -> tuple[jax.Array, Batch]:

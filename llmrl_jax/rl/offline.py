@@ -25,8 +25,7 @@ import optax
 from flax import struct
 from jaxtyping import Array, Int
 
-from llmrl_jax.core.mixing import counts, mixed
-from llmrl_jax.data.batches import source
+from llmrl_jax.core.mixing import Source, counts, mixed
 from llmrl_jax.data.transitions import DataError, Transitions
 from llmrl_jax.rl.actors import Scaled
 from llmrl_jax.rl.distributions import Distribution
@@ -142,6 +141,8 @@ class Frozen:
     """The mean that is subtracted from features, `[n]`."""
     std: jax.Array
     """The deviation by which they are divided then, `[n]`."""
+    sizes: tuple[jax.Array, ...] = ()
+    """int32 `[]` for each set of `given`: its steps; batches are drawn of these, rows beyond are padding."""
 
 
 @struct.dataclass
@@ -240,7 +241,7 @@ def make_offline(
     sets = [data] if imagined is None else [data, imagined]
     given = tuple(prepared(steps, actions, features, mean, std) for steps in sets)
     offline, hparams = Offline(method, config), traced_floats(config)
-    frozen = Frozen(given, table, mean, std)
+    frozen = Frozen(given, table, mean, std, tuple(jnp.int32(len(steps)) for steps in given))
     return OfflineLearner(
         lambda key: offline.start(key, frozen, hparams),
         offline.update,
@@ -251,6 +252,11 @@ def make_offline(
         hparams=hparams,
         start=offline.start,
     )
+
+
+def drawn_from(steps: Transitions, size: jax.Array) -> Source:
+    """The first `size` steps as a source of batches: drawn uniformly and independently."""
+    return lambda key, rows: steps.take(jax.random.randint(key, (rows,), 0, size))
 
 
 class Offline:
@@ -270,11 +276,9 @@ class Offline:
 
     def batch(self, frozen: Frozen, key: jax.Array) -> Batch:
         """A batch; with imagined data its first half is real, its second half imagined."""
-        size, sets = self.config.batch_size, frozen.given
-        if len(sets) == 1:
-            steps = source(sets[0])(key, size)
-        else:
-            steps = mixed(key, size, [source(one) for one in sets], SHARES)
+        sources = [drawn_from(steps, size) for steps, size in zip(frozen.given, frozen.sizes)]
+        rows = self.config.batch_size
+        steps = sources[0](key, rows) if len(sources) == 1 else mixed(key, rows, sources, SHARES)
         return batch_of(steps, frozen.table)
 
     def update(self, state: OfflineState) -> tuple[OfflineState, dict[str, jax.Array]]:
@@ -316,23 +320,18 @@ class SeveralState:
 def several(learners: Sequence[OfflineLearner], seeds: int = 1) -> Learner:
     """Several runs in one program, by vmap: `seeds` of each learner.
 
-    **Arguments:** `learners`, of one method and configuration, up to floats, with data sets of one shape (to give sets
-    of different sizes one shape, cut them); one learner: its data are held once for all seeds; `seeds`, runs of each.
+    **Arguments:** `learners`, of one method and configuration, up to floats, and of data of one form; smaller sets are
+    padded to the size of the largest, and the padding is never drawn. With one learner the data are held once for
+    all seeds; else each run has a copy. `seeds`, runs of each.
     **Returns:** a learner whose metrics have the number of the run as prefix, `0/actor_loss`; run `i` is seed
     `i % seeds` of learner `i // seeds`. `member(state, i)` gives the state of one run.
-    **Raises:** `ValueError` if shapes differ.
+    **Raises:** `ValueError` if the forms of data differ, or only some have imagined steps.
     """
     first, runs = learners[0], len(learners) * seeds
-    shapes = [jax.tree.map(lambda x: (x.shape, str(x.dtype)), learner.frozen) for learner in learners]
-    odd = [i for i, shape in enumerate(shapes) if shape != shapes[0]]
-    if odd:
-        raise ValueError(f"data sets 0 and {odd[0]} have different shapes; runs in one program need data of one shape")
-    shared = len(learners) == 1
-    axis = None if shared else 0
-    stacked = first.frozen
-    if not shared:
-        every = [learner.frozen for learner in learners for _ in range(seeds)]
-        stacked = jax.tree.map(lambda *x: jnp.stack(x), *every)
+    axis, stacked = None, first.frozen
+    if len(learners) > 1:
+        axis, every = 0, _of_one_shape([learner.frozen for learner in learners])
+        stacked = jax.tree.map(lambda *x: jnp.stack(x), *(frozen for frozen in every for _ in range(seeds)))
 
     def parts(state: OfflineState) -> tuple[Any, Any]:
         return state.params, state.replace(params=(), frozen=(), update=())
@@ -356,6 +355,26 @@ def several(learners: Sequence[OfflineLearner], seeds: int = 1) -> Learner:
         return state, {f"{i}/{name}": x[i] for name, x in metrics.items() for i in range(runs)}
 
     return Learner(init, update, first.steps_per_update, unit=first.unit)
+
+
+def _of_one_shape(frozen: Sequence[Frozen]) -> list[Frozen]:
+    """Frozen parts whose sets of steps are padded to common sizes. **Raises:** `ValueError`, see `several`."""
+
+    def form(one: Frozen) -> Any:
+        rows = [jax.tree.map(lambda x: x[:0], steps) for steps in one.given]
+        return jax.tree.map(lambda x: (x.shape, str(x.dtype)), (rows, one.table, one.mean, one.std))
+
+    forms = [form(one) for one in frozen]
+    odd = [i for i, other in enumerate(forms) if other != forms[0]]
+    if odd:
+        raise ValueError(f"the data of learners 0 and {odd[0]} have different forms; runs in one program need one form")
+    most = [max(len(one.given[i]) for one in frozen) for i in range(len(frozen[0].given))]
+
+    def padded(steps: Transitions, size: int) -> Transitions:
+        room = size - len(steps)
+        return jax.tree.map(lambda x: jnp.pad(x, [(0, room)] + [(0, 0)] * (x.ndim - 1)), steps)
+
+    return [one.replace(given=tuple(padded(*pair) for pair in zip(one.given, most))) for one in frozen]
 
 
 def member(state: SeveralState, run: int) -> OfflineState:

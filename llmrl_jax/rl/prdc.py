@@ -16,7 +16,7 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from llmrl_jax.core.checks import COUNT, fields_in
 from llmrl_jax.data.transitions import Transitions
@@ -49,19 +49,21 @@ class PRDC(TD3BC):
 
     def wanted_action(self, action: Float[Array, "B D"], batch: Batch, context: Context) -> Float[Array, "B D"]:
         best = (jnp.full(action.shape[0], jnp.inf), action)
-        for steps in context.frozen.given:
-            best = self.nearer(best, steps, batch.obs, action, context)
+        for steps, count in zip(context.frozen.given, context.frozen.sizes):
+            best = self.nearer(best, steps, count, batch.obs, action, context)
         return best[1]
 
     def nearer(
         self,
         best: tuple[Float[Array, " B"], Float[Array, "B D"]],
         steps: Transitions,
+        count: Int[Array, ""],
         x: Float[Array, "B n"],
         action: Float[Array, "B D"],
         context: Context,
     ) -> tuple[Float[Array, " B"], Float[Array, "B D"]]:
-        """The smaller of the distances of `best` and those to `steps`, up to a constant of each row, and its action."""
+        """The smaller of the distances of `best` and those to the first `count` of `steps`, up to a constant of each
+        row, and its action."""
         size = min(self.config.block, len(steps))
         beta = context.hparams["beta"]
 
@@ -71,6 +73,7 @@ class PRDC(TD3BC):
             known = batch_of(rows, context.frozen.table)
             state = jnp.sum(known.obs**2, axis=1) - 2 * x @ known.obs.T
             distance = beta**2 * state + jnp.sum(known.action**2, axis=1) - 2 * action @ known.action.T
+            distance = jnp.where(start + jnp.arange(size) < count, distance, jnp.inf)
             place = jnp.argmin(distance, axis=1)
             least = jnp.take_along_axis(distance, place[:, None], axis=1)[:, 0]
             nearer = least < best[0]

@@ -201,9 +201,30 @@ def test_seeds_and_data_sets_in_one_program_are_those_of_single_runs():
     assert first.frozen.given[0].reward.shape == (6,), "runs that share their data hold them once"
     _, found = jax.jit(shared.update)(first)
     np.testing.assert_allclose(found["1/actor_loss"], metrics["1/actor_loss"], rtol=1e-5)
-    other = make_offline(BC(CLONE, WIDE), CLONE, steps(7), WIDE)
-    with pytest.raises(ValueError, match="data sets 0 and 1 have different shapes"):
-        several([learners[0], other])
+    narrow = steps(obs=jnp.zeros((6, 2)), next_obs=jnp.zeros((6, 2)))
+    for other in ({"data": narrow}, {"data": steps(), "imagined": steps()}):
+        other = make_offline(BC(CLONE, WIDE), CLONE, actions=WIDE, **other)
+        with pytest.raises(ValueError, match="the data of learners 0 and 1 have different forms"):
+            several([learners[0], other])
+
+
+def test_the_padding_of_smaller_sets_is_never_drawn():
+    sets = [steps(6, reward=jnp.ones(6)), steps(90, seed=1, reward=jnp.ones(90))]
+    learners = [make_offline(Seen(), SEEN, data, WIDE, imagined=sets[0]) for data in sets]
+    key = jax.random.key(2)
+    both = several(learners)
+    state = both.init(key)
+    assert state.frozen.given[0].reward.shape == (2, 90) and state.frozen.given[1].reward.shape == (2, 6)
+    np.testing.assert_array_equal(state.frozen.sizes, [[6, 90], [6, 6]])
+    update, metrics = jax.jit(both.update), []
+    for _ in range(4):
+        state, found = update(state)
+        assert float(found["0/first"]) == float(found["1/first"]) == float(found["0/second"]) == 1.0
+        metrics.append(float(found["0/sum"]))
+    alone, update = learners[0].init(jax.random.split(key, 1)[0]), jax.jit(learners[0].update)
+    for total in metrics:
+        alone, found = update(alone)
+        np.testing.assert_allclose(total, found["sum"], rtol=1e-5)
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
