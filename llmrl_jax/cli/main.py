@@ -8,7 +8,8 @@ tyro makes the options from the function's signature (a dataclass argument annot
 docstring describes the group, that of the function the command. Modules are imported only when their group is used.
 A command returns None or an exit code. If its defaults depend on the command line (a preset, a file, a run to resume),
 its attribute `prepare` returns the function to call for the arguments: `llmrl_jax.run.flags.command` adds it to a
-function of a configuration, and its module describes how to write such a command. `llmrl_jax.cli.help` makes the help
+function of a configuration, and its module describes how to write such a command. An attribute `aliases` maps the names
+that a published program gives options to ours; they are accepted, and not shown. `llmrl_jax.cli.help` makes the help
 texts. While a command runs, its long work is displayed on stderr (`llmrl_jax.core.activity`).
 
 Every command that uses jax (all except `WITHOUT_JAX`) accepts `--hosts.*`, which joins several processes into one
@@ -27,7 +28,7 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -147,10 +148,18 @@ def _find(args: list[str], prog: str) -> tuple[Callable[..., Any], str, list[str
     if name is None:
         return None
     command = commands[name]
+    rest = [_own_name(arg, getattr(command, "aliases", {})) for arg in args[2:]]
     prepare = getattr(command, "prepare", None)
     if prepare is not None:  # a command whose defaults depend on its arguments: a preset, a run to resume
-        command = prepare(args[2:])
-    return command, f"{prog} {group} {name}", args[2:]
+        command = prepare(rest)
+    return command, f"{prog} {group} {name}", rest
+
+
+def _own_name(arg: str, aliases: Mapping[str, str]) -> str:
+    """An argument whose flag has our name. **Arguments:** `aliases`, another program's name -> ours, without dashes."""
+    name, equals, value = arg.partition("=")
+    ours = aliases.get(name[2:].replace("_", "-")) if name.startswith("--") else None
+    return arg if ours is None else f"--{ours}{equals}{value}"
 
 
 def _help(args: list[str], prog: str) -> int:

@@ -169,13 +169,15 @@ def command(
     preset_help: str = "",
     read: Reader | None = None,
     frequent: Sequence[str] = (),
+    aliases: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[[Any], int]], Callable[[Any], int]]:
     """Make a function of a configuration a command; see the module's docstring.
 
     **Arguments:** `config`, the configuration's class; `start`, returns the initial settings; `preset`, the name of the
     default preset: with it the command has `--preset`, with the help text `preset_help`; `read`, a reader of files in
     other formats; `frequent`, the options that `--help` describes, in this order, as the command line spells them
-    without the dashes ("env", "run.name"); empty: all.
+    without the dashes ("env", "run.name"); empty: all; `aliases`, the names that a published program gives options ->
+    ours.
     **Returns:** a decorator. It does not wrap the function, which Python code calls with a configuration.
     """
 
@@ -201,7 +203,7 @@ def command(
             return blank(config) if start is None else start(Asked((), Path(), {}, "", dict(values)).get)
 
         work.prepare, work.begin = prepare, begin  # type: ignore[attr-defined]
-        work.frequent = frequent  # type: ignore[attr-defined]
+        work.frequent, work.aliases = frequent, aliases or {}  # type: ignore[attr-defined]
         return work
 
     return decorate

@@ -1,4 +1,4 @@
-"""`llmrl kalm collect | ground | imagine | train`, from the command line to the files, as small as can be."""
+"""`llmrl kalm collect | ground | imagine | train | test`, from the command line to the files, as small as can be."""
 
 from __future__ import annotations
 
@@ -54,6 +54,7 @@ def test_a_grounded_model_is_read_as_it_was_written(out):
     assert found.world.name == "clevr" and found.model.slots.action == 40 and found.model.states == "changes"
     summary = json.loads((out / "model" / "summary.json").read_text())
     assert summary["updates"] > 1 and {"held_out/state", "held_out/action", "held_out/text"} <= summary.keys()
+    assert 0 <= summary["held_out/explained"] <= 1
     text = found.world.instructions.texts[-1]
     assert " ".join(found.tokenizer.decode([token]) for token in found.tokenizer.encode(text)) == text
     assert np.isfinite(np.asarray(found.units.std)).all() and found.units.std.shape == (10,)
@@ -86,6 +87,31 @@ def test_imagined_episodes_are_what_an_agent_learns_from(out, level, capsys):
     assert "real      success" in capsys.readouterr().out
     tested = json.loads(next((out / "agent").glob("eval-*.json")).read_text())
     assert tested["episodes"] == 4 and 0 <= tested["real_low"] <= tested["real"] <= tested["real_high"] <= 1
+    # the checkpoint plays the same episodes, under the published name of the level
+    assert main(["kalm", "test", str(out / "agent"), "--level", "baseline", "--episodes", "4"]) == 0
+    again = json.loads((out / "agent" / "test.json").read_text())
+    assert {name: again[name] for name in ("real", "real_low", "real_return")} == {
+        name: tested[name] for name in ("real", "real_low", "real_return")
+    }
+
+
+def test_a_grounded_model_acts_and_one_with_returns_cannot_imagine(out, capsys):
+    data = ["--dataset_path", str(out / "recorded"), "--run.out", str(out)]
+    small = "--embedded.hidden-size 16 --embedded.layers 1 --embedded.heads 2 --embedded.intermediate-size 16".split()
+    args = ["--pattern-num", "0", "--returns", "--epochs", "1", "--sft.batch-size", "4", "--held-out", "0"]
+    assert main(["kalm", "ground", *data, *small, *args, *QUIET, "--run.name", "returns"]) == 0
+    found = grounded.load(out / "returns")
+    assert found.returns is not None and found.model.slots.state == 11
+    size = "--levels easy --episodes 3 --together 2".split()
+    for name in ("returns", "model"):
+        assert main(["kalm", "test", str(out / name), *size]) == 0
+        tested = json.loads((out / name / "test.json").read_text())
+        assert tested["episodes"] == 3 and round(tested["easy"] * 3, 9) in (0, 1, 2, 3)
+    args = ["--grounded", str(out / "returns"), "--data", str(out / "recorded"), "--run.out", str(out)]
+    assert main(["kalm", "imagine", *args, "--run.name", "wrong"]) != 0
+    assert "so that it can act" in capsys.readouterr().err.replace("\n", " ")
+    assert main(["kalm", "test", str(out / "recorded"), "--episodes", "3"]) != 0
+    assert "one of llmrl kalm train or kalm ground is needed" in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_wrong_folders_and_names_are_refused(out, capsys):

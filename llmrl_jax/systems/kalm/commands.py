@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import tyro
+
 from llmrl_jax.run.flags import Get, command
 from llmrl_jax.systems.kalm.config import CollectRun, GroundRun, ImagineRun, TrainRun, settings_class
+from llmrl_jax.systems.kalm.worlds import LEVELS
+
+
+# The published programs' names of options (kalm reference, section 1.3), where they mean the same.
+GROUND = {"dataset-path": "data", "pretrained-path": "model", "pattern-num": "patterns", "validation-ratio": "held-out"}
+IMAGINE = {"model-path": "grounded", "prompt-path": "data", "batch-size": "together", "seed": "run.seed"}
+TRAIN = {"agent-name": "agent", "dataset-path": "data", "seed": "run.seed"}
+TEST = {"model-path": "folder", "level": "levels"}
 
 
 @command(CollectRun)
@@ -15,7 +27,11 @@ def collect(config: CollectRun) -> int:
     return 0
 
 
-@command(GroundRun, frequent=("data", "model", "tune", "epochs", "run.name", "run.seed", "run.resume", "config"))
+@command(
+    GroundRun,
+    frequent=("data", "model", "tune", "epochs", "run.name", "run.seed", "run.resume", "config"),
+    aliases=GROUND,
+)
 def ground(config: GroundRun) -> int:
     """Ground a language model in recorded episodes: it learns to carry out, predict and explain them.
 
@@ -26,7 +42,7 @@ def ground(config: GroundRun) -> int:
     return 0
 
 
-@command(ImagineRun)
+@command(ImagineRun, aliases=IMAGINE)
 def imagine(config: ImagineRun) -> int:
     """Let a grounded model imagine episodes for other words (`--level rephrase`) or for new goals (`easy`, `hard`)."""
     from llmrl_jax.systems.kalm import imagining
@@ -55,6 +71,7 @@ def start_train(get: Get) -> TrainRun:
         "run.resume",
         "config",
     ),
+    aliases=TRAIN,
 )
 def train(config: TrainRun) -> int:
     """Train an offline algorithm on recorded episodes, or half and half with imagined ones, and test it on all levels.
@@ -66,4 +83,27 @@ def train(config: TrainRun) -> int:
     return 0
 
 
-COMMANDS = {"collect": collect, "ground": ground, "imagine": imagine, "train": train}
+def test(
+    folder: tyro.conf.PositionalRequiredArgs[Path],
+    levels: tuple[str, ...] = LEVELS,
+    episodes: int = 500,
+    together: int = 64,
+    seed: int = 0,
+) -> None:
+    """Play an agent of `train` on levels, or a grounded model as a policy, and write `test.json` to its folder.
+
+    Args:
+        folder: The folder of a run of `llmrl kalm train`, or of `llmrl kalm ground`.
+        levels: The levels.
+        episodes: Episodes of each level.
+        together: Episodes that a grounded model plays at the same time.
+        seed: Seed of the episodes: all agents meet the same first states.
+    """
+    from llmrl_jax.systems.kalm import testing
+
+    testing.test_run(folder, levels=levels, episodes=episodes, together=together, seed=seed)
+
+
+test.aliases = TEST  # type: ignore[attr-defined]
+
+COMMANDS = {"collect": collect, "ground": ground, "imagine": imagine, "train": train, "test": test}

@@ -16,7 +16,7 @@ from llmrl_jax.rl.registry import OFFLINE, algorithm, spelled
 from llmrl_jax.run.config import BaseRunConfig, RunConfig
 from llmrl_jax.systems.kalm.grounding import Weights
 from llmrl_jax.systems.kalm.patterns import PATTERNS
-from llmrl_jax.systems.kalm.worlds import IMAGINED, LEVELS, check_level
+from llmrl_jax.systems.kalm.worlds import IMAGINED, LEVELS, level_of
 from llmrl_jax.tuning.sft import SFTConfig
 
 
@@ -42,7 +42,7 @@ class CollectRun:
     run: BaseRunConfig = field(default_factory=BaseRunConfig)
 
     def __post_init__(self):
-        check_level(self.level, LEVELS)
+        object.__setattr__(self, "level", level_of(self.level))
         fields_in(self, COUNT, "episodes", "together")
         fields_in(self, "[0, 1]", "noise")
 
@@ -91,6 +91,9 @@ class GroundRun:
     """The adapters, with `--tune lora`."""
     states: Literal["changes", "absolute"] = "changes"
     """What the head of states predicts: the change from the state before, or the state, as published."""
+    returns: bool = False
+    """States carry the return that is still to come: with `--patterns rollout` a decision transformer, which `llmrl
+    kalm test` plays, and which cannot imagine."""
     patterns: tuple[str, ...] = PATTERNS
     """Objectives: `rollout`, `dynamics`, `consequence`, `explanation`."""
     weights: Weights = field(default_factory=Weights)
@@ -107,6 +110,9 @@ class GroundRun:
     run: RunConfig = field(default_factory=lambda: RunConfig(log_every=20, checkpoint_every=200))
 
     def __post_init__(self):
+        names = [name for given in self.patterns for name in given.split(",")]  # the published form is "0,1,2,3"
+        numbers = {str(i): name for i, name in enumerate(PATTERNS)}
+        object.__setattr__(self, "patterns", tuple(numbers.get(name, name) for name in names))
         fields_in(self, COUNT, "copies", "length")
         fields_in(self, EPOCHS, "epochs")
         fields_in(self, "[0, 0.5]", "held_out")
@@ -146,7 +152,7 @@ class ImagineRun:
     run: BaseRunConfig = field(default_factory=BaseRunConfig)
 
     def __post_init__(self):
-        check_level(self.level, IMAGINED)
+        object.__setattr__(self, "level", level_of(self.level, IMAGINED))
         fields_in(self, COUNT, "episodes", "together")
         for name in ("grounded", "data"):
             if not getattr(self, name):
@@ -189,8 +195,7 @@ class TrainRun:
         fields_in(self, STEPS, "steps")
         fields_in(self, COUNT, "eval_episodes")
         object.__setattr__(self, "agent", spelled(self.agent))
-        for level in self.levels:
-            check_level(level, LEVELS)
+        object.__setattr__(self, "levels", tuple(level_of(level) for level in self.levels))
 
     @property
     def hyper(self) -> Any:

@@ -14,7 +14,7 @@ from llmrl_jax.data.transitions import DataError, Trajectories
 from llmrl_jax.lm.tokens import FastTokenizer
 from llmrl_jax.run.folder import opened, write_summary
 from llmrl_jax.run.loop import RunResult, train as run_training
-from llmrl_jax.systems.kalm import grounded, patterns
+from llmrl_jax.systems.kalm import explaining, grounded, patterns
 from llmrl_jax.systems.kalm.collecting import read
 from llmrl_jax.systems.kalm.config import GroundRun
 from llmrl_jax.systems.kalm.grounding import make_grounding
@@ -25,6 +25,8 @@ from llmrl_jax.systems.kalm.worlds import INSTRUCTION, STATE, World
 
 TEST_ROWS = 256
 """Most rows of a test."""
+WANTED = 0.9
+"""The quantile of the data's returns that a decision transformer is asked for."""
 
 
 def wordings(world: World, level: str, data: Trajectories) -> list[list[str]]:
@@ -96,7 +98,8 @@ def ground(config: GroundRun) -> RunResult:
     if not config.data:
         raise ValueError("data is empty: give the --data folder of `llmrl kalm collect`")
     world, level, data = read(config.data)
-    episodes = Episodes.of(data, STATE)
+    episodes = Episodes.of(data, STATE, returns=config.returns)
+    wanted = float(np.quantile(np.asarray(data.reward).sum(1), WANTED)) if config.returns else None
     llama, variables, tokenizer, _ = grounded.language_model(config, world, config.run.seed)
     env = world.make(level)
     actions = env.action_space(env.default_params)
@@ -127,7 +130,10 @@ def ground(config: GroundRun) -> RunResult:
         if not result.stopped:
             if evaluate is not None:
                 values |= evaluate(result.state, jax.random.key(0))
-            grounded.save(folder, config, world, model, result.state, tokenizer)
+            grounded.save(folder, config, world, model, result.state, tokenizer, wanted)
+            if "explanation" in config.patterns and len(held):
+                found = grounded.load(folder)
+                values["held_out/explained"] = explaining.accuracy(found, episodes, texts, held[:TEST_ROWS].tolist())
         write_summary(folder, values)
         said = ", ".join(f"{name[9:]} {values[name]:.3f}" for name in sorted(values) if name.startswith("held_out/"))
         print(f"{result.update} updates{'; held-out episodes: ' + said if said else ''}; everything is in {folder}")

@@ -38,6 +38,8 @@ class Grounded:
     variables: Any
     units: Units
     tokenizer: FastTokenizer
+    returns: float | None = None
+    """States carry the return that is still to come, and this is the one to ask for; None: they do not."""
 
 
 def language_model(
@@ -83,9 +85,17 @@ def _drawn(model: lm.Llama, seed: int) -> dict[str, Any]:
     return dict(jax.jit(model.init)(jax.random.key(seed), jnp.zeros((1, 1), jnp.int32)))
 
 
-def save(out: Path, config: GroundRun, world: World, model: WorldModel, state: Any, tokenizer: FastTokenizer) -> Path:
+def save(
+    out: Path,
+    config: GroundRun,
+    world: World,
+    model: WorldModel,
+    state: Any,
+    tokenizer: FastTokenizer,
+    returns: float | None,
+) -> Path:
     """Write a grounded model to `grounded/` in a run's folder, atomically: `model/` in Hugging Face's layout, with
-    adapters merged, the slots, and what they are for."""
+    adapters merged, the slots, and what they are for. **Arguments:** `returns`, see `Grounded`."""
     base, params = state.frozen["base"], state.params
     llama, weights = model.llama, params.get("params")
     if llama.lora is not None:
@@ -108,6 +118,7 @@ def save(out: Path, config: GroundRun, world: World, model: WorldModel, state: A
             "action": model.slots.action,
             "discrete": model.slots.discrete,
             "words": config.model == EMBEDDED,
+            "returns": returns,
         }
         (draft / ABOUT).write_text(json.dumps(about, indent=1) + "\n")
     return out / FOLDER
@@ -133,4 +144,5 @@ def load(run: str | Path) -> Grounded:
     units = Units(*(jnp.asarray(flat.pop(f"units/{name}")) for name in ("mean", "std")))
     slots = unflatten_dict({tuple(name.split("/")): jnp.asarray(x) for name, x in flat.items()})
     layers = Slots(llama.config.hidden_size, about["state"], about["action"], about["discrete"])
-    return Grounded(world, WorldModel(llama, layers, about["states"]), {**variables, "slots": slots}, units, tokenizer)
+    model = WorldModel(llama, layers, about["states"])
+    return Grounded(world, model, {**variables, "slots": slots}, units, tokenizer, about.get("returns"))

@@ -13,7 +13,7 @@ from llmrl_jax.core import config as configs
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.files import write_whole
 from llmrl_jax.data.parquet import write_parquet
-from llmrl_jax.data.transitions import Trajectories
+from llmrl_jax.data.transitions import DataError, Trajectories
 from llmrl_jax.run.folder import opened, write_summary
 from llmrl_jax.systems.kalm import grounded, patterns
 from llmrl_jax.systems.kalm.collecting import ABOUT, EPISODES, read
@@ -104,6 +104,11 @@ def imagine_run(config: ImagineRun) -> dict[str, Any]:
     **Raises:** what `grounded.load` and `collecting.read` raise.
     """
     found = grounded.load(config.grounded)
+    if found.returns is not None:
+        raise DataError(
+            f"{config.grounded} was grounded with --returns: its states carry returns, so that it can act (`llmrl kalm "
+            "test`) and not imagine"
+        )
     world, _, data = read(config.data, found.world.name)
     rng = np.random.default_rng(config.run.seed)
     numbers = chosen_goals(world, config.level, config.episodes, rng)

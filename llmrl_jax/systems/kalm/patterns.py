@@ -50,15 +50,25 @@ class Episodes:
         return self.actions.ndim == 1
 
     @staticmethod
-    def of(data: Trajectories, part: str = "") -> Episodes:
-        """The tables of padded episodes. **Arguments:** `part`, of observations that are dicts: the state.
+    def of(data: Trajectories, part: str = "", *, returns: bool = False) -> Episodes:
+        """The tables of padded episodes.
 
+        **Arguments:** `part`, of observations that are dicts: the state; `returns`, whether each state gets one more
+        component, the undiscounted sum of the rewards after it.
         **Raises:** `DataError` for observations that are no vectors."""
         obs, after = (np.asarray(x[part] if part else x) for x in (data.obs, data.next_obs))
         if obs.ndim != 3 or obs.dtype != np.float32:
             raise DataError(f"states are {obs.dtype}{list(obs.shape)}; float32 [episodes, steps, d] is needed")
         lengths = np.asarray(data.length)
         real = np.arange(obs.shape[1]) < lengths[:, None]
+        if returns:
+            reward = np.where(real, np.asarray(data.reward), 0)
+            ahead = np.cumsum(reward[:, ::-1], axis=1, dtype=np.float64)[:, ::-1]
+            following = np.concatenate([ahead[:, 1:], np.zeros((len(ahead), 1))], axis=1)
+            obs, after = (
+                np.concatenate([x, total[..., None].astype(np.float32)], axis=-1)
+                for x, total in ((obs, ahead), (after, following))
+            )
         last = after[np.arange(len(lengths)), lengths - 1]
         first = np.cumsum(lengths + 1) - (lengths + 1)
         states = np.empty((int(lengths.sum()) + len(lengths), obs.shape[2]), np.float32)

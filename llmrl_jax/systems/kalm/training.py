@@ -10,8 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs_jax.wrappers import EpisodeStatistics
-from llmrl_jax.agents.evaluate import make_evaluator
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.activity import doing
 from llmrl_jax.data.transitions import Trajectories, Transitions, to_transitions
@@ -21,14 +19,9 @@ from llmrl_jax.rl.offline_data import actions_of
 from llmrl_jax.rl.registry import algorithm
 from llmrl_jax.run.folder import opened, write_summary
 from llmrl_jax.run.loop import RunResult, train as run_training
-from llmrl_jax.run.report.statistics import wilson
 from llmrl_jax.systems.kalm.collecting import read
 from llmrl_jax.systems.kalm.config import TrainRun
 from llmrl_jax.systems.kalm.worlds import LEVELS, STATE, World
-
-
-HELD_OUT = 0xCA1
-"""Folded into the seed for test episodes."""
 
 
 @dataclass(frozen=True)
@@ -87,19 +80,6 @@ def make(config: TrainRun) -> Made:
     return Made(world, learner)
 
 
-def test(made: Made, state: Any, levels: tuple[str, ...], episodes: int, seed: int) -> dict[str, float]:
-    """Success on levels, with greedy actions, and the bounds of 95% intervals."""
-    found: dict[str, float] = {}
-    key = jax.random.fold_in(jax.random.key(seed), HELD_OUT)
-    for level in levels:
-        env = EpisodeStatistics(made.world.make(level))
-        play = make_evaluator(env, env.default_params, made.policy, episodes=episodes)
-        outcome = play(state.params, state.frozen.replace(given=()), key, greedy=True)
-        rate = wilson(int(np.sum(outcome.success)), episodes)
-        found |= {level: rate.mean, f"{level}_low": rate.low, f"{level}_high": rate.high}
-    return found
-
-
 def train(config: TrainRun) -> RunResult:
     """Train, test, and write the run to its folder, with `eval-UPDATE.json`.
 
@@ -118,16 +98,16 @@ def train(config: TrainRun) -> RunResult:
         )
         values: dict[str, Any] = {"steps": result.steps, **result.facts("gradient steps")}
         if not result.stopped:
-            found = test(made, result.state, config.levels, config.eval_episodes, config.run.seed)
+            from llmrl_jax.systems.kalm import testing  # which loads what this module makes
+
+            played = testing.play_agent(made, result.state, config.levels, config.eval_episodes, config.run.seed)
+            found = testing.rates(played)
             about = {"agent": config.agent, "imagined": config.imagined, "seed": config.run.seed}
             configs.save_config(
                 {**about, "episodes": config.eval_episodes, **found}, folder / f"eval-{result.update}.json"
             )
             values |= found
-            for level in config.levels:
-                print(
-                    f"{level:<9} success {found[level]:.3f} [{found[level + '_low']:.3f}, {found[level + '_high']:.3f}]"
-                )
+            testing.show(found, config.levels)
         write_summary(folder, values)
     print(f"{result.steps} gradient steps at {result.steps_per_second:.0f}/s; everything is in {result.folder}")
     return result

@@ -70,7 +70,7 @@ class World:
 
     def make(self, level: str) -> Environment:
         """The environment of a level, whose observations number sentences as `instructions` does."""
-        check_level(level, LEVELS)
+        level = level_of(level)
         env, _ = envs_jax.make(self.ids[level])
         return Numbered(env, self.instructions.first[level], len(self.instructions.texts))
 
@@ -146,7 +146,12 @@ def world_of(name: str) -> World:
     return WORLDS[name]()
 
 
-def check_level(level: str, known: tuple[str, ...]) -> None:
-    """**Raises:** `ValueError` for an unknown level."""
+def level_of(name: str, known: tuple[str, ...] = LEVELS) -> str:
+    """The level of that name; the published programs' names are known too: `baseline`, `rephrase_level`.
+
+    **Raises:** `ValueError` for an unknown level.
+    """
+    level = REAL if name == "baseline" else name.removesuffix("_level")
     if level not in known:
-        raise ValueError(f"unknown level {level!r}{nearest(level, list(known))} (levels are {', '.join(known)})")
+        raise ValueError(f"unknown level {name!r}{nearest(name, list(known))} (levels are {', '.join(known)})")
+    return level

@@ -1,0 +1,111 @@
+"""Success of an agent on every level: `llmrl kalm test`, for agents of `train` and for grounded models that act."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from envs_jax.wrappers import EpisodeStatistics
+from llmrl_jax.agents.evaluate import Episodes, make_evaluator
+from llmrl_jax.core import config as configs
+from llmrl_jax.core.activity import doing
+from llmrl_jax.core.checks import COUNT, check_seed, in_interval
+from llmrl_jax.run.checkpoint import Checkpoints
+from llmrl_jax.run.report.statistics import wilson
+from llmrl_jax.run.resumption import saved_updates
+from llmrl_jax.systems.kalm import grounded
+from llmrl_jax.systems.kalm.acting import make_player
+from llmrl_jax.systems.kalm.config import GroundRun, TrainRun, settings_class
+from llmrl_jax.systems.kalm.training import Made, make
+from llmrl_jax.systems.kalm.worlds import LEVELS, level_of
+
+
+HELD_OUT = 0xCA1
+"""Folded into the seed for test episodes."""
+
+
+def test_key(seed: int) -> jax.Array:
+    """The key of test episodes: all agents meet the same first states."""
+    return jax.random.fold_in(jax.random.key(seed), HELD_OUT)
+
+
+def rates(played: Mapping[str, Episodes]) -> dict[str, float]:
+    """Success on levels, the bounds of 95% intervals (Wilson), and mean returns."""
+    found: dict[str, float] = {}
+    for level, outcome in played.items():
+        rate = wilson(int(np.sum(outcome.success)), len(outcome.success))
+        found |= {level: rate.mean, f"{level}_low": rate.low, f"{level}_high": rate.high}
+        found[f"{level}_return"] = float(np.mean(outcome.episode_return))
+    return found
+
+
+def show(found: Mapping[str, float], levels: Sequence[str]) -> None:
+    """Print rates."""
+    for level in levels:
+        print(f"{level:<9} success {found[level]:.3f} [{found[level + '_low']:.3f}, {found[level + '_high']:.3f}]")
+
+
+def play_agent(made: Made, state: Any, levels: Sequence[str], episodes: int, seed: int) -> dict[str, Episodes]:
+    """Episodes of levels, with an agent's greedy actions."""
+    played = {}
+    for level in levels:
+        env = EpisodeStatistics(made.world.make(level))
+        play = make_evaluator(env, env.default_params, made.policy, episodes=episodes)
+        played[level] = play(state.params, state.frozen.replace(given=()), test_key(seed), greedy=True)
+    return played
+
+
+def load_agent(folder: Path) -> tuple[TrainRun, Made, Any, int]:
+    """A run of `llmrl kalm train`: its settings, its parts, the newest checkpoint's state and its update.
+
+    **Raises:** `FileNotFoundError` without a checkpoint; what `make` raises, as the run's data are read again.
+    """
+    saved = json.loads((folder / "config.json").read_text())
+    config = configs.load_config(settings_class(saved["agent"]), folder / "config.json")
+    if not saved_updates(folder):
+        raise FileNotFoundError(f"there is no checkpoint in {folder / 'checkpoints'}: finish the run first")
+    made = make(config)
+    with doing(f"{folder.name}: reading the checkpoint"):
+        state = made.learner.init(jax.random.key(config.run.seed))
+        with Checkpoints(folder, config=config, read_only=True) as checkpoints:
+            state, update = checkpoints.restore(state, None, state.frozen)
+    return config, made, state, update
+
+
+def test_run(
+    folder: Path, *, levels: Sequence[str] = LEVELS, episodes: int = 500, together: int = 64, seed: int = 0
+) -> dict[str, Any]:
+    """Play an agent on levels, print its success, and write `test.json` to its folder. **Returns:** its contents.
+
+    **Arguments:** `folder`, of a run; `episodes`, of each level; `together`, those that a grounded model plays at once.
+    **Raises:** `ValueError` for an unknown level, numbers out of range, and a run of another command;
+    `FileNotFoundError`; what `load_agent` and `grounded.load` raise.
+    """
+    in_interval("episodes", episodes, COUNT)
+    in_interval("together", together, COUNT)
+    check_seed("seed", seed)
+    levels = [level_of(level) for level in levels]
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(f"there is no run in {folder}: it has no config.json")
+    kind = json.loads((folder / "config.json").read_text()).get("kind", "")
+    if kind == TrainRun.KIND:
+        _, made, state, update = load_agent(folder)
+        played = play_agent(made, state, levels, episodes, seed)
+    elif kind == GroundRun.KIND:
+        found, update = grounded.load(folder), -1
+        played = {level: make_player(found, level, episodes, together)(test_key(seed)) for level in levels}
+    else:
+        raise ValueError(
+            f"{folder} is a run of llmrl {kind or '(unknown)'}; one of llmrl {TrainRun.KIND} or {GroundRun.KIND} is "
+            "needed"
+        )
+    results = {"seed": seed, "episodes": episodes, **rates(played)}
+    results |= {"update": update} if update >= 0 else {}
+    show(results, levels)
+    configs.save_config(results, folder / "test.json")
+    return results
