@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 
 from llmrl_jax.cli.main import main
+from llmrl_jax.data.masked import read_masked, write_masked
 from llmrl_jax.data.transitions import DataError
+from llmrl_jax.lm.encoder_names import make_encoder
 from llmrl_jax.systems.kalm import collecting, grounded
+from llmrl_jax.systems.kalm.datasets import get_dataset
 from tests.compile_cache import cached_in
 
 
@@ -32,6 +35,10 @@ def out(tmp_path_factory):
     args = ["--data", str(out / "recorded"), *small, "--sft.batch-size", "4", "--epochs", "2", "--held-out", "0.45"]
     assert main(["kalm", "ground", *args, *QUIET, *here, "--run.name", "model"]) == 0
     return out
+
+
+def summary_of(folder):
+    return json.loads((folder / "summary.json").read_text())
 
 
 def test_recorded_episodes_begin_and_end_as_they_should(out):
@@ -76,11 +83,21 @@ def test_imagined_episodes_are_what_an_agent_learns_from(out, level, capsys):
     real = np.asarray(collecting.read(out / "recorded")[2].obs["state"])[:, 0]
     first = np.asarray(data.obs["state"])[:, 0]
     assert (np.abs(first[:, None] - real[None]).max(-1).min(1) == 0).all()
-    summary = json.loads((out / f"imagined-{level}" / "summary.json").read_text())
+    summary = summary_of(out / f"imagined-{level}")
     assert 0 <= summary["success"] <= 1 and "impossible/out_of_table" in summary
     if level == "easy":
         assert (np.asarray(data.length) == 1).all()
         return
+    recorded, dataset = get_dataset("rephrase_level", out / "recorded", out / "imagined-rephrase", "hashed")
+    assert recorded["masks"].sum() == summary_of(out / "recorded")["steps"] and len(dataset["instructions"]) == 6
+    hashed = make_encoder("hashed").encode_texts(dataset["instructions"])
+    np.testing.assert_allclose(dataset["observations"][:, 0], np.concatenate([first, hashed], axis=1), atol=1e-6)
+    write_masked(out / "imagined.npy", {n: x for n, x in dataset.items() if n != "instructions"})
+    np.testing.assert_array_equal(read_masked(out / "imagined.npy").length, data.length)
+    with pytest.raises(DataError, match="has episodes of level 'rephrase', and 'hard' is asked for"):
+        get_dataset("hard", out / "recorded", out / "imagined-rephrase", "hashed")
+    with pytest.raises(ValueError, match="give the folder of `llmrl kalm imagine` as imagined"):
+        get_dataset("easy", out / "recorded")
     args = ["--data", str(out / "recorded"), "--imagined", str(out / f"imagined-{level}"), "--encoder", "hashed"]
     small = "--steps 4 --bc.gradient-steps 2 --bc.batch-size 8 --bc.hidden 8 --levels real --eval-episodes 4".split()
     assert main(["kalm", "train", *args, *small, *QUIET, *here, "--run.name", "agent"]) == 0

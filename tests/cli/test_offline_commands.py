@@ -90,7 +90,10 @@ def test_every_algorithm_has_settings_with_its_name():
     [
         (["--data", ""], "bc learns from recorded steps: name them with --data FILE"),
         (["--data", "{}/none.npz"], "there are no data at"),
-        (["--data", "{}/steps.h5"], "ends in .h5; a .parquet or .npz file, or a folder of .npy files, is needed"),
+        (
+            ["--data", "{}/steps.csv"],
+            "ends in .csv; a .parquet, .npz, .npy or .h5 file, or a folder",
+        ),
         (["--data", "{}/pickled.npz"], "obs holds Python objects, as a pickle"),
         (["--data", "{}/short.npz"], "has no next_obs"),
         (["--data", "{}/nan.npz"], "obs[3, 0] is nan; a finite number is needed"),
@@ -110,7 +113,7 @@ def test_every_algorithm_has_settings_with_its_name():
 )
 def test_the_command_line_says_what_is_wrong(options, message, tmp_path, capsys, file):
     columns = {k: np.asarray(v) for k, v in dict(np.load(file)).items()}
-    (tmp_path / "steps.h5").touch()
+    (tmp_path / "steps.csv").touch()
     changed = {
         "pickled": {"obs": np.array([None] * 60, object)},
         "nan": {"obs": np.where(np.arange(60)[:, None] == 3, np.nan, columns["obs"])},

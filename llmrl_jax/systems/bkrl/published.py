@@ -1,6 +1,6 @@
 """The published layout of collected episodes: a list of dicts in an npy file (bkrl reference, section 2.1).
 
-NumPy writes such a list by pickling it. `llmrl_jax.systems.bkrl.npy` reads it, and runs nothing that is in it.
+NumPy writes such a list by pickling it. `llmrl_jax.data.npy` reads it, and runs nothing that is in it.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import numpy as np
 
 from envs_jax.env import Environment
 from llmrl_jax.core.files import digest_of, new_draft
+from llmrl_jax.data.npy import array_of, items_of, read_objects
 from llmrl_jax.data.transitions import DataError
 from llmrl_jax.systems.bkrl.collected import FLAT, Collected
-from llmrl_jax.systems.bkrl.npy import array_of, items_of, read_objects
 from llmrl_jax.systems.bkrl.worlds import TEXT, world_of
 
 

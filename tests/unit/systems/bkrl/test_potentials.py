@@ -7,6 +7,7 @@ import functools
 import json
 import types
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -35,7 +36,7 @@ from llmrl_jax.systems.bkrl.goal_potential import (
 from llmrl_jax.systems.bkrl.goals import embedder, make_library, windows_in_parts
 from llmrl_jax.systems.bkrl.manifest import ArtifactError, Manifest
 from llmrl_jax.systems.bkrl.potentials import RandomPotential, Scaled, fixed_scale, on_windows
-from llmrl_jax.systems.bkrl.preference_model import Pairs, PreferenceModelConfig, bradley_terry, distil, fit
+from llmrl_jax.systems.bkrl.preference_model import Attention, Pairs, PreferenceModelConfig, bradley_terry, distil, fit
 from llmrl_jax.systems.bkrl.preferences import WEIGHTS, make_model, save_weights
 from llmrl_jax.systems.bkrl.worlds import TEXT, world_of
 from tests.bkrl_world import played, world
@@ -56,6 +57,16 @@ def test_bradley_terry_by_hand():
     np.testing.assert_allclose(found, -np.log(p), rtol=1e-5)
     smooth = bradley_terry(first[:1], second[:1], jnp.array([1.0]), 0.2)
     np.testing.assert_allclose(smooth, -0.8 * np.log(p[0]) - 0.2 * np.log(1 - p[0]), rtol=1e-5)
+
+
+def test_attention_is_that_of_flax():
+    keys = jax.random.split(jax.random.key(0), 4)
+    y, mask = jax.random.normal(keys[0], (3, 5, 8)), jnp.asarray(np.tril(np.ones((5, 5), bool)))
+    theirs, ours = nn.MultiHeadDotProductAttention(1, qkv_features=8), Attention(8)
+    params = theirs.init(keys[1], y, y, mask=mask)
+    assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, ours.init(keys[2], y, mask))
+    params = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(keys[3], x.shape), params)  # biases, too
+    np.testing.assert_allclose(ours.apply(params, y, mask), theirs.apply(params, y, y, mask=mask), atol=1e-5)
 
 
 def test_a_model_learns_what_decides():

@@ -1,4 +1,4 @@
-"""Lists of dicts in npy files, which NumPy pickles, read without the rights of a pickle.
+"""Python objects in npy files, which NumPy pickles, read without the rights of a pickle.
 
 A pickle names functions, and what is called is up to it. Here the four names that NumPy's arrays need stand for
 functions of this module, which check what they are given; any other name is refused. NumPy's own are not used: an
@@ -12,7 +12,7 @@ import pickle
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -121,9 +121,7 @@ def read_objects(path: Path) -> list[Any]:
     """
     with path.open("rb") as file:
         try:
-            version = np.lib.format.read_magic(file)
-            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            _, _, dtype = read(file)
+            dtype = _dtype(file)
         except ValueError as error:
             raise DataError(f"{path} is no npy file: {error}") from None
         if not dtype.hasobject:
@@ -137,6 +135,23 @@ def read_objects(path: Path) -> list[Any]:
     if not isinstance(found, _Array) or not isinstance(found.data, list):
         raise DataError(f"{path} has no list of objects")
     return found.data
+
+
+def is_object(path: Path) -> bool:
+    """Whether a file is an npy file of Python objects."""
+    if path.suffix != ".npy" or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        try:
+            return bool(_dtype(file).hasobject)
+        except ValueError:
+            return False
+
+
+def _dtype(file: BinaryIO) -> np.dtype[Any]:
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    return read(file)[2]
 
 
 def items_of(value: Any) -> list[Any] | None:
@@ -164,3 +179,20 @@ def array_of(value: Any, shape: tuple[int, ...]) -> np.ndarray | None:
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf" or value.shape != shape:
         return None
     return value.astype(np.float32)
+
+
+def numbers_of(value: Any) -> np.ndarray | None:
+    """An array of numbers or truth values, from an array, or a list of arrays of one shape or of numbers; None for
+    anything else."""
+    if isinstance(value, _Array):
+        value = value.made()
+    if isinstance(value, list):
+        if value and all(isinstance(x, bool | int | float) for x in value):
+            return np.array(value)
+        parts = [numbers_of(x) for x in value]
+        if not parts or any(x is None or x.shape != parts[0].shape for x in parts):  # type: ignore[union-attr]
+            return None
+        return np.stack(parts)  # type: ignore[arg-type]
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf":
+        return None
+    return value

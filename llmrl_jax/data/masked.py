@@ -1,0 +1,171 @@
+"""Episodes padded to one length, with masks: the files of KALM and ImagineBench (kalm reference, section 1.5).
+
+`observations` `[N, T, d]`, `actions` `[N, T]` or `[N, T, a]`, `rewards` and `masks` `[N, T]` or `[N, T, 1]`; also
+`next_observations` and `terminals`, if they are there. `.h5` and `.hdf5` hold them as arrays, `.npy` as a pickled dict,
+which `llmrl_jax.data.npy` reads without running anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from llmrl_jax.core.checks import nearest
+from llmrl_jax.core.files import new_draft
+from llmrl_jax.data.npy import numbers_of, read_objects
+from llmrl_jax.data.transitions import DataError, Trajectories
+
+
+REQUIRED = ("observations", "actions", "rewards", "masks")
+OPTIONAL = ("next_observations", "terminals")
+HDF5 = (".h5", ".hdf5")
+
+
+def read_masked(path: str | Path) -> Trajectories:
+    """Read a file of this form.
+
+    Where `terminals` are missing, an episode that fills its row was cut off, and any other ended by success. Where
+    `next_observations` are missing, or are zeros at the end of an episode, the last observation stands for what its
+    action led to, of which the files do not tell; it is only read where an episode was cut off.
+
+    **Returns:** observations float32 `[N, T, d]`; actions int32 `[N, T]` if they are whole numbers, else float32
+    `[N, T, a]`.
+    **Raises:** `FileNotFoundError`; `ModuleNotFoundError` for hdf5 without h5py; `DataError` for a missing key, arrays
+    that do not fit together, masks with holes, and numbers that are not finite.
+    """
+    path = Path(path).expanduser()
+    if not path.is_file():
+        here = sorted(p.name for p in path.parent.iterdir()) if path.parent.is_dir() else []
+        raise FileNotFoundError(f"there are no data at {path}{nearest(path.name, here)}")
+    return from_masked(_hdf5(path) if path.suffix in HDF5 else _npy(path), str(path))
+
+
+def from_masked(found: Mapping[str, np.ndarray], where: str) -> Trajectories:
+    """Arrays of this form as episodes; see `read_masked`. **Arguments:** `where`, their name in messages."""
+    missing = [name for name in REQUIRED if name not in found]
+    if missing:
+        raise DataError(f"{where} has no {missing[0]!r} (it has {', '.join(sorted(found)) or 'nothing'})")
+    obs = np.asarray(found["observations"])
+    if obs.ndim != 3 or not obs.size:
+        raise DataError(f"{where}: observations are {list(obs.shape)}; [episodes, steps, size] is needed")
+    rows = obs.shape[:2]
+    mask = _flat(found["masks"], rows, f"{where}: masks").astype(bool)
+    length = mask.sum(1)
+    ragged = np.flatnonzero((length == 0) | (mask != (np.arange(rows[1]) < length[:, None])).any(1))
+    if len(ragged):
+        raise DataError(f"{where}: the mask of episode {ragged[0]} is not ones and then zeros, from the first step on")
+    last = np.arange(rows[1]) == length[:, None] - 1
+    after = np.concatenate([obs[:, 1:], obs[:, -1:]], axis=1)
+    if "next_observations" in found:
+        given = np.asarray(found["next_observations"])
+        if given.shape != obs.shape:
+            raise DataError(f"{where}: next_observations are {list(given.shape)}, observations {list(obs.shape)}")
+        after = np.where(last[..., None] & ~given.any(-1, keepdims=True), obs, given)
+    else:
+        after = np.where(last[..., None], obs, after)
+    if "terminals" in found:
+        ended = last & _flat(found["terminals"], rows, f"{where}: terminals").astype(bool)
+    else:
+        ended = last & (length < rows[1])[:, None]
+    action = np.asarray(found["actions"])
+    if action.shape[:2] != rows or action.ndim not in (2, 3):
+        raise DataError(f"{where}: actions are {list(action.shape)}; {list(rows)} with at most one axis more is needed")
+    if action.dtype.kind in "iub":
+        action = action[..., 0] if action.ndim == 3 and action.shape[2] == 1 else action
+        if action.ndim == 3:
+            raise DataError(f"{where}: actions are whole numbers {list(action.shape)}; one for each step is needed")
+    parts = {
+        "obs": obs.astype(np.float32),
+        "action": action.astype(np.int32 if action.dtype.kind in "iub" else np.float32),
+        "reward": _flat(found["rewards"], rows, f"{where}: rewards").astype(np.float32),
+        "next_obs": after.astype(np.float32),
+        "terminated": ended,
+        "truncated": last & ~ended,
+    }
+    for name, x in parts.items():
+        shaped = mask.reshape(rows + (1,) * (x.ndim - 2))
+        parts[name] = np.where(shaped, x, np.zeros((), x.dtype))
+        bad = np.argwhere(~np.isfinite(parts[name]))
+        if len(bad):
+            raise DataError(f"{where}: {name} of episode {bad[0][0]}, step {bad[0][1]} is not finite")
+    return Trajectories(**{name: jnp.asarray(x) for name, x in parts.items()}, length=jnp.asarray(length, jnp.int32))
+
+
+def to_masked(data: Trajectories) -> dict[str, np.ndarray]:
+    """Episodes of vectors in this form; rewards, masks and terminals are `[N, T, 1]`.
+
+    **Raises:** `DataError` for observations that are no vectors.
+    """
+    obs = np.asarray(data.obs) if not isinstance(data.obs, dict) else np.empty(0)
+    if obs.ndim != 3:
+        raise DataError("observations have parts; an array [episodes, steps, size] is needed")
+    wide = {"rewards": data.reward, "masks": data.mask, "terminals": data.terminated}
+    return {
+        "observations": obs,
+        "next_observations": np.asarray(data.next_obs),
+        "actions": np.asarray(data.action),
+        **{name: np.asarray(x)[..., None] for name, x in wide.items()},
+    }
+
+
+def write_masked(path: str | Path, data: Trajectories | Mapping[str, Any]) -> None:
+    """Write episodes in this form, atomically: `.h5`, `.hdf5`, or `.npy`, which NumPy pickles.
+
+    **Raises:** `DataError` for another ending; `ModuleNotFoundError` for hdf5 without h5py.
+    """
+    path = Path(path)
+    found = to_masked(data) if isinstance(data, Trajectories) else {name: np.asarray(x) for name, x in data.items()}
+    if path.suffix in HDF5:
+        h5py = _h5py()
+        with new_draft(path) as draft, h5py.File(draft, "w") as file:
+            for name, x in found.items():
+                file[name] = x
+        return
+    if path.suffix != ".npy":
+        raise DataError(f"{path} ends in {path.suffix or 'nothing'}; .npy, .h5 or .hdf5 is written")
+    with new_draft(path) as draft, draft.open("wb") as file:
+        np.save(file, np.array(found, object), allow_pickle=True)
+
+
+def _flat(value: Any, rows: tuple[int, ...], where: str) -> np.ndarray:
+    """Numbers `[N, T]`, also where they are `[N, T, 1]`."""
+    value = np.asarray(value)
+    value = value[..., 0] if value.ndim == 3 and value.shape[2] == 1 else value
+    if value.shape != rows or value.dtype.kind not in "biuf":
+        raise DataError(f"{where} are {value.dtype}{list(value.shape)}; numbers {list(rows)} are needed")
+    return value
+
+
+def _npy(path: Path) -> dict[str, np.ndarray]:
+    objects = read_objects(path)
+    if len(objects) != 1 or not isinstance(objects[0], dict):
+        raise DataError(f"{path} has no dict of arrays")
+    found = {}
+    for name, value in objects[0].items():
+        if name in (*REQUIRED, *OPTIONAL):
+            numbers = numbers_of(value)
+            if numbers is None:
+                raise DataError(f"{path}: {name} is no array of numbers of one shape")
+            found[name] = numbers
+    return found
+
+
+def _hdf5(path: Path) -> dict[str, np.ndarray]:
+    h5py = _h5py()
+    try:
+        with h5py.File(path, "r") as file:
+            return {name: np.asarray(file[name]) for name in (*REQUIRED, *OPTIONAL) if name in file}
+    except OSError as error:
+        raise DataError(f"{path} cannot be read as hdf5: {error}") from error
+
+
+def _h5py() -> Any:
+    try:
+        import h5py
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("hdf5 needs h5py: pip install 'llmrl-jax[data]'") from error
+    return h5py

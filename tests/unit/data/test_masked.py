@@ -1,0 +1,104 @@
+"""Padded episodes with masks, as KALM and ImagineBench release them: read, written, and refused by name."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+from llmrl_jax.data.masked import read_masked, to_masked, write_masked
+from llmrl_jax.data.reading import read_data
+from llmrl_jax.data.transitions import DataError, to_transitions
+
+
+def arrays(**changed):
+    """Three episodes of 2, 4 and 1 steps in rows of 4; the published files pad with anything."""
+    rng = np.random.default_rng(0)
+    mask = np.arange(4) < np.array([2, 4, 1])[:, None]
+    found = {
+        "observations": rng.normal(size=(3, 4, 5)),
+        "actions": rng.integers(0, 40, (3, 4)).astype(np.int32),
+        "rewards": rng.normal(size=(3, 4, 1)),
+        "masks": mask[..., None].astype(np.float64),
+        "instructions": np.array([["a", "b"]] * 3),
+    }
+    return {name: x for name, x in {**found, **changed}.items() if x is not None}
+
+
+def written(path, found):
+    if path.suffix == ".npy":
+        np.save(path, found, allow_pickle=True)  # as the published programs do
+    else:
+        write_masked(path, {name: x for name, x in found.items() if name != "instructions"})
+    return path
+
+
+@pytest.mark.parametrize("name", ["data.npy", "data.h5"])
+def test_episodes_are_read(tmp_path, name):
+    found = arrays()
+    data = read_masked(written(tmp_path / name, found))
+    np.testing.assert_array_equal(data.length, [2, 4, 1])
+    obs = found["observations"].astype(np.float32)
+    np.testing.assert_array_equal(data.obs[1], obs[1])
+    np.testing.assert_array_equal(data.obs[0], [*obs[0, :2], *np.zeros((2, 5))])
+    np.testing.assert_array_equal(data.next_obs[1, :3], obs[1, 1:])
+    np.testing.assert_array_equal(data.next_obs[0, 1], obs[0, 1])  # nothing tells what came after
+    # one that fills its row was cut off, and others ended
+    np.testing.assert_array_equal(np.asarray(data.terminated).sum(1), [1, 0, 1])
+    np.testing.assert_array_equal(np.asarray(data.truncated).sum(1), [0, 1, 0])
+    steps = to_transitions(read_data(tmp_path / name).data)
+    assert len(steps) == 7 and steps.action.dtype == np.int32
+
+
+def test_ends_and_next_observations_of_the_file_count(tmp_path):
+    rng = np.random.default_rng(1)
+    after, ends = rng.normal(size=(3, 4, 5)), np.zeros((3, 4), bool)
+    after[1, 3], ends[1, 3] = 0, True  # published: zeros after the last step
+    found = arrays(next_observations=after, terminals=ends, actions=rng.uniform(-1, 1, (3, 4, 2)))
+    data = read_masked(written(tmp_path / "data.npy", found))
+    np.testing.assert_array_equal(np.asarray(data.terminated).any(1), [False, True, False])
+    np.testing.assert_array_equal(data.next_obs[0, 1], after[0, 1].astype(np.float32))
+    np.testing.assert_array_equal(data.next_obs[1, 3], found["observations"][1, 3].astype(np.float32))
+    assert data.action.shape == (3, 4, 2) and data.action.dtype == np.float32
+    for name in ("again.npy", "again.hdf5"):
+        write_masked(tmp_path / name, data)
+        jax.tree.map(np.testing.assert_array_equal, read_masked(tmp_path / name), data)
+    assert to_masked(data)["rewards"].shape == (3, 4, 1)
+
+
+@pytest.mark.parametrize(
+    "changed, said",
+    [
+        ({"masks": None}, "has no 'masks' .it has actions, observations, rewards"),
+        ({"masks": np.array([[1, 0, 1, 0], [1] * 4, [1] * 4])}, "the mask of episode 0 is not ones and then zeros"),
+        ({"masks": np.array([[1] * 4, [0] * 4, [1] * 4])}, "the mask of episode 1"),
+        ({"rewards": np.zeros((3, 3))}, r"rewards are float64\[3, 3\]; numbers \[3, 4\] are needed"),
+        ({"observations": np.zeros((3, 4))}, r"observations are \[3, 4\]; \[episodes, steps, size\] is needed"),
+        ({"observations": np.full((3, 4, 5), np.nan)}, "obs of episode 0, step 0 is not finite"),
+        ({"actions": np.zeros((3, 4, 2), int)}, "actions are whole numbers"),
+        ({"actions": np.zeros((2, 4), int)}, r"actions are \[2, 4\]"),
+        ({"next_observations": np.zeros((3, 4, 2))}, "next_observations are"),
+        ({"rewards": np.array([["x"] * 4] * 3)}, "rewards is no array of numbers"),
+    ],
+)
+def test_what_does_not_fit_is_refused(tmp_path, changed, said):
+    with pytest.raises(DataError, match=said):
+        read_masked(written(tmp_path / "data.npy", arrays(**changed)))
+
+
+def test_nothing_in_a_file_runs(tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "trapped"), "w"))
+
+    np.save(tmp_path / "data.npy", arrays(rewards=Trap()), allow_pickle=True)
+    with pytest.raises(DataError, match="it asks for"):
+        read_data(tmp_path / "data.npy")
+    assert not (tmp_path / "trapped").exists()
+    (tmp_path / "data.h5").write_bytes(b"no hdf5")
+    with pytest.raises(DataError, match="cannot be read as hdf5"):
+        read_masked(tmp_path / "data.h5")
+    with pytest.raises(FileNotFoundError, match="did you mean 'data.h5'"):
+        read_masked(tmp_path / "date.h5")
+    with pytest.raises(DataError, match=r"ends in .txt; .npy, .h5 or .hdf5 is written"):
+        write_masked(tmp_path / "x.txt", {})
