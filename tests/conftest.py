@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import os
 from pathlib import Path
 
@@ -47,6 +48,7 @@ HEAVY = (
     "envs_jax/clevr/test_world.py",
     "envs_jax/crafter",
     "envs_jax/housekeep",
+    "envs_jax/metaworld",
     "envs_jax/mujoco",
     "envs_jax/physics",
     "lm/test_encoder.py",
@@ -71,11 +73,16 @@ the rest take longest: what needs more than a few seconds belongs here."""
 
 
 def pytest_collection_modifyitems(config, items):
-    """Mark what is heavy. Of several processes none should get the pages last, when the others have nothing to do."""
+    """Mark what is heavy, and skip worlds whose package is missing. Of several processes none should get the pages
+    last, when the others have nothing to do."""
     heavy = [Path(__file__).parent / "unit" / name for name in HEAVY]
     for item in items:
         if any(item.path == path or path in item.path.parents for path in heavy):
             item.add_marker(pytest.mark.heavy)
+    if importlib.util.find_spec("metaworld") is None:
+        for item in items:
+            if str(getattr(item, "callspec", None) and item.callspec.params.get("id")).startswith("MetaWorld/"):
+                item.add_marker(pytest.mark.skip(reason="its scenes need the package metaworld"))
     if hasattr(config, "workerinput"):
         folders = [item.path.relative_to(config.rootpath).parts[1] for item in items]
         order = {id(item): -RUNGS.index(folder) if folder in RUNGS else 0 for item, folder in zip(items, folders)}

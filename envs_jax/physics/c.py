@@ -41,10 +41,17 @@ class PhysicsC(Physics):
     rows.
     """
 
-    def __init__(self, model: Any, frame_skip: int, read: tuple[str, ...] = (), threads: int | None = None):
+    def __init__(
+        self,
+        model: Any,
+        frame_skip: int,
+        read: tuple[str, ...] = (),
+        threads: int | None = None,
+        fresh: bool = False,
+    ):
         """**Arguments:** as of `Physics`; `threads`, the number of threads for a batch (default: the cores of this
         process)."""
-        super().__init__(model, frame_skip, read)
+        super().__init__(model, frame_skip, read, fresh)
         if threads is not None:
             at_least("threads", threads, 1)
         self.threads = cores() if threads is None else threads
@@ -52,8 +59,11 @@ class PhysicsC(Physics):
         self._inputs = self.spec | int(self._mujoco.mjtState.mjSTATE_CTRL)
         self._spare: list[Any] = []
 
-    def begin(self, qpos, qvel, look, *args):
-        return self._call(self._forward, self._checked(qpos, qvel), jnp.bool_(True), look, args)
+    def begin(self, qpos, qvel, look, *args, mocap=None):
+        qpos, qvel, mocap = self._checked(qpos, qvel, mocap)
+        rest, ctrl = (jnp.zeros(n, jnp.float32) for n in (self.model.na + self.model.nv, self.model.nu))
+        start = jnp.concatenate([qpos, qvel, rest, mocap.ravel()])
+        return self._call(self._forward, (start, ctrl), jnp.bool_(True), look, args)
 
     def advance(self, state, ctrl, going, look, *args, edit=None):
         return self._call(self._step, (state, ctrl), going, look, args, edit)
@@ -70,11 +80,13 @@ class PhysicsC(Physics):
 
     def _step(self, data: Any) -> None:
         self._mujoco.mj_step(self.model, data, self.frame_skip)
+        if self.fresh:
+            self._mujoco.mj_kinematics(self.model, data)
 
     def _call(
         self,
         run: Callable,
-        inputs: tuple[Any, ...],
+        inputs: tuple[jax.Array, jax.Array],
         going: jax.Array,
         look: Look,
         args: tuple[Any, ...],
@@ -90,22 +102,24 @@ class PhysicsC(Physics):
     ) -> tuple[np.ndarray, Any]:
         """Advance a batch. Every array has the same number of leading axes, of size 1 for an array that was not
         batched."""
-        inputs, going, args = jax.tree.map(np.asarray, (inputs, going, args))
+        (state, ctrl), going, args = jax.tree.map(np.asarray, (inputs, going, args))
         axes = going.ndim
         batch = np.broadcast_shapes(*(x.shape[:axes] for x in jax.tree.leaves((inputs, going, args))))
-        rows = np.zeros((*batch, self._mujoco.mj_stateSize(self.model, self._inputs)))
-        filled = 0  # `begin` passes only positions and velocities: the rest of a new world is zero
-        for x in inputs:
-            x = self.decode(x) if x.dtype == np.uint32 else x
-            rows[..., filled : filled + x.shape[-1]] = x
-            filled += x.shape[-1]
-        args = jax.tree.map(lambda x: x.astype(np.float64) if x.dtype == np.float32 else x, args)
-        before = rows[..., : self.size]
+        numbers = self.decode(state) if state.dtype == np.uint32 else state.astype(np.float64)
+        before = np.broadcast_to(numbers, (*batch, self.size))
         after = before.copy()
+        # MuJoCo's order puts the controls between what a step changes and the mocap bodies
+        rows = np.empty((*batch, self._mujoco.mj_stateSize(self.model, self._inputs)))
+        held = self.size - 3 * self.model.nmocap
+        rows[..., :held], rows[..., held : held + self.model.nu] = before[..., :held], ctrl
+        rows[..., held + self.model.nu :] = before[..., held:]
+        args = jax.tree.map(lambda x: x.astype(np.float64) if x.dtype == np.float32 else x, args)
         if edit is not None:
-            before, nq, nv = after.copy(), self.model.nq, self.model.nv
+            nq, nv = self.model.nq, self.model.nv
             with np.errstate(all="ignore"):  # inactive rows may hold any values
-                rows[..., :nq], rows[..., nq : nq + nv] = edit(np, self.moment(before, {}), *args)
+                rows[..., :nq], rows[..., nq : nq + nv], *mocap = edit(np, self.moment(before, {}), *args)
+            if mocap:
+                rows[..., held + self.model.nu :] = mocap[0].reshape(*batch, -1)
         read = {name: np.zeros((*batch, *shape)) for name, shape in self.read.items()}
         chosen = np.flatnonzero(np.broadcast_to(going, batch))
         self._share(run, chosen, [x.reshape(-1, *x.shape[axes:]) for x in (rows, after, *read.values())])

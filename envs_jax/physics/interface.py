@@ -29,7 +29,8 @@ so it uses only functions of both, and counts axes from the last. Leaves that ar
 
 Edit = Callable[..., Any]
 """`edit(xp, now, *args) -> (qpos, qvel)`, defined by the task: the positions and velocities from which a step starts,
-as a function of the `Moment` before it and of the `args` of the `Look`. C works in float64, so nothing is rounded."""
+as a function of the `Moment` before it and of the `args` of the `Look`; for a model with mocap bodies
+`(qpos, qvel, mocap)`. C works in float64, so nothing is rounded."""
 
 
 @struct.dataclass
@@ -43,6 +44,8 @@ class Moment:
     read: Mapping[str, Any]
     """The fields of MuJoCo's `mjData` that the task reads, each `[..., *its shape]`; empty for the moment before a
     step."""
+    mocap: Any = None
+    """`[..., nmocap, 3]`, the positions of the mocap bodies, in the order of their ids."""
 
 
 def require(module: str) -> Any:
@@ -80,40 +83,50 @@ class Physics:
     """A model, the number of its time steps per step of the world, and the fields to read.
 
     A state holds the `size` numbers that determine the next state: positions, velocities, activations of the actuators,
-    and the accelerations from which the constraint solver starts, in the order of MuJoCo's `mj_getState`.
+    the accelerations from which the constraint solver starts, and the positions of mocap bodies, in the order of
+    MuJoCo's `mj_getState`. Mocap bodies keep the orientation that the model gives them.
     """
 
-    def __init__(self, model: Any, frame_skip: int, read: tuple[str, ...] = ()):
+    def __init__(self, model: Any, frame_skip: int, read: tuple[str, ...] = (), fresh: bool = False):
         """**Arguments:** `model`, a `mujoco.MjModel`; `frame_skip`, time steps; `read`, the names of fields of
-        `mjData` that a `Look` sees."""
+        `mjData` that a `Look` sees; `fresh`, whether the poses among them (`xpos`, `site_xpos`, ...) are those of the
+        positions that a step reaches, not those before its last time step, as `mj_step` leaves them."""
         mujoco = require("mujoco")
         flags = mujoco.mjtState
         if not collides(model):  # the collision search takes a quarter of the time of a small model
             model = copy.copy(model)
             model.opt.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_CONTACT)
-        self.model, self.frame_skip = model, frame_skip
+        self.model, self.frame_skip, self.fresh = model, frame_skip, fresh
         self.spec = int(flags.mjSTATE_QPOS | flags.mjSTATE_QVEL | flags.mjSTATE_ACT | flags.mjSTATE_WARMSTART)
+        if model.nmocap:
+            self.spec |= int(flags.mjSTATE_MOCAP_POS)
         self.size: int = mujoco.mj_stateSize(model, self.spec)
         data = mujoco.MjData(model)
         self.read = {name: np.shape(getattr(data, name)) for name in read}
 
-    def begin(self, qpos: jax.Array, qvel: jax.Array, look: Look, *args: Any) -> tuple[jax.Array, Any]:
-        """A world with given positions and velocities, `[nq]` and `[nv]`; its other numbers are computed.
+    def begin(
+        self, qpos: jax.Array, qvel: jax.Array, look: Look, *args: Any, mocap: jax.Array | None = None
+    ) -> tuple[jax.Array, Any]:
+        """A world with given positions and velocities, `[nq]` and `[nv]`, and positions of mocap bodies,
+        `[nmocap, 3]` (default: the model's own); its other numbers are computed.
 
         **Returns:** the state, and the result of `look` (`before` and `after` are the same moment).
         **Raises:** `ValueError` for a wrong number of positions or velocities.
         """
         raise NotImplementedError
 
-    def _checked(self, qpos: jax.Array, qvel: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def _checked(self, qpos: Any, qvel: Any, mocap: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
         """The arguments of `begin` as float32, their sizes checked: a wrong size would shift all numbers after it."""
-        for name, x, size in (("qpos", qpos, self.model.nq), ("qvel", qvel, self.model.nv)):
-            if jnp.shape(x) != (size,):
+        if mocap is None:
+            mocap = self.model.body_pos[self.model.body_mocapid >= 0]
+        sizes = (self.model.nq,), (self.model.nv,), (self.model.nmocap, 3)
+        for name, x, size in zip(("qpos", "qvel", "mocap"), (qpos, qvel, mocap), sizes):
+            if jnp.shape(x) != size:
                 raise ValueError(
-                    f"{name} has the shape {list(jnp.shape(x))}; the model needs [{size}]: start with model.nq places "
-                    "and model.nv speeds"
+                    f"{name} has the shape {list(jnp.shape(x))}; the model needs {list(size)}: start with model.nq "
+                    "places, model.nv speeds and a place for each mocap body"
                 )
-        return jnp.asarray(qpos, jnp.float32), jnp.asarray(qvel, jnp.float32)
+        return jnp.asarray(qpos, jnp.float32), jnp.asarray(qvel, jnp.float32), jnp.asarray(mocap, jnp.float32)
 
     def advance(
         self, state: jax.Array, ctrl: jax.Array, going: jax.Array, look: Look, *args: Any, edit: Edit | None = None
@@ -136,8 +149,9 @@ class Physics:
 
     def moment(self, numbers: Any, read: Mapping[str, Any]) -> Moment:
         """The positions and velocities among a state's numbers, and the fields that were read."""
-        nq = self.model.nq
-        return Moment(numbers[..., :nq], numbers[..., nq : nq + self.model.nv], read)
+        nq, many = self.model.nq, self.model.nmocap
+        mocap = numbers[..., self.size - 3 * many :].reshape(*numbers.shape[:-1], many, 3)
+        return Moment(numbers[..., :nq], numbers[..., nq : nq + self.model.nv], read, mocap)
 
     def seen(self, look: Look, args: tuple[Any, ...]) -> Any:
         """The shapes and dtypes of the result of `look` for one world, as `jax.ShapeDtypeStruct`s."""

@@ -41,8 +41,9 @@ class PhysicsMjx(Physics):
     """A state is float32 `[size]`.
 
     Two things differ from C: numbers are float32, so trajectories diverge when contacts amplify the difference; and
-    fields are read at the state that a step reaches, whereas C MuJoCo leaves those of the last stage of its Runge-Kutta
-    integrator. `jax_enable_x64` is disabled in here: under it, MJX mixes float32 with float64, and fails.
+    fields are always read at the state that a step reaches, whereas C MuJoCo leaves those of the last stage of its
+    Runge-Kutta integrator, or of the last time step, unless it is `fresh`. `jax_enable_x64` is disabled in here: under
+    it, MJX mixes float32 with float64, and fails.
 
     On a CPU, give the `jit` around it `compiler_options()`, or use C, which is even faster.
     """
@@ -56,20 +57,23 @@ class PhysicsMjx(Physics):
             self._compiled = self._mjx.put_model(model)
             self._blank = self._mjx.make_data(model)
 
-    def begin(self, qpos, qvel, look, *args):
-        qpos, qvel = self._checked(qpos, qvel)
+    def begin(self, qpos, qvel, look, *args, mocap=None):
+        qpos, qvel, mocap = self._checked(qpos, qvel, mocap)
         with jax.enable_x64(False):
             with _explained():
-                data = self._mjx.forward(self._compiled, self._blank.replace(qpos=qpos, qvel=qvel))
+                data = self._blank.replace(qpos=qpos, qvel=qvel, mocap_pos=mocap)
+                data = self._mjx.forward(self._compiled, data)
             return self._result(data, self.moment(self._numbers(data), {}), data, look, args)
 
     def advance(self, state, ctrl, going, look, *args, edit=None):
         nq, nv = self.model.nq, self.model.nv
         with jax.enable_x64(False):
-            qpos, qvel, act, warmstart = jnp.split(state, np.cumsum([nq, nv, self.model.na]))
+            qpos, qvel, act, warmstart, mocap = jnp.split(state, np.cumsum([nq, nv, self.model.na, nv]))
             if edit is not None:
-                qpos, qvel = edit(jnp, self.moment(state, {}), *args)
+                qpos, qvel, *moved = edit(jnp, self.moment(state, {}), *args)
+                mocap = moved[0] if moved else mocap
             data = self._blank.replace(qpos=qpos, qvel=qvel, act=act, qacc_warmstart=warmstart, ctrl=ctrl)
+            data = data.replace(mocap_pos=mocap.reshape(self.model.nmocap, 3))
             with _explained():
                 data = jax.lax.fori_loop(0, self.frame_skip, lambda _, d: self._mjx.step(self._compiled, d), data)
                 readable = self._mjx.forward(self._compiled, data) if self.read else data
@@ -83,7 +87,8 @@ class PhysicsMjx(Physics):
         return np.asarray(state, np.float64)
 
     def _numbers(self, data: Any) -> jax.Array:
-        return jnp.concatenate([data.qpos, data.qvel, data.act, data.qacc_warmstart]).astype(jnp.float32)
+        parts = [data.qpos, data.qvel, data.act, data.qacc_warmstart, data.mocap_pos.ravel()]
+        return jnp.concatenate(parts).astype(jnp.float32)
 
     def _result(self, data: Any, before: Any, readable: Any, look: Any, args: tuple[Any, ...]) -> tuple[jax.Array, Any]:
         numbers = self._numbers(data)
