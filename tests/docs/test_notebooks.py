@@ -21,13 +21,19 @@ from llmrl_jax.cli.main import main
 from llmrl_jax.core.packaged import SMOLLM2
 from llmrl_jax.systems.bkrl import collecting, preferences, training as bkrl_training
 from llmrl_jax.systems.ellm import accuracy, training as ellm_training
+from llmrl_jax.systems.kalm import (
+    collecting as kalm_collecting,
+    ground as kalm_ground,
+    imagining,
+    training as kalm_training,
+)
 from tests.gguf_files import metadata, tokens_of, write
 from tests.lm_random import random_variables
 
 
 NOTEBOOKS = sorted((Path(__file__).parent.parent.parent / "docs" / "notebooks").glob("*.ipynb"))
 MINUTES = 15
-SAYS = {"quickstart": "of 20 right", "ellm": "poorly timed", "bkrl": "nats"}
+SAYS = {"quickstart": "of 20 right", "ellm": "poorly timed", "bkrl": "nats", "kalm": "success on rephrase"}
 """What each of them prints near its end."""
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{{ eos_token }}"
@@ -66,7 +72,7 @@ def run(path: Path, folder: Path, **more: str) -> str:
     return done.stdout
 
 
-LONG = {"bkrl", "ellm"}
+LONG = {"bkrl", "ellm", "kalm"}
 """Notebooks that compile for a minute or two: they run in the long tests, and their commands are checked in all."""
 
 
@@ -80,6 +86,7 @@ def test_it_runs_with_a_stand_in(path, bpe, tmp_path):
     fields = metadata(config, "llama") | tokens_of(bpe, "llama-bpe") | {"tokenizer.chat_template": TEMPLATE}
     model = write(tmp_path / "model.gguf", load_file(folder / "model.safetensors"), fields, kind="Q8_0", heads=(2, 1))
     small = {"LLMRL_STEPS": "1024", "LLMRL_STATES": "2", "LLMRL_PAIRS": "2"}
+    small |= {"LLMRL_EPISODES": "64", "LLMRL_EPOCHS": "1", "LLMRL_IMAGINED": "64"}
     assert SAYS[path.stem] in run(path, tmp_path, LLMRL_MODEL=str(model), **small)
 
 
@@ -124,6 +131,21 @@ def test_bkrl_gives_commands_that_are_accepted(monkeypatch):
     assert (plain.alg, shaped.alg) == ("none", "bk-pref")
     assert preferred.windows.data.endswith(collected.run.name) and shaped.potential.endswith(preferred.run.name)
     assert (chosen.answers, chosen.chat.model, chosen.pairs) == ("chosen", "local:smollm2-135m", 2)
+
+
+def test_kalm_gives_commands_that_are_accepted(monkeypatch):
+    commands = commands_of("kalm", EPISODES="64", EPOCHS="1", IMAGINED="32", STEPS="1024")
+    work = (
+        (kalm_collecting, "collect"),
+        (kalm_ground, "ground"),
+        (imagining, "imagine_run"),
+        (kalm_training, "train"),
+    )
+    recorded, model, imagined, plain, both = asked_by(monkeypatch, commands, *work)
+    assert (recorded.episodes, model.epochs, imagined.episodes) == (64, 1, 32)
+    assert {x.data for x in (model, imagined, plain, both)} == {f"runs/{recorded.run.name}"}
+    assert imagined.grounded.endswith(model.run.name) and both.imagined.endswith(imagined.run.name)
+    assert (plain.imagined, plain.agent, plain.steps) == ("", "bc", 1024)
 
 
 @pytest.mark.slow
