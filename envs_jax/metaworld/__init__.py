@@ -12,11 +12,12 @@ from envs_jax.registry import register
 
 if TYPE_CHECKING:
     from envs_jax.metaworld.env import MetaWorld
+    from envs_jax.metaworld.experts import expert_action
     from envs_jax.metaworld.reference import import_state
 
 
-__all__ = ["MetaWorld", "import_state"]
-__getattr__ = attach(__name__, {"env": ["MetaWorld"], "reference": ["import_state"]})
+__all__ = ["MetaWorld", "expert_action", "import_state"]
+__getattr__ = attach(__name__, {"env": ["MetaWorld"], "experts": ["expert_action"], "reference": ["import_state"]})
 
 _TASKS = {
     "reach": "move the gripper to a place",

@@ -152,7 +152,7 @@ class MetaWorld(Environment[State, Params]):
         frame = seen.frame
         if self.task.late:
             x = frame[..., 4:5] - self.task.lag
-            frame = xp.concatenate([hand, x, frame[..., 5:]], axis=-1)
+            frame = poses.joined(xp, hand, x, frame[..., 5:])
         return frame, self._shown(xp, seen, frame, frame, start.targets[..., 0, :])
 
     def _shown(self, xp: Any, seen: poses.Seen, frame: Any, previous: Any, goal: Any) -> Any:

@@ -144,9 +144,15 @@ def joint(model: Any, body: str) -> tuple[int, int]:
     return int(model.jnt_qposadr[number]), int(model.jnt_dofadr[number])
 
 
+def joined(xp: Any, *parts: Any) -> Any:
+    """Arrays joined along their last axis, their leading axes broadcast."""
+    batch = np.broadcast_shapes(*(part.shape[:-1] for part in parts))
+    return xp.concatenate([xp.broadcast_to(part, (*batch, part.shape[-1])) for part in parts], axis=-1)
+
+
 def stacked(xp: Any, frame: Any, previous: Any, goal: Any) -> Any:
     """The 39-d observation: two frames and the goal."""
-    return xp.concatenate([frame, previous, goal], axis=-1)
+    return joined(xp, frame, previous, goal)
 
 
 def clipped(xp: Any, frame: Any) -> Any:
@@ -159,4 +165,4 @@ def entities(xp: Any, task: Task, frame: Any, goal: Any, wall: Any) -> Any:
     blocks = {part.name: frame[..., 4 + 7 * i : 11 + 7 * i] for i, part in enumerate(task.parts)}
     none = xp.zeros_like(wall)
     found = [wall if name == "wall" else blocks.get(name, none) for name in ENTITIES]
-    return xp.concatenate([frame[..., :4], goal, *found], axis=-1)
+    return joined(xp, frame[..., :4], goal, *found)

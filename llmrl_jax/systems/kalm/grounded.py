@@ -25,7 +25,8 @@ from llmrl_jax.systems.kalm.worlds import World, world_of
 
 FOLDER = "grounded"
 ABOUT, SLOTS = "kalm.json", "slots.safetensors"
-FORMAT = 1
+FORMAT = 2
+UNITS = ("mean", "std", "change")
 FRAMES = (patterns.ROLLOUT, *patterns.DYNAMICS, *patterns.CONSEQUENCE, *patterns.EXPLANATION)
 
 
@@ -105,10 +106,7 @@ def save(
         lm.save_hf(draft / "model", llama.config, weights)
         tokenizer.save(draft / "model")
         slots = {"/".join(name): np.asarray(x) for name, x in flatten_dict(params["slots"]).items()}
-        units = {
-            "units/mean": np.asarray(state.frozen["units"].mean),
-            "units/std": np.asarray(state.frozen["units"].std),
-        }
+        units = {f"units/{name}": np.asarray(getattr(state.frozen["units"], name)) for name in UNITS}
         save_file({**slots, **units}, draft / SLOTS)
         about = {
             "format": FORMAT,
@@ -141,7 +139,7 @@ def load(run: str | Path) -> Grounded:
     if about["words"]:
         tokenizer = WordTokenizer(tokenizer.backend)
     flat = load_file(folder / SLOTS)
-    units = Units(*(jnp.asarray(flat.pop(f"units/{name}")) for name in ("mean", "std")))
+    units = Units(*(jnp.asarray(flat.pop(f"units/{name}")) for name in UNITS))
     slots = unflatten_dict({tuple(name.split("/")): jnp.asarray(x) for name, x in flat.items()})
     layers = Slots(llama.config.hidden_size, about["state"], about["action"], about["discrete"])
     model = WorldModel(llama, layers, about["states"])

@@ -24,7 +24,7 @@ class Weights:
     """Weights of the three errors, as in the paper."""
 
     state: float = 0.5
-    """Squared error of states, in units of their standard deviation."""
+    """Squared error of states, or of their changes, in units of the standard deviation."""
     action: float = 0.5
     """Nats of discrete actions; squared error of continuous ones."""
     text: float = 1.0
@@ -79,7 +79,7 @@ class Grounding:
     ):
         self.config, self.weights, self.model, self.variables = config, weights, model, variables
         self.rows, self.episodes, self.placement = rows, episodes, placement
-        self.units = Units.of(episodes.states)
+        self.units = Units.of(episodes)
         self.count = rows.tokens.shape[0]
         self.per_epoch = self.count // config.batch_size
         self.rate = learning_rates(config, updates)

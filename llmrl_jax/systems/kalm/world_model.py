@@ -2,7 +2,8 @@
 
 As in the paper: a state enters through a linear layer, an action through a table or a linear layer, and linear heads on
 the last hidden state predict them (kalm reference, section 4.1). States are in units of their mean and standard
-deviation in the data, and a head predicts the change from the state before, unless `states` is `absolute`.
+deviation in the data. A head predicts the change from the state before, in units of the changes of single steps, or, if
+`states` is `absolute`, the state.
 """
 
 from __future__ import annotations
@@ -29,18 +30,28 @@ STILL = 1e-3
 
 @struct.dataclass
 class Units:
-    """What states are measured in."""
+    """What states and their changes are measured in."""
 
     mean: Float[Array, " d"]
     std: Float[Array, " d"]
+    change: Float[Array, " d"]
+    """Standard deviation of the changes of single steps: most parts of a state stay as they are in most steps, so that
+    in units of the states' own deviation a model that predicts no change at all is nearly right."""
 
     @staticmethod
-    def of(states: Float[np.ndarray, "M d"]) -> Units:
-        std = states.std(0, dtype=np.float64)
-        floor = max(float(std.max()), 1e-6) * STILL
-        return Units(
-            jnp.asarray(states.mean(0, dtype=np.float64), jnp.float32), jnp.asarray(np.maximum(std, floor), jnp.float32)
-        )
+    def of(episodes: Episodes) -> Units:
+        states = episodes.states.astype(np.float64)
+        inner = np.ones(len(states), bool)
+        inner[episodes.first_state] = False
+        changes = np.diff(states, axis=0)[inner[1:]]
+        found = states.mean(0), _spread(states), _spread(changes)
+        return Units(*(jnp.asarray(x, jnp.float32) for x in found))
+
+
+def _spread(x: Float[np.ndarray, "M d"]) -> Float[np.ndarray, " d"]:
+    """Standard deviations, none of which is next to nothing beside the largest."""
+    std = x.std(0)
+    return np.maximum(std, max(float(std.max()), 1e-6) * STILL)
 
 
 class Slots(nn.Module):
@@ -91,6 +102,10 @@ class WorldModel:
     states: Literal["changes", "absolute"] = "changes"
     """What the head of states predicts: the change from the state before, or the state; both in `Units`."""
 
+    def spread(self, units: Units) -> Float[Array, " d"]:
+        """The unit of what the head predicts."""
+        return units.change if self.states == "changes" else units.std
+
     @staticmethod
     def around(
         llama: Llama, episodes: Episodes, actions: int, states: Literal["changes", "absolute"] = "changes"
@@ -138,7 +153,7 @@ class WorldModel:
         self, variables: Any, units: Units, hidden: Any, before: Float[Array, "*b d"]
     ) -> Float[Array, "*b d"]:
         """The state that the head predicts. **Arguments:** `before`, the state from which it is reached."""
-        out = self._slot(variables, "leave_state", hidden.astype(jnp.float32)) * units.std
+        out = self._slot(variables, "leave_state", hidden.astype(jnp.float32)) * self.spread(units)
         return before + out if self.states == "changes" else units.mean + out
 
     def actions(self, variables: Any, hidden: Any) -> jax.Array:
@@ -156,7 +171,7 @@ class WorldModel:
         """The three errors of a part of a batch, each a sum divided by the number of its targets in the whole batch.
 
         **Arguments:** `counts`, see `targets`.
-        **Returns:** `state`, the squared error per component in units of the standard deviation; `action`, nats of
+        **Returns:** `state`, the squared error per component in the units of what is predicted; `action`, nats of
         discrete actions, or the squared error per component; `text`, nats per token.
         """
         hidden = self.hidden(variables, units, rows, episodes)
@@ -165,7 +180,7 @@ class WorldModel:
         wants = _wanted(rows)
         found = self.next_state(variables, units, hidden, states[jnp.where(wants["state"], after.before, 0)])
         right = states[jnp.where(wants["state"], after.index, 0)]
-        error = jnp.mean(((found - right) / units.std) ** 2, axis=-1)
+        error = jnp.mean(((found - right) / self.spread(units)) ** 2, axis=-1)
         out, done = self.actions(variables, hidden), actions[jnp.where(wants["action"], after.index, 0)]
         if self.slots.discrete:
             miss = -jnp.take_along_axis(jax.nn.log_softmax(out), done[..., None], axis=-1)[..., 0]

@@ -61,7 +61,7 @@ def world():
     model = WorldModel.around(llama, episodes, 3)
     variables = dict(llama.init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32)))
     variables["slots"] = jax.tree.map(lambda x: x * 20, model.init_slots(jax.random.key(1)))  # far from nothing
-    return data, chosen, episodes, tokenizer, model, variables, Units.of(episodes.states)
+    return data, chosen, episodes, tokenizer, model, variables, Units.of(episodes)
 
 
 def arrays(episodes):
@@ -124,7 +124,7 @@ def test_errors_are_those_of_each_example_alone(world):
             if row.kind[p + 1] == STATE:
                 out = h @ slots["state_out"]["kernel"] + slots["state_out"]["bias"]
                 change = episodes.states[row.index[p + 1]] - episodes.states[row.before[p + 1]]
-                sums["state"] += np.mean((out - change / np.asarray(units.std)) ** 2)
+                sums["state"] += np.mean((out - change / np.asarray(units.change)) ** 2)
                 counts["state"] += 1
             else:
                 action = row.kind[p + 1] == ACTION
