@@ -52,7 +52,7 @@ class Experiment:
     """What is trained of it."""
     learning_rate: float = 1e-3
     """Of grounding."""
-    epochs: float = 4.0
+    epochs: float = 10.0
     """Passes of grounding."""
     episodes: int = 6400
     """Recorded episodes, from which agents learn."""

@@ -105,7 +105,7 @@ class GroundRun:
     """Places of a row: tokens, states and actions."""
     epochs: float = 10.0
     """Passes over the rows; published: 10 in CLEVR-Robot, 5 in Meta-World."""
-    sft: SFTConfig = field(default_factory=lambda: SFTConfig(batch_size=16, learning_rate=1e-3))
+    sft: SFTConfig = field(default_factory=lambda: SFTConfig(batch_size=8, learning_rate=1e-3))
     """The learner. Published: batches of 24, AdamW at 5e-5 with linear decay."""
     run: RunConfig = field(default_factory=lambda: RunConfig(log_every=20, checkpoint_every=200))
 
