@@ -182,6 +182,16 @@ def door_open(xp, hand, gripper, object, goal):
     return _first(xp, (far, door + _by(0.06, 0.02, 0.2)), (high, door + _by(0.06, 0.02)), door), 1.0, 25.0
 
 
+def unlocked_door_open(xp, hand, gripper, object, goal):
+    """`door_open` from beside the lock, where the package's policy would push the handle sideways: back, up, over."""
+    aside = hand[..., 0] < object[..., 0] - 0.04
+    low = aside & (hand[..., 2] < object[..., 2] + 0.12)
+    before = low & (hand[..., 1] > object[..., 1] - 0.02), hand + _by(-0.05, -0.1, -0.1)
+    over = aside, object + _by(0.01, 0.02, 0.2)
+    place, effort, gain = door_open(xp, hand, gripper, object, goal)
+    return _first(xp, before, (low, hand + _by(z=0.1)), over, place), effort, gain
+
+
 def door_close(xp, hand, gripper, object, goal):
     door = object + _by(0.05, 0.12, 0.1)
     beyond = hand[..., 0] > door[..., 0]

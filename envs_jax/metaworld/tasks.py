@@ -6,6 +6,7 @@ plus an offset (`Drawn`).
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
@@ -366,7 +367,7 @@ TASKS: dict[str, Task] = {
     ),
     "locked-door-open": _lock(
         (UNLOCKED, HANDLE),
-        (UNLOCK, PULL),
+        (UNLOCK, dataclasses.replace(PULL, expert=experts.unlocked_door_open)),
         ANYWHERE,
         joint=("lock_link", 1.5708),
         hinge="door_link",
