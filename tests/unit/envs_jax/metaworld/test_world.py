@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import importlib.util
 
 import jax
@@ -142,9 +143,8 @@ def test_scenes_are_converted_once_and_then_need_no_package(tmp_path, monkeypatc
 
 def test_another_version_of_the_package_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(
-        scene.importlib.util, "find_spec", lambda name: importlib.util.spec_from_file_location("m", "m")
-    )
+    here = importlib.machinery.ModuleSpec("metaworld", None, origin="metaworld/__init__.py")
+    monkeypatch.setattr(scene.importlib.util, "find_spec", lambda name: here)
     monkeypatch.setattr(scene.importlib.metadata, "version", lambda name: "3.0.0")
     with pytest.raises(ImportError, match=r"metaworld 3\.0\.0 is installed"):
         make("reach")
@@ -158,7 +158,7 @@ def test_another_version_of_the_package_is_refused(tmp_path, monkeypatch):
         ({"geometry": "mesh"}, "unknown geometry 'mesh'; it is one of 'auto', 'stock', 'proxy'"),
         ({"backend": "mjx", "geometry": "stock"}, "use geometry='proxy', or backend='c'"),
         ({"threads": 0}, "threads"),
-        ({"task": "reech"}, "unknown task 'reech', did you mean"),
+        ({"task": "reech"}, "unknown task 'reech'; did you mean 'reach'"),
     ],
 )
 def test_options_are_checked(options, message):
