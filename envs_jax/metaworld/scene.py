@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from envs_jax.metaworld import proxy
 from envs_jax.metaworld.tasks import TASKS
 from envs_jax.physics.interface import require
 
@@ -39,7 +40,7 @@ def cache() -> Path:
 @functools.cache
 def _digest() -> str:
     """A digest of the converter: part of the name of every cached file, so that a change converts again."""
-    sources = (Path(__file__).with_name(name).read_bytes() for name in ("scene.py", "tasks.py"))
+    sources = (Path(__file__).with_name(name).read_bytes() for name in ("scene.py", "proxy.py", "tasks.py"))
     return hashlib.sha256(b"".join(sources)).hexdigest()[:8]
 
 
@@ -76,18 +77,27 @@ def convert(task: str, geometry: str) -> Any:
     """A task's scene as a `mujoco.MjModel`, from the installed package."""
     mujoco = require("mujoco")
     told = TASKS[task]
-    spec = mujoco.MjSpec.from_file(str(_assets() / f"sawyer_{told.scene}.xml"))
-    for material in spec.materials:
-        material.textures = [""] * len(material.textures)
-    for texture in list(spec.textures):
-        texture.delete()
-    spec.body("mocap").quat = [1, 0, 1, 0]
-    bases = {other.base[0] for other in TASKS.values() if other.scene == told.scene and other.base}
-    for base in bases:
-        spec.body(base).mocap = True
-    if told.hinge:
-        _add_hinge(mujoco, spec, told.hinge)
+    path = str(_assets() / f"sawyer_{told.scene}.xml")
+
+    def opened() -> Any:
+        spec = mujoco.MjSpec.from_file(path)
+        for material in spec.materials:
+            material.textures = [""] * len(material.textures)
+        for texture in list(spec.textures):
+            texture.delete()
+        spec.body("mocap").quat = [1, 0, 1, 0]
+        for base in {other.base[0] for other in TASKS.values() if other.scene == told.scene and other.base}:
+            spec.body(base).mocap = True
+        if told.hinge:
+            _add_hinge(mujoco, spec, told.hinge)
+        return spec
+
+    spec = opened()
     model = spec.compile()
+    if geometry == "proxy":
+        spec = opened()
+        proxy.replace(mujoco, spec, model)
+        model = spec.compile()
     for i in np.flatnonzero(model.eq_type == mujoco.mjtEq.mjEQ_WELD):
         model.eq_data[i] = 0
         model.eq_data[i, : len(WELD)] = WELD

@@ -19,7 +19,8 @@ from envs_jax.physics.interface import Physics, require
 def _explained() -> Iterator[None]:
     """Explain errors for a model that MJX does not support, or fails on under this version of jax."""
     try:
-        yield
+        with np.errstate(over="ignore"):  # for two boxes it casts the largest float64 to float32, which is meant
+            yield
     except (NotImplementedError, TypeError) as error:
         raise RuntimeError(
             f"mujoco-mjx {importlib.metadata.version('mujoco-mjx')} cannot compute this model under jax "

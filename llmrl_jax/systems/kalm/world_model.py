@@ -102,9 +102,12 @@ class WorldModel:
     states: Literal["changes", "absolute"] = "changes"
     """What the head of states predicts: the change from the state before, or the state; both in `Units`."""
 
-    def spread(self, units: Units) -> Float[Array, " d"]:
-        """The unit of what the head predicts."""
-        return units.change if self.states == "changes" else units.std
+    def spread(self, units: Units, one: Any = True) -> Float[Array, "*b d"]:
+        """The unit of what the head predicts. **Arguments:** `one`, bool `[*b]`, whether a state is predicted from the
+        one before it; changes over more steps are as large as states."""
+        if self.states == "absolute":
+            return units.std
+        return jnp.where(jnp.asarray(one)[..., None], units.change, units.std)
 
     @staticmethod
     def around(
@@ -150,10 +153,11 @@ class WorldModel:
         return out.hidden
 
     def next_state(
-        self, variables: Any, units: Units, hidden: Any, before: Float[Array, "*b d"]
+        self, variables: Any, units: Units, hidden: Any, before: Float[Array, "*b d"], one: Any = True
     ) -> Float[Array, "*b d"]:
-        """The state that the head predicts. **Arguments:** `before`, the state from which it is reached."""
-        out = self._slot(variables, "leave_state", hidden.astype(jnp.float32)) * self.spread(units)
+        """The state that the head predicts. **Arguments:** `before`, the state from which it is reached; `one`, bool
+        `[*b]`, whether in one step."""
+        out = self._slot(variables, "leave_state", hidden.astype(jnp.float32)) * self.spread(units, one)
         return before + out if self.states == "changes" else units.mean + out
 
     def actions(self, variables: Any, hidden: Any) -> jax.Array:
@@ -178,9 +182,10 @@ class WorldModel:
         states, actions = episodes
         after = jax.tree.map(lambda x: jnp.roll(x, -1, axis=1), rows.replace(spoken=rows.tokens))
         wants = _wanted(rows)
-        found = self.next_state(variables, units, hidden, states[jnp.where(wants["state"], after.before, 0)])
+        one = after.index == after.before + 1
+        found = self.next_state(variables, units, hidden, states[jnp.where(wants["state"], after.before, 0)], one)
         right = states[jnp.where(wants["state"], after.index, 0)]
-        error = jnp.mean(((found - right) / self.spread(units)) ** 2, axis=-1)
+        error = jnp.mean(((found - right) / self.spread(units, one)) ** 2, axis=-1)
         out, done = self.actions(variables, hidden), actions[jnp.where(wants["action"], after.index, 0)]
         if self.slots.discrete:
             miss = -jnp.take_along_axis(jax.nn.log_softmax(out), done[..., None], axis=-1)[..., 0]
