@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import jax
 import numpy as np
 import pytest
 
@@ -16,6 +17,7 @@ from llmrl_jax.systems.kalm.datasets import get_dataset
 from tests.compile_cache import cached_in
 
 
+SMALL = "--embedded.hidden-size 16 --embedded.layers 1 --embedded.heads 2 --embedded.intermediate-size 16".split()
 QUIET = "--run.progress off --run.log-every 1".split()
 
 
@@ -31,8 +33,7 @@ def out(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs")
     here = ["--run.out", str(out)]
     assert main(["kalm", "collect", "--episodes", "24", "--together", "24", *here, "--run.name", "recorded"]) == 0
-    small = "--embedded.hidden-size 16 --embedded.layers 1 --embedded.heads 2 --embedded.intermediate-size 16".split()
-    args = ["--data", str(out / "recorded"), *small, "--sft.batch-size", "4", "--epochs", "2", "--held-out", "0.45"]
+    args = ["--data", str(out / "recorded"), *SMALL, "--sft.batch-size", "4", "--epochs", "2", "--held-out", "0.45"]
     assert main(["kalm", "ground", *args, *QUIET, *here, "--run.name", "model"]) == 0
     return out
 
@@ -67,6 +68,18 @@ def test_a_grounded_model_is_read_as_it_was_written(out):
     assert np.isfinite(np.asarray(found.units.std)).all() and found.units.std.shape == (10,)
     with pytest.raises(FileNotFoundError, match="give a finished run of `llmrl kalm ground`"):
         grounded.load(out / "recorded")
+
+
+def test_grounding_goes_on_where_it_stopped(out):
+    args = ["--data", str(out / "recorded"), *SMALL, "--sft.batch-size", "4", "--epochs", "2", "--held-out", "0.45"]
+    args += [*QUIET, "--run.out", str(out), "--run.name", "stopped"]
+    assert main(["kalm", "ground", *args, "--run.max-seconds", "1e-6"]) == 0
+    first = summary_of(out / "stopped")
+    assert first["stopped"] and not (out / "stopped" / "grounded").exists()
+    assert main(["kalm", "ground", "--run.resume", str(out / "stopped"), "--run.progress", "off"]) == 0
+    whole, parts = grounded.load(out / "model"), grounded.load(out / "stopped")
+    jax.tree.map(np.testing.assert_array_equal, parts.variables, whole.variables)
+    assert summary_of(out / "stopped")["held_out/state"] == summary_of(out / "model")["held_out/state"]
 
 
 @pytest.mark.parametrize("level", ["rephrase", "easy"])
@@ -114,9 +127,8 @@ def test_imagined_episodes_are_what_an_agent_learns_from(out, level, capsys):
 
 def test_a_grounded_model_acts_and_one_with_returns_cannot_imagine(out, capsys):
     data = ["--dataset_path", str(out / "recorded"), "--run.out", str(out)]
-    small = "--embedded.hidden-size 16 --embedded.layers 1 --embedded.heads 2 --embedded.intermediate-size 16".split()
     args = ["--pattern-num", "0", "--returns", "--epochs", "1", "--sft.batch-size", "4", "--held-out", "0"]
-    assert main(["kalm", "ground", *data, *small, *args, *QUIET, "--run.name", "returns"]) == 0
+    assert main(["kalm", "ground", *data, *SMALL, *args, *QUIET, "--run.name", "returns"]) == 0
     found = grounded.load(out / "returns")
     assert found.returns is not None and found.model.slots.state == 11
     size = "--levels easy --episodes 3 --together 2".split()

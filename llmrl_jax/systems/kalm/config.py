@@ -105,6 +105,9 @@ class GroundRun:
     """Places of a row: tokens, states and actions."""
     epochs: float = 10.0
     """Passes over the rows; published: 10 in CLEVR-Robot, 5 in Meta-World."""
+    mesh: str = field(default="", metadata=FREE)
+    """Devices by axis, as in `data=4,fsdp=2`: rows are split over `data` and `fsdp`, weights over `fsdp` and `tensor`.
+    Empty: one device."""
     sft: SFTConfig = field(default_factory=lambda: SFTConfig(batch_size=8, learning_rate=1e-3))
     """The learner. Published: batches of 24, AdamW at 5e-5 with linear decay."""
     run: RunConfig = field(default_factory=lambda: RunConfig(log_every=20, checkpoint_every=200))

@@ -12,6 +12,7 @@ import numpy as np
 from llmrl_jax.core.activity import doing
 from llmrl_jax.data.transitions import DataError, Trajectories
 from llmrl_jax.lm.tokens import FastTokenizer
+from llmrl_jax.parallel import make_mesh
 from llmrl_jax.run.folder import opened, write_summary
 from llmrl_jax.run.loop import RunResult, train as run_training
 from llmrl_jax.systems.kalm import explaining, grounded, patterns
@@ -100,7 +101,8 @@ def ground(config: GroundRun) -> RunResult:
     world, level, data = read(config.data)
     episodes = Episodes.of(data, STATE, returns=config.returns)
     wanted = float(np.quantile(np.asarray(data.reward).sum(1), WANTED)) if config.returns else None
-    llama, variables, tokenizer, _ = grounded.language_model(config, world, config.run.seed)
+    mesh = make_mesh(config.mesh) if config.mesh else None
+    llama, variables, tokenizer, _ = grounded.language_model(config, world, config.run.seed, mesh)
     env = world.make(level)
     actions = env.action_space(env.default_params)
     model = WorldModel.around(llama, episodes, getattr(actions, "n", 0), config.states)
@@ -113,7 +115,7 @@ def ground(config: GroundRun) -> RunResult:
     full = (rows.segments > 0).mean()
     print(f"{len(data)} episodes in {len(rows.tokens)} rows of {config.length} places, {full:.0%} full")
     updates = max(1, round(config.epochs * (len(rows.tokens) // config.sft.batch_size)))
-    learner = make_grounding(config.sft, config.weights, model, variables, rows, episodes, updates)
+    learner = make_grounding(config.sft, config.weights, model, variables, rows, episodes, updates, mesh)
     size = config.sft.batch_size
     evaluate = evaluation(model, test, episodes, size) if test is not None and len(test.tokens) >= size else None
     with opened(config.run, "kalm-ground") as folder:

@@ -11,12 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.sharding import Mesh
 from safetensors.numpy import load_file, save_file
 
 from llmrl_jax import lm
 from llmrl_jax.core.files import replacing
 from llmrl_jax.data.transitions import DataError
 from llmrl_jax.lm.tokens import FastTokenizer, WordTokenizer, load_tokenizer
+from llmrl_jax.parallel import shardings
 from llmrl_jax.systems.kalm import patterns
 from llmrl_jax.systems.kalm.config import EMBEDDED, GroundRun
 from llmrl_jax.systems.kalm.world_model import Slots, Units, WorldModel
@@ -44,10 +46,11 @@ class Grounded:
 
 
 def language_model(
-    config: GroundRun, world: World, seed: int
+    config: GroundRun, world: World, seed: int, mesh: Mesh | None = None
 ) -> tuple[lm.Llama, dict[str, Any], FastTokenizer, Path | None]:
     """The language model before grounding: the module, its variables, its tokenizer, and its folder if it has one.
 
+    **Arguments:** `mesh`, over which the weights are split; None: they are on the first device.
     **Raises:** what `lm.load` raises; `ValueError` if a row is longer than the model's positions.
     """
     if config.model == EMBEDDED:
@@ -65,7 +68,7 @@ def language_model(
             eos_token_id=words.eos_id,
         )
         model = lm.Llama(small)
-        return model, _drawn(model, seed), words, None
+        return model, _drawn(model, seed, mesh), words, None
     folder = lm.locate(config.model)
     shape = lm.read_config(folder)
     if config.length > shape.max_position_embeddings:
@@ -77,13 +80,14 @@ def language_model(
     tokenizer = load_tokenizer(folder)
     if config.init == "random":
         model = lm.Llama(shape, lora=adapters)
-        return model, _drawn(model.clone(lora=None), seed), tokenizer, folder
-    model, variables = lm.load(folder, lora=adapters)
+        return model, _drawn(model.clone(lora=None), seed, mesh), tokenizer, folder
+    model, variables = lm.load(folder, mesh, lora=adapters)
     return model, variables, tokenizer, folder
 
 
-def _drawn(model: lm.Llama, seed: int) -> dict[str, Any]:
-    return dict(jax.jit(model.init)(jax.random.key(seed), jnp.zeros((1, 1), jnp.int32)))
+def _drawn(model: lm.Llama, seed: int, mesh: Mesh | None) -> dict[str, Any]:
+    out = None if mesh is None else shardings(model.abstract(), model.logical_axes(), mesh)
+    return dict(jax.jit(model.init, out_shardings=out)(jax.random.key(seed), jnp.zeros((1, 1), jnp.int32)))
 
 
 def save(
