@@ -32,9 +32,9 @@ from llmrl_jax.systems.kalm.collecting import collect
 from llmrl_jax.systems.kalm.config import EMBEDDED, CollectRun, GroundRun, ImagineRun, settings_class
 from llmrl_jax.systems.kalm.ground import ground
 from llmrl_jax.systems.kalm.imagining import imagine_run
-from llmrl_jax.systems.kalm.testing import test_run
+from llmrl_jax.systems.kalm.testing import play_random, rates, test_run
 from llmrl_jax.systems.kalm.training import train
-from llmrl_jax.systems.kalm.worlds import IMAGINED, LEVELS
+from llmrl_jax.systems.kalm.worlds import IMAGINED, LEVELS, world_of
 
 
 REAL_ONLY = "none"
@@ -188,6 +188,7 @@ def main() -> None:
 
     for level in IMAGINED:
         imaginations[level] = json.loads((Path(imagined(x, level)) / "summary.json").read_text())
+    found["random actions"] = [rates(play_random(world_of("clevr"), LEVELS, x.tests, 0))]
     found["language model as policy"] = [tested(grounded(x), x)]
     write()
     for seed in range(x.seeds):

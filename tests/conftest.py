@@ -81,7 +81,7 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.heavy)
     if importlib.util.find_spec("metaworld") is None:
         for item in items:
-            if str(getattr(item, "callspec", None) and item.callspec.params.get("id")).startswith("MetaWorld/"):
+            if str(getattr(item, "callspec", None) and item.callspec.params.get("id")).startswith("MetaWorld"):
                 item.add_marker(pytest.mark.skip(reason="its scenes need the package metaworld"))
     if hasattr(config, "workerinput"):
         folders = [item.path.relative_to(config.rootpath).parts[1] for item in items]

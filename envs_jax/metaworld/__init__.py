@@ -11,13 +11,37 @@ from envs_jax.registry import register
 
 
 if TYPE_CHECKING:
-    from envs_jax.metaworld.env import MetaWorld
-    from envs_jax.metaworld.experts import expert_action
+    from envs_jax.metaworld.env import MetaWorld, expert_action
+    from envs_jax.metaworld.instructions import LEVELS, NAMES, Instruction, Level, level
+    from envs_jax.metaworld.labels import holds, implausible, label
+    from envs_jax.metaworld.levels import MetaWorldLevel
     from envs_jax.metaworld.reference import import_state
 
 
-__all__ = ["MetaWorld", "expert_action", "import_state"]
-__getattr__ = attach(__name__, {"env": ["MetaWorld"], "experts": ["expert_action"], "reference": ["import_state"]})
+__all__ = [
+    "LEVELS",
+    "NAMES",
+    "Instruction",
+    "Level",
+    "MetaWorld",
+    "MetaWorldLevel",
+    "expert_action",
+    "holds",
+    "implausible",
+    "import_state",
+    "label",
+    "level",
+]
+__getattr__ = attach(
+    __name__,
+    {
+        "env": ["MetaWorld", "expert_action"],
+        "instructions": ["LEVELS", "NAMES", "Instruction", "Level", "level"],
+        "labels": ["holds", "implausible", "label"],
+        "levels": ["MetaWorldLevel"],
+        "reference": ["import_state"],
+    },
+)
 
 _TASKS = {
     "reach": "move the gripper to a place",
@@ -45,3 +69,8 @@ _TASKS = {
 }
 for _task, _about in _TASKS.items():
     register(f"MetaWorld/{_task}-v3", "envs_jax.metaworld.env:MetaWorld", task=_task, about=f"robot arm: {_about}")
+register(
+    "MetaWorld-v3",
+    "envs_jax.metaworld.levels:MetaWorldLevel",
+    about="robot arm: do what an instruction says; levels real, rephrase, easy, hard",
+)

@@ -12,7 +12,7 @@ import numpy as np
 from envs_jax import spaces
 from envs_jax.checks import at_least, nearest
 from envs_jax.env import Environment
-from envs_jax.metaworld import poses, scene
+from envs_jax.metaworld import experts, poses, scene
 from envs_jax.metaworld.rewards import View
 from envs_jax.metaworld.scene import Geometry
 from envs_jax.metaworld.starts import Starts
@@ -138,12 +138,13 @@ class MetaWorld(Environment[State, Params]):
     def reset(self, key, params):
         return self.begin(self.draw(key))
 
-    def begin(self, drawn: jax.Array) -> tuple[jax.Array, State]:
+    def begin(self, drawn: jax.Array, going: Any = True) -> tuple[jax.Array, State]:
         """The first observation and state of an episode with a given start.
 
-        **Arguments:** `drawn`, float32 `[3]` or `[6]`, what a reset draws, the package's `rand_vec`.
+        **Arguments:** `drawn`, float32 `[3]` or `[6]`, what a reset draws, the package's `rand_vec`; `going`, bool
+        `[]`: if False, the result is meaningless, and a hand that would settle on the host does not.
         """
-        qpos, qvel, mocap, hand, start = self.starts(jnp.asarray(drawn, jnp.float32))
+        qpos, qvel, mocap, hand, start = self.starts(jnp.asarray(drawn, jnp.float32), jnp.bool_(going))
         physics, (frame, obs) = self.physics.begin(qpos, qvel, self._first, start, hand, mocap=mocap)
         return obs, State(physics, frame, start, jnp.int32(0), jnp.int32(0))
 
@@ -161,18 +162,36 @@ class MetaWorld(Environment[State, Params]):
         return poses.stacked(xp, frame, previous, goal)
 
     def step(self, key, state, action, params):
+        obs, state, reward, success = self.advance(state, action)
+        ended = success & (params.ends_at_success != 0)
+        return obs, state, reward, ended, state.step_count >= params.max_steps, {"success": success}
+
+    def advance(self, state: State, action: Any, going: Any = True) -> tuple[jax.Array, State, jax.Array, jax.Array]:
+        """A step without its ends: the observation, the state, the reward and success.
+
+        **Arguments:** `state`; `action`, float32 `[4]`; `going`, bool `[]`: if False, the result is meaningless, and
+        costs next to nothing under C.
+        """
         action = jnp.asarray(action, jnp.float32)
         if action.shape != (4,):
             raise ValueError(f"an action has the shape {list(action.shape)}; {self.id or self.name} needs [4]")
         ctrl = action[3] * jnp.array([1.0, -1.0], jnp.float32)
         told = action, state.frame, state.start, state.stage
-        physics, seen = self.physics.advance(state.physics, ctrl, jnp.bool_(True), self._look, *told, edit=self._move)
+        physics, seen = self.physics.advance(state.physics, ctrl, jnp.bool_(going), self._look, *told, edit=self._move)
         frame, obs, reward, success, further = seen
-        time = state.step_count + 1
         stage = jnp.maximum(state.stage, further.astype(jnp.int32))
-        state = state.replace(physics=physics, frame=frame, stage=stage, step_count=time)
-        ended = success & (params.ends_at_success != 0)
-        return obs, state, reward, ended, time >= params.max_steps, {"success": success}
+        state = state.replace(physics=physics, frame=frame, stage=stage, step_count=state.step_count + 1)
+        return obs, state, reward, success
+
+    def expert(self, state: State) -> jax.Array:
+        """The action of the task's scripted expert, in a composite task that of the state's stage: float32 `[4]`."""
+        frame = poses.clipped(jnp, state.frame)
+        goals = jnp.clip(state.start.targets, *jnp.array(self.task.goal, jnp.float32))
+        acted = [
+            experts.action(jnp, stage.expert, frame[:3], frame[3], frame[4 + 7 * i : 7 + 7 * i], goals[i])
+            for i, stage in enumerate(self.task.stages)
+        ]
+        return jnp.clip(jnp.stack(acted)[state.stage], -1, 1)
 
     def _move(self, xp: Any, now: Moment, action: Any, *rest: Any) -> tuple[Any, Any, Any]:
         """Move the mocap body that pulls the hand."""
@@ -222,3 +241,16 @@ class MetaWorld(Environment[State, Params]):
             hand_start=np.array(self.task.hand),
         )
         return told.judge(xp, view)
+
+
+def expert_action(env: Environment, state: Any) -> jax.Array:
+    """The expert's action in a state of Meta-World; pure, so `jit`, `vmap` and `scan` apply.
+
+    **Arguments:** `env`, the environment of a task or of a level, or a wrapper of it; `state`, of the world itself.
+    **Returns:** float32 `[4]`, from -1 to 1.
+    **Raises:** `TypeError` for another world.
+    """
+    world: Any = env.unwrapped
+    if not hasattr(world, "expert"):
+        raise TypeError(f"expert_action acts in Meta-World, and {env.id} is a {type(world).__name__}")
+    return world.expert(state)

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 
@@ -22,29 +20,6 @@ def action(xp: Any, expert: Expert, hand: Any, gripper: Any, object: Any, goal: 
     place, effort, gain = expert(xp, hand, gripper, object, goal)
     effort = xp.broadcast_to(xp.asarray(effort, hand.dtype), hand.shape[:-1])
     return xp.concatenate([gain * (place - hand), effort[..., None]], axis=-1)
-
-
-def expert_action(env: Any, state: Any) -> jax.Array:
-    """The expert's action in a state of a Meta-World task; pure, so `jit`, `vmap` and `scan` apply.
-
-    In a composite task it is the expert of the state's stage.
-    **Arguments:** `env`, the environment or a wrapper of it; `state`, of the world itself.
-    **Returns:** float32 `[4]`, from -1 to 1.
-    **Raises:** `TypeError` for another world.
-    """
-    from envs_jax.metaworld.env import MetaWorld
-    from envs_jax.metaworld.poses import clipped
-
-    world = env.unwrapped
-    if not isinstance(world, MetaWorld):
-        raise TypeError(f"expert_action acts in Meta-World, and {env.id} is a {type(world).__name__}")
-    frame = clipped(jnp, state.frame)
-    goals = jnp.clip(state.start.targets, *jnp.array(world.task.goal, jnp.float32))
-    acted = [
-        action(jnp, stage.expert, frame[:3], frame[3], frame[4 + 7 * i : 7 + 7 * i], goals[i])
-        for i, stage in enumerate(world.task.stages)
-    ]
-    return jnp.clip(jnp.stack(acted)[state.stage], -1, 1)
 
 
 def _by(x: float = 0.0, y: float = 0.0, z: float = 0.0) -> np.ndarray:

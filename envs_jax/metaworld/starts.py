@@ -84,22 +84,24 @@ class Starts:
         read = {name: np.array(getattr(data, name)) for name in READ}
         return self.reader(np, Moment(np.array(data.qpos), np.array(data.qvel), read))
 
-    def _settled(self, drawn: Any) -> Rest:
-        drawn = np.asarray(drawn)
-        rows = [self.settle(row) for row in drawn.reshape(-1, drawn.shape[-1])]
+    def _settled(self, drawn: Any, going: Any) -> Rest:
+        drawn, going = np.asarray(drawn), np.asarray(going)
+        batch = np.broadcast_shapes(drawn.shape[:-1], going.shape)
+        drawn, going = np.broadcast_to(drawn, (*batch, drawn.shape[-1])), np.broadcast_to(going, batch).ravel()
+        rows = [self.settle(row) if go else self.rest for row, go in zip(drawn.reshape(-1, drawn.shape[-1]), going)]
         return jax.tree.map(lambda *x: np.reshape(x, (*drawn.shape[:-1], *np.shape(x[0]))), *rows)
 
-    def __call__(self, drawn: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, Start]:
+    def __call__(self, drawn: jax.Array, going: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, Start]:
         """A start.
 
-        **Arguments:** `drawn`, float32 `[3]` or `[6]`.
+        **Arguments:** `drawn`, float32 `[3]` or `[6]`; `going`, bool `[]`: if False, nothing settles on the host.
         **Returns:** float32 positions `[nq]`, velocities `[nv]`, places of mocap bodies `[nmocap, 3]`, the hand and the
         opening of the gripper before the last time step, `[4]`, and the start.
         """
         task, rest = self.task, jax.tree.map(jnp.asarray, self.rest)
         if task.meets:
             shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), rest)
-            rest = jax.pure_callback(self._settled, shapes, drawn, vmap_method="expand_dims")
+            rest = jax.pure_callback(self._settled, shapes, drawn, going, vmap_method="expand_dims")
         qpos, qvel, mocap = rest.qpos, rest.qvel, rest.mocap
         base = jnp.zeros(3, jnp.float32)
         if task.base:

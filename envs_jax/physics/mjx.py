@@ -56,7 +56,8 @@ class PhysicsMjx(Physics):
         self._mjx = require("mujoco.mjx")
         with _explained(), jax.enable_x64(False), jax.ensure_compile_time_eval():  # this may be the trace of a step
             self._compiled = self._mjx.put_model(model)
-            self._blank = self._mjx.make_data(model)
+            turned = jnp.asarray(model.body_quat[model.body_mocapid >= 0], jnp.float32)
+            self._blank = self._mjx.make_data(model).replace(mocap_quat=turned)  # which it leaves at zero
 
     def begin(self, qpos, qvel, look, *args, mocap=None):
         qpos, qvel, mocap = self._checked(qpos, qvel, mocap)

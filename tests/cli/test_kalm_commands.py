@@ -12,7 +12,7 @@ from llmrl_jax.cli.main import main
 from llmrl_jax.data.masked import read_masked, write_masked
 from llmrl_jax.data.transitions import DataError
 from llmrl_jax.lm.encoder_names import make_encoder
-from llmrl_jax.systems.kalm import collecting, grounded
+from llmrl_jax.systems.kalm import collecting, grounded, testing
 from llmrl_jax.systems.kalm.datasets import get_dataset
 from tests.compile_cache import cached_in
 
@@ -125,6 +125,33 @@ def test_imagined_episodes_are_what_an_agent_learns_from(out, level, capsys):
     }
 
 
+def test_an_agent_records_episodes(out, capsys):
+    args = [
+        "--data",
+        str(out / "recorded"),
+        "--encoder",
+        "hashed",
+        *QUIET,
+        "--run.out",
+        str(out),
+        "--run.name",
+        "cloned",
+    ]
+    small = "--steps 2 --bc.gradient-steps 2 --bc.batch-size 8 --bc.hidden 8 --levels easy --eval-episodes 2".split()
+    assert main(["kalm", "train", *args, *small]) == 0
+    here = ["--run.out", str(out), "--run.name", "again"]
+    size = "--level easy --episodes 3 --together 3 --noise 0".split()
+    assert main(["kalm", "collect", "--agent", str(out / "cloned"), *size, *here]) == 0
+    world, level, data = collecting.read(out / "again")
+    _, made, state, _ = testing.load_agent(out / "cloned")
+    obs = jax.tree.map(lambda x: x[:, 0], data.obs)
+    frozen = state.frozen.replace(given=())
+    found = made.policy.step(state.params, frozen, obs, (), np.zeros(3, bool))[0].mode()
+    np.testing.assert_array_equal(data.action[:, 0], found)
+    assert main(["kalm", "collect", "--agent", str(out / "model"), *size, *here[:-1], "wrong"]) != 0
+    assert "one of llmrl kalm train is needed" in capsys.readouterr().err.replace("\n", " ")
+
+
 def test_a_grounded_model_acts_and_one_with_returns_cannot_imagine(out, capsys):
     data = ["--dataset_path", str(out / "recorded"), "--run.out", str(out)]
     args = ["--pattern-num", "0", "--returns", "--epochs", "1", "--sft.batch-size", "4", "--held-out", "0"]
@@ -140,7 +167,7 @@ def test_a_grounded_model_acts_and_one_with_returns_cannot_imagine(out, capsys):
     assert main(["kalm", "imagine", *args, "--run.name", "wrong"]) != 0
     assert "so that it can act" in capsys.readouterr().err.replace("\n", " ")
     assert main(["kalm", "test", str(out / "recorded"), "--episodes", "3"]) != 0
-    assert "one of llmrl kalm train or kalm ground is needed" in capsys.readouterr().err.replace("\n", " ")
+    assert "one of llmrl kalm train or llmrl kalm ground is needed" in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_wrong_folders_and_names_are_refused(out, capsys):

@@ -1,8 +1,9 @@
-"""Recorded episodes of a scripted expert: the implementation of `llmrl kalm collect`."""
+"""Recorded episodes of a scripted expert or a trained agent: the implementation of `llmrl kalm collect`."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +42,22 @@ class _Watched(Wrapper):
         return ((obs, state), state, *rest)
 
 
-def play(world: World, level: str, episodes: int, noise: float, seed: int, together: int) -> tuple[Transitions, Any]:
-    """Whole episodes of the noisy expert.
+Best = Callable[[Any, Any], jax.Array]
+"""`(obs, state)`, leaves `[B, ...]`, to the actions of one who acts well, `[B]`."""
 
+
+def expert_of(world: World, level: str) -> Best:
+    """The world's scripted expert."""
+    env = world.make(level)
+    return lambda obs, state: jax.vmap(lambda one: world.expert(env, innermost(one)))(state)
+
+
+def play(
+    world: World, level: str, best: Best, episodes: int, noise: float, seed: int, together: int
+) -> tuple[Transitions, Any]:
+    """Whole episodes, a share `noise` of whose actions is random.
+
+    **Arguments:** `best`, gives the other actions; `together`, episodes that are played at once.
     **Returns:** the steps, and whether each episode succeeded, bool `[episodes]`. Episode `i` depends on the seed and
     on `i` alone.
     """
@@ -52,11 +66,10 @@ def play(world: World, level: str, episodes: int, noise: float, seed: int, toget
     count = env.action_space(params).n  # type: ignore[attr-defined]
 
     def act(seen: Any, carry: Any, first: Any, keys: Any) -> Any:
-        best = jax.vmap(lambda state: world.expert(env, innermost(state)))(seen[1])
         random_keys, choose_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
         other = jax.vmap(lambda key: jax.random.randint(key, (), 0, count))(choose_keys)
         chance = jax.vmap(jax.random.uniform)(random_keys)
-        return jnp.where(chance < noise, other, best).astype(jnp.int32), carry, ()
+        return jnp.where(chance < noise, other, best(*seen)).astype(jnp.int32), carry, ()
 
     actor, watched = Actor(act), _Watched(env)
 
@@ -110,9 +123,14 @@ def _transitions(steps: Any, last: Any, length: int) -> Transitions:
 def collect(config: CollectRun) -> dict[str, Any]:
     """Play, and write `episodes.parquet` to the run's folder. **Returns:** the summary."""
     world = world_of(config.world)
+    best = expert_of(world, config.level)
+    if config.agent:
+        from llmrl_jax.systems.kalm.testing import greedy_of  # which reads what this module writes
+
+        best = greedy_of(config.agent, world)
     with opened(config.run, "kalm-collect") as folder:
         configs.save_config(config, folder / "config.json")
-        data, success = play(world, config.level, config.episodes, config.noise, config.run.seed, config.together)
+        data, success = play(world, config.level, best, config.episodes, config.noise, config.run.seed, config.together)
         write_parquet(folder / EPISODES, data)
         about = {"world": world.name, "level": config.level}
         write_whole(folder / ABOUT, json.dumps(about) + "\n")

@@ -25,7 +25,7 @@ EMBEDDED = "embedded"
 
 @dataclass(frozen=True)
 class CollectRun:
-    """Play a scripted expert with noise, and write whole episodes."""
+    """Play a scripted expert, or a trained agent, with noise, and write whole episodes."""
 
     KIND: ClassVar[str] = "kalm collect"
 
@@ -35,8 +35,10 @@ class CollectRun:
     """Goals and words of the episodes."""
     episodes: int = 6400
     """Episodes; published: 6,400 of the real ones for offline RL, 100,000 for grounding."""
+    agent: str = ""
+    """Folder of a run of `llmrl kalm train`, whose agent plays; empty: the world's expert."""
     noise: float = 0.2
-    """Probability that an action is drawn at random instead of the expert's."""
+    """Probability that an action is drawn at random."""
     together: int = field(default=256, metadata=FREE)
     """Episodes that are played at the same time."""
     run: BaseRunConfig = field(default_factory=BaseRunConfig)

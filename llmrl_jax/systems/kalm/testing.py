@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.agents.evaluate import Episodes, make_evaluator
+from llmrl_jax.agents.random import RandomPolicy
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import COUNT, check_seed, in_interval
@@ -22,7 +24,7 @@ from llmrl_jax.systems.kalm import grounded
 from llmrl_jax.systems.kalm.acting import make_player
 from llmrl_jax.systems.kalm.config import GroundRun, TrainRun, settings_class
 from llmrl_jax.systems.kalm.training import Made, make
-from llmrl_jax.systems.kalm.worlds import LEVELS, level_of
+from llmrl_jax.systems.kalm.worlds import LEVELS, World, level_of
 
 
 HELD_OUT = 0xCA1
@@ -52,12 +54,24 @@ def show(found: Mapping[str, float], levels: Sequence[str]) -> None:
 
 def play_agent(made: Made, state: Any, levels: Sequence[str], episodes: int, seed: int) -> dict[str, Episodes]:
     """Episodes of levels, with an agent's greedy actions."""
-    played = {}
-    for level in levels:
-        env = EpisodeStatistics(made.world.make(level))
-        play = make_evaluator(env, env.default_params, made.policy, episodes=episodes)
-        played[level] = play(state.params, state.frozen.replace(given=()), test_key(seed), greedy=True)
-    return played
+    about = made.policy, state.params, state.frozen.replace(given=())
+    return {level: _play(made.world, level, *about, episodes, seed, greedy=True) for level in levels}
+
+
+def play_random(world: World, levels: Sequence[str], episodes: int, seed: int) -> dict[str, Episodes]:
+    """Episodes of levels with random actions: the floor."""
+    actions = world.make(LEVELS[0])
+    policy = RandomPolicy(actions.action_space(actions.default_params).n)  # type: ignore[attr-defined]
+    return {level: _play(world, level, policy, (), (), episodes, seed, greedy=False) for level in levels}
+
+
+def _play(
+    world: World, level: str, policy: Any, params: Any, frozen: Any, episodes: int, seed: int, *, greedy: bool
+) -> Episodes:
+    env = EpisodeStatistics(world.make(level))
+    return make_evaluator(env, env.default_params, policy, episodes=episodes)(
+        params, frozen, test_key(seed), greedy=greedy
+    )
 
 
 def load_agent(folder: Path) -> tuple[TrainRun, Made, Any, int]:
@@ -77,6 +91,35 @@ def load_agent(folder: Path) -> tuple[TrainRun, Made, Any, int]:
     return config, made, state, update
 
 
+def greedy_of(folder: str | Path, world: World) -> Callable[[Any, Any], jax.Array]:
+    """The greedy actions of a run's agent, from observations and states, leaves `[B, ...]`.
+
+    **Raises:** `ValueError` for a run of another command or world; what `load_agent` raises.
+    """
+    folder = Path(folder)
+    check_kind(folder, TrainRun.KIND)
+    _, made, state, _ = load_agent(folder)
+    if made.world.name != world.name:
+        raise ValueError(f"{folder} learned in {made.world.name!r}, and {world.name!r} is played")
+
+    def act(obs: Any, env_state: Any) -> jax.Array:
+        first = jnp.zeros(jax.tree.leaves(obs)[0].shape[0], bool)
+        return made.policy.step(state.params, state.frozen.replace(given=()), obs, (), first)[0].mode()
+
+    return act
+
+
+def check_kind(folder: Path, *wanted: str) -> str:
+    """The command that made a run. **Raises:** `FileNotFoundError` without a run; `ValueError` for another command."""
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(f"there is no run in {folder}: it has no config.json")
+    kind = json.loads((folder / "config.json").read_text()).get("kind", "")
+    if kind not in wanted:
+        named = " or ".join(f"llmrl {name}" for name in wanted)
+        raise ValueError(f"{folder} is a run of llmrl {kind or '(unknown)'}; one of {named} is needed")
+    return kind
+
+
 def test_run(
     folder: Path, *, levels: Sequence[str] = LEVELS, episodes: int = 500, together: int = 64, seed: int = 0
 ) -> dict[str, Any]:
@@ -90,20 +133,13 @@ def test_run(
     in_interval("together", together, COUNT)
     check_seed("seed", seed)
     levels = [level_of(level) for level in levels]
-    if not (folder / "config.json").is_file():
-        raise FileNotFoundError(f"there is no run in {folder}: it has no config.json")
-    kind = json.loads((folder / "config.json").read_text()).get("kind", "")
+    kind = check_kind(folder, TrainRun.KIND, GroundRun.KIND)
     if kind == TrainRun.KIND:
         _, made, state, update = load_agent(folder)
         played = play_agent(made, state, levels, episodes, seed)
-    elif kind == GroundRun.KIND:
+    else:
         found, update = grounded.load(folder), -1
         played = {level: make_player(found, level, episodes, together)(test_key(seed)) for level in levels}
-    else:
-        raise ValueError(
-            f"{folder} is a run of llmrl {kind or '(unknown)'}; one of llmrl {TrainRun.KIND} or {GroundRun.KIND} is "
-            "needed"
-        )
     results = {"seed": seed, "episodes": episodes, **rates(played)}
     results |= {"update": update} if update >= 0 else {}
     show(results, levels)
