@@ -200,8 +200,8 @@ def main() -> None:
     found["decision transformer"] = [tested(grounded(x, returns=True), x)]
     write()
     for name, runs in found.items():
-        rates = ", ".join(f"{level} {np.mean([run[level] for run in runs]):.3f}" for level in LEVELS)
-        print(f"{name:32} {rates}")
+        means = ", ".join(f"{level} {np.mean([run[level] for run in runs]):.3f}" for level in LEVELS)
+        print(f"{name:32} {means}")
 
 
 if __name__ == "__main__":
