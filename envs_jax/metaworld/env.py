@@ -13,6 +13,7 @@ from envs_jax import spaces
 from envs_jax.checks import at_least, nearest
 from envs_jax.env import Environment
 from envs_jax.metaworld import experts, poses, scene
+from envs_jax.metaworld.render import Painter
 from envs_jax.metaworld.rewards import View
 from envs_jax.metaworld.scene import Geometry
 from envs_jax.metaworld.starts import Starts
@@ -241,6 +242,16 @@ class MetaWorld(Environment[State, Params]):
             hand_start=np.array(self.task.hand),
         )
         return told.judge(xp, view)
+
+    @cached_property
+    def _painter(self) -> Painter:
+        return Painter(scene.load(self.name, "stock"))  # of either geometry: their joints are the same
+
+    def render(self, state: State) -> np.ndarray:
+        """The scene and the target, as a green ball: uint8 `[480, 480, 3]`."""
+        now = self.physics.moment(self.physics.decode(state.physics), {})
+        target = np.asarray(state.start.targets)[min(int(state.stage), len(self.task.stages) - 1)]
+        return self._painter.picture(now.qpos, now.mocap, target)
 
 
 def expert_action(env: Environment, state: Any) -> jax.Array:

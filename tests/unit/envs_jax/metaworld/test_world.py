@@ -175,3 +175,15 @@ def test_actions_and_worlds_are_checked():
     other, _ = envs_jax.make("CartPole-v1")
     with pytest.raises(TypeError, match="expert_action acts in Meta-World, and CartPole-v1 is a CartPole"):
         metaworld.expert_action(other, None)
+
+
+@needs_scenes
+def test_pictures_show_the_scene_and_the_target():
+    env, _ = make("push", geometry="proxy")
+    draws = [(0.0, 0.65, 0.02, x, 0.85, 0.02) for x in (-0.1, 0.1)]
+    one, other = (env.render(jax.device_get(env.begin(jnp.array(drawn))[1])) for drawn in draws)
+    assert one.shape == (480, 480, 3) and one.dtype == np.uint8
+    green = [(p[..., 1].astype(int) - p[..., 0] > 60) & (p[..., 1] > p[..., 2] + 40) for p in (one, other)]
+    places = [np.argwhere(mask).mean(axis=0) for mask in green]
+    assert all(mask.sum() > 30 for mask in green) and np.abs(places[0] - places[1]).max() > 40
+    assert (np.abs(one.astype(int) - other).max(axis=-1) > 30).mean() < 0.02  # all else is the same
