@@ -63,13 +63,14 @@ def play(
     """
     env = world.make(level)
     params = env.default_params
-    count = env.action_space(params).n  # type: ignore[attr-defined]
+    space = env.action_space(params)
 
     def act(seen: Any, carry: Any, first: Any, keys: Any) -> Any:
         random_keys, choose_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
-        other = jax.vmap(lambda key: jax.random.randint(key, (), 0, count))(choose_keys)
+        other = jax.vmap(space.sample)(choose_keys)
         chance = jax.vmap(jax.random.uniform)(random_keys)
-        return jnp.where(chance < noise, other, best(*seen)).astype(jnp.int32), carry, ()
+        drawn = (chance < noise).reshape(-1, *(1,) * (other.ndim - 1))
+        return jnp.where(drawn, other, best(*seen)).astype(other.dtype), carry, ()
 
     actor, watched = Actor(act), _Watched(env)
 

@@ -30,7 +30,7 @@ class CollectRun:
     KIND: ClassVar[str] = "kalm collect"
 
     world: str = "clevr"
-    """The world: `clevr`."""
+    """The world: `clevr` or `metaworld`."""
     level: str = "real"
     """Goals and words of the episodes."""
     episodes: int = 6400

@@ -106,6 +106,18 @@ class Numbered(Wrapper):
         return (self._numbered(obs), *rest)
 
 
+def _numbered(levels: Mapping[str, Any]) -> Instructions:
+    """The instructions of a world's levels, each with `instructions`, `goals` and `configurations`."""
+    counts = {name: len(level.instructions) for name, level in levels.items()}
+    return Instructions(
+        texts=tuple(one.text for level in levels.values() for one in level.instructions),
+        goals=np.concatenate([level.goals for level in levels.values()]),
+        configuration=np.concatenate([level.configurations for level in levels.values()]),
+        first=dict(zip(LEVELS, np.cumsum([0, *counts.values()]).tolist())),
+        count=counts,
+    )
+
+
 @functools.cache
 def clevr() -> World:
     """CLEVR-Robot."""
@@ -114,21 +126,11 @@ def clevr() -> World:
     from envs_jax.clevr.expert import expert_action
     from envs_jax.clevr.plausible import implausible
 
-    levels = {name: said.level(name) for name in LEVELS}
-    counts = {name: len(level.instructions) for name, level in levels.items()}
-    firsts = dict(zip(LEVELS, np.cumsum([0, *counts.values()]).tolist()))
-    instructions = Instructions(
-        texts=tuple(one.text for level in levels.values() for one in level.instructions),
-        goals=np.concatenate([level.goals for level in levels.values()]),
-        configuration=np.concatenate([level.configurations for level in levels.values()]),
-        first=firsts,
-        count=counts,
-    )
     return World(
         name="clevr",
         ids={name: f"CLEVR-Robot-v0?level={name}" for name in LEVELS},
         horizon={name: 1 if name == "easy" else HORIZON for name in LEVELS},
-        instructions=instructions,
+        instructions=_numbered({name: said.level(name) for name in LEVELS}),
         label=rules.label,
         holds=rules.holds,
         implausible=implausible,
@@ -136,7 +138,25 @@ def clevr() -> World:
     )
 
 
-WORLDS: dict[str, Callable[[], World]] = {"clevr": clevr}
+@functools.cache
+def metaworld() -> World:
+    """Meta-World: ten tasks in the data, eight and four others."""
+    from envs_jax.metaworld import instructions as said, labels
+    from envs_jax.metaworld.levels import HORIZON
+
+    return World(
+        name="metaworld",
+        ids={name: f"MetaWorld-v3?level={name}" for name in LEVELS},
+        horizon=dict.fromkeys(LEVELS, HORIZON),
+        instructions=_numbered({name: said.level(name) for name in LEVELS}),
+        label=labels.label,
+        holds=labels.holds,
+        implausible=labels.implausible,
+        expert=lambda env, state: env.unwrapped.expert(state),  # type: ignore[attr-defined]
+    )
+
+
+WORLDS: dict[str, Callable[[], World]] = {"clevr": clevr, "metaworld": metaworld}
 
 
 def world_of(name: str) -> World:
