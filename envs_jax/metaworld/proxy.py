@@ -43,6 +43,10 @@ def replace(mujoco: Any, spec: Any, model: Any) -> None:
             geom.type, geom.size = kinds.mjGEOM_BOX, [CROSS * radius, CROSS * radius, half]
         elif kind == kinds.mjGEOM_MESH:
             _box_for_mesh(mujoco, geom, model, number)
+    used = {geom.meshname for geom in spec.geoms}
+    for mesh in list(spec.meshes):
+        if mesh.name not in used:
+            mesh.delete()
 
 
 def _keep_inertia(body: Any, model: Any) -> None:

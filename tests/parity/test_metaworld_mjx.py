@@ -34,6 +34,7 @@ def test_mjx_beside_c(name, steps, hand, thing):
     (ours, params), (theirs, _) = proxies(name)
     drawn = jnp.asarray(package.draw(name, np.random.default_rng(5)), jnp.float32)
     held = jnp.repeat(jax.random.uniform(KEY, (steps // 5, 4), jnp.float32, -1, 1), 5, axis=0)
+    held = held.at[:, 2].set(jnp.abs(held[:, 2]))  # not into the table
 
     def play(env, actions):
         _, state = env.begin(drawn)
