@@ -91,7 +91,8 @@ def recorded(x: Experiment, episodes: int) -> str:
     """The folder of recorded episodes, which are made if they are not there."""
     folder = Path(x.out) / f"recorded-{episodes}"
     if not finished(folder):
-        collect(CollectRun(episodes=episodes, run=BaseRunConfig(out=x.out, name=folder.name)))
+        run = BaseRunConfig(out=x.out, name=folder.name, resume=folder.exists())
+        collect(CollectRun(episodes=episodes, run=run))
     return str(folder)
 
 
@@ -118,7 +119,7 @@ def imagined(x: Experiment, level: str) -> str:
     folder = Path(x.out) / f"imagined-{who(x)}-{level}"
     if not finished(folder):
         count = x.imagined[IMAGINED.index(level)]
-        data, run = recorded(x, x.episodes), BaseRunConfig(out=x.out, name=folder.name)
+        data, run = recorded(x, x.episodes), BaseRunConfig(out=x.out, name=folder.name, resume=folder.exists())
         imagine_run(ImagineRun(grounded=str(grounded(x)), data=data, level=level, episodes=count, run=run))
     return str(folder)
 
