@@ -54,9 +54,9 @@ class MetaWorld(Environment[State, Params]):
     ):
         """**Arguments:** `task`, one of `TASKS`; `obs`, `"state"` for the package's 39 numbers, with the goal, or
         `"entities"` for KALM's 91; `backend`, `"c"` for C MuJoCo on the host's threads, `"mjx"` for MJX on the device,
-        `"auto"` for C if jax computes on a CPU, else MJX; `geometry`, `"stock"` for the shapes of the package, which
-        MJX cannot compute, `"proxy"` for boxes in place of cylinders and meshes, `"auto"` for stock under C and proxy
-        under MJX; `threads`, for C (default: all cores of the process).
+        `"auto"` for C if jax computes on a CPU or `geometry` is `"stock"`, else MJX; `geometry`, `"stock"` for the
+        shapes of the package, which MJX cannot compute, `"proxy"` for boxes in place of cylinders and meshes, `"auto"`
+        for stock under C and proxy under MJX; `threads`, for C (default: all cores of the process).
 
         **Raises:** `ValueError` for an invalid value; `ModuleNotFoundError` without mujoco, or without metaworld where
         the scene has not been converted yet.
@@ -88,7 +88,8 @@ class MetaWorld(Environment[State, Params]):
 
     @property
     def _on_device(self) -> bool:
-        return self.backend == "mjx" or (self.backend == "auto" and jax.default_backend() != "cpu")
+        may = self.backend == "auto" and self._geometry != "stock"
+        return self.backend == "mjx" or (may and jax.default_backend() != "cpu")
 
     @cached_property
     def model(self) -> Any:
@@ -177,8 +178,10 @@ class MetaWorld(Environment[State, Params]):
         if action.shape != (4,):
             raise ValueError(f"an action has the shape {list(action.shape)}; {self.id or self.name} needs [4]")
         ctrl = action[3] * jnp.array([1.0, -1.0], jnp.float32)
-        told = action, state.frame, state.start, state.stage
-        physics, seen = self.physics.advance(state.physics, ctrl, jnp.bool_(going), self._look, *told, edit=self._move)
+        memory = action, state.frame, state.start, state.stage
+        physics, seen = self.physics.advance(
+            state.physics, ctrl, jnp.bool_(going), self._look, *memory, edit=self._move
+        )
         frame, obs, reward, success, further = seen
         stage = jnp.maximum(state.stage, further.astype(jnp.int32))
         state = state.replace(physics=physics, frame=frame, stage=stage, step_count=state.step_count + 1)
@@ -223,7 +226,7 @@ class MetaWorld(Environment[State, Params]):
 
     def judge(self, xp: Any, seen: poses.Seen, frame: Any, action: Any, start: Start, stage: int) -> tuple[Any, Any]:
         """Reward and success of one stage, seen alone: float and bool `[...]`."""
-        told, at = self.task.stages[stage], 4 + 7 * stage
+        wanted, at = self.task.stages[stage], 4 + 7 * stage
         view = View(
             action=action,
             hand=frame[..., :3],
@@ -241,7 +244,7 @@ class MetaWorld(Environment[State, Params]):
             handle_start=start.handle,
             hand_start=np.array(self.task.hand),
         )
-        return told.judge(xp, view)
+        return wanted.judge(xp, view)
 
     @cached_property
     def _painter(self) -> Painter:

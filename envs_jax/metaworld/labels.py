@@ -22,7 +22,7 @@ from envs_jax.metaworld.tasks import ENTITIES, TASKS, Stage, Task
 TCP = np.array([0.0, 0.003, -0.045])
 """The middle between the finger tips, from the hand: fitted to the recorded steps, where it is within 8 mm."""
 LEFT, RIGHT = (0.044, 0.0025), (-0.056, 0.0086)
-"""The y of the pads from the hand, as slope and offset over the opening of the gripper; fitted alike."""
+"""The y of the pads from the hand, as slope and offset over the opening of the gripper; fitted to the same steps."""
 HINGE, HANDLE = np.array([-0.185, -0.1]), np.array([0.376, -0.107])
 """The x and y of a door's hinge from its base, and of its handle from there when it is closed."""
 LOCK, NAIL = np.array([0.0, -0.118, 0.061]), 0.64

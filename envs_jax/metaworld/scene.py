@@ -76,8 +76,8 @@ def check(task: str, geometry: str) -> None:
 def convert(task: str, geometry: str) -> Any:
     """A task's scene as a `mujoco.MjModel`, from the installed package."""
     mujoco = require("mujoco")
-    told = TASKS[task]
-    path = str(_assets() / f"sawyer_{told.scene}.xml")
+    wanted = TASKS[task]
+    path = str(_assets() / f"sawyer_{wanted.scene}.xml")
 
     def opened() -> Any:
         spec = mujoco.MjSpec.from_file(path)
@@ -86,10 +86,10 @@ def convert(task: str, geometry: str) -> Any:
         for texture in list(spec.textures):
             texture.delete()
         spec.body("mocap").quat = [1, 0, 1, 0]
-        for base in {other.base[0] for other in TASKS.values() if other.scene == told.scene and other.base}:
+        for base in {other.base[0] for other in TASKS.values() if other.scene == wanted.scene and other.base}:
             spec.body(base).mocap = True
-        if told.hinge:
-            _add_hinge(mujoco, spec, told.hinge)
+        if wanted.hinge:
+            _add_hinge(mujoco, spec, wanted.hinge)
         return spec
 
     spec = opened()

@@ -38,13 +38,13 @@ class Rest:
     """`[3]`, the first part of the observation, from the base; for windows."""
 
 
-def _place(xp: Any, told: Drawn, drawn: Any, height: Any = None) -> Any:
+def _place(xp: Any, where: Drawn, drawn: Any, height: Any = None) -> Any:
     """A place of the start, `[3]`, from the drawn vector and the height of an object at rest."""
-    offset = xp.asarray(told.offset, drawn.dtype)
-    if told.first is None:
+    offset = xp.asarray(where.offset, drawn.dtype)
+    if where.first is None:
         return offset
-    place = drawn[told.first : told.first + 3] + offset
-    return xp.concatenate([place[:2], height[None]]) if told.resting else place
+    place = drawn[where.first : where.first + 3] + offset
+    return xp.concatenate([place[:2], height[None]]) if where.resting else place
 
 
 class Starts:

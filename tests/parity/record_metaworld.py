@@ -89,11 +89,17 @@ def episode(env: Any, expert: Any, name: str, drawn: np.ndarray, noise: float, r
     obs, rows = reset(env, drawn), []
     start = start_of(env)
     for _ in range(HORIZON):
-        told = act(expert, obs)
-        action = np.float32(np.clip(told, -1, 1))
+        chosen_by_policy = act(expert, obs)
+        action = np.float32(np.clip(chosen_by_policy, -1, 1))
         if noise:
             action = np.float32(np.clip(action + rng.normal(0, noise, 4), -1, 1))
-        row = {"drawn": drawn, "seen_obs": obs, "expert": told, "action": action, "previous": np.array(env._prev_obs)}
+        row = {
+            "drawn": drawn,
+            "seen_obs": obs,
+            "expert": chosen_by_policy,
+            "action": action,
+            "previous": np.array(env._prev_obs),
+        }
         obs, reward, _, _, info = env.step(action)
         row |= {**start, **seen(env, name), "obs": obs, "reward": reward, "success": info["success"] > 0}
         rows.append({key: np.asarray(x) for key, x in row.items()})

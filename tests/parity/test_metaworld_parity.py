@@ -34,8 +34,8 @@ def test_steps_from_imported_states(name):
     for time in range(STEPS):
         imported, state = import_state(theirs, env, params)
         np.testing.assert_allclose(imported, obs, atol=1e-6)
-        told = np.clip(package.act(expert, obs), -1, 1)
-        action = np.float32(np.clip(told + rng.normal(0, 0.3, 4) * (time % 3 > 0), -1, 1))
+        wanted = np.clip(package.act(expert, obs), -1, 1)
+        action = np.float32(np.clip(wanted + rng.normal(0, 0.3, 4) * (time % 3 > 0), -1, 1))
         obs, reward, _, _, info = theirs.step(action)
         if time % EVERY:
             continue

@@ -187,3 +187,13 @@ def test_pictures_show_the_scene_and_the_target():
     places = [np.argwhere(mask).mean(axis=0) for mask in green]
     assert all(mask.sum() > 30 for mask in green) and np.abs(places[0] - places[1]).max() > 40
     assert (np.abs(one.astype(int) - other).max(axis=-1) > 30).mean() < 0.02  # all else is the same
+
+
+@needs_scenes
+def test_stock_geometry_is_computed_by_c_on_an_accelerator_too(monkeypatch):
+    made = {shape: make("reach", backend="auto", geometry=shape)[0] for shape in ("stock", "auto")}
+    assert {shape: env.geometry for shape, env in made.items()} == {"stock": "stock", "auto": "stock"}
+    made = {shape: make("reach", backend="auto", geometry=shape)[0] for shape in ("stock", "auto")}
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert {shape: env.geometry for shape, env in made.items()} == {"stock": "stock", "auto": "proxy"}
+    assert type(made["stock"].physics).__name__ == "PhysicsC" and made["stock"].model.ngeom > 30
