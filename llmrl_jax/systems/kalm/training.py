@@ -73,7 +73,9 @@ def make(config: TrainRun) -> Made:
     actions = actions_of(steps, env.action_space(env.default_params), env.id)
     entry = algorithm(config.agent)
     method = entry.make(config.hyper, actions)
+    # of length 1 as encoders give them, their components are too small beside the state's for a network to learn from
     table = sentence_vectors(world, config.encoder)
+    table = table * np.sqrt(np.float32(table.shape[1]))
     learner = make_offline(
         method, config.hyper, steps, actions, imagined=imagined, features=state_of, table=jnp.asarray(table)
     )
