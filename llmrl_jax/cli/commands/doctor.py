@@ -266,7 +266,12 @@ def _devices(found: list[dict[str, Any]]) -> str:
 
 def _extras(missing: Mapping[str, list[str]]) -> str:
     whole = [name for name, lacking in missing.items() if not lacking]
-    parts = [f"{name} (lacks {', '.join(lacking)})" for name, lacking in missing.items() if lacking]
+    # all that is lacking does not fit on one screen; --json has it
+    parts = [
+        f"{name} (lacks {lacking[0]}{f' and {len(lacking) - 1} more' if len(lacking) > 1 else ''})"
+        for name, lacking in missing.items()
+        if lacking
+    ]
     return f"complete: {', '.join(whole) or 'none'}" + (f"; incomplete: {', '.join(parts)}" if parts else "")
 
 
