@@ -2,12 +2,13 @@
 
 Every block fenced as `python` runs; those of one page run in order, in one process, as a reader would. A block fenced
 as `python slow` runs with the slow tests, one as `python no-run` never. Shell blocks run where they are fenced as
-`sh run`, with the project's programs on the path, or `sh run needs=curl` where that program (or that packaged model)
-is installed. Pages run in an empty folder.
+`sh run`, with the project's programs on the path. `needs=NAME` skips a block where that program, packaged model or
+Python module is not installed. Pages run in an empty folder.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -38,9 +39,10 @@ class Block:
 
 
 def is_here(name: str) -> bool:
-    """Whether a program, or a packaged model, is installed."""
-    model = LANGUAGE_MODELS.get(name)
-    return shutil.which(name) is not None if model is None else model.folder() is not None
+    """Whether a program, a packaged model or a Python module is installed."""
+    if name in LANGUAGE_MODELS:
+        return LANGUAGE_MODELS[name].folder() is not None
+    return shutil.which(name) is not None or importlib.util.find_spec(name) is not None
 
 
 def blocks(text: str) -> list[Block]:
