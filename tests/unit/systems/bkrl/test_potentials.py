@@ -36,7 +36,15 @@ from llmrl_jax.systems.bkrl.goal_potential import (
 from llmrl_jax.systems.bkrl.goals import embedder, make_library, windows_in_parts
 from llmrl_jax.systems.bkrl.manifest import ArtifactError, Manifest
 from llmrl_jax.systems.bkrl.potentials import RandomPotential, Scaled, fixed_scale, on_windows
-from llmrl_jax.systems.bkrl.preference_model import Attention, Pairs, PreferenceModelConfig, bradley_terry, distil, fit
+from llmrl_jax.systems.bkrl.preference_model import (
+    Encoded,
+    Pairs,
+    PreferenceModelConfig,
+    Scorer,
+    bradley_terry,
+    distil,
+    fit,
+)
 from llmrl_jax.systems.bkrl.preferences import WEIGHTS, make_model, save_weights
 from llmrl_jax.systems.bkrl.worlds import TEXT, world_of
 from tests.bkrl_world import played, world
@@ -59,14 +67,45 @@ def test_bradley_terry_by_hand():
     np.testing.assert_allclose(smooth, -0.8 * np.log(p[0]) - 0.2 * np.log(1 - p[0]), rtol=1e-5)
 
 
-def test_attention_is_that_of_flax():
+class PlainScorer(nn.Module):
+    """The preference transformer of flax's own layers."""
+
+    @nn.compact
+    def __call__(self, vectors, action):
+        width, steps = vectors.shape[-1], action.shape[1]
+        verbs = nn.Embed(5, width, name="action")(action - NO_ACTION)
+        x = jnp.zeros((len(action), 2 * steps + 1, width)).at[:, ::2].set(vectors).at[:, 1::2].set(verbs)
+        x += self.param("place", nn.initializers.normal(0.02), x.shape[1:])
+        real = jnp.ones(x.shape[:2], bool).at[:, :-1].set(jnp.repeat(action != NO_ACTION, 2, axis=1))
+        mask = np.tril(np.ones((2 * steps + 1,) * 2, bool)) & real[:, None, None, :]
+        y = nn.LayerNorm(name="norm_0")(x)
+        x += nn.MultiHeadDotProductAttention(1, qkv_features=width, name="attention")(y, y, mask=mask)
+        y = nn.LayerNorm(name="norm_1")(x)
+        x += nn.Dense(width, name="out")(nn.relu(nn.Dense(6, name="hidden")(y)))
+        x = nn.LayerNorm(name="norm_2")(x)
+        query, key = nn.Dense(width, name="query")(x[:, -1]), nn.Dense(width, name="key")(x)
+        scores = jnp.where(real, jnp.einsum("bw,bsw->bs", query, key) / np.sqrt(width), -1e9)
+        return jnp.sum(nn.softmax(scores) * nn.Dense(1, name="value")(x)[..., 0], axis=-1)
+
+
+def test_the_scorer_is_that_of_plain_layers():
+    """Also where a window begins before its episode, in values and in gradients."""
     keys = jax.random.split(jax.random.key(0), 4)
-    y, mask = jax.random.normal(keys[0], (3, 5, 8)), jnp.asarray(np.tril(np.ones((5, 5), bool)))
-    theirs, ours = nn.MultiHeadDotProductAttention(1, qkv_features=8), Attention(8)
-    params = theirs.init(keys[1], y, y, mask=mask)
-    assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, ours.init(keys[2], y, mask))
+    vectors, action = jax.random.normal(keys[0], (3, 5, 8)), jnp.asarray([[1, 0, 3, 2], [-1, -1, 0, 1], [-1] * 4])
+    theirs, ours = PlainScorer(), Scorer(4, 4, 8, 6)
+    params = theirs.init(keys[1], vectors, action)
+    nothing = Encoded(jnp.zeros((1, 5, 8)), jnp.zeros((1, 5, 16)))
+    assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, ours.init(keys[2], nothing, action[:1]))
     params = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(keys[3], x.shape), params)  # biases, too
-    np.testing.assert_allclose(ours.apply(params, y, mask), theirs.apply(params, y, y, mask=mask), atol=1e-5)
+
+    def score(params):
+        return ours.apply(params, ours.apply(params, vectors, method="encoded"), action)
+
+    np.testing.assert_allclose(score(params), theirs.apply(params, vectors, action), atol=1e-5)
+    one, other = (
+        jax.grad(lambda p, f=f: jnp.sum(f(p)))(params) for f in (score, lambda p: theirs.apply(p, vectors, action))
+    )
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-4), one, other)
 
 
 def test_a_model_learns_what_decides():
@@ -82,10 +121,14 @@ def test_a_model_learns_what_decides():
     params, found = fit(model(), pairs.take(order[64:]), few, jax.random.key(0), pairs.take(order[:64]))
     assert found["validation_accuracy"] > 0.9, found
     # before an episode there is no action, and what stands there changes nothing
-    encoded = jnp.asarray(np.random.default_rng(1).normal(size=(1, 3, 8)), jnp.float32)
+    vectors = jnp.asarray(np.random.default_rng(1).normal(size=(1, 3, 8)), jnp.float32)
     none = jnp.full((1, 2), NO_ACTION)
-    one = model().value(params, Window(encoded, none, jnp.zeros(1, jnp.int32)))
-    other = model().value(params, Window(encoded.at[:, :2].set(7.0), none, jnp.zeros(1, jnp.int32)))
+
+    def value(vectors):
+        encoded = model().scorer.apply({"params": params["scorer"]}, vectors, method="encoded")
+        return model().value(params, Window(encoded, none, jnp.zeros(1, jnp.int32)))
+
+    one, other = value(vectors), value(vectors.at[:, :2].set(7.0))
     np.testing.assert_allclose(one, other, rtol=1e-5)
 
 
