@@ -238,13 +238,16 @@ class Llama(nn.Module):
         (x, _), _ = self._layers_run(body, (x, head), None, pick, lambda carry: (pick(carry[0]), None))
         return rms_norm(x, self._norm["scale"], self.config.rms_norm_eps)
 
-    def decode(self, tokens: Int[AnyArray, "B n"], branches: Branches) -> tuple[Float[Array, "B n D"], Branches]:
+    def decode(
+        self, tokens: Int[AnyArray, "B n"], branches: Branches, embeddings: Float[AnyArray, "B n D"] | None = None
+    ) -> tuple[Float[Array, "B n D"], Branches]:
         """One more token of every continuation of every prompt.
 
         The continuations of a prompt are queries of one attention over its keys, which are read once for all of them.
         The layers are scanned independently of `unroll`, with the cache in the carry: a step writes one slot in place.
         (Unrolled, XLA copies each layer's weights out of the stack at every step: half the speed.)
 
+        **Arguments:** `embeddings`, what the first layer reads in place of `embed(tokens)`.
         **Returns:** the tokens' hidden states after the last norm, and the branches with them.
         """
         index = branches.index
@@ -277,7 +280,8 @@ class Llama(nn.Module):
         prompts: tuple[jax.Array, ...] = (branches.prompt_keys, branches.prompt_values)
         prompts += () if prefix is None else (prefix.keys, prefix.values)
         layers = (jnp.arange(self.config.num_hidden_layers), self._layers, self._adapters, prompts, self._slides)
-        (x, keys, values), _ = jax.lax.scan(step, (self.embed(tokens), branches.keys, branches.values), layers)
+        x = self.embed(tokens) if embeddings is None else self._placed(jnp.asarray(embeddings, self.dtype))
+        (x, keys, values), _ = jax.lax.scan(step, (x, branches.keys, branches.values), layers)
         hidden = rms_norm(x, self._norm["scale"], self.config.rms_norm_eps)
         return hidden, dataclasses.replace(branches, keys=keys, values=values, index=index + 1)
 

@@ -19,7 +19,7 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Float, Int
 
-from llmrl_jax.lm import Cache, Llama
+from llmrl_jax.lm import Branches, Cache, Llama
 from llmrl_jax.systems.kalm.patterns import ACTION, STATE, Episodes, Rows
 from llmrl_jax.tuning.loss import token_log_probs
 
@@ -201,21 +201,21 @@ class WorldModel:
             "text": -jnp.sum(jnp.where(rows.spoken >= 0, log_prob, 0.0)) / counts["text"],
         }
 
-    def start(self, variables: Any, tokens: Int[Any, "B P"], lengths: Int[Any, " B"], room: int) -> Cache:
+    def start(self, variables: Any, tokens: Int[Any, "B P"], lengths: Int[Any, " B"], room: int) -> Branches:
         """The cache after prompts, padded on the right. **Arguments:** `room`, for slots after them."""
-        cache = Cache.create(self.llama.config, tokens.shape[0], tokens.shape[1] + room, self.llama.dtype)
+        cache = Cache.create(self.llama.config, *tokens.shape, self.llama.dtype)
         out: Any = self.llama.apply(self._text(variables), tokens, lengths=lengths, cache=cache, logits=False)
-        return out.cache
+        return Branches.create(out.cache, jnp.asarray(lengths), 1, room)
 
     def advance(
-        self, variables: Any, cache: Cache, embedding: Float[Array, "B D"]
-    ) -> tuple[Float[Array, "B D"], Cache]:
+        self, variables: Any, cache: Branches, embedding: Float[Array, "B D"]
+    ) -> tuple[Float[Array, "B D"], Branches]:
         """One more place of every row: its hidden state, and the cache with it."""
         nothing = jnp.zeros((embedding.shape[0], 1), jnp.int32)
         out: Any = self.llama.apply(
-            self._text(variables), nothing, cache=cache, logits=False, embeddings=embedding[:, None]
+            self._text(variables), nothing, cache, embeddings=embedding[:, None], method=Llama.decode
         )
-        return out.hidden[:, 0], out.cache
+        return out[0][:, 0], out[1]
 
     def enter_state(self, variables: Any, units: Units, state: Float[Array, "B d"]) -> Float[Array, "B D"]:
         return self._slot(variables, "enter_state", (state - units.mean) / units.std)
