@@ -13,6 +13,7 @@ import numpy as np
 
 from envs_jax.env import Wrapper, innermost
 from llmrl_jax.agents.play import Actor, begin, watch
+from llmrl_jax.agents.schedule import Played, Programs, played
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.files import write_whole
@@ -25,7 +26,7 @@ from llmrl_jax.systems.kalm.worlds import GOAL, INSTRUCTION, STATE, World, world
 
 EPISODES = "episodes.parquet"
 ABOUT = "data.json"
-CHUNK = 10
+CHUNK = 5
 """Steps between transfers to the host."""
 PARTS = (STATE, GOAL, INSTRUCTION)
 
@@ -74,9 +75,7 @@ def play(
 
     actor, watched = Actor(act), _Watched(env)
 
-    @jax.jit
-    def start(key: jax.Array, first: jax.Array) -> Any:
-        numbers = first + jnp.arange(together)
+    def start(key: jax.Array, numbers: jax.Array) -> Any:
         keys = jax.vmap(lambda i: jax.random.split(jax.random.fold_in(key, i)))(numbers)
         return begin(watched, params, actor, keys[:, 0], keys[:, 1])
 
@@ -90,35 +89,26 @@ def play(
             "success": step.info["success"],
         }
 
-    go_on = jax.jit(lambda rows: watch(watched, params, actor, rows, see, steps=CHUNK))
-    found: list[tuple[Any, Any, Any]] = []
+    def go_on(key: jax.Array, rows: Any) -> Any:
+        return watch(watched, params, actor, rows, see, steps=CHUNK)
+
+    def last(rows: Any) -> Any:
+        return {name: rows.obs[0][name] for name in PARTS}
+
+    steps, success = [], []
     with doing("playing", episodes, "episodes") as activity:
-        while activity.done < episodes:
-            rows, parts = start(jax.random.key(seed), jnp.int32(activity.done)), []
-            while not bool(jnp.all(rows.over)):
-                rows, seen = go_on(rows)
-                parts.append(jax.device_get(seen))
-            whole = jax.tree.map(lambda *x: np.concatenate(x), *parts)
-            last = jax.device_get({name: rows.obs[0][name] for name in PARTS})
-            for lane in range(min(together, episodes - activity.done)):
-                length = int(whole["live"][:, lane].sum())
-                found.append(
-                    (
-                        jax.tree.map(lambda x, lane=lane, n=length: x[:n, lane], whole),
-                        jax.tree.map(lambda x, lane=lane: x[lane], last),
-                        length,
-                    )
-                )
-            activity.done = len(found)
-    steps = [_transitions(*one) for one in found]
-    data = jax.tree.map(lambda *x: np.concatenate(x), *steps)
-    return data, np.array([one["success"][-1] for one, _, _ in found])
+        for one in played(Programs(start, go_on, jax.random.key(seed), last), episodes, together):
+            steps.append(_transitions(one))
+            success.append(one.steps["success"][-1])
+            activity.done += 1
+    return jax.tree.map(lambda *x: np.concatenate(x), *steps), np.array(success)
 
 
-def _transitions(steps: Any, last: Any, length: int) -> Transitions:
-    after = jax.tree.map(lambda x, end: np.concatenate([x[1:], end[None]]), steps["obs"], last)
-    rest = {name: steps[name] for name in ("action", "reward", "terminated", "truncated")}
-    return Transitions(obs=steps["obs"], next_obs=after, **rest)
+def _transitions(one: Played) -> Transitions:
+    obs = one.steps["obs"]
+    after = jax.tree.map(lambda x, end: np.concatenate([x[1:], end[None]]), obs, one.last)
+    rest = {name: one.steps[name] for name in ("action", "reward", "terminated", "truncated")}
+    return Transitions(obs=obs, next_obs=after, **rest)
 
 
 def collect(config: CollectRun) -> dict[str, Any]:

@@ -203,7 +203,7 @@ class WorldModel:
 
     def start(self, variables: Any, tokens: Int[Any, "B P"], lengths: Int[Any, " B"], room: int) -> Branches:
         """The cache after prompts, padded on the right. **Arguments:** `room`, for slots after them."""
-        cache = Cache.create(self.llama.config, *tokens.shape, self.llama.dtype)
+        cache = Cache.create(self.llama.config, tokens.shape[0], tokens.shape[1], self.llama.dtype)
         out: Any = self.llama.apply(self._text(variables), tokens, lengths=lengths, cache=cache, logits=False)
         return Branches.create(out.cache, jnp.asarray(lengths), 1, room)
 
