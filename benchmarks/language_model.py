@@ -28,7 +28,7 @@ LORA = lm.LoRAConfig(rank=8, alpha=16.0, targets=("q_proj", "v_proj"))
 def _packed(tokens: np.ndarray) -> Packed:
     """Full rows, with a loss on every token after the first."""
     places = np.broadcast_to(np.arange(tokens.shape[1], dtype=np.int32), tokens.shape)
-    return Packed(tokens, places, np.ones_like(tokens), np.ones(tokens.shape, bool))
+    return Packed(tokens, places, np.ones_like(tokens), places > 0)
 
 
 def measure(name: str, config: lm.LlamaConfig, batches: tuple[int, ...], threads: int) -> tuple[list[Row], list[str]]:

@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax.numpy as jnp
+import pytest
+
+from benchmarks.accelerator import __main__ as program, counts, record
+from benchmarks.accelerator.counts import Peak
+from benchmarks.accelerator.record import PARTS, Case, Measured, Settings
+from llmrl_jax import lm
+from tests.paths import ROOT
+
+
+# N = 2 layers x (queries 16 + keys and values 16 + output 16 + MLP 72) + head 40
+SMALL = lm.LlamaConfig(10, 4, 6, 2, 2, 1)
+TINY = Settings("tiny")
+
+
+def test_operations_and_bytes_by_hand():
+    assert SMALL.matmul_params == 280
+    assert counts.training_flop(SMALL, 3) == 4 * 280 * 3
+    # scores and values of a causal context of 5: 2 x 2 layers x 5 x 4 = 80, twice for training, per token
+    assert counts.training_flop_with_attention(SMALL, 3, 5) == (4 * 280 + 2 * 80) * 3
+    assert counts.weight_bytes(SMALL, 2) == 560
+    assert counts.cache_bytes(SMALL, 2) == 2 * 2 * 1 * 2 * 2
+    # 3 steps after a prompt of 5, which read 6, 7 and 8 tokens of 16 bytes in each of 3 rows
+    assert counts.decoding_bytes(SMALL, 3, 5, 4, 2) == 3 * 560 + 3 * (6 + 7 + 8) * 16
+    # the shared first token is the only node of the tree: 6 tokens, 36 pairs, 2 predictions
+    one = 2 * (6 * 120 + 36 * 8) + 2 * 40
+    assert counts.scoring_flop(SMALL, 5, lm.Candidates([[1, 2], [1, 3]])) == 2 * one
+
+
+def test_the_measured_shapes_have_the_published_sizes():
+    from benchmarks.accelerator.shapes import SHAPES
+
+    # weights of the published models, with the table of embeddings once where it is tied, norms left out
+    assert {name: round(c.matmul_params / 1e6) for name, c in SHAPES.items()} == {"135M": 134, "1B": 1236, "7B": 6607}
+
+
+def test_a_case_states_its_shares_of_the_peak_where_it_is_known():
+    measured = Measured([2.0, 1.0, 4.0], 0.5, 8, "tokens", flop=6e12, flop_formula="f", bytes=3e9, bytes_formula="b")
+    case = Case("a case", {"batch": 8}, lambda: measured)
+    value = record.attempt(case, Peak(12e12, 3e9))
+    assert value["seconds"] == {"median": 2.0, "min": 1.0, "max": 4.0, "samples": [2.0, 1.0, 4.0]}
+    assert value["per_second"] == {"median": 4.0, "min": 2.0, "max": 8.0} and value["compile_seconds"] == 0.5
+    assert value["flop"] == {"per_call": 6e12, "formula": "f", "per_second": 3e12, "mfu": 0.25}
+    assert value["bytes"] == {"per_call": 3e9, "formula": "b", "per_second": 1.5e9, "share": 0.5}
+    assert record.line(value).endswith("4 tokens/s, 3 TFLOP/s, 1.5 GB/s, 25.0% of peak, 50.0% of peak")
+    unknown = record.attempt(case, None)
+    assert unknown["flop"]["mfu"] is None and unknown["bytes"]["share"] is None and "peak" not in record.line(unknown)
+
+
+def test_a_result_that_is_not_finite_is_refused():
+    with pytest.raises(FloatingPointError, match="not finite"):
+        record.clocked(lambda x: (x / x, jnp.int32(1)), jnp.zeros(3))
+
+
+def spread(value) -> bool:
+    """Whether a value holds a median between its ends, all above zero."""
+    return all(value[k] > 0 for k in ("median", "min", "max")) and value["min"] <= value["median"] <= value["max"]
+
+
+@pytest.mark.heavy
+def test_every_part_runs_at_tiny_size(tmp_path, capsys):
+    assert program.main(["--size", "tiny", "--here", "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert sorted(path.stem for path in tmp_path.iterdir()) == sorted(PARTS)
+    for name in PARTS:
+        value = json.loads((tmp_path / f"{name}.json").read_text())
+        assert (value["name"], value["size"], value["error"] is None) == (name, "tiny", value["status"] == "ok")
+        assert f"{name}: {PARTS[name]}" in printed
+        if value["status"] != "ok":
+            assert (name, value["status"]) == ("mjx", "skipped") and "not installed" in value["error"]
+            continue
+        where = value["conditions"]
+        assert where["platform"] == "cpu" and where["peak_flops"] is None and where["versions"]["jax"]
+        for case in value["cases"]:
+            assert spread(case["seconds"]) and spread(case["per_second"]) and len(case["seconds"]["samples"]) >= 5
+            assert case["compile_seconds"] > 0 and case["amount"] > 0 and case["shape"]
+    cases = {name: json.loads((tmp_path / f"{name}.json").read_text())["cases"] for name in PARTS}
+    (training,) = cases["train_mfu"]
+    sizes = training["shape"]
+    assert sizes["dtype"] == "float32" and sizes["matmul_params"] == 2 * (32 * 96 + 3 * 32 * 64) + 32 * 512
+    assert training["flop"]["per_call"] == 4 * sizes["matmul_params"] * 4 * 16 and training["flop"]["mfu"] is None
+    assert training["facts"]["flop_with_attention"]["per_call"] > training["flop"]["per_call"]
+    alone, together = (case["bytes"]["per_call"] for case in cases["decode"])
+    assert alone == 3 * 4 * sizes["matmul_params"] + (9 + 10 + 11) * 2 * 2 * 2 * 8 * 4 < together
+    rollout, update = cases["glam"]
+    assert rollout["flop"]["per_call"] < update["flop"]["per_call"] and update["facts"]["metrics"]["nonfinite"] == 0
+    assert update["facts"]["metrics"]["first_ratio_error"] < 1e-5
+
+
+def raising(settings):
+    def fail():
+        raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
+
+    yield Case("one that works", {}, lambda: Measured([1.0] * 5, 0.0, 1, "things"))
+    yield Case("one that fails", {}, fail)
+    yield Case("one after it", {}, lambda: Measured([1.0] * 5, 0.0, 1, "things"))
+
+
+def broken(settings):
+    raise ImportError("no module")
+    yield
+
+
+def test_a_part_that_fails_says_so_and_the_others_run(tmp_path, monkeypatch, capsys):
+    for name, cases in (("raising", raising), ("broken", broken)):
+        monkeypatch.setitem(PARTS, name, "a part")
+        monkeypatch.setitem(sys.modules, f"benchmarks.accelerator.{name}", SimpleNamespace(cases=cases))
+    names = ["broken", "raising", "device"]
+    assert program.main([*names, "--size", "tiny", "--here", "--out", str(tmp_path)]) == 1
+    read = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in names}
+    assert [read[name]["status"] for name in names] == ["failed", "failed", "ok"]
+    assert read["broken"]["error"] == "ImportError: no module" and read["raising"]["error"] is None
+    assert [case["status"] for case in read["raising"]["cases"]] == ["ok", "failed", "ok"]
+    assert read["raising"]["cases"][1]["error"] == "RuntimeError: RESOURCE_EXHAUSTED: out of memory"
+    assert "one that fails" in capsys.readouterr().out
+
+
+def apart(tmp_path: Path, script: str, limit_s: float) -> tuple[str, dict]:
+    def command(name, settings, out):
+        return [sys.executable, "-c", f"import json, os, pathlib, time\npath = {str(out / 'device.json')!r}\n{script}"]
+
+    status = program.run_apart("device", TINY, tmp_path, limit_s, command)
+    return status, json.loads((tmp_path / "device.json").read_text())
+
+
+def test_a_part_that_hangs_or_dies_keeps_what_it_had_measured(tmp_path):
+    begin = "pathlib.Path(path).write_text(json.dumps({'name': 'device', 'status': 'running', 'cases': [1]}))\n"
+    status, value = apart(tmp_path, begin + "time.sleep(60)", 2)
+    assert status == value["status"] == "timeout" and value["cases"] == [1] and value["error"].endswith("after 2 s")
+    status, value = apart(tmp_path, begin + "os._exit(9)", 60)
+    assert status == value["status"] == "failed" and value["cases"] == [1] and "ended with 9" in value["error"]
+    status, value = apart(tmp_path, "os._exit(3)", 60)  # what the last run wrote is gone
+    assert status == "failed" and value["cases"] == [] and value["title"] == PARTS["device"]
+
+
+def test_what_cannot_be_measured_is_refused(monkeypatch, capsys):
+    with pytest.raises(ValueError, match="no part 'trian_mfu'; did you mean 'train_mfu'"):
+        program.main(["trian_mfu"])
+    with pytest.raises(ValueError, match="limit_s"):
+        program.main(["--limit-s", "0"])
+    monkeypatch.setattr(program, "backend", lambda: "cpu")
+    with pytest.raises(ValueError, match="no accelerator here: --size tiny"):
+        program.main(["device"])
+    with pytest.raises(SystemExit):
+        program.main(["--help"])
+    printed = capsys.readouterr().out
+    assert all(f"  {name} " in printed for name in PARTS)
+
+
+def test_a_copied_tree_needs_no_package_of_the_command_line():
+    """What the parts import is there wherever jax, flax and optax are; tyro and the worlds' extras are not."""
+    listed = ", ".join(f"benchmarks.accelerator.{name}" for name in (*PARTS, "__main__"))
+    absent = ("tyro", "torch", "gymnasium", "mujoco", "brax", "gguf", "matplotlib", "transformers")
+    script = f"import sys\nfor name in {absent!r}: sys.modules[name] = None\nimport {listed}"
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)
