@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
+from llmrl_jax.lm.adapted import added, summed, sums_first
 from llmrl_jax.lm.quantize import Quantized, matmul
 
 
@@ -32,6 +34,16 @@ class Source(NamedTuple):
         return self.axes or ("btkh" if self.key.ndim == 4 else "tkh")
 
 
+KEPT = "products"
+"""The name of what the gradient of a layer keeps from the forward pass; see `kept`."""
+
+
+def kept(x: jax.Array) -> jax.Array:
+    """Mark a product that took many multiplications. Norms, rotations and activations are computed once more in the
+    backward pass (selective recomputation, Korthikanti et al. 2022): cheaper than to write and to read them."""
+    return checkpoint_name(x, KEPT)
+
+
 def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
     """Root-mean-square norm with float32 statistics, cast before the product with the weight as in Hugging Face."""
     wide = x.astype(jnp.float32)
@@ -40,22 +52,46 @@ def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
 
 
 def project(x: jax.Array, name: str, params: Mapping, lora: Mapping | None, scale: float, fan_in: int = 1) -> jax.Array:
-    """`x W`, over the last `fan_in` axes of `x`, `+ bias` and `+ s (x A) B` if the matrix has them.
+    """`projections` of one matrix."""
+    return projections(x, (name,), params, lora, scale, fan_in)[0]
 
-    A quantised `W` is dequantised for the product only; it is a constant, and gradients go to `A` and `B`.
+
+def projections(
+    x: jax.Array, names: Sequence[str], params: Mapping, lora: Mapping | None, scale: float, fan_in: int = 1
+) -> list[jax.Array]:
+    """`x W`, over the last `fan_in` axes of `x`, `+ bias` and `+ s (x A) B` if the matrix has them, for each name.
+
+    A quantised `W` is dequantised for the product only; it is a constant, and gradients go to `A` and `B`. Adapters
+    of full matrices may be added to them before the product: see `llmrl_jax.lm.adapted`.
     """
-    axes = tuple(range(-fan_in, 0))
-    kernel = params[name]["kernel"]
+    kernels = {name: params[name]["kernel"] for name in names}
+    own = [name for name in names if lora and name in lora]
+    found: dict[str, jax.Array] = {}
+    if own and lora:
+        flat = x.reshape(*x.shape[:-fan_in], -1)
+        a = tuple(jnp.asarray(lora[name]["a"], x.dtype).reshape(flat.shape[-1], -1) for name in own)
+        b = tuple(jnp.asarray(lora[name]["b"], x.dtype).reshape(p.shape[1], -1) for name, p in zip(own, a, strict=True))
+        full = [kernels[name] for name in own if not isinstance(kernels[name], Quantized)]
+        matrices = tuple(jnp.asarray(w, x.dtype).reshape(flat.shape[-1], -1) for w in full)
+        if len(full) == len(own) and sums_first(flat, matrices):
+            made: Sequence[jax.Array] = summed(scale, flat, matrices, a, b)
+        else:
+            plain = [_product(x, kernels[name], fan_in) for name in own]
+            made = [y + z.reshape(y.shape) for y, z in zip(plain, added(scale, flat, a, b), strict=True)]
+        shapes = [kernels[name].shape[fan_in:] for name in own]
+        found = {name: y.reshape(*flat.shape[:-1], *shape) for name, y, shape in zip(own, made, shapes, strict=True)}
+    outs = []
+    for name in names:
+        y = found[name] if name in found else _product(x, kernels[name], fan_in)
+        outs.append(kept(y + params[name]["bias"].astype(x.dtype) if "bias" in params[name] else y))
+    return outs
+
+
+def _product(x: jax.Array, kernel: Any, fan_in: int) -> jax.Array:
     if isinstance(kernel, Quantized):
-        y = matmul(x, kernel, x.dtype)
-    else:
-        y = jnp.tensordot(x, kernel.astype(x.dtype), axes=(axes, tuple(range(fan_in))))
-    if "bias" in params[name]:
-        y = y + params[name]["bias"].astype(x.dtype)
-    if lora and name in lora:
-        a, b = lora[name]["a"].astype(x.dtype), lora[name]["b"].astype(x.dtype)
-        y = y + scale * jnp.tensordot(jnp.tensordot(x, a, axes=(axes, tuple(range(fan_in)))), b, axes=1)
-    return y
+        return matmul(x, kernel, x.dtype)
+    axes = tuple(range(-fan_in, 0)), tuple(range(fan_in))
+    return jnp.tensordot(x, kernel.astype(x.dtype), axes=axes)
 
 
 def within(window: int, queries: Int[AnyArray, "b q"], keys: Int[AnyArray, "c t"]) -> Bool[Array, "d q t"]:
@@ -88,20 +124,20 @@ def attend(query: Float[Array, "b q n h"], sources: list[Source]) -> Float[Array
             s = jnp.where(mask, s, jnp.finfo(jnp.float32).min)
         scores.append(s)
     top = jax.lax.stop_gradient(jnp.max(jnp.stack([s.max(-1) for s in scores]), axis=0))[..., None]
-    weights = [jnp.exp(s - top) for s in scores]
+    weights = [kept(jnp.exp(s - top)) for s in scores]
     total = sum(w.sum(-1) for w in weights)
     out: Any = 0.0
     for weight, source in zip(weights, sources, strict=True):
         out = out + jnp.einsum(
             f"bkgqt,{source.order}->bqkgh", weight.astype(query.dtype), source.value, preferred_element_type=jnp.float32
         )
-    out = out / jnp.moveaxis(total, -1, 1)[..., None]
+    out = kept(out) / jnp.moveaxis(total, -1, 1)[..., None]
     return out.reshape(b, q, n, h).astype(query.dtype)
 
 
 def gated_mlp(x: jax.Array, params: Mapping, lora: Mapping | None, scale: float) -> jax.Array:
     """`W_down (silu(W_gate x) * W_up x)`."""
-    gate, up = (project(x, name, params, lora, scale) for name in ("gate_proj", "up_proj"))
+    gate, up = projections(x, ("gate_proj", "up_proj"), params, lora, scale)
     return project(jax.nn.silu(gate) * up, "down_proj", params, lora, scale)
 
 

@@ -17,7 +17,18 @@ from jaxtyping import Array, Float, Int
 from llmrl_jax.lm import declare
 from llmrl_jax.lm.cache import Branches, Cache, Prefix
 from llmrl_jax.lm.config import LlamaConfig
-from llmrl_jax.lm.layers import Source, attend, gated_mlp, layer_slice, project, rms_norm, windowed, within
+from llmrl_jax.lm.layers import (
+    KEPT,
+    Source,
+    attend,
+    gated_mlp,
+    layer_slice,
+    project,
+    projections,
+    rms_norm,
+    windowed,
+    within,
+)
 from llmrl_jax.lm.lora import LoRAConfig, rescale
 from llmrl_jax.lm.quantize import Quantized, any_quantized, check_shapes, matmul
 from llmrl_jax.lm.rope import rotate, rotations
@@ -329,7 +340,7 @@ class Llama(nn.Module):
     def _keys_values(self, x, params, lora, angles: Angles):
         own = (lora or {}).get("self_attn")
         x = rms_norm(x, params["input_layernorm"]["scale"], self.config.rms_norm_eps)
-        keys, values = (project(x, name, params["self_attn"], own, self._scale) for name in ("k_proj", "v_proj"))
+        keys, values = projections(x, ("k_proj", "v_proj"), params["self_attn"], own, self._scale)
         return rotate(self._normed(keys, params, "k_norm"), *angles), values
 
     def _normed(self, heads: jax.Array, params: Any, name: str) -> jax.Array:
@@ -367,7 +378,9 @@ class Llama(nn.Module):
 
         def step(pick=None):
             run = partial(body, pick=pick)
-            return jax.checkpoint(run, prevent_cse=written) if self.remat else run
+            if self.remat:
+                return jax.checkpoint(run, prevent_cse=written)
+            return jax.checkpoint(run, prevent_cse=False, policy=jax.checkpoint_policies.save_only_these_names(KEPT))
 
         if not written:
             carry, kept = jax.lax.scan(step(), carry, stacked, unroll=self.unroll or 1)

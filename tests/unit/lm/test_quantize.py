@@ -108,11 +108,11 @@ def test_the_memory_is_as_computed(variables, quantized):
 
 
 def test_the_model_computes_what_it_computes_on_the_same_floats(variables, quantized, floats):
-    """With its layers written out; the tests of gradients scan them."""
+    """With its layers written out, where only full matrices take in their adapters; tests of gradients scan them."""
     model = MODEL.clone(unroll=3)
     apply = jax.jit(lambda p: model.apply({"params": p, "lora": variables["lora"]}, TOKENS, lengths=LENGTHS).logits)
     found = np.asarray(apply(quantized["nf4"]))
-    close(found, apply(floats["nf4"]), 1e-5)
+    close(found, apply(floats["nf4"]), 2e-5)
     assert np.abs(found - apply(variables["params"])).max() > 1e-3
 
 
@@ -139,7 +139,7 @@ def outcome(lora, params, tokens, lengths):
 def test_scores_and_adapters_gradients_are_those_on_the_same_floats(variables, quantized, floats, kind):
     found = outcome(variables["lora"], quantized[kind], TOKENS, LENGTHS)
     want = outcome(variables["lora"], floats[kind], TOKENS, LENGTHS)
-    close(found, want, 1e-5)
+    close(found, want, 3e-5)  # full matrices take in their adapters before the product
     assert all(np.abs(x).max() > 1e-4 for x in jax.tree.leaves(found[1]))
 
 
