@@ -271,15 +271,15 @@ class Checkpoints:
         if jax.process_count() == 1:
             with contextlib.suppress(Damaged):
                 for portion in frozen_part.portions(leaves):
-                    self._read_frozen(portion, portion, meta)
+                    self._read_frozen(portion, meta)
                 return frozen_part.note(self.frozen_root)  # such as a copy, whose files have other times
         self._write_frozen(fresh)
         self.notes.append(f"the files of the frozen part changed ({wrong}): it was written again")
 
-    def _read_frozen(self, like: Any, leaves: Mapping[str, Any], meta: Mapping[str, Any]) -> Any:
-        """Arrays of the frozen part, by name in `leaves`, in the structure of `like`. **Raises:** `Damaged`."""
+    def _read_frozen(self, leaves: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, Any]:
+        """Arrays of the frozen part, by name. **Raises:** `Damaged`."""
         read = partial(frozen_part.read, self.frozen_root)
-        return restoring.restore_leaves(like, leaves, meta["frozen"], read, meta["format"], "frozen.")
+        return restoring.restore_leaves(leaves, meta["frozen"], read, meta["format"], "frozen.")
 
     def _read(self, like: Any, update: int, meta: Mapping[str, Any], frozen: Any = None) -> Any:
         """The state, with the given `frozen` part, else with that on disk."""
@@ -292,7 +292,8 @@ class Checkpoints:
             args = ocp.args.Composite(state=ocp.args.StandardRestore(target))
             return self._manager.restore(update, args=args).state
 
-        state = restoring.restore_leaves(like, wanted, sums, restore, version)
+        leaves = restoring.restore_leaves(wanted, sums, restore, version)
+        state = jax.tree.unflatten(jax.tree.structure(like), leaves.values())
         if frozen is not None:
             self._keep_sums(meta)
             return state.replace(frozen=frozen)
@@ -304,8 +305,7 @@ class Checkpoints:
             return state.replace(frozen=frozen_like)
 
         try:
-            rest = frozen_part.written(frozen_leaves)
-            read = trees.named_leaves(self._read_frozen(rest, rest, meta))
+            read = self._read_frozen(frozen_part.written(frozen_leaves), meta)
             frozen = jax.tree.unflatten(
                 jax.tree.structure(frozen_like), [read.get(n, x) for n, x in frozen_leaves.items()]
             )

@@ -119,9 +119,9 @@ def _target(x: Any) -> jax.ShapeDtypeStruct:
 
 
 def restore_leaves(
-    like: Any, wanted: Mapping[str, Any], sums: Mapping[str, int], restore: Any, version: int, prefix: str = ""
-) -> Any:
-    """Read the leaves `wanted` into the structure of `like`, verify their checksums of that version, and rewrap PRNG
+    wanted: Mapping[str, Any], sums: Mapping[str, int], restore: Any, version: int, prefix: str = ""
+) -> dict[str, Any]:
+    """Read the leaves `wanted`, by name and in their order, verify their checksums of that version, and rewrap PRNG
     keys.
 
     **Arguments:** `restore`, `(targets by name) -> arrays by name`; `prefix`, of names in messages.
@@ -140,10 +140,7 @@ def restore_leaves(
     wrong = [prefix + name for name in wanted if actual[name] != sums[name]]
     if wrong:
         raise Damaged(f"the contents of {', '.join(wrong[:5])} changed since they were saved")
-    leaves = []
-    for name, x in wanted.items():
-        value = read[name]
-        if trees.is_key(x):
-            value = jax.random.wrap_key_data(value, impl=_key_impl(x))
-        leaves.append(value)
-    return jax.tree.unflatten(jax.tree.structure(like), leaves)
+    return {
+        name: jax.random.wrap_key_data(read[name], impl=_key_impl(x)) if trees.is_key(x) else read[name]
+        for name, x in wanted.items()
+    }

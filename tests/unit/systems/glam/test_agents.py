@@ -17,7 +17,7 @@ from llmrl_jax.agents.evaluate import make_evaluator
 from llmrl_jax.cli.main import main
 from llmrl_jax.systems.glam.agents import AGENTS, make_agent
 from llmrl_jax.systems.glam.config import GlamConfig
-from llmrl_jax.systems.glam.presets import DRRN, OF_AGENT, SYMBOLIC
+from llmrl_jax.systems.glam.presets import DRRN, SYMBOLIC
 from llmrl_jax.systems.glam.symbolic import SymbolicConfig
 from tests.glam import TINY, WORLD
 
@@ -100,7 +100,7 @@ def test_baselines_are_trained_resumed_and_evaluated_by_command(name, tmp_path, 
     assert main([*run, "--agent", name, "--env", WORLD, *FLAGS[name].split(), "--steps", "32"]) == 0
     folder = tmp_path / "small"
     config = json.loads((folder / "config.json").read_text())
-    assert config["preset"] == OF_AGENT[name] and config["glam"]["agent"] == name
+    assert config["glam"]["agent"] == name
     assert main([*run, "--run.resume", "--steps", "48"]) == 0
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["update"] for line in lines] == [1, 2, 3] and lines[-1]["steps"] == 48
