@@ -30,9 +30,11 @@ def token_log_probs(
 
     def at(hidden, targets):
         logits: Any = model.apply(variables, hidden, method=Llama.head)
-        log_probs = jax.nn.log_softmax(logits / temperature, axis=-1)
-        chosen = jnp.take_along_axis(log_probs, targets[..., None], axis=-1)[..., 0]
-        return chosen, -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
+        logits = logits / temperature
+        # without an array of all log-probabilities, which a log-softmax writes and reads once more
+        total = jax.nn.logsumexp(logits, axis=-1)
+        chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0] - total
+        return chosen, total - jnp.sum(jnp.exp(logits - total[..., None]) * logits, axis=-1)
 
     length = targets.shape[1]
     if not chunk or chunk >= length:
