@@ -107,7 +107,7 @@ def test_in_dqn(kind):
     after, metrics = jax.jit(learner.update)(state)
     assert float(metrics["nonfinite"]) == 0 and f"{kind}_reward" in metrics
     stored = np.asarray(after.replay.items.reward)[:3]
-    assert (stored >= 0).all() and len(np.unique(stored)) > 2
+    assert (stored >= 0).all() and np.ptp(stored) > 0.1  # few observations differ, so that most distances may be 0
     old, new = (jax.tree.leaves(s.bonus.whole["params"]) for s in (state, after))
     assert any(np.abs(np.asarray(a) - np.asarray(b)).max() > 0 for a, b in zip(old, new))
 
