@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import torch_peer
+from benchmarks.accelerator.shapes import SHAPES
 from benchmarks.harness import OURS, Result, Row, aim, compiled, fastest, rates, seconds, speedup, threads
 from llmrl_jax import lm
 from llmrl_jax.systems.kalm.config import SmallConfig
@@ -21,7 +22,6 @@ from llmrl_jax.systems.kalm.world_model import Slots, Units, WorldModel
 TITLE = "KALM: imagined episodes, compared with generate on torch"
 TOGETHER, PROMPT, STATE, ACTIONS = 64, 32, 10, 40
 BAR = 3
-SMOLLM2 = lm.LlamaConfig(49_152, 576, 1536, 30, 9, 3, max_position_embeddings=2048, tie_word_embeddings=True)
 
 
 def embedded() -> lm.LlamaConfig:
@@ -75,7 +75,7 @@ def run(quick: bool = False) -> Result:
     """Tokens per second; a state and an action count as a token each."""
     found = [rows("embedded model", embedded(), 10 if quick else 50, 3)]
     if not quick:
-        found.append(rows("SmolLM2's shape", SMOLLM2, 10, 1))
+        found.append(rows("SmolLM2's shape", SHAPES["135M"], 10, 1))
     return Result(
         [row for part, _ in found for row in part],
         [bar for _, bar in found],

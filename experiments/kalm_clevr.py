@@ -54,6 +54,8 @@ class Experiment:
     """Of grounding."""
     epochs: float = 10.0
     """Passes of grounding."""
+    decision_epochs: float = 10.0
+    """Passes of the decision transformer over `episodes`."""
     episodes: int = 6400
     """Recorded episodes, from which agents learn."""
     episodes_grounded: int = 0
@@ -103,7 +105,7 @@ def grounded(x: Experiment, *, returns: bool = False) -> Path:
         again = (folder / "config.json").exists()
         run = RunConfig(out=x.out, name=folder.name, log_every=20, checkpoint_every=100, resume=again)
         config = GroundRun(data=recorded(x, x.episodes if returns else x.episodes_grounded or x.episodes), run=run)
-        config = replace(config, epochs=x.epochs)
+        config = replace(config, epochs=x.decision_epochs if returns else x.epochs)
         if returns:
             config = replace(config, returns=True, patterns=("rollout",), weights=replace(config.weights, state=0.0))
         else:

@@ -25,11 +25,11 @@ class Programs:
     """What runs on the device; `B` is the number of rows."""
 
     start: Callable[[Any, Any], Rows]
-    """From `weights` and numbers, int32 `[B]`, to these episodes' first states."""
+    """From `given` and numbers, int32 `[B]`, to these episodes' first states."""
     go_on: Callable[[Any, Rows], tuple[Rows, dict[str, Any]]]
-    """A few steps, given `weights`: `llmrl_jax.agents.play.watch`."""
-    weights: Any = ()
-    """The arguments of these programs, so that they are no constants in them."""
+    """A few steps, from `given` and rows: `llmrl_jax.agents.play.watch`."""
+    given: Any = ()
+    """What both read, such as weights: an argument of the compiled programs, and no constant in them."""
     last: Callable[[Rows], Any] = lambda rows: ()
     """What is kept of rows whose episodes have ended, leaves `[B, ...]`; needs `watch(..., hold=True)`."""
 
@@ -53,12 +53,12 @@ def played(programs: Programs, episodes: int, rows: int) -> Iterator[Played]:
     """
     start, go_on, renew = _compiled(programs)
     lanes = min(rows, episodes)
-    numbers, following, given = np.arange(lanes, dtype=np.int32), lanes, 0
+    numbers, following, done = np.arange(lanes, dtype=np.int32), lanes, 0
     parts: list[list[dict[str, Any]]] = [[] for _ in range(lanes)]
     waiting: dict[int, Played] = {}
-    state = start(programs.weights, numbers)
-    while given < episodes:
-        state, kept, last = go_on(programs.weights, state)
+    state = start(programs.given, numbers)
+    while done < episodes:
+        state, kept, last = go_on(programs.given, state)
         kept, last, over = jax.device_get((kept, last, state.over))
         for lane in np.flatnonzero(numbers != NO_EPISODE):
             live = int(kept["live"][:, lane].sum())
@@ -68,24 +68,24 @@ def played(programs: Programs, episodes: int, rows: int) -> Iterator[Played]:
                 whole = jax.tree.map(lambda *xs: np.concatenate(xs), *parts[lane])
                 waiting[number] = Played(number, whole, jax.tree.map(lambda x, lane=lane: x[lane].copy(), last))
                 numbers[lane], parts[lane] = NO_EPISODE, []
-        while given in waiting:
-            yield waiting.pop(given)
-            given += 1
+        while done in waiting:
+            yield waiting.pop(done)
+            done += 1
         idle = np.flatnonzero(numbers == NO_EPISODE)
         if following < episodes and 2 * len(idle) >= lanes:
             taken = idle[: episodes - following]
             numbers[taken] = np.arange(following, following + len(taken))
             following += len(taken)
             chosen = np.isin(np.arange(lanes), taken)
-            state = renew(programs.weights, state, np.where(chosen, numbers, 0).astype(np.int32), chosen)
+            state = renew(programs.given, state, np.where(chosen, numbers, 0).astype(np.int32), chosen)
 
 
 def _compiled(programs: Programs) -> tuple[Any, Any, Any]:
-    def go_on(weights: Any, rows: Rows) -> tuple[Rows, dict[str, Any], Any]:
-        rows, kept = programs.go_on(weights, rows)
+    def go_on(given: Any, rows: Rows) -> tuple[Rows, dict[str, Any], Any]:
+        rows, kept = programs.go_on(given, rows)
         return rows, kept, programs.last(rows)
 
-    def renew(weights: Any, rows: Rows, numbers: Any, chosen: Any) -> Rows:
-        return select(chosen, programs.start(weights, numbers), rows)
+    def renew(given: Any, rows: Rows, numbers: Any, chosen: Any) -> Rows:
+        return select(chosen, programs.start(given, numbers), rows)
 
     return jax.jit(programs.start), jax.jit(go_on), jax.jit(renew)

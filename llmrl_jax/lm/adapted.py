@@ -17,18 +17,24 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from llmrl_jax.lm.quantize import Quantized
+
 
 Matrix = Float[Array, "i o"]
 
 
-def sums_first(x: jax.Array, kernels: Sequence[Matrix]) -> bool:
+def sums_first(x: Float[Array, "*b i"], kernels: Sequence[Any], fan_in: int = 1) -> bool:
     """Whether `W + s A B` costs less than the products of `x` with `A` and with `B`, and loses nothing.
 
     Per rank it takes `i o` multiplications and additions, and they take `i + o` per token.
+
+    **Arguments:** `kernels`, `[in..., out...]` with `fan_in` axes of inputs; False for quantised ones, which are never
+    written out, and where there is none.
     """
-    tokens = math.prod(x.shape[:-1])
-    pays = all(tokens * sum(w.shape) >= math.prod(w.shape) for w in kernels)
-    return x.dtype == jnp.float32 and pays
+    tokens, i = math.prod(x.shape[:-1]), x.shape[-1]
+    outs = [math.prod(w.shape[fan_in:]) for w in kernels]
+    full = not any(isinstance(w, Quantized) for w in kernels)
+    return bool(outs) and full and x.dtype == jnp.float32 and all(tokens * (i + o) >= i * o for o in outs)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

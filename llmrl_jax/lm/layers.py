@@ -65,26 +65,21 @@ def projections(
     of full matrices may be added to them before the product: see `llmrl_jax.lm.adapted`.
     """
     kernels = {name: params[name]["kernel"] for name in names}
-    own = [name for name in names if lora and name in lora]
-    found: dict[str, jax.Array] = {}
-    if own and lora:
-        flat = x.reshape(*x.shape[:-fan_in], -1)
-        a = tuple(jnp.asarray(lora[name]["a"], x.dtype).reshape(flat.shape[-1], -1) for name in own)
-        b = tuple(jnp.asarray(lora[name]["b"], x.dtype).reshape(p.shape[1], -1) for name, p in zip(own, a, strict=True))
-        full = [kernels[name] for name in own if not isinstance(kernels[name], Quantized)]
-        matrices = tuple(jnp.asarray(w, x.dtype).reshape(flat.shape[-1], -1) for w in full)
-        if len(full) == len(own) and sums_first(flat, matrices):
-            made: Sequence[jax.Array] = summed(scale, flat, matrices, a, b)
-        else:
-            plain = [_product(x, kernels[name], fan_in) for name in own]
-            made = [y + z.reshape(y.shape) for y, z in zip(plain, added(scale, flat, a, b), strict=True)]
-        shapes = [kernels[name].shape[fan_in:] for name in own]
-        found = {name: y.reshape(*flat.shape[:-1], *shape) for name, y, shape in zip(own, made, shapes, strict=True)}
-    outs = []
+    flat = x.reshape(*x.shape[:-fan_in], -1)
+    adapters = {name: lora[name] for name in names if name in lora} if lora else {}
+    a = tuple(jnp.asarray(ab["a"], x.dtype).reshape(flat.shape[-1], -1) for ab in adapters.values())
+    b = tuple(jnp.asarray(ab["b"], x.dtype).reshape(ab["b"].shape[0], -1) for ab in adapters.values())
+    outs: dict[str, jax.Array] = {}
+    if sums_first(flat, [kernels[name] for name in adapters], fan_in):
+        full = tuple(jnp.asarray(kernels[name], x.dtype).reshape(flat.shape[-1], -1) for name in adapters)
+        outs = dict(zip(adapters, summed(scale, flat, full, a, b), strict=True))
+    more = {} if outs or not adapters else dict(zip(adapters, added(scale, flat, a, b), strict=True))
     for name in names:
-        y = found[name] if name in found else _product(x, kernels[name], fan_in)
-        outs.append(kept(y + params[name]["bias"].astype(x.dtype) if "bias" in params[name] else y))
-    return outs
+        shape = (*flat.shape[:-1], *kernels[name].shape[fan_in:])
+        y = outs[name].reshape(shape) if name in outs else _product(x, kernels[name], fan_in)
+        y = y + more[name].reshape(shape) if name in more else y
+        outs[name] = kept(y + params[name]["bias"].astype(x.dtype) if "bias" in params[name] else y)
+    return [outs[name] for name in names]
 
 
 def _product(x: jax.Array, kernel: Any, fan_in: int) -> jax.Array:

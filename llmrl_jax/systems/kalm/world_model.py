@@ -215,7 +215,8 @@ class WorldModel:
         out: Any = self.llama.apply(
             self._text(variables), nothing, cache, embeddings=embedding[:, None], method=Llama.decode
         )
-        return out[0][:, 0], out[1]
+        hidden, cache = out
+        return hidden[:, 0], cache
 
     def enter_state(self, variables: Any, units: Units, state: Float[Array, "B d"]) -> Float[Array, "B D"]:
         return self._slot(variables, "enter_state", (state - units.mean) / units.std)

@@ -1,4 +1,4 @@
-"""Products with adapters: both ways to compute them are the formula, and neither computes what nobody asks for."""
+"""Products with adapters: both ways to compute them agree with the formula, and no unused gradient is computed."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def test_values_and_gradients_are_those_of_the_formula(tokens, names, inputs, ou
     params, lora = matrices(names, inputs, outputs)
     lora = {name: ab for name, ab in lora.items() if name not in left_out}
     x = jax.random.normal(jax.random.key(9), (2, tokens, *inputs))
-    kernels = [params[name]["kernel"].reshape(32, -1) for name in lora]
-    assert sums_first(x.reshape(2, tokens, 32), kernels) == (tokens == 64)
+    kernels = [params[name]["kernel"] for name in lora]
+    assert sums_first(x.reshape(2, tokens, 32), kernels, len(inputs)) == (tokens == 64)
 
     def loss(how):
         return lambda *given: sum(jnp.sum(jnp.sin(0.01 * y)) for y in how(*given))
