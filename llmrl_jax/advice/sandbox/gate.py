@@ -46,6 +46,7 @@ _WORDS = {
     "Lambda": "lambda: define a function at the top level",
     "ClassDef": "classes",
     "Try": "try",
+    "TryStar": "try",
     "With": "with",
     "JoinedStr": "f-strings",
     "NamedExpr": "the operator :=",
@@ -63,6 +64,9 @@ _WORDS = {
     "Match": "match",
     "Break": "break: a loop runs through its range; use jnp.where",
     "AsyncFunctionDef": "async functions",
+    "AsyncFor": "async loops",
+    "AsyncWith": "async with",
+    "Await": "await",
 }
 
 

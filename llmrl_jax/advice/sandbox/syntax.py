@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import warnings
 
-from llmrl_jax.advice.sandbox.errors import SandboxError
+from llmrl_jax.advice.sandbox.errors import SandboxError, lines_of
 from llmrl_jax.advice.sandbox.limits import Limits
 from llmrl_jax.advice.sandbox.tables import ROOTS
 
@@ -15,17 +15,44 @@ LARGEST = 2**31 - 1
 
 
 def parse(source: str) -> ast.Module:
+    """The syntax tree of a text. **Raises:** `SandboxError` for a text that has none, naming its line."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return ast.parse(source, "<program>", type_comments=False)
     except SyntaxError as error:
-        line = error.lineno if error.lineno and error.lineno > 0 else None
+        line = error.lineno if error.lineno and error.lineno > 0 else _line_at(source, source.find("\0"))
         raise SandboxError(f"it is not Python: {error.msg}", line, source) from None
     except (ValueError, OverflowError) as error:
-        raise SandboxError(f"it is not Python: {error}") from None
+        place = error.start if isinstance(error, UnicodeEncodeError) else source.find("\0")
+        raise SandboxError(f"it is not Python: {error}", _line_at(source, place), source) from None
     except (RecursionError, MemoryError):
-        raise SandboxError("its expressions are nested too deeply to be parsed") from None
+        raise SandboxError("its expressions are nested too deeply to be parsed", _deep(source), source) from None
+
+
+def _line_at(source: str, place: int) -> int | None:
+    """The line of a character; None for a negative place."""
+    return len(lines_of(source[:place])) if place >= 0 else None
+
+
+def _deep(source: str) -> int:
+    """The first line up to which a text is nested too deeply to be parsed, by bisection: adding lines does not make a
+    text less deep."""
+    lines = lines_of(source)
+    low, high = 0, len(lines)
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                ast.parse("\n".join(lines[:middle]), "<program>")
+        except (RecursionError, MemoryError):
+            high = middle
+            continue
+        except (SyntaxError, ValueError, OverflowError):  # it is cut in the middle
+            pass
+        low = middle
+    return high
 
 
 def check_size(tree: ast.Module, source: str, limits: Limits) -> None:

@@ -120,8 +120,27 @@ NAMES = {
     "(jnp.sum)(past_actions)(1)": "only named functions",
     "past_actions.sum(**obs)": "**",
     "jnp.sum(*past_actions)": "starred",
+    "'{.__init__.__globals__}'.format_map(obs)": "format_map",
+    "obs.__jax_array__()": "__jax_array__",
+    "jnp.fromfunction(past_actions, (3, 3))": "jnp.fromfunction",
+    "jnp.frombuffer(past_actions)": "jnp.frombuffer",
+    "jnp.piecewise(past_actions, past_actions, past_actions)": "jnp.piecewise",
+    "jnp.kron(jnp.ones((999, 999)), jnp.ones((999, 999)))[0, 0]": "jnp.kron",
+    "jnp.set_printoptions(1)": "jnp.set_printoptions",
+    "lax.custom_root(past_actions, 1, 2, 3)": "lax.custom_root",
+    "lax.cond(True, 1, 2)": "lax.cond",
+    "lax.associative_scan(past_actions, past_actions)": "lax.associative_scan",
+    "\uff45\uff56\uff41\uff4c(past_actions)": "'eval' is unknown",
+    "obs.__\uff43\uff4c\uff41\uff53\uff53__": "__class__",
+    "jnp.\uff4c\uff4f\uff41\uff44(past_actions)": "jnp.load",
+    "jnp.zeros(3, \uff44evice=0)": "device",
+    "....__class__": "__class__",
+    "obs['image'][slice(None)]": "'slice' is unknown",
+    "sum([1 for obs.x in (1, 2)])": "names only",
+    "sum([jnp for jnp in (1, 2)])": "meaning",
+    "sum([compute_potential for compute_potential in (1, 2)])": "meaning",
 }  # fmt: skip
-"""Expressions that the gate refuses on line 2."""
+"""Expressions that the gate refuses on line 2; those in wide letters are the same names in Python."""
 
 TEXTS = {
     "'a' * 10**9": "strings",
@@ -152,7 +171,7 @@ TEXTS = {
     "{1, 2}": "sets",
     "(yield 1)": "generators",
     "(yield from obs)": "generators",
-    "(await obs)": "not Python|Await",
+    "(await obs)": "not Python|await",
     "[x for x in range(1000)]": "1,000 rounds",
     "[x for x in range(64) for y in range(64)]": "4,096 times",
     "[[[0 for a in range(30)] for b in range(30)] for c in range(30)]": "times",
@@ -168,6 +187,23 @@ TEXTS = {
     "obs" + "['image']" * 60: "deep",
     "[" + "1, " * 4000 + "]": "nodes",
     "jnp.sum(past_actions, axis=0 if True else (lambda: 0))": "lambda",
+    "'%(x)s' % obs": "strings",
+    "f'{1:{2}}'": "f-strings",
+    "f'{obs=}'": "f-strings",
+    "'a' f'{1}'": "f-strings",
+    "obs['a' * 10**9]": "strings|exponent",
+    "1 if 'a' < 'b' else 0": "strings",
+    "sum([(k := j) for j in (1, 2)])": ":=",
+    "10.0 ** 400": "exponent",
+    "abs(" * 150 + "1" + ")" * 150: "deep",
+    "(" * 5000 + "1" + ")" * 5000: "not Python",
+    "-" * 8000 + "1": "deep",
+    "not " * 3000 + "1": "deep",
+    "obs" + ".T" * 7000: "deep",
+    "lambda: " * 1500 + "1": "deep",
+    "1 if 1 else " * 1000 + "0": "deep",
+    "{1:" * 100: "not Python",
+    "f(a=" * 190: "not Python",
 }
 """More expressions that the gate refuses on line 2, with patterns."""
 
@@ -209,6 +245,18 @@ STATEMENTS = {
     "x: print(1) = 3" + OK: "annotation",
     "x: int" + OK: "annotated",
     "return 0.0, {}\nx = __import__" + OK: "__import__",
+    "if (n := past_actions) is not None: pass" + OK: ":=",
+    "match past_actions:\n    case [a, *b]: pass" + OK: "match",
+    "match obs:\n    case dict(x=1): pass" + OK: "match",
+    "class A(metaclass=type): pass" + OK: "classes",
+    "try:\n    pass\nexcept* ValueError: pass" + OK: "not allowed: try",
+    "async for x in obs: pass" + OK: "not Python|async",
+    "x: 'os.system' = 1" + OK: "annotation",
+    "x: __import__('os').system = 1" + OK: "annotation",
+    "obs.x: int = 1" + OK: "annotated",
+    "with " + "(" * 60 + "a" + ")" * 60 + ": pass" + OK: "with",
+    "a = 1; import os" + OK: "imports",
+    "for i in (1, 2): import os" + OK: "imports",
 }
 """Lines of a function that the gate refuses."""
 
@@ -250,6 +298,28 @@ MODULES = {
     "# \ud800\n" + value("0.0"): "not Python",
     value("0.0") + "\n# " + "x" * 20_000: "characters",
     "\tdef compute_potential(a, b, c): return 0.0, {}": "not Python",
+    "@(lambda f: f)\ndef compute_potential(a, b, c): return 0.0, {}": "decorators",
+    "@jax.jit\n@jnp.vectorize\ndef compute_potential(a, b, c): return 0.0, {}": "decorators",
+    "def f(x=(lambda: 0)()): return x\n" + value("0.0"): "literal number",
+    "def f(x='os'): return x\n" + value("0.0"): "strings",
+    "def compute_potential(a: (y := 1), b, c): return 0.0, {}": "annotation",
+    "def compute_potential(a: dict[open('x')], b, c): return 0.0, {}": "annotation",
+    "class A:\n    def __jax_array__(self): return 1\n" + value("jnp.sum(A())"): "classes",
+    "from __future__ import annotations\n" + value("0.0"): "imports",
+    "__builtins__ = {}\n" + value("0.0"): "__builtins__",
+    "def compute_potential[T](a, b, c): return 0.0, {}": "not Python|type parameters",
+    "type X = int\n" + value("0.0"): "not Python|top level",
+    "\ufeff" + value("0.0"): "not Python",
+    "\x0c" + value("().__class__"): "__class__",
+    "import os\r" + value("0.0"): "imports",
+    "def compute_potential(a, b, c):\n"
+    + "".join(" " * i + "if 1:\n" for i in range(1, 99))
+    + " " * 99
+    + "pass": "deep",
+    "def compute_potential(a, b, c):\n"
+    + "".join(" " * i + "if 1:\n" for i in range(1, 150))
+    + " " * 150
+    + "pass": "not Python",
 }
 """Whole programs that the gate refuses."""
 
@@ -328,6 +398,14 @@ GUARDED = {
     "jnp.diff(past_actions, 10**9)[0]": "at most 16",
     "jnp.round(0.5, decimals=-10**9)": "at most 16",
     "past_actions.round(10**9)": "at most 16",
+    "((0,) * 10**9)[0]": "1,024 elements",
+    "0 ** -1": "divided by zero",
+    "1 << -1": "negative shift",
+    "(-8) ** 0.5": "not a number",
+    "(2**62 * 2) % 3": "2\\^63",
+    "obs @ obs": "numbers and arrays",
+    "{'__jax_array__': 1}": "not a number",
+    "jnp.ones(2**15)[:, None] * jnp.ones(2**15)": "elements",
 }  # fmt: skip
 """Expressions that pass the gate and are refused while they are traced."""
 
@@ -354,6 +432,8 @@ GUARDED_BODIES = {
     "return 0.0, {'a': past_actions}": "component 'a'",
     "return 0.0, {'a': {'b': 1.0}}": "component 'a'",
     "return 0.0, {'a': jnp.float32}": "component 'a'",
+    "a = [i for i in (1, 2)]\nreturn i, {}\ni = 1": "no value",
+    "a, = ((1,) * 1024,)\nb = [a] * 1024" + OK: "1,024 elements",
 }
 """Functions that pass the gate and are refused while they are traced."""
 
@@ -366,5 +446,7 @@ GUARDED_MODULES = {
     "W = jnp.zeros((10**6, 10**6))\n" + value("W[0, 0]"): "size of",
     "X = [0] * 10**9\n" + value("0.0"): "1,024 elements",
     "def f(a, b): return a\n" + value("f(1)"): "TypeError",
+    "def compute_potential(obs, past_obs, past_actions):\n"
+    "    return compute_potential(obs, past_obs, past_actions)": "levels deep",
 }  # fmt: skip
 """Programs that pass the gate and are refused while they are traced."""

@@ -93,6 +93,22 @@ def test_errors_name_the_line(text, line):
     assert str(caught.value) == f"line {line} ({code}): {caught.value.reason}"
 
 
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [
+        (body("x = 1\nreturn " + "-" * 8000 + "1, {}"), 3),
+        (body("x = 1\nreturn (\n" + "-\n" * 7000 + "1), {}"), None),
+        (body("x = 1") + "\n# a\0b", 3),
+        (body("x = 1") + "\r\n\r# \ud800", 4),
+    ],
+    ids=["deep", "deep over many lines", "null", "surrogate"],
+)
+def test_lines_of_texts_that_cannot_be_parsed(source, line):
+    with pytest.raises(SandboxError) as caught:
+        check(source, Limits(source=10**5))
+    assert caught.value.line == line or (line is None and caught.value.line > 1000)
+
+
 def test_a_line_of_a_helper():
     with pytest.raises(SandboxError, match=r"line 2 \(return float\(x\)\): float\(\) of an array"):
         trace("def helper(x):\n    return float(x)\n" + value("helper(past_actions[0])"), SPEC)
