@@ -1,211 +1,32 @@
-"""KALM in CLEVR-Robot: success on the four levels, with imagined episodes and without.
+"""KALM in CLEVR-Robot: success on the four levels, with imagined episodes and without (`kalm_runs.py`).
 
-    python experiments/kalm_clevr.py                                                # the embedded language model
-    python experiments/kalm_clevr.py --model smollm2-135m --episodes-grounded 640
-    python experiments/kalm_clevr.py --model smollm2-135m --init random --episodes-grounded 640
-
-Episodes are recorded once. A language model is grounded in them and imagines episodes for each level that no data show;
-agents learn from the recorded episodes alone, and half and half with the imagined ones of one level. Every agent is
-tested on all levels; so are the language model as a policy and a decision transformer. Runs are written to `<out>`,
-and those that exist are read or continued, so that it can be stopped at any time. `<out>/results-<model>.json` has the
-table.
+python experiments/kalm_clevr.py                                                # the embedded language model
+python experiments/kalm_clevr.py --model smollm2-135m --episodes-grounded 2048 --out runs/kalm_smollm2
+python experiments/kalm_clevr.py --model smollm2-135m --init random --episodes-grounded 2048 --out runs/kalm_smollm2
 """
 
 from __future__ import annotations
 
-import datetime
-import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import ClassVar
 
-import numpy as np
+from kalm_runs import Experiment, run
 
-from llmrl_jax.core.files import write_whole
-from llmrl_jax.lm.encoder_names import AUTO, resolved
-from llmrl_jax.run import info
-from llmrl_jax.run.config import BaseRunConfig, RunConfig
 from llmrl_jax.run.flags import parse
-from llmrl_jax.run.report import statistics as stats
-from llmrl_jax.systems.kalm.collecting import collect
-from llmrl_jax.systems.kalm.config import EMBEDDED, CollectRun, GroundRun, ImagineRun, settings_class
-from llmrl_jax.systems.kalm.ground import ground
-from llmrl_jax.systems.kalm.imagining import imagine_run
-from llmrl_jax.systems.kalm.testing import play_random, rates, test_run
-from llmrl_jax.systems.kalm.training import train
-from llmrl_jax.systems.kalm.worlds import IMAGINED, LEVELS, world_of
-
-
-REAL_ONLY = "none"
 
 
 @dataclass(frozen=True)
-class Experiment:
+class Clevr(Experiment):
     """Agents with and without imagined episodes, in CLEVR-Robot."""
 
-    model: str = EMBEDDED
-    """The language model, as in `llmrl kalm ground`."""
-    init: Literal["pretrained", "random"] = "pretrained"
-    """Its weights: its own, or random ones of its shape."""
-    tune: Literal["full", "lora"] = "full"
-    """What is trained of it."""
-    learning_rate: float = 1e-3
-    """Of grounding."""
-    epochs: float = 10.0
-    """Passes of grounding."""
-    decision_epochs: float = 10.0
-    """Passes of the decision transformer over `episodes`."""
-    episodes: int = 6400
-    """Recorded episodes, from which agents learn."""
-    episodes_grounded: int = 0
-    """Recorded episodes in which the language model is grounded; 0: the same."""
-    imagined: tuple[int, ...] = (5600, 5600, 1680)
-    """Imagined episodes of `rephrase`, `easy` and `hard`."""
+    SCRIPT: ClassVar[str] = "kalm_clevr.py"
+    WORLD: ClassVar[str] = "clevr"
+
     agents: tuple[str, ...] = ("bc", "discrete_cql")
     """Offline algorithms."""
-    steps: int = 50_000
-    """Gradient steps of an agent."""
-    batch_size: int = 100
-    """Steps of a batch."""
-    encoder: str = AUTO
-    """Sentence encoder of the instructions."""
-    seeds: int = 3
-    """Seeds of each agent, from 0."""
-    tests: int = 300
-    """Test episodes of each level."""
     out: str = "runs/kalm_clevr"
     """Folder of the runs and of the results."""
 
 
-def finished(folder: Path) -> bool:
-    """Whether a run has ended as it should."""
-    file = folder / "summary.json"
-    return file.exists() and not json.loads(file.read_text()).get("stopped")
-
-
-def who(x: Experiment) -> str:
-    """The language model, as a part of names."""
-    return x.model.replace("/", "-") + ("-random" if x.init == "random" else "")
-
-
-def recorded(x: Experiment, episodes: int) -> str:
-    """The folder of recorded episodes, which are made if they are not there."""
-    folder = Path(x.out) / f"recorded-{episodes}"
-    if not finished(folder):
-        run = BaseRunConfig(out=x.out, name=folder.name, resume=folder.exists())
-        collect(CollectRun(episodes=episodes, run=run))
-    return str(folder)
-
-
-def grounded(x: Experiment, *, returns: bool = False) -> Path:
-    """The folder of the grounded model; with `returns` that of the decision transformer, a small model."""
-    folder = Path(x.out) / ("decision-transformer" if returns else f"grounded-{who(x)}")
-    if not finished(folder):
-        again = (folder / "config.json").exists()
-        run = RunConfig(out=x.out, name=folder.name, log_every=20, checkpoint_every=100, resume=again)
-        config = GroundRun(data=recorded(x, x.episodes if returns else x.episodes_grounded or x.episodes), run=run)
-        config = replace(config, epochs=x.decision_epochs if returns else x.epochs)
-        if returns:
-            config = replace(config, returns=True, patterns=("rollout",), weights=replace(config.weights, state=0.0))
-        else:
-            sft = replace(config.sft, learning_rate=x.learning_rate)
-            config = replace(config, model=x.model, init=x.init, tune=x.tune, sft=sft)
-        if ground(config).stopped:
-            raise SystemExit(f"{folder} was stopped: the same command goes on with it")
-    return folder
-
-
-def imagined(x: Experiment, level: str) -> str:
-    """The folder of imagined episodes of a level."""
-    folder = Path(x.out) / f"imagined-{who(x)}-{level}"
-    if not finished(folder):
-        count = x.imagined[IMAGINED.index(level)]
-        data, run = recorded(x, x.episodes), BaseRunConfig(out=x.out, name=folder.name, resume=folder.exists())
-        imagine_run(ImagineRun(grounded=str(grounded(x)), data=data, level=level, episodes=count, run=run))
-    return str(folder)
-
-
-def tested(folder: Path, x: Experiment, seed: int = 0) -> dict[str, Any]:
-    """The test of a grounded model as a policy."""
-    if not (folder / "test.json").exists():
-        test_run(folder, episodes=x.tests, seed=seed)
-    return json.loads((folder / "test.json").read_text())
-
-
-def learned(x: Experiment, agent: str, level: str, seed: int) -> dict[str, Any]:
-    """The test of an agent. **Arguments:** `level`, of the imagined episodes, or `none`."""
-    name = f"{agent}-{level if level == REAL_ONLY else f'{who(x)}-{level}'}-{seed}"
-    folder = Path(x.out) / name
-    if not finished(folder):
-        kind = settings_class(agent)
-        again = (folder / "config.json").exists()
-        run = RunConfig(out=x.out, name=name, seed=seed, log_every=20, checkpoint_every=200, keep=1, resume=again)
-        config: Any = kind(data=recorded(x, x.episodes), encoder=x.encoder, steps=x.steps, eval_episodes=x.tests)
-        hyper = replace(getattr(config, agent), batch_size=x.batch_size)
-        more = {} if level == REAL_ONLY else {"imagined": imagined(x, level)}
-        config = replace(config, run=run, **more, **{agent: hyper})
-        if train(config).stopped:
-            raise SystemExit(f"{folder} was stopped: the same command goes on with it")
-    return json.loads(next(folder.glob("eval-*.json")).read_text())
-
-
-def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Success by level: every seed's, and over several the mean with Student's 95% interval; with one, Wilson's."""
-    found: dict[str, Any] = {}
-    for level in LEVELS:
-        rates = [run[level] for run in runs]
-        if len(runs) > 1:
-            interval = stats.mean_interval(rates)
-            found[level] = {"mean": interval.mean, "low": interval.low, "high": interval.high, "seeds": rates}
-        else:
-            found[level] = {"mean": rates[0], "low": runs[0][f"{level}_low"], "high": runs[0][f"{level}_high"]}
-    return found
-
-
-def main() -> None:
-    x = parse(Experiment, description=__doc__)
-    if len(x.imagined) != len(IMAGINED):
-        raise ValueError(f"imagined has {len(x.imagined)} numbers; one for each of {', '.join(IMAGINED)} is needed")
-    x = replace(x, encoder=resolved(x.encoder))
-    out = Path(x.out)
-    found: dict[str, list[dict[str, Any]]] = {}
-    imaginations: dict[str, Any] = {}
-
-    def write() -> None:
-        said = " ".join(
-            f"--{name.replace('_', '-')} {' '.join(map(str, value)) if isinstance(value, tuple) else value}"
-            for name, value in vars(x).items()
-            if name != "out" and value != getattr(Experiment(), name)
-        )
-        results = {
-            "command": f"python experiments/kalm_clevr.py {said}".strip(),
-            "date": datetime.date.today().isoformat(),
-            "machine": {**info.versions(), "device": info.device()},
-            "encoder": x.encoder,
-            "grounded": json.loads((grounded(x) / "summary.json").read_text()),
-            "imagined": imaginations,
-            "success": {name: summary(runs) for name, runs in found.items()},
-        }
-        write_whole(out / f"results-{who(x)}.json", json.dumps(results, indent=1) + "\n")
-
-    for level in IMAGINED:
-        imaginations[level] = json.loads((Path(imagined(x, level)) / "summary.json").read_text())
-    found["random actions"] = [rates(play_random(world_of("clevr"), LEVELS, x.tests, 0))]
-    found["language model as policy"] = [tested(grounded(x), x)]
-    write()
-    for seed in range(x.seeds):
-        for agent in x.agents:
-            for level in (REAL_ONLY, *IMAGINED):
-                name = agent if level == REAL_ONLY else f"{agent}, imagined {level}"
-                found.setdefault(name, []).append(learned(x, agent, level, seed))
-                write()
-    found["decision transformer"] = [tested(grounded(x, returns=True), x)]
-    write()
-    for name, runs in found.items():
-        means = ", ".join(f"{level} {np.mean([run[level] for run in runs]):.3f}" for level in LEVELS)
-        print(f"{name:32} {means}")
-
-
 if __name__ == "__main__":
-    main()
+    run(parse(Clevr, description=__doc__))

@@ -1,4 +1,4 @@
-"""The random agent."""
+"""Random agents."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool
 
+from envs_jax.spaces import Box, Discrete, Space
+from llmrl_jax.rl.distributions import Uniform
 from llmrl_jax.rl.policy import over_offered
 
 
@@ -27,3 +30,35 @@ class RandomPolicy:
     def step(self, params: Any, frozen: Any, obs: Any, carry: Any, first: Bool[Array, " B"]):
         rows = first.shape[0]
         return over_offered(jnp.zeros((rows, self.num_actions)), obs), jnp.zeros(rows), carry
+
+
+@dataclass(frozen=True)
+class RandomBox:
+    """Uniformly random actions of a box; without parameters or a value function."""
+
+    space: Box
+    """Of actions; its bounds are finite."""
+
+    def init(self, key: jax.Array, obs: Any) -> tuple[tuple[()], tuple[()]]:
+        return (), ()
+
+    def initial_carry(self, batch_size: int) -> tuple[()]:
+        return ()
+
+    def step(self, params: Any, frozen: Any, obs: Any, carry: Any, first: Bool[Array, " B"]):
+        rows = first.shape[0]
+        low, high = (
+            jnp.broadcast_to(jnp.asarray(x, jnp.float32), (rows, *self.space.shape))
+            for x in (self.space.low, self.space.high)
+        )
+        return Uniform(low, high), jnp.zeros(rows), carry
+
+
+def random_policy(space: Space) -> RandomPolicy | RandomBox:
+    """The random agent of a space of actions. **Raises:** `ValueError` for a space that is neither discrete nor a box
+    with finite bounds."""
+    if isinstance(space, Discrete):
+        return RandomPolicy(space.n)
+    if isinstance(space, Box) and np.all(np.isfinite(space.low)) and np.all(np.isfinite(space.high)):
+        return RandomBox(space)
+    raise ValueError(f"actions are {space}; numbers from 0 on, or a box with finite bounds, can be drawn at random")

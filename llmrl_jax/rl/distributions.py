@@ -160,3 +160,31 @@ class TanhNormal:
     def mode(self):
         """The squashed mean, which is the median."""
         return self._squash(self.mean)
+
+
+@struct.dataclass
+class Uniform:
+    """The uniform distribution over the box `[low, high]`, bounds `[..., D]`."""
+
+    low: jax.Array
+    high: jax.Array
+
+    def noise(self, key):
+        return jax.random.uniform(key, self.low.shape)
+
+    def choose(self, noise):
+        return self.low + (self.high - self.low) * noise
+
+    def sample(self, key):
+        return self.choose(self.noise(key))
+
+    def log_prob(self, action):
+        inside = jnp.all((action >= self.low) & (action <= self.high), axis=-1)
+        return jnp.where(inside, -self.entropy(), -jnp.inf)
+
+    def entropy(self):
+        return jnp.sum(jnp.log(self.high - self.low), axis=-1)
+
+    def mode(self):
+        """The middle of the box: every action is as probable as any other."""
+        return (self.low + self.high) / 2

@@ -13,7 +13,7 @@ import numpy as np
 
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.agents.evaluate import Episodes, make_evaluator
-from llmrl_jax.agents.random import RandomPolicy
+from llmrl_jax.agents.random import random_policy
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import COUNT, check_seed, in_interval
@@ -61,7 +61,7 @@ def play_agent(made: Made, state: Any, levels: Sequence[str], episodes: int, see
 def play_random(world: World, levels: Sequence[str], episodes: int, seed: int) -> dict[str, Episodes]:
     """Episodes of levels with random actions: the floor."""
     actions = world.make(LEVELS[0])
-    policy = RandomPolicy(actions.action_space(actions.default_params).n)  # type: ignore[attr-defined]
+    policy = random_policy(actions.action_space(actions.default_params))
     return {level: _play(world, level, policy, (), (), episodes, seed, greedy=False) for level in levels}
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llmrl_jax.rl.distributions import Categorical, Normal, TanhNormal
+from llmrl_jax.rl.distributions import Categorical, Normal, TanhNormal, Uniform
 
 
 def test_categorical_by_hand():
@@ -114,3 +114,14 @@ def test_log_prob_gradient_of_an_action_at_the_bound_is_finite():
         return TanhNormal(mean, 0 * one, -one, one).log_prob(one)[0]
 
     assert jnp.isfinite(jax.grad(loss)(jnp.zeros((1, 1)))).all()
+
+
+def test_uniform_by_hand():
+    d = Uniform(jnp.array([[-1.0, 0.0]]), jnp.array([[1.0, 4.0]]))
+    np.testing.assert_allclose(d.log_prob(jnp.array([[0.5, 3.0]])), [-math.log(8)], rtol=1e-6)
+    assert d.log_prob(jnp.array([[0.5, 4.1]])).tolist() == [-math.inf]
+    np.testing.assert_allclose(d.entropy(), [math.log(8)], rtol=1e-6)
+    assert d.mode().tolist() == [[0.0, 2.0]]
+    many = Uniform(jnp.tile(d.low, (4000, 1)), jnp.tile(d.high, (4000, 1))).sample(jax.random.key(0))
+    np.testing.assert_allclose(many.mean(0), [0.0, 2.0], atol=0.1)
+    np.testing.assert_allclose(many.var(0), [4 / 12, 16 / 12], atol=0.1)

@@ -1,0 +1,216 @@
+"""What the experiments with KALM share: runs of all commands, with imagined episodes and without, and their table.
+
+Episodes are recorded once. A language model is grounded in them and imagines episodes for each level that no data show;
+agents learn from the recorded episodes alone, and half and half with the imagined ones of one level. Every agent is
+tested on all levels; so are the language model as a policy and a decision transformer. Runs are written to `<out>`,
+and those that exist are read or continued, so that it can be stopped at any time. `<out>/results-<model>.json` has the
+table.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from llmrl_jax.core.files import write_whole
+from llmrl_jax.lm.encoder_names import AUTO, resolved
+from llmrl_jax.run import info
+from llmrl_jax.run.config import BaseRunConfig, RunConfig
+from llmrl_jax.run.report import statistics as stats
+from llmrl_jax.systems.kalm.collecting import collect
+from llmrl_jax.systems.kalm.config import EMBEDDED, CollectRun, GroundRun, ImagineRun, settings_class
+from llmrl_jax.systems.kalm.ground import ground
+from llmrl_jax.systems.kalm.imagining import imagine_run
+from llmrl_jax.systems.kalm.testing import play_random, rates, test_run
+from llmrl_jax.systems.kalm.training import train
+from llmrl_jax.systems.kalm.worlds import IMAGINED, LEVELS, world_of
+
+
+REAL_ONLY = "none"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Agents with and without imagined episodes."""
+
+    SCRIPT: ClassVar[str] = ""
+    """The file that makes it."""
+    WORLD: ClassVar[str] = ""
+    """The world, as in `llmrl kalm collect`."""
+
+    model: str = EMBEDDED
+    """The language model, as in `llmrl kalm ground`."""
+    init: Literal["pretrained", "random"] = "pretrained"
+    """Its weights: its own, or random ones of its shape."""
+    tune: Literal["full", "lora"] = "full"
+    """What is trained of it."""
+    learning_rate: float = 1e-3
+    """Of grounding."""
+    epochs: float = 10.0
+    """Passes of grounding."""
+    rows: int = 8
+    """Rows of a batch of grounding."""
+    decision_epochs: float = 10.0
+    """Passes of the decision transformer over `episodes`."""
+    episodes: int = 6400
+    """Recorded episodes, from which agents learn."""
+    episodes_grounded: int = 0
+    """Recorded episodes in which the language model is grounded; 0: the same."""
+    imagined: tuple[int, ...] = (5600, 5600, 1680)
+    """Imagined episodes of `rephrase`, `easy` and `hard`."""
+    agents: tuple[str, ...] = ("bc",)
+    """Offline algorithms."""
+    steps: int = 50_000
+    """Gradient steps of an agent."""
+    batch_size: int = 100
+    """Steps of a batch."""
+    encoder: str = AUTO
+    """Sentence encoder of the instructions."""
+    seeds: int = 3
+    """Seeds of each agent, from 0."""
+    tests: int = 300
+    """Test episodes of each level."""
+    random: bool = True
+    """Whether random actions are tested too."""
+    out: str = "runs/kalm"
+    """Folder of the runs and of the results."""
+
+    def __post_init__(self):
+        if len(self.imagined) != len(IMAGINED):
+            raise ValueError(
+                f"imagined has {len(self.imagined)} numbers; one for each of {', '.join(IMAGINED)} is needed"
+            )
+
+
+def finished(folder: Path) -> bool:
+    """Whether a run has ended as it should."""
+    file = folder / "summary.json"
+    return file.exists() and not json.loads(file.read_text()).get("stopped")
+
+
+def who(x: Experiment) -> str:
+    """The language model, as a part of names."""
+    return x.model.replace("/", "-") + ("-random" if x.init == "random" else "")
+
+
+def recorded(x: Experiment, episodes: int) -> str:
+    """The folder of recorded episodes, which are made if they are not there."""
+    folder = Path(x.out) / f"recorded-{episodes}"
+    if not finished(folder):
+        run = BaseRunConfig(out=x.out, name=folder.name, resume=folder.exists())
+        collect(CollectRun(world=x.WORLD, episodes=episodes, run=run))
+    return str(folder)
+
+
+def grounded(x: Experiment, *, returns: bool = False) -> Path:
+    """The folder of the grounded model; with `returns` that of the decision transformer, a small model."""
+    folder = Path(x.out) / ("decision-transformer" if returns else f"grounded-{who(x)}")
+    if not finished(folder):
+        again = (folder / "config.json").exists()
+        run = RunConfig(out=x.out, name=folder.name, log_every=20, checkpoint_every=100, resume=again)
+        config = GroundRun(data=recorded(x, x.episodes if returns else x.episodes_grounded or x.episodes), run=run)
+        config = replace(config, epochs=x.decision_epochs if returns else x.epochs)
+        if returns:
+            config = replace(config, returns=True, patterns=("rollout",), weights=replace(config.weights, state=0.0))
+        else:
+            sft = replace(config.sft, learning_rate=x.learning_rate, batch_size=x.rows)
+            config = replace(config, model=x.model, init=x.init, tune=x.tune, sft=sft)
+        if ground(config).stopped:
+            raise SystemExit(f"{folder} was stopped: the same command goes on with it")
+    return folder
+
+
+def imagined(x: Experiment, level: str) -> str:
+    """The folder of imagined episodes of a level."""
+    folder = Path(x.out) / f"imagined-{who(x)}-{level}"
+    if not finished(folder):
+        count = x.imagined[IMAGINED.index(level)]
+        data, run = recorded(x, x.episodes), BaseRunConfig(out=x.out, name=folder.name, resume=folder.exists())
+        imagine_run(ImagineRun(grounded=str(grounded(x)), data=data, level=level, episodes=count, run=run))
+    return str(folder)
+
+
+def tested(folder: Path, x: Experiment, seed: int = 0) -> dict[str, Any]:
+    """The test of a grounded model as a policy."""
+    if not (folder / "test.json").exists():
+        test_run(folder, episodes=x.tests, seed=seed)
+    return json.loads((folder / "test.json").read_text())
+
+
+def learned(x: Experiment, agent: str, level: str, seed: int) -> dict[str, Any]:
+    """The test of an agent. **Arguments:** `level`, of the imagined episodes, or `none`."""
+    name = f"{agent}-{level if level == REAL_ONLY else f'{who(x)}-{level}'}-{seed}"
+    folder = Path(x.out) / name
+    if not finished(folder):
+        kind = settings_class(agent)
+        again = (folder / "config.json").exists()
+        run = RunConfig(out=x.out, name=name, seed=seed, log_every=20, checkpoint_every=200, keep=1, resume=again)
+        config: Any = kind(data=recorded(x, x.episodes), encoder=x.encoder, steps=x.steps, eval_episodes=x.tests)
+        hyper = replace(getattr(config, agent), batch_size=x.batch_size)
+        more = {} if level == REAL_ONLY else {"imagined": imagined(x, level)}
+        config = replace(config, run=run, **more, **{agent: hyper})
+        if train(config).stopped:
+            raise SystemExit(f"{folder} was stopped: the same command goes on with it")
+    return json.loads(next(folder.glob("eval-*.json")).read_text())
+
+
+def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Success by level: every seed's, and over several the mean with Student's 95% interval; with one, Wilson's."""
+    found: dict[str, Any] = {}
+    for level in LEVELS:
+        rates = [run[level] for run in runs]
+        if len(runs) > 1:
+            interval = stats.mean_interval(rates)
+            found[level] = {"mean": interval.mean, "low": interval.low, "high": interval.high, "seeds": rates}
+        else:
+            found[level] = {"mean": rates[0], "low": runs[0][f"{level}_low"], "high": runs[0][f"{level}_high"]}
+    return found
+
+
+def run(x: Experiment) -> None:
+    """Make what is not there yet, write the table, and print it."""
+    x = replace(x, encoder=resolved(x.encoder))
+    out = Path(x.out)
+    found: dict[str, list[dict[str, Any]]] = {}
+    imaginations: dict[str, Any] = {}
+
+    def write() -> None:
+        said = " ".join(
+            f"--{name.replace('_', '-')} {' '.join(map(str, value)) if isinstance(value, tuple) else value}"
+            for name, value in vars(x).items()
+            if name != "out" and value != getattr(type(x)(), name)
+        )
+        results = {
+            "command": f"python experiments/{x.SCRIPT} {said}".strip(),
+            "date": datetime.date.today().isoformat(),
+            "machine": {**info.versions(), "device": info.device()},
+            "encoder": x.encoder,
+            "grounded": json.loads((grounded(x) / "summary.json").read_text()),
+            "imagined": imaginations,
+            "success": {name: summary(runs) for name, runs in found.items()},
+        }
+        write_whole(out / f"results-{who(x)}.json", json.dumps(results, indent=1) + "\n")
+
+    for level in IMAGINED:
+        imaginations[level] = json.loads((Path(imagined(x, level)) / "summary.json").read_text())
+    if x.random:
+        found["random actions"] = [rates(play_random(world_of(x.WORLD), LEVELS, x.tests, 0))]
+    found["language model as policy"] = [tested(grounded(x), x)]
+    write()
+    for seed in range(x.seeds):
+        for agent in x.agents:
+            for level in (REAL_ONLY, *IMAGINED):
+                name = agent if level == REAL_ONLY else f"{agent}, imagined {level}"
+                found.setdefault(name, []).append(learned(x, agent, level, seed))
+                write()
+    found["decision transformer"] = [tested(grounded(x, returns=True), x)]
+    write()
+    for name, runs in found.items():
+        means = ", ".join(f"{level} {np.mean([run[level] for run in runs]):.3f}" for level in LEVELS)
+        print(f"{name:32} {means}")
