@@ -1,0 +1,336 @@
+"""Offline RL in Hopper and HalfCheetah on data of our own, ours beside d3rlpy's on the same files.
+
+    make .venv-d3rlpy/.peers
+    python experiments/offline_mujoco.py
+    python experiments/offline_mujoco.py --stages policies --policies runs/offline_mujoco/policies
+
+SAC makes policies; those that make data are committed as small files, from which the second line starts, so it does not
+train SAC; the third does, into another folder. Then data are made from the policies, and each algorithm learns from
+each set with both libraries: the same steps, networks, hyper-parameters, batch size and number of gradient steps. The
+actors of both are played in the same way, by the modes of their actions in our world.
+
+What is there is read, and the rest is made, so that it can be stopped at any time. `<out>/results.json` has the table.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from offline_data import BEST, SETS, Set, make_data, policies, random_return, world_of
+from offline_policies import HIDDEN, layers_of
+
+from llmrl_jax.agents.evaluate import make_evaluator
+from llmrl_jax.core.files import write_whole
+from llmrl_jax.data.reading import read_data
+from llmrl_jax.rl.bc import BC, BCConfig
+from llmrl_jax.rl.offline import Frozen, OfflinePolicy, make_offline, member, several
+from llmrl_jax.rl.registry import algorithm
+from llmrl_jax.run import info
+from llmrl_jax.run.config import RunConfig
+from llmrl_jax.run.flags import parse
+from llmrl_jax.run.loop import train
+
+
+ROOT = Path(__file__).parents[1]
+Stage = Literal["policies", "data", "ours", "peer"]
+
+ALGORITHMS: dict[str, tuple[dict[str, Any], str, dict[str, str]]] = {
+    "bc": ({}, "BC", {"learning_rate": "learning_rate"}),
+    "td3_bc": (
+        {},
+        "TD3PlusBC",
+        {
+            "actor_learning_rate": "actor_learning_rate",
+            "critic_learning_rate": "critic_learning_rate",
+            "gamma": "gamma",
+            "tau": "tau",
+            "alpha": "alpha",
+            "target_smoothing_sigma": "policy_noise",
+            "target_smoothing_clip": "noise_clip",
+            "update_actor_interval": "actor_every",
+        },
+    ),
+    "iql": (
+        {"actor_decay_steps": 0},
+        "IQL",
+        {
+            "actor_learning_rate": "learning_rate",
+            "critic_learning_rate": "learning_rate",
+            "gamma": "gamma",
+            "tau": "tau",
+            "expectile": "expectile",
+            "weight_temp": "beta",
+            "max_weight": "max_weight",
+        },
+    ),
+    "cql": (
+        {},
+        "CQL",
+        {
+            "actor_learning_rate": "actor_learning_rate",
+            "critic_learning_rate": "critic_learning_rate",
+            "temp_learning_rate": "temperature_learning_rate",
+            "alpha_learning_rate": "alpha_learning_rate",
+            "gamma": "gamma",
+            "tau": "tau",
+            "initial_temperature": "initial_temperature",
+            "initial_alpha": "initial_alpha",
+            "alpha_threshold": "threshold",
+            "conservative_weight": "conservative_weight",
+            "n_action_samples": "action_samples",
+        },
+    ),
+}
+"""Ours -> what differs from our defaults, d3rlpy's name, and its option -> ours."""
+HELD_OUT = 0xE7A1  # the key of the episodes by which policies are compared
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Ours beside d3rlpy, on the same files."""
+
+    stages: tuple[Stage, ...] = ("policies", "data", "ours", "peer")
+    """What is made, if it is not there: SAC's policies, the data, our runs, d3rlpy's runs."""
+    worlds: tuple[str, ...] = ("Hopper-v5", "HalfCheetah-v5")
+    """Worlds."""
+    sets: tuple[Set, ...] = SETS
+    """Sets of data."""
+    algorithms: tuple[str, ...] = tuple(ALGORITHMS)
+    """Algorithms."""
+    sac_steps: int = 160_000
+    """Gradient steps of SAC."""
+    data_steps: int = 200_000
+    """Steps of a set."""
+    steps: int = 10_000
+    """Gradient steps of BC, TD3+BC and IQL."""
+    cql_steps: int = 3_000
+    """Gradient steps of CQL, which are ten times as expensive."""
+    batch_size: int = 256
+    """Steps of a batch."""
+    seeds: int = 4
+    """Our seeds, in one program."""
+    peer_seeds: int = 2
+    """d3rlpy's seeds, from 0, one after the other."""
+    episodes: int = 50
+    """Episodes that each policy plays at the end."""
+    policies: str = "experiments/results/offline_mujoco/policies"
+    """Folder of the exported policies, one folder for each world."""
+    out: str = "runs/offline_mujoco"
+    """Folder of the runs, the data and the results."""
+
+
+def config_of(x: Experiment, name: str) -> Any:
+    """Our configuration of an algorithm, which d3rlpy's is made of too."""
+    return replace(algorithm(name).config(), hidden=HIDDEN, batch_size=x.batch_size, **ALGORITHMS[name][0])
+
+
+def steps_of(x: Experiment, name: str) -> int:
+    """The gradient steps of an algorithm."""
+    return x.cql_steps if name == "cql" else x.steps
+
+
+def returns(world_id: str, policy: Any, episodes: int) -> Callable[[Any, Any], float]:
+    """`(params, frozen) -> return`: the mean over the same episodes for every policy, of the modes of its actions."""
+    world = world_of(world_id)
+    play = make_evaluator(world.env, world.params, policy, episodes=episodes, lanes=episodes)
+    key = jax.random.fold_in(jax.random.key(0), HELD_OUT)
+    return lambda params, frozen: float(np.mean(play(params, frozen, key, greedy=True).episode_return))
+
+
+def made_once(path: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What is in a JSON file, which `make` makes if it is not there."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps(make(), indent=1) + "\n")
+    return json.loads(path.read_text())
+
+
+def ours(x: Experiment, world_id: str, data: Path, name: str, run: str) -> dict[str, Any]:
+    """All of our seeds in one program: the return of each."""
+    config, actions = config_of(x, name), world_of(world_id).policy.actions
+    learner = make_offline(algorithm(name).make(config, actions), config, read_data(data).data, actions)
+    folder = Path(x.out) / run
+    options = RunConfig(
+        name=run, out=x.out, log_every=10, checkpoint_every=50, keep=1, resume=(folder / "config.json").exists()
+    )
+    result = train(several([learner], x.seeds), options, num_updates=steps_of(x, name) // config.gradient_steps)
+    if result.stopped:
+        raise SystemExit(f"{folder} was stopped: the same command goes on with it")
+    play = returns(world_id, learner.policy, x.episodes)
+    found = []
+    for seed in range(x.seeds):
+        state = member(result.state, seed)
+        found.append(round(play(state.params, state.frozen.replace(given=())), 1))
+    return {"returns": found, "steps": result.steps, "seconds": round(result.seconds, 1)}
+
+
+def peer(x: Experiment, world_id: str, data: Path, name: str, seed: int, out: Path) -> dict[str, Any]:
+    """One seed of d3rlpy: the return of its actor, played as ours are.
+
+    **Raises:** `FileNotFoundError` without its environment; `ValueError` if the actor, as it is read here, acts
+    differently than it does there.
+    """
+    python = ROOT / os.environ.get("LLMRL_D3RLPY", ".venv-d3rlpy") / "bin" / "python"
+    if not python.exists():
+        raise FileNotFoundError(f"d3rlpy's environment {python.parents[1]} is missing: make .venv-d3rlpy/.peers")
+    config, (_, theirs, options) = config_of(x, name), ALGORITHMS[name]
+    asked = {
+        "algorithm": theirs,
+        "settings": {"batch_size": config.batch_size} | {to: getattr(config, of) for to, of in options.items()},
+        "normalize": config.normalize,
+        "data": str(data),
+        "steps": steps_of(x, name),
+        "seed": seed,
+        "threads": len(os.sched_getaffinity(0)),
+        "out": str(out),
+    }
+    script = Path(__file__).with_name("offline_d3rlpy.py")
+    subprocess.run([str(python), str(script), json.dumps(asked)], check=True)
+    actions = world_of(world_id).policy.actions
+    policy = OfflinePolicy(BC(BCConfig(hidden=HIDDEN), actions), actions)
+    with np.load(out, allow_pickle=False) as file:
+        arrays = dict(file)
+    params = {"actor": layers_of(arrays)}
+    frozen = Frozen((), (), jnp.asarray(arrays["mean"]), jnp.asarray(arrays["std"]))
+    acts = policy.step(params, frozen, jnp.asarray(arrays["probe"]), (), None)[0].mode()
+    error = float(np.max(np.abs(np.asarray(acts) - arrays["probe_action"])))
+    if error > 1e-4:
+        raise ValueError(f"the actor of {out} acts differently than in d3rlpy, by {error:g}")
+    found = returns(world_id, policy, x.episodes)(params, frozen)
+    return {"returns": [round(found, 1)], "steps": asked["steps"], "seconds": round(float(arrays["seconds"]), 1)}
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+def summary(found: list[float], low: float, high: float) -> dict[str, Any]:
+    """Mean and standard error over seeds, and the mean as a score: 0 is random, 100 the expert."""
+    x = np.asarray(found)
+    error = float(np.std(x, ddof=1) / np.sqrt(len(x))) if len(x) > 1 else None
+    mean = float(np.mean(x))
+    score = 100 * (mean - low) / (high - low)
+    error = None if error is None else round(error, 1)
+    return {"returns": found, "mean": round(mean, 1), "standard_error": error, "score": round(score, 1)}
+
+
+def compared(own: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """The difference of the means, in units of its standard error."""
+    error = float(np.hypot(own["standard_error"], other["standard_error"]))
+    difference = own["mean"] - other["mean"]
+    return {
+        "difference": round(difference, 1),
+        "standard_error": round(error, 1),
+        "within_two_standard_errors": bool(abs(difference) <= 2 * error),
+    }
+
+
+def cases(x: Experiment) -> Iterator[tuple[str, Set, str]]:
+    """Worlds, sets and algorithms, in the order in which they are made."""
+    for world in x.worlds:
+        for data in x.sets:
+            for name in x.algorithms:
+                yield world, data, name
+
+
+@functools.cache
+def random_of(out: str, world_id: str) -> float:
+    """The return of random actions, measured once."""
+    path = Path(out) / "data" / f"{world_id}-random.json"
+    return float(made_once(path, lambda: {"mean_return": random_return(world_id)})["mean_return"])
+
+
+def runs_of(x: Experiment, world: str, data: Set, name: str) -> dict[str, Path]:
+    """The files with the results of both sides, by what was run: `ours`, and `d3rlpy 0` and so on."""
+    base = f"{world}-{data}-{name}-{steps_of(x, name)}"
+    folder = Path(x.out) / "runs"
+    seeds = {f"d3rlpy {seed}": folder / f"{base}-d3rlpy-{seed}.json" for seed in range(x.peer_seeds)}
+    return {"ours": folder / f"{base}-ours-{x.seeds}.json", **seeds}
+
+
+def tabulate(x: Experiment) -> None:
+    """Write what is there as `results.json`."""
+    worlds: dict[str, Any] = {}
+    for world, data, name in cases(x):
+        folder = Path(x.policies) / world
+        about = Path(x.out) / "data" / f"{world}-{data}.json"
+        if not about.exists():
+            continue
+        known = json.loads((folder / "policies.json").read_text())["policies"]
+        low, high = random_of(x.out, world), known[BEST]["mode"]
+        entry = worlds.setdefault(world, {"random": low, "expert": high, "policies": known, "sets": {}})
+        held = entry["sets"].setdefault(data, {"data": json.loads(about.read_text()), "algorithms": {}})
+        done = {who: json.loads(p.read_text()) for who, p in runs_of(x, world, data, name).items() if p.exists()}
+        theirs = [run for who, run in done.items() if who != "ours"]
+        row: dict[str, Any] = {}
+        for side, some in (("ours", [done["ours"]] if "ours" in done else []), ("d3rlpy", theirs)):
+            if some:
+                row[side] = summary([r for run in some for r in run["returns"]], low, high)
+                row[side] |= {"gradient_steps": some[0]["steps"], "seconds": [run["seconds"] for run in some]}
+        if all(row.get(side, {}).get("standard_error") is not None for side in ("ours", "d3rlpy")):
+            row["compared"] = compared(row["ours"], row["d3rlpy"])
+        if row:
+            held["algorithms"][name] = row
+    results = {
+        "command": "python experiments/offline_mujoco.py",
+        "date": datetime.date.today().isoformat(),
+        "batch_size": x.batch_size,
+        "episodes": x.episodes,
+        "settings": {
+            name: {of: getattr(config_of(x, name), of) for of in (*ALGORITHMS[name][2].values(), "normalize")}
+            for name in x.algorithms
+        },
+        "worlds": worlds,
+        "versions": {**info.versions(), "d3rlpy": "2.8.1", "torch": "2.13.0"},
+        "device": info.device(),
+    }
+    write_whole(Path(x.out) / "results.json", json.dumps(results, indent=1) + "\n")
+
+
+def line(world: str, data: str, name: str, who: str, found: dict[str, Any]) -> str:
+    """A result as it is printed."""
+    return f"{world} {data:13} {name:7} {who:9} {' '.join(f'{r:.0f}' for r in found['returns'])}"
+
+
+def main() -> None:
+    x = parse(Experiment, description=__doc__)
+    if unknown := [name for name in x.algorithms if name not in ALGORITHMS]:
+        raise ValueError(f"there is no algorithm {unknown[0]!r} here; there are {', '.join(ALGORITHMS)}")
+    for name in x.algorithms:
+        if steps_of(x, name) % config_of(x, name).gradient_steps:
+            raise ValueError(f"{steps_of(x, name)} steps are asked for; a multiple of 100 is needed")
+    out = Path(x.out)
+    if "policies" in x.stages:
+        for world in x.worlds:
+            policies(world, x.sac_steps, out, Path(x.policies) / world)
+    if "data" in x.stages:
+        for world in x.worlds:
+            random_of(x.out, world)
+            for data in x.sets:
+                make_data(world, data, x.data_steps, Path(x.policies) / world, out / "data")
+                tabulate(x)
+    for world, data, name in cases(x):
+        file = out / "data" / f"{world}-{data}.npz"
+        for who, path in runs_of(x, world, data, name).items():
+            if who == "ours" and "ours" in x.stages:
+                made = functools.partial(ours, x, world, file, name, path.stem)
+            elif who != "ours" and "peer" in x.stages:
+                made = functools.partial(peer, x, world, file, name, int(who.split()[1]), path.with_suffix(".npz"))
+            else:
+                continue
+            print(line(world, data, name, who, made_once(path, made)), flush=True)
+            tabulate(x)
+
+
+if __name__ == "__main__":
+    main()
