@@ -70,6 +70,8 @@ class CompiledPrompt:
         self.top_token: int = max([*self._bos, *self._flat.tolist()])
         """The highest id that a prompt can have; a model's vocabulary must be larger."""
         self.max_length: int = total if max_length is None else min(total, max_length)
+        self.head: tuple[int, ...] = self._head()
+        """The tokens with which every prompt begins. Each has at least one more."""
         self._blocks = self._entries_by_block()
         self.verify([self._random_slots(np.random.default_rng(i)) for i in range(samples)])
 
@@ -151,6 +153,18 @@ class CompiledPrompt:
             name = unit.slot or "fixed text"
             needed[name] = needed.get(name, 0) + _longest_caption(unit, lengths)
         return needed
+
+    def _head(self) -> tuple[int, ...]:
+        """The fixed text before the first slot or block, as tokens; without the last one if nothing else is certain to
+        follow."""
+        head, certain, open_ = list(self._bos), len(self._bos) + len(self._end), True
+        for unit, base in zip(self.prompt.units, self._plan):
+            open_ = open_ and unit.slot is None and not unit.blocks
+            if open_:
+                head += self._rows[base]
+            if not unit.optional and not unit.blocks:
+                certain += min(len(self._rows[base + i]) for i in range(len(unit.texts)))
+        return tuple(head[: min(certain, self.max_length) - 1])
 
     def _entries_by_block(self) -> list[list[int]]:
         """For each block of positions, the entries (units, or places of a slot) that can have a token there.

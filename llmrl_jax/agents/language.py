@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
 
 from envs_jax.actions import mask_of
 from llmrl_jax.lm import Candidates, Llama, Scores, ValueHead, score
@@ -60,6 +61,9 @@ class LanguagePolicy:
     """The language model; its `lora` field tells whether adapters are trained."""
     prompts: Callable[[Any], tuple[Array, Array]]
     """From a batched observation to `(tokens int32[B, S], lengths int32[B])`, inside jit."""
+    prefix: tuple[int, ...] = ()
+    """The tokens with which every prompt begins, fewer than the shortest prompt has: a pass over a batch computes them
+    once, not once per row. Scores and gradients are the same."""
     base: Callable[[jax.Array], Any]
     """From a PRNG key to the base parameters: loaded from a folder, or randomly initialised."""
     value_head: ValueHead
@@ -73,6 +77,8 @@ class LanguagePolicy:
     """Number of prompts scored at once, if it divides the batch; 0: all. On a CPU, small groups fit into the cache."""
     widths: tuple[int, ...] = ()
     """Padded lengths; each group of `rows` uses the shortest that fits it, see `llmrl_jax.lm.score`."""
+    longest: int | None = None
+    """The tokens of the longest prompt that is read; None: all that `prompts` gives. See `forms`."""
     mesh: jax.sharding.Mesh | None = None
     """Mesh of the weights; None: one device."""
     recurrent: bool = False
@@ -119,8 +125,28 @@ class LanguagePolicy:
         `mask`, see `llmrl_jax.lm.score`."""
         variables = {**frozen, **{name: params[name] for name in ("lora", "params") if name in params}}
         tokens, lengths = self.prompts(obs)
-        rows = self.rows if self.rows and tokens.shape[0] % self.rows == 0 else None
-        return score(self.model, variables, tokens, lengths, candidates, mask=mask, rows=rows, widths=self.widths)
+        shared = len(self.prefix)
+        tokens, lengths = tokens[:, shared : self.longest], lengths - shared
+        widths = [width - shared for width in self.widths if width > shared]
+        rows = min(self.rows, len(tokens)) or None
+        if rows and len(tokens) % rows:
+            rows = None
+        return score(
+            self.model, variables, tokens, lengths, candidates, self.prefix, mask=mask, rows=rows, widths=widths
+        )
+
+    def sizes(self, obs: Any) -> Int[Array, " B"]:
+        """The length of each prompt, see `llmrl_jax.rl.policy.SizedPolicy`."""
+        return self.prompts(obs)[1]
+
+    def forms(self, rows: int) -> Mapping[int, LanguagePolicy]:
+        """A policy for each of `widths` and one for all lengths; none where groups of `rows` choose for themselves, and
+        on a mesh, where rows would move between devices."""
+        if not self.widths or rows > self.rows or self.mesh is not None:
+            return {}
+        plain = replace(self, widths=(), rows=0)
+        widths = [width for width in sorted(self.widths) if width > len(self.prefix)]
+        return {width: replace(plain, longest=width) for width in widths} | {np.iinfo(np.int32).max: plain}
 
     def value(self, params: Any, hidden: Float[Array, "B D"]) -> Float[Array, " B"]:
         """The critic's estimate, from the prompts' hidden states."""

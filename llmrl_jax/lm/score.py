@@ -157,7 +157,7 @@ def score(
     cache; the backward pass recomputes each group's forward pass. None computes all at once; `widths`, with `rows`:
     padded lengths shorter than `S`. Prompts are sorted by length, and each group is padded to the shortest sufficient
     width, so that the work depends on the mean length instead of the longest; each width is compiled separately.
-    Sorting moves rows between the devices of a mesh: do not use it there.
+    At most `rows` prompts are one group. Sorting moves rows between the devices of a mesh: do not use it there.
     **Returns:** `Scores`.
     **Raises:** `ValueError` if prompt and candidate exceed the model's positions, a token is not in its vocabulary, or
     `rows` or `widths` do not fit the batch.
@@ -177,7 +177,8 @@ def score(
         raise ValueError(
             f"no form {form!r}{nearest(form, list(get_args(Form)))}; there are {', '.join(get_args(Form))}"
         )
-    if rows is not None and rows < batch:
+    if rows is not None and (rows < batch or widths):
+        rows = min(rows, batch)
         if rows < 1 or batch % rows:
             raise ValueError(f"rows is {rows}, which does not divide a batch of {batch}")
         if widths:

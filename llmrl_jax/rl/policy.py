@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from envs_jax.actions import mask_of
 from llmrl_jax.rl.distributions import Categorical, Distribution
@@ -70,6 +71,20 @@ class Policy(Protocol):
 
         **Arguments:** `obs`, leaves `[T, B, ...]`; `carry`, before the first step.
         """
+
+
+class SizedPolicy(Policy, Protocol):
+    """A policy whose rows differ in cost, as prompts do in length. The learner may then compute the gradient of similar
+    rows together, by a form of the policy that is no larger than they need."""
+
+    def sizes(self, obs: Any) -> Int[Array, " B"]:
+        """The size of each row."""
+        ...
+
+    def forms(self, rows: int) -> Mapping[int, Policy]:
+        """Policies that equal this one on up to `rows` rows of at most a size, by that size, ascending; the last is
+        enough for all rows. Empty: there is only this one."""
+        ...
 
 
 class QPolicy(Protocol):

@@ -7,11 +7,12 @@ shards over a mesh, and vmaps over seeds and over the float hyper-parameters.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jax.sharding import Mesh
 
@@ -319,9 +320,9 @@ class PPO:
         if config.schedule == "linear":
             learning_rate *= linear_decay(state.update, config.schedule_updates)
 
-        def loss(params, batch):
+        def loss(params, batch, policy):
             tree = flat.restore(params)
-            return ppo_loss(tree, state.frozen, batch, self.policy, hparams, config.value_broadcast, self.auxiliary)
+            return ppo_loss(tree, state.frozen, batch, policy, hparams, config.value_broadcast, self.auxiliary)
 
         order = permutations(key, config.epochs, count).reshape(total, count // config.minibatches)
 
@@ -361,16 +362,39 @@ class PPO:
 
     def _gradient(self, loss: Callable, params: Any, minibatch: Batch) -> tuple[Any, dict[str, jax.Array]]:
         """The gradient over a minibatch, in microbatches, and the loss's metrics."""
+        k, count = self.config.microbatches, minibatch.first.size
+        forms = self._forms(count // k)
+
+        def by(policy):
+            return lambda params, rows: jax.grad(loss, has_aux=True)(params, rows, policy)
 
         def part(rows):
-            return jax.grad(loss, has_aux=True)(params, self.placement.rows(rows, 1))
+            rows = self.placement.rows(rows, 1)
+            if not forms:
+                return by(self.policy)(params, rows)
+            needed = jnp.searchsorted(np.array(list(forms), np.int32), jnp.max(self._sizes(rows)))
+            # the choice is outside the gradient, so that nothing is computed again for it
+            return jax.lax.switch(needed, [by(form) for form in forms.values()], params, rows)
 
-        k = self.config.microbatches
         if k == 1:
             return part(minibatch)
+        if forms:  # in the order in which every part gets neighbours in size
+            order = jnp.argsort(self._sizes(minibatch)).reshape(k, -1).T.reshape(-1)
+            minibatch = jax.tree.map(lambda x: x[:, order], minibatch)
         grads, metrics = accumulate(part, jax.tree.map(jnp.zeros_like, params), in_parts(minibatch, k, axis=1))
         means = {name: jnp.mean(x) for name, x in metrics.items()}
         return jax.tree.map(lambda g: g / k, grads), means | {"ratio_error": jnp.max(metrics["ratio_error"])}
+
+    def _forms(self, rows: int) -> Mapping[int, Policy]:
+        """The forms of a `SizedPolicy` for a part of `rows` rows; empty for all others, which have one form. An
+        auxiliary has its own pass, of the policy as it is."""
+        forms = getattr(self.policy, "forms", None)
+        return {} if forms is None or self.auxiliary is not None else forms(rows)
+
+    def _sizes(self, rows: Batch) -> jax.Array:
+        """The sizes of the rows of a part, if the policy has forms."""
+        sized: Any = self.policy
+        return sized.sizes(jax.tree.map(lambda x: x.reshape(rows.first.size, *x.shape[2:]), rows.obs))
 
     def _report(self, rollout: Rollout, batch: Batch) -> dict[str, jax.Array]:
         """Metrics of the critic and of the episodes that ended in the rollout."""

@@ -195,6 +195,7 @@ def _policy(
     shared: dict[str, Any] = {
         "model": model,
         "prompts": template.batched(compiled),
+        "prefix": shared_prefix(compiled),
         "base": base,
         "value_head": head,
         "stop_value_gradient": config.stop_value_gradient,
@@ -215,6 +216,17 @@ def candidates_of(template: GlamPrompt, compiled: CompiledPrompt) -> lm.Candidat
     table = compiled.candidates(template.actions)
     tokens = [row[:n].tolist() for row, n in zip(table.tokens, table.lengths)]
     return lm.Candidates(tokens, [len(name.split()) for name in template.actions])
+
+
+SHARED_FROM = 16
+"""The fewest tokens that are worth a pass of their own. With the smallest model on a CPU, 4 of 58 tokens cost 9% more
+time of an update, and 19 of 175 save 5%."""
+
+
+def shared_prefix(compiled: CompiledPrompt) -> tuple[int, ...]:
+    """The tokens with which every prompt begins (the list of actions), to be computed once for a batch; empty if they
+    are few."""
+    return compiled.head if len(compiled.head) >= SHARED_FROM else ()
 
 
 def longest_answer(tokenizer: Tokenizer, template: GlamPrompt) -> int:

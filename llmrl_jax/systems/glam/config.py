@@ -132,7 +132,8 @@ class GlamConfig:
     score_widths: int = 1
     """Number of padded lengths, evenly spaced up to the longest prompt. Prompts are sorted by length, and each group of
     `score_rows` uses the shortest length that fits it. More lengths: less computation on padding, longer
-    compilation."""
+    compilation. If microbatches (`ppo.microbatches`) have at most `score_rows` prompts, they are sorted by length
+    instead, and the gradient does not repeat the forward pass."""
     remat: bool = False
     """Recompute activations in the backward pass: slower, but uses far less memory."""
     mesh: str = field(default="", metadata={"resume": "free"})  # `llmrl_jax.core.config.FREE`, a layer above

@@ -25,7 +25,15 @@ from llmrl_jax.agents.random import RandomPolicy
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import nearest
 from llmrl_jax.systems.glam.agents import make_agent
-from llmrl_jax.systems.glam.build import Glam, candidates_of, longest_answer, paddings, prompted, with_actions
+from llmrl_jax.systems.glam.build import (
+    Glam,
+    candidates_of,
+    longest_answer,
+    paddings,
+    prompted,
+    shared_prefix,
+    with_actions,
+)
 from llmrl_jax.systems.glam.config import GlamConfig
 from llmrl_jax.systems.glam.prompt import glam_prompt
 from llmrl_jax.systems.glam.rewrites import (
@@ -257,6 +265,7 @@ def _language(glam: Glam, test: PostTest) -> Trial:
     compiled = template.compile(tokenizer, room, heal=glam.compiled.heal)
     changed: dict[str, Any] = {
         "prompts": template.batched(compiled),
+        "prefix": shared_prefix(compiled),
         "widths": paddings(compiled.max_length, config.score_widths),
     }
     if isinstance(policy, ScoringPolicy):

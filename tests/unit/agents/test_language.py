@@ -298,6 +298,52 @@ def test_paddings_by_length_change_no_score():
         build(replace(TINY, score_widths=0))
 
 
+def test_what_all_prompts_share_is_computed_once_and_changes_nothing():
+    """The same scores, values and gradients, in groups too; and PPO's first ratio is 1."""
+    config = replace(TINY, history=2, list_actions=True, score_rows=2, score_widths=2)
+    glam = program(config)
+    head = glam.policy.prefix
+    assert glam.tokenizer.decode(head).startswith("Possible action of the agent:")
+    obs = observations(config)
+    assert (np.asarray(glam.policy.prompts(obs)[0])[:, : len(head)] == np.array(head)).all()
+    params, frozen = weights(config)
+    params = {**params, "lora": jax.tree.map(lambda x: x + 0.05, params["lora"])}
+
+    def outcome(policy):
+        def loss(params):
+            distribution, value = policy.decide(params, frozen, obs)
+            return jnp.sum(distribution.log_probs[:, 1]) + jnp.sum(value**2), (distribution.log_probs, value)
+
+        return jax.jit(jax.grad(loss, has_aux=True))(params)
+
+    (grads, found), (whole_grads, whole) = outcome(glam.policy), outcome(replace(glam.policy, prefix=()))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), found, whole)
+    scale = max(float(jnp.abs(g).max()) for g in jax.tree.leaves(whole_grads))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * scale), grads, whole_grads)
+    learner = glam.learner()
+    _, metrics = jax.jit(lambda key: learner.update(learner.init(key)))(jax.random.key(0))
+    assert float(metrics["first_ratio_error"]) < 1e-5
+
+
+def test_gradients_by_length_are_the_same_gradients():
+    """Microbatches of rows of similar length, by the form of the policy for it, change speed only."""
+    ppo = replace(TINY.ppo, microbatches=2)
+    plain, sized = (replace(TINY, ppo=ppo, score_rows=n, score_widths=4 if n else 1) for n in (0, 4))
+    policy = program(sized).policy
+    assert [form.longest for form in policy.forms(4).values()] == [*sorted(policy.widths), None]
+    assert not policy.forms(5) and not program(plain).policy.forms(4)
+
+    def updated(config):
+        learner = program(config).learner()
+        return jax.jit(lambda key: learner.update(learner.init(key)))(jax.random.key(0))
+
+    (state, metrics), (want, want_metrics) = updated(sized), updated(plain)
+    assert float(metrics["first_ratio_error"]) < 1e-5
+    for name in ("loss", "policy_loss", "value_loss", "entropy", "grad_norm"):
+        assert float(metrics[name]) == pytest.approx(float(want_metrics[name]), rel=1e-4, abs=1e-6), name
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), state.params, want.params)
+
+
 def test_the_published_values():
     """Glam reference, sections 1.2 and 3.3."""
     ppo = GLAM.ppo

@@ -150,6 +150,23 @@ def test_limits_tighten_the_bound_and_untrue_ones_show():
         length(3, Limit((1, 2), 1), Limit((2,), 1))
 
 
+def test_the_head_is_what_every_prompt_begins_with(bpe):
+    compiled = template().compile(bpe)
+    assert list(compiled.head) == [*bpe.prefix_ids, *bpe.encode("Colors:")]
+    assert all(compiled.tokens(slots)[: len(compiled.head)] == list(compiled.head) for slots in CASES)
+    assert list(template().compile(bpe, bos=False).head) == bpe.encode("Colors:")
+    words = WordTokenizer.from_texts(["a b c red green very dark blue"])
+
+    def head(*parts):
+        return [words.decode([i]) for i in Prompt(*parts).compile(words, bos=False).head]
+
+    maybe = Slot("x", COLORS, 2, prefix=" ", suffix="")
+    assert head(Literal("a b"), Choice("c", COLORS, prefix=" ")) == ["a", "b"]
+    assert head(Literal("a b"), maybe) == ["a"], "one token is left, as the slot may be empty"
+    assert head(Literal("a b"), Block("more", (Literal(" c"),)), Literal(" c")) == ["a", "b"]
+    assert head(maybe, Literal(" a")) == []
+
+
 def test_a_prompt_that_does_not_fit_is_refused_or_reported(bpe):
     prompt = template()
     needed = prompt.compile(bpe).max_length
