@@ -69,9 +69,12 @@ def episode_info(info: Mapping[str, Any]) -> dict[str, Any]:
 
 def start(env: VectorEnv, env_params: Any, policy: Policy | QPolicy, key: jax.Array) -> Runner:
     """Reset every environment."""
-    env_params = jax.tree.map(
-        lambda x: jax.lax.convert_element_type(x, jnp.result_type(x)), env_params
-    )  # no weak types
+
+    def own(x: Any) -> jax.Array:
+        """Of no weak type; and a copy, as a run donates its state, and others hold these parameters too."""
+        return jnp.copy(jax.lax.convert_element_type(x, jnp.result_type(x)))
+
+    env_params = jax.tree.map(own, env_params)
     obs, env_state = jax.jit(env.reset)(key, env_params)
     return Runner(env_params, env_state, obs, policy.initial_carry(env.num_envs), jnp.ones(env.num_envs, bool))
 
