@@ -1,4 +1,4 @@
-"""A small world of BK-RL with episodes of random play, for tests."""
+"""Worlds of BK-RL with episodes, for tests: random play in a small room, and made-up episodes of Crafter."""
 
 from __future__ import annotations
 
@@ -56,6 +56,51 @@ def played(episodes: int = 12, steps: int = 14) -> Collected:
         reward=flat(reward),
         terminated=flat(terminated),
         truncated=flat(truncated),
+        digest="test",
+    )
+
+
+CRAFTER = "Crafter-Text-Reward?view=true&image=none"
+
+
+def crafter_played(episodes: int = 10, steps: int = 12) -> Collected:
+    """Episodes of observations and actions that Crafter could have, drawn at random: no world is compiled. Texts say
+    what the inventory has; some steps earn a reward, and every second episode ends by death."""
+    env = envs_jax.make(CRAFTER)[0]
+    rng, space, book = np.random.default_rng(0), env.observation_space(env.default_params).spaces, env.captions["text"]
+    count, number = episodes * (steps + 1), {phrase: i for i, phrase in enumerate(book.phrases)}
+
+    def drawn(name):
+        low, high = (
+            np.broadcast_to(space[name].low, space[name].shape),
+            np.broadcast_to(space[name].high, space[name].shape),
+        )
+        if np.dtype(space[name].dtype).kind == "f":
+            return rng.uniform(low, high, (count, *space[name].shape)).astype(space[name].dtype)
+        return rng.integers(low, high + 1, (count, *space[name].shape)).astype(space[name].dtype)
+
+    obs = {name: drawn(name) for name in space if name != "text"}
+    obs["inventory"][:, 4:] = np.minimum(obs["inventory"][:, 4:], 1)
+    text = np.full((count, *space["text"].shape), -1, space["text"].dtype)
+    for row, held in zip(text, obs["inventory"]):
+        needs = [f"{a}: {n}/9{end}" for a, n, end in zip(("health", "food", "drink", "energy"), held, ",,,.")]
+        facing = f"face {rng.choice(['water', 'grass', 'stone'])} at your front."
+        said = [
+            "You see nothing away from you.You",
+            facing,
+            "Your status:",
+            *needs,
+        ]
+        said += ["Your have", f"{held[5]} wood,"] if held[5] else ["You have nothing in your inventory."]
+        row[: len(said)] = [number[phrase] for phrase in said]
+    ends = (np.arange(episodes * steps) + 1) % steps == 0
+    died = ends & (np.arange(episodes * steps) // steps % 2 == 0)
+    return Collected(
+        obs=obs | {"text": text},
+        action=rng.integers(0, len(env.action_names), episodes * steps).astype(np.int32),
+        reward=(rng.random(episodes * steps) < 0.3).astype(np.float32),
+        terminated=died,
+        truncated=ends & ~died,
         digest="test",
     )
 

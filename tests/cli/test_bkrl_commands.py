@@ -5,16 +5,27 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import random
 
 import numpy as np
 import pytest
 
+import envs_jax
+from llmrl_jax.chat import Message
 from llmrl_jax.cli.main import main
 from llmrl_jax.run import metrics
 from llmrl_jax.systems.bkrl import collected
+from llmrl_jax.systems.bkrl.artifacts import load_potential
+from llmrl_jax.systems.bkrl.potentials import on_windows
+from llmrl_jax.systems.bkrl.samples import ScriptedCoder
+from llmrl_jax.systems.bkrl.scripted import ScriptedGoals, ScriptedJudge
+from llmrl_jax.systems.bkrl.worlds import world_of
+from tests.bkrl_world import CRAFTER, crafter_played, world
+from tests.chat_server import completion, send
 from tests.compile_cache import cached_in
 
 
+pytest_plugins = ("tests.chat_server",)
 ROOM = "?room_size=6&num_dists=2"
 TASK = f"BabyAI-Text-GoToLocal-RedBall-S20{ROOM}"
 MANY = f"BabyAI-Text-GoToLocal-Pretraining-S20{ROOM}"
@@ -119,6 +130,72 @@ def test_a_program_becomes_a_potential(out):
     assert not row["refused"] and "compute_potential" in row["source"]
 
 
+ASKING = {
+    "code": ("bk-code", "--rounds 1 --candidates 1 --repairs 0 --tests 64 --window 2"),
+    "prefer": (
+        "bk-pref",
+        "--pairs 20 --window 2 --model.width 4 --model.feed-forward 4 --model.hidden 4 --model.epochs 1",
+    ),
+    "goals": ("bk-goal", "--situations 8 --window 3 --encoder hashed"),
+}
+"""The commands that ask, with the kind of their potentials and small settings."""
+
+
+@pytest.mark.parametrize("command", ASKING)
+def test_crafter_has_every_potential(command, tmp_path):
+    """From collected episodes to a potential that differs between windows."""
+    data = crafter_played()
+    collected.write(tmp_path / "episodes" / "a.parquet", data)
+    kind, options = ASKING[command]
+    args = ["--data", str(tmp_path / "episodes"), "--env", CRAFTER, *options.split(), "--run.out", str(tmp_path)]
+    assert main(["bkrl", command, *args, "--run.name", "made"]) == 0
+    task = envs_jax.make("Crafter-Text-CollectDrink?view=true&image=none")[0]
+    potential = load_potential(tmp_path / "made", task, kind)
+    values = on_windows(potential, data.sample(np.random.default_rng(0), 32, potential.window))
+    assert np.isfinite(values).all() and values.std() > 0.1
+
+
+@pytest.mark.slow
+def test_ppo_learns_in_crafter(tmp_path):
+    """Collection, a program, and PPO with it, in the task of a drink; death is no success."""
+    out = ["--run.out", str(tmp_path)]
+    rnd = "--rnd.outputs 4 --rnd.hidden 4 --rnd.critic-hidden 4 --episodes 6 --run.eval-every 2".split()
+    made = ["--preset", "crafter", *SMALL, *rnd, "--steps", "64", *out, "--run.name", "episodes"]
+    assert main(["bkrl", "collect", *made]) == 0
+    args = ["--data", str(tmp_path / "episodes"), "--env", CRAFTER, *ASKING["code"][1].split(), *out]
+    assert main(["bkrl", "code", *args, "--run.name", "written"]) == 0
+    args = ["--alg", "bk-code", "--potential", str(tmp_path / "written"), "--eval-episodes", "8", "--steps", "64"]
+    assert main(["bkrl", "train", "--preset", "crafter", *SMALL, *args, *out, "--run.name", "learned"]) == 0
+    rows = metrics.read(tmp_path / "learned" / "metrics.jsonl")
+    assert len(rows) == 2 and rows[-1]["shaping_std"] > 0
+    found = json.loads((tmp_path / "learned" / "eval-2.json").read_text())["agent"]
+    for how in ("sampled", "greedy"):  # a success is one point, and there are no others
+        assert found[f"{how}/success"] == pytest.approx(found[f"{how}/episode_return"], abs=1e-6)
+
+
+@pytest.mark.parametrize("command", ASKING)
+def test_a_server_takes_the_place_of_the_scripted_adviser(command, out, server, capsys):
+    """An OpenAI-compatible one, which gets the same prompts and answers in the same format."""
+    adviser = {"code": ScriptedCoder, "prefer": ScriptedJudge, "goals": ScriptedGoals}[command](world_of(world()))
+
+    def reply(handler, body):
+        messages = [Message(each["role"], each["content"]) for each in body["messages"]]
+        text = adviser.advise(messages, random.Random(0))
+        said = completion(body)
+        for choice in said["choices"]:
+            choice["message"]["content"] = text
+        send(handler, 200, said)
+
+    server.always = reply
+    kind, options = ASKING[command]
+    chat = ["--chat.model", "some-model", "--chat.base-url", f"http://127.0.0.1:{server.server_port}/v1"]
+    assert asked(out, command, f"served-{command}", *options.split(), *chat) == 0
+    said, spent = capsys.readouterr().out, json.loads((out / f"served-{command}" / "summary.json").read_text())
+    assert spent["calls"] == len(server.bodies) > 0 and {body["model"] for body in server.bodies} == {"some-model"}
+    assert f"{spent['calls']:,} requests, {spent['tokens']:,} tokens, an unknown price" in said
+    assert json.loads((out / f"served-{command}" / "potential.json").read_text())["manifest"]["model"] == "some-model"
+
+
 @pytest.mark.parametrize(
     ("args", "match"),
     [
@@ -129,6 +206,7 @@ def test_a_program_becomes_a_potential(out):
         (["train", "--env", "CartPole-v1"], "BK-RL has no description of CartPole-v1"),
         (["train", "--alg", "bk-pref", "--potential", "nowhere"], "there is no potential in nowhere"),
         (["collect", "--run.eval-every", "0"], "--run.eval-every is 0"),
+        (["collect", "--preset", "crafter", "--npy"], "the published layout (--npy) has pictures, which"),
         (["code"], "data is empty: give the --data folder"),
         (["prefer", "--data", "nowhere"], "nowhere"),
         (["goals", "--data", "nowhere", "--window", "1"], "window is 1"),

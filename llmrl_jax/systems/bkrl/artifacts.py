@@ -12,7 +12,7 @@ from llmrl_jax.systems.bkrl import manifest as manifests
 from llmrl_jax.systems.bkrl.goals import load_goals
 from llmrl_jax.systems.bkrl.potentials import ProgramPotential, Scaled
 from llmrl_jax.systems.bkrl.preference_model import PreferenceModelConfig
-from llmrl_jax.systems.bkrl.preferences import WEIGHTS, load_weights, make_model
+from llmrl_jax.systems.bkrl.preferences import WEIGHTS, load_model
 
 
 PROGRAM = "program.json"
@@ -36,7 +36,7 @@ def load_potential(folder: Path, env: Environment, kind: str) -> Scaled:
             )
     elif kind == "bk-pref":
         config = from_json(PreferenceModelConfig, manifest.options)
-        inner = make_model(env, manifest.family, config, load_weights(folder / WEIGHTS), manifest.window)
+        inner = load_model(env, manifest.family, config, folder / WEIGHTS, manifest.window)
     else:
         inner = load_goals(folder, manifest, env)
     return Scaled(inner, manifest.scale)

@@ -46,6 +46,16 @@ class Asked:
     """Numbers of the episodes that the model may see."""
     held: np.ndarray
     """Numbers of those that it may not."""
+    remote: bool = False
+    """Whether the model is on a server, where it may have a price."""
+
+    def cost(self) -> str:
+        """What was asked so far and what it cost, for people."""
+        spent = self.chat.spent
+        parts = [f"{spent.calls:,} requests", f"{spent.tokens:,} tokens"]
+        if self.remote:
+            parts.append("an unknown price" if spent.usd is None else f"{spent.usd:.2f} USD")
+        return ", ".join(parts)
 
     def captions(self, windows: Windows) -> list[str]:
         """The windows in words."""
@@ -100,7 +110,7 @@ def asking(config: Any, command: str, adviser: Callable[[World], ChatModel]) -> 
         chat = make_chat(config.chat, adviser(world), folder)
         try:
             rng = np.random.default_rng((config.run.seed, config.windows.seed))
-            yield Asked(folder, chat, env, world, data, rng, shown, held)
+            yield Asked(folder, chat, env, world, data, rng, shown, held, config.chat.remote)
         finally:
             chat.close()
 

@@ -22,7 +22,7 @@ from llmrl_jax.systems.bkrl import collected
 from llmrl_jax.systems.bkrl.agent import make_features, make_policy, make_world, playable, seen_parts
 from llmrl_jax.systems.bkrl.collected import FLAT, Collected
 from llmrl_jax.systems.bkrl.config import CollectRun
-from llmrl_jax.systems.bkrl.published import write_npy
+from llmrl_jax.systems.bkrl.published import check_pictures, write_npy
 from llmrl_jax.systems.bkrl.worlds import world_of
 
 
@@ -91,6 +91,9 @@ def collect(config: CollectRun) -> RunResult:
     """
     agent, env = config.agent, make_world(config.agent.env)
     names = seen_parts(env, world_of(env).family)
+    written: Any = env.observation_space(env.default_params)
+    if config.npy:
+        check_pictures(written.spaces, env)
     seen = playable(env, names)
     mesh = make_mesh(agent.mesh) if agent.mesh else None
     policy = make_policy(env, names, agent.network)
@@ -98,8 +101,7 @@ def collect(config: CollectRun) -> RunResult:
     features = make_features(space, names, flat=not agent.rnd.channels)
     bonus = RND(agent.rnd, features)
     learner = make_ppo(agent.ppo, seen, seen.default_params, policy, mesh, bonus=bonus)
-    space = env.observation_space(env.default_params)
-    whole = playable(env, tuple(space.spaces))
+    whole = playable(env, tuple(written.spaces))
     play = make_player(whole, policy, config.episodes)
     with opened(config.run, "bkrl-collect") as folder:
 

@@ -39,7 +39,7 @@ from llmrl_jax.systems.bkrl.goal_potential import (
 )
 from llmrl_jax.systems.bkrl.manifest import Manifest, digest
 from llmrl_jax.systems.bkrl.preference_model import PreferenceModelConfig, distil
-from llmrl_jax.systems.bkrl.preferences import load_weights, make_model, save_weights
+from llmrl_jax.systems.bkrl.preferences import load_model, make_model, save_weights
 from llmrl_jax.systems.bkrl.scripted import ScriptedGoals
 from llmrl_jax.systems.bkrl.worlds import TEXT, world_of
 
@@ -154,7 +154,7 @@ def propose(config: GoalsRun) -> dict[str, Any]:
         write_summary(asked.folder, summary)
         print(
             f"{summary['goals']} goals by {asked.chat.model.name} in {summary['situations']} situations "
-            f"({empty} without); {spent.calls} requests; everything is in {asked.folder}"
+            f"({empty} without); {asked.cost()}; everything is in {asked.folder}"
         )
     return summary
 
@@ -206,13 +206,16 @@ def _distilled(config: GoalsRun, asked: Asked, library: Library, encoder: TextEn
 
 
 def load_goals(folder: Any, manifest: Manifest, env: Environment) -> Any:
-    """The potential that `propose` wrote."""
+    """The potential that `propose` wrote. **Raises:** `ArtifactError` for tables of another world or other goals."""
     if manifest.options["head"] is not None:
         config = from_json(PreferenceModelConfig, manifest.options["head"])
-        return make_model(env, manifest.family, config, load_weights(folder / HEAD), manifest.window)
+        return load_model(env, manifest.family, config, folder / HEAD, manifest.window)
     tables = load_file(folder / TABLES)
     if len(tables["phrases"]) != len(env.captions[TEXT]) or len(tables["verbs"]) != len(world_of(env).verbs):
         raise manifests.ArtifactError(f"{folder} was made for a world with other words than {env.id}: make it again")
     names = tuple(json.loads((folder / GOALS).read_text())["goals"])
     library = Library(names, tables["keys"], tables["of_key"], tables["goals"])
+    widths = {x.shape[1] for x in (library.keys, library.vectors, tables["phrases"], tables["verbs"])}
+    if library.of_key.shape != (len(library.keys), len(names)) or len(library.vectors) != len(names) or len(widths) > 1:
+        raise manifests.ArtifactError(f"{folder / TABLES} does not belong to {GOALS}: make the potential again")
     return GoalPotential(library, tables["phrases"], tables["verbs"], manifest.window, manifest.options["threshold"])

@@ -30,7 +30,7 @@ from llmrl_jax.systems.bkrl.agent import make_features, seen_parts
 from llmrl_jax.systems.bkrl.asking import Asked, asking, save_potential
 from llmrl_jax.systems.bkrl.collected import Windows
 from llmrl_jax.systems.bkrl.config import PreferRun
-from llmrl_jax.systems.bkrl.manifest import digest
+from llmrl_jax.systems.bkrl.manifest import ArtifactError, digest
 from llmrl_jax.systems.bkrl.preference_model import Pairs, PreferenceModelConfig, PreferencePotential, fit
 from llmrl_jax.systems.bkrl.scripted import ScriptedJudge
 
@@ -204,6 +204,24 @@ def make_model(asked_env: Any, family: str, config: PreferenceModelConfig, param
     return PreferencePotential(config, params, features, reads, len(asked_env.action_names), window)
 
 
+def load_model(env: Any, family: str, config: PreferenceModelConfig, path: Path, window: int) -> Any:
+    """The preference transformer whose weights `save_weights` wrote.
+
+    **Raises:** `ArtifactError` for weights of a model of other sizes."""
+    model = make_model(env, family, config, load_weights(path), window)
+    spaces = env.observation_space(env.default_params).spaces
+    obs = {name: jax.ShapeDtypeStruct((1, *spaces[name].shape), spaces[name].dtype) for name in model.reads}
+    wanted = flatten_dict(jax.eval_shape(model.init, jax.random.key(0), obs), sep="/")
+    found = flatten_dict(model.params, sep="/")
+    for name in sorted(wanted.keys() | found.keys()):
+        here, there = (str(tree[name].shape) if name in tree else "nothing" for tree in (found, wanted))
+        if here != there:
+            raise ArtifactError(
+                f"{path} has the weights of another model: {name} is {here}, and {there} is needed; make it again"
+            )
+    return model
+
+
 def prefer(config: PreferRun) -> dict[str, Any]:
     """Ask about pairs, fit the model, and write the potential to the run's folder.
 
@@ -250,7 +268,7 @@ def prefer(config: PreferRun) -> dict[str, Any]:
             f"{100 * summary['first_wins']:.0f}%, both orders agree in {100 * summary['consistent']:.0f}%, "
             f"{100 * summary['agreement']:.0f}% of {int(summary['compared'])} agree with the order of returns; "
             f"the model agrees with {100 * summary['validation_accuracy']:.0f}% of those in other "
-            f"episodes, by which its epoch was chosen; {spent.calls} requests"
+            f"episodes, by which its epoch was chosen; {asked.cost()}"
         )
         print(f"Everything is in {asked.folder}")
     return summary

@@ -254,5 +254,5 @@ def _print(asked: Asked, writing: Writing, summary: dict[str, Any]) -> None:
     print(
         f"kept: round {writing.best.round}, candidate {writing.best.number}, "  # type: ignore[union-attr]
         f"rank correlation {summary['correlation']:+.3f} with the rewards of {len(asked.held)} held-out episodes; "
-        f"{summary['calls']} requests; everything is in {asked.folder}"
+        f"{asked.cost()}; everything is in {asked.folder}"
     )

@@ -5,6 +5,7 @@ NumPy writes such a list by pickling it. `llmrl_jax.data.npy` reads it, and runs
 
 from __future__ import annotations
 
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +25,19 @@ STEPS = ("action", "timestep", "reward", "terminated", "truncated", "infos")
 """The entries of an episode that have one item per action."""
 
 
-def episodes_of(data: Collected, env: Environment) -> list[dict[str, Any]]:
-    """The published list.
-
-    **Raises:** `ValueError` for a world of Crafter whose observations have no picture.
-    """
-    world = world_of(env)
-    if "image" not in data.obs:
+def check_pictures(parts: Container[str], env: Environment) -> None:
+    """**Raises** `ValueError` for observations without a picture, which the published layout needs."""
+    if "image" not in parts:
         raise ValueError(
-            f"the published layout has pictures, which these observations of {env.id} lack: collect with an --env "
-            "without ?image=none"
+            f"the published layout (--npy) has pictures, which these observations of {env.id} lack: collect with an "
+            "--env without ?image=none"
         )
+
+
+def episodes_of(data: Collected, env: Environment) -> list[dict[str, Any]]:
+    """The published list. **Raises:** as `check_pictures`."""
+    world = world_of(env)
+    check_pictures(data.obs, env)
     found = []
     for i, (start, length) in enumerate(zip(data.starts, data.lengths)):
         seen = slice(start + i, start + i + length + 1)

@@ -58,6 +58,10 @@ def test_missions_name_the_target():
         "go to the purple ball, then go to the green key",
         "go to the green key after you go to the purple ball",
     }
+    assert missions("GoTo-PurpleBallPurpleBox-S20") == {  # what the published class of the name above asks for
+        "go to the purple ball, then go to the purple box",
+        "go to the purple box after you go to the purple ball",
+    }
 
 
 @pytest.mark.parametrize(

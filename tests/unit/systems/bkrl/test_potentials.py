@@ -313,6 +313,33 @@ def test_what_is_loaded_is_what_was_saved(saved):
     assert found.window == 2 and found.reads == ("image",)
 
 
+def test_files_of_another_model_are_refused(saved, tmp_path):
+    """Also where a new manifest has their hash."""
+    about, wide = manifests.load(saved), dataclasses.replace(SMALL, width=16)
+    manifests.save(saved, dataclasses.replace(about, options=dataclasses.asdict(wide)))
+    with pytest.raises(
+        ArtifactError, match=r"preference_model.safetensors has the weights of another model: encoder/.*"
+    ):
+        load_potential(saved, world(), "bk-pref")
+    some = library(HashedEncoder())
+    verbs = np.zeros((7, some.keys.shape[1]), np.float32)
+    phrases = np.zeros((len(world().captions[TEXT]), some.keys.shape[1]), np.float32)
+    tables = {"keys": some.keys, "of_key": some.of_key, "goals": some.vectors, "phrases": phrases, "verbs": verbs}
+    words = manifests.observed(world(), (TEXT,))
+    files = {goals.GOALS: "", goals.TABLES: ""}
+    options = {"threshold": 0.0, "head": None}
+    about = dataclasses.replace(about, kind="bk-goal", observation=words, window=4, files=files, options=options)
+    for names, match in ((["a", "b", "c"], None), (["a", "b"], "goals.safetensors does not belong to goals.json")):
+        (tmp_path / goals.GOALS).write_text(json.dumps({"goals": names}))
+        goals.save_file({name: np.ascontiguousarray(x) for name, x in tables.items()}, tmp_path / goals.TABLES)
+        manifests.save(tmp_path, about)
+        if match is None:
+            assert load_potential(tmp_path, world(), "bk-goal").window == 4
+            continue
+        with pytest.raises(ArtifactError, match=match):
+            load_potential(tmp_path, world(), "bk-goal")
+
+
 def test_artifacts_that_do_not_fit_are_refused(saved):
     load = lambda env=None, kind="bk-pref": load_potential(saved, env or world(), kind)  # noqa: E731
     with pytest.raises(ArtifactError, match="a potential of bk-pref, not of bk-code: choose --alg bk-pref"):
