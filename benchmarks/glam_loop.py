@@ -37,18 +37,18 @@ BARS = {PLAY: (6.0, 2.0), UPDATE: (4.0, 1.5)}
 NAIVE_STEPS = 2
 """Steps of the published pipeline per environment and update: two environments, since a step takes it seconds."""
 PEERS = "transformers and peft, eager"
-AT_ONCE = 4
+AT_ONCE = 8
 """Prompts in a pass of a gradient, of torch at its best."""
 
 
 def setting(quick: bool) -> GlamConfig:
     """The published prompt and loss; few environments and steps, so that a sample takes seconds."""
-    ppo = replace(PUBLISHED, num_envs=4, num_steps=4, epochs=1, minibatches=2, microbatches=2, pool_size=16)
-    how = replace(GLAM, env=f"BabyAI-Text/{LEVEL}", model="smollm2-135m", score_rows=4, score_widths=8, ppo=ppo)
+    ppo = replace(PUBLISHED, num_envs=8, num_steps=2, epochs=1, minibatches=1, microbatches=2, pool_size=16)
+    how = replace(GLAM, env=f"BabyAI-Text/{LEVEL}", model="smollm2-135m", score_rows=8, score_widths=8, ppo=ppo)
     if not quick:
         return how
     small = replace(how.embedded, hidden_size=32, layers=1, intermediate_size=32)
-    return replace(how, model=EMBEDDED, embedded=small, value_width=16, score_rows=4, score_widths=2)
+    return replace(how, model=EMBEDDED, embedded=small, value_width=16, score_widths=2)
 
 
 @dataclass
@@ -161,8 +161,8 @@ def notes(glam: Glam, naive: Agent, best: Agent, ours: Ours, cores: int) -> list
     return [
         f"float32, {threads(cores)}. {glam.config.env}, the published prompt (list of actions, goal, three "
         f"observations, two actions): {statistics.mean(ours.lengths):.0f} tokens on average in ours and {theirs:.0f} "
-        f"in torch, at most {most}. An update is {ppo.num_envs} environments x {ppo.num_steps} steps and {ppo.epochs} "
-        f"epoch in {ppo.minibatches} minibatches; adapters of rank {lora.rank} on {' and '.join(lora.targets)}, critic "
+        f"in torch, at most {most}. An update is {ppo.num_envs} environments x {ppo.num_steps} steps and a gradient "
+        f"step on all of them; adapters of rank {lora.rank} on {' and '.join(lora.targets)}, critic "
         f"{glam.config.value_width} wide. Before anything is timed, both read the same texts as the same tokens, and "
         "log-probabilities and values agree within 1e-3. Samples alternate.",
         f"Ours: all in one program; the first {head} tokens, which all prompts share, are computed once per pass, the "
@@ -224,7 +224,7 @@ def run(quick: bool = False) -> Result:
             )
 
         # passes of a few sequences: its speed does not depend on the number of environments
-        naive = agent(replace(ppo, num_envs=2, num_steps=NAIVE_STEPS, minibatches=1), shared=False)
+        naive = agent(replace(ppo, num_envs=2, num_steps=NAIVE_STEPS), shared=False)
         best = agent(ppo, shared=True, at_once=AT_ONCE)
         sides = [ours.side()]
         sides += [torch_side("torch, as published", naive), torch_side("torch, at its best", best)]
