@@ -254,9 +254,9 @@ def make_offline(
     )
 
 
-def drawn_from(steps: Transitions, size: jax.Array) -> Source:
-    """The first `size` steps as a source of batches: drawn uniformly and independently."""
-    return lambda key, rows: steps.take(jax.random.randint(key, (rows,), 0, size))
+def drawn_from(size: jax.Array) -> Source:
+    """Indices of the first `size` steps of a set as a source of batches: drawn uniformly and independently."""
+    return lambda key, rows: jax.random.randint(key, (rows,), 0, size)
 
 
 class Offline:
@@ -274,25 +274,41 @@ class Offline:
             trained.params, frozen, trained.target, trained.opt, trained.extra, hparams, run_key, jnp.int32(0)
         )
 
+    def draw(self, frozen: Frozen, key: jax.Array) -> Int[Array, " B"]:
+        """The indices of a batch; with imagined data its first half are of real steps, its second of imagined ones."""
+        sources, rows = [drawn_from(size) for size in frozen.sizes], self.config.batch_size
+        return sources[0](key, rows) if len(sources) == 1 else mixed(key, rows, sources, SHARES)
+
+    def read(self, frozen: Frozen, index: Int[Array, " B"]) -> Batch:
+        """The batch of drawn indices."""
+        if len(frozen.given) == 1:
+            return batch_of(frozen.given[0].take(index), frozen.table)
+        halves = jnp.split(index, [counts(self.config.batch_size, SHARES)[0]])
+        parts = [steps.take(half) for steps, half in zip(frozen.given, halves)]
+        return batch_of(jax.tree.map(lambda *x: jnp.concatenate(x), *parts), frozen.table)
+
     def batch(self, frozen: Frozen, key: jax.Array) -> Batch:
         """A batch; with imagined data its first half is real, its second half imagined."""
-        sources = [drawn_from(steps, size) for steps, size in zip(frozen.given, frozen.sizes)]
-        rows = self.config.batch_size
-        steps = sources[0](key, rows) if len(sources) == 1 else mixed(key, rows, sources, SHARES)
-        return batch_of(steps, frozen.table)
+        return self.read(frozen, self.draw(frozen, key))
 
     def update(self, state: OfflineState) -> tuple[OfflineState, dict[str, jax.Array]]:
-        """`gradient_steps` steps, each on a batch of its own."""
-        steps = self.config.gradient_steps
+        """`gradient_steps` steps, each on a batch of its own.
 
-        def one(trained, i):
-            count = state.update * steps + i
-            batch_key, key = jax.random.split(jax.random.fold_in(state.key, count))
+        All indices are drawn before the loop: the random bits of one batch are many small operations on a CPU, 7% of a
+        step of `bc`. The batches are read in the loop, where they stay small.
+        """
+        steps = self.config.gradient_steps
+        count = state.update * steps + jnp.arange(steps)
+        keys = jax.vmap(lambda i: jax.random.split(jax.random.fold_in(state.key, i)))(count)
+        drawn = jax.vmap(lambda key: self.draw(state.frozen, key))(keys[:, 0])
+
+        def one(trained, x):
+            count, key, index = x
             context = Context(key, state.hparams, count, state.frozen)
-            return self.method.step(trained, self.batch(state.frozen, batch_key), context)
+            return self.method.step(trained, self.read(state.frozen, index), context)
 
         trained = Trained(state.params, state.target, state.opt_state, state.extra)
-        trained, metrics = jax.lax.scan(one, trained, jnp.arange(steps))
+        trained, metrics = jax.lax.scan(one, trained, (count, keys[:, 1], drawn))
         state = state.replace(
             params=trained.params,
             target=trained.target,
