@@ -20,6 +20,7 @@ from llmrl_jax.rl.mlp import beside, init_mlp
 from llmrl_jax.rl.offline import Context, Trained
 from llmrl_jax.rl.offline_config import OfflineConfig, needs_continuous
 from llmrl_jax.rl.offline_data import ActionKind, Batch
+from llmrl_jax.rl.parts import map_parts, parts_of
 from llmrl_jax.rl.registry import OfflineAlgorithm
 
 
@@ -95,22 +96,29 @@ class BCQ:
         error = self.decoded(params, batch.obs, latent) - batch.action
         return jnp.mean(error**2) + beta * jnp.mean(divergence)
 
+    def latents(self, key: jax.Array, states: int) -> Float[Array, "B S L"]:
+        """Latent numbers of the actions of which the best is valued, clipped at 0.5."""
+        return jnp.clip(jax.random.normal(key, (states, self.config.action_samples, self.latent)), -0.5, 0.5)
+
     def candidates(
         self, params: dict[str, Any], actor: Any, x: Float[Array, "B n"], key: jax.Array, flexibility: Any
     ) -> Float[Array, "B S D"]:
-        """Actions like the recorded ones, moved a little; latent numbers are clipped at 0.5."""
-        shape = (x.shape[0], self.config.action_samples, self.latent)
-        latent = jnp.clip(jax.random.normal(key, shape), -0.5, 0.5)
-        return self.moved(actor, x, self.decoded(params["imitator"], x, latent), flexibility)
+        """Actions like the recorded ones, moved a little."""
+        return self.moved(actor, x, self.decoded(params["imitator"], x, self.latents(key, x.shape[0])), flexibility)
 
     def targets(self, trained: Trained, batch: Batch, key: jax.Array, h: dict[str, jax.Array]) -> Float[Array, " B"]:
         """`r + gamma (1 - terminated) max_a [lam min_k Q'_k + (1 - lam) max_k Q'_k]` over the candidates."""
-        x, target = batch.next_obs, trained.target
-        q = self.critics(
-            target["critic"], x, self.candidates(trained.params, target["actor"], x, key, h["flexibility"])
-        )
-        mixed = h["lam"] * jnp.min(q, axis=0) + (1 - h["lam"]) * jnp.max(q, axis=0)
-        return batch.reward + h["gamma"] * jnp.where(batch.terminated, 0.0, jnp.max(mixed, axis=-1))
+        target = trained.target
+
+        def best(rows: tuple[jax.Array, jax.Array]) -> Float[Array, " b"]:
+            x, latent = rows
+            decoded = self.decoded(trained.params["imitator"], x, latent)
+            q = self.critics(target["critic"], x, self.moved(target["actor"], x, decoded, h["flexibility"]))
+            return jnp.max(h["lam"] * jnp.min(q, axis=0) + (1 - h["lam"]) * jnp.max(q, axis=0), axis=-1)
+
+        latent = self.latents(key, batch.reward.shape[0])
+        value = map_parts(best, (batch.next_obs, latent), parts_of(*latent.shape[:2]))
+        return batch.reward + h["gamma"] * jnp.where(batch.terminated, 0.0, value)
 
     def critic_loss(self, params: Any, wanted: Float[Array, " B"], batch: Batch) -> jax.Array:
         """The mean squared error, summed over the critics."""

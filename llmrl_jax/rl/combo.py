@@ -203,10 +203,9 @@ class COMBO(SoftActorCritic):
     ) -> tuple[jax.Array, jax.Array]:
         """The squared errors plus `weight` times the gap between the soft maximum over all rows and the values of the
         recorded actions, which are the first half of the rows, summed over critics; and the mean gap."""
-        actions, log_density = proposals
         data = self.critics(params, rows.obs, rows.action)
         half = data.shape[1] // 2
-        gap = soft_gap(self.critics(params, rows.obs, actions), log_density, data[:, :half])
+        gap = soft_gap(self.critics, params, rows.obs, proposals, data[:, :half])
         return jnp.sum(jnp.mean((data - wanted) ** 2, axis=1)) + weight * jnp.sum(gap), jnp.mean(gap)
 
     def act(self, params, x):

@@ -17,10 +17,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from llmrl_jax.core.checks import COUNT, fields_in
-from llmrl_jax.rl.actors import SquashedActor
+from llmrl_jax.rl.actors import Critics, SquashedActor
 from llmrl_jax.rl.offline import Context, Trained
 from llmrl_jax.rl.offline_config import OfflineConfig, needs_continuous
 from llmrl_jax.rl.offline_data import ActionKind, Batch
+from llmrl_jax.rl.parts import member_means, parts_of
 from llmrl_jax.rl.registry import OfflineAlgorithm
 from llmrl_jax.rl.soft import SoftActorCritic
 
@@ -79,10 +80,24 @@ def proposed(
 
 
 def soft_gap(
-    values: Float[Array, "K B S"], log_density: Float[Array, "B S"], data: Float[Array, "K D"]
+    critics: Critics,
+    params: Any,
+    x: Float[Array, "B n"],
+    proposals: tuple[Float[Array, "B S D"], Float[Array, "B S"]],
+    data: Float[Array, "K R"],
 ) -> Float[Array, " K"]:
-    """`mean_s log sum_a exp(Q(s, a) - log density(a)) - mean Q(s, recorded)` of each critic."""
-    return jnp.mean(jax.nn.logsumexp(values - log_density, axis=-1), axis=1) - jnp.mean(data, axis=1)
+    """`mean_s log sum_a exp(Q(s, a) - log density(a)) - mean Q(s, recorded)` of each critic.
+
+    **Arguments:** `critics`, `params`; `x`, the states; `proposals`, see `proposed`, which get no gradient; `data`, the
+    values of recorded actions.
+    """
+
+    def soft_maximum(params: Any, rows: tuple[jax.Array, ...]) -> Float[Array, "K b"]:
+        x, actions, log_density = rows
+        return jax.nn.logsumexp(critics(params, x, actions) - log_density, axis=-1)
+
+    count = parts_of(*proposals[1].shape)
+    return member_means(soft_maximum, params, (x, *proposals), count) - jnp.mean(data, axis=1)
 
 
 class CQL(SoftActorCritic):
@@ -110,9 +125,8 @@ class CQL(SoftActorCritic):
 
         The conservative gap is needed by both losses, so alpha learns here, from the same values.
         """
-        actions, log_density = proposals
         data = self.critics(params, batch.obs, batch.action)
-        gap = soft_gap(self.critics(params, batch.obs, actions), log_density, data)
+        gap = soft_gap(self.critics, params, batch.obs, proposals, data)
         excess = h["conservative_weight"] * (gap - h["threshold"])
         fixed = jax.lax.stop_gradient(excess)
         grad = jax.grad(lambda log: -jnp.mean(limited(log) * fixed))(trained.params["log_alpha"])

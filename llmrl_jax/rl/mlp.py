@@ -50,7 +50,8 @@ def beside(
     own = x @ kernel[: x.shape[-1]] + first["bias"]
     own = own[:, None] if more.ndim == 3 else own
     h = getattr(jax.nn, activation)(own + more @ kernel[x.shape[-1] :])
-    return mlp(layers[1:], h, activation)
+    outputs = mlp(layers[1:], h.reshape(-1, h.shape[-1]), activation)  # one axis of rows: XLA's fastest products
+    return outputs.reshape(*more.shape[:-1], -1)
 
 
 def init_ensemble(key: jax.Array, count: int, inputs: int, hidden: Sequence[int], outputs: int) -> Any:
