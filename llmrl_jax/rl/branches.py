@@ -7,7 +7,7 @@ are frozen tables; a linear layer on each is learned.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -188,7 +188,10 @@ class _Branched:
         return ()
 
     def _apply(self, params, frozen, obs) -> Any:
-        return self.network.apply({"params": params}, self.inputs(obs), frozen["goals"])
+        return self._of_inputs(params, frozen, self.inputs(obs))
+
+    def _of_inputs(self, params, frozen, inputs) -> Any:
+        return self.network.apply({"params": params}, inputs, frozen["goals"])
 
 
 class BranchQPolicy(_Branched):
@@ -204,9 +207,13 @@ class BranchQPolicy(_Branched):
         """The parts of its parameters that are not its encoder."""
 
     def q(self, params, frozen, obs):
-        values = self._apply(params, frozen, obs)
-        mask = mask_of(obs)
-        return values if mask is None else jnp.where(mask, values, -jnp.inf)
+        return self.q_each([params], frozen, obs)[0]
+
+    def q_each(self, each: Sequence[Any], frozen: Any, obs: Any) -> list[Float[Array, "B A"]]:
+        """`q` of several parameters for the same observations, whose inputs are made once."""
+        inputs, mask = self.inputs(obs), mask_of(obs)
+        found = [self._of_inputs(params, frozen, inputs) for params in each]
+        return found if mask is None else [jnp.where(mask, values, -jnp.inf) for values in found]
 
     def step(self, params, frozen, obs, carry, first):
         q = self.q(params, frozen, obs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -24,6 +25,15 @@ def q_targets(
     **Arguments:** `discount`, over all steps that `reward` sums, one number or `[B]`.
     """
     return reward + discount * jnp.where(terminated, 0.0, next_value)
+
+
+def q_each(policy: QPolicy, each: Sequence[Any], frozen: Any, obs: Any) -> list[Float[Array, "B A"]]:
+    """The values of several parameters for the same observations.
+
+    A policy may have a `q_each` of its own, which computes once what depends on no parameters
+    (`llmrl_jax.rl.branches`)."""
+    own = getattr(policy, "q_each", None)
+    return own(each, frozen, obs) if own else [policy.q(params, frozen, obs) for params in each]
 
 
 def dqn_loss(
@@ -49,12 +59,11 @@ def dqn_loss(
     q = policy.q(params, frozen, batch.obs)
     action = jnp.where(batch.action < 0, q.shape[-1], batch.action)  # nan beyond the last one; -1 is not the last one
     chosen = jnp.take_along_axis(q, action[:, None], axis=-1, mode="fill")[:, 0]
-    next_q = policy.q(target, frozen, batch.next_obs)
     if double:
-        best = jnp.argmax(policy.q(params, frozen, batch.next_obs), axis=-1)
-        next_value = jnp.take_along_axis(next_q, best[:, None], axis=-1)[:, 0]
+        next_q, online = q_each(policy, (target, params), frozen, batch.next_obs)
+        next_value = jnp.take_along_axis(next_q, jnp.argmax(online, axis=-1)[:, None], axis=-1)[:, 0]
     else:
-        next_value = jnp.max(next_q, axis=-1)
+        next_value = jnp.max(policy.q(target, frozen, batch.next_obs), axis=-1)
     wanted = jax.lax.stop_gradient(q_targets(batch.reward, batch.terminated, next_value, discount))
     losses = optax.losses.huber_loss(chosen, wanted, delta=delta)  # type: ignore[arg-type]
     loss = jnp.mean(losses if weight is None else weight * losses)

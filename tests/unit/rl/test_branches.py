@@ -22,6 +22,7 @@ from llmrl_jax.rl.branches import (
 
 TABLE = np.random.default_rng(0).normal(size=(5, 6)).astype(np.float32)
 CONFIG = BranchConfig(width=8, head_hidden=(4,))
+INPUTS = ("symbols", "text", "goals")
 
 
 def observations(n=3):
@@ -90,6 +91,23 @@ def test_pictures_have_the_published_sizes():
     sizes = [params[f"Conv_{i}"]["kernel"].shape for i in range(3)]
     assert sizes == [(8, 8, 4, 32), (4, 4, 32, 64), (3, 3, 64, 64)]
     np.testing.assert_allclose(np.linalg.norm(l2_normalized(jnp.array([[3.0, 4.0], [0.0, 0.0]])), axis=1), [1, 0])
+
+
+def test_several_parameters_share_the_inputs():
+    """Of the same observations the inputs are made once, and actions that are not offered have no value."""
+    made = []
+    policy = BranchQPolicy(
+        3, CONFIG, lambda obs: made.append(0) or {k: v for k, v in obs.items() if k in INPUTS}, TABLE
+    )
+    obs = observations() | {"action_mask": jnp.array([[True, True, False]] * 3)}
+    params, frozen = policy.init(jax.random.key(0), obs)
+    other = jax.tree.map(lambda x: 2 * x, params)
+    wanted = [policy.q(one, frozen, obs) for one in (params, other)]
+    made.clear()
+    found = policy.q_each([params, other], frozen, obs)
+    assert len(made) == 1
+    jax.tree.map(np.testing.assert_array_equal, found, wanted)
+    assert np.isneginf(found[0][:, 2]).all() and np.isfinite(found[0][:, :2]).all()
 
 
 def test_acting_and_learning_agree():
