@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.env import Environment
-from llmrl_jax.agents.evaluate import make_evaluator
 from llmrl_jax.core import config as configs
 from llmrl_jax.parallel import make_mesh
-from llmrl_jax.rl.learner import Learner
 from llmrl_jax.rl.ppo import make_ppo
 from llmrl_jax.rl.rnd import RND
 from llmrl_jax.rl.shaping import OfObservation, Shaping
 from llmrl_jax.run.folder import opened, write_summary
 from llmrl_jax.run.loop import RunResult, train as run_training
-from llmrl_jax.run.report.statistics import mean_interval, wilson
+from llmrl_jax.run.rl_training import Made, evaluation
 from llmrl_jax.systems.bkrl import collected, manifest as manifests
 from llmrl_jax.systems.bkrl.agent import make_features, make_policy, make_world, playable, seen_parts
 from llmrl_jax.systems.bkrl.artifacts import load_potential
@@ -36,17 +32,8 @@ SCALED_BY = 4096
 """Windows by which a random potential is scaled."""
 
 
-@dataclass(frozen=True)
-class Made:
-    """The objects that a run's settings describe."""
-
-    env: Environment
-    policy: Any
-    learner: Learner
-
-
 def make(config: TrainRun) -> Made:
-    """The world, the agent and the learner.
+    """The world, the agent and the learner; the world reports its episodes.
 
     **Raises:** `ValueError` for options that do not fit together; `ArtifactError` for a potential of another world."""
     agent, env = config.agent, make_world(config.agent.env)
@@ -62,7 +49,8 @@ def make(config: TrainRun) -> Made:
         space: Any = world.observation_space(world.default_params)
         bonus = RND(agent.rnd, make_features(space, seen, flat=not agent.rnd.channels))
     mesh = make_mesh(agent.mesh) if agent.mesh else None
-    return Made(world, policy, make_ppo(agent.ppo, world, world.default_params, policy, mesh, bonus=bonus))
+    params = world.default_params
+    return Made(world, params, policy, make_ppo(agent.ppo, world, params, policy, mesh, bonus=bonus))
 
 
 def make_potential(config: TrainRun, env: Environment) -> Any:
@@ -78,25 +66,6 @@ def make_potential(config: TrainRun, env: Environment) -> Any:
     if config.alg.startswith("bk-"):
         return load_potential(Path(config.potential), env, config.alg)
     return None
-
-
-def evaluation(made: Made, episodes: int) -> Callable[[Any, jax.Array], dict[str, float]]:
-    """`(state, key) -> summary` of held-out episodes, greedy as published and with drawn actions; 95% intervals."""
-    play = make_evaluator(made.env, made.env.default_params, made.policy, episodes=episodes)
-
-    def evaluate(state: Any, key: jax.Array) -> dict[str, float]:
-        found: dict[str, float] = {}
-        for name, greedy in (("sampled", False), ("greedy", True)):
-            outcome = play(state.params, state.frozen, key, greedy=greedy)
-            for what in ("episode_return", "episode_length"):
-                middle = mean_interval(np.asarray(getattr(outcome, what)).tolist())
-                found |= {f"{name}/{what}": middle.mean, f"{name}/{what}_low": middle.low}
-                found |= {f"{name}/{what}_high": middle.high}
-            rate = wilson(int(np.sum(outcome.success)), episodes)
-            found |= {f"{name}/success": rate.mean, f"{name}/success_low": rate.low, f"{name}/success_high": rate.high}
-        return found
-
-    return evaluate
 
 
 def train(config: TrainRun) -> RunResult:
@@ -127,10 +96,11 @@ def train(config: TrainRun) -> RunResult:
             about = {"update": result.update, "env": config.agent.env, "alg": config.alg, "seed": config.run.seed}
             configs.save_config({**about, "agent": found}, folder / f"eval-{result.update}.json")
             values |= found
+            what = "success" if "greedy/success" in found else "episode_return"
             print(
-                f"{config.eval_episodes} held-out episodes: success {found['greedy/success']:.3f} "
-                f"[{found['greedy/success_low']:.3f}, {found['greedy/success_high']:.3f}] greedy, "
-                f"{found['sampled/success']:.3f} with drawn actions"
+                f"{config.eval_episodes} held-out episodes: {what.removeprefix('episode_')} "
+                f"{found[f'greedy/{what}']:.3f} [{found[f'greedy/{what}_low']:.3f}, "
+                f"{found[f'greedy/{what}_high']:.3f}] greedy, {found[f'sampled/{what}']:.3f} with drawn actions"
             )
         write_summary(folder, values)
     print(f"{result.steps} steps at {result.steps_per_second:.0f} steps/s; everything is in {result.folder}")

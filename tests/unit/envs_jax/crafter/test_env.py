@@ -277,7 +277,8 @@ def play_task(name, worlds, scripts, seed=0):
     """Rewards `[T, worlds]`, ends, and successes of a task that ends with its success."""
     steps = run(worlds, scripts, task=task_index(name), end_on_success=True, seed=seed)
     values = [np.array([step[part][: len(worlds)] for step in steps]) for part in ("reward", "terminated")]
-    np.testing.assert_array_equal(values[1], [step["task_done"][: len(worlds)] for step in steps])
+    for name in ("task_done", "success"):
+        np.testing.assert_array_equal(values[1], [step[name][: len(worlds)] for step in steps])
     return values[0], values[1], np.array([step["eval_success"][: len(worlds)] for step in steps])
 
 
@@ -390,6 +391,18 @@ def test_single_tasks_end_with_one_point():
     steps = run([start], script, **values)
     assert [float(step["reward"][0]) for step in steps] == [0, 0, 0, 0, 1]
     assert [bool(step["terminated"][0]) for step in steps] == [False] * 4 + [True]
+
+
+def test_death_is_no_success():
+    """An episode of a task may end otherwise; and a world without a task says nothing of success."""
+    starved = world(items={"health": 1, "food": 0, "drink": 0, "energy": 0})
+    steps = run([starved], [["noop"] * 60], "package", task=0, end_on_success=True)
+    ends = [bool(step["terminated"][0]) for step in steps]
+    assert any(ends) and not any(bool(step["success"][0]) for step in steps[: ends.index(True) + 1])
+    for id, known in (("Crafter-Text-EatCow", True), ("Crafter-Text-Reward", False), ("CrafterReward-v1", False)):
+        env, params = envs_jax.make(id)
+        _, state = jax.eval_shape(env.reset, jax.random.key(0), params)
+        assert ("success" in jax.eval_shape(env.step, jax.random.key(0), state, 0, params)[5]) is known, id
 
 
 # What finds no place

@@ -1,0 +1,136 @@
+"""BK-RL in Crafter: PPO that is asked for a drink, with a program as its potential and without.
+
+    python experiments/bkrl_crafter.py                     # scripted adviser, two seeds
+    python experiments/bkrl_crafter.py --algs none random --seeds 3
+
+Episodes are collected once in Crafter-Text-Reward; programs are asked about these, and PPO learns in
+Crafter-Text-CollectDrink, with the hyper-parameters of the preset `crafter`. Runs are written to `<out>`; those that
+exist are continued, or read if they are finished, so it can be stopped at any time. `<out>/results-<chat>.json` has the
+curves and `<out>/curves-<chat>.png` their picture.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from bkrl_red_ball import draw, finished, steps_to
+
+from llmrl_jax.core.files import write_whole
+from llmrl_jax.run import info
+from llmrl_jax.run.config import BaseRunConfig, RunConfig
+from llmrl_jax.run.flags import parse
+from llmrl_jax.systems.bkrl import presets
+from llmrl_jax.systems.bkrl.collecting import collect
+from llmrl_jax.systems.bkrl.config import CodeRun, CollectRun, TrainRun, WindowConfig
+from llmrl_jax.systems.bkrl.programs import write_programs
+from llmrl_jax.systems.bkrl.training import train
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A program as a potential in Crafter, and controls."""
+
+    algs: tuple[Literal["bk-code", "none", "random"], ...] = ("bk-code", "none")
+    """Agents: with the program, without a potential, with a random network as potential."""
+    chat: str = "scripted"
+    """Who writes the programs: a name of `--chat.model`."""
+    seeds: int = 2
+    """Number of seeds per agent, from 0."""
+    rounds: int = 1
+    """Rounds of four programs each."""
+    steps: int = 300_000
+    """Environment steps of each run."""
+    collected: int = 100_000
+    """Environment steps of the agent whose episodes are shown."""
+    episodes: int = 100
+    """Held-out episodes per agent and seed."""
+    out: str = "runs/bkrl_crafter"
+    """Folder of the runs and of the results."""
+
+
+def episodes(x: Experiment) -> Path:
+    """The folder of the collected episodes, which are played if they are not there."""
+    folder = Path(x.out) / "episodes"
+    if not finished(folder, x.collected):
+        run = RunConfig(out=x.out, name=folder.name, log_every=5, checkpoint_every=50, eval_every=12)
+        run = replace(run, resume=(folder / "config.json").exists())
+        if collect(CollectRun(agent=presets.collect("crafter"), steps=x.collected, run=run)).stopped:
+            raise SystemExit(f"{folder} was stopped: the same command continues it")
+    return folder
+
+
+def who(x: Experiment) -> str:
+    """The name of the adviser, as a part of file names."""
+    return x.chat.replace(":", "-").replace("/", "-")
+
+
+def program(x: Experiment) -> Path:
+    """The folder of the program, which is written if it is not there."""
+    folder = Path(x.out) / f"bk-code-{who(x)}"
+    if not (folder / "potential.json").exists():
+        windows = WindowConfig(data=str(episodes(x)), env=presets.WORLDS["crafter"])
+        run = BaseRunConfig(out=x.out, name=folder.name, resume=(folder / "config.json").exists())
+        config = CodeRun(windows=windows, rounds=x.rounds, run=run)
+        write_programs(replace(config, chat=replace(config.chat, model=x.chat)))
+    return folder
+
+
+def learned(x: Experiment, alg: Literal["bk-code", "none", "random"], seed: int) -> dict[str, Any]:
+    """One run: its curve, its held-out episodes, the steps until it was good, and its seconds of training."""
+    folder = Path(x.out) / (f"learn-{alg}-{who(x)}-{seed}" if alg == "bk-code" else f"learn-{alg}-{seed}")
+    if not finished(folder, x.steps):
+        source = {"bk-code": program, "random": episodes}
+        given = {"bk-code": "potential", "random": "data"}
+        options = {given[alg]: str(source[alg](x))} if alg in source else {}
+        run = RunConfig(out=x.out, name=folder.name, seed=seed, log_every=2, checkpoint_every=20, keep=1)
+        run = replace(run, resume=(folder / "config.json").exists())
+        agent = presets.train("crafter")
+        config = TrainRun(agent=agent, alg=alg, steps=x.steps, eval_episodes=x.episodes, run=run, **options)
+        if train(config).stopped:
+            raise SystemExit(f"{folder} was stopped: the same command continues it")
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = [line for line in lines if line["kind"] == "train" and line["episodes"]]
+    curve = [(line["steps"], line["success"], line["episodes"]) for line in lines]
+    evals = sorted(folder.glob("eval-*.json"), key=lambda path: int(path.stem.split("-")[1]))
+    return {
+        "steps_to": steps_to(curve),
+        "train_seconds": lines[-1]["seconds"],
+        "eval": json.loads(evals[-1].read_text())["agent"],
+        "curve": [(n, round(rate, 4)) for n, rate, _ in curve],
+        "length": [(line["steps"], round(line["episode_length"], 1)) for line in lines],
+    }
+
+
+def main() -> None:
+    x = parse(Experiment, description=__doc__)
+    out = Path(x.out)
+    found: dict[str, list[dict[str, Any]]] = {}
+    asked = json.loads((program(x) / "summary.json").read_text()) if "bk-code" in x.algs else {}
+
+    def write() -> None:
+        results = {
+            "command": f"python experiments/bkrl_crafter.py --algs {' '.join(x.algs)} --chat {x.chat} "
+            f"--rounds {x.rounds} --seeds {x.seeds} --steps {x.steps} --collected {x.collected} "
+            f"--episodes {x.episodes}",
+            "date": datetime.date.today().isoformat(),
+            "machine": {**info.versions(), "device": info.device()},
+            "advice": asked,
+            "agents": found,
+        }
+        write_whole(out / f"results-{who(x)}.json", json.dumps(results, indent=1) + "\n")
+
+    for seed in range(x.seeds):
+        for alg in x.algs:
+            found.setdefault(alg, []).append(learned(x, alg, seed))
+            write()
+            draw(found, out / f"curves-{who(x)}.png")
+    for alg, runs in found.items():
+        print(f"{alg:10} steps to 80%: {' '.join(str(run['steps_to']) for run in runs)}")
+
+
+if __name__ == "__main__":
+    main()
