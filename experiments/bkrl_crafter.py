@@ -89,8 +89,8 @@ def learned(x: Experiment, alg: Literal["bk-code", "none", "random"], seed: int)
         run = RunConfig(out=x.out, name=folder.name, seed=seed, log_every=2, checkpoint_every=20, keep=1)
         run = replace(run, resume=(folder / "config.json").exists())
         agent = presets.train("crafter")
-        config = TrainRun(agent=agent, alg=alg, steps=x.steps, eval_episodes=x.episodes, run=run, **options)
-        if train(config).stopped:
+        config = TrainRun(agent=agent, alg=alg, steps=x.steps, run=run, **options)  # type: ignore[arg-type]
+        if train(replace(config, eval_episodes=x.episodes)).stopped:
             raise SystemExit(f"{folder} was stopped: the same command continues it")
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     lines = [line for line in lines if line["kind"] == "train" and line["episodes"]]
