@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from offline_data import BEST, SETS, Set, make_data, policies, random_return, world_of
-from offline_policies import HIDDEN, layers_of
+from offline_policies import layers_of
 
 from llmrl_jax.agents.evaluate import make_evaluator
 from llmrl_jax.core.files import write_whole
@@ -118,11 +118,11 @@ class Experiment:
     """Gradient steps of CQL, which are ten times as expensive."""
     batch_size: int = 256
     """Steps of a batch."""
-    seeds: int = 4
+    seeds: int = 2
     """Our seeds, in one program."""
     peer_seeds: int = 2
     """d3rlpy's seeds, from 0, one after the other."""
-    episodes: int = 50
+    episodes: int = 20
     """Episodes that each policy plays at the end."""
     policies: str = "experiments/results/offline_mujoco/policies"
     """Folder of the exported policies, one folder for each world."""
@@ -132,7 +132,7 @@ class Experiment:
 
 def config_of(x: Experiment, name: str) -> Any:
     """Our configuration of an algorithm, which d3rlpy's is made of too."""
-    return replace(algorithm(name).config(), hidden=HIDDEN, batch_size=x.batch_size, **ALGORITHMS[name][0])
+    return replace(algorithm(name).config(), batch_size=x.batch_size, **ALGORITHMS[name][0])
 
 
 def steps_of(x: Experiment, name: str) -> int:
@@ -198,7 +198,7 @@ def peer(x: Experiment, world_id: str, data: Path, name: str, seed: int, out: Pa
     script = Path(__file__).with_name("offline_d3rlpy.py")
     subprocess.run([str(python), str(script), json.dumps(asked)], check=True)
     actions = world_of(world_id).policy.actions
-    policy = OfflinePolicy(BC(BCConfig(hidden=HIDDEN), actions), actions)
+    policy = OfflinePolicy(BC(BCConfig(), actions), actions)
     with np.load(out, allow_pickle=False) as file:
         arrays = dict(file)
     params = {"actor": layers_of(arrays)}
