@@ -29,6 +29,11 @@ A bound of 1 finds what doubles or halves the probability of an action that was 
 smaller effect looks like rounding in bfloat16: only float32 on a CPU, or with
 `jax_default_matmul_precision="highest"`, finds it."""
 
+LENGTHS_BOUND = 1e-4
+"""The least bound for policies that pad rows to several lengths, which play and learning may choose differently: sums of
+other lengths are rounded otherwise, in every layer. 2.7e-5 was measured in float32 with SmolLM2-135M (30 layers); with one
+length, 0."""
+
 DENSITY_BOUND = 1e-3
 """The least bound for continuous actions. The logarithm of a normal density changes with the mean by `(x - mean) / std`
 per standard deviation, so a rounding of the mean (1e-7) is amplified by 1 / std, without limit while a policy becomes
@@ -77,9 +82,10 @@ def platform_of(mesh: Mesh | None) -> str:
 
 def ratio_bound(policy: Any, mesh: Mesh | None, density: bool = False) -> float:
     """The bound of the `ratio_error` of a policy's first minibatch, from the `dtype` in which it computes (float32 if
-    it states none).
+    it states none) and the lengths to which it pads (`widths`, see `LENGTHS_BOUND`).
 
     **Arguments:** `density`, whether actions are continuous (see `DENSITY_BOUND`).
     """
     bound = RATIO_BOUNDS[matmul_precision(getattr(policy, "dtype", jnp.float32), platform_of(mesh))]
+    bound = max(bound, LENGTHS_BOUND) if getattr(policy, "widths", ()) else bound
     return max(bound, DENSITY_BOUND) if density else bound

@@ -18,7 +18,14 @@ from llmrl_jax.lm import Candidates, Llama, LlamaConfig, ValueHead
 from llmrl_jax.rl.networks import NetworkPolicy
 from llmrl_jax.rl.ppo import make_ppo
 from llmrl_jax.rl.ppo_config import PPOConfig
-from llmrl_jax.rl.precision import DENSITY_BOUND, RATIO_BOUNDS, matmul_precision, ratio_bound, ratio_error
+from llmrl_jax.rl.precision import (
+    DENSITY_BOUND,
+    LENGTHS_BOUND,
+    RATIO_BOUNDS,
+    matmul_precision,
+    ratio_bound,
+    ratio_error,
+)
 
 
 @pytest.mark.parametrize(
@@ -46,6 +53,9 @@ def test_the_precision_of_products(dtype, platform, option, precision):
 def test_the_bound_of_a_policy():
     assert ratio_bound(SimpleNamespace(), None) == 1e-5
     assert ratio_bound(SimpleNamespace(dtype=jnp.bfloat16), None) == RATIO_BOUNDS["bfloat16"]
+    assert ratio_bound(SimpleNamespace(widths=()), None) == 1e-5
+    assert ratio_bound(SimpleNamespace(widths=(64, 128)), None) == LENGTHS_BOUND
+    assert ratio_bound(SimpleNamespace(widths=(64, 128), dtype=jnp.bfloat16), None) == RATIO_BOUNDS["bfloat16"]
     assert ratio_bound(SimpleNamespace(), None, density=True) == DENSITY_BOUND
     assert ratio_bound(SimpleNamespace(dtype=jnp.bfloat16), None, density=True) == RATIO_BOUNDS["bfloat16"]
 
