@@ -58,7 +58,10 @@ class Experiment:
     """Step size of PPO."""
     episodes: int = 128
     """Held-out episodes of each evaluation."""
-    tests: tuple[str, ...] = ("no_modification_test", "other_name_same_categories", "no_meaning_words", "synonym_actions")
+    tests: tuple[str, ...] = (
+        *("no_modification_test", "other_name_same_categories"),
+        *("no_meaning_words", "synonym_actions"),
+    )
     """Tests after PPO, as in `llmrl glam test`."""
     test_episodes: int = 64
     """Episodes of each test, for sampled and for greedy actions."""

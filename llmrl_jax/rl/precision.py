@@ -30,9 +30,9 @@ smaller effect looks like rounding in bfloat16: only float32 on a CPU, or with
 `jax_default_matmul_precision="highest"`, finds it."""
 
 LENGTHS_BOUND = 1e-4
-"""The least bound for policies that pad rows to several lengths, which play and learning may choose differently: sums of
-other lengths are rounded otherwise, in every layer. 2.7e-5 was measured in float32 with SmolLM2-135M (30 layers); with one
-length, 0."""
+"""The least bound for policies that pad rows to several lengths, which play and learning may choose differently: sums
+over other lengths are rounded differently, in every layer. 2.7e-5 was measured in float32 with SmolLM2-135M (30
+layers); with one length, 0."""
 
 DENSITY_BOUND = 1e-3
 """The least bound for continuous actions. The logarithm of a normal density changes with the mean by `(x - mean) / std`
