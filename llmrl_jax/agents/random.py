@@ -15,17 +15,21 @@ from llmrl_jax.rl.distributions import Uniform
 from llmrl_jax.rl.policy import over_offered
 
 
-@dataclass(frozen=True)
-class RandomPolicy:
-    """Uniformly random available actions; without parameters or a value function."""
-
-    num_actions: int
+class _Chance:
+    """What random agents share: they have no parameters and no memory."""
 
     def init(self, key: jax.Array, obs: Any) -> tuple[tuple[()], tuple[()]]:
         return (), ()
 
     def initial_carry(self, batch_size: int) -> tuple[()]:
         return ()
+
+
+@dataclass(frozen=True)
+class RandomPolicy(_Chance):
+    """Uniformly random available actions; without parameters or a value function."""
+
+    num_actions: int
 
     def step(self, params: Any, frozen: Any, obs: Any, carry: Any, first: Bool[Array, " B"]):
         rows = first.shape[0]
@@ -33,17 +37,11 @@ class RandomPolicy:
 
 
 @dataclass(frozen=True)
-class RandomBox:
+class RandomBox(_Chance):
     """Uniformly random actions of a box; without parameters or a value function."""
 
     space: Box
     """Of actions; its bounds are finite."""
-
-    def init(self, key: jax.Array, obs: Any) -> tuple[tuple[()], tuple[()]]:
-        return (), ()
-
-    def initial_carry(self, batch_size: int) -> tuple[()]:
-        return ()
 
     def step(self, params: Any, frozen: Any, obs: Any, carry: Any, first: Bool[Array, " B"]):
         rows = first.shape[0]
