@@ -169,8 +169,7 @@ def notes(glam: Glam, naive: Agent, best: Agent, ours: Ours, cores: int) -> list
         f"Ours: all in one program; the first {head} tokens, which all prompts share, are computed once per pass, the "
         f"actions as a tree in the same pass, and prompts are sorted into groups of {glam.config.score_rows} with one "
         f"of {glam.config.score_widths} padded lengths. The first ratio of an update differs from 1 by at most "
-        f"{error:.1e}; `llmrl glam train` stops above {bound:.0e}, and rounding with several padded lengths may exceed "
-        "that in a model of 30 layers.",
+        f"{error:.1e}; `llmrl glam train` stops above {bound:.0e}.",
         f"torch as published: every action is a sequence of its own, prompt and action, {PAIRS} in a pass; minigrid "
         f"and text on the host, one environment after another; gradients prompt by prompt, on adapters (the paper "
         f"trains all weights). {naive.ppo.num_envs} environments x {naive.ppo.num_steps} steps, since its passes do "

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bkrl_red_ball import draw, finished, steps_to
+from commands import command
 
 from llmrl_jax.core.files import write_whole
 from llmrl_jax.run import info
@@ -113,9 +114,7 @@ def main() -> None:
 
     def write() -> None:
         results = {
-            "command": f"python experiments/bkrl_crafter.py --algs {' '.join(x.algs)} --chat {x.chat} "
-            f"--rounds {x.rounds} --seeds {x.seeds} --steps {x.steps} --collected {x.collected} "
-            f"--episodes {x.episodes}",
+            "command": command(Path(__file__).name, x),
             "date": datetime.date.today().isoformat(),
             "machine": {**info.versions(), "device": info.device()},
             "advice": asked,

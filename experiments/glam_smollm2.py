@@ -21,6 +21,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from commands import command
+
 from llmrl_jax.core.files import write_whole
 from llmrl_jax.run import info
 from llmrl_jax.run.config import RunConfig
@@ -141,8 +143,8 @@ def main() -> None:
         seconds = time.monotonic() - started
         found["rows"][name] = value
         found["seconds"] |= {name: round(seconds)} if seconds > 2 else {}
-        found |= {"command": "python experiments/glam_smollm2.py", "date": datetime.date.today().isoformat()}
-        found |= {"settings": {k: v for k, v in vars(x).items() if k not in ("out", "seed", "inits")}}
+        found["commands"] = sorted({*found.get("commands", []), command(Path(__file__).name, x)})
+        found["date"] = datetime.date.today().isoformat()
         found |= {"machine": {**info.versions(), "device": info.device()}}
         write_whole(file, json.dumps(found, indent=1, default=str) + "\n")
 

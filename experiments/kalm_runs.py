@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+from commands import command
 
 from llmrl_jax.core.files import write_whole
 from llmrl_jax.lm.encoder_names import AUTO, resolved
@@ -76,8 +77,6 @@ class Experiment:
     """Seeds of each agent, from 0."""
     tests: int = 300
     """Test episodes of each level."""
-    random: bool = True
-    """Whether random actions are tested too."""
     out: str = "runs/kalm"
     """Folder of the runs and of the results."""
 
@@ -181,13 +180,8 @@ def run(x: Experiment) -> None:
     imaginations: dict[str, Any] = {}
 
     def write() -> None:
-        said = " ".join(
-            f"--{name.replace('_', '-')} {' '.join(map(str, value)) if isinstance(value, tuple) else value}"
-            for name, value in vars(x).items()
-            if name != "out" and value != getattr(type(x)(), name)
-        )
         results = {
-            "command": f"python experiments/{x.SCRIPT} {said}".strip(),
+            "command": command(x.SCRIPT, x),
             "date": datetime.date.today().isoformat(),
             "machine": {**info.versions(), "device": info.device()},
             "encoder": x.encoder,
@@ -199,8 +193,7 @@ def run(x: Experiment) -> None:
 
     for level in IMAGINED:
         imaginations[level] = json.loads((Path(imagined(x, level)) / "summary.json").read_text())
-    if x.random:
-        found["random actions"] = [rates(play_random(world_of(x.WORLD), LEVELS, x.tests, 0))]
+    found["random actions"] = [rates(play_random(world_of(x.WORLD), LEVELS, x.tests, 0))]
     found["language model as policy"] = [tested(grounded(x), x)]
     write()
     for seed in range(x.seeds):

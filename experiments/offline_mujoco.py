@@ -27,6 +27,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+from commands import command
 from offline_data import BEST, SETS, Set, make_data, policies, random_return, world_of
 from offline_policies import layers_of
 
@@ -282,7 +283,7 @@ def tabulate(x: Experiment) -> None:
         if row:
             held["algorithms"][name] = row
     results = {
-        "command": "python experiments/offline_mujoco.py",
+        "command": command(Path(__file__).name, x, ("out", "stages", "policies")),
         "date": datetime.date.today().isoformat(),
         "batch_size": x.batch_size,
         "episodes": x.episodes,

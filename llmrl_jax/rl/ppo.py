@@ -157,9 +157,9 @@ def make_ppo(
     **Returns:** the learner. Its metrics are those of `ppo_loss` (means over the gradient steps), `grad_norm` (before
     clipping), `explained_variance`, `value_mean`, `advantage_mean`, `advantage_std`, `gradient_steps`,
     `first_ratio_error` (`ratio_error` of the first minibatch, bounded as in `llmrl_jax.rl.precision`: by 1e-5 for
-    discrete actions where matrix products are in float32, as on a CPU; by more for continuous actions, and for the
-    products of fewer bits that GPUs and TPUs use by default), `nonfinite` (1 if a loss or gradient was not finite,
-    bounded by 0), those of `episode_metrics`, and those of the auxiliary and the bonus.
+    discrete actions where matrix products are in float32, as on a CPU; by more for continuous actions, for rows padded
+    to several lengths, and for the products of fewer bits that GPUs and TPUs use by default), `nonfinite` (1 if a loss
+    or gradient was not finite, bounded by 0), those of `episode_metrics`, and those of the auxiliary and the bonus.
     Episode returns are sums of the environment's rewards, without the bonus.
     **Raises:** `ValueError` if sizes do not divide (the arithmetic is shown) or an option is out of range.
     """
