@@ -1,7 +1,9 @@
 """Implicit Q-learning (Kostrikov et al., 2110.06169): values of recorded actions only, and advantage-weighted cloning.
 
 The value of a state is an upper expectile of the values of its recorded actions, so that no other action is ever
-valued. Defaults are CORL's; the paper has no discrete actions, which have a categorical actor here.
+valued. V makes its step first, and the targets of the critics and the weights of the actor read the new V, as in the
+paper's algorithm 1 and its authors' code. Defaults are CORL's; the paper has no discrete actions, which have a
+categorical actor here.
 """
 
 from __future__ import annotations
@@ -20,6 +22,10 @@ from llmrl_jax.rl.offline import Context, Trained
 from llmrl_jax.rl.offline_config import OfflineConfig
 from llmrl_jax.rl.offline_data import ActionKind, Batch
 from llmrl_jax.rl.registry import OfflineAlgorithm
+
+
+LOG_STD_MIN = -5.0
+"""Least log of the actor's deviation, as in the authors' code; it begins at 0."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +66,12 @@ class IQL:
     """See the module."""
 
     def __init__(self, config: IQLConfig, actions: ActionKind):
-        kind = CategoricalActor if actions.discrete else GaussianActor
         self.config = config
-        self.actor: Any = kind(actions.width, config.hidden, config.activation)
+        self.actor: Any = (
+            CategoricalActor(actions.width, config.hidden, config.activation)
+            if actions.discrete
+            else GaussianActor(actions.width, config.hidden, config.activation, low=LOG_STD_MIN)
+        )
         self.critics = Critics(actions, config.hidden, config.activation)
 
     def init(self, key: jax.Array, batch: Batch, hparams: dict[str, jax.Array]) -> Trained:
@@ -78,10 +87,9 @@ class IQL:
     def value(self, params: Any, x: jax.Array) -> Float[Array, " B"]:
         return mlp(params, x, self.config.activation)[:, 0]
 
-    def value_loss(self, params: Any, target: Any, batch: Batch, expectile: Any) -> tuple[jax.Array, jax.Array]:
-        """The expectile loss of `min Q'(s, a) - V(s)`, and that advantage."""
-        advantage = jnp.min(self.critics(target, batch.obs, batch.action), axis=0) - self.value(params, batch.obs)
-        return expectile_loss(advantage, expectile), advantage
+    def value_loss(self, params: Any, q: Float[Array, " B"], batch: Batch, expectile: Any) -> jax.Array:
+        """The expectile loss of `q - V(s)`."""
+        return expectile_loss(q - self.value(params, batch.obs), expectile)
 
     def critic_loss(self, params: Any, wanted: Float[Array, " B"], batch: Batch) -> jax.Array:
         """The mean squared error to `r + gamma (1 - terminated) V(s')`, over steps and critics."""
@@ -92,17 +100,18 @@ class IQL:
         return -jnp.mean(weight * self.actor.distribution(params, batch.obs).log_prob(batch.action))
 
     def step(self, trained: Trained, batch: Batch, context: Context) -> tuple[Trained, dict[str, jax.Array]]:
-        h, params = context.hparams, trained.params
-        next_value = self.value(params["value"], batch.next_obs)
-        value_loss = jax.value_and_grad(self.value_loss, has_aux=True)
-        (v_loss, advantage), v_grads = value_loss(params["value"], trained.target["critic"], batch, h["expectile"])
-        wanted = batch.reward + h["gamma"] * jnp.where(batch.terminated, 0.0, next_value)
-        q_loss, q_grads = jax.value_and_grad(self.critic_loss)(params["critic"], wanted, batch)
+        h, params, rate = context.hparams, trained.params, context.hparams["learning_rate"]
+        q = jnp.min(self.critics(trained.target["critic"], batch.obs, batch.action), axis=0)
+        v_loss, grads = jax.value_and_grad(self.value_loss)(params["value"], q, batch, h["expectile"])
+        trained = trained.descended("value", grads, rate)
+        value = trained.params["value"]
+        wanted = batch.reward + h["gamma"] * jnp.where(batch.terminated, 0.0, self.value(value, batch.next_obs))
+        q_loss, grads = jax.value_and_grad(self.critic_loss)(params["critic"], wanted, batch)
+        trained = trained.descended("critic", grads, rate)
+        advantage = q - self.value(value, batch.obs)
         weight = jnp.minimum(jnp.exp(h["beta"] * advantage), h["max_weight"])
-        pi_loss, pi_grads = jax.value_and_grad(self.actor_loss)(params["actor"], weight, batch)
-        rate = h["learning_rate"]
-        trained = trained.descended("value", v_grads, rate).descended("critic", q_grads, rate)
-        trained = trained.descended("actor", pi_grads, rate * self.actor_factor(context.count))
+        pi_loss, grads = jax.value_and_grad(self.actor_loss)(params["actor"], weight, batch)
+        trained = trained.descended("actor", grads, rate * self.actor_factor(context.count))
         metrics = {
             "actor_loss": pi_loss,
             "critic_loss": q_loss,

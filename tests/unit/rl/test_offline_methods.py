@@ -153,6 +153,7 @@ def test_bc_by_hand():
 
 @pytest.mark.parametrize("actions", [CONTINUOUS, DISCRETE], ids=["continuous", "discrete"])
 def test_iql_by_hand(actions):
+    """V makes its step first; the targets of Q and the weights of the actor read the new V (algorithm 1)."""
     config = small(IQLConfig, expectile=0.8, beta=2.0, max_weight=1.1, actor_decay_steps=100)
     method, trained, rows, _, after, metrics = begun(IQL, config, actions)
     p, t = trained.params, trained.target
@@ -162,10 +163,13 @@ def test_iql_by_hand(actions):
         found = critics(params, rows.obs, *given)
         return pick(found, rows.action) if actions.discrete else found
 
-    value, next_value = (net(p["value"], x)[:, 0] for x in (rows.obs, rows.next_obs))
-    advantage = q(t["critic"]).min(0) - value
-    weight = np.where(advantage < 0, 0.2, 0.8)
-    close(metrics["value_loss"], np.mean(weight * advantage**2))
+    best = q(t["critic"]).min(0)
+    error = best - net(p["value"], rows.obs)[:, 0]
+    close(metrics["value_loss"], np.mean(np.where(error < 0, 0.2, 0.8) * error**2))
+    value, next_value = (net(after.params["value"], x)[:, 0] for x in (rows.obs, rows.next_obs))
+    advantage = best - value
+    assert np.abs(advantage - error).max() > 1e-3, "the step of V shows"
+    close(metrics["advantage_mean"], advantage.mean())
     wanted = targets(rows, next_value)
     close(metrics["target_mean"], wanted.mean())
     close(metrics["critic_loss"], np.mean((q(p["critic"]) - wanted) ** 2))
@@ -180,6 +184,15 @@ def test_iql_by_hand(actions):
     np.testing.assert_allclose(
         [float(method.actor_factor(jnp.int32(n))) for n in (0, 50, 100, 200)], [1, 0.5, 0, 0], atol=1e-6
     )
+
+
+@pytest.mark.parametrize("raw, log_std", [(0.0, 0.0), (-9.0, -5.0), (9.0, 2.0)])
+def test_iql_bounds_its_deviation_as_its_authors_do(raw, log_std):
+    actor = IQL(small(IQLConfig), CONTINUOUS).actor
+    params = actor.init(jax.random.key(0), N)
+    close(params["log_std"], np.zeros(2))
+    found = actor.distribution({**params, "log_std": jnp.full(2, raw)}, jnp.zeros((1, N)))
+    close(found.log_std, np.full((1, 2), log_std))
 
 
 # --- TD3+BC -----------------------------------------------------------------------------------------------------------
