@@ -9,7 +9,8 @@ train SAC; the third does, into another folder. Then data are made from the poli
 each set with both libraries: the same steps, networks, hyper-parameters, batch size and number of gradient steps. The
 actors of both are played in the same way, by the modes of their actions in our world.
 
-What is there is read, and the rest is made, so that it can be stopped at any time. `<out>/results.json` has the table.
+What is there is read, and the rest is made, so that it can be stopped at any time. `<out>/results.json` has the table;
+`--stages` without a stage makes only that.
 """
 
 from __future__ import annotations
@@ -123,6 +124,8 @@ class Experiment:
     """Our seeds, in one program."""
     peer_seeds: int = 2
     """d3rlpy's seeds, from 0, one after the other."""
+    cql_seeds: int = 1
+    """Seeds of CQL on each side."""
     episodes: int = 20
     """Episodes that each policy plays at the end."""
     policies: str = "experiments/results/offline_mujoco/policies"
@@ -139,6 +142,11 @@ def config_of(x: Experiment, name: str) -> Any:
 def steps_of(x: Experiment, name: str) -> int:
     """The gradient steps of an algorithm."""
     return x.cql_steps if name == "cql" else x.steps
+
+
+def seeds_of(x: Experiment, name: str) -> tuple[int, int]:
+    """Our seeds of an algorithm, and d3rlpy's."""
+    return (x.cql_seeds, x.cql_seeds) if name == "cql" else (x.seeds, x.peer_seeds)
 
 
 def returns(world_id: str, policy: Any, episodes: int) -> Callable[[Any, Any], float]:
@@ -159,18 +167,18 @@ def made_once(path: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 def ours(x: Experiment, world_id: str, data: Path, name: str, run: str) -> dict[str, Any]:
     """All of our seeds in one program: the return of each."""
-    config, actions = config_of(x, name), world_of(world_id).policy.actions
+    config, actions, seeds = config_of(x, name), world_of(world_id).policy.actions, seeds_of(x, name)[0]
     learner = make_offline(algorithm(name).make(config, actions), config, read_data(data).data, actions)
     folder = Path(x.out) / run
     options = RunConfig(
         name=run, out=x.out, log_every=10, checkpoint_every=50, keep=1, resume=(folder / "config.json").exists()
     )
-    result = train(several([learner], x.seeds), options, num_updates=steps_of(x, name) // config.gradient_steps)
+    result = train(several([learner], seeds), options, num_updates=steps_of(x, name) // config.gradient_steps)
     if result.stopped:
         raise SystemExit(f"{folder} was stopped: the same command goes on with it")
     play = returns(world_id, learner.policy, x.episodes)
     found = []
-    for seed in range(x.seeds):
+    for seed in range(seeds):
         state = member(result.state, seed)
         found.append(round(play(state.params, state.frozen.replace(given=())), 1))
     return {"returns": found, "steps": result.steps, "seconds": round(result.seconds, 1)}
@@ -254,9 +262,9 @@ def random_of(out: str, world_id: str) -> float:
 def runs_of(x: Experiment, world: str, data: Set, name: str) -> dict[str, Path]:
     """The files with the results of both sides, by what was run: `ours`, and `d3rlpy 0` and so on."""
     base = f"{world}-{data}-{name}-{steps_of(x, name)}"
-    folder = Path(x.out) / "runs"
-    seeds = {f"d3rlpy {seed}": folder / f"{base}-d3rlpy-{seed}.json" for seed in range(x.peer_seeds)}
-    return {"ours": folder / f"{base}-ours-{x.seeds}.json", **seeds}
+    folder, (own, others) = Path(x.out) / "runs", seeds_of(x, name)
+    seeds = {f"d3rlpy {seed}": folder / f"{base}-d3rlpy-{seed}.json" for seed in range(others)}
+    return {"ours": folder / f"{base}-ours-{own}.json", **seeds}
 
 
 def tabulate(x: Experiment) -> None:
@@ -331,6 +339,7 @@ def main() -> None:
                 continue
             print(line(world, data, name, who, made_once(path, made)), flush=True)
             tabulate(x)
+    tabulate(x)
 
 
 if __name__ == "__main__":
