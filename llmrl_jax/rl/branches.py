@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Float
 
 from envs_jax.actions import mask_of
 from llmrl_jax.core.checks import WIDTH, check_choices, fields_in, in_interval
+from llmrl_jax.rl.features import Symbols
 from llmrl_jax.rl.networks import Head, dense
 from llmrl_jax.rl.policy import epsilon_greedy, over_offered
 
@@ -52,11 +53,11 @@ class BranchConfig:
         check_choices(self, prefix="network.")
 
 
-Inputs = Mapping[str, jax.Array]
+Inputs = Mapping[str, Any]
 """What a network sees of a batch `[B]` of observations; parts that are missing have no branch:
 
 * `image`, uint8 `[B, H, W, C]`;
-* `symbols`, float32 `[B, D]`;
+* `symbols`, float32 `[B, D]`, or `llmrl_jax.rl.features.Symbols`;
 * `text`, float32 `[B, E]`, embeddings;
 * `goals`, bool `[B, A]`, a set of rows of the table of goals' embeddings.
 """
@@ -104,6 +105,18 @@ class Pooled(nn.Module):
         return (weights / jnp.where(total > 0, total, 1.0)) @ table
 
 
+class SymbolLayer(nn.Module):
+    """`dense` on `Symbols`, with the same parameters and initial values as on their vector."""
+
+    features: int
+    scale: float
+
+    @nn.compact
+    def __call__(self, symbols: Symbols) -> Float[Array, "B D"]:
+        kernel = self.param("kernel", nn.initializers.orthogonal(self.scale), (symbols.width, self.features))
+        return symbols.product(kernel) + self.param("bias", nn.initializers.zeros, (self.features,))
+
+
 class Branches(nn.Module):
     """All branches, concatenated, and the layer that fuses them."""
 
@@ -115,7 +128,8 @@ class Branches(nn.Module):
         if "image" in inputs:
             parts.append(Picture(width, self.config.convolutions, name="image")(inputs["image"]))
         if "symbols" in inputs:
-            parts.append(nn.relu(dense(width, math.sqrt(2), "symbols")(inputs["symbols"])))
+            layer: Any = SymbolLayer if isinstance(inputs["symbols"], Symbols) else dense
+            parts.append(nn.relu(layer(width, math.sqrt(2), name="symbols")(inputs["symbols"])))
         if "text" in inputs:
             parts.append(dense(width, math.sqrt(2), "text")(inputs["text"]))
         if "goals" in inputs:

@@ -14,7 +14,7 @@ from envs_jax import spaces
 from envs_jax.env import Environment
 from llmrl_jax.lm.encoder import TextEncoder, summed
 from llmrl_jax.rl.branches import Inputs, l2_normalized
-from llmrl_jax.rl.features import one_hots, plane_sizes
+from llmrl_jax.rl.features import Symbols, plane_sizes
 from llmrl_jax.systems.ellm.goals import unpacked
 from llmrl_jax.systems.ellm.placing import Placing
 
@@ -31,11 +31,6 @@ def picture_of(space: Any) -> tuple[str, ...]:
     """The part of an observation space that is a picture, if there is one."""
     part: Any = dict(space.spaces).get(PICTURE) if isinstance(space, spaces.Dict) else None
     return (PICTURE,) if part is not None and np.dtype(part.dtype) == np.uint8 else ()
-
-
-def _planes(grid: Any, sizes: tuple[int, ...]) -> Float[Array, "B D"]:
-    """The codes of a grid `[B, ..., planes]` as one-hot vectors, plane after plane, flattened."""
-    return jnp.concatenate([x.reshape(x.shape[0], -1) for x in one_hots(grid, sizes)], axis=-1)
 
 
 def make_inputs(
@@ -55,14 +50,14 @@ def make_inputs(
     most = float(np.max(parts["inventory"].high)) if "inventory" in parts else 1.0
 
     def inputs(obs: Any) -> Inputs:
-        found: dict[str, jax.Array] = {}
+        found: dict[str, Any] = {}
         if PICTURE in parts:
             found["image"] = obs[PICTURE]
-        symbols = [_planes(obs["view"], view)] if view else []
         if "inventory" in parts:
-            symbols.append(obs["inventory"].astype(jnp.float32) / most)
-        if symbols:
-            found["symbols"] = jnp.concatenate(symbols, axis=-1)
+            found["symbols"] = obs["inventory"].astype(jnp.float32) / most
+        if view:
+            counts = found.get("symbols", jnp.zeros((obs["view"].shape[0], 0)))
+            found["symbols"] = Symbols(obs["view"], counts, view)
         if tables:
             total = sum(summed(table, obs[name]) for name, table in tables.items())
             found["text"] = l2_normalized(total)  # type: ignore[arg-type]
@@ -112,6 +107,7 @@ def novelty_features(
         rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[batch_dims:]), obs)
         seen = inputs(rows)
         parts = [seen[name] for name in ("symbols", "text") if name in seen]
+        parts = [x.vector() if isinstance(x, Symbols) else x for x in parts]
         if "image" in seen:
             image = seen["image"][..., -1] if PICTURE in stacked else seen["image"]
             parts.append(image.reshape(image.shape[0], -1).astype(jnp.float32) / 255)

@@ -83,8 +83,9 @@ def test_texts_and_symbols_reach_the_network():
     obs, _ = seen.env.reset(jax.random.key(0), seen.env_params)
     inputs = seen.inputs(jax.tree.map(lambda x: x[None], obs))
     cell = int(np.argmax(obs["view"][:, 0, 0]))
-    assert inputs["symbols"].shape == (1, 2 * 5 + 2) and inputs["goals"].shape == (1, len(NAMES))
-    np.testing.assert_array_equal(inputs["symbols"][0, : 2 * 5].reshape(5, 2).argmax(1), np.arange(5) == cell)
+    vector = inputs["symbols"].vector()
+    assert vector.shape == (1, 2 * 5 + 2) and inputs["goals"].shape == (1, len(NAMES))
+    np.testing.assert_array_equal(vector[0, : 2 * 5].reshape(5, 2).argmax(1), np.arange(5) == cell)
     wanted = seen.encoder.encode_texts([f"you see cell {cell}"])
     np.testing.assert_allclose(inputs["text"], wanted, atol=1e-6)
     with pytest.raises(ValueError, match="have no text"):
