@@ -14,6 +14,8 @@ import numpy as np
 from envs_jax.env import Environment
 from llmrl_jax.agents.play import Rows, Step, begin, policy_actor, watch
 from llmrl_jax.core.activity import doing
+from llmrl_jax.parallel import Placement
+from llmrl_jax.run.leaves import mesh_of
 from llmrl_jax.run.report.statistics import mean_interval, wilson
 from llmrl_jax.systems.ellm.facts import WorldFacts
 from llmrl_jax.systems.ellm.suggesters import CATEGORIES
@@ -105,9 +107,13 @@ def make_player(env: Environment, facts: WorldFacts, policy: Any, episodes: int)
 
 
 def _committed(tree: Any) -> Any:
-    """Arrays that stay where they are: jit compiles again where the same arrays could move in one call and not in
-    the next, as those of a new state and of one that a run has updated."""
+    """Arrays that stay where they are, or are on every device of the mesh of the others: jit compiles again where the
+    same arrays could move in one call and not in the next, as those of a new state and of one that a run has
+    updated."""
     arrays = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jnp.asarray(x), tree)
+    mesh = mesh_of(arrays)
+    if mesh is not None:
+        return Placement(mesh).settled(arrays)
     return jax.tree.map(lambda x: jax.device_put(x, x.sharding), arrays)
 
 
