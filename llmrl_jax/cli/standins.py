@@ -33,6 +33,10 @@ HEAVY = (
 """Packages with stand-ins, including their submodules."""
 
 
+WITH_METHODS = ("custom_jvp", "custom_vjp", "custom_vmap")
+"""Decorators after which the function has methods, as in `f.defvjp(...)`."""
+
+
 class _StandIn:
     """An object with every attribute, which can be called, subscripted, inherited from and used as a decorator."""
 
@@ -46,7 +50,9 @@ class _StandIn:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # a decorator returns what it decorates, with its docstring and fields
-        return args[0] if len(args) == 1 and not kwargs and isinstance(args[0], (type, types.FunctionType)) else self
+        if self.__name__ in WITH_METHODS or len(args) != 1 or kwargs:
+            return self
+        return args[0] if isinstance(args[0], (type, types.FunctionType)) else self
 
     def __getitem__(self, item: Any) -> Any:
         return self

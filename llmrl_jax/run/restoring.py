@@ -80,14 +80,15 @@ def mute_late_errors() -> None:
 
 
 def _is_not_late(record: logging.LogRecord) -> bool:
-    """Any record but one of asyncio's on an error that was never taken and that passed through orbax: a task's text
-    names its coroutine's file; a gathering of tasks (`_GatheringFuture`) does so only in its traceback."""
+    """Any record but one of asyncio's on an error that was never taken and that passed through orbax or tensorstore: a
+    task's text names its coroutine's file, a gathering of tasks (`_GatheringFuture`) does so only in its traceback, and
+    the error of a plain future of tensorstore has no traceback, but says what was read (`tensorstore_spec`)."""
     text = record.getMessage()
     if "exception was never retrieved" not in text.split("\n", 1)[0]:
         return True
     error = record.exc_info[1] if record.exc_info else None
     frames = traceback.extract_tb(error.__traceback__) if error is not None else []
-    return not ("orbax" in text or any("orbax" in frame.filename for frame in frames))
+    return not ("orbax" in text or "tensorstore" in text or any("orbax" in frame.filename for frame in frames))
 
 
 def check_leaves(saved: Mapping[str, Any], wanted: Mapping[str, Any], what: str) -> None:

@@ -263,6 +263,11 @@ def test_late_errors_of_orbax_print_nothing(monkeypatch, caplog):
         logging.getLogger("asyncio").error(f"Task exception was never retrieved\nfuture: <Task defined at {of}:1>")
     assert [record.getMessage()[-7:] for record in caplog.records] == ["s.py:1>"]
     caplog.clear()
+    for of in ("DATA_LOSS: Error reading [tensorstore_spec='{}']", "ours"):
+        error = f"<Future finished exception=ValueError({of!r})>"
+        logging.getLogger("asyncio").error(f"Future exception was never retrieved\nfuture: {error}")
+    assert [record.getMessage()[-7:] for record in caplog.records] == ["ours')>"]
+    caplog.clear()
     for of in ("orbax/checkpoint/serialization.py", "ours.py"):  # a gathering names its file in the traceback only
         _gathered_error(of)
     assert [record.getMessage()[:16] for record in caplog.records] == ["_GatheringFuture"]
