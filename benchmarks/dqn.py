@@ -48,8 +48,8 @@ class Case:
     state: DQNState
     flop: float
     """Floating-point operations of the matrix products in one gradient step."""
-    peer: Callable[[dict[str, Any]], Any]
-    """From the whole n-step transitions of the memory to `benchmarks.torch_dqn.Peer`."""
+    peers: Callable[[dict[str, Any]], dict[str, Any]]
+    """From the whole n-step transitions of the memory to `benchmarks.torch_dqn.Peer`s, by what sets them apart."""
 
 
 def products(params: Any, batch: int, tables: int = 0, gathered: int = 0) -> float:
@@ -127,14 +127,17 @@ def ellm_case(made: Ellm, batch: int, steps: int) -> Case:
         "goals": np.asarray(made.policy.table),
     }
 
-    def peer(replay: dict[str, Any]) -> Any:
-        networks = [torch_dqn.Branches(jax.device_get(p), tables) for p in (state.params, state.target)]
-        return torch_dqn.Peer(networks[0], networks[1], replay, config)
+    def peers(replay: dict[str, Any]) -> dict[str, Any]:
+        def one(added: bool) -> Any:
+            networks = [torch_dqn.Branches(jax.device_get(p), tables, added) for p in (state.params, state.target)]
+            return torch_dqn.Peer(networks[0], networks[1], replay, config)
+
+        return {"one-hot vectors, ": one(added=False), "rows added, ": one(added=True)}
 
     ones = int(np.prod(view.shape[:-1])) * sum(tables["planes"])
     gathered = ones * EMBEDDED.network.width if jax.default_backend() == "cpu" else 0
     flop = products(state.params, batch, tables["goals"].size, gathered)
-    return Case(f"ELLM's embedded network, batch {batch}", learner, state, flop, peer)
+    return Case(f"ELLM's embedded network, batch {batch}", learner, state, flop, peers)
 
 
 def plain_case(batch: int, steps: int) -> Case:
@@ -152,11 +155,11 @@ def plain_case(batch: int, steps: int) -> Case:
 
     state = state_of(learner, config, filled(draw, ACTIONS, rng))
 
-    def peer(replay: dict[str, Any]) -> Any:
+    def peers(replay: dict[str, Any]) -> dict[str, Any]:
         networks = [torch_dqn.Plain(jax.device_get(p)) for p in (state.params, state.target)]
-        return torch_dqn.Peer(networks[0], networks[1], replay, config)
+        return {"": torch_dqn.Peer(networks[0], networks[1], replay, config)}
 
-    return Case(f"MLP 512 x 512, batch {batch}", learner, state, products(state.params, batch), peer)
+    return Case(f"MLP 512 x 512, batch {batch}", learner, state, products(state.params, batch), peers)
 
 
 def whole(case: Case) -> tuple[dict[str, Any], jax.Array]:
@@ -241,27 +244,31 @@ def measure(case: Case, rounds: int, compile_torch: bool) -> tuple[list[Row], li
     program, took = compiled(learn, state, jax.random.key(2))
     square = jnp.ones((SQUARE, SQUARE))
     product, _ = compiled(lambda x: x @ x, square)
-    peer = case.peer(whole(case)[0])
-    agree(case, peer)
+    peers = case.peers(whole(case)[0])
+    for peer in peers.values():
+        agree(case, peer)
     calls: dict[str, tuple[Callable[[], Any], int]] = {
         OURS: (lambda: program(state, jax.random.key(3)), steps),
         "product": (lambda: product(square), 1),
     }
     built: dict[str, float] = {}
     cores = len(os.sched_getaffinity(0))
-    ways: list[tuple[str, int, Any]] = [(torch_peer.EAGER, n, None) for n in sorted({1, cores})]
-    if compile_torch and not torch_peer.compiler_error():
-        torch._dynamo.reset()
-        torch.set_num_threads(1)
-        started, loss = time.perf_counter(), torch.compile(peer.loss, dynamic=False)
-        peer.steps(1, loss)
-        name = f"{torch_peer.COMPILED}, {threads(1)}"
-        built[name] = time.perf_counter() - started
-        ways.append((torch_peer.COMPILED, 1, loss))
-    for how, count, loss in ways:
+    ways: list[tuple[str, int, Any, Any]] = []
+    compile_torch = compile_torch and not torch_peer.compiler_error()
+    torch._dynamo.reset()
+    for kind, peer in peers.items():
+        ways += [(f"{kind}{torch_peer.EAGER}", n, peer, None) for n in sorted({1, cores})]
+        if compile_torch:
+            torch.set_num_threads(1)
+            started, loss = time.perf_counter(), torch.compile(peer.loss, dynamic=False)
+            peer.steps(1, loss)
+            how = f"{kind}{torch_peer.COMPILED}"
+            built[f"{how}, {threads(1)}"] = time.perf_counter() - started
+            ways.append((how, 1, peer, loss))
+    for how, count, peer, loss in ways:
         few = max(1, steps // 4) if count == 1 else 1
 
-        def call(few: int = few, count: int = count, loss: Any = loss) -> float:
+        def call(few: int = few, count: int = count, peer: Any = peer, loss: Any = loss) -> float:
             torch.set_num_threads(count)
             return peer.steps(few, loss)
 
@@ -334,8 +341,9 @@ def run(quick: bool) -> Result:
         "over these steps made in advance, and fused Adam. Both compute the same loss and gradient norm, within 1e-3, "
         "before anything is timed. Samples alternate.",
         "The operations are those of the matrix products, counted from the shapes; the matrix rate is that of XLA's "
-        f"float32 product of {SQUARE} x {SQUARE} in the same rounds. Rows of ELLM's first layer that are added in "
-        "place of a product with one-hot vectors, half of torch's operations, are not counted.",
+        f"float32 product of {SQUARE} x {SQUARE} in the same rounds. Ours adds rows of ELLM's first layer, which are "
+        "not counted, in place of a product with one-hot vectors, half of all operations; torch has a line for each "
+        "way (`embedding_bag` adds its rows).",
         "CPU time counts all threads, and waiting ones if they spin, as torch's do.",
         "ELLM's embedded network: view, inventory, captions and goals of CrafterText-v1, 139 actions, width 128. "
         f"The MLP: {FEATURES} features, {ACTIONS} actions, dueling.",

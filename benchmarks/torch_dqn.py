@@ -61,13 +61,18 @@ class Plain(nn.Module):
 class Branches(nn.Module):
     """The network with branches for symbols, text and goals."""
 
-    def __init__(self, params: Any, facts: dict[str, Any]):
+    def __init__(self, params: Any, facts: dict[str, Any], added: bool = False):
         """**Arguments:** `facts`: `planes`, the codes of each plane of the view; `phrases`, the embeddings of the
-        phrases `[P, E]`; `goals`, those of goals `[A, E]`."""
+        phrases `[P, E]`; `goals`, those of goals `[A, E]`; `added`, whether the layer on the view adds rows of its
+        kernel, as ours does on a CPU, instead of multiplying one-hot vectors."""
         super().__init__()
         encoder = params["encoder"]
-        for name in ("symbols", "text", "goals", "fusion"):
+        for name in ("text", "goals", "fusion") if added else ("symbols", "text", "goals", "fusion"):
             setattr(self, name, linear(encoder[name]))
+        if added:
+            self.kernel = nn.Parameter(tensors(encoder["symbols"]["kernel"]))
+            self.bias = nn.Parameter(tensors(encoder["symbols"]["bias"]))
+        self.added = added
         self.advantage, self.value = tower(params["advantage"]), tower(params["value"])
         self.pointing = tower(params["pointing"]) if "pointing" in params else None
         self.codes = [torch.arange(n, dtype=torch.uint8) for n in facts["planes"]]
@@ -77,21 +82,33 @@ class Branches(nn.Module):
         self.bits = torch.arange(7, -1, -1, dtype=torch.uint8)
 
     def forward(self, obs: dict[str, torch.Tensor]) -> torch.Tensor:
-        view, rows = obs["view"], len(obs["view"])
-        planes = [(view[..., i, None] == codes).view(rows, -1) for i, codes in enumerate(self.codes)]
-        symbols = torch.cat([*(plane.float() for plane in planes), obs["inventory"].float() / 9], -1)
+        rows = len(obs["view"])
         text = F.embedding_bag(obs["text"].int() + 1, self.phrases, mode="sum")
         text = text * torch.rsqrt(text.square().sum(-1, keepdim=True).clamp_min(1e-12))
         bits = (obs["goals"][..., None] >> self.bits) & 1
         members = bits.view(rows, -1)[:, : len(self.table)].float()
         total = members.sum(-1, keepdim=True)
         goals = (members / torch.where(total > 0, total, 1.0)) @ self.table
-        parts = [F.relu(self.symbols(symbols)), self.text(text), self.goals(goals)]
+        parts = [F.relu(self.seen(obs["view"], obs["inventory"].float() / 9)), self.text(text), self.goals(goals)]
         x = F.relu(self.fusion(torch.cat(parts, -1)))
         advantage = self.advantage(x)
         if self.pointing is not None:
             advantage = advantage + self.pointing(x) * members
         return dueling(self.value(x), advantage)
+
+    def seen(self, view: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        """The layer on the codes of the view and the counts of the inventory."""
+        rows = len(view)
+        if not self.added:
+            planes = [(view[..., i, None] == codes).view(rows, -1) for i, codes in enumerate(self.codes)]
+            return self.symbols(torch.cat([*(plane.float() for plane in planes), counts], -1))
+        places, before = [], 0
+        for i, codes in enumerate(self.codes):
+            code = view[..., i].reshape(rows, -1).int()
+            places.append(code + before + len(codes) * torch.arange(code.shape[1], dtype=torch.int32))
+            before += len(codes) * code.shape[1]
+        total = F.embedding_bag(torch.cat(places, -1), self.kernel, mode="sum")
+        return torch.addmm(self.bias, counts, self.kernel[before:]) + total
 
 
 class Peer:

@@ -3,7 +3,7 @@
     python experiments/glam_expert.py
 
 Every row is an expert with another share of random actions, which searches for objects out of view by turning left
-(`seen`) or knows where they are. All episodes that end within `steps` steps of `copies` worlds count.
+(`seen_only`) or knows where they are. All episodes that end within the rounds of `copies` worlds count.
 `experiments/results/mixed/expert.json` has the output.
 """
 
@@ -37,8 +37,8 @@ class Experiment:
     """The level."""
     copies: int = 256
     """Worlds played at once."""
-    steps: int = 800
-    """Steps in each, in chunks of 200, between which new worlds are drawn."""
+    rounds: int = 4
+    """Rounds of 200 steps in each, between which new worlds are drawn."""
     seed: int = 0
     """Seed of everything."""
     out: str = "runs/glam_expert"
@@ -53,12 +53,7 @@ def played(x: Experiment, noise: float, seen: bool) -> dict[str, Any]:
     @jax.jit
     def chunk(key: jax.Array, obs: Any, state: Any) -> Any:
         def step(carry: Any, key: jax.Array) -> Any:
-            obs, state = carry
-            who, which, go = jax.random.split(key, 3)
-            best = expert.best(state)
-            other = jax.random.randint(which, best.shape, 0, expert.num_actions)
-            action = jax.numpy.where(jax.random.bernoulli(who, noise, best.shape), other, best)
-            obs, state, _, terminated, truncated, info = expert.envs.step(go, state, action, params)
+            obs, state, _, terminated, truncated, info = expert.step(key, carry[1])
             return (obs, state), (terminated | truncated, info["success"], info["task"])
 
         (obs, state), ends = jax.lax.scan(step, (obs, state), jax.random.split(key, 200))
@@ -67,7 +62,7 @@ def played(x: Experiment, noise: float, seen: bool) -> dict[str, Any]:
     key = jax.random.key(x.seed)
     obs, state = expert.reset(key)
     parts = []
-    for i in range(x.steps // 200):
+    for i in range(x.rounds):
         obs, state, ends = chunk(jax.random.fold_in(key, i), obs, state)
         parts.append(jax.device_get(ends))
     done, success, task = (np.concatenate(part) for part in zip(*parts, strict=True))

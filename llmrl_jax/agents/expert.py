@@ -48,21 +48,24 @@ class NoisyExpert:
         act = jax.vmap(lambda inner: expert_action(inner, self.env, self.seen_only))
         return jnp.minimum(act(innermost(state.env)), self.num_actions - 1).astype(jnp.int32)
 
+    def step(self, key: jax.Array, state: Any) -> Any:
+        """Take one step in every copy. **Returns:** what `envs.step` returns."""
+        noise_key, pick_key, step_key = jax.random.split(key, 3)
+        best = self.best(state)
+        other = jax.random.randint(pick_key, best.shape, 0, self.num_actions)
+        action = jnp.where(jax.random.bernoulli(noise_key, self.noise, best.shape), other, best)
+        return self.envs.step(step_key, state, action, self.env_params)
+
     def play(self, keys: Key[Array, " T"], pool_key: jax.Array, obs: Any, state: Any) -> tuple[Any, Any]:
         """Take `T` steps in every copy, one key per step, and renew the pool.
 
         **Returns:** the observations and states after them.
         """
-        envs = self.envs
 
         def step(carry, key):
             obs, state = carry
-            noise_key, pick_key, step_key = jax.random.split(key, 3)
-            best = self.best(state)
-            other = jax.random.randint(pick_key, best.shape, 0, self.num_actions)
-            action = jnp.where(jax.random.bernoulli(noise_key, self.noise, best.shape), other, best)
-            obs, state, *_ = envs.step(step_key, state, action, self.env_params)
+            obs, state, *_ = self.step(key, state)
             return (obs, state), None
 
         (obs, state), _ = jax.lax.scan(step, (obs, state), keys)
-        return obs, envs.refresh(pool_key, state, self.env_params)
+        return obs, self.envs.refresh(pool_key, state, self.env_params)
