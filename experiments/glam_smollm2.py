@@ -3,9 +3,11 @@
     make smollm2
     python experiments/glam_smollm2.py                                  # all three, one seed
     python experiments/glam_smollm2.py --inits pretrained --seed 1      # a second seed of one of them
+    python experiments/glam_smollm2.py --pairs 125 500 --episodes 0 --steps 0     # imitation alone, an hour of a core
 
 Each model is tested as it is, imitates the bot on a few steps and on more (all weights), and is then improved by PPO
-through adapters, from the second of these; at the end it is tested with other words. All prompts have the newest
+through adapters, from the last of these; at the end it is tested with other words. Before PPO all are asked what to do
+in steps of the bot that none was taught, in the words of these steps and in other words. All prompts have the newest
 observation and no list of actions, since prompt length decides what a step costs. Runs are written to `<out>`; what is
 finished is read, what is not is continued, so that it can be stopped at any time. `<out>/results.json` has the table,
 with the minutes that each part took.
@@ -21,21 +23,33 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import jax
+import numpy as np
 from commands import command
 
+from llmrl_jax.agents.babyai_demonstrations import read_demos
+from llmrl_jax.agents.contract import untrained
 from llmrl_jax.core.files import write_whole
 from llmrl_jax.run import info
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.run.flags import parse
+from llmrl_jax.run.report.statistics import wilson
 from llmrl_jax.systems.glam import cloning, training
-from llmrl_jax.systems.glam.cloning_run import clone
+from llmrl_jax.systems.glam.agents import make_agent
+from llmrl_jax.systems.glam.cloning import demonstrated
+from llmrl_jax.systems.glam.cloning_run import clone, demonstrations
 from llmrl_jax.systems.glam.config import GlamConfig
+from llmrl_jax.systems.glam.posttest import parse_test, prepare
 from llmrl_jax.systems.glam.posttest_run import give_tests, outcomes
 from llmrl_jax.systems.glam.presets import DEMO
 from llmrl_jax.systems.glam.settings import CloneRun, TrainConfig
 
 
 Init = Literal["pretrained", "embeddings", "random"]
+ASKED = 0xA5C
+"""The seed of the steps that models are asked about, which are of other episodes than those that they imitate."""
+ROWS = 16
+"""Prompts of a pass."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +73,14 @@ class Experiment:
     learning_rate: float = 3e-4
     """Step size of PPO."""
     episodes: int = 128
-    """Held-out episodes of each evaluation."""
+    """Held-out episodes of each evaluation; 0: none."""
     tests: tuple[str, ...] = (
         *("no_modification_test", "other_name_same_categories"),
         *("no_meaning_words", "synonym_actions"),
     )
-    """Tests after PPO, as in `llmrl glam test`."""
+    """Tests, as in `llmrl glam test`: steps in their words before PPO, episodes after it."""
+    asked: int = 384
+    """Steps of the bot that every model is asked about, in the words of each test."""
     test_episodes: int = 64
     """Episodes of each test, for sampled and for greedy actions."""
     seed: int = 0
@@ -96,16 +112,56 @@ def ended(folder: Path, stopped: str) -> Path:
     return folder
 
 
+def bot_steps(x: Experiment, name: str, steps: int, seed: int) -> Path:
+    """A file with at least `steps` steps of the bot's episodes."""
+    folder = Path(x.out) / name
+    file = folder / "demos.parquet"
+    if not file.exists():
+        glam, how = cloning.PRESETS["bc-demo"]
+        folder.mkdir(parents=True, exist_ok=True)
+        run = RunConfig(out=x.out, name=name, seed=seed)
+        config = CloneRun(glam=settings(x, glam), clone=replace(how, pairs=steps, held_out=0.0), run=run)
+        return demonstrations(config, folder)
+    return file
+
+
+def agreement(x: Experiment, model: str, init: Init) -> dict[str, dict[str, Any]]:
+    """How often a model's most likely action is the bot's, with its 95% Wilson interval, and the mean log-probability
+    of the bot's action and its standard error, in nats: in `asked` steps that no model was taught, in the words of each
+    test. The interval takes steps as independent, though some are of one episode."""
+    file = bot_steps(x, "asked", x.asked, ASKED + x.seed)
+    agent = make_agent(replace(settings(x, cloning.PRESETS["bc-demo"][0]), model=model, init=init))
+    obs, done = (
+        jax.tree.map(lambda a: a[: x.asked], part) for part in demonstrated(agent, [*read_demos(file)[1]], file)
+    )
+    params, frozen = untrained(agent, jax.random.key(x.seed))
+    found: dict[str, dict[str, Any]] = {}
+    for test in x.tests:
+        policy = prepare(agent, parse_test(test)).policy
+        logits = jax.jit(lambda o, policy=policy: policy.consider(params, frozen, o)[0].logits)
+        rows = [logits({name: a[i : i + ROWS] for name, a in obs.items()}) for i in range(0, x.asked, ROWS)]
+        log_probs = np.asarray(jax.nn.log_softmax(np.concatenate(rows), axis=-1))
+        rate = wilson(int((log_probs.argmax(-1) == done).sum()), len(done))
+        nats = log_probs[np.arange(len(done)), done]
+        found[test] = {
+            "agrees": [round(float(v), 3) for v in (rate.mean, rate.low, rate.high)],
+            "nats": [round(float(v), 3) for v in (nats.mean(), nats.std(ddof=1) / len(done) ** 0.5)],
+        }
+    found["most frequent action"] = {"agrees": round(float(np.bincount(done).max() / len(done)), 3)}
+    return found
+
+
 def imitated(x: Experiment, init: Init, pairs: int) -> Path:
     """The folder of a model that imitates the bot. Its summary has the episodes before and after."""
     folder = Path(x.out) / f"clone-{init}-{pairs}-{x.seed}"
     if not finished(folder):
         glam, how = cloning.PRESETS["bc-demo"]
         sft = replace(how.sft, batch_size=x.clone_rows, learning_rate=x.clone_rate)
-        how = replace(how, pairs=pairs, epochs=1.0, pack=False, sft=sft)
+        how = replace(how, pairs=pairs, epochs=1.0, pack=False, held_out=0.0, sft=sft)
         glam = replace(settings(x, glam), init=init)
         run = run_of(x, folder.name, checkpoint_every=50)
-        ended(folder, clone(CloneRun(glam=glam, clone=how, eval_episodes=x.episodes, run=run)).stopped)
+        demos = str(bot_steps(x, f"taught-{x.seed}", max(x.pairs), x.seed))
+        ended(folder, clone(CloneRun(glam=glam, demos=demos, clone=how, eval_episodes=x.episodes, run=run)).stopped)
     return folder
 
 
@@ -149,6 +205,8 @@ def main() -> None:
         write_whole(file, json.dumps(found, indent=1, default=str) + "\n")
 
     for init in x.inits:
+        if x.asked:
+            note(f"{init}, asked, seed {x.seed}", lambda init=init: agreement(x, x.model, init))
         for pairs in x.pairs:
 
             def both(pairs: int = pairs, init: Init = init) -> dict[str, Any]:
@@ -156,6 +214,10 @@ def main() -> None:
                 return {when: summary[when] for when in ("before", "after")}
 
             note(f"{init}, {pairs} steps of imitation, seed {x.seed}", both)
+            if x.asked:
+                model = str(imitated(x, init, pairs) / "model")
+                name = f"{init}, {pairs} steps of imitation, asked, seed {x.seed}"
+                note(name, lambda model=model: agreement(x, model, "pretrained"))
         if not x.steps:
             continue
         note(f"{init}, PPO, seed {x.seed}", lambda init=init: judged(improved(x, init), x))

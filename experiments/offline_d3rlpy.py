@@ -5,7 +5,8 @@
 Gradient steps are d3rlpy's `update`, on batches that NumPy draws uniformly, with replacement, from all steps of the
 file. (d3rlpy's own buffer drops the last step of an episode that timed out, whose next observation it does not have;
 the file has it.) The actor's layers are written as `offline_policies.write_actor` writes them, with the mean and
-deviation of observations, and its actions for a few observations, by which the reader checks what it read.
+deviation of observations, its actions for a few observations, by which the reader checks what it read, and the means
+of the losses over the last steps.
 """
 
 import json
@@ -60,15 +61,17 @@ def main(asked):
     config = getattr(d3rlpy.algos, asked["algorithm"] + "Config")(observation_scaler=scaler, **asked["settings"])
     learner = config.create(device="cpu:0")
     learner.create_impl((width,), columns["action"].shape[1])
-    started = time.perf_counter()
+    started, losses = time.perf_counter(), []
     for step in range(asked["steps"]):
-        learner.update(minibatch(columns, rng.integers(0, count, config.batch_size)))
+        losses.append(learner.update(minibatch(columns, rng.integers(0, count, config.batch_size))))
         if (step + 1) % 1000 == 0:
             rate = (step + 1) / (time.perf_counter() - started)
             print(f"{step + 1}/{asked['steps']} gradient steps, {rate:.1f}/s", flush=True)
     seconds = time.perf_counter() - started
     probe = columns["obs"][:: max(1, count // 64)]
     found = {"mean": mean, "std": std, "probe": probe, "probe_action": learner.predict(probe)}
+    last = losses[-asked["averaged"] :]
+    found |= {f"loss.{name}": np.mean([loss[name] for loss in last]) for name in last[0]}
     np.savez(asked["out"], **found, **layers(learner.impl.policy), seconds=np.float64(seconds))
 
 

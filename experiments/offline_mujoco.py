@@ -42,6 +42,7 @@ from llmrl_jax.run import info
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.run.flags import parse
 from llmrl_jax.run.loop import train
+from llmrl_jax.run.metrics import read as read_metrics
 
 
 ROOT = Path(__file__).parents[1]
@@ -95,6 +96,8 @@ ALGORITHMS: dict[str, tuple[dict[str, Any], str, dict[str, str]]] = {
     ),
 }
 """Ours -> what differs from our defaults, d3rlpy's name, and its option -> ours."""
+AVERAGED = 1000
+"""Gradient steps at the end whose losses are averaged."""
 HELD_OUT = 0xE7A1  # the key of the episodes by which policies are compared
 
 
@@ -181,7 +184,16 @@ def ours(x: Experiment, world_id: str, data: Path, name: str, run: str) -> dict[
     for seed in range(seeds):
         state = member(result.state, seed)
         found.append(round(play(state.params, state.frozen.replace(given=())), 1))
-    return {"returns": found, "steps": result.steps, "seconds": round(result.seconds, 1)}
+    losses = [last_losses(folder / "metrics.jsonl", seed) for seed in range(seeds)]
+    return {"returns": found, "losses": losses, "steps": result.steps, "seconds": round(result.seconds, 1)}
+
+
+def last_losses(metrics: Path, seed: int) -> dict[str, float]:
+    """The means of a seed's metrics over the last `AVERAGED` gradient steps."""
+    lines = [line for line in read_metrics(metrics) if line["kind"] == "train"]
+    last = [line for line in lines if line["steps"] > lines[-1]["steps"] - AVERAGED]
+    names = [name for name in last[0] if name.startswith(f"{seed}/")]
+    return {name.split("/")[1]: float(f"{np.mean([line[name] for line in last]):.4g}") for name in names}
 
 
 def peer(x: Experiment, world_id: str, data: Path, name: str, seed: int, out: Path) -> dict[str, Any]:
@@ -200,6 +212,7 @@ def peer(x: Experiment, world_id: str, data: Path, name: str, seed: int, out: Pa
         "normalize": config.normalize,
         "data": str(data),
         "steps": steps_of(x, name),
+        "averaged": AVERAGED,
         "seed": seed,
         "threads": len(os.sched_getaffinity(0)),
         "out": str(out),
@@ -217,7 +230,13 @@ def peer(x: Experiment, world_id: str, data: Path, name: str, seed: int, out: Pa
     if error > 1e-4:
         raise ValueError(f"the actor of {out} acts differently than in d3rlpy, by {error:g}")
     found = returns(world_id, policy, x.episodes)(params, frozen)
-    return {"returns": [round(found, 1)], "steps": asked["steps"], "seconds": round(float(arrays["seconds"]), 1)}
+    losses = {n.removeprefix("loss."): float(f"{v:.4g}") for n, v in arrays.items() if n.startswith("loss.")}
+    return {
+        "returns": [round(found, 1)],
+        "losses": [losses],
+        "steps": asked["steps"],
+        "seconds": round(float(arrays["seconds"]), 1),
+    }
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -286,6 +305,7 @@ def tabulate(x: Experiment) -> None:
             if some:
                 row[side] = summary([r for run in some for r in run["returns"]], low, high)
                 row[side] |= {"gradient_steps": some[0]["steps"], "seconds": [run["seconds"] for run in some]}
+                row[side]["losses"] = [losses for run in some for losses in run.get("losses", [])]
         if all(row.get(side, {}).get("standard_error") is not None for side in ("ours", "d3rlpy")):
             row["compared"] = compared(row["ours"], row["d3rlpy"])
         if row:

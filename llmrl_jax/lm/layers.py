@@ -113,10 +113,11 @@ def attend(query: Float[Array, "b q n h"], sources: list[Source]) -> Float[Array
     grouped = (query * h**-0.5).reshape(b, q, kv, n // kv, h)
     scores = []
     for source in sources:
-        s = jnp.einsum(f"bqkgh,{source.order}->bkgqt", grouped, source.key, preferred_element_type=jnp.float32)
+        # the order of axes in which the product leaves them: another would move all scores once more
+        s = jnp.einsum(f"bqkgh,{source.order}->bkqgt", grouped, source.key, preferred_element_type=jnp.float32)
         if source.mask is not None:
-            mask = source.mask if source.mask.ndim == 2 else source.mask[:, None, None]
-            s = jnp.where(mask, s, jnp.finfo(jnp.float32).min)
+            mask = source.mask[None] if source.mask.ndim == 2 else source.mask
+            s = jnp.where(mask[:, None, :, None], s, jnp.finfo(jnp.float32).min)
         scores.append(s)
     top = jax.lax.stop_gradient(jnp.max(jnp.stack([s.max(-1) for s in scores]), axis=0))[..., None]
     weights = [kept(jnp.exp(s - top)) for s in scores]
@@ -124,10 +125,10 @@ def attend(query: Float[Array, "b q n h"], sources: list[Source]) -> Float[Array
     out: Any = 0.0
     for weight, source in zip(weights, sources, strict=True):
         out = out + jnp.einsum(
-            f"bkgqt,{source.order}->bqkgh", weight.astype(query.dtype), source.value, preferred_element_type=jnp.float32
+            f"bkqgt,{source.order}->bkqgh", weight.astype(query.dtype), source.value, preferred_element_type=jnp.float32
         )
-    out = kept(out) / jnp.moveaxis(total, -1, 1)[..., None]
-    return out.reshape(b, q, n, h).astype(query.dtype)
+    out = kept(out) / total[..., None]
+    return jnp.moveaxis(out, 1, 2).reshape(b, q, n, h).astype(query.dtype)
 
 
 def gated_mlp(x: jax.Array, params: Mapping, lora: Mapping | None, scale: float) -> jax.Array:

@@ -236,15 +236,19 @@ class Llama(nn.Module):
         def body(carry, layer, pick):
             x, head = carry
             params, lora, _, slides = layer
-            keys, values = self._keys_values(x, params, lora, angles)
-            sources = [Source(keys, values, windowed(mask, near, slides))]
+            read = (*self._keys_values(x, params, lora, angles), windowed(mask, near, slides))
             if head is not None:
                 own = self._keys_values(head, params, lora, head_angles)
-                sources.append(Source(own[0][0], own[1][0], windowed(None, near_prefix, slides)))
                 if pick is None:
                     seen = windowed(head_mask, near_head, slides)
-                    head = self._finish(head, params, lora, head_angles, [Source(own[0], own[1], seen)], None)
-            return (self._finish(x, params, lora, angles, sources, pick), head), None
+                    head = self._finish(head, params, lora, head_angles, [Source(*own, seen)], None)
+                # one source, although every row then has the prefix: one softmax, and fewer and larger products
+                all_see = windowed(jnp.ones((1, 1, before), bool), near_prefix, slides)
+                read = tuple(
+                    jnp.concatenate([jnp.broadcast_to(o, (*y.shape[:i], before, *y.shape[i + 1 :])), y], axis=i)
+                    for o, y, i in zip((*own, all_see), read, (1, 1, 2), strict=True)
+                )
+            return (self._finish(x, params, lora, angles, [Source(*read)], pick), head), None
 
         (x, _), _ = self._layers_run(body, (x, head), None, pick, lambda carry: (pick(carry[0]), None))
         return rms_norm(x, self._norm["scale"], self.config.rms_norm_eps)

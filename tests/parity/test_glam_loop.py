@@ -57,5 +57,5 @@ def test_the_loop_is_measured():
     """At tiny sizes; what `run` itself asserts (tokens, log-probabilities, values) is the test."""
     pytest.importorskip("peft")
     result = glam_loop.run(quick=True)
-    assert len(result.rows) == 6 and len(result.bars) == 4
+    assert len(result.rows) == 8 and len(result.bars) == 4
     assert all(len(row.samples) >= 5 and min(row.samples) > 0 for row in result.rows)

@@ -226,12 +226,24 @@ def _windows(glam: Glam, demo: Demonstration, path: str | Path) -> dict[str, np.
     return windows(mission, np.stack(text), demo.action, glam.config.history)
 
 
+def demonstrated(
+    glam: Glam, demos: Sequence[Demonstration], path: str | Path
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """The observations of an agent in all steps of demonstrations of its level, and what was done there.
+
+    **Arguments:** `path`, their file, for messages. **Returns:** the observations, leaves `[N, ...]`, and the actions,
+    int32 `[N]`. **Raises:** `DemosError` for words or actions that the agent does not have.
+    """
+    shown = [_windows(glam, demo, path) for demo in demos]
+    obs = {name: np.concatenate([parts[name] for parts in shown]) for name in shown[0]}
+    return obs, np.concatenate([demo.action for demo in demos])
+
+
 def _rows(glam: Glam, demos: Sequence[Demonstration], path: str | Path, end: bool) -> list[Example]:
     """One row of tokens per step: its prompt, without loss, and its action."""
     assert isinstance(glam.policy, ScoringPolicy)  # ensured by `check`
-    shown = [_windows(glam, demo, path) for demo in demos]
-    obs = {name: np.concatenate([parts[name] for parts in shown]) for name in shown[0]}
-    actions = np.concatenate([demo.action for demo in demos]).tolist()
+    obs, done = demonstrated(glam, demos, path)
+    actions = done.tolist()
     eos = glam.tokenizer.eos_id
     stop = [eos] if end and eos is not None else []
     answers = [[*sequence, *stop] for sequence in glam.policy.candidates.sequences]

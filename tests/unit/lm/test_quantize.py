@@ -112,7 +112,7 @@ def test_the_model_computes_what_it_computes_on_the_same_floats(variables, quant
     model = MODEL.clone(unroll=3)
     apply = jax.jit(lambda p: model.apply({"params": p, "lora": variables["lora"]}, TOKENS, lengths=LENGTHS).logits)
     found = np.asarray(apply(quantized["nf4"]))
-    close(found, apply(floats["nf4"]), 2e-5)
+    close(found, apply(floats["nf4"]), 1e-4)
     assert np.abs(found - apply(variables["params"])).max() > 1e-3
 
 
@@ -123,7 +123,7 @@ def test_sampling_is_that_of_the_same_floats(variables, quantized, floats):
         for params in (quantized["nf4"], floats["nf4"])
     )
     same(found.tokens, want.tokens)
-    close(found.log_probs, want.log_probs, 2e-5)
+    close(found.log_probs, want.log_probs, 1e-4)
 
 
 @jax.jit
@@ -139,7 +139,7 @@ def outcome(lora, params, tokens, lengths):
 def test_scores_and_adapters_gradients_are_those_on_the_same_floats(variables, quantized, floats, kind):
     found = outcome(variables["lora"], quantized[kind], TOKENS, LENGTHS)
     want = outcome(variables["lora"], floats[kind], TOKENS, LENGTHS)
-    close(found, want, 3e-5)  # full matrices take in their adapters before the product
+    close(found, want, 1e-4)  # full matrices take in their adapters before the product
     assert all(np.abs(x).max() > 1e-4 for x in jax.tree.leaves(found[1]))
 
 
@@ -190,7 +190,7 @@ def test_the_mesh_changes_nothing(variables, quantized, kind):
     with jax.set_mesh(mesh):
         rows = jax.device_put((TOKENS, LENGTHS), batch_sharding(mesh, size=8))
         found = outcome(spread["lora"], there, *rows)
-    close(found, outcome(variables["lora"], quantized[kind], TOKENS, LENGTHS), 5e-5)
+    close(found, outcome(variables["lora"], quantized[kind], TOKENS, LENGTHS), 1e-4)
 
 
 def test_a_mesh_that_would_cut_a_block_is_refused(variables, tmp_path):

@@ -1,0 +1,235 @@
+"""SmolLM2-135M as ProPS's optimizer on three tasks: as it is, taught the form of a reply, and then tuned by GRPO.
+
+    make smollm2
+    python experiments/props_smollm2.py                       # everything
+    python experiments/props_smollm2.py --updates 0           # without GRPO
+
+1. The scripted adviser answers prompts that show random policies. Its answers fine-tune SmolLM2 with adapters, which
+   are merged into the model (`sft`).
+2. GRPO improves that model on the returns of its proposals (`llmrl props finetune`): `tuned`.
+3. `plain`, `sft`, `tuned`, the scripted adviser and random search look for policies (`llmrl props run`) with one number
+   of proposals, from the same random policies.
+
+Runs are written to `<out>`; what is finished is read, what is not is continued, so that it can be stopped at any time.
+`<out>/results.json` has the table, with the minutes that each part took.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+from commands import command
+
+from llmrl_jax import lm
+from llmrl_jax.chat import Message
+from llmrl_jax.core.files import replacing, write_whole
+from llmrl_jax.run import info
+from llmrl_jax.run.chat_model import ChatConfig
+from llmrl_jax.run.config import BaseRunConfig, RunConfig
+from llmrl_jax.run.flags import parse
+from llmrl_jax.run.tune.settings import TuneConfig
+from llmrl_jax.run.tune.sft import sft
+from llmrl_jax.systems.props.adviser import PolicyAdviser
+from llmrl_jax.systems.props.config import PropsConfig, ReplyConfig
+from llmrl_jax.systems.props.finetune import FinetuneConfig, make_questions, make_settings
+from llmrl_jax.systems.props.finetune_run import finetune
+from llmrl_jax.systems.props.history import HistoryView
+from llmrl_jax.systems.props.search_run import run_searches
+from llmrl_jax.systems.props.settings import FinetuneRun, PropsRun
+from llmrl_jax.tuning import ChatTemplate, GRPOConfig, SFTConfig
+
+
+SEARCHERS = ("scripted", "random_search", "plain", "sft", "tuned")
+TAUGHT = 0x5F7
+"""Folded into the seed for the random policies of the adviser's prompts, which are not those of GRPO."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """SmolLM2 as the optimizer, before and after fine-tuning."""
+
+    model: str = "smollm2-135m"
+    """The language model, as in `llmrl lm`."""
+    tasks: tuple[str, ...] = ("nim", "mountain_car_continuous", "cartpole")
+    """Tasks, on which it is tuned and tested."""
+    searchers: tuple[str, ...] = SEARCHERS
+    """Who searches: the scripted adviser, random search, and the model as it is, after imitation, and after GRPO."""
+    shown: int = 2
+    """Policies that a prompt shows, in tuning and in searches."""
+    replies: int = 80
+    """The adviser's replies for each task."""
+    learning_rate: float = 1e-3
+    """Peak step size of imitation."""
+    updates: int = 12
+    """Updates of GRPO; 0: none."""
+    prompts: int = 4
+    """Prompts of an update."""
+    group: int = 8
+    """Answers to each."""
+    grpo_rate: float = 3e-4
+    """Step size of GRPO."""
+    warmup: int = 20
+    """Random policies before the first proposal of a search."""
+    iterations: int = 30
+    """Proposals of a search; random search draws as many policies as this and the former."""
+    max_tokens: int = 96
+    """Tokens of a reply, at most."""
+    seeds: int = 1
+    """Searches for each task."""
+    seed: int = 0
+    """Seed of everything."""
+    out: str = "runs/props_smollm2"
+    """Folder of the runs and of the results."""
+
+    def data(self, policies: int) -> FinetuneConfig:
+        """Prompts with random policies, and the rewards of answers."""
+        return FinetuneConfig(
+            tasks=self.tasks, policies=policies, history=self.shown, eval_prompts=8, explain=False, format_weight=0.1
+        )
+
+
+ADAPTERS = lm.LoRAConfig(rank=16, alpha=32.0, targets=lm.lora.TARGETS)
+
+
+def ended(folder: Path) -> bool:
+    """Whether a run has ended as it should."""
+    file = folder / "summary.json"
+    return file.exists() and not json.loads(file.read_text()).get("stopped")
+
+
+def run_of(x: Experiment, name: str, **more: Any) -> RunConfig:
+    """The settings of a run, which is continued if it was begun."""
+    begun = (Path(x.out) / name / "config.json").exists()
+    return RunConfig(out=x.out, name=name, seed=x.seed, log_every=1, keep=1, resume=begun, **more)
+
+
+def go_on(folder: Path) -> None:
+    """**Raises** `SystemExit` if a run was stopped."""
+    if not ended(folder):
+        raise SystemExit(f"{folder} was stopped: the same command goes on with it")
+
+
+def advised(x: Experiment) -> Path:
+    """A file of prompts with the adviser's replies."""
+    file = Path(x.out) / "replies.jsonl"
+    if not file.exists():
+        data = x.data(x.replies * x.shown * 5 // 4)  # a fifth is held out, and not used here
+        settings = make_settings(data, jax.random.fold_in(jax.random.key(x.seed), TAUGHT))
+        adviser, rng, rows = PolicyAdviser(), random.Random(x.seed), []
+        for question in make_questions(data, settings)[0]:
+            line = adviser.advise([Message("user", question.text)], rng).splitlines()[0]
+            said = (("user", question.text), ("assistant", line))
+            rows.append({"messages": [{"role": role, "content": text} for role, text in said]})
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(file, "".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def taught(x: Experiment) -> dict[str, Any]:
+    """Imitate the adviser, and write the merged model to `<out>/sft/model`. **Returns:** the last loss."""
+    folder, replies = Path(x.out) / "sft", advised(x)
+    if not ended(folder):
+        how = SFTConfig(batch_size=4, learning_rate=x.learning_rate)
+        run = run_of(x, "sft", checkpoint_every=20)
+        sft(TuneConfig(model=x.model, data=replies, length=704, lora=ADAPTERS, sft=how, run=run))
+        go_on(folder)
+    if not (folder / "model").exists():
+        base = lm.locate(x.model)
+        template, tokenizer = ChatTemplate.load(base), lm.load_tokenizer(base)
+        model, variables = lm.load_adapter(folder / "adapter", *lm.load(x.model))
+        assert model.lora is not None and template is not None
+        merged = lm.merge(variables["params"], variables["lora"], model.lora)
+        with replacing(folder / "model") as draft:
+            lm.save_hf(draft, model.config, merged, end_tokens=lm.end_tokens(base, tokenizer))
+            tokenizer.save(draft)
+            (draft / "chat_template.jinja").write_text(template.source, encoding="utf-8")
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in lines if line["kind"] == "train"]
+    return {"updates": len(losses), "first_loss": losses[0], "last_losses": sum(losses[-10:]) / len(losses[-10:])}
+
+
+def improved(x: Experiment) -> dict[str, Any]:
+    """GRPO from the taught model. **Returns:** its rewards on held-out prompts, before and after."""
+    folder = Path(x.out) / "grpo"
+    if not ended(folder):
+        how = GRPOConfig(
+            prompts=x.prompts,
+            group=x.group,
+            max_new_tokens=x.max_tokens,
+            microbatches=x.group,
+            learning_rate=x.grpo_rate,
+        )
+        config = FinetuneRun(
+            model=str(Path(x.out) / "sft" / "model"),
+            data=x.data(600),
+            lora=ADAPTERS,
+            updates=x.updates,
+            grpo=how,
+            run=run_of(x, "grpo", checkpoint_every=1),
+        )
+        finetune(config)
+        go_on(folder)
+    summary = json.loads((folder / "summary.json").read_text())
+    return {name: summary[name] for name in ("updates", "scales", "before", "after")}
+
+
+def searched(x: Experiment, who: str) -> dict[str, Any]:
+    """The searches of one searcher: the best policy of each in fresh episodes, and the replies that were valid."""
+    folder = Path(x.out) / f"search-{who}"
+    if not (folder / "summary.json").exists():
+        search = PropsConfig(
+            iterations=x.iterations,
+            warmup=x.warmup,
+            explain=False,
+            history=HistoryView(top=x.shown),
+            reply=ReplyConfig(retries=0, failures=x.iterations),
+        )
+        if who == "random_search":
+            search = PropsConfig(method=who, iterations=x.warmup + x.iterations)
+        models = {"plain": x.model, "sft": f"{x.out}/sft/model", "tuned": f"{x.out}/sft/model"}
+        chat = ChatConfig()
+        if who in models:
+            adapter = f"{x.out}/grpo/adapter" if who == "tuned" else ""
+            chat = ChatConfig(model=f"local:{models[who]}", adapter=adapter, max_tokens=x.max_tokens)
+        run = BaseRunConfig(out=x.out, name=folder.name, seed=x.seed, resume=(folder / "config.json").exists())
+        run_searches(PropsRun(x.tasks, x.seeds, search, chat, workers=1, print_every=10, run=run))
+    found = json.loads((folder / "summary.json").read_text())
+    return {"searches": found}
+
+
+def main() -> None:
+    x = parse(Experiment, description=__doc__)
+    file = Path(x.out) / "results.json"
+
+    def note(name: str, make: Callable[[], Any]) -> None:
+        """Add to the results, with the time of what was not there yet."""
+        started = time.monotonic()
+        value = make()
+        found = json.loads(file.read_text()) if file.exists() else {"rows": {}, "seconds": {}}
+        seconds = time.monotonic() - started
+        found["rows"][name] = value
+        found["seconds"] |= {name: round(seconds)} if seconds > 2 else {}
+        found["command"] = command(Path(__file__).name, x)
+        found["date"] = datetime.date.today().isoformat()
+        found |= {"machine": {**info.versions(), "device": info.device()}}
+        write_whole(file, json.dumps(found, indent=1) + "\n")
+
+    note("imitation", lambda: taught(x))
+    if x.updates:
+        note("grpo", lambda: improved(x))
+    for who in x.searchers:
+        if who != "tuned" or x.updates:
+            note(who, lambda who=who: searched(x, who))
+    print(f"Everything is in {x.out}")
+
+
+if __name__ == "__main__":
+    main()
