@@ -105,12 +105,18 @@ def windowed(mask: jax.Array | None, near: jax.Array | None, slides: Any) -> jax
 def attend(query: Float[Array, "b q n h"], sources: list[Source]) -> Float[Array, "b q n h"]:
     """Softmax attention over the union of several sources, in float32.
 
-    Heads are grouped: query head `n` reads key head `n // (N / K)` through one einsum, so keys and values are not
+    Heads are grouped: query head `n` reads key head `n // (N / K)` through one product, so keys and values are not
     repeated over a group's heads or, for a source without a batch axis, over rows.
     """
     b, q, n, h = query.shape
     kv = sources[0].key.shape[sources[0].order.index("k")]
     grouped = (query * h**-0.5).reshape(b, q, kv, n // kv, h)
+    if len(sources) == 1 and sources[0].order == "btkh":
+        key, value, mask = sources[0].key, sources[0].value, sources[0].mask
+        mask = jnp.ones((1, 1, key.shape[1]), bool) if mask is None else mask.reshape(-1, *mask.shape[-2:])
+        heads = jnp.moveaxis(grouped, 2, 1).reshape(b, kv, -1, h), jnp.moveaxis(key, 2, 1), jnp.moveaxis(value, 2, 1)
+        out: Any = _attended(*heads, mask).reshape(b, kv, q, n // kv, h)
+        return jnp.moveaxis(out, 1, 2).reshape(b, q, n, h).astype(query.dtype)
     scores = []
     for source in sources:
         # the order of axes in which the product leaves them: another would move all scores once more
@@ -122,13 +128,57 @@ def attend(query: Float[Array, "b q n h"], sources: list[Source]) -> Float[Array
     top = jax.lax.stop_gradient(jnp.max(jnp.stack([s.max(-1) for s in scores]), axis=0))[..., None]
     weights = [kept(jnp.exp(s - top)) for s in scores]
     total = sum(w.sum(-1) for w in weights)
-    out: Any = 0.0
+    out = 0.0
     for weight, source in zip(weights, sources, strict=True):
         out = out + jnp.einsum(
             f"bkqgt,{source.order}->bkqgh", weight.astype(query.dtype), source.value, preferred_element_type=jnp.float32
         )
     out = kept(out) / total[..., None]
     return jnp.moveaxis(out, 1, 2).reshape(b, q, n, h).astype(query.dtype)
+
+
+@jax.custom_vjp
+def _attended(
+    query: Float[Array, "b k r h"],
+    key: Float[Array, "b k t h"],
+    value: Float[Array, "b k t h"],
+    mask: Bool[Array, "m p t"],
+) -> Float[Array, "b k r h"]:
+    """Attention over one source, whose rows `r` are the queries and, within each, the heads of a group.
+
+    Its gradient is written out: two passes over the scores, where that of the operations has about ten. Axes are such
+    that a product has one that it sums over: XLA would move the scores of several on a CPU.
+    """
+    return _attended_forward(query, key, value, mask)[0]
+
+
+def _attended_forward(query: Any, key: Any, value: Any, mask: Any) -> tuple[Any, Any]:
+    s = _product_of("bkrh,bkth->bkrt", query, key)
+    apart = s.reshape(*s.shape[:2], mask.shape[1], -1, s.shape[3])  # one mask for all queries, or one for each
+    s = jnp.where(mask[:, None, :, None], apart, jnp.finfo(jnp.float32).min).reshape(s.shape)
+    weight = kept(jnp.exp(s - jnp.max(s, axis=-1, keepdims=True)))
+    total = jnp.sum(weight, axis=-1, keepdims=True)
+    out = kept(_product_of("bkrt,bkth->bkrh", weight.astype(query.dtype), value)) / total
+    return out, (query, key, value, weight, total, out)
+
+
+def _attended_backward(saved: Any, change: jax.Array) -> tuple[Any, ...]:
+    query, key, value, weight, total, out = saved
+    change = change / total
+    own = jnp.sum(change * out, axis=-1, keepdims=True)
+    narrow = change.astype(value.dtype)
+    d_score = (weight * (_product_of("bkrh,bkth->bkrt", narrow, value) - own)).astype(query.dtype)
+    d_query = _product_of("bkrt,bkth->bkrh", d_score, key).astype(query.dtype)
+    d_key = _product_of("bkrt,bkrh->bkth", d_score, query).astype(key.dtype)
+    d_value = _product_of("bkrt,bkrh->bkth", weight.astype(value.dtype), narrow).astype(value.dtype)
+    return d_query, d_key, d_value, None
+
+
+def _product_of(axes: str, a: jax.Array, b: jax.Array) -> jax.Array:
+    return jnp.einsum(axes, a, b, preferred_element_type=jnp.float32)
+
+
+_attended.defvjp(_attended_forward, _attended_backward)
 
 
 def gated_mlp(x: jax.Array, params: Mapping, lora: Mapping | None, scale: float) -> jax.Array:
