@@ -14,9 +14,12 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from llmrl_jax.run.flags import parse
+from llmrl_jax.run.report import figures as reports
 from llmrl_jax.run.report.compare import Run, draw, read_run
-from llmrl_jax.run.report.curves import learning_curve
+from llmrl_jax.run.report.curves import INK, learning_curve
 from llmrl_jax.systems.glam.posttest_run import ZERO_SHOT
 from llmrl_jax.systems.glam.results import Tested, draw_tests
 from llmrl_jax.systems.glam.settings import TrainConfig
@@ -79,6 +82,39 @@ def tests_of(folder: Path) -> list[list[Tested]]:
     return [*([read(f"{agent}-{seed}") for seed in range(SEEDS)] for agent in AGENTS.values()), [read("prior")]]
 
 
+INITS = {"pretrained": "SmolLM2-135M", "embeddings": "random but for its embeddings", "random": "random weights"}
+OTHER_WORDS = {
+    "other_name_same_categories": "other nouns",
+    "no_meaning_words": "invented words",
+    "synonym_actions": "other actions",
+}
+
+
+def draw_agreement(file: Path, out: Path) -> Path:
+    """How often models choose the bot's action (`glam_smollm2.py`): with more imitation, and after it in other words.
+    95% intervals (Wilson), and the share of the most frequent action as a line."""
+    rows = json.loads(file.read_text())["rows"]
+    pairs = sorted({int(name.split(", ")[1].split()[0]) for name in rows if "steps of imitation" in name})
+    own = "no_modification_test"
+    shown = [("not trained", "", own)]
+    shown += [(f"{n} steps", f" {n} steps of imitation,", own) for n in pairs]
+    shown += [(f"{pairs[-1]} steps, {words}", shown[-1][1], test) for test, words in OTHER_WORDS.items()]
+    figure, axis = reports.new_axis(9.0, 4.2)
+    for i, (init, label) in enumerate(INITS.items()):
+        asked = [rows[f"{init},{taught} asked, seed 0"][test]["agrees"] for _, taught, test in shown]
+        mean, low, high = np.array(asked).T
+        places = np.arange(len(shown)) + 0.27 * (i - 1)
+        axis.bar(places, mean, 0.25, color=reports.color(i), label=label)
+        axis.errorbar(places, mean, [mean - low, high - mean], fmt="none", ecolor=INK, elinewidth=0.9, capsize=2)
+    most = rows["pretrained, asked, seed 0"]["most frequent action"]["agrees"]
+    axis.axhline(most, color=INK, linewidth=0.8, linestyle=":", label="the most frequent action")
+    axis.set_xticks(range(len(shown)), [name for name, _, _ in shown], rotation=20, ha="right", fontsize=8)
+    axis.set_ylim(0, 1.02)
+    axis.set_ylabel("agreement with the bot", color=INK)
+    figure.legend(frameon=False, fontsize=8.5, loc="outside upper center", ncols=4)
+    return reports.save(figure, out)
+
+
 def main() -> None:
     x = parse(Figures, description=__doc__)
     results, out = Path(x.results), Path(x.out)
@@ -91,6 +127,7 @@ def main() -> None:
     draw(runs_of(results / "goto_local"), out / "goto_local_agents.png", labels)
     draw(runs_of(results / "mixed"), out / "mixed.png", labels)
     draw_tests(tests_of(results / "mixed" / "tests"), out / "mixed_tests.png", [*labels, "prior, zero-shot"])
+    draw_agreement(results / "glam_smollm2" / "results.json", out / "smollm2_agreement.png")
 
 
 if __name__ == "__main__":

@@ -68,9 +68,9 @@ class Experiment:
     """The adviser's replies for each task."""
     learning_rate: float = 1e-3
     """Peak step size of imitation."""
-    updates: int = 12
+    updates: int = 8
     """Updates of GRPO; 0: none."""
-    prompts: int = 4
+    prompts: int = 2
     """Prompts of an update."""
     group: int = 8
     """Answers to each."""
