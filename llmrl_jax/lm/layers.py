@@ -127,7 +127,7 @@ def attend(query: Float[Array, "b q n h"], sources: list[Source]) -> Float[Array
         scores.append(s)
     top = jax.lax.stop_gradient(jnp.max(jnp.stack([s.max(-1) for s in scores]), axis=0))[..., None]
     weights = [kept(jnp.exp(s - top)) for s in scores]
-    total = sum(w.sum(-1) for w in weights)
+    total: Any = sum(w.sum(-1) for w in weights)
     out = 0.0
     for weight, source in zip(weights, sources, strict=True):
         out = out + jnp.einsum(

@@ -236,12 +236,12 @@ class Llama(nn.Module):
         def body(carry, layer, pick):
             x, head = carry
             params, lora, _, slides = layer
-            read = (*self._keys_values(x, params, lora, angles), windowed(mask, near, slides))
+            read: Any = (*self._keys_values(x, params, lora, angles), windowed(mask, near, slides))
             if head is not None:
                 own = self._keys_values(head, params, lora, head_angles)
                 if pick is None:
                     seen = windowed(head_mask, near_head, slides)
-                    head = self._finish(head, params, lora, head_angles, [Source(*own, seen)], None)
+                    head = self._finish(head, params, lora, head_angles, [Source(own[0], own[1], seen)], None)
                 # one source, although every row then has the prefix: one softmax, and fewer and larger products
                 all_see = windowed(jnp.ones((1, 1, before), bool), near_prefix, slides)
                 read = tuple(
