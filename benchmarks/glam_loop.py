@@ -73,7 +73,8 @@ class Side:
 
     def row(self, case: str) -> Row:
         times = rates(self.steps, self.samples[case])
-        return Row(case, self.who, "env-steps/s", times, self.compile_seconds.get(case), self.note)
+        note = self.note if case == UPDATE else self.note.partition(";")[0]  # play has no gradients
+        return Row(case, self.who, "env-steps/s", times, self.compile_seconds.get(case), note)
 
 
 class Ours:

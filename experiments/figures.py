@@ -89,6 +89,9 @@ OTHER_WORDS = {
     "synonym_actions": "other actions",
 }
 
+ASKED = 256
+"""Steps that each model was asked about."""
+
 
 def draw_agreement(file: Path, out: Path) -> Path:
     """How often models choose the bot's action (`glam_smollm2.py`): with more imitation, and after it in other words.
@@ -101,12 +104,12 @@ def draw_agreement(file: Path, out: Path) -> Path:
     shown += [(f"{pairs[-1]} steps, {words}", shown[-1][1], test) for test, words in OTHER_WORDS.items()]
     figure, axis = reports.new_axis(9.0, 4.2)
     for i, (init, label) in enumerate(INITS.items()):
-        asked = [rows[f"{init},{taught} asked, seed 0"][test]["agrees"] for _, taught, test in shown]
+        asked = [rows[f"{init},{taught} {ASKED} steps asked, seed 0"][test]["agrees"] for _, taught, test in shown]
         mean, low, high = np.array(asked).T
         places = np.arange(len(shown)) + 0.27 * (i - 1)
         axis.bar(places, mean, 0.25, color=reports.color(i), label=label)
         axis.errorbar(places, mean, [mean - low, high - mean], fmt="none", ecolor=INK, elinewidth=0.9, capsize=2)
-    most = rows["pretrained, asked, seed 0"]["most frequent action"]["agrees"]
+    most = rows[f"pretrained, {ASKED} steps asked, seed 0"]["most frequent action"]["agrees"]
     axis.axhline(most, color=INK, linewidth=0.8, linestyle=":", label="the most frequent action")
     axis.set_xticks(range(len(shown)), [name for name, _, _ in shown], rotation=20, ha="right", fontsize=8)
     axis.set_ylim(0, 1.02)

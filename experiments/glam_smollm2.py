@@ -7,10 +7,10 @@
 
 Each model is tested as it is, imitates the bot on a few steps and on more (all weights), and is then improved by PPO
 through adapters, from the last of these; at the end it is tested with other words. Before PPO all are asked what to do
-in steps of the bot that none was taught, in the words of these steps and in other words. All prompts have the newest
-observation and no list of actions, since prompt length decides what a step costs. Runs are written to `<out>`; what is
-finished is read, what is not is continued, so that it can be stopped at any time. `<out>/results.json` has the table,
-with the minutes that each part took.
+in steps of the bot that none was taught, and those that were taught most also in other words. All prompts have the
+newest observation and no list of actions, since prompt length decides what a step costs. Runs are written to `<out>`;
+what is finished is read, what is not is continued, so that it can be stopped at any time. `<out>/results.json` has the
+table, with the seconds that each part took.
 """
 
 from __future__ import annotations
@@ -78,9 +78,10 @@ class Experiment:
         *("no_modification_test", "other_name_same_categories"),
         *("no_meaning_words", "synonym_actions"),
     )
-    """Tests, as in `llmrl glam test`: steps in their words before PPO, episodes after it."""
-    asked: int = 384
-    """Steps of the bot that every model is asked about, in the words of each test."""
+    """Tests, as in `llmrl glam test`: steps in their words after most imitation, episodes after PPO; the first is that
+    without other words."""
+    asked: int = 256
+    """Steps of the bot that every model is asked about; 0: none."""
     test_episodes: int = 64
     """Episodes of each test, for sampled and for greedy actions."""
     seed: int = 0
@@ -114,18 +115,18 @@ def ended(folder: Path, stopped: str) -> Path:
 
 def bot_steps(x: Experiment, name: str, steps: int, seed: int) -> Path:
     """A file with at least `steps` steps of the bot's episodes."""
-    folder = Path(x.out) / name
+    folder = Path(x.out) / f"{name}-{steps}-{seed}"
     file = folder / "demos.parquet"
     if not file.exists():
         glam, how = cloning.PRESETS["bc-demo"]
         folder.mkdir(parents=True, exist_ok=True)
-        run = RunConfig(out=x.out, name=name, seed=seed)
+        run = RunConfig(out=x.out, name=folder.name, seed=seed)
         config = CloneRun(glam=settings(x, glam), clone=replace(how, pairs=steps, held_out=0.0), run=run)
         return demonstrations(config, folder)
     return file
 
 
-def agreement(x: Experiment, model: str, init: Init) -> dict[str, dict[str, Any]]:
+def agreement(x: Experiment, model: str, init: Init, tests: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     """How often a model's most likely action is the bot's, with its 95% Wilson interval, and the mean log-probability
     of the bot's action and its standard error, in nats: in `asked` steps that no model was taught, in the words of each
     test. The interval takes steps as independent, though some are of one episode."""
@@ -136,10 +137,10 @@ def agreement(x: Experiment, model: str, init: Init) -> dict[str, dict[str, Any]
     )
     params, frozen = untrained(agent, jax.random.key(x.seed))
     found: dict[str, dict[str, Any]] = {}
-    for test in x.tests:
+    for test in tests:
         policy = prepare(agent, parse_test(test)).policy
         logits = jax.jit(lambda o, policy=policy: policy.consider(params, frozen, o)[0].logits)
-        rows = [logits({name: a[i : i + ROWS] for name, a in obs.items()}) for i in range(0, x.asked, ROWS)]
+        rows = [logits({name: a[i : i + ROWS] for name, a in obs.items()}) for i in range(0, len(done), ROWS)]
         log_probs = np.asarray(jax.nn.log_softmax(np.concatenate(rows), axis=-1))
         rate = wilson(int((log_probs.argmax(-1) == done).sum()), len(done))
         nats = log_probs[np.arange(len(done)), done]
@@ -153,14 +154,14 @@ def agreement(x: Experiment, model: str, init: Init) -> dict[str, dict[str, Any]
 
 def imitated(x: Experiment, init: Init, pairs: int) -> Path:
     """The folder of a model that imitates the bot. Its summary has the episodes before and after."""
-    folder = Path(x.out) / f"clone-{init}-{pairs}-{x.seed}"
+    folder = Path(x.out) / f"clone-{init}-{pairs}-{x.episodes}-{x.seed}"
     if not finished(folder):
         glam, how = cloning.PRESETS["bc-demo"]
         sft = replace(how.sft, batch_size=x.clone_rows, learning_rate=x.clone_rate)
         how = replace(how, pairs=pairs, epochs=1.0, pack=False, held_out=0.0, sft=sft)
         glam = replace(settings(x, glam), init=init)
         run = run_of(x, folder.name, checkpoint_every=50)
-        demos = str(bot_steps(x, f"taught-{x.seed}", max(x.pairs), x.seed))
+        demos = str(bot_steps(x, "taught", max(x.pairs), x.seed))
         ended(folder, clone(CloneRun(glam=glam, demos=demos, clone=how, eval_episodes=x.episodes, run=run)).stopped)
     return folder
 
@@ -194,7 +195,8 @@ def main() -> None:
     def note(name: str, make: Callable[[], Any]) -> None:
         """Add a row to the results, with the time of what was not there yet."""
         started = time.monotonic()
-        value = make()
+        before = json.loads(file.read_text())["rows"] if file.exists() else {}
+        value = before[name] if name in before and f"{x.asked} steps asked" in name else make()
         found = json.loads(file.read_text()) if file.exists() else {"rows": {}, "seconds": {}}
         seconds = time.monotonic() - started
         found["rows"][name] = value
@@ -206,7 +208,10 @@ def main() -> None:
 
     for init in x.inits:
         if x.asked:
-            note(f"{init}, asked, seed {x.seed}", lambda init=init: agreement(x, x.model, init))
+            note(
+                f"{init}, {x.asked} steps asked, seed {x.seed}",
+                lambda init=init: agreement(x, x.model, init, x.tests[:1]),
+            )
         for pairs in x.pairs:
 
             def both(pairs: int = pairs, init: Init = init) -> dict[str, Any]:
@@ -216,8 +221,9 @@ def main() -> None:
             note(f"{init}, {pairs} steps of imitation, seed {x.seed}", both)
             if x.asked:
                 model = str(imitated(x, init, pairs) / "model")
-                name = f"{init}, {pairs} steps of imitation, asked, seed {x.seed}"
-                note(name, lambda model=model: agreement(x, model, "pretrained"))
+                name = f"{init}, {pairs} steps of imitation, {x.asked} steps asked, seed {x.seed}"
+                tests = x.tests if pairs == x.pairs[-1] else x.tests[:1]
+                note(name, lambda model=model, tests=tests: agreement(x, model, "pretrained", tests))
         if not x.steps:
             continue
         note(f"{init}, PPO, seed {x.seed}", lambda init=init: judged(improved(x, init), x))

@@ -233,7 +233,7 @@ def peer(x: Experiment, world_id: str, data: Path, name: str, seed: int, out: Pa
     losses = {n.removeprefix("loss."): float(f"{v:.4g}") for n, v in arrays.items() if n.startswith("loss.")}
     return {
         "returns": [round(found, 1)],
-        "losses": [losses],
+        "losses": losses,
         "steps": asked["steps"],
         "seconds": round(float(arrays["seconds"]), 1),
     }
@@ -305,7 +305,7 @@ def tabulate(x: Experiment) -> None:
             if some:
                 row[side] = summary([r for run in some for r in run["returns"]], low, high)
                 row[side] |= {"gradient_steps": some[0]["steps"], "seconds": [run["seconds"] for run in some]}
-                row[side]["losses"] = [losses for run in some for losses in run.get("losses", [])]
+                row[side]["losses"] = [run.get("losses") for run in some]  # of earlier versions: None
         if all(row.get(side, {}).get("standard_error") is not None for side in ("ours", "d3rlpy")):
             row["compared"] = compared(row["ours"], row["d3rlpy"])
         if row:

@@ -7,11 +7,11 @@
 1. The scripted adviser answers prompts that show random policies. Its answers fine-tune SmolLM2 with adapters, which
    are merged into the model (`sft`).
 2. GRPO improves that model on the returns of its proposals (`llmrl props finetune`): `tuned`.
-3. `plain`, `sft`, `tuned`, the scripted adviser and random search look for policies (`llmrl props run`) with one number
-   of proposals, from the same random policies.
+3. `plain`, `sft`, `tuned` and the scripted adviser look for policies (`llmrl props run`) from the same random ones,
+   with one number of proposals; random search draws about as many.
 
 Runs are written to `<out>`; what is finished is read, what is not is continued, so that it can be stopped at any time.
-`<out>/results.json` has the table, with the minutes that each part took.
+`<out>/results.json` has the table, with the seconds that each part took.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class Experiment:
     tasks: tuple[str, ...] = ("nim", "mountain_car_continuous", "cartpole")
     """Tasks, on which it is tuned and tested."""
     searchers: tuple[str, ...] = SEARCHERS
-    """Who searches: the scripted adviser, random search, and the model as it is, after imitation, and after GRPO."""
+    """Who searches: the scripted adviser, random search, and the model as it is, after imitation, and after GRPO.
+    A search stops after eleven replies in a row without a valid policy."""
     shown: int = 2
     """Policies that a prompt shows, in tuning and in searches."""
     replies: int = 80
@@ -79,7 +80,7 @@ class Experiment:
     warmup: int = 20
     """Random policies before the first proposal of a search."""
     iterations: int = 30
-    """Proposals of a search; random search draws as many policies as this and the former."""
+    """Proposals of a search; random search draws as many policies as this and the former, in whole rounds of 8."""
     max_tokens: int = 96
     """Tokens of a reply, at most."""
     seeds: int = 1
@@ -103,6 +104,13 @@ def ended(folder: Path) -> bool:
     """Whether a run has ended as it should."""
     file = folder / "summary.json"
     return file.exists() and not json.loads(file.read_text()).get("stopped")
+
+
+def searches_ended(folder: Path) -> bool:
+    """Whether all searches of a run ended, some perhaps because no reply could be read any more."""
+    file = folder / "summary.json"
+    found = json.loads(file.read_text()) if file.exists() else {"searches": []}
+    return bool(found["searches"]) and all(one["finished"] for one in found["searches"])
 
 
 def run_of(x: Experiment, name: str, **more: Any) -> RunConfig:
@@ -184,13 +192,13 @@ def improved(x: Experiment) -> dict[str, Any]:
 def searched(x: Experiment, who: str) -> dict[str, Any]:
     """The searches of one searcher: the best policy of each in fresh episodes, and the replies that were valid."""
     folder = Path(x.out) / f"search-{who}"
-    if not (folder / "summary.json").exists():
+    if not searches_ended(folder):
         search = PropsConfig(
             iterations=x.iterations,
             warmup=x.warmup,
             explain=False,
             history=HistoryView(top=x.shown),
-            reply=ReplyConfig(retries=0, failures=x.iterations),
+            reply=ReplyConfig(retries=0),
         )
         if who == "random_search":
             search = PropsConfig(method=who, iterations=x.warmup + x.iterations)
@@ -201,8 +209,9 @@ def searched(x: Experiment, who: str) -> dict[str, Any]:
             chat = ChatConfig(model=f"local:{models[who]}", adapter=adapter, max_tokens=x.max_tokens)
         run = BaseRunConfig(out=x.out, name=folder.name, seed=x.seed, resume=(folder / "config.json").exists())
         run_searches(PropsRun(x.tasks, x.seeds, search, chat, workers=1, print_every=10, run=run))
-    found = json.loads((folder / "summary.json").read_text())
-    return {"searches": found}
+        if not searches_ended(folder):
+            raise SystemExit(f"{folder} was stopped: the same command goes on with it")
+    return {"searches": json.loads((folder / "summary.json").read_text())}
 
 
 def main() -> None:

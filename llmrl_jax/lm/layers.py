@@ -113,9 +113,12 @@ def attend(query: Float[Array, "b q n h"], sources: list[Source]) -> Float[Array
     grouped = (query * h**-0.5).reshape(b, q, kv, n // kv, h)
     if len(sources) == 1 and sources[0].order == "btkh":
         key, value, mask = sources[0].key, sources[0].value, sources[0].mask
-        mask = jnp.ones((1, 1, key.shape[1]), bool) if mask is None else mask.reshape(-1, *mask.shape[-2:])
-        heads = jnp.moveaxis(grouped, 2, 1).reshape(b, kv, -1, h), jnp.moveaxis(key, 2, 1), jnp.moveaxis(value, 2, 1)
-        out: Any = _attended(*heads, mask).reshape(b, kv, q, n // kv, h)
+        mask = jnp.ones((1, 1, key.shape[1]), bool) if mask is None else mask
+        rows = jnp.moveaxis(grouped, 2, 1).reshape(b, kv, q * (n // kv), h)
+        found: Any = _attended(
+            rows, jnp.moveaxis(key, 2, 1), jnp.moveaxis(value, 2, 1), mask if mask.ndim == 3 else mask[None]
+        )
+        out: Any = found.reshape(b, kv, q, n // kv, h)
         return jnp.moveaxis(out, 1, 2).reshape(b, q, n, h).astype(query.dtype)
     scores = []
     for source in sources:
@@ -154,24 +157,30 @@ def _attended(
 
 def _attended_forward(query: Any, key: Any, value: Any, mask: Any) -> tuple[Any, Any]:
     s = _product_of("bkrh,bkth->bkrt", query, key)
-    apart = s.reshape(*s.shape[:2], mask.shape[1], -1, s.shape[3])  # one mask for all queries, or one for each
-    s = jnp.where(mask[:, None, :, None], apart, jnp.finfo(jnp.float32).min).reshape(s.shape)
+    s = _where(mask, s, jnp.finfo(jnp.float32).min)
     weight = kept(jnp.exp(s - jnp.max(s, axis=-1, keepdims=True)))
     total = jnp.sum(weight, axis=-1, keepdims=True)
     out = kept(_product_of("bkrt,bkth->bkrh", weight.astype(query.dtype), value)) / total
-    return out, (query, key, value, weight, total, out)
+    return out, (query, key, value, mask, weight, total, out)
 
 
 def _attended_backward(saved: Any, change: jax.Array) -> tuple[Any, ...]:
-    query, key, value, weight, total, out = saved
-    change = change / total
-    own = jnp.sum(change * out, axis=-1, keepdims=True)
-    narrow = change.astype(value.dtype)
-    d_score = (weight * (_product_of("bkrh,bkth->bkrt", narrow, value) - own)).astype(query.dtype)
+    query, key, value, mask, weight, total, out = saved
+    narrow = (change / total).astype(value.dtype)
+    own = jnp.sum(narrow * out, axis=-1, keepdims=True)
+    d_score = weight * (_product_of("bkrh,bkth->bkrt", narrow, value) - own)
+    d_score = _where(mask, d_score, 0.0).astype(query.dtype)  # a row that sees no key has weights, and no gradient
     d_query = _product_of("bkrt,bkth->bkrh", d_score, key).astype(query.dtype)
     d_key = _product_of("bkrt,bkrh->bkth", d_score, query).astype(key.dtype)
     d_value = _product_of("bkrt,bkrh->bkth", weight.astype(value.dtype), narrow).astype(value.dtype)
     return d_query, d_key, d_value, None
+
+
+def _where(mask: Any, scores: Any, other: Any) -> Any:
+    """The scores where the mask, which is one for all queries or has one for each, is true."""
+    rows = scores.shape[2]
+    apart = scores.reshape(*scores.shape[:2], mask.shape[1], rows // max(mask.shape[1], 1), scores.shape[3])
+    return jnp.where(mask[:, None, :, None], apart, other).reshape(scores.shape)
 
 
 def _product_of(axes: str, a: jax.Array, b: jax.Array) -> jax.Array:

@@ -196,7 +196,7 @@ class Llama(nn.Module):
 
         **Arguments:** `tokens`, right-padded prompts; `lengths`, at least 1; `nodes`, the token of each node of the
         tree; `depths`, from 0; `ancestors`, bool `[M, M]`, whether node i sees node j (itself included); `prefix`,
-        tokens before every prompt: computed once, at batch 1, and shared.
+        tokens before every prompt: computed once, at batch 1; every row reads a copy of its keys and values.
         **Returns:** hidden states of each row's last prompt token and of the nodes.
         """
         prompt, count, before = tokens.shape[1], len(nodes), len(prefix)

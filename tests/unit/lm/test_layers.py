@@ -11,26 +11,29 @@ from llmrl_jax.lm.layers import Source, attend
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize("each", [False, True])
-def test_attention_over_one_source_has_the_value_and_the_gradient_of_its_halves(dtype, each):
-    """Of one source the gradient is written out, of several it is derived."""
+@pytest.mark.parametrize("masks", [(5, 7), (2, 5, 7), (1, 5, 7), (2, 1, 7), None])
+def test_attention_over_one_source_has_the_value_and_the_gradient_of_its_halves(dtype, masks):
+    """Of one source the gradient is written out, of several it is derived; also where a query sees no key."""
     rng = np.random.default_rng(0)
 
     def drawn(*shape: int) -> jax.Array:
         return jnp.asarray(rng.normal(size=shape), dtype)
 
     query, key, value, weight = drawn(2, 5, 6, 4), drawn(2, 7, 3, 4), drawn(2, 7, 3, 4), drawn(2, 5, 6, 4)
-    mask = rng.random((2, 5, 7) if each else (5, 7)) < 0.7
-    mask[..., 0] = mask[..., 5] = True
+    mask = None if masks is None else rng.random(masks) < 0.7
+    if mask is not None:
+        mask[..., -1, :] = False
+
+    def source(key, value, part):
+        own = None if mask is None else jnp.asarray(mask[..., part])
+        return Source(key[:, part], value[:, part], own)
 
     def one(query, key, value):
-        return jnp.sum(weight * attend(query, [Source(key, value, jnp.asarray(mask))]))
+        return jnp.sum(weight * attend(query, [source(key, value, slice(None))]))
 
     def halves(query, key, value):
-        cuts = (slice(None, 4), slice(4, None))
-        return jnp.sum(
-            weight * attend(query, [Source(key[:, c], value[:, c], jnp.asarray(mask[..., c])) for c in cuts])
-        )
+        parts = [source(key, value, part) for part in (slice(None, 4), slice(4, None))]
+        return jnp.sum(weight * attend(query, parts))
 
     found, wanted = (jax.value_and_grad(f, argnums=(0, 1, 2))(query, key, value) for f in (one, halves))
     for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
