@@ -139,8 +139,9 @@ def agreement(x: Experiment, model: str, init: Init, tests: tuple[str, ...]) -> 
     found: dict[str, dict[str, Any]] = {}
     for test in tests:
         policy = prepare(agent, parse_test(test)).policy
-        logits = jax.jit(lambda o, policy=policy: policy.consider(params, frozen, o)[0].logits)
-        rows = [logits({name: a[i : i + ROWS] for name, a in obs.items()}) for i in range(0, len(done), ROWS)]
+        logits = jax.jit(lambda p, f, o, policy=policy: policy.consider(p, f, o)[0].logits)
+        parts = ({name: a[i : i + ROWS] for name, a in obs.items()} for i in range(0, len(done), ROWS))
+        rows = [np.asarray(logits(params, frozen, part)) for part in parts]
         log_probs = np.asarray(jax.nn.log_softmax(np.concatenate(rows), axis=-1))
         rate = wilson(int((log_probs.argmax(-1) == done).sum()), len(done))
         nats = log_probs[np.arange(len(done)), done]
