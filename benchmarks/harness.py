@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -25,6 +26,8 @@ from llmrl_jax.run import info
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+ELSEWHERE = "elsewhere"
+"""The folder in `RESULTS` with the last record of every other processor."""
 REPEATS = 5
 OURS = "llmrl_jax"
 
@@ -145,7 +148,8 @@ def run_peer(script: str | Path, *args: str, timeout: float = 1800) -> dict[str,
 
 
 def record(name: str, title: str, run: Callable[[bool], Result], quick: bool) -> Path:
-    """Run a benchmark and write its JSON with the measurement conditions."""
+    """Run a benchmark and write its JSON with the measurement conditions. A record of another processor is kept
+    elsewhere, since the fastest library of one processor need not be that of another."""
     before = info.machine()
     started = time.perf_counter()
     result = run(quick)
@@ -164,10 +168,22 @@ def record(name: str, title: str, run: Callable[[bool], Result], quick: bool) ->
         row["median"] = made.median
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}{'-quick' if quick else ''}.json"
+    if not quick:
+        keep_elsewhere(path, value["machine"]["cpu"])
     path.write_text(json.dumps(value, indent=1) + "\n")
     for row in result.rows:
         print(f"  {row.case:<48} {row.who:<28} {row.median:>14,.4g} {row.unit}", flush=True)
     return path
+
+
+def keep_elsewhere(path: Path, cpu: str) -> None:
+    """Move the record at `path` out of the way if it was made on another processor than `cpu`."""
+    before = json.loads(path.read_text())["machine"]["cpu"] if path.exists() else cpu
+    if before != cpu:
+        folder = path.parent / ELSEWHERE
+        folder.mkdir(exist_ok=True)
+        slug = "-".join(re.findall(r"[a-z0-9]+", before.lower()))
+        path.replace(folder / f"{path.stem}--{slug}.json")
 
 
 def execute(name: str, quick: bool) -> int:

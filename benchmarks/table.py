@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import OURS, RESULTS, ROOT, less_is_better
+from benchmarks.harness import ELSEWHERE, OURS, RESULTS, ROOT, less_is_better
 
 
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -19,7 +20,9 @@ Our speed and that of peers, measured in one run on one machine (`make bench`). 
 after warm-up, with the range in brackets; compilation is excluded and has its own column. Observations are folded into
 the carry, so that the compiler cannot remove them. The last column is our median divided by that of the row: above 1 we
 are faster. If a peer has several rows in a case, its fastest one counts: the sentences below a table compare that one
-with our fastest. Figures of a loaded machine are lower bounds; its load average is given with each table.
+with our fastest. Figures of a loaded machine are lower bounds; its load average is given with each table. Ratios depend
+on the processor (torch multiplies matrices by Intel's library): where a benchmark was also run on another one, the last
+line has its ratios there.
 """
 
 
@@ -44,8 +47,8 @@ def _ratio(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     return f"{ratio:.3g}"
 
 
-def section(result: dict[str, Any]) -> str:
-    """One benchmark: its table, the bars, and the conditions."""
+def section(result: dict[str, Any], others: Sequence[dict[str, Any]] = ()) -> str:
+    """One benchmark: its table, the bars, the conditions, and the bars on other processors."""
     rows = result["rows"]
     lines = [f"## {result['title']}", ""]
     lines += ["| case | who | median | unit | compile (s) | ours / theirs |", "|---|---|---|---|---|---|"]
@@ -66,13 +69,21 @@ def section(result: dict[str, Any]) -> str:
         f"{machine['load_average']} before and {machine['load_average_after']} after; Python {versions['python']}, "
         f"jax {versions['jax']}; peak memory {result['peak_memory_gib']} GiB; {result['took_seconds']:.0f} s in all."
     )
+    for other in others:
+        it = other["machine"]
+        when = f"{other['date']}, load average {it['load_average']} before and {it['load_average_after']} after"
+        lines.append(f"- On another processor, {it['cpu']} ({when}): {'; '.join(other['bars'])}.")
     return "\n".join(lines) + "\n"
 
 
 def page(folder: Path = RESULTS) -> str:
     """The whole page; results of quick runs are omitted."""
-    results = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-    return "\n".join([HEAD, *(section(r) for r in results if not r["quick"])])
+    results = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+    others = {
+        name: [json.loads(path.read_text()) for path in sorted((folder / ELSEWHERE).glob(f"{name}--*.json"))]
+        for name in results
+    }
+    return "\n".join([HEAD, *(section(r, others[name]) for name, r in results.items() if not r["quick"])])
 
 
 def write() -> Path:

@@ -9,8 +9,9 @@ train SAC; the third does, into another folder. Then data are made from the poli
 each set with both libraries: the same steps, networks, hyper-parameters, batch size and number of gradient steps. The
 actors of both are played in the same way, by the modes of their actions in our world.
 
-What is there is read, and the rest is made, so that it can be stopped at any time. `<out>/results.json` has the table;
-`--stages` without a stage makes only that.
+What is there is read, and the rest is made, so that it can be stopped at any time; what the committed table has counts
+as there (`--known ''`: make everything). `<out>/results.json` has the table; `--stages` without a stage makes only
+that.
 """
 
 from __future__ import annotations
@@ -133,6 +134,8 @@ class Experiment:
     """Episodes that each policy plays at the end."""
     policies: str = "experiments/results/offline_mujoco/policies"
     """Folder of the exported policies, one folder for each world."""
+    known: str = "experiments/results/offline_mujoco/results.json"
+    """A table, whose sides with enough seeds are not made again and enter the new one; empty: none."""
     out: str = "runs/offline_mujoco"
     """Folder of the runs, the data and the results."""
 
@@ -164,7 +167,8 @@ def made_once(path: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """What is in a JSON file, which `make` makes if it is not there."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(make(), indent=1) + "\n")
+        made = make() | {"date": datetime.date.today().isoformat(), "device": info.device()}
+        write_whole(path, json.dumps(made, indent=1) + "\n")
     return json.loads(path.read_text())
 
 
@@ -286,9 +290,33 @@ def runs_of(x: Experiment, world: str, data: Set, name: str) -> dict[str, Path]:
     return {"ours": folder / f"{base}-ours-{own}.json", **seeds}
 
 
+def known_worlds(x: Experiment) -> dict[str, Any]:
+    """The worlds of the known table."""
+    return json.loads(Path(x.known).read_text())["worlds"] if x.known else {}
+
+
+def known_row(worlds: dict[str, Any], world: str, data: str, name: str) -> dict[str, Any]:
+    """The row of a case in a table, empty if it has none."""
+    sets = worlds.get(world, {}).get("sets", {})
+    return sets.get(data, {}).get("algorithms", {}).get(name, {})
+
+
+def is_known(x: Experiment, world: str, data: str, name: str, who: str) -> bool:
+    """Whether the known table has a side of a case, with as many seeds and gradient steps as are asked for."""
+    side = known_row(known_worlds(x), world, data, name).get("ours" if who == "ours" else "d3rlpy", {})
+    seeds = seeds_of(x, name)[0 if who == "ours" else 1]
+    return len(side.get("returns", ())) >= seeds and side["gradient_steps"] == steps_of(x, name)
+
+
+def to_make(x: Experiment) -> list[tuple[str, Set, str, str]]:
+    """The cases and sides that are asked for and not known: world, set, algorithm, and `ours` or `d3rlpy <seed>`."""
+    sides = [(*case, who) for case in cases(x) for who in runs_of(x, *case)]
+    return [side for side in sides if not is_known(x, *side)]
+
+
 def tabulate(x: Experiment) -> None:
-    """Write what is there as `results.json`."""
-    worlds: dict[str, Any] = {}
+    """Write what is there, and what was known, as `results.json`."""
+    worlds = known_worlds(x)
     for world, data, name in cases(x):
         folder = Path(x.policies) / world
         about = Path(x.out) / "data" / f"{world}-{data}.json"
@@ -297,13 +325,23 @@ def tabulate(x: Experiment) -> None:
         known = json.loads((folder / "policies.json").read_text())["policies"]
         low, high = random_of(x.out, world), known[BEST]["mode"]
         entry = worlds.setdefault(world, {"random": low, "expert": high, "policies": known, "sets": {}})
-        held = entry["sets"].setdefault(data, {"data": json.loads(about.read_text()), "algorithms": {}})
+        made = json.loads(about.read_text())
+        held = entry["sets"].setdefault(data, {"data": made, "algorithms": {}})
+        if held["data"]["sha256"] != made["sha256"]:
+            raise ValueError(
+                f"{about} has other data than {x.known}, whose rows are of data with the SHA-256 "
+                f"{held['data']['sha256']}: give --known '' and another --out to make everything from the new data"
+            )
         done = {who: json.loads(p.read_text()) for who, p in runs_of(x, world, data, name).items() if p.exists()}
         theirs = [run for who, run in done.items() if who != "ours"]
-        row: dict[str, Any] = {}
+        sides = held["algorithms"].get(name, {})
+        both = {who: sides[who] for who in ("ours", "d3rlpy") if who in sides}
+        row: dict[str, Any] = {who: s for who, s in both.items() if s["gradient_steps"] == steps_of(x, name)}
         for side, some in (("ours", [done["ours"]] if "ours" in done else []), ("d3rlpy", theirs)):
-            if some:
-                row[side] = summary([r for run in some for r in run["returns"]], low, high)
+            found = [r for run in some for r in run["returns"]]
+            if some and len(found) >= len(row.get(side, {}).get("returns", ())):
+                row[side] = summary(found, low, high)
+                row[side] |= {"device": some[-1].get("device"), "date": some[-1].get("date")}
                 row[side] |= {"gradient_steps": some[0]["steps"], "seconds": [run["seconds"] for run in some]}
                 row[side]["losses"] = [run.get("losses") for run in some]  # of earlier versions: None
         if all(row.get(side, {}).get("standard_error") is not None for side in ("ours", "d3rlpy")):
@@ -311,7 +349,7 @@ def tabulate(x: Experiment) -> None:
         if row:
             held["algorithms"][name] = row
     results = {
-        "command": command(Path(__file__).name, x, ("out", "stages", "policies")),
+        "command": command(Path(__file__).name, x, ("out", "stages", "policies", "known")),
         "date": datetime.date.today().isoformat(),
         "batch_size": x.batch_size,
         "episodes": x.episodes,
@@ -343,22 +381,20 @@ def main() -> None:
         for world in x.worlds:
             policies(world, x.sac_steps, out, Path(x.policies) / world)
     if "data" in x.stages:
-        for world in x.worlds:
+        for world, data in dict.fromkeys((world, data) for world, data, *_ in to_make(x)):
             random_of(x.out, world)
-            for data in x.sets:
-                make_data(world, data, x.data_steps, Path(x.policies) / world, out / "data")
-                tabulate(x)
-    for world, data, name in cases(x):
-        file = out / "data" / f"{world}-{data}.npz"
-        for who, path in runs_of(x, world, data, name).items():
-            if who == "ours" and "ours" in x.stages:
-                made = functools.partial(ours, x, world, file, name, path.stem)
-            elif who != "ours" and "peer" in x.stages:
-                made = functools.partial(peer, x, world, file, name, int(who.split()[1]), path.with_suffix(".npz"))
-            else:
-                continue
-            print(line(world, data, name, who, made_once(path, made)), flush=True)
+            make_data(world, data, x.data_steps, Path(x.policies) / world, out / "data")
             tabulate(x)
+    for world, data, name, who in to_make(x):
+        file, path = out / "data" / f"{world}-{data}.npz", runs_of(x, world, data, name)[who]
+        if who == "ours" and "ours" in x.stages:
+            made = functools.partial(ours, x, world, file, name, path.stem)
+        elif who != "ours" and "peer" in x.stages:
+            made = functools.partial(peer, x, world, file, name, int(who.split()[1]), path.with_suffix(".npz"))
+        else:
+            continue
+        print(line(world, data, name, who, made_once(path, made)), flush=True)
+        tabulate(x)
     tabulate(x)
 
 

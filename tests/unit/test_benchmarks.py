@@ -55,6 +55,21 @@ def test_a_benchmark_is_recorded_with_its_conditions_and_enters_the_page(tmp_pat
     assert "stepping" in capsys.readouterr().out
 
 
+def test_the_record_of_another_processor_is_kept_and_its_bars_are_on_the_page(tmp_path, monkeypatch):
+    monkeypatch.setattr(harness, "RESULTS", tmp_path)
+    path = harness.record("fake", "A fake", fake, quick=False)
+    old = json.loads(path.read_text())
+    old["machine"]["cpu"], old["bars"] = "Some (R) CPU", ["An older bar: missed"]
+    path.write_text(json.dumps(old))
+    harness.record("fake", "A fake", fake, quick=True)  # does not move it
+    assert not (tmp_path / "elsewhere").exists()
+    harness.record("fake", "A fake", fake, quick=False)
+    assert json.loads((tmp_path / "elsewhere" / "fake--some-r-cpu.json").read_text()) == old
+    page = table.page(tmp_path)
+    assert page.count("- On another processor, Some (R) CPU (") == 1 and "after): An older bar: missed." in page
+    assert "- A bar: met." in page
+
+
 def test_fewer_than_five_repetitions_are_refused():
     with pytest.raises(ValueError, match="at least 5"):
         harness.seconds(lambda: None, repeats=3)
