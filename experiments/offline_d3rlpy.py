@@ -71,7 +71,8 @@ def main(asked):
     probe = columns["obs"][:: max(1, count // 64)]
     found = {"mean": mean, "std": std, "probe": probe, "probe_action": learner.predict(probe)}
     last = losses[-asked["averaged"] :]
-    found |= {f"loss.{name}": np.mean([loss[name] for loss in last]) for name in last[0]}
+    names = {name for loss in last for name in loss}  # TD3+BC has its actor's loss in every second step
+    found |= {f"loss.{name}": np.mean([loss[name] for loss in last if name in loss]) for name in sorted(names)}
     np.savez(asked["out"], **found, **layers(learner.impl.policy), seconds=np.float64(seconds))
 
 

@@ -22,7 +22,7 @@ from llmrl_jax.systems.glam.agents import make_agent
 from llmrl_jax.systems.glam.build import build
 from llmrl_jax.systems.glam.config import GlamConfig
 from llmrl_jax.systems.glam.prior import PriorConfig, make_prior, save_prior
-from llmrl_jax.systems.glam.reading import ReadingConfig, reading_rows
+from llmrl_jax.systems.glam.reading import ReadingConfig, association_rows, reading_rows
 from llmrl_jax.systems.glam.runs import (
     HELD_OUT,
     evaluation,
@@ -32,7 +32,7 @@ from llmrl_jax.systems.glam.runs import (
     write_gif,
 )
 from llmrl_jax.systems.glam.settings import TrainConfig
-from llmrl_jax.tuning import SFTConfig, make_sft, pack
+from llmrl_jax.tuning import Example, SFTConfig, make_sft, pack
 
 
 def _blank(config: GlamConfig) -> GlamConfig:
@@ -75,28 +75,44 @@ def _again(folder: Path) -> str:
     return f"the same command continues it with --run.resume {folder}"
 
 
-def _read(glam_config: GlamConfig, config: ReadingConfig, run: RunConfig, folder: Path) -> RunResult:
-    """Fine-tune a randomly initialised model on the texts of the reading lesson."""
+def _read(glam_config: GlamConfig, config: ReadingConfig, run: RunConfig, folder: Path) -> list[RunResult]:
+    """Fine-tune a randomly initialised model on associations, if configured, and on the texts of the reading lesson.
+
+    **Returns:** the results of the lessons; of fewer if one was stopped."""
     blank = build(replace(_blank(glam_config), env=config.env))
+    done: list[RunResult] = []
+
+    def lesson(name: str, rows: list[Example], updates: int, batch_size: int, final: float) -> None:
+        """A lesson, from the weights that the last one left."""
+        data = pack(rows, max(len(row.tokens) for row in rows))
+        model = blank.policy.model
+        model = model.clone(config=replace(model.config, max_position_embeddings=2 * data.tokens.shape[1]))
+        variables = dict(jax.jit(model.init)(jax.random.key(run.seed), jax.numpy.zeros((1, 1), jax.numpy.int32)))
+        if done:
+            variables["params"] = done[-1].state.params
+        how = SFTConfig(batch_size, learning_rate=config.learning_rate, warmup=0.05, final_fraction=final, adam_b2=0.98)
+        with _lessons_remedy(folder / name):
+            result = run_training(
+                make_sft(how, model, variables, data, updates, take=True),
+                _lesson(name, run, folder),
+                num_updates=updates,
+                full_config=config,
+                title=name,
+                shown={"loss": "loss"},
+                again=_again(folder),
+            )
+        done.append(result)
+
+    if config.associations:
+        print(f"1/3  a small Llama learns {config.rows} rows of associations", flush=True)
+        rows = association_rows(blank.tokenizer, config.rows, run.seed)  # type: ignore[arg-type]
+        lesson("associations", rows, config.associations, 2 * config.batch_size, 0.3)
+        if done[-1].stopped:
+            return done
     print(f"1/3  a small Llama reads {config.rows} texts about {config.env}", flush=True)
-    rows = reading_rows(blank, config.rows, run.seed, invented=config.invented)
-    data = pack(rows, max(len(row.tokens) for row in rows))
-    model = blank.policy.model
-    model = model.clone(config=replace(model.config, max_position_embeddings=2 * data.tokens.shape[1]))
-    variables = dict(jax.jit(model.init)(jax.random.key(run.seed), jax.numpy.zeros((1, 1), jax.numpy.int32)))
-    how = SFTConfig(
-        config.batch_size, learning_rate=config.learning_rate, warmup=0.05, final_fraction=0.1, adam_b2=0.98
-    )
-    with _lessons_remedy(folder / "reading"):
-        return run_training(
-            make_sft(how, model, variables, data, config.updates, take=True),
-            _lesson("reading", run, folder),
-            num_updates=config.updates,
-            full_config=config,
-            title="reading",
-            shown={"loss": "loss"},
-            again=_again(folder),
-        )
+    rows = reading_rows(blank, config.rows, run.seed, invented=config.invented, questions=config.questions)
+    lesson("reading", rows, config.updates, config.batch_size, 0.1)
+    return done
 
 
 def imitate(
@@ -109,9 +125,9 @@ def imitate(
     assert isinstance(blank.policy, ScoringPolicy)  # ensured by `_blank`
     done: list[RunResult] = []
     if reading.updates:
-        done.append(_read(glam_config, reading, run, folder))
+        done += _read(glam_config, reading, run, folder)
         if done[-1].stopped:
-            return [replace(done[-1], state=None)]
+            return [replace(lesson, state=None) for lesson in done]
     print(f"1/3  a small Llama imitates a noisy expert in {glam_config.env}: the stand-in for pre-training", flush=True)
     base = done[-1].state.params if done else None
     with _lessons_remedy(folder / "imitation"):

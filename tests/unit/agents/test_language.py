@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import jax
@@ -22,7 +23,14 @@ from llmrl_jax.systems.glam.build import build, make_world
 from llmrl_jax.systems.glam.demo import imitate
 from llmrl_jax.systems.glam.presets import GLAM, PRESETS, preset
 from llmrl_jax.systems.glam.prior import PriorConfig, make_prior, save_prior
-from llmrl_jax.systems.glam.reading import ReadingConfig, invented_names, question, reading_rows
+from llmrl_jax.systems.glam.reading import (
+    ReadingConfig,
+    association,
+    association_rows,
+    invented_names,
+    question,
+    reading_rows,
+)
 from tests.glam import FULL, TINY, observations, program, weights
 
 
@@ -188,6 +196,61 @@ def test_reading_asks_for_what_was_shown():
     assert question(both, rng) == ([" 1 step right,", " 4 steps forward,"], [True, True])
     door = "Goal of the agent: open the grey door Observation 0: You see a closed grey door 2 steps right, Action 0:"
     assert question(door, rng) == ([" 2 steps right,"], [True])
+    asked = {" red ball": " 4 steps forward,", " blue key": " 1 step right,"}  # the goal too, and more than once
+    asked |= {f" Goal of the agent: go to a{name} Action 0:": where for name, where in asked.items()}
+    seen = []
+    for pieces, learn in (question(text, rng, questions=6) for _ in range(50)):
+        assert pieces[0] == " 4 steps forward," and learn == [True, *[False, True] * 6]
+        assert [" Action 0:" in words for words in pieces[1::2]] == [True, False] * 3
+        seen += zip(pieces[1::2], pieces[2::2], strict=True)
+    assert dict(seen) == asked and all(asked[words] == where for words, where in seen)
+    pieces, learn = question(both, rng, questions=3)  # a goal of two objects asks for both
+    assert learn == [True, True, False, True, True, False, True, False, True, True]
+    one, other = re.fullmatch(
+        " Goal of the agent: go to a (.*) after you pick up the (.*) Action 0:", pieces[2]
+    ).groups()
+    assert pieces[3:5] == [asked[f" {one}"], asked[f" {other}"]] and one != other
+
+
+def test_an_association_says_every_value_once_before_it_is_asked():
+    """Read back by its grammar: goal name, comma name value ..., end, value; then name value or goal name ... value."""
+    draw = np.random.default_rng(0)
+    tokens = range(7, 90)
+    kinds = dict.fromkeys(("repeated", "short", "shared", "other", "bare", "as goals"), 0)
+    for row in (association(tokens, draw) for _ in range(400)):
+        ids, learn = row.tokens, row.learn
+        assert set(ids) <= set(tokens) and len(ids) == len(learn) <= 110
+        size = learn.count(True) + 1
+        if ids[:size] == ids[-size:]:  # a row that only repeats
+            assert learn == [False] * (len(ids) - size + 1) + [True] * (size - 1) and 4 <= size <= 19
+            kinds["repeated"] += 1
+            continue
+        mark, end = ids[0], learn.index(True) - 1
+        for width in (1, 2):
+            goal, comma = tuple(ids[1 : 1 + width]), ids[1 + width]
+            starts = [i for i in range(end) if ids[i] == comma]
+            parts = [ids[i + 1 : j] for i, j in zip(starts, [*starts[1:], end], strict=True)]
+            values = {tuple(part[:width]): part[width:] for part in parts}
+            if goal in values:
+                break
+        assert 3 <= len(values) <= 7 and all(1 <= len(v) <= 3 for v in values.values())
+        assert not any(learn[: end + 1]) and ids[end + 1 :][: len(values[goal])] == values[goal]
+        at, asked = end + 1 + len(values[goal]), []
+        while at < len(ids):
+            answer = learn.index(True, at)
+            words, as_goal = ids[at:answer], ids[at] == mark
+            name = tuple(words[as_goal : as_goal + width])
+            assert words[-1] == ids[end] and len(words) <= width + 5 if as_goal else len(words) == width
+            at = answer + len(values[name])
+            assert ids[answer:at] == values[name] and all(learn[answer:at])
+            asked.append(name)
+            kinds["as goals" if as_goal else "bare"] += 1
+        assert sorted(asked) == sorted(values), "each is asked for once"
+        shared = len({name[0] for name in values}) < len(values) > len({name[-1] for name in values})
+        kinds["short" if width == 1 else "shared" if shared else "other"] += 1
+    assert 120 < kinds["repeated"] < 200 and 45 < kinds["short"] < 100  # 160 and 72, four standard deviations
+    assert kinds["shared"] > 4 * kinds["other"], "one token of a name is rarely enough"
+    assert abs(kinds["bare"] - kinds["as goals"]) < 4 * (kinds["bare"] + kinds["as goals"]) ** 0.5
 
 
 def test_things_go_by_invented_names():
@@ -222,6 +285,11 @@ def test_reading_lessons_are_checked_first():
         PriorConfig(stride=0)
     with pytest.raises(ValueError, match="needs a model of 16 spare tokens"):
         reading_rows(program(FULL), 3, seed=1, invented=0.5)
+    with pytest.raises(ValueError, match="associations is 5 and updates is 0"):
+        ReadingConfig(associations=5)
+    few = WordTokenizer.from_texts(["go to a red ball"], spare=16)
+    with pytest.raises(ValueError, match=r"needs 60 tokens and the model has 21: give it spare words"):
+        association_rows(few, 3, seed=1)
 
 
 @pytest.mark.slow
@@ -248,6 +316,31 @@ def test_reading_comes_before_imitation(tmp_path, monkeypatch):
     for _ in range(2):
         begun, _ = jax.jit(learner.update)(begun)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), begun.params, cloned.state.params)
+
+
+@pytest.mark.slow
+def test_associations_come_before_reading(tmp_path, monkeypatch):
+    """The reading lesson begins with the weights that associations left, and other numbers come out than without."""
+    glam = replace(TINY, embedded=replace(TINY.embedded, spare_words=64))
+    reading = ReadingConfig(updates=2, env="BabyAI-Text/GoToObjS4-v0", rows=40, batch_size=8, associations=3)
+    begun, make_sft = [], _glam_prior.make_sft
+
+    def seen(how, model, variables, *rest, **more):
+        begun.append(jax.device_get(variables["params"]))
+        assert how.batch_size == (16 if len(begun) == 1 else 8)
+        return make_sft(how, model, variables, *rest, **more)
+
+    monkeypatch.setattr(_glam_prior, "make_sft", seen)
+    run = RunConfig(name="r", out=str(tmp_path), progress="off")
+    lessons, train = [], _glam_prior.run_training
+    monkeypatch.setattr(
+        _glam_prior, "run_training", lambda *a, **k: (lessons.append((k["title"], train(*a, **k))), lessons[-1][1])[1]
+    )
+    imitate(glam, PriorConfig(updates=1, batch_size=8, stride=1), run, tmp_path, reading)
+    done = [(title, lesson.update) for title, lesson in lessons]
+    assert done == [("associations", 3), ("reading", 2), ("imitation", 1)]
+    jax.tree.map(np.testing.assert_array_equal, begun[1], jax.device_get(lessons[0][1].state.params))
+    assert max(float(np.abs(a - b).max()) for a, b in zip(*map(jax.tree.leaves, begun), strict=True)) > 1e-4
 
 
 def test_settings_of_a_prior_from_before_it_had_that_name_are_read():
