@@ -343,7 +343,8 @@ def tabulate(x: Experiment) -> None:
                 row[side] = summary(found, low, high)
                 row[side] |= {"device": some[-1].get("device"), "date": some[-1].get("date")}
                 row[side] |= {"gradient_steps": some[0]["steps"], "seconds": [run["seconds"] for run in some]}
-                row[side]["losses"] = [run.get("losses") for run in some]  # of earlier versions: None
+                kept = [run.get("losses") for run in some]  # of earlier versions: None
+                row[side]["losses"] = kept[0] if side == "ours" else kept
         if all(row.get(side, {}).get("standard_error") is not None for side in ("ours", "d3rlpy")):
             row["compared"] = compared(row["ours"], row["d3rlpy"])
         if row:

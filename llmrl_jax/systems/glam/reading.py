@@ -9,8 +9,9 @@ the stand-in for pre-training, and summaries say so.
 A small model can answer a good part of these questions without reference, by naming positions that were not named yet,
 and stays there: after 5,000 updates of 32 texts of the mixed task it named the goal's position with 1.2 to 1.6 nats,
 hardly better than a guess among five objects. Rows of random tokens in which names of two tokens have values, the same
-lesson without words, can be answered by reference only and are a third as long; with them first, 250 updates of reading
-do more than 5,000 without (`docs/systems/glam.md`).
+lesson without words, can be answered by reference only and are a third as long. With them first, objects whose names
+stand right before the question are found; the goal's, whose name is only at the beginning, are not found yet
+(`docs/systems/glam.md`).
 """
 
 from __future__ import annotations
