@@ -35,6 +35,10 @@ from llmrl_jax.systems.glam.settings import TrainConfig
 from llmrl_jax.tuning import Example, SFTConfig, make_sft, pack
 
 
+ALONE = 0.9
+"""Fraction of the rows of the lesson of goals that ask for their goal alone; the others keep what was learned."""
+
+
 def _blank(config: GlamConfig) -> GlamConfig:
     """The configuration for reading and imitation: the same model with all weights trained and actions scored as
     text."""
@@ -103,14 +107,21 @@ def _read(glam_config: GlamConfig, config: ReadingConfig, run: RunConfig, folder
             )
         done.append(result)
 
-    if config.associations:
-        print(f"1/3  a small Llama learns {config.rows} rows of associations", flush=True)
-        rows = association_rows(blank.tokenizer, config.rows, run.seed)  # type: ignore[arg-type]
-        lesson("associations", rows, config.associations, 2 * config.batch_size, 0.3)
-        if done[-1].stopped:
-            return done
+    tokenizer: Any = blank.tokenizer
+    for name, updates, size, alone in (
+        ("associations", config.associations, 2, 0.0),
+        ("goals", config.goals, 1, ALONE),
+    ):
+        if updates:
+            print(f"1/3  a small Llama learns random associations: {name}", flush=True)
+            rows = association_rows(tokenizer, round(config.rows * (1 + 2 * alone)), run.seed, alone)
+            lesson(name, rows, updates, size * config.batch_size, 0.3)
+            if done[-1].stopped:
+                return done
     print(f"1/3  a small Llama reads {config.rows} texts about {config.env}", flush=True)
-    rows = reading_rows(blank, config.rows, run.seed, invented=config.invented, questions=config.questions)
+    rows = reading_rows(
+        blank, config.rows, run.seed, invented=config.invented, questions=config.questions, goal_only=config.goal_only
+    )
     lesson("reading", rows, config.updates, config.batch_size, 0.1)
     return done
 

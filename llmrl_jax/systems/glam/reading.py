@@ -10,8 +10,8 @@ A small model can answer a good part of these questions without reference, by na
 and stays there: after 5,000 updates of 32 texts of the mixed task it named the goal's position with 1.2 to 1.6 nats,
 hardly better than a guess among five objects. Rows of random tokens in which names of two tokens have values, the same
 lesson without words, can be answered by reference only and are a third as long. With them first, objects whose names
-stand right before the question are found; the goal's, whose name is only at the beginning, are not found yet
-(`docs/systems/glam.md`).
+stand right before the question are found. The goal's, whose name is only at the beginning, are found in more than half
+of the texts after rows that ask for it alone (`docs/systems/glam.md`).
 """
 
 from __future__ import annotations
@@ -59,20 +59,27 @@ class ReadingConfig:
     associations: int = 0
     """Gradient steps of a lesson before this one, with twice the batch size, in which random tokens stand for names and
     positions (`association`); 0: none."""
+    goals: int = 0
+    """Gradient steps of a lesson after the associations, of rows that ask for the value of their goal alone
+    (`association`); 0: none."""
+    goal_only: float = 0.0
+    """Fraction of the texts that end after the positions of the goal's objects, if one is in view."""
     invented: float = 0.0
     """Fraction of the texts in which about half of the colours and object types are replaced by random spare tokens
     (`EmbeddedConfig.spare_words`), drawn per text. This teaches reference in general, not only for known names."""
 
     def __post_init__(self):
-        fields_at_least(self, 0, "updates", "questions", "associations")
+        fields_at_least(self, 0, "updates", "questions", "associations", "goals")
         fields_at_least(self, 1, "rows", "batch_size")
         above("learning_rate", self.learning_rate, 0)
         between("invented", self.invented, 0, 1)
-        if self.associations and not self.updates:
-            raise ValueError(
-                f"associations is {self.associations} and updates is 0: the lesson of associations comes before the "
-                "reading lesson; give updates too, or leave associations 0"
-            )
+        between("goal_only", self.goal_only, 0, 1)
+        for name in ("associations", "goals"):
+            if getattr(self, name) and not self.updates:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)} and updates is 0: this lesson comes before the reading lesson; "
+                    f"give updates too, or leave {name} 0"
+                )
 
 
 NAMES, VALUES = 20, 40
@@ -83,7 +90,7 @@ questions that are a name alone. All three are easier, and learned first: of nam
 near its start for 800 updates of 64 rows or for more than 1,600, by seed; with easier rows for 300."""
 
 
-def association(tokens: Sequence[int], draw: np.random.Generator) -> Example:
+def association(tokens: Sequence[int], draw: np.random.Generator, alone: bool = False) -> Example:
     """A row in which three to seven names of two tokens have values of one to three, all drawn for it.
 
     It begins as a prompt does: a goal (`goal` and a name), every name with its value after a comma, `end`, and the
@@ -93,32 +100,37 @@ def association(tokens: Sequence[int], draw: np.random.Generator) -> Example:
 
     **Arguments:** `tokens`, at least 60 that rows are made of. Some rows are easier (`REPEATED`, `SHORT`): up to 19
     tokens and, after up to 11 others, the same again, all but the first of which are trained on; or names of one token.
+    `alone`: a row of two to five names that ends after the goal's value; values are one token, and no two are alike.
     """
     ids = [int(i) for i in draw.permutation(tokens)[: NAMES + VALUES]]
-    if draw.random() < REPEATED:
+    if not alone and draw.random() < REPEATED:
         size, between = int(draw.integers(4, 20)), int(draw.integers(12))
         row = [*ids[:size], *ids[NAMES : NAMES + between], *ids[:size]]
         return Example(row, [i > size + between for i in range(len(row))])
     firsts, seconds = ids[: draw.integers(2, 6)], ids[6 : 6 + draw.integers(2, 4)]
     goal, comma, end, values = ids[9], ids[10], ids[11], ids[NAMES:]
     names = [(first, second) for first in firsts for second in seconds]
-    chosen = [names[i] for i in draw.permutation(len(names))[: draw.integers(3, 8)]]
+    count = draw.integers(2, 6) if alone else draw.integers(3, 8)
+    chosen = [names[i] for i in draw.permutation(len(names))[:count]]
     if draw.random() < SHORT:
         chosen = [(token,) for token in ids[12 : 12 + len(chosen)]]
     said = {name: [int(v) for v in draw.choice(values, draw.integers(1, 4))] for name in chosen}
+    if alone:  # values are in random order
+        said = {name: [value] for name, value in zip(chosen, values, strict=False)}
     first = chosen[draw.integers(len(chosen))]
     parts: list[tuple[Iterable[int], bool]] = [((goal, *first), False)]
     parts += [((comma, *name, *value), False) for name, value in said.items()]
     parts += [((end,), False), (said[first], True)]
-    for i in draw.permutation(len(chosen)):
+    for i in () if alone else draw.permutation(len(chosen)):
         others = [int(v) for v in draw.choice(values, draw.integers(4))]
         bare = draw.random() < BARE
         parts += [(chosen[i] if bare else (goal, *chosen[i], *others, end), False), (said[chosen[i]], True)]
     return Example([t for part, _ in parts for t in part], [taught for part, taught in parts for _ in part])
 
 
-def association_rows(tokenizer: WordTokenizer, count: int, seed: int) -> list[Example]:
-    """`count` rows of associations, of the words and spare tokens of a tokenizer.
+def association_rows(tokenizer: WordTokenizer, count: int, seed: int, alone: float = 0.0) -> list[Example]:
+    """`count` rows of associations, of the words and spare tokens of a tokenizer; a fraction `alone` ask for their goal
+    alone.
 
     **Raises:** `ValueError` if it has too few.
     """
@@ -126,11 +138,11 @@ def association_rows(tokenizer: WordTokenizer, count: int, seed: int) -> list[Ex
     tokens = [i for i in range(tokenizer.vocab_size) if i not in special]
     if len(tokens) < NAMES + VALUES:
         raise ValueError(
-            f"reading.associations needs {NAMES + VALUES} tokens and the model has {len(tokens)}: give it spare words "
-            "(embedded.spare_words), or leave associations 0"
+            f"reading.associations and reading.goals need {NAMES + VALUES} tokens and the model has {len(tokens)}: "
+            "give it spare words (embedded.spare_words), or leave them 0"
         )
     draw = np.random.default_rng(seed)
-    return [association(tokens, draw) for _ in range(count)]
+    return [association(tokens, draw, bool(draw.random() < alone)) for _ in range(count)]
 
 
 def question(text: str, order: np.random.Generator, questions: int = 0) -> tuple[list[str], list[bool]] | None:
@@ -191,12 +203,13 @@ def reading_rows(
     batch: int = 512,
     invented: float = 0.0,
     questions: int = 0,
+    goal_only: float = 0.0,
 ) -> list[Example]:
     """`count` texts from states that a noisy expert visits.
 
     **Arguments:** `glam`, the program whose environment is visited and whose prompts are continued; `seed`; `noise`,
-    the fraction of random actions; `batch`, number of parallel environments; `invented` and `questions`, see
-    `ReadingConfig`.
+    the fraction of random actions; `batch`, number of parallel environments; `invented`, `questions` and
+    `goal_only`, see `ReadingConfig`.
     **Raises:** `ValueError` if `invented` is used without enough spare tokens.
     """
     tokenizer: Any = glam.tokenizer
@@ -220,14 +233,14 @@ def reading_rows(
         key = jax.random.fold_in(key, len(rows))
         obs, state, tokens, lengths = play(obs, state, key)
         for row, length in zip(np.asarray(tokens), np.asarray(lengths), strict=True):
-            example = _reading_row(row[:length].tolist(), tokenizer, order, invented, questions)
+            example = _reading_row(row[:length].tolist(), tokenizer, order, invented, questions, goal_only)
             if example is not None:
                 rows.append(example)
     return rows[:count]
 
 
 def _reading_row(
-    ids: list[int], tokenizer: Any, order: np.random.Generator, invented: float, questions: int
+    ids: list[int], tokenizer: Any, order: np.random.Generator, invented: float, questions: int, goal_only: float
 ) -> Example | None:
     """A prompt, without loss, and its continuation; None if nothing is in view."""
     text = tokenizer.backend.decode(ids)
@@ -235,6 +248,9 @@ def _reading_row(
     if asked is None:
         return None
     learn = [False] * len(ids)
+    goals = [*asked[1], False].index(False)
+    if goals and goal_only and order.random() < goal_only:
+        asked = asked[0][:goals], asked[1][:goals]
     for piece, taught in zip(*asked, strict=True):
         new = tokenizer.encode(piece)
         ids = ids + new

@@ -288,8 +288,27 @@ def test_reading_lessons_are_checked_first():
     with pytest.raises(ValueError, match="associations is 5 and updates is 0"):
         ReadingConfig(associations=5)
     few = WordTokenizer.from_texts(["go to a red ball"], spare=16)
-    with pytest.raises(ValueError, match=r"needs 60 tokens and the model has 21: give it spare words"):
+    with pytest.raises(ValueError, match="goals is 5 and updates is 0"):
+        ReadingConfig(goals=5)
+    with pytest.raises(ValueError, match="goal_only is 2; from 0 to 1 is needed"):
+        ReadingConfig(goal_only=2)
+    with pytest.raises(ValueError, match=r"need 60 tokens and the model has 21: give it spare words"):
         association_rows(few, 3, seed=1)
+
+
+def test_a_row_of_a_goal_alone_ends_with_its_value():
+    draw = np.random.default_rng(0)
+    sizes = []
+    for row in (association(range(90), draw, alone=True) for _ in range(200)):
+        *ids, value = row.tokens
+        assert row.learn == [False] * len(ids) + [True]
+        fits = [{*ids[1 + w : -1 : w + 2]} == {ids[1 + w]} for w in (1, 2)]  # a comma before every name
+        width = 1 + fits.index(True)
+        said = ids[1 + width : -1]
+        names = {tuple(said[i + 1 : i + 1 + width]): said[i + 1 + width] for i in range(0, len(said), width + 2)}
+        assert names[tuple(ids[1 : 1 + width])] == value and len(set(names.values())) == len(names)
+        sizes.append(len(names))
+    assert set(sizes) == {2, 3, 4, 5}
 
 
 @pytest.mark.slow
@@ -322,7 +341,7 @@ def test_reading_comes_before_imitation(tmp_path, monkeypatch):
 def test_associations_come_before_reading(tmp_path, monkeypatch):
     """The reading lesson begins with the weights that associations left, and other numbers come out than without."""
     glam = replace(TINY, embedded=replace(TINY.embedded, spare_words=64))
-    reading = ReadingConfig(updates=2, env="BabyAI-Text/GoToObjS4-v0", rows=40, batch_size=8, associations=3)
+    reading = ReadingConfig(updates=2, env="BabyAI-Text/GoToObjS4-v0", rows=40, batch_size=8, associations=3, goals=2)
     begun, make_sft = [], _glam_prior.make_sft
 
     def seen(how, model, variables, *rest, **more):
@@ -338,8 +357,10 @@ def test_associations_come_before_reading(tmp_path, monkeypatch):
     )
     imitate(glam, PriorConfig(updates=1, batch_size=8, stride=1), run, tmp_path, reading)
     done = [(title, lesson.update) for title, lesson in lessons]
-    assert done == [("associations", 3), ("reading", 2), ("imitation", 1)]
-    jax.tree.map(np.testing.assert_array_equal, begun[1], jax.device_get(lessons[0][1].state.params))
+    assert done == [("associations", 3), ("goals", 2), ("reading", 2), ("imitation", 1)]
+    for i in (0, 1):
+        jax.tree.map(np.testing.assert_array_equal, begun[i + 1], jax.device_get(lessons[i][1].state.params))
+    begun = begun[:2]
     assert max(float(np.abs(a - b).max()) for a, b in zip(*map(jax.tree.leaves, begun), strict=True)) > 1e-4
 
 
