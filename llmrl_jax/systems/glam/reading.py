@@ -100,7 +100,7 @@ def association(tokens: Sequence[int], draw: np.random.Generator, alone: bool = 
 
     **Arguments:** `tokens`, at least 60 that rows are made of. Some rows are easier (`REPEATED`, `SHORT`): up to 19
     tokens and, after up to 11 others, the same again, all but the first of which are trained on; or names of one token.
-    `alone`: a row of two to five names that ends after the goal's value; values are one token, and no two are alike.
+    `alone`: a row of two to five names that ends after the goal's value; values are one token, and all are different.
     """
     ids = [int(i) for i in draw.permutation(tokens)[: NAMES + VALUES]]
     if not alone and draw.random() < REPEATED:
