@@ -177,13 +177,18 @@ def record(name: str, title: str, run: Callable[[bool], Result], quick: bool) ->
 
 
 def keep_elsewhere(path: Path, cpu: str) -> None:
-    """Move the record at `path` out of the way if it was made on another processor than `cpu`."""
+    """Make room at `path` for a record made on the processor `cpu`: one of another processor moves elsewhere, and an
+    earlier one of `cpu` is removed from there."""
+
+    def elsewhere(name: str) -> Path:
+        slug = "-".join(re.findall(r"[a-z0-9]+", name.lower()))
+        return path.parent / ELSEWHERE / f"{path.stem}--{slug}.json"
+
     before = json.loads(path.read_text())["machine"]["cpu"] if path.exists() else cpu
     if before != cpu:
-        folder = path.parent / ELSEWHERE
-        folder.mkdir(exist_ok=True)
-        slug = "-".join(re.findall(r"[a-z0-9]+", before.lower()))
-        path.replace(folder / f"{path.stem}--{slug}.json")
+        elsewhere(before).parent.mkdir(exist_ok=True)
+        path.replace(elsewhere(before))
+    elsewhere(cpu).unlink(missing_ok=True)
 
 
 def execute(name: str, quick: bool) -> int:

@@ -68,6 +68,10 @@ def test_the_record_of_another_processor_is_kept_and_its_bars_are_on_the_page(tm
     page = table.page(tmp_path)
     assert page.count("- On another processor, Some (R) CPU (") == 1 and "after): An older bar: missed." in page
     assert "- A bar: met." in page
+    path.write_text(json.dumps(old))  # back on that processor: its last record is the one of the table
+    harness.keep_elsewhere(path, "Another CPU")
+    harness.keep_elsewhere(path, "Some (R) CPU")
+    assert not (tmp_path / "elsewhere" / "fake--some-r-cpu.json").exists()
 
 
 def test_fewer_than_five_repetitions_are_refused():

@@ -19,10 +19,11 @@ from llmrl_jax.run.folder import begin, check_folder, opened, write_summary
 from llmrl_jax.run.loop import RunResult, train as run_training
 from llmrl_jax.run.restoring import CheckpointError
 from llmrl_jax.systems.glam.agents import make_agent
+from llmrl_jax.systems.glam.associations import association_rows
 from llmrl_jax.systems.glam.build import build
 from llmrl_jax.systems.glam.config import GlamConfig
 from llmrl_jax.systems.glam.prior import PriorConfig, make_prior, save_prior
-from llmrl_jax.systems.glam.reading import ReadingConfig, association_rows, reading_rows
+from llmrl_jax.systems.glam.reading import ReadingConfig, reading_rows
 from llmrl_jax.systems.glam.runs import (
     HELD_OUT,
     evaluation,
@@ -80,7 +81,8 @@ def _again(folder: Path) -> str:
 
 
 def _read(glam_config: GlamConfig, config: ReadingConfig, run: RunConfig, folder: Path) -> list[RunResult]:
-    """Fine-tune a randomly initialised model on associations, if configured, and on the texts of the reading lesson.
+    """Fine-tune a randomly initialised model on associations and goals, if configured, and on the texts of the reading
+    lesson.
 
     **Returns:** the results of the lessons; of fewer if one was stopped."""
     blank = build(replace(_blank(glam_config), env=config.env))
@@ -108,14 +110,13 @@ def _read(glam_config: GlamConfig, config: ReadingConfig, run: RunConfig, folder
         done.append(result)
 
     tokenizer: Any = blank.tokenizer
-    for name, updates, size, alone in (
-        ("associations", config.associations, 2, 0.0),
-        ("goals", config.goals, 1, ALONE),
+    for name, updates, batch_size, alone in (
+        ("associations", config.associations, 2 * config.batch_size, 0.0),
+        ("goals", config.goals, config.batch_size, ALONE),
     ):
         if updates:
-            print(f"1/3  a small Llama learns random associations: {name}", flush=True)
-            rows = association_rows(tokenizer, round(config.rows * (1 + 2 * alone)), run.seed, alone)
-            lesson(name, rows, updates, size * config.batch_size, 0.3)
+            print(f"1/3  a small Llama learns {config.rows} rows of random tokens: {name}", flush=True)
+            lesson(name, association_rows(tokenizer, config.rows, run.seed, alone), updates, batch_size, 0.3)
             if done[-1].stopped:
                 return done
     print(f"1/3  a small Llama reads {config.rows} texts about {config.env}", flush=True)
@@ -194,7 +195,8 @@ def prior_then_ppo(
             if lessons[-1].stopped:
                 print(f"Stopped in {lessons[-1].folder.name}, before RL; {_again(folder)}.")
                 return {"stopped": lessons[-1].stopped}
-        lesson = "reading, then imitation" if reading.updates else "imitation"
+        names = [name for name in ("associations", "goals") if getattr(reading, name)]
+        lesson = ", ".join([*names, "reading, then imitation" if reading.updates else "imitation"])
         return _rl(config, folder, lessons, lesson, episodes, started)
 
 
