@@ -49,7 +49,7 @@ class ReadingConfig:
     learning_rate: float = 2e-3
     """Adam's peak learning rate, with 5% warm-up and cosine decay to a tenth."""
     questions: int = 0
-    """Questions of a text after the goal's, each for objects drawn from all in view, so that what was not named yet is no
+    """Questions of a text after the goal's, for objects drawn from all in view, so that what was not named yet is no
     hint: in turn another goal in the words of the text's, and a name; 0: every other object once, in any order."""
     associations: int = 0
     """Gradient steps of a lesson before this one, with twice the batch size, in which random tokens stand for names and
