@@ -20,8 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from llmrl_jax.run import info
+from llmrl_jax.run.chunk import compile_chunk
 
 
 ROOT = Path(__file__).parent.parent
@@ -103,6 +106,25 @@ def compiled(function: Callable, *args: Any, **jit_options: Any) -> tuple[Callab
     started = time.perf_counter()
     program = jax.jit(function, **jit_options).lower(*args).compile()
     return program, time.perf_counter() - started
+
+
+def updating(learner: Any, state: Any) -> tuple[Callable[[], Any], float]:
+    """A call that makes one update by the program of a run, which goes on from the state that the last call left.
+
+    As in a run, the state is donated and its frozen part is only read: a program that returned the whole state would
+    copy data sets and frozen weights at every call.
+
+    **Returns:** the call, which returns the update's metrics, and the seconds of tracing and compilation. `state`
+    itself stays usable.
+    """
+    program, took = compile_chunk(learner, state, 1)
+    kept = [jax.tree.map(jnp.copy, state.replace(frozen=()))]
+
+    def call() -> Any:
+        kept[0], metrics = program(kept[0], state.frozen, np.int32(1))
+        return metrics
+
+    return call, took
 
 
 def seconds(call: Callable[[], Any], *, repeats: int = REPEATS, warmup: int = 1) -> list[float]:

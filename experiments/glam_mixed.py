@@ -38,17 +38,26 @@ class Experiment:
         default_factory=lambda: replace(
             DEMO,
             env=ENV,
-            embedded=replace(DEMO.embedded, layers=3, spare_words=128),
+            embedded=replace(DEMO.embedded, layers=4, spare_words=128),
             score_rows=16,
             score_widths=5,
-            ppo=replace(DEMO.ppo, num_envs=128, microbatches=1, entropy_coef=0.005),
+            ppo=replace(DEMO.ppo, num_envs=128, microbatches=1, entropy_coef=0.005, gamma=0.99, gae_lambda=0.99),
         )
     )
     imitation: PriorConfig = field(
-        default_factory=lambda: PriorConfig(updates=5000, batch_size=64, noise=0.25, seen_only=True, learning_rate=1e-3)
+        default_factory=lambda: PriorConfig(updates=4000, batch_size=64, noise=0.25, seen_only=True, learning_rate=1e-3)
     )
     reading: ReadingConfig = field(
-        default_factory=lambda: ReadingConfig(updates=5000, env=ENV, rows=40_000, invented=0.5)
+        default_factory=lambda: ReadingConfig(
+            associations=1200,
+            goals=4000,
+            updates=1500,
+            env=ENV,
+            rows=40_000,
+            questions=6,
+            goal_only=0.5,
+            invented=0.5,
+        )
     )
     steps: int = 34 * 128 * 32
     """Number of environment steps of RL."""

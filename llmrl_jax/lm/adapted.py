@@ -70,7 +70,13 @@ def _backward(scale: float, kept: Any, dy: tuple[jax.Array, ...]) -> tuple[Any, 
 
 
 def _outer(x: Float[Array, "*b i"], y: Float[Array, "*b o"]) -> Float[Array, "i o"]:
-    """`x^T y`, summed over all other axes."""
+    """`x^T y`, summed over all other axes.
+
+    XLA's product for CPUs is two to four times faster with the narrow side as the rows of the result. The barrier keeps
+    its simplifier from turning the product over again.
+    """
+    if y.shape[-1] < x.shape[-1]:
+        return jax.lax.optimization_barrier(_outer(y, x)).T
     axes = tuple(range(x.ndim - 1))
     return jnp.tensordot(x, y, axes=(axes, axes))
 

@@ -48,7 +48,7 @@ def test_one_screen(capsys):
 def test_json_has_the_same_facts_and_nothing_else(capsys):
     code, out, err = call(capsys, "--json")
     facts = json.loads(out)
-    assert code == 0 and err == "" and list(facts) == [*doctor.LOOKS, "traps"]
+    assert code == 0 and err == "" and list(facts) == [*doctor.LOOKS, "traps", "hints"]
     assert facts["machine"]["llmrl_jax"] == __version__ and facts["devices"] == GPUS
     assert doctor.report(facts).splitlines()[0] == doctor.report(doctor.examine()).splitlines()[0]
 
@@ -163,3 +163,24 @@ def test_traps(monkeypatch):
     monkeypatch.setattr(doctor.Path, "exists", lambda path: str(path) == "/dev/nvidia0")
     only('pip install "jax[cuda12]"')
     assert doctor.traps({**SOUND, "devices": GPUS}) == []
+
+
+def test_large_pages_are_hinted_at_where_they_can_be_had(monkeypatch, tmp_path, capsys):
+    pages = tmp_path / "enabled"
+    pages.write_text("always [madvise] never\n")
+    monkeypatch.setattr(doctor, "LARGE_PAGES", pages)
+    monkeypatch.setattr(doctor.platform, "libc_ver", lambda: ("glibc", "2.36"))
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    (hint,) = doctor.hints(SOUND)
+    assert hint.startswith("GLIBC_TUNABLES=glibc.malloc.hugetlb=1 before a command")
+    assert doctor.hints({**SOUND, "devices": GPUS}) == []
+    monkeypatch.setitem(doctor.LOOKS, "devices", lambda: CPU)
+    assert "  hint      GLIBC_TUNABLES" in call(capsys)[1]
+    monkeypatch.setattr(doctor.platform, "libc_ver", lambda: ("glibc", "2.34"))
+    assert doctor.hints(SOUND) == []
+    monkeypatch.setattr(doctor.platform, "libc_ver", lambda: ("glibc", "2.36"))
+    pages.write_text("[always] madvise never\n")
+    assert doctor.hints(SOUND) == []
+    pages.write_text("always [madvise] never\n")
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
+    assert doctor.hints(SOUND) == []

@@ -15,6 +15,7 @@ from benchmarks import (
     envs_babyai,
     harness,
     mujoco_rollout,
+    offline_rl,
     peer_grids,
     ppo_cartpole,
     table,
@@ -23,6 +24,7 @@ from benchmarks import (
 from benchmarks.harness import OURS, Result, Row
 from benchmarks.torch_peer import Way
 from llmrl_jax.agents.population import episode_keys
+from llmrl_jax.run.chunk import compile_chunk
 
 
 def fake(quick: bool) -> Result:
@@ -82,6 +84,25 @@ def test_fewer_than_five_repetitions_are_refused():
 def test_compilation_is_measured_apart():
     program, took = harness.compiled(lambda x: x * 2, jnp.ones(3))
     assert took > 0 and program(jnp.ones(3)).tolist() == [2.0, 2.0, 2.0]
+
+
+def test_an_update_is_that_of_a_run_and_copies_no_data(monkeypatch):
+    learner, _ = offline_rl.learner_of("bc", 600, discrete=False, steps=2)
+    state = learner.init(jax.random.key(0))
+    programs = []
+
+    def recorded(learner, state, capacity):
+        program, took = compile_chunk(learner, state, capacity)
+        programs.append(program)
+        return program, took
+
+    monkeypatch.setattr(harness, "compile_chunk", recorded)
+    call, took = harness.updating(learner, state)
+    found = [float(call()["actor_loss"][0]) for _ in range(2)]
+    first, metrics = jax.jit(learner.update)(state)  # the state itself was not donated
+    np.testing.assert_allclose(found, [metrics["actor_loss"], jax.jit(learner.update)(first)[1]["actor_loss"]], rtol=1e-6)
+    returned = sum(np.prod(x.shape, dtype=int) for x in jax.tree.leaves(programs[0].out_info))
+    assert took > 0 and returned < sum(x.size for x in jax.tree.leaves(state.replace(frozen=()))) + 10
 
 
 def test_numbers():

@@ -1,4 +1,4 @@
-"""What is installed and usable here: devices, versions, extras, models, caches, free disk, known traps."""
+"""What is installed and usable here: devices, versions, extras, models, caches, free disk, known traps, hints."""
 
 from __future__ import annotations
 
@@ -35,6 +35,8 @@ OLDEST_JAX, NEWEST_JAX = (0, 10, 2), (0, 12)
 """The supported versions of jax."""
 LITTLE_DISK = 2 * 2**30
 """Free bytes below which a run with checkpoints may fill the disk."""
+LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+"""Where Linux says who gets large pages: all programs, those that ask, or none."""
 
 
 def doctor(json: bool = False) -> None:
@@ -57,10 +59,11 @@ def examine() -> dict[str, Any]:
             facts[name] = look()
         except Exception as error:  # a diagnosis must not fail at what it diagnoses
             facts[name] = {"error": f"{type(error).__name__}: {error}"}
-    try:
-        facts["traps"] = traps(facts)
-    except Exception as error:
-        facts["traps"] = {"error": f"{type(error).__name__}: {error}"}
+    for name, derive in (("traps", traps), ("hints", hints)):
+        try:
+            facts[name] = derive(facts)
+        except Exception as error:
+            facts[name] = {"error": f"{type(error).__name__}: {error}"}
     return facts
 
 
@@ -222,6 +225,21 @@ def traps(facts: Mapping[str, Any]) -> list[str]:
     return listed
 
 
+def hints(facts: Mapping[str, Any]) -> list[str]:
+    """What would make programs faster here, each with what it gained where it was measured."""
+    only_cpu = all(device["platform"] == "cpu" for device in facts["devices"])
+    library, version = platform.libc_ver()
+    # this tunable came with glibc 2.35
+    asks = library == "glibc" and numbers(version) >= (2, 35) and LARGE_PAGES.exists()
+    if only_cpu and asks and "[madvise]" in LARGE_PAGES.read_text():
+        if "glibc.malloc.hugetlb" not in os.environ.get("GLIBC_TUNABLES", ""):
+            return [
+                "GLIBC_TUNABLES=glibc.malloc.hugetlb=1 before a command gives it large pages of memory: 14% faster "
+                "training of a small Llama on long texts, nothing with short prompts"
+            ]
+    return []
+
+
 def size(n: float) -> str:
     """Bytes with a unit."""
     for unit in ("B", "KiB", "MiB"):
@@ -241,6 +259,8 @@ def report(facts: Mapping[str, Any]) -> str:
             lines.append(row(name, f"not known: {value['error']}", 12))
         elif name == "traps":
             lines += [row("trap", text, 12) for text in value] or [row("traps", "none of the known ones", 12)]
+        elif name == "hints":
+            lines += [row("hint", text, 12) for text in value]
         else:
             lines.append(row(name, LINES[name](value), 12))
     return "\n".join(lines)
