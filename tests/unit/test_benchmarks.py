@@ -100,7 +100,9 @@ def test_an_update_is_that_of_a_run_and_copies_no_data(monkeypatch):
     call, took = harness.updating(learner, state)
     found = [float(call()["actor_loss"][0]) for _ in range(2)]
     first, metrics = jax.jit(learner.update)(state)  # the state itself was not donated
-    np.testing.assert_allclose(found, [metrics["actor_loss"], jax.jit(learner.update)(first)[1]["actor_loss"]], rtol=1e-6)
+    np.testing.assert_allclose(
+        found, [metrics["actor_loss"], jax.jit(learner.update)(first)[1]["actor_loss"]], rtol=1e-6
+    )
     returned = sum(np.prod(x.shape, dtype=int) for x in jax.tree.leaves(programs[0].out_info))
     assert took > 0 and returned < sum(x.size for x in jax.tree.leaves(state.replace(frozen=()))) + 10
 
