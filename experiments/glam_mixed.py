@@ -6,9 +6,8 @@ The prior replaces the pretrained model, so it is trained once and shared by all
     python experiments/glam_mixed.py --run.name mixed-1 --run.seed 1 --prior runs/mixed/prior
     python experiments/glam_mixed.py --run.name mixed-2 --run.seed 2 --prior runs/mixed/prior
 
-That of 2026-11-25 (the first command, 50 minutes of a core up to there) is committed: `--prior
-experiments/priors/mixed` starts with RL. It hardly knows where its goal is; docs/systems/glam.md has the command of
-better lessons, which were only tried in pieces so far.
+That of 2026-11-25 (the first command, about an hour of a core up to there) is committed: `--prior
+experiments/priors/mixed` starts with RL.
 
 For comparison, with the same number of steps: `llmrl glam train --agent symbolic` and `--agent drrn` in the same
 environment. The numbers are in docs/systems/glam.md, the logs in `experiments/results/mixed/`.

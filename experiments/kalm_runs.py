@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from commands import command
 
+from llmrl_jax.core import config as configs
 from llmrl_jax.core.files import write_whole
 from llmrl_jax.lm.encoder_names import AUTO, resolved
 from llmrl_jax.run import info
@@ -87,8 +88,21 @@ class Experiment:
             )
 
 
-def finished(folder: Path) -> bool:
-    """Whether a run has ended as it should."""
+def finished(folder: Path, config: Any) -> bool:
+    """Whether a run has ended as it should.
+
+    **Raises:** `ValueError` if it was begun with other settings, whose numbers would enter the table under these.
+    """
+    if (folder / "config.json").exists():
+        saved, now = (
+            {name: value for name, value in configs.to_json(one).items() if name != "run"}
+            for one in (configs.load_config(type(config), folder / "config.json"), config)
+        )
+        if changed := configs.differences(saved, now):
+            raise ValueError(
+                f"{folder} was made with other settings: {'; '.join(changed)} (there -> now); put these back, or "
+                "choose another --out"
+            )
     file = folder / "summary.json"
     return file.exists() and not json.loads(file.read_text()).get("stopped")
 
@@ -101,61 +115,62 @@ def who(x: Experiment) -> str:
 def recorded(x: Experiment, episodes: int) -> str:
     """The folder of recorded episodes, which are made if they are not there."""
     folder = Path(x.out) / f"recorded-{episodes}"
-    if not finished(folder):
-        run = BaseRunConfig(out=x.out, name=folder.name, resume=folder.exists())
-        collect(CollectRun(world=x.WORLD, episodes=episodes, run=run))
+    run = BaseRunConfig(out=x.out, name=folder.name, resume=folder.exists())
+    config = CollectRun(world=x.WORLD, episodes=episodes, run=run)
+    if not finished(folder, config):
+        collect(config)
     return str(folder)
 
 
 def grounded(x: Experiment, *, returns: bool = False) -> Path:
     """The folder of the grounded model; with `returns` that of the decision transformer, a small model."""
     folder = Path(x.out) / ("decision-transformer" if returns else f"grounded-{who(x)}")
-    if not finished(folder):
-        again = (folder / "config.json").exists()
-        run = RunConfig(out=x.out, name=folder.name, log_every=20, checkpoint_every=100, resume=again)
-        config = GroundRun(data=recorded(x, x.episodes if returns else x.episodes_grounded or x.episodes), run=run)
-        config = replace(config, epochs=x.decision_epochs if returns else x.epochs)
-        if returns:
-            config = replace(config, returns=True, patterns=("rollout",), weights=replace(config.weights, state=0.0))
-        else:
-            sft = replace(config.sft, learning_rate=x.learning_rate, batch_size=x.rows)
-            config = replace(config, model=x.model, init=x.init, tune=x.tune, sft=sft)
-        if ground(config).stopped:
-            raise SystemExit(f"{folder} was stopped: the same command goes on with it")
+    again = (folder / "config.json").exists()
+    run = RunConfig(out=x.out, name=folder.name, log_every=20, checkpoint_every=100, resume=again)
+    config = GroundRun(data=recorded(x, x.episodes if returns else x.episodes_grounded or x.episodes), run=run)
+    config = replace(config, epochs=x.decision_epochs if returns else x.epochs)
+    if returns:
+        config = replace(config, returns=True, patterns=("rollout",), weights=replace(config.weights, state=0.0))
+    else:
+        sft = replace(config.sft, learning_rate=x.learning_rate, batch_size=x.rows)
+        config = replace(config, model=x.model, init=x.init, tune=x.tune, sft=sft)
+    if not finished(folder, config) and ground(config).stopped:
+        raise SystemExit(f"{folder} was stopped: the same command goes on with it")
     return folder
 
 
 def imagined(x: Experiment, level: str) -> str:
     """The folder of imagined episodes of a level."""
     folder = Path(x.out) / f"imagined-{who(x)}-{level}"
-    if not finished(folder):
-        count = x.imagined[IMAGINED.index(level)]
-        data, run = recorded(x, x.episodes), BaseRunConfig(out=x.out, name=folder.name, resume=folder.exists())
-        imagine_run(ImagineRun(grounded=str(grounded(x)), data=data, level=level, episodes=count, run=run))
+    count = x.imagined[IMAGINED.index(level)]
+    data, run = recorded(x, x.episodes), BaseRunConfig(out=x.out, name=folder.name, resume=folder.exists())
+    config = ImagineRun(grounded=str(grounded(x)), data=data, level=level, episodes=count, run=run)
+    if not finished(folder, config):
+        imagine_run(config)
     return str(folder)
 
 
 def tested(folder: Path, x: Experiment, seed: int = 0) -> dict[str, Any]:
     """The test of a grounded model as a policy."""
-    if not (folder / "test.json").exists():
+    file = folder / "test.json"
+    if not file.exists() or json.loads(file.read_text())["episodes"] != x.tests:
         test_run(folder, episodes=x.tests, seed=seed)
-    return json.loads((folder / "test.json").read_text())
+    return json.loads(file.read_text())
 
 
 def learned(x: Experiment, agent: str, level: str, seed: int) -> dict[str, Any]:
     """The test of an agent. **Arguments:** `level`, of the imagined episodes, or `none`."""
     name = f"{agent}-{level if level == REAL_ONLY else f'{who(x)}-{level}'}-{seed}"
     folder = Path(x.out) / name
-    if not finished(folder):
-        kind = settings_class(agent)
-        again = (folder / "config.json").exists()
-        run = RunConfig(out=x.out, name=name, seed=seed, log_every=20, checkpoint_every=200, keep=1, resume=again)
-        config: Any = kind(data=recorded(x, x.episodes), encoder=x.encoder, steps=x.steps, eval_episodes=x.tests)
-        hyper = replace(getattr(config, agent), batch_size=x.batch_size)
-        more = {} if level == REAL_ONLY else {"imagined": imagined(x, level)}
-        config = replace(config, run=run, **more, **{agent: hyper})
-        if train(config).stopped:
-            raise SystemExit(f"{folder} was stopped: the same command goes on with it")
+    again = (folder / "config.json").exists()
+    run = RunConfig(out=x.out, name=name, seed=seed, log_every=20, checkpoint_every=200, keep=1, resume=again)
+    more = {} if level == REAL_ONLY else {"imagined": imagined(x, level)}
+    config: Any = settings_class(agent)(
+        data=recorded(x, x.episodes), encoder=x.encoder, steps=x.steps, eval_episodes=x.tests, run=run, **more
+    )
+    config = replace(config, **{agent: replace(getattr(config, agent), batch_size=x.batch_size)})
+    if not finished(folder, config) and train(config).stopped:
+        raise SystemExit(f"{folder} was stopped: the same command goes on with it")
     return json.loads(next(folder.glob("eval-*.json")).read_text())
 
 
@@ -165,7 +180,7 @@ def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for level in LEVELS:
         rates = [run[level] for run in runs]
         if len(runs) > 1:
-            interval = stats.mean_interval(rates)
+            interval = stats.mean_rate(rates)
             found[level] = {"mean": interval.mean, "low": interval.low, "high": interval.high, "seeds": rates}
         else:
             found[level] = {"mean": rates[0], "low": runs[0][f"{level}_low"], "high": runs[0][f"{level}_high"]}

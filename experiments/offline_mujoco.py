@@ -291,8 +291,27 @@ def runs_of(x: Experiment, world: str, data: Set, name: str) -> dict[str, Path]:
 
 
 def known_worlds(x: Experiment) -> dict[str, Any]:
-    """The worlds of the known table."""
-    return json.loads(Path(x.known).read_text())["worlds"] if x.known else {}
+    """The worlds of the known table. **Raises:** `ValueError` if it was made with other settings."""
+    if not x.known:
+        return {}
+    found = json.loads(Path(x.known).read_text())
+    for name in ("batch_size", "episodes"):
+        if found[name] != getattr(x, name):
+            raise ValueError(
+                f"{name} is {getattr(x, name)}, and the table {x.known} was made with {found[name]}: give --known '' "
+                "to make everything"
+            )
+    return found["worlds"]
+
+
+def check_folder(x: Experiment) -> None:
+    """Note the settings that all files of a folder share. **Raises:** `ValueError` if it was made with others."""
+    path = Path(x.out) / "settings.json"
+    now = {name: getattr(x, name) for name in ("batch_size", "episodes", "data_steps", "sac_steps")}
+    if path.exists() and (saved := json.loads(path.read_text())) != now:
+        raise ValueError(f"the files in {x.out} were made with {saved}, and {now} is asked for: choose another --out")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, json.dumps(now) + "\n")
 
 
 def known_row(worlds: dict[str, Any], world: str, data: str, name: str) -> dict[str, Any]:
@@ -378,6 +397,7 @@ def main() -> None:
         if steps_of(x, name) % config_of(x, name).gradient_steps:
             raise ValueError(f"{steps_of(x, name)} steps are asked for; a multiple of 100 is needed")
     out = Path(x.out)
+    check_folder(x)
     if "policies" in x.stages:
         for world in x.worlds:
             policies(world, x.sac_steps, out, Path(x.policies) / world)

@@ -94,8 +94,10 @@ class ClevrRobot(Environment[State, Params]):
     @property
     def default_params(self) -> Params:
         easy = self.level.name == "easy"
-        success = 1.0 if easy else 0.0 if self.compat else 100.0
-        weights = rules.Weights(*(np.float32(x) for x in (10.0, 10.0, success)))
+        weights = rules.weights_of(self.level.name)
+        if self.compat and not easy:
+            weights = weights.replace(success=0.0)
+        weights = jax.tree.map(np.float32, weights)
         return Params(max_steps=np.int32(1 if easy else HORIZON), weights=weights)
 
     @property

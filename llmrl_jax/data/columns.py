@@ -101,9 +101,19 @@ def from_columns(
 
 
 def renamed(columns: Mapping[str, Any], names: Mapping[str, str] | None) -> dict[str, Any]:
-    """Columns by our names. **Arguments:** `names`, our name -> the name in `columns`, for columns that differ."""
+    """Columns by our names. **Arguments:** `names`, our name -> the name in `columns`, for columns that differ.
+
+    **Raises:** `DataError` for a column that is there under both names.
+    """
     ours = {theirs: name for name, theirs in (names or {}).items()}
-    return {".".join([ours.get(head, head), *rest]): x for k, x in columns.items() for head, *rest in [k.split(".")]}
+    found: dict[str, Any] = {}
+    for name, column in columns.items():
+        head, *rest = name.split(".")
+        known = ".".join([ours.get(head, head), *rest])
+        if known in found:
+            raise DataError(f"the data have {known!r} twice, also as {name!r}: leave one of them out")
+        found[known] = column
+    return found
 
 
 def _flat(tree: Any, name: str) -> list[tuple[str, Any]]:

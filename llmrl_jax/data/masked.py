@@ -68,7 +68,12 @@ def from_masked(found: Mapping[str, np.ndarray], where: str) -> Trajectories:
     else:
         after = np.where(last[..., None], obs, after)
     if "terminals" in found:
-        ended = last & _flat(found["terminals"], rows, f"{where}: terminals").astype(bool)
+        ended = _flat(found["terminals"], rows, f"{where}: terminals").astype(bool) & mask
+        early = np.argwhere(ended & ~last)
+        if len(early):
+            raise DataError(
+                f"{where}: episode {early[0][0]} is terminal at step {early[0][1]}, and goes on after it: cut it there"
+            )
     else:
         ended = last & (length < rows[1])[:, None]
     action = np.asarray(found["actions"])
@@ -115,10 +120,13 @@ def to_masked(data: Trajectories) -> dict[str, np.ndarray]:
 def write_masked(path: str | Path, data: Trajectories | Mapping[str, Any]) -> None:
     """Write episodes in this form, atomically: `.h5`, `.hdf5`, or `.npy`, which NumPy pickles.
 
-    **Raises:** `DataError` for another ending; `ModuleNotFoundError` for hdf5 without h5py.
+    **Raises:** `DataError` for another ending, or arrays of something else than numbers; `ModuleNotFoundError` for hdf5
+    without h5py.
     """
     path = Path(path)
     found = to_masked(data) if isinstance(data, Trajectories) else {name: np.asarray(x) for name, x in data.items()}
+    if odd := [name for name, x in found.items() if x.dtype.kind not in "biuf"]:
+        raise DataError(f"{odd[0]} is no array of numbers, as all in such a file are: leave it out")
     if path.suffix in HDF5:
         h5py = _h5py()
         with new_draft(path) as draft, h5py.File(draft, "w") as file:

@@ -101,10 +101,15 @@ class BCQ:
         return jnp.clip(jax.random.normal(key, (states, self.config.action_samples, self.latent)), -0.5, 0.5)
 
     def candidates(
-        self, params: dict[str, Any], actor: Any, x: Float[Array, "B n"], key: jax.Array, flexibility: Any
+        self,
+        params: dict[str, Any],
+        actor: Any,
+        x: Float[Array, "B n"],
+        latent: Float[Array, "B S L"],
+        flexibility: Any,
     ) -> Float[Array, "B S D"]:
         """Actions like the recorded ones, moved a little."""
-        return self.moved(actor, x, self.decoded(params["imitator"], x, self.latents(key, x.shape[0])), flexibility)
+        return self.moved(actor, x, self.decoded(params["imitator"], x, latent), flexibility)
 
     def targets(self, trained: Trained, batch: Batch, key: jax.Array, h: dict[str, jax.Array]) -> Float[Array, " B"]:
         """`r + gamma (1 - terminated) max_a [lam min_k Q'_k + (1 - lam) max_k Q'_k]` over the candidates."""
@@ -150,9 +155,11 @@ class BCQ:
         return trained.followed(h["tau"], "actor", "critic"), metrics | {"target_mean": jnp.mean(wanted)}
 
     def act(self, params, x):
-        """The best candidate by the first critic. Its latent numbers are the same in every step, so that acting is a
-        function of the state."""
-        actions = self.candidates(params, params["actor"], x, jax.random.key(0), self.config.flexibility)
+        """The best candidate by the first critic. Its latent numbers are the same in every step and row, so that acting
+        is a function of the state."""
+        latent = self.latents(jax.random.key(0), 1)
+        latent = jnp.broadcast_to(latent, (x.shape[0], *latent.shape[1:]))
+        actions = self.candidates(params, params["actor"], x, latent, self.config.flexibility)
         first = jax.tree.map(lambda p: p[:1], params["critic"])
         best = jnp.argmax(self.critics(first, x, actions)[0], axis=-1)
         return Fixed(jnp.take_along_axis(actions, best[:, None, None], axis=1)[:, 0])

@@ -3,7 +3,8 @@
 First the ensemble of `llmrl_jax.rl.dynamics` learns from the data. Then, every `rollout_every` gradient steps, the
 policy plays a few steps in the model from recorded states, and half of every batch is drawn from them. Critics lower a
 soft maximum of their values over the states of both, and raise those of recorded actions. Hyper-parameters are
-OfflineRL-Kit's, but for fewer rollouts and the model's steps, which are counted here and stopped by its error there.
+OfflineRL-Kit's, but for fewer rollouts, no weight decay of the model, and the model's steps, which are counted here and
+stopped by its error there.
 The soft maximum is over all proposals with their densities, as in `cql` (OfflineRL-Kit's is over three values), so the
 weights of its tables do not carry over. The model learns terminal states, which the authors know.
 """

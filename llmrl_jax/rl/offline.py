@@ -200,6 +200,8 @@ class OfflineLearner(Learner):
     """Acts with `state.params` and `state.frozen`."""
     frozen: Frozen = None  # type: ignore[assignment]
     """The prepared data and the rest of the frozen part, of which `init` makes states."""
+    config: OfflineConfig = None  # type: ignore[assignment]
+    """The method's configuration."""
     hparams: dict[str, jax.Array] = None  # type: ignore[assignment]
     """The floats of the configuration, of which `init` makes states."""
     start: Callable[[jax.Array, Frozen, dict[str, jax.Array]], OfflineState] = None  # type: ignore[assignment]
@@ -249,6 +251,7 @@ def make_offline(
         unit="gradient steps",
         policy=OfflinePolicy(method, actions, features),
         frozen=frozen,
+        config=config,
         hparams=hparams,
         start=offline.start,
     )
@@ -341,9 +344,20 @@ def several(learners: Sequence[OfflineLearner], seeds: int = 1) -> Learner:
     all seeds; else each run has a copy. `seeds`, runs of each.
     **Returns:** a learner whose metrics have the number of the run as prefix, `0/actor_loss`; run `i` is seed
     `i % seeds` of learner `i // seeds`. `member(state, i)` gives the state of one run.
-    **Raises:** `ValueError` if the forms of data differ, or only some have imagined steps.
+    **Raises:** `ValueError` if methods, configurations or the forms of data differ, or only some have imagined steps.
     """
     first, runs = learners[0], len(learners) * seeds
+    for i, other in enumerate(learners):
+        odd = [
+            f"{name} ({getattr(first.config, name)!r} and {value!r})"
+            for name, value in vars(other.config).items()
+            if name not in other.hparams and getattr(first.config, name, None) != value
+        ]
+        if type(first.policy.method) is not type(other.policy.method) or odd:
+            raise ValueError(
+                f"learners 0 and {i} differ in {odd[0] if odd else 'their method'}; runs in one program need "
+                "one method and one configuration, up to floats"
+            )
     axis, stacked = None, first.frozen
     if len(learners) > 1:
         axis, every = 0, _of_one_shape([learner.frozen for learner in learners])

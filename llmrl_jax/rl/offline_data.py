@@ -153,9 +153,14 @@ def vectors(obs: Any, features: Features | None, batch_dims: int = 1) -> Float[A
 
 
 def moments(data: Transitions, features: Features | None, eps: float = 1e-3) -> tuple[jax.Array, jax.Array]:
-    """The mean and the standard deviation plus `eps` of every feature over the data, as CORL computes them."""
+    """The mean and the standard deviation plus `eps` of every feature over the data, as CORL computes them.
+
+    A feature that is the same everywhere in the data has the deviation 1, not `eps`: learning sees no difference, and
+    where it is another one at last, in a test, it does not come in as a thousand deviations.
+    """
     x = vectors(data.obs, features)
-    return jnp.mean(x, axis=0), jnp.std(x, axis=0) + eps
+    varies = jnp.max(x, axis=0) > jnp.min(x, axis=0)
+    return jnp.mean(x, axis=0), jnp.where(varies, jnp.std(x, axis=0) + eps, 1.0)
 
 
 def prepared(

@@ -53,7 +53,9 @@ def test_recorded_episodes_begin_and_end_as_they_should(out):
         np.testing.assert_array_equal(after[e, : length - 1], state[e, 1:length])
         goal = np.asarray(data.obs["goal"])[e, 0]
         np.testing.assert_array_equal(world.instructions.goals[int(data.obs["instruction"][e, 0])], goal)
-        _, success = world.label(goal, state[e, :length], after[e, :length], np.asarray(data.action)[e, :length])
+        _, success = world.rules("real")(
+            goal, state[e, :length], after[e, :length], np.asarray(data.action)[e, :length]
+        )
         np.testing.assert_array_equal(success, np.asarray(data.terminated)[e, :length])
 
 
@@ -88,7 +90,9 @@ def test_imagined_episodes_are_what_an_agent_learns_from(out, level, capsys):
     args = ["--grounded", str(out / "model"), "--data", str(out / "recorded"), "--level", level]
     size = ["--episodes", "6", "--together", "4"]
     assert main(["kalm", "imagine", *args, *size, *here, "--run.name", f"imagined-{level}"]) == 0
-    world, found, data = collecting.read(out / f"imagined-{level}")
+    world, found, data = collecting.read(out / f"imagined-{level}", imagined=True)
+    with pytest.raises(DataError, match="has imagined episodes, and recorded ones are needed here: .* kalm collect"):
+        collecting.read(out / f"imagined-{level}")
     said = np.asarray(data.obs["instruction"])[:, 0]
     assert found == level and len(data) == 6 and set(said) <= set(world.instructions.of(level))
     goals = world.instructions.configuration[said]
@@ -104,7 +108,10 @@ def test_imagined_episodes_are_what_an_agent_learns_from(out, level, capsys):
     recorded, dataset = get_dataset("rephrase_level", out / "recorded", out / "imagined-rephrase", "hashed")
     assert recorded["masks"].sum() == summary_of(out / "recorded")["steps"] and len(dataset["instructions"]) == 6
     hashed = make_encoder("hashed").encode_texts(dataset["instructions"])
+    hashed = hashed * np.sqrt(hashed.shape[1])  # as `llmrl kalm train` has them
     np.testing.assert_allclose(dataset["observations"][:, 0], np.concatenate([first, hashed], axis=1), atol=1e-6)
+    with pytest.raises(DataError, match="instructions is no array of numbers"):
+        write_masked(out / "imagined.npy", dataset)
     write_masked(out / "imagined.npy", {n: x for n, x in dataset.items() if n != "instructions"})
     np.testing.assert_array_equal(read_masked(out / "imagined.npy").length, data.length)
     with pytest.raises(DataError, match="has episodes of level 'rephrase', and 'hard' is asked for"):
@@ -180,7 +187,28 @@ def test_wrong_folders_and_names_are_refused(out, capsys):
         ),
         (["kalm", "collect", "--world", "clever"], "there is no world 'clever'; did you mean 'clevr'"),
         (["kalm", "train", "--agent", "bcd", "--data", "x"], "there is no algorithm 'bcd'"),
-        (["kalm", "train", "--data", str(out)], "give that of `llmrl kalm collect` or `imagine`"),
+        (["kalm", "train", "--data", str(out)], "give that of `llmrl kalm collect`"),
+        (
+            ["kalm", "train", "--data", "x", "--run.eval-every", "5"],
+            "--run.eval-every is 5, but kalm train does not read",
+        ),
+        (
+            ["kalm", "ground", "--data", "x", "--held-out", "0", "--run.eval-every", "5"],
+            "--run.eval-every is 5, but --held-out 0 does not read it",
+        ),
+        (
+            [
+                "kalm",
+                "train",
+                "--data",
+                str(out / "recorded"),
+                "--imagined",
+                str(out / "recorded"),
+                "--encoder",
+                "hashed",
+            ],
+            "has recorded episodes, and imagined ones are needed here: give the folder of `llmrl kalm imagine`",
+        ),
         (["kalm", "ground", "--data", str(out / "recorded"), "--length", "32"], "make rows longer (--length)"),
         (["kalm", "ground", "--data", "x", "--tune", "lora"], "adapters are not enough, take --tune full"),
     ):

@@ -4,7 +4,7 @@ What a prompt's captions say can be guessed in part without finding it (`llmrl_j
 updates of 32 texts of the mixed task, a small model named the goal's position with 1.2 to 1.6 nats, hardly better than
 a guess among five objects. These rows are the same lesson without words, can be answered by reference only, and are a
 third as long. After them, objects whose names stand right before the question are found. The goal's, whose name is only
-at the beginning, are found in more than half of the texts after rows that ask for it alone (`docs/systems/glam.md`).
+at the beginning, are found after rows that ask for it alone (in 0.96 of the texts, `docs/systems/glam.md`).
 """
 
 from __future__ import annotations

@@ -139,16 +139,22 @@ def collect(config: CollectRun) -> dict[str, Any]:
     return summary
 
 
-def read(folder: str | Path, world: str = "") -> tuple[World, str, Trajectories]:
+def read(folder: str | Path, world: str = "", *, imagined: bool = False) -> tuple[World, str, Trajectories]:
     """The world, the level and the episodes of a run.
 
-    **Arguments:** `world`, the one that is needed; empty: any.
+    **Arguments:** `world`, the one that is needed; empty: any. `imagined`, whether imagined episodes are needed, and
+    not recorded ones.
     **Raises:** `FileNotFoundError`, `DataError` for a folder of something else, or of another world.
     """
-    folder = Path(folder)
+    folder, maker = Path(folder), f"`llmrl kalm {'imagine' if imagined else 'collect'}`"
     if not (folder / ABOUT).is_file():
-        raise FileNotFoundError(f"{folder} has no {ABOUT}: give that of `llmrl kalm collect` or `imagine`")
+        raise FileNotFoundError(f"{folder} has no {ABOUT}: give that of {maker}")
     about = json.loads((folder / ABOUT).read_text())
+    if about.get("imagined", False) != imagined:
+        raise DataError(
+            f"{folder} has {'recorded' if imagined else 'imagined'} episodes, and "
+            f"{'imagined' if imagined else 'recorded'} ones are needed here: give the folder of {maker}"
+        )
     if world and about["world"] != world:
         raise DataError(f"{folder} has episodes of {about['world']!r}, and {world!r} is needed")
     data = read_parquet(folder / EPISODES).data

@@ -126,6 +126,8 @@ class GroundRun:
                 raise ValueError(f"there is no objective {name!r} (there are {', '.join(PATTERNS)})")
         if "rollout" not in self.patterns:
             raise ValueError("patterns has no rollout, without which nothing can be imagined: add it")
+        if not self.held_out:
+            refuse_unread(self, ("run.eval_every",), "--held-out 0")
         if self.tune == "full":
             refuse_unread(self, ("lora",), "--tune full")
         if self.model == EMBEDDED:
@@ -147,7 +149,8 @@ class ImagineRun:
     grounded: str = ""
     """Folder of a run of `llmrl kalm ground`."""
     data: str = ""
-    """Folder of a run of `llmrl kalm collect`, whose first states the episodes begin in."""
+    """Folder of a run of `llmrl kalm collect`, whose first states the episodes begin in. In Meta-World, where a state
+    has the objects of one task, they begin in new states of their own task instead."""
     level: str = "rephrase"
     """`rephrase`: the goals of the data in other words; `easy`, `hard`: goals that no data show."""
     episodes: int = 5600
@@ -179,8 +182,7 @@ class TrainRun:
     KIND: ClassVar[str] = "kalm train"
 
     agent: Annotated[str, tyro.conf.arg(help=AGENT_HELP)] = "bc"
-    """Offline algorithm, a name in `llmrl_jax.rl.registry`; in a world of discrete actions `cql` and `bcq` are their
-    discrete variants."""
+    """Offline algorithm, a name in `llmrl_jax.rl.registry`; for discrete actions `discrete_cql` and `discrete_bcq`."""
     data: str = field(default="", metadata=FREE)
     """Folder of a run of `llmrl kalm collect`."""
     imagined: str = field(default="", metadata=FREE)
@@ -199,6 +201,7 @@ class TrainRun:
     def __post_init__(self):
         fields_in(self, STEPS, "steps")
         fields_in(self, COUNT, "eval_episodes")
+        refuse_unread(self, ("run.eval_every",), "kalm train", remedy="it tests once, at the end")
         object.__setattr__(self, "agent", spelled(self.agent))
         object.__setattr__(self, "levels", tuple(level_of(level) for level in self.levels))
 

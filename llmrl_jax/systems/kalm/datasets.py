@@ -10,7 +10,7 @@ import numpy as np
 from llmrl_jax.data.transitions import DataError, Trajectories
 from llmrl_jax.lm.encoder_names import AUTO
 from llmrl_jax.systems.kalm.collecting import read
-from llmrl_jax.systems.kalm.training import sentence_vectors
+from llmrl_jax.systems.kalm.training import sentence_table
 from llmrl_jax.systems.kalm.worlds import INSTRUCTION, LEVELS, REAL, STATE, World, level_of
 
 
@@ -23,7 +23,7 @@ def get_dataset(
     `llmrl kalm imagine`, empty for level `real`; `encoder`, of the sentences, as for `llmrl kalm train`.
     **Returns:** two dicts, the second None for level `real`: `observations` float32 `[N, T, d + E]`, states with the
     sentence vector of the instruction; `actions` int32 `[N, T]` or float32 `[N, T, a]`; `rewards`, `masks` and
-    `terminals` `[N, T, 1]`; `instructions`, N sentences. `llmrl_jax.data.masked.write_masked` writes the arrays.
+    `terminals` `[N, T, 1]`; `instructions`, N sentences. `llmrl_jax.data.masked.write_masked` writes all but the last.
     **Raises:** `ValueError` for an unknown level, and for a level without its episodes; `DataError` for episodes of
     another level or world; `FileNotFoundError`.
     """
@@ -32,10 +32,10 @@ def get_dataset(
         remedy = "leave imagined out" if imagined else "give the folder of `llmrl kalm imagine` as imagined"
         raise ValueError(f"level is {level!r} and imagined is {str(imagined)!r}: {remedy}")
     world, _, data = read(real)
-    table = sentence_vectors(world, encoder)
+    table = sentence_table(world, encoder)
     if level == REAL:
         return _arrays(world, data, table), None
-    _, found, made = read(imagined, world.name)
+    _, found, made = read(imagined, world.name, imagined=True)
     if found != level:
         raise DataError(f"{imagined} has episodes of level {found!r}, and {level!r} is asked for")
     return _arrays(world, data, table), _arrays(world, made, table)

@@ -72,7 +72,7 @@ def evaluation(
     model: WorldModel, rows: Rows, episodes: Episodes, batch_size: int
 ) -> Callable[[Any, Any], dict[str, float]]:
     """`evaluate(state, key)`: the three errors on held-out episodes."""
-    count = min(len(rows.tokens), TEST_ROWS) // batch_size * batch_size
+    count = min(len(rows.tokens), max(TEST_ROWS, batch_size)) // batch_size * batch_size
     parts = jax.tree.map(lambda x: jnp.asarray(x[:count]).reshape(-1, batch_size, *x.shape[1:]), rows)
     whole = {name: float(x) for name, x in targets(jax.tree.map(lambda x: x[:count], rows)).items()}
     tables = jnp.asarray(episodes.states), jnp.asarray(episodes.actions)

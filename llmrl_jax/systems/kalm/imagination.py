@@ -6,7 +6,6 @@ state off the action. (The published program takes both from one pass, so that e
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,10 +14,7 @@ from flax import struct
 from jaxtyping import Array, Float, Int
 
 from llmrl_jax.systems.kalm.world_model import Units, WorldModel
-
-
-Label = Callable[[Any, Any, Any, Any], tuple[Any, Any]]
-"""`(goal, state, next_state, action) -> (reward, success)`, the world's rules, for a batch."""
+from llmrl_jax.systems.kalm.worlds import Label
 
 
 @struct.dataclass

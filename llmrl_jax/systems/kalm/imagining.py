@@ -34,15 +34,22 @@ def chosen_goals(world: World, level: str, count: int, rng: np.random.Generator)
     return np.array([rng.choice(said[goal == i]) for i in wanted], np.int32)
 
 
-def starts(data: Trajectories, world: World, goals: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """A first state of the data for each goal, in which it does not hold: float32 `[B, d]`."""
-    first = np.asarray(data.obs[STATE])[:, 0]
-    found = first[rng.integers(len(first), size=len(goals))]
+def starts(world: World, level: str, numbers: np.ndarray, data: Trajectories, rng: np.random.Generator) -> np.ndarray:
+    """A first state for each sentence, in which its goal does not hold, float32 `[B, d]`: of the data, or where not
+    every state suits every sentence as the world begins."""
+    recorded, goals = np.asarray(data.obs[STATE])[:, 0], world.instructions.goals[numbers]
+
+    def drawn() -> np.ndarray:
+        if world.first is not None:
+            return world.first(level, numbers, int(rng.integers(2**31)))
+        return recorded[rng.integers(len(recorded), size=len(numbers))]
+
+    found = drawn()
     for _ in range(100):
         done = np.asarray(world.holds(goals, found))
         if not done.any():
             return found
-        found = np.where(done[:, None], first[rng.integers(len(first), size=len(goals))], found)
+        found = np.where(done[:, None], drawn(), found)
     raise ValueError("some goals hold in nearly all first states of the data: collect more episodes")
 
 
@@ -54,7 +61,7 @@ def imagine_all(found: Grounded, numbers: np.ndarray, first: np.ndarray, level: 
 
     @jax.jit
     def run(variables: Any, tokens: Any, lengths: Any, first: Any, goals: Any) -> Imagined:
-        return imagine(found.model, variables, found.units, tokens, lengths, first, goals, world.label, horizon)
+        return imagine(found.model, variables, found.units, tokens, lengths, first, goals, world.rules(level), horizon)
 
     parts, together = [], min(together, len(numbers))
     with doing("imagining", len(numbers), "episodes") as activity:
@@ -64,7 +71,10 @@ def imagine_all(found: Grounded, numbers: np.ndarray, first: np.ndarray, level: 
             kept = min(together, len(numbers) - start)
             parts.append(jax.tree.map(lambda x, n=kept: np.asarray(x[:n]), made))
             activity.done = start + kept
-    return jax.tree.map(lambda *x: np.concatenate(x), *parts)
+    made = jax.tree.map(lambda *x: np.concatenate(x), *parts)
+    if world.opening is not None:
+        made.rewards[:, 0] += np.asarray(world.opening(goals, first, made.actions[:, 0]), np.float32)
+    return made
 
 
 def as_episodes(made: Imagined, goals: np.ndarray, numbers: np.ndarray) -> Trajectories:
@@ -115,7 +125,9 @@ def imagine_run(config: ImagineRun) -> dict[str, Any]:
     goals = world.instructions.goals[numbers]
     with opened(config.run, "kalm-imagine") as folder:
         configs.save_config(config, folder / "config.json")
-        made = imagine_all(found, numbers, starts(data, world, goals, rng), config.level, config.together)
+        made = imagine_all(
+            found, numbers, starts(world, config.level, numbers, data, rng), config.level, config.together
+        )
         write_parquet(folder / EPISODES, as_episodes(made, goals, numbers))
         write_whole(folder / ABOUT, json.dumps({"world": world.name, "level": config.level, "imagined": True}) + "\n")
         summary = {"episodes": config.episodes, **statistics(world, made)}

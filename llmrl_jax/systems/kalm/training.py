@@ -41,11 +41,13 @@ def state_of(obs: Any, batch_dims: int = 1) -> jax.Array:
     return obs[STATE].reshape(*obs[STATE].shape[:batch_dims], -1)
 
 
-def sentence_vectors(world: World, encoder: str) -> np.ndarray:
-    """The vectors of all sentences, float32 `[I, E]`."""
+def sentence_table(world: World, encoder: str) -> np.ndarray:
+    """The vectors of all sentences, float32 `[I, E]`, of length `sqrt(E)`: of length 1, as encoders give them, their
+    components would be too small beside the state's for a network to learn from."""
     made = make_encoder(encoder)
     with doing(f"embedding {len(world.instructions.texts)} sentences with {made.name}"):
-        return np.asarray(made.encode_texts(world.instructions.texts), np.float32)
+        table = np.asarray(made.encode_texts(world.instructions.texts), np.float32)
+    return table * np.sqrt(np.float32(table.shape[1]))
 
 
 def steps_of(data: Trajectories) -> Transitions:
@@ -67,15 +69,13 @@ def make(config: TrainRun) -> Made:
         world, _, data = read(config.data)
         imagined = None
         if config.imagined:
-            imagined = steps_of(read(config.imagined, world.name)[2])
+            imagined = steps_of(read(config.imagined, world.name, imagined=True)[2])
     env = world.make(LEVELS[0])
     steps = steps_of(data)
     actions = actions_of(steps, env.action_space(env.default_params), env.id)
     entry = algorithm(config.agent)
     method = entry.make(config.hyper, actions)
-    # of length 1 as encoders give them, their components are too small beside the state's for a network to learn from
-    table = sentence_vectors(world, config.encoder)
-    table = table * np.sqrt(np.float32(table.shape[1]))
+    table = sentence_table(world, config.encoder)
     learner = make_offline(
         method, config.hyper, steps, actions, imagined=imagined, features=state_of, table=jnp.asarray(table)
     )

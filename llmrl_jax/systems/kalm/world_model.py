@@ -25,7 +25,7 @@ from llmrl_jax.tuning.loss import token_log_probs
 
 
 STILL = 1e-3
-"""The least standard deviation of a state's part, as a share of the largest."""
+"""The share of the largest standard deviation below which a part of a state, or its change, hardly varies."""
 
 
 @struct.dataclass
@@ -44,7 +44,7 @@ class Units:
         inner = np.ones(len(states), bool)
         inner[episodes.first_state] = False
         changes = np.diff(states, axis=0)[inner[1:]]
-        found = states.mean(0), _spread(states), _spread(changes)
+        found = states.mean(0), _sizes(states), _spread(changes)
         return Units(*(jnp.asarray(x, jnp.float32) for x in found))
 
 
@@ -52,6 +52,13 @@ def _spread(x: Float[np.ndarray, "M d"]) -> Float[np.ndarray, " d"]:
     """Standard deviations, none of which is next to nothing beside the largest."""
     std = x.std(0)
     return np.maximum(std, max(float(std.max()), 1e-6) * STILL)
+
+
+def _sizes(x: Float[np.ndarray, "M d"]) -> Float[np.ndarray, " d"]:
+    """Standard deviations; the largest for parts that hardly vary. What never moves in the data may be elsewhere at
+    another level, and must not come in as a thousand units there."""
+    std, found = x.std(0), _spread(x)
+    return np.where(std < found, max(float(std.max()), 1e-6), found)
 
 
 class Slots(nn.Module):

@@ -49,6 +49,10 @@ class Instructions:
         return [self.texts[chosen.start + i] for i in same]
 
 
+Label = Callable[[Any, Any, Any, Any], tuple[Any, Any]]
+"""`(goal, state, next_state, action) -> (reward, success)`, for a batch."""
+
+
 @dataclass(frozen=True)
 class World:
     """A world with instructions at four levels."""
@@ -59,14 +63,19 @@ class World:
     horizon: Mapping[str, int]
     """Steps of an episode, by level."""
     instructions: Instructions
-    label: Callable[[Any, Any, Any, Any], tuple[Any, Any]]
-    """`(goal, state, next_state, action) -> (reward, success)`: the world's rules, for imagined steps too."""
+    rules: Callable[[str], Label]
+    """The rules of a level, for imagined steps too."""
     holds: Callable[[Any, Any], Any]
     """`(goal, state)`, whether there is nothing left to do."""
     implausible: Callable[[Any, Any], dict[str, Any]]
     """`(state, next_state)`, what is impossible about a step."""
     expert: Callable[[Environment, Any], jax.Array]
     """`(env, state)`, the action of the world's scripted expert."""
+    first: Callable[[str, Int[np.ndarray, " B"], int], np.ndarray] | None = None
+    """`(level, sentences, seed)`, first states of episodes with these sentences, `[B, d]`; None: any episode's first
+    state suits every sentence."""
+    opening: Callable[[Any, Any, Any], Any] | None = None
+    """`(goal, first_state, action)`, what the world's first reward has beyond the rules'; None: nothing."""
 
     def make(self, level: str) -> Environment:
         """The environment of a level, whose observations number sentences as `instructions` does."""
@@ -131,7 +140,7 @@ def clevr() -> World:
         ids={name: f"CLEVR-Robot-v0?level={name}" for name in LEVELS},
         horizon={name: 1 if name == "easy" else HORIZON for name in LEVELS},
         instructions=_numbered({name: said.level(name) for name in LEVELS}),
-        label=rules.label,
+        rules=lambda level: functools.partial(rules.label, weights=rules.weights_of(level)),
         holds=rules.holds,
         implausible=implausible,
         expert=expert_action,
@@ -144,15 +153,28 @@ def metaworld() -> World:
     from envs_jax.metaworld import instructions as said, labels
     from envs_jax.metaworld.levels import HORIZON
 
+    texts = _numbered({name: said.level(name) for name in LEVELS})
+
+    def first(level: str, sentences: np.ndarray, seed: int) -> np.ndarray:
+        """A state has the objects of one task, so episodes begin as those of the sentence's own task do."""
+        env: Any = envs_jax.make(f"MetaWorld-v3?level={level}")[0]
+        numbers = jnp.arange(len(sentences))
+        keys = jax.vmap(lambda i: jax.random.fold_in(jax.random.key(seed), i))(numbers)
+        obs, _ = jax.jit(jax.vmap(env.begin))(jnp.asarray(sentences - texts.first[level]), keys)
+        return np.asarray(obs["state"])
+
     return World(
         name="metaworld",
         ids={name: f"MetaWorld-v3?level={name}" for name in LEVELS},
         horizon=dict.fromkeys(LEVELS, HORIZON),
-        instructions=_numbered({name: said.level(name) for name in LEVELS}),
-        label=labels.label,
+        instructions=texts,
+        rules=lambda level: labels.label,
         holds=labels.holds,
         implausible=labels.implausible,
         expert=lambda env, state: env.unwrapped.expert(state),  # type: ignore[attr-defined]
+        first=first,
+        # the world counts the state before the first step as worth nothing
+        opening=lambda goal, state, action: labels.judged(goal, state, action)[0],
     )
 
 

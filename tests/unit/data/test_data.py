@@ -179,6 +179,9 @@ def test_files_of_others(tmp_path):
         np.testing.assert_array_equal(data.obs, theirs["observations"])
         np.testing.assert_array_equal(data.goal, [1, 0, 1])
         assert loaded.strings == {"goal": ("a", "b")} and data.text == ()
+    np.savez(tmp_path / "both.npz", **theirs, obs=theirs["observations"])
+    with pytest.raises(DataError, match="have 'obs' twice, also as 'obs': leave one|have 'obs' twice, also as 'observ"):
+        read_arrays(tmp_path / "both.npz", D4RL_NAMES)
 
 
 # --- bad data ---------------------------------------------------------------------------------------------------------

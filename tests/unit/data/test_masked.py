@@ -79,6 +79,7 @@ def test_ends_and_next_observations_of_the_file_count(tmp_path):
         ({"actions": np.zeros((2, 4), int)}, r"actions are \[2, 4\]"),
         ({"next_observations": np.zeros((3, 4, 2))}, "next_observations are"),
         ({"rewards": np.array([["x"] * 4] * 3)}, "rewards is no array of numbers"),
+        ({"terminals": np.eye(3, 4, k=1)}, "episode 1 is terminal at step 2, and goes on after it"),
     ],
 )
 def test_what_does_not_fit_is_refused(tmp_path, changed, said):

@@ -213,6 +213,8 @@ def test_the_padding_of_smaller_sets_is_never_drawn():
     learners = [make_offline(Seen(), SEEN, data, WIDE, imagined=sets[0]) for data in sets]
     key = jax.random.key(2)
     both = several(learners)
+    with pytest.raises(ValueError, match=r"learners 0 and 1 differ in batch_size \(8 and 4\)"):
+        several([learners[0], make_offline(Seen(), replace(SEEN, batch_size=4), steps(6), WIDE, imagined=sets[0])])
     state = both.init(key)
     assert state.frozen.given[0].reward.shape == (2, 90) and state.frozen.given[1].reward.shape == (2, 6)
     np.testing.assert_array_equal(state.frozen.sizes, [[6, 90], [6, 6]])
@@ -224,7 +226,7 @@ def test_the_padding_of_smaller_sets_is_never_drawn():
     alone, update = learners[0].init(jax.random.split(key, 1)[0]), jax.jit(learners[0].update)
     for total in metrics:
         alone, found = update(alone)
-        np.testing.assert_allclose(total, found["sum"], rtol=1e-5)
+        np.testing.assert_allclose(total, found["sum"], rtol=1e-5, atol=1e-5)
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
@@ -312,3 +314,11 @@ def test_moments_ignore_instructions():
     np.testing.assert_allclose(mean, np.asarray(steps().obs).mean(0), atol=1e-6)
     data = prepared(steps(obs=obs, next_obs=obs), WIDE, None, mean, std)
     np.testing.assert_allclose(np.asarray(data.obs["vector"]).mean(0), 0, atol=1e-5)
+
+
+def test_a_feature_that_never_moves_in_the_data_keeps_its_size():
+    still = steps(50)
+    still = still.replace(obs=still.obs.at[:, 1].set(0.3), next_obs=still.next_obs.at[:, 1].set(0.3))
+    mean, std = moments(still, None)
+    assert std[1] == 1 and mean[1] == pytest.approx(0.3)
+    np.testing.assert_allclose(std[::2], np.std(np.asarray(still.obs), axis=0)[::2] + 1e-3, rtol=1e-5)

@@ -373,9 +373,12 @@ def test_bcq_by_hand():
     followed(trained, after, "critic")
     acted = np.asarray(method.act(p, rows.obs).mode())
     np.testing.assert_array_equal(acted, method.act(p, rows.obs).sample(jax.random.key(9)))
-    candidates = np.asarray(method.candidates(p, p["actor"], rows.obs, jax.random.key(0), 0.2))
+    latent = jnp.broadcast_to(method.latents(jax.random.key(0), 1), (ROWS, 6, 4))
+    candidates = np.asarray(method.candidates(p, p["actor"], rows.obs, latent, 0.2))
     q = critics(p["critic"], np.broadcast_to(x[:, None], (ROWS, 6, N)), candidates)[0]
     np.testing.assert_allclose(acted, candidates[np.arange(ROWS), q.argmax(-1)], atol=1e-6)
+    same = method.act(p, jnp.broadcast_to(rows.obs[:1], rows.obs.shape)).mode()
+    np.testing.assert_allclose(same, np.broadcast_to(acted[:1], same.shape), atol=1e-6)  # of the state, not of the row
 
 
 def test_discrete_bcq_by_hand():

@@ -236,3 +236,12 @@ def test_data_that_do_not_fit_are_named(world):
     with pytest.raises(DataError, match="an instruction takes 1. places, and there are 8"):
         patterns.prompts(TEXTS, tokenizer, 8)
     assert isinstance(rows_of(world, patterns=("dynamics",)), Rows)
+
+
+def test_what_never_moves_in_the_data_is_not_measured_in_thousandths():
+    data, _ = walks()
+    still = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (0, 0), (0, 1)), constant_values=0.3), (data.obs, data.next_obs))
+    units = Units.of(Episodes.of(data.replace(obs=still[0], next_obs=still[1]), "state"))
+    std = np.asarray(units.std)
+    assert std[2] == std[:2].max() and units.mean[2] == pytest.approx(0.3)
+    assert units.change[2] == pytest.approx(1e-3 * float(units.change.max()))
