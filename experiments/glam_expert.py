@@ -3,7 +3,8 @@
     python experiments/glam_expert.py
 
 Every row is an expert with another share of random actions, which searches for objects out of view by turning left
-(`seen_only`) or knows where they are. All episodes that end within the rounds of `copies` worlds count.
+(`seen_only`) or knows where they are. The first `episodes` of every copy count, however long
+they are: of all that end within some steps, long ones, which mostly fail, would be too few.
 `experiments/results/mixed/expert.json` has the output.
 """
 
@@ -28,6 +29,9 @@ from llmrl_jax.systems.glam.presets import DEMO
 ROWS = ((0.0, True), (0.25, True), (0.25, False), (1.0, True))
 """The share of random actions, and whether the expert goes only to what is in view."""
 
+STEPS = 200
+"""Steps between which new worlds are drawn."""
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -37,8 +41,8 @@ class Experiment:
     """The level."""
     copies: int = 256
     """Worlds played at once."""
-    rounds: int = 4
-    """Rounds of 200 steps in each, between which new worlds are drawn."""
+    episodes: int = 6
+    """Episodes of each copy."""
     seed: int = 0
     """Seed of everything."""
     out: str = "runs/glam_expert"
@@ -56,16 +60,18 @@ def played(x: Experiment, noise: float, seen: bool) -> dict[str, Any]:
             obs, state, _, terminated, truncated, info = expert.step(key, carry[1])
             return (obs, state), (terminated | truncated, info["success"], info["task"])
 
-        (obs, state), ends = jax.lax.scan(step, (obs, state), jax.random.split(key, 200))
-        return obs, expert.envs.refresh(key, state, params), ends
+        play_key, pool_key = jax.random.split(key)
+        (obs, state), ends = jax.lax.scan(step, (obs, state), jax.random.split(play_key, STEPS))
+        return obs, expert.envs.refresh(pool_key, state, params), ends
 
-    key = jax.random.key(x.seed)
-    obs, state = expert.reset(key)
-    parts = []
-    for i in range(x.rounds):
-        obs, state, ends = chunk(jax.random.fold_in(key, i), obs, state)
+    reset_key, key = jax.random.split(jax.random.key(x.seed))
+    obs, state = expert.reset(reset_key)
+    parts: list[Any] = []
+    while not parts or (sum(part[0].sum(0) for part in parts) < x.episodes).any():
+        obs, state, ends = chunk(jax.random.fold_in(key, len(parts)), obs, state)
         parts.append(jax.device_get(ends))
     done, success, task = (np.concatenate(part) for part in zip(*parts, strict=True))
+    done = done & (np.cumsum(done, axis=0) <= x.episodes)
     found: dict[str, Any] = {"noise": noise, "seen_only": seen, "episodes": int(done.sum())}
     found["success"] = round(float(success[done].mean()), 3)
     for i, name in enumerate(env.unwrapped.task_names):

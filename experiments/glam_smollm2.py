@@ -29,6 +29,7 @@ from commands import command
 
 from llmrl_jax.agents.babyai_demonstrations import read_demos
 from llmrl_jax.agents.contract import untrained
+from llmrl_jax.core import config as configs
 from llmrl_jax.core.files import write_whole
 from llmrl_jax.run import info
 from llmrl_jax.run.config import RunConfig
@@ -90,8 +91,21 @@ class Experiment:
     """Folder of the runs and of the results."""
 
 
-def finished(folder: Path) -> bool:
-    """Whether a run has ended as it should."""
+def finished(folder: Path, config: Any) -> bool:
+    """Whether a run has ended as it should.
+
+    **Raises:** `ValueError` if it was begun with other settings, whose numbers would enter the results under these.
+    """
+    if (folder / "config.json").exists():
+        saved, now = (
+            {name: value for name, value in configs.to_json(one).items() if name != "run"}
+            for one in (configs.load_config(type(config), folder / "config.json"), config)
+        )
+        if changed := configs.differences(saved, now):
+            raise ValueError(
+                f"{folder} was made with other settings: {'; '.join(changed)} (there -> now); put these back, or "
+                "choose another --out"
+            )
     file = folder / "summary.json"
     return file.exists() and not json.loads(file.read_text()).get("stopped")
 
@@ -156,34 +170,35 @@ def agreement(x: Experiment, model: str, init: Init, tests: tuple[str, ...]) -> 
 def imitated(x: Experiment, init: Init, pairs: int) -> Path:
     """The folder of a model that imitates the bot. Its summary has the episodes before and after."""
     folder = Path(x.out) / f"clone-{init}-{pairs}-{x.episodes}-{x.seed}"
-    if not finished(folder):
-        glam, how = cloning.PRESETS["bc-demo"]
-        sft = replace(how.sft, batch_size=x.clone_rows, learning_rate=x.clone_rate)
-        how = replace(how, pairs=pairs, epochs=1.0, pack=False, held_out=0.0, sft=sft)
-        glam = replace(settings(x, glam), init=init)
-        run = run_of(x, folder.name, checkpoint_every=50)
-        demos = str(bot_steps(x, "taught", max(x.pairs), x.seed))
-        ended(folder, clone(CloneRun(glam=glam, demos=demos, clone=how, eval_episodes=x.episodes, run=run)).stopped)
+    glam, how = cloning.PRESETS["bc-demo"]
+    sft = replace(how.sft, batch_size=x.clone_rows, learning_rate=x.clone_rate)
+    how = replace(how, pairs=pairs, epochs=1.0, pack=False, held_out=0.0, sft=sft)
+    glam = replace(settings(x, glam), init=init)
+    run = run_of(x, folder.name, checkpoint_every=50)
+    demos = str(bot_steps(x, "taught", max(x.pairs), x.seed))
+    config = CloneRun(glam=glam, demos=demos, clone=how, eval_episodes=x.episodes, run=run)
+    if not finished(folder, config):
+        ended(folder, clone(config).stopped)
     return folder
 
 
 def improved(x: Experiment, init: Init) -> Path:
     """The folder of PPO, from the model that imitated most."""
     folder = Path(x.out) / f"ppo-{init}-{x.seed}"
-    if not finished(folder):
-        start = str(imitated(x, init, x.pairs[-1]) / "model")
-        ppo = replace(DEMO.ppo, num_envs=16, num_steps=16, epochs=1, minibatches=8, microbatches=1)
-        ppo = replace(ppo, learning_rate=x.learning_rate)
-        glam = replace(settings(x, DEMO), model=start, ppo=ppo)
-        run = run_of(x, folder.name, checkpoint_every=5)
-        ended(folder, training.train(TrainConfig(glam=glam, steps=x.steps, run=run)).stopped)
+    start = str(imitated(x, init, x.pairs[-1]) / "model")
+    ppo = replace(DEMO.ppo, num_envs=16, num_steps=16, epochs=1, minibatches=8, microbatches=1)
+    ppo = replace(ppo, learning_rate=x.learning_rate)
+    glam = replace(settings(x, DEMO), model=start, ppo=ppo)
+    config = TrainConfig(glam=glam, steps=x.steps, run=run_of(x, folder.name, checkpoint_every=5))
+    if not finished(folder, config):
+        ended(folder, training.train(config).stopped)
     return folder
 
 
 def judged(folder: Path, x: Experiment) -> dict[str, Any]:
     """Held-out episodes of the end of a run of PPO."""
     written = sorted(folder.glob("eval-*.json"), key=lambda file: int(file.stem.split("-")[1]))
-    if not written:
+    if not written or json.loads(written[-1].read_text())["episodes"] != x.episodes:
         return dict(training.evaluate(folder, episodes=x.episodes, seed=x.seed))
     found = json.loads(written[-1].read_text())
     return {way: found[way] for way in ("sampled", "greedy")}
@@ -227,7 +242,10 @@ def main() -> None:
                 note(name, lambda model=model, tests=tests: agreement(x, model, "pretrained", tests))
         if not x.steps:
             continue
-        note(f"{init}, PPO, seed {x.seed}", lambda init=init: judged(improved(x, init), x))
+        if x.episodes:
+            note(f"{init}, PPO, seed {x.seed}", lambda init=init: judged(improved(x, init), x))
+        else:
+            improved(x, init)
         if x.tests:
 
             def tested(init: Init = init) -> Any:

@@ -24,7 +24,7 @@ from envs_jax.clevr.constants import (
     RADIUS,
     TIME_STEPS,
 )
-from envs_jax.clevr.goals import MOST, PUSH, WIDTH
+from envs_jax.clevr.goals import MOST, PUSH, WIDTH, check_goal
 from envs_jax.clevr.state import Params, State
 from envs_jax.env import Environment
 from envs_jax.physics.c import PhysicsC
@@ -229,7 +229,7 @@ def state_from_layout(env: Environment, positions: Any, goal: Any, instruction: 
     the number of the sentence that the observation shows, within the level of `env`.
     **Returns:** `(obs, state)`, as `reset` does.
     **Raises:** `TypeError` for another world; `ValueError` for arrays of another size, balls off the table or too close
-    together, a goal that is none, or a sentence that the level does not have.
+    together, a goal that is none (`goals.check_goal`), or a sentence that the level does not have.
     """
     world = env.unwrapped
     if not isinstance(world, ClevrRobot):
@@ -247,8 +247,9 @@ def state_from_layout(env: Environment, positions: Any, goal: Any, instruction: 
     if apart.min() < 2 * RADIUS - 1e-6:
         raise ValueError(f"two balls are {apart.min():.3f} m apart; at least {2 * RADIUS} is needed, or they overlap")
     code = np.asarray(goal)
-    if code.shape != (WIDTH,) or not np.issubdtype(code.dtype, np.integer) or not 0 <= code[0] <= PUSH:
+    if code.shape != (WIDTH,) or not np.issubdtype(code.dtype, np.integer):
         raise ValueError(f"goal is {code.tolist()}; {WIDTH} integers are needed, as envs_jax.clevr.goal makes them")
+    check_goal(code)
     if not 0 <= instruction < len(world.level.book):
         raise ValueError(
             f"instruction is {instruction}; level {world.level.name} has the numbers 0 to {len(world.level.book) - 1}"

@@ -41,6 +41,35 @@ def goal(kind: int, triples: Iterable[Triple] = ()) -> np.ndarray:
     return code
 
 
+NUMBERS = {RELATIONS: (1, MOST), LINE: (0, 0), GATHER: (0, 0), PUSH: (1, 1)}
+"""The fewest and the most triples of each kind."""
+
+
+def check_goal(code: Any) -> None:
+    """**Raises** `ValueError` for integers `[10]` that are no goal: of another kind, with other triples than the kind
+    has, with a number out of range, or with a ball that is its own reference."""
+    row = np.asarray(code)
+    kind, triples = int(row[0]), row[1:].reshape(MOST, 3)
+    where = f"goal is {row.tolist()}"
+    if kind not in NUMBERS:
+        raise ValueError(f"{where}, of the kind {kind}; a kind from {RELATIONS} to {PUSH} is needed")
+    used = (triples != -1).any(axis=1)
+    count, (least, most) = int(used.sum()), NUMBERS[kind]
+    if not least <= count <= most or not used[:count].all():
+        needed = f"{least} to {most}" if least < most else str(most)
+        raise ValueError(
+            f"{where}, with {count} triples; a goal of the kind {kind} needs {needed}, and -1 in all places after them"
+        )
+    names, references = ("ball", "place", "reference"), range(BALLS) if kind == RELATIONS else range(-1, 0)
+    for triple in triples[:count].tolist():
+        for name, value, known in zip(names, triple, (range(BALLS), range(len(PLACES)), references)):
+            if value not in known:
+                needed = f"from {known[0]} to {known[-1]}" if len(known) > 1 else str(known[0])
+                raise ValueError(f"{where}, with the {name} {value}; {needed} is needed")
+        if triple[0] == triple[2]:
+            raise ValueError(f"{where}, in which ball {triple[0]} is its own reference; another ball is needed")
+
+
 def triples_of(code: Any) -> list[Triple]:
     """The triples of a goal, on the host."""
     found = np.asarray(code)[1:].reshape(MOST, 3)
@@ -169,14 +198,23 @@ def to_published(goals: Any) -> np.ndarray:
 
     **Arguments:** `goals`, int32 `[..., 10]`.
     **Returns:** float32 `[..., 6]` if all are single relations or pushes, else `[..., 24]`.
+    **Raises:** `ValueError` for integers that are no goal, and for a single relation or a push beside goals of level
+    hard, whose code has none.
     """
     codes = np.asarray(goals)
     rows = codes.reshape(-1, WIDTH)
+    for row in rows:
+        check_goal(row)
     single = all(row[0] in (RELATIONS, PUSH) and row[4] < 0 for row in rows)
     out = np.zeros((len(rows), 6 if single else 24), np.float32)
     for code, row in zip(out, rows):
         parts = triples_of(row)
         if not single:
+            if row[0] == PUSH or row[0] == RELATIONS and len(parts) < 2:
+                raise ValueError(
+                    f"goals have {row.tolist()}, a single relation or a push, beside goals of level hard, whose code "
+                    "has neither: translate them apart"
+                )
             code[5] = {RELATIONS: len(parts) - 2, LINE: PUBLISHED_TYPES[0], GATHER: PUBLISHED_TYPES[1]}[int(row[0])]
         for i, (ball, place, reference) in enumerate(parts):
             part = code if single else code[6 * (i + 1) : 6 * (i + 2)]

@@ -22,7 +22,7 @@ from llmrl_jax.core.checks import WIDTH, fields_in
 from llmrl_jax.rl.distributions import Categorical
 from llmrl_jax.rl.dqn_config import DQNConfig
 from llmrl_jax.rl.layers import GRU, linear
-from llmrl_jax.rl.policy import over_offered
+from llmrl_jax.rl.policy import epsilon_greedy, over_offered
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,8 @@ class DRRNNetwork(nn.Module):
 
 
 class DRRNPolicy:
-    """DRRN's agent, a `llmrl_jax.rl.policy.QPolicy`: a softmax over the Q-values of the actions."""
+    """DRRN's agent, a `llmrl_jax.rl.policy.QPolicy`: a softmax over the Q-values of the actions, or, with an epsilon,
+    the best one but for a share of random actions."""
 
     recurrent = False
 
@@ -94,10 +95,14 @@ class DRRNPolicy:
         vocab_size: int,
         prompts: Callable[[Any], tuple[Array, Array]],
         actions: TokenTable,
+        epsilon: float | None = None,
+        temperature: float = 1.0,
     ):
         """**Arguments:** `config`, for its sizes; `vocab_size`, of the tokenizer; `prompts`, from a batched observation
-        to `(tokens int32 [B, S], lengths int32 [B])`, inside jit; `actions`, the tokens of the action strings."""
+        to `(tokens int32 [B, S], lengths int32 [B])`, inside jit; `actions`, the tokens of the action strings;
+        `epsilon` and `temperature`, how actions are drawn after training."""
         self.prompts, self.actions = prompts, actions
+        self.epsilon, self.temperature = epsilon, temperature
         self.network = DRRNNetwork(vocab_size, config.embedding_dim, config.hidden_dim)
 
     def _inputs(self, obs: Any) -> tuple[Array, Array, Array, Array]:
@@ -120,4 +125,8 @@ class DRRNPolicy:
         self, params: Any, frozen: Any, obs: Any, carry: Any, first: Bool[Array, " B"]
     ) -> tuple[Categorical, Float[Array, " B"], Any]:
         q = self.q(params, frozen, obs)
-        return over_offered(q, obs), jnp.max(q, axis=-1), carry
+        if self.epsilon is None:
+            distribution = over_offered(q / self.temperature, obs)
+        else:
+            distribution = epsilon_greedy(q, obs, self.epsilon)
+        return distribution, jnp.max(q, axis=-1), carry

@@ -13,6 +13,8 @@ import numpy as np
 from envs_jax.env import Environment
 from llmrl_jax.chat import ChatModel
 from llmrl_jax.core import config as configs
+from llmrl_jax.core.files import write_whole
+from llmrl_jax.data.transitions import DataError
 from llmrl_jax.run.chat_model import Chat, make_chat
 from llmrl_jax.run.config import refuse_changes
 from llmrl_jax.run.folder import opened
@@ -30,6 +32,8 @@ SCALED_BY = 2048
 """Windows by which potentials are scaled."""
 HELD_OUT = 0.2
 """The part of the episodes with which potentials are tested."""
+DATA = "data.sha256"
+"""The hash of the data with which a run began, beside its config.json."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +47,10 @@ class Asked:
     data: Collected
     rng: np.random.Generator
     shown: np.ndarray
-    """Numbers of the episodes that the model may see."""
+    """Numbers of the episodes by which programs are improved and to which preference models are fitted."""
     held: np.ndarray
-    """Numbers of those that it may not."""
+    """Numbers of the others, with which programs are compared and networks validated. `prefer` asks the model about
+    them too, and `goals` about all episodes."""
     remote: bool = False
     """Whether the model is on a server, where it may have a price."""
 
@@ -97,6 +102,8 @@ def asking(config: Any, command: str, adviser: Callable[[World], ChatModel]) -> 
 
     **Arguments:** `config`, with `windows`, `chat` and `run`; `command`, prefix of an unnamed run's folder; `adviser`,
     makes the model of `scripted`.
+    **Raises:** what `read_data` raises; `ValueError` for a run that is continued with other settings, and `DataError`
+    with other data.
     """
     config.chat.check()
     env = make_world(config.windows.env)
@@ -106,6 +113,8 @@ def asking(config: Any, command: str, adviser: Callable[[World], ChatModel]) -> 
     with opened(config.run, command) as folder:
         if config.run.resume:
             refuse_changes(folder, configs.load_config(type(config), folder / "config.json"), config)
+            _refuse_other_data(folder, config.windows.data, data.digest)
+        write_whole(folder / DATA, data.digest + "\n")
         configs.save_config(config, folder / "config.json")
         chat = make_chat(config.chat, adviser(world), folder)
         try:
@@ -113,6 +122,18 @@ def asking(config: Any, command: str, adviser: Callable[[World], ChatModel]) -> 
             yield Asked(folder, chat, env, world, data, rng, shown, held, config.chat.remote)
         finally:
             chat.close()
+
+
+def _refuse_other_data(folder: Path, path: str, digest: str) -> None:
+    """**Raises** `DataError` for other data than those with which a run began: other windows would be drawn, and paid
+    for again. A run of before, without a note of its data, is continued."""
+    note = folder / DATA
+    began = note.read_text().strip() if note.exists() else digest
+    if began != digest:
+        raise DataError(
+            f"{path} has other episodes (SHA-256 {digest[:12]}...) than those with which {folder} began "
+            f"({began[:12]}...): put these back, or begin another run"
+        )
 
 
 def save_potential(

@@ -150,7 +150,8 @@ class CodeRun:
     repairs: int = 3
     """Times that a refused program is requested again with the reason."""
     tests: int = 2048
-    """Windows of held-out episodes on which programs are compared."""
+    """Windows of held-out episodes on which programs are compared. The rank correlation that is reported is that on
+    these windows, by which the program was chosen."""
     gamma: float = 0.99
     """Discount of the rewards with which potentials are compared."""
     run: BaseRunConfig = field(default_factory=BaseRunConfig)

@@ -17,6 +17,10 @@ from llmrl_jax.systems.bkrl.collected import Windows
 from llmrl_jax.systems.bkrl.worlds import world_of
 
 
+LEAST_SPREAD = 1e-6
+"""A potential says nothing if its standard deviation on collected windows does not exceed this."""
+
+
 class Scaled:
     """A potential in units of its standard deviation on the collected data."""
 
@@ -112,7 +116,7 @@ def fixed_scale(potential: Any, windows: Windows) -> tuple[float, dict[str, floa
     **Raises:** `ValueError` for a potential that is the same on all of them."""
     values = on_windows(potential, windows)
     spread = float(np.std(values))
-    if not spread > 1e-6:
+    if not spread > LEAST_SPREAD:
         raise ValueError(f"the potential is {values[0]:g} on all of {len(values)} collected windows: it says nothing")
     about = {"mean": float(values.mean()), "std": spread, "low": float(values.min()), "high": float(values.max())}
     return 1 / spread, about

@@ -1,8 +1,8 @@
 """BK-Pref: a chat model says which of two windows is better, and a preference transformer learns from that.
 
-Every pair is asked about in both orders. An answer that follows the order and not the windows is a tie; how often the
-first window wins is reported as the position bias. Replies come through the cache, so that an interrupted run goes on
-where it was (`--run.resume`).
+Every pair is asked about in both orders. An answer that follows the order and not the windows is a tie, and so is one
+that can be read in one order only, which may do so; how often the first window wins is reported as the position bias.
+Replies come through the cache, so that an interrupted run goes on where it was (`--run.resume`).
 """
 
 from __future__ import annotations
@@ -56,13 +56,14 @@ class Answer:
     @property
     def second_wins(self) -> float | None:
         """The answer that does not depend on the order: that of `margin`, and without one 0.5 where both orders
-        contradict each other; None: no answer."""
+        contradict each other, or one is unreadable; None: both are."""
         if self.margin is not None:
             return 0.5 + 0.5 * float(np.sign(self.margin))
-        said = [x for x in (self.forward, None if self.backward is None else 1 - self.backward) if x is not None]
-        if not said:
+        if self.forward is None and self.backward is None:
             return None
-        return said[0] if len(set(said)) == 1 else 0.5
+        if self.forward is None or self.backward is None:
+            return 0.5
+        return self.forward if self.forward == 1 - self.backward else 0.5
 
 
 def statistics(answers: list[Answer], earned: np.ndarray) -> dict[str, float]:
@@ -157,8 +158,9 @@ def _record(asked: Asked, windows: Windows, answers: list[Answer]) -> None:
 
 def draw(asked: Asked, config: PreferRun) -> tuple[Windows, Bool[np.ndarray, " P"]]:
     """The windows of all pairs, `2 i` and `2 i + 1`, and which pairs are of episodes that nothing is fitted to."""
-    count = max(1, round(config.validation_share * config.pairs))
-    validates = np.arange(config.pairs) % max(2, config.pairs // count) == 1
+    count = min(max(1, round(config.validation_share * config.pairs)), config.pairs - 1)
+    validates = np.zeros(config.pairs, bool)
+    validates[1 + np.arange(count) * config.pairs // max(1, count)] = True  # evenly spaced
     where = np.zeros((2, 2 * config.pairs), int)
     for episodes, pairs in ((asked.shown, ~validates), (asked.held, validates)):
         place = np.flatnonzero(np.repeat(pairs, 2))

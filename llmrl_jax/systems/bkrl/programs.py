@@ -1,7 +1,8 @@
 """BK-Code: a chat model writes `compute_potential`, sees what it says of sampled windows, and improves it.
 
 Programs are admitted by `llmrl_jax.advice.sandbox`, and compared by the rank correlation of their potential with the
-discounted rewards to come, in episodes that the model has not seen. The best one is kept, of all rounds.
+discounted rewards to come, in episodes that the model has not seen. Programs whose potential does not vary there are
+refused. The best one is kept, of all rounds.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from llmrl_jax.systems.bkrl.asking import Asked, asking, save_potential
 from llmrl_jax.systems.bkrl.collected import Windows, begun
 from llmrl_jax.systems.bkrl.config import CodeRun
 from llmrl_jax.systems.bkrl.manifest import digest
-from llmrl_jax.systems.bkrl.potentials import ProgramPotential, on_windows
+from llmrl_jax.systems.bkrl.potentials import LEAST_SPREAD, ProgramPotential, on_windows
 from llmrl_jax.systems.bkrl.samples import ScriptedCoder
 from llmrl_jax.systems.bkrl.worlds import described
 
@@ -124,13 +125,20 @@ class Writing:
         to_come = self.tests.to_come[self.tests.goes_on]
         return bool(len(to_come) and np.ptp(to_come))
 
-    def judge(self, candidate: Candidate, program: Program) -> None:
-        """Compare a program with the rewards to come."""
+    def judge(self, candidate: Candidate, program: Program) -> str:
+        """Compare a program with the rewards to come. **Returns:** why it is refused; empty: it is not."""
         values = on_windows(ProgramPotential(program), self.tests)
+        candidate.spread = float(values.std())
+        if not candidate.spread > LEAST_SPREAD:
+            return (
+                f"the potential has a standard deviation of {candidate.spread:.1g} in {len(values)} situations from "
+                "play, so it says nothing about them: let it depend on what differs between situations"
+            )
         candidate.program, candidate.source, candidate.components = program, program.source, program.components
-        candidate.correlation, candidate.spread = correlation(values, self.tests), float(values.std())
+        candidate.correlation = correlation(values, self.tests)
         if self.best is None or candidate.correlation > self.best.correlation:
             self.best = candidate
+        return ""
 
     def round(self, number: int) -> None:
         """Ask for candidates, each repaired until it is admitted or the repairs are used up."""
@@ -144,11 +152,11 @@ class Writing:
             for (i, messages, reply), made in zip(waiting, self.admitted([reply for _, _, reply in waiting])):
                 candidate = Candidate(number, i, repair)
                 self.candidates.append(candidate)
-                if not isinstance(made, SandboxError):
-                    self.judge(candidate, made)
+                reason = str(made) if isinstance(made, SandboxError) else self.judge(candidate, made)
+                if not reason:
                     continue
-                candidate.refused, candidate.source = str(made), reply
-                again = (*messages, Message("assistant", reply), Message("user", prompts.code_repair(str(made))))
+                candidate.refused, candidate.source = reason, reply
+                again = (*messages, Message("assistant", reply), Message("user", prompts.code_repair(reason)))
                 refused.append((i, again))
             if repair == config.repairs or not refused:
                 return
@@ -253,6 +261,6 @@ def _print(asked: Asked, writing: Writing, summary: dict[str, Any]) -> None:
         print(f"round {candidate.round}, candidate {candidate.number}{again}: {said}")
     print(
         f"kept: round {writing.best.round}, candidate {writing.best.number}, "  # type: ignore[union-attr]
-        f"rank correlation {summary['correlation']:+.3f} with the rewards of {len(asked.held)} held-out episodes; "
-        f"{asked.cost()}; everything is in {asked.folder}"
+        f"rank correlation {summary['correlation']:+.3f} with the rewards of {len(asked.held)} held-out episodes, by "
+        f"which it was chosen; {asked.cost()}; everything is in {asked.folder}"
     )

@@ -70,8 +70,8 @@ class EllmConfig:
     """The source of goals: `oracle`, rules with access to the state; `chat`, a chat model (`chat.model`); `novelty`,
     all actions; `uniform`, actions at random; `fixed`, always those of `fixed`; `none`."""
     threshold: float = 0.99
-    """Cosine similarity of a caption and a goal above which the goal is reached, from -1 to 1. At 0.99 only captions
-    with the same words reach a goal."""
+    """Cosine similarity of a caption and a goal above which the goal is reached, from -1 to below 1. At 0.99 only
+    captions with the same words reach a goal."""
     fixed: tuple[str, ...] = ()
     """With suggester `fixed`: the goals, by the names of actions."""
     intrinsic: float = 1.0
@@ -121,7 +121,7 @@ class EllmConfig:
     """With bonus `apt`."""
 
     def __post_init__(self):
-        fields_in(self, "[-1, 1]", "threshold")
+        fields_in(self, "[-1, 1)", "threshold", remedy="no cosine exceeds 1: take 0.99 for an exact match")
         fields_in(self, COUNT, "uniform_goals")
         fields_in(self, "[0, inf)", "intrinsic", "extrinsic")
         check_choices(self)

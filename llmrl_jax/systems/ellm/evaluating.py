@@ -40,6 +40,9 @@ def evaluate(
     **Arguments:** `folder`, the run's; `episodes`, of each agent and goal; `goals`, single goals to give the agent, one
     after another (`all`: those that can have an effect); `checkpoint`, by update number (-1: newest); `seed`, of the
     episodes; `gif`, whether to also write an episode; `json`, whether to print the results as JSON.
+
+    Where every episode has the same start and goals, that of training, greedy actions play one episode.
+
     **Raises:** `ValueError` for numbers out of range and unknown goals; what `load_run` raises.
     """
     in_interval("episodes", episodes, COUNT)
@@ -49,11 +52,13 @@ def evaluate(
     wanted = _goals(made, goals)
     key = jax.random.fold_in(jax.random.key(seed), HELD_OUT)
     play = evaluation.make_player(made.env, made.facts, made.policy, episodes)
+    alone = made.facts.fixed_start and made.config.suggester != "uniform"  # random goals make episodes differ
+    greedy = evaluation.make_player(made.env, made.facts, made.policy, 1) if alone and episodes > 1 else play
     chance = evaluation.make_player(made.env, made.facts, RandomPolicy(made.facts.actions), episodes)
     params = state.runner.env_params
     found = {
         "agent": play(state.params, state.frozen, params, key),
-        "greedy": play(state.params, state.frozen, params, key, greedy=True),
+        "greedy": greedy(state.params, state.frozen, params, key, greedy=True),
         "random": chance((), (), params, key),
     }
     summaries = {name: evaluation.summarise(made.facts, played) for name, played in found.items()}
@@ -68,6 +73,9 @@ def evaluate(
         print(as_json.text({"run": folder, "episodes": episodes, **results, **files}))
         return results
     print(f"{folder}, checkpoint of update {update}, {made.config.env}, {episodes} episodes each")
+    if made.facts.fixed_start:
+        one = "; greedy actions always play the same episode, which is played once" if alone else ""
+        print(f"note: every episode has the start of training, so none is held out{one}")
     print(evaluation.report(summaries, made.facts))
     if wanted:
         print("\n" + sweep_table(results["goals"]))

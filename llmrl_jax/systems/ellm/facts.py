@@ -33,6 +33,8 @@ class WorldFacts:
     """The world's single tasks, and the captions of the transitions that they consist of, in their order."""
     measures: Mapping[str, str] = field(default_factory=dict)
     """Further numbers of `info` whose values at the end of an episode are reported, and what they are called."""
+    fixed_start: bool = False
+    """Whether every episode begins in the same state, and nothing but the agent's actions changes it."""
 
     @property
     def actions(self) -> int:

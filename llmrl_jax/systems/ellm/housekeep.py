@@ -67,6 +67,7 @@ def facts(env: Environment) -> ClosedFacts:
         features=symbols(len(items)),
         goal_features=partial(goals_in_view, len(items)),
         task_id=task_id,
+        fixed_start=world.start is not None or world.episode >= 0,
     )
 
 

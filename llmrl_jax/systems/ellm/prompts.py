@@ -95,7 +95,8 @@ def _read_examples(path: Path) -> list[Shot]:
 def read_goals(reply: str, how: Parse = "lines") -> list[str] | None:
     """The goals in a reply: distinct, in small letters, in their order; None for a reply that cannot be read.
 
-    `lines`: every bulleted or numbered line is a goal, other lines are ignored; a reply without one cannot be read.
+    `lines`: every bulleted or numbered line is a goal, without Markdown's `*` and `_` around it; other lines are
+    ignored; a reply without one cannot be read.
     `paper`: as the published code, every line must start with a dash, and every dash separates goals.
     """
     lines = reply.strip().splitlines()
@@ -109,5 +110,6 @@ def read_goals(reply: str, how: Parse = "lines") -> list[str] | None:
         found = [match[1] for line in lines if (match := _BULLET.fullmatch(line))]
         if not found:
             return None
-    goals = [" ".join(goal.lower().strip(" .\n\"'`").split()) for goal in found]
+    around = " .\n\"'`" + ("" if how == "paper" else "*_")
+    goals = [" ".join(goal.lower().strip(around).split()) for goal in found]
     return list(dict.fromkeys(goal for goal in goals if goal))

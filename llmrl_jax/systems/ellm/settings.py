@@ -52,7 +52,8 @@ class Downstream(PretrainRun):
     """The single task that is rewarded, such as `place_table` or `deforestation` (see the page of Crafter); in
     Housekeep `task1` to `task4`."""
     subgoals: bool = False
-    """Whether the agent sees all steps of the task as goals, instead of the last one."""
+    """Whether the agent sees all steps of the task as goals, instead of the last one; for tasks of Crafter with several
+    different steps."""
 
     def __post_init__(self):
         super().__post_init__()

@@ -96,8 +96,11 @@ def _after(config: Any) -> tuple[Any, Ellm, Any]:
     if not closed and (before.config.suggester == "none" or not before.config.goal_conditioned):
         raise ValueError(f"the agent of {config.from_run} observes no goals; one that does is needed")
     config = _settled(config)
-    for name in ("observe", "goal_conditioned", "network"):
-        mine, its = getattr(config.ellm, name), getattr(before.config, name)
+    own = dataclasses.replace(before.config, encoder=resolved(before.config.encoder))
+    # weights that are finetuned know the texts of their encoder; the agent that guides `explore` keeps its own
+    same = ("observe", "goal_conditioned", "network", *(("encoder",) if isinstance(config, FinetuneRun) else ()))
+    for name in same:
+        mine, its = getattr(config.ellm, name), getattr(own, name)
         if mine != its:
             raise ValueError(f"{name} is {mine}, but the agent of {config.from_run} has {its}: give it the same")
     decided = on_task(config, before.facts)
@@ -144,6 +147,11 @@ def on_task(config: Any, facts: WorldFacts) -> EllmConfig:
     name, _, query = config.ellm.env.partition("?")
     options = [option for option in query.split("&") if option and not option.startswith("task=")]
     shown = tuple(dict.fromkeys(steps if config.subgoals else steps[-1:]))
+    if config.subgoals and len(shown) == 1:
+        raise ValueError(
+            f"subgoals is True, but the task {config.task!r} has one goal, {shown[0]!r}, which the agent sees anyway: "
+            "leave --subgoals out"
+        )
     return dataclasses.replace(
         config.ellm,
         env=f"{name}?{'&'.join([*options, f'task={config.task}'])}",  # that of a resumed run has the task already
@@ -256,7 +264,8 @@ def _evaluated(
     found = evaluate(result.state, key)
     about = {"update": result.update, "env": made.config.env, "seed": config.run.seed}
     configs.save_config({**about, "agent": found}, folder / f"eval-{result.update}.json")
-    print(f"{config.eval_episodes} held-out episodes, with 95% intervals:")
+    which = "episodes from the start of training" if made.facts.fixed_start else "held-out episodes"
+    print(f"{config.eval_episodes} {which}, with 95% intervals:")
     print(evaluation.report({"agent": found}, made.facts))
     if isinstance(config, Downstream):
         low, high = found["episode_return_low"], found["episode_return_high"]

@@ -65,7 +65,10 @@ def _drrn(config: GlamConfig) -> Baseline:
     tokenizer = WordTokenizer.from_prompt(template.prompt, template.actions)
     compiled = template.compile(tokenizer, config.max_prompt or None)
     actions = compiled.candidates(template.actions)
-    policy = DRRNPolicy(config.drrn, tokenizer.vocab_size, template.batched(compiled), actions)
+    epsilon = config.dqn.epsilon_end if config.dqn.acting == "epsilon" else None
+    policy = DRRNPolicy(
+        config.drrn, tokenizer.vocab_size, template.batched(compiled), actions, epsilon, config.dqn.temperature
+    )
     mesh = make_mesh(config.mesh) if config.mesh else None
     return Baseline(config, env, params, policy, lambda: make_dqn(config.dqn, env, params, policy, mesh=mesh))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,8 +13,9 @@ from typing import Any
 import jax
 
 from llmrl_jax.agents.language import ScoringPolicy
+from llmrl_jax.core import config as configs
 from llmrl_jax.core.checks import COUNT, STEPS, in_interval
-from llmrl_jax.core.files import replacing
+from llmrl_jax.core.files import replacing, write_whole
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.run.folder import begin, check_folder, opened, write_summary
 from llmrl_jax.run.loop import RunResult, train as run_training
@@ -184,11 +186,16 @@ def prior_then_ppo(
     in_interval("steps", steps, STEPS)
     in_interval("episodes", episodes, COUNT)
     if not prior:
-        build(glam_config).learner()  # raises errors before anything is written
+        made = build(glam_config)
+        made.learner()  # raises errors before anything is written
+        if reading.updates:
+            _check_words(made, reading.env)
     with opened(run, command) as folder:
         model = prior or str(folder / "prior")
         config = TrainConfig(glam=replace(glam_config, model=model), steps=steps, run=run)
         begin(folder, config)
+        if not prior:
+            _keep_lessons(folder, {"reading": reading, "imitation": prior_config})
         lessons: list[RunResult] = []
         if not prior and not (folder / "prior").exists():
             lessons = imitate(glam_config, prior_config, run, folder, reading)
@@ -197,11 +204,38 @@ def prior_then_ppo(
                 return {"stopped": lessons[-1].stopped}
         names = [name for name in ("associations", "goals") if getattr(reading, name)]
         lesson = ", ".join([*names, "reading, then imitation" if reading.updates else "imitation"])
-        return _rl(config, folder, lessons, lesson, episodes, started)
+        said = f"the model in {prior}" if prior else f"{lesson} of a noisy expert, the stand-in for pre-training"
+        return _rl(config, folder, lessons, said, episodes, started)
+
+
+def _check_words(made: Any, reading_env: str) -> None:
+    """**Raises** `ValueError` if the words of the reading lesson have other numbers than those of training."""
+    tokenizers: list[Any] = [made.tokenizer, build(replace(made.config, env=reading_env)).tokenizer]
+    own, other = (one.backend.get_vocab() for one in tokenizers)
+    if own != other:
+        odd = sorted(set(own) ^ set(other))
+        raise ValueError(
+            f"the reading lesson's environment {reading_env} has other words than {made.config.env}"
+            f"{f' ({odd[0]!r} is in one of them only)' if odd else ''}, so that numbers of tokens would mean others: "
+            "give --reading.env the same language and description"
+        )
+
+
+def _keep_lessons(folder: Path, lessons: dict[str, Any]) -> None:
+    """Note the settings of the lessons, which the run's own settings do not have. **Raises:** `ValueError` if the run
+    was begun with others."""
+    path = folder / "lessons.json"
+    now = {f"{name}.{option}": x for name, one in lessons.items() for option, x in configs.identity(one).items()}
+    if path.exists() and (changed := configs.differences(configs.read_json(path), configs.to_json(now))):
+        raise ValueError(
+            f"the run {folder} was begun with other lessons: {'; '.join(changed)} (saved -> now); put these back, or "
+            "choose another name"
+        )
+    write_whole(path, json.dumps(configs.to_json(now), indent=1) + "\n")
 
 
 def _rl(
-    config: TrainConfig, folder: Path, lessons: list[RunResult], lesson: str, episodes: int, started: float
+    config: TrainConfig, folder: Path, lessons: list[RunResult], prior: str, episodes: int, started: float
 ) -> dict[str, Any]:
     """What follows the prior. **Returns:** as `prior_then_ppo`."""
     print("2/3  PPO improves it: the base is frozen; LoRA adapters and a value head learn", flush=True)
@@ -214,7 +248,7 @@ def _rl(
     write_gif(agent, result.state, jax.random.fold_in(_held_out_key(config.run), 1), folder)
     summary = {
         "env": config.glam.env,
-        "prior": f"{lesson} of a noisy expert, the stand-in for pre-training",
+        "prior": prior,
         **judged,
         "steps": result.steps,
         "steps_per_second": round(result.steps_per_second, 1),

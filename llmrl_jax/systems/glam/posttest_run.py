@@ -156,7 +156,8 @@ def _of_run(folder: Path, checkpoint: int, env: str, key: jax.Array, asked: dict
         kind=_kind(config.glam),
         folder=folder,
         facts={"update": update, **asked},
-        settings=runs_compared.settings_of(config, folder),
+        # seeds are runs of one length: what was trained for less is another agent
+        settings={**runs_compared.settings_of(config, folder), "update": update},
         env=player.config.env,
         trained_on=trained_on,
     )
@@ -172,11 +173,18 @@ def _zero_shot(config: GlamConfig, out: Path, key: jax.Array, asked: dict[str, A
     params, frozen = untrained(player, jax.random.key(asked["seed"]))
     cloned = _clone_of(Path(config.model))
     kind = CLONED if cloned else ZERO_SHOT
-    name = cloned or f"{Path(config.model).name}_zero_shot"
+    name = cloned or f"{_place(config.model)}_zero_shot"
     said = {name: getattr(config, name) for name in READ_ZERO_SHOT}
     facts, settings = {"model": config.model, **said, **asked}, {"cloned" if cloned else "zero_shot": config.model}
     agent = Tested(name=name, kind=kind, folder=out / name, facts=facts, settings=settings, env=config.env)
     return agent, lambda tests: run_tests(player, params, frozen, tests, key, asked["episodes"])
+
+
+def _place(model: str) -> str:
+    """A model's name in the name of a folder: a folder's with that of the one around it, since many are called `prior`
+    or `model`."""
+    path = Path(model)
+    return f"{path.resolve().parent.name}-{path.name}" if path.is_dir() else path.name
 
 
 def _clone_of(model: Path) -> str:

@@ -88,7 +88,7 @@ def question(text: str, order: np.random.Generator, questions: int = 0) -> tuple
     seen: dict[str, str] = {}
     for name, where in sorted(SEEN.findall(text), key=lambda pair: sum(map(int, re.findall(r"\d+", pair[1])))):
         seen.setdefault(name, where)
-    goal = [name for name in dict.fromkeys(NAMED.findall(text.partition("You see")[0])) if name in seen]
+    goal = [name for name in _named(text) if name in seen]
     names = list(seen)
     if not names:
         return None
@@ -104,9 +104,14 @@ def question(text: str, order: np.random.Generator, questions: int = 0) -> tuple
     return pieces, learn
 
 
+def _named(text: str) -> list[str]:
+    """The objects that a prompt's goal names, and not what the agent sees or carries."""
+    return list(dict.fromkeys(NAMED.findall(text.partition("You see")[0].partition("Observation")[0])))
+
+
 def _asked(text: str, names: list[str], order: np.random.Generator, as_goal: bool) -> tuple[str, list[str]]:
     """A question: its words, and the objects in view whose positions answer it."""
-    slots = list(dict.fromkeys(NAMED.findall(text.partition("You see")[0].partition("Observation")[0])))
+    slots = _named(text)
     if not as_goal or not slots or len(slots) > len(names):
         name = names[order.integers(len(names))]
         return f" {name}", [name]

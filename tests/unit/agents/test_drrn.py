@@ -130,3 +130,19 @@ def test_an_update_in_text_remembers_captions_and_not_tokens(text):
     row = jax.tree.map(lambda x: x[0, 0], after.replay.items)
     assert int(row.next_obs["count"]) == 2 and int(row.next_obs["actions"][0]) == int(row.action)
     assert np.abs(flat(after.params) - flat(state.params)).max() > 0
+
+
+def test_it_acts_as_it_was_trained():
+    """In evaluations and tests too: with the temperature or the epsilon of its learner."""
+    q = jnp.array([[1.0, 1.2, 0.7], [0.0, -1.0, 2.0]])
+    for options, expected in (
+        ({}, jax.nn.softmax(q)),
+        ({"temperature": 0.05}, jax.nn.softmax(q / 0.05)),
+        ({"acting": "epsilon", "epsilon_end": 0.3}, jnp.array([[0.1, 0.8, 0.1], [0.1, 0.1, 0.8]])),
+    ):
+        env = "BabyAI-Text/GoToObjS4-v0"
+        policy = make_agent(replace(DRRN, env=env, dqn=replace(DRRN.dqn, **options))).policy
+        policy.q = lambda params, frozen, obs: q
+        distribution, value, _ = policy.step(None, (), {}, (), jnp.zeros(2, bool))
+        np.testing.assert_allclose(jax.nn.softmax(distribution.logits), expected, atol=1e-6)
+        np.testing.assert_allclose(value, [1.2, 2.0])

@@ -13,6 +13,7 @@ from llmrl_jax.lm import WordTokenizer
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.systems.glam import demo as _glam_prior
 from llmrl_jax.systems.glam.associations import association, association_rows
+from llmrl_jax.systems.glam.build import build
 from llmrl_jax.systems.glam.demo import imitate
 from llmrl_jax.systems.glam.prior import PriorConfig, make_prior
 from llmrl_jax.systems.glam.reading import ReadingConfig, invented_names, question, reading_rows
@@ -34,6 +35,8 @@ def test_reading_asks_for_what_was_shown():
     assert question("Goal of the agent: go to a red ball Observation 0: You see a wall 2 steps forward,", rng) is None
     both = text.replace("go to a red ball", "go to a blue key after you pick up the red ball")
     assert question(both, rng) == ([" 1 step right,", " 4 steps forward,"], [True, True])
+    holding = text.replace("Observation 0:", "Observation 0: You carry a blue key,")
+    assert question(holding, rng) == ([" 4 steps forward,", " blue key", " 1 step right,"], [True, False, True])
     door = "Goal of the agent: open the grey door Observation 0: You see a closed grey door 2 steps right, Action 0:"
     assert question(door, rng) == ([" 2 steps right,"], [True])
     asked = {" red ball": " 4 steps forward,", " blue key": " 1 step right,"}  # the goal too, and more than once
@@ -202,3 +205,20 @@ def test_associations_come_before_reading(tmp_path, monkeypatch):
         jax.tree.map(np.testing.assert_array_equal, begun[i + 1], jax.device_get(lessons[i][1].state.params))
     begun = begun[:2]
     assert max(float(np.abs(a - b).max()) for a, b in zip(*map(jax.tree.leaves, begun), strict=True)) > 1e-4
+
+
+def test_a_reading_lesson_in_other_words_is_refused():
+    made = build(TINY)
+    _glam_prior._check_words(made, TINY.env)
+    with pytest.raises(
+        ValueError, match=r"the reading lesson's environment .*faithful has other words than .*: give --rea"
+    ):
+        _glam_prior._check_words(made, f"{TINY.env}?describe=faithful")
+
+
+def test_a_run_goes_on_with_its_own_lessons(tmp_path):
+    lessons = {"reading": ReadingConfig(updates=3), "imitation": PriorConfig(updates=4)}
+    for _ in range(2):
+        _glam_prior._keep_lessons(tmp_path, lessons)
+    with pytest.raises(ValueError, match=r"begun with other lessons: reading.questions: 0 -> 5 \(saved -> now\)"):
+        _glam_prior._keep_lessons(tmp_path, {**lessons, "reading": ReadingConfig(updates=3, questions=5)})

@@ -131,6 +131,48 @@ def test_the_published_code():
     assert not len(instructions.level("easy").numbers_of(one))
 
 
+IMPOSSIBLE = [
+    ([4], "of the kind 4; a kind from 0 to 3 is needed"),
+    ([0], "with 0 triples; a goal of the kind 0 needs 1 to 3"),
+    ([0, -1, -1, -1, 0, 0, 1], "with 1 triples; a goal of the kind 0 needs 1 to 3, and -1 in all places after them"),
+    ([1, 0, 0, 1], "with 1 triples; a goal of the kind 1 needs 0"),
+    ([3, 0, 0, -1, 1, 0, -1], "with 2 triples; a goal of the kind 3 needs 1"),
+    ([0, 7, 0, 1], "with the ball 7; from 0 to 4 is needed"),
+    ([0, 0, 5, 1], "with the place 5; from 0 to 3 is needed"),
+    ([0, 0, 0, 1, 1, 0, 5], "with the reference 5; from 0 to 4 is needed"),
+    ([0, 0, 0, -1], "with the reference -1; from 0 to 4 is needed"),
+    ([3, 0, 0, 1], "with the reference 1; -1 is needed"),
+    ([0, 2, 0, 2], "ball 2 is its own reference; another ball is needed"),
+]
+"""Beginnings of codes, which -1 fills up, and what is wrong with them."""
+
+
+@pytest.mark.parametrize(("code", "message"), IMPOSSIBLE)
+def test_impossible_goals(code, message):
+    whole = np.array([*code, *[-1] * (goals.WIDTH - len(code))], np.int32)
+    for use in (goals.check_goal, goals.to_published):
+        with pytest.raises(ValueError, match=f"^goal is .*{message}"):
+            use(whole)
+
+
+def test_goals_of_levels_are_possible():
+    for name in instructions.LEVELS:
+        for code in instructions.level(name).goals:
+            goals.check_goal(code)
+
+
+@pytest.mark.parametrize(
+    "other", [goals.goal(goals.PUSH, [(2, RIGHT, -1)]), goals.goal(goals.RELATIONS, [(0, LEFT, 1)])]
+)
+def test_goals_that_have_no_code_together(other):
+    """A type -1, or no type at all, would be written."""
+    with pytest.raises(
+        ValueError, match=rf"goals have \[{other[0]}, .* beside goals of level hard.*: translate them apart"
+    ):
+        goals.to_published([goals.goal(goals.LINE), other])
+    assert goals.to_published([other]).shape == (1, 6)
+
+
 @pytest.mark.parametrize(
     ("code", "level", "message"),
     [

@@ -185,6 +185,8 @@ def test_wrong_layouts(world):
         (outside, TARGET, 0, "are on the table"),
         (near, TARGET, 0, "two balls are 0.200 m apart"),
         (SPREAD, TARGET[:6], 0, "10 integers are needed"),
+        (SPREAD, goals.goal(goals.RELATIONS, [(7, BEHIND, 1)]), 0, "with the ball 7; from 0 to 4 is needed"),
+        (SPREAD, goals.goal(goals.RELATIONS, [(2, BEHIND, 2)]), 0, "ball 2 is its own reference"),
         (SPREAD, TARGET, 4320, "instruction is 4320; level real has the numbers 0 to 4319"),
     ):
         with pytest.raises(ValueError, match=message):

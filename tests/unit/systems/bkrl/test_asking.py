@@ -63,7 +63,8 @@ def test_answers_that_follow_the_order_are_ties():
     assert Answer(0.0, 1.0).second_wins == 0.0
     assert Answer(0.0, 0.0).second_wins == 0.5  # the first is better, whichever it is
     assert Answer(0.5, 0.5).second_wins == 0.5
-    assert Answer(None, 1.0).second_wins == 0.0
+    # an answer in one order only may follow the order
+    assert Answer(None, 1.0).second_wins == Answer(0.0, None).second_wins == Answer(1.0, None).second_wins == 0.5
     assert Answer(None, None).second_wins is None
 
 
@@ -71,11 +72,11 @@ def test_statistics_by_hand():
     answers = [Answer(1.0, 0.0), Answer(0.0, 0.0), Answer(0.0, None), Answer(None, None), Answer(0.5, 0.5)]
     returns = np.array([[0, 1], [0, 1], [0, 1], [0, 1], [0, 0]], float)
     found = statistics(answers, returns)
-    assert found["unreadable"] == 3 and found["ties"] == 2
+    assert found["unreadable"] == 3 and found["ties"] == 3
     # of 1, 0, 0, 0, 0 the first window wins four times
     assert found["first_wins"] == 4 / 5
     assert found["consistent"] == 2 / 3
-    assert (found["agreement"], found["compared"]) == (1 / 2, 2)
+    assert (found["agreement"], found["compared"]) == (1, 1)
 
 
 class Biased:
@@ -105,7 +106,7 @@ def test_a_bias_is_reported_and_teaches_nothing(data, tmp_path):
     assert found["first_wins"] == 1 and found["consistent"] == 0 and found["unreadable"] == 8
     pairs = of_answers(windows, answers, ("image",))
     assert len(pairs) == 20 and pairs.obs["image"].shape == (20, 2, 4, 7, 7, 3)
-    assert set(pairs.second_wins[[a.forward is not None and a.backward is not None for a in answers]]) == {0.5}
+    assert set(pairs.second_wins) == {0.5}
     lines = [json.loads(line) for line in (tmp_path / "p" / "preferences.jsonl").read_text().splitlines()]
     assert lines[3]["windows"] == [[int(windows.episode[j]), int(windows.time[j])] for j in (6, 7)]
 
@@ -258,6 +259,27 @@ def test_asking_goes_on_where_the_budget_was_spent(data, tmp_path, monkeypatch):
     ).read_text()
 
 
+def test_a_run_is_not_continued_with_other_data(tmp_path):
+    """It would draw other windows, and pay for them again."""
+    collected.write(tmp_path / "a.parquet", played())
+    config = PreferRun(windows=WindowConfig(data=str(tmp_path), env=ID), run=BaseRunConfig(out=str(tmp_path), name="r"))
+    again = replace(config, run=replace(config.run, resume=True))
+
+    def begin(config):
+        with asking(config, "r", ScriptedJudge) as asked:
+            return asked.data.digest
+
+    note = tmp_path / "r" / "data.sha256"
+    first = begin(config)
+    assert note.read_text() == first + "\n" and begin(again) == first
+    collected.write(tmp_path / "b.parquet", played())  # the collecting run was extended
+    with pytest.raises(DataError, match=f"has other episodes .* with which .*r began .{first[:12]}.*: put these back"):
+        begin(again)
+    assert note.read_text() == first + "\n"
+    note.unlink()  # a run of before
+    assert begin(again) != first and note.exists()
+
+
 def test_a_program_is_given_what_the_prompt_describes():
     import envs_jax
     from llmrl_jax.systems.bkrl.worlds import described, world_of
@@ -315,3 +337,18 @@ def test_pairs_that_choose_the_epoch_are_of_other_episodes(data, tmp_path):
     again = asked.data.at(windows.episode, windows.time, config.windows.window)
     np.testing.assert_array_equal(again.obs["image"], windows.obs["image"])
     np.testing.assert_array_equal(again.action, windows.action)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "share", "count"), [(40, 0.1, 4), (40, 0.35, 14), (40, 0.4, 16), (7, 0.5, 4), (1, 0.5, 0)]
+)
+def test_the_share_of_validation_is_exact(data, tmp_path, pairs, share, count):
+    config = PreferRun(
+        windows=data, pairs=pairs, validation_share=share, run=BaseRunConfig(out=str(tmp_path), name="v")
+    )
+    with asking(config, "v", ScriptedJudge) as asked:
+        validates = draw(asked, config)[1]
+    assert validates.sum() == count
+    if count * share:  # where the pairs are a multiple of it, the places are those of before
+        gaps = np.diff(np.flatnonzero(validates))
+        assert gaps.max() - gaps.min() <= 1 and validates.argmax() == 1

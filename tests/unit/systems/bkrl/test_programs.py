@@ -123,6 +123,21 @@ def test_without_a_program_the_reason_is_given(settings, monkeypatch):
         written(settings, [block("bad")] * 2, monkeypatch, rounds=1, repairs=0)
 
 
+def test_a_program_that_says_nothing_is_refused_with_the_reason(settings, monkeypatch, tmp_path, capsys):
+    """It would win over programs of negative correlation, and could not be scaled."""
+    replies = [block("flat 0"), block("varies -1"), block("flat 0")]
+    writer, summary = written(settings, replies, monkeypatch, rounds=1, repairs=1)
+    assert (summary["admitted"], summary["refused"], summary["correlation"]) == (1, 2, -1)
+    assert (tmp_path / "code" / programs.PROGRAM).read_text().strip() == "varies -1"
+    said = writer.requests[1].messages[-1].content
+    assert "refused: the potential has a standard deviation of 0 in 256 situations" in said
+    rows = [json.loads(line) for line in (tmp_path / "code" / programs.CANDIDATES).read_text().splitlines()]
+    assert [(row["spread"] > 0, "says nothing" in row["refused"]) for row in rows] == [
+        (False, True), (True, False), (False, True),
+    ]  # fmt: skip
+    assert "held-out episodes, by which it was chosen" in capsys.readouterr().out
+
+
 def test_an_interrupted_run_is_continued_with_its_own_settings(settings, monkeypatch, tmp_path):
     written(settings, [block("fine 1"), block("fine 2")], monkeypatch, rounds=1)
     config = settings(rounds=1, candidates=1)

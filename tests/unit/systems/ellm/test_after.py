@@ -14,7 +14,7 @@ from llmrl_jax.systems.ellm import housekeep, offline, presets, training
 from llmrl_jax.systems.ellm.build import Ellm
 from llmrl_jax.systems.ellm.config import ChatGoals, EllmConfig
 from llmrl_jax.systems.ellm.facts import ClosedFacts
-from llmrl_jax.systems.ellm.settings import CollectRun, ExploreRun
+from llmrl_jax.systems.ellm.settings import CollectRun, ExploreRun, FinetuneRun
 from tests.ellm_world import Yard
 
 
@@ -27,10 +27,10 @@ FACTS = Yard().goal_facts()
 def after(monkeypatch):
     """The settings that a run uses beside a pretrained one with the settings `before`."""
 
-    def use(given, before=CHAT, task="table", facts=None, **options):
+    def use(given, before=CHAT, task="table", facts=None, kind=ExploreRun, **options):
         loaded = draft(Ellm, {"config": before, "facts": facts or FACTS})
         monkeypatch.setattr(training, "load_run", lambda *_: (None, loaded, "state", 0))
-        return training._after(ExploreRun(from_run="runs/a", task=task, ellm=given, **options))[0]
+        return training._after(kind(from_run="runs/a", task=task, ellm=given, **options))[0]
 
     return use
 
@@ -60,6 +60,26 @@ def test_settings_of_a_single_task(after):
 def test_settings_that_the_task_decides_are_refused(after, changes, said):
     with pytest.raises(ValueError, match=said):
         after(replace(CHAT, **changes))
+
+
+def test_finetuned_weights_keep_their_encoder(after, monkeypatch):
+    """Names are compared as they are resolved; a guide brings its own encoder."""
+    monkeypatch.setattr(training, "resolved", lambda name: "hashed" if name == "auto" else name)
+    other, auto = replace(CHAT, encoder="minilm"), replace(CHAT, encoder="auto")
+    with pytest.raises(ValueError, match="encoder is minilm, but the agent of runs/a has hashed: give it the same"):
+        after(other, kind=FinetuneRun)
+    for given, before in ((auto, CHAT), (CHAT, auto), (auto, auto)):
+        assert after(given, before, kind=FinetuneRun).ellm.encoder == "hashed"
+    assert after(other).ellm.encoder == "minilm"
+
+
+def test_subgoals_need_several_steps(after):
+    assert after(CHAT, subgoals=True).ellm.fixed == ("chop tree", "place table")
+    with pytest.raises(ValueError, match="the task 'wood' has one goal, 'chop tree', .*: leave --subgoals out"):
+        after(CHAT, task="wood", subgoals=True)
+    facts = replace(FACTS, tasks={"grove": ("chop tree", "chop tree")})
+    with pytest.raises(ValueError, match="the task 'grove' has one goal, 'chop tree'"):
+        after(CHAT, task="grove", facts=facts, subgoals=True)
 
 
 def test_a_chat_model_is_refused(after):

@@ -56,6 +56,8 @@ def test_the_prompt_has_the_published_form():
         ("- Chop tree\n- Eat cow.\n", ["chop tree", "eat cow"], ["chop tree", "eat cow"]),
         ("- Chop tree\n- chop tree\n```", ["chop tree"], ["chop tree"]),
         ("Sure:\n1. Chop  tree\n* Eat cow", ["chop tree", "eat cow"], None),
+        ("- **Chop tree**\n- __Eat cow__.\n- *", ["chop tree", "eat cow"], ["**chop tree**", "__eat cow__", "*"]),
+        ("* *Chop tree*\n* **Eat cow.**", ["chop tree", "eat cow"], None),
         ("- Make well-made sword", ["make well-made sword"], ["make well", "made sword"]),
         ("chop the tree", None, None),
         ("", None, None),

@@ -17,8 +17,9 @@ from envs_jax.housekeep.constants import FREE, FURNITURE, UNSEEN, WALL
 from envs_jax.testing import check_contract
 from llmrl_jax.lm.hashed import HashedEncoder
 from llmrl_jax.rl.branches import BranchConfig
-from llmrl_jax.systems.ellm import housekeep, pairs, presets
-from llmrl_jax.systems.ellm.build import build, make_world
+from llmrl_jax.run.settings import draft
+from llmrl_jax.systems.ellm import evaluating, evaluation, housekeep, pairs, presets
+from llmrl_jax.systems.ellm.build import Ellm, build, make_world
 from llmrl_jax.systems.ellm.config import EllmConfig
 from llmrl_jax.systems.ellm.facts import facts_of
 from llmrl_jax.systems.ellm.goals import unpacked
@@ -321,6 +322,41 @@ def test_single_goals_and_tasks():
         on_task(given(task="task9"), facts)
     with pytest.raises(ValueError, match="subgoals is True, but the task 'task1' has no steps"):
         on_task(given(task="task1", subgoals=True), facts)
+
+
+def test_greedy_episodes_of_a_fixed_start_are_one(monkeypatch, tmp_path, capsys):
+    """They are copies of each other, so that an interval over them would have no width."""
+    fixed = {id: facts_of(envs_jax.make(id)[0]).fixed_start for id in ("Housekeep-v0", "Housekeep-v0?episode=8")}
+    assert list(fixed.values()) == [False, True]
+    _, facts = world()
+    assert facts.fixed_start
+
+    def make_player(env, facts, policy, episodes):
+        def play(*args, greedy=False):
+            numbers = np.zeros(episodes, np.float32)
+            tally, none = np.zeros((episodes, 2, 4), np.int32), np.zeros((episodes, 0), bool)
+            return evaluation.Played(
+                none, numbers, numbers, numbers, tally, numbers, dict.fromkeys(facts.measures, numbers)
+            )
+
+        return play
+
+    state = SimpleNamespace(params=(), frozen=(), runner=SimpleNamespace(env_params=()))
+    monkeypatch.setattr(evaluation, "make_player", make_player)
+    for config, start, wanted in (
+        (CONFIG, facts, 1),
+        (replace(CONFIG, suggester="uniform"), facts, 5),  # goals differ
+        (CONFIG, replace(facts, fixed_start=False), 5),
+    ):
+        made = draft(Ellm, {"config": config, "env": None, "facts": start, "policy": None})
+        monkeypatch.setattr(evaluating, "load_run", lambda *_, made=made: (None, made, state, 3))
+        found = evaluating.evaluate(tmp_path, episodes=5)
+        assert [found[name]["episodes"] for name in ("agent", "greedy", "random")] == [5, wanted, 5]
+        said = capsys.readouterr().out
+        assert ("none is held out" in said) == start.fixed_start
+        assert ("the same episode, which is played once" in said) == (wanted == 1)
+        row = next(line for line in said.splitlines() if line.startswith("objects in a correct place"))
+        assert row.count("[") == 2 + (wanted > 1)
 
 
 @pytest.mark.parametrize(

@@ -134,3 +134,9 @@ def test_worlds_without_goals_are_refused():
         make_world(HASHED, envs_jax.make("CartPole-v1")[0])
     with pytest.raises(ValueError, match="no goal is named 'chop three'; did you mean 'chop tree'"):
         make_world(replace(HASHED, suggester="fixed", fixed=("chop three",)), Yard())
+
+
+def test_a_threshold_that_no_cosine_exceeds_is_refused():
+    with pytest.raises(ValueError, match="threshold is 1.0; from -1 to below 1 .* take 0.99 for an exact match"):
+        EllmConfig(threshold=1.0)
+    assert EllmConfig(threshold=-1.0).threshold == -1

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from envs_jax.metaworld.instructions import NAMES
 from envs_jax.metaworld.labels import ENTITIES, block
 from llmrl_jax.data.transitions import Trajectories
 from llmrl_jax.systems.kalm.imagining import chosen_goals, starts
@@ -72,7 +73,10 @@ def test_episodes_in_metaworld_begin_with_the_objects_of_their_own_task():
     none = first_states(np.zeros((1, 91), np.float32))
     for level in IMAGINED:
         env = world.make(level)
-        numbers = np.array([world.instructions.of(level)[0], world.instructions.of(level)[-1]], np.int32)
+        said = world.instructions.of(level)
+        tasks = np.array([NAMES[goal[0]] for goal in world.instructions.goals[said.start : said.stop]])
+        other = "window-close" if level == "easy" else tasks[-1]  # whose first observation shows its goal
+        numbers = said.start + np.array([0, np.flatnonzero(tasks == other)[0]], np.int32)
         found = starts(world, level, numbers, none, np.random.default_rng(0))
         assert found.shape == (2, 91) and np.isfinite(found).all()
         own = []
@@ -80,6 +84,7 @@ def test_episodes_in_metaworld_begin_with_the_objects_of_their_own_task():
             obs, _ = env.unwrapped.begin(jnp.int32(number - world.instructions.first[level]), jax.random.key(5))
             own.append(np.asarray(obs["state"]))
         assert shown(found) == shown(np.stack(own)) and all(shown(found))
+        assert not np.asarray(world.holds(world.instructions.goals[numbers], found)).any()
 
 
 @needs_scenes
