@@ -189,7 +189,13 @@ def test_a_run_that_was_killed_before_rl_is_found_again(tmp_path, monkeypatch):
     assert start("prior", again) == [("imitation", True)]
     assert not (tmp_path / "r" / "prior").exists(), "half of one is none"
     assert start("PPO", again) == [("imitation", True)]
-    assert sorted(p.name for p in (tmp_path / "r").iterdir()) == [".lock", "config.json", "imitation", "prior"]
+    assert sorted(p.name for p in (tmp_path / "r").iterdir()) == [
+        ".lock",
+        "config.json",
+        "imitation",
+        "lessons.json",
+        "prior",
+    ]
     assert sorted(p.name for p in (tmp_path / "r" / "prior").iterdir()) == ["model.safetensors", "tokenizer.json"]
     assert start("PPO", again) == []
 

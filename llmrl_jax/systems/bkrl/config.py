@@ -225,7 +225,7 @@ class GoalsRun:
     def __post_init__(self):
         fields_in(self, COUNT, "situations", "at_once", "distilled")
         fields_in(self, FROM_0, "shown")
-        fields_in(self, "[-1, 1]", "threshold")
+        fields_in(self, "[-1, 1)", "threshold", remedy="no cosine exceeds 1: take 0.99 for an exact match")
         check_choices(self)
         if self.windows.window < 2:
             raise ValueError("window is 1; situations of goals need at least 2 actions: what led there, and the last")

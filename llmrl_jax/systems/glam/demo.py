@@ -217,7 +217,7 @@ def _check_words(made: Any, reading_env: str) -> None:
         raise ValueError(
             f"the reading lesson's environment {reading_env} has other words than {made.config.env}"
             f"{f' ({odd[0]!r} is in one of them only)' if odd else ''}, so that numbers of tokens would mean others: "
-            "give --reading.env the same language and description"
+            "give the lesson an environment of the same language and description"
         )
 
 

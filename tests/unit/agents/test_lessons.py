@@ -211,7 +211,7 @@ def test_a_reading_lesson_in_other_words_is_refused():
     made = build(TINY)
     _glam_prior._check_words(made, TINY.env)
     with pytest.raises(
-        ValueError, match=r"the reading lesson's environment .*faithful has other words than .*: give --rea"
+        ValueError, match=r"the reading lesson's environment .*faithful has other words than .*: give the"
     ):
         _glam_prior._check_words(made, f"{TINY.env}?describe=faithful")
 

@@ -352,3 +352,8 @@ def test_the_share_of_validation_is_exact(data, tmp_path, pairs, share, count):
     if count * share:  # where the pairs are a multiple of it, the places are those of before
         gaps = np.diff(np.flatnonzero(validates))
         assert gaps.max() - gaps.min() <= 1 and validates.argmax() == 1
+
+
+def test_a_threshold_that_no_cosine_exceeds_is_refused():
+    with pytest.raises(ValueError, match=r"threshold is 1.0.*take 0.99 for an exact match"):
+        GoalsRun(WindowConfig(window=4), threshold=1.0)

@@ -38,3 +38,19 @@ def test_the_figures_have_three_seeds_of_every_agent():
     assert [len(group) for group in groups] == [3, 3, 3, 1]
     rates = [group[0].records["go_to"]["sampled"]["success"] for group in groups]
     assert estimate(groups[-1], "go_to", "sampled").mean == rates[-1] and len(set(rates)) == 4
+
+
+def test_the_mixed_tasks_prior_and_lessons_are_those_of_the_page():
+    page = (ROOT / "docs" / "systems" / "glam.md").read_text()
+    lines = [json.loads(x) for x in (RESULTS / "mixed" / "goals" / "llm-0" / "metrics.jsonl").read_text().splitlines()]
+    before, *later = [x for x in lines if x["kind"] == "eval"]
+    interval = "{success:.3f} [{success_low:.3f}, {success_high:.3f}]"
+    assert f"**{interval.format(**before)}** of 1,000 held-out episodes" in page
+    assert " ".join(interval.format(**later[0]).split()) in " ".join(page.split())
+    experts = json.loads((RESULTS / "mixed" / "expert.json").read_text())["rows"]
+    assert f"{experts[1]['success']} of {experts[1]['episodes']:,} episodes" in page
+    lessons = [json.loads(x) for x in (RESULTS / "mixed" / "goals" / "lessons.jsonl").read_text().splitlines()]
+    for name in ("associations", "goals", "reading", "imitation"):
+        last = [x for x in lessons if x["lesson"] == name][-1]
+        rows = [line for line in page.splitlines() if line.startswith(f"| {name}")]
+        assert any(f"| {last['update']:,} of " in row and f"| {last['seconds']:,.0f} |" in row for row in rows)
