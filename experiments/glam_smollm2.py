@@ -26,10 +26,10 @@ from typing import Any, Literal
 import jax
 import numpy as np
 from commands import command
+from finished import finished
 
 from llmrl_jax.agents.babyai_demonstrations import read_demos
 from llmrl_jax.agents.contract import untrained
-from llmrl_jax.core import config as configs
 from llmrl_jax.core.files import write_whole
 from llmrl_jax.run import info
 from llmrl_jax.run.config import RunConfig
@@ -89,25 +89,6 @@ class Experiment:
     """Seed of everything."""
     out: str = "runs/glam_smollm2"
     """Folder of the runs and of the results."""
-
-
-def finished(folder: Path, config: Any) -> bool:
-    """Whether a run has ended as it should.
-
-    **Raises:** `ValueError` if it was begun with other settings, whose numbers would enter the results under these.
-    """
-    if (folder / "config.json").exists():
-        saved, now = (
-            {name: value for name, value in configs.to_json(one).items() if name != "run"}
-            for one in (configs.load_config(type(config), folder / "config.json"), config)
-        )
-        if changed := configs.differences(saved, now):
-            raise ValueError(
-                f"{folder} was made with other settings: {'; '.join(changed)} (there -> now); put these back, or "
-                "choose another --out"
-            )
-    file = folder / "summary.json"
-    return file.exists() and not json.loads(file.read_text()).get("stopped")
 
 
 def settings(x: Experiment, glam: GlamConfig) -> GlamConfig:

@@ -18,8 +18,8 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 from commands import command
+from finished import finished
 
-from llmrl_jax.core import config as configs
 from llmrl_jax.core.files import write_whole
 from llmrl_jax.lm.encoder_names import AUTO, resolved
 from llmrl_jax.run import info
@@ -86,25 +86,6 @@ class Experiment:
             raise ValueError(
                 f"imagined has {len(self.imagined)} numbers; one for each of {', '.join(IMAGINED)} is needed"
             )
-
-
-def finished(folder: Path, config: Any) -> bool:
-    """Whether a run has ended as it should.
-
-    **Raises:** `ValueError` if it was begun with other settings, whose numbers would enter the table under these.
-    """
-    if (folder / "config.json").exists():
-        saved, now = (
-            {name: value for name, value in configs.to_json(one).items() if name != "run"}
-            for one in (configs.load_config(type(config), folder / "config.json"), config)
-        )
-        if changed := configs.differences(saved, now):
-            raise ValueError(
-                f"{folder} was made with other settings: {'; '.join(changed)} (there -> now); put these back, or "
-                "choose another --out"
-            )
-    file = folder / "summary.json"
-    return file.exists() and not json.loads(file.read_text()).get("stopped")
 
 
 def who(x: Experiment) -> str:
