@@ -40,7 +40,16 @@ class Experiment:
             embedded=replace(DEMO.embedded, layers=4, spare_words=128),
             score_rows=16,
             score_widths=5,
-            ppo=replace(DEMO.ppo, num_envs=128, microbatches=1, entropy_coef=0.005, gamma=0.99, gae_lambda=0.99),
+            ppo=replace(
+                DEMO.ppo,
+                num_envs=128,
+                num_steps=64,
+                microbatches=1,
+                learning_rate=3e-4,
+                entropy_coef=0.02,
+                gamma=0.99,
+                gae_lambda=0.99,
+            ),
         )
     )
     imitation: PriorConfig = field(
@@ -58,8 +67,8 @@ class Experiment:
             invented=0.5,
         )
     )
-    steps: int = 34 * 128 * 32
-    """Number of environment steps of RL."""
+    steps: int = 184 * 128 * 64
+    """Number of environment steps of RL; 1.5 million, as in the paper, are 3 to 4 hours of a core."""
     episodes: int = 1000
     """Held-out episodes per evaluation, before and after."""
     prior: str = ""

@@ -47,6 +47,9 @@ def test_the_mixed_tasks_prior_and_lessons_are_those_of_the_page():
     interval = "{success:.3f} [{success_low:.3f}, {success_high:.3f}]"
     assert f"**{interval.format(**before)}** of 1,000 held-out episodes" in page
     assert " ".join(interval.format(**later[0]).split()) in " ".join(page.split())
+    after = json.loads((RESULTS / "mixed" / "goals" / "entropy-0" / "eval-25.json").read_text())
+    assert f"| **{interval.format(**after['sampled'])}** | {after['sampled']['episode_return']:.3f} |" in page
+    assert f"| {interval.format(**after['greedy'])} |" in page
     experts = json.loads((RESULTS / "mixed" / "expert.json").read_text())["rows"]
     assert f"{experts[1]['success']} of {experts[1]['episodes']:,} episodes" in page
     lessons = [json.loads(x) for x in (RESULTS / "mixed" / "goals" / "lessons.jsonl").read_text().splitlines()]
