@@ -25,7 +25,7 @@ LENGTH, NEW = 192, 48
 LORA = lm.LoRAConfig(rank=8, alpha=16.0, targets=("q_proj", "v_proj"))
 
 
-def _packed(tokens: np.ndarray) -> Packed:
+def packed(tokens: np.ndarray) -> Packed:
     """Full rows, with a loss on every token after the first."""
     places = np.broadcast_to(np.arange(tokens.shape[1], dtype=np.int32), tokens.shape)
     return Packed(tokens, places, np.ones_like(tokens), places > 0)
@@ -83,7 +83,7 @@ def measure(name: str, config: lm.LlamaConfig, batches: tuple[int, ...], threads
         tokens = rng.integers(3, config.vocab_size, (4, LENGTH)).astype(np.int32)
         adapted = lm.Llama(config, lora=LORA)
         how_sft = SFTConfig(batch_size=4, learning_rate=1e-4, schedule="constant", warmup=0.0)
-        learner = make_sft(how_sft, adapted, variables, _packed(tokens), 1000)
+        learner = make_sft(how_sft, adapted, variables, packed(tokens), 1000)
         state = learner.init(jax.random.key(1))
         update, took = updating(learner, state)
         loss = float(update()["loss"][0])

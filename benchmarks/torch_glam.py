@@ -134,9 +134,10 @@ class Agent:
         *,
         shared: bool,
         at_once: int = 1,
+        kind: str = "float32",
     ):
         """**Arguments:** `folders`, of the base and of the adapters; `value`, the parameters of our value head (with
-        sigmoids); `encode`, from a prompt's text to tokens."""
+        sigmoids); `encode`, from a prompt's text to tokens; `kind`, as in `torch_peer.Torch`."""
         import warnings
 
         import peft
@@ -146,7 +147,9 @@ class Agent:
         # peft uses a name that transformers has changed
         warnings.filterwarnings("ignore", message=".is_gradient_checkpointing.", category=FutureWarning)
         self.torch, self.transformers = torch, transformers
-        base = transformers.LlamaForCausalLM.from_pretrained(folders[0], dtype=torch.float32)
+        base = transformers.LlamaForCausalLM.from_pretrained(
+            folders[0], dtype=torch.bfloat16 if kind == "bfloat16" else torch.float32
+        )
         self.model = peft.PeftModel.from_pretrained(base, folders[1], is_trainable=True).eval()
         self.trunk, self.lm_head = base.model, base.lm_head
         layers: list[Any] = []
@@ -160,6 +163,7 @@ class Agent:
         betas = (ppo.adam_b1, ppo.adam_b2)
         self.optimizer = torch.optim.Adam(self.learnt, lr=ppo.learning_rate, betas=betas, eps=ppo.adam_eps)
         self.worlds, self.encode, self.ppo, self.at_once = worlds, encode, ppo, at_once
+        self.how = lambda: torch.autocast("cpu", torch.bfloat16, enabled=kind == "autocast")
         self.actions = [list(c) for c in candidates.sequences]
         self.width = candidates.width
         self.table = torch.tensor(candidates.tokens).long()
@@ -177,9 +181,16 @@ class Agent:
     def _hidden(self, tokens: Any, mask: Any, cache: Any = None) -> Any:
         """Hidden states of the last columns of `mask`, those of `tokens`."""
         places = (mask.cumsum(1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
-        return self.trunk(
-            tokens, attention_mask=mask, position_ids=places, past_key_values=cache, use_cache=cache is not None
-        ).last_hidden_state
+        with self.how():
+            return self.trunk(
+                tokens, attention_mask=mask, position_ids=places, past_key_values=cache, use_cache=cache is not None
+            ).last_hidden_state
+
+    def _log_probs(self, hidden: Any) -> Any:
+        """Log-probabilities of the vocabulary, float32."""
+        with self.how():
+            logits = self.lm_head(hidden)
+        return logits.float().log_softmax(-1)
 
     def naive(self, prompts: Sequence[Tokens]) -> tuple[Any, Any]:
         """Scores `[B, A]` and values `[B]`, a sequence for each pair of prompt and action."""
@@ -188,14 +199,14 @@ class Agent:
         for start in range(0, len(pairs), PAIRS):
             some = pairs[start : start + PAIRS]
             hidden = self._hidden(*self._padded([p + a for p, a in some]))[:, -self.width - 1 :]
-            log_probs = self.lm_head(hidden).log_softmax(-1)
+            log_probs = self._log_probs(hidden)
             for row, (_, action) in enumerate(some):
                 begin = self.width - len(action)
                 scores.append(sum(log_probs[row, begin + i, token] for i, token in enumerate(action)))
                 if (start + row) % len(self.actions) == 0:
                     first.append(hidden[row, begin])
         torch = self.torch
-        return torch.stack(scores).view(len(prompts), -1), self.value(torch.stack(first))[:, 0]
+        return torch.stack(scores).view(len(prompts), -1), self.value(torch.stack(first).float())[:, 0]
 
     def shared(self, prompts: Sequence[Tokens]) -> tuple[Any, Any]:
         """Scores `[B, A]` and values `[B]`, the keys and values of a prompt computed once."""
@@ -204,14 +215,14 @@ class Agent:
         cache = self.transformers.DynamicCache(config=self.trunk.config)
         last = self._hidden(tokens, mask, cache)[:, -1]
         rows, real = self.table.repeat(len(tokens), 1), self.real.repeat(len(tokens), 1)
-        log_probs = self.lm_head(last).log_softmax(-1).repeat_interleave(count, 0)[:, None]
+        log_probs = self._log_probs(last).repeat_interleave(count, 0)[:, None]
         if self.width > 1:
             cache.batch_repeat_interleave(count)
             mask = torch.cat([mask.repeat_interleave(count, 0), torch.ones_like(rows[:, 1:])], 1)
-            later = self.lm_head(self._hidden(rows[:, :-1], mask, cache)).log_softmax(-1)
+            later = self._log_probs(self._hidden(rows[:, :-1], mask, cache))
             log_probs = torch.cat([log_probs, later], 1)
         picked = log_probs.gather(-1, rows[..., None])[..., 0]
-        return (picked * real).sum(-1).view(len(tokens), count), self.value(last)[:, 0]
+        return (picked * real).sum(-1).view(len(tokens), count), self.value(last.float())[:, 0]
 
     def read(self) -> list[Tokens]:
         """The prompts of the worlds as tokens."""
@@ -234,7 +245,7 @@ class Agent:
                 reward, end = self.worlds.step(actions[-1].tolist())
                 rewards.append(torch.tensor(reward))
                 ends.append(torch.tensor(end))
-            last = self.value(self._hidden(*self._padded(self.read()))[:, -1])[:, 0]
+            last = self.value(self._hidden(*self._padded(self.read()))[:, -1].float())[:, 0]
         played = time.perf_counter() - started
         advantages, after = [], torch.zeros(len(last))
         for t in reversed(range(ppo.num_steps)):

@@ -85,19 +85,25 @@ def rows(case: str, who: str, unit: str, amount: float, ways: list[Way], check: 
 
 
 class Torch:
-    """The weights of a folder in transformers, with its default attention, float32."""
+    """The weights of a folder in transformers, with its default attention, float32.
 
-    def __init__(self, folder: str, threads: int):
+    **Arguments:** `kind`: `float32`; `autocast`, float32 weights with forward passes and losses in `torch.autocast` to
+    bfloat16; `bfloat16`, weights of that type, which computes all in it but for peft's adapters.
+    """
+
+    def __init__(self, folder: str, threads: int, kind: str = "float32"):
         import torch
 
         torch.set_num_threads(threads)
         self.torch, self.folder = torch, folder
+        self.dtype = torch.bfloat16 if kind == "bfloat16" else torch.float32
+        self.how = lambda: torch.autocast("cpu", torch.bfloat16, enabled=kind == "autocast")
         self.model = self._load()
 
     def _load(self) -> Any:
         import transformers
 
-        return transformers.LlamaForCausalLM.from_pretrained(self.folder, dtype=self.torch.float32).eval()
+        return transformers.LlamaForCausalLM.from_pretrained(self.folder, dtype=self.dtype).eval()
 
     def compiled(self, function: Callable) -> Callable:
         """`torch.compile` for the shapes of the first call; programs of earlier cases are dropped."""
@@ -110,8 +116,8 @@ class Torch:
 
         def way(note: str, model: Callable) -> Way:
             def call() -> np.ndarray:
-                with self.torch.inference_mode():
-                    return model(rows, use_cache=False).logits.numpy()
+                with self.torch.inference_mode(), self.how():
+                    return model(rows, use_cache=False).logits.float().numpy()
 
             return Way(note, call, note == COMPILED)
 
@@ -163,7 +169,8 @@ class Torch:
 
         def call() -> float:
             optimizer.zero_grad()
-            loss = run(input_ids=rows, labels=rows, use_cache=False).loss
+            with self.how():
+                loss = run(input_ids=rows, labels=rows, use_cache=False).loss
             loss.backward()
             self.torch.nn.utils.clip_grad_norm_(learnt, 1.0)
             optimizer.step()

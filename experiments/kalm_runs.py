@@ -52,6 +52,8 @@ class Experiment:
     """Its weights: its own, or random ones of its shape."""
     tune: Literal["full", "lora"] = "full"
     """What is trained of it."""
+    dtype: Literal["float32", "mixed"] = "float32"
+    """Its compute dtype, as in `llmrl kalm ground`."""
     learning_rate: float = 1e-3
     """Of grounding."""
     epochs: float = 10.0
@@ -114,7 +116,7 @@ def grounded(x: Experiment, *, returns: bool = False) -> Path:
         config = replace(config, returns=True, patterns=("rollout",), weights=replace(config.weights, state=0.0))
     else:
         sft = replace(config.sft, learning_rate=x.learning_rate, batch_size=x.rows)
-        config = replace(config, model=x.model, init=x.init, tune=x.tune, sft=sft)
+        config = replace(config, model=x.model, init=x.init, dtype=x.dtype, tune=x.tune, sft=sft)
     if not finished(folder, config) and ground(config).stopped:
         raise SystemExit(f"{folder} was stopped: the same command goes on with it")
     return folder

@@ -85,8 +85,8 @@ class LanguagePolicy:
 
     @property
     def dtype(self) -> Any:
-        """The dtype in which the model computes."""
-        return self.model.dtype
+        """The dtype to which the model rounds the factors of its products."""
+        return self.model.precision
 
     def init(self, key: jax.Array, obs: Any) -> tuple[Any, Any]:
         """**Returns:** `(params, frozen)`: the trained parameters, and the frozen base (`{}` if that is trained)."""

@@ -11,6 +11,7 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
+from llmrl_jax.lm import narrow
 from llmrl_jax.lm.adapted import added, summed, sums_first
 from llmrl_jax.lm.quantize import Quantized, matmul
 
@@ -51,22 +52,40 @@ def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
     return wide.astype(x.dtype) * scale.astype(x.dtype)
 
 
-def project(x: jax.Array, name: str, params: Mapping, lora: Mapping | None, scale: float, fan_in: int = 1) -> jax.Array:
+def project(
+    x: jax.Array,
+    name: str,
+    params: Mapping,
+    lora: Mapping | None,
+    scale: float,
+    fan_in: int = 1,
+    factors: Any = None,
+) -> jax.Array:
     """`projections` of one matrix."""
-    return projections(x, (name,), params, lora, scale, fan_in)[0]
+    return projections(x, (name,), params, lora, scale, fan_in, factors)[0]
 
 
 def projections(
-    x: jax.Array, names: Sequence[str], params: Mapping, lora: Mapping | None, scale: float, fan_in: int = 1
+    x: jax.Array,
+    names: Sequence[str],
+    params: Mapping,
+    lora: Mapping | None,
+    scale: float,
+    fan_in: int = 1,
+    factors: Any = None,
 ) -> list[jax.Array]:
     """`x W`, over the last `fan_in` axes of `x`, `+ bias` and `+ s (x A) B` if the matrix has them, for each name.
 
     A quantised `W` is dequantised for the product only; it is a constant, and gradients go to `A` and `B`. Adapters
     of full matrices may be added to them before the product: see `llmrl_jax.lm.adapted`.
+
+    **Arguments:** `factors`, the dtype to which the factors of the products are rounded (None: that of `x`).
     """
     kernels = {name: params[name]["kernel"] for name in names}
     flat = x.reshape(*x.shape[:-fan_in], -1)
     adapters = {name: lora[name] for name in names if name in lora} if lora else {}
+    if factors is not None and factors != x.dtype:
+        return _narrowed(x, flat, kernels, params, adapters, scale, fan_in, factors)
     a = tuple(jnp.asarray(ab["a"], x.dtype).reshape(flat.shape[-1], -1) for ab in adapters.values())
     b = tuple(jnp.asarray(ab["b"], x.dtype).reshape(ab["b"].shape[0], -1) for ab in adapters.values())
     outs: dict[str, jax.Array] = {}
@@ -80,6 +99,32 @@ def projections(
         y = y + more[name].reshape(shape) if name in more else y
         outs[name] = kept(y + params[name]["bias"].astype(x.dtype) if "bias" in params[name] else y)
     return [outs[name] for name in names]
+
+
+def _narrowed(
+    x: jax.Array,
+    flat: jax.Array,
+    kernels: Mapping,
+    params: Mapping,
+    adapters: Mapping,
+    scale: float,
+    fan_in: int,
+    factors: Any,
+) -> list[jax.Array]:
+    """`projections` whose factors are rounded to `factors`: see `llmrl_jax.lm.narrow`."""
+    order = sorted(kernels, key=lambda name: name not in adapters)  # those with adapters first
+    a = tuple(jnp.asarray(adapters[n]["a"]).reshape(flat.shape[-1], -1) for n in order if n in adapters)
+    b = tuple(jnp.asarray(adapters[n]["b"]).reshape(adapters[n]["b"].shape[0], -1) for n in order if n in adapters)
+    if any(isinstance(kernel, Quantized) for kernel in kernels.values()):
+        outs = {n: matmul(x.astype(factors), kernel, x.dtype) for n, kernel in kernels.items()}
+        blank = tuple(jnp.zeros((flat.shape[-1], q.shape[1]), factors) for q in b)
+        more = narrow.adapted(factors, scale, flat, blank, a, b) if a else ()
+        outs |= {n: outs[n].reshape(y.shape) + y for n, y in zip(order, more, strict=False)}
+    else:
+        full = tuple(jnp.asarray(kernels[n]).reshape(flat.shape[-1], -1) for n in order)
+        outs = dict(zip(order, narrow.adapted(factors, scale, flat, full, a, b), strict=True))
+    shaped = {n: outs[n].reshape(*flat.shape[:-1], *kernels[n].shape[fan_in:]) for n in kernels}
+    return [kept(y + params[n]["bias"].astype(y.dtype) if "bias" in params[n] else y) for n, y in shaped.items()]
 
 
 def _product(x: jax.Array, kernel: Any, fan_in: int) -> jax.Array:
@@ -190,10 +235,10 @@ def _product_of(axes: str, a: jax.Array, b: jax.Array) -> jax.Array:
 _attended.defvjp(_attended_forward, _attended_backward)
 
 
-def gated_mlp(x: jax.Array, params: Mapping, lora: Mapping | None, scale: float) -> jax.Array:
+def gated_mlp(x: jax.Array, params: Mapping, lora: Mapping | None, scale: float, factors: Any = None) -> jax.Array:
     """`W_down (silu(W_gate x) * W_up x)`."""
-    gate, up = projections(x, ("gate_proj", "up_proj"), params, lora, scale)
-    return project(jax.nn.silu(gate) * up, "down_proj", params, lora, scale)
+    gate, up = projections(x, ("gate_proj", "up_proj"), params, lora, scale, factors=factors)
+    return project(jax.nn.silu(gate) * up, "down_proj", params, lora, scale, factors=factors)
 
 
 def layer_slice(tree: Any, index: int) -> Any:

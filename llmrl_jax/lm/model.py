@@ -14,7 +14,7 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Float, Int
 
-from llmrl_jax.lm import declare
+from llmrl_jax.lm import declare, narrow
 from llmrl_jax.lm.cache import Branches, Cache, Prefix
 from llmrl_jax.lm.config import LlamaConfig
 from llmrl_jax.lm.layers import (
@@ -64,6 +64,9 @@ class Llama(nn.Module):
     lora: LoRAConfig | None = None
     dtype: Any = jnp.float32
     """Dtype of the computation; norms, softmax, rotations and logits are always float32."""
+    factors: Any = None
+    """Dtype to which activations and weights are rounded for the products of the two, whose sums are float32. None:
+    `dtype`. Attention's products are in `dtype`."""
     param_dtype: Any = jnp.float32
     remat: bool = False
     """Recompute each layer's activations in the backward pass: less memory, a third more time."""
@@ -302,13 +305,16 @@ class Llama(nn.Module):
 
     def head(self, hidden: Float[Array, "*b D"]) -> Float[Array, "*b V"]:
         """Logits of hidden states, float32."""
-        if self.config.tie_word_embeddings:
-            kernel = self._embed_tokens["embedding"].astype(self.dtype)
-            return jnp.einsum("...d,vd->...v", hidden, kernel, preferred_element_type=jnp.float32)
-        kernel = self._lm_head["kernel"]
+        tied = self.config.tie_word_embeddings
+        kernel = self._embed_tokens["embedding"] if tied else self._lm_head["kernel"]
         if isinstance(kernel, Quantized):
-            return matmul(hidden.astype(self.dtype), kernel, jnp.float32)
+            return matmul(hidden.astype(self.precision), kernel, jnp.float32)
+        if self.factors is not None and self.factors != self.dtype:
+            product = narrow.with_rows if tied else narrow.with_columns
+            return product(self.factors, hidden, jnp.asarray(kernel))
         kernel = kernel.astype(self.dtype)
+        if tied:
+            return jnp.einsum("...d,vd->...v", hidden, kernel, preferred_element_type=jnp.float32)
         return jnp.einsum("...d,dv->...v", hidden, kernel, preferred_element_type=jnp.float32)
 
     def embed(self, tokens: Int[AnyArray, "*b"]) -> Float[Array, "*b D"]:
@@ -338,13 +344,18 @@ class Llama(nn.Module):
         return None if self.config.sliding_layers is None else np.array(self.config.sliding_layers)
 
     @property
+    def precision(self) -> Any:
+        """The dtype of the factors of products with weights."""
+        return self.factors or self.dtype
+
+    @property
     def _scale(self) -> float:
         return self.lora.scale if self.lora is not None else 0.0
 
     def _keys_values(self, x, params, lora, angles: Angles):
         own = (lora or {}).get("self_attn")
         x = rms_norm(x, params["input_layernorm"]["scale"], self.config.rms_norm_eps)
-        keys, values = projections(x, ("k_proj", "v_proj"), params["self_attn"], own, self._scale)
+        keys, values = projections(x, ("k_proj", "v_proj"), params["self_attn"], own, self._scale, factors=self.factors)
         return rotate(self._normed(keys, params, "k_norm"), *angles), values
 
     def _normed(self, heads: jax.Array, params: Any, name: str) -> jax.Array:
@@ -362,12 +373,14 @@ class Llama(nn.Module):
             sources = [s._replace(mask=m) for s, m in zip(sources, masks, strict=True)]
         own, eps = lora or {}, self.config.rms_norm_eps
         normed = rms_norm(x, params["input_layernorm"]["scale"], eps)
-        query = project(normed, "q_proj", params["self_attn"], own.get("self_attn"), self._scale)
+        block, adapters = params["self_attn"], own.get("self_attn")
+        query = project(normed, "q_proj", block, adapters, self._scale, factors=self.factors)
         query = rotate(self._normed(query, params, "q_norm"), *angles)
-        out = project(attend(query, sources), "o_proj", params["self_attn"], own.get("self_attn"), self._scale, 2)
+        out = project(attend(query, sources), "o_proj", block, adapters, self._scale, 2, self.factors)
         x = x + out
         normed = rms_norm(x, params["post_attention_layernorm"]["scale"], eps)
-        return constrain(x + gated_mlp(normed, params["mlp"], own.get("mlp"), self._scale), "batch", None, None)
+        wide = gated_mlp(normed, params["mlp"], own.get("mlp"), self._scale, self.factors)
+        return constrain(x + wide, "batch", None, None)
 
     def _layers_run(self, body, carry, kv, pick, pick_carry=None):
         """Run `body(carry, (params, lora, kv, slides), pick)` over the layers; `slides`, if layers differ in it, is

@@ -163,7 +163,7 @@ def make_grpo(
     if model.lora is None and any_quantized(variables["params"]):
         raise ValueError("the base is quantised, and so frozen: give the model a LoRAConfig")
     rows = config.prompts * config.group
-    precision = matmul_precision(model.dtype, platform_of(mesh))
+    precision = matmul_precision(model.precision, platform_of(mesh))
     exact = precision == "float32"  # in which sampling token by token and passes over whole rows agree
     grpo = GRPO(config, model, variables, prompts, reward, stops, Placement(mesh), take, exact)
     bounds = {"nonfinite": 0.0, "first_ratio_error": 1e-4 if exact else RATIO_BOUNDS[precision]}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -162,8 +163,10 @@ def test_an_agent_records_episodes(out, capsys):
 def test_a_grounded_model_acts_and_one_with_returns_cannot_imagine(out, capsys):
     data = ["--dataset_path", str(out / "recorded"), "--run.out", str(out)]
     args = ["--pattern-num", "0", "--returns", "--epochs", "1", "--sft.batch-size", "4", "--held-out", "0"]
-    assert main(["kalm", "ground", *data, *SMALL, *args, *QUIET, "--run.name", "returns"]) == 0
+    how = ["--dtype", "mixed", "--run.name", "returns"]
+    assert main(["kalm", "ground", *data, *SMALL, *args, *QUIET, *how]) == 0
     found = grounded.load(out / "returns")
+    assert found.model.llama.factors == jnp.bfloat16 and grounded.load(out / "model").model.llama.factors is None
     assert found.returns is not None and found.model.slots.state == 11
     size = "--levels easy --episodes 3 --together 2".split()
     for name in ("returns", "model"):

@@ -101,7 +101,9 @@ def test_committed_runs_from_before_kinds_are_listed(capsys):
     assert (
         found["goto_local"]["eval"]["success"] == 0.922 and found["goto_local"]["world"] == "BabyAI-Text/GoToLocal-v0"
     )
-    assert all(run["state"] == "finished" and run["world"] for run in found.values())
+    assert all(run["world"] for run in found.values())
+    short = {"mixed/goals/llm-0", "mixed/goals/entropy-0"}  # tables of these say after how many steps they were stopped
+    assert {run["state"] for name, run in found.items() if name not in short} == {"finished"}
 
 
 def test_no_runs(tmp_path, capsys):

@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 from llmrl_jax import lm
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.files import replacing
+from llmrl_jax.lm.narrow import computed
 from llmrl_jax.lm.tokens import FastTokenizer
 from llmrl_jax.parallel import make_mesh
 from llmrl_jax.parallel.hosts import gather
@@ -33,13 +34,13 @@ def load_base(config: Tuned, folder: Path) -> tuple[lm.Llama, dict[str, Any], Me
     **Arguments:** `folder`, the local folder of `config.model` (`lm.locate`).
     """
     mesh = make_mesh(config.mesh) if config.mesh else None
-    dtype = jnp.dtype(config.dtype)
+    how = computed(config.dtype)
     adapters = config.lora if config.tune == "lora" else None
     kind = None if config.quantize == "none" else config.quantize
     # updates of 1e-5 would be rounded away in bfloat16
-    kept = jnp.dtype(jnp.float32) if config.tune == "full" else dtype
+    kept = jnp.dtype(jnp.float32) if config.tune == "full" else how["dtype"]
     model, variables = lm.load(folder, mesh=mesh, dtype=kept, lora=adapters, quantize=kind)
-    return model.clone(dtype=dtype, remat=config.remat), variables, mesh
+    return model.clone(remat=config.remat, **how), variables, mesh
 
 
 def with_template(config: C, folder: Path) -> tuple[C, ChatTemplate | None]:

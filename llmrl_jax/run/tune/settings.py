@@ -10,6 +10,7 @@ from typing import ClassVar, Literal
 from llmrl_jax import lm
 from llmrl_jax.core.checks import COUNT, EPOCHS, fields_in
 from llmrl_jax.core.config import FREE
+from llmrl_jax.lm.narrow import Computed
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.tuning import GRPOConfig, SFTConfig
 
@@ -30,8 +31,9 @@ class Tuned:
     """The adapters, if `tune` is `lora`."""
     quantize: Quantize = "none"
     """Store the frozen base's matrices in 8.5 (int8) or 4.5 (nf4) bits per weight; with adapters only."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the frozen base and of the computation; trained parameters and the loss are always float32."""
+    dtype: Computed = "float32"
+    """Type of the frozen base and of the computation; trained parameters and the loss are always float32. `mixed`:
+    float32, with the factors of products with weights rounded to bfloat16."""
     remat: bool = False
     """Recompute activations in the backward pass: slower, but with far less memory."""
     mesh: str = field(default="", metadata=FREE)

@@ -20,6 +20,7 @@ from llmrl_jax import lm
 from llmrl_jax.agents.competence import Competence
 from llmrl_jax.agents.heads import ActionHead, HeadsPolicy
 from llmrl_jax.agents.language import LanguagePolicy, ScoringPolicy
+from llmrl_jax.lm.narrow import computed
 from llmrl_jax.lm.tokens import WordTokenizer, load_tokenizer
 from llmrl_jax.parallel import make_mesh, shardings
 from llmrl_jax.rl.learner import Learner
@@ -147,7 +148,7 @@ def _embedded_model(
     compiled = template.compile(tokenizer, config.max_prompt or None, heal=config.candidate_space == "healed")
     longest = compiled.max_length * (2 if config.embedded.spare_words else 1)
     sizes = embedded_config(config.embedded, tokenizer, longest + 16)
-    model = lm.Llama(sizes, lora=_adapters(config), dtype=jnp.dtype(config.dtype), remat=config.remat)
+    model = lm.Llama(sizes, lora=_adapters(config), remat=config.remat, **computed(config.dtype))
     return tokenizer, compiled, model, partial(_drawn_base, model.clone(lora=None), mesh, _quantized(config))
 
 
@@ -170,10 +171,10 @@ def _given_model(
     limit = min(config.max_prompt or room, room)
     compiled = template.compile(tokenizer, limit, heal=config.candidate_space == "healed")
     check_vocabulary(compiled, sizes.vocab_size, config.model)
-    dtype = jnp.dtype(config.dtype)
+    how = computed(config.dtype)
     # trained weights stay float32, since updates of 1e-6 would be lost to rounding
-    kept = jnp.dtype(jnp.float32) if config.tune == "full" else dtype
-    model = lm.Llama(sizes, lora=_adapters(config), dtype=dtype, param_dtype=kept, remat=config.remat)
+    kept = jnp.dtype(jnp.float32) if config.tune == "full" else how["dtype"]
+    model = lm.Llama(sizes, lora=_adapters(config), param_dtype=kept, remat=config.remat, **how)
     blank, kind = model.clone(lora=None), _quantized(config)
     base: dict[str, Base] = {
         "pretrained": partial(_loaded_base, config.model, mesh, kept, kind),

@@ -11,6 +11,7 @@ from llmrl_jax.agents.language import Scoring
 from llmrl_jax.core.checks import COUNT, FROM_0, WIDTH, check_choices, fields_in, refuse_unread
 from llmrl_jax.core.config import to_json
 from llmrl_jax.lm import LoRAConfig
+from llmrl_jax.lm.narrow import Computed
 from llmrl_jax.rl.dqn_config import DQNConfig
 from llmrl_jax.rl.ppo_config import PPOConfig
 from llmrl_jax.systems.glam.symbolic import SymbolicConfig
@@ -124,8 +125,9 @@ class GlamConfig:
     """Stop the competence head's gradient at the language model."""
     reward_scale: float = 20.0
     """Factor applied to the environment's reward before learning."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Compute dtype of the model; trained weights, log-probabilities and losses are always float32."""
+    dtype: Computed = "float32"
+    """Compute dtype of the model; trained weights, log-probabilities and losses are always float32. `mixed`: float32,
+    with the factors of products with weights rounded to bfloat16 (see docs/language-model.md, Precision)."""
     score_rows: int = 0
     """Number of prompts scored at once, if it divides the batch; 0: all. On a CPU, groups of 16 fit into the cache and
     run twice as fast; on an accelerator, use 0."""

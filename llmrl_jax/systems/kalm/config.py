@@ -87,6 +87,9 @@ class GroundRun:
     """Sizes of the `embedded` model."""
     init: Literal["pretrained", "random"] = "pretrained"
     """Weights of a given model: its own, or random ones of its shape."""
+    dtype: Literal["float32", "mixed"] = "float32"
+    """Compute dtype of the language model, here and wherever the grounded model is used. `mixed`: float32, with the
+    factors of products with weights rounded to bfloat16."""
     tune: Literal["lora", "full"] = "full"
     """Train adapters of a frozen base, or all weights, as published; slots and their heads are always trained."""
     lora: LoRAConfig = field(default_factory=LoRAConfig)

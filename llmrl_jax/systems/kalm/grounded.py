@@ -17,6 +17,7 @@ from safetensors.numpy import load_file, save_file
 from llmrl_jax import lm
 from llmrl_jax.core.files import replacing
 from llmrl_jax.data.transitions import DataError
+from llmrl_jax.lm.narrow import computed
 from llmrl_jax.lm.tokens import FastTokenizer, WordTokenizer, load_tokenizer
 from llmrl_jax.parallel import shardings
 from llmrl_jax.systems.kalm import patterns
@@ -53,6 +54,7 @@ def language_model(
     **Arguments:** `mesh`, over which the weights are split; None: they are on the first device.
     **Raises:** what `lm.load` raises; `ValueError` if a row is longer than the model's positions.
     """
+    how = computed(config.dtype)
     if config.model == EMBEDDED:
         words = WordTokenizer.from_texts([*FRAMES, *world.instructions.texts])
         sizes = config.embedded
@@ -67,7 +69,7 @@ def language_model(
             tie_word_embeddings=False,
             eos_token_id=words.eos_id,
         )
-        model = lm.Llama(small)
+        model = lm.Llama(small, **how)
         return model, _drawn(model, seed, mesh), words, None
     folder = lm.locate(config.model)
     shape = lm.read_config(folder)
@@ -79,10 +81,10 @@ def language_model(
     adapters = config.lora if config.tune == "lora" else None
     tokenizer = load_tokenizer(folder)
     if config.init == "random":
-        model = lm.Llama(shape, lora=adapters)
+        model = lm.Llama(shape, lora=adapters, **how)
         return model, _drawn(model.clone(lora=None), seed, mesh), tokenizer, folder
     model, variables = lm.load(folder, mesh, lora=adapters)
-    return model, variables, tokenizer, folder
+    return model.clone(**how), variables, tokenizer, folder
 
 
 def _drawn(model: lm.Llama, seed: int, mesh: Mesh | None) -> dict[str, Any]:
@@ -121,6 +123,7 @@ def save(
             "discrete": model.slots.discrete,
             "words": config.model == EMBEDDED,
             "returns": returns,
+            "dtype": config.dtype,
         }
         (draft / ABOUT).write_text(json.dumps(about, indent=1) + "\n")
     return out / FOLDER
@@ -138,6 +141,7 @@ def load(run: str | Path) -> Grounded:
     if about.get("format") != FORMAT:
         raise DataError(f"{folder / ABOUT} has the format {about.get('format')}; this version reads {FORMAT}")
     llama, variables = lm.load(folder / "model")
+    llama = llama.clone(**computed(about.get("dtype", "float32")))
     world = world_of(about["world"])
     tokenizer = load_tokenizer(folder / "model")
     if about["words"]:

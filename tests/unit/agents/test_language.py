@@ -15,6 +15,7 @@ from llmrl_jax.agents.language import action_logits
 from llmrl_jax.core.config import from_json
 from llmrl_jax.lm import Scores
 from llmrl_jax.rl.distributions import Categorical
+from llmrl_jax.rl.precision import RATIO_BOUNDS, ratio_bound
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.run.loop import RunResult
 from llmrl_jax.systems.glam import demo as _glam_prior
@@ -49,6 +50,12 @@ def test_weights_that_are_trained_are_float32(tiny, batch, tmp_path):
     params, _ = glam.policy.init(jax.random.key(0), batch)
     assert glam.policy.model.dtype == jnp.bfloat16
     assert {x.dtype.name for x in jax.tree.leaves(params)} == {"float32"}
+
+
+def test_mixed_precision_is_the_models_and_bounds_the_first_ratio_as_bfloat16_does():
+    policy = build(replace(TINY, dtype="mixed")).policy
+    assert (policy.model.dtype, policy.model.factors) == (jnp.float32, jnp.bfloat16)
+    assert ratio_bound(policy, None) == RATIO_BOUNDS["bfloat16"]
 
 
 def scores(total, mean, raw):
