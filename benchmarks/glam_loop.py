@@ -225,7 +225,7 @@ def run(quick: bool = False) -> Result:
             worlds.play(glam.config.history)
             return Agent(
                 (str(base), str(adapters)),
-                state.params["value"],
+                ours.first["value"],
                 worlds,
                 lambda text: start + list(glam.tokenizer.encode(text)),
                 glam.policy.candidates,  # type: ignore[attr-defined]
