@@ -117,8 +117,11 @@ def _narrowed(
     b = tuple(jnp.asarray(adapters[n]["b"]).reshape(adapters[n]["b"].shape[0], -1) for n in order if n in adapters)
     if any(isinstance(kernel, Quantized) for kernel in kernels.values()):
         outs = {n: matmul(x.astype(factors), kernel, x.dtype) for n, kernel in kernels.items()}
-        blank = tuple(jnp.zeros((flat.shape[-1], q.shape[1]), factors) for q in b)
-        more = narrow.adapted(factors, scale, flat, blank, a, b) if a else ()
+        more: list[jax.Array] = []
+        if a:
+            ends = [sum(p.shape[1] for p in a[: i + 1]) for i in range(len(a) - 1)]
+            down = jnp.split(narrow.with_columns(factors, flat, jnp.concatenate(a, 1)), ends, -1)
+            more = [scale * narrow.with_columns(factors, u, q) for u, q in zip(down, b, strict=True)]
         outs |= {n: outs[n].reshape(y.shape) + y for n, y in zip(order, more, strict=False)}
     else:
         full = tuple(jnp.asarray(kernels[n]).reshape(flat.shape[-1], -1) for n in order)
