@@ -241,11 +241,11 @@ def run(quick: bool = False) -> Result:
             sides.append(torch_side(BEST, best, f"{PEERS}; gradients of {count} prompts at a time"))
         ours.check([naive, *bests])
         mixed = Ours(build(setting(quick, "mixed")), "mixed precision")
-        narrow = [agent(ppo, shared=True, at_once=AT_ONCE[0], kind=kind) for kind in NARROW]
+        narrow = [(k, n, agent(ppo, shared=True, at_once=n, kind=k)) for k in NARROW for n in AT_ONCE]
         sides.append(mixed.side())
-        for kind, one in zip(NARROW, narrow, strict=True):
-            sides.append(torch_side(NARROW_BEST, one, f"{PEERS}, {kind}; gradients of {AT_ONCE[0]} prompts at a time"))
-        ours.check(narrow, 1.0)  # log-probabilities of up to eight tokens through 30 layers
+        for kind, count, one in narrow:
+            sides.append(torch_side(NARROW_BEST, one, f"{PEERS}, {kind}; gradients of {count} prompts at a time"))
+        ours.check([one for _, _, one in narrow], 1.0)  # log-probabilities of up to eight tokens through 30 layers
         for _ in range(REPEATS):
             for side in sides:
                 side.sample()

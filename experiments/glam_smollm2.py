@@ -67,8 +67,8 @@ class Experiment:
     env: str = "BabyAI-Text/GoToLocalS6N2-v0"
     """The level."""
     dtype: Computed = "mixed"
-    """Compute dtype of the model. With matrix units for bfloat16 (AMX), `mixed` is two to four times as fast on a CPU
-    as float32."""
+    """Compute dtype of the model. With matrix units for bfloat16 (AMX), `mixed` is about twice as fast on a CPU as
+    float32."""
     pairs: tuple[int, ...] = (500, 5000)
     """Steps of the bot that a model imitates, once each; PPO starts from the last."""
     clone_rate: float = 3e-4
