@@ -179,12 +179,12 @@ def as_value(case: Case, m: Measured, peak: Peak | None) -> dict[str, Any]:
 def attempt(case: Case, peak: Peak | None) -> dict[str, Any]:
     """Measure a case. An error, such as a lack of memory, becomes its result, and the next case can run."""
     try:
-        value = as_value(case, case.measure(), peak)
+        return as_value(case, case.measure(), peak)
     except Exception as error:
         traceback.print_exc()
-        value = {"case": case.name, "status": "failed", "shape": case.shape, "error": said(error)}
+        failed = {"case": case.name, "status": "failed", "shape": case.shape, "error": said(error)}
     gc.collect()  # the frames of a failed case's error hold its weights
-    return value
+    return failed
 
 
 def said(error: BaseException) -> str:

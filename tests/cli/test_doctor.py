@@ -169,6 +169,7 @@ def test_large_pages_are_hinted_at_where_they_can_be_had(monkeypatch, tmp_path, 
     pages = tmp_path / "enabled"
     pages.write_text("always [madvise] never\n")
     monkeypatch.setattr(doctor, "LARGE_PAGES", pages)
+    monkeypatch.setattr(doctor, "PROCESSOR", tmp_path / "not Linux")
     monkeypatch.setattr(doctor.platform, "libc_ver", lambda: ("glibc", "2.36"))
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
     (hint,) = doctor.hints(SOUND)
@@ -184,3 +185,14 @@ def test_large_pages_are_hinted_at_where_they_can_be_had(monkeypatch, tmp_path, 
     pages.write_text("always [madvise] never\n")
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
     assert doctor.hints(SOUND) == []
+
+
+def test_mixed_precision_is_hinted_at_where_there_are_matrix_units_for_it(monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor, "LARGE_PAGES", tmp_path / "not Linux")
+    monkeypatch.setattr(doctor, "PROCESSOR", tmp_path / "cpuinfo")
+    assert doctor.hints(SOUND) == []
+    doctor.PROCESSOR.write_text("processor\t: 0\nflags\t\t: fpu avx512_bf16 amx_tile\nbugs\t\t: amx_bf16\n")
+    assert doctor.hints(SOUND) == []
+    doctor.PROCESSOR.write_text("processor\t: 0\nflags\t\t: fpu amx_bf16 amx_tile\nbugs\t\t:\n")
+    (hint,) = doctor.hints(SOUND)
+    assert "--dtype mixed" in hint and doctor.hints({**SOUND, "devices": GPUS}) == []

@@ -37,6 +37,8 @@ LITTLE_DISK = 2 * 2**30
 """Free bytes below which a run with checkpoints may fill the disk."""
 LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 """Where Linux says who gets large pages: all programs, those that ask, or none."""
+PROCESSOR = Path("/proc/cpuinfo")
+"""Where Linux lists what the processor can do."""
 
 
 def doctor(json: bool = False) -> None:
@@ -227,17 +229,24 @@ def traps(facts: Mapping[str, Any]) -> list[str]:
 
 def hints(facts: Mapping[str, Any]) -> list[str]:
     """What would make programs faster here, each with what it gained where it was measured."""
-    only_cpu = all(device["platform"] == "cpu" for device in facts["devices"])
+    if any(device["platform"] != "cpu" for device in facts["devices"]):
+        return []
+    found = []
     library, version = platform.libc_ver()
     # this tunable came with glibc 2.35
     asks = library == "glibc" and numbers(version) >= (2, 35) and LARGE_PAGES.exists()
-    if only_cpu and asks and "[madvise]" in LARGE_PAGES.read_text():
+    if asks and "[madvise]" in LARGE_PAGES.read_text():
         if "glibc.malloc.hugetlb" not in os.environ.get("GLIBC_TUNABLES", ""):
-            return [
+            found.append(
                 "GLIBC_TUNABLES=glibc.malloc.hugetlb=1 before a command gives it large pages of memory: 14% faster "
                 "training of a small Llama on long texts, nothing with short prompts"
-            ]
-    return []
+            )
+    if PROCESSOR.exists() and re.search(r"^flags.*\bamx_bf16\b", PROCESSOR.read_text(), re.M):
+        found.append(
+            "this processor has matrix units for bfloat16: with --dtype mixed a step of LoRA with SmolLM2's shape "
+            "takes 0.55 of its time in float32"
+        )
+    return found
 
 
 def size(n: float) -> str:
