@@ -196,3 +196,17 @@ def numbers_of(value: Any) -> np.ndarray | None:
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf":
         return None
     return value
+
+
+def texts_of(value: Any) -> np.ndarray | None:
+    """An array of texts, from an array, or nested lists of texts of one shape; None for anything else."""
+    if isinstance(value, _Array):
+        value = value.made()
+    if isinstance(value, list):
+        if value and all(isinstance(x, str) for x in value):
+            return np.array(value)
+        parts = [texts_of(x) for x in value]
+        if not parts or any(x is None or x.shape != parts[0].shape for x in parts):  # type: ignore[union-attr]
+            return None
+        return np.stack(parts)  # type: ignore[arg-type]
+    return value if isinstance(value, np.ndarray) and value.dtype.kind == "U" else None

@@ -21,7 +21,8 @@ ROW_GROUP = 65_536
 """Rows per row group."""
 
 
-def _arrow() -> tuple[Any, Any]:
+def arrow() -> tuple[Any, Any]:
+    """pyarrow and its reader of parquet. **Raises:** `ModuleNotFoundError`, with what to install."""
     try:
         import pyarrow
         from pyarrow import parquet
@@ -42,7 +43,7 @@ def write_parquet(
     -> the strings that its numbers index: the file then holds the strings.
     **Raises:** `ModuleNotFoundError` without pyarrow; `DataError` for data that a reader would refuse.
     """
-    pa, parquet = _arrow()
+    pa, parquet = arrow()
     path = Path(path)
     if path.suffix != ".parquet":
         raise DataError(f"{path} does not end in .parquet, which is what is written")
@@ -70,7 +71,7 @@ def read_parquet(path: str | Path, names: Mapping[str, str] | None = None) -> Lo
     **Raises:** `ModuleNotFoundError` without pyarrow; `FileNotFoundError`; `DataError` for a file that is not parquet,
     lists of unequal lengths, missing values, incomplete episodes, and data that `from_columns` refuses.
     """
-    pa, parquet = _arrow()
+    pa, parquet = arrow()
     path = Path(path)
     if not path.is_file():
         here = sorted(p.name for p in path.parent.glob("*.parquet")) if path.parent.is_dir() else []
@@ -96,6 +97,18 @@ def read_parquet(path: str | Path, names: Mapping[str, str] | None = None) -> Lo
     if "episode" in columns and "step" in columns:
         _check_episodes(columns, str(path))
     return loaded
+
+
+def column_names(path: Path) -> list[str]:
+    """The names of a file's columns; none for a file that is not parquet, as `read_parquet` says.
+
+    **Raises:** `ModuleNotFoundError` without pyarrow.
+    """
+    _, parquet = arrow()
+    try:
+        return list(parquet.read_schema(path).names)
+    except Exception:  # noqa: BLE001 - whatever a damaged file raises
+        return []
 
 
 def _strings(pa: Any, column: np.ndarray, known: Sequence[str]) -> Any:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import jax
 import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
-from llmrl_jax.data.masked import read_masked, to_masked, write_masked
+from llmrl_jax.data.masked import read_masked, read_published, to_masked, write_masked
 from llmrl_jax.data.reading import read_data
 from llmrl_jax.data.transitions import DataError, to_transitions
 
@@ -29,11 +31,14 @@ def written(path, found):
     if path.suffix == ".npy":
         np.save(path, found, allow_pickle=True)  # as the published programs do
     else:
-        write_masked(path, {name: x for name, x in found.items() if name != "instructions"})
+        write_masked(path, found)
     return path
 
 
-@pytest.mark.parametrize("name", ["data.npy", "data.h5"])
+FORMS = ["data.npy", "data.h5", "data.parquet"]
+
+
+@pytest.mark.parametrize("name", FORMS)
 def test_episodes_are_read(tmp_path, name):
     found = arrays()
     data = read_masked(written(tmp_path / name, found))
@@ -60,7 +65,7 @@ def test_ends_and_next_observations_of_the_file_count(tmp_path):
     np.testing.assert_array_equal(data.next_obs[0, 1], after[0, 1].astype(np.float32))
     np.testing.assert_array_equal(data.next_obs[1, 3], found["observations"][1, 3].astype(np.float32))
     assert data.action.shape == (3, 4, 2) and data.action.dtype == np.float32
-    for name in ("again.npy", "again.hdf5"):
+    for name in ("again.npy", "again.hdf5", "again.parquet"):
         write_masked(tmp_path / name, data)
         jax.tree.map(np.testing.assert_array_equal, read_masked(tmp_path / name), data)
     assert to_masked(data)["rewards"].shape == (3, 4, 1)
@@ -69,7 +74,7 @@ def test_ends_and_next_observations_of_the_file_count(tmp_path):
 @pytest.mark.parametrize(
     "changed, said",
     [
-        ({"masks": None}, "has no 'masks' .it has actions, observations, rewards"),
+        ({"masks": None}, "has no 'masks' .it has actions, instructions, observations, rewards"),
         ({"masks": np.array([[1, 0, 1, 0], [1] * 4, [1] * 4])}, "the mask of episode 0 is not ones and then zeros"),
         ({"masks": np.array([[1] * 4, [0] * 4, [1] * 4])}, "the mask of episode 1"),
         ({"rewards": np.zeros((3, 3))}, r"rewards are float64\[3, 3\]; numbers \[3, 4\] are needed"),
@@ -101,5 +106,70 @@ def test_nothing_in_a_file_runs(tmp_path):
         read_masked(tmp_path / "data.h5")
     with pytest.raises(FileNotFoundError, match="did you mean 'data.h5'"):
         read_masked(tmp_path / "date.h5")
-    with pytest.raises(DataError, match=r"ends in .txt; .npy, .h5 or .hdf5 is written"):
+    with pytest.raises(DataError, match=r"ends in .txt; .npy, .h5, .hdf5 or .parquet is written"):
         write_masked(tmp_path / "x.txt", {})
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_what_is_said_of_episodes_is_kept(tmp_path, name):
+    goals = np.arange(3 * 4 * 6).reshape(3, 4, 6).astype(np.float32)
+    tasks = np.array(["reach-v2", "push-v2", "été"])
+    about = read_published(written(tmp_path / name, arrays(goals=goals, env_names=tasks))).about
+    np.testing.assert_array_equal(about["instructions"], [["a", "b"]] * 3)
+    np.testing.assert_array_equal(about["goals"], goals)
+    assert about["env_names"].tolist() == tasks.tolist()
+    written(tmp_path / name, arrays(env_names=list(tasks), instructions=["x"] * 3))
+    assert read_published(tmp_path / name).about["instructions"].tolist() == ["x"] * 3
+    if name != "data.parquet":  # whose rows are episodes
+        with pytest.raises(DataError, match="instructions are of 2 episodes, and there are 3"):
+            read_published(written(tmp_path / name, arrays(instructions=["x"] * 2)))
+
+
+def test_imagined_episodes_of_the_published_generator_are_read(tmp_path):
+    """Masks by another name, and a row of observations more: what the last action of a full row led to."""
+    found = arrays(masks=None, observations=np.random.default_rng(2).normal(size=(3, 5, 5)))
+    found["action_masks"] = arrays()["masks"]
+    data = read_masked(written(tmp_path / "data.npy", found))
+    obs = found["observations"].astype(np.float32)
+    np.testing.assert_array_equal(data.length, [2, 4, 1])
+    np.testing.assert_array_equal(data.obs[1], obs[1, :4])
+    np.testing.assert_array_equal(data.next_obs[1], obs[1, 1:])
+    np.testing.assert_array_equal(data.next_obs[0, :2], [obs[0, 1], obs[0, 1]])  # the rest of a row is padding
+
+
+def test_rows_of_imagine_bench_by_hand(tmp_path):
+    """The columns as its program reads them: bytes of a row, the shape of the whole, and rows in any order."""
+    found = arrays(instructions=None)
+    columns = {"row_index": [2, 0, 1], "file_name": ["x"] * 3, "list_instructions": ["c", "a", "b"]}
+    for name, x in found.items():
+        columns |= {f"{name}_data": [x[i].tobytes() for i in (2, 0, 1)]}
+        columns |= {f"{name}_shape": [str(x.shape)] * 3, f"{name}_dtype": [str(x.dtype)] * 3}
+    path = tmp_path / "ball_real.parquet"
+
+    def write(**changed):
+        parquet.write_table(pa.table({name: x for name, x in (columns | changed).items() if x is not None}), path)
+        return path
+
+    read = read_published(write())
+    jax.tree.map(np.testing.assert_array_equal, read.data, read_masked(written(tmp_path / "data.npy", found)))
+    assert read.about["instructions"].tolist() == ["a", "b", "c"]
+    assert read_data(path).data.reward.shape == (3, 4)
+    for changed, said in (
+        ({"rewards_data": [b"1234"] * 3}, "rewards of row 0 has 4 bytes; 32 are needed for float64.4, 1."),
+        ({"rewards_dtype": ["O"] * 3}, "rewards of row 0 is not a list of 4 texts"),
+        ({"rewards_dtype": ["i4,(9,9)f8"] * 3}, "rewards_dtype is 'i4,.9,9.f8'; one that is known is needed"),
+        ({"rewards_shape": ["(3, -1)"] * 3}, "rewards_shape is"),
+        ({"rewards_shape": ["(3, 4)", "(3, 4)", "(3, 5)"]}, "rewards_shape is .*and"),
+        ({"rewards_dtype": None}, "has no column rewards_dtype"),
+        ({"masks_data": [None] * 3}, "masks_data has missing values"),
+        ({"row_index": [0, 1, 1]}, "row_index are not the numbers from 0 to 2"),
+    ):
+        with pytest.raises(DataError, match=said):
+            read_data(write(**changed))
+    with pytest.raises(DataError, match="has the columns a; ImagineBench's files have row_index"):
+        parquet.write_table(pa.table({"a": [1]}), path)
+        read_masked(path)
+    path.write_bytes(b"no parquet")
+    for read_file in (read_masked, read_data):
+        with pytest.raises(DataError, match="is not parquet"):
+            read_file(path)
