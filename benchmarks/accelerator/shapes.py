@@ -25,7 +25,7 @@ TINY = lm.LlamaConfig(512, 32, 64, 2, 4, 2, max_position_embeddings=512)
 
 
 def dtype() -> Any:
-    """The dtype of weights and computation: bfloat16, and float32 on a CPU, which gains nothing from fewer bits."""
+    """The dtype of weights and computation: bfloat16, and float32 on a CPU, as most gain nothing from fewer bits."""
     return jnp.dtype(jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16)
 
 

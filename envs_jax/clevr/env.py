@@ -63,7 +63,7 @@ class ClevrRobot(Environment[State, Params]):
         is judged: by the action that was chosen, or by how the ball moved (`"state"`); `compat`, `"imagine_bench"` for
         what ImagineBench's world does: the first push of an episode is aimed at the balls of another layout, progress
         counts the distance to the reference's centre, success of a relation or a hard goal pays nothing extra, and
-        `push_test="state"` accepts any ball.
+        `push_test="state"` accepts any ball (the parts of a hard goal pay as without it: published, a step later).
 
         **Raises:** `ValueError` for an invalid value; `ModuleNotFoundError` without mujoco.
         """

@@ -55,8 +55,9 @@ class MetaWorld(Environment[State, Params]):
         """**Arguments:** `task`, one of `TASKS`; `obs`, `"state"` for the package's 39 numbers, with the goal, or
         `"entities"` for KALM's 91; `backend`, `"c"` for C MuJoCo on the host's threads, `"mjx"` for MJX on the device,
         `"auto"` for C if jax computes on a CPU or `geometry` is `"stock"`, else MJX; `geometry`, `"stock"` for the
-        shapes of the package, which MJX cannot compute, `"proxy"` for boxes in place of cylinders and meshes, `"auto"`
-        for stock under C and proxy under MJX; `threads`, for C (default: all cores of the process).
+        shapes of the package, which MJX cannot compute, `"proxy"` for boxes in place of cylinders and meshes
+        (v3-equivalent reward/observation, proxy contact geometry), `"auto"` for stock under C and proxy under MJX;
+        `threads`, for C (default: all cores of the process).
 
         **Raises:** `ValueError` for an invalid value; `ModuleNotFoundError` without mujoco, or without metaworld where
         the scene has not been converted yet.

@@ -62,8 +62,8 @@ class LanguagePolicy:
     prompts: Callable[[Any], tuple[Array, Array]]
     """From a batched observation to `(tokens int32[B, S], lengths int32[B])`, inside jit."""
     prefix: tuple[int, ...] = ()
-    """The tokens with which every prompt begins, fewer than the shortest prompt has: a pass over a batch computes them
-    once, not once per row. Scores and gradients are the same."""
+    """The tokens with which every prompt begins, fewer than the shortest prompt has: a pass over a batch, or a group
+    of its rows, computes them once, not once per row. Scores and gradients are the same."""
     base: Callable[[jax.Array], Any]
     """From a PRNG key to the base parameters: loaded from a folder, or randomly initialised."""
     value_head: ValueHead

@@ -148,18 +148,28 @@ def _find(args: list[str], prog: str) -> tuple[Callable[..., Any], str, list[str
     if name is None:
         return None
     command = commands[name]
-    rest = [_own_name(arg, getattr(command, "aliases", {})) for arg in args[2:]]
+    rest = _own_names(args[2:], getattr(command, "aliases", {}))
     prepare = getattr(command, "prepare", None)
     if prepare is not None:  # a command whose defaults depend on its arguments: a preset, a run to resume
         command = prepare(rest)
     return command, f"{prog} {group} {name}", rest
 
 
-def _own_name(arg: str, aliases: Mapping[str, str]) -> str:
-    """An argument whose flag has our name. **Arguments:** `aliases`, another program's name -> ours, without dashes."""
-    name, equals, value = arg.partition("=")
-    ours = aliases.get(name[2:].replace("_", "-")) if name.startswith("--") else None
-    return arg if ours is None else f"--{ours}{equals}{value}"
+def _own_names(args: list[str], aliases: Mapping[str, str]) -> list[str]:
+    """Arguments whose flags have our names.
+
+    **Arguments:** `aliases`, another program's name -> ours, without dashes; empty: ours has no flag, and its value
+    comes first.
+    """
+    first, rest, left = [], [], iter(args)
+    for arg in left:
+        name, equals, value = arg.partition("=")
+        ours = aliases.get(name[2:].replace("_", "-")) if name.startswith("--") else None
+        if ours == "":
+            first.append(value if equals else next(left, arg))
+        else:
+            rest.append(arg if ours is None else f"--{ours}{equals}{value}")
+    return first + rest
 
 
 def _help(args: list[str], prog: str) -> int:

@@ -151,13 +151,14 @@ def score(
 
     **Arguments:** `model`, `variables` (with `lora` to apply adapters); `tokens`, right-padded prompts; `lengths`, at
     least 1; `candidates`; `prefix`, token ids before every prompt (an instruction, for example), not repeated in
-    `tokens`: computed once for the batch in the form `tree`; `mask`, the candidates of each row: the sums of the others
-    are `MASKED` (all are computed, since the program does not depend on the mask); `form`, see `Form`; `rows`, prompts
-    at a time, which must divide `B`: less memory, and on a CPU two to three times the speed if activations then fit the
-    cache; the backward pass recomputes each group's forward pass. None computes all at once; `widths`, with `rows`:
-    padded lengths shorter than `S`. Prompts are sorted by length, and each group is padded to the shortest sufficient
-    width, so that the work depends on the mean length instead of the longest; each width is compiled separately.
-    At most `rows` prompts are one group. Sorting moves rows between the devices of a mesh: do not use it there.
+    `tokens`: computed once for the batch, or for each group of `rows`, in the form `tree`; `mask`, the candidates of
+    each row: the sums of the others are `MASKED` (all are computed, since the program does not depend on the mask);
+    `form`, see `Form`; `rows`, prompts at a time, which must divide `B`: less memory, and on a CPU two to three times
+    the speed if activations then fit the cache; the backward pass recomputes each group's forward pass. None computes
+    all at once; `widths`, with `rows`: padded lengths shorter than `S`. Prompts are sorted by length, and each group is
+    padded to the shortest sufficient width, so that the work depends on the mean length instead of the longest; each
+    width is compiled separately. At most `rows` prompts are one group. Sorting moves rows between the devices of a
+    mesh: do not use it there.
     **Returns:** `Scores`.
     **Raises:** `ValueError` if prompt and candidate exceed the model's positions, a token is not in its vocabulary, or
     `rows` or `widths` do not fit the batch.

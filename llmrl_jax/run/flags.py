@@ -177,7 +177,7 @@ def command(
     default preset: with it the command has `--preset`, with the help text `preset_help`; `read`, a reader of files in
     other formats; `frequent`, the options that `--help` describes, in this order, as the command line spells them
     without the dashes ("env", "run.name"); empty: all; `aliases`, the names that a published program gives options ->
-    ours.
+    ours; empty: a positional argument.
     **Returns:** a decorator. It does not wrap the function, which Python code calls with a configuration.
     """
 

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from envs_jax.clevr import to_published
+from envs_jax.metaworld.instructions import NAMES
 from llmrl_jax.cli.main import main
-from llmrl_jax.data.masked import read_masked, write_masked
+from llmrl_jax.data.masked import read_published, to_masked, write_masked
+from llmrl_jax.data.parquet import read_parquet, write_parquet
 from llmrl_jax.data.transitions import DataError
 from llmrl_jax.lm.encoder_names import make_encoder
 from llmrl_jax.systems.kalm import collecting, grounded, testing
+from llmrl_jax.systems.kalm.commands import GROUND, IMAGINE, TEST, TRAIN
+from llmrl_jax.systems.kalm.converting import metaworld_goals
 from llmrl_jax.systems.kalm.datasets import get_dataset
 from tests.compile_cache import cached_in
 
@@ -86,7 +92,7 @@ def test_grounding_goes_on_where_it_stopped(out):
 
 
 @pytest.mark.parametrize("level", ["rephrase", "easy"])
-def test_imagined_episodes_are_what_an_agent_learns_from(out, level, capsys):
+def test_imagined_episodes_are_what_an_agent_learns_from(out, level, tmp_path, capsys):
     here = ["--run.out", str(out)]
     args = ["--grounded", str(out / "model"), "--data", str(out / "recorded"), "--level", level]
     size = ["--episodes", "6", "--together", "4"]
@@ -111,12 +117,18 @@ def test_imagined_episodes_are_what_an_agent_learns_from(out, level, capsys):
     hashed = make_encoder("hashed").encode_texts(dataset["instructions"])
     hashed = hashed * np.sqrt(hashed.shape[1])  # as `llmrl kalm train` has them
     np.testing.assert_allclose(dataset["observations"][:, 0], np.concatenate([first, hashed], axis=1), atol=1e-6)
-    with pytest.raises(DataError, match="instructions is no array of numbers"):
-        write_masked(out / "imagined.npy", dataset)
-    write_masked(out / "imagined.npy", {n: x for n, x in dataset.items() if n != "instructions"})
-    np.testing.assert_array_equal(read_masked(out / "imagined.npy").length, data.length)
+    write_masked(out / "imagined.npy", dataset)
+    published = read_published(out / "imagined.npy")
+    np.testing.assert_array_equal(published.data.length, data.length)
+    assert published.about["instructions"].tolist() == dataset["instructions"]
+    assert get_dataset("real", out / "recorded", encoder="hashed")[1] is None
     with pytest.raises(DataError, match="has episodes of level 'rephrase', and 'hard' is asked for"):
         get_dataset("hard", out / "recorded", out / "imagined-rephrase", "hashed")
+    easy = tmp_path / "easy"
+    shutil.copytree(out / "recorded", easy)
+    (easy / "data.json").write_text((easy / "data.json").read_text().replace("real", "easy"))
+    with pytest.raises(DataError, match="has recorded episodes of level 'easy', and those of 'real' are needed"):
+        get_dataset("real", easy, encoder="hashed")
     with pytest.raises(ValueError, match="give the folder of `llmrl kalm imagine` as imagined"):
         get_dataset("easy", out / "recorded")
     args = ["--data", str(out / "recorded"), "--imagined", str(out / f"imagined-{level}"), "--encoder", "hashed"]
@@ -189,7 +201,8 @@ def test_wrong_folders_and_names_are_refused(out, capsys):
             "unknown level 'esay'; did you mean 'easy'?",
         ),
         (["kalm", "collect", "--world", "clever"], "there is no world 'clever'; did you mean 'clevr'"),
-        (["kalm", "train", "--agent", "bcd", "--data", "x"], "there is no algorithm 'bcd'"),
+        (["kalm", "train", "--agent", "bcd", "--data", "x"], "there is no offline algorithm 'bcd'; did you mean 'bc'"),
+        (["kalm", "train", "--agent", "ppo", "--data", "x"], "there is no offline algorithm 'ppo'"),
         (["kalm", "train", "--data", str(out)], "give that of `llmrl kalm collect`"),
         (
             ["kalm", "train", "--data", "x", "--run.eval-every", "5"],
@@ -218,9 +231,105 @@ def test_wrong_folders_and_names_are_refused(out, capsys):
         assert main([*args, "--run.out", str(out), "--run.name", "wrong"]) != 0
         assert said in capsys.readouterr().err.replace("\n", " "), args
     assert not (out / "wrong").exists()
-    about = out / "recorded" / "data.json"
-    kept = about.read_text()
-    about.write_text(kept.replace("clevr", "other"))
-    with pytest.raises(DataError, match="has episodes of 'other', and 'clevr' is needed"):
-        collecting.read(out / "recorded", "clevr")
-    about.write_text(kept)
+    with pytest.raises(DataError, match="has episodes of 'clevr', and 'metaworld' is needed"):
+        collecting.read(out / "recorded", "metaworld")
+
+
+def test_damaged_folders_are_refused(out, tmp_path, capsys):
+    """What a folder of episodes says of itself, and episodes that are not the world's, before anything is learned."""
+    shutil.copytree(out / "recorded", folder := tmp_path / "recorded")
+    about = folder / "data.json"
+    kept = json.loads(about.read_text())
+    for text, said in (
+        ("{", "is damaged, or of something else than `llmrl kalm collect`"),
+        ("[]", "is damaged"),
+        (json.dumps({"level": "real"}), "'world'"),
+        (json.dumps(kept | {"world": "clever"}), "there is no world 'clever'; did you mean 'clevr'"),
+        (json.dumps(kept | {"level": "rael"}), "unknown level 'rael'; did you mean 'real'"),
+    ):
+        about.write_text(text)
+        with pytest.raises(DataError, match=said):
+            collecting.read(folder)
+    about.write_text(json.dumps(kept))
+    data = read_parquet(folder / "episodes.parquet").data
+
+    def observed(name, x):
+        return {part: {**getattr(data, part), name: x} for part in ("obs", "next_obs")}
+
+    for changed, said in (
+        (observed("state", np.zeros((len(data), 12), np.float32)), r"obs.state of the data is float32\[12\], but"),
+        ({"action": np.full(len(data), 45, np.int32)}, "action 45 of step 0 of the data is not among the 40 actions"),
+        ({"action": np.zeros((len(data), 4), np.float32)}, "integers are needed of clevr"),
+        (
+            observed("instruction", np.full(len(data), 99999, np.int32)),
+            "obs.instruction of step 0 of the data is 99999, beyond what clevr has",
+        ),
+    ):
+        write_parquet(folder / "episodes.parquet", data.replace(**changed))
+        with pytest.raises(DataError, match=said):
+            collecting.read(folder)
+    for command in (["ground"], ["train", "--encoder", "hashed"], ["imagine", "--grounded", str(out / "model")]):
+        assert main(["kalm", *command, "--data", str(folder), "--run.out", str(tmp_path), "--run.name", "wrong"]) != 0
+        assert "obs.instruction of step 0 of the data" in capsys.readouterr().err.replace("\n", " ")
+    assert not (tmp_path / "wrong").exists()
+
+
+def test_published_episodes_are_taken_over(out, tmp_path, capsys):
+    """`collect --from FILE`: KALM's own form, written from recorded episodes, comes back as these."""
+    world, _, data = collecting.read(out / "recorded")
+    codes = np.repeat(to_published(np.asarray(data.obs["goal"])[:, 0])[:, None], data.reward.shape[1], axis=1)
+    wordings = np.array([["in their words"] * 54] * 24)
+    whole = to_masked(data.replace(obs=data.obs["state"], next_obs=data.next_obs["state"]))
+    whole |= {"goals": codes, "instructions": wordings}
+    write_masked(tmp_path / "clevr.npy", whole)
+    here = ["--run.out", str(tmp_path), "--run.name"]
+    assert main(["kalm", "collect", "--from", str(tmp_path / "clevr.npy"), *here, "taken"]) == 0
+    _, level, taken = collecting.read(tmp_path / "taken")
+    for one, two in ((taken.obs, data.obs), (taken.next_obs, data.next_obs)):
+        np.testing.assert_array_equal(one["state"], two["state"])
+        np.testing.assert_array_equal(one["goal"], two["goal"])
+    np.testing.assert_array_equal(taken.action, data.action)
+    np.testing.assert_array_equal(taken.terminated, data.terminated)
+    said = np.asarray(taken.obs["instruction"])[:, 0]
+    np.testing.assert_array_equal(world.instructions.goals[said], np.asarray(data.obs["goal"])[:, 0])
+    assert level == "real" and set(said) <= set(world.instructions.of("real"))
+    assert summary_of(tmp_path / "taken")["episodes"] == 24
+    wide = np.concatenate([whole["observations"], np.zeros((*whole["observations"].shape[:2], 768))], axis=-1)
+    for changed, more, why in (
+        ({}, ["--level", "hard"], "goals of the file are not those of level hard"),
+        ({"goals": None}, [], "has no 'goals'"),
+        ({"goals": np.zeros((24, 6))}, [], "goals of the file are not those of level real"),
+        ({"observations": wide, "next_observations": None}, [], "`llmrl rl train --data` learns from them"),
+        ({"actions": whole["actions"] + 40}, [], "is not among the 40 actions"),
+        ({}, ["--noise", "0"], "--noise is 0.0, but --from"),
+    ):
+        write_masked(tmp_path / "wrong.npy", {name: x for name, x in (whole | changed).items() if x is not None})
+        assert main(["kalm", "collect", "--from", str(tmp_path / "wrong.npy"), *more, *here, "wrong"]) != 0
+        assert why in capsys.readouterr().err.replace("\n", " ")
+    assert not (tmp_path / "wrong").exists()
+
+
+def test_tasks_of_published_files_are_ours():
+    about = {"env_names": np.array(["reach-v2", "rep-pick-place-wall-v2", "door-lock"])}
+    assert [NAMES[i] for i in metaworld_goals(about, "real")[:, 0]] == ["reach", "pick-place-wall", "door-lock"]
+    with pytest.raises(DataError, match="env_names has 'basketball', which is none of KALM's tasks"):
+        metaworld_goals({"env_names": np.array(["basketball-v2"])}, "real")
+    with pytest.raises(DataError, match="has no 'env_names'"):
+        metaworld_goals({}, "real")
+
+
+@pytest.mark.parametrize(
+    "name, aliases", [("ground", GROUND), ("imagine", IMAGINE), ("train", TRAIN), ("test", TEST)], ids=lambda x: str(x)
+)
+def test_published_names_of_options_are_those_of_ours(name, aliases, capsys):
+    assert main(["kalm", name, "--help-all"]) == 0
+    told = capsys.readouterr().out
+    for ours in aliases.values():
+        assert f"--{ours} " in told or (ours == "" and name == "test")
+
+
+def test_the_published_test_command(out):
+    """Its folder is the value of a flag, and ours has none."""
+    args = ["--level", "easy", "--model_path", str(out / "model"), "--episodes", "2", "--together", "2"]
+    assert main(["kalm", "test", *args]) == 0
+    assert "easy" in json.loads((out / "model" / "test.json").read_text())

@@ -19,9 +19,11 @@ from llmrl_jax.core.activity import doing
 from llmrl_jax.core.files import write_whole
 from llmrl_jax.data.parquet import read_parquet, write_parquet
 from llmrl_jax.data.transitions import DataError, Trajectories, Transitions, to_trajectories
+from llmrl_jax.rl.offline_data import actions_of
 from llmrl_jax.run.folder import opened, write_summary
+from llmrl_jax.run.offline_training import check_world
 from llmrl_jax.systems.kalm.config import CollectRun
-from llmrl_jax.systems.kalm.worlds import GOAL, INSTRUCTION, STATE, World, world_of
+from llmrl_jax.systems.kalm.worlds import GOAL, INSTRUCTION, REAL, STATE, World, level_of, world_of
 
 
 EPISODES = "episodes.parquet"
@@ -112,8 +114,13 @@ def _transitions(one: Played) -> Transitions:
 
 
 def collect(config: CollectRun) -> dict[str, Any]:
-    """Play, and write `episodes.parquet` to the run's folder. **Returns:** the summary."""
+    """Play, or take episodes over from a file, and write `episodes.parquet` to the run's folder.
+
+    **Returns:** the summary. **Raises:** for a file, what `converting.taken_over` raises.
+    """
     world = world_of(config.world)
+    if config.file:
+        return _take_over(config, world)
     best = expert_of(world, config.level)
     if config.agent:
         from llmrl_jax.systems.kalm.testing import greedy_of  # which reads what this module writes
@@ -122,9 +129,7 @@ def collect(config: CollectRun) -> dict[str, Any]:
     with opened(config.run, "kalm-collect") as folder:
         configs.save_config(config, folder / "config.json")
         data, success = play(world, config.level, best, config.episodes, config.noise, config.run.seed, config.together)
-        write_parquet(folder / EPISODES, data)
-        about = {"world": world.name, "level": config.level}
-        write_whole(folder / ABOUT, json.dumps(about) + "\n")
+        _write(folder, world, config.level, data)
         summary = {
             "episodes": config.episodes,
             "steps": len(data),
@@ -139,26 +144,71 @@ def collect(config: CollectRun) -> dict[str, Any]:
     return summary
 
 
+def _write(folder: Path, world: World, level: str, data: Transitions) -> None:
+    write_parquet(folder / EPISODES, data)
+    write_whole(folder / ABOUT, json.dumps({"world": world.name, "level": level}) + "\n")
+
+
+def _take_over(config: CollectRun, world: World) -> dict[str, Any]:
+    from llmrl_jax.systems.kalm.converting import taken_over
+
+    data = taken_over(config.file, world, config.level, config.run.seed)
+    check_steps(world, data)
+    ends = data.terminated | data.truncated
+    summary = {"episodes": int(ends.sum()), "steps": len(data), "terminated": float(data.terminated.sum() / ends.sum())}
+    with opened(config.run, "kalm-collect") as folder:
+        configs.save_config(config, folder / "config.json")
+        _write(folder, world, config.level, data)
+        write_summary(folder, summary)
+        print(
+            f"{summary['episodes']} episodes of {len(data)} steps, of which {summary['terminated']:.1%} end in a "
+            f"terminal state; everything is in {folder}"
+        )
+    return summary
+
+
+def about_of(folder: Path, maker: str) -> tuple[World, str, bool]:
+    """The world and the level of a folder's episodes, and whether they are imagined.
+
+    **Arguments:** `maker`, the command that should have made it, for messages.
+    **Raises:** `FileNotFoundError`; `DataError` for a `data.json` of another form.
+    """
+    file = folder / ABOUT
+    if not file.is_file():
+        raise FileNotFoundError(f"{folder} has no {ABOUT}: give that of {maker}")
+    try:
+        found = json.loads(file.read_text())
+        world, level, imagined = found["world"], found["level"], found.get("imagined", False)
+        return world_of(world), level_of(level), bool(imagined)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise DataError(f"{file} is damaged, or of something else than {maker}: {error}") from error
+
+
+def check_steps(world: World, data: Transitions) -> None:
+    """**Raises** `DataError` for observations or actions that are not the world's: other parts, shapes, numbers."""
+    env = world.make(REAL)
+    params = env.default_params
+    check_world(data, env.observation_space(params), world.name)
+    actions_of(data, env.action_space(params), world.name)
+
+
 def read(folder: str | Path, world: str = "", *, imagined: bool = False) -> tuple[World, str, Trajectories]:
     """The world, the level and the episodes of a run.
 
     **Arguments:** `world`, the one that is needed; empty: any. `imagined`, whether imagined episodes are needed, and
     not recorded ones.
-    **Raises:** `FileNotFoundError`, `DataError` for a folder of something else, or of another world.
+    **Raises:** `FileNotFoundError`, `DataError` for a folder of something else, of another world, or whose observations
+    or actions are not the world's.
     """
     folder, maker = Path(folder), f"`llmrl kalm {'imagine' if imagined else 'collect'}`"
-    if not (folder / ABOUT).is_file():
-        raise FileNotFoundError(f"{folder} has no {ABOUT}: give that of {maker}")
-    about = json.loads((folder / ABOUT).read_text())
-    if about.get("imagined", False) != imagined:
+    found, level, made_up = about_of(folder, maker)
+    if made_up != imagined:
         raise DataError(
             f"{folder} has {'recorded' if imagined else 'imagined'} episodes, and "
             f"{'imagined' if imagined else 'recorded'} ones are needed here: give the folder of {maker}"
         )
-    if world and about["world"] != world:
-        raise DataError(f"{folder} has episodes of {about['world']!r}, and {world!r} is needed")
+    if world and found.name != world:
+        raise DataError(f"{folder} has episodes of {found.name!r}, and {world!r} is needed")
     data = read_parquet(folder / EPISODES).data
-    missing = [name for name in PARTS if name not in data.obs]
-    if missing:
-        raise DataError(f"{folder / EPISODES}: observations have no part {missing[0]!r}")
-    return world_of(about["world"]), about["level"], to_trajectories(data)
+    check_steps(found, data)
+    return found, level, to_trajectories(data)

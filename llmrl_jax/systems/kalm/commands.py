@@ -15,7 +15,7 @@ from llmrl_jax.systems.kalm.worlds import LEVELS
 GROUND = {"dataset-path": "data", "pretrained-path": "model", "pattern-num": "patterns", "validation-ratio": "held-out"}
 IMAGINE = {"model-path": "grounded", "prompt-path": "data", "batch-size": "together", "seed": "run.seed"}
 TRAIN = {"agent-name": "agent", "dataset-path": "data", "seed": "run.seed"}
-TEST = {"model-path": "folder", "level": "levels"}
+TEST = {"model-path": "", "level": "levels"}
 
 
 @command(CollectRun)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
 
-from llmrl_jax.core.checks import COUNT, EPOCHS, STEPS, WIDTH, fields_in, refuse_unread
+from llmrl_jax.core.checks import COUNT, EPOCHS, STEPS, WIDTH, fields_in, nearest, refuse_unread
 from llmrl_jax.core.config import FREE
 from llmrl_jax.lm.encoder_names import AUTO
 from llmrl_jax.lm.lora import LoRAConfig
@@ -35,6 +35,9 @@ class CollectRun:
     """Goals and words of the episodes."""
     episodes: int = 6400
     """Episodes; published: 6,400 of the real ones for offline RL, 100,000 for grounding."""
+    file: Annotated[str, tyro.conf.arg(name="from")] = ""
+    """A file of KALM's or ImagineBench's (`.npy`, `.h5`, `.parquet`), whose episodes are taken over with our words for
+    their goals; empty: episodes are played."""
     agent: str = ""
     """Folder of a run of `llmrl kalm train`, whose agent plays; empty: the world's expert."""
     noise: float = 0.2
@@ -47,6 +50,8 @@ class CollectRun:
         object.__setattr__(self, "level", level_of(self.level))
         fields_in(self, COUNT, "episodes", "together")
         fields_in(self, "[0, 1]", "noise")
+        if self.file:
+            refuse_unread(self, ("episodes", "agent", "noise", "together"), f"--from {self.file}")
 
 
 @dataclass(frozen=True)
@@ -218,10 +223,13 @@ class TrainRun:
 def settings_class(agent: str) -> type[TrainRun]:
     """`TrainRun` with the options of an algorithm, as `agent` and as a field of that name.
 
-    **Raises:** `KeyError`, naming the nearest, for an unknown algorithm.
+    **Raises:** `KeyError`, naming the nearest, for an unknown algorithm, or one that does not learn from data alone.
     """
     if agent != spelled(agent):
         return settings_class(spelled(agent))
+    if agent not in OFFLINE:
+        known = ", ".join(AGENTS)
+        raise KeyError(f"there is no offline algorithm {agent!r}{nearest(agent, list(AGENTS))} (there are {known})")
     config = algorithm(agent).config
     name = Annotated[str, tyro.conf.arg(help=AGENT_HELP)]
     return make_dataclass(

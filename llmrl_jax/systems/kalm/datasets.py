@@ -23,7 +23,7 @@ def get_dataset(
     `llmrl kalm imagine`, empty for level `real`; `encoder`, of the sentences, as for `llmrl kalm train`.
     **Returns:** two dicts, the second None for level `real`: `observations` float32 `[N, T, d + E]`, states with the
     sentence vector of the instruction; `actions` int32 `[N, T]` or float32 `[N, T, a]`; `rewards`, `masks` and
-    `terminals` `[N, T, 1]`; `instructions`, N sentences. `llmrl_jax.data.masked.write_masked` writes all but the last.
+    `terminals` `[N, T, 1]`; `instructions`, N sentences. `llmrl_jax.data.masked.write_masked` writes them.
     **Raises:** `ValueError` for an unknown level, and for a level without its episodes; `DataError` for episodes of
     another level or world; `FileNotFoundError`.
     """
@@ -31,7 +31,9 @@ def get_dataset(
     if (level == REAL) != (not imagined):
         remedy = "leave imagined out" if imagined else "give the folder of `llmrl kalm imagine` as imagined"
         raise ValueError(f"level is {level!r} and imagined is {str(imagined)!r}: {remedy}")
-    world, _, data = read(real)
+    world, recorded, data = read(real)
+    if recorded != REAL:
+        raise DataError(f"{real} has recorded episodes of level {recorded!r}, and those of {REAL!r} are needed")
     table = sentence_table(world, encoder)
     if level == REAL:
         return _arrays(world, data, table), None

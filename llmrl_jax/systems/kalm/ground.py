@@ -36,9 +36,9 @@ def wordings(world: World, level: str, data: Trajectories) -> list[list[str]]:
     known: dict[int, list[str]] = {}
     found = []
     for number in said.tolist():
-        goal = int(world.instructions.configuration[number])
         if number not in world.instructions.of(level):
             raise DataError(f"an episode has the instruction {number}, which is none of level {level}")
+        goal = int(world.instructions.configuration[number])
         if goal not in known:
             known[goal] = world.instructions.wordings(level, goal)
         found.append(known[goal])

@@ -71,6 +71,8 @@ class World:
     """`(state, next_state)`, what is impossible about a step."""
     expert: Callable[[Environment, Any], jax.Array]
     """`(env, state)`, the action of the world's scripted expert."""
+    published: Callable[[Mapping[str, np.ndarray], str], np.ndarray]
+    """`(about, level)`, the goals of a published file's episodes, `[N, g]`, from what it says of them."""
     first: Callable[[str, Int[np.ndarray, " B"], int], np.ndarray] | None = None
     """`(level, sentences, seed)`, first states of episodes with these sentences, `[B, d]`; None: any episode's first
     state suits every sentence."""
@@ -134,6 +136,7 @@ def clevr() -> World:
     from envs_jax.clevr.constants import HORIZON
     from envs_jax.clevr.expert import expert_action
     from envs_jax.clevr.plausible import implausible
+    from llmrl_jax.systems.kalm.converting import clevr_goals
 
     return World(
         name="clevr",
@@ -144,6 +147,7 @@ def clevr() -> World:
         holds=rules.holds,
         implausible=implausible,
         expert=expert_action,
+        published=clevr_goals,
     )
 
 
@@ -152,6 +156,7 @@ def metaworld() -> World:
     """Meta-World: ten tasks in the data, eight and four others."""
     from envs_jax.metaworld import instructions as said, labels
     from envs_jax.metaworld.levels import HORIZON
+    from llmrl_jax.systems.kalm.converting import metaworld_goals
 
     texts = _numbered({name: said.level(name) for name in LEVELS})
 
@@ -177,6 +182,7 @@ def metaworld() -> World:
         holds=labels.holds,
         implausible=labels.implausible,
         expert=lambda env, state: env.unwrapped.expert(state),  # type: ignore[attr-defined]
+        published=metaworld_goals,
         first=first,
         # the world counts the state before the first step as worth nothing
         opening=lambda goal, state, action: labels.judged(goal, state, action)[0],
