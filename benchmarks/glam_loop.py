@@ -186,8 +186,8 @@ def notes(glam: Glam, agents: list[Agent], ours: Ours, mixed: Ours, cores: int) 
         "`torch.compile` is not used: for prompts of any length, one function of the 30 layers took more than three "
         "minutes to build for play alone, and programs of single MLPs and norms more than 90 s for an update. Prompts "
         "padded to a few lengths were not tried; on a processor like this one it makes a step of LoRA of one length 8 "
-        "to 33% faster in float32 and 43 to 46% in bfloat16 (`language_model`, `mixed_precision`), so ratios to torch at its "
-        "best are too high by up to that, for the part of an update that is its gradient step.",
+        "to 33% faster in float32 and 43 to 46% in bfloat16 (`language_model`, `mixed_precision`), so ratios to torch "
+        "at its best are too high by up to that, for the part of an update that is its gradient step.",
         "Mixed precision is `--dtype mixed`: float32 but for the factors of products with weights, which are bfloat16. "
         "torch's counterparts are `torch.autocast` to bfloat16 over float32 weights, and base weights of bfloat16; "
         "both are at its best otherwise. Their log-probabilities of actions are within 1 of those in float32. "

@@ -21,6 +21,7 @@ from llmrl_jax.systems.kalm import collecting, grounded, testing
 from llmrl_jax.systems.kalm.commands import GROUND, IMAGINE, TEST, TRAIN
 from llmrl_jax.systems.kalm.converting import metaworld_goals
 from llmrl_jax.systems.kalm.datasets import get_dataset
+from llmrl_jax.systems.kalm.worlds import LEVELS, level_of
 from tests.compile_cache import cached_in
 
 
@@ -307,6 +308,11 @@ def test_published_episodes_are_taken_over(out, tmp_path, capsys):
         assert main(["kalm", "collect", "--from", str(tmp_path / "wrong.npy"), *more, *here, "wrong"]) != 0
         assert why in capsys.readouterr().err.replace("\n", " ")
     assert not (tmp_path / "wrong").exists()
+
+
+def test_published_levels_are_ours():
+    names = ("baseline", "rephrase_level", "easy_level", "hard_level")
+    assert tuple(level_of(name) for name in names) == LEVELS
 
 
 def test_tasks_of_published_files_are_ours():

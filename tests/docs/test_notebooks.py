@@ -27,6 +27,7 @@ from llmrl_jax.systems.kalm import (
     collecting as kalm_collecting,
     ground as kalm_ground,
     imagining,
+    testing as kalm_testing,
     training as kalm_training,
 )
 from tests.gguf_files import metadata, tokens_of, write
@@ -170,12 +171,14 @@ def test_kalm_gives_commands_that_are_accepted(monkeypatch):
         (kalm_ground, "ground"),
         (imagining, "imagine_run"),
         (kalm_training, "train"),
+        (kalm_testing, "test_run"),
     )
-    recorded, model, imagined, plain, both = asked_by(monkeypatch, commands, *work)
+    recorded, model, imagined, plain, both, tested = asked_by(monkeypatch, commands, *work)
     assert (recorded.episodes, model.epochs, imagined.episodes) == (64, 1, 32)
     assert {x.data for x in (model, imagined, plain, both)} == {f"runs/{recorded.run.name}"}
     assert imagined.grounded.endswith(model.run.name) and both.imagined.endswith(imagined.run.name)
     assert (plain.imagined, plain.agent, plain.steps) == ("", "bc", 1024)
+    assert tested[0] == Path(f"runs/{both.run.name}") and tested[1]["levels"] == ("easy", "hard")
 
 
 @pytest.mark.slow
