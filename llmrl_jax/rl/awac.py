@@ -2,6 +2,7 @@
 
 Defaults are d3rlpy's, as is the normalisation of the weights over the batch (a softmax). Of d3rlpy's two distributions,
 one for acting and one for targets, only the first is used: a Gaussian around `tanh` of a network, with actions clipped.
+Targets have no entropy; d3rlpy's, which it inherits from SAC, subtract the log density.
 With discrete actions all expectations over them are exact.
 """
 

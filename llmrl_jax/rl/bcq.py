@@ -1,8 +1,8 @@
 """BCQ, batch-constrained Q-learning (Fujimoto et al., 1812.02900), for continuous actions.
 
 A conditional variational autoencoder imitates the recorded actions, a small network moves its samples a little, and
-values are those of the best of many such actions. Equations and defaults are d3rlpy's. `discrete_bcq` is the one for
-discrete actions.
+values are those of the best of many such actions. Equations and defaults are d3rlpy's, but for the decoder's `tanh`,
+which is the authors' (d3rlpy 2.8.1 leaves it out). `discrete_bcq` is the one for discrete actions.
 """
 
 from __future__ import annotations
@@ -22,6 +22,10 @@ from llmrl_jax.rl.offline_config import OfflineConfig, needs_continuous
 from llmrl_jax.rl.offline_data import ActionKind, Batch
 from llmrl_jax.rl.parts import map_parts, parts_of
 from llmrl_jax.rl.registry import OfflineAlgorithm
+
+
+LOG_DEVIATION = (-4.0, 15.0)
+"""Bounds of the log of the autoencoder's deviation: the authors' and d3rlpy's."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,7 @@ class BCQ:
         """The mean squared error of the decoded actions, plus `beta` times the mean divergence."""
         code = beside(params["encoder"], batch.obs, batch.action, self.config.activation)
         mean, log_std = jnp.split(code, 2, axis=-1)
-        log_std = jnp.clip(log_std, -20, 2)
+        log_std = jnp.clip(log_std, *LOG_DEVIATION)
         latent = mean + jnp.exp(log_std) * jax.random.normal(key, mean.shape)
         divergence = 0.5 * (mean**2 + jnp.exp(2 * log_std) - 1) - log_std
         error = self.decoded(params, batch.obs, latent) - batch.action

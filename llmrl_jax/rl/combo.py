@@ -4,7 +4,7 @@ First the ensemble of `llmrl_jax.rl.dynamics` learns from the data. Then, every 
 policy plays a few steps in the model from recorded states, and half of every batch is drawn from them. Critics lower a
 soft maximum of their values over the states of both, and raise those of recorded actions. Hyper-parameters are
 OfflineRL-Kit's, but for fewer rollouts, no weight decay of the model, and the model's steps, which are counted here and
-stopped by its error there.
+stopped by its error there. `docs/offline-rl.md` lists what else differs.
 The soft maximum is over all proposals with their densities, as in `cql` (OfflineRL-Kit's is over three values), so the
 weights of its tables do not carry over. The model learns terminal states, which the authors know.
 """
@@ -30,7 +30,8 @@ from llmrl_jax.rl.soft import SoftActorCritic
 
 
 HELD_OUT = 1000
-"""The most steps that the model does not learn from; they are a tenth of fewer."""
+"""The most steps that the model does not learn from; they are a tenth of fewer. They are spread evenly over the data,
+which may be ordered by policy."""
 
 
 @dataclass(frozen=True)
@@ -114,26 +115,26 @@ class COMBO(SoftActorCritic):
     def step(self, trained: Trained, batch: Batch, context: Context) -> tuple[Trained, dict[str, jax.Array]]:
         """A step of the model, or once it has had all of its own, one of the critics and the actor."""
         done = context.count - self.config.model_steps
-        keys = jax.random.split(context.key)
+        ring_key, draw_key, model_key, policy_key = jax.random.split(context.key, 4)
         elite = jax.lax.cond(done == 0, lambda: self.best(trained, context), lambda: trained.extra["elite"])
         trained = trained.replace(extra=trained.extra | {"elite": elite})
         rounds = ((done >= 0) & (done % self.config.rollout_every == 0)).astype(jnp.int32)
         # a loop of one turn or none, since the branches of a `cond` would copy the memory in every step
         ring = jax.lax.fori_loop(
-            0, rounds, lambda _, ring: self.rolled(trained, ring, context, keys[0]), trained.extra["ring"]
+            0, rounds, lambda _, ring: self.rolled(trained, ring, context, ring_key), trained.extra["ring"]
         )
-        drawn = self.memory.draw(ring, keys[1], self.config.batch_size // 2)
+        drawn = self.memory.draw(ring, draw_key, self.config.batch_size // 2)
         imagined = self.memory.get(ring, drawn.index)
         without = trained.replace(extra=trained.extra | {"ring": ()})
 
         def of_model(trained: Trained) -> tuple[Trained, dict[str, jax.Array]]:
-            trained = self.model_step(trained, context)
+            trained = self.model_step(trained, context, model_key)
             zeros = {name: jnp.float32(0) for name in jax.eval_shape(of_policy, trained)[1]}
             return trained, zeros
 
         def of_policy(trained: Trained) -> tuple[Trained, dict[str, jax.Array]]:
             real = jax.tree.map(lambda x: x[::2], batch)
-            return self.policy_step(trained, real, imagined, context)
+            return self.policy_step(trained, real, imagined, context, policy_key)
 
         after, metrics = jax.lax.cond(done < 0, of_model, of_policy, without)
         metrics |= {"model_loss": after.extra["model_loss"], "imagined": ring.size.astype(jnp.float32)}
@@ -141,20 +142,18 @@ class COMBO(SoftActorCritic):
 
     # --- the model ----------------------------------------------------------------------------------------------------
 
-    def held_out(self, context: Context) -> jax.Array:
-        """How many of the first recorded steps the model does not learn from."""
-        return jnp.clip(context.frozen.sizes[0] // 10, 1, HELD_OUT)
-
     def best(self, trained: Trained, context: Context) -> jax.Array:
         """The members of the smallest errors on the held-out steps."""
-        some = jnp.arange(min(HELD_OUT, len(context.frozen.given[0]))) % self.held_out(context)
+        count, gap = held_out(context.frozen.sizes[0])
+        some = jnp.arange(min(HELD_OUT, len(context.frozen.given[0]))) % count * gap
         rows = batch_of(context.frozen.given[0].take(some), context.frozen.table)
         return jnp.argsort(self.model.errors(trained.params["model"], rows))[: self.config.elites]
 
-    def model_step(self, trained: Trained, context: Context) -> Trained:
+    def model_step(self, trained: Trained, context: Context, key: jax.Array) -> Trained:
         """A gradient step of every member, on rows of its own."""
         data, shape = context.frozen.given[0], (self.config.members, self.config.batch_size)
-        index = jax.random.randint(context.key, shape, self.held_out(context), context.frozen.sizes[0])
+        count = context.frozen.sizes[0]
+        index = learned(jax.random.randint(key, shape, 0, count - held_out(count)[0]), count)
         rows = jax.vmap(lambda i: batch_of(data.take(i), context.frozen.table))(index)
         loss, grads = jax.value_and_grad(self.model.loss)(trained.params["model"], rows)
         trained = trained.descended("model", grads, context.hparams["model_learning_rate"])
@@ -183,10 +182,10 @@ class COMBO(SoftActorCritic):
     # --- the policy ---------------------------------------------------------------------------------------------------
 
     def policy_step(
-        self, trained: Trained, real: Batch, imagined: Batch, context: Context
+        self, trained: Trained, real: Batch, imagined: Batch, context: Context, key: jax.Array
     ) -> tuple[Trained, dict[str, jax.Array]]:
         """A gradient step of the critics and the actor on as many recorded steps as imagined ones."""
-        h, keys = context.hparams, jax.random.split(context.key, 3)
+        h, keys = context.hparams, jax.random.split(key, 3)
         rows = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), real, imagined)
         action, _ = self.actor.sample(trained.params["actor"], rows.next_obs, keys[0])
         value = jnp.min(self.critics(trained.target["critic"], rows.next_obs, action), axis=0)
@@ -211,6 +210,18 @@ class COMBO(SoftActorCritic):
 
     def act(self, params, x):
         return self.actor.distribution(params["actor"], x)
+
+
+def held_out(count: Any) -> tuple[jax.Array, jax.Array]:
+    """How many of `count` steps the model does not learn from, and their distance: steps 0, `gap`, 2 `gap`, ..."""
+    some = jnp.clip(count // 10, 1, HELD_OUT)
+    return some, jnp.maximum(count // some, 2)
+
+
+def learned(number: Any, count: Any) -> jax.Array:
+    """The index of the step that is the `number`-th of those that the model learns from, from 0."""
+    some, gap = held_out(count)
+    return number + 1 + jnp.minimum(number // (gap - 1), some - 1)
 
 
 ALGORITHM = OfflineAlgorithm(COMBOConfig, COMBO)

@@ -1,7 +1,8 @@
 """BCQ for discrete actions (Fujimoto et al., 1910.01708): double DQN among the actions that the data make likely.
 
 An action may be chosen if its probability by a cloned policy is more than `flexibility` times that of the likeliest.
-Equations and defaults are d3rlpy's DiscreteBCQ.
+Equations and defaults are d3rlpy's DiscreteBCQ; the networks share no layers, as the authors' (d3rlpy's share those of
+the first critic by default).
 """
 
 from __future__ import annotations

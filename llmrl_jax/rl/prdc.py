@@ -1,4 +1,4 @@
-"""PRDC (Ran et al., 2305.04835): TD3+BC that imitates the action of the nearest recorded pair, not that of the state.
+"""PRDC (Ran et al., 2306.06569): TD3+BC that imitates the action of the nearest recorded pair, not that of the state.
 
 The actor maximises `lambda Q(s, pi(s)) - (pi(s) - a*)^2`, with `a*` the action of the recorded pair `(s', a')` that is
 nearest to `(s, pi(s))` where states count `beta` times. Defaults are the authors', with their `alpha` for Hopper.

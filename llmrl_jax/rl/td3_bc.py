@@ -1,7 +1,7 @@
 """TD3+BC (Fujimoto and Gu, 2106.06860): TD3 whose actor also imitates the recorded actions.
 
 The actor maximises `lambda Q(s, pi(s)) - (pi(s) - a)^2` with `lambda = alpha / mean |Q|`. Defaults are those of the
-paper, CORL and d3rlpy, which agree; features are normalised as in the paper.
+paper, CORL and d3rlpy, which agree; features are normalised as in the paper and CORL (d3rlpy's are not by default).
 """
 
 from __future__ import annotations

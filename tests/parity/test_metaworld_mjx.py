@@ -29,8 +29,8 @@ def proxies(name):
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "steps", "hand", "thing"), [("reach", 60, 7e-4, 1.3e-3), ("push", 70, 6e-3, 4e-3)])
 def test_mjx_beside_c(name, steps, hand, thing):
-    """The tolerances of the kalm reference, 8.5: random actions, each held for five steps, in the air; and a puck that
-    is pushed, by the actions that the expert chose under C."""
+    """The tolerances of the kalm reference, 8.5: random actions, each held for five steps, in the air, where all joint
+    positions are compared too; and a puck that is pushed, by the actions that the expert chose under C."""
     (ours, params), (theirs, _) = proxies(name)
     drawn = jnp.asarray(package.draw(name, np.random.default_rng(5)), jnp.float32)
     held = jnp.repeat(jax.random.uniform(KEY, (steps // 5, 4), jnp.float32, -1, 1), 5, axis=0)
@@ -43,17 +43,23 @@ def test_mjx_beside_c(name, steps, hand, thing):
             if actions is None and name == "push":
                 action = metaworld.expert_action(env, state)
             obs, state, reward, *_, info = env.step(KEY, state, action, params)
-            return state, (action, obs, reward, info["success"])
+            return state, (action, obs, reward, info["success"], state.physics)
 
         return jax.lax.scan(body, state, held if actions is None else actions, length=steps)[1]
 
-    actions, obs, reward, success = jax.jit(lambda: play(ours, None))()
-    _, other, other_reward, other_success = jax.jit(lambda a: play(theirs, a), compiler_options=compiler_options())(
-        actions
-    )
+    actions, obs, reward, success, physics = jax.jit(lambda: play(ours, None))()
+    _, other, other_reward, other_success, other_physics = jax.jit(
+        lambda a: play(theirs, a), compiler_options=compiler_options()
+    )(actions)
     assert np.abs(obs[:, :3] - other[:, :3]).max() < hand
     assert np.abs(obs[:, 4:7] - other[:, 4:7]).max() < thing
     assert np.isfinite(other).all() and np.abs(reward - other_reward).mean() < 0.1
+    if name == "reach":
+        qpos, other_qpos = (
+            env.physics.decode(found)[:, : env.model.nq] for env, found in ((ours, physics), (theirs, other_physics))
+        )
+        assert np.ptp(qpos[:, :7], axis=0).max() > 0.2  # the arm moves
+        np.testing.assert_allclose(qpos, other_qpos, rtol=0, atol=thing)
     if name == "push":
         assert success[-1] and other_success[-1]
 

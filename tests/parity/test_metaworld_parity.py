@@ -64,6 +64,50 @@ def test_starts_are_those_of_the_package(name):
         np.testing.assert_allclose(*positions, atol=1e-5)
 
 
+def test_entities_of_an_imported_state():
+    """Blocks of the package's numbers, and the wall of its scene: as imported, and after the same step."""
+    name = "push-wall"
+    theirs, env, params = worlds(name, obs="entities")
+    step = jax.jit(lambda state, action: env.step(KEY, state, action, params))
+    wall = [*theirs.model.body("wall").pos, *theirs.model.body("wall").quat]
+    assert np.any(wall[:3])
+
+    def blocks(obs):
+        found = np.zeros(91)
+        found[:4], found[4:7], found[7:14], found[49:56] = obs[:4], obs[-3:], obs[4:11], wall
+        return found
+
+    expert, rng = package.policy(name), np.random.default_rng(3)
+    obs = package.reset(theirs, package.draw(name, rng))
+    for time in range(STEPS):
+        imported, state = import_state(theirs, env, params)
+        assert imported.shape == (91,) and imported.dtype == jnp.float32
+        np.testing.assert_allclose(imported, blocks(obs), atol=1e-6)
+        action = np.float32(np.clip(package.act(expert, obs) + rng.normal(0, 0.3, 4) * (time % 3 > 0), -1, 1))
+        obs, reward, _, _, info = theirs.step(action)
+        if time % EVERY:
+            continue
+        ours, _, our_reward, *_, our_info = step(state, action)
+        np.testing.assert_allclose(ours, blocks(obs), atol=1e-5)
+        np.testing.assert_allclose(our_reward, reward, atol=1e-5)
+        assert bool(our_info["success"]) == bool(info["success"])
+    assert np.abs(obs[4:11]).any()
+
+
+def test_states_that_cannot_be_imported():
+    theirs, env, params = worlds("reach")
+    with pytest.raises(ValueError, match="has no state yet; call its reset first"):
+        import_state(theirs, env, params)
+    package.reset(theirs, package.draw("reach", np.random.default_rng(0)))
+    for name, message in (
+        ("make-coffee", "is for the tasks of the package metaworld, and MetaWorld/make-coffee-v3 is none of them"),
+        ("push", "SawyerReachEnvV3 is not the task 'push' of metaworld"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            import_state(theirs, *envs_jax.make(f"MetaWorld/{name}-v3", backend="c"))
+    import_state(theirs, env, params)
+
+
 def test_draws_are_from_the_ranges_of_the_package():
     for name in package.NAMES:
         theirs, env, _ = worlds(name)

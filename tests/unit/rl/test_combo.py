@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from llmrl_jax.data.transitions import Transitions
-from llmrl_jax.rl.combo import COMBO, COMBOConfig
+from llmrl_jax.rl.combo import COMBO, COMBOConfig, held_out, learned
 from llmrl_jax.rl.dynamics import HIGH, LOW, Dynamics
 from llmrl_jax.rl.mlp import mlp
 from llmrl_jax.rl.offline import make_offline
@@ -85,9 +85,18 @@ def test_the_model_comes_first_and_then_half_of_every_batch_is_its_own():
     end = jax.vmap(lambda one: method.model.member(one, *asked).logit)(state.params["model"])
     assert (end[:, 0] > end[:, 1] + 2).all() and (end[:, 1] < -2).all()
     errors = method.model.errors(  # on the tenth of the data that the model does not learn from
-        state.params["model"], batch_of(learner.frozen.given[0].take(jnp.arange(40)), learner.frozen.table)
+        state.params["model"], batch_of(learner.frozen.given[0].take(jnp.arange(40) * 10), learner.frozen.table)
     )
     assert set(np.asarray(state.extra["elite"])) == set(np.argsort(errors)[:2])
+
+
+@pytest.mark.parametrize("count", [2, 7, 19, 400, 409, 10_000, 12_345])
+def test_held_out_steps_are_spread_and_not_learned_from(count):
+    some, gap = (int(x) for x in held_out(count))
+    apart = np.arange(some) * gap
+    assert some == max(1, min(count // 10, 1000)) and apart[-1] < count
+    seen = np.asarray(learned(jnp.arange(count - some), count))
+    assert sorted([*seen, *apart]) == list(range(count))
 
 
 def test_the_loss_of_the_critics_by_hand():

@@ -381,6 +381,19 @@ def test_bcq_by_hand():
     np.testing.assert_allclose(same, np.broadcast_to(acted[:1], same.shape), atol=1e-6)  # of the state, not of the row
 
 
+@pytest.mark.parametrize("said, kept", [(-30.0, -4.0), (30.0, 15.0)])
+def test_bcq_bounds_its_deviation(said, kept):
+    """The log of the autoencoder's deviation stays between -4 and 15, as in d3rlpy and in the authors' code."""
+    method, trained, rows, *_ = begun(BCQ, small(BCQConfig, action_samples=6), CONTINUOUS)
+    p = trained.params["imitator"]
+    *hidden, last = p["encoder"]
+    last = {"kernel": jnp.zeros_like(last["kernel"]), "bias": jnp.array([0.0] * 4 + [said] * 4)}
+    found = method.imitator_loss({**p, "encoder": [*hidden, last]}, rows, jax.random.key(3), 1.0)
+    latent = np.exp(kept) * np.asarray(jax.random.normal(jax.random.key(3), (ROWS, 4)))
+    error = np.tanh(net(p["decoder"], np.concatenate([rows.obs, latent], -1))) - rows.action
+    close(found, np.mean(error**2) + 0.5 * (np.exp(2 * kept) - 1) - kept)
+
+
 def test_discrete_bcq_by_hand():
     config = small(DiscreteBCQConfig, beta=0.4, flexibility=0.9)
     method, trained, rows, _, _, metrics = begun(DiscreteBCQ, config, DISCRETE)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
+import re
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +25,9 @@ SINGLE = [name for name in NAMES if name not in COMPOSITES]
 COUNTS = {"real": 10, "rephrase": 10, "easy": 8, "hard": 4}
 MEAN_ERROR = {"hammer": 0.3, "soccer": 0.6, "push": 0.3, "push-wall": 0.3}
 """The largest mean error of a labelled reward, of 10, for tasks whose rewards need more than a state shows."""
+needs_scenes = pytest.mark.skipif(
+    importlib.util.find_spec("metaworld") is None, reason="its scenes need the package metaworld"
+)
 
 
 def goal_of(name):
@@ -47,6 +53,19 @@ def test_twenty_wordings_of_each_task_and_none_at_two_levels():
     assert set(COMPOSITES) | {"hammer", "soccer"} == set(levels["hard"].tasks)
     with pytest.raises(ValueError, match="unknown level 'reel'; did you mean 'real'"):
         metaworld.level("reel")
+
+
+def test_no_frame_of_a_level_is_one_of_another():
+    """As templates: case, punctuation and what is put in do not count."""
+
+    def bare(frame):
+        return " ".join(re.findall(r"[a-z']+|\{\}", re.sub(r"\{\w+\}", "{}", frame.lower())))
+
+    assert bare("Your task: {done}!") == bare("your task {do}") == "your task {}"
+    frames = {name: {bare(frame) for frame in level[1]} for name, level in metaworld.LEVELS.items()}
+    assert [len(found) for found in frames.values()] == [20] * 4
+    for one, other in itertools.combinations(frames, 2):
+        assert not frames[one] & frames[other], (one, other)
 
 
 @pytest.mark.parametrize("name", SINGLE)
@@ -120,7 +139,7 @@ def test_impossible_steps_are_named(change, kind):
     assert wrong[kind] and all(labels.implausible(state, np.full(91, np.nan, np.float32)).values())
 
 
-@pytest.mark.skipif(importlib.util.find_spec("metaworld") is None, reason="its scenes need the package metaworld")
+@needs_scenes
 def test_a_level_plays_the_task_of_each_instruction():
     """Every task of level easy beside its own world: the same observations, successes and, summed up, rewards."""
     env, params = envs_jax.make("MetaWorld-v3?level=easy")
@@ -154,3 +173,117 @@ def test_a_level_plays_the_task_of_each_instruction():
             np.testing.assert_allclose(seen[i, time], obs, atol=1e-5)
             np.testing.assert_allclose(reward[i, : time + 1].sum(), worth, atol=1e-4)
             assert not done and not success[i, time]
+
+
+class Played(NamedTuple):
+    """Episodes of the expert at a level: leaves `[B, ...]`, and `[B, T, ...]` from `obs` on."""
+
+    keys: Any
+    first: Any
+    obs: Any
+    states: Any
+    action: Any
+    reward: Any
+    terminated: Any
+    truncated: Any
+    success: Any
+
+
+def play(level, names, limits, steps):
+    """An episode of each task, truncated after `limits` steps, 0 for the default. All go on after their ends."""
+    env, params = envs_jax.make(f"MetaWorld-v3?level={level}")
+    numbers = jnp.array([20 * env.level.tasks.index(name) + 5 for name in names])
+    limits = jnp.array([limit or params.max_steps for limit in limits], jnp.int32)
+    keys = jax.random.split(jax.random.key(3), len(names))
+
+    def episode(number, key, limit):
+        obs, state = env.begin(number, key)
+
+        def body(state, _):
+            action = metaworld.expert_action(env, state)
+            obs, state, *rest, info = env.step(key, state, action, params.replace(max_steps=limit))
+            return state, (obs, state, action, *rest, info["success"])
+
+        return obs, jax.lax.scan(body, state, None, length=steps)[1]
+
+    first, steps = jax.device_get(jax.jit(jax.vmap(episode))(numbers, keys, limits))
+    return Played(keys, first, *steps)
+
+
+@pytest.fixture(scope="module")
+def hard():
+    """Each task of level hard; make-coffee a second time, with a limit of three steps."""
+    return play("hard", ["hammer", "soccer", *COMPOSITES, "make-coffee"], [0, 0, 0, 0, 3], 230)
+
+
+def ends_as_it_should(played, limits):
+    """Rewards up to a success sum up to 10, and never to more; success terminates an episode, and time truncates it."""
+    assert played.success.any(1).all() and not played.success[:, 0].any()
+    worth = played.reward.cumsum(1)
+    np.testing.assert_allclose(worth[played.success], 10, atol=1e-4)
+    assert worth.max() < 10 + 1e-4
+    np.testing.assert_array_equal(played.terminated, played.success)
+    number = 1 + np.arange(played.reward.shape[1])
+    np.testing.assert_array_equal(played.truncated, number >= np.array(limits)[:, None])
+
+
+@needs_scenes
+def test_success_pays_ten_once_and_terminates(hard):
+    """The tasks of level hard, of one and of two stages, and reaching, which is one of level real."""
+    ends_as_it_should(hard, [100, 100, 100, 100, 3])
+    first = hard.success.argmax(1)
+    assert first[[0, 1, 2]].max() < 100 < first[3]  # locked-door-open takes longer than an episode
+    assert hard.reward.cumsum(1)[~hard.success].max() < 9.9  # so success itself pays; in reaching it is 10 anyway
+    ends_as_it_should(play("real", ["reach", "reach"], [0, 3], 70), [100, 3])
+
+
+@needs_scenes
+def test_padded_states_play_one_stage_and_two(hard):
+    """Hammering and making coffee beside their own worlds, to success; coffee goes on to its second stage."""
+    inner, end = hard.states.inner, hard.success.argmax(1) + 1
+    targets = inner.start.targets
+    assert targets.shape[2:] == (2, 3) and not targets[:2, :, 1].any() and targets[2:, :, 1].any(-1).all()
+    for i in (0, 2):
+        name = NAMES[hard.first["goal"][i, 0]]
+        one, _ = envs_jax.make(f"MetaWorld/{name}-v3", backend="c", obs="entities")
+
+        def body(state, action, world=one):
+            obs, state, *rest = world.advance(state, action)
+            return state, (obs, state.stage, *rest)
+
+        obs, state = one.begin(one.draw(hard.keys[i]))
+        np.testing.assert_allclose(hard.first["state"][i], obs, atol=1e-6)
+        actions = hard.action[i, : end[i]]
+        _, (seen, stage, reward, success) = jax.jit(jax.lax.scan, static_argnums=0)(body, state, actions)
+        np.testing.assert_allclose(hard.obs["state"][i, : end[i]], seen, atol=1e-5)
+        np.testing.assert_array_equal(inner.stage[i, : end[i]], stage)
+        np.testing.assert_array_equal(hard.success[i, : end[i]], success)
+        np.testing.assert_allclose(hard.reward[i, : end[i]].cumsum(), jnp.where(success, 10, reward), rtol=0, atol=1e-4)
+        assert not inner.physics[i, :, one.physics.size :].any()
+    for i in (2, 3):
+        stage, change = inner.stage[i], int(inner.stage[i].argmax())
+        np.testing.assert_array_equal(stage, np.arange(len(stage)) >= change)
+        assert 0 < change < end[i] - 1
+        np.testing.assert_allclose(hard.obs["state"][i, :, 4:7], targets[i, np.arange(len(stage)), stage], atol=1e-6)
+        worth = hard.reward[i].cumsum()
+        assert worth[: change + 1].max() <= 5 + 1e-4 and worth[change + 1 :].min() >= 5 - 1e-4
+
+
+@needs_scenes
+def test_labels_of_an_expert_in_composite_tasks(hard):
+    """Success is the world's, and so is nearly what rewards sum up to, but for one step: where the stage changes, the
+    state shows the second target, and the label counts the second stage a step before the world does."""
+    errors, sums = [], []
+    for i in (2, 3):
+        change, end = int(hard.states.inner.stage[i].argmax()), int(hard.success[i].argmax()) + 1
+        states = np.concatenate([hard.first["state"][i][None], hard.obs["state"][i, :end]])
+        goal, action = hard.first["goal"][i], hard.action[i, :end]
+        reward, success = metaworld.label(goal, states[:-1], states[1:], action)
+        np.testing.assert_array_equal(success, hard.success[i, :end])
+        reward[0] += labels.judged(goal, states[0], action[0])[0]  # the world's first reward counts it too
+        assert reward.sum() == pytest.approx(10, abs=1e-3)
+        error = reward - hard.reward[i, :end]
+        errors.append(np.abs(error))
+        sums.append(np.abs(np.delete(error.cumsum(), change)).mean())
+    assert np.concatenate(errors).mean() < 0.07  # as docs/environments/metaworld.md says
+    assert max(sums) < 0.07
