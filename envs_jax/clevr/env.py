@@ -21,6 +21,7 @@ from envs_jax.clevr.constants import (
     HORIZON,
     LOW,
     OFFSET,
+    PLACES,
     RADIUS,
     TIME_STEPS,
 )
@@ -34,6 +35,7 @@ from envs_jax.rejection import first_accepted
 
 
 PushTest = Literal["action", "state"]
+Seen = Literal["words", "goal"]
 Compat = Literal["", "imagine_bench"]
 
 PUSHER = 2
@@ -55,6 +57,7 @@ class ClevrRobot(Environment[State, Params]):
         threads: int | None = None,
         push_test: PushTest = "action",
         compat: Compat = "",
+        obs: Seen = "words",
     ):
         """**Arguments:** `level`, `"real"` (move a ball to a place of another one), `"rephrase"` (the same in held-out
         wordings), `"easy"` (push a ball one step, in one step) or `"hard"` (several relations, a line, a gathering);
@@ -63,7 +66,9 @@ class ClevrRobot(Environment[State, Params]):
         is judged: by the action that was chosen, or by how the ball moved (`"state"`); `compat`, `"imagine_bench"` for
         what ImagineBench's world does: the first push of an episode is aimed at the balls of another layout, progress
         counts the distance to the reference's centre, success of a relation or a hard goal pays nothing extra, and
-        `push_test="state"` accepts any ball (the parts of a hard goal pay as without it: published, a step later).
+        `push_test="state"` accepts any ball (the parts of a hard goal pay as without it: published, a step later);
+        `obs`, `"words"` for the dict with the instruction's number, `"goal"` for one vector, `goal_vector`, of balls
+        and goal, for policies that read no words.
 
         **Raises:** `ValueError` for an invalid value; `ModuleNotFoundError` without mujoco.
         """
@@ -72,13 +77,14 @@ class ClevrRobot(Environment[State, Params]):
             ("backend", backend, Backend.__args__),  # type: ignore[attr-defined]
             ("push_test", push_test, PushTest.__args__),  # type: ignore[attr-defined]
             ("compat", compat, Compat.__args__),  # type: ignore[attr-defined]
+            ("obs", obs, Seen.__args__),  # type: ignore[attr-defined]
         ):
             if value not in known:
                 raise ValueError(f"unknown {name} {value!r}; it is one of {', '.join(map(repr, known))}")
         if threads is not None:
             at_least("threads", threads, 1)
         self.level, self.backend, self.threads = instructions.level(level), backend, threads
-        self.push_test, self.compat = push_test, bool(compat)
+        self.push_test, self.compat, self.obs = push_test, bool(compat), obs
         self.model = scene.load()
 
     @cached_property
@@ -109,7 +115,10 @@ class ClevrRobot(Environment[State, Params]):
 
     def observation_space(self, params):
         """`state`: float32 `[10]`, the x and y of the red, blue, green, purple and cyan ball, in metres; `goal`: int32
-        `[10]`, see `envs_jax.clevr.goals`; `instruction`: int16 `[1]`, the number of the sentence within the level."""
+        `[10]`, see `envs_jax.clevr.goals`; `instruction`: int16 `[1]`, the number of the sentence within the level.
+        With `obs="goal"`: float32 `[62]`, see `goal_vector`."""
+        if self.obs == "goal":
+            return spaces.Box(-np.inf, np.inf, (VECTOR,), np.float32)
         triple = [BALLS - 1, len(rules.AXES) - 1, BALLS - 1]
         high = np.array([PUSH, *triple * MOST], np.int32)
         return spaces.Dict(
@@ -120,8 +129,10 @@ class ClevrRobot(Environment[State, Params]):
             }
         )
 
-    def observe(self, state: State) -> dict[str, jax.Array]:
+    def observe(self, state: State) -> Any:
         """The observation of a state."""
+        if self.obs == "goal":
+            return goal_vector(state.balls, state.goal)
         return {
             "state": state.balls,
             "goal": state.goal,
@@ -150,7 +161,7 @@ class ClevrRobot(Environment[State, Params]):
 
     def begin(
         self, balls: jax.Array, goal: jax.Array, instruction: jax.Array, aim: jax.Array | None = None
-    ) -> tuple[dict[str, jax.Array], State]:
+    ) -> tuple[Any, State]:
         """The first observation and state of an episode with a given start, see `state_from_layout`."""
         balls = jnp.asarray(balls, jnp.float32).reshape(BALLS, 2)
         qpos, qvel = scene.qpos_of(jnp, balls), jnp.zeros(self.model.nv, jnp.float32)
@@ -185,16 +196,35 @@ class ClevrRobot(Environment[State, Params]):
 
     @property
     def captions(self):
-        return {"instruction": self.level.book}
+        return {} if self.obs == "goal" else {"instruction": self.level.book}
 
     @property
     def episode_captions(self):
-        return ("instruction",)
+        return tuple(self.captions)
 
     def render(self, state) -> np.ndarray:
         from envs_jax.clevr.render import render
 
         return render(self, state)
+
+
+VECTOR = 2 * BALLS + PUSH + 1 + MOST * (2 * BALLS + len(PLACES) + 2)
+"""Length of `goal_vector`."""
+
+
+def goal_vector(balls: jax.Array, goal: jax.Array) -> jax.Array:
+    """Balls and goal as one vector, for networks.
+
+    **Arguments:** `balls`, float32 `[10]`; `goal`, int32 `[10]`, see `envs_jax.clevr.goals`.
+    **Returns:** float32 `[62]`: the x and y of all balls in metres, the kind (one-hot, 4), and for each of three
+    triples the ball (one-hot, 5), the place (4), the reference (5), and the x and y from the reference to the ball, or
+    of the ball where there is no reference; zeros for triples that a goal lacks.
+    """
+    ball, place, reference = goal[1:].reshape(MOST, 3).T
+    where = balls.reshape(BALLS, 2)
+    one, two = (jax.nn.one_hot(x, BALLS) for x in (ball, reference))  # zeros for -1
+    parts = [one, jax.nn.one_hot(place, len(PLACES)), two, (one - two) @ where]
+    return jnp.concatenate([balls, jax.nn.one_hot(goal[0], PUSH + 1), jnp.concatenate(parts, -1).reshape(-1)])
 
 
 def _look(xp: Any, before: Moment, after: Moment, *args: Any) -> tuple[Any, Any, Any]:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import envs_jax
 from envs_jax.clevr import to_published
 from envs_jax.metaworld.instructions import NAMES
 from llmrl_jax.cli.main import main
@@ -21,7 +22,7 @@ from llmrl_jax.systems.kalm import collecting, grounded, testing
 from llmrl_jax.systems.kalm.commands import GROUND, IMAGINE, TEST, TRAIN
 from llmrl_jax.systems.kalm.converting import metaworld_goals
 from llmrl_jax.systems.kalm.datasets import get_dataset
-from llmrl_jax.systems.kalm.worlds import LEVELS, level_of
+from llmrl_jax.systems.kalm.worlds import LEVELS, level_of, world_of
 from tests.compile_cache import cached_in
 
 
@@ -171,6 +172,32 @@ def test_an_agent_records_episodes(out, capsys):
     np.testing.assert_array_equal(data.action[:, 0], found)
     assert main(["kalm", "collect", "--agent", str(out / "model"), *size, *here[:-1], "wrong"]) != 0
     assert "one of llmrl kalm train is needed" in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_an_agent_of_online_rl_records_episodes(out, capsys):
+    """It sees the goal as a vector; what it records are observations with words, as of any other."""
+    here = ["--run.out", str(out), "--run.name"]
+    env = ["--env", "CLEVR-Robot-v0?level=easy&obs=goal", "--steps", "16", "--eval-episodes", "2"]
+    small = "--ppo.num-envs 4 --ppo.num-steps 4 --ppo.minibatches 1 --ppo.epochs 1 --network.hidden 8".split()
+    small += ["--run.progress", "off"]
+    assert main(["rl", "train", "--algo", "ppo", *env, *small, *here, "ppo"]) == 0
+    size = "--level easy --episodes 3 --together 3 --noise 0 --agent".split()
+    assert main(["kalm", "collect", *size, str(out / "ppo"), *here, "of-ppo"]) == 0
+    _, _, data = collecting.read(out / "of-ppo")
+    assert data.obs["instruction"].shape == (3, 1) and (np.asarray(data.length) == 1).all()
+    act = testing.greedy_of(out / "ppo", world_of("clevr"))
+    states = jax.vmap(lambda balls, goal: state_of(balls, goal))(data.obs["state"][:, 0], data.obs["goal"][:, 0])
+    np.testing.assert_array_equal(data.action[:, 0], act(None, states))
+    assert main(["rl", "train", "--algo", "ppo", "--steps", "16", "--eval-episodes", "2", *small, *here, "cart"]) == 0
+    assert main(["kalm", "collect", *size, str(out / "cart"), *here, "wrong"]) != 0
+    assert "learned in 'CartPole-v1', and 'clevr' is played" in capsys.readouterr().err.replace("\n", " ")
+
+
+def state_of(balls, goal):
+    """A state of the world, as far as an observation reads it."""
+    env, _ = envs_jax.make("CLEVR-Robot-v0?level=easy")
+    empty = jax.tree.map(jnp.zeros_like, jax.eval_shape(lambda: env.begin(balls, goal, jnp.int32(0))[1]))
+    return empty.replace(balls=balls, goal=goal)
 
 
 def test_a_grounded_model_acts_and_one_with_returns_cannot_imagine(out, capsys):

@@ -39,7 +39,8 @@ class CollectRun:
     """A file of KALM's or ImagineBench's (`.npy`, `.h5`, `.parquet`), whose episodes are taken over with our words for
     their goals; empty: episodes are played."""
     agent: str = ""
-    """Folder of a run of `llmrl kalm train`, whose agent plays; empty: the world's expert."""
+    """Folder of a run of `llmrl kalm train`, or of `llmrl rl train` in the same world (`--env
+    "CLEVR-Robot-v0?obs=goal"`), whose agent plays; empty: the world's expert."""
     noise: float = 0.2
     """Probability that an action is drawn at random."""
     together: int = field(default=256, metadata=FREE)

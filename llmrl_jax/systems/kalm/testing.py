@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from envs_jax.env import innermost
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.agents.evaluate import Episodes, make_evaluator
 from llmrl_jax.agents.random import random_policy
@@ -20,6 +21,7 @@ from llmrl_jax.core.checks import COUNT, check_seed, in_interval
 from llmrl_jax.run.checkpoint import Checkpoints
 from llmrl_jax.run.report.statistics import wilson
 from llmrl_jax.run.resumption import saved_updates
+from llmrl_jax.run.rl_training import RLRun, make as make_rl, settings_class as rl_settings_class
 from llmrl_jax.systems.kalm import grounded
 from llmrl_jax.systems.kalm.acting import make_player
 from llmrl_jax.systems.kalm.config import GroundRun, TrainRun, settings_class
@@ -92,12 +94,14 @@ def load_agent(folder: Path) -> tuple[TrainRun, Made, Any, int]:
 
 
 def greedy_of(folder: str | Path, world: World) -> Callable[[Any, Any], jax.Array]:
-    """The greedy actions of a run's agent, from observations and states, leaves `[B, ...]`.
+    """The greedy actions of a run's agent, from observations and states, leaves `[B, ...]`: of `llmrl kalm train`, or
+    of `llmrl rl train` in the same world, whatever it sees of it.
 
     **Raises:** `ValueError` for a run of another command or world; what `load_agent` raises.
     """
     folder = Path(folder)
-    check_kind(folder, TrainRun.KIND)
+    if check_kind(folder, TrainRun.KIND, RLRun.KIND) == RLRun.KIND:
+        return _of_rl_run(folder, world)
     _, made, state, _ = load_agent(folder)
     if made.world.name != world.name:
         raise ValueError(f"{folder} learned in {made.world.name!r}, and {world.name!r} is played")
@@ -105,6 +109,33 @@ def greedy_of(folder: str | Path, world: World) -> Callable[[Any, Any], jax.Arra
     def act(obs: Any, env_state: Any) -> jax.Array:
         first = jnp.zeros(jax.tree.leaves(obs)[0].shape[0], bool)
         return made.policy.step(state.params, state.frozen.replace(given=()), obs, (), first)[0].mode()
+
+    return act
+
+
+def _of_rl_run(folder: Path, world: World) -> Callable[[Any, Any], jax.Array]:
+    saved = json.loads((folder / "config.json").read_text())
+    config = configs.load_config(rl_settings_class(saved["algo"]), folder / "config.json")
+    made, own = make_rl(config), world.make(LEVELS[0]).unwrapped
+    if made.env is None or type(made.env.unwrapped) is not type(own) or not hasattr(own, "observe"):
+        raise ValueError(f"{folder} learned in {config.env or 'no world'!r}, and {world.name!r} is played")
+    if not saved_updates(folder):
+        raise FileNotFoundError(f"there is no checkpoint in {folder / 'checkpoints'}: finish the run first")
+    with doing(f"{folder.name}: reading the checkpoint"):
+        state = made.learner.init(jax.random.key(config.run.seed))
+        with Checkpoints(folder, config=config, read_only=True) as checkpoints:
+            state, _ = checkpoints.restore(state, None, state.frozen)
+    seen, policy = made.env.unwrapped.observe, made.policy  # type: ignore[attr-defined]
+
+    def act(obs: Any, env_state: Any) -> jax.Array:
+        mine = jax.vmap(lambda one: seen(innermost(one)))(env_state)
+        count = jax.tree.leaves(mine)[0].shape[0]
+        carry = policy.initial_carry(count)
+        if jax.tree.leaves(carry):
+            raise ValueError(
+                f"{folder} has a policy with memory, and episodes are collected without: train another one"
+            )
+        return policy.step(state.params, state.frozen, mine, carry, jnp.zeros(count, bool))[0].mode()
 
     return act
 

@@ -193,3 +193,22 @@ def test_wrong_layouts(world):
             state_from_layout(env, balls, goal, number)
     with pytest.raises(TypeError, match="is a CartPole"):
         state_from_layout(envs_jax.make("CartPole-v1")[0], SPREAD, TARGET)
+
+
+def test_a_vector_of_balls_and_goal():
+    """`obs=goal`: for each relation its balls and its place, and the way from the reference to the ball."""
+    env, params = envs_jax.make("CLEVR-Robot-v0", level="hard", backend="c", obs="goal")
+    code = goals.goal(goals.RELATIONS, [(0, BEHIND, 1), (4, RIGHT, 2)])
+    obs, _ = env.begin(SPREAD, code, np.int32(0))
+    assert obs.shape == env.observation_space(params).shape and obs.dtype == jnp.float32
+    one = np.eye(5)
+    relations = [
+        [*one[0], 1, 0, 0, 0, *one[1], *(SPREAD[0] - SPREAD[1])],
+        [*one[4], 0, 0, 0, 1, *one[2], *(SPREAD[4] - SPREAD[2])],
+        np.zeros(16),
+    ]
+    np.testing.assert_allclose(obs, np.concatenate([SPREAD.reshape(-1), [1, 0, 0, 0], *relations]), atol=1e-6)
+    push = env.begin(SPREAD, goals.goal(goals.PUSH, [(3, LEFT, -1)]), np.int32(0))[0][10:30]
+    np.testing.assert_allclose(push, [0, 0, 0, 1, *one[3], 0, 1, 0, 0, *np.zeros(5), *SPREAD[3]], atol=1e-6)
+    with pytest.raises(ValueError, match="unknown obs 'goals'; it is one of 'words', 'goal'"):
+        envs_jax.make("CLEVR-Robot-v0", obs="goals")
