@@ -63,6 +63,24 @@ CONTINUOUS = {
         "initial_temperature": 0.1,
     },
     "bcq": {"action_samples": 10, "tau": 0.02, "flexibility": 0.5},
+    "combo": {
+        "actor_learning_rate": 1e-3,
+        "critic_learning_rate": 1e-3,
+        "tau": 0.02,
+        "conservative_weight": 0.4,
+        "initial_temperature": 0.1,
+        "action_samples": 2,
+        "normalize": False,
+        "members": 2,
+        "elites": 2,
+        "model_hidden": (32,),
+        "model_learning_rate": 3e-3,
+        "model_steps": 500,
+        "rollouts": 64,
+        "rollout_every": 100,
+        "horizon": 3,
+        "kept": 2,
+    },
 }
 DISCRETE = {
     "iql": CONTINUOUS["iql"],
@@ -88,14 +106,14 @@ def learned(name, *, discrete, updates=15, **changes):
     return success(learner, state, discrete=discrete)
 
 
-QUICK = [("iql", False), ("discrete_cql", True), ("discrete_bcq", True)]
+QUICK = [("iql", False), ("combo", False), ("discrete_cql", True), ("discrete_bcq", True)]
 
 
 @pytest.mark.parametrize(
     ("name", "discrete"), [case if case in QUICK else pytest.param(*case, marks=pytest.mark.slow) for case in CASES]
 )
 def test_the_goal_is_found(name, discrete):
-    """Measured: 1.0 in every case; 0.0 without bootstrapping (gamma 0: IQL, TD3+BC, discrete IQL)."""
+    """Measured: 1.0 in every case; 0.0 without bootstrapping (gamma 0: IQL, TD3+BC, COMBO, discrete IQL)."""
     assert learned(name, discrete=discrete) > 0.9
 
 
