@@ -5,7 +5,7 @@
 
 CLEVR-Robot: success at each level, and the extremes of states over random actions, random actions that repeat, and
 actions on one ball. Meta-World: the expert's success in each task with stock and with proxy geometry, success at each
-level, and rewards that are told from entity observations beside the world's own. `<out>/clevr.json` and
+level, and rewards by entity observations beside the world's own. `<out>/clevr.json` and
 `<out>/metaworld.json` have the tables; those of the pages are in `experiments/results/control_worlds/`.
 """
 
@@ -189,17 +189,17 @@ def metaworld(x: Experiment) -> dict[str, Any]:
                 played = play(env, act, 2 * x.starts, steps, x.seed)
             found["levels"][f"{level}, {who}"] = solved(played.first)
             kept, goal = ends(played), played.obs["goal"]
-            told, success = labels.label(goal, played.obs[STATE], played.next_obs[STATE], played.action)
+            judged, success = labels.label(goal, played.obs[STATE], played.next_obs[STATE], played.action)
             # the world counts the state before the first step as worth nothing
             first = labels.judged(goal[:, 0], played.obs[STATE][:, 0], played.action[:, 0])[0]
-            told = np.array(told)
-            told[:, 0] += first
+            judged = np.array(judged)
+            judged[:, 0] += first
             wrong = np.asarray(success) != played.success
             strange = world.implausible(played.obs[STATE], played.next_obs[STATE])
             found["labels"][f"{level}, {who}"] = {
                 "steps": int(kept.sum()),
                 "successes judged otherwise": int((wrong & kept).sum()),
-                "mean error of a reward": round(float(np.abs(told - played.reward)[kept].mean()), 4),
+                "mean error of a reward": round(float(np.abs(judged - played.reward)[kept].mean()), 4),
                 **{name: round(float(np.asarray(x)[kept].mean()), 5) for name, x in strange.items()},
             }
     return found

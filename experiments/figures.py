@@ -118,15 +118,21 @@ def draw_agreement(file: Path, out: Path) -> Path:
     return reports.save(figure, out)
 
 
+def draw_curve(run: Path, title: str, out: Path) -> None:
+    """The learning curve of a committed run."""
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copy(run / "metrics.jsonl", folder)
+        drawn = learning_curve(folder, title=title)
+        assert drawn is not None
+        shutil.copyfile(drawn, out)
+
+
 def main() -> None:
     x = parse(Figures, description=__doc__)
     results, out = Path(x.results), Path(x.out)
     labels = [f"{agent}, {SEEDS} seeds" for agent in AGENTS]
-    with tempfile.TemporaryDirectory() as folder:
-        shutil.copy(results / "goto_local" / "metrics.jsonl", folder)
-        drawn = learning_curve(folder, title="GoToLocal, seed 0")
-        assert drawn is not None
-        shutil.copyfile(drawn, out / "goto_local.png")
+    draw_curve(results / "goto_local", "GoToLocal, seed 0", out / "goto_local.png")
+    draw_curve(results / "mixed" / "goals" / "entropy-0", "the mixed task, LLM-PPO, seed 0", out / "mixed_budget.png")
     draw(runs_of(results / "goto_local"), out / "goto_local_agents.png", labels)
     draw(runs_of(results / "mixed"), out / "mixed.png", labels)
     draw_tests(tests_of(results / "mixed" / "tests"), out / "mixed_tests.png", [*labels, "prior, zero-shot"])

@@ -6,11 +6,11 @@
     python experiments/glam_smollm2.py --pairs 125 500 --episodes 0 --steps 0     # imitation alone, an hour of a core
 
 Each model is tested as it is, imitates the bot on a few steps and on more (all weights), and is then improved by PPO
-through adapters, from the last of these; at the end it is tested with other words. Before PPO all are asked what to do
-in steps of the bot that none was taught, and those that were taught most also in other words. All prompts have the
-newest observation and no list of actions, since prompt length decides what a step costs. Runs are written to `<out>`;
-what is finished is read, what is not is continued, so that it can be stopped at any time. `<out>/results.json` has the
-table, with the seconds that each part took.
+through adapters, from the last of these (or `--start`); at the end it is tested with other words. Before PPO all are
+asked what to do in steps of the bot that none was taught, and those that were taught most also in other words. All
+prompts have the newest observation and no list of actions, since prompt length decides what a step costs. Runs are
+written to `<out>`; what is finished is read, what is not is continued, so that it can be stopped at any time.
+`<out>/results.json` has the table, with the seconds that each part took.
 """
 
 from __future__ import annotations
@@ -70,11 +70,13 @@ class Experiment:
     """Compute dtype of the model. With matrix units for bfloat16 (AMX), `mixed` is about twice as fast on a CPU as
     float32."""
     pairs: tuple[int, ...] = (500, 5000)
-    """Steps of the bot that a model imitates, once each; PPO starts from the last."""
+    """Steps of the bot that a model imitates, once each."""
     clone_rate: float = 3e-4
     """Peak step size of imitation."""
     clone_rows: int = 16
     """Steps in a batch of imitation."""
+    start: int = 0
+    """Steps of imitation that PPO starts from, one of `pairs`; 0: the last of them."""
     steps: int = 6144
     """Environment steps of PPO; 0: none."""
     learning_rate: float = 1e-4
@@ -181,9 +183,9 @@ def imitated(x: Experiment, init: Init, pairs: int) -> Path:
 
 
 def improved(x: Experiment, init: Init) -> Path:
-    """The folder of PPO, from the model that imitated most."""
-    folder = Path(x.out) / f"ppo-{init}-{x.seed}"
-    start = str(imitated(x, init, x.pairs[-1]) / "model")
+    """The folder of PPO, from a model that imitated."""
+    folder = Path(x.out) / (f"ppo-{init}-from-{x.start}-{x.seed}" if x.start else f"ppo-{init}-{x.seed}")
+    start = str(imitated(x, init, x.start or x.pairs[-1]) / "model")
     ppo = replace(DEMO.ppo, num_envs=16, num_steps=16, epochs=1, minibatches=8, microbatches=1)
     ppo = replace(ppo, learning_rate=x.learning_rate)
     glam = replace(settings(x, DEMO), model=start, ppo=ppo)
@@ -204,6 +206,9 @@ def judged(folder: Path, x: Experiment) -> dict[str, Any]:
 
 def main() -> None:
     x = parse(Experiment, description=__doc__)
+    if x.start and x.start not in x.pairs:
+        raise ValueError(f"start is {x.start}, which is none of pairs ({', '.join(map(str, x.pairs))})")
+    ppo = f"PPO from {x.start} steps" if x.start else "PPO"
     file = Path(x.out) / "results.json"
 
     def note(name: str, make: Callable[[], Any]) -> None:
@@ -243,7 +248,7 @@ def main() -> None:
         if not x.steps:
             continue
         if x.episodes:
-            note(f"{init}, PPO, seed {x.seed}", lambda init=init: judged(improved(x, init), x))
+            note(f"{init}, {ppo}, seed {x.seed}", lambda init=init: judged(improved(x, init), x))
         else:
             improved(x, init)
         if x.tests:
@@ -252,7 +257,7 @@ def main() -> None:
                 folders = [improved(x, init)]
                 return [outcomes([one]) for one in give_tests(folders, x.tests, episodes=x.test_episodes, reuse=True)]
 
-            note(f"{init}, tests, seed {x.seed}", tested)
+            note(f"{init}, {ppo}, tests, seed {x.seed}" if x.start else f"{init}, tests, seed {x.seed}", tested)
     # the models as they are come last: they do not end their episodes, which takes the longest
     for name, model, init, episodes in sorted(models, key=lambda one: "not trained" in one[0]):
         if episodes:

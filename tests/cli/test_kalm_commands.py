@@ -171,7 +171,7 @@ def test_an_agent_records_episodes(out, capsys):
     found = made.policy.step(state.params, frozen, obs, (), np.zeros(3, bool))[0].mode()
     np.testing.assert_array_equal(data.action[:, 0], found)
     assert main(["kalm", "collect", "--agent", str(out / "model"), *size, *here[:-1], "wrong"]) != 0
-    assert "one of llmrl kalm train is needed" in capsys.readouterr().err.replace("\n", " ")
+    assert "one of llmrl kalm train or llmrl rl train is needed" in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_an_agent_of_online_rl_records_episodes(out, capsys):
