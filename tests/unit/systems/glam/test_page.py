@@ -48,8 +48,17 @@ def test_the_mixed_tasks_prior_and_lessons_are_those_of_the_page():
     assert f"**{interval.format(**before)}** of 1,000 held-out episodes" in page
     assert " ".join(interval.format(**later[0]).split()) in " ".join(page.split())
     after = json.loads((RESULTS / "mixed" / "goals" / "entropy-0" / "eval-25.json").read_text())
-    assert f"| **{interval.format(**after['sampled'])}** | {after['sampled']['episode_return']:.3f} |" in page
+    assert f"| {interval.format(**after['sampled'])} | {after['sampled']['episode_return']:.3f} |" in page
     assert f"| {interval.format(**after['greedy'])} |" in page
+    whole = json.loads((RESULTS / "mixed" / "goals" / "entropy-0" / "summary.json").read_text())
+    sampled, greedy = whole["after"], whole["after_greedy"]
+    row = f"| **{interval.format(**sampled)}** | {sampled['episode_return']:.3f} | {interval.format(**greedy)} |"
+    assert row in page and f"{whole['steps']:,} steps, the paper's budget" in page
+    shorter = f"({whole['before']['episode_length']:.1f} to {sampled['episode_length']:.1f} steps"
+    assert shorter in " ".join(page.split())
+    for kind in ("go_to", "pick_up", "put_next", "open"):
+        was, now = (part[f"{kind}/success"] for part in (whole["before"], sampled))
+        assert f"`{kind}` {was:.2f} to {now:.2f}" in page
     experts = json.loads((RESULTS / "mixed" / "expert.json").read_text())["rows"]
     assert f"{experts[1]['success']} of {experts[1]['episodes']:,} episodes" in page
     lessons = [json.loads(x) for x in (RESULTS / "mixed" / "goals" / "lessons.jsonl").read_text().splitlines()]
