@@ -198,9 +198,10 @@ def improved(x: Experiment, init: Init) -> Path:
 def judged(folder: Path, x: Experiment) -> dict[str, Any]:
     """Held-out episodes of the end of a run of PPO."""
     written = sorted(folder.glob("eval-*.json"), key=lambda file: int(file.stem.split("-")[1]))
-    if not written or json.loads(written[-1].read_text())["episodes"] != x.episodes:
-        return dict(training.evaluate(folder, episodes=x.episodes, seed=x.seed))
-    found = json.loads(written[-1].read_text())
+    found = json.loads(written[-1].read_text()) if written else {}
+    if not found or found["sampled"]["episodes"] != x.episodes:
+        training.evaluate(folder, episodes=x.episodes, seed=x.seed)
+        found = json.loads(max(folder.glob("eval-*.json"), key=lambda file: file.stat().st_mtime).read_text())
     return {way: found[way] for way in ("sampled", "greedy")}
 
 
