@@ -66,3 +66,29 @@ def test_the_mixed_tasks_prior_and_lessons_are_those_of_the_page():
         last = [x for x in lessons if x["lesson"] == name][-1]
         rows = [line for line in page.splitlines() if line.startswith(f"| {name}")]
         assert any(f"| {last['update']:,} of " in row and f"| {last['seconds']:,.0f} |" in row for row in rows)
+
+
+def test_smollm2_after_more_imitation_and_ppo_is_that_of_the_page():
+    page = " ".join((ROOT / "docs" / "systems" / "glam.md").read_text().split())
+    rows = json.loads((RESULTS / "glam_smollm2" / "mixed.json").read_text())["rows"]
+    asked = rows["pretrained, 5000 steps of imitation, 256 steps asked, seed 0"]
+    words = ("no_modification_test", "other_name_same_categories", "no_meaning_words", "synonym_actions")
+    cells = [asked[test]["agrees"] for test in words]
+    row = " | ".join(f"{mean:.3f} [{low:.3f}, {high:.3f}]" for mean, low, high in cells)
+    pairs = rows["pretrained, 5000 steps of imitation, seed 0"]["pairs"]
+    assert f"after {pairs:,} steps of imitation | {row} |" in page
+    ends = rows["pretrained, PPO, seed 0"]
+    for way, found in ends.items():
+        said = f"{found['success']:.3f} [{found['success_low']:.3f}, {found['success_high']:.3f}] {way}"
+        assert said in page and found["episodes"] == 128
+    (one,) = rows["pretrained, tests, seed 0"]
+    cells = [one["tests"][test]["sampled"] for test in words[:3]]
+    row = " | ".join(f"{mean:.3f} [{low:.3f}, {high:.3f}]" for mean, low, high, _ in cells)
+    assert f"sampled (99% intervals) | {row} |" in page
+    lines = [json.loads(x) for x in (RESULTS / "glam_smollm2" / "ppo-pretrained-0.jsonl").read_text().splitlines()]
+    train = [x for x in lines if x["kind"] == "train"]
+    rates = [
+        sum(x["success"] * x["episodes"] for x in part) / sum(x["episodes"] for x in part)
+        for part in (train[:6], train[-6:])
+    ]
+    assert len(train) == 24 and "is {:.3f} in the first six updates and {:.3f} in the last six".format(*rates) in page
