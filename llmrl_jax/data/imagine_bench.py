@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +32,10 @@ def is_rows(names: Any) -> bool:
     return INDEX in names and any(name.endswith(DATA) for name in names)
 
 
-def read_rows(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of a file, of numbers `[N, ...]` or of texts, by their names, episodes in the order of `row_index`.
+def read_rows(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
+    """Those of the arrays `names` that a file has, of numbers `[N, ...]` or of texts, episodes in the order of
+    `row_index`.
 
-    Texts and numbers that the whole file has once are left out, as are lists of arrays.
     **Raises:** `ModuleNotFoundError` without pyarrow; `DataError` for a file of another form, or whose bytes do not fit
     their shapes.
     """
@@ -51,13 +51,14 @@ def read_rows(path: Path) -> dict[str, np.ndarray]:
     order = np.argsort(index)
     found = {}
     for name in table.column_names:
-        if name.endswith(DATA) and not name.startswith(LIST):
-            key = name.removesuffix(DATA)
+        key = name.removesuffix(DATA)
+        if name.endswith(DATA) and key in names:
             found[key] = _array(table, key, path)[order]
-        elif name.startswith(LIST) and not name.endswith((DATA, SHAPE, DTYPE)):
+        elif name.startswith(LIST) and (key := name.removeprefix(LIST)) in names:
             values = _values(table, name, path)
-            if all(isinstance(x, str) for x in values):
-                found[name.removeprefix(LIST)] = np.array(values)[order]
+            if not all(isinstance(x, str) for x in values):
+                raise DataError(f"{path}: {name} is no list of texts, one for each episode")
+            found[key] = np.array(values)[order]
     return found
 
 

@@ -54,18 +54,15 @@ def read_masked(path: str | Path) -> Trajectories:
     **Raises:** `FileNotFoundError`; `ModuleNotFoundError` for hdf5 without h5py; `DataError` for a missing key, arrays
     that do not fit together, masks with holes, and numbers that are not finite.
     """
-    return read_published(path).data
+    path = Path(path).expanduser()
+    return from_masked(_read(path, (*REQUIRED, *OPTIONAL)), str(path))
 
 
 def read_published(path: str | Path) -> Published:
     """Read a file of this form with what it says of its episodes. **Raises:** see `read_masked`; also `DataError` where
     what it says has not an element for each episode."""
     path = Path(path).expanduser()
-    if not path.is_file():
-        here = sorted(p.name for p in path.parent.iterdir()) if path.parent.is_dir() else []
-        raise FileNotFoundError(f"there are no data at {path}{nearest(path.name, here)}")
-    read = _hdf5 if path.suffix in HDF5 else imagine_bench.read_rows if path.suffix == PARQUET else _npy
-    found = read(path)
+    found = _read(path, (*REQUIRED, *OPTIONAL, *ABOUT))
     data, about = from_masked(found, str(path)), {name: found[name] for name in ABOUT if name in found}
     for name, value in about.items():
         if len(value) != len(data):
@@ -190,13 +187,22 @@ def _flat(value: Any, rows: tuple[int, ...], where: str) -> np.ndarray:
     return value
 
 
-def _npy(path: Path) -> dict[str, np.ndarray]:
+def _read(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """Those of the arrays that a file has; others are not looked at, whatever they are."""
+    if not path.is_file():
+        here = sorted(p.name for p in path.parent.iterdir()) if path.parent.is_dir() else []
+        raise FileNotFoundError(f"there are no data at {path}{nearest(path.name, here)}")
+    read = _hdf5 if path.suffix in HDF5 else imagine_bench.read_rows if path.suffix == PARQUET else _npy
+    return read(path, names)
+
+
+def _npy(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
     objects = read_objects(path)
     if len(objects) != 1 or not isinstance(objects[0], dict):
         raise DataError(f"{path} has no dict of arrays")
     found = {}
     for name, value in objects[0].items():
-        if name not in (*REQUIRED, *OPTIONAL, *ABOUT):
+        if name not in names:
             continue
         read = numbers_of(value)
         if read is None and name in ABOUT:
@@ -208,12 +214,12 @@ def _npy(path: Path) -> dict[str, np.ndarray]:
     return found
 
 
-def _hdf5(path: Path) -> dict[str, np.ndarray]:
+def _hdf5(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
     h5py = _h5py()
     found = {}
     try:
         with h5py.File(path, "r") as file:
-            for name in (*REQUIRED, *OPTIONAL, *ABOUT):
+            for name in names:
                 if name in file:
                     texts = h5py.check_string_dtype(file[name].dtype) is not None
                     found[name] = np.asarray(file[name].asstr()[...], str) if texts else np.asarray(file[name])

@@ -83,14 +83,23 @@ def load_agent(folder: Path) -> tuple[TrainRun, Made, Any, int]:
     """
     saved = json.loads((folder / "config.json").read_text())
     config = configs.load_config(settings_class(saved["agent"]), folder / "config.json")
+    check_saved(folder)
+    made = make(config)
+    return config, made, *_restored(folder, config, made.learner)
+
+
+def check_saved(folder: Path) -> None:
+    """**Raises** `FileNotFoundError` for a run without a checkpoint."""
     if not saved_updates(folder):
         raise FileNotFoundError(f"there is no checkpoint in {folder / 'checkpoints'}: finish the run first")
-    made = make(config)
+
+
+def _restored(folder: Path, config: Any, learner: Any) -> tuple[Any, int]:
+    """The state of a run's newest checkpoint, and its update."""
     with doing(f"{folder.name}: reading the checkpoint"):
-        state = made.learner.init(jax.random.key(config.run.seed))
+        state = learner.init(jax.random.key(config.run.seed))
         with Checkpoints(folder, config=config, read_only=True) as checkpoints:
-            state, update = checkpoints.restore(state, None, state.frozen)
-    return config, made, state, update
+            return checkpoints.restore(state, None, state.frozen)
 
 
 def greedy_of(folder: str | Path, world: World) -> Callable[[Any, Any], jax.Array]:
@@ -119,23 +128,16 @@ def _of_rl_run(folder: Path, world: World) -> Callable[[Any, Any], jax.Array]:
     made, own = make_rl(config), world.make(LEVELS[0]).unwrapped
     if made.env is None or type(made.env.unwrapped) is not type(own) or not hasattr(own, "observe"):
         raise ValueError(f"{folder} learned in {config.env or 'no world'!r}, and {world.name!r} is played")
-    if not saved_updates(folder):
-        raise FileNotFoundError(f"there is no checkpoint in {folder / 'checkpoints'}: finish the run first")
-    with doing(f"{folder.name}: reading the checkpoint"):
-        state = made.learner.init(jax.random.key(config.run.seed))
-        with Checkpoints(folder, config=config, read_only=True) as checkpoints:
-            state, _ = checkpoints.restore(state, None, state.frozen)
+    check_saved(folder)
     seen, policy = made.env.unwrapped.observe, made.policy  # type: ignore[attr-defined]
+    if jax.tree.leaves(policy.initial_carry(1)):
+        raise ValueError(f"{folder} has a policy with memory, and episodes are collected without: train another one")
+    state, _ = _restored(folder, config, made.learner)
 
     def act(obs: Any, env_state: Any) -> jax.Array:
         mine = jax.vmap(lambda one: seen(innermost(one)))(env_state)
         count = jax.tree.leaves(mine)[0].shape[0]
-        carry = policy.initial_carry(count)
-        if jax.tree.leaves(carry):
-            raise ValueError(
-                f"{folder} has a policy with memory, and episodes are collected without: train another one"
-            )
-        return policy.step(state.params, state.frozen, mine, carry, jnp.zeros(count, bool))[0].mode()
+        return policy.step(state.params, state.frozen, mine, (), jnp.zeros(count, bool))[0].mode()
 
     return act
 
