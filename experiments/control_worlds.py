@@ -6,7 +6,8 @@
 CLEVR-Robot: success at each level, and the extremes of states over random actions, random actions that repeat, and
 actions on one ball. Meta-World: the expert's success in each task with stock and with proxy geometry, success at each
 level, and rewards by entity observations beside the world's own. `<out>/clevr.json` and
-`<out>/metaworld.json` have the tables. Those on the pages of these worlds are older than this program.
+`<out>/metaworld.json` have the tables. Those on the pages of these worlds are older than this program;
+`experiments/results/control_worlds/clevr.json` is of its defaults.
 """
 
 from __future__ import annotations
