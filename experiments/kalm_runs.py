@@ -10,6 +10,7 @@ table.
 from __future__ import annotations
 
 import datetime
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +32,7 @@ from llmrl_jax.systems.kalm.ground import ground
 from llmrl_jax.systems.kalm.imagining import imagine_run
 from llmrl_jax.systems.kalm.testing import play_random, rates, test_run
 from llmrl_jax.systems.kalm.training import train
-from llmrl_jax.systems.kalm.worlds import IMAGINED, LEVELS, world_of
+from llmrl_jax.systems.kalm.worlds import IMAGINED, LEVELS, level_of, world_of
 
 
 REAL_ONLY = "none"
@@ -70,6 +71,11 @@ class Experiment:
     """Imagined episodes of `rephrase`, `easy` and `hard`."""
     agents: tuple[str, ...] = ("bc",)
     """Offline algorithms."""
+    kept: tuple[Literal["all", "successes"], ...] = ("all",)
+    """The imagined episodes of a level that agents learn from: all of them, or those that reach their goal; with both,
+    agents of each."""
+    levels: tuple[str, ...] = IMAGINED
+    """Levels whose imagined episodes agents learn from."""
     steps: int = 50_000
     """Gradient steps of an agent."""
     batch_size: int = 100
@@ -84,6 +90,8 @@ class Experiment:
     """Folder of the runs and of the results."""
 
     def __post_init__(self):
+        for level in self.levels:
+            level_of(level, IMAGINED)
         if len(self.imagined) != len(IMAGINED):
             raise ValueError(
                 f"imagined has {len(self.imagined)} numbers; one for each of {', '.join(IMAGINED)} is needed"
@@ -141,13 +149,14 @@ def tested(folder: Path, x: Experiment, seed: int = 0) -> dict[str, Any]:
     return json.loads(file.read_text())
 
 
-def learned(x: Experiment, agent: str, level: str, seed: int) -> dict[str, Any]:
-    """The test of an agent. **Arguments:** `level`, of the imagined episodes, or `none`."""
-    name = f"{agent}-{level if level == REAL_ONLY else f'{who(x)}-{level}'}-{seed}"
+def learned(x: Experiment, agent: str, level: str, kept: str, seed: int) -> dict[str, Any]:
+    """The test of an agent. **Arguments:** `level`, of the imagined episodes, or `none`; `kept`, which of them."""
+    made = REAL_ONLY if level == REAL_ONLY else f"{who(x)}-{level}" + ("-successes" if kept == "successes" else "")
+    name = f"{agent}-{made}-{seed}"
     folder = Path(x.out) / name
     again = (folder / "config.json").exists()
     run = RunConfig(out=x.out, name=name, seed=seed, log_every=20, checkpoint_every=200, keep=1, resume=again)
-    more = {} if level == REAL_ONLY else {"imagined": imagined(x, level)}
+    more = {} if level == REAL_ONLY else {"imagined": imagined(x, level), "successes": kept == "successes"}
     config: Any = settings_class(agent)(
         data=recorded(x, x.episodes), encoder=x.encoder, steps=x.steps, eval_episodes=x.tests, run=run, **more
     )
@@ -196,9 +205,10 @@ def run(x: Experiment) -> None:
     write()
     for seed in range(x.seeds):
         for agent in x.agents:
-            for level in (REAL_ONLY, *IMAGINED):
+            for level, kept in ((REAL_ONLY, "all"), *itertools.product(x.levels, x.kept)):
                 name = agent if level == REAL_ONLY else f"{agent}, imagined {level}"
-                found.setdefault(name, []).append(learned(x, agent, level, seed))
+                name += ", successes" if kept == "successes" else ""
+                found.setdefault(name, []).append(learned(x, agent, level, kept, seed))
                 write()
     found["decision transformer"] = [tested(grounded(x, returns=True), x)]
     write()

@@ -47,7 +47,7 @@ class ClevrRobot(Environment[State, Params]):
 
     An action chooses a ball and one of eight directions: the pusher is put behind the ball and pushes for 0.4 s. The
     observation is a dict, see `observation_space`. An episode terminates when its goal is reached and is truncated
-    after `params.max_steps`.
+    after `params.max_steps`; at level easy, whose task is what one step does, it terminates there too.
     """
 
     def __init__(
@@ -192,7 +192,9 @@ class ClevrRobot(Environment[State, Params]):
         state = state.replace(
             physics=physics, balls=balls, speeds=speeds, pusher=pusher, stale=jnp.bool_(False), step_count=time
         )
-        return self.observe(state), state, reward, success, time >= params.max_steps, {"success": success}
+        last = time >= params.max_steps
+        terminated = success | last if self.level.name == "easy" else success
+        return self.observe(state), state, reward, terminated, last, {"success": success}
 
     @property
     def captions(self):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -97,6 +98,15 @@ def _hard() -> Iterator[tuple[np.ndarray, list[str]]]:
             yield goals.goal(goals.RELATIONS, triples), [frame.format(said) for frame in wordings.HARD]
     yield goals.goal(goals.LINE), list(wordings.LINE)
     yield goals.goal(goals.GATHER), list(wordings.GATHER)
+
+
+def keywords(text: str) -> Triple | tuple[int | None, int | None, int | None]:
+    """The ball, the place and the reference that a sentence of level real names, or any text: the first colour, the
+    phrase of a place, the second colour; None for what it lacks."""
+    colors = [COLORS.index(word) for word in re.findall("|".join(COLORS), text)]
+    places = (i for i, phrases in enumerate(wordings.WHERE) for phrase in phrases if phrase in text)
+    ball, reference, *_ = [*colors, None, None]
+    return ball, next(places, None), reference
 
 
 def _kind(goal: np.ndarray) -> tuple[int, int]:

@@ -112,7 +112,7 @@ def test_imagined_episodes_are_what_an_agent_learns_from(out, level, tmp_path, c
     summary = summary_of(out / f"imagined-{level}")
     assert 0 <= summary["success"] <= 1 and "impossible/out_of_table" in summary
     if level == "easy":
-        assert (np.asarray(data.length) == 1).all()
+        assert (np.asarray(data.length) == 1).all() and np.asarray(data.terminated)[:, 0].all()
         return
     recorded, dataset = get_dataset("rephrase_level", out / "recorded", out / "imagined-rephrase", "hashed")
     assert recorded["masks"].sum() == summary_of(out / "recorded")["steps"] and len(dataset["instructions"]) == 6

@@ -196,6 +196,9 @@ class TrainRun:
     """Folder of a run of `llmrl kalm collect`."""
     imagined: str = field(default="", metadata=FREE)
     """Folder of a run of `llmrl kalm imagine`, of which half of every batch is then made."""
+    successes: bool = False
+    """Learn only from those imagined episodes that reach their goal by the world's rules, and not from all: behaviour
+    cloning copies the others too."""
     levels: tuple[str, ...] = field(default=LEVELS, metadata=FREE)
     """Levels of the test."""
     encoder: str = AUTO
@@ -211,6 +214,8 @@ class TrainRun:
         fields_in(self, STEPS, "steps")
         fields_in(self, COUNT, "eval_episodes")
         refuse_unread(self, ("run.eval_every",), "kalm train", remedy="it tests once, at the end")
+        if not self.imagined:
+            refuse_unread(self, ("successes",), "an agent that learns from recorded episodes alone")
         object.__setattr__(self, "agent", spelled(self.agent))
         object.__setattr__(self, "levels", tuple(level_of(level) for level in self.levels))
 

@@ -135,7 +135,8 @@ def ground(config: GroundRun) -> RunResult:
             grounded.save(folder, config, world, model, result.state, tokenizer, wanted)
             if "explanation" in config.patterns and len(held):
                 found = grounded.load(folder)
-                values["held_out/explained"] = explaining.accuracy(found, episodes, texts, held[:TEST_ROWS].tolist())
+                rates = explaining.accuracy(found, episodes, texts, held[:TEST_ROWS].tolist())
+                values |= {f"held_out/{name}": rate for name, rate in rates.items()}
         write_summary(folder, values)
         said = ", ".join(f"{name[9:]} {values[name]:.3f}" for name in sorted(values) if name.startswith("held_out/"))
         print(f"{result.update} updates{'; held-out episodes: ' + said if said else ''}; everything is in {folder}")

@@ -78,9 +78,11 @@ def imagine_all(found: Grounded, numbers: np.ndarray, first: np.ndarray, level: 
 
 
 def as_episodes(made: Imagined, goals: np.ndarray, numbers: np.ndarray) -> Trajectories:
-    """Imagined episodes in the form of recorded ones. What ends without success is cut off, and so bootstraps."""
+    """Imagined episodes in the form of recorded ones. What ends without success is cut off, and so bootstraps; a task
+    of one step is over after it, as it is in the world."""
     steps = made.rewards.shape[1]
     last = np.arange(steps) == made.lengths[:, None] - 1
+    over = made.success | (steps == 1)
     same = {
         GOAL: np.repeat(goals[:, None], steps, 1).astype(np.int32),
         INSTRUCTION: np.repeat(numbers[:, None], steps, 1).astype(np.int32),
@@ -90,8 +92,8 @@ def as_episodes(made: Imagined, goals: np.ndarray, numbers: np.ndarray) -> Traje
         action=made.actions,
         reward=made.rewards,
         next_obs={STATE: made.states[:, 1:], **same},
-        terminated=last & made.success[:, None],
-        truncated=last & ~made.success[:, None],
+        terminated=last & over[:, None],
+        truncated=last & ~over[:, None],
         length=made.lengths,
     )
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.activity import doing
-from llmrl_jax.data.transitions import Trajectories, Transitions, to_transitions
+from llmrl_jax.data.transitions import DataError, Trajectories, Transitions, to_transitions
 from llmrl_jax.lm.encoder_names import make_encoder, resolved
 from llmrl_jax.rl.offline import OfflineLearner, OfflinePolicy, make_offline
 from llmrl_jax.rl.offline_data import actions_of
@@ -21,7 +21,7 @@ from llmrl_jax.run.folder import opened, write_summary
 from llmrl_jax.run.loop import RunResult, train as run_training
 from llmrl_jax.systems.kalm.collecting import read
 from llmrl_jax.systems.kalm.config import TrainRun
-from llmrl_jax.systems.kalm.worlds import LEVELS, STATE, World
+from llmrl_jax.systems.kalm.worlds import GOAL, LEVELS, STATE, World
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,31 @@ def sentence_table(world: World, encoder: str) -> np.ndarray:
 def steps_of(data: Trajectories) -> Transitions:
     """The steps of episodes, without the code of the goal."""
     steps = to_transitions(data)
-    obs, after = ({name: x for name, x in part.items() if name != "goal"} for part in (steps.obs, steps.next_obs))
+    obs, after = ({name: x for name, x in part.items() if name != GOAL} for part in (steps.obs, steps.next_obs))
     return steps.replace(obs=obs, next_obs=after)
+
+
+def succeeded(world: World, level: str, data: Trajectories) -> np.ndarray:
+    """Which episodes reach their goal by the world's rules, bool `[E]`."""
+    obs, after = data.obs, data.next_obs
+    _, success = world.rules(level)(obs[GOAL], obs[STATE], after[STATE], data.action)
+    return np.asarray(jnp.any(jnp.asarray(success) & data.mask, axis=1))
+
+
+def imagined_of(folder: str, world: World, *, successes: bool) -> Trajectories:
+    """The episodes of a run of `llmrl kalm imagine`; with `successes` those that reach their goal.
+
+    **Raises:** what `collecting.read` raises; `DataError` where none reaches its goal.
+    """
+    _, level, data = read(folder, world.name, imagined=True)
+    if not successes:
+        return data
+    kept = np.flatnonzero(succeeded(world, level, data))
+    if not len(kept):
+        raise DataError(
+            f"none of the {len(data)} imagined episodes in {folder} reaches its goal: leave --successes out"
+        )
+    return data.take(jnp.asarray(kept))
 
 
 def make(config: TrainRun) -> Made:
@@ -69,7 +92,7 @@ def make(config: TrainRun) -> Made:
         world, _, data = read(config.data)
         imagined = None
         if config.imagined:
-            imagined = steps_of(read(config.imagined, world.name, imagined=True)[2])
+            imagined = steps_of(imagined_of(config.imagined, world, successes=config.successes))
     env = world.make(LEVELS[0])
     steps = steps_of(data)
     actions = actions_of(steps, env.action_space(env.default_params), env.id)
@@ -104,7 +127,12 @@ def train(config: TrainRun) -> RunResult:
 
             played = testing.play_agent(made, result.state, config.levels, config.eval_episodes, config.run.seed)
             found = testing.rates(played)
-            about = {"agent": config.agent, "imagined": config.imagined, "seed": config.run.seed}
+            about = {
+                "agent": config.agent,
+                "imagined": config.imagined,
+                "successes": config.successes,
+                "seed": config.run.seed,
+            }
             configs.save_config(
                 {**about, "episodes": config.eval_episodes, **found}, folder / f"eval-{result.update}.json"
             )

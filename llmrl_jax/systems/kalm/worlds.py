@@ -73,6 +73,8 @@ class World:
     """`(env, state)`, the action of the world's scripted expert."""
     published: Callable[[Mapping[str, np.ndarray], str], np.ndarray]
     """`(about, level)`, the goals of a published file's episodes, `[N, g]`, from what it says of them."""
+    keywords: Callable[[str], tuple[Any, ...]] | None = None
+    """The keywords of a sentence, as many of each, None for one that it lacks; None: the world has none."""
     first: Callable[[str, Int[np.ndarray, " B"], int], np.ndarray] | None = None
     """`(level, sentences, seed)`, first states of episodes with these sentences, `[B, d]`; None: any episode's first
     state suits every sentence."""
@@ -148,6 +150,7 @@ def clevr() -> World:
         implausible=implausible,
         expert=expert_action,
         published=clevr_goals,
+        keywords=said.keywords,
     )
 
 

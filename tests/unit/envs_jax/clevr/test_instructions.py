@@ -187,3 +187,9 @@ def test_goals_that_have_no_code_together(other):
 def test_codes_that_are_no_goal(code, level, message):
     with pytest.raises(ValueError, match=message):
         goals.from_published(code, level)
+
+
+def test_every_sentence_of_level_real_has_its_keywords():
+    level = instructions.level("real")
+    for one in level.instructions:
+        assert instructions.keywords(one.text) == tuple(one.goal[1:4]), one.text

@@ -86,20 +86,22 @@ def test_an_episode_of_one_relation(world, step):
 
 
 def test_level_easy():
-    """One step; terminated where the action is right, truncated in any case; or judged by what moved."""
+    """One step, after which the task is over; it succeeds where the action is right, or judged by what moved."""
     env, params = envs_jax.make("CLEVR-Robot-v0?level=easy", backend="c")
     assert params.max_steps == 1
     _, start = state_from_layout(env, SPREAD, goals.goal(goals.PUSH, [(1, RIGHT, -1)]))
     played = jax.jit(jax.vmap(env.step, in_axes=(None, 0, 0, None)))(
         KEY, many(start, 40), jnp.arange(40, dtype=jnp.int32), params
     )
-    _, _, reward, terminated, truncated, _ = played
-    assert np.flatnonzero(terminated).tolist() == [8, 12, 14] and truncated.all()
-    np.testing.assert_array_equal(reward, terminated)
+    _, _, reward, terminated, truncated, info = played
+    assert np.flatnonzero(info["success"]).tolist() == [8, 12, 14] and terminated.all() and truncated.all()
+    np.testing.assert_array_equal(reward, info["success"])
+    longer = env.step(KEY, start, np.int32(0), params.replace(max_steps=np.int32(2)))
+    assert not longer[3] and not longer[4], "another horizon is another task"
     other, _ = envs_jax.make("CLEVR-Robot-v0?level=easy&push_test=state", backend="c")
     result = other.step(KEY, start, np.int32(8), params)
-    assert result[2] == 1 and result[3]
-    assert not other.step(KEY, start, np.int32(0), params)[3], "red moved"
+    assert result[2] == 1 and result[5]["success"]
+    assert not other.step(KEY, start, np.int32(0), params)[5]["success"], "red moved"
 
 
 def test_the_published_first_push(world):

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from envs_jax.clevr import goals as clevr_goals
 from envs_jax.metaworld.instructions import NAMES
 from envs_jax.metaworld.labels import ENTITIES, block
-from llmrl_jax.data.transitions import Trajectories
-from llmrl_jax.systems.kalm.imagining import chosen_goals, starts
+from llmrl_jax.data.parquet import write_parquet
+from llmrl_jax.data.transitions import DataError, Trajectories
+from llmrl_jax.systems.kalm.collecting import ABOUT, EPISODES
+from llmrl_jax.systems.kalm.imagination import Imagined
+from llmrl_jax.systems.kalm.imagining import as_episodes, chosen_goals, starts
+from llmrl_jax.systems.kalm.training import imagined_of
 from llmrl_jax.systems.kalm.worlds import IMAGINED, LEVELS, clevr, metaworld
 
 
 needs_scenes = pytest.mark.skipif(importlib.util.find_spec("metaworld") is None, reason="scenes need metaworld")
+
+
+BEHIND, RIGHT = 0, 3
 
 
 def first_states(states: np.ndarray) -> Trajectories:
@@ -61,6 +70,50 @@ def test_imagined_steps_are_paid_as_the_level_pays(level):
     goal = world.instructions.goals[world.instructions.first[level]]
     paid = dataclasses.replace(env.default_params.weights).success
     assert paid == (1 if level == "easy" else 100) and goal.shape == (10,)
+
+
+def written(folder, level: str, data: Trajectories) -> str:
+    """The folder of imagined episodes."""
+    folder.mkdir()
+    write_parquet(folder / EPISODES, data)
+    (folder / ABOUT).write_text(json.dumps({"world": "clevr", "level": level, "imagined": True}))
+    return str(folder)
+
+
+def test_a_task_of_one_step_is_over_after_it_and_others_are_cut_off(tmp_path):
+    """Blue is to go to the right, which actions 8, 12 and 14 do; red behind blue, which holds after two steps."""
+    world = clevr()
+    push = np.asarray(clevr_goals.goal(clevr_goals.PUSH, [(1, RIGHT, -1)]))
+    number = world.instructions.first["easy"] + int(
+        np.flatnonzero((world.instructions.goals[list(world.instructions.of("easy"))] == push).all(1))[0]
+    )
+    apart = np.array([-0.4, -0.2, 0.4, 0.4, 0, 0, 0.3, -0.2, -0.4, 0.4], np.float32)
+    actions = np.array([[8], [9], [14], [0]], np.int32)
+    rewards = np.array([[1], [0], [1], [0]], np.float32)
+    right = rewards[:, 0] > 0
+    made = Imagined(np.tile(apart, (4, 2, 1)), actions, rewards, np.ones(4, np.int32), right)
+    easy = as_episodes(made, np.tile(push, (4, 1)), np.full(4, number))
+    assert easy.terminated.all() and not easy.truncated.any()
+    folder = written(tmp_path / "easy", "easy", easy)
+    assert np.asarray(imagined_of(folder, world, successes=True).action)[:, 0].tolist() == [8, 14]
+    assert len(imagined_of(folder, world, successes=False)) == 4
+
+    relation = np.asarray(clevr_goals.goal(clevr_goals.RELATIONS, [(0, BEHIND, 1)]))
+    number = world.instructions.first["rephrase"]
+    states = np.tile(apart, (2, 4, 1))
+    states[0, 2:, :2] = 0.4, 0.7  # holds from the second step on
+    states[1, 3, :2] = 0.4, 0.7  # in a step after the end of an episode of two
+    lengths = np.array([2, 2], np.int32)
+    made = Imagined(states, np.zeros((2, 3), np.int32), np.zeros((2, 3), np.float32), lengths, np.array([True, False]))
+    rephrased = as_episodes(made, np.tile(relation, (2, 1)), np.full(2, number))
+    assert rephrased.terminated.tolist() == [[False, True, False], [False] * 3]
+    assert rephrased.truncated.tolist() == [[False] * 3, [False, True, False]]
+    folder = written(tmp_path / "rephrase", "rephrase", rephrased)
+    kept = imagined_of(folder, world, successes=True)
+    assert kept.length.tolist() == [2] and kept.terminated[0, 1]
+    none = written(tmp_path / "none", "rephrase", jax.tree.map(lambda x: x[1:], rephrased))
+    with pytest.raises(DataError, match="none of the 1 imagined episodes in .* reaches its goal: leave --successes"):
+        imagined_of(none, world, successes=True)
 
 
 @needs_scenes

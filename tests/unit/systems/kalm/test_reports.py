@@ -13,6 +13,7 @@ import pytest
 from flax import struct
 
 from envs_jax import spaces
+from envs_jax.clevr.instructions import keywords
 from envs_jax.env import Environment
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.agents.evaluate import make_evaluator
@@ -195,7 +196,19 @@ def test_an_explanation_ends_at_its_end_token_and_accuracy_is_the_share_of_right
     assert explaining.explain(found, episodes, [4, 0, 1], 3) == ["walk to the"] * 3  # no more tokens are allowed
     left, right, walk = ["go left", "walk to the left"], ["go right", "go far to the right"], ["walk to the left"]
     texts = [left, right, walk, ["walk to the"], right]
-    assert explaining.accuracy(found, episodes, texts, [0, 1, 2, 3, 4, 2]) == 3 / 6
+    found = replace(found, world=replace(found.world, keywords=None))
+    rates = explaining.accuracy(found, episodes, texts, [0, 1, 2, 3, 4, 2])
+    assert rates == {"explained": 3 / 6}
+
+
+def test_keywords_are_ball_place_and_reference(monkeypatch):
+    said = ["push red at the back of blue", "is blue left of green yet?", "get"]
+    monkeypatch.setattr(explaining, "explain", lambda found, episodes, chosen, most: [said[e] for e in chosen])
+    assert [keywords(text) for text in said] == [(0, 0, 1), (1, 1, 2), (None, None, None)]
+    texts = [["red behind blue"], ["green is left of blue"], ["red right of blue"]]
+    found = replace(model_of(), tokenizer=WordTokenizer.from_texts([text for wordings in texts for text in wordings]))
+    rates = explaining.accuracy(found, recorded([1]), texts, [0, 1, 2, 0])
+    assert rates == {"explained": 0.0, "keywords": 2 / 4, "keyword": pytest.approx((3 + 1 + 0 + 3) / 12)}
 
 
 def test_explanations_are_those_of_one_whole_pass_per_word(monkeypatch):
