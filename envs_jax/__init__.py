@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from envs_jax.lazy import attach
 from envs_jax.registry import WORLDS, ids, make, register, spec
+from envs_jax.threads import spare_thread
 
 
 if TYPE_CHECKING:
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
     from envs_jax.env import Environment, Wrapper
     from envs_jax.resets import VectorEnv
 
+
+spare_thread()
 
 __all__ = [
     "Environment",

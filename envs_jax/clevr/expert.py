@@ -6,6 +6,7 @@ would overlap apart. It knows no spin, no third dimension and no time; the exper
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import jax
@@ -32,29 +33,48 @@ TILT = np.deg2rad(27)
 """The angle that it allows between neighbours in a line."""
 CLOSE = 0.315
 """The distance from green that it aims at."""
+PAIRS = tuple(itertools.combinations(range(BALLS), 2))
 BEST = 10
 """First pushes that are followed by a second one."""
 DOUBT, PATIENCE = 0.03, 8
 """The standard deviation of the noise on the cost of a first push, in metres, and the step at which it is reached."""
 LATER = 0.03
 """The price of a second push, in metres of the cost."""
+Layouts = tuple[jax.Array, jax.Array]
+"""The x and the y of the balls, each `[5, N]`: `N` layouts along the last axis, many of which a CPU computes at once.
+(With balls along it the expert takes eight times as long.)"""
 
 
-def _push(there: jax.Array, action: jax.Array) -> jax.Array:
-    """The balls `[5, 2]` after a push, by the rough model."""
+def _push(there: Layouts, action: jax.Array) -> Layouts:
+    """Layouts after a push, by the rough model; `action`, `[N]`."""
     ball, way = action // len(DIRECTIONS), action % len(DIRECTIONS)
-    pushed = jnp.arange(BALLS) == ball
-    there = there + jnp.where(pushed[:, None], jnp.asarray(SHOVE, jnp.float32)[way], 0)
-    there = jnp.clip(there, INSIDE_LOW, INSIDE_HIGH)
-    for _ in range(3):
-        apart = there[:, None] - there[None]
-        away = jnp.hypot(apart[..., 0], apart[..., 1]) + jnp.eye(BALLS)
-        deep = jnp.maximum(TOUCH - away, 0) * (1 - jnp.eye(BALLS))
-        # the pusher holds on to its ball, so the other one gives way
-        share = jnp.where(pushed[:, None], 0.15, jnp.where(pushed[None], 0.85, 0.5))
-        there = there + jnp.sum((deep * share / away)[..., None] * apart, axis=1)
-        there = jnp.clip(there, INSIDE_LOW, INSIDE_HIGH)
-    return there
+    shove = jnp.asarray(SHOVE, jnp.float32)[way].T
+    pushed = ball == jnp.arange(BALLS)[:, None]
+    there = _inside(*(a + jnp.where(pushed, b, 0) for a, b in zip(there, shove)))
+
+    def part(_: Any, there: Layouts) -> Layouts:
+        """Balls that overlap move apart. A loop, since XLA would compute three of these anew for every use."""
+        x, y = (list(a) for a in there)
+        moved_x, moved_y = list(x), list(y)
+        for i, j in PAIRS:
+            dx, dy = x[i] - x[j], y[i] - y[j]
+            away = _distance(dx, dy)
+            deep = jnp.maximum(TOUCH - away, 0) / away
+            # the pusher holds on to its ball, so the other one gives way
+            share = jnp.where(pushed[i], 0.15, jnp.where(pushed[j], 0.85, 0.5))
+            moved_x[i], moved_y[i] = moved_x[i] + deep * share * dx, moved_y[i] + deep * share * dy
+            moved_x[j], moved_y[j] = moved_x[j] - deep * (1 - share) * dx, moved_y[j] - deep * (1 - share) * dy
+        return _inside(jnp.stack(moved_x), jnp.stack(moved_y))
+
+    return jax.lax.fori_loop(0, 3, part, there)
+
+
+def _inside(x: jax.Array, y: jax.Array) -> Layouts:
+    return jnp.clip(x, INSIDE_LOW[0], INSIDE_HIGH[0]), jnp.clip(y, INSIDE_LOW[1], INSIDE_HIGH[1])
+
+
+def _distance(x: jax.Array, y: jax.Array) -> jax.Array:
+    return jnp.sqrt(x**2 + y**2)
 
 
 def _beyond(along: jax.Array, across: jax.Array, angle: float) -> jax.Array:
@@ -62,28 +82,28 @@ def _beyond(along: jax.Array, across: jax.Array, angle: float) -> jax.Array:
     return jnp.maximum(jnp.abs(across) * np.cos(angle) - along * np.sin(angle), 0)
 
 
-def _relations(goal: jax.Array, there: jax.Array) -> jax.Array:
-    triples = goal[1:].reshape(MOST, 3)
-    axes = jnp.asarray(AXES, jnp.float32)[triples[:, 1]]
-    apart = there[triples[:, 0]] - there[triples[:, 2]]
-    along = jnp.sum(apart * axes, axis=-1)
-    across = apart[:, 0] * axes[:, 1] - apart[:, 1] * axes[:, 0]
-    cost = jnp.maximum(jnp.hypot(along, across) - FAR, 0) + _beyond(along, across, WIDE)
-    return jnp.sum(jnp.where(triples[:, 0] >= 0, cost, 0))
+def _relations(goal: jax.Array, there: Layouts) -> jax.Array:
+    x, y = there
+    ball, place, reference = goal[1:].reshape(MOST, 3).T
+    axes = jnp.asarray(AXES, jnp.float32)[place].T[..., None]
+    dx, dy = x[ball] - x[reference], y[ball] - y[reference]
+    along, across = dx * axes[0] + dy * axes[1], dx * axes[1] - dy * axes[0]
+    cost = jnp.maximum(_distance(along, across) - FAR, 0) + _beyond(along, across, WIDE)
+    return jnp.sum(jnp.where(ball[:, None] >= 0, cost, 0), axis=0)
 
 
-def _line(there: jax.Array) -> jax.Array:
-    apart = there[1:] - there[:-1]
-    return jnp.sum(_beyond(apart[:, 0], apart[:, 1], TILT))
+def _line(there: Layouts) -> jax.Array:
+    dx, dy = (a[1:] - a[:-1] for a in there)
+    return jnp.sum(_beyond(dx, dy, TILT), axis=0)
 
 
-def _gather(there: jax.Array) -> jax.Array:
-    apart = there - there[GREEN]
-    return jnp.sum(jnp.maximum(jnp.hypot(apart[:, 0], apart[:, 1]) - CLOSE, 0))
+def _gather(there: Layouts) -> jax.Array:
+    dx, dy = (a - a[GREEN] for a in there)
+    return jnp.sum(jnp.maximum(_distance(dx, dy) - CLOSE, 0), axis=0)
 
 
-def _cost(goal: jax.Array, there: jax.Array) -> jax.Array:
-    """How far a layout is from a goal, in metres; 0 if it is reached with room to spare."""
+def _cost(goal: jax.Array, there: Layouts) -> jax.Array:
+    """How far layouts are from a goal, in metres, `[N]`; 0 where it is reached with room to spare."""
     kind = goal[0]
     return jnp.where(kind == LINE, _line(there), jnp.where(kind == GATHER, _gather(there), _relations(goal, there)))
 
@@ -99,15 +119,17 @@ def expert_action(env: Environment, state: State) -> jax.Array:
     if not isinstance(world, ClevrRobot):
         raise TypeError(f"expert_action acts in CLEVR-Robot, and {env.id} is a {type(world).__name__}")
     goal, actions = state.goal, jnp.arange(ACTIONS, dtype=jnp.int32)
-    there = (state.balls + COAST * state.speeds).reshape(BALLS, 2)
-    first = jax.vmap(_push, (None, 0))(there, actions)
+    rested = (state.balls + COAST * state.speeds).reshape(BALLS, 2)
+    x, y = jnp.broadcast_to(rested.T[..., None], (2, BALLS, ACTIONS))
+    first = _push((x, y), actions)
     # a plan that fails is not repeated for ever: what a push is thought to be worth varies with the clock
     doubt = DOUBT * jax.random.normal(jax.random.key(state.step_count), (ACTIONS,), jnp.float32)
-    raw = jax.vmap(_cost, (None, 0))(goal, first)
+    raw = _cost(goal, first)
     noise = doubt * jnp.minimum(state.step_count, PATIENCE) / PATIENCE
     _, best = jax.lax.top_k(-(raw + noise), BEST)
-    second = jax.vmap(lambda t: jax.vmap(_push, (None, 0))(t, actions))(first[best])
-    later = jax.vmap(jax.vmap(_cost, (None, 0)), (None, 0))(goal, second).min(axis=1)
+    x, y = (jnp.repeat(a[:, best], ACTIONS, axis=1) for a in first)
+    second = _cost(goal, _push((x, y), jnp.tile(actions, BEST)))
+    later = second.reshape(BEST, ACTIONS).min(axis=1)
     value = jnp.where(raw[best] > 0, later + LATER + noise[best], noise[best])
     planned = best[jnp.argmin(value)]
     step = len(DIRECTIONS) * goal[1] + jnp.argmax(jnp.asarray(ALLOWED)[goal[2]])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 
 from envs_jax.checks import at_least
 from envs_jax.physics.interface import Edit, Look, Physics, require
+from envs_jax.threads import cores
 
 
 ROWS = 8
@@ -25,11 +25,6 @@ PIECES = 4
 @functools.cache
 def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="mujoco")
-
-
-def cores() -> int:
-    """The number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class PhysicsC(Physics):
