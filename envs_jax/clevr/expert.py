@@ -53,7 +53,7 @@ def _push(there: Layouts, action: jax.Array) -> Layouts:
     there = _inside(*(a + jnp.where(pushed, b, 0) for a, b in zip(there, shove)))
 
     def part(_: Any, there: Layouts) -> Layouts:
-        """Balls that overlap move apart. A loop, since XLA would compute three of these anew for every use."""
+        """Balls that overlap move apart. In a loop, since XLA would repeat all of it for every use of its result."""
         x, y = (list(a) for a in there)
         moved_x, moved_y = list(x), list(y)
         for i, j in PAIRS:
