@@ -20,10 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from envs_jax.threads import spare_thread
 from llmrl_jax.core.checks import nearest
 from llmrl_jax.core.files import expanded
 from llmrl_jax.lm import Generation, StopStrings
 
+
+spare_thread()  # rewards are computed in callbacks
 
 Rewards = Float[Array, "P n"]
 Reward = Callable[[Generation, Int[Array, " P"]], Rewards | dict[str, Rewards]]

@@ -25,7 +25,7 @@ print(x[0, 0] >= 0)
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs sched_setaffinity")
-@pytest.mark.parametrize("package", ["envs_jax", "llmrl_jax"])
+@pytest.mark.parametrize("package", ["envs_jax", "llmrl_jax.tuning.rewards"])
 def test_a_callback_whose_input_is_not_ready_does_not_wait_for_itself(package):
     """With NumPy in the place of the package this program never ends (jax 0.10.2)."""
     environment = {name: value for name, value in os.environ.items() if name != "NPROC"}

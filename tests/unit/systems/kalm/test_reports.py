@@ -388,7 +388,7 @@ def test_no_episode_is_both_learned_and_held_out(count, share, held, monkeypatch
 
     def accuracy(found, episodes, texts, chosen):
         given["explained"] = chosen
-        return 0.5
+        return {"explained": 0.5}
 
     for place, name, other in (
         (ground, "read", lambda folder: (clevr(), "real", data)),
