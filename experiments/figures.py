@@ -13,6 +13,7 @@ import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -95,25 +96,51 @@ ASKED = 256
 
 def draw_agreement(file: Path, out: Path) -> Path:
     """How often models choose the bot's action (`glam_smollm2.py`): with more imitation, and after it in other words.
-    95% intervals (Wilson), and the share of the most frequent action as a line."""
+    95% intervals (Wilson), and the share of the most frequent action as a line. Models, and other words, are those that
+    were asked all of it."""
     rows = json.loads(file.read_text())["rows"]
     pairs = sorted({int(name.split(", ")[1].split()[0]) for name in rows if "steps of imitation" in name})
-    own = "no_modification_test"
+    own, most = "no_modification_test", f" {pairs[-1]} steps of imitation,"
+
+    def asked(init: str, taught: str) -> dict[str, Any]:
+        return rows.get(f"{init},{taught} {ASKED} steps asked, seed 0", {})
+
+    inits = [init for init in INITS if asked(init, most)]
+    others = [test for test in OTHER_WORDS if all(test in asked(init, most) for init in inits)]
     shown = [("not trained", "", own)]
     shown += [(f"{n} steps", f" {n} steps of imitation,", own) for n in pairs]
-    shown += [(f"{pairs[-1]} steps, {words}", shown[-1][1], test) for test, words in OTHER_WORDS.items()]
+    shown += [(f"{pairs[-1]} steps, {OTHER_WORDS[test]}", most, test) for test in others]
+    cells = {init: [asked(init, taught)[test]["agrees"] for _, taught, test in shown] for init in inits}
+    line = asked("pretrained", "")["most frequent action"]["agrees"]
+    return _bars([name for name, _, _ in shown], cells, "agreement with the bot", out, line)
+
+
+def draw_success(file: Path, out: Path) -> Path:
+    """Success of models after PPO, in the words that they know and in others (`glam_smollm2.py`): sampled actions, 99%
+    intervals (Wilson)."""
+    rows = json.loads(file.read_text())["rows"]
+    tested = {init: rows[f"{init}, tests, seed 0"][0]["tests"] for init in INITS if f"{init}, tests, seed 0" in rows}
+    tests = {"no_modification_test": "plain", **OTHER_WORDS}
+    shown = [test for test in tests if all(test in found for found in tested.values())]
+    cells = {init: [found[test]["sampled"][:3] for test in shown] for init, found in tested.items()}
+    return _bars([tests[test] for test in shown], cells, "success after PPO", out)
+
+
+def _bars(groups: list[str], cells: dict[str, list[list[float]]], said: str, out: Path, line: float = 0.0) -> Path:
+    """Bars of models, `(mean, low, high)` for each group; `line`, the share of the most frequent action."""
     figure, axis = reports.new_axis(9.0, 4.2)
-    for i, (init, label) in enumerate(INITS.items()):
-        asked = [rows[f"{init},{taught} {ASKED} steps asked, seed 0"][test]["agrees"] for _, taught, test in shown]
-        mean, low, high = np.array(asked).T
-        places = np.arange(len(shown)) + 0.27 * (i - 1)
-        axis.bar(places, mean, 0.25, color=reports.color(i), label=label)
+    width = 0.8 / len(cells)
+    for i, (init, found) in enumerate(cells.items()):
+        mean, low, high = np.array(found).T
+        places = np.arange(len(groups)) + width * (i - (len(cells) - 1) / 2)
+        color = reports.color(list(INITS).index(init))
+        axis.bar(places, mean, 0.93 * width, color=color, label=INITS[init])
         axis.errorbar(places, mean, [mean - low, high - mean], fmt="none", ecolor=INK, elinewidth=0.9, capsize=2)
-    most = rows[f"pretrained, {ASKED} steps asked, seed 0"]["most frequent action"]["agrees"]
-    axis.axhline(most, color=INK, linewidth=0.8, linestyle=":", label="the most frequent action")
-    axis.set_xticks(range(len(shown)), [name for name, _, _ in shown], rotation=20, ha="right", fontsize=8)
+    if line:
+        axis.axhline(line, color=INK, linewidth=0.8, linestyle=":", label="the most frequent action")
+    axis.set_xticks(range(len(groups)), groups, rotation=20, ha="right", fontsize=8)
     axis.set_ylim(0, 1.02)
-    axis.set_ylabel("agreement with the bot", color=INK)
+    axis.set_ylabel(said, color=INK)
     figure.legend(frameon=False, fontsize=8.5, loc="outside upper center", ncols=4)
     return reports.save(figure, out)
 
@@ -137,6 +164,8 @@ def main() -> None:
     draw(runs_of(results / "mixed"), out / "mixed.png", labels)
     draw_tests(tests_of(results / "mixed" / "tests"), out / "mixed_tests.png", [*labels, "prior, zero-shot"])
     draw_agreement(results / "glam_smollm2" / "results.json", out / "smollm2_agreement.png")
+    draw_agreement(results / "glam_smollm2" / "mixed.json", out / "smollm2_imitation.png")
+    draw_success(results / "glam_smollm2" / "mixed.json", out / "smollm2_success.png")
 
 
 if __name__ == "__main__":

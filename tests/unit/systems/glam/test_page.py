@@ -69,26 +69,43 @@ def test_the_mixed_tasks_prior_and_lessons_are_those_of_the_page():
 
 
 def test_smollm2_after_more_imitation_and_ppo_is_that_of_the_page():
-    page = " ".join((ROOT / "docs" / "systems" / "glam.md").read_text().split())
+    page = " ".join((ROOT / "docs" / "systems" / "glam.md").read_text().replace("*", "").split())
     rows = json.loads((RESULTS / "glam_smollm2" / "mixed.json").read_text())["rows"]
-    asked = rows["pretrained, 5000 steps of imitation, 256 steps asked, seed 0"]
-    words = ("no_modification_test", "other_name_same_categories", "no_meaning_words", "synonym_actions")
-    cells = [asked[test]["agrees"] for test in words]
-    row = " | ".join(f"{mean:.3f} [{low:.3f}, {high:.3f}]" for mean, low, high in cells)
-    pairs = rows["pretrained, 5000 steps of imitation, seed 0"]["pairs"]
-    assert f"after {pairs:,} steps of imitation | {row} |" in page
-    ends = rows["pretrained, PPO, seed 0"]
-    for way, found in ends.items():
-        said = f"{found['success']:.3f} [{found['success_low']:.3f}, {found['success_high']:.3f}] {way}"
-        assert said in page and found["episodes"] == 128
-    (one,) = rows["pretrained, tests, seed 0"]
-    cells = [one["tests"][test]["sampled"] for test in words[:3]]
-    row = " | ".join(f"{mean:.3f} [{low:.3f}, {high:.3f}]" for mean, low, high, _ in cells)
-    assert f"sampled (99% intervals) | {row} |" in page
-    lines = [json.loads(x) for x in (RESULTS / "glam_smollm2" / "ppo-pretrained-0.jsonl").read_text().splitlines()]
-    train = [x for x in lines if x["kind"] == "train"]
-    rates = [
-        sum(x["success"] * x["episodes"] for x in part) / sum(x["episodes"] for x in part)
-        for part in (train[:6], train[-6:])
-    ]
-    assert len(train) == 24 and "is {:.3f} in the first six updates and {:.3f} in the last six".format(*rates) in page
+    inits = ("pretrained", "random")
+    words = {
+        "no_modification_test": "",
+        "other_name_same_categories": "other nouns",
+        "no_meaning_words": "invented words",
+    }
+
+    def cells(found):
+        return " | ".join(f"{mean:.3f} [{low:.3f}, {high:.3f}]" for mean, low, high, *_ in found)
+
+    for steps in (500, 5000):
+        (pairs,) = {rows[f"{init}, {steps} steps of imitation, seed 0"]["pairs"] for init in inits}
+        asked = [rows[f"{init}, {steps} steps of imitation, 256 steps asked, seed 0"] for init in inits]
+        for test, said in words.items() if steps == 5000 else [("no_modification_test", "")]:
+            name = f"the same, {said}" if said else f"after {pairs:,} steps of imitation"
+            assert f"| {name} | {cells(one[test]['agrees'] for one in asked)} |" in page
+    actions = cells([rows["pretrained, 5000 steps of imitation, 256 steps asked, seed 0"]["synonym_actions"]["agrees"]])
+    assert f"other names of the actions | {actions} | not asked |" in page
+    ends = [rows[f"{init}, PPO, seed 0"] for init in inits]
+    for way, name in (
+        ("sampled", "sampled actions, 128 episodes (95% intervals)"),
+        ("greedy", "greedy actions, 128 episodes"),
+    ):
+        found = [[end[way][x] for x in ("success", "success_low", "success_high")] for end in ends]
+        assert f"| {name} | {cells(found)} |" in page and all(end[way]["episodes"] == 128 for end in ends)
+    tests = [rows[f"{init}, tests, seed 0"][0]["tests"] for init in inits]
+    for test, said in words.items():
+        name = f"the same, {said}" if said else "sampled, 64 episodes (99% intervals)"
+        assert f"| {name} | {cells(one[test]['sampled'] for one in tests)} |" in page
+    rates = []
+    for init in inits:
+        lines = [json.loads(x) for x in (RESULTS / "glam_smollm2" / f"ppo-{init}-0.jsonl").read_text().splitlines()]
+        train = [x for x in lines if x["kind"] == "train"]
+        assert len(train) == 24
+        for part in (train[:6], train[-6:]):
+            rates.append(sum(x["success"] * x["episodes"] for x in part) / sum(x["episodes"] for x in part))
+    first = "is {:.3f} in the first six updates and {:.3f} in the last six for SmolLM2".format(*rates)
+    assert first + ", {:.3f} and {:.3f} for random weights".format(*rates[2:]) in page
