@@ -1,0 +1,36 @@
+"""The page of KALM has the numbers of the committed results."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from llmrl_jax.run.report.statistics import wilson
+from llmrl_jax.systems.kalm.worlds import LEVELS
+
+
+ROOT = Path(__file__).parents[4]
+FOUND = json.loads((ROOT / "experiments" / "results" / "kalm_clevr" / "successes.json").read_text())
+TESTS = 300
+
+
+def cell(rates: list[float]) -> str:
+    """Wilson's interval over the episodes of all seeds, and every seed's rate."""
+    rate = wilson(sum(round(TESTS * x) for x in rates), TESTS * len(rates))
+    own = f" ({', '.join(f'{x:.2f}' for x in rates)})" if len(rates) > 1 else ""
+    return f"{rate.mean:.2f} [{rate.low:.2f}, {rate.high:.2f}]{own}"
+
+
+def test_agents_of_successes_are_those_of_the_page():
+    page = (ROOT / "docs" / "systems" / "kalm.md").read_text()
+    section = page[page.index("### Only what succeeds") :]
+    names = {"the language model itself": "language model as policy", "`bc`, recorded episodes": "bc"}
+    for level in ("rephrase", "easy"):
+        names[f"`bc`, and imagined `{level}`"] = f"bc, imagined {level}"
+        names[f"`bc`, and imagined `{level}` that succeeds"] = f"bc, imagined {level}, successes"
+    for said, name in names.items():
+        rates = [FOUND["success"][name][level] for level in LEVELS]
+        cells = [cell(rate.get("seeds", [rate["mean"]])) for rate in rates]
+        assert f"| {said} | {' | '.join(cells)} |" in section
+    for level in ("rephrase", "easy"):
+        assert f"{FOUND['imagined'][level]['success']:.0%} of" in section
