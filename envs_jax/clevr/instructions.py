@@ -103,7 +103,7 @@ def _hard() -> Iterator[tuple[np.ndarray, list[str]]]:
 def keywords(text: str) -> Triple | tuple[int | None, int | None, int | None]:
     """The ball, the place and the reference that a sentence of level real names, or any text: the first colour, the
     phrase of a place, the second colour; None for what it lacks."""
-    colors = [COLORS.index(word) for word in re.findall("|".join(COLORS), text)]
+    colors = [COLORS.index(word) for word in re.findall(rf"\b({'|'.join(COLORS)})\b", text)]
     places = (i for i, phrases in enumerate(wordings.WHERE) for phrase in phrases if phrase in text)
     ball, reference, *_ = [*colors, None, None]
     return ball, next(places, None), reference

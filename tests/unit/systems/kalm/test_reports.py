@@ -202,7 +202,7 @@ def test_an_explanation_ends_at_its_end_token_and_accuracy_is_the_share_of_right
 
 
 def test_keywords_are_ball_place_and_reference(monkeypatch):
-    said = ["push red at the back of blue", "is blue left of green yet?", "get"]
+    said = ["push red at the back of blue", "is blue left of green yet?", "scattered"]
     monkeypatch.setattr(explaining, "explain", lambda found, episodes, chosen, most: [said[e] for e in chosen])
     assert [keywords(text) for text in said] == [(0, 0, 1), (1, 1, 2), (None, None, None)]
     texts = [["red behind blue"], ["green is left of blue"], ["red right of blue"]]
