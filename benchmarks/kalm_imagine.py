@@ -37,7 +37,7 @@ def rows(name: str, config: lm.LlamaConfig, horizon: int, ways: int) -> tuple[li
     llama = lm.Llama(config)
     variables = dict(jax.jit(llama.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32)))
     model = WorldModel(llama, Slots(config.hidden_size, STATE, ACTIONS, True))
-    mine = {**variables, "slots": model.init_slots(jax.random.key(1))}
+    mine = {**variables, "slots": model.init_slots(jax.random.key(1), variables)}
     rng = np.random.default_rng(0)
     tokens = rng.integers(3, config.vocab_size, (TOGETHER, PROMPT)).astype(np.int32)
     first = rng.normal(size=(TOGETHER, STATE)).astype(np.float32)

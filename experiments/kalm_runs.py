@@ -30,6 +30,7 @@ from llmrl_jax.systems.kalm.collecting import collect
 from llmrl_jax.systems.kalm.config import EMBEDDED, CollectRun, GroundRun, ImagineRun, settings_class
 from llmrl_jax.systems.kalm.ground import ground
 from llmrl_jax.systems.kalm.imagining import imagine_run
+from llmrl_jax.systems.kalm.patterns import PATTERNS
 from llmrl_jax.systems.kalm.testing import play_random, rates, test_run
 from llmrl_jax.systems.kalm.training import train
 from llmrl_jax.systems.kalm.worlds import IMAGINED, LEVELS, level_of, world_of
@@ -61,6 +62,8 @@ class Experiment:
     """Passes of grounding."""
     rows: int = 8
     """Rows of a batch of grounding."""
+    patterns: tuple[str, ...] = PATTERNS
+    """Objectives of grounding."""
     decision_epochs: float = 10.0
     """Passes of the decision transformer over `episodes`."""
     episodes: int = 6400
@@ -124,7 +127,8 @@ def grounded(x: Experiment, *, returns: bool = False) -> Path:
         config = replace(config, returns=True, patterns=("rollout",), weights=replace(config.weights, state=0.0))
     else:
         sft = replace(config.sft, learning_rate=x.learning_rate, batch_size=x.rows)
-        config = replace(config, model=x.model, init=x.init, dtype=x.dtype, tune=x.tune, sft=sft)
+        how: Any = {"model": x.model, "init": x.init, "dtype": x.dtype, "tune": x.tune, "patterns": x.patterns}
+        config = replace(config, sft=sft, **how)
     if not finished(folder, config) and ground(config).stopped:
         raise SystemExit(f"{folder} was stopped: the same command goes on with it")
     return folder
@@ -198,7 +202,7 @@ def run(x: Experiment) -> None:
         }
         write_whole(out / f"results-{who(x)}.json", json.dumps(results, indent=1) + "\n")
 
-    for level in IMAGINED:
+    for level in x.levels:
         imaginations[level] = json.loads((Path(imagined(x, level)) / "summary.json").read_text())
     found["random actions"] = [rates(play_random(world_of(x.WORLD), LEVELS, x.tests, 0))]
     found["language model as policy"] = [tested(grounded(x), x)]

@@ -88,7 +88,7 @@ class Grounding:
     def init(self, key: jax.Array) -> SFTState:
         adapter_key, slot_key, run_key = jax.random.split(key, 3)
         own = first_params(self.model.llama, self.variables, adapter_key, self.placement.mesh)
-        params = {self.trained: own, "slots": self.model.init_slots(slot_key)}
+        params = {self.trained: own, "slots": self.model.init_slots(slot_key, self.variables)}
         frozen = {
             "base": {} if self.trained == "params" else {"params": self.variables["params"]},
             "rows": jax.tree.map(jnp.asarray, self.rows),

@@ -27,6 +27,9 @@ from llmrl_jax.tuning.loss import token_log_probs
 STILL = 1e-3
 """The share of the largest standard deviation below which a part of a state, or its change, hardly varies."""
 
+SAMPLED = 1024
+"""At most so many words show how large word vectors are."""
+
 
 @struct.dataclass
 class Units:
@@ -73,12 +76,12 @@ class Slots(nn.Module):
     discrete: bool
 
     def setup(self):
-        small = nn.initializers.normal(0.02)
-        self.state_in = nn.Dense(self.width, kernel_init=small)
-        make = partial(nn.Embed, embedding_init=small) if self.discrete else None
-        self.action_in = make(self.action, self.width) if make else nn.Dense(self.width, kernel_init=small)
-        self.state_out = nn.Dense(self.state, kernel_init=small)
-        self.action_out = nn.Dense(self.action, kernel_init=small)
+        one = nn.initializers.variance_scaling(1.0, "fan_in", "normal")  # components of about 1
+        self.state_in = nn.Dense(self.width, kernel_init=one)
+        make: Any = partial(nn.Embed, embedding_init=nn.initializers.normal(1.0)) if self.discrete else None
+        self.action_in = make(self.action, self.width) if make else nn.Dense(self.width, kernel_init=one)
+        self.state_out = nn.Dense(self.state, kernel_init=nn.initializers.zeros)
+        self.action_out = nn.Dense(self.action, kernel_init=nn.initializers.zeros)
 
     def __call__(self, states: Any, actions: Any) -> Any:
         """All layers, to make their parameters."""
@@ -125,10 +128,24 @@ class WorldModel:
         slots = Slots(llama.config.hidden_size, episodes.states.shape[1], size, episodes.discrete)
         return WorldModel(llama, slots, states)
 
-    def init_slots(self, key: jax.Array) -> Any:
-        """Random parameters of the slots."""
+    def init_slots(self, key: jax.Array, variables: Any) -> Any:
+        """The first parameters of the slots: states and actions enter at random, as large as words do, and the heads
+        are zero.
+
+        Both matter to a pretrained model. SmolLM2's word vectors have components of 0.14, and its last hidden states
+        some of 30: actions of 0.02 are lost beside words, and heads as small as that start with errors as large as
+        those of no prediction at all.
+
+        **Arguments:** `variables`, the language model's.
+        """
         action = jnp.zeros((1,), jnp.int32) if self.slots.discrete else jnp.zeros((1, self.slots.action))
-        return self.slots.init(key, jnp.zeros((1, self.slots.state)), action)["params"]
+        found = self.slots.init(key, jnp.zeros((1, self.slots.state)), action)["params"]
+        count = self.llama.config.vocab_size
+        some = jnp.arange(0, count, -(-count // SAMPLED))
+        words: Any = self.llama.apply(self._text(variables), some, method=Llama.embed)
+        size = jnp.sqrt(jnp.mean(jnp.square(words.astype(jnp.float32))))
+        enter = {name: jax.tree.map(lambda x: x * size, found[name]) for name in ("state_in", "action_in")}
+        return {**found, **enter}
 
     def _slot(self, variables: Any, what: str, x: Any) -> Any:
         return self.slots.apply({"params": variables["slots"]}, x, method=what)

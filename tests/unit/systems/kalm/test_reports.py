@@ -143,8 +143,9 @@ WORLD = PlaneWorld(
 )
 
 
-SCALES = {"params": 12.0, "slots": 10.0}
-"""Factors of the first weights, with which what is read shows in what is said and done."""
+SCALES = {"params": 12.0, "slots": 0.2}
+"""Factors of the first weights, and of the numbers drawn for slots, with which what is read shows in what is said and
+done."""
 
 
 @functools.cache
@@ -155,7 +156,11 @@ def model_of(width=2, size=16, returns=None):
     config = LlamaConfig(vocabulary, size, 24, 1, 2, 2, max_position_embeddings=128, eos_token_id=tokenizer.eos_id)
     model = WorldModel(Llama(config), Slots(size, width, 3, discrete=True))
     variables = dict(jax.jit(model.llama.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32)))
-    variables["slots"] = jax.jit(model.init_slots)(jax.random.key(1))
+    slots = jax.eval_shape(model.init_slots, jax.random.key(1), variables)
+    leaves, structure = jax.tree.flatten(slots)
+    keys = jax.random.split(jax.random.key(1), len(leaves))
+    numbers = [jax.random.normal(key, x.shape) for key, x in zip(keys, leaves)]
+    variables["slots"] = structure.unflatten(numbers)
     variables = {name: jax.tree.map(lambda x, n=name: SCALES[n] * x, tree) for name, tree in variables.items()}
     returned = jnp.arange(width) > 1
     units = Units(jnp.where(returned, 25.0, 0.25), jnp.where(returned, 4.0, 1.5), jnp.full(width, 0.5))

@@ -14,7 +14,7 @@ from llmrl_jax.systems.kalm import patterns
 from llmrl_jax.systems.kalm.grounding import Weights, make_grounding
 from llmrl_jax.systems.kalm.imagination import imagine
 from llmrl_jax.systems.kalm.patterns import ACTION, STATE, Episodes, Row, Rows
-from llmrl_jax.systems.kalm.world_model import Units, WorldModel, targets
+from llmrl_jax.systems.kalm.world_model import Slots, Units, WorldModel, targets
 from llmrl_jax.tuning.sft import SFTConfig
 
 
@@ -42,6 +42,13 @@ def walks(count=12, longest=4, seed=0):
     return data, chosen
 
 
+def drawn(tree, key, size):
+    """Normal numbers in the shapes of `tree`: what slots have learned is far from their first weights."""
+    leaves, structure = jax.tree.flatten(tree)
+    keys = jax.random.split(key, len(leaves))
+    return structure.unflatten([size * jax.random.normal(k, x.shape) for k, x in zip(keys, leaves)])
+
+
 @pytest.fixture(scope="module")
 def world():
     data, chosen = walks()
@@ -60,7 +67,7 @@ def world():
     llama = Llama(config)
     model = WorldModel.around(llama, episodes, 3)
     variables = dict(llama.init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32)))
-    variables["slots"] = jax.tree.map(lambda x: x * 20, model.init_slots(jax.random.key(1)))  # far from nothing
+    variables["slots"] = drawn(model.init_slots(jax.random.key(1), variables), jax.random.key(2), 0.4)
     return data, chosen, episodes, tokenizer, model, variables, Units.of(episodes)
 
 
@@ -95,6 +102,23 @@ def test_a_rollout_learns_everything_but_its_first_state(world):
     said = patterns.explanation(Row(tokenizer), episodes, 1, TEXTS[chosen[1]])
     learned = [token for token, learn in zip(said.tokens, said.learn) if learn]
     assert learned == [*tokenizer.encode(" " + TEXTS[chosen[1]]), tokenizer.eos_id]
+
+
+@pytest.mark.parametrize("size", [0.02, 0.3])
+@pytest.mark.parametrize("discrete", [True, False])
+def test_first_slots_enter_as_large_as_words_and_predict_nothing(world, size, discrete):
+    _, _, _, _, model, variables, units = world
+    table = size * jax.random.normal(jax.random.key(0), variables["params"]["embed_tokens"]["embedding"].shape)
+    given = {**variables, "params": {**variables["params"], "embed_tokens": {"embedding": table}}}
+    model = WorldModel(model.llama, Slots(32, 2, 64, discrete))
+    given["slots"] = model.init_slots(jax.random.key(3), given)
+    states = jax.random.normal(jax.random.key(4), (500, 2)) * units.std + units.mean
+    done = jnp.arange(64) if discrete else jax.random.normal(jax.random.key(5), (500, 64))
+    for found in (model.enter_state(given, units, states), model.enter_action(given, done)):
+        assert jnp.sqrt(jnp.mean(found**2)) == pytest.approx(size, rel=0.25)
+    hidden = 30 * jax.random.normal(jax.random.key(6), (5, 32))
+    np.testing.assert_array_equal(model.actions(given, hidden), jnp.zeros((5, 64)))
+    np.testing.assert_array_equal(model.next_state(given, units, hidden, states[:5]), states[:5])
 
 
 def rows_of(world, length=64, **options):
