@@ -10,7 +10,8 @@ from llmrl_jax.systems.kalm.worlds import LEVELS
 
 
 ROOT = Path(__file__).parents[4]
-FOUND = json.loads((ROOT / "experiments" / "results" / "kalm_clevr" / "successes.json").read_text())
+RESULTS = ROOT / "experiments" / "results" / "kalm_clevr"
+FOUND = json.loads((RESULTS / "successes.json").read_text())
 TESTS = 300
 
 
@@ -34,3 +35,20 @@ def test_agents_of_successes_are_those_of_the_page():
         assert f"| {said} | {' | '.join(cells)} |" in section
     for level in ("rephrase", "easy"):
         assert f"{FOUND['imagined'][level]['success']:.0%} of" in section
+
+
+def test_grounded_models_are_those_of_the_page():
+    page = (ROOT / "docs" / "systems" / "kalm.md").read_text()
+    runs = {one["name"]: one for one in map(json.loads, (RESULTS / "grounded-6400.jsonl").read_text().splitlines())}
+    for name in ("grounded-smollm2-135m", "grounded-embedded"):
+        made, test = runs[name]["grounded"], runs[name]["test"]
+        assert test["episodes"] == TESTS
+        cells = [f"{made['held_out/action']:.2f}", f"{made['held_out/state']:.2f}"]
+        cells += [cell([test[level]]) for level in LEVELS]
+        assert f" | {' | '.join(cells)} |" in page and f"{made['updates']:,} updates" in page
+    before, after = (
+        next(x for x in runs[name]["curve"] if x["update"] == 120)
+        for name in ("grounded-before", "grounded-smollm2-135m")
+    )
+    assert f"was {before['state']:.2f} before (mean of 20 updates) and is {after['state']:.2f}" in page
+    assert f"{before['action']:.2f} and {after['action']:.2f}." in " ".join(page.split())
