@@ -2,12 +2,13 @@
 
     make .venv-d3rlpy/.peers
     python experiments/offline_mujoco.py
+    python experiments/offline_mujoco.py --algorithms awac prdc bcq combo --sets medium-replay
     python experiments/offline_mujoco.py --stages policies --policies runs/offline_mujoco/policies
 
-SAC makes policies; those that make data are committed as small files, from which the second line starts, so it does not
-train SAC; the third does, into another folder. Then data are made from the policies, and each algorithm learns from
-each set with both libraries: the same steps, networks, hyper-parameters, batch size and number of gradient steps. The
-actors of both are played in the same way, by the modes of their actions in our world.
+SAC makes policies; those that make data are committed as small files, from which the second and third lines start, so
+they do not train SAC; the last does, into another folder. Then data are made from the policies, and each algorithm
+learns from each set with both libraries: the same steps, networks, hyper-parameters, batch size and number of gradient
+steps. The actors of both are played in the same way, by the modes of their actions in our world.
 
 What is there is read, and the rest is made, so that it can be stopped at any time; what the committed table has counts
 as there (`--known ''`: make everything). `<out>/results.json` has the table; `--stages` without a stage makes only
@@ -22,7 +23,7 @@ import json
 import os
 import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -95,8 +96,14 @@ ALGORITHMS: dict[str, tuple[dict[str, Any], str, dict[str, str]]] = {
             "n_action_samples": "action_samples",
         },
     ),
+    "awac": ({}, "", {}),
+    "prdc": ({}, "", {}),
+    "bcq": ({}, "", {}),
+    "combo": ({"model_steps": 10_000}, "", {}),
 }
-"""Ours -> what differs from our defaults, d3rlpy's name, and its option -> ours."""
+"""Ours -> what differs from our defaults, d3rlpy's name (empty: ours alone is run), and its option -> ours."""
+BESIDE = tuple(name for name, (_, theirs, _) in ALGORITHMS.items() if theirs)
+SLOW = ("cql", "bcq", "combo")
 AVERAGED = 1000
 """Gradient steps at the end whose losses are averaged."""
 HELD_OUT = 0xE7A1  # the key of the episodes by which policies are compared
@@ -112,16 +119,16 @@ class Experiment:
     """Worlds."""
     sets: tuple[Set, ...] = SETS
     """Sets of data."""
-    algorithms: tuple[str, ...] = tuple(ALGORITHMS)
-    """Algorithms."""
+    algorithms: tuple[str, ...] = BESIDE
+    """Algorithms; of `awac`, `prdc`, `bcq` and `combo` only ours is run."""
     sac_steps: int = 160_000
     """Gradient steps of SAC."""
     data_steps: int = 200_000
     """Steps of a set."""
     steps: int = 10_000
-    """Gradient steps of BC, TD3+BC and IQL."""
+    """Gradient steps of all but CQL, BCQ and COMBO."""
     cql_steps: int = 3_000
-    """Gradient steps of CQL, which are ten times as expensive."""
+    """Gradient steps of CQL, BCQ and COMBO's policy, which are ten times as expensive."""
     batch_size: int = 256
     """Steps of a batch."""
     seeds: int = 2
@@ -146,13 +153,21 @@ def config_of(x: Experiment, name: str) -> Any:
 
 
 def steps_of(x: Experiment, name: str) -> int:
-    """The gradient steps of an algorithm."""
-    return x.cql_steps if name == "cql" else x.steps
+    """The gradient steps of an algorithm; COMBO's begin with those of its model."""
+    return (x.cql_steps if name in SLOW else x.steps) + getattr(config_of(x, name), "model_steps", 0)
 
 
 def seeds_of(x: Experiment, name: str) -> tuple[int, int]:
     """Our seeds of an algorithm, and d3rlpy's."""
-    return (x.cql_seeds, x.cql_seeds) if name == "cql" else (x.seeds, x.peer_seeds)
+    if name == "cql":
+        return x.cql_seeds, x.cql_seeds
+    return x.seeds, x.peer_seeds if name in BESIDE else 0
+
+
+def settings_of(x: Experiment, name: str) -> dict[str, Any]:
+    """What the table says of an algorithm's settings: those that both sides have, or, of ours alone, all."""
+    config, shared = config_of(x, name), ALGORITHMS[name][2]
+    return {of: getattr(config, of) for of in (*shared.values(), "normalize")} if shared else asdict(config)
 
 
 def returns(world_id: str, policy: Any, episodes: int) -> Callable[[Any, Any], float]:
@@ -333,6 +348,11 @@ def to_make(x: Experiment) -> list[tuple[str, Set, str, str]]:
     return [side for side in sides if not is_known(x, *side)]
 
 
+def made_of(worlds: dict[str, Any]) -> set[str]:
+    """The algorithms that a table has rows of."""
+    return {name for world in worlds.values() for data in world["sets"].values() for name in data["algorithms"]}
+
+
 def tabulate(x: Experiment) -> None:
     """Write what is there, and what was known, as `results.json`."""
     worlds = known_worlds(x)
@@ -373,10 +393,7 @@ def tabulate(x: Experiment) -> None:
         "date": datetime.date.today().isoformat(),
         "batch_size": x.batch_size,
         "episodes": x.episodes,
-        "settings": {
-            name: {of: getattr(config_of(x, name), of) for of in (*ALGORITHMS[name][2].values(), "normalize")}
-            for name in x.algorithms
-        },
+        "settings": {name: settings_of(x, name) for name in ALGORITHMS if name in made_of(worlds)},
         "worlds": worlds,
         "versions": {**info.versions(), "d3rlpy": "2.8.1", "torch": "2.13.0"},
         "device": info.device(),

@@ -18,7 +18,7 @@ from llmrl_jax.data.masked import read_published, to_masked, write_masked
 from llmrl_jax.data.parquet import read_parquet, write_parquet
 from llmrl_jax.data.transitions import DataError
 from llmrl_jax.lm.encoder_names import make_encoder
-from llmrl_jax.systems.kalm import collecting, grounded, testing
+from llmrl_jax.systems.kalm import collecting, grounded, imagining, testing
 from llmrl_jax.systems.kalm.commands import GROUND, IMAGINE, TEST, TRAIN
 from llmrl_jax.systems.kalm.converting import metaworld_goals
 from llmrl_jax.systems.kalm.datasets import get_dataset
@@ -91,6 +91,31 @@ def test_grounding_goes_on_where_it_stopped(out):
     whole, parts = grounded.load(out / "model"), grounded.load(out / "stopped")
     jax.tree.map(np.testing.assert_array_equal, parts.variables, whole.variables)
     assert summary_of(out / "stopped")["held_out/state"] == summary_of(out / "model")["held_out/state"]
+
+
+def test_imagination_goes_on_where_it_stopped(out, monkeypatch):
+    args = ["--grounded", str(out / "model"), "--data", str(out / "recorded"), "--level", "easy"]
+    args += ["--episodes", "6", "--together", "2", "--run.out", str(out)]
+    assert main(["kalm", "imagine", *args, "--run.name", "whole"]) == 0
+    write = imagining._write_part
+
+    def interrupted(file, made):
+        if file.name == "4-6.npz":
+            raise KeyboardInterrupt
+        write(file, made.replace(states=made.states + 100.0) if file.name == "0-2.npz" else made)  # to be seen later
+
+    monkeypatch.setattr(imagining, "_write_part", interrupted)
+    assert main(["kalm", "imagine", *args, "--run.name", "broken"]) != 0
+    assert sorted(file.name for file in (out / "broken" / "parts").iterdir()) == ["0-2.npz", "2-4.npz"]
+    monkeypatch.undo()
+    assert main(["kalm", "imagine", *args, "--level", "hard", "--run.name", "broken", "--run.resume"]) != 0
+    assert main(["kalm", "imagine", "--run.resume", str(out / "broken")]) == 0
+    assert not (out / "broken" / "parts").exists()
+    whole, found = (collecting.read(out / name, imagined=True)[2] for name in ("whole", "broken"))
+    for name in ("action", "reward", "length"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(whole, name))
+    moved = np.where(np.arange(6) < 2, np.float32(100.0), np.float32(0.0))[:, None, None]
+    np.testing.assert_array_equal(found.obs["state"], whole.obs["state"] + moved)
 
 
 @pytest.mark.parametrize("level", ["rephrase", "easy"])

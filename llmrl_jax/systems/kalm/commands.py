@@ -44,7 +44,9 @@ def ground(config: GroundRun) -> int:
 
 @command(ImagineRun, aliases=IMAGINE)
 def imagine(config: ImagineRun) -> int:
-    """Let a grounded model imagine episodes for other words (`--level rephrase`) or for new goals (`easy`, `hard`)."""
+    """Let a grounded model imagine episodes for other words (`--level rephrase`) or for new goals (`easy`, `hard`).
+
+    `--run.resume runs/NAME` continues a run with its own settings."""
     from llmrl_jax.systems.kalm import imagining
 
     imagining.imagine_run(config)

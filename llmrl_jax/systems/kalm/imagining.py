@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import io
 import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from llmrl_jax.core import config as configs
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.files import write_whole
 from llmrl_jax.data.parquet import write_parquet
 from llmrl_jax.data.transitions import DataError, Trajectories
-from llmrl_jax.run.folder import opened, write_summary
+from llmrl_jax.run.folder import begin, opened, write_summary
 from llmrl_jax.systems.kalm import grounded, patterns
 from llmrl_jax.systems.kalm.collecting import ABOUT, EPISODES, read
 from llmrl_jax.systems.kalm.config import ImagineRun
 from llmrl_jax.systems.kalm.grounded import Grounded
 from llmrl_jax.systems.kalm.imagination import Imagined, imagine
 from llmrl_jax.systems.kalm.worlds import GOAL, INSTRUCTION, STATE, World
+
+
+PARTS = "parts"
+"""The folder, in that of a run, of what is imagined already while it goes on."""
 
 
 def chosen_goals(world: World, level: str, count: int, rng: np.random.Generator) -> np.ndarray:
@@ -53,8 +59,13 @@ def starts(world: World, level: str, numbers: np.ndarray, data: Trajectories, rn
     raise ValueError("some goals hold in nearly all first states of the data: collect more episodes")
 
 
-def imagine_all(found: Grounded, numbers: np.ndarray, first: np.ndarray, level: str, together: int) -> Imagined:
-    """Episodes for sentences, in parts of one shape, on the host."""
+def imagine_all(
+    found: Grounded, numbers: np.ndarray, first: np.ndarray, level: str, together: int, kept: Path | None = None
+) -> Imagined:
+    """Episodes for sentences, in parts of one shape, on the host.
+
+    **Arguments:** `kept`, a folder to which each part is written, and from which those that are there are read.
+    """
     world, said = found.world, found.world.instructions
     tokens, lengths = patterns.prompts([said.texts[i] for i in numbers], found.tokenizer)
     goals, horizon = said.goals[numbers], world.horizon[level]
@@ -63,18 +74,36 @@ def imagine_all(found: Grounded, numbers: np.ndarray, first: np.ndarray, level: 
     def run(variables: Any, tokens: Any, lengths: Any, first: Any, goals: Any) -> Imagined:
         return imagine(found.model, variables, found.units, tokens, lengths, first, goals, world.rules(level), horizon)
 
+    def part(start: int, count: int) -> Imagined:
+        at = np.arange(start, start + together) % len(numbers)  # the last part is filled up
+        made = run(found.variables, *(jnp.asarray(x[at]) for x in (tokens, lengths, first, goals)))
+        return jax.tree.map(lambda x: np.asarray(x[:count]), made)
+
     parts, together = [], min(together, len(numbers))
     with doing("imagining", len(numbers), "episodes") as activity:
         for start in range(0, len(numbers), together):
-            at = np.arange(start, start + together) % len(numbers)  # the last part is filled up
-            made = run(found.variables, *(jnp.asarray(x[at]) for x in (tokens, lengths, first, goals)))
-            kept = min(together, len(numbers) - start)
-            parts.append(jax.tree.map(lambda x, n=kept: np.asarray(x[:n]), made))
-            activity.done = start + kept
+            count = min(together, len(numbers) - start)
+            file = kept / f"{start}-{start + count}.npz" if kept else None
+            parts.append(_read_part(file) if file and file.exists() else part(start, count))
+            if file and not file.exists():
+                _write_part(file, parts[-1])
+            activity.done = start + count
     made = jax.tree.map(lambda *x: np.concatenate(x), *parts)
     if world.opening is not None:
         made.rewards[:, 0] += np.asarray(world.opening(goals, first, made.actions[:, 0]), np.float32)
     return made
+
+
+def _read_part(file: Path) -> Imagined:
+    with np.load(file, allow_pickle=False) as arrays:
+        return Imagined(**arrays)
+
+
+def _write_part(file: Path, made: Imagined) -> None:
+    file.parent.mkdir(exist_ok=True)
+    held = io.BytesIO()
+    np.savez(held, **vars(made))
+    write_whole(file, held.getvalue())
 
 
 def as_episodes(made: Imagined, goals: np.ndarray, numbers: np.ndarray) -> Trajectories:
@@ -113,7 +142,9 @@ def statistics(world: World, made: Imagined) -> dict[str, float]:
 def imagine_run(config: ImagineRun) -> dict[str, Any]:
     """Imagine episodes, and write them to the run's folder as recorded ones are. **Returns:** the summary.
 
-    **Raises:** what `grounded.load` and `collecting.read` raise.
+    The parts that were imagined before a run was interrupted are in its folder `parts`, and are not imagined again.
+    **Raises:** what `grounded.load` and `collecting.read` raise; `ValueError` for a run that is continued with other
+    options.
     """
     found = grounded.load(config.grounded)
     if found.returns is not None:
@@ -126,14 +157,14 @@ def imagine_run(config: ImagineRun) -> dict[str, Any]:
     numbers = chosen_goals(world, config.level, config.episodes, rng)
     goals = world.instructions.goals[numbers]
     with opened(config.run, "kalm-imagine") as folder:
-        configs.save_config(config, folder / "config.json")
-        made = imagine_all(
-            found, numbers, starts(world, config.level, numbers, data, rng), config.level, config.together
-        )
+        begin(folder, config)
+        first = starts(world, config.level, numbers, data, rng)
+        made = imagine_all(found, numbers, first, config.level, config.together, folder / PARTS)
         write_parquet(folder / EPISODES, as_episodes(made, goals, numbers))
         write_whole(folder / ABOUT, json.dumps({"world": world.name, "level": config.level, "imagined": True}) + "\n")
         summary = {"episodes": config.episodes, **statistics(world, made)}
         write_summary(folder, summary)
+        shutil.rmtree(folder / PARTS)
         wrong = ", ".join(
             f"{name.partition('/')[2]} {100 * x:.1f}%" for name, x in summary.items() if name.startswith("impossible/")
         )
