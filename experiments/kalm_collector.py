@@ -9,7 +9,6 @@ without noise and with that of the expert. Runs are written to `<out>`, and thos
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import json
 import math
@@ -90,7 +89,14 @@ def collected(x: Experiment, agent: Path, noise: float) -> dict[str, Any]:
         collect(config)
     found = json.loads((folder / "summary.json").read_text())
     rate = wilson(round(found["success"] * x.episodes), x.episodes)
-    return {"noise": noise, "episodes": x.episodes, "steps": found["steps"], **dataclasses.asdict(rate)}
+    return {
+        "noise": noise,
+        "episodes": x.episodes,
+        "steps": found["steps"],
+        "mean": rate.mean,
+        "low": rate.low,
+        "high": rate.high,
+    }
 
 
 def main() -> None:

@@ -52,3 +52,13 @@ def test_grounded_models_are_those_of_the_page():
     )
     assert f"was {before['state']:.2f} before (mean of 20 updates) and is {after['state']:.2f}" in page
     assert f"{before['action']:.2f} and {after['action']:.2f}." in " ".join(page.split())
+
+
+def test_the_learned_collector_is_that_of_the_page():
+    page = " ".join((ROOT / "docs" / "environments" / "clevr.md").read_text().split())
+    found = json.loads((RESULTS / "collector.json").read_text())
+    agent, (plain, noisy) = found["agent"], found["collected"]
+    assert agent["sampled/success"] == 1 and f"its most likely ones {agent['greedy/success']:.0%}" in page
+    assert f"in {agent['sampled/episode_length']:.1f} and {agent['greedy/episode_length']:.1f} steps" in page
+    assert noisy["noise"] == 0.2 and f"{noisy['mean']:.1%} succeed, in {noisy['steps'] / noisy['episodes']:.1f}" in page
+    assert f"and {plain['mean']:.1%} and {plain['steps'] / plain['episodes']:.1f} without noise" in page
