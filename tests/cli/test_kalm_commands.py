@@ -172,7 +172,7 @@ def test_imagined_episodes_are_what_an_agent_learns_from(out, level, tmp_path, c
     }
 
 
-def test_an_agent_records_episodes(out, capsys):
+def test_agents_learn_in_one_program_and_the_first_records_episodes(out, capsys):
     args = [
         "--data",
         str(out / "recorded"),
@@ -184,13 +184,20 @@ def test_an_agent_records_episodes(out, capsys):
         "--run.name",
         "cloned",
     ]
-    small = "--steps 2 --bc.gradient-steps 2 --bc.batch-size 8 --bc.hidden 8 --levels easy --eval-episodes 2".split()
-    assert main(["kalm", "train", *args, *small]) == 0
+    small = "--steps 2 --bc.gradient-steps 2 --bc.batch-size 8 --bc.hidden 8 --levels easy --eval-episodes 64".split()
+    assert main(["kalm", "train", *args, *small, "--seeds", "2"]) == 0
+    tested = json.loads(next((out / "cloned").glob("eval-*.json")).read_text())
+    assert tested["easy"] == np.mean(tested["easy_agents"]) and len(tested["easy_agents"]) == 2
+    assert "agents " + ", ".join(f"{rate:.3f}" for rate in tested["easy_agents"]) in capsys.readouterr().out
+    assert main(["kalm", "test", str(out / "cloned"), "--levels", "easy", "--episodes", "64"]) == 0
+    again = json.loads((out / "cloned" / "test.json").read_text())
+    assert again["easy_agents"] == tested["easy_agents"] and again["easy_low"] == tested["easy_low"]
     here = ["--run.out", str(out), "--run.name", "again"]
     size = "--level easy --episodes 3 --together 3 --noise 0".split()
     assert main(["kalm", "collect", "--agent", str(out / "cloned"), *size, *here]) == 0
     world, level, data = collecting.read(out / "again")
-    _, made, state, _ = testing.load_agent(out / "cloned")
+    _, made, (state, other), _ = testing.load_agents(out / "cloned")
+    assert (np.asarray(state.params["actor"][0]["kernel"]) != np.asarray(other.params["actor"][0]["kernel"])).any()
     obs = jax.tree.map(lambda x: x[:, 0], data.obs)
     frozen = state.frozen.replace(given=())
     found = made.policy.step(state.params, frozen, obs, (), np.zeros(3, bool))[0].mode()

@@ -208,11 +208,14 @@ class TrainRun:
     """Gradient steps, rounded up to whole updates."""
     eval_episodes: int = field(default=500, metadata=FREE)
     """Test episodes of each level."""
+    seeds: int = 1
+    """Agents that learn in one program, each from random numbers of its own. The test has their mean and its interval;
+    metrics have the agent's number as prefix."""
     run: RunConfig = field(default_factory=lambda: RunConfig(log_every=20, checkpoint_every=500))
 
     def __post_init__(self):
         fields_in(self, STEPS, "steps")
-        fields_in(self, COUNT, "eval_episodes")
+        fields_in(self, COUNT, "eval_episodes", "seeds")
         refuse_unread(self, ("run.eval_every",), "kalm train", remedy="it tests once, at the end")
         if not self.imagined:
             refuse_unread(self, ("successes",), "an agent that learns from recorded episodes alone")

@@ -19,7 +19,7 @@ from llmrl_jax.core import config as configs
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import COUNT, check_seed, in_interval
 from llmrl_jax.run.checkpoint import Checkpoints
-from llmrl_jax.run.report.statistics import wilson
+from llmrl_jax.run.report.statistics import mean_rate, wilson
 from llmrl_jax.run.resumption import saved_updates
 from llmrl_jax.run.rl_training import RLRun, make as make_rl, settings_class as rl_settings_class
 from llmrl_jax.systems.kalm import grounded
@@ -38,46 +38,57 @@ def test_key(seed: int) -> jax.Array:
     return jax.random.fold_in(jax.random.key(seed), HELD_OUT)
 
 
-def rates(played: Mapping[str, Episodes]) -> dict[str, float]:
-    """Success on levels, the bounds of 95% intervals (Wilson), and mean returns."""
-    found: dict[str, float] = {}
-    for level, outcome in played.items():
-        rate = wilson(int(np.sum(outcome.success)), len(outcome.success))
+def rates(*agents: Mapping[str, Episodes]) -> dict[str, Any]:
+    """Success on levels, the bounds of 95% intervals, and mean returns: of one agent, with Wilson's interval over
+    episodes; of several, with Student's over agents, whose own rates are beside it as `<level>_agents`."""
+    found: dict[str, Any] = {}
+    for level in agents[0]:
+        own = [wilson(int(np.sum(one[level].success)), len(one[level].success)) for one in agents]
+        rate = own[0] if len(agents) == 1 else mean_rate([one.mean for one in own])
         found |= {level: rate.mean, f"{level}_low": rate.low, f"{level}_high": rate.high}
-        found[f"{level}_return"] = float(np.mean(outcome.episode_return))
+        if len(agents) > 1:
+            found[f"{level}_agents"] = [one.mean for one in own]
+        found[f"{level}_return"] = float(np.mean([one[level].episode_return for one in agents]))
     return found
 
 
-def show(found: Mapping[str, float], levels: Sequence[str]) -> None:
+def show(found: Mapping[str, Any], levels: Sequence[str]) -> None:
     """Print rates."""
     for level in levels:
-        print(f"{level:<9} success {found[level]:.3f} [{found[level + '_low']:.3f}, {found[level + '_high']:.3f}]")
+        own = ", ".join(f"{rate:.3f}" for rate in found.get(f"{level}_agents", ()))
+        print(
+            f"{level:<9} success {found[level]:.3f} [{found[level + '_low']:.3f}, {found[level + '_high']:.3f}]"
+            + (f"  agents {own}" if own else "")
+        )
 
 
-def play_agent(made: Made, state: Any, levels: Sequence[str], episodes: int, seed: int) -> dict[str, Episodes]:
-    """Episodes of levels, with an agent's greedy actions."""
-    about = made.policy, state.params, state.frozen.replace(given=())
-    return {level: _play(made.world, level, *about, episodes, seed, greedy=True) for level in levels}
+def play(made: Made, agents: Sequence[Any], levels: Sequence[str], episodes: int, seed: int) -> list[dict]:
+    """Each agent's episodes of levels, with its greedy actions. **Arguments:** `agents`, their states."""
+    played: list[dict[str, Episodes]] = [{} for _ in agents]
+    for level in levels:
+        run = _player(made.world, level, made.policy, episodes, seed, greedy=True)
+        for one, state in zip(played, agents, strict=True):
+            one[level] = run(state.params, state.frozen.replace(given=()))
+    return played
 
 
 def play_random(world: World, levels: Sequence[str], episodes: int, seed: int) -> dict[str, Episodes]:
     """Episodes of levels with random actions: the floor."""
     actions = world.make(LEVELS[0])
     policy = random_policy(actions.action_space(actions.default_params))
-    return {level: _play(world, level, policy, (), (), episodes, seed, greedy=False) for level in levels}
+    return {level: _player(world, level, policy, episodes, seed, greedy=False)((), ()) for level in levels}
 
 
-def _play(
-    world: World, level: str, policy: Any, params: Any, frozen: Any, episodes: int, seed: int, *, greedy: bool
-) -> Episodes:
+def _player(
+    world: World, level: str, policy: Any, episodes: int, seed: int, *, greedy: bool
+) -> Callable[[Any, Any], Episodes]:
     env = EpisodeStatistics(world.make(level))
-    return make_evaluator(env, env.default_params, policy, episodes=episodes)(
-        params, frozen, test_key(seed), greedy=greedy
-    )
+    run = make_evaluator(env, env.default_params, policy, episodes=episodes)
+    return lambda params, frozen: run(params, frozen, test_key(seed), greedy=greedy)
 
 
-def load_agent(folder: Path) -> tuple[TrainRun, Made, Any, int]:
-    """A run of `llmrl kalm train`: its settings, its parts, the newest checkpoint's state and its update.
+def load_agents(folder: Path) -> tuple[TrainRun, Made, list[Any], int]:
+    """A run of `llmrl kalm train`: its settings, its parts, the newest checkpoint's state of each agent, its update.
 
     **Raises:** `FileNotFoundError` without a checkpoint; what `make` raises, as the run's data are read again.
     """
@@ -85,7 +96,8 @@ def load_agent(folder: Path) -> tuple[TrainRun, Made, Any, int]:
     config = configs.load_config(settings_class(saved["agent"]), folder / "config.json")
     check_saved(folder)
     made = make(config)
-    return config, made, *_restored(folder, config, made.learner)
+    state, update = _restored(folder, config, made.program)
+    return config, made, made.agents(state), update
 
 
 def check_saved(folder: Path) -> None:
@@ -104,14 +116,14 @@ def _restored(folder: Path, config: Any, learner: Any) -> tuple[Any, int]:
 
 def greedy_of(folder: str | Path, world: World) -> Callable[[Any, Any], jax.Array]:
     """The greedy actions of a run's agent, from observations and states, leaves `[B, ...]`: of `llmrl kalm train`, or
-    of `llmrl rl train` in the same world, whatever it sees of it.
+    of `llmrl rl train` in the same world, whatever it sees of it. Of several agents, those of the first.
 
-    **Raises:** `ValueError` for a run of another command or world; what `load_agent` raises.
+    **Raises:** `ValueError` for a run of another command or world; what `load_agents` raises.
     """
     folder = Path(folder)
     if check_kind(folder, TrainRun.KIND, RLRun.KIND) == RLRun.KIND:
         return _of_rl_run(folder, world)
-    _, made, state, _ = load_agent(folder)
+    _, made, (state, *_), _ = load_agents(folder)
     if made.world.name != world.name:
         raise ValueError(f"{folder} learned in {made.world.name!r}, and {world.name!r} is played")
 
@@ -160,7 +172,7 @@ def test_run(
 
     **Arguments:** `folder`, of a run; `episodes`, of each level; `together`, those that a grounded model plays at once.
     **Raises:** `ValueError` for an unknown level, numbers out of range, and a run of another command;
-    `FileNotFoundError`; what `load_agent` and `grounded.load` raise.
+    `FileNotFoundError`; what `load_agents` and `grounded.load` raise.
     """
     in_interval("episodes", episodes, COUNT)
     in_interval("together", together, COUNT)
@@ -168,12 +180,12 @@ def test_run(
     levels = [level_of(level) for level in levels]
     kind = check_kind(folder, TrainRun.KIND, GroundRun.KIND)
     if kind == TrainRun.KIND:
-        _, made, state, update = load_agent(folder)
-        played = play_agent(made, state, levels, episodes, seed)
+        _, made, agents, update = load_agents(folder)
+        played = play(made, agents, levels, episodes, seed)
     else:
         found, update = grounded.load(folder), -1
-        played = {level: make_player(found, level, episodes, together)(test_key(seed)) for level in levels}
-    results = {"seed": seed, "episodes": episodes, **rates(played)}
+        played = [{level: make_player(found, level, episodes, together)(test_key(seed)) for level in levels}]
+    results = {"seed": seed, "episodes": episodes, **rates(*played)}
     results |= {"update": update} if update >= 0 else {}
     show(results, levels)
     configs.save_config(results, folder / "test.json")

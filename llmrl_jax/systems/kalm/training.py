@@ -14,7 +14,7 @@ from llmrl_jax.core import config as configs
 from llmrl_jax.core.activity import doing
 from llmrl_jax.data.transitions import DataError, Trajectories, Transitions, to_transitions
 from llmrl_jax.lm.encoder_names import make_encoder, resolved
-from llmrl_jax.rl.offline import OfflineLearner, OfflinePolicy, make_offline
+from llmrl_jax.rl.offline import OfflineLearner, OfflinePolicy, make_offline, member, several
 from llmrl_jax.rl.offline_data import actions_of
 from llmrl_jax.rl.registry import algorithm
 from llmrl_jax.run.folder import opened, write_summary
@@ -30,10 +30,20 @@ class Made:
 
     world: World
     learner: OfflineLearner
+    seeds: int = 1
 
     @property
     def policy(self) -> OfflinePolicy:
         return self.learner.policy
+
+    @property
+    def program(self) -> Any:
+        """The learner of all agents."""
+        return self.learner if self.seeds == 1 else several([self.learner], self.seeds)
+
+    def agents(self, state: Any) -> list[Any]:
+        """The state of each agent. **Arguments:** `state`, of `program`."""
+        return [state] if self.seeds == 1 else [member(state, i) for i in range(self.seeds)]
 
 
 def state_of(obs: Any, batch_dims: int = 1) -> jax.Array:
@@ -102,7 +112,7 @@ def make(config: TrainRun) -> Made:
     learner = make_offline(
         method, config.hyper, steps, actions, imagined=imagined, features=state_of, table=jnp.asarray(table)
     )
-    return Made(world, learner)
+    return Made(world, learner, config.seeds)
 
 
 def train(config: TrainRun) -> RunResult:
@@ -114,7 +124,7 @@ def train(config: TrainRun) -> RunResult:
     made = make(config)
     with opened(config.run, f"kalm-{config.agent}") as folder:
         result = run_training(
-            made.learner,
+            made.program,
             config.run,
             num_updates=-(-config.steps // made.learner.steps_per_update),
             full_config=config,
@@ -125,8 +135,8 @@ def train(config: TrainRun) -> RunResult:
         if not result.stopped:
             from llmrl_jax.systems.kalm import testing  # which loads what this module makes
 
-            played = testing.play_agent(made, result.state, config.levels, config.eval_episodes, config.run.seed)
-            found = testing.rates(played)
+            agents = made.agents(result.state)
+            found = testing.rates(*testing.play(made, agents, config.levels, config.eval_episodes, config.run.seed))
             about = {
                 "agent": config.agent,
                 "imagined": config.imagined,
