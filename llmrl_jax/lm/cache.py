@@ -76,14 +76,15 @@ class Branches:
     """`n` continuations of each of `B` prompts, up to `T` tokens each. The shared prompt is stored once.
 
     The heads' axis is before the tokens' here: decoding reads all tokens of a head at every step, and with the layout
-    of `Cache` it would transpose them each time.
+    of `Cache` it would transpose them each time. The tokens of keys come last: a query's product with them then takes a
+    third or less of the time on a CPU, which has a fast product only for rows times columns.
     """
 
-    prompt_keys: Float[Array, "L B K S h"]
+    prompt_keys: Float[Array, "L B K h S"]
     prompt_values: Float[Array, "L B K S h"]
     lengths: Int[Array, "B"]
     """Tokens of each prompt; the rest is padding."""
-    keys: Float[Array, "L B n K T h"]
+    keys: Float[Array, "L B n K h T"]
     values: Float[Array, "L B n K T h"]
     index: Int[Array, ""]
     """Tokens of each continuation so far, the same for all."""
@@ -103,10 +104,10 @@ class Branches:
         layers, batch, _, heads, size = prompts.keys.shape
         empty = jnp.zeros((layers, batch, count, heads, capacity, size), prompts.keys.dtype)
         return Branches(
-            prompt_keys=prompts.keys.swapaxes(2, 3),
+            prompt_keys=jnp.moveaxis(prompts.keys, 2, -1),
             prompt_values=prompts.values.swapaxes(2, 3),
             lengths=jnp.asarray(lengths, jnp.int32),
-            keys=empty,
+            keys=empty.swapaxes(-1, -2),
             values=empty,
             index=jnp.zeros((), jnp.int32),
             prefix=prefix,

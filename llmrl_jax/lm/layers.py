@@ -28,11 +28,18 @@ class Source(NamedTuple):
     """The keys that each query sees; None means all."""
     axes: str | None = None
     """The order of the axes: b rows, q queries (each with its own keys), t tokens, k heads, h. None: as above."""
+    key_axes: str | None = None
+    """That of the keys. None: the same."""
 
     @property
     def order(self) -> str:
         """`axes`, never None."""
         return self.axes or ("btkh" if self.key.ndim == 4 else "tkh")
+
+    @property
+    def key_order(self) -> str:
+        """`key_axes`, never None."""
+        return self.key_axes or self.order
 
 
 KEPT = "products"
@@ -157,9 +164,9 @@ def attend(query: Float[Array, "b q n h"], sources: list[Source]) -> Float[Array
     repeated over a group's heads or, for a source without a batch axis, over rows.
     """
     b, q, n, h = query.shape
-    kv = sources[0].key.shape[sources[0].order.index("k")]
+    kv = sources[0].value.shape[sources[0].order.index("k")]
     grouped = (query * h**-0.5).reshape(b, q, kv, n // kv, h)
-    if len(sources) == 1 and sources[0].order == "btkh":
+    if len(sources) == 1 and sources[0].order == sources[0].key_order == "btkh":
         key, value, mask = sources[0].key, sources[0].value, sources[0].mask
         mask = jnp.ones((1, 1, key.shape[1]), bool) if mask is None else mask
         rows = jnp.moveaxis(grouped, 2, 1).reshape(b, kv, q * (n // kv), h)
@@ -171,7 +178,7 @@ def attend(query: Float[Array, "b q n h"], sources: list[Source]) -> Float[Array
     scores = []
     for source in sources:
         # the order of axes in which the product leaves them: another would move all scores once more
-        s = jnp.einsum(f"bqkgh,{source.order}->bkqgt", grouped, source.key, preferred_element_type=jnp.float32)
+        s = jnp.einsum(f"bqkgh,{source.key_order}->bkqgt", grouped, source.key, preferred_element_type=jnp.float32)
         if source.mask is not None:
             mask = source.mask[None] if source.mask.ndim == 2 else source.mask
             s = jnp.where(mask[:, None, :, None], s, jnp.finfo(jnp.float32).min)

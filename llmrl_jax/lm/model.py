@@ -269,7 +269,7 @@ class Llama(nn.Module):
         **Returns:** the tokens' hidden states after the last norm, and the branches with them.
         """
         index = branches.index
-        prompt, own = jnp.arange(branches.prompt_keys.shape[3]), jnp.arange(branches.keys.shape[4])
+        prompt, own = jnp.arange(branches.prompt_values.shape[3]), jnp.arange(branches.values.shape[4])
         prefix = branches.prefix
         first = 0 if prefix is None else prefix.size
         before = first + branches.lengths[:, None]
@@ -283,14 +283,19 @@ class Llama(nn.Module):
         def step(carry, layer):
             x, *own = carry
             i, params, lora, prompts, slides = layer
-            new = self._keys_values(x, params, lora, angles)
+            key, value = self._keys_values(x, params, lora, angles)
+            new = (key[None, ..., None], value[None, :, :, :, None])
+            at: Any = ((i, 0, 0, 0, 0, index), (i, 0, 0, 0, index, 0))
             own = [
-                jax.lax.dynamic_update_slice(old, n[None, :, :, :, None].astype(old.dtype), (i, 0, 0, 0, index, 0))
-                for old, n in zip(own, new, strict=True)
+                jax.lax.dynamic_update_slice(old, n.astype(old.dtype), start)
+                for old, n, start in zip(own, new, at, strict=True)
             ]
             keys, values = (jax.lax.dynamic_index_in_dim(o, i, keepdims=False) for o in own)
             seen = [windowed(m, n, slides) for m, n in zip((*masks, None), near, strict=True)]
-            sources = [Source(prompts[0], prompts[1], seen[0], "bkth"), Source(keys, values, seen[1], "bqkth")]
+            sources = [
+                Source(prompts[0], prompts[1], seen[0], "bkth", "bkht"),
+                Source(keys, values, seen[1], "bqkth", "bqkht"),
+            ]
             if prefix is not None:
                 sources.append(Source(prompts[2], prompts[3], seen[2], "kth"))
             return (self._finish(x, params, lora, angles, sources, None), *own), None
