@@ -62,3 +62,32 @@ def test_the_learned_collector_is_that_of_the_page():
     assert f"in {agent['sampled/episode_length']:.1f} and {agent['greedy/episode_length']:.1f} steps" in page
     assert noisy["noise"] == 0.2 and f"{noisy['mean']:.1%} succeed, in {noisy['steps'] / noisy['episodes']:.1f}" in page
     assert f"and {plain['mean']:.1%} and {plain['steps'] / plain['episodes']:.1f} without noise" in page
+
+
+def test_the_three_language_models_are_those_of_the_page():
+    page = (ROOT / "docs" / "systems" / "kalm.md").read_text()
+    page = page[page.index("### Three language models by the same commands") :]
+    models = json.loads((RESULTS / "three-models.json").read_text())
+    said = {
+        "SmolLM2-135M": "smollm2-135m",
+        "its shape, random weights": "smollm2-135m-random",
+        "`embedded`": "embedded",
+    }
+    assert list(models) == list(said.values())
+    acts = {"the language model itself": "language model as policy"}
+    for level in ("rephrase", "easy"):
+        acts[f"`bc`, and imagined `{level}`"] = f"bc, imagined {level}"
+        acts[f"`bc`, and imagined `{level}` that succeeds"] = f"bc, imagined {level}, successes"
+
+    def cells(found):
+        return " | ".join(cell(found[level].get("seeds", [found[level]["mean"]])) for level in LEVELS)
+
+    for name, key in said.items():
+        made, imagined = models[key]["grounded"], models[key]["imagined"]
+        found = [f"{made['updates']:,}", f"{made['held_out/action']:.2f}", f"{made['held_out/state']:.2f}"]
+        found += [f"{imagined[level]['success']:.0%}" for level in ("rephrase", "easy")]
+        assert f"| {name} | {' | '.join(found)} |" in page
+        for who, row in acts.items():
+            assert f"| {who} | {name} | {cells(models[key]['success'][row])} |" in page
+    for who, row in (("`bc`, recorded episodes", "bc"), ("random actions", "random actions")):
+        assert f"| {who} | | {cells(models['smollm2-135m']['success'][row])} |" in page
