@@ -91,3 +91,6 @@ def test_the_three_language_models_are_those_of_the_page():
             assert f"| {who} | {name} | {cells(models[key]['success'][row])} |" in page
     for who, row in (("`bc`, recorded episodes", "bc"), ("random actions", "random actions")):
         assert f"| {who} | | {cells(models['smollm2-135m']['success'][row])} |" in page
+    found = models["smollm2-135m"]["success"]["decision transformer"]
+    real, rephrase, easy, hard = (f"{found[level]['mean']:.2f}" for level in LEVELS)
+    assert f"acts at {real}, {rephrase}, {easy} and {hard}." in page
