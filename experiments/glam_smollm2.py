@@ -79,6 +79,14 @@ class Experiment:
     """Steps of imitation that PPO starts from, one of `pairs`; 0: the last of them."""
     steps: int = 6144
     """Environment steps of PPO; 0: none."""
+    num_envs: int = 16
+    """Parallel environments of PPO."""
+    num_steps: int = 16
+    """Steps of an environment in an update of PPO."""
+    ppo_epochs: int = 1
+    """Passes of PPO over what an update has played."""
+    minibatches: int = 8
+    """Gradient steps of a pass."""
     learning_rate: float = 1e-4
     """Step size of PPO. With 3e-4 more than half of the first updates' ratios were clipped (a KL divergence of 0.2)."""
     episodes: int = 128
@@ -186,7 +194,8 @@ def improved(x: Experiment, init: Init) -> Path:
     """The folder of PPO, from a model that imitated."""
     folder = Path(x.out) / (f"ppo-{init}-from-{x.start}-{x.seed}" if x.start else f"ppo-{init}-{x.seed}")
     start = str(imitated(x, init, x.start or x.pairs[-1]) / "model")
-    ppo = replace(DEMO.ppo, num_envs=16, num_steps=16, epochs=1, minibatches=8, microbatches=1)
+    sizes = {"num_envs": x.num_envs, "num_steps": x.num_steps, "epochs": x.ppo_epochs, "minibatches": x.minibatches}
+    ppo = replace(DEMO.ppo, **sizes, microbatches=1)
     ppo = replace(ppo, learning_rate=x.learning_rate)
     glam = replace(settings(x, DEMO), model=start, ppo=ppo)
     config = TrainConfig(glam=glam, steps=x.steps, run=run_of(x, folder.name, checkpoint_every=5))

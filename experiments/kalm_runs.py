@@ -65,13 +65,15 @@ class Experiment:
     patterns: tuple[str, ...] = PATTERNS
     """Objectives of grounding."""
     decision_epochs: float = 10.0
-    """Passes of the decision transformer over `episodes`."""
+    """Passes of the decision transformer over `episodes`; 0: none."""
     episodes: int = 6400
     """Recorded episodes, from which agents learn."""
     episodes_grounded: int = 0
     """Recorded episodes in which the language model is grounded; 0: the same."""
     imagined: tuple[int, ...] = (5600, 5600, 1680)
     """Imagined episodes of `rephrase`, `easy` and `hard`."""
+    together: int = 64
+    """Episodes that are imagined at the same time."""
     agents: tuple[str, ...] = ("bc",)
     """Offline algorithms."""
     kept: tuple[Literal["all", "successes"], ...] = ("all",)
@@ -86,7 +88,7 @@ class Experiment:
     encoder: str = AUTO
     """Sentence encoder of the instructions."""
     seeds: int = 3
-    """Seeds of each agent, from 0."""
+    """Seeds of each agent, from 0; 0: none, only the language model is made and tested."""
     tests: int = 300
     """Test episodes of each level."""
     out: str = "runs/kalm"
@@ -139,7 +141,7 @@ def imagined(x: Experiment, level: str) -> str:
     folder = Path(x.out) / f"imagined-{who(x)}-{level}"
     count = x.imagined[IMAGINED.index(level)]
     data, run = recorded(x, x.episodes), BaseRunConfig(out=x.out, name=folder.name, resume=folder.exists())
-    config = ImagineRun(grounded=str(grounded(x)), data=data, level=level, episodes=count, run=run)
+    config = ImagineRun(grounded=str(grounded(x)), data=data, level=level, episodes=count, together=x.together, run=run)
     if not finished(folder, config):
         imagine_run(config)
     return str(folder)
@@ -214,8 +216,9 @@ def run(x: Experiment) -> None:
                 name += ", successes" if kept == "successes" else ""
                 found.setdefault(name, []).append(learned(x, agent, level, kept, seed))
                 write()
-    found["decision transformer"] = [tested(grounded(x, returns=True), x)]
-    write()
+    if x.decision_epochs:
+        found["decision transformer"] = [tested(grounded(x, returns=True), x)]
+        write()
     for name, runs in found.items():
         means = ", ".join(f"{level} {np.mean([run[level] for run in runs]):.3f}" for level in LEVELS)
         print(f"{name:32} {means}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,9 @@ import jax
 import jax.numpy as jnp
 
 import envs_jax
+from benchmarks import clevr, metaworld
 from benchmarks.accelerator.record import Case, Measured, Settings, Skipped, clocked
+from envs_jax.metaworld.scene import check
 from envs_jax.physics.mjx import compiler_options
 
 
@@ -49,11 +51,39 @@ def measure(id: str, num_envs: int, steps: int) -> Measured:
     return Measured(times, took, num_envs * steps, "environment steps", facts={"frame_skip": env.frame_skip})
 
 
+def with_resets(sample: Callable[[], tuple[list[float], float]], num_envs: int, steps: int, unit: str) -> Measured:
+    """What a world's own benchmark measures: random actions, and new episodes from a pool where others end."""
+    rates, took = sample()
+    return Measured([num_envs * steps / rate for rate in rates], took, num_envs * steps, unit)
+
+
+def robots() -> Iterator[Case]:
+    """CLEVR-Robot, and Meta-World's reach where its scene can be loaded, with the sizes of their own benchmarks."""
+    num_envs, steps = clevr.ACCELERATOR_ROWS, 10
+    shape = {"env": clevr.ID, "envs": num_envs, "steps": steps}
+    sample = partial(clevr.measure, "mjx", num_envs, steps)
+    what = partial(with_resets, sample, num_envs, steps, "macro-actions")
+    yield Case(f"{clevr.ID}, {num_envs} environments x {steps} macro-actions", shape, what)
+    num_envs, steps, id = metaworld.ACCELERATOR_ROWS, 20, "MetaWorld/reach-v3"
+    try:
+        check("reach", "proxy")
+    except ModuleNotFoundError as error:
+        print(f"  {id} is left out: {error}", flush=True)
+        return
+    sample = partial(metaworld.measure, id, num_envs, steps, backend="mjx")
+    shape = {"env": id, "envs": num_envs, "steps": steps, "geometry": "proxy"}
+    what = partial(with_resets, sample, num_envs, steps, "control steps")
+    yield Case(f"{id}, {num_envs} environments x {steps} control steps", shape, what)
+
+
 def cases(settings: Settings) -> Iterator[Case]:
-    """HalfCheetah, whose episodes do not end before their time limit. **Raises** `Skipped` without MJX."""
+    """HalfCheetah, whose episodes do not end before their time limit, and the robots' worlds, which a tiny run leaves
+    out, since a CPU compiles them for minutes. **Raises** `Skipped` without MJX."""
     if absent := missing():
         raise Skipped(f"not installed: {', '.join(absent)}; the extra `control` has them")
     sizes = [("InvertedPendulum-v5", 2, 2)] if settings.tiny else [("HalfCheetah-v5", n, 50) for n in (1024, 8192)]
     for id, num_envs, steps in sizes:
         shape = {"env": id, "envs": num_envs, "steps": steps}
         yield Case(f"{id}, {num_envs} environments x {steps} steps", shape, partial(measure, id, num_envs, steps))
+    if not settings.tiny:
+        yield from robots()
