@@ -115,11 +115,12 @@ def draw_agreement(file: Path, out: Path) -> Path:
     return _bars([name for name, _, _ in shown], cells, "agreement with the bot", out, line)
 
 
-def draw_success(file: Path, out: Path) -> Path:
+def draw_success(file: Path, out: Path, seed: int = 0) -> Path:
     """Success of models after PPO, in the words that they know and in others (`glam_smollm2.py`): sampled actions, 99%
     intervals (Wilson)."""
     rows = json.loads(file.read_text())["rows"]
-    tested = {init: rows[f"{init}, tests, seed 0"][0]["tests"] for init in INITS if f"{init}, tests, seed 0" in rows}
+    names = {init: f"{init}, tests, seed {seed}" for init in INITS}
+    tested = {init: rows[name][0]["tests"] for init, name in names.items() if name in rows}
     tests = {"no_modification_test": "plain", **OTHER_WORDS}
     shown = [test for test in tests if all(test in found for found in tested.values())]
     cells = {init: [found[test]["sampled"][:3] for test in shown] for init, found in tested.items()}
@@ -166,6 +167,9 @@ def main() -> None:
     draw_agreement(results / "glam_smollm2" / "results.json", out / "smollm2_agreement.png")
     draw_agreement(results / "glam_smollm2" / "mixed.json", out / "smollm2_imitation.png")
     draw_success(results / "glam_smollm2" / "mixed.json", out / "smollm2_success.png")
+    draw_success(results / "glam_smollm2" / "gotolocal-1.json", out / "smollm2_success_1.png", seed=1)
+    draw_agreement(results / "glam_smollm2" / "mixed_task.json", out / "smollm2_mixed_agreement.png")
+    draw_success(results / "glam_smollm2" / "mixed_task.json", out / "smollm2_mixed_success.png")
 
 
 if __name__ == "__main__":

@@ -161,3 +161,19 @@ def test_a_copied_tree_needs_no_package_of_the_command_line():
     absent = ("tyro", "torch", "gymnasium", "mujoco", "brax", "gguf", "matplotlib", "transformers")
     script = f"import sys\nfor name in {absent!r}: sys.modules[name] = None\nimport {listed}"
     subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)
+
+
+def test_what_was_measured_on_a_gpu_is_what_the_page_says():
+    page = (ROOT / "docs" / "scaling.md").read_text()
+    files = sorted((ROOT / "benchmarks" / "results" / "accelerator").glob("*.json"))
+    assert {file.stem for file in files} <= set(PARTS)
+    count = 0
+    for file in files:
+        part = json.loads(file.read_text())
+        assert part["size"] == "full" and part["conditions"]["platform"] == "gpu"
+        for case in part["cases"]:
+            row = f"| `{part['name']}` | {case['case']} | {case['per_second']['median']:,.0f} {case['unit']}/s |"
+            count += row in page
+            shares = [case.get("flop", {}).get("mfu"), case.get("bytes", {}).get("share")]
+            assert all(f"| {share:.1%} of peak" in page for share in shares if share)
+    assert count == sum(line.startswith("| `") and "/s |" in line for line in page.splitlines())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from experiments import figures
 from llmrl_jax.run.report import compare, statistics as stats
 from llmrl_jax.systems.glam.results import estimate
@@ -113,3 +115,76 @@ def test_smollm2_after_more_imitation_and_ppo_is_that_of_the_page():
         first + ", {:.3f} and {:.3f} for pretrained embeddings, {:.3f} and {:.3f} for random weights".format(*rates[2:])
         in page
     )
+
+
+def test_the_mixed_tasks_three_seeds_are_those_of_the_page():
+    page = " ".join((ROOT / "docs" / "systems" / "glam.md").read_text().split())
+    runs = [RESULTS / "mixed" / "goals" / f"entropy-{seed}" for seed in range(3)]
+    gains = [after - before for before, after in zip(success(runs, "before"), success(runs, "after"))]
+    assert f"by {stats.mean_interval(gains)} in the mean (Student's 95% interval)" in page
+    assert f"to {stats.mean_rate(success(runs, 'after'))}**" in page
+    interval = "{success:.3f} [{success_low:.3f}, {success_high:.3f}]"
+    for seed in (1, 2):
+        found = json.loads((runs[seed] / "summary.json").read_text())
+        before, after, greedy = (found[when] for when in ("before", "after", "after_greedy"))
+        name = f"seed {seed} at {found['steps']:,} steps (its prior's episodes: {interval.format(**before)})"
+        rates = f"**{interval.format(**after)}** | {after['episode_return']:.3f} | {interval.format(**greedy)}"
+        assert f"| {name} | {rates} |" in page and before["episodes"] == after["episodes"] == 1000
+
+
+@pytest.mark.parametrize(
+    "file, seed, small, big",
+    [("gotolocal-1", 1, 500, 5000), ("mixed_task", 0, 2000, 20_000), ("mixed_task", 1, 2000, 20_000)],
+)
+def test_the_three_models_on_a_gpu_are_those_of_the_page(file, seed, small, big):
+    page = (ROOT / "docs" / "systems" / "glam.md").read_text()
+    rows = json.loads((RESULTS / "glam_smollm2" / f"{file}.json").read_text())["rows"]
+    start = [i for i in range(len(page)) if page.startswith(f"| seed {seed} | SmolLM2-135M |", i)]
+    (table,) = {
+        part
+        for part in (page[i:].partition("\n\n")[0] for i in start)
+        if f"{rows_of(rows, small, seed)} steps of" in part
+    }
+    words = {
+        "no_modification_test": "",
+        "other_name_same_categories": ", other nouns",
+        "no_meaning_words": ", invented words",
+    }
+    checked = 0
+
+    def check(name, key, *way):
+        nonlocal checked
+        found = []
+        for init in ("pretrained", "embeddings", "random"):
+            values = rows.get(f"{init}, {key}, seed {seed}")
+            for part in way if values else ():
+                values = values[part]
+            if isinstance(values, dict):
+                values = [values[part] for part in ("success", "success_low", "success_high")]
+            found.append("{:.3f} [{:.3f}, {:.3f}]".format(*values) if values else "not run")
+        if set(found) != {"not run"}:
+            assert f"| {name} | {' | '.join(found)} |" in table
+            checked += 1
+
+    check("agrees with the bot, not trained", "256 steps asked", "no_modification_test", "agrees")
+    for pairs in (small, big):
+        key = f"{pairs} steps of imitation, 256 steps asked"
+        for test, said in words.items() if pairs == big else [("no_modification_test", "")]:
+            name = f"agrees then{said}" if said else f"agrees after {rows_of(rows, pairs, seed)} steps of imitation"
+            check(name, key, test, "agrees")
+    learned = {
+        f"{rows_of(rows, n, seed)} steps of imitation": f"{n} steps of imitation, 128 episodes" for n in (small, big)
+    }
+    for way in ("sampled", "greedy"):
+        for name, key in (learned | {"PPO": "PPO"}).items():
+            check(f"success after {name}, {way}", key, way)
+        for test, said in words.items():
+            name = f"tests after PPO{said or ' (99% intervals)'}, {way}"
+            check(name, "tests", 0, "tests", test, way, slice(3))
+    assert checked == len(table.splitlines()) - 2
+
+
+def rows_of(rows, pairs, seed):
+    """The steps that were imitated, as the page writes them."""
+    (steps,) = {rows[name]["pairs"] for name in rows if name.endswith(f", {pairs} steps of imitation, seed {seed}")}
+    return f"{steps:,}"
