@@ -44,6 +44,10 @@ class PRDCConfig(TD3BCConfig):
         fields_in(self, COUNT, "block", prefix=self.prefix)
 
 
+PARTS = 128
+"""Steps of a block whose distances are compared one by one, once it is known that the nearest is among them."""
+
+
 class PRDC(TD3BC):
     """See the module."""
 
@@ -64,23 +68,39 @@ class PRDC(TD3BC):
     ) -> tuple[Float[Array, " B"], Float[Array, "B D"]]:
         """The smaller of the distances of `best` and those to the first `count` of `steps`, up to a constant of each
         row, and its action."""
-        size = min(self.config.block, len(steps))
+        parts = min(PARTS, self.config.block, len(steps))
+        strip = min(self.config.block, len(steps)) // parts
+        size = parts * strip
         beta = context.hparams["beta"]
+        asked = jnp.concatenate([-2 * beta**2 * x, -2 * action], axis=1)
 
-        def look(best, i):
+        def known(rows: Transitions) -> tuple[Float[Array, "k n"], Float[Array, "k D"], Float[Array, " k"]]:
+            found = batch_of(rows, context.frozen.table)
+            squares = beta**2 * jnp.sum(found.obs**2, axis=-1) + jnp.sum(found.action**2, axis=-1)
+            return jnp.concatenate([found.obs, found.action], axis=-1), found.action, squares
+
+        def look(nearest, i):
             start = jnp.minimum(i * size, len(steps) - size)  # the last block may overlap the one before
-            rows = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, start, size), steps)
-            known = batch_of(rows, context.frozen.table)
-            state = jnp.sum(known.obs**2, axis=1) - 2 * x @ known.obs.T
-            distance = beta**2 * state + jnp.sum(known.action**2, axis=1) - 2 * action @ known.action.T
-            distance = jnp.where(start + jnp.arange(size) < count, distance, jnp.inf)
-            place = jnp.argmin(distance, axis=1)
-            least = jnp.take_along_axis(distance, place[:, None], axis=1)[:, 0]
-            nearer = least < best[0]
-            found = jnp.where(nearer[:, None], known.action[place], best[1])
-            return (jnp.where(nearer, least, best[0]), found), None
+            pairs, _, squares = known(jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, start, size), steps))
+            squares = jnp.where(start + jnp.arange(size) < count, squares, jnp.inf)
+            # the least of every `strip`-th step: a minimum over columns, which is fast where an argmin is not
+            least = (asked @ pairs.T + squares).reshape(len(x), parts, strip).min(axis=1)
+            place = jnp.argmin(least, axis=1)
+            least = jnp.min(least, axis=1)
+            nearer = least < nearest[0]
+            return (jnp.where(nearer, least, nearest[0]), jnp.where(nearer, start + place, nearest[1])), None
 
-        return jax.lax.scan(look, best, jnp.arange(-(-len(steps) // size)))[0]
+        begin = (jnp.full(len(x), jnp.inf), jnp.zeros(len(x), jnp.int32))
+        least, first = jax.lax.scan(look, begin, jnp.arange(-(-len(steps) // size)))[0]
+
+        def pick(one, first):
+            rows = first + strip * jnp.arange(parts)
+            pairs, actions, squares = known(jax.tree.map(lambda leaf: leaf[rows], steps))
+            return actions[jnp.argmin(jnp.where(rows < count, pairs @ one + squares, jnp.inf))]
+
+        nearer = least < best[0]
+        found = jnp.where(nearer[:, None], jax.vmap(pick)(asked, first), best[1])
+        return jnp.where(nearer, least, best[0]), found
 
 
 ALGORITHM = OfflineAlgorithm(PRDCConfig, PRDC)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from llmrl_jax.data.transitions import Transitions
+from llmrl_jax.rl import prdc
 from llmrl_jax.rl.awac import AWAC, AWACConfig
 from llmrl_jax.rl.bc import BC, BCConfig
 from llmrl_jax.rl.bcq import BCQ, BCQConfig
@@ -223,8 +224,9 @@ def test_td3_bc_by_hand():
 # --- PRDC -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("block", [3, 8192])
-def test_prdc_imitates_the_nearest_recorded_pair(block):
+@pytest.mark.parametrize("block, parts", [(3, 128), (8192, 128), (8192, 2), (5, 2)])
+def test_prdc_imitates_the_nearest_recorded_pair(block, parts, monkeypatch):
+    monkeypatch.setattr(prdc, "PARTS", parts)
     config = small(PRDCConfig, beta=1.7, block=block)
     method, rng = PRDC(config, CONTINUOUS), np.random.default_rng(4)
     sets = [(rng.normal(size=(n, N)), rng.uniform(-1, 1, (n, 2))) for n in (11, 5)]
