@@ -40,6 +40,8 @@ Compat = Literal["", "imagine_bench"]
 
 PUSHER = 2
 """Numbers of the pusher, at the end of the positions and of the velocities."""
+LINE_SEARCH = 16
+"""The most steps of MJX's line search (the model's limit is 50). Of 64 episodes as many keep within 1e-4 m of C."""
 
 
 class ClevrRobot(Environment[State, Params]):
@@ -94,7 +96,7 @@ class ClevrRobot(Environment[State, Params]):
         if backend == "auto":
             backend = "c" if jax.default_backend() == "cpu" else "mjx"
         if backend == "mjx":
-            return PhysicsMjx(self.model, TIME_STEPS)
+            return PhysicsMjx(self.model, TIME_STEPS, line_search=LINE_SEARCH)
         return PhysicsC(self.model, TIME_STEPS, threads=self.threads)
 
     @property

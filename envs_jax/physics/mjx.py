@@ -49,13 +49,16 @@ class PhysicsMjx(Physics):
     On a CPU, give the `jit` around it `compiler_options()`, or use C, which is even faster.
     """
 
-    def __init__(self, model: Any, frame_skip: int, read: tuple[str, ...] = ()):
-        """**Arguments:** as of `Physics`. **Raises:** `ModuleNotFoundError` without mujoco-mjx, `RuntimeError`
-        for a model that it cannot compute."""
+    def __init__(self, model: Any, frame_skip: int, read: tuple[str, ...] = (), line_search: int = 0):
+        """**Arguments:** as of `Physics`; `line_search`, the most steps of the constraint solver's line search (0: the
+        model's), for which all worlds of a batch wait where one needs them.
+        **Raises:** `ModuleNotFoundError` without mujoco-mjx, `RuntimeError` for a model that it cannot compute."""
         super().__init__(model, frame_skip, read)
         self._mjx = require("mujoco.mjx")
         with _explained(), jax.enable_x64(False), jax.ensure_compile_time_eval():  # this may be the trace of a step
-            self._compiled = self._mjx.put_model(model)
+            compiled = self._mjx.put_model(model)
+            option = compiled.opt.replace(ls_iterations=line_search or compiled.opt.ls_iterations)
+            self._compiled = compiled.replace(opt=option)
             turned = jnp.asarray(model.body_quat[model.body_mocapid >= 0], jnp.float32)
             self._blank = self._mjx.make_data(model).replace(mocap_quat=turned)  # which it leaves at zero
 
