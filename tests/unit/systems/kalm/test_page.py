@@ -75,8 +75,9 @@ def test_the_three_language_models_are_those_of_the_page():
     }
     assert list(models) == list(said.values())
     acts = {"the language model itself": "language model as policy"}
-    for level in ("rephrase", "easy"):
-        acts[f"`bc`, and imagined `{level}`"] = f"bc, imagined {level}"
+    for level in ("rephrase", "easy", "hard"):
+        if level != "hard":
+            acts[f"`bc`, and imagined `{level}`"] = f"bc, imagined {level}"
         acts[f"`bc`, and imagined `{level}` that succeeds"] = f"bc, imagined {level}, successes"
 
     def cells(found):
@@ -85,12 +86,31 @@ def test_the_three_language_models_are_those_of_the_page():
     for name, key in said.items():
         made, imagined = models[key]["grounded"], models[key]["imagined"]
         found = [f"{made['updates']:,}", f"{made['held_out/action']:.2f}", f"{made['held_out/state']:.2f}"]
-        found += [f"{imagined[level]['success']:.0%}" for level in ("rephrase", "easy")]
+        found += [f"{imagined[level]['success']:.0%}" for level in ("rephrase", "easy", "hard")]
         assert f"| {name} | {' | '.join(found)} |" in page
         for who, row in acts.items():
+            assert row == "language model as policy" or len(models[key]["success"][row]["real"]["seeds"]) == 3
             assert f"| {who} | {name} | {cells(models[key]['success'][row])} |" in page
     for who, row in (("`bc`, recorded episodes", "bc"), ("random actions", "random actions")):
         assert f"| {who} | | {cells(models['smollm2-135m']['success'][row])} |" in page
+
+
+def test_the_trial_with_rollouts_alone_is_that_of_the_page():
+    page = " ".join((ROOT / "docs" / "systems" / "kalm.md").read_text().split())
+    models = json.loads((RESULTS / "three-models-rollouts.json").read_text())
+
+    def acts(level, row="language model as policy"):
+        return [f"{model['success'][row][level]['mean']:.2f}" for model in models.values()]
+
+    for level in ("rephrase", "easy"):
+        rates = [f"{model['imagined'][level]['success']:.0%}" for model in models.values()]
+        assert "magined `{}` {}in {}, {} and {}".format(level, "succeeded " * (level == "rephrase"), *rates) in page
+    own, agents = [], []
+    for level in ("rephrase", "easy"):
+        own.append("at {}, {} and {} on `{}`".format(*acts(level), level))
+        agents.append("{}, {} and {} on `{}`".format(*acts(level, f"bc, imagined {level}, successes"), level))
+    assert "the models acted " + " and ".join(own) in page
+    assert "`bc` reached " + " and ".join(agents) + " with what succeeds" in page
     found = models["smollm2-135m"]["success"]["decision transformer"]
     real, rephrase, easy, hard = (f"{found[level]['mean']:.2f}" for level in LEVELS)
     assert f"acts at {real}, {rephrase}, {easy} and {hard}." in page
