@@ -132,6 +132,30 @@ def test_the_mixed_tasks_three_seeds_are_those_of_the_page():
         assert f"| {name} | {rates} |" in page and before["episodes"] == after["episodes"] == 1000
 
 
+def test_the_mixed_tasks_tests_are_those_of_the_page():
+    page = " ".join((ROOT / "docs" / "systems" / "glam.md").read_text().split())
+    folder = RESULTS / "mixed" / "goals" / "tests"
+    names = ("prior", "entropy-0", "entropy-1", "entropy-2")
+    prior, *seeds = (json.loads((folder / f"{name}.json").read_text()) for name in names)
+    for test in (
+        "no_modification_test",
+        "other_name_same_categories",
+        "no_meaning_words",
+        "test_tasks",
+        "composition",
+        "go_to",
+    ):
+        cells = []
+        for found in (prior, *seeds):
+            rate = found[test]["sampled"]
+            interval = "{success:.3f} [{success_low:.3f}, {success_high:.3f}]".format(**rate)
+            cells.append(f"{interval} ({found[test]['greedy']['success']:.3f})")
+            assert rate["episodes"] == 1000
+        assert f"(`{test}`) | {' | '.join(cells)} |" in page
+        gains = [one[test]["sampled"]["success"] - prior[test]["sampled"]["success"] for one in seeds]
+        assert test == "go_to" or f"({stats.mean_interval(gains)}" in page
+
+
 @pytest.mark.parametrize(
     "file, seed, small, big",
     [("gotolocal-1", 1, 500, 5000), ("mixed_task", 0, 2000, 20_000), ("mixed_task", 1, 2000, 20_000)],
