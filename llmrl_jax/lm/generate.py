@@ -298,13 +298,14 @@ def _append(config: SamplingConfig, stops: StopStrings | None, state: State, log
 def advance(model, fixed, variables, traced, stops, state: State, until) -> State:
     """Continue until every continuation has ended or has `until` tokens."""
     config = dataclasses.replace(fixed, **traced)
+    layers = model.apply(variables, method=Llama.each_layer)
 
     def goes_on(state: State):
         return (state.step < until) & jnp.any(state.out.finish == Finish.RUNNING)
 
     def body(state: State) -> State:
         last = jax.lax.dynamic_index_in_dim(state.out.tokens, state.step - 1, axis=2, keepdims=False)
-        hidden, branches = model.apply(variables, last, state.branches, method=Llama.decode)
+        hidden, branches = model.apply(variables, last, state.branches, layers=layers, method=Llama.decode)
         logits = model.apply(variables, hidden, method=Llama.head)
         return _append(config, stops, dataclasses.replace(state, branches=branches), logits)
 

@@ -27,7 +27,8 @@ class Source(NamedTuple):
     mask: Bool[Array, "*b q t"] | None
     """The keys that each query sees; None means all."""
     axes: str | None = None
-    """The order of the axes: b rows, q queries (each with its own keys), t tokens, k heads, h. None: as above."""
+    """The order of the axes: b rows, r rows of single queries (each with its own keys), t tokens, k heads, h. None: as
+    above."""
     key_axes: str | None = None
     """That of the keys. None: the same."""
 
@@ -178,7 +179,11 @@ def attend(query: Float[Array, "b q n h"], sources: list[Source]) -> Float[Array
     scores = []
     for source in sources:
         # the order of axes in which the product leaves them: another would move all scores once more
-        s = jnp.einsum(f"bqkgh,{source.key_order}->bkqgt", grouped, source.key, preferred_element_type=jnp.float32)
+        if "r" in source.order:
+            s = _product_of(f"rkgh,{source.key_order}->rkgt", grouped.reshape(b * q, *grouped.shape[2:]), source.key)
+            s = jnp.moveaxis(s.reshape(b, q, *s.shape[1:]), 1, 2)
+        else:
+            s = _product_of(f"bqkgh,{source.key_order}->bkqgt", grouped, source.key)
         if source.mask is not None:
             mask = source.mask[None] if source.mask.ndim == 2 else source.mask
             s = jnp.where(mask[:, None, :, None], s, jnp.finfo(jnp.float32).min)
@@ -188,9 +193,13 @@ def attend(query: Float[Array, "b q n h"], sources: list[Source]) -> Float[Array
     total: Any = sum(w.sum(-1) for w in weights)
     out = 0.0
     for weight, source in zip(weights, sources, strict=True):
-        out = out + jnp.einsum(
-            f"bkqgt,{source.order}->bkqgh", weight.astype(query.dtype), source.value, preferred_element_type=jnp.float32
-        )
+        weight = weight.astype(query.dtype)
+        if "r" in source.order:
+            weight = jnp.moveaxis(weight, 2, 1).reshape(b * q, kv, n // kv, -1)
+            part = _product_of(f"rkgt,{source.order}->rkgh", weight, source.value)
+            out = out + jnp.moveaxis(part.reshape(b, q, *part.shape[1:]), 1, 2)
+        else:
+            out = out + _product_of(f"bkqgt,{source.order}->bkqgh", weight, source.value)
     out = kept(out) / total[..., None]
     return jnp.moveaxis(out, 1, 2).reshape(b, q, n, h).astype(query.dtype)
 

@@ -15,7 +15,7 @@ from flax import struct
 from jaxtyping import Array, Float, Int
 
 from llmrl_jax.lm import declare, narrow
-from llmrl_jax.lm.cache import Branches, Cache, Prefix
+from llmrl_jax.lm.cache import UNROLLED, Branches, Cache, Prefix
 from llmrl_jax.lm.config import LlamaConfig
 from llmrl_jax.lm.layers import (
     KEPT,
@@ -256,20 +256,33 @@ class Llama(nn.Module):
         (x, _), _ = self._layers_run(body, (x, head), None, pick, lambda carry: (pick(carry[0]), None))
         return rms_norm(x, self._norm["scale"], self.config.rms_norm_eps)
 
+    def each_layer(self) -> tuple[Any, ...] | None:
+        """The weights and adapters of each layer, for `decode` in a loop; None in models of more than a few layers,
+        which would need their memory twice."""
+        count = self.config.num_hidden_layers
+        stacked = (self._layers, self._adapters)
+        return tuple(layer_slice(stacked, i) for i in range(count)) if count <= UNROLLED else None
+
     def decode(
-        self, tokens: Int[AnyArray, "B n"], branches: Branches, embeddings: Float[AnyArray, "B n D"] | None = None
+        self,
+        tokens: Int[AnyArray, "B n"],
+        branches: Branches,
+        embeddings: Float[AnyArray, "B n D"] | None = None,
+        layers: tuple[Any, ...] | None = None,
     ) -> tuple[Float[Array, "B n D"], Branches]:
         """One more token of every continuation of every prompt.
 
         The continuations of a prompt are queries of one attention over its keys, which are read once for all of them.
         The layers are scanned independently of `unroll`, with the cache in the carry: a step writes one slot in place.
-        (Unrolled, XLA copies each layer's weights out of the stack at every step: half the speed.)
+        (Unrolled, XLA copies each layer's weights out of the stack at every step: half the speed.) Small models, whose
+        cache has an array for each layer, are unrolled; `layers` spares them that.
 
-        **Arguments:** `embeddings`, what the first layer reads in place of `embed(tokens)`.
+        **Arguments:** `embeddings`, what the first layer reads in place of `embed(tokens)`; `layers`, what
+        `each_layer` returns, computed outside of the loop over tokens.
         **Returns:** the tokens' hidden states after the last norm, and the branches with them.
         """
         index = branches.index
-        prompt, own = jnp.arange(branches.prompt_values.shape[3]), jnp.arange(branches.values.shape[4])
+        prompt, own = map(jnp.arange, branches.capacities)
         prefix = branches.prefix
         first = 0 if prefix is None else prefix.size
         before = first + branches.lengths[:, None]
@@ -280,31 +293,51 @@ class Llama(nn.Module):
         places = (first + prompt[None], before + own, jnp.arange(first)[None])
         near = [self._near(before + index, keys, longest) for keys in places]
 
-        def step(carry, layer):
-            x, *own = carry
-            i, params, lora, prompts, slides = layer
-            key, value = self._keys_values(x, params, lora, angles)
-            new = (key[None, ..., None], value[None, :, :, :, None])
-            at: Any = ((i, 0, 0, 0, 0, index), (i, 0, 0, 0, index, 0))
-            own = [
+        def written(own, key, value, *layer):
+            """The cache with a key and a value in it: that of one layer, or the stack, with the number of the layer."""
+            key, value = (x.reshape(-1, *x.shape[2:]) for x in (key, value))
+            new: Any = (key[..., None], value[:, :, None])
+            new = tuple(n[None] for n in new) if layer else new
+            at: Any = ((*layer, 0, 0, 0, index), (*layer, 0, 0, index, 0))
+            return [
                 jax.lax.dynamic_update_slice(old, n.astype(old.dtype), start)
                 for old, n, start in zip(own, new, at, strict=True)
             ]
-            keys, values = (jax.lax.dynamic_index_in_dim(o, i, keepdims=False) for o in own)
+
+        def finish(x, params, lora, prompts, slides, keys, values):
             seen = [windowed(m, n, slides) for m, n in zip((*masks, None), near, strict=True)]
             sources = [
                 Source(prompts[0], prompts[1], seen[0], "bkth", "bkht"),
-                Source(keys, values, seen[1], "bqkth", "bqkht"),
+                Source(keys, values, seen[1], "rkth", "rkht"),
             ]
             if prefix is not None:
                 sources.append(Source(prompts[2], prompts[3], seen[2], "kth"))
-            return (self._finish(x, params, lora, angles, sources, None), *own), None
+            return self._finish(x, params, lora, angles, sources, None)
 
-        prompts: tuple[jax.Array, ...] = (branches.prompt_keys, branches.prompt_values)
-        prompts += () if prefix is None else (prefix.keys, prefix.values)
-        layers = (jnp.arange(self.config.num_hidden_layers), self._layers, self._adapters, prompts, self._slides)
+        def step(carry, layer):
+            x, *own = carry
+            i, params, lora, prompts, slides = layer
+            own = written(own, *self._keys_values(x, params, lora, angles), i)
+            keys, values = (jax.lax.dynamic_index_in_dim(o, i, keepdims=False) for o in own)
+            return (finish(x, params, lora, prompts, slides, keys, values), *own), None
+
+        shared = () if prefix is None else (prefix.keys, prefix.values)
         x = self.embed(tokens) if embeddings is None else self._placed(jnp.asarray(embeddings, self.dtype))
-        (x, keys, values), _ = jax.lax.scan(step, (x, branches.keys, branches.values), layers)
+        keys, values = branches.keys, branches.values
+        if branches.apart:
+            pairs = []
+            weights: Any = layers or self.each_layer()
+            for i, pair in enumerate(zip(keys, values, strict=True)):
+                (params, lora), behind, slides = weights[i], layer_slice(shared, i), layer_slice(self._slides, i)
+                pairs.append(written(pair, *self._keys_values(x, params, lora, angles)))
+                prompts = (branches.prompt_keys[i], branches.prompt_values[i], *behind)
+                x = finish(x, params, lora, prompts, slides, *pairs[-1])
+            keys, values = map(tuple, zip(*pairs, strict=True))
+        else:
+            prompts = (branches.prompt_keys, branches.prompt_values, *shared)
+            count = jnp.arange(self.config.num_hidden_layers)
+            scanned = (count, self._layers, self._adapters, prompts, self._slides)
+            (x, keys, values), _ = jax.lax.scan(step, (x, keys, values), scanned)
         hidden = rms_norm(x, self._norm["scale"], self.config.rms_norm_eps)
         return hidden, dataclasses.replace(branches, keys=keys, values=values, index=index + 1)
 
@@ -396,7 +429,7 @@ class Llama(nn.Module):
         """
         count = self.config.num_hidden_layers
         stacked = (self._layers, self._adapters, kv, self._slides)
-        written = self.unroll >= count if self.unroll is not None else count <= 4
+        written = self.unroll >= count if self.unroll is not None else count <= UNROLLED
 
         def step(pick=None):
             run = partial(body, pick=pick)

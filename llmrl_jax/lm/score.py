@@ -259,12 +259,13 @@ def _score_branches(
     empty = Cache.create(model.config, batch, tokens.shape[1], model.dtype)
     out: Any = model.apply(variables, tokens, lengths=lengths, cache=empty, at=(lengths - 1)[:, None])
     branches = Branches.create(out.cache, lengths, count, max(1, steps))
+    layers: Any = model.apply(variables, method=Llama.each_layer)
     read, predicted = np.asarray(candidates.tokens.T), np.asarray(candidates.tokens.T)[1:]
 
     def step(branches, at):
         token, following = at
         rows = jnp.broadcast_to(token, (batch, count))
-        hidden, branches = model.apply(variables, rows, branches, method=Llama.decode)
+        hidden, branches = model.apply(variables, rows, branches, layers=layers, method=Llama.decode)
         logits: Any = model.apply(variables, hidden, method=Llama.head)
         chosen = jnp.take_along_axis(logits, jnp.broadcast_to(following, (batch, count))[..., None], axis=-1)
         return branches, (chosen[..., 0], jax.nn.logsumexp(logits, axis=-1))

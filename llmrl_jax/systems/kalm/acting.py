@@ -40,12 +40,14 @@ def make_player(found: Grounded, level: str, episodes: int, together: int = 64) 
     tokens, lengths = map(jnp.asarray, patterns.prompts([world.instructions.texts[i] for i in said], found.tokenizer))
 
     def act(variables: Any) -> Actor:
+        layers = model.each_layer(variables)
+
         def choose(obs: Any, carry: Any, first: Any, keys: Any) -> tuple[Any, Any, Any]:
             cache, wanted = carry
             state = obs[STATE] if found.returns is None else jnp.concatenate([obs[STATE], wanted[:, None]], axis=-1)
-            hidden, cache = model.advance(variables, cache, model.enter_state(variables, units, state))
+            hidden, cache = model.advance(variables, cache, model.enter_state(variables, units, state), layers)
             action = model.act(variables, hidden)
-            _, cache = model.advance(variables, cache, model.enter_action(variables, action))
+            _, cache = model.advance(variables, cache, model.enter_action(variables, action), layers)
             return action, (cache, wanted), ()
 
         return Actor(choose)

@@ -47,12 +47,13 @@ def imagine(
     **Arguments:** `tokens` and `lengths`, see `patterns.prompts`; `goals`, leaves `[B, ...]`; `horizon`, T.
     """
     cache = model.start(variables, tokens, lengths, 2 * horizon)
+    layers = model.each_layer(variables)
 
     def step(carry: Any, _: None) -> Any:
         cache, state = carry
-        hidden, cache = model.advance(variables, cache, model.enter_state(variables, units, state))
+        hidden, cache = model.advance(variables, cache, model.enter_state(variables, units, state), layers)
         action = model.act(variables, hidden)
-        hidden, cache = model.advance(variables, cache, model.enter_action(variables, action))
+        hidden, cache = model.advance(variables, cache, model.enter_action(variables, action), layers)
         after = model.next_state(variables, units, hidden, state)
         reward, success = label(goals, state, after, action)
         return (cache, after), (after, action, jnp.asarray(reward, jnp.float32), success)

@@ -231,13 +231,18 @@ class WorldModel:
         out: Any = self.llama.apply(self._text(variables), tokens, lengths=lengths, cache=cache, logits=False)
         return Branches.create(out.cache, jnp.asarray(lengths), 1, room)
 
+    def each_layer(self, variables: Any) -> Any:
+        """What `advance` reads of the layers, to be computed outside of a loop."""
+        return self.llama.apply(self._text(variables), method=Llama.each_layer)
+
     def advance(
-        self, variables: Any, cache: Branches, embedding: Float[Array, "B D"]
+        self, variables: Any, cache: Branches, embedding: Float[Array, "B D"], layers: Any = None
     ) -> tuple[Float[Array, "B D"], Branches]:
-        """One more place of every row: its hidden state, and the cache with it."""
+        """One more place of every row: its hidden state, and the cache with it. **Arguments:** `layers`, of
+        `each_layer`."""
         nothing = jnp.zeros((embedding.shape[0], 1), jnp.int32)
         out: Any = self.llama.apply(
-            self._text(variables), nothing, cache, embeddings=embedding[:, None], method=Llama.decode
+            self._text(variables), nothing, cache, embeddings=embedding[:, None], layers=layers, method=Llama.decode
         )
         hidden, cache = out
         return hidden[:, 0], cache
