@@ -58,12 +58,14 @@ def with_resets(sample: Callable[[], tuple[list[float], float]], num_envs: int, 
 
 
 def robots() -> Iterator[Case]:
-    """CLEVR-Robot, and Meta-World's reach where its scene can be loaded, with the sizes of their own benchmarks."""
-    num_envs, steps = clevr.ACCELERATOR_ROWS, 10
-    shape = {"env": clevr.ID, "envs": num_envs, "steps": steps}
-    sample = partial(clevr.measure, "mjx", num_envs, steps)
-    what = partial(with_resets, sample, num_envs, steps, "macro-actions")
-    yield Case(f"{clevr.ID}, {num_envs} environments x {steps} macro-actions", shape, what)
+    """CLEVR-Robot on both of its programs, and Meta-World's reach where its scene can be loaded, with the sizes of
+    their own benchmarks, and more worlds."""
+    for backend, num_envs in (("jax", clevr.ACCELERATOR_ROWS), ("jax", 32768), ("mjx", clevr.ACCELERATOR_ROWS)):
+        steps, id = 10, f"{clevr.ID}?backend={backend}"
+        sample = partial(clevr.measure, backend, num_envs, steps)
+        what = partial(with_resets, sample, num_envs, steps, "macro-actions")
+        shape = {"env": id, "envs": num_envs, "steps": steps}
+        yield Case(f"{id}, {num_envs} environments x {steps} macro-actions", shape, what)
     num_envs, steps, id = metaworld.ACCELERATOR_ROWS, 20, "MetaWorld/reach-v3"
     try:
         check("reach", "proxy")

@@ -26,14 +26,16 @@ from envs_jax.clevr.constants import (
     TIME_STEPS,
 )
 from envs_jax.clevr.goals import MOST, PUSH, WIDTH, check_goal
+from envs_jax.clevr.spheres import PhysicsSpheres
 from envs_jax.clevr.state import Params, State
 from envs_jax.env import Environment
 from envs_jax.physics.c import PhysicsC
-from envs_jax.physics.interface import Backend, Moment, Physics
+from envs_jax.physics.interface import Moment, Physics
 from envs_jax.physics.mjx import PhysicsMjx
 from envs_jax.rejection import first_accepted
 
 
+Backend = Literal["auto", "c", "mjx", "jax"]
 PushTest = Literal["action", "state"]
 Seen = Literal["words", "goal"]
 Compat = Literal["", "imagine_bench"]
@@ -63,14 +65,15 @@ class ClevrRobot(Environment[State, Params]):
     ):
         """**Arguments:** `level`, `"real"` (move a ball to a place of another one), `"rephrase"` (the same in held-out
         wordings), `"easy"` (push a ball one step, in one step) or `"hard"` (several relations, a line, a gathering);
-        `backend`, `"c"` for C MuJoCo on the host's threads, `"mjx"` for MJX on the device, `"auto"` for C if jax
-        computes on a CPU, else MJX; `threads`, for C (default: all cores of the process); `push_test`, how level easy
-        is judged: by the action that was chosen, or by how the ball moved (`"state"`); `compat`, `"imagine_bench"` for
-        what ImagineBench's world does: the first push of an episode is aimed at the balls of another layout, progress
-        counts the distance to the reference's centre, success of a relation or a hard goal pays nothing extra, and
-        `push_test="state"` accepts any ball (the parts of a hard goal pay as without it: published, a step later);
-        `obs`, `"words"` for the dict with the instruction's number, `"goal"` for one vector, `goal_vector`, of balls
-        and goal, for policies that read no words.
+        `backend`, `"c"` for C MuJoCo on the host's threads, `"mjx"` for MJX on the device, `"jax"` for the same
+        equations in float64 on the device (`envs_jax.clevr.spheres`), `"auto"` for C if jax computes on a CPU, this
+        program on a GPU, and MJX elsewhere; `threads`, for C (default: all cores of the process); `push_test`, how
+        level easy is judged: by the action that was chosen, or by how the ball moved (`"state"`); `compat`,
+        `"imagine_bench"` for what ImagineBench's world does: the first push of an episode is aimed at the balls of
+        another layout, progress counts the distance to the reference's centre, success of a relation or a hard goal
+        pays nothing extra, and `push_test="state"` accepts any ball (the parts of a hard goal pay as without it:
+        published, a step later); `obs`, `"words"` for the dict with the instruction's number, `"goal"` for one vector,
+        `goal_vector`, of balls and goal, for policies that read no words.
 
         **Raises:** `ValueError` for an invalid value; `ModuleNotFoundError` without mujoco.
         """
@@ -92,11 +95,13 @@ class ClevrRobot(Environment[State, Params]):
     @cached_property
     def physics(self) -> Physics:
         """The physics, created at first use: until then no device is initialised."""
-        backend = self.backend
+        backend: str = self.backend
         if backend == "auto":
-            backend = "c" if jax.default_backend() == "cpu" else "mjx"
+            backend = {"cpu": "c", "gpu": "jax"}.get(jax.default_backend(), "mjx")  # a TPU has no float64
         if backend == "mjx":
             return PhysicsMjx(self.model, TIME_STEPS, line_search=LINE_SEARCH)
+        if backend == "jax":
+            return PhysicsSpheres(self.model, TIME_STEPS)
         return PhysicsC(self.model, TIME_STEPS, threads=self.threads)
 
     @property

@@ -1,0 +1,401 @@
+"""The scene's physics as an XLA program of our own: MuJoCo's equations for balls on a table, in float64.
+
+MuJoCo's constraint solver minimises a convex function of the accelerations, whose minimum does not depend on the path
+to it (Todorov 2014; MuJoCo's documentation, "Computation"). So the same contacts, impedances and reference
+accelerations give MuJoCo's motion, to rounding. What is special here: inertias of balls are multiples of the identity,
+so velocities of rotation are kept in the world's axes and no orientation enters the contacts; all shapes are known.
+
+Arrays have the worlds of a batch on their last axis. Contacts are seen from each ball: `[..., ball, other, world]`, the
+others being the five balls, the pusher, the table, and the nearer wall along x and along y. A pair of balls so has two
+entries, with the same numbers.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs_jax.clevr.constants import BALLS, PUSHER_RADIUS, PUSHER_Z, RADIUS
+from envs_jax.physics.interface import Physics, require
+
+
+OTHERS = BALLS + 4
+"""What a ball may touch, itself (never) included."""
+SPIN = 3
+"""Where the velocities of rotation begin among the six of a ball."""
+ITERATIONS, SEARCHES = 20, 10
+"""The most steps of Newton's method for a time step (as in the scene's option), and of its line search."""
+TOLERANCE = 1e-10
+"""Newton's method ends where the scaled norm of the gradient is below; MuJoCo's own is 1e-8."""
+FLAT = 1e-6
+"""The line search ends where the slope has fallen by this factor."""
+
+
+class Bodies(NamedTuple):
+    """A number for each degree of freedom: velocities, accelerations, forces."""
+
+    balls: jax.Array
+    """`[6, ball, world]`: along x, y and z, and around them."""
+    pusher: jax.Array
+    """`[2, world]`."""
+
+    def plus(self, factor: Any, other: Bodies) -> Bodies:
+        return Bodies(self.balls + factor * other.balls, self.pusher + factor * other.pusher)
+
+    def times(self, other: Any) -> Bodies:
+        return Bodies(self.balls * other.balls, self.pusher * other.pusher)
+
+    def dot(self, other: Bodies) -> jax.Array:
+        return jnp.sum(self.balls * other.balls, (0, 1)) + jnp.sum(self.pusher * other.pusher, 0)
+
+
+class Contacts(NamedTuple):
+    """The frames of all contacts, each vector `[3, ball, other, world]`, and how stiff they are."""
+
+    normal: jax.Array
+    """From the ball to the other."""
+    first: jax.Array
+    second: jax.Array
+    """The two directions of friction."""
+    arm: jax.Array
+    """`[ball, other, world]`, from the ball's centre to the contact."""
+    gap: jax.Array
+    """`[ball, other, world]`, the distance less the margin: below 0 the contact acts."""
+    stiff: jax.Array
+    """`[ball, other, world]`, the inverse of the regulariser R of each edge of the pyramid; 0 where nothing acts."""
+    impedance: jax.Array
+
+
+class PhysicsSpheres(Physics):
+    """A state is uint32 `[size, 2]`, as that of `PhysicsC`: the bits of float64 numbers, in MuJoCo's order.
+
+    The computation is in float64 whether or not `jax_enable_x64` is set, so it needs a device that has it: CPUs and
+    GPUs. A batch goes through Newton's method until all of its worlds have converged. On a CPU, C is many times faster.
+    """
+
+    def __init__(self, model: Any, frame_skip: int):
+        """**Arguments:** `model`, that of `envs_jax.clevr.scene.load`; `frame_skip`, time steps of a step of the world.
+        **Raises:** `ModuleNotFoundError` without mujoco."""
+        super().__init__(model, frame_skip)
+        mujoco = require("mujoco")
+        data = mujoco.MjData(model)
+        mujoco.mj_forward(model, data)
+        ball, pusher = 1, 1 + BALLS  # bodies; the world is 0
+        self.margin = float(data.contact[0].includemargin)
+        self.friction = float(data.contact[0].friction[0])
+        self.solref, self.solimp = data.contact[0].solref.copy(), data.contact[0].solimp.copy()
+        self.planes = [(data.geom_xmat[g].reshape(3, 3)[:, 2].copy(), data.geom_xpos[g].copy()) for g in range(5)]
+        inertia = np.array([model.body_mass[ball]] * 3 + [model.body_inertia[ball, 0]] * 3)
+        self.mass = Bodies(
+            (inertia + model.dof_armature[0])[:, None, None], model.body_mass[pusher] + model.dof_armature[-1]
+        )
+        self.damping = Bodies(np.float64(model.dof_damping[0]), np.float64(model.dof_damping[-1]))
+        self.weight = np.zeros((6, 1, 1))
+        self.weight[2] = model.body_mass[ball] * model.opt.gravity[2]
+        self.pause = float(model.opt.timestep)
+        inverse = model.body_invweight0[:, 0]
+        loose = np.array([2 * inverse[ball]] * BALLS + [inverse[ball] + inverse[pusher]] + [inverse[ball]] * 3)
+        square = self.friction**2
+        self.loose = (loose * (1 + square) * 2 * square)[None, :, None]
+        self.scale = 1 / (model.stat.meaninertia * model.nv)
+
+    def begin(self, qpos, qvel, look, *args, mocap=None):
+        qpos, qvel, mocap = self._checked(qpos, qvel, mocap)
+        rest = jnp.zeros(self.size - qpos.size - qvel.size, jnp.float32)
+        with jax.enable_x64(True):
+            numbers = jnp.concatenate([qpos, qvel, rest]).astype(jnp.float64)
+            return self._result(numbers, numbers, look, args)
+
+    def advance(self, state, ctrl, going, look, *args, edit=None):
+        with jax.enable_x64(True):
+            before = _numbers(state)
+            start = before
+            if edit is not None:
+                wide = jax.tree.map(lambda x: x.astype(jnp.float64) if x.dtype == jnp.float32 else x, args)
+                qpos, qvel = edit(jnp, self.moment(before, {}), *wide)
+                start = jnp.concatenate([qpos, qvel, before[qpos.size + qvel.size :]])
+            after = _numbers(self._lanes(_bits(start), jnp.asarray(ctrl, jnp.float32)))
+            return self._result(jnp.where(going, after, before), before, look, args)
+
+    def encode(self, numbers):
+        words = np.ascontiguousarray(numbers, np.float64).view(np.uint32)
+        return words.reshape(*np.shape(numbers), 2)
+
+    def decode(self, state):
+        return np.ascontiguousarray(state, np.uint32).view(np.float64)[..., 0]
+
+    def _result(self, numbers: jax.Array, before: jax.Array, look: Any, args: tuple[Any, ...]) -> Any:
+        made = look(jnp, self.moment(before, {}), self.moment(numbers, {}), *args)
+        return _bits(numbers), jax.tree.map(lambda s, x: x.astype(s.dtype), self.seen(look, args), made)
+
+    @functools.cached_property
+    def _lanes(self) -> Any:
+        """The time steps of one world; a batch of them has its axis last inside."""
+
+        def many(bits: jax.Array, ctrl: jax.Array) -> jax.Array:
+            with jax.enable_x64(True):
+                after = self._steps(_numbers(bits).T, ctrl.astype(jnp.float64).T)
+                return _bits(after.T)
+
+        @jax.custom_batching.custom_vmap
+        def one(bits: jax.Array, ctrl: jax.Array) -> jax.Array:
+            return many(bits[None], ctrl[None])[0]
+
+        @one.def_vmap
+        def batch(size: int, batched: Any, bits: jax.Array, ctrl: jax.Array) -> tuple[jax.Array, bool]:
+            bits, ctrl = (
+                x if has else jnp.broadcast_to(x, (size, *x.shape))
+                for x, has in zip((bits, ctrl), batched, strict=True)
+            )
+            return many(bits, ctrl), True
+
+        return one
+
+    def _steps(self, numbers: jax.Array, ctrl: jax.Array) -> jax.Array:
+        """`frame_skip` time steps. **Arguments:** `numbers`, float64 `[size, world]`; `ctrl`, `[2, world]`."""
+        nq, nv = self.model.nq, self.model.nv
+        qpos, qvel, start, rest = jnp.split(numbers, np.cumsum([nq, nv, nv]))
+        poses = jnp.swapaxes(qpos[:-2].reshape(BALLS, 7, -1), 0, 1)
+        place, pose = poses[:3], poses[3:]
+        pose = pose / jnp.sqrt(_dot(pose, pose))
+        ctrl = jnp.clip(ctrl, *(self.model.actuator_ctrlrange[0, i] for i in (0, 1)))
+
+        def bodies(x: jax.Array) -> Bodies:
+            balls = jnp.swapaxes(x[:-2].reshape(BALLS, 6, -1), 0, 1)
+            return Bodies(jnp.concatenate([balls[:SPIN], _turned(pose, balls[SPIN:])]), x[-2:])
+
+        def step(carry: Any, _: None) -> tuple[Any, None]:
+            place, pose, pusher, velocity, start = carry
+            velocity, start = self._step(place, pusher, velocity, start, ctrl)
+            place = place + self.pause * velocity.balls[:SPIN]
+            pose = _spun(pose, self.pause * velocity.balls[SPIN:])
+            return (place, pose, pusher + self.pause * velocity.pusher, velocity, start), None
+
+        carry: Any = (place, pose, qpos[-2:], bodies(qvel), bodies(start))
+        carry, _ = jax.lax.scan(step, carry, None, length=self.frame_skip)
+        place, pose, pusher, velocity, acceleration = carry
+
+        def flat(x: Bodies) -> jax.Array:
+            balls = jnp.concatenate([x.balls[:SPIN], _turned(pose, x.balls[SPIN:], back=True)])
+            return jnp.concatenate([jnp.swapaxes(balls, 0, 1).reshape(6 * BALLS, -1), x.pusher])
+
+        poses = jnp.swapaxes(jnp.concatenate([place, pose]), 0, 1).reshape(7 * BALLS, -1)
+        return jnp.concatenate([poses, pusher, flat(velocity), flat(acceleration), rest])
+
+    def _step(
+        self, place: jax.Array, pusher: jax.Array, velocity: Bodies, start: Bodies, ctrl: jax.Array
+    ) -> tuple[Bodies, Bodies]:
+        """The velocities after one time step, and the accelerations from which the next one starts."""
+        contacts = self._contacts(place, pusher)
+        timeconst, ratio = max(self.solref[0], 2 * self.pause), self.solref[1]
+        most = self.solimp[1]
+        damper, spring = 2 / (most * timeconst), 1 / (most * timeconst * ratio) ** 2
+        wanted = -damper * self._edges(contacts, velocity) - spring * contacts.impedance * contacts.gap
+        smooth = Bodies(self.weight - self.damping.balls * velocity.balls, ctrl - self.damping.pusher * velocity.pusher)
+        found, pushed = self._newton(contacts, wanted, smooth, start)
+        total = smooth.plus(1.0, pushed)  # damping is implicit: mj_Euler
+        heavier = self.mass.plus(self.pause, self.damping)
+        change = Bodies(total.balls / heavier.balls, total.pusher / heavier.pusher)
+        return velocity.plus(self.pause, change), found
+
+    def _contacts(self, place: jax.Array, pusher: jax.Array) -> Contacts:
+        """All contacts. **Arguments:** `place`, `[3, ball, world]`; `pusher`, `[2, world]`."""
+        worlds = place.shape[-1]
+        height = jnp.full((1, worlds), PUSHER_Z)
+        round_ = jnp.concatenate([place, jnp.concatenate([pusher, height])[:, None]], axis=1)
+        way = round_[:, None] - place[:, :, None]
+        own = np.eye(BALLS, BALLS + 1, dtype=bool)[..., None]
+        square = _dot(way, way)
+        same = square == 0  # a ball and itself; two in one place have no direction
+        length = jnp.sqrt(jnp.where(same, 1.0, square))
+        radii = np.array([2 * RADIUS] * BALLS + [RADIUS + PUSHER_RADIUS])[:, None]
+        aside = np.array([1.0, 0.0, 0.0])[:, None, None, None]
+        flat = [
+            (np.broadcast_to(-n[:, None, None], place.shape), jnp.tensordot(n, place, 1) - n @ c - RADIUS)
+            for n, c in self.planes
+        ]
+
+        def nearer(one: Any, two: Any) -> Any:
+            return jax.tree.map(lambda a, b: jnp.where(one[1] < two[1], a, b), one, two)
+
+        walls = [flat[0], nearer(flat[1], flat[2]), nearer(flat[3], flat[4])]
+        normal = jnp.where(same, aside, way / length)
+        normal = jnp.concatenate([normal, jnp.stack([n for n, _ in walls], 2)], axis=2)
+        gap = jnp.where(own, 1.0, jnp.where(same, 0.0, length) - radii)
+        gap = jnp.concatenate([gap, jnp.stack([d for _, d in walls], 1)], axis=1)
+        steep = jnp.abs(normal[1]) >= 0.5  # mju_makeFrame: the first direction is that of y, or of z
+        start = jnp.stack([jnp.zeros_like(gap), jnp.where(steep, 0.0, 1.0), jnp.where(steep, 1.0, 0.0)])
+        first = start - normal * _dot(normal, start)
+        first = first / jnp.sqrt(_dot(first, first))
+        arm, gap = RADIUS + gap / 2, gap - self.margin
+        least, most, width, middle, power = self.solimp
+        x = jnp.abs(gap) / width
+        low, high = x**power / middle ** (power - 1), 1 - (1 - x) ** power / (1 - middle) ** (power - 1)
+        curve = jnp.where(x < middle, low, high)
+        impedance = jnp.where(x > 1, most, least + curve * (most - least))
+        stiff = jnp.where(gap < 0, impedance / (self.loose * (1 - impedance)), 0.0)
+        return Contacts(normal, first, _cross(normal, first), arm, gap, stiff, impedance)
+
+    def _edges(self, c: Contacts, x: Bodies) -> jax.Array:
+        """The motion along the four edges of each friction pyramid, `[4, ball, other, world]`."""
+        worlds = x.pusher.shape[-1]
+        none = jnp.zeros((3, OTHERS - BALLS, worlds))
+        moved = none.at[:2, 0].set(x.pusher)
+        apart = jnp.concatenate([x.balls[:SPIN], moved], axis=1)[:, None] - x.balls[:SPIN, :, None]
+        spin = jnp.concatenate([x.balls[SPIN:], none], axis=1)[:, None] + x.balls[SPIN:, :, None]
+        along = _dot(c.normal, apart)
+        one = self.friction * (_dot(c.first, apart) - c.arm * _dot(c.second, spin))
+        two = self.friction * (_dot(c.second, apart) + c.arm * _dot(c.first, spin))
+        return jnp.stack([along + one, along - one, along + two, along - two])
+
+    def _pushes(self, c: Contacts, force: jax.Array) -> Bodies:
+        """The forces and torques on the bodies, of forces along the edges: the transpose of `_edges`."""
+        along = jnp.sum(force, 0)
+        one, two = self.friction * (force[0] - force[1]), self.friction * (force[2] - force[3])
+        linear = c.normal * along + c.first * one + c.second * two
+        turning = c.arm * (c.first * two - c.second * one)
+        return Bodies(jnp.concatenate([-linear.sum(2), turning.sum(2)]), linear[:2, :, BALLS].sum(1))
+
+    def _newton(self, c: Contacts, wanted: jax.Array, smooth: Bodies, start: Bodies) -> tuple[Bodies, Bodies]:
+        """The accelerations that minimise `(a - a0) M (a - a0) / 2` and half of the stiffness times the squares of what
+        each edge is below `wanted`, and the forces of the contacts there (MuJoCo's documentation, "Constraint solver").
+
+        Newton's method with an exact line search: the function is quadratic in pieces, so it ends where the set of
+        edges that act stays the same."""
+        mass = self.mass
+        free = Bodies(smooth.balls / mass.balls, smooth.pusher / mass.pusher)
+        # a pair of balls has two entries
+        halves = np.array([0.5] * BALLS + [1.0] * (OTHERS - BALLS))[:, None] * c.stiff
+
+        def slope(x: Bodies, edges: jax.Array) -> tuple[Bodies, jax.Array, Bodies]:
+            short = edges - wanted
+            acting = jnp.where(short < 0, c.stiff, 0.0)
+            pushed = self._pushes(c, -acting * short)
+            return x.plus(-1.0, free).times(mass).plus(-1.0, pushed), acting, pushed
+
+        def small(gradient: Bodies) -> jax.Array:
+            return jnp.sqrt(gradient.dot(gradient)) * self.scale < TOLERANCE
+
+        def search(x: Bodies, edges: jax.Array, way: Bodies, along: jax.Array, done: jax.Array) -> jax.Array:
+            """How far to go: the root of the slope, by Newton's method within a bracket, from 1."""
+            square, linear = way.dot(way.times(mass)), way.dot(x.plus(-1.0, free).times(mass))
+
+            def at(t: jax.Array) -> tuple[jax.Array, jax.Array]:
+                short = edges + t * along - wanted
+                pulled = jnp.where(short < 0, halves * along, 0.0)
+                return linear + t * square + jnp.sum(pulled * short, (0, 1, 2)), square + jnp.sum(
+                    pulled * along, (0, 1, 2)
+                )
+
+            first = jnp.abs(at(jnp.zeros_like(square))[0])
+
+            def goes_on(s: Any) -> jax.Array:
+                return (s[0] < SEARCHES) & jnp.any((jnp.abs(s[4]) > FLAT * first) & ~done)
+
+            def closer(s: Any) -> Any:
+                count, t, low, high, value, rise = s
+                low, high = jnp.where(value < 0, t, low), jnp.where(value > 0, t, high)
+                to = t - value / rise
+                to = jnp.where((to < low) | (to > high), (low + high) / 2, to)
+                return (count + 1, to, low, high, *at(to))
+
+            one = jnp.ones_like(square)
+            return jax.lax.while_loop(goes_on, closer, (jnp.int32(0), one, 0 * one, 4 * one, *at(one)))[1]
+
+        def goes_on(s: Any) -> jax.Array:
+            return (s[0] < ITERATIONS) & ~jnp.all(s[-1])
+
+        def improve(s: Any) -> Any:
+            count, x, edges, gradient, acting, _, done = s
+            way = self._direction(c, acting, gradient)
+            along = self._edges(c, way)
+            t = jnp.where(done, 0.0, search(x, edges, way, along, done))
+            x, edges = x.plus(t, way), edges + t * along
+            gradient, acting, pushed = slope(x, edges)
+            return count + 1, x, edges, gradient, acting, pushed, done | small(gradient)
+
+        edges = self._edges(c, start)
+        gradient, acting, pushed = slope(start, edges)
+        begun = (jnp.int32(0), start, edges, gradient, acting, pushed, small(gradient))
+        _, found, _, _, _, pushed, _ = jax.lax.while_loop(goes_on, improve, begun)
+        return found, pushed
+
+    def _direction(self, c: Contacts, acting: jax.Array, gradient: Bodies) -> Bodies:
+        """Newton's direction: minus the inverse of the Hessian times the gradient."""
+        hessian = jnp.moveaxis(self._hessian(c, acting), -1, 0)
+        right = jnp.concatenate([jnp.swapaxes(gradient.balls, 0, 1).reshape(6 * BALLS, -1), gradient.pusher])
+        lower = jax.lax.linalg.cholesky(hessian, symmetrize_input=False)
+        x = -right.T[..., None]
+        for transposed in (False, True):
+            x = jax.lax.linalg.triangular_solve(lower, x, left_side=True, lower=True, transpose_a=transposed)
+        x = x[..., 0].T
+        return Bodies(jnp.swapaxes(x[:-2].reshape(BALLS, 6, -1), 0, 1), x[-2:])
+
+    def _hessian(self, c: Contacts, acting: jax.Array) -> jax.Array:
+        """`[32, 32, world]`, of which only the lower half is used."""
+        none = jnp.zeros_like(c.normal)
+        turn = [none, -c.arm * c.second, c.arm * c.first]
+        frame = (c.normal, c.first, c.second)
+        mine = [jnp.concatenate([-n, t]) for n, t in zip(frame, turn, strict=True)]
+        other = [jnp.concatenate([n, t]) for n, t in zip(frame, turn, strict=True)]
+        cone = [self.friction * (acting[i] - acting[i + 1]) for i in (0, 2)]
+        square = [self.friction**2 * (acting[i] + acting[i + 1]) for i in (0, 2)]
+
+        def weighted(g: list[jax.Array]) -> list[jax.Array]:
+            along = acting.sum(0) * g[0] + cone[0] * g[1] + cone[1] * g[2]
+            return [along, cone[0] * g[0] + square[0] * g[1], cone[1] * g[0] + square[1] * g[2]]
+
+        held = weighted(mine)
+        own: Any = sum(h[:, None] * g[None] for h, g in zip(held, mine, strict=True)).sum(3)  # type: ignore[union-attr]
+        own = own + np.eye(6)[:, :, None, None] * self.mass.balls
+        cross: Any = sum(
+            h[:, None, :, : BALLS + 1] * g[None, :, :, : BALLS + 1] for h, g in zip(held, other, strict=True)
+        )
+        worlds = acting.shape[-1]
+        rows = []
+        for i in range(BALLS):
+            before = [cross[:, :, i, k] for k in range(i)]
+            rows.append(jnp.concatenate([*before, own[:, :, i], jnp.zeros((6, 6 * (BALLS - 1 - i) + 2, worlds))], 1))
+        flat = [g[:2, :, BALLS] for g in other]
+        pulled = [h[:2, :, BALLS] for h in weighted(other)]
+        last: Any = sum(h[:, None] * g[None] for h, g in zip(pulled, flat, strict=True)).sum(2)  # type: ignore[union-attr]
+        last = last + np.eye(2)[:, :, None] * self.mass.pusher
+        mixed = [jnp.swapaxes(cross[:, :2, i, BALLS], 0, 1) for i in range(BALLS)]
+        return jnp.concatenate([*rows, jnp.concatenate([*mixed, last], 1)])
+
+
+def _numbers(bits: jax.Array) -> jax.Array:
+    return jax.lax.bitcast_convert_type(bits, jnp.float64)
+
+
+def _bits(numbers: jax.Array) -> jax.Array:
+    return jax.lax.bitcast_convert_type(numbers, jnp.uint32)
+
+
+def _dot(a: jax.Array, b: jax.Array) -> jax.Array:
+    return jnp.sum(a * b, axis=0)
+
+
+def _cross(a: jax.Array, b: jax.Array) -> jax.Array:
+    return jnp.stack([a[1] * b[2] - a[2] * b[1], a[2] * b[0] - a[0] * b[2], a[0] * b[1] - a[1] * b[0]])
+
+
+def _turned(pose: jax.Array, x: jax.Array, back: bool = False) -> jax.Array:
+    """Vectors `[3, ...]` turned by unit quaternions `[4, ...]`, or turned back."""
+    real, axis = pose[0], -pose[1:] if back else pose[1:]
+    twice = 2 * _cross(axis, x)
+    return x + real * twice + _cross(axis, twice)
+
+
+def _spun(pose: jax.Array, turn: jax.Array) -> jax.Array:
+    """Unit quaternions after turns by vectors in the world's axes, as `mju_quatIntegrate` in the body's."""
+    angle = jnp.sqrt(_dot(turn, turn))
+    axis = turn / jnp.where(angle == 0, 1.0, angle)
+    real, part = jnp.cos(angle / 2), axis * jnp.sin(angle / 2)
+    spun = jnp.concatenate([(real * pose[0] - _dot(part, pose[1:]))[None], real * pose[1:] + pose[0] * part])
+    spun = spun.at[1:].add(_cross(part, pose[1:]))
+    return spun / jnp.sqrt(_dot(spun, spun))
