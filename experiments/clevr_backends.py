@@ -1,12 +1,12 @@
-"""CLEVR-Robot's backends beside C MuJoCo: how far balls are from where C puts them, after up to 30 macro-actions.
+"""CLEVR-Robot's backends beside C MuJoCo: how far balls are from where C puts them, in up to 30 macro-actions.
 
     python experiments/clevr_backends.py
     python experiments/clevr_backends.py --backends jax --episodes 256
 
 Every episode begins at random places and has random actions, the same for all. C is played by MuJoCo alone, so nothing
 of ours is in it but the scene; `moved` is C beside itself, with all starts moved by `--moved` metres.
-`<out>/backends.json` has, for each backend, the largest distance of every episode in metres, and the seconds of
-compilation and of play.
+`<out>/backends.json` has, for each backend, the largest difference of an x or y in every episode, in metres, and the
+seconds of compilation and of play.
 """
 
 from __future__ import annotations

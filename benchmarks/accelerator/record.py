@@ -34,7 +34,7 @@ PARTS = {
     "glam": "GLAM's rollout and update, 135M and 1B shapes, or the model of --model",
     "babyai": "BabyAI: environment steps, with and without text",
     "cartpole": "PPO on CartPole-v1, 500,000 steps",
-    "mjx": "HalfCheetah, CLEVR-Robot and Meta-World on MJX: environment steps",
+    "mjx": "HalfCheetah, CLEVR-Robot and Meta-World on MJX, CLEVR-Robot in float64: environment steps",
 }
 """The parts by name; each is a module here with a function `cases(settings)`."""
 

@@ -35,7 +35,7 @@ from envs_jax.physics.mjx import PhysicsMjx
 from envs_jax.rejection import first_accepted
 
 
-Backend = Literal["auto", "c", "mjx", "jax"]
+ClevrBackend = Literal["auto", "c", "mjx", "jax"]
 PushTest = Literal["action", "state"]
 Seen = Literal["words", "goal"]
 Compat = Literal["", "imagine_bench"]
@@ -43,7 +43,8 @@ Compat = Literal["", "imagine_bench"]
 PUSHER = 2
 """Numbers of the pusher, at the end of the positions and of the velocities."""
 LINE_SEARCH = 16
-"""The most steps of MJX's line search (the model's limit is 50). Of 64 episodes as many keep within 1e-4 m of C."""
+"""The most steps of MJX's line search (the model's limit is 50). By hand: of 64 episodes as many keep within 1e-4 m of
+C."""
 
 
 class ClevrRobot(Environment[State, Params]):
@@ -57,7 +58,7 @@ class ClevrRobot(Environment[State, Params]):
     def __init__(
         self,
         level: str = "real",
-        backend: Backend = "auto",
+        backend: ClevrBackend = "auto",
         threads: int | None = None,
         push_test: PushTest = "action",
         compat: Compat = "",
@@ -79,7 +80,7 @@ class ClevrRobot(Environment[State, Params]):
         """
         instructions.check_level(level)
         for name, value, known in (
-            ("backend", backend, Backend.__args__),  # type: ignore[attr-defined]
+            ("backend", backend, ClevrBackend.__args__),  # type: ignore[attr-defined]
             ("push_test", push_test, PushTest.__args__),  # type: ignore[attr-defined]
             ("compat", compat, Compat.__args__),  # type: ignore[attr-defined]
             ("obs", obs, Seen.__args__),  # type: ignore[attr-defined]
@@ -97,10 +98,12 @@ class ClevrRobot(Environment[State, Params]):
         """The physics, created at first use: until then no device is initialised."""
         backend: str = self.backend
         if backend == "auto":
-            backend = {"cpu": "c", "gpu": "jax"}.get(jax.default_backend(), "mjx")  # a TPU has no float64
+            backend = {"cpu": "c", "gpu": "jax"}.get(jax.default_backend(), "mjx")
         if backend == "mjx":
             return PhysicsMjx(self.model, TIME_STEPS, line_search=LINE_SEARCH)
         if backend == "jax":
+            if (device := jax.default_backend()) not in ("cpu", "gpu"):
+                raise ValueError(f"backend='jax' computes in float64, which a {device} lacks: use 'mjx' or 'c'")
             return PhysicsSpheres(self.model, TIME_STEPS)
         return PhysicsC(self.model, TIME_STEPS, threads=self.threads)
 

@@ -75,13 +75,20 @@ class PhysicsSpheres(Physics):
 
     The computation is in float64 whether or not `jax_enable_x64` is set, so it needs a device that has it: CPUs and
     GPUs. A batch goes through Newton's method until all of its worlds have converged. On a CPU, C is many times faster.
+    No gradient goes through a state's bits: derivatives are zero.
     """
 
     def __init__(self, model: Any, frame_skip: int):
         """**Arguments:** `model`, that of `envs_jax.clevr.scene.load`; `frame_skip`, time steps of a step of the world.
-        **Raises:** `ModuleNotFoundError` without mujoco."""
+        **Raises:** `ModuleNotFoundError` without mujoco; `ValueError` for a model of another scene."""
         super().__init__(model, frame_skip)
         mujoco = require("mujoco")
+        sizes = [RADIUS] * BALLS + [PUSHER_RADIUS]
+        if model.ngeom != 5 + len(sizes) or not np.allclose(model.geom_size[5:, 0], sizes):
+            raise ValueError(
+                f"the model has {model.ngeom} geoms; five planes, {BALLS} balls and a pusher of the scene's sizes are "
+                "needed, as envs_jax.clevr.scene.load makes them"
+            )
         data = mujoco.MjData(model)
         mujoco.mj_forward(model, data)
         ball, pusher = 1, 1 + BALLS  # bodies; the world is 0
@@ -107,7 +114,7 @@ class PhysicsSpheres(Physics):
         qpos, qvel, mocap = self._checked(qpos, qvel, mocap)
         rest = jnp.zeros(self.size - qpos.size - qvel.size, jnp.float32)
         with jax.enable_x64(True):
-            numbers = jnp.concatenate([qpos, qvel, rest]).astype(jnp.float64)
+            numbers = jnp.concatenate([qpos, qvel, rest]).astype(jnp.float64)  # the solver may start anywhere: at 0
             return self._result(numbers, numbers, look, args)
 
     def advance(self, state, ctrl, going, look, *args, edit=None):
@@ -115,8 +122,7 @@ class PhysicsSpheres(Physics):
             before = _numbers(state)
             start = before
             if edit is not None:
-                wide = jax.tree.map(lambda x: x.astype(jnp.float64) if x.dtype == jnp.float32 else x, args)
-                qpos, qvel = edit(jnp, self.moment(before, {}), *wide)
+                qpos, qvel = edit(jnp, self.moment(before, {}), *_wide(args))
                 start = jnp.concatenate([qpos, qvel, before[qpos.size + qvel.size :]])
             after = _numbers(self._lanes(_bits(start), jnp.asarray(ctrl, jnp.float32)))
             return self._result(jnp.where(going, after, before), before, look, args)
@@ -129,13 +135,14 @@ class PhysicsSpheres(Physics):
         return np.ascontiguousarray(state, np.uint32).view(np.float64)[..., 0]
 
     def _result(self, numbers: jax.Array, before: jax.Array, look: Any, args: tuple[Any, ...]) -> Any:
-        made = look(jnp, self.moment(before, {}), self.moment(numbers, {}), *args)
+        made = look(jnp, self.moment(before, {}), self.moment(numbers, {}), *_wide(args))
         return _bits(numbers), jax.tree.map(lambda s, x: x.astype(s.dtype), self.seen(look, args), made)
 
     @functools.cached_property
     def _lanes(self) -> Any:
         """The time steps of one world; a batch of them has its axis last inside."""
 
+        @jax.jit
         def many(bits: jax.Array, ctrl: jax.Array) -> jax.Array:
             with jax.enable_x64(True):
                 after = self._steps(_numbers(bits).T, ctrl.astype(jnp.float64).T)
@@ -210,11 +217,12 @@ class PhysicsSpheres(Physics):
         way = round_[:, None] - place[:, :, None]
         own = np.eye(BALLS, BALLS + 1, dtype=bool)[..., None]
         square = _dot(way, way)
-        same = square == 0  # a ball and itself; two in one place have no direction
+        same = square == 0  # a ball and itself; two in one place are parted along x
         length = jnp.sqrt(jnp.where(same, 1.0, square))
         radii = np.array([2 * RADIUS] * BALLS + [RADIUS + PUSHER_RADIUS])[:, None]
-        aside = np.array([1.0, 0.0, 0.0])[:, None, None, None]
-        flat = [
+        upper = np.arange(BALLS)[:, None] < np.arange(BALLS + 1)
+        aside = np.array([1.0, 0.0, 0.0])[:, None, None, None] * np.where(upper, 1.0, -1.0)[..., None]
+        planes = [
             (np.broadcast_to(-n[:, None, None], place.shape), jnp.tensordot(n, place, 1) - n @ c - RADIUS)
             for n, c in self.planes
         ]
@@ -222,7 +230,7 @@ class PhysicsSpheres(Physics):
         def nearer(one: Any, two: Any) -> Any:
             return jax.tree.map(lambda a, b: jnp.where(one[1] < two[1], a, b), one, two)
 
-        walls = [flat[0], nearer(flat[1], flat[2]), nearer(flat[3], flat[4])]
+        walls = [planes[0], nearer(planes[1], planes[2]), nearer(planes[3], planes[4])]
         normal = jnp.where(same, aside, way / length)
         normal = jnp.concatenate([normal, jnp.stack([n for n, _ in walls], 2)], axis=2)
         gap = jnp.where(own, 1.0, jnp.where(same, 0.0, length) - radii)
@@ -243,10 +251,10 @@ class PhysicsSpheres(Physics):
     def _edges(self, c: Contacts, x: Bodies) -> jax.Array:
         """The motion along the four edges of each friction pyramid, `[4, ball, other, world]`."""
         worlds = x.pusher.shape[-1]
-        none = jnp.zeros((3, OTHERS - BALLS, worlds))
-        moved = none.at[:2, 0].set(x.pusher)
+        zeros = jnp.zeros((3, OTHERS - BALLS, worlds))
+        moved = zeros.at[:2, 0].set(x.pusher)
         apart = jnp.concatenate([x.balls[:SPIN], moved], axis=1)[:, None] - x.balls[:SPIN, :, None]
-        spin = jnp.concatenate([x.balls[SPIN:], none], axis=1)[:, None] + x.balls[SPIN:, :, None]
+        spin = jnp.concatenate([x.balls[SPIN:], zeros], axis=1)[:, None] + x.balls[SPIN:, :, None]
         along = _dot(c.normal, apart)
         one = self.friction * (_dot(c.first, apart) - c.arm * _dot(c.second, spin))
         two = self.friction * (_dot(c.second, apart) + c.arm * _dot(c.first, spin))
@@ -291,10 +299,10 @@ class PhysicsSpheres(Physics):
                     pulled * along, (0, 1, 2)
                 )
 
-            first = jnp.abs(at(jnp.zeros_like(square))[0])
+            begin = jnp.abs(at(jnp.zeros_like(square))[0])
 
             def goes_on(s: Any) -> jax.Array:
-                return (s[0] < SEARCHES) & jnp.any((jnp.abs(s[4]) > FLAT * first) & ~done)
+                return (s[0] < SEARCHES) & jnp.any((jnp.abs(s[4]) > FLAT * begin) & ~done)
 
             def closer(s: Any) -> Any:
                 count, t, low, high, value, rise = s
@@ -337,8 +345,8 @@ class PhysicsSpheres(Physics):
 
     def _hessian(self, c: Contacts, acting: jax.Array) -> jax.Array:
         """`[32, 32, world]`, of which only the lower half is used."""
-        none = jnp.zeros_like(c.normal)
-        turn = [none, -c.arm * c.second, c.arm * c.first]
+        zeros = jnp.zeros_like(c.normal)
+        turn = [zeros, -c.arm * c.second, c.arm * c.first]
         frame = (c.normal, c.first, c.second)
         mine = [jnp.concatenate([-n, t]) for n, t in zip(frame, turn, strict=True)]
         other = [jnp.concatenate([n, t]) for n, t in zip(frame, turn, strict=True)]
@@ -350,8 +358,8 @@ class PhysicsSpheres(Physics):
             return [along, cone[0] * g[0] + square[0] * g[1], cone[1] * g[0] + square[1] * g[2]]
 
         held = weighted(mine)
-        own: Any = sum(h[:, None] * g[None] for h, g in zip(held, mine, strict=True)).sum(3)  # type: ignore[union-attr]
-        own = own + np.eye(6)[:, :, None, None] * self.mass.balls
+        own: Any = sum(h[:, None] * g[None] for h, g in zip(held, mine, strict=True))
+        own = own.sum(3) + np.eye(6)[:, :, None, None] * self.mass.balls
         cross: Any = sum(
             h[:, None, :, : BALLS + 1] * g[None, :, :, : BALLS + 1] for h, g in zip(held, other, strict=True)
         )
@@ -362,10 +370,14 @@ class PhysicsSpheres(Physics):
             rows.append(jnp.concatenate([*before, own[:, :, i], jnp.zeros((6, 6 * (BALLS - 1 - i) + 2, worlds))], 1))
         flat = [g[:2, :, BALLS] for g in other]
         pulled = [h[:2, :, BALLS] for h in weighted(other)]
-        last: Any = sum(h[:, None] * g[None] for h, g in zip(pulled, flat, strict=True)).sum(2)  # type: ignore[union-attr]
-        last = last + np.eye(2)[:, :, None] * self.mass.pusher
+        last: Any = sum(h[:, None] * g[None] for h, g in zip(pulled, flat, strict=True))
+        last = last.sum(2) + np.eye(2)[:, :, None] * self.mass.pusher
         mixed = [jnp.swapaxes(cross[:, :2, i, BALLS], 0, 1) for i in range(BALLS)]
         return jnp.concatenate([*rows, jnp.concatenate([*mixed, last], 1)])
+
+
+def _wide(args: Any) -> Any:
+    return jax.tree.map(lambda x: x.astype(jnp.float64) if x.dtype == jnp.float32 else x, args)
 
 
 def _numbers(bits: jax.Array) -> jax.Array:

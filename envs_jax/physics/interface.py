@@ -1,7 +1,8 @@
 """The interface to rigid-body physics: how a state is created, advanced and read.
 
 Nothing here is specific to one world. `envs_jax.physics.c` computes on the host's threads with C MuJoCo,
-`envs_jax.physics.mjx` on the device with MJX; both hold the same numbers in their state.
+`envs_jax.physics.mjx` on the device with MJX, and a world may have a program of its own, as CLEVR-Robot
+(`envs_jax.clevr.spheres`); all hold the same numbers in their state.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ Backend = Literal["auto", "c", "mjx"]
 Look = Callable[..., Any]
 """`look(xp, before, after, *args) -> pytree`, defined by the task: a function of two `Moment`s and of `args`, arrays.
 
-`xp` is NumPy, with a batch of float64 moments (any number of leading axes), or jax.numpy, with a single float32 moment:
-so it uses only functions of both, and counts axes from the last. Leaves that are not bool are returned as float32."""
+`xp` is NumPy, with a batch of float64 moments (any number of leading axes), or jax.numpy, with a single moment, float32
+or (CLEVR-Robot's own program) float64: so it uses only functions of both, and counts axes from the last. Leaves that
+are not bool are returned as float32."""
 
 Edit = Callable[..., Any]
 """`edit(xp, now, *args) -> (qpos, qvel)`, defined by the task: the positions and velocities from which a step starts,

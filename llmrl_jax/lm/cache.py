@@ -15,7 +15,8 @@ from llmrl_jax.lm.config import LlamaConfig
 
 
 UNROLLED = 4
-"""Models of up to so many layers are unrolled, and decode from an array of keys and one of values for each layer."""
+"""Models of up to so many layers are unrolled (in forward passes, unless `Llama.unroll` says otherwise). They decode
+from an array of keys and one of values for each layer, and from weights of its own, which are then there twice."""
 
 Layers = Any
 """A stacked array `[L, ...]`, or a tuple with an array for each layer."""
@@ -83,7 +84,7 @@ class Branches:
     """`n` continuations of each of `B` prompts, up to `T` tokens each. The shared prompt is stored once.
 
     Arrays are stacked over layers, or, in models of few layers, a tuple has one for each (`UNROLLED`): a layer then
-    reads its own where it is, and not a copy of a part of the stack, a third of the time of a small model's step.
+    reads its own where it is, and not a copy of a part of the stack.
 
     The heads' axis is before the tokens' here: decoding reads all tokens of a head at every step, and with the layout
     of `Cache` it would transpose them each time. The tokens of keys come last: a query's product with them then takes a
@@ -146,7 +147,7 @@ class Branches:
 
         def pick(x: jax.Array) -> jax.Array:
             parts = x.reshape(*x.shape[:axis], batch, -1, *x.shape[axis + 1 :])
-            return jnp.take(parts, rows, axis).reshape(*x.shape[:axis], -1, *x.shape[axis + 1 :])
+            return jnp.take(parts, rows, axis, mode="clip").reshape(*x.shape[:axis], -1, *x.shape[axis + 1 :])
 
         names = ("prompt_keys", "prompt_values", "keys", "values")
         picked = {name: jax.tree.map(pick, getattr(self, name)) for name in names}

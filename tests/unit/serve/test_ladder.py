@@ -97,14 +97,14 @@ def test_several_answers_take_memory_for_their_own_length(served):
     sampler = Sampler(served, 4, programs)
     shapes = []
     programs.advance = lambda state, *given: (
-        shapes.append(state.branches.values.shape) or Programs.advance(programs, state, *given)
+        shapes.append(state.branches.values[0].shape) or Programs.advance(programs, state, *given)
     )
     ask = Ask(tuple(range(3, 70)), Sampling(9, n=3, seed=4))
     found = list(sampler.run([ask]))[-1]
     assert len(found[0]) == 3 and all(sample.finish and 1 <= sample.count <= 9 for sample in found[0])
-    assert shapes[0] == (2, 1, 4, 1, 64, 8)  # layers, prompts, answers, heads, room, width
+    assert shapes[0] == (4, 1, 64, 8)  # answers, heads, room, width, of the first layer
     alone = list(sampler.run([dataclasses.replace(ask, how=Sampling(9, seed=4))]))[-1]
-    assert shapes[-1] == (2, 1, 1, 1, 128, 8) and alone[0][0] == found[0][0]
+    assert shapes[-1] == (1, 1, 128, 8) and alone[0][0] == found[0][0]
 
 
 def test_prompts_are_computed_once_for_the_pieces_that_share_them(served):

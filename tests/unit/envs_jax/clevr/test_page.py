@@ -13,6 +13,7 @@ def test_the_distances_are_those_of_the_page():
     assert record["command"] in page
     for name, found in record["backends"].items():
         median, largest = (f"{found[which]:.1e}".replace("e-0", "e-") for which in ("median", "largest"))
-        row = f"| {found['close']} | {median} m | {largest} m | "
+        said = "MuJoCo beside itself, starts moved by 6e-8 m" if name == "moved" else f"`{name}`"
+        row = f"| {said} | {found['close']} | {median} m | {largest} m | "
         row += f"{found['seconds']:.1f} s, and {found['compile_seconds']:.1f} s" if "seconds" in found else "|"
         assert row in page, name

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 import envs_jax
-from envs_jax.clevr import goals, rules, state_from_layout
+from envs_jax.clevr import goals, rules, scene, state_from_layout
 from envs_jax.clevr.constants import DIRECTIONS
 from envs_jax.clevr.expert import expert_action
+from envs_jax.clevr.spheres import PhysicsSpheres
+from envs_jax.physics.c import PhysicsC
 
 
 pytest.importorskip("mujoco")
@@ -214,3 +216,22 @@ def test_a_vector_of_balls_and_goal():
     np.testing.assert_allclose(push, [0, 0, 0, 1, *one[3], 0, 1, 0, 0, *np.zeros(5), *SPREAD[3]], atol=1e-6)
     with pytest.raises(ValueError, match="unknown obs 'goals'; it is one of 'words', 'goal'"):
         envs_jax.make("CLEVR-Robot-v0", obs="goals")
+
+
+def test_the_backend_is_chosen_by_the_device(monkeypatch):
+    chosen = {"cpu": PhysicsC, "gpu": PhysicsSpheres}
+    for device, kind in chosen.items():
+        monkeypatch.setattr(jax, "default_backend", lambda device=device: device)
+        assert isinstance(envs_jax.make("CLEVR-Robot-v0")[0].physics, kind)
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    env, _ = envs_jax.make("CLEVR-Robot-v0?backend=jax")
+    with pytest.raises(ValueError, match="float64, which a tpu lacks: use 'mjx' or 'c'"):
+        _ = env.physics
+
+
+def test_our_physics_is_for_this_scene_alone():
+    import mujoco
+
+    other = mujoco.MjModel.from_xml_string(scene.xml().replace('size="0.13"', 'size="0.14"'))
+    with pytest.raises(ValueError, match="of the scene's sizes are needed"):
+        PhysicsSpheres(other, 40)
