@@ -17,3 +17,18 @@ def test_awac_prdc_and_bcq_are_those_of_the_page():
             returns = ", ".join(f"{x:,.0f}" for x in found["returns"])
             row = f"| | {name.upper()} | {found['gradient_steps']:,} | {found['mean']:,.0f} ± "
             assert f"{row}{found['standard_error']:,.0f} ({returns}) | not made | {found['score']:.1f}, - |" in section
+
+
+def test_two_seeds_of_cql_are_those_of_the_page():
+    page = (ROOT / "docs" / "offline-rl.md").read_text()
+    worlds = json.loads((ROOT / "experiments" / "results" / "offline_mujoco" / "results.json").read_text())["worlds"]
+    for name in ("medium-replay", "expert"):
+        found = worlds["HalfCheetah-v5"]["sets"][name]["algorithms"]["cql"]
+        sides = [found[side] for side in ("ours", "d3rlpy")]
+        cells = [
+            f"{x['mean']:,.0f} ± {x['standard_error']:,.0f} ({', '.join(f'{y:,.0f}' for y in x['returns'])})"
+            for x in sides
+        ]
+        scores = ", ".join(f"{x['score']:.1f}" for x in sides)
+        difference = f"{found['compared']['difference']:,.0f} ± {found['compared']['standard_error']:,.0f}"
+        assert f"| | CQL | 3,000 | {' | '.join(cells)} | {scores} | {difference} |" in page
