@@ -15,9 +15,9 @@ FOUND = json.loads((RESULTS / "successes.json").read_text())
 TESTS = 300
 
 
-def cell(rates: list[float]) -> str:
+def cell(rates: list[float], tests: int = TESTS) -> str:
     """Wilson's interval over the episodes of all seeds, and every seed's rate."""
-    rate = wilson(sum(round(TESTS * x) for x in rates), TESTS * len(rates))
+    rate = wilson(sum(round(tests * x) for x in rates), tests * len(rates))
     own = f" ({', '.join(f'{x:.2f}' for x in rates)})" if len(rates) > 1 else ""
     return f"{rate.mean:.2f} [{rate.low:.2f}, {rate.high:.2f}]{own}"
 
@@ -114,3 +114,26 @@ def test_the_trial_with_rollouts_alone_is_that_of_the_page():
     found = models["smollm2-135m"]["success"]["decision transformer"]
     real, rephrase, easy, hard = (f"{found[level]['mean']:.2f}" for level in LEVELS)
     assert f"acts at {real}, {rephrase}, {easy} and {hard}." in page
+
+
+def test_agents_of_metaworld_are_those_of_the_page():
+    page = (ROOT / "docs" / "systems" / "kalm.md").read_text()
+    section = page[page.index("## Results: Meta-World") :]
+    found = json.loads((ROOT / "experiments" / "results" / "kalm_metaworld" / "results-embedded.json").read_text())
+    named = {
+        "language model as policy": "the language model itself",
+        "decision transformer": "a decision transformer, recorded episodes",
+    }
+    for name, rates in found["success"].items():
+        agent, _, made = name.partition(", imagined ")
+        level, _, kept = made.partition(", ")
+        said = named.get(name, name)
+        if agent in ("bc", "td3_bc", "awac", "cql"):
+            said = f"`{agent}`, " + (f"and imagined `{level}`" if made else "recorded episodes")
+            said += " that succeeds" if kept else ""
+        cells = [cell(rates[level].get("seeds", [rates[level]["mean"]]), 200) for level in LEVELS]
+        assert f"| {said} | {' | '.join(cells)} |" in section, name
+    for command in found["commands"]:
+        assert command in section
+    shares = [f"{found['imagined'][level]['success']:.0%}" for level in ("rephrase", "easy", "hard")]
+    assert f"{shares[0]}, {shares[1]} and {shares[2]} of the imagined episodes" in " ".join(section.split())
