@@ -75,7 +75,7 @@ def run(quick: bool = False) -> Result:
     """Tokens per second; a state and an action count as a token each."""
     found = [rows("embedded model", embedded(), 10 if quick else 50, 3)]
     if not quick:
-        found.append(rows("SmolLM2's shape", SHAPES["135M"], 10, 1))
+        found.append(rows("SmolLM2's shape", SHAPES["135M"], 10, 3))
     return Result(
         [row for part, _ in found for row in part],
         [bar for _, bar in found],

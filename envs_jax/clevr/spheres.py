@@ -68,6 +68,7 @@ class Contacts(NamedTuple):
     stiff: jax.Array
     """`[ball, other, world]`, the inverse of the regulariser R of each edge of the pyramid; 0 where nothing acts."""
     impedance: jax.Array
+    """`[ball, other, world]`, how much of a violation a contact may remove: MuJoCo's d(r)."""
 
 
 class PhysicsSpheres(Physics):
@@ -126,13 +127,6 @@ class PhysicsSpheres(Physics):
                 start = jnp.concatenate([qpos, qvel, before[qpos.size + qvel.size :]])
             after = _numbers(self._lanes(_bits(start), jnp.asarray(ctrl, jnp.float32)))
             return self._result(jnp.where(going, after, before), before, look, args)
-
-    def encode(self, numbers):
-        words = np.ascontiguousarray(numbers, np.float64).view(np.uint32)
-        return words.reshape(*np.shape(numbers), 2)
-
-    def decode(self, state):
-        return np.ascontiguousarray(state, np.uint32).view(np.float64)[..., 0]
 
     def _result(self, numbers: jax.Array, before: jax.Array, look: Any, args: tuple[Any, ...]) -> Any:
         made = look(jnp, self.moment(before, {}), self.moment(numbers, {}), *_wide(args))
@@ -295,9 +289,8 @@ class PhysicsSpheres(Physics):
             def at(t: jax.Array) -> tuple[jax.Array, jax.Array]:
                 short = edges + t * along - wanted
                 pulled = jnp.where(short < 0, halves * along, 0.0)
-                return linear + t * square + jnp.sum(pulled * short, (0, 1, 2)), square + jnp.sum(
-                    pulled * along, (0, 1, 2)
-                )
+                value = linear + t * square + jnp.sum(pulled * short, (0, 1, 2))
+                return value, square + jnp.sum(pulled * along, (0, 1, 2))
 
             begin = jnp.abs(at(jnp.zeros_like(square))[0])
 

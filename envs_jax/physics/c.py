@@ -63,13 +63,6 @@ class PhysicsC(Physics):
     def advance(self, state, ctrl, going, look, *args, edit=None):
         return self._call(self._step, (state, ctrl), going, look, args, edit)
 
-    def encode(self, numbers):
-        words = np.ascontiguousarray(numbers, np.float64).view(np.uint32)
-        return words.reshape(*np.shape(numbers), 2)
-
-    def decode(self, state):
-        return np.ascontiguousarray(state, np.uint32).view(np.float64)[..., 0]
-
     def _forward(self, data: Any) -> None:
         self._mujoco.mj_forward(self.model, data)
 

@@ -142,12 +142,13 @@ class Physics:
         raise NotImplementedError
 
     def encode(self, numbers: np.ndarray) -> Any:
-        """A state from its numbers, float64 `[..., size]`, on the host."""
-        raise NotImplementedError
+        """A state from its numbers, float64 `[..., size]`, on the host: here uint32 `[..., size, 2]`, their bits."""
+        words = np.ascontiguousarray(numbers, np.float64).view(np.uint32)
+        return words.reshape(*np.shape(numbers), 2)
 
     def decode(self, state: Any) -> np.ndarray:
         """The numbers of a state, float64 `[..., size]`, on the host."""
-        raise NotImplementedError
+        return np.ascontiguousarray(state, np.uint32).view(np.float64)[..., 0]
 
     def moment(self, numbers: Any, read: Mapping[str, Any]) -> Moment:
         """The positions and velocities among a state's numbers, and the fields that were read."""
