@@ -39,7 +39,7 @@ CLOSE = 1e-4
 class Experiment:
     """Backends beside C MuJoCo."""
 
-    backends: tuple[Literal["c", "mjx", "jax", "moved"], ...] = ("c", "moved", "jax", "mjx")
+    backends: tuple[Literal["c", "numba", "jax", "mjx", "moved"], ...] = ("c", "moved", "numba", "jax", "mjx")
     """What is compared."""
     episodes: int = 64
     """Episodes."""

@@ -58,9 +58,10 @@ def with_resets(sample: Callable[[], tuple[list[float], float]], num_envs: int, 
 
 
 def robots() -> Iterator[Case]:
-    """CLEVR-Robot on both of its programs, and Meta-World's reach where its scene can be loaded, with the sizes of
-    their own benchmarks, and more worlds."""
-    for backend, num_envs in (("jax", clevr.ACCELERATOR_ROWS), ("jax", 32768), ("mjx", clevr.ACCELERATOR_ROWS)):
+    """CLEVR-Robot on its programs, the host's too, and Meta-World's reach where its scene can be loaded, with the sizes
+    of their own benchmarks, and more worlds."""
+    rows = clevr.ACCELERATOR_ROWS
+    for backend, num_envs in (("jax", rows), ("jax", 32768), ("mjx", rows), ("numba", rows)):
         steps, id = 10, f"{clevr.ID}?backend={backend}"
         sample = partial(clevr.measure, backend, num_envs, steps)
         what = partial(with_resets, sample, num_envs, steps, "macro-actions")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from functools import cached_property
 from typing import Any, Literal
 
@@ -35,7 +36,7 @@ from envs_jax.physics.mjx import PhysicsMjx
 from envs_jax.rejection import first_accepted
 
 
-ClevrBackend = Literal["auto", "c", "mjx", "jax"]
+ClevrBackend = Literal["auto", "c", "numba", "jax", "mjx"]
 PushTest = Literal["action", "state"]
 Seen = Literal["words", "goal"]
 Compat = Literal["", "imagine_bench"]
@@ -66,15 +67,16 @@ class ClevrRobot(Environment[State, Params]):
     ):
         """**Arguments:** `level`, `"real"` (move a ball to a place of another one), `"rephrase"` (the same in held-out
         wordings), `"easy"` (push a ball one step, in one step) or `"hard"` (several relations, a line, a gathering);
-        `backend`, `"c"` for C MuJoCo on the host's threads, `"mjx"` for MJX on the device, `"jax"` for the same
-        equations in float64 on the device (`envs_jax.clevr.spheres`), `"auto"` for C if jax computes on a CPU, this
-        program on a GPU, and MJX elsewhere; `threads`, for C (default: all cores of the process); `push_test`, how
-        level easy is judged: by the action that was chosen, or by how the ball moved (`"state"`); `compat`,
-        `"imagine_bench"` for what ImagineBench's world does: the first push of an episode is aimed at the balls of
-        another layout, progress counts the distance to the reference's centre, success of a relation or a hard goal
-        pays nothing extra, and `push_test="state"` accepts any ball (the parts of a hard goal pay as without it:
-        published, a step later); `obs`, `"words"` for the dict with the instruction's number, `"goal"` for one vector,
-        `goal_vector`, of balls and goal, for policies that read no words.
+        `backend`, `"c"` for C MuJoCo on the host's threads, `"mjx"` for MJX on the device, `"numba"` and `"jax"` for
+        MuJoCo's equations in programs of our own, in float64: on the host's threads (`envs_jax.clevr.compiled`) and on
+        the device (`envs_jax.clevr.spheres`); `"auto"` for `"numba"`, or `"c"` where Numba is not installed, if jax
+        computes on a CPU, for `"jax"` on a GPU, and `"mjx"` elsewhere; `threads`, for `"c"` and `"numba"` (default:
+        all cores of the process); `push_test`, how level easy is judged: by the action that was chosen, or by how the
+        ball moved (`"state"`); `compat`, `"imagine_bench"` for what ImagineBench's world does: the first push
+        of an episode is aimed at the balls of another layout, progress counts the distance to the reference's centre,
+        success of a relation or a hard goal pays nothing extra, and `push_test="state"` accepts any ball (the parts of
+        a hard goal pay as without it: published, a step later); `obs`, `"words"` for the dict with the instruction's
+        number, `"goal"` for one vector, `goal_vector`, of balls and goal, for policies that read no words.
 
         **Raises:** `ValueError` for an invalid value; `ModuleNotFoundError` without mujoco.
         """
@@ -99,6 +101,11 @@ class ClevrRobot(Environment[State, Params]):
         backend: str = self.backend
         if backend == "auto":
             backend = {"cpu": "c", "gpu": "jax"}.get(jax.default_backend(), "mjx")
+            if backend == "c":
+                with contextlib.suppress(ModuleNotFoundError):
+                    return _compiled(self.model, self.threads)
+        if backend == "numba":
+            return _compiled(self.model, self.threads)
         if backend == "mjx":
             return PhysicsMjx(self.model, TIME_STEPS, line_search=LINE_SEARCH)
         if backend == "jax":
@@ -222,6 +229,19 @@ class ClevrRobot(Environment[State, Params]):
 
 VECTOR = 2 * BALLS + PUSH + 1 + MOST * (2 * BALLS + len(PLACES) + 2)
 """Length of `goal_vector`."""
+
+
+def _compiled(model: Any, threads: int | None) -> Physics:
+    """The program for a CPU. **Raises:** `ModuleNotFoundError` where Numba is missing, does not know the NumPy that is
+    installed, or finds no folder for what it compiles."""
+    try:
+        from envs_jax.clevr.compiled import PhysicsCompiled
+    except (ImportError, RuntimeError) as error:
+        raise ModuleNotFoundError(
+            f"backend='numba' needs Numba ({error}): install the extra `clevr` (`pip install 'llmrl-jax[clevr]'`), or "
+            "use backend='c'"
+        ) from error
+    return PhysicsCompiled(model, TIME_STEPS, threads)
 
 
 def goal_vector(balls: jax.Array, goal: jax.Array) -> jax.Array:

@@ -20,19 +20,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.clevr.constants import BALLS, PUSHER_RADIUS, PUSHER_Z, RADIUS
-from envs_jax.physics.interface import Physics, require
+from envs_jax.clevr.equations import FLAT, ITERATIONS, SEARCHES, TOLERANCE, equations
+from envs_jax.physics.interface import Physics
 
 
 OTHERS = BALLS + 4
 """What a ball may touch, itself (never) included."""
 SPIN = 3
 """Where the velocities of rotation begin among the six of a ball."""
-ITERATIONS, SEARCHES = 20, 10
-"""The most steps of Newton's method for a time step (as in the scene's option), and of its line search."""
-TOLERANCE = 1e-10
-"""Newton's method ends where the scaled norm of the gradient is below; MuJoCo's own is 1e-8."""
-FLAT = 1e-6
-"""The line search ends where the slope has fallen by this factor."""
 
 
 class Bodies(NamedTuple):
@@ -83,33 +78,14 @@ class PhysicsSpheres(Physics):
         """**Arguments:** `model`, that of `envs_jax.clevr.scene.load`; `frame_skip`, time steps of a step of the world.
         **Raises:** `ModuleNotFoundError` without mujoco; `ValueError` for a model of another scene."""
         super().__init__(model, frame_skip)
-        mujoco = require("mujoco")
-        sizes = [RADIUS] * BALLS + [PUSHER_RADIUS]
-        if model.ngeom != 5 + len(sizes) or not np.allclose(model.geom_size[5:, 0], sizes):
-            raise ValueError(
-                f"the model has {model.ngeom} geoms; five planes, {BALLS} balls and a pusher of the scene's sizes are "
-                "needed, as envs_jax.clevr.scene.load makes them"
-            )
-        data = mujoco.MjData(model)
-        mujoco.mj_forward(model, data)
-        ball, pusher = 1, 1 + BALLS  # bodies; the world is 0
-        self.margin = float(data.contact[0].includemargin)
-        self.friction = float(data.contact[0].friction[0])
-        self.solref, self.solimp = data.contact[0].solref.copy(), data.contact[0].solimp.copy()
-        self.planes = [(data.geom_xmat[g].reshape(3, 3)[:, 2].copy(), data.geom_xpos[g].copy()) for g in range(5)]
-        inertia = np.array([model.body_mass[ball]] * 3 + [model.body_inertia[ball, 0]] * 3)
-        self.mass = Bodies(
-            (inertia + model.dof_armature[0])[:, None, None], model.body_mass[pusher] + model.dof_armature[-1]
-        )
-        self.damping = Bodies(np.float64(model.dof_damping[0]), np.float64(model.dof_damping[-1]))
+        self.equations = equations(model)
+        line, turn = self.equations.ball
+        self.mass = Bodies(np.array([line] * 3 + [turn] * 3)[:, None, None], self.equations.pusher)
+        self.damping = Bodies(*map(np.float64, self.equations.damping))
         self.weight = np.zeros((6, 1, 1))
-        self.weight[2] = model.body_mass[ball] * model.opt.gravity[2]
-        self.pause = float(model.opt.timestep)
-        inverse = model.body_invweight0[:, 0]
-        loose = np.array([2 * inverse[ball]] * BALLS + [inverse[ball] + inverse[pusher]] + [inverse[ball]] * 3)
-        square = self.friction**2
-        self.loose = (loose * (1 + square) * 2 * square)[None, :, None]
-        self.scale = 1 / (model.stat.meaninertia * model.nv)
+        self.weight[2] = self.equations.weight
+        ball, thin, plane = self.equations.loose
+        self.loose = np.array([ball] * BALLS + [thin] + [plane] * 3)[None, :, None]
 
     def begin(self, qpos, qvel, look, *args, mocap=None):
         qpos, qvel, mocap = self._checked(qpos, qvel, mocap)
@@ -163,7 +139,7 @@ class PhysicsSpheres(Physics):
         poses = jnp.swapaxes(qpos[:-2].reshape(BALLS, 7, -1), 0, 1)
         place, pose = poses[:3], poses[3:]
         pose = pose / jnp.sqrt(_dot(pose, pose))
-        ctrl = jnp.clip(ctrl, *(self.model.actuator_ctrlrange[0, i] for i in (0, 1)))
+        ctrl = jnp.clip(ctrl, *self.equations.limits)
 
         def bodies(x: jax.Array) -> Bodies:
             balls = jnp.swapaxes(x[:-2].reshape(BALLS, 6, -1), 0, 1)
@@ -172,9 +148,9 @@ class PhysicsSpheres(Physics):
         def step(carry: Any, _: None) -> tuple[Any, None]:
             place, pose, pusher, velocity, start = carry
             velocity, start = self._step(place, pusher, velocity, start, ctrl)
-            place = place + self.pause * velocity.balls[:SPIN]
-            pose = _spun(pose, self.pause * velocity.balls[SPIN:])
-            return (place, pose, pusher + self.pause * velocity.pusher, velocity, start), None
+            place = place + self.equations.pause * velocity.balls[:SPIN]
+            pose = _spun(pose, self.equations.pause * velocity.balls[SPIN:])
+            return (place, pose, pusher + self.equations.pause * velocity.pusher, velocity, start), None
 
         carry: Any = (place, pose, qpos[-2:], bodies(qvel), bodies(start))
         carry, _ = jax.lax.scan(step, carry, None, length=self.frame_skip)
@@ -192,16 +168,14 @@ class PhysicsSpheres(Physics):
     ) -> tuple[Bodies, Bodies]:
         """The velocities after one time step, and the accelerations from which the next one starts."""
         contacts = self._contacts(place, pusher)
-        timeconst, ratio = max(self.solref[0], 2 * self.pause), self.solref[1]
-        most = self.solimp[1]
-        damper, spring = 2 / (most * timeconst), 1 / (most * timeconst * ratio) ** 2
-        wanted = -damper * self._edges(contacts, velocity) - spring * contacts.impedance * contacts.gap
+        resting = self.equations.spring * contacts.impedance * contacts.gap
+        wanted = -self.equations.damper * self._edges(contacts, velocity) - resting
         smooth = Bodies(self.weight - self.damping.balls * velocity.balls, ctrl - self.damping.pusher * velocity.pusher)
         found, pushed = self._newton(contacts, wanted, smooth, start)
         total = smooth.plus(1.0, pushed)  # damping is implicit: mj_Euler
-        heavier = self.mass.plus(self.pause, self.damping)
+        heavier = self.mass.plus(self.equations.pause, self.damping)
         change = Bodies(total.balls / heavier.balls, total.pusher / heavier.pusher)
-        return velocity.plus(self.pause, change), found
+        return velocity.plus(self.equations.pause, change), found
 
     def _contacts(self, place: jax.Array, pusher: jax.Array) -> Contacts:
         """All contacts. **Arguments:** `place`, `[3, ball, world]`; `pusher`, `[2, world]`."""
@@ -217,8 +191,8 @@ class PhysicsSpheres(Physics):
         upper = np.arange(BALLS)[:, None] < np.arange(BALLS + 1)
         aside = np.array([1.0, 0.0, 0.0])[:, None, None, None] * np.where(upper, 1.0, -1.0)[..., None]
         planes = [
-            (np.broadcast_to(-n[:, None, None], place.shape), jnp.tensordot(n, place, 1) - n @ c - RADIUS)
-            for n, c in self.planes
+            (np.broadcast_to(-n[:, None, None], place.shape), jnp.tensordot(n, place, 1) + c)
+            for n, c in zip(np.array(self.equations.normals), self.equations.offsets, strict=True)
         ]
 
         def nearer(one: Any, two: Any) -> Any:
@@ -233,8 +207,8 @@ class PhysicsSpheres(Physics):
         start = jnp.stack([jnp.zeros_like(gap), jnp.where(steep, 0.0, 1.0), jnp.where(steep, 1.0, 0.0)])
         first = start - normal * _dot(normal, start)
         first = first / jnp.sqrt(_dot(first, first))
-        arm, gap = RADIUS + gap / 2, gap - self.margin
-        least, most, width, middle, power = self.solimp
+        arm, gap = RADIUS + gap / 2, gap - self.equations.margin
+        least, most, width, middle, power = self.equations.impedance
         x = jnp.abs(gap) / width
         low, high = x**power / middle ** (power - 1), 1 - (1 - x) ** power / (1 - middle) ** (power - 1)
         curve = jnp.where(x < middle, low, high)
@@ -250,14 +224,14 @@ class PhysicsSpheres(Physics):
         apart = jnp.concatenate([x.balls[:SPIN], moved], axis=1)[:, None] - x.balls[:SPIN, :, None]
         spin = jnp.concatenate([x.balls[SPIN:], zeros], axis=1)[:, None] + x.balls[SPIN:, :, None]
         along = _dot(c.normal, apart)
-        one = self.friction * (_dot(c.first, apart) - c.arm * _dot(c.second, spin))
-        two = self.friction * (_dot(c.second, apart) + c.arm * _dot(c.first, spin))
+        one = self.equations.friction * (_dot(c.first, apart) - c.arm * _dot(c.second, spin))
+        two = self.equations.friction * (_dot(c.second, apart) + c.arm * _dot(c.first, spin))
         return jnp.stack([along + one, along - one, along + two, along - two])
 
     def _pushes(self, c: Contacts, force: jax.Array) -> Bodies:
         """The forces and torques on the bodies, of forces along the edges: the transpose of `_edges`."""
         along = jnp.sum(force, 0)
-        one, two = self.friction * (force[0] - force[1]), self.friction * (force[2] - force[3])
+        one, two = self.equations.friction * (force[0] - force[1]), self.equations.friction * (force[2] - force[3])
         linear = c.normal * along + c.first * one + c.second * two
         turning = c.arm * (c.first * two - c.second * one)
         return Bodies(jnp.concatenate([-linear.sum(2), turning.sum(2)]), linear[:2, :, BALLS].sum(1))
@@ -280,7 +254,7 @@ class PhysicsSpheres(Physics):
             return x.plus(-1.0, free).times(mass).plus(-1.0, pushed), acting, pushed
 
         def small(gradient: Bodies) -> jax.Array:
-            return jnp.sqrt(gradient.dot(gradient)) * self.scale < TOLERANCE
+            return jnp.sqrt(gradient.dot(gradient)) * self.equations.scale < TOLERANCE
 
         def search(x: Bodies, edges: jax.Array, way: Bodies, along: jax.Array, done: jax.Array) -> jax.Array:
             """How far to go: the root of the slope, by Newton's method within a bracket, from 1."""
@@ -343,8 +317,8 @@ class PhysicsSpheres(Physics):
         frame = (c.normal, c.first, c.second)
         mine = [jnp.concatenate([-n, t]) for n, t in zip(frame, turn, strict=True)]
         other = [jnp.concatenate([n, t]) for n, t in zip(frame, turn, strict=True)]
-        cone = [self.friction * (acting[i] - acting[i + 1]) for i in (0, 2)]
-        square = [self.friction**2 * (acting[i] + acting[i + 1]) for i in (0, 2)]
+        cone = [self.equations.friction * (acting[i] - acting[i + 1]) for i in (0, 2)]
+        square = [self.equations.friction**2 * (acting[i] + acting[i + 1]) for i in (0, 2)]
 
         def weighted(g: list[jax.Array]) -> list[jax.Array]:
             along = acting.sum(0) * g[0] + cone[0] * g[1] + cone[1] * g[2]

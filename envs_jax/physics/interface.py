@@ -1,8 +1,8 @@
 """The interface to rigid-body physics: how a state is created, advanced and read.
 
 Nothing here is specific to one world. `envs_jax.physics.c` computes on the host's threads with C MuJoCo,
-`envs_jax.physics.mjx` on the device with MJX, and a world may have a program of its own, as CLEVR-Robot
-(`envs_jax.clevr.spheres`); all hold the same numbers in their state.
+`envs_jax.physics.mjx` on the device with MJX, and a world may have programs of its own, as CLEVR-Robot
+(`envs_jax.clevr.spheres`, `envs_jax.clevr.compiled`); all hold the same numbers in their state.
 """
 
 from __future__ import annotations

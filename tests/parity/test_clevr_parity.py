@@ -19,6 +19,8 @@ CLOSE = 1e-4
 """Metres, after 30 macro-actions (1,200 time steps)."""
 WAYS = np.array([(1, 0), (0, 1), (-1, 0), (0, -1), (0.8, 0.8), (-0.8, 0.8), (0.8, -0.8), (-0.8, -0.8)])
 GOAL = goal(2)
+OURS = ("jax", "numba")
+"""MuJoCo's equations in programs of our own."""
 
 
 def reference(model, balls: np.ndarray, actions: np.ndarray) -> np.ndarray:
@@ -73,10 +75,11 @@ def test_c_is_mujoco_to_the_bit(recorded):
     np.testing.assert_array_equal(played("c", starts, actions), np.float32(expected))
 
 
-def test_our_program_is_mujoco_to_rounding(recorded):
+@pytest.mark.parametrize("backend", OURS)
+def test_our_programs_are_mujoco_to_rounding(backend, recorded):
     """Float64 without `jax_enable_x64`; rounded to float32, all positions are C's but for chaos in the last digits."""
     starts, actions, expected = recorded
-    found = played("jax", starts, actions)
+    found = played(backend, starts, actions)
     assert found.dtype == np.float32
     assert np.abs(found - expected).max() < 1e-6
 
@@ -86,7 +89,7 @@ def test_our_programs_state_is_mujocos(recorded):
     starts, actions, _ = recorded
     going = np.array([[True, True], [True, False]])
     states = {}
-    for backend in ("c", "jax"):
+    for backend in ("c", *OURS):
         env, params = envs_jax.make("CLEVR-Robot-v0", level="hard", backend=backend)
         physics = env.physics
 
@@ -103,7 +106,8 @@ def test_our_programs_state_is_mujocos(recorded):
         states[backend] = physics.decode(after)[..., :69]  # without where the solver starts next
         np.testing.assert_array_equal(before[1, 1], after[1, 1])
     assert np.abs(states["c"][..., 37:]).max() > 0.1, "something moved"
-    np.testing.assert_allclose(states["jax"], states["c"], rtol=0, atol=1e-9)
+    for backend in OURS:
+        np.testing.assert_allclose(states[backend], states["c"], rtol=0, atol=1e-9)
 
 
 @pytest.mark.slow

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 
 import envs_jax
 from envs_jax.clevr import goals, rules, scene, state_from_layout
+from envs_jax.clevr.compiled import PhysicsCompiled
 from envs_jax.clevr.constants import DIRECTIONS
 from envs_jax.clevr.expert import expert_action
 from envs_jax.clevr.spheres import PhysicsSpheres
@@ -219,7 +222,7 @@ def test_a_vector_of_balls_and_goal():
 
 
 def test_the_backend_is_chosen_by_the_device(monkeypatch):
-    chosen = {"cpu": PhysicsC, "gpu": PhysicsSpheres}
+    chosen = {"cpu": PhysicsCompiled, "gpu": PhysicsSpheres}
     for device, kind in chosen.items():
         monkeypatch.setattr(jax, "default_backend", lambda device=device: device)
         assert isinstance(envs_jax.make("CLEVR-Robot-v0")[0].physics, kind)
@@ -229,9 +232,19 @@ def test_the_backend_is_chosen_by_the_device(monkeypatch):
         _ = env.physics
 
 
+def test_without_numba_c_computes_on_a_cpu(monkeypatch):
+    """Missing, or of a version that refuses the NumPy that is installed."""
+    monkeypatch.setitem(sys.modules, "envs_jax.clevr.compiled", None)
+    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
+    assert type(envs_jax.make("CLEVR-Robot-v0")[0].physics) is PhysicsC
+    with pytest.raises(ModuleNotFoundError, match=r"needs Numba \(.*\): install the extra `clevr`.*or use backend='c'"):
+        _ = envs_jax.make("CLEVR-Robot-v0?backend=numba")[0].physics
+
+
 def test_our_physics_is_for_this_scene_alone():
     import mujoco
 
     other = mujoco.MjModel.from_xml_string(scene.xml().replace('size="0.13"', 'size="0.14"'))
-    with pytest.raises(ValueError, match="of the scene's sizes are needed"):
-        PhysicsSpheres(other, 40)
+    for kind in (PhysicsSpheres, PhysicsCompiled):
+        with pytest.raises(ValueError, match="of the scene's sizes are needed"):
+            kind(other, 40)
