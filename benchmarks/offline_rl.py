@@ -54,6 +54,8 @@ CASES: dict[str, tuple[str, bool, float]] = {
     "discrete_bcq": ("DiscreteBCQ", True, 5),
 }
 """Ours -> d3rlpy's name, whether actions are discrete, and the aim: how many times faster."""
+SAME = {"DiscreteBCQ": {"share_encoder": False}}
+"""Options with which d3rlpy has the networks of ours; its defaults, which compute less, are a row beside."""
 STEPS = {"cql": 10, "bcq": 5}
 """Gradient steps of a call, of those that are slow; else 100."""
 
@@ -109,10 +111,10 @@ class Peer:
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
         self.name = f"{threads(cores)}"
 
-    def rate(self, name: str, seconds: float) -> float:
-        """Gradient steps per second over `seconds`, with sampling."""
+    def rate(self, name: str, seconds: float, options: dict[str, Any] | None = None) -> float:
+        """Gradient steps per second over `seconds`, with sampling. **Arguments:** `options`, of d3rlpy's config."""
         assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write(json.dumps({"name": name, "seconds": seconds}) + "\n")
+        self.process.stdin.write(json.dumps({"name": name, "seconds": seconds, "options": options or {}}) + "\n")
         self.process.stdin.flush()
         line = self.process.stdout.readline()
         if not line:
@@ -144,13 +146,16 @@ def measure(name: str, count: int, peer: Peer, seconds: float) -> tuple[list[Row
     square = jnp.ones((SQUARE, SQUARE))
     product, _ = compiled(lambda x: x @ x, square)
     flop = operations(learner, offline, state)
-    samples: dict[str, list[float]] = {"ours": [], "peer": [], "product": []}
+    samples: dict[str, list[float]] = {"ours": [], "peer": [], "product": [], "default": []}
+    same = SAME.get(theirs, {})
     jax.block_until_ready((update(), product(square)))
-    peer.rate(theirs, 0.1)
+    peer.rate(theirs, 0.1, same)
     for _ in range(REPEATS):
         samples["ours"].append(timed(update, steps, seconds))
         samples["product"].append(timed(lambda: product(square), 2.0 * SQUARE**3, seconds / 4))
-        samples["peer"].append(peer.rate(theirs, seconds))
+        samples["peer"].append(peer.rate(theirs, seconds, same))
+        if same:
+            samples["default"].append(peer.rate(theirs, seconds))
     case, unit = f"{name}, batch {BATCH}", "gradient steps/s"
     rows = [
         Row(case, OURS, unit, samples["ours"], took, f"{flop / 1e6:.0f} MFLOP a step"),
@@ -162,6 +167,9 @@ def measure(name: str, count: int, peer: Peer, seconds: float) -> tuple[list[Row
         f"{case}: {ratio:.2f} times d3rlpy {aim(ratio, bar)}; {share:.0f}% of the matrix rate {aim(share, BAR_RATE)}; "
         f"compiled in {took:.1f} s {aim(took, BAR_COMPILE, below=True)}"
     ]
+    if same:
+        rows[1] = dataclasses.replace(rows[1], note=f"{peer.name}; share_encoder=False, the networks of ours")
+        rows.append(Row(case, f"d3rlpy 2.8.1, {theirs}", unit, samples["default"], None, f"{peer.name}; its defaults"))
     return rows, bars
 
 

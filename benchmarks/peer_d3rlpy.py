@@ -38,16 +38,17 @@ def main(count, batch, threads):
     sys.stdout = sys.stderr  # d3rlpy logs to standard output
     for line in sys.stdin:
         request = json.loads(line)
-        name = request["name"]
+        name, key = request["name"], json.dumps([request["name"], request["options"]])
         discrete = name.startswith("Discrete")
         if discrete not in data:
             data[discrete] = dataset(count, discrete)
-        if name not in made:
-            made[name] = getattr(d3rlpy.algos, f"{name}Config")(batch_size=batch).create(device="cpu:0")
-            made[name].build_with_dataset(data[discrete])
+        if key not in made:
+            config = getattr(d3rlpy.algos, f"{name}Config")(batch_size=batch, **request["options"])
+            made[key] = config.create(device="cpu:0")
+            made[key].build_with_dataset(data[discrete])
         done, started = 0, time.perf_counter()
         while time.perf_counter() - started < request["seconds"]:
-            made[name].update(data[discrete].sample_transition_batch(batch))
+            made[key].update(data[discrete].sample_transition_batch(batch))
             done += 1
         answers.write(json.dumps({"rate": done / (time.perf_counter() - started)}) + "\n")
         answers.flush()

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
-from envs_jax.clevr.constants import BALLS, PUSHER_RADIUS, PUSHER_Z, RADIUS
-from envs_jax.clevr.equations import FLAT, ITERATIONS, PLANES, SEARCHES, TOLERANCE, equations
+from envs_jax.clevr.constants import BALLS
+from envs_jax.clevr.equations import PLANES, equations
 from envs_jax.physics.c import PhysicsC
 
 
@@ -32,12 +32,18 @@ njit: Any = numba.njit
 _options: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy"}
 allocating = njit(**_options)
 compiled = njit(**_options, _nrt=False, forceinline=True)
-"""Of functions that allocate nothing. Without these two options half of the time goes by counting references to arrays,
-and most of the rest by handing them on."""
+"""Of functions that allocate nothing. Without `_nrt=False`, which is private to Numba, half of the time goes by
+counting references to arrays at every call, and without `forceinline` most of the rest by passing their fields on.
+
+Numba's cache knows this file alone: numbers of other modules that may change are in `Equations`, not in the code."""
 
 
 class PhysicsCompiled(PhysicsC):
-    """C MuJoCo's states, threads and first moments; time steps by `advance`."""
+    """C MuJoCo's states, threads and first moments; time steps by `advance`.
+
+    Numbers that are none, or beyond 1e10, stay what they are, where C begins the world again. Two centres at exactly
+    one place, which no play reaches, are parted along x; by C, along the cross product of the balls' own x axes.
+    """
 
     def __init__(self, model: Any, frame_skip: int, threads: int | None = None):
         """**Arguments:** `model`, that of `envs_jax.clevr.scene.load`; `frame_skip`, time steps of a step of the world;
@@ -45,6 +51,8 @@ class PhysicsCompiled(PhysicsC):
         **Raises:** `ModuleNotFoundError` without mujoco; `ValueError` for a model of another scene."""
         super().__init__(model, frame_skip, threads=threads)
         self.equations = equations(model)
+        blank = np.zeros((0, self.size + model.nu)), np.zeros((0, self.size))
+        advance(self.equations, *blank, np.zeros(0, np.int64), frame_skip)  # compiles now, or says what is in its way
 
     def _some(self, run: Callable, chosen: np.ndarray, arrays: list[np.ndarray]) -> None:
         if run == self._step:
@@ -113,7 +121,7 @@ class Islands(NamedTuple):
     right: np.ndarray
     """`[32]`."""
     held: np.ndarray
-    """`[3, 6]`."""
+    """`[3, 6]`, the rows of a contact times the edges that push."""
 
 
 @compiled
@@ -150,7 +158,7 @@ def touch(q, contacts, k, ball, other, x, y, z, distance, loose):
     size = math.sqrt(a * a + b * b + c * c)
     a, b, c = a / size, b / size, c / size
     d, e, f = y * c - z * b, z * a - x * c, x * b - y * a
-    mu, arm = q.friction, q.friction * (RADIUS + distance / 2)
+    mu, arm = q.friction, q.friction * (q.radius + distance / 2)
     for r, row in enumerate(
         (
             (x, y, z, 0.0, 0.0, 0.0),
@@ -188,10 +196,10 @@ def find(q, world, contacts):
         for other in range(i + 1, BALLS + 1):
             if other < BALLS:
                 x, y, z = place[other, 0] - place[i, 0], place[other, 1] - place[i, 1], place[other, 2] - place[i, 2]
-                reach, loose = 2 * RADIUS, q.loose[0]
+                reach, loose = 2 * q.radius, q.loose[0]
             else:
-                x, y, z = world.pusher[0] - place[i, 0], world.pusher[1] - place[i, 1], PUSHER_Z - place[i, 2]
-                reach, loose = RADIUS + PUSHER_RADIUS, q.loose[1]
+                x, y, z = world.pusher[0] - place[i, 0], world.pusher[1] - place[i, 1], q.height - place[i, 2]
+                reach, loose = q.radius + q.thin, q.loose[1]
             square = x * x + y * y + z * z
             if square < (reach + q.margin) ** 2:
                 length = math.sqrt(square)
@@ -314,10 +322,7 @@ def hessian(world, contacts, islands, size, number):
                         h[o + r, o + c] += v
                 if r < others:
                     v = -v if c < 3 else v
-                    if o > i:
-                        h[o + r, i + c] += v
-                    else:
-                        h[i + c, o + r] += v
+                    h[o + r, i + c] += v  # the other comes after the ball
     return wide
 
 
@@ -348,12 +353,12 @@ def solve(h, wide, right):
 
 
 @compiled
-def search(contacts, inside, number, linear, square, begin):
+def search(q, contacts, inside, number, linear, square, begin):
     """How far to go: where the slope is 0, by Newton's method within a bracket, from 1.
 
     **Arguments:** `linear + t * square`, the slope but for contacts; `begin`, its size at 0, with them."""
     low, high, to = 0.0, 4.0, 1.0
-    for _ in range(SEARCHES + 1):
+    for _ in range(q.searches + 1):
         value, rise = linear + to * square, square
         for e in range(number):
             k = inside[e]
@@ -363,7 +368,7 @@ def search(contacts, inside, number, linear, square, begin):
                 if s < 0:
                     value += d * t * s
                     rise += d * t * t
-        if abs(value) <= FLAT * begin:
+        if abs(value) <= q.flat * begin:
             break
         if value < 0:
             low = to
@@ -379,9 +384,9 @@ def search(contacts, inside, number, linear, square, begin):
 def settle(q, world, contacts, islands, size, number):
     """The accelerations and forces of one island: Newton's method with an exact line search, as in
     `PhysicsSpheres._newton`. **Arguments:** `size` and `number`, of bodies and of contacts."""
-    right, bar = islands.right, (TOLERANCE / q.scale) ** 2
+    right, bar = islands.right, (q.tolerance / q.scale) ** 2
     square = slope(world, contacts, islands, size, number)
-    for _ in range(ITERATIONS):
+    for _ in range(q.iterations):
         if square < bar:
             return
         wide = hessian(world, contacts, islands, size, number)
@@ -407,7 +412,7 @@ def settle(q, world, contacts, islands, size, number):
             contacts.change[k, 0], contacts.change[k, 1], contacts.change[k, 2] = u, v, w
             n, a, b = pressed(contacts, k)
             begin -= n * u + a * v + b * w
-        to = search(contacts, islands.inside, number, linear, square, abs(begin))
+        to = search(q, contacts, islands.inside, number, linear, square, abs(begin))
         for m in range(size):
             body = islands.bodies[m]
             for c in range(6 * body, end(body)):
@@ -499,7 +504,8 @@ def read(q, rows, r, world):
         for c in range(4):
             size += rows[r, 7 * i + 3 + c] ** 2
         for c in range(4):
-            world.pose[i, c] = rows[r, 7 * i + 3 + c] / math.sqrt(size)
+            none = 1.0 if c == 0 else 0.0  # mju_normalize4
+            world.pose[i, c] = none if size < 1e-30 else rows[r, 7 * i + 3 + c] / math.sqrt(size)
     for c in range(FREEDOMS):
         world.speed[c], world.x[c] = rows[r, nq + c], rows[r, nq + FREEDOMS + c]
     for c in range(2):

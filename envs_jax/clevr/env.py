@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
+import importlib.util
+import warnings
 from functools import cached_property
 from typing import Any, Literal
 
@@ -69,7 +70,7 @@ class ClevrRobot(Environment[State, Params]):
         wordings), `"easy"` (push a ball one step, in one step) or `"hard"` (several relations, a line, a gathering);
         `backend`, `"c"` for C MuJoCo on the host's threads, `"mjx"` for MJX on the device, `"numba"` and `"jax"` for
         MuJoCo's equations in programs of our own, in float64: on the host's threads (`envs_jax.clevr.compiled`) and on
-        the device (`envs_jax.clevr.spheres`); `"auto"` for `"numba"`, or `"c"` where Numba is not installed, if jax
+        the device (`envs_jax.clevr.spheres`); `"auto"` for `"numba"`, or `"c"` where Numba cannot be used, if jax
         computes on a CPU, for `"jax"` on a GPU, and `"mjx"` elsewhere; `threads`, for `"c"` and `"numba"` (default:
         all cores of the process); `push_test`, how level easy is judged: by the action that was chosen, or by how the
         ball moved (`"state"`); `compat`, `"imagine_bench"` for what ImagineBench's world does: the first push
@@ -101,9 +102,11 @@ class ClevrRobot(Environment[State, Params]):
         backend: str = self.backend
         if backend == "auto":
             backend = {"cpu": "c", "gpu": "jax"}.get(jax.default_backend(), "mjx")
-            if backend == "c":
-                with contextlib.suppress(ModuleNotFoundError):
+            if backend == "c" and importlib.util.find_spec("numba"):
+                try:
                     return _compiled(self.model, self.threads)
+                except Exception as error:  # what stands in Numba's way is many things
+                    warnings.warn(f"CLEVR-Robot computes by C MuJoCo, several times slower: {error}", stacklevel=2)
         if backend == "numba":
             return _compiled(self.model, self.threads)
         if backend == "mjx":
@@ -232,16 +235,21 @@ VECTOR = 2 * BALLS + PUSH + 1 + MOST * (2 * BALLS + len(PLACES) + 2)
 
 
 def _compiled(model: Any, threads: int | None) -> Physics:
-    """The program for a CPU. **Raises:** `ModuleNotFoundError` where Numba is missing, does not know the NumPy that is
-    installed, or finds no folder for what it compiles."""
+    """The program for a CPU. **Raises:** `RuntimeError` where Numba is missing, or cannot be used."""
     try:
         from envs_jax.clevr.compiled import PhysicsCompiled
-    except (ImportError, RuntimeError) as error:
-        raise ModuleNotFoundError(
+
+        return PhysicsCompiled(model, TIME_STEPS, threads)
+    except ImportError as error:
+        raise RuntimeError(
             f"backend='numba' needs Numba ({error}): install the extra `clevr` (`pip install 'llmrl-jax[clevr]'`), or "
             "use backend='c'"
         ) from error
-    return PhysicsCompiled(model, TIME_STEPS, threads)
+    except Exception as error:
+        raise RuntimeError(
+            f"Numba could not compile backend='numba', or not read what it had compiled ({error}): let NUMBA_CACHE_DIR "
+            "name an empty folder that can be written to, or use backend='c'"
+        ) from error
 
 
 def goal_vector(balls: jax.Array, goal: jax.Array) -> jax.Array:

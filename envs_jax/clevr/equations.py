@@ -6,18 +6,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from envs_jax.clevr.constants import BALLS, PUSHER_RADIUS, RADIUS
+from envs_jax.clevr.constants import BALLS, PUSHER_RADIUS, PUSHER_Z, RADIUS
 from envs_jax.physics.interface import require
 
 
 PLANES = 5
 """The table and the walls: left, right, back, front."""
-ITERATIONS, SEARCHES = 20, 10
-"""The most steps of Newton's method for a time step (as in the scene's option), and of its line search."""
-TOLERANCE = 1e-10
-"""Newton's method ends where the scaled norm of the gradient is below; MuJoCo's own is 1e-8."""
-FLAT = 1e-6
-"""The line search ends where the slope has fallen by this factor."""
 
 
 class Equations(NamedTuple):
@@ -52,6 +46,20 @@ class Equations(NamedTuple):
     """The distance of a ball with its centre at the origin."""
     scale: float
     """The solver's norm of a gradient is scaled with this."""
+    radius: float = RADIUS
+    """Of a ball."""
+    thin: float = PUSHER_RADIUS
+    """The radius of the pusher."""
+    height: float = PUSHER_Z
+    """Where the pusher's centre stays."""
+    iterations: int = 20
+    """The most steps of Newton's method for a time step, as in the scene's option."""
+    searches: int = 10
+    """The most steps of its line search."""
+    tolerance: float = 1e-10
+    """Newton's method ends where the scaled norm of the gradient is below; MuJoCo's own is 1e-8."""
+    flat: float = 1e-6
+    """The line search ends where the slope has fallen by this factor."""
 
 
 def equations(model: Any) -> Equations:
@@ -63,6 +71,19 @@ def equations(model: Any) -> Equations:
         raise ValueError(
             f"the model has {model.ngeom} geoms; five planes, {BALLS} balls and a pusher of the scene's sizes are "
             "needed, as envs_jax.clevr.scene.load makes them"
+        )
+    counts = model.nq, model.nv, model.nu, model.na, model.nmocap
+    kind = int(mujoco.mjtIntegrator.mjINT_EULER), int(mujoco.mjtCone.mjCONE_PYRAMIDAL)
+    same = all(np.ptp(x, 0).max() == 0 for x in (model.geom_friction, model.geom_solref, model.geom_solimp))
+    if (
+        counts != (7 * BALLS + 2, 6 * BALLS + 2, 2, 0, 0)
+        or (model.opt.integrator, model.opt.cone) != kind
+        or not (same and np.ptp(model.geom_margin) == 0 and model.actuator_ctrllimited.all())
+    ):
+        raise ValueError(
+            f"the model has {counts} positions, velocities, controls, activations and mocap bodies; that of "
+            "envs_jax.clevr.scene.load is needed, with free balls, Euler's method, pyramids of friction, limited "
+            "controls, and one friction and stiffness for all"
         )
     data = mujoco.MjData(model)
     mujoco.mj_forward(model, data)

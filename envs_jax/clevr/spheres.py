@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.clevr.constants import BALLS, PUSHER_RADIUS, PUSHER_Z, RADIUS
-from envs_jax.clevr.equations import FLAT, ITERATIONS, SEARCHES, TOLERANCE, equations
+from envs_jax.clevr.equations import equations
 from envs_jax.physics.interface import Physics
 
 
@@ -254,7 +254,7 @@ class PhysicsSpheres(Physics):
             return x.plus(-1.0, free).times(mass).plus(-1.0, pushed), acting, pushed
 
         def small(gradient: Bodies) -> jax.Array:
-            return jnp.sqrt(gradient.dot(gradient)) * self.equations.scale < TOLERANCE
+            return jnp.sqrt(gradient.dot(gradient)) * self.equations.scale < self.equations.tolerance
 
         def search(x: Bodies, edges: jax.Array, way: Bodies, along: jax.Array, done: jax.Array) -> jax.Array:
             """How far to go: the root of the slope, by Newton's method within a bracket, from 1."""
@@ -269,7 +269,7 @@ class PhysicsSpheres(Physics):
             begin = jnp.abs(at(jnp.zeros_like(square))[0])
 
             def goes_on(s: Any) -> jax.Array:
-                return (s[0] < SEARCHES) & jnp.any((jnp.abs(s[4]) > FLAT * begin) & ~done)
+                return (s[0] < self.equations.searches) & jnp.any((jnp.abs(s[4]) > self.equations.flat * begin) & ~done)
 
             def closer(s: Any) -> Any:
                 count, t, low, high, value, rise = s
@@ -282,7 +282,7 @@ class PhysicsSpheres(Physics):
             return jax.lax.while_loop(goes_on, closer, (jnp.int32(0), one, 0 * one, 4 * one, *at(one)))[1]
 
         def goes_on(s: Any) -> jax.Array:
-            return (s[0] < ITERATIONS) & ~jnp.all(s[-1])
+            return (s[0] < self.equations.iterations) & ~jnp.all(s[-1])
 
         def improve(s: Any) -> Any:
             count, x, edges, gradient, acting, _, done = s

@@ -28,7 +28,7 @@ PATIENCE = 120.0
 """Seconds after which the probe is given up."""
 PACKAGES = (
     *("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "chex", "numpy", "tyro", "transformers", "tokenizers"),
-    *("safetensors", "mujoco", "brax", "gymnax", "gymnasium", "minigrid", "crafter", "craftax", "torch"),
+    *("safetensors", "mujoco", "numba", "brax", "gymnax", "gymnasium", "minigrid", "crafter", "craftax", "torch"),
 )
 """Packages whose versions matter."""
 OLDEST_JAX, NEWEST_JAX = (0, 10, 2), (0, 12)

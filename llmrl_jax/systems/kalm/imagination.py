@@ -6,15 +6,25 @@ state off the action. (The published program takes both from one pass, so that e
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jaxtyping import Array, Float, Int
 
+from envs_jax.threads import cores
+from llmrl_jax.lm.cache import UNROLLED
 from llmrl_jax.systems.kalm.world_model import Units, WorldModel
 from llmrl_jax.systems.kalm.worlds import Label
+
+
+PIECE = 16
+"""Episodes of a small model that a core imagines at once: the cache of more does not fit a core's own, and products as
+small as these gain nothing from two cores."""
 
 
 @struct.dataclass
@@ -65,3 +75,27 @@ def imagine(
     ends = jnp.where(reached, jnp.argmax(success, axis=1) + 1, horizon)
     states = jnp.concatenate([first[:, None], after], axis=1)
     return Imagined(states, actions, rewards, ends.astype(jnp.int32), reached)
+
+
+def piece_of(model: WorldModel, together: int) -> int:
+    """How many of the episodes that are imagined at the same time one program has: on a CPU `PIECE` for a model of few
+    layers, else all of them."""
+    small = model.llama.config.num_hidden_layers <= UNROLLED and jax.default_backend() == "cpu"
+    return min(together, PIECE) if small else together
+
+
+def in_pieces(play: Callable[..., Imagined], rows: Any, size: int) -> Imagined:
+    """Episodes on the host, `size` at a time, as many programs at the same time as there are cores.
+
+    **Arguments:** `play`, a compiled function of `size` rows; `rows`, its arguments, leaves `[B, ...]` of NumPy. The
+    last piece is filled up with the first rows.
+    """
+    count = len(jax.tree.leaves(rows)[0])
+
+    def piece(start: int) -> Imagined:
+        at = np.arange(start, start + size) % count
+        return jax.tree.map(np.asarray, play(*jax.tree.map(lambda x: jnp.asarray(x[at]), rows)))
+
+    with ThreadPoolExecutor(cores()) as pool:
+        made = list(pool.map(piece, range(0, count, size)))
+    return jax.tree.map(lambda *x: np.concatenate(x)[:count], *made)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import shutil
@@ -21,7 +22,7 @@ from llmrl_jax.systems.kalm import grounded, patterns
 from llmrl_jax.systems.kalm.collecting import ABOUT, EPISODES, read
 from llmrl_jax.systems.kalm.config import ImagineRun
 from llmrl_jax.systems.kalm.grounded import Grounded
-from llmrl_jax.systems.kalm.imagination import Imagined, imagine
+from llmrl_jax.systems.kalm.imagination import Imagined, imagine, in_pieces, piece_of
 from llmrl_jax.systems.kalm.worlds import GOAL, INSTRUCTION, STATE, World
 
 
@@ -70,16 +71,24 @@ def imagine_all(
     tokens, lengths = patterns.prompts([said.texts[i] for i in numbers], found.tokenizer)
     goals, horizon = said.goals[numbers], world.horizon[level]
 
+    together = min(together, len(numbers))
+    size = piece_of(found.model, together)
+
     @jax.jit
     def run(variables: Any, tokens: Any, lengths: Any, first: Any, goals: Any) -> Imagined:
         return imagine(found.model, variables, found.units, tokens, lengths, first, goals, world.rules(level), horizon)
 
-    def part(start: int, count: int) -> Imagined:
-        at = np.arange(start, start + together) % len(numbers)  # the last part is filled up
-        made = run(found.variables, *(jnp.asarray(x[at]) for x in (tokens, lengths, first, goals)))
-        return jax.tree.map(lambda x: np.asarray(x[:count]), made)
+    @functools.cache
+    def program() -> Any:
+        rows = (jnp.asarray(x[np.arange(size) % len(numbers)]) for x in (tokens, lengths, first, goals))
+        return run.lower(found.variables, *rows).compile()
 
-    parts, together = [], min(together, len(numbers))
+    def part(start: int, count: int) -> Imagined:
+        play = functools.partial(program(), found.variables)
+        rows = tuple(x[start : start + count] for x in (tokens, lengths, first, goals))
+        return in_pieces(play, rows, size)
+
+    parts = []
     with doing("imagining", len(numbers), "episodes") as activity:
         for start in range(0, len(numbers), together):
             count = min(together, len(numbers) - start)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 
 import jax
@@ -10,8 +11,7 @@ import numpy as np
 import pytest
 
 import envs_jax
-from envs_jax.clevr import goals, rules, scene, state_from_layout
-from envs_jax.clevr.compiled import PhysicsCompiled
+from envs_jax.clevr import compiled, goals, rules, scene, state_from_layout
 from envs_jax.clevr.constants import DIRECTIONS
 from envs_jax.clevr.expert import expert_action
 from envs_jax.clevr.spheres import PhysicsSpheres
@@ -222,7 +222,7 @@ def test_a_vector_of_balls_and_goal():
 
 
 def test_the_backend_is_chosen_by_the_device(monkeypatch):
-    chosen = {"cpu": PhysicsCompiled, "gpu": PhysicsSpheres}
+    chosen = {"cpu": compiled.PhysicsCompiled, "gpu": PhysicsSpheres}
     for device, kind in chosen.items():
         monkeypatch.setattr(jax, "default_backend", lambda device=device: device)
         assert isinstance(envs_jax.make("CLEVR-Robot-v0")[0].physics, kind)
@@ -233,18 +233,53 @@ def test_the_backend_is_chosen_by_the_device(monkeypatch):
 
 
 def test_without_numba_c_computes_on_a_cpu(monkeypatch):
-    """Missing, or of a version that refuses the NumPy that is installed."""
-    monkeypatch.setitem(sys.modules, "envs_jax.clevr.compiled", None)
+    """Silently where it is not installed; with a warning where it is and cannot be used."""
     monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
-    assert type(envs_jax.make("CLEVR-Robot-v0")[0].physics) is PhysicsC
-    with pytest.raises(ModuleNotFoundError, match=r"needs Numba \(.*\): install the extra `clevr`.*or use backend='c'"):
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "envs_jax.clevr.compiled", None)  # as where Numba refuses the NumPy that is there
+        with pytest.warns(UserWarning, match="computes by C MuJoCo, several times slower: .*install the extra `clevr`"):
+            assert type(envs_jax.make("CLEVR-Robot-v0")[0].physics) is PhysicsC
+        with pytest.raises(RuntimeError, match=r"needs Numba \(.*\): install the extra `clevr`.*or use backend='c'"):
+            _ = envs_jax.make("CLEVR-Robot-v0?backend=numba")[0].physics
+        patch.setattr(importlib.util, "find_spec", lambda name: None)
+        assert type(envs_jax.make("CLEVR-Robot-v0")[0].physics) is PhysicsC
+
+    def damaged(*args):
+        raise EOFError("Ran out of input")
+
+    monkeypatch.setattr(compiled, "advance", damaged)
+    with pytest.raises(RuntimeError, match=r"not read what it had compiled \(Ran out of input\): let NUMBA_CACHE_DIR"):
         _ = envs_jax.make("CLEVR-Robot-v0?backend=numba")[0].physics
 
 
 def test_our_physics_is_for_this_scene_alone():
     import mujoco
 
-    other = mujoco.MjModel.from_xml_string(scene.xml().replace('size="0.13"', 'size="0.14"'))
-    for kind in (PhysicsSpheres, PhysicsCompiled):
-        with pytest.raises(ValueError, match="of the scene's sizes are needed"):
-            kind(other, 40)
+    others = {
+        "of the scene's sizes are needed": ('size="0.13"', 'size="0.14"'),
+        "Euler's method, pyramids of friction": ('integrator="Euler"', 'integrator="RK4"'),
+        "one friction and stiffness for all": ('density="0.5"', 'density="0.5" friction="0.1 0.1 0.1"'),
+        r"the model has \(38, 33, 2, 0, 0\) positions": (
+            "<worldbody>",
+            '<worldbody><body><inertial pos="0 0 0" mass="1" diaginertia="1 1 1"/><joint type="slide"/></body>',
+        ),
+    }
+    for message, (old, new) in others.items():
+        other = mujoco.MjModel.from_xml_string(scene.xml().replace(old, new))
+        for kind in (PhysicsSpheres, compiled.PhysicsCompiled):
+            with pytest.raises(ValueError, match=message):
+                kind(other, 40)
+
+
+def test_numbers_of_other_modules_are_no_part_of_what_is_cached():
+    """Numba would go on with old ones: its cache knows the file of a function alone."""
+    physics = compiled.PhysicsCompiled(scene.load(), 40)
+    rows, after = np.zeros((1, 103)), np.zeros((2, 101))
+    rows[0, :35].reshape(5, 7)[:, :4] = [[0.3 * i, 0, -0.195, 1] for i in range(5)]
+    rows[0, 35:37] = -0.15, 0
+    rows[0, 101] = 1
+    chosen = np.zeros(1, np.int64)
+    other = physics.equations._replace(radius=0.1, thin=0.02)
+    for numbers, made in ((physics.equations, after[:1]), (other, after[1:])):
+        compiled.advance(numbers, rows, made, chosen, 5)
+    assert np.isfinite(after).all() and abs(after[0, 0] - after[1, 0]) > 1e-4

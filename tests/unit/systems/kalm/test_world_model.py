@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +14,7 @@ from llmrl_jax.lm import Llama, LlamaConfig
 from llmrl_jax.lm.tokens import WordTokenizer
 from llmrl_jax.systems.kalm import patterns
 from llmrl_jax.systems.kalm.grounding import Weights, make_grounding
-from llmrl_jax.systems.kalm.imagination import imagine
+from llmrl_jax.systems.kalm.imagination import PIECE, imagine, in_pieces, piece_of
 from llmrl_jax.systems.kalm.patterns import ACTION, STATE, Episodes, Row, Rows
 from llmrl_jax.systems.kalm.world_model import Slots, Units, WorldModel, targets
 from llmrl_jax.tuning.sft import SFTConfig
@@ -182,6 +184,8 @@ def test_imagination_is_the_full_pass_and_padding_changes_nothing(world):
     np.testing.assert_array_equal(padded.actions, found.actions)
     alone = run(tokens[1:2, : lengths[1]], lengths[1:2], first[1:2], goals[1:2])
     np.testing.assert_allclose(alone.states[0], found.states[1], atol=1e-4)
+    pieces = in_pieces(run, jax.tree.map(np.asarray, (tokens, lengths, first, goals)), 2)  # the last one is filled up
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-4), pieces, jax.device_get(found))
     assert list(found.lengths) == [5, 5, 1] and list(found.success) == [False, False, True]
     np.testing.assert_allclose(found.rewards[0], np.diff(found.states[0, :, 0]), atol=1e-5)
     for i in range(3):  # the whole text with its slots in one pass gives the same actions and states
@@ -192,6 +196,14 @@ def test_imagination_is_the_full_pass_and_padding_changes_nothing(world):
         np.testing.assert_array_equal(model.act(variables, hidden[:-1:2]), found.actions[i])
         after = model.next_state(variables, units, hidden[1::2], found.states[i, :-1])
         np.testing.assert_allclose(after, found.states[i, 1:], atol=1e-4)
+
+
+def test_a_small_model_imagines_in_pieces_on_a_cpu(world, monkeypatch):
+    *_, model, _, _ = world
+    deep = dataclasses.replace(model, llama=Llama(dataclasses.replace(model.llama.config, num_hidden_layers=5)))
+    assert [piece_of(model, 64), piece_of(model, 3), piece_of(deep, 64)] == [PIECE, 3, 64]
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert piece_of(model, 64) == 64
 
 
 def test_an_action_belongs_to_the_state_of_its_time(world):
