@@ -37,6 +37,20 @@ def test_agents_of_successes_are_those_of_the_page():
         assert f"{FOUND['imagined'][level]['success']:.0%} of" in section
 
 
+def test_offline_agents_in_clevr_are_those_of_the_page():
+    page = (ROOT / "docs" / "systems" / "kalm.md").read_text()
+    section = page[page.index("### Offline RL in place of cloning") :]
+    found = json.loads((RESULTS / "offline.json").read_text())
+    assert " ".join(found["command"].split()) in " ".join(section.replace("\\\n", "").split())
+    assert len(found["success"]) == 15
+    for name, rates in found["success"].items():
+        agent, _, rest = name.partition(", imagined ")
+        said = f"`{agent}`, and imagined `{rest.partition(',')[0]}`" if rest else f"`{agent}`, recorded episodes"
+        said += " that succeeds" if rest.endswith("successes") else ""
+        cells = [cell(rates[level].get("seeds", [rates[level]["mean"]])) for level in LEVELS]
+        assert f"| {said} | {' | '.join(cells)} |" in section, name
+
+
 def test_grounded_models_are_those_of_the_page():
     page = (ROOT / "docs" / "systems" / "kalm.md").read_text()
     runs = {one["name"]: one for one in map(json.loads, (RESULTS / "grounded-6400.jsonl").read_text().splitlines())}
