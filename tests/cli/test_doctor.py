@@ -16,7 +16,7 @@ CPU = [{"platform": "cpu", "kind": "cpu", "memory": None}]
 GPUS = [{"platform": "gpu", "kind": "NVIDIA H100", "memory": 80 * 2**30}] * 8
 SOUND = {
     "devices": CPU,
-    "versions": {"jax": "0.10.2", "jaxlib": "0.10.2", "mujoco": "3.3.0"},
+    "versions": {"jax": "0.10.2", "jaxlib": "0.10.2", "mujoco": "3.3.0", "numba": "0.68.1"},
     "cache": {"folder": "/cache", "bytes": 0, "programs": 0, "writable": True},
     "disk": {"here": 2**40},
 }
@@ -196,3 +196,12 @@ def test_mixed_precision_is_hinted_at_where_there_are_matrix_units_for_it(monkey
     doctor.PROCESSOR.write_text("processor\t: 0\nflags\t\t: fpu amx_bf16 amx_tile\nbugs\t\t:\n")
     (hint,) = doctor.hints(SOUND)
     assert "--dtype mixed" in hint and doctor.hints({**SOUND, "devices": GPUS}) == []
+
+
+def test_numba_is_hinted_at_where_mujoco_is_without_it(monkeypatch, tmp_path):
+    for name in ("LARGE_PAGES", "PROCESSOR"):
+        monkeypatch.setattr(doctor, name, tmp_path / "not Linux")
+    facts = {**SOUND, "versions": {**SOUND["versions"], "mujoco": "3.3.0", "numba": ""}}
+    (hint,) = doctor.hints(facts)
+    assert hint.startswith("pip install numba: CLEVR-Robot")
+    assert doctor.hints({**facts, "versions": {**facts["versions"], "numba": "0.68.1"}}) == []

@@ -246,6 +246,8 @@ def hints(facts: Mapping[str, Any]) -> list[str]:
             "this processor has matrix units for bfloat16: with --dtype mixed a step of LoRA with SmolLM2's shape "
             "takes 0.55 of its time in float32"
         )
+    if facts["versions"].get("mujoco") and not facts["versions"].get("numba"):
+        found.append("pip install numba: CLEVR-Robot's steps are 4.6 times as fast on a CPU as by C MuJoCo")
     return found
 
 
