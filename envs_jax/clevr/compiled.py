@@ -426,15 +426,8 @@ def settle(q, world, contacts, islands, size, number):
 @compiled
 def step(q, world, contacts, islands):
     """One time step."""
-    place, pusher, speed, free, x, root = (
-        world.place,
-        world.pusher,
-        world.speed,
-        world.free,
-        world.x,
-        islands.root,
-    )
-    number = find(q, world, contacts)
+    place, pusher, speed, free, x = world.place, world.pusher, world.speed, world.free, world.x
+    root, number = islands.root, find(q, world, contacts)
     for c in range(FREEDOMS):
         force = -world.damping[c] * speed[c]
         if c >= 6 * BALLS:
