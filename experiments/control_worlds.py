@@ -5,9 +5,9 @@
 
 CLEVR-Robot: success at each level, and the extremes of states over random actions, random actions that repeat, and
 actions on one ball. Meta-World: the expert's success in each task with stock and with proxy geometry, success at each
-level, and rewards by entity observations beside the world's own. `<out>/clevr.json` and
-`<out>/metaworld.json` have the tables. Those on the pages of these worlds are older than this program;
-`experiments/results/control_worlds/clevr.json` is of its defaults.
+level, and rewards by entity observations beside the world's own. `<out>/clevr.json` and `<out>/metaworld.json` have the
+tables; `experiments/results/control_worlds` has those of the defaults. Meta-World's page has the numbers of its table;
+those of CLEVR-Robot's page are older than this program, with its table beside them.
 """
 
 from __future__ import annotations
