@@ -142,7 +142,7 @@ def test_agents_of_metaworld_are_those_of_the_page():
         agent, _, made = name.partition(", imagined ")
         level, _, kept = made.partition(", ")
         said = named.get(name, name)
-        if agent in ("bc", "td3_bc", "awac", "cql"):
+        if agent in ("bc", "td3_bc", "awac", "cql", "iql", "combo"):
             said = f"`{agent}`, " + (f"and imagined `{level}`" if made else "recorded episodes")
             said += " that succeeds" if kept else ""
         cells = [cell(rates[level].get("seeds", [rates[level]["mean"]]), 200) for level in LEVELS]
