@@ -119,10 +119,13 @@ class COMBO(SoftActorCritic):
         elite = jax.lax.cond(done == 0, lambda: self.best(trained, context), lambda: trained.extra["elite"])
         trained = trained.replace(extra=trained.extra | {"elite": elite})
         rounds = ((done >= 0) & (done % self.config.rollout_every == 0)).astype(jnp.int32)
+
+        def round_of(turn: jax.Array, ring: Ring) -> Ring:
+            # XLA moves what does not depend on the turn out of the loop, and so into every step
+            return self.rolled(trained, ring, context, jax.random.fold_in(ring_key, turn))
+
         # a loop of one turn or none, since the branches of a `cond` would copy the memory in every step
-        ring = jax.lax.fori_loop(
-            0, rounds, lambda _, ring: self.rolled(trained, ring, context, ring_key), trained.extra["ring"]
-        )
+        ring = jax.lax.fori_loop(0, rounds, round_of, trained.extra["ring"])
         drawn = self.memory.draw(ring, draw_key, self.config.batch_size // 2)
         imagined = self.memory.get(ring, drawn.index)
         without = trained.replace(extra=trained.extra | {"ring": ()})

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -88,6 +91,17 @@ def test_the_model_comes_first_and_then_half_of_every_batch_is_its_own():
         state.params["model"], batch_of(learner.frozen.given[0].take(jnp.arange(40) * 10), learner.frozen.table)
     )
     assert set(np.asarray(state.extra["elite"])) == set(np.argsort(errors)[:2])
+
+
+def test_rollouts_are_not_computed_in_every_step():
+    """XLA moves out of a loop what does not depend on its turn: the step's own computation would then have them."""
+    config = dataclasses.replace(SMALL, rollouts=37)  # a size of nothing else
+    learner = make_offline(COMBO(config, LINE), config, record(), LINE, table=TABLE)
+    text = jax.jit(learner.update).lower(learner.init(jax.random.key(0))).compile().as_text()
+    made = re.compile(r"= f32\[37[\],]")
+    parts = [part for part in text.split("\n\n") if made.search(part)]
+    assert parts, "they are somewhere"
+    assert not any(" conditional(" in part for part in parts), "the part with the choice of model or policy is the step"
 
 
 @pytest.mark.parametrize("count", [2, 7, 19, 400, 409, 10_000, 12_345])
