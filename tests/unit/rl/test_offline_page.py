@@ -8,12 +8,12 @@ import json
 from tests.paths import ROOT
 
 
-def test_awac_prdc_and_bcq_are_those_of_the_page():
+def test_what_ours_alone_was_run_of_is_those_of_the_page():
     page = (ROOT / "docs" / "offline-rl.md").read_text()
     worlds = json.loads((ROOT / "experiments" / "results" / "offline_mujoco" / "results.json").read_text())["worlds"]
     for world in ("HalfCheetah-v5", "Hopper-v5"):
         section = page[page.index(f"**{world}.**") :].partition("| medium, ")[0]
-        for name in ("awac", "prdc", "bcq"):
+        for name in ("awac", "prdc", "bcq", "combo"):
             found = worlds[world]["sets"]["medium-replay"]["algorithms"][name]["ours"]
             returns = ", ".join(f"{x:,.0f}" for x in found["returns"])
             row = f"| | {name.upper()} | {found['gradient_steps']:,} | {found['mean']:,.0f} ± "
