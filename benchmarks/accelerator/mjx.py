@@ -61,7 +61,12 @@ def robots() -> Iterator[Case]:
     """CLEVR-Robot on its programs, the host's too, and Meta-World's reach where its scene can be loaded, with the sizes
     of their own benchmarks, and more worlds."""
     rows = clevr.ACCELERATOR_ROWS
-    for backend, num_envs in (("jax", rows), ("jax", 32768), ("mjx", rows), ("numba", rows)):
+    backends = [("jax", rows), ("jax", 32768), ("mjx", rows)]
+    if importlib.util.find_spec("numba"):
+        backends.append(("numba", rows))
+    else:
+        print(f"  {clevr.ID}?backend=numba is left out: Numba is not installed", flush=True)
+    for backend, num_envs in backends:
         steps, id = 10, f"{clevr.ID}?backend={backend}"
         sample = partial(clevr.measure, backend, num_envs, steps)
         what = partial(with_resets, sample, num_envs, steps, "macro-actions")
