@@ -4,8 +4,9 @@ A group is a module in `llmrl_jax/cli/commands/`, or the `commands.py` or `comma
 `COMMANDS`, a mapping from a command's name to a function, or `COMMAND`, its only function
 (`llmrl <group> [options]`).
 tyro makes the options from the function's signature (a dataclass argument annotated with
-`tyro.conf.arg(name="")` gives its fields, each documented by the docstring under it). The first line of the module's
-docstring describes the group, that of the function the command. Modules are imported only when their group is used.
+`tyro.conf.arg(name="")` gives its fields, each documented by the docstring under it). The first sentence of the
+module's docstring describes the group, that of the function the command. Modules are imported only when their group is
+used.
 A command returns None or an exit code. If its defaults depend on the command line (a preset, a file, a run to resume),
 its attribute `prepare` returns the function to call for the arguments: `llmrl_jax.run.flags.command` adds it to a
 function of a configuration, and its module describes how to write such a command. An attribute `aliases` maps the names
@@ -26,6 +27,7 @@ import dis
 import functools
 import importlib
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -44,7 +46,7 @@ WITHOUT_JAX = ("completion", "doctor", "envs list", "runs list")
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """A group of commands: its module, and the first line of its description."""
+    """A group of commands: its module, and the first sentence of its description."""
 
     module: str
     about: str
@@ -66,12 +68,15 @@ def groups() -> dict[str, Group]:
     for name, path in sorted({**own, **systems}.items()):
         parts = path.relative_to(package.parent).with_suffix("").parts
         module = ".".join(part for part in parts if part != "__init__")
-        result[name] = Group(module, _first_line(ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))))
+        result[name] = Group(module, first_sentence(ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))))
     return result
 
 
-def _first_line(text: str | None) -> str:
-    return (text or "").strip().split("\n")[0]
+def first_sentence(text: str | None) -> str:
+    """The first sentence of a docstring, in one line: up to the first full stop before a capital letter or a backquote,
+    or else its first paragraph."""
+    paragraph = " ".join((text or "").strip().partition("\n\n")[0].split())
+    return re.split(r"(?<=[.!?])\s+(?=[A-Z`])", paragraph, maxsplit=1)[0]
 
 
 def _choose(args: Sequence[str], prog: str, what: str, rows: dict[str, str], about: str) -> str | None:
@@ -143,7 +148,7 @@ def _find(args: list[str], prog: str) -> tuple[Callable[..., Any], str, list[str
     if hasattr(module, "COMMAND"):
         return module.COMMAND, f"{prog} {group}", args[1:]
     commands: dict[str, Callable[..., Any]] = module.COMMANDS
-    rows = {name: _first_line(f.__doc__) for name, f in commands.items()}
+    rows = {name: first_sentence(f.__doc__) for name, f in commands.items()}
     name = _choose(args[1:], f"{prog} {group}", "command", rows, known[group].about)
     if name is None:
         return None

@@ -4,6 +4,7 @@ terminal, and as the real packages make it."""
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
@@ -147,6 +148,22 @@ def test_help_describes_the_frequent_options_and_names_the_others(without_jax, w
         assert not prefix or f"--{prefix}." in short
     assert "--ppo.gamma FLOAT" in whole and "--ppo.gamma FLOAT" not in short
     assert "--algo" in texts["rl train --help"] and "--dqn.gamma" not in texts["rl train"]
+
+
+def test_every_summary_of_a_group_and_of_a_command_is_a_sentence(without_jax):
+    summaries = {}
+    for name, text in without_jax["texts"].items():
+        _, title, rows = text.partition("\ncommands:\n" if name else "\ngroups:\n")
+        if not title or len(name.split()) > 1:
+            continue
+        for line in rows.partition("\n\n")[0].splitlines():
+            first = re.match(r"  (\S+)\s+(.*)", line) if line[2] != " " else None
+            if first:
+                label = f"{name} {first[1]}".strip()
+            summaries[label] = first[2] if first else f"{summaries[label]} {line.strip()}"
+    assert {"glam", "glam demo", "props table", "ellm answers", "runs rm"} <= set(summaries)
+    assert not {name: summary for name, summary in summaries.items() if not summary.endswith(".")}
+    assert summaries["glam demo"].endswith("and report the gain from RL.")  # a line of the source ends at "Downloads"
 
 
 def test_help_keeps_to_the_width_and_breaks_lines_only_there(without_jax):

@@ -49,9 +49,11 @@ def list_ids(
 
 
 def _about(family: str) -> str:
-    """The first line of the docstring of a family's folder, which registered its worlds; empty for other packages."""
+    """The first sentence of the docstring of a family's folder; empty for worlds of other packages."""
+    from llmrl_jax.cli.main import first_sentence
+
     module = sys.modules.get(f"envs_jax.{family}")
-    return (getattr(module, "__doc__", None) or "").strip().split("\n")[0]
+    return first_sentence(getattr(module, "__doc__", None))
 
 
 def show(id: tyro.conf.Positional[str], seed: int = 0) -> None:
