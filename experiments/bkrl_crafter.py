@@ -116,7 +116,7 @@ def main() -> None:
         results = {
             "command": command(Path(__file__).name, x),
             "date": datetime.date.today().isoformat(),
-            "machine": {**info.versions(), "device": info.device()},
+            "machine": info.stamp("experiments"),
             "advice": asked,
             "agents": found,
         }

@@ -204,7 +204,7 @@ def main() -> None:
             f"--situations {x.situations} --max-calls {x.max_calls} --window {x.window}",
             "date": datetime.date.today().isoformat(),
             "steps": x.steps,
-            "machine": {**info.versions(), "device": info.device()},
+            "machine": info.stamp("experiments"),
             "mean_steps_to": {
                 name: stats.mean_interval([run["steps_to"] for run in runs])._asdict()
                 for name, runs in found.items()

@@ -105,7 +105,7 @@ def main() -> None:
     actions = np.random.default_rng(1).integers(0, ACTIONS, (x.actions, x.episodes)).astype(np.int32)
     expected = alone(env.model, starts, actions)
     results: dict[str, Any] = {"command": command("clevr_backends.py", x), "date": datetime.date.today().isoformat()}
-    results |= {"machine": {**info.versions(), "device": info.device()}, "backends": {}}
+    results |= {"machine": info.stamp("experiments"), "backends": {}}
     for backend in x.backends:
         if backend == "moved":
             found = alone(env.model, starts.astype(np.float64) + np.array([x.moved, 0.0]), actions)

@@ -128,7 +128,7 @@ def compare(agents: Agents, names: tuple[str, ...], runs: Runs) -> None:
                 "command": f"{agents.command} --agents {' '.join(names)} --seeds {runs.seeds} --steps {runs.steps}",
                 "date": datetime.date.today().isoformat(),
                 "steps": runs.steps,
-                "machine": {**info.versions(), "device": info.device()},
+                "machine": info.stamp("experiments"),
                 "agents": found,
                 "mean": {
                     name: stats.mean_interval([run["eval"]["agent"][agents.measure] for run in several])._asdict()

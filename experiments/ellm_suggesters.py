@@ -122,7 +122,7 @@ def main() -> None:
         found[part][name] = value
         found["seconds"] |= {f"{part}/{name}": round(seconds)} if seconds > 1 else {}
         rest = {"command": "python experiments/ellm_suggesters.py", "date": datetime.date.today().isoformat()}
-        rest |= {"machine": {**info.versions(), "device": info.device()}}
+        rest |= {"machine": info.stamp("experiments")}
         write_whole(results, json.dumps({**found, **rest}, indent=1) + "\n")
 
     started = time.monotonic()

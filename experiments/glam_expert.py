@@ -10,6 +10,7 @@ they are: of all that end within some steps, long ones, which mostly fail, would
 
 from __future__ import annotations
 
+import datetime
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from commands import command
 
 from llmrl_jax.agents.expert import NoisyExpert
 from llmrl_jax.core.files import write_whole
+from llmrl_jax.run import info
 from llmrl_jax.run.flags import parse
 from llmrl_jax.systems.glam.build import make_world
 from llmrl_jax.systems.glam.presets import DEMO
@@ -85,7 +87,9 @@ def main() -> None:
     for noise, seen in ROWS:
         rows.append(played(x, noise, seen))
         print(rows[-1], flush=True)
-    results = {"command": command(Path(__file__).name, x), "rows": rows}
+    today = datetime.date.today().isoformat()
+    results = {"command": command(Path(__file__).name, x), "date": today, "machine": info.stamp("experiments")}
+    results["rows"] = rows
     Path(x.out).mkdir(parents=True, exist_ok=True)
     write_whole(Path(x.out) / "expert.json", json.dumps(results, indent=1) + "\n")
 

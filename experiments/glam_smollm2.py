@@ -232,7 +232,7 @@ def main() -> None:
         found["seconds"] |= {name: round(seconds)} if seconds > 2 else {}
         found["commands"] = sorted({*found.get("commands", []), command(Path(__file__).name, x)})
         found["date"] = datetime.date.today().isoformat()
-        found |= {"machine": {**info.versions(), "device": info.device()}}
+        found |= {"machine": info.stamp("experiments")}
         write_whole(file, json.dumps(found, indent=1, default=str) + "\n")
 
     models: list[tuple[str, str, Init, int]] = []

@@ -105,7 +105,7 @@ def main() -> None:
     results = {
         "command": command("kalm_collector.py", x),
         "date": datetime.date.today().isoformat(),
-        "machine": {**info.versions(), "device": info.device()},
+        "machine": info.stamp("experiments"),
         "agent": json.loads((agent / "summary.json").read_text()),
         "collected": [collected(x, agent, noise) for noise in x.noise],
     }

@@ -182,7 +182,8 @@ def made_once(path: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """What is in a JSON file, which `make` makes if it is not there."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        made = make() | {"date": datetime.date.today().isoformat(), "device": info.device()}
+        today = datetime.date.today().isoformat()
+        made = make() | {"date": today, "commit": info.commit("experiments"), "device": info.device()}
         write_whole(path, json.dumps(made, indent=1) + "\n")
     return json.loads(path.read_text())
 
@@ -380,7 +381,7 @@ def tabulate(x: Experiment) -> None:
             found = [r for run in some for r in run["returns"]]
             if some and len(found) >= len(row.get(side, {}).get("returns", ())):
                 row[side] = summary(found, low, high)
-                row[side] |= {"device": some[-1].get("device"), "date": some[-1].get("date")}
+                row[side] |= {name: some[-1].get(name) for name in ("device", "date", "commit")}
                 row[side] |= {"gradient_steps": some[0]["steps"], "seconds": [run["seconds"] for run in some]}
                 kept = [run.get("losses") for run in some]  # of earlier versions: None
                 row[side]["losses"] = kept[0] if side == "ours" else kept
@@ -395,8 +396,7 @@ def tabulate(x: Experiment) -> None:
         "episodes": x.episodes,
         "settings": {name: settings_of(x, name) for name in ALGORITHMS if name in made_of(worlds)},
         "worlds": worlds,
-        "versions": {**info.versions(), "d3rlpy": "2.8.1", "torch": "2.13.0"},
-        "device": info.device(),
+        "machine": {**info.stamp("experiments"), "d3rlpy": "2.8.1", "torch": "2.13.0"},
     }
     write_whole(Path(x.out) / "results.json", json.dumps(results, indent=1) + "\n")
 

@@ -175,6 +175,7 @@ def learn(experiment: Experiment, world: str) -> Iterator[dict[str, Any]]:
             "beside": beside,
             "seeds": seeds,
             "date": datetime.date.today().isoformat(),
+            "commit": info.commit("experiments"),
             "versions": info.versions(),
             "machine": info.machine(),
         }

@@ -228,7 +228,7 @@ def main() -> None:
         found["seconds"] |= {name: round(seconds)} if seconds > 2 else {}
         found["command"] = command(Path(__file__).name, x)
         found["date"] = datetime.date.today().isoformat()
-        found |= {"machine": {**info.versions(), "device": info.device()}}
+        found |= {"machine": info.stamp("experiments")}
         write_whole(file, json.dumps(found, indent=1) + "\n")
 
     note("imitation", lambda: taught(x))

@@ -335,7 +335,7 @@ def main(
         **tried.facts,
         "seconds": round(time.monotonic() - started, 1),
         "date": time.strftime("%Y-%m-%d"),
-        "versions": info.versions(),
+        "machine": info.stamp("experiments"),
     }
     out.mkdir(parents=True, exist_ok=True)
     configs.save_config(values, out / f"{part}.json")

@@ -258,10 +258,11 @@ def _locked(file: IO[str], *, exclusive: bool) -> bool:
 
 
 def write_summary(folder: str | Path, values: Mapping[str, Any]) -> Path:
-    """Write `summary.json`: `values`, and the versions, machine, date and peak memory."""
+    """Write `summary.json`: `values`, and the commit, versions, machine, date and peak memory."""
     path = Path(folder) / "summary.json"
     facts = {
         "date": time.strftime("%Y-%m-%d"),
+        "commit": info.commit(),
         "versions": info.versions(),
         "machine": info.machine(),
         "peak_memory_gib": round(info.peak_memory_bytes() / 2**30, 3),

@@ -1,13 +1,65 @@
-"""The conditions of a measurement: versions, machine, load, memory."""
+"""The conditions of a measurement: commit, versions, machine, load, memory."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import os
 import platform
+import re
 import resource
+import subprocess
 import sys
+import time
+from pathlib import Path
 from typing import Any
+
+
+COMMIT = "LLMRL_COMMIT"
+"""The environment variable that names the commit of a tree without history, such as a copy on another machine."""
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("llmrl_jax", "envs_jax", "pyproject.toml", "constraints.txt")
+_STARTED = time.time()
+
+
+def _git(*arguments: str) -> str | None:
+    """The output of a git command in `ROOT`; None if it fails or git is absent."""
+    command = ["git", "--no-optional-locks", "-C", str(ROOT), *arguments]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def commit(*folders: str) -> str | None:
+    """The last commit that changed the packages, their pinned versions or `folders`: what a result was computed with.
+
+    Commits of documentation, tests or results do not change it: results of one version of the code name one commit,
+    also if some are committed before others are computed.
+
+    **Arguments:** `folders`, of the checkout, such as `benchmarks`, without the `results` in them.
+    **Returns:** its first twelve digits, followed by `-dirty` if files differ from it or if it is newer than this
+    process; the environment variable `LLMRL_COMMIT` where that is set; None outside a checkout of this project.
+    **Raises:** `ValueError` if `LLMRL_COMMIT` is not a commit.
+    """
+    if stated := os.environ.get(COMMIT, ""):
+        if not re.fullmatch(r"[0-9a-f]{7,40}(-dirty)?", stated):
+            raise ValueError(
+                f"{COMMIT} is {stated!r}; 7 to 40 hexadecimal digits, as `git rev-parse HEAD` prints them, are needed"
+            )
+        return stated
+    if not (ROOT / ".git").exists() or _git("ls-files", "--error-unmatch", "llmrl_jax/run/info.py") is None:
+        return None
+    code = ("--", *PACKAGES, *folders, ":(exclude,glob)**/results/**")
+    last, changed = _git("log", "-1", "--abbrev=12", "--format=%h %ct", *code), _git("status", "--porcelain", *code)
+    if not last or changed is None:
+        return None
+    digits, seconds = last.split()
+    return f"{digits}-dirty" if changed or int(seconds) > _STARTED else digits
+
+
+def stamp(*folders: str) -> dict[str, Any]:
+    """The commit (null if unknown), versions and device of a result; see `commit`. Starts the JAX backend."""
+    return {"commit": commit(*folders), **versions(), "device": device()}
 
 
 def versions() -> dict[str, str]:
