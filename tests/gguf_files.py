@@ -114,12 +114,14 @@ def write(
     arch: str = "llama",
     kind: str = "F32",
     heads: tuple[int, int] = (0, 0),
+    split: int = 0,
 ) -> Path:
     """Write a GGUF file.
 
     **Arguments:** `tensors`, by Hugging Face's names, float32; `fields`, the metadata; `kind`, of matrices (norms and
-    biases are F32); `heads`, those of queries and keys, whose rows are sorted as for a Llama; zeros: not sorted."""
-    writer = gguf.GGUFWriter(path, arch)
+    biases are F32); `heads`, those of queries and keys, whose rows are sorted as for a Llama; zeros: not sorted;
+    `split`, tensors of a file: there are several, and `path` is the beginning of their names; 0: one file."""
+    writer = gguf.GGUFWriter(path, arch, split_max_tensors=split)
     for name, value in fields.items():
         add(writer, name, value)
     stored = gguf.GGMLQuantizationType[kind]

@@ -129,10 +129,14 @@ class TensorSource(ABC):
     def _rows(self, name: str, out: np.ndarray, start: int, stop: int) -> None:
         """Copy whole rows of a tensor into `out`."""
 
+    def file(self, name: str) -> Path:
+        """The file that holds a tensor."""
+        return self.path
+
     def not_finite(self, name: str) -> ValueError:
         """The error for a tensor with values that are NaN or infinite."""
         return ValueError(
-            f"{self.path}: the tensor {name} has values that are NaN or infinite, so nothing that this model "
+            f"{self.file(name)}: the tensor {name} has values that are NaN or infinite, so nothing that this model "
             "computes is a number: copy or download it again"
         )
 

@@ -5,7 +5,7 @@ tensors), so that one check and one reader serve both.
 """
 
 from llmrl_jax.lm.gguf.config import hf_config
-from llmrl_jax.lm.gguf.file import SUFFIX, Header, is_gguf, read_header
+from llmrl_jax.lm.gguf.file import SUFFIX, Header, is_gguf, part_of_bytes, read_header
 from llmrl_jax.lm.gguf.tensors import GGUFTensors
 from llmrl_jax.lm.gguf.tokenizer import end_tokens, load_tokenizer, tokenizer_config
 
@@ -18,6 +18,7 @@ __all__ = [
     "hf_config",
     "is_gguf",
     "load_tokenizer",
+    "part_of_bytes",
     "read_header",
     "tokenizer_config",
 ]

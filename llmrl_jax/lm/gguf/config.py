@@ -21,11 +21,15 @@ ARCHITECTURES = {"llama": "llama", "mistral": "mistral", "qwen2": "qwen2", "qwen
 """llama.cpp's architectures and Hugging Face's families. It converts a Mistral to a `llama`."""
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
-_CHANGES = ("attention.scale", "attention.clamp_kqv", "attention.max_alibi_bias", "attention.temperature_scale",
-            "attention.temperature_length", "logit_scale", "residual_scale", "embedding_scale",
-            "final_logit_softcapping", "attn_logit_softcapping", "expert_count", "rope.scaling.yarn_log_multiplier",
-            "rope.scaling.alpha")  # fmt: skip
-"""Fields that would change what the model computes, and are not implemented unless they are zero."""
+_CHANGES: dict[str, tuple[float, ...]] = {
+    **dict.fromkeys(("attention.clamp_kqv", "attention.max_alibi_bias", "attention.temperature_scale",
+                     "attention.temperature_length", "attention.shared_kv_layers", "attn_logit_softcapping",
+                     "final_logit_softcapping", "router_logit_softcapping", "expert_count",
+                     "rope.scaling.yarn_log_multiplier", "rope.scaling.alpha", "use_parallel_residual"), (0,)),
+    **dict.fromkeys(("attention.output_scale", "logit_scale", "residual_scale", "embedding_scale"), (0, 1)),
+    "attention.causal": (1,),
+}  # fmt: skip
+"""Fields that would change what the model computes, which is not implemented, and the values with which they do not."""
 NUMBER = (int, float)
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """The constants of all published Llama 3.1 to 3.3."""
@@ -44,15 +48,19 @@ def hf_config(path: str | Path) -> dict[str, Any]:
             f"{path}: the architecture {arch!r} is not supported{nearest(arch, list(ARCHITECTURES))} (supported: "
             f"{', '.join(ARCHITECTURES)})"
         )
-    for name in _CHANGES:
-        if value := header.get(f"{arch}.{name}", NUMBER, 0):
+    for name, neutral in _CHANGES.items():
+        if (value := header.get(f"{arch}.{name}", (*NUMBER, bool), neutral[0])) not in neutral:
             raise ValueError(f"{path}: the field {arch}.{name} is {value}; this is not implemented")
     if EMBEDDING not in header.tensors:
-        raise ValueError(f"{path} lacks the tensor {EMBEDDING}: it is no whole model (a part of a split one?)")
+        raise ValueError(f"{path} lacks the tensor {EMBEDDING}: it is no whole model")
     heads = _count(header, f"{arch}.attention.head_count")
     hidden = header.need(f"{arch}.embedding_length", int)
     size = header.get(f"{arch}.attention.key_length", int, hidden // max(1, heads))
-    for name in ("attention.value_length", "rope.dimension_count"):
+    scale = header.get(f"{arch}.attention.scale", NUMBER, 0)
+    if scale and not math.isclose(scale, size**-0.5, rel_tol=1e-6):
+        raise ValueError(f"{path}: the field {arch}.attention.scale is {scale}; only 1 / sqrt({size}) is implemented")
+    for name in ("attention.value_length", "rope.dimension_count", "attention.key_length_swa",
+                 "attention.value_length_swa", "rope.dimension_count_swa"):  # fmt: skip
         if (other := header.get(f"{arch}.{name}", int, size)) != size:
             raise ValueError(f"{path}: the field {arch}.{name} is {other}, where heads have {size}: not implemented")
     embedding = header.tensors[EMBEDDING]
@@ -101,33 +109,44 @@ def _window(header: Header, arch: str, values: dict[str, Any]) -> dict[str, Any]
 
 
 def _rope(header: Header, arch: str) -> dict[str, Any]:
+    """The rotary positions, as llama.cpp reads their fields: a factor without a type is linear, none or 0 is 1, and
+    `none` scales nothing, whatever the factor is."""
     prefix = f"{arch}.rope.scaling"
     theta = header.get(f"{arch}.rope.freq_base", NUMBER, 10_000.0)
-    linear = header.get(f"{arch}.rope.scale_linear", NUMBER, 0.0)  # of early files
-    kind = header.get(f"{prefix}.type", str, "linear" if linear else "none")
+    if (other := header.get(f"{arch}.rope.freq_base_swa", NUMBER, theta)) != theta:
+        raise ValueError(f"{header.path}: the field {arch}.rope.freq_base_swa is {other}; only {theta} is implemented")
+    kind = header.get(f"{prefix}.type", str, "linear")
     if kind not in _SCALINGS:
         raise ValueError(
             f"{header.path}: the field {prefix}.type is {kind!r}; supported: {', '.join(_SCALINGS)}"
             f"{nearest(kind, list(_SCALINGS))}"
         )
-    if FREQUENCIES in header.tensors:
-        if kind != "none":
-            raise ValueError(f"{header.path} has {FREQUENCIES} and the scaling {kind!r}: one of them is possible")
-    if kind == "none":
-        return {"rope_theta": theta, "rope_type": "default"}
-    factor = header.get(f"{prefix}.factor", NUMBER, linear or None)
-    if factor is None:
-        raise ValueError(f"{header.path}: the scaling {kind!r} needs the field {prefix}.factor")
-    values: dict[str, Any] = {"rope_theta": theta, "rope_type": kind, "factor": factor}
-    if kind == "yarn":
-        values["original_max_position_embeddings"] = header.get(f"{prefix}.original_context_length", int)
-        values |= {ours: header.get(f"{prefix}.{theirs}", NUMBER) for ours, theirs in _YARN.items()}
-        for name in ("yarn_ext_factor", "yarn_attn_factor"):
-            if (value := header.get(f"{prefix}.{name}", NUMBER, 1)) not in (1, -1):  # -1: what is usual
-                raise ValueError(f"{header.path}: the field {prefix}.{name} is {value}; this is not implemented")
-        # llama.cpp multiplies the paper's factor, which Hugging Face's attention_factor replaces
-        if (times := header.get(f"{prefix}.attn_factor", NUMBER, 1)) != 1:
-            values["attention_factor"] = times * (0.1 * math.log(max(factor, 1.0)) + 1.0)
+    early = header.get(f"{arch}.rope.scale_linear", NUMBER)  # the name in early files
+    factor = header.get(f"{prefix}.factor", NUMBER, early) or 1.0
+    scaled = kind if factor != 1 else "none"
+    if FREQUENCIES in header.tensors and scaled != "none":
+        raise ValueError(
+            f"{header.path} has {FREQUENCIES} and the scaling {scaled!r} by {factor}; only one of them is implemented"
+        )
+    # How much of YaRN is mixed in, and a factor that it replaces; -1: what is usual for the type.
+    usual = {"yarn_ext_factor": 1 if kind == "yarn" else 0, "yarn_attn_factor": 1}
+    for name, only in usual.items():
+        if (value := header.get(f"{prefix}.{name}", NUMBER, -1)) not in (only, -1):
+            raise ValueError(f"{header.path}: the field {prefix}.{name} is {value}; only {only} is implemented")
+    # of cosines and sines: llama.cpp multiplies YaRN's factor, which Hugging Face's attention_factor replaces
+    times = header.get(f"{prefix}.attn_factor", NUMBER, 1)
+    if scaled != "yarn":
+        if times != 1:
+            raise ValueError(
+                f"{header.path}: the field {prefix}.attn_factor is {times}; only 1 is implemented without YaRN"
+            )
+        kinds = {"rope_type": "default"} if scaled == "none" else {"rope_type": scaled, "factor": factor}
+        return {"rope_theta": theta, **kinds}
+    values: dict[str, Any] = {"rope_theta": theta, "rope_type": scaled, "factor": factor}
+    values["original_max_position_embeddings"] = header.get(f"{prefix}.original_context_length", int) or None
+    values |= {ours: header.get(f"{prefix}.{theirs}", NUMBER) for ours, theirs in _YARN.items()}
+    if times != 1:
+        values["attention_factor"] = times * (0.1 * math.log(max(factor, 1.0)) + 1.0)
     return {name: value for name, value in values.items() if value is not None}
 
 

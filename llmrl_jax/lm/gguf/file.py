@@ -1,4 +1,5 @@
-"""The header of a GGUF file: its metadata, and the names, shapes, types and places of its tensors.
+"""The header of a GGUF file: its metadata, and the names, shapes, types and places of its tensors. The files of a split
+model have one header together.
 
 Read here and not by the `gguf` package, which makes a NumPy array of every string (a vocabulary of 49,152 tokens takes
 seconds), and which meets a damaged file with whatever error NumPy has.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import re
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -39,6 +41,25 @@ _OTHERS = {9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _MOST_DIMENSIONS = 4
+_MOST_DEPTH = 8
+"""Levels of arrays within arrays."""
+_NUMBER, _COUNT, _TENSORS = "split.no", "split.count", "split.tensors.count"
+PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+"""Names of the files that a model is split into, as `llama-gguf-split` writes them; the first number is 00001."""
+
+
+_BYTES = re.compile(r".*\.gguf[.-](part|split).*", re.IGNORECASE)
+"""Names of parts of a file that was cut by bytes, such as `model.gguf.part1of2` and `model.gguf-split-a`."""
+
+
+class Unread(NamedTuple):
+    """A field's value that is not kept, since no field of a model has such a one."""
+
+    kind: str
+    """Description of it."""
+
+
+_NOT_UTF8 = Unread("text that is not UTF-8")
 
 
 class Entry(NamedTuple):
@@ -50,6 +71,8 @@ class Entry(NamedTuple):
     """In Hugging Face's order: the axis whose values are side by side is the last one."""
     start: int
     """The place of its first byte in the file."""
+    file: Path
+    """The file, which is one of several for a model that is split."""
 
     @property
     def nbytes(self) -> int:
@@ -63,8 +86,9 @@ class Header:
     """What a GGUF file says before its weights."""
 
     path: Path
+    """The file; the first one of a model that is split."""
     metadata: dict[str, Any]
-    """Numbers, booleans, texts, lists of texts, and NumPy arrays of numbers."""
+    """Numbers, booleans, texts, lists of texts, NumPy arrays of numbers, and `Unread`."""
     tensors: dict[str, Entry]
     """By the file's own names."""
 
@@ -76,6 +100,7 @@ class Header:
         allowed = kind if isinstance(kind, tuple) else (kind,)
         if not isinstance(value, allowed) or isinstance(value, bool) and bool not in allowed:
             shown = f"an array of {len(value)}" if isinstance(value, list | np.ndarray) else repr(value)
+            shown = value.kind if isinstance(value, Unread) else shown
             names = " or ".join(_KINDS.get(k, k.__name__) for k in allowed)
             raise ValueError(f"{self.path}: the field {name} is {shown}; {names} is needed")
         return value
@@ -103,18 +128,88 @@ def is_gguf(path: str | Path) -> bool:
 
 
 def read_header(path: str | Path) -> Header:
-    """The header of a GGUF file; that of the file that was read last is kept.
+    """The header of a GGUF file, or of a model that is split into several, given any of them; that of the model that
+    was read last is kept.
 
     **Raises:** `ValueError`, naming the file, for one that is cut short, of another format or version, or with tensors
-    of a type that is not supported."""
+    of a type that is not supported, or that does not fit the others; `FileNotFoundError` for missing parts."""
     path = Path(path)
+    name = PART.fullmatch(path.name)
+    files = [path, *(path.with_name(part) for part in part_names(name))] if name else [path]
+    return _read_model(path, tuple(_state(file) for file in files if file == path or file.is_file()))
+
+
+def part_names(name: re.Match[str]) -> list[str]:
+    """The names of all files of a split model. **Arguments:** `name`, of one of them, a match of `PART`."""
+    count = int(name["count"])
+    return [f"{name['stem']}-{i:05d}-of-{count:05d}{SUFFIX}" for i in range(1, count + 1)]
+
+
+def _state(path: Path) -> tuple[Path, int, int]:
     status = path.stat()
-    return _read_header(path, status.st_size, status.st_mtime_ns)
+    return path, status.st_size, status.st_mtime_ns
 
 
 @lru_cache(maxsize=1)
-def _read_header(path: Path, size: int, changed: int) -> Header:
-    del changed  # only tells a file from its predecessor
+def _read_model(path: Path, states: tuple[tuple[Path, int, int], ...]) -> Header:
+    """**Arguments:** `states`, path, size and time of change of each file that is there: `path` and the other parts."""
+    sizes = {file: size for file, size, _ in states}
+    header = _read_file(path, sizes[path])
+    count = header.get(_COUNT, int, 0)
+    if count <= 1:
+        return header
+    name = PART.fullmatch(path.name)
+    number = header.need(_NUMBER, int) + 1
+    if name is None or (int(name["number"]), int(name["count"])) != (number, count):
+        raise ValueError(
+            f"{path} is part {number} of a model that is split into {count} files, and its name does not end in "
+            f"-{number:05d}-of-{count:05d}{SUFFIX}, by which the other parts are found: rename it, or merge the parts "
+            "into one file (llama-gguf-split --merge)"
+        )
+    files = [path.with_name(part) for part in part_names(name)]
+    if missing := [file.name for file in files if file not in sizes]:
+        raise FileNotFoundError(
+            f"{path} is part {number} of a model that is split into {count} files, and {path.parent} lacks "
+            f"{', '.join(missing[:4])}{' ...' * (len(missing) > 4)}: copy or download the missing parts to it"
+        )
+    return _joined([header if file == path else _read_file(file, sizes[file]) for file in files])
+
+
+def _joined(parts: Sequence[Header]) -> Header:
+    """The header of a split model: the first part's metadata, and all tensors.
+
+    **Raises:** `ValueError` for a file that is another part than its name says, or of another model."""
+    count, tensors = len(parts), {}
+    for i, part in enumerate(parts):
+        place = part.get(_NUMBER, int), part.get(_COUNT, int)
+        if place != (i, count):
+            raise ValueError(
+                f"{part.path}: {_NUMBER} and {_COUNT} are {place[0]} and {place[1]}; {i} and {count} are needed in "
+                f"part {i + 1} of a model that is split into {count} files: download it again"
+            )
+        if twice := next((name for name in part.tensors if name in tensors), None):
+            raise ValueError(
+                f"{part.path} has the tensor {twice}, which {tensors[twice].file.name} has too: the parts are not of "
+                "one model; download them again"
+            )
+        tensors |= part.tensors
+    totals = {part.path: total for part in parts if (total := part.get(_TENSORS, int)) is not None}
+    if wrong := next((path for path, total in totals.items() if total != len(tensors)), None):
+        raise ValueError(
+            f"{wrong}: {_TENSORS} is {totals[wrong]}, and the {count} parts of the split model hold {len(tensors)}: "
+            "the parts are not of one model; download them again"
+        )
+    return Header(parts[0].path, parts[0].metadata, tensors)
+
+
+def part_of_bytes(path: Path) -> str:
+    """A clause for a file whose name is that of a part of a file that was cut by bytes; empty for others."""
+    if not _BYTES.fullmatch(path.name):
+        return ""
+    return " (its name is that of a part of a file: join all parts into one file, with cat)"
+
+
+def _read_file(path: Path, size: int) -> Header:
     with open(path, "rb") as file:
         start = file.read(8)
         if start[:4] != MAGIC:
@@ -131,7 +226,9 @@ def _read_header(path: Path, size: int, changed: int) -> Header:
             try:
                 return _Reader(path, data, size).header()
             except _Ends:
-                raise ValueError(f"{path} is cut short within its header: copy or download it again") from None
+                raise ValueError(
+                    f"{path} is cut short within its header: copy or download it again{part_of_bytes(path)}"
+                ) from None
 
 
 class _Ends(Exception):
@@ -148,7 +245,7 @@ class _Reader:
         count, fields = self.numbers("QQ")
         metadata: dict[str, Any] = {}
         for _ in range(fields):
-            name = self.text()
+            name = self.name()
             if name in metadata:
                 raise ValueError(f"{self.path}: the metadata have the field {name} twice")
             metadata[name] = self.value(name)
@@ -161,11 +258,11 @@ class _Reader:
         for name, (kind, shape, offset) in entries:
             if name in tensors:
                 raise ValueError(f"{self.path} has the tensor {name} twice")
-            tensors[name] = entry = Entry(kind, shape, begin + offset)
+            tensors[name] = entry = Entry(kind, shape, begin + offset, self.path)
             if entry.start + entry.nbytes > self.size:
                 raise ValueError(
                     f"{self.path} is cut short: the tensor {name} ends at byte {entry.start + entry.nbytes:,} of "
-                    f"{self.size:,}; copy or download it again"
+                    f"{self.size:,}; copy or download it again{part_of_bytes(self.path)}"
                 )
         return Header(self.path, metadata, tensors)
 
@@ -186,54 +283,68 @@ class _Reader:
             raise _Ends
         return count
 
-    def text(self) -> str:
+    def text(self) -> bytes:
         (length,) = self.numbers("Q")
         at = self.take(self.bounded(length))
-        try:
-            return str(self.data[at : at + length], "utf-8")
-        except UnicodeDecodeError:
-            raise ValueError(f"{self.path}: the text at byte {at:,} is not UTF-8: the file is damaged") from None
+        return self.data[at : at + length]
+
+    def name(self) -> str:
+        """The name of a field or a tensor; no name that is read has bytes that are not UTF-8."""
+        return self.text().decode(errors="backslashreplace")
 
     def value(self, name: str) -> Any:
         (kind,) = self.numbers("I")
         if kind == _STRING:
-            return self.text()
+            try:
+                return self.text().decode()
+            except UnicodeDecodeError:
+                return _NOT_UTF8
         if kind in _SCALARS:
             (number,) = self.numbers(_SCALARS[kind])
             # float32: 1e-05, and not 9.999999747378752e-06
             return float(str(np.float32(number))) if _SCALARS[kind] == "f" else number
         if kind != _ARRAY:
             raise ValueError(f"{self.path}: the field {name} has the type {kind}, which GGUF does not know")
+        return self.array(name)
+
+    def array(self, name: str, depth: int = 1) -> Any:
         inner, count = self.numbers("IQ")
         if inner == _STRING:
             return self.texts(self.bounded(count))
+        if inner == _ARRAY:
+            if depth == _MOST_DEPTH:
+                raise ValueError(f"{self.path}: the field {name} has more than {depth} levels of arrays")
+            for _ in range(self.bounded(count)):
+                self.array(name, depth + 1)
+            return Unread("an array of arrays")
         if inner not in _SCALARS:
-            raise ValueError(f"{self.path}: the field {name} is an array of the type {inner}, which is not supported")
+            raise ValueError(f"{self.path}: the field {name} is an array of the type {inner}, which GGUF does not know")
         dtype = np.dtype("<" + _SCALARS[inner])
         at = self.take(self.bounded(count) * dtype.itemsize)
         return np.frombuffer(self.data[at : at + count * dtype.itemsize], dtype)
 
-    def texts(self, count: int) -> list[str]:
+    def texts(self, count: int) -> list[str] | Unread:
         """Texts one after the other. A vocabulary has hundreds of thousands, so the loop is spelled out."""
         data, at, end = self.data, self.at, self.size
         length: Callable[..., tuple[int]] = struct.Struct("<Q").unpack_from
-        found = []
+        raw = []
         try:
             for _ in range(count):
                 (size,) = length(data, at)
                 at += 8 + size
                 if at > end:
                     raise _Ends
-                found.append(data[at - size : at].decode())
+                raw.append(data[at - size : at])
         except struct.error:
             raise _Ends from None
-        except UnicodeDecodeError:
-            raise ValueError(f"{self.path}: the text before byte {at:,} is not UTF-8: the file is damaged") from None
         self.at = at
-        return found
+        try:
+            return [text.decode() for text in raw]
+        except UnicodeDecodeError:
+            return _NOT_UTF8
 
     def entry(self) -> tuple[str, tuple[str, tuple[int, ...], int]]:
-        name = self.text()
+        name = self.name()
         (count,) = self.numbers("I")
         if not 1 <= count <= _MOST_DIMENSIONS:
             raise ValueError(f"{self.path}: the tensor {name} has {count} axes; 1 to {_MOST_DIMENSIONS} are possible")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def hf_name(name: str) -> str:
 
 
 class GGUFTensors(TensorSource):
-    """The open tensors of a GGUF file, as `TensorFile` is of a safetensors file.
+    """The open tensors of a GGUF file, or of all files of a split model, as `TensorFile` is of a safetensors file.
 
     Quantised tensors are float32 outside. llama.cpp rotates neighbouring entries of a head, Hugging Face entries half a
     head apart; the conversion of a Llama (and a Mistral) therefore sorts the rows of its queries and keys, which is
@@ -84,12 +85,18 @@ class GGUFTensors(TensorSource):
         }
         if any(entry.type not in _FLOATS for entry in self._entries.values()):
             _decoder()
-        self._file = open(path, "rb", buffering=0)
+        with ExitStack() as stack:
+            files = {entry.file for entry in self._entries.values()}
+            self._files = {file: stack.enter_context(open(file, "rb", buffering=0)) for file in sorted(files)}
+            self._open = stack.pop_all()
 
     def close(self) -> None:
-        """Close the file; nothing is read from it afterwards."""
+        """Close the files; nothing is read from them afterwards."""
         super().close()
-        self._file.close()
+        self._open.close()
+
+    def file(self, name: str) -> Path:
+        return self._entries[name].file
 
     def _rows(self, name: str, out: np.ndarray, start: int, stop: int) -> None:
         entry, head = self._entries[name], self._heads.get(name, 1)
@@ -112,9 +119,9 @@ class GGUFTensors(TensorSource):
         found = empty((count,), np.uint8)
         raw = found.data
         while raw:
-            got = os.preadv(self._file.fileno(), [raw], at)
+            got = os.preadv(self._files[self.file(name)].fileno(), [raw], at)
             if not got:
-                raise ValueError(f"{self.path} was cut short while {name} was read from it; copy it again")
+                raise ValueError(f"{self.file(name)} was cut short while {name} was read from it; copy it again")
             raw, at = raw[got:], at + got
         return found
 

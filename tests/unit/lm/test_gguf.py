@@ -42,10 +42,10 @@ def saved(tmp_path_factory):
     return of
 
 
-def file_of(path, config, tensors, arch="llama", kind="F32", extra=None, **changes):
+def file_of(path, config, tensors, arch="llama", kind="F32", extra=None, split=0, **changes):
     heads = (config.num_attention_heads, config.kv_heads) if arch == "llama" else (0, 0)
     fields = metadata(config, arch, **changes) | (extra or {})
-    return write(path / "model.gguf", tensors, fields, arch=arch, kind=kind, heads=heads)
+    return write(path / "model.gguf", tensors, fields, arch=arch, kind=kind, heads=heads, split=split)
 
 
 def same(params, tensors, config):
@@ -184,8 +184,35 @@ def test_rope_settings(saved, tmp_path):
     path = file_of(tmp_path, CONFIG, tensors, **{f"llama__{name}": value for name, value in scaled.items()})
     rope = lm.read_config(path).rope
     assert (rope.attention_factor, rope.beta_fast) == (pytest.approx(0.5 * (0.1 * np.log(4) + 1)), 16.0)
-    path = file_of(tmp_path, CONFIG, tensors, llama__rope__scale_linear=2.0)
-    assert lm.read_config(path).rope == lm.RopeConfig(1e4, "linear", factor=2.0)
+
+
+LINEAR, PLAIN = lm.RopeConfig(1e4, "linear", factor=2.0), lm.RopeConfig(1e4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "rope"),
+    [
+        ({"scaling__factor": 2.0}, LINEAR),
+        ({"scaling__type": "linear", "scaling__factor": 2.0}, LINEAR),
+        ({"scale_linear": 2.0}, LINEAR),
+        ({"scaling__factor": 2.0, "scale_linear": 4.0}, LINEAR),
+        ({"scaling__factor": 0.0}, PLAIN),
+        ({"scaling__factor": 1.0}, PLAIN),
+        ({"scaling__type": "linear"}, PLAIN),
+        ({"scaling__type": "none", "scaling__factor": 2.0}, PLAIN),
+        ({"scaling__type": "none", "scaling__original_context_length": 16, "scaling__finetuned": True}, PLAIN),
+        ({"scaling__type": "yarn"}, PLAIN),
+        ({"scaling__factor": 2.0, "scaling__yarn_ext_factor": 0.0, "scaling__attn_factor": 1.0}, LINEAR),
+        (
+            {"scaling__type": "yarn", "scaling__factor": 2.0, "scaling__original_context_length": 0},
+            lm.RopeConfig(1e4, "yarn", factor=2.0),
+        ),
+    ],
+    ids=str,
+)
+def test_rope_scaling_is_what_llama_cpp_takes(fields, rope, saved, tmp_path):
+    path = file_of(tmp_path, CONFIG, saved(CONFIG), **{f"llama__rope__{name}": x for name, x in fields.items()})
+    assert lm.read_config(path).rope == rope
 
 
 def test_llama_3s_frequencies_become_its_settings(saved, tmp_path):
@@ -308,14 +335,19 @@ def test_damaged_files_are_named(fault, saved, tmp_path):
         ({"llama__rope__dimension_count": 4}, "rope.dimension_count is 4, where heads have 8"),
         ({"llama__expert_count": 8}, "llama.expert_count is 8; this is not implemented"),
         ({"llama__rope__scaling__type": "longrope"}, "rope.scaling.type is 'longrope'; supported: none, linear, yarn"),
-        ({"llama__rope__scaling__type": "linear"}, "'linear' needs the field llama.rope.scaling.factor"),
+        ({"llama__rope__scaling__attn_factor": 1.2}, "rope.scaling.attn_factor is 1.2; only 1 is implemented without"),
+        ({"llama__rope__scaling__yarn_ext_factor": 1.0}, "rope.scaling.yarn_ext_factor is 1.0; only 0 is implemented"),
+        ({"llama__rope__scaling__factor": -2.0}, "rope_parameters.factor is -2.0"),
+        ({"llama__rope__freq_base_swa": 5e5}, "rope.freq_base_swa is 500000.0; only 10000.0"),
+        ({"llama__attention__causal": False}, "llama.attention.causal is False; this is not implemented"),
+        ({"llama__attention__scale": 0.5}, r"llama.attention.scale is 0.5; only 1 / sqrt\(8\) is implemented"),
         (
             {
                 "llama__rope__scaling__type": "yarn",
                 "llama__rope__scaling__factor": 2.0,
                 "llama__rope__scaling__yarn_ext_factor": 0.5,
             },
-            "yarn_ext_factor is 0.5; this is not implemented",
+            "yarn_ext_factor is 0.5; only 1 is implemented",
         ),
         ({"llama__context_length": 0}, "max_position_embeddings is 0; at least 1"),
         ({"llama__attention__layer_norm_rms_epsilon": 0.0}, "rms_norm_eps is 0"),
@@ -326,6 +358,127 @@ def test_wrong_metadata_are_named(changes, message, saved, tmp_path):
     path = file_of(tmp_path, CONFIG, saved(CONFIG), **changes)
     with pytest.raises(ValueError, match=rf"({message})"):
         lm.load(path)
+
+
+def test_settings_without_effect(saved, tmp_path):
+    scales = {"llama__attention__scale": 8**-0.5, "llama__logit_scale": 1.0, "llama__attention__causal": True}
+    assert lm.read_config(file_of(tmp_path, CONFIG, saved(CONFIG), **scales)) == CONFIG
+
+
+def split_of(path, tensors, **changes):
+    """A model of 21 tensors in three files, as the `gguf` package writes them."""
+    file_of(path, CONFIG, tensors, split=8, **changes)
+    return [path / f"model-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("quantize", [None, "int8"])
+@pytest.mark.parametrize("given", [0, 1, 2])
+def test_a_split_model_is_read_from_any_part(given, quantize, saved, bpe, tmp_path):
+    tensors = saved(CONFIG)
+    parts = split_of(tmp_path, tensors, extra=tokens_of(bpe, "llama-bpe"))
+    assert lm.locate(parts[given]) == parts[0]
+    model, variables = lm.load(parts[given], quantize=quantize)
+    assert model.config == dataclasses.replace(CONFIG, bos_token_id=bpe.bos_id, eos_token_id=bpe.eos_id)
+    if quantize is None:
+        same(variables["params"], tensors, CONFIG)
+    assert lm.load_tokenizer(parts[given]).encode(TEXT) == bpe.encode(TEXT)
+
+
+def add_fields(path, **fields):
+    """Change integer fields of a part in place."""
+    raw = bytearray(path.read_bytes())
+    for name, value in fields.items():
+        name = name.replace("__", ".").encode()
+        at = raw.index(name) + len(name)
+        form = {2: "<H", 4: "<I", 5: "<i", 10: "<Q", 11: "<q"}[struct.unpack_from("<I", raw, at)[0]]
+        struct.pack_into(form, raw, at + 4, value)
+    path.write_bytes(raw)
+
+
+SPLITS = {
+    "part 2 is missing": (
+        lambda p: p[1].unlink(),
+        "model-00001-of-00003.gguf is part 1 of a model that is split into 3 files, and .* lacks model-00002-of-00003",
+    ),
+    "part 1 was renamed": (
+        lambda p: p[0].rename(p[0].with_name("model.gguf")),
+        "model.gguf is part 1 of .* name does not end in -00001-of-00003.gguf.*merge the parts",
+    ),
+    "part 2 is part 3": (
+        lambda p: p[1].write_bytes(p[2].read_bytes()),
+        "model-00002-of-00003.gguf: split.no and split.count are 2 and 3; 1 and 3 are needed in part 2",
+    ),
+    "part 2 is of two": (
+        lambda p: add_fields(p[1], split__count=2),
+        "model-00002-of-00003.gguf: .* are 1 and 2; 1 and 3",
+    ),
+    "fewer tensors": (
+        lambda p: add_fields(p[1], split__tensors__count=20),
+        "00002-of-00003.gguf: split.tensors.count is 20",
+    ),
+    "part 3 is cut": (
+        lambda p: cut(p[2], p[2].stat().st_size - 9),
+        "model-00003-of-00003.gguf is cut short: the tensor",
+    ),
+    "part 3 is no GGUF": (lambda p: p[2].write_bytes(b"x"), "model-00003-of-00003.gguf is not a GGUF file"),
+}
+
+
+@pytest.mark.parametrize("fault", SPLITS)
+def test_faults_of_a_split_model_name_the_part(fault, saved, tmp_path):
+    parts = split_of(tmp_path, saved(CONFIG))
+    change, message = SPLITS[fault]
+    change(parts)
+    given = parts[0] if parts[0].exists() else tmp_path / "model.gguf"
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        lm.load(given)
+
+
+def test_a_tensor_that_is_not_finite_names_its_part(saved, tmp_path):
+    tensors = saved(CONFIG)
+    parts = split_of(tmp_path, tensors | {"lm_head.weight": np.full_like(tensors["lm_head.weight"], np.nan)})
+    holder = next(p for p in parts if struct.pack("<Q", 13) + b"output.weight" in p.read_bytes())
+    with pytest.raises(ValueError, match=rf"{holder.name}: the tensor lm_head.weight has values that are NaN"):
+        lm.load(parts[0])
+
+
+def test_a_part_of_bytes_is_named(saved, tmp_path):
+    raw = file_of(tmp_path, CONFIG, saved(CONFIG)).read_bytes()
+    for i, part in enumerate((raw[:9000], raw[9000:]), 1):
+        (tmp_path / f"model.gguf.part{i}of2").write_bytes(part)
+        with pytest.raises((ValueError, FileNotFoundError), match=f"part{i}of2 .*join all parts into one file"):
+            lm.load(tmp_path / f"model.gguf.part{i}of2")
+
+
+def test_odd_metadata_that_are_not_needed(saved, bpe, tmp_path):
+    tensors, tokens = saved(CONFIG), tokens_of(bpe, "llama-bpe")
+    extra = {"x.nested": [[1, 2], [3]], "x.deep": [[["a"]], [["b", "c"]]], "general.author": "zzname", "x.zzname": 1}
+    extra |= {"general.tags": ["zzname", "b"]}
+    path = file_of(tmp_path, CONFIG, tensors, extra=extra | tokens)
+    path.write_bytes(path.read_bytes().replace(b"zzname", b"zz\xff\xfeme"))
+    same(lm.load(path)[1]["params"], tensors, CONFIG)
+    assert lm.load_tokenizer(path).encode(TEXT) == bpe.encode(TEXT)
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (
+            {"tokenizer.ggml.merges": [["zzname"]]},
+            "field tokenizer.ggml.merges is an array of arrays; an array of texts",
+        ),
+        (
+            {"tokenizer.ggml.tokens": ["zzname", "b"]},
+            "tokenizer.ggml.tokens is text that is not UTF-8; an array of texts",
+        ),
+        ({"tokenizer.chat_template": "zzname"}, "field tokenizer.chat_template is text that is not UTF-8; a text"),
+    ],
+)
+def test_odd_metadata_that_are_needed_are_named(extra, message, saved, bpe, tmp_path):
+    path = file_of(tmp_path, CONFIG, saved(CONFIG), extra=tokens_of(bpe, "llama-bpe") | extra)
+    path.write_bytes(path.read_bytes().replace(b"zzname", b"zz\xff\xfeme"))
+    with pytest.raises(ValueError, match=rf"model\.gguf: the {message}|model\.gguf: the field {message}"):
+        lm.load_tokenizer(path)
 
 
 def test_an_unknown_architecture_type_and_tensor(saved, tmp_path):
