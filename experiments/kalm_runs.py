@@ -21,15 +21,18 @@ import numpy as np
 from commands import command
 from finished import finished
 
+from envs_jax.clevr import rules
 from llmrl_jax.core.files import write_whole
+from llmrl_jax.data.parquet import write_parquet
 from llmrl_jax.lm.encoder_names import AUTO, resolved
 from llmrl_jax.run import info
 from llmrl_jax.run.config import BaseRunConfig, RunConfig
 from llmrl_jax.run.report import statistics as stats
-from llmrl_jax.systems.kalm.collecting import collect
+from llmrl_jax.systems.kalm.collecting import ABOUT, EPISODES, collect, read
 from llmrl_jax.systems.kalm.config import EMBEDDED, CollectRun, GroundRun, ImagineRun, settings_class
 from llmrl_jax.systems.kalm.ground import ground
-from llmrl_jax.systems.kalm.imagining import imagine_run
+from llmrl_jax.systems.kalm.imagination import Imagined
+from llmrl_jax.systems.kalm.imagining import as_episodes, chosen_goals, imagine_run, starts
 from llmrl_jax.systems.kalm.patterns import PATTERNS
 from llmrl_jax.systems.kalm.testing import play_random, rates, test_run
 from llmrl_jax.systems.kalm.training import train
@@ -74,6 +77,9 @@ class Experiment:
     """Imagined episodes of `rephrase`, `easy` and `hard`."""
     together: int = 64
     """Episodes that are imagined at the same time."""
+    imagined_by: Literal["model", "random"] = "model"
+    """Source of the actions of imagined episodes: the grounded model; or `random`, uniform actions without a language
+    model, a control for successes at `easy`, whose rules judge the action alone."""
     agents: tuple[str, ...] = ("bc",)
     """Offline algorithms."""
     kept: tuple[Literal["all", "successes"], ...] = ("all",)
@@ -101,10 +107,18 @@ class Experiment:
             raise ValueError(
                 f"imagined has {len(self.imagined)} numbers; one for each of {', '.join(IMAGINED)} is needed"
             )
+        control = ("clevr", ("easy",), ("successes",))
+        if self.imagined_by == "random" and (self.WORLD, self.levels, self.kept) != control:
+            raise ValueError(
+                "imagined_by random has no states after an action, so it is for CLEVR-Robot's level of one step: add "
+                "--levels easy --kept successes"
+            )
 
 
 def who(x: Experiment) -> str:
     """The language model, as a part of names."""
+    if x.imagined_by == "random":
+        return "random-actions"
     return x.model.replace("/", "-") + ("-random" if x.init == "random" else "")
 
 
@@ -141,10 +155,35 @@ def imagined(x: Experiment, level: str) -> str:
     folder = Path(x.out) / f"imagined-{who(x)}-{level}"
     count = x.imagined[IMAGINED.index(level)]
     data, run = recorded(x, x.episodes), BaseRunConfig(out=x.out, name=folder.name, resume=folder.exists())
+    if x.imagined_by == "random":
+        if not (folder / "summary.json").exists():
+            random_actions(folder, data, level, count)
+        return str(folder)
     config = ImagineRun(grounded=str(grounded(x)), data=data, level=level, episodes=count, together=x.together, run=run)
     if not finished(folder, config):
         imagine_run(config)
     return str(folder)
+
+
+def random_actions(folder: Path, data: str, level: str, count: int) -> None:
+    """Write episodes of one uniformly random action each, in the form of imagined ones. **Arguments:** `data`, the
+    folder of recorded episodes, from whose first states they start. Next states equal first ones: neither the level's
+    rules nor behaviour cloning reads them."""
+    world, _, episodes = read(data)
+    rng = np.random.default_rng(0)
+    numbers = chosen_goals(world, level, count, rng)
+    goals, first = world.instructions.goals[numbers], starts(world, level, numbers, episodes, rng)
+    env = world.make(level)
+    actions = rng.integers(env.action_space(env.default_params).n, size=(count, 1)).astype(np.int32)
+    weights = rules.weights_of(level)
+    reward, success = map(np.asarray, rules.label(goals, first, first, actions[:, 0], weights))
+    states = np.repeat(first[:, None], 2, axis=1)
+    made = Imagined(states, actions, reward[:, None].astype(np.float32), np.ones(count, np.int32), success)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_parquet(folder / EPISODES, as_episodes(made, goals, numbers))
+    write_whole(folder / ABOUT, json.dumps({"world": world.name, "level": level, "imagined": True}) + "\n")
+    counts = {"episodes": count, "successes": int(success.sum()), "success": float(success.mean())}
+    write_whole(folder / "summary.json", json.dumps(counts) + "\n")
 
 
 def tested(folder: Path, x: Experiment, seed: int = 0) -> dict[str, Any]:
@@ -189,6 +228,7 @@ def run(x: Experiment) -> None:
     """Make what is not there yet, write the table, and print it."""
     x = replace(x, encoder=resolved(x.encoder))
     out = Path(x.out)
+    by_model = x.imagined_by == "model"
     found: dict[str, list[dict[str, Any]]] = {}
     imaginations: dict[str, Any] = {}
 
@@ -196,9 +236,9 @@ def run(x: Experiment) -> None:
         results = {
             "command": command(x.SCRIPT, x),
             "date": datetime.date.today().isoformat(),
-            "machine": {**info.versions(), "device": info.device()},
+            "machine": info.stamp("experiments"),
             "encoder": x.encoder,
-            "grounded": json.loads((grounded(x) / "summary.json").read_text()),
+            **({"grounded": json.loads((grounded(x) / "summary.json").read_text())} if by_model else {}),
             "imagined": imaginations,
             "success": {name: summary(runs) for name, runs in found.items()},
         }
@@ -207,12 +247,16 @@ def run(x: Experiment) -> None:
     for level in x.levels:
         imaginations[level] = json.loads((Path(imagined(x, level)) / "summary.json").read_text())
     found["random actions"] = [rates(play_random(world_of(x.WORLD), LEVELS, x.tests, 0))]
-    found["language model as policy"] = [tested(grounded(x), x)]
+    if by_model:
+        found["language model as policy"] = [tested(grounded(x), x)]
     write()
+    sources = [(REAL_ONLY, "all")] if by_model else []
+    sources += itertools.product(x.levels, x.kept)
     for seed in range(x.seeds):
         for agent in x.agents:
-            for level, kept in ((REAL_ONLY, "all"), *itertools.product(x.levels, x.kept)):
+            for level, kept in sources:
                 name = agent if level == REAL_ONLY else f"{agent}, imagined {level}"
+                name += "" if by_model else " by random actions"
                 name += ", successes" if kept == "successes" else ""
                 found.setdefault(name, []).append(learned(x, agent, level, kept, seed))
                 write()
