@@ -1,4 +1,4 @@
-"""The world's page has the numbers of the committed comparison with C MuJoCo."""
+"""The world's page has the numbers of the committed results."""
 
 from __future__ import annotations
 
@@ -17,3 +17,31 @@ def test_the_distances_are_those_of_the_page():
         row = f"| {said} | {found['close']} | {median} m | {largest} m | "
         row += f"{found['seconds']:.1f} s, and {found['compile_seconds']:.1f} s" if "seconds" in found else "|"
         assert row in page, name
+
+
+def test_the_expert_and_random_play_are_those_of_the_page():
+    page = (ROOT / "docs" / "environments" / "clevr.md").read_text()
+    record = json.loads((ROOT / "experiments" / "results" / "control_worlds" / "clevr.json").read_text())
+    assert record["command"] in page
+    names = {"real": "`real`, `rephrase`", "easy": "`easy`", "hard": "`hard`"}
+    names |= {"hard, two relations": "of these, two relations", "hard, three relations": "three relations"}
+    names |= {"hard, line": "the line", "hard, gathering": "the gathering"}
+
+    def share(found):
+        rate = found["solved"] / found["of"]
+        return f"{100 * rate:.{0 if rate == 0 or rate >= 0.1 else 1}f}% of {found['of']}"
+
+    for name, said in names.items():
+        expert, chance = (record["levels"][f"{name}, {who}"] for who in ("expert", "random actions"))
+        assert f"| {said} | {share(expert)} | {expert['steps']} | {share(chance)} |" in page, name
+
+
+def test_the_extremes_of_play_are_those_of_the_page():
+    page = (ROOT / "docs" / "environments" / "clevr.md").read_text()
+    limits = json.loads((ROOT / "experiments" / "results" / "control_worlds" / "clevr.json").read_text())["limits"]
+    assert f"{sum(x['actions'] for x in limits.values()):,} macro-actions" in page
+    rows = {line.split("|")[1].strip(): line for line in page.splitlines() if line.startswith("| `")}
+    assert f"{min(x['closest to a wall'] for x in limits.values())} m |" in rows["`in_wall`"]
+    moved, most = (max(x[name] for x in limits.values()) for name in ("largest move", "99.9% of moves below"))
+    assert f"| {moved} m; 99.9% of steps below {most} m |" in rows["`dynamics`"]
+    assert f"| {min(x['closest centres'] for x in limits.values())} m |" in rows["`overlap`"]
