@@ -6,8 +6,7 @@
 CLEVR-Robot: success at each level, and the extremes of states over random actions, random actions that repeat, and
 actions on one ball. Meta-World: the expert's success in each task with stock and with proxy geometry, success at each
 level, and rewards by entity observations beside the world's own. `<out>/clevr.json` and `<out>/metaworld.json` have the
-tables; `experiments/results/control_worlds` has those of the defaults. Meta-World's page has the numbers of its table;
-those of CLEVR-Robot's page are older than this program, with its table beside them.
+tables; `experiments/results/control_worlds` has those of the defaults, and the worlds' pages their numbers.
 """
 
 from __future__ import annotations
@@ -190,11 +189,8 @@ def metaworld(x: Experiment) -> dict[str, Any]:
                 played = play(env, act, 2 * x.starts, steps, x.seed)
             found["levels"][f"{level}, {who}"] = solved(played.first)
             kept, goal = ends(played), played.obs["goal"]
-            judged, success = labels.label(goal, played.obs[STATE], played.next_obs[STATE], played.action)
-            # the world counts the state before the first step as worth nothing
-            first = labels.judged(goal[:, 0], played.obs[STATE][:, 0], played.action[:, 0])[0]
-            judged = np.array(judged)
-            judged[:, 0] += first
+            states = np.concatenate([played.obs[STATE][:, :1], played.next_obs[STATE]], axis=1)
+            judged, success = labels.label(goal[:, 0], states, played.action)
             wrong = np.asarray(success) != played.success
             strange = world.implausible(played.obs[STATE], played.next_obs[STATE])
             found["labels"][f"{level}, {who}"] = {
@@ -218,7 +214,7 @@ def main() -> None:
         about = {
             "command": command(Path(__file__).name, x),
             "date": datetime.date.today().isoformat(),
-            "machine": {**info.versions(), "device": info.device()},
+            "machine": info.stamp("experiments"),
             "seconds": round(time.monotonic() - started),
         }
         write_whole(Path(x.out) / f"{name}.json", json.dumps(about | found, indent=1) + "\n")

@@ -16,6 +16,7 @@ import numpy as np
 
 from envs_jax.metaworld import rewards
 from envs_jax.metaworld.instructions import NAMES
+from envs_jax.metaworld.levels import SUCCESS
 from envs_jax.metaworld.tasks import ENTITIES, TASKS, Stage, Task
 
 
@@ -104,7 +105,7 @@ def _task(xp: Any, task: Task, state: Any, action: Any) -> tuple[Any, Any]:
 
 
 def judged(goal: Any, state: Any, action: Any) -> tuple[Any, Any]:
-    """The reward of being in a state, 0 to 10, and success: float and bool `[...]`."""
+    """The task's reward, 0 to 10, of a state that an action led to, and success: float and bool `[...]`."""
     xp = package(goal, state, action)
     found = [_task(xp, TASKS[name], state, action) for name in NAMES]
     chosen = goal == np.arange(len(NAMES))
@@ -112,17 +113,20 @@ def judged(goal: Any, state: Any, action: Any) -> tuple[Any, Any]:
     return xp.where(chosen, reward, 0).sum(axis=-1), (chosen & success).any(axis=-1)
 
 
-def label(goal: Any, state: Any, next_state: Any, action: Any) -> tuple[Any, Any]:
-    """Reward and success of steps.
+def label(goal: Any, states: Any, actions: Any) -> tuple[Any, Any]:
+    """Reward and success of the steps of episodes: `r_t = R_t - R_(t-1)`.
 
-    **Arguments:** `goal`, int32 `[..., 1]`; `state`, `next_state`, float32 `[..., 91]`; `action`, float32 `[..., 4]`.
-    **Returns:** the reward, by how much the state became better, and 10 instead of the new state's at success: float32
-    `[...]`; success, bool `[...]`. A state that is not finite satisfies no goal.
+    `R_t` is the task's reward of the state that the action of step `t` led to, judged with that action, or 10 at
+    success; `R_(-1)` is 0. So the rewards of an episode sum to its last `R_t`, as in the level's world.
+
+    **Arguments:** `goal`, int32 `[..., 1]`, one for each episode; `states`, float32 `[..., T + 1, 91]`, from the first
+    observation on; `actions`, float32 `[..., T, 4]`.
+    **Returns:** the reward, float32 `[..., T]`; success, bool `[..., T]`. A state that is not finite satisfies no goal.
     """
-    xp = package(goal, state, next_state, action)
-    before, _ = judged(goal, state, action)
-    after, success = judged(goal, next_state, action)
-    return (xp.where(success, 10.0, after) - before).astype(np.float32), success
+    xp = package(goal, states, actions)
+    value, success = judged(goal[..., None, :], states[..., 1:, :], actions)
+    value = xp.where(success, SUCCESS, value)
+    return xp.diff(value, axis=-1, prepend=xp.zeros_like(value[..., :1])).astype(np.float32), success
 
 
 def holds(goal: Any, state: Any) -> Any:

@@ -65,16 +65,16 @@ def imagine(
         action = model.act(variables, hidden)
         hidden, cache = model.advance(variables, cache, model.enter_action(variables, action), layers)
         after = model.next_state(variables, units, hidden, state)
-        reward, success = label(goals, state, after, action)
-        return (cache, after), (after, action, jnp.asarray(reward, jnp.float32), success)
+        return (cache, after), (after, action)
 
     first = jnp.asarray(first, jnp.float32)
     _, found = jax.lax.scan(step, (cache, first), None, length=horizon)
-    after, actions, rewards, success = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), found)
+    after, actions = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), found)
+    states = jnp.concatenate([first[:, None], after], axis=1)
+    rewards, success = label(goals, states, actions)
     reached = jnp.any(success, axis=1)
     ends = jnp.where(reached, jnp.argmax(success, axis=1) + 1, horizon)
-    states = jnp.concatenate([first[:, None], after], axis=1)
-    return Imagined(states, actions, rewards, ends.astype(jnp.int32), reached)
+    return Imagined(states, actions, jnp.asarray(rewards, jnp.float32), ends.astype(jnp.int32), reached)
 
 
 def piece_of(model: WorldModel, together: int) -> int:

@@ -97,10 +97,7 @@ def imagine_all(
             if file and not file.exists():
                 _write_part(file, parts[-1])
             activity.done = start + count
-    made = jax.tree.map(lambda *x: np.concatenate(x), *parts)
-    if world.opening is not None:
-        made.rewards[:, 0] += np.asarray(world.opening(goals, first, made.actions[:, 0]), np.float32)
-    return made
+    return jax.tree.map(lambda *x: np.concatenate(x), *parts)
 
 
 def _read_part(file: Path) -> Imagined:

@@ -69,8 +69,8 @@ def steps_of(data: Trajectories) -> Transitions:
 
 def succeeded(world: World, level: str, data: Trajectories) -> np.ndarray:
     """Which episodes reach their goal by the world's rules, bool `[E]`."""
-    obs, after = data.obs, data.next_obs
-    _, success = world.rules(level)(obs[GOAL], obs[STATE], after[STATE], data.action)
+    states = jnp.concatenate([data.obs[STATE][:, :1], data.next_obs[STATE]], axis=1)
+    _, success = world.rules(level)(data.obs[GOAL][:, 0], states, data.action)
     return np.asarray(jnp.any(jnp.asarray(success) & data.mask, axis=1))
 
 

@@ -49,8 +49,9 @@ class Instructions:
         return [self.texts[chosen.start + i] for i in same]
 
 
-Label = Callable[[Any, Any, Any, Any], tuple[Any, Any]]
-"""`(goal, state, next_state, action) -> (reward, success)`, for a batch."""
+Label = Callable[[Any, Any, Any], tuple[Any, Any]]
+"""`(goal, states, actions) -> (reward, success)` of the steps of episodes: leaves `[..., g]`, `[..., T + 1, d]` and
+`[..., T, *]`; both results are `[..., T]`."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,6 @@ class World:
     first: Callable[[str, Int[np.ndarray, " B"], int], np.ndarray] | None = None
     """`(level, sentences, seed)`, first states of episodes with these sentences, `[B, d]`; None: any episode's first
     state suits every sentence."""
-    opening: Callable[[Any, Any, Any], Any] | None = None
-    """`(goal, first_state, action)`, what the world's first reward has beyond the rules'; None: nothing."""
 
     def make(self, level: str) -> Environment:
         """The environment of a level, whose observations number sentences as `instructions` does."""
@@ -140,12 +139,15 @@ def clevr() -> World:
     from envs_jax.clevr.plausible import implausible
     from llmrl_jax.systems.kalm.converting import clevr_goals
 
+    def label(weights: Any, goal: Any, states: Any, actions: Any) -> tuple[Any, Any]:
+        return rules.label(goal[..., None, :], states[..., :-1, :], states[..., 1:, :], actions, weights)
+
     return World(
         name="clevr",
         ids={name: f"CLEVR-Robot-v0?level={name}" for name in LEVELS},
         horizon={name: 1 if name == "easy" else HORIZON for name in LEVELS},
         instructions=_numbered({name: said.level(name) for name in LEVELS}),
-        rules=lambda level: functools.partial(rules.label, weights=rules.weights_of(level)),
+        rules=lambda level: functools.partial(label, rules.weights_of(level)),
         holds=rules.holds,
         implausible=implausible,
         expert=expert_action,
@@ -187,8 +189,6 @@ def metaworld() -> World:
         expert=lambda env, state: env.unwrapped.expert(state),  # type: ignore[attr-defined]
         published=metaworld_goals,
         first=first,
-        # the world counts the state before the first step as worth nothing
-        opening=lambda goal, state, action: labels.judged(goal, state, action)[0],
     )
 
 

@@ -165,9 +165,9 @@ def test_errors_are_those_of_each_example_alone(world):
         np.testing.assert_allclose(found[name], sums[name] / counts[name], rtol=2e-4)
 
 
-def label(goal, state, after, action):
+def label(goal, states, actions):
     """Success once the point has passed the goal."""
-    return (after - state)[..., 0], after[..., 0] > goal
+    return jnp.diff(states[..., 0]), states[..., 1:, 0] > goal[..., None]
 
 
 def test_imagination_is_the_full_pass_and_padding_changes_nothing(world):
