@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
-from llmrl_jax.run.report.statistics import wilson
+import pytest
+
+from llmrl_jax.run.report.statistics import mean_interval, mean_rate, wilson
 from llmrl_jax.systems.kalm.worlds import LEVELS
 
 
@@ -16,10 +19,103 @@ TESTS = 300
 
 
 def cell(rates: list[float], tests: int = TESTS) -> str:
-    """Wilson's interval over the episodes of all seeds, and every seed's rate."""
-    rate = wilson(sum(round(tests * x) for x in rates), tests * len(rates))
-    own = f" ({', '.join(f'{x:.2f}' for x in rates)})" if len(rates) > 1 else ""
-    return f"{rate.mean:.2f} [{rate.low:.2f}, {rate.high:.2f}]{own}"
+    """A mean over seeds with Student's interval, and every seed's rate; of one seed Wilson's interval."""
+    if len(rates) == 1:
+        rate = wilson(round(tests * rates[0]), tests)
+        return f"{rate.mean:.2f} [{rate.low:.2f}, {rate.high:.2f}]"
+    rate = mean_rate(rates)
+    return f"{rate.mean:.2f} [{rate.low:.2f}, {rate.high:.2f}] ({', '.join(f'{x:.2f}' for x in rates)})"
+
+
+def change(success: dict, agent: str, base: str, level: str) -> str:
+    """The mean difference of two agents by seed, with Student's interval; its size where both ends have one sign."""
+    pairs = zip(success[agent][level]["seeds"], success[base][level]["seeds"], strict=True)
+    found = mean_interval([x - y for x, y in pairs])
+    if found.high < 0:
+        return f"{-found.mean:.2f} [{-found.high:.2f}, {-found.low:.2f}]"
+    return f"{found.mean:.2f} [{found.low:.2f}, {found.high:.2f}]"
+
+
+def section_of(title: str) -> str:
+    """The text of a section of the page, in one line."""
+    page = (ROOT / "docs" / "systems" / "kalm.md").read_text()
+    body = page[page.index(title) + len(title) :]
+    return " ".join(re.split(r"\n##", body)[0].split())
+
+
+def test_agents_of_all_imagined_episodes_are_those_of_the_page():
+    section = section_of("## Results: CLEVR-Robot with the small model")
+    found = json.loads((RESULTS / "results-embedded.json").read_text())["success"]
+    names = {"language model as policy": "the language model itself", "bc": "`bc`, recorded episodes"}
+    names |= {"random actions": "random actions", "decision transformer": "a decision transformer, recorded episodes"}
+    names |= {f"bc, imagined {level}": f"`bc`, and imagined `{level}`" for level in LEVELS[1:]}
+    assert set(names) == set(found)
+    for name, said in names.items():
+        cells = [cell(found[name][level].get("seeds", [found[name][level]["mean"]])) for level in LEVELS]
+        assert f"| {said} | {' | '.join(cells)} |" in section, name
+
+
+@pytest.mark.parametrize(
+    "title, file, changes",
+    [
+        (
+            "## Results: CLEVR-Robot with the small model",
+            "kalm_clevr/results-embedded.json",
+            [
+                ("bc, imagined rephrase", "rephrase"),
+                ("bc, imagined easy", "easy"),
+                ("bc, imagined rephrase", "easy"),
+                ("bc, imagined hard", "hard"),
+            ],
+        ),
+        (
+            "### Only what succeeds",
+            "kalm_clevr/successes.json",
+            [
+                ("bc, imagined rephrase, successes", "rephrase"),
+                ("bc, imagined rephrase", "rephrase"),
+                ("bc, imagined easy, successes", "easy"),
+                ("bc, imagined easy", "easy"),
+                ("bc, imagined easy, successes", "rephrase"),
+                ("bc, imagined rephrase, successes", "easy"),
+            ],
+        ),
+        (
+            "## Results: Meta-World",
+            "kalm_metaworld/results-embedded.json",
+            [
+                ("awac, imagined rephrase", "rephrase"),
+                ("bc, imagined rephrase", "rephrase"),
+                ("td3_bc, imagined rephrase", "rephrase"),
+                ("bc, imagined easy, successes", "easy"),
+                ("awac, imagined hard", "hard"),
+                ("bc, imagined hard", "hard"),
+                ("td3_bc, imagined hard", "hard"),
+                ("td3_bc, imagined rephrase", "real"),
+                ("td3_bc, imagined hard", "real"),
+                ("td3_bc, imagined hard", "rephrase"),
+                ("awac, imagined easy", "rephrase"),
+            ],
+        ),
+    ],
+)
+def test_changes_by_imagined_episodes_are_those_of_the_page(title, file, changes):
+    section = section_of(title)
+    success = json.loads((ROOT / "experiments" / "results" / file).read_text())["success"]
+    for agent, level in changes:
+        assert change(success, agent, agent.partition(",")[0], level) in section, (agent, level)
+
+
+def test_changes_by_three_language_models_are_those_of_the_page():
+    section = section_of("### Three language models by the same commands")
+    models = json.loads((RESULTS / "three-models.json").read_text())
+    base = models["smollm2-135m"]["success"]["bc"]
+    for kept in (", successes", ""):
+        for model in models.values():
+            name = f"bc, imagined rephrase{kept}"
+            assert change({name: model["success"][name], "bc": base}, name, "bc", "rephrase") in section
+    hard = "bc, imagined hard, successes"
+    assert change({hard: models["smollm2-135m"]["success"][hard], "bc": base}, hard, "bc", "easy") in section
 
 
 def test_agents_of_successes_are_those_of_the_page():
@@ -151,3 +247,19 @@ def test_agents_of_metaworld_are_those_of_the_page():
         assert command in section
     shares = [f"{found['imagined'][level]['success']:.0%}" for level in ("rephrase", "easy", "hard")]
     assert f"{shares[0]}, {shares[1]} and {shares[2]} of the imagined episodes" in " ".join(section.split())
+
+
+def test_the_control_with_random_actions_is_that_of_the_page():
+    sections = {
+        "72,400 episodes, 200,000 steps": section_of("### Only what succeeds"),
+        "2,400 episodes, 50,000 steps": section_of("### Three language models by the same commands"),
+    }
+    record = json.loads((RESULTS / "easy-control.json").read_text())
+    assert set(record) == set(sections)
+    for name, found in record.items():
+        counts, section = found["imagined"]["easy"], sections[name]
+        rates = found["success"]["bc, imagined easy by random actions, successes"]
+        cells = " | ".join(cell(rates[level]["seeds"]) for level in LEVELS)
+        agents = "`bc`, and random actions at `easy` that succeed |" + " |" * name.startswith("2,400")
+        assert f"| {agents} {cells} |" in section and cell(rates["easy"]["seeds"]).partition(" (")[0] in section
+        assert f"{counts['episodes']:,} " in section and f"{counts['successes']:,} " in section
