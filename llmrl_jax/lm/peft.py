@@ -36,44 +36,41 @@ PREFIX = "base_model.model."
 
 _HONOURED = {
     "peft_type", "task_type", "r", "lora_alpha", "use_rslora", "target_modules", "exclude_modules", "rank_pattern",
-    "alpha_pattern", "layers_to_transform", "layers_pattern", "modules_to_save", "init_lora_weights",
+    "alpha_pattern", "layers_to_transform", "layers_pattern", "modules_to_save", "init_lora_weights", "bias",
 }  # fmt: skip
-# Ignored: the origin of the adapter, and how PEFT runs or trains it.
+# Ignored: the origin of the adapter; how PEFT initialises, runs or trains it; a layout that linear layers do not have.
 _SILENT = {
-    "auto_mapping", "base_model_name_or_path", "ephemeral_gpu_offload", "inference_mode", "lora_dropout",
+    "auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "ephemeral_gpu_offload",
+    "eva_config", "fan_in_fan_out", "inference_mode", "loftq_config", "lora_dropout", "lora_ga_config",
     "megatron_core", "peft_version", "qalora_group_size", "revision", "runtime_config",
 }  # fmt: skip
 _REMEDY = "load it with peft, merge_and_unload and save_pretrained the model, and load that folder"
-_FIELDS = {
-    "bias": "none",
-    "fan_in_fan_out": False,
-}
-"""Fields that must have one value."""
 Saved = dict[str, tuple[tuple[str, ...], declare.Leaf, int]]
 """A tensor's name in the file -> the path of its parameter, its declaration, its layer."""
-_PLAIN_INITS = (True, False, None, "gaussian", "orthogonal")
-"""Initialisations that do not change the base weights."""
+_PLAIN_INITS = (True, False, None, "gaussian", "orthogonal", "eva", "mica")
+"""Initialisations that do not change the base weights. PiSSA, OLoRA, CorDA and LoRA-GA subtract the first
+adapter from them; LoftQ quantises them."""
 
 
 def _refuse(field: str, value: Any, why: str, remedy: str = _REMEDY) -> ValueError:
     return ValueError(f"adapter field {field} is {value!r}: {why}; {remedy}")
 
 
-def _check_fields(raw: Mapping[str, Any]) -> None:
+def _check_fields(raw: Mapping[str, Any], config: LlamaConfig) -> None:
     """Reject fields that are not implemented."""
     if (kind := raw.get("peft_type")) != "LORA":
         raise _refuse("peft_type", kind, "only 'LORA' is implemented")
     if (task := raw.get("task_type")) not in (None, "CAUSAL_LM"):
         raise _refuse("task_type", task, "only 'CAUSAL_LM' is implemented")
-    for name, only in _FIELDS.items():
-        if (value := raw.get(name, only)) != only:
-            raise _refuse(name, value, f"only {only!r} is implemented")
-    if (init := raw.get("init_lora_weights", True)) not in _PLAIN_INITS:
-        why = "it may have changed the base weights, so the adapter does not fit the original ones"
+    if (bias := raw.get("bias") or "none") != "none" and config.qkv_bias:
+        raise _refuse("bias", bias, "only 'none' is implemented for a model with biases")
+    init = raw.get("init_lora_weights", True)
+    if (init.lower() if isinstance(init, str) else init) not in _PLAIN_INITS:
+        why = "it changes the base weights, so the adapter does not fit the original ones"
         raise _refuse("init_lora_weights", init, why, "save it with path_initial_model_for_weight_conversion, which "
                       "makes it a plain LoRA")  # fmt: skip
     for name, value in raw.items():
-        if name not in _HONOURED | _SILENT | set(_FIELDS) and value not in (None, False, "", [], {}, ()):
+        if name not in _HONOURED | _SILENT and value not in (None, False, "", [], {}, ()):
             raise _refuse(name, value, "this is not implemented")
     for name in ("r", "lora_alpha"):
         if not isinstance(raw.get(name), int | float) or isinstance(raw[name], bool):
@@ -135,7 +132,7 @@ def read_lora(raw: Mapping[str, Any], config: LlamaConfig) -> LoRAConfig:
     **Returns:** a `LoRAConfig`, or a `PatternedLoRA` if matrices or layers differ.
     **Raises:** `ValueError`, naming the field, if it is not implemented or names no matrix of the model.
     """
-    _check_fields(raw)
+    _check_fields(raw, config)
     targets = raw["target_modules"]
     everything = isinstance(targets, str) and targets.lower() == "all-linear"
     ranks: dict[str, int] = {}

@@ -235,14 +235,17 @@ def test_the_first_pattern_that_fits_counts():
     [
         ({"peft_type": "IA3"}, "peft_type is 'IA3': only 'LORA'.*merge_and_unload"),
         ({"task_type": "SEQ_CLS"}, "task_type is 'SEQ_CLS'"),
-        ({"bias": "lora_only"}, "bias is 'lora_only': only 'none'"),
-        ({"fan_in_fan_out": True}, "fan_in_fan_out is True"),
         ({"use_dora": True}, "use_dora is True: this is not implemented"),
         ({"lora_bias": True}, "lora_bias is True"),
         ({"layer_replication": [[0, 2], [1, 3]]}, "layer_replication"),
         ({"trainable_token_indices": [5]}, "trainable_token_indices"),
         ({"use_new_thing": {"x": 1}}, "use_new_thing is {'x': 1}"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa'.*path_initial_model"),
+        ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights is 'pissa_niter_4': it changes the base weights"),
+        ({"init_lora_weights": "OLoRA"}, "init_lora_weights is 'OLoRA': it changes the base weights"),
+        ({"init_lora_weights": "corda"}, "init_lora_weights is 'corda': it changes the base weights"),
+        ({"init_lora_weights": "loftq"}, "init_lora_weights is 'loftq': it changes the base weights"),
+        ({"init_lora_weights": "lora_ga"}, "init_lora_weights is 'lora_ga': it changes the base weights"),
         ({"r": 0}, "rank is 0; at least 1 is needed"),
         ({"r": "8"}, "r is '8': a number is needed"),
         ({"target_modules": None}, "target_modules is None"),
@@ -260,6 +263,36 @@ def test_what_is_not_implemented_is_named(fields, message, folder, variables):
     with pytest.raises(ValueError, match=message) as caught:
         load_adapter(folder, lm.Llama(CONFIG), variables)
     assert "adapter_config.json" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"init_lora_weights": "eva", "eva_config": {"rho": 2.0}},
+        {"init_lora_weights": "mica"},
+        {"init_lora_weights": "gaussian", "loftq_config": {"loftq_bits": 4}},
+        {"init_lora_weights": "orthogonal"},
+        {"init_lora_weights": False},
+        {"bias": "all"},
+        {"bias": "lora_only"},
+        {"fan_in_fan_out": True},
+        {"ensure_weight_tying": True},
+    ],
+    ids=str,
+)
+def test_what_changes_no_weight_of_the_base_is_read(fields, folder, variables):
+    plain, before = load_adapter(folder, lm.Llama(CONFIG), variables)
+    change(folder, **fields)
+    model, after = load_adapter(folder, lm.Llama(CONFIG), variables)
+    assert model.lora == plain.lora
+    jax.tree.map(np.testing.assert_array_equal, after["lora"], before["lora"])
+
+
+def test_biases_are_refused_where_the_model_has_some():
+    raw = {"peft_type": "LORA", "r": 2, "lora_alpha": 3, "target_modules": ["q_proj"], "bias": "lora_only"}
+    config = lm.LlamaConfig(16, 32, 48, 1, 4, model_type="qwen2")
+    with pytest.raises(ValueError, match="bias is 'lora_only': only 'none' is implemented for a model with biases"):
+        read_lora(raw, config)
 
 
 def test_a_tied_model_cannot_save_its_head(folder, variables):
@@ -341,6 +374,8 @@ def test_patterns_are_checked(fields, message):
 LIVE = {
     "plain": ("llama2", {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]}),
     "rslora": ("qwen2", {"r": 3, "lora_alpha": 5, "target_modules": ["k_proj", "o_proj"], "use_rslora": True}),
+    "mica": ("llama2", {"r": 4, "target_modules": ["q_proj", "o_proj"], "init_lora_weights": "mica", "bias": "all"}),
+    "orthogonal": ("llama2", {"r": 4, "target_modules": ["up_proj"], "init_lora_weights": "orthogonal"}),
     "all": ("qwen3", {"r": 2, "lora_alpha": 2, "target_modules": "all-linear"}),
     "regex": ("mistral-window", {"r": 2, "target_modules": r".*\.[02]\.(self_attn|mlp)\.(q_proj|down_proj)"}),
     "patterns": (
