@@ -1,12 +1,14 @@
-"""What experts and random actions reach in CLEVR-Robot and in Meta-World, and what is never seen in play.
+"""Success of experts and of random actions in CLEVR-Robot, Meta-World and Housekeep, and the extremes of play.
 
     python experiments/control_worlds.py --worlds clevr
     python experiments/control_worlds.py --worlds metaworld
+    python experiments/control_worlds.py --worlds housekeep
 
 CLEVR-Robot: success at each level, and the extremes of states over random actions, random actions that repeat, and
 actions on one ball. Meta-World: the expert's success in each task with stock and with proxy geometry, success at each
-level, and rewards by entity observations beside the world's own. `<out>/clevr.json` and `<out>/metaworld.json` have the
-tables; `experiments/results/control_worlds` has those of the defaults, and the worlds' pages their numbers.
+level, and rewards by entity observations beside the world's own. Housekeep: success, steps and returns in random
+episodes and in the fixed tasks. `<out>/<world>.json` has the table of a world. `experiments/results/control_worlds` has
+those of the defaults, and the pages of the worlds their numbers.
 """
 
 from __future__ import annotations
@@ -45,10 +47,10 @@ Act = Callable[[jax.Array, Any, jax.Array, jax.Array], jax.Array]
 class Experiment:
     """Experts and random actions."""
 
-    worlds: tuple[Literal["clevr", "metaworld"], ...] = ("clevr", "metaworld")
+    worlds: tuple[Literal["clevr", "metaworld", "housekeep"], ...] = ("clevr", "metaworld", "housekeep")
     """The worlds."""
     episodes: int = 512
-    """Episodes of each level of CLEVR-Robot."""
+    """Episodes of each level of CLEVR-Robot, and random ones of Housekeep."""
     starts: int = 100
     """Starts of each task of Meta-World, and half of the episodes of each level."""
     steps: int = 300
@@ -202,7 +204,70 @@ def metaworld(x: Experiment) -> dict[str, Any]:
     return found
 
 
-WORLDS: dict[str, Callable[[Experiment], dict[str, Any]]] = {"clevr": clevr, "metaworld": metaworld}
+# --- Housekeep --------------------------------------------------------------------------------------------------------
+
+
+def tidied(id: str, act: Callable[[Environment], Act], episodes: int, seed: int) -> dict[str, Any]:
+    """Whole episodes of Housekeep: the number solved, steps, mean return, and means of the world's shares at the end."""
+    env = envs_jax.make(id)[0]
+    params, numbers, choose = env.default_params, jnp.arange(episodes), act(env)
+    keys = jax.vmap(lambda i: jax.random.fold_in(jax.random.key(seed), i))(numbers)
+    shares = ("initial_success", "rearrange_success", "pick_success", "place_success")
+
+    @jax.jit
+    def run() -> Any:
+        _, state = jax.vmap(env.reset, (0, None))(keys, params)
+        zeros = jnp.zeros(episodes)
+        begun = (state, jnp.int32(0), zeros.astype(bool), zeros, zeros, dict.fromkeys(("success", *shares), zeros))
+
+        def step(carry: Any) -> Any:
+            state, number, over, total, length, seen = carry
+            pair = jax.vmap(lambda k: jax.random.split(jax.random.fold_in(k, 1 + number)))(keys)
+            action = jax.vmap(choose, (0, 0, 0, None))(pair[:, 0], state, numbers, number)
+            _, state, reward, done, truncated, info = jax.vmap(env.step, (0, 0, 0, None))(
+                pair[:, 1], state, action, params
+            )
+            seen = {name: jnp.where(over, old, info[name]) for name, old in seen.items()}
+            length = length + jnp.where(over, 0, info.get("steps", 1))
+            return state, number + 1, over | done | truncated, total + jnp.where(over, 0, reward), length, seen
+
+        return jax.lax.while_loop(lambda carry: ~carry[2].all(), step, begun)[3:]
+
+    with doing(f"{id}, {episodes} episodes"):
+        total, length, seen = jax.device_get(run())
+    return {
+        "solved": int(seen["success"].sum()),
+        "of": episodes,
+        "steps": round(float(length.mean()), 1),
+        "fewest": int(length.min()),
+        "most": int(length.max()),
+        "return": round(float(total.mean()), 1),
+        **{name: round(float(seen[name].mean()), 4) for name in shares},
+    }
+
+
+def housekeep(x: Experiment) -> dict[str, Any]:
+    from envs_jax.housekeep import expert_action, macro_expert_action
+
+    def by(choose: Callable[[Environment, Any], jax.Array]) -> Callable[[Environment], Act]:
+        return lambda env: lambda key, state, number, step: choose(env, state)
+
+    low, macro = by(expert_action), by(macro_expert_action)
+    found = {
+        "random episodes, expert": tidied("Housekeep-v0", low, x.episodes, x.seed),
+        "random episodes, macro expert": tidied("Housekeep-Macro-v0", macro, x.episodes, x.seed),
+        "random episodes, random actions": tidied("Housekeep-v0", random_of, x.episodes // 2, x.seed),
+    }
+    for task in range(1, 5):
+        found[f"task {task}, expert"] = tidied(f"Housekeep-Task{task}-v0", low, 1, x.seed)
+    return found
+
+
+WORLDS: dict[str, Callable[[Experiment], dict[str, Any]]] = {
+    "clevr": clevr,
+    "metaworld": metaworld,
+    "housekeep": housekeep,
+}
 
 
 def main() -> None:
