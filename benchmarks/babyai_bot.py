@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import time
-
 import jax
 import jax.numpy as jnp
 
 import envs_jax
-from benchmarks.harness import OURS, REPEATS, Result, Row, aim, compiled, rates, seconds, speedup
+from benchmarks.harness import OURS, Result, Row, aim, compiled, fastest, rates, seconds, speedup
+from benchmarks.processes import peer_rows
+from benchmarks.python_peers import minigrid_bot
 
 
 TITLE = "BabyAI's bot: actions per second, compared with minigrid's"
@@ -46,39 +44,17 @@ def ours(id: str, num_envs: int, steps: int) -> tuple[list[float], float]:
     return rates(num_envs * steps, seconds(once)), compile_seconds
 
 
-def minigrid(id: str, episodes: int) -> list[float]:
-    """minigrid's bot and environment, over consecutive episodes; an episode ends if the bot gives up."""
-    import gymnasium
-    import minigrid  # noqa: F401
-    from minigrid.utils.baby_ai_bot import BabyAIBot
-
-    env, samples = gymnasium.make(id).unwrapped, []
-    with contextlib.redirect_stdout(io.StringIO()):
-        for repeat in range(REPEATS):
-            count, started = 0, time.perf_counter()
-            for episode in range(episodes):
-                env.reset(seed=1000 * repeat + episode)
-                bot, action, done = BabyAIBot(env), None, False
-                while not done and count < 100_000:
-                    try:
-                        action = bot.replan(action)
-                    except Exception:
-                        break
-                    *_, terminated, truncated, _ = env.step(action)
-                    count, done = count + 1, terminated or truncated
-            samples.append(count / (time.perf_counter() - started))
-    return samples
-
-
 def run(quick: bool) -> Result:
     """Actions per second."""
     rows, bars = [], []
     for level in LEVELS[:1] if quick else LEVELS:
         id = f"BabyAI-{level}"
         samples, compile_seconds = ours(id, 32 if quick else NUM_ENVS, 8 if quick else STEPS)
-        rows.append(Row(id, OURS, "actions/s", samples, compile_seconds, "bot, world and view"))
-        rows.append(Row(id, "minigrid 3.2.0", "actions/s", minigrid(id, 3 if quick else 20), None, "one process"))
-        ratio = speedup(rows[-2:-1], rows[-1:])
-        bars.append(f"{id}: {ratio:.0f} times minigrid's bot {aim(ratio, BAR)}")
+        mine = Row(id, OURS, "actions/s", samples, compile_seconds, "bot, world and view")
+        window = 0.2 if quick else 2.0
+        theirs = peer_rows(id, "minigrid 3.2.0", "actions/s", minigrid_bot, (id,), window=window)
+        rows += [mine, *theirs]
+        ratio = speedup([mine], theirs)
+        bars.append(f"{id}: {ratio:.0f} times minigrid's bot ({fastest(theirs).note}) {aim(ratio, BAR)}")
     notes = [f"{NUM_ENVS} worlds in one scan of {STEPS} steps; a fresh memory where an episode ended."]
     return Result(rows, bars, notes)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.harness import OURS, REPEATS, Result, Row, aim, compiled, rates, seconds, threads
+from benchmarks.harness import OURS, REPEATS, Figure, Result, Row, aim, compiled, rates, seconds, threads
 from llmrl_jax.rl.ppo import make_ppo
 from llmrl_jax.run.config import BaseRunConfig, RunConfig
 from llmrl_jax.systems.bkrl import collected, presets
@@ -146,11 +146,11 @@ def run(quick: bool) -> Result:
                 if repeat:  # the first call warms up
                     times[alg].append(time.perf_counter() - started)
         encoder, note = encoder_per_step(collected.read(folder / "episodes"))
-    alone = statistics.median(times[ALONE])
+    alone = Figure.of(times[ALONE])
     rows = [Row(CASE, OURS, "steps/s", rates(steps, times[ALONE]), calls[ALONE][1], ALONE)]
     bars = []
     for alg, title in ALGS.items():
-        more = 100 * (statistics.median(times[alg]) / alone - 1)
+        more = (Figure.of(times[alg]) / alone).scaled(100, plus=-100)
         rows.append(Row(CASE, OURS, "steps/s", rates(steps, times[alg]), calls[alg][1], title))
         if alg in MOST:
             bars.append(f"{title} adds {more:.0f}% to the time of a step {aim(more, MOST[alg], below=True)}")

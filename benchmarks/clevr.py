@@ -4,7 +4,6 @@ our program for devices where jax has an accelerator, beside raw C MuJoCo."""
 from __future__ import annotations
 
 import os
-import statistics
 import time
 from typing import Any
 
@@ -14,6 +13,8 @@ import numpy as np
 
 import envs_jax
 from benchmarks.harness import OURS, REPEATS, Result, Row, aim, compiled, rates, seconds, threads
+from benchmarks.processes import peer_rows
+from benchmarks.python_peers import mujoco_pushes
 from envs_jax.clevr.constants import ACTIONS, DIRECTIONS, OFFSET, TIME_STEPS
 
 
@@ -63,27 +64,6 @@ def _start(num_envs: int) -> tuple[Any, np.ndarray, int]:
     return env.model, np.array(env.physics.decode(state.physics)), env.physics.spec
 
 
-def one_world(steps: int) -> list[float]:
-    """One world in one thread, stepped from Python, as the published environment is; physics alone."""
-    import mujoco
-
-    model, states, spec = _start(1)
-    data, rng, samples = mujoco.MjData(model), np.random.default_rng(0), []
-    for repeat in range(REPEATS + 1):
-        started = time.perf_counter()
-        for step in range(steps):
-            if step % 50 == 0:
-                mujoco.mj_setState(model, data, states[0], spec)
-            ball, way = divmod(int(rng.integers(ACTIONS)), len(DIRECTIONS))
-            data.qpos[-2:] = data.qpos[7 * ball : 7 * ball + 2] - OFFSET * DIRECTIONS[way]
-            data.qvel[-2:] = 0
-            data.ctrl[:] = DIRECTIONS[way]
-            mujoco.mj_step(model, data, TIME_STEPS)
-        if repeat:
-            samples.append(steps / (time.perf_counter() - started))
-    return samples
-
-
 def raw_rollouts(num_envs: int, steps: int) -> tuple[list[float], int]:
     """`mujoco.rollout` on all threads: physics and the pusher's place alone, no rewards, observations or resets."""
     import mujoco
@@ -117,34 +97,38 @@ def run(quick: bool) -> Result:
     num_envs, steps = (32, 2) if quick else (CPU_ROWS, 10)
     rows, bars = [], []
     cores = len(os.sched_getaffinity(0))
-    on_threads: dict[str, float] = {}
+    on_threads: dict[str, Row] = {}
     for backend, name in ON_HOST.items():
         samples, took = measure(backend, num_envs, steps)
         note = f"{name}, {threads(cores)}; {num_envs} worlds, resets, rewards"
         rows.append(Row(ID, OURS, unit, samples, took, note))
-        on_threads[backend] = rows[-1].median
+        on_threads[backend] = rows[-1]
     if on_cpu:
-        rate = on_threads["numba"]
+        rate = on_threads["numba"].figure
         bars.append(f"Our program on {threads(cores)}: {rate:,.0f} macro-actions/s {aim(rate, CPU_BAR)}")
     samples, cores = raw_rollouts(num_envs, steps)
     rows.append(Row(ID, "mujoco.rollout", unit, samples, None, f"{threads(cores)}; physics alone"))
-    part, times = (on_threads[backend] / rows[-1].median for backend in ("c", "numba"))
+    part, times = (on_threads[backend].median / rows[-1].median for backend in ("c", "numba"))
     bars.append(
         f"On C our world makes {part:.0%} of the steps of mujoco.rollout, on our program {times:.1f} times as many"
     )
-    rows.append(Row(ID, "MuJoCo from Python", unit, one_world(10 if quick else 200), None, "1 world; physics alone"))
+    model, states, spec = _start(1)
+    args, note = (model, states[0], int(spec)), "1 world in each; physics alone"
+    rows += peer_rows(ID, "MuJoCo from Python", unit, mujoco_pushes, args, window=0.1 if quick else 1.0, note=note)
     if not on_cpu:
         where = jax.devices()[0].device_kind
         for backend, name in ON_DEVICE.items():
             samples, took = measure(backend, ACCELERATOR_ROWS, steps)
-            rate, note = statistics.median(samples), f"{name} on {where}; {ACCELERATOR_ROWS} worlds, resets, rewards"
-            rows.append(Row(ID, OURS, unit, samples, took, note))
+            rows.append(
+                Row(ID, OURS, unit, samples, took, f"{name} on {where}; {ACCELERATOR_ROWS} worlds, resets, rewards")
+            )
+            rate = rows[-1].figure
             bars.append(f"{name} on {where}: {rate:,.0f} macro-actions/s {aim(rate, ACCELERATOR_BAR)}")
     notes = [
         "Random actions drawn inside the scan; a macro-action puts the pusher behind a ball and takes 40 time steps of "
         "0.01 s, in a model with 32 degrees of freedom and five to eight contacts. Every part of every observation is "
         f"added into the carry; ended episodes are replaced from a pool of up to {POOL} prepared ones.",
         "`mujoco.rollout` is the C library's own batch of open-loop rollouts, called once per macro-action, from the "
-        "same starts; `MuJoCo from Python` steps one world, as the published environment does.",
+        "same starts; `MuJoCo from Python` steps one world in a process, as the published environment does.",
     ]
     return Result(rows, bars, notes)

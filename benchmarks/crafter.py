@@ -3,7 +3,6 @@ with Craftax-Classic."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -11,21 +10,23 @@ import jax.numpy as jnp
 
 import envs_jax
 from benchmarks.harness import OURS, REPEATS, Result, Row, aim, compiled, fastest, rates, run_peer, seconds, speedup
+from benchmarks.processes import peer_rows
+from benchmarks.python_peers import crafter_resets, crafter_steps
 from envs_jax.resets import VectorState
 
 
 TITLE = "Crafter: environment steps, pictures and new worlds, compared with crafter and Craftax-Classic"
 
-CAPTIONS, BARE = "CrafterText-v1", "CrafterText-v1?text=none"
-PICTURES = "CrafterReward-v1?slots=96&length=400"
+BARE, PICTURES, BY_DAY, WORLDS = "without pictures", "with pictures", "with pictures, by day", "new worlds"
+TEXT = "CrafterText-v1"
+CASES = {
+    "with captions": (TEXT, (1024, 256), "139 actions; cells in view, items, captions and prompt keys"),
+    BARE: (f"{TEXT}?text=none", (1024, 256), "139 actions; cells in view and items"),
+    PICTURES: ("CrafterReward-v1?slots=96&length=400", (256,), "17 actions; items, pictures of 64 x 64 x 3"),
+}
+"""What a world shows -> its id, batch sizes, and a note."""
 POOL = 64
 DAY = 300
-NOTES = {
-    CAPTIONS: "139 actions; cells in view, items, captions and prompt keys",
-    BARE: "139 actions; cells in view and items",
-    PICTURES: "17 actions; items, pictures of 64 x 64 x 3",
-}
-SIZES = {CAPTIONS: (1024, 256), BARE: (1024, 256), PICTURES: (256,)}
 TEXT_BAR, PACKAGE_BAR, CRAFTAX_BAR, PICTURE_BAR, WORLD_BAR = 150_000, 100, 6, 30_000, 200
 
 
@@ -65,7 +66,7 @@ def ours(id: str, num_envs: int, steps: int, by_day: bool = False) -> tuple[list
 
 def new_worlds(count: int) -> tuple[list[float], float]:
     """Samples of worlds per second, and compile seconds."""
-    env, params = envs_jax.make(BARE)
+    env, params = envs_jax.make(CASES[BARE][0])
     resets = jax.vmap(env.reset, in_axes=(0, None))
     keys = jax.random.split(jax.random.key(0), count)
     program, compile_seconds = compiled(resets, keys, params)
@@ -74,48 +75,53 @@ def new_worlds(count: int) -> tuple[list[float], float]:
 
 def our_rows(quick: bool) -> list[Row]:
     rows = []
-    for id, sizes in SIZES.items():
+    for case, (id, sizes, note) in CASES.items():
         for num_envs in sizes[-1:] if quick else sizes:
-            num_envs, steps = (32, 10) if quick else (num_envs, 64)
-            samples, took = ours(id, num_envs, steps)
-            rows.append(Row(f"{id}, {num_envs}", OURS, "steps/s", samples, took, NOTES[id]))
-            if id == PICTURES:
-                samples, took = ours(id, num_envs, steps, by_day=True)
-                rows.append(Row(f"{id}, {num_envs}, by day", OURS, "steps/s", samples, took, NOTES[id]))
+            count, steps = (32, 10) if quick else (num_envs, 64)
+            for name in (case, BY_DAY) if case == PICTURES else (case,):
+                samples, took = ours(id, count, steps, by_day=name == BY_DAY)
+                rows.append(Row(name, OURS, "steps/s", samples, took, f"{id}, {count} worlds; {note}"))
     samples, took = new_worlds(8 if quick else 128)
-    rows.append(Row("new worlds", OURS, "worlds/s", samples, took))
+    rows.append(Row(WORLDS, OURS, "worlds/s", samples, took))
     return rows
+
+
+def package_rows(quick: bool) -> list[Row]:
+    """The package crafter: with its pictures, without, and its new worlds."""
+    who, window, rows = "crafter 1.8.3", 0.2 if quick else 2.0, []
+    for case, pictures in ((BARE, False), (PICTURES, True)):
+        note = "17 actions; its own random worlds, resets left out"
+        rows += peer_rows(case, who, "steps/s", crafter_steps, (pictures,), window=window, note=note)
+    return rows + peer_rows(WORLDS, who, "worlds/s", crafter_resets, (), window=window, note="with numba")
 
 
 def run(quick: bool) -> Result:
     """Ours, then the peers, in one run."""
-    rows = our_rows(quick)
-    found = run_peer("peer_crafter.py", "quick" if quick else "full", str(REPEATS), str(POOL))
-    theirs = [Row(**row) for row in found]
-    by_case = {row.case: row for row in rows}
-    best = fastest([row for row in rows if row.case.startswith(CAPTIONS + ",")])
-    bars = []
-    for row in rows:
-        if row.case.startswith(f"{CAPTIONS}, ") and not quick:
-            bars.append(f"{row.case}: {row.median:,.0f} steps/s {aim(row.median, TEXT_BAR)}")
-        if row.case.endswith("by day"):
-            bars.append(f"{row.case}: {row.median:,.0f} frames/s {aim(row.median, PICTURE_BAR)}")
-    worlds = by_case["new worlds"].median
-    bars.append(f"new worlds: {worlds:,.0f} a second {aim(worlds, WORLD_BAR)}")
-    bars += [_ratio(best, theirs, "crafter 1.8.3, with pictures", PACKAGE_BAR)]
-    bars += [_ratio(best, theirs, "Craftax-Classic-Symbolic", CRAFTAX_BAR)]
+    mine, theirs = our_rows(quick), package_rows(quick)
+    craftax = [Row(**row) for row in run_peer("peer_craftax.py", "quick" if quick else "full", str(REPEATS), str(POOL))]
+
+    def best(case: str, rows: list[Row] = mine) -> list[Row]:
+        return [row for row in rows if row.case == case]
+
+    bars = [
+        f"{row.case}, {row.note.partition(';')[0]}: {row.figure:,.0f} steps/s {aim(row.figure, TEXT_BAR)}"
+        for row in best("with captions")
+    ]
+    (by_day,), (worlds,) = best(BY_DAY), best(WORLDS)
+    bars.append(f"{BY_DAY}: {by_day.figure:,.0f} frames/s {aim(by_day.figure, PICTURE_BAR)}")
+    bars.append(f"{WORLDS}: {worlds.figure:,.0f} a second {aim(worlds.figure, WORLD_BAR)}")
+    for case in (BARE, PICTURES):
+        others = best(case, theirs)
+        ratio = speedup(best(case), others)
+        text = f"{case}, on both sides: {ratio:.1f} times crafter 1.8.3 ({fastest(others).note.partition(';')[0]})"
+        bars.append(f"{text} {aim(ratio, PACKAGE_BAR)}")
+    ratio = speedup(best("with captions"), craftax)
+    bars.append(f"with captions: {ratio:.1f} times Craftax-Classic-Symbolic {aim(ratio, CRAFTAX_BAR)}")
     notes = [
         "Scans of 64 steps with random actions drawn inside; ended episodes continue in one of a pool of "
         f"{POOL} prepared worlds; every part of every observation is added into the carry. Worlds are at all hours of "
         f"the day, except for the rows `by day`, whose steps are 28 to 92 of the {DAY} of a day.",
-        "crafter: one process, resets left out, actions drawn before; its new worlds with numba, which opensimplex "
-        "uses. Craftax-Classic has other rules (8 creatures at most), its symbolic observation of 1,345 floats, a pool "
+        "Craftax-Classic has other rules (8 creatures at most), its symbolic observation of 1,345 floats, a pool "
         "of as many worlds, and either of XLA's emitters; a ratio is stated against its fastest row.",
     ]
-    return Result(rows + theirs, bars, notes)
-
-
-def _ratio(ours: Row, theirs: Sequence[Row], who: str, bar: float) -> str:
-    rows = [row for row in theirs if row.who.startswith(who) and row.unit == ours.unit]
-    ratio = speedup([ours], rows)
-    return f"{ours.case}, with captions: {ratio:.1f} times {who} {aim(ratio, bar)}"
+    return Result(mine + theirs + craftax, bars, notes)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import numpy as np
 import optax
 
 import envs_jax
-from benchmarks.harness import OURS, REPEATS, Result, Row, aim, compiled, fastest, rates, speedup, threads
+from benchmarks.harness import OURS, REPEATS, Figure, Result, Row, aim, compiled, fastest, rates, speedup, threads
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.parallel import Placement
 from llmrl_jax.rl.dqn import DQN, DQNState
@@ -282,13 +281,11 @@ def measure(case: Case, rounds: int, compile_torch: bool) -> tuple[list[Row], li
             rows.append(Row(case.name, "torch", unit, rates(1, found[name].wall), built.get(name), name))
             per_cpu.append(Row(case.name, "torch", "gradient steps/CPU s", rates(1, found[name].cpu), None, name))
     peak, flop = found["product"], 2.0 * SQUARE**3
-    medians = [
-        (statistics.median(ours), statistics.median(its)) for ours, its in zip(clocks(found[OURS]), clocks(peak))
-    ]
-    shares = [100 * (case.flop / ours) / (flop / its) for ours, its in medians]
+    pairs = [(Figure.of(ours), Figure.of(its)) for ours, its in zip(clocks(found[OURS]), clocks(peak))]
+    shares = [(its / ours).scaled(100 * case.flop / flop) for ours, its in pairs]
     best, best_cpu = fastest(rows[1:]), fastest(per_cpu[1:])
     ratio, ratio_cpu = speedup(rows[:1], rows[1:]), speedup(per_cpu[:1], per_cpu[1:])
-    rate = [flop / its / 1e9 for _, its in medians]
+    rate = [flop / its.value / 1e9 for _, its in pairs]
     bars = [
         f"{case.name}: {ratio:.2f} times torch ({best.note}) {aim(ratio, BAR_PEER)}; per second of CPU time "
         f"{ratio_cpu:.2f} times ({best_cpu.note})",

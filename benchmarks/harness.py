@@ -6,10 +6,12 @@ A benchmark is a module with a `TITLE` and a function `run(quick: bool) -> Resul
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -23,6 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from llmrl_jax.core.files import write_whole
 from llmrl_jax.run import info
 from llmrl_jax.run.chunk import compile_chunk
 
@@ -33,6 +36,43 @@ ELSEWHERE = "elsewhere"
 """The folder in `RESULTS` with the last record of every other processor."""
 REPEATS = 5
 OURS = "llmrl_jax"
+
+
+def number(x: float) -> str:
+    """Three significant digits: 0.0123, 4.56, 789, 12.3k, 1.23M; `failed` for NaN."""
+    if not math.isfinite(x):
+        return "failed" if math.isnan(x) else str(x)
+    x = float(f"{x:.3g}")  # before a unit is chosen: 999,600 is 1M
+    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(x) >= size:
+            return f"{x / size:g}{unit}"
+    return f"{x:g}"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number and the range in which its samples put it, which decides whether an aim is met."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> Figure:
+        """The median of samples, and their quartiles."""
+        low, value, high = np.quantile(np.asarray(samples, float), (0.25, 0.5, 0.75)).tolist()
+        return cls(value, low, high)
+
+    def __truediv__(self, other: Figure) -> Figure:
+        """The ratio of two figures: at the least the lower end of one by the upper end of the other."""
+        return Figure(self.value / other.value, self.low / other.high, self.high / other.low)
+
+    def scaled(self, factor: float, plus: float = 0.0) -> Figure:
+        """`factor * self + plus`, for a positive factor."""
+        return Figure(*(factor * x + plus for x in (self.value, self.low, self.high)))
+
+    def __format__(self, spec: str) -> str:
+        return format(self.value, spec)
 
 
 @dataclass
@@ -55,6 +95,11 @@ class Row:
     @property
     def median(self) -> float:
         return statistics.median(self.samples)
+
+    @property
+    def figure(self) -> Figure:
+        """The median, and the quartiles."""
+        return Figure.of(self.samples)
 
 
 @dataclass
@@ -82,18 +127,30 @@ def fastest(rows: Sequence[Row]) -> Row:
     return max(rows, key=lambda row: -math.inf if math.isnan(row.median) else sign * row.median)
 
 
-def speedup(ours: Sequence[Row], theirs: Sequence[Row]) -> float:
+def speedup(ours: Sequence[Row], theirs: Sequence[Row]) -> Figure:
     """How many times faster our fastest row is than the fastest row of a peer."""
     mine, other = fastest(ours), fastest(theirs)
     if mine.unit != other.unit:
         raise ValueError(f"{mine.unit!r} cannot be compared with {other.unit!r}")
-    return other.median / mine.median if less_is_better(mine.unit) else mine.median / other.median
+    return other.figure / mine.figure if less_is_better(mine.unit) else mine.figure / other.figure
 
 
-def aim(value: float, bar: float, *, below: bool = False) -> str:
-    """A target and whether `value` meets it: `value >= bar`, or `value < bar` if `below`."""
-    met = value < bar if below else value >= bar
-    return f"(aim: {'below' if below else 'at least'} {bar:g}, {'met' if met else 'missed'})"
+def verdict(figure: Figure | float, bar: float, *, below: bool = False) -> str:
+    """`met` if all of the range of a figure reaches a bar, `missed` if none of it does, else `within the noise`.
+
+    **Arguments:** `figure`, a number for what has no spread; `below`, whether less than `bar` is the aim.
+    """
+    figure = figure if isinstance(figure, Figure) else Figure(figure, figure, figure)
+    reached = {x < bar if below else x >= bar for x in (figure.low, figure.value, figure.high)}
+    return "within the noise" if len(reached) > 1 else "met" if reached == {True} else "missed"
+
+
+def aim(figure: Figure | float, bar: float, *, below: bool = False) -> str:
+    """A target and whether `figure` meets it: at least `bar`, or less than it if `below`; see `verdict`."""
+    judged = verdict(figure, bar, below=below)
+    if judged == "within the noise" and isinstance(figure, Figure):
+        judged += f": {number(figure.low)} to {number(figure.high)}"
+    return f"(aim: {'below' if below else 'at least'} {number(bar)}, {judged})"
 
 
 def threads(count: int) -> str:
@@ -169,9 +226,27 @@ def run_peer(script: str | Path, *args: str, timeout: float = 1800) -> dict[str,
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
+def commit() -> str:
+    """The commit of what is measured; see `info.commit`.
+
+    **Raises:** `RuntimeError` if it is unknown.
+    """
+    digits = info.commit("benchmarks")
+    if digits is None:
+        raise RuntimeError(
+            f"the commit of {ROOT} is unknown, and a record needs it: run the benchmarks in a git checkout, or set "
+            f"{info.COMMIT} to the commit of this copy"
+        )
+    return digits
+
+
 def record(name: str, title: str, run: Callable[[bool], Result], quick: bool) -> Path:
     """Run a benchmark and write its JSON with the measurement conditions. A record of another processor is kept
-    elsewhere, since the fastest library of one processor need not be that of another."""
+    elsewhere, since the fastest library of one processor need not be that of another.
+
+    **Raises:** `RuntimeError` if the commit is unknown, before anything is measured.
+    """
+    commit()
     before = info.machine()
     started = time.perf_counter()
     result = run(quick)
@@ -180,6 +255,7 @@ def record(name: str, title: str, run: Callable[[bool], Result], quick: bool) ->
         "title": title,
         "quick": quick,
         "date": time.strftime("%Y-%m-%d"),
+        "commit": commit(),
         "took_seconds": round(time.perf_counter() - started, 1),
         "machine": before | {"load_average_after": round(os.getloadavg()[0], 2)},
         "versions": info.versions(),
@@ -189,31 +265,54 @@ def record(name: str, title: str, run: Callable[[bool], Result], quick: bool) ->
     for row, made in zip(value["rows"], result.rows):
         row["median"] = made.median
     RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}{'-quick' if quick else ''}.json"
+    path = path_of(name, quick)
     if not quick:
-        keep_elsewhere(path, value["machine"]["cpu"])
-    path.write_text(json.dumps(value, indent=1) + "\n")
+        keep_elsewhere(path, value["machine"]["cpu"], value["commit"])
+    write_whole(path, json.dumps(value, indent=1) + "\n")
     for row in result.rows:
         print(f"  {row.case:<48} {row.who:<28} {row.median:>14,.4g} {row.unit}", flush=True)
     return path
 
 
-def keep_elsewhere(path: Path, cpu: str) -> None:
-    """Make room at `path` for a record made on the processor `cpu`: one of another processor moves elsewhere, and an
-    earlier one of `cpu` is removed from there."""
-
-    def elsewhere(name: str) -> Path:
-        slug = "-".join(re.findall(r"[a-z0-9]+", name.lower()))
-        return path.parent / ELSEWHERE / f"{path.stem}--{slug}.json"
-
-    before = json.loads(path.read_text())["machine"]["cpu"] if path.exists() else cpu
-    if before != cpu:
-        elsewhere(before).parent.mkdir(exist_ok=True)
-        path.replace(elsewhere(before))
-    elsewhere(cpu).unlink(missing_ok=True)
+def path_of(name: str, quick: bool = False) -> Path:
+    """The file of a benchmark's record."""
+    return RESULTS / f"{name}{'-quick' if quick else ''}.json"
 
 
-def execute(name: str, quick: bool) -> int:
-    """Run one benchmark in a separate process, so that it does not share memory, threads or caches with others."""
+def load(path: Path) -> dict[str, Any]:
+    """A record; empty if there is none."""
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def keep_elsewhere(path: Path, cpu: str, digits: str) -> None:
+    """Make room at `path` for a record of the commit `digits` on the processor `cpu`: one of another processor moves
+    elsewhere. Records of `cpu` and of other commits are removed from there."""
+    folder = path.parent / ELSEWHERE
+    before = load(path)
+    if before and before["machine"]["cpu"] != cpu:
+        slug = "-".join(re.findall(r"[a-z0-9]+", before["machine"]["cpu"].lower()))
+        folder.mkdir(exist_ok=True)
+        path.replace(folder / f"{path.stem}--{slug}.json")
+    for other in folder.glob(f"{path.stem}--*.json"):
+        value = load(other)
+        if value["machine"]["cpu"] == cpu or value.get("commit") != digits:
+            other.unlink()
+
+
+def execute(name: str, quick: bool, limit_s: float = math.inf) -> str:
+    """Run one benchmark in a separate process, so that it does not share memory, threads or caches with others.
+
+    **Arguments:** `limit_s`, seconds after which it is stopped, with all processes that it started.
+    **Returns:** why it failed; empty if it did not.
+    """
     command = [sys.executable, "-m", "benchmarks", name, "--here", *(["--quick"] if quick else [])]
-    return subprocess.run(command, cwd=ROOT).returncode
+    with subprocess.Popen(command, cwd=ROOT, start_new_session=True) as process:
+        try:
+            code = process.wait(None if math.isinf(limit_s) else limit_s)
+        except BaseException as error:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            return f"stopped after {limit_s / 60:g} minutes"
+    return f"exit code {code}" if code else ""

@@ -44,7 +44,7 @@ def run(quick: bool = False) -> Result:
         program, took = compiled(gradient, lora, base["params"], tokens)
         times = seconds(lambda program=program, lora=lora: program(lora, base["params"], tokens))
         rows.append(Row(f"gradient of adapters on {name}", OURS, "tokens/s", rates(count, times), took))
-        share = rows[0].median / rows[-1].median
+        share = rows[0].figure / rows[-1].figure
         bars.append(f"adapters on {name}: {share:.2f} forward passes {aim(share, bar, below=True)}")
     note = (
         f"float32, random weights, {BATCH} x {LENGTH} tokens, rank {RANK}, with the head of "

@@ -1,20 +1,18 @@
-"""Meta-World with random actions: control steps per second on C MuJoCo, beside the package metaworld in Gymnasium's
-vector environments; and on MJX where jax has an accelerator."""
+"""Meta-World with random actions: control steps per second on C MuJoCo, beside the package metaworld; and on MJX where
+jax has an accelerator."""
 
 from __future__ import annotations
 
-import functools
 import os
-import statistics
-import time
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 import envs_jax
-from benchmarks.harness import OURS, REPEATS, Result, Row, aim, compiled, rates, seconds, speedup, threads
+from benchmarks.harness import OURS, REPEATS, Result, Row, aim, compiled, fastest, rates, seconds, speedup, threads
+from benchmarks.processes import peer_rows
+from benchmarks.python_peers import metaworld_steps
 
 
 TITLE = "Meta-World: control steps, each 5 steps of MuJoCo"
@@ -54,63 +52,31 @@ def measure(id: str, num_envs: int, steps: int, **options: Any) -> tuple[list[fl
     return rates(num_envs * steps, seconds(once, repeats=REPEATS)), compile_seconds
 
 
-def _package(name: str) -> Any:
-    """A task of the package, as Gymnasium makes it."""
-    import gymnasium
-    import metaworld  # noqa: F401 - registers its ids
-
-    return gymnasium.make("Meta-World/MT1", env_name=f"{name}-v3", seed=0, disable_env_checker=True)
-
-
-def package(name: str, kind: str, count: int, steps: int) -> list[float]:
-    """Samples of control steps per second of the package. `kind`: `"SyncVectorEnv"`, in this process, or
-    `"AsyncVectorEnv"`, each of `count` environments in a process of its own."""
-    import gymnasium
-
-    # forked from a server without devices: XLA's threads do not survive a fork
-    context = {"context": "forkserver"} if kind == "AsyncVectorEnv" else {}
-    envs = getattr(gymnasium.vector, kind)([functools.partial(_package, name)] * count, **context)
-    rng, samples = np.random.default_rng(0), []
-    envs.reset(seed=0)
-    for _ in range(REPEATS + 1):
-        started = time.perf_counter()
-        for _ in range(steps):
-            envs.step(rng.uniform(-1, 1, (count, 4)).astype(np.float32))
-        samples.append(count * steps / (time.perf_counter() - started))
-    envs.close()
-    return samples[1:]
-
-
 def run(quick: bool) -> Result:
-    """Control steps per second: ours, and the package in Gymnasium's two vector environments."""
+    """Control steps per second: ours, and the package's."""
     rows, bars, cores = [], [], len(os.sched_getaffinity(0))
-    num_envs, steps, theirs = (16, 3, 3) if quick else (CPU_ROWS, 20, 200)
+    num_envs, steps, window = (16, 3, 0.2) if quick else (CPU_ROWS, 20, 1.0)
     for name in TASKS[:1] if quick else TASKS:
         id = f"MetaWorld/{name}-v3"
         samples, took = measure(id, num_envs, steps, backend="c")
         mine = Row(id, OURS, UNIT, samples, took, f"C MuJoCo, {threads(cores)}; {num_envs} worlds, resets, rewards")
-        peers = [
-            Row(id, "metaworld, SyncVectorEnv", UNIT, package(name, "SyncVectorEnv", 1, theirs), None, threads(1)),
-            Row(
-                *(id, "metaworld, AsyncVectorEnv", UNIT, package(name, "AsyncVectorEnv", cores, theirs), None),
-                f"{cores} processes of 1 thread",
-            ),
-        ]
+        peers = peer_rows(id, "metaworld 3.1.1", UNIT, metaworld_steps, (name,), window=window)
         rows += [mine, *peers]
         ratio = speedup([mine], peers)
-        bars.append(f"{id}: {ratio:.1f} times the package's faster row {aim(ratio, CPU_BAR)}")
+        bars.append(f"{id}: {ratio:.1f} times the package ({fastest(peers).note}) {aim(ratio, CPU_BAR)}")
     samples, took = measure(LEVEL, num_envs, steps)
     rows.append(Row(LEVEL, OURS, UNIT, samples, took, f"ten tasks in one batch; C MuJoCo, {threads(cores)}"))
     if jax.default_backend() != "cpu":
         id = "MetaWorld/reach-v3"
         samples, took = measure(id, ACCELERATOR_ROWS, steps, backend="mjx")
-        where, rate = jax.devices()[0].device_kind, statistics.median(samples)
+        where = jax.devices()[0].device_kind
         rows.append(Row(id, OURS, UNIT, samples, took, f"MJX on {where}, proxy geometry; {ACCELERATOR_ROWS} worlds"))
+        rate = rows[-1].figure
         bars.append(f"MJX on {where}: {rate:,.0f} control steps/s {aim(rate, ACCELERATOR_BAR)}")
     notes = [
         "Random actions, drawn inside the scan. Ours: stock geometry; every part of an observation is added into the "
-        f"carry; ended episodes are replaced from a pool of up to {POOL} prepared ones. The package: 3.1.1, made by "
-        "`gymnasium.make('Meta-World/MT1')`; its episodes do not end within the measurement.",
+        f"carry; ended episodes are replaced from a pool of up to {POOL} prepared ones. The package: one task in each "
+        "process, made by `gymnasium.make('Meta-World/MT1')`.",
         "`MetaWorld-v3` plays the ten tasks of KALM's level real side by side in one batch.",
     ]
     return Result(rows, bars, notes)

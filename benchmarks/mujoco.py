@@ -1,10 +1,8 @@
-"""MuJoCo tasks: evaluations of linear policies, compared with Gymnasium's two vector environments, and with the raw
+"""MuJoCo tasks: evaluations of linear policies, compared with Gymnasium's vector environments, and with the raw
 physics of `mujoco.rollout`."""
 
 from __future__ import annotations
 
-import functools
-import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -12,9 +10,11 @@ import jax
 import numpy as np
 
 import envs_jax
-from benchmarks.harness import OURS, REPEATS, Result, Row, aim, compiled, rates, seconds, speedup, threads
+from benchmarks.harness import OURS, REPEATS, Result, Row, aim, compiled, fastest, rates, seconds, speedup, threads
 from benchmarks.mujoco_rollout import rollout_samples
+from benchmarks.processes import peer_rows, together
 from benchmarks.props_evaluate import split
+from benchmarks.python_peers import vector_policies
 from llmrl_jax.agents.population import episode_keys, make_population_evaluator
 from llmrl_jax.systems.props.policies import make_policy
 
@@ -31,10 +31,11 @@ IDS = (
     "HalfCheetah-v5",
 )
 POLICIES, EPISODES, STEPS = 64, 20, 100
+GYM = "Gymnasium"
 DIFFERENT = 8
 """Number of distinct policies; Gymnasium, which plays them in sequence, plays each once per repetition."""
 BAR = 2
-"""Target speed-up over either vector environment."""
+"""Target speed-up over the fastest of Gymnasium's rows."""
 
 ROLLOUT_CALLS = (
     "One call of `mujoco.rollout` computes one number of steps for all of its rows. So it is called once for each "
@@ -78,32 +79,21 @@ def ours(env: Any, env_params: Any, params: np.ndarray, keys: Sequence[jax.Array
     return Ours(rates(len(params), times), physics, compile_seconds, env.physics.threads)
 
 
-def gymnasium_vector(kind: str, id: str, params: np.ndarray, episodes: int, steps: int) -> list[float]:
-    """One policy after the other in a vector environment with one environment per episode, until the last one ends.
-    `kind`: `"SyncVectorEnv"`, in this process, or `"AsyncVectorEnv"`, each in a process of its own."""
-    import gymnasium
-
+def gymnasium_rows(case: str, id: str, params: np.ndarray, episodes: int, steps: int, window: float) -> list[Row]:
+    """Gymnasium's evaluations per second: a SyncVectorEnv with an environment for each episode, in one process and in
+    as many as there are cores, each with policies of its own; and an AsyncVectorEnv, a process for each episode."""
+    env, env_params = envs_jax.make(id)
+    parts = split(params, env.observation_space(env_params).shape[0])  # type: ignore[attr-defined]
+    unit, sync = "evaluations/s", {"vectorization_mode": "sync", "max_episode_steps": steps}
+    rows = peer_rows(case, f"{GYM} SyncVectorEnv", unit, vector_policies, (id, sync, episodes, *parts), window=window)
     # forked from a server without devices: XLA's threads do not survive a fork
-    context = {"context": "forkserver"} if kind == "AsyncVectorEnv" else {}
-    make = functools.partial(gymnasium.make, id, max_episode_steps=steps)
-    envs = getattr(gymnasium.vector, kind)([make] * episodes, **context)
-    weights, bias = split(params, envs.single_observation_space.shape[0])
-    samples = []
-    for repeat in range(REPEATS + 1):
-        started = time.perf_counter()
-        for i in range(len(params)):
-            obs, _ = envs.reset(seed=1000 * repeat + i)
-            over = np.zeros(episodes, bool)
-            while not over.all():
-                obs, _, terminated, truncated, _ = envs.step((obs @ weights[i] + bias[i]).astype(np.float32))
-                over |= terminated | truncated
-        samples.append(len(params) / (time.perf_counter() - started))
-    envs.close()
-    return samples[1:]
+    apart = sync | {"vectorization_mode": "async", "vector_kwargs": {"context": "forkserver"}}
+    samples = together(vector_policies, (id, apart, episodes, *parts), 1, window, warmup=window / 2)
+    return [*rows, Row(case, f"{GYM} AsyncVectorEnv", unit, samples, None, f"{episodes} processes of 1 thread")]
 
 
 def run(quick: bool) -> Result:
-    """Policy evaluations per second: ours, SyncVectorEnv's, AsyncVectorEnv's; and physics steps per second."""
+    """Policy evaluations per second: ours, and Gymnasium's in three ways; and physics steps per second."""
     policies, different, steps = (16, 2, 20) if quick else (POLICIES, DIFFERENT, STEPS)
     rows, bars = [], []
     cases = {f"{id}, first candidates": id for id in IDS} | {f"{IDS[0]}, candidates that balance": IDS[0]}
@@ -121,25 +111,23 @@ def run(quick: bool) -> Result:
         mine = ours(env, env_params, all_params, keys)
         note = f"C MuJoCo, {threads(mine.threads)}"
         rows.append(Row(case, OURS, "evaluations/s", mine.evaluations, mine.compile_seconds, note))
-        for kind, how in (("SyncVectorEnv", threads(1)), ("AsyncVectorEnv", f"{EPISODES} processes of 1 thread")):
-            samples = gymnasium_vector(kind, id, params, EPISODES, steps)
-            theirs = Row(case, f"Gymnasium {kind}", "evaluations/s", samples, None, how)
-            ratio = speedup([next(r for r in rows if r.case == case)], [theirs])
-            rows.append(theirs)
-            bars.append(f"{case}: {ratio:.1f} times {theirs.who} {aim(ratio, BAR)}")
+        theirs = gymnasium_rows(case, id, params, EPISODES, steps, 0.2 if quick else 2.0)
+        ratio, best = speedup(rows[-1:], theirs), fastest(theirs)
+        rows += theirs
+        bars.append(f"{case}: {ratio:.1f} times {best.who} ({best.note}) {aim(ratio, BAR)}")
         physics = f"{case}: physics steps"
         raw = rollout_samples(env, env_params, all_params, keys[-1], steps)
         rows += [
             Row(physics, OURS, "physics steps/s", mine.physics_steps, None, f"in the evaluations above; {note}"),
             Row(physics, "mujoco.rollout", "physics steps/s", raw, None, f"open loop; {threads(mine.threads)}"),
         ]
-        part = speedup(rows[-2:-1], rows[-1:])
+        part = speedup(rows[-2:-1], rows[-1:]).value
         bars.append(f"{case}: our evaluations reach {part:.0%} of the physics steps per second of mujoco.rollout")
     notes = [
         f"Linear policies of the published class, {EPISODES} episodes each, of {steps} steps at most; an evaluation is "
         f"all episodes of one policy, up to the last one's end. Ours: {policies} policies at once, in one program, "
         f"{different} different ones, each {policies // different} times. Gymnasium: those {different}, one after the "
-        f"other, in a vector environment of {EPISODES}.",
+        f"other, in a vector environment of {EPISODES}; a sample is whole rounds of them, for two seconds.",
         "All compute the same float64 physics in C MuJoCo: what differs is what is done around it, how many threads do "
         "it, and which rows are still computed after their episode's end.",
         "`mujoco.rollout` is the C library's own batch of open-loop rollouts. It repeats the physics of one of our "

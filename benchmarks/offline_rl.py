@@ -20,6 +20,7 @@ from benchmarks.harness import (
     OURS,
     REPEATS,
     ROOT,
+    Figure,
     Result,
     Row,
     aim,
@@ -166,7 +167,7 @@ def measure(name: str, count: int, peer: Peer, seconds: float) -> tuple[list[Row
         rows[1] = dataclasses.replace(rows[1], note=f"{peer.name}; share_encoder=False, the networks of ours")
         rows.append(Row(case, f"d3rlpy 2.8.1, {theirs}", unit, samples["default"], None, f"{peer.name}; its defaults"))
     ratio = speedup(rows[:1], rows[1:])
-    share = 100 * float(np.median(np.array(samples["ours"]) * flop / np.array(samples["product"])))
+    share = Figure.of([a / b for a, b in zip(samples["ours"], samples["product"])]).scaled(100 * flop)
     bars = [
         f"{case}: {ratio:.2f} times d3rlpy {aim(ratio, bar)}; {share:.0f}% of the matrix rate {aim(share, BAR_RATE)}; "
         f"compiled in {took:.1f} s {aim(took, BAR_COMPILE, below=True)}"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 
 import jax
 import jax.numpy as jnp
 
 import envs_jax
-from benchmarks.harness import OURS, REPEATS, Result, Row, aim, compiled, rates, run_peer, seconds, speedup
+from benchmarks.harness import OURS, REPEATS, Figure, Result, Row, aim, compiled, rates, run_peer, seconds, speedup
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.rl.networks import NetworkPolicy
 from llmrl_jax.rl.ppo import make_ppo
@@ -77,7 +78,8 @@ def run(quick: bool) -> Result:
             f"return {statistics.mean(their_returns):.0f}",
         ),
     ]
-    ratio, reached = speedup(rows[:1], rows[1:]), statistics.mean(returns)
+    ratio, spread = speedup(rows[:1], rows[1:]), Figure.of(returns)
+    reached = dataclasses.replace(spread, value=statistics.mean(returns))
     bars = [
         f"{ratio:.2f} times rejax's steps per second {aim(ratio, 1)}",
         f"mean return {reached:.1f} of at most 500, over {len(returns)} seeds {aim(reached, BAR_RETURN)}",

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import tempfile
-import time
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 
-from benchmarks.harness import OURS, REPEATS, Result, Row, aim, compiled, rates, run_peer, seconds, speedup
+from benchmarks.harness import OURS, REPEATS, Result, Row, aim, compiled, fastest, rates, run_peer, seconds, speedup
+from benchmarks.processes import peer_rows
+from benchmarks.python_peers import vector_policies, vector_populations
 from llmrl_jax.agents.population import episode_keys, make_population_evaluator
 from llmrl_jax.systems.props import tasks
 
@@ -17,7 +19,8 @@ from llmrl_jax.systems.props import tasks
 TITLE = "ProPS: policy evaluations, 64 policies x 20 episodes, compared with Gymnasium and gymnax"
 
 POLICIES, EPISODES = 64, 20
-SYNC = "Gymnasium SyncVectorEnv"
+SYNC, NUMPY = "Gymnasium SyncVectorEnv", "Gymnasium CartPoleVectorEnv"
+FEATURES = {"cartpole": 4, "mountain_car": 2}
 BAR = 40
 """Target speed-up over SyncVectorEnv."""
 
@@ -52,49 +55,6 @@ def split(params: np.ndarray, features: int) -> tuple[np.ndarray, np.ndarray]:
     return params[:, : features * actions].reshape(-1, features, actions), params[:, None, features * actions :]
 
 
-def gymnasium_returns(envs, weights: np.ndarray, bias: np.ndarray, seed: int) -> np.ndarray:
-    """The returns `[P, E]` of whole episodes in a vector environment of size `P * E`, until the last one ends."""
-    shape = (len(weights), envs.num_envs // len(weights))
-    obs, _ = envs.reset(seed=seed)
-    returns, over = np.zeros(shape), np.zeros(shape, bool)
-    while not over.all():
-        actions = np.argmax(obs.reshape(*shape, -1) @ weights + bias, axis=-1)
-        obs, reward, terminated, truncated, _ = envs.step(actions.ravel())
-        returns += reward.reshape(shape) * ~over
-        over |= (terminated | truncated).reshape(shape)
-    return returns
-
-
-def gymnasium_sync(id: str, params: np.ndarray, episodes: int) -> list[float]:
-    """One policy after the other in a SyncVectorEnv with one environment per episode: no policy waits for the longest
-    episode of another."""
-    import gymnasium
-
-    envs = gymnasium.make_vec(id, num_envs=episodes, vectorization_mode="sync")
-    weights, bias = split(params, envs.single_observation_space.shape[0])
-    samples = []
-    for repeat in range(REPEATS):
-        started = time.perf_counter()
-        for i in range(len(params)):
-            gymnasium_returns(envs, weights[i : i + 1], bias[i : i + 1], 1000 * repeat + i)
-        samples.append(len(params) / (time.perf_counter() - started))
-    return samples
-
-
-def gymnasium_numpy(id: str, params: np.ndarray, episodes: int) -> list[float]:
-    """All policies and episodes at once in Gymnasium's vectorised NumPy environment."""
-    import gymnasium
-
-    envs = gymnasium.make_vec(id, num_envs=len(params) * episodes, vectorization_mode="vector_entry_point")
-    weights, bias = split(params, envs.single_observation_space.shape[0])
-    samples = []
-    for repeat in range(REPEATS + 1):
-        started = time.perf_counter()
-        gymnasium_returns(envs, weights, bias, repeat)
-        samples.append(len(params) / (time.perf_counter() - started))
-    return samples[1:]
-
-
 def run(quick: bool) -> Result:
     """Policy evaluations per second: ours, Gymnasium's two vector environments, gymnax's rollouts."""
     count, episodes = (8, 5) if quick else (POLICIES, EPISODES)
@@ -103,11 +63,14 @@ def run(quick: bool) -> Result:
         id = tasks.get(task).env
         samples, compile_seconds = ours(task, params, episodes)
         mine = Row(case, OURS, "evaluations/s", samples, compile_seconds)
-        sync = gymnasium_sync(id, params, episodes)
-        peers = [Row(case, SYNC, "evaluations/s", sync, None, "one policy after the other")]
+        parts, unit = split(params, FEATURES[task]), "evaluations/s"
+        window, note = 0.2 if quick else 2.0, "one policy after the other"
+        how: dict[str, Any] = {"vectorization_mode": "sync"}
+        peers = peer_rows(case, SYNC, unit, vector_policies, (id, how, episodes, *parts), window=window, note=note)
         if task == "cartpole":
-            samples = gymnasium_numpy(id, params, episodes)
-            peers.append(Row(case, "Gymnasium CartPoleVectorEnv", "evaluations/s", samples, None, "vectorised NumPy"))
+            how, note = {"vectorization_mode": "vector_entry_point"}, "vectorised NumPy, all policies at once"
+            args = (id, how, episodes, *parts)
+            peers += peer_rows(case, NUMPY, unit, vector_populations, args, window=window, note=note)
         if not quick:
             with tempfile.TemporaryDirectory() as folder:
                 np.save(Path(folder) / "params.npy", params)
@@ -115,9 +78,10 @@ def run(quick: bool) -> Result:
             note = "every episode to the time limit"
             peers.append(Row(case, "gymnax 0.0.9", "evaluations/s", result["samples"], result["compile_seconds"], note))
         rows += [mine, *peers]
-        for peer in peers:
-            ratio = speedup([mine], [peer])
-            bars.append(f"{case}: {ratio:.1f} times {peer.who} {aim(ratio, BAR if peer.who == SYNC else 1)}")
+        for who in dict.fromkeys(peer.who for peer in peers):
+            theirs = [peer for peer in peers if peer.who == who]
+            ratio, best = speedup([mine], theirs), fastest(theirs).note
+            bars.append(f"{case}: {ratio:.1f} times {who} ({best}) {aim(ratio, BAR if who == SYNC else 1)}")
     notes = [
         f"{count} linear policies of the published classes, {episodes} episodes each; an evaluation is all episodes of "
         "one policy. Every repetition starts its episodes from fresh resets; all stop with the last episode, except "

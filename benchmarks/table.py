@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import ELSEWHERE, OURS, RESULTS, ROOT, less_is_better
+from benchmarks.harness import ELSEWHERE, OURS, RESULTS, ROOT, less_is_better, load, number
 
 
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -18,33 +17,31 @@ HEAD = """# Benchmarks
 
 Our speed and that of peers, measured in one run on one machine (`make bench`). Medians of at least five repetitions
 after warm-up, with the range in brackets; compilation is excluded and has its own column. Observations are folded into
-the carry, so that the compiler cannot remove them. The last column is our median divided by that of the row: above 1 we
-are faster. If a peer has several rows in a case, its fastest one counts: the sentences below a table compare that one
-with our fastest. Figures of a loaded machine are lower bounds; its load average is given with each table. Ratios depend
-on the processor (torch multiplies matrices by Intel's library): where a benchmark was also run on another one, the last
-line has its ratios there.
+the carry, so that the compiler cannot remove them. The last column is our fastest median in the case divided by that of
+the row: above 1 we are faster. If a peer has several rows in a case, its fastest one counts: the sentences below a
+table compare that one with our fastest. Peers that compute on one core also have a row with as many processes as there
+are cores.
+
+An aim is met if our lower quartile and the peer's upper quartile still reach it, and missed if our upper and the peer's
+lower quartile do not; otherwise it is within the noise, and the range is given.
+
+Figures of a loaded machine are lower bounds; its load average is given with each table. The commit is the last one that
+changed the code (`-dirty`: with other changes). Ratios depend on the processor (torch multiplies matrices by Intel's
+library): where the same commit was also measured on another one, the last line has its ratios there.
 """
-
-
-def number(x: float) -> str:
-    """Three significant digits: 0.0123, 4.56, 789, 12.3k, 1.23M; `failed` for NaN."""
-    if math.isnan(x):
-        return "failed"
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(x) >= size:
-            return f"{x / size:.3g}{unit}"
-    return f"{x:.3g}"
 
 
 def _ratio(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     if row["who"] == OURS or math.isnan(row["median"]):
         return ""
-    ours = [r for r in rows if r["case"] == row["case"] and r["who"] == OURS and r["unit"] == row["unit"]]
+    ours = [r["median"] for r in rows if (r["case"], r["who"], r["unit"]) == (row["case"], OURS, row["unit"])]
     if not ours or not row["median"]:
         return ""
-    best = ours[0]["median"]
-    ratio = row["median"] / best if less_is_better(row["unit"]) else best / row["median"]
-    return f"{ratio:.3g}"
+    return f"{row['median'] / min(ours) if less_is_better(row['unit']) else max(ours) / row['median']:.3g}"
+
+
+def _made(result: dict[str, Any]) -> str:
+    return f"{result['date']}, commit {result.get('commit') or 'unknown'}"
 
 
 def section(result: dict[str, Any], others: Sequence[dict[str, Any]] = ()) -> str:
@@ -65,24 +62,21 @@ def section(result: dict[str, Any], others: Sequence[dict[str, Any]] = ()) -> st
     lines += [f"- {text}" for text in (*result["bars"], *result["notes"])]
     machine, versions = result["machine"], result["versions"]
     lines.append(
-        f"- {result['date']}: {machine['cpu']}, {machine['cores']} cores, {machine['devices']}; load average "
+        f"- {_made(result)}: {machine['cpu']}, {machine['cores']} cores, {machine['devices']}; load average "
         f"{machine['load_average']} before and {machine['load_average_after']} after; Python {versions['python']}, "
         f"jax {versions['jax']}; peak memory {result['peak_memory_gib']} GiB; {result['took_seconds']:.0f} s in all."
     )
     for other in others:
         it = other["machine"]
-        when = f"{other['date']}, load average {it['load_average']} before and {it['load_average_after']} after"
+        when = f"{_made(other)}, load average {it['load_average']} before and {it['load_average_after']} after"
         lines.append(f"- On another processor, {it['cpu']} ({when}): {'; '.join(other['bars'])}.")
     return "\n".join(lines) + "\n"
 
 
 def page(folder: Path = RESULTS) -> str:
     """The whole page; results of quick runs are omitted."""
-    results = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
-    others = {
-        name: [json.loads(path.read_text()) for path in sorted((folder / ELSEWHERE).glob(f"{name}--*.json"))]
-        for name in results
-    }
+    results = {path.stem: load(path) for path in sorted(folder.glob("*.json"))}
+    others = {name: [load(path) for path in sorted((folder / ELSEWHERE).glob(f"{name}--*.json"))] for name in results}
     return "\n".join([HEAD, *(section(r, others[name]) for name, r in results.items() if not r["quick"])])
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.accelerator.record import PARTS, Settings, path_of, run_part, write
-from benchmarks.harness import RESULTS, ROOT
+from benchmarks.harness import RESULTS, ROOT, commit
 from envs_jax.checks import nearest
 from llmrl_jax.core.checks import in_interval
 
@@ -94,7 +94,8 @@ def run_apart(name: str, settings: Settings, out: Path, limit_s: float, command:
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Measure parts. **Returns:** 0; 1 if one failed or was stopped."""
+    """Measure parts. **Returns:** 0; 1 if one failed or was stopped. **Raises:** `RuntimeError` if a full size is
+    measured and the commit is unknown."""
     given = parser().parse_args(args)
     # parts run in the project's folder
     model = str(Path(given.model).resolve()) if given.model and Path(given.model).exists() else given.model
@@ -103,6 +104,8 @@ def main(args: Sequence[str] | None = None) -> int:
     out = (given.out or OUT[given.size]).resolve()
     if not given.here and not settings.tiny and backend() == "cpu":
         raise ValueError("jax finds no accelerator here: --size tiny tries the parts on a CPU")
+    if not settings.tiny:
+        commit()
     out.mkdir(parents=True, exist_ok=True)
     statuses = {}
     for name in names:

@@ -126,10 +126,11 @@ def peak_of_device() -> Peak | None:
 
 
 def conditions() -> dict[str, Any]:
-    """Device, versions and peaks: what a result depends on. Starts the jax backend."""
+    """Commit, device, versions and peaks: what a result depends on. Starts the jax backend."""
     device, peak = jax.devices()[0], peak_of_device()
     memory = device.memory_stats() or {}
     return {
+        "commit": info.commit("benchmarks"),
         "platform": device.platform,
         "device_kind": device.device_kind,
         "device_memory_bytes": memory.get("bytes_limit"),

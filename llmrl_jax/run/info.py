@@ -73,7 +73,8 @@ def versions() -> dict[str, str]:
     return result
 
 
-def _cpu() -> str:
+def cpu() -> str:
+    """The name of the processor."""
     try:
         with open("/proc/cpuinfo") as lines:
             return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
@@ -87,7 +88,7 @@ def device() -> str:
     import jax
 
     first = jax.devices()[0]
-    return f"cpu ({_cpu()})" if first.platform == "cpu" else first.device_kind
+    return f"cpu ({cpu()})" if first.platform == "cpu" else first.device_kind
 
 
 def machine() -> dict[str, Any]:
@@ -97,7 +98,7 @@ def machine() -> dict[str, Any]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     devices = jax.devices()
     return {
-        "cpu": _cpu(),
+        "cpu": cpu(),
         "cores": cores,
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "system": platform.system(),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +11,11 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks.accelerator import __main__ as program, counts, record
+from benchmarks.accelerator.__main__ import OUT
 from benchmarks.accelerator.counts import Peak
 from benchmarks.accelerator.record import PARTS, Case, Measured, Settings
 from llmrl_jax import lm
+from llmrl_jax.run import info
 from tests.paths import ROOT
 
 
@@ -66,7 +69,8 @@ def spread(value) -> bool:
 
 
 @pytest.mark.heavy
-def test_every_part_runs_at_tiny_size(tmp_path, capsys):
+def test_every_part_runs_at_tiny_size(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv(info.COMMIT, "0123456789ab")
     assert program.main(["--size", "tiny", "--here", "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert sorted(path.stem for path in tmp_path.iterdir()) == sorted(PARTS)
@@ -79,6 +83,7 @@ def test_every_part_runs_at_tiny_size(tmp_path, capsys):
             continue
         where = value["conditions"]
         assert where["platform"] == "cpu" and where["peak_flops"] is None and where["versions"]["jax"]
+        assert where["commit"] == "0123456789ab"
         for case in value["cases"]:
             assert spread(case["seconds"]) and spread(case["per_second"]) and len(case["seconds"]["samples"]) >= 5
             assert case["compile_seconds"] > 0 and case["amount"] > 0 and case["shape"]
@@ -93,6 +98,25 @@ def test_every_part_runs_at_tiny_size(tmp_path, capsys):
     rollout, update = cases["glam"]
     assert rollout["flop"]["per_call"] < update["flop"]["per_call"] and update["facts"]["metrics"]["nonfinite"] == 0
     assert update["facts"]["metrics"]["first_ratio_error"] < 1e-5
+
+
+UNSTAMPED = ("device", "glam", "mjx", "train_mfu")
+"""Parts whose committed records are of a borrowed device and older than the stamp."""
+
+
+def test_committed_records_name_their_commit():
+    for path in OUT["full"].glob("*.json"):
+        digits = json.loads(path.read_text())["conditions"].get("commit")
+        assert (path.stem in UNSTAMPED) == (digits is None), path.stem
+        assert digits is None or re.fullmatch(r"[0-9a-f]{7,40}", digits), path.stem
+
+
+def test_nothing_is_measured_for_a_record_without_a_commit(tmp_path, monkeypatch):
+    monkeypatch.setattr(info, "commit", lambda *folders: None)
+    monkeypatch.setattr(program, "backend", lambda: "gpu")
+    with pytest.raises(RuntimeError, match=info.COMMIT):
+        program.main(["--out", str(tmp_path / "results")])
+    assert not (tmp_path / "results").exists()
 
 
 def raising(settings):

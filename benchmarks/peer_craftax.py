@@ -1,6 +1,6 @@
-"""crafter 1.8.3 and Craftax-Classic with random actions, run by the peers' interpreter: rows of a benchmark as JSON.
+"""Craftax-Classic with random actions, run by the peers' interpreter: rows of a benchmark as JSON.
 
-crafter runs in one process, with its picture and without. Craftax's own resets make a world in every step once they are
+Craftax's own resets make a world in every step once they are
 batched, so its plain step is measured, with ended rows continued in one of a pool of worlds. Observations go into the
 carry. XLA's defaults and its older loop emitters are both measured.
 """
@@ -15,48 +15,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-
-
-sys.path.pop(0)  # the folder of this script, where another module is called crafter
-
-
-def crafter_rows(steps: int, worlds: int, repeats: int) -> list[dict[str, Any]]:
-    import crafter
-
-    rng = np.random.default_rng(0)
-    drawn = crafter.Env._obs
-
-    def play() -> list[float]:
-        env, samples = crafter.Env(seed=0), []
-        env.reset()
-        for _ in range(repeats + 1):
-            actions, spent = rng.integers(0, 17, steps).tolist(), 0.0
-            started = time.perf_counter()
-            for action in actions:
-                *_, done, _ = env.step(action)
-                if done:
-                    spent += time.perf_counter() - started
-                    env.reset()
-                    started = time.perf_counter()
-            samples.append(steps / (spent + time.perf_counter() - started))
-        return samples[1:]
-
-    def row(case: str, who: str, unit: str, samples: list[float]) -> dict[str, Any]:
-        return {"case": case, "who": who, "unit": unit, "samples": samples, "note": "one process"}
-
-    rows = [row("crafter's own rules", "crafter 1.8.3, with pictures", "steps/s", play())]
-    crafter.Env._obs = lambda self: None
-    rows.append(row("crafter's own rules", "crafter 1.8.3, without pictures", "steps/s", play()))
-    env, samples = crafter.Env(seed=1), []
-    env.reset()
-    for _ in range(repeats):
-        started = time.perf_counter()
-        for _ in range(worlds):
-            env.reset()
-        samples.append(worlds / (time.perf_counter() - started))
-    crafter.Env._obs = drawn
-    return [*rows, row("new worlds", "crafter 1.8.3, with numba", "worlds/s", samples)]
 
 
 def rollout(env: Any, params: Any, num_envs: int, steps: int, pool_size: int) -> Callable[..., Any]:
@@ -105,12 +63,12 @@ def craftax_rows(sizes: list[int], steps: int, repeats: int, pool_size: int) -> 
                 samples.append(num_envs * steps / (time.perf_counter() - started))
             rows.append(
                 {
-                    "case": f"Craftax-Classic's rules, {num_envs}",
+                    "case": "Craftax-Classic's rules",
                     "who": "Craftax-Classic-Symbolic 1.6.1",
                     "unit": "steps/s",
                     "samples": samples[1:],
                     "compile_seconds": took,
-                    "note": f"our pool of resets around its step; {name}",
+                    "note": f"{num_envs} worlds; our pool of resets around its step; {name}",
                 }
             )
     return rows
@@ -118,8 +76,7 @@ def craftax_rows(sizes: list[int], steps: int, repeats: int, pool_size: int) -> 
 
 def main(size: str, repeats: int, pool_size: int) -> None:
     quick = size == "quick"
-    rows = crafter_rows(100 if quick else 1500, 1 if quick else 4, repeats)
-    rows += craftax_rows([32] if quick else [1024, 256], 5 if quick else 32, repeats, 8 if quick else pool_size)
+    rows = craftax_rows([32] if quick else [1024, 256], 5 if quick else 32, repeats, 8 if quick else pool_size)
     print(json.dumps(rows))
 
 
