@@ -208,7 +208,7 @@ def metaworld(x: Experiment) -> dict[str, Any]:
 
 
 def tidied(id: str, act: Callable[[Environment], Act], episodes: int, seed: int) -> dict[str, Any]:
-    """Whole episodes of Housekeep: the number solved, steps, mean return, and means of the world's shares at the end."""
+    """Whole episodes of Housekeep: the number solved, steps, mean return, and means of the world's final shares."""
     env = envs_jax.make(id)[0]
     params, numbers, choose = env.default_params, jnp.arange(episodes), act(env)
     keys = jax.vmap(lambda i: jax.random.fold_in(jax.random.key(seed), i))(numbers)
