@@ -22,10 +22,33 @@ from typing import Any
 
 
 def nearest(name: str, names: list[str], n: int = 3) -> str:
-    """A clause that suggests the names closest to a wrong one; empty when none is close."""
+    """A clause that suggests the names of which a wrong one may be a typing error or the beginning; empty when it is
+    neither: a name that only resembles another leads its reader astray."""
     lower = {candidate.lower(): candidate for candidate in names}
-    close = [lower[c] for c in difflib.get_close_matches(name.lower(), list(lower), n=n, cutoff=0.5)]
+    similar = difflib.get_close_matches(name.lower(), list(lower), n=10, cutoff=0.5)
+    close = [lower[c] for c in similar if _is_misspelled(name.lower(), c)][:n]
     return f"; did you mean {' or '.join(repr(c) for c in close)}?" if close else ""
+
+
+def _is_misspelled(name: str, right: str) -> bool:
+    """Whether one edit for every four characters, at most 3, makes `right` of `name`, or its beginning."""
+    limit = min(3, max(1, max(len(name), len(right)) // 4))
+    whole, start = _edits(name, right)
+    return whole <= limit or len(name) >= 4 and start <= min(limit, len(name) // 4 - 1)
+
+
+def _edits(name: str, right: str) -> tuple[int, int]:
+    """The fewest insertions, deletions, substitutions and exchanges of neighbours that make `right` of `name`, and the
+    fewest that make any beginning of `right` (optimal string alignment)."""
+    before: list[int] = []
+    row = list(range(len(right) + 1))
+    for i, a in enumerate(name, 1):
+        before, last, row = row, before, [i]
+        for j, b in enumerate(right, 1):
+            row.append(min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (a != b)))
+            if i > 1 and j > 1 and a == right[j - 2] and name[i - 2] == b:
+                row[j] = min(row[j], last[j - 2] + 1)
+    return row[-1], min(row)
 
 
 def at_least(name: str, value: Any, low: float, *, remedy: str = "", error: type[Exception] = ValueError) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,22 +18,63 @@ FAMILIES: tuple[str, ...] = Family.__args__  # type: ignore[attr-defined]
 
 
 def _check_family(kind: Any) -> None:
-    if kind not in FAMILIES:
-        close = nearest(str(kind), list(FAMILIES))
-        raise ValueError(f"model_type {kind!r} is not supported{close} (supported: {', '.join(FAMILIES)})")
+    if kind not in FAMILIES:  # no nearest name: the names of other architectures are near, and no typing errors
+        raise ValueError(f"model_type {kind!r} is not supported (supported: {', '.join(FAMILIES)})")
 
 
 WINDOWED, FULL = "sliding_attention", "full_attention"
 
-# Fields of config.json that affect the computation, with their only implemented values.
-_ONLY: dict[str, Any] = {
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "mlp_bias": False,
-    "attention_dropout": 0.0,
-    "quantization_config": None,
-    "use_mrope": False,
+# Fields of config.json that affect the computation, with their only implemented values besides null. Those of other
+# architectures are here if they change neither a name nor a shape of a tensor: weights that a renamed model_type makes
+# readable would give wrong values. Lists have a value per layer. All other fields are ignored, as in transformers.
+_SILU, _OFF = ("silu", "swish"), (False,)
+_ONLY: dict[str, tuple[Any, ...]] = {
+    "hidden_act": _SILU,
+    "hidden_activation": _SILU,
+    "activation_function": _SILU,
+    "attention_bias": _OFF,
+    "mlp_bias": _OFF,
+    "quantization_config": (),
+    "per_layer_config": ({},),
+    "pruned_heads": ({},),
+    # positions
+    "no_rope_layers": (1,),
+    "use_rope": (True,),
+    "use_mrope": _OFF,
+    "rope_interleave": _OFF,
+    "rope_interleaved": _OFF,
+    "rotary_pct": (1,),
+    "rope_local_base_freq": (),
+    "position_embedding_type": ("rope", "rotary", "absolute"),
+    "alibi": _OFF,
+    "use_alibi": _OFF,
+    # attention
+    "attention_chunk_size": (),
+    "attn_temperature_tuning": _OFF,
+    "attn_logit_softcapping": (0,),
+    "clip_qkv": (),
+    "is_causal": (True,),
+    "use_bidirectional_attention": _OFF,
+    "is_encoder_decoder": _OFF,
+    "add_cross_attention": _OFF,
+    "scale_attn_weights": (True,),
+    "scale_attn_by_inverse_layer_idx": _OFF,
+    "use_qk_norm": _OFF,
+    "qk_norm": _OFF,
+    # the residual stream and the head
+    "parallel_attn": _OFF,
+    "parallel_residual": _OFF,
+    "use_parallel_residual": _OFF,
+    "embedding_multiplier": (1,),
+    "residual_multiplier": (1,),
+    "logits_scaling": (1,),
+    "logit_scale": (1,),
+    "scale_emb": (1,),
+    "scale_depth": (),
+    "final_logit_softcapping": (0,),
 }
+_ANY_NORM = ("use_qk_norm", "qk_norm")
+"""Fields that a Qwen3 may have, which always normalises queries and keys."""
 # transformers' defaults of missing fields per family, if they differ from the defaults here.
 _ABSENT: dict[str, dict[str, Any]] = {
     "llama": {"bos_token_id": 1, "eos_token_id": 2},
@@ -65,8 +107,9 @@ def _check_values(values: Mapping[str, Any]) -> None:
             raise ValueError(f"config field {name} is missing")
     integers(values, *_SIZES)
     integers(values, "num_hidden_layers", most=MOST_LAYERS)
-    integers(values, "bos_token_id", "pad_token_id", least=-1, most=1 << 31)
-    numbers(values, "rms_norm_eps", "initializer_range", above=0.0)
+    integers(values, "bos_token_id", "pad_token_id", least=-(1 << 31), most=1 << 31)
+    numbers(values, "rms_norm_eps", above=0.0)
+    numbers(values, "initializer_range", above=0.0, included=True)
     booleans(values, "tie_word_embeddings")
     ids = values.get("eos_token_id")
     for token in ids if isinstance(ids, list | tuple) else [ids]:
@@ -199,10 +242,11 @@ class LlamaConfig:
         for name in _listed(config, "architectures"):
             if not str(name).endswith("ForCausalLM"):
                 raise ValueError(f"architecture {name!r} is not supported; save the model as a {kind} ...ForCausalLM")
-        for name, only in _ONLY.items():
-            if (value := config.get(name)) not in (None, only):
-                raise ValueError(f"config field {name} is {value!r}; only {only!r} is implemented")
-        config = {**_ABSENT[kind], **config}
+        _check_effects(config)
+        eos = [] if config.get("eos_token_id") is None else config["eos_token_id"]
+        # Some checkpoints list several end tokens; the first one ends a text. A negative one is none.
+        ends = [t for t in (eos if isinstance(eos, list | tuple) else [eos]) if not (isinstance(t, int) and t < 0)]
+        config = {**_ABSENT[kind], **config, **({"eos_token_id": ends} if "eos_token_id" in config else {})}
         derived = {"rope", "dtype", "eos_token_id", "sliding_window", "sliding_layers"}
         fields = {f.name for f in dataclasses.fields(LlamaConfig)} - derived
         _check_values(config)
@@ -212,7 +256,6 @@ class LlamaConfig:
         return LlamaConfig(
             **kept,
             rope=RopeConfig.from_hf(config),
-            # Some checkpoints list several end tokens; the first one ends a text.
             eos_token_id=next(iter(eos), None) if isinstance(eos, list | tuple) else eos,
             dtype=dtype,
             **_window(config),
@@ -269,6 +312,34 @@ class LlamaConfig:
         """
         n = self.matmul_params - (0 if logits else self.hidden_size * self.vocab_size)
         return 2.0 * n + 2.0 * self.num_hidden_layers * context * self.num_attention_heads * self.size
+
+
+def _check_effects(config: Mapping[str, Any]) -> None:
+    """**Raises** `ValueError` for a field that changes the computation to one that is not implemented, by name."""
+    for name, only in _ONLY.items():
+        value = config.get(name)
+        if value is None or config["model_type"] == "qwen3" and name in _ANY_NORM:
+            continue
+        if any(x not in only for x in (value if isinstance(value, list) else [value])):
+            allowed = " or ".join(map(repr, only or (None,)))
+            raise ValueError(f"config field {name} is {value!r}; only {allowed} is implemented")
+    heads, width = config.get("num_attention_heads"), config.get("hidden_size")
+    if not (isinstance(heads, int) and isinstance(width, int) and heads > 0):
+        return  # reported by `_check_values`
+    size = config.get("head_dim") or width / heads
+    interval = config.get("no_rope_layer_interval") if not config.get("no_rope_layers") else None
+    for name, value, only in (
+        (
+            "attention_multiplier",
+            config.get("attention_multiplier"),
+            size**-0.5 if isinstance(size, int | float) else 1,
+        ),
+        ("query_pre_attn_scalar", config.get("query_pre_attn_scalar"), size),
+        ("dim_model_base", config.get("dim_model_base"), width),
+        ("no_rope_layer_interval", interval, 0),
+    ):
+        if value is not None and not (isinstance(value, int | float) and math.isclose(value, only, rel_tol=1e-6)):
+            raise ValueError(f"config field {name} is {value!r}; only {only:g} is implemented")
 
 
 def _listed(config: Mapping[str, Any], name: str) -> list[Any]:

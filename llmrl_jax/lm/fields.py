@@ -22,16 +22,18 @@ def integers(values: Mapping[str, Any], *names: str, least: int = 1, most: int =
             raise ValueError(f"{name} is {value}; at most {most} is supported")
 
 
-def numbers(values: Mapping[str, Any], *names: str, above: float = -math.inf) -> None:
-    """**Raises** `ValueError` for a named value that is neither None nor a finite number above `above`."""
+def numbers(values: Mapping[str, Any], *names: str, above: float = -math.inf, included: bool = False) -> None:
+    """**Raises** `ValueError` for a named value that is neither None nor a finite number above `above`, or equal to it
+    if `included`."""
     for name in names:
         value = values.get(name)
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, Real):
             raise ValueError(f"{name} is {value!r}; a number is needed")
-        if not above < value < math.inf:  # type: ignore[operator]
-            raise ValueError(f"{name} is {value}; a finite number above {above:g} is needed")
+        if not (above < value < math.inf or included and value == above):  # type: ignore[operator]
+            bound = f"of at least {above:g}" if included else f"above {above:g}"
+            raise ValueError(f"{name} is {value}; a finite number {bound} is needed")
 
 
 def booleans(values: Mapping[str, Any], *names: str) -> None:

@@ -38,6 +38,10 @@ _ROPE_FIELDS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
 }
 
 
+_WITHOUT_EFFECT = ("finetuned", "original_max_position_embeddings")
+"""Fields that published folders have also with types that do not read them."""
+
+
 def _check_type(kind: str) -> None:
     if kind not in ROPE_TYPES:
         close = nearest(str(kind), list(ROPE_TYPES))
@@ -82,7 +86,7 @@ class RopeConfig:
     @staticmethod
     def from_hf(config: Mapping[str, Any]) -> RopeConfig:
         """Read `rope_parameters` (transformers 5) or `rope_theta` with `rope_scaling` (transformers 4)."""
-        raw = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        raw = config.get("rope_scaling") or config.get("rope_parameters") or {}  # transformers' order
         if not isinstance(raw, Mapping):
             raise ValueError(f"rope_parameters (or rope_scaling) is {raw!r}; an object is needed")
         if any(isinstance(value, Mapping) for value in raw.values()):
@@ -100,7 +104,8 @@ class RopeConfig:
             if fields.get(name) is None:
                 raise ValueError(f"rope_type {kind!r} needs {name!r} in rope_parameters (or rope_scaling)")
         unknown = sorted(set(fields) - required - optional)
-        # transformers ignores `factor` and similar fields of a default rope; others must not be ignored silently.
+        # transformers ignores all of these with a warning; a misspelled field must not be ignored.
+        unknown = [name for name in unknown if fields[name] is not None and name not in _WITHOUT_EFFECT]
         if unknown and kind != "default":
             close = nearest(unknown[0], [*required, *optional])
             raise ValueError(f"rope_type {kind!r} has no field {unknown[0]!r}{close}")

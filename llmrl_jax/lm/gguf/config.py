@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from llmrl_jax.core.checks import nearest
 from llmrl_jax.lm.config import LlamaConfig
 from llmrl_jax.lm.gguf.file import Header, read_header
 from llmrl_jax.lm.gguf.tensors import EMBEDDING, FREQUENCIES, HEAD, GGUFTensors
@@ -44,10 +43,7 @@ def hf_config(path: str | Path) -> dict[str, Any]:
     header = read_header(path)
     arch = header.need("general.architecture", str)
     if arch not in ARCHITECTURES:
-        raise ValueError(
-            f"{path}: the architecture {arch!r} is not supported{nearest(arch, list(ARCHITECTURES))} (supported: "
-            f"{', '.join(ARCHITECTURES)})"
-        )
+        raise ValueError(f"{path}: the architecture {arch!r} is not supported (supported: {', '.join(ARCHITECTURES)})")
     for name, neutral in _CHANGES.items():
         if (value := header.get(f"{arch}.{name}", (*NUMBER, bool), neutral[0])) not in neutral:
             raise ValueError(f"{path}: the field {arch}.{name} is {value}; this is not implemented")
@@ -117,10 +113,7 @@ def _rope(header: Header, arch: str) -> dict[str, Any]:
         raise ValueError(f"{header.path}: the field {arch}.rope.freq_base_swa is {other}; only {theta} is implemented")
     kind = header.get(f"{prefix}.type", str, "linear")
     if kind not in _SCALINGS:
-        raise ValueError(
-            f"{header.path}: the field {prefix}.type is {kind!r}; supported: {', '.join(_SCALINGS)}"
-            f"{nearest(kind, list(_SCALINGS))}"
-        )
+        raise ValueError(f"{header.path}: the field {prefix}.type is {kind!r}; supported: {', '.join(_SCALINGS)}")
     early = header.get(f"{arch}.rope.scale_linear", NUMBER)  # the name in early files
     factor = header.get(f"{prefix}.factor", NUMBER, early) or 1.0
     scaled = kind if factor != 1 else "none"

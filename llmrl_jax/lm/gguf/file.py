@@ -19,8 +19,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from llmrl_jax.core.checks import nearest
-
 
 SUFFIX = ".gguf"
 MAGIC = b"GGUF"
@@ -109,8 +107,7 @@ class Header:
         """`get` of a field that must be there. **Raises** `ValueError` if it is missing."""
         value = self.get(name, kind)
         if value is None:
-            close = nearest(name, list(self.metadata))
-            raise ValueError(f"{self.path}: the metadata lack the field {name}{close}; convert the model again")
+            raise ValueError(f"{self.path}: the metadata lack the field {name}; convert the model again")
         return value
 
 

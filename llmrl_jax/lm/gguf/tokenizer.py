@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llmrl_jax.core.checks import nearest
 from llmrl_jax.lm.gguf.file import Header, read_header
 from llmrl_jax.lm.tokens import SPECIALS, FastTokenizer
 
@@ -90,7 +89,7 @@ def load_tokenizer(path: str | Path) -> FastTokenizer:
     makers = {"gpt2": _byte_level, "llama": _sentencepiece}
     if kind not in makers:
         raise ValueError(
-            f"{path}: the tokenizer {kind!r} is not supported{nearest(kind, list(makers))} (supported: gpt2, which is "
+            f"{path}: the tokenizer {kind!r} is not supported (supported: gpt2, which is "
             "byte-level BPE, and llama, which is SentencePiece)"
         )
     tokens = _tokens(header)
@@ -142,8 +141,8 @@ def _byte_level(header: Header, vocabulary: dict[str, int]) -> tuple[tokenizers.
     name = header.need("tokenizer.ggml.pre", str)
     if name not in WORDS:
         raise ValueError(
-            f"{header.path}: the field tokenizer.ggml.pre is {name!r}, whose words are not known"
-            f"{nearest(name, list(WORDS))} (known: {', '.join(WORDS)}); take the model's Hugging Face folder"
+            f"{header.path}: the field tokenizer.ggml.pre is {name!r}, whose words are not known "
+            f"(known: {', '.join(WORDS)}); take the model's Hugging Face folder"
         )
     words = WORDS[name]
     model = models.BPE(vocabulary, _merges(header), ignore_merges=words in _WHOLE_WORDS)

@@ -5,8 +5,28 @@ from types import SimpleNamespace
 
 import pytest
 
-from envs_jax.checks import above, at_least, between, fields_at_least
+from envs_jax.checks import above, at_least, between, fields_at_least, nearest
 from envs_jax.text import PromptError
+
+
+@pytest.mark.parametrize(
+    ("name", "names", "close"),
+    [
+        ("liner", ["none", "linear", "yarn"], ["linear"]),
+        ("esay", ["easy", "real"], ["easy"]),  # neighbours exchanged
+        ("qproj", ["q_proj", "k_proj"], ["q_proj"]),
+        ("Debug-Cach", ["Debug-Catch-v0", "CartPole-v1"], ["Debug-Catch-v0"]),
+        ("smart", ["smartplay", "ellm"], ["smartplay"]),
+        ("CartPole-v0", ["CartPole-v1", "Acrobot-v1"], ["CartPole-v1"]),
+        ("truncated", ["terminated"], []),
+        ("CartPole-v1", ["CrafterText-v1"], []),
+        ("longrope", ["none", "linear", "yarn"], []),
+        ("learning_rate", ["learner"], []),
+        ("", ["a", "ab"], []),
+    ],
+)
+def test_a_name_is_suggested_for_a_typing_error_only(name, names, close):
+    assert nearest(name, names) == (f"; did you mean {' or '.join(map(repr, close))}?" if close else "")
 
 
 def test_what_is_in_range_passes():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 
@@ -31,7 +32,7 @@ def test_defaults_follow_from_the_sizes():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "qwen4"}, "model_type .qwen4.*did you mean"),
+        ({"model_type": "qwen4"}, "model_type 'qwen4' is not supported .supported: llama, mistral, qwen2, qwen3.$"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "'LlamaForSequenceClassification' is not supported"),
         ({"sliding_window": 8}, "sliding_window is 8, which a 'llama' does not have"),
         ({"model_type": "mistral", "sliding_window": 0}, "sliding_window is 0"),
@@ -50,6 +51,25 @@ def test_defaults_follow_from_the_sizes():
         ({"model_type": "qwen3", "attention_bias": True}, "attention_bias is True"),
         ({"model_type": "qwen2", "use_mrope": True}, "use_mrope is True"),
         ({"attention_bias": True}, "attention_bias is True"),
+        ({"no_rope_layers": [1, 0]}, r"no_rope_layers is \[1, 0\]; only 1 is"),
+        ({"no_rope_layer_interval": 4}, "no_rope_layer_interval is 4; only 0"),
+        ({"attention_multiplier": 0.5}, "attention_multiplier is 0.5; only 0.25"),
+        ({"query_pre_attn_scalar": 256}, "query_pre_attn_scalar is 256; only 16"),
+        ({"residual_multiplier": 0.22}, "residual_multiplier is 0.22; only 1"),
+        ({"logits_scaling": 8.0}, "logits_scaling is 8.0; only 1"),
+        ({"scale_depth": 1.4}, "scale_depth is 1.4; only None"),
+        ({"dim_model_base": 256}, "dim_model_base is 256; only 64"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0; only 0"),
+        ({"clip_qkv": 8.0}, "clip_qkv is 8.0; only None"),
+        ({"attention_chunk_size": 8192}, "attention_chunk_size is 8192; only None"),
+        ({"use_qk_norm": True}, "use_qk_norm is True; only False"),
+        ({"is_causal": False}, "is_causal is False; only True"),
+        ({"per_layer_config": {"0": {"num_attention_heads": 2}}}, "per_layer_config is"),
+        (
+            {"hidden_activation": "gelu_pytorch_tanh"},
+            "hidden_activation is 'gelu_pytorch_tanh'; only 'silu' or 'swish'",
+        ),
+        ({"initializer_range": -1.0}, "initializer_range is -1.0; a finite number of at least 0"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"vocab_size": None}, "vocab_size is missing"),
@@ -92,6 +112,53 @@ def test_defaults_follow_from_the_sizes():
 def test_what_is_not_implemented_is_named(change, message):
     with pytest.raises(ValueError, match=message):
         LlamaConfig.from_hf({**BASE, **change})
+
+
+WITHOUT_EFFECT = (
+    {"attention_dropout": 0.1},
+    {"attention_dropout": None},
+    {"hidden_dropout": 0.1, "resid_pdrop": 0.1, "embd_pdrop": 0.1},
+    {"hidden_act": "swish"},
+    {"pretraining_tp": 2},
+    {"use_cache": False, "output_attentions": True},
+    {"pad_token_id": -1},
+    {"no_rope_layers": [1, 1], "no_rope_layer_interval": 4},
+    {"attention_multiplier": 0.25, "query_pre_attn_scalar": 16, "residual_multiplier": 1.0, "logits_scaling": 1},
+    {"final_logit_softcapping": None, "clip_qkv": None, "use_qk_norm": False},
+    {"position_embedding_type": "absolute", "is_encoder_decoder": False, "pruned_heads": {}},
+    {"unsloth_version": "2025.1", "auto_map": {}, "id2label": {"0": "A"}, "task_specific_params": None},
+    {"rope_scaling": {"type": "default", "finetuned": True}},
+    {"original_max_position_embeddings": 16},
+)
+
+
+@pytest.mark.parametrize("fields", WITHOUT_EFFECT, ids=str)
+def test_fields_without_effect(fields):
+    """None of them changes the logits of transformers' model of these four families."""
+    config = LlamaConfig.from_hf({**BASE, **fields})
+    assert dataclasses.replace(config, pad_token_id=None) == LlamaConfig.from_hf(BASE)
+
+
+def test_numbers_at_their_bounds():
+    assert LlamaConfig.from_hf({**BASE, "initializer_range": 0.0}).initializer_range == 0
+    for ends, first in ((-1, None), ([-1, 5], 5), ([5, -1], 5), ([-1], None), ([], None), (None, None)):
+        assert LlamaConfig.from_hf({**BASE, "eos_token_id": ends}).eos_token_id == first
+    assert LlamaConfig.from_hf({**BASE, "model_type": "qwen3", "qk_norm": True}).qk_norm
+    linear = {"type": "linear", "factor": 2.0, "original_max_position_embeddings": 16, "finetuned": True, "x": None}
+    assert LlamaConfig.from_hf({**BASE, "rope_scaling": linear}).rope == RopeConfig(type="linear", factor=2.0)
+    both = {"rope_scaling": linear, "rope_parameters": {"rope_type": "linear", "factor": 4.0}}
+    assert LlamaConfig.from_hf({**BASE, **both}).rope.factor == 2
+
+
+OTHERS = ("smollm3", "llama4", "llama4_text", "mixtral", "qwen2_moe", "qwen3_moe", "ministral", "mistral3", "qwen3_vl",
+          "granite", "gemma", "lama")  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_another_architecture_is_no_typing_error(kind):
+    with pytest.raises(ValueError) as caught:
+        LlamaConfig.from_hf({**BASE, "model_type": kind})
+    assert kind in str(caught.value) and "did you mean" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

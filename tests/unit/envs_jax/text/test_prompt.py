@@ -330,7 +330,7 @@ def test_options_of_glams_prompt(played):
 
 def test_bad_options_of_glams_prompt(played):
     env, _ = played
-    with pytest.raises(ValueError, match="did you mean 'french'"):
+    with pytest.raises(ValueError, match="english or french"):
         glam_prompt(env, language="francais")
     with pytest.raises(ValueError, match="wants 2 observations, but PromptHistory keeps 3"):
         glam_prompt(env, history=2)
