@@ -13,10 +13,10 @@ from llmrl_jax.core.checks import nearest
 from llmrl_jax.core.config import a_run
 from llmrl_jax.core.files import expanded
 from llmrl_jax.core.packaged import LANGUAGE_MODELS, Packaged
-from llmrl_jax.lm import gguf
+from llmrl_jax.lm import gguf, tokens
 from llmrl_jax.lm.config import LlamaConfig
 from llmrl_jax.lm.tensors import read_json
-from llmrl_jax.lm.tokens import CONFIG_FILE, Tokenizer
+from llmrl_jax.lm.tokens import Tokenizer
 
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
@@ -121,12 +121,10 @@ def _written_by(run: Path) -> str:
 
 
 def tokenizer_config(model: str | Path) -> dict[str, Any]:
-    """The special tokens by name, and the chat template, as in `tokenizer_config.json`; empty if there is none."""
+    """The special tokens by name, and the chat template, of a folder (`llmrl_jax.lm.tokens.tokenizer_config`) or a GGUF
+    file; empty if there is none."""
     path = Path(model)
-    if path.is_file():
-        return gguf.tokenizer_config(path)
-    file = path / CONFIG_FILE
-    return read_json(file) if file.is_file() else {}
+    return gguf.tokenizer_config(path) if path.is_file() else tokens.tokenizer_config(path)
 
 
 def end_tokens(model: str | Path, tokenizer: Tokenizer) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ post-processor decides, as in transformers 5, and is read once, into `prefix_ids
 from __future__ import annotations
 
 import difflib
+import functools
 import hashlib
 import itertools
 import json
@@ -31,10 +32,12 @@ if TYPE_CHECKING:
 
 __all__ = ["FastTokenizer", "Tokenizer", "WordTokenizer", "load_tokenizer"]
 
-TOKENIZER_FILE, CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
+TOKENIZER_FILE, CONFIG_FILE, MAP_FILE = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
 VOCABULARIES = ("vocab", "merges", "tokenizer.model", "spiece", "sentencepiece", "tiktoken", "tekken")
 """Parts of the names of files from which transformers reads other tokenizers."""
 SPECIALS = ("bos_token", "eos_token", "pad_token")
+TEMPLATE_SPECIALS = (*SPECIALS, "unk_token", "sep_token", "cls_token", "mask_token")
+"""Special tokens that chat templates may write."""
 
 
 class FastTokenizer:
@@ -48,24 +51,38 @@ class FastTokenizer:
         eos_token: str | None = None,
         pad_token: str | None = None,
     ):
-        """**Arguments:** `backend`; the special tokens by name, each None if the model has none. Padding falls back to
-        the end-of-sequence token, then to id 0; padding is distinguished from text by lengths only, never by its id.
+        """**Arguments:** `backend`; the special tokens by name, each None or empty if the model has none. Padding that
+        is not named, or is not in the vocabulary, falls back to the end-of-sequence token, then to id 0; padding is
+        distinguished from text by lengths only, never by its id.
 
-        **Raises:** `ValueError` for a special token that is not in the vocabulary."""
+        **Raises:** `ValueError` for a `bos_token` or `eos_token` that is not in the vocabulary."""
         self.backend = backend
         self.prefix_ids: tuple[int, ...] = _prefix(backend)
-        self.specials = {"bos_token": bos_token, "eos_token": eos_token, "pad_token": pad_token}
-        self.bos_id, self.eos_id, pad = (self._id(name, token) for name, token in self.specials.items())
+        specials = {"bos_token": bos_token, "eos_token": eos_token, "pad_token": pad_token}
+        self.specials = {name: token or None for name, token in specials.items()}
+        self.bos_id, self.eos_id = self._id("bos_token"), self._id("eos_token")
+        pad = backend.token_to_id(pad_token) if pad_token else None
         self.pad_id: int = next((i for i in (pad, self.eos_id) if i is not None), 0)
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
 
-    def _id(self, name: str, token: str | None) -> int | None:
+    def _id(self, name: str) -> int | None:
+        token = self.specials[name]
         token_id = None if token is None else self.backend.token_to_id(token)
         if token is not None and token_id is None:
             raise ValueError(
                 f"the {name} {token!r} is not in the tokenizer's vocabulary of {self.backend.get_vocab_size()}"
             )
         return token_id
+
+    @property
+    def end_id(self) -> int:
+        """`eos_id`, for rows from which a model learns where to stop. **Raises:** `ValueError` if there is none."""
+        if self.eos_id is None:
+            raise ValueError(
+                "the tokenizer names no end-of-sequence token, so a model would not learn where to stop: set eos_token "
+                f"in the model's {CONFIG_FILE}"
+            )
+        return self.eos_id
 
     def encode(self, text: str) -> list[int]:
         """The token ids of `text`, without special tokens. **Raises** `ValueError` for a text that is not Unicode."""
@@ -74,7 +91,50 @@ class FastTokenizer:
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """`encode`, and where each token begins and ends in the text, in characters."""
         encoding = self._encoding(text)
-        return encoding.ids, encoding.offsets
+        offsets, last = [], 0
+        for start, end in encoding.offsets:
+            # A post-processor that trims offsets leaves none of the characters of a token of spaces.
+            offsets.append((last if start == end else start, end))
+            last = end
+        return encoding.ids, offsets
+
+    def encode_parts(
+        self, parts: Sequence[str], *, start: bool = True
+    ) -> list[tuple[list[int], list[tuple[int, int]]]]:
+        """The token ids of the consecutive parts of a text, and where each token begins and ends in its part.
+
+        A part never changes the tokens of those before it, so that a model that has read them can write it: its tokens
+        are those that it adds to the part before or, if the tokenizer merges across the boundary, its own.
+
+        **Arguments:** `parts`; `start`, whether the first is the start of a text: its ids are those of `encode_start`,
+        and what comes before the text has the offsets (0, 0).
+        """
+        encoded = []
+        for i, part in enumerate(parts):
+            if i:
+                encoded.append(self._after(parts[i - 1], part))
+                continue
+            ids, offsets = self.encode_with_offsets(part)
+            before = self.encode_start(part)[: -len(ids) or None] if start else []
+            encoded.append((before + ids, [(0, 0)] * len(before) + offsets))
+        return encoded
+
+    def _after(self, context: str, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """The tokens of `text` after `context`, and their offsets in `text`."""
+        # A tokenizer that puts a space before a text does not put it within one.
+        for before in (context, "\n") if self._adds_space else (context,):
+            head = self.encode(before)
+            ids, offsets = self.encode_with_offsets(before + text)
+            if ids[: len(head)] == head:
+                at = len(before)
+                return ids[len(head) :], [(max(0, a - at), max(0, b - at)) for a, b in offsets[len(head) :]]
+        return self.encode_with_offsets(text)
+
+    @functools.cached_property
+    def _adds_space(self) -> bool:
+        """Whether the tokenizer puts a space before a text, as SentencePiece does."""
+        head = self.encode("\n")
+        return self.encode("\na") != head + self.encode("a")
 
     def _encoding(self, text: str) -> tokenizers.Encoding:
         try:
@@ -179,6 +239,7 @@ class WordTokenizer(FastTokenizer):
 
     PAD, EOS = "<pad>", "<eos>"
     SPARE, MARKS = "<spare_{}>", ",.:;!?"
+    _adds_space = False
 
     def __init__(self, backend: tokenizers.Tokenizer):
         super().__init__(backend, eos_token=self.EOS, pad_token=self.PAD)
@@ -302,22 +363,46 @@ def _from_file(file: Path) -> FastTokenizer:
     words = isinstance(backend.model, models.WordLevel)
     if words and all(backend.token_to_id(token) is not None for token in (WordTokenizer.PAD, WordTokenizer.EOS)):
         return WordTokenizer(backend)
-    beside = file.parent / CONFIG_FILE
-    config = read_json(beside) if beside.is_file() else {}
+    config = tokenizer_config(file.parent)
     try:
-        return FastTokenizer(backend, **special_tokens(config, SPECIALS))
+        return FastTokenizer(backend, **{name: config.get(name) for name in SPECIALS})
     except ValueError as error:
-        raise ValueError(f"{beside}: {error}") from None
+        named = " and ".join(name for name in (CONFIG_FILE, MAP_FILE) if (file.parent / name).is_file())
+        raise ValueError(f"{file.parent / named}: {error}") from None
 
 
-def special_tokens(config: Mapping[str, Any], names: Iterable[str]) -> dict[str, str | None]:
-    """The special tokens of a `tokenizer_config.json` by name; None for those that it does not name.
+def tokenizer_config(folder: Path) -> dict[str, Any]:
+    """The values of a folder's `tokenizer_config.json`, with special tokens as texts, or None. As in transformers 5,
+    those that `special_tokens_map.json` names, null included, replace them, unless the former has
+    `added_tokens_decoder`: then the latter is not read.
 
-    **Raises:** `ValueError` for a token that is neither text nor an object with `content`."""
+    **Returns:** what the files hold; nothing of those that do not exist.
+    **Raises:** `ValueError`, naming the file, for one that is no JSON object, or a token that is neither a text nor an
+    object with `content`."""
+    values: dict[str, Any] = {}
+    for name in (CONFIG_FILE, MAP_FILE):
+        file = folder / name
+        if not file.is_file() or "added_tokens_decoder" in values:
+            continue
+        read = read_json(file)
+        try:
+            tokens = special_tokens(read)
+        except ValueError as error:
+            raise ValueError(f"{file}: {error}") from None
+        values |= tokens if name == MAP_FILE else {**read, **tokens}
+    return values
+
+
+def special_tokens(values: Mapping[str, Any]) -> dict[str, str | None]:
+    """The special tokens that `values` name, as texts; None for null and for the empty text.
+
+    **Raises:** `ValueError` for a token that is neither a text nor an object with `content`."""
     tokens = {}
-    for name in names:
-        token = config.get(name)
-        tokens[name] = token = token.get("content") if isinstance(token, Mapping) else token
-        if token is not None and not isinstance(token, str):
-            raise ValueError(f"the {name} is {token!r}; a text, or an object with `content`, is needed")
+    for name in TEMPLATE_SPECIALS:
+        if name in values:
+            token = values[name]
+            token = token.get("content") if isinstance(token, Mapping) else token
+            if token is not None and not isinstance(token, str):
+                raise ValueError(f"the {name} is {token!r}; a text, or an object with `content`, is needed")
+            tokens[name] = token or None
     return tokens

@@ -10,12 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from envs_jax.extras import require
 from llmrl_jax.core.checks import nearest
 from llmrl_jax.lm.tokens import FastTokenizer
 from llmrl_jax.tuning.template import ChatTemplate
 
 
 FORMS = "`prompt` and `response`, or `messages` (a list of objects with `role` and `content`)"
+LISTS = ("tools", "documents")
+"""Columns beside `messages` that a chat template may read."""
+OPTIONS = "chat_template_kwargs"
+"""The column of a template's options."""
+RESERVED = ("messages", "add_generation_prompt", *LISTS)
 
 
 class DataError(ValueError):
@@ -97,24 +103,29 @@ def _decoded(line: bytes, name: str) -> str:
 
 
 def _read_parquet(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("parquet files need pyarrow: pip install 'llmrl-jax[data]', or use JSONL") from error
+    pyarrow: Any = require("a parquet file", "data", "pyarrow", otherwise="use JSONL")
+    parquet: Any = require("a parquet file", "data", "pyarrow.parquet", otherwise="use JSONL")
     number = 0
     try:
         with parquet.ParquetFile(path) as file:
             for batch in file.iter_batches():
                 for row in batch.to_pylist():
                     number += 1
-                    yield f"{path.name}:{number}", row
+                    chat = {name: _without_nulls(row[name]) for name in ("messages", *LISTS, OPTIONS) if name in row}
+                    yield f"{path.name}:{number}", {**row, **chat}
     except (pyarrow.ArrowException, OSError) as error:
         where = f" after row {number}" if number else ""
         reason = str(error).strip().split("\n")[0]
         raise DataError(
             f"{path} cannot be read as parquet{where} ({reason}): write it again, or give the rows as .jsonl"
         ) from error
+
+
+def _without_nulls(value: Any) -> Any:
+    """A value without keys that are null, at any depth: parquet gives every object of a column all of its keys."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(x) for key, x in value.items() if x is not None}
+    return [_without_nulls(x) for x in value] if isinstance(value, list) else value
 
 
 @contextmanager
@@ -133,23 +144,24 @@ def encode_row(
 ) -> Example:
     """The tokens of one row.
 
-    A `prompt` and a `response`: the prompt is context, the response and the end-of-sequence token are targets. The
-    tokens are those of the concatenated text if they begin with the prompt's tokens, as when a model answers the
-    prompt; if the tokenizer merges across the boundary, the two are tokenized separately. What the tokenizer puts
-    before a text comes first (`FastTokenizer.encode_start`).
-    `messages`: rendered by the model's chat template; the assistant's messages are targets, with their end tokens.
+    The tokens begin with those of the prompt (`encode_prompt`), whatever follows it; see `FastTokenizer.encode_parts`.
+
+    A `prompt` and a `response`: the prompt is context, the response and the end-of-sequence token are targets.
+    `messages`: rendered by the model's chat template, with the row's `tools`, `documents` and `chat_template_kwargs`.
+    Targets are what the template marks by `{% generation %}`; if it has no such blocks, what it writes for the
+    assistant's messages after the generation prompt. An assistant's message with `weight` 0 is context.
 
     **Arguments:** `row`; `name`, for errors; `tokenizer`; `template`, needed for messages.
-    **Raises:** `DataError` for a row of neither form, a field that is not text, no target, or messages without a
-    template.
+    **Raises:** `DataError` for a row of neither form, a field that is not text, no target, messages without a template
+    or that it cannot show, and a tokenizer without an end-of-sequence token where one is needed.
     """
-    if "messages" in row:
+    if row.get("messages") is not None:
         if template is None:
             raise DataError(
                 f"{name} has messages, but the model has no chat template (tokenizer_config.json); use prompt and "
                 "response, or a model that was made for chat"
             )
-        return _encode_messages(row["messages"], name, tokenizer, template)
+        return _encode_messages(row, name, tokenizer, template)
     for field in ("prompt", "response"):
         if field not in row:
             raise DataError(f"{name} has no {field!r}{nearest(field, list(row))}; a row has {FORMS}")
@@ -158,12 +170,9 @@ def encode_row(
     if not row["response"]:
         raise DataError(f"{name}: the response is empty, so there is nothing to learn")
     with _row(name):
-        head = tokenizer.encode_start(row["prompt"])
-        whole = tokenizer.encode_start(row["prompt"] + row["response"])
-        if whole[: len(head)] != head:
-            whole = head + tokenizer.encode(row["response"])
-    tokens = whole + ([] if tokenizer.eos_id is None else [tokenizer.eos_id])
-    return Example(tokens, [i >= len(head) for i in range(len(tokens))])
+        (head, _), (answer, _) = tokenizer.encode_parts([row["prompt"], row["response"]])
+        answer = [*answer, tokenizer.end_id]
+    return Example(head + answer, [False] * len(head) + [True] * len(answer))
 
 
 def encode_prompt(
@@ -175,17 +184,16 @@ def encode_prompt(
     **Returns:** the text, and its tokens after what the tokenizer puts before a text (chat templates write it).
     **Raises:** `DataError` for a row of neither form, a field that is not text, or a text that cannot be encoded.
     """
-    if "messages" in row:
+    if row.get("messages") is not None:
         if template is None:
             raise DataError(f"{name} has messages, but the model has no chat template; give a prompt")
-        messages = row["messages"]
-        _check_messages(messages, name)
+        messages, variables = _conversation(row, name, template)
         if messages[-1]["role"] == "assistant":
             messages = messages[:-1]
         if not messages:
             raise DataError(f"{name}: it has messages of the assistant only; a message of the user is needed")
         with _row(name):
-            return template.encode(tokenizer, messages)
+            return template.encode(tokenizer, messages, **variables)
     if "prompt" not in row:
         raise DataError(f"{name} has no 'prompt'{nearest('prompt', list(row))}; a row has prompt, or messages")
     if not isinstance(row["prompt"], str):
@@ -207,38 +215,138 @@ def check_vocabulary(tokens: Sequence[int], name: str, tokenizer: FastTokenizer,
         )
 
 
-def _check_messages(messages: Any, name: str) -> None:
+def _conversation(
+    row: Mapping[str, Any], name: str, template: ChatTemplate
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """A row's messages, without keys that are null, and the variables for the template."""
+    messages = row["messages"]
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise DataError(f"{name}: messages is {type(messages).__name__}; a list of at least one message is needed")
     for i, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise DataError(f"{name}: message {i} has no role; it needs a role and a content")
-        if not isinstance(message.get("content"), str):
+        if not isinstance(message.get("content"), str) and not (
+            message.get("content") is None and message.get("tool_calls")
+        ):
             raise DataError(f"{name}: message {i} has no text as its content")
-
-
-def _encode_messages(messages: Any, name: str, tokenizer: FastTokenizer, template: ChatTemplate) -> Example:
-    _check_messages(messages, name)
-    if all(message["role"] != "assistant" for message in messages):
-        raise DataError(f"{name}: the assistant says nothing, so there is nothing to learn")
-    text, spans = "", []
-    for i, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
-        with _row(name):
-            asked = template.render(messages[:i], add_generation_prompt=True)
-            answered = template.render(messages[: i + 1])
-        if not asked.startswith(text) or not answered.startswith(asked):
+    variables = {column: _parsed(row[column], column, list, name) for column in LISTS if row.get(column)}
+    for column, value in variables.items():
+        if value and column not in template.variables:
             raise DataError(
-                f"{name}: the chat template rewrites what came before message {i}, so the assistant's words cannot "
-                "be located; split the row into one for each answer"
+                f"{name} has {column}, which the model's chat template does not read: leave the column out, or take a "
+                "model whose template shows them"
+            )
+    options = _parsed(row[OPTIONS], OPTIONS, dict, name) if row.get(OPTIONS) else {}
+    for option in options:
+        if option in RESERVED or option not in template.variables:
+            readable = sorted(template.variables - {*RESERVED, *template.specials})
+            raise DataError(
+                f"{name}: {OPTIONS} has {option!r}, which is no option of the model's chat template"
+                f"{nearest(option, readable)}; leave it out"
+            )
+    return [_message(message) for message in messages], {**variables, **options}
+
+
+def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message without keys that are null, also in its calls of tools; the arguments of a call are as they are."""
+    kept = {key: value for key, value in message.items() if value is not None}
+    if isinstance(calls := kept.get("tool_calls"), list):
+        kept["tool_calls"] = [_call(call) for call in calls]
+    return kept
+
+
+def _call(call: Any) -> Any:
+    if not isinstance(call, Mapping):
+        return call
+    kept = {key: value for key, value in call.items() if value is not None}
+    return {**kept, "function": _call(kept["function"])} if "function" in kept else kept
+
+
+def _parsed(value: Any, column: str, kind: type, name: str) -> Any:
+    """A column's value, which may be stored as JSON."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{name}: {column} is a text, and no JSON: {error}") from error
+    if value is not None and not isinstance(value, kind):
+        needed = "a list of objects" if kind is list else "an object"
+        raise DataError(f"{name}: {column} is a {type(value).__name__}; {needed} is needed, as such or as JSON")
+    return value or kind()
+
+
+def _encode_messages(row: Mapping[str, Any], name: str, tokenizer: FastTokenizer, template: ChatTemplate) -> Example:
+    messages, variables = _conversation(row, name, template)
+    answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    if not answers:
+        raise DataError(f"{name}: the assistant says nothing, so there is nothing to learn")
+    messages = messages[: answers[-1] + 1]
+    weights = [_weight(messages[i], i, name) for i in answers]
+    if not any(weights):
+        raise DataError(f"{name}: every message of the assistant has weight 0, so there is nothing to learn")
+    with _row(name):
+        text, spans = template.render_marked(messages, **variables)
+        parts = template.parts(text, messages, **variables)
+        encoded = tokenizer.encode_parts(parts, start=not template.whole)
+        if spans is None or not template.marks:
+            learned = [i for i, weight in zip(answers, weights, strict=True) if weight]
+            spans = _answers(template, text, messages, learned, variables, name)
+        elif not all(weights):
+            if len(spans) != len(answers):
+                raise DataError(
+                    f"{name}: the chat template marks {len(spans)} texts of {len(answers)} messages of the assistant, "
+                    "so those of weight 0 cannot be located: give every message weight 1"
+                )
+            spans = [span for span, weight in zip(spans, weights, strict=True) if weight]
+    example, at = Example([], []), 0
+    for part, (ids, offsets) in zip(parts, encoded, strict=True):
+        example.tokens.extend(ids)
+        # A token without characters of its own, as one of several bytes of one, counts where it begins.
+        example.learn.extend(
+            any(a < at + max(end, start + 1) and at + start < b for a, b in spans) for start, end in offsets
+        )
+        at += len(part)
+    if not any(example.learn):
+        raise DataError(f"{name}: no token lies within what the assistant says")
+    if not template.whole and weights[-1]:  # such a template writes no end token
+        with _row(name):
+            example.tokens.append(tokenizer.end_id)
+        example.learn.append(True)
+    return example
+
+
+def _weight(message: Mapping[str, Any], place: int, name: str) -> bool:
+    weight = message.get("weight", 1)
+    if weight not in (0, 1):
+        raise DataError(f"{name}: message {place} has the weight {weight!r}; 0 (context) or 1 (learned) is needed")
+    return bool(weight)
+
+
+def _answers(
+    template: ChatTemplate,
+    text: str,
+    messages: Sequence[Mapping[str, Any]],
+    learned: Sequence[int],
+    variables: Mapping[str, Any],
+    name: str,
+) -> list[tuple[int, int]]:
+    """Where messages of the assistant begin and end in the rendered text: after what the template writes before an
+    answer, and where the text of the messages up to it ends."""
+    spans = []
+    for i in reversed(learned):
+        asked = template.render(messages[:i], add_generation_prompt=True, **variables)
+        answered = template.render(messages[: i + 1], **variables)
+        if not answered.startswith(asked):
+            raise DataError(
+                f"{name}: the chat template does not begin message {i} with its generation prompt, so the assistant's "
+                "words cannot be located: mark them in the template by {% generation %}, or give the row as prompt and "
+                "response"
+            )
+        if not text.startswith(answered):
+            raise DataError(
+                f"{name}: the chat template rewrites message {i} when others follow, so the words cannot be "
+                "located: split the row into one for each answer, in which the earlier ones have the weight 0, or mark "
+                "the words in the template by {% generation %}"
             )
         spans.append((len(asked), len(answered)))
-        text = answered
-    with _row(name):
-        tokens, offsets = tokenizer.encode_with_offsets(text)
-        start = [] if template.whole else tokenizer.encode_start(text)[: -len(tokens) or None]
-    learn = [any(a <= start and end <= b and start < end for a, b in spans) for start, end in offsets]
-    if not any(learn):
-        raise DataError(f"{name}: no token lies within what the assistant says")
-    return Example(start + tokens, [False] * len(start) + learn)
+    return spans

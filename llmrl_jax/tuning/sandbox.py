@@ -79,18 +79,27 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.globals["dict"] = lambda *given, **named: dict(*given, **named)
         del self.globals["lipsum"]  # random text of any length
 
-    def render(self, template: Any, values: Mapping[str, Any]) -> str:
-        """The text of a template. **Raises:** `Unbounded`, and whatever the template raises."""
+    def render(self, template: Any, values: Mapping[str, Any]) -> tuple[str, list[tuple[int, int]] | None]:
+        """The text of a template, and where the texts of its `{% generation %}` blocks begin and end in it, in
+        characters; None if they cannot be located, as in a macro. **Raises:** `Unbounded`, and whatever the template
+        raises."""
         self._spent.steps, self._spent.sizes = 0, {}
-        length, pieces = 0, []
+        self._spent.length, self._spent.generated = 0, []
+        pieces = []
         try:
             for piece in template.generate(**values):
-                length += len(piece)
-                _check_length(length)
+                self._spent.length += len(piece)
+                _check_length(self._spent.length)
                 pieces.append(piece)
         finally:
-            self._spent.sizes = {}
-        return "".join(pieces)
+            marked, self._spent.generated, self._spent.sizes = self._spent.generated, [], {}
+        text = "".join(pieces)
+        located = all(text.startswith(part, start) for start, part in marked)
+        return text, [(start, start + len(part)) for start, part in marked] if located else None
+
+    def generated(self, text: str) -> None:
+        """Record the text of a `{% generation %}` block, which is rendered next."""
+        self._spent.generated.append((self._spent.length, text))
 
     def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
         return super()._generate(Bounds().visit(source), *args, **kwargs)

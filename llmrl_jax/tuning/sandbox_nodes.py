@@ -14,14 +14,20 @@ _CHEAP = frozenset(("length", "count", "first", "last", "default", "d"))
 
 
 class GenerationBlock(Extension):
-    """The block `{% generation %}`, by which templates mark what the assistant says; it renders what it contains."""
+    """The block `{% generation %}`, by which templates mark what the assistant says; it renders what it contains, and
+    gives the text to the environment's `generated`."""
 
     tags = {"generation"}
 
     def parse(self, parser: Any) -> nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body, lineno=line)
+        return nodes.CallBlock(self.call_method("_generated"), [], [], body, lineno=line)
+
+    def _generated(self, caller: Any) -> str:
+        text = caller()
+        self.environment.generated(text)  # type: ignore[attr-defined]  # of `BoundedEnvironment`
+        return text
 
 
 def _passed(node: Any, name: str) -> nodes.Filter:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from llmrl_jax.lm.source import tokenizer_config
-from llmrl_jax.lm.tokens import CONFIG_FILE, FastTokenizer, special_tokens
+from llmrl_jax.lm.tokens import CONFIG_FILE, TEMPLATE_SPECIALS, FastTokenizer
 
 
 PLAIN = "{{ messages | map(attribute='content') | join('\n\n') }}"
 """The contents of the messages joined by blank lines, for models that were not trained on chat."""
-SPECIALS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
+NEAR = 64
+"""Characters within which a tokenizer's merges are looked for."""
 TEMPLATE_FILE = "chat_template.jinja"
 
 
@@ -85,26 +88,49 @@ class ChatTemplate:
                 raise TemplateError(f"the chat_template of {file} is {type(source).__name__}; a text is needed")
         if not source:
             return None
-        try:
-            return cls(source, special_tokens(config, SPECIALS), whole=choice != "plain", date=date)
-        except TemplateError:
-            raise
-        except ValueError as error:
-            raise ValueError(f"{file}: {error}") from None
+        return cls(source, {n: config.get(n) for n in TEMPLATE_SPECIALS}, whole=choice != "plain", date=date)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = False) -> str:
-        """The text of a conversation. **Raises** `TemplateError` if the template rejects it, fails, violates the
-        sandbox, or exceeds its bounds."""
+    @functools.cached_property
+    def variables(self) -> frozenset[str]:
+        """The names of the variables that the template may read."""
+        from jinja2 import meta
+
+        return frozenset(meta.find_undeclared_variables(self._environment.parse(self.source)))
+
+    @functools.cached_property
+    def marks(self) -> bool:
+        """Whether the template marks what the assistant says, by `{% generation %}`."""
+        from jinja2 import nodes
+
+        blocks = self._environment.parse(self.source).find_all(nodes.CallBlock)
+        return any(isinstance(block.call.node, nodes.ExtensionAttribute) for block in blocks)
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], /, *, add_generation_prompt: bool = False, **variables: Any
+    ) -> str:
+        """The text of a conversation. As in transformers, a key of a message whose value is None is left out.
+
+        **Arguments:** `variables`, of the template: `tools`, `documents`, its options.
+        **Raises:** `TemplateError` if the template rejects the conversation, fails, violates the sandbox, or exceeds
+        its bounds."""
+        return self.render_marked(messages, add_generation_prompt=add_generation_prompt, **variables)[0]
+
+    def render_marked(
+        self, messages: Sequence[Mapping[str, Any]], /, *, add_generation_prompt: bool = False, **variables: Any
+    ) -> tuple[str, list[tuple[int, int]] | None]:
+        """`render`, and where the texts that the template marks by `{% generation %}` begin and end, in characters;
+        None if they cannot be located, as in a macro."""
         from jinja2 import TemplateError as JinjaError
 
         from llmrl_jax.tuning.sandbox import Unbounded
 
         given = {
-            "messages": [dict(m) for m in messages],
+            "messages": [{key: value for key, value in m.items() if value is not None} for m in messages],
             "tools": None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
             **self.specials,
+            **variables,
         }
         try:
             return self._environment.render(self._template, given)
@@ -115,10 +141,45 @@ class ChatTemplate:
         except Exception as error:  # an operation in the template
             raise TemplateError(f"the chat template fails on these messages: {_reason(error)}") from error
 
-    def encode(self, tokenizer: FastTokenizer, messages: Sequence[Mapping[str, Any]]) -> tuple[str, list[int]]:
-        """A conversation up to where the assistant's answer begins, as text and as tokens. **Raises** as `render`."""
-        text = self.render(messages, add_generation_prompt=True)
-        return text, tokenizer.encode(text) if self.whole else tokenizer.encode_start(text)
+    def encode(
+        self, tokenizer: FastTokenizer, messages: Sequence[Mapping[str, Any]], /, **variables: Any
+    ) -> tuple[str, list[int]]:
+        """A conversation up to where the assistant's answer begins, as text and as tokens: those with which a row that
+        holds the answer begins, too. **Arguments** and **Raises** as `render`."""
+        text = self.render(messages, add_generation_prompt=True, **variables)
+        before = self.render(messages, **variables)
+        prompt = text[len(before) :] if text.startswith(before) else ""
+        # Parts take a rendering for each earlier answer: only where the tokenizer merges across their beginnings.
+        parts = self.parts(text, messages, **variables) if _merges(tokenizer, text, prompt) else [text]
+        encoded = tokenizer.encode_parts(parts, start=not self.whole)
+        return text, [token for ids, _ in encoded for token in ids]
+
+    def parts(self, text: str, messages: Sequence[Mapping[str, Any]], /, **variables: Any) -> list[str]:
+        """The rendered text of a conversation in parts, one more than answers that the model begins after reading the
+        text up to there: each part but the first begins with an answer."""
+        borders = [0]
+        for i, message in enumerate(messages):
+            if message["role"] == "assistant":
+                at = len(self._question(text, messages[:i], variables))
+                borders += [at] if at > borders[-1] else []
+        return [text[a:b] for a, b in zip(borders, [*borders[1:], len(text)], strict=True)]
+
+    def _question(self, text: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
+        """The conversation up to where the assistant's answer begins, if `text` begins with it, else no text."""
+        try:
+            question = self.render(messages, add_generation_prompt=True, **variables)
+        except TemplateError:  # as of no message
+            return ""
+        return question if text.startswith(question) else ""
+
+
+def _merges(tokenizer: FastTokenizer, text: str, prompt: str) -> bool:
+    """Whether a tokenizer merges what ends a generation prompt, anywhere in a text, with what follows it."""
+    if not prompt:
+        return True
+    ends = [match.end() for match in re.finditer(re.escape(prompt), text)]
+    around = {(text[max(0, at - NEAR) : at], text[at : at + NEAR]) for at in ends}
+    return any(tokenizer.encode(a + b)[: len(head := tokenizer.encode(a))] != head for a, b in around)
 
 
 def _reason(error: Exception) -> str:

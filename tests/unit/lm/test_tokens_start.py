@@ -106,7 +106,7 @@ def test_every_place_asks_the_tokenizer(bpe, name, tmp_path, monkeypatch):
     assert encode_prompt(said, "f:1", tokenizer, own) == (BOS + prompt, [0, *head])
     chat = {"messages": [*said["messages"], {"role": "assistant", "content": "drop"}]}
     answered = encode_row(chat, "f:1", tokenizer, plain)
-    assert answered.tokens == start + bpe.encode(prompt + "\n\ndrop")
+    assert answered.tokens == [*start, *bpe.encode(prompt + "\n\ndrop"), 1]
     assert answered.learn.index(True) >= len(start + head), "the prefix and the prompt are context"
     # the server: completions, scores and chat
     model = lm.Llama(lm.LlamaConfig(bpe.vocab_size, 16, 24, 1, 2))

@@ -62,9 +62,10 @@ def test_a_response_and_its_end_are_learnt(tokenizer):
 
 def test_a_border_that_joins_is_tokenized_apart():
     backend = tokenizers.Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")]))
-    joining = FastTokenizer(backend)
+    backend.add_special_tokens(["</s>"])
+    joining = FastTokenizer(backend, eos_token="</s>")
     assert joining.encode("ab") == [2]
-    assert encode_row({"prompt": "a", "response": "b"}, "x:1", joining) == Example([0, 1], [False, True])
+    assert encode_row({"prompt": "a", "response": "b"}, "x:1", joining) == Example([0, 1, 3], [False, True, True])
 
 
 def test_what_the_assistant_says_is_learnt(tokenizer, template):
@@ -83,7 +84,7 @@ def test_what_the_assistant_says_is_learnt(tokenizer, template):
 def test_a_template_that_rewrites_the_past_is_refused(tokenizer):
     last = ChatTemplate("{{ messages[-1]['content'] }}", {})
     one, two = {"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}
-    with pytest.raises(DataError, match="rewrites what came before message 1"):
+    with pytest.raises(DataError, match="does not begin message 1 with its generation prompt"):
         encode_row({"messages": [one, two]}, "x:1", tokenizer, last)
     with pytest.raises(DataError, match="x:1: the chat template refuses"):  # it was not made for an empty start
         encode_row({"messages": [two]}, "x:1", tokenizer, last)
