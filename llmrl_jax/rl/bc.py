@@ -1,16 +1,18 @@
 """Behavioural cloning: the policy that makes the recorded actions most likely.
 
 Continuous actions: the mean squared error of a deterministic actor. Discrete ones: the cross-entropy, plus a penalty on
-the squares of the logits. Both, and their defaults, are those of d3rlpy's BC and DiscreteBC.
+the squares of the logits (`cloning_loss`). Both, and their defaults, are those of d3rlpy's BC and DiscreteBC of version
+2.0.2, which KALM used. From 2.1 on d3rlpy penalises normalised log-probabilities: `beta_on="log_probs"`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
 
 from llmrl_jax.core.checks import fields_in, refuse_unread
 from llmrl_jax.rl.actors import CategoricalActor, DeterministicActor
@@ -21,9 +23,13 @@ from llmrl_jax.rl.offline_data import ActionKind, Batch
 from llmrl_jax.rl.registry import OfflineAlgorithm
 
 
+BetaOn = Literal["logits", "log_probs"]
+"""The numbers whose squares are penalised: the network's outputs, or their normalised log-probabilities."""
+
+
 @dataclass(frozen=True)
 class BCConfig(OfflineConfig):
-    """Hyper-parameters, with d3rlpy's defaults."""
+    """Hyper-parameters, with the defaults of d3rlpy 2.0.2."""
 
     NAME: ClassVar[str] = "bc"
     batch_size: int = 100
@@ -31,10 +37,23 @@ class BCConfig(OfflineConfig):
     learning_rate: float = 1e-3
     """Step size of Adam."""
     beta: float = 0.5
-    """Discrete actions: weight of the mean square of the logits."""
+    """Discrete actions: weight of the mean square of what `beta_on` names."""
+    beta_on: BetaOn = "logits"
+    """Discrete actions: the numbers that `beta` penalises; `log_probs`: d3rlpy from version 2.1 on."""
 
     def check(self):
         fields_in(self, "[0, inf)", "learning_rate", "beta", prefix=self.prefix)
+
+
+def cloning_loss(cloned: Categorical, action: Int[Array, " B"], beta: Any, beta_on: BetaOn) -> Float[Array, ""]:
+    """`mean -log pi(a | s) + beta mean x^2`, with `x` the logits or the log-probabilities of all actions.
+
+    Logits can be shifted, so with them the policy of deterministic data stays sharp. All log-probabilities are 0 for no
+    policy, and their squares are smallest for the uniform one: with 40 actions and `beta` 0.5 the optimum for a state
+    with a single action gives it 0.865 with logits, 0.214 with log-probabilities.
+    """
+    penalised = cloned.logits if beta_on == "logits" else cloned.log_probs
+    return -jnp.mean(cloned.log_prob(action)) + beta * jnp.mean(penalised**2)
 
 
 class BC:
@@ -42,7 +61,8 @@ class BC:
 
     def __init__(self, config: BCConfig, actions: ActionKind):
         if not actions.discrete:
-            refuse_unread(config, ["beta"], "bc with continuous actions", prefix=config.prefix)
+            refuse_unread(config, ["beta", "beta_on"], "bc with continuous actions", prefix=config.prefix)
+        self.beta_on: BetaOn = config.beta_on
         kind = CategoricalActor if actions.discrete else DeterministicActor
         self.actor: Any = kind(actions.width, config.hidden, config.activation)
 
@@ -50,11 +70,10 @@ class BC:
         return Trained.begin({"actor": self.actor.init(key, batch.obs.shape[-1])})
 
     def loss(self, params: Any, batch: Batch, beta: Any) -> jax.Array:
-        """`mean (pi(s) - a)^2`, or `mean -log pi(a | s) + beta mean logits^2`."""
+        """`mean (pi(s) - a)^2`, or `cloning_loss`."""
         if isinstance(self.actor, DeterministicActor):
             return jnp.mean((self.actor(params, batch.obs) - batch.action) ** 2)
-        found: Categorical = self.actor.distribution(params, batch.obs)
-        return -jnp.mean(found.log_prob(batch.action)) + beta * jnp.mean(found.logits**2)
+        return cloning_loss(self.actor.distribution(params, batch.obs), batch.action, beta, self.beta_on)
 
     def step(self, trained: Trained, batch: Batch, context: Context) -> tuple[Trained, dict[str, jax.Array]]:
         h = context.hparams

@@ -1,8 +1,8 @@
 """BCQ for discrete actions (Fujimoto et al., 1910.01708): double DQN among the actions that the data make likely.
 
 An action may be chosen if its probability by a cloned policy is more than `flexibility` times that of the likeliest.
-Equations and defaults are d3rlpy's DiscreteBCQ; the networks share no layers, as the authors' (d3rlpy's share those of
-the first critic by default).
+Equations and defaults are those of d3rlpy 2.0.2's DiscreteBCQ; later versions penalise other numbers (`beta_on`).
+The networks share no layers, as the authors' (d3rlpy's share those of the first critic by default).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float
 
 from llmrl_jax.core.checks import COUNT, fields_in
 from llmrl_jax.rl.actors import CategoricalActor, Critics
+from llmrl_jax.rl.bc import BetaOn, cloning_loss
 from llmrl_jax.rl.discrete_cql import double_targets, huber
 from llmrl_jax.rl.distributions import Categorical
 from llmrl_jax.rl.offline import Context, Trained
@@ -26,7 +27,7 @@ from llmrl_jax.rl.registry import OfflineAlgorithm
 
 @dataclass(frozen=True)
 class DiscreteBCQConfig(OfflineConfig):
-    """Hyper-parameters, with d3rlpy's defaults."""
+    """Hyper-parameters, with the defaults of d3rlpy 2.0.2."""
 
     NAME: ClassVar[str] = "discrete_bcq"
     batch_size: int = 32
@@ -38,7 +39,9 @@ class DiscreteBCQConfig(OfflineConfig):
     flexibility: float = 0.3
     """Probability, relative to the likeliest action's, above which an action may be chosen, 0 to 1."""
     beta: float = 0.5
-    """Weight of the mean square of the cloned policy's logits."""
+    """Weight of the mean square of the numbers of the cloned policy that `beta_on` names."""
+    beta_on: BetaOn = "logits"
+    """The numbers that `beta` penalises: `logits` as the authors; `log_probs` as d3rlpy from version 2.1 on."""
     critics: int = 1
     """Critics; the target is that of the smallest value."""
     target_every: int = 8_000
@@ -74,10 +77,10 @@ class DiscreteBCQ:
     def loss(
         self, params: dict[str, Any], wanted: Float[Array, " B"], batch: Batch, beta: Any
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """Huber's loss, plus the cross-entropy of the cloned policy and `beta` times its mean squared logits."""
+        """Huber's loss, plus the `cloning_loss` of the cloned policy."""
         td = huber(self.critics(params["critic"], batch.obs, batch.action) - wanted)
         cloned = self.imitator.distribution(params["imitator"], batch.obs)
-        imitation = -jnp.mean(cloned.log_prob(batch.action)) + beta * jnp.mean(cloned.logits**2)
+        imitation = cloning_loss(cloned, batch.action, beta, self.config.beta_on)
         return td + imitation, {"critic_loss": td, "imitator_loss": imitation}
 
     def step(self, trained: Trained, batch: Batch, context: Context) -> tuple[Trained, dict[str, jax.Array]]:

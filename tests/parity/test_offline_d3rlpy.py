@@ -42,8 +42,11 @@ def layers(recorded: dict[str, np.ndarray], place: str, *last: str) -> list[dict
 def networks(recorded: dict[str, np.ndarray], name: str, step: int) -> dict[str, Any]:
     """Ours with the weights of d3rlpy's after `step` gradient steps."""
     at = f"{name}/{step}"
-    if name == "bc":
+    if name in ("bc", "discrete_bc"):
         return {"actor": layers(recorded, f"{at}/imitator", "_fc")}
+    if name == "discrete_bcq":
+        one = layers(recorded, f"{at}/q_funcs.0", "_fc")
+        return {"critic": jax.tree.map(lambda x: x[None], one), "imitator": layers(recorded, f"{at}/imitator", "_fc")}
     both = [layers(recorded, f"{at}/q_funcs.{i}", "_fc") for i in (0, 1)]
     critic = jax.tree.map(lambda *x: jnp.stack(x), *both)
     if name == "cql":
@@ -54,22 +57,31 @@ def networks(recorded: dict[str, np.ndarray], name: str, step: int) -> dict[str,
     return {"actor": actor, "critic": critic, "value": layers(recorded, f"{at}/value_func", "_fc")}
 
 
-def method_of(name: str) -> tuple[Any, dict[str, jax.Array]]:
-    found = algorithm(name)
-    changes = {"iql": {"actor_decay_steps": 0}}.get(name, {})
-    config = found.config(hidden=HIDDEN, batch_size=64, **changes)
-    actions = ActionKind(low=(-1.0, -1.0), high=(1.0, 1.0))
+CHANGES: dict[str, dict[str, Any]] = {
+    "iql": {"actor_decay_steps": 0},
+    "discrete_bc": {"beta_on": "log_probs"},
+    "discrete_bcq": {"beta_on": "log_probs", "learning_rate": 1e-3, "flexibility": 0.7},
+}
+"""Settings other than our defaults."""
+
+
+def method_of(name: str, **changes: Any) -> tuple[Any, dict[str, jax.Array]]:
+    found = algorithm("bc" if name == "discrete_bc" else name)
+    config = found.config(hidden=HIDDEN, batch_size=64, **(CHANGES.get(name, {}) | changes))
+    actions = ActionKind(6) if name.startswith("discrete") else ActionKind(low=(-1.0, -1.0), high=(1.0, 1.0))
     method: Any = found.make(config, actions)
     if name == "iql":  # as d3rlpy's: the deviation is a sigmoid of its parameter
         method.actor = GaussianActor(2, HIDDEN, low=LOG_STD_MIN, sigmoid=True)
     return method, {k: jnp.float32(v) for k, v in vars(config).items() if isinstance(v, float)}
 
 
-def learned(recorded: dict[str, np.ndarray], name: str, steps: int) -> tuple[Any, Trained]:
+def learned(recorded: dict[str, np.ndarray], name: str, steps: int, **changes: Any) -> tuple[Any, Trained]:
     """The method, and its networks after gradient steps from d3rlpy's initial weights on d3rlpy's batches."""
-    method, hparams = method_of(name)
+    method, hparams = method_of(name, **changes)
     first = networks(recorded, name, 0)
     columns = {k: jnp.asarray(recorded[k]) for k in ("obs", "action", "reward", "next_obs")}
+    if name.startswith("discrete"):
+        columns["action"] = jnp.asarray(recorded["choice"])
     columns["terminated"] = jnp.asarray(recorded["terminated"]) > 0
 
     def one(trained: Trained, at: tuple[jax.Array, jax.Array]) -> tuple[Trained, None]:
@@ -92,6 +104,30 @@ def test_bc_is_d3rlpys(recorded):
     _, found = learned(recorded, "bc", 200)
     wanted, first = networks(recorded, "bc", 200)["actor"], networks(recorded, "bc", 0)["actor"]
     assert distance(found.params["actor"], wanted) < 1e-3 < 0.05 < distance(first, wanted)
+
+
+def test_discrete_bc_is_d3rlpys(recorded):
+    """Version 2.8.1 penalises log-probabilities. With logits, as 2.0.2, weights are others."""
+    _, found = learned(recorded, "discrete_bc", 200)
+    wanted = networks(recorded, "discrete_bc", 200)["actor"]
+    assert distance(found.params["actor"], wanted) < 5e-3
+    _, other = learned(recorded, "discrete_bc", 200, beta_on="logits")
+    assert distance(other.params["actor"], wanted) > 0.05
+
+
+def test_discrete_bcq_is_d3rlpys(recorded):
+    """Its target network is copied after the first step, ours is not, so the critics are compared before that shows."""
+    _, first = learned(recorded, "discrete_bcq", 1)
+    assert distance(first.params, networks(recorded, "discrete_bcq", 1)) < 1e-5
+    method, found = learned(recorded, "discrete_bcq", 200)
+    wanted = networks(recorded, "discrete_bcq", 200)
+    assert distance(found.params["imitator"], wanted["imitator"]) < 5e-3
+    _, other = learned(recorded, "discrete_bcq", 200, beta_on="logits")
+    assert distance(other.params["imitator"], wanted["imitator"]) > 0.05
+    obs, played = jnp.asarray(recorded["obs"]), recorded["discrete_bcq/played"]
+    np.testing.assert_array_equal(method.act(wanted, obs).mode(), played)
+    q = method.critics.every(wanted["critic"], obs)[0]
+    assert (jnp.argmax(q, axis=-1) != played).mean() > 0.05, "some best actions are not likely"
 
 
 def test_the_first_step_of_iql_is_d3rlpys(recorded):

@@ -13,11 +13,12 @@ import pytest
 from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.rl import prdc
 from llmrl_jax.rl.awac import AWAC, AWACConfig
-from llmrl_jax.rl.bc import BC, BCConfig
+from llmrl_jax.rl.bc import BC, BCConfig, cloning_loss
 from llmrl_jax.rl.bcq import BCQ, BCQConfig
 from llmrl_jax.rl.cql import CQL, CQLConfig, proposed
 from llmrl_jax.rl.discrete_bcq import DiscreteBCQ, DiscreteBCQConfig
 from llmrl_jax.rl.discrete_cql import DiscreteCQL, DiscreteCQLConfig
+from llmrl_jax.rl.distributions import Categorical
 from llmrl_jax.rl.gradient import traced_floats
 from llmrl_jax.rl.iql import IQL, IQLConfig
 from llmrl_jax.rl.mlp import beside, init_mlp, mlp
@@ -143,10 +144,48 @@ def test_bc_by_hand():
     close(metrics["actor_loss"], np.mean((np.tanh(net(trained.params["actor"], rows.obs)) - rows.action) ** 2))
     change = jax.tree.map(lambda a, b: np.abs(a - b), trained.params["actor"], after.params["actor"])
     np.testing.assert_allclose(change[-1]["bias"], 0.01, rtol=1e-3)  # Adam's first step is the step size
-    _, trained, rows, _, _, metrics = begun(BC, small(BCConfig, beta=0.3), DISCRETE)
-    logits = net(trained.params["actor"], rows.obs)
-    wanted = -pick(log_softmax(logits), rows.action).mean() + 0.3 * (logits**2).mean()
-    close(metrics["actor_loss"], wanted)
+    for beta_on in ("logits", "log_probs"):
+        _, trained, rows, _, _, metrics = begun(BC, small(BCConfig, beta=0.3, beta_on=beta_on), DISCRETE)
+        close(metrics["actor_loss"], cloning(net(trained.params["actor"], rows.obs), rows.action, 0.3, beta_on))
+    with pytest.raises(ValueError, match="bc.beta_on is 'probs'; one of logits, log_probs is needed"):
+        BCConfig(beta_on="probs")
+
+
+def cloning(logits, action, beta, beta_on):
+    log_probs = log_softmax(logits)
+    return -pick(log_probs, action).mean() + beta * ((logits if beta_on == "logits" else log_probs) ** 2).mean()
+
+
+def cloned(action, count, beta_on):
+    """The probabilities of the policy of least loss for a state with these actions in the data, `[A]`."""
+
+    def loss(logits):
+        rows = Categorical(jnp.broadcast_to(logits, (len(action), count)))
+        return cloning_loss(rows, jnp.asarray(action), 0.5, beta_on)
+
+    logits, _ = jax.lax.scan(lambda x, _: (x - jax.grad(loss)(x), None), jnp.zeros(count), None, 2000)
+    return np.asarray(jax.nn.softmax(logits))
+
+
+def test_the_optimum_of_cloning_by_hand():
+    """40 actions, of which the data have one, `beta` 0.5. Logits: the gradient is `p - e_1 + z / 40`, so that of the
+    first is `40 (1 - p)` and that of the others `-40 (1 - p) / 39`; `p` is where these logits have it."""
+    low, high = (1 / (1 + 39 * np.exp(-40 * (1 - p) * (1 + 1 / 39))) - p for p in (0.865, 0.8655))
+    assert low > 0 > high
+    assert cloned([0], 40, "logits")[0] == pytest.approx(0.8652, abs=1e-3)
+    # log-probabilities l: the gradient of the penalty is (l - p sum l) / 40, so p - e_1 + (l - p sum l) / 40 = 0
+    probs = cloned([0], 40, "log_probs")
+    assert probs[0] == pytest.approx(0.214, abs=2e-3)
+    log_probs = np.log(probs)
+    np.testing.assert_allclose(probs - np.eye(40)[0] + (log_probs - probs * log_probs.sum()) / 40, 0, atol=1e-5)
+
+
+def test_likely_actions_of_the_data_depend_on_what_is_penalised():
+    """Actions with the shares 0.7, 0.2 and 0.1 of six: an action may be chosen from 0.3 of the largest on."""
+    action = [0] * 7 + [1] * 2 + [2]
+    for beta_on, count in (("logits", 2), ("log_probs", 6)):
+        probs = cloned(action, 6, beta_on)
+        assert (probs / probs.max() > DiscreteBCQConfig().flexibility).sum() == count
 
 
 # --- IQL --------------------------------------------------------------------------------------------------------------
@@ -396,8 +435,9 @@ def test_bcq_bounds_its_deviation(said, kept):
     close(found, np.mean(error**2) + 0.5 * (np.exp(2 * kept) - 1) - kept)
 
 
-def test_discrete_bcq_by_hand():
-    config = small(DiscreteBCQConfig, beta=0.4, flexibility=0.9)
+@pytest.mark.parametrize("beta_on", ["logits", "log_probs"])
+def test_discrete_bcq_by_hand(beta_on):
+    config = small(DiscreteBCQConfig, beta=0.4, flexibility=0.9, beta_on=beta_on)
     method, trained, rows, _, _, metrics = begun(DiscreteBCQ, config, DISCRETE)
     p, t = trained.params, trained.target
 
@@ -412,8 +452,7 @@ def test_discrete_bcq_by_hand():
     close(metrics["target_mean"], wanted.mean())
     close(metrics["allowed"], offered.sum(-1).mean())
     close(metrics["critic_loss"], huber(pick(critics(p["critic"], rows.obs), rows.action) - wanted).mean())
-    logits = net(p["imitator"], rows.obs)
-    close(metrics["imitator_loss"], -pick(log_softmax(logits), rows.action).mean() + 0.4 * (logits**2).mean())
+    close(metrics["imitator_loss"], cloning(net(p["imitator"], rows.obs), rows.action, 0.4, beta_on))
     best = np.where(allowed(rows.obs), critics(p["critic"], rows.obs).mean(0), -np.inf).argmax(-1)
     np.testing.assert_array_equal(method.act(p, rows.obs).mode(), best)
 
