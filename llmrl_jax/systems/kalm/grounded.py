@@ -20,6 +20,7 @@ from llmrl_jax.data.transitions import DataError
 from llmrl_jax.lm.narrow import computed
 from llmrl_jax.lm.tokens import FastTokenizer, WordTokenizer, load_tokenizer
 from llmrl_jax.parallel import shardings
+from llmrl_jax.parallel.hosts import gather
 from llmrl_jax.systems.kalm import patterns
 from llmrl_jax.systems.kalm.config import EMBEDDED, GroundRun
 from llmrl_jax.systems.kalm.world_model import Slots, Units, WorldModel
@@ -104,6 +105,9 @@ def save(
     """Write a grounded model to `grounded/` in a run's folder, atomically: `model/` in Hugging Face's layout, with
     adapters merged, the slots, and what they are for. **Arguments:** `returns`, see `Grounded`."""
     base, params = state.frozen["base"], state.params
+    prefix = list(tokenizer.prefix_ids)
+    # A run that was begun by a version without prefixes has learned from rows without them.
+    first = np.asarray(gather(state.frozen["rows"].tokens))[0, : len(prefix)].tolist()
     llama, weights = model.llama, params.get("params")
     if llama.lora is not None:
         weights = lm.merge(base["params"], params["lora"], llama.lora)
@@ -124,6 +128,7 @@ def save(
             "words": config.model == EMBEDDED,
             "returns": returns,
             "dtype": config.dtype,
+            "prefix": prefix if first == prefix else [],
         }
         (draft / ABOUT).write_text(json.dumps(about, indent=1) + "\n")
     return out / FOLDER
@@ -146,6 +151,7 @@ def load(run: str | Path) -> Grounded:
     tokenizer = load_tokenizer(folder / "model")
     if about["words"]:
         tokenizer = WordTokenizer(tokenizer.backend)
+    tokenizer.prefix_ids = tuple(about.get("prefix", ()))  # earlier versions: none, whatever the tokenizer puts there
     flat = load_file(folder / SLOTS)
     units = Units(*(jnp.asarray(flat.pop(f"units/{name}")) for name in UNITS))
     slots = unflatten_dict({tuple(name.split("/")): jnp.asarray(x) for name, x in flat.items()})

@@ -98,10 +98,12 @@ class Row:
         self.learn.append(learn)
 
     def text(self, text: str, *, learn: bool = False, end: bool = False) -> Row:
-        """A piece of text, tokenized on its own. **Arguments:** `end`, whether a text of the model ends here."""
-        tokens = self.tokenizer.encode(text)
+        """A piece of text, tokenized on its own; before the first comes what the tokenizer puts before a text.
+
+        **Arguments:** `end`, whether a text of the model ends here."""
+        tokens = self.tokenizer.encode(text) if self.tokens else self.tokenizer.encode_start(text)
         if end:
-            tokens = [*tokens, int(self.tokenizer.eos_id)]  # type: ignore[arg-type]  # every model here has one
+            tokens = [*tokens, self.tokenizer.end_id]
         for token in tokens:
             self._put(token, TOKEN, 0, 0, learn)
         return self
@@ -256,7 +258,7 @@ def prompts(
 
     **Arguments:** `length`, of a row; 0: that of the longest. **Returns:** tokens and their numbers.
     """
-    encoded = [tokenizer.encode(ROLLOUT.format(text)) for text in texts]
+    encoded = [tokenizer.encode_start(ROLLOUT.format(text)) for text in texts]
     lengths = np.array([len(tokens) for tokens in encoded], np.int32)
     width = length or int(lengths.max())
     if lengths.max() > width:
