@@ -33,11 +33,10 @@ def locate(model: str | Path, *, revision: str | None = None) -> Path:
     if str(model).strip() and path.is_file():
         if path.suffix != gguf.SUFFIX and not gguf.is_gguf(path):
             raise FileNotFoundError(
-                f"{model} is a file, and not a GGUF file; give a folder, a GGUF file, a Hugging Face hub id, or a name "
-                f"({', '.join(LANGUAGE_MODELS)})"
+                f"{model} is a file, and not a GGUF file{gguf.part_of_bytes(path)}; give a folder, a GGUF file, a "
+                f"Hugging Face hub id, or a name ({', '.join(LANGUAGE_MODELS)})"
             )
-        gguf.read_header(path)
-        return path
+        return gguf.read_header(path).path
     return locate_folder(model, revision=revision, names=LANGUAGE_MODELS)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -122,14 +123,18 @@ class Served:
         self.refuse_early(text)
         return self.check(self.tokenizer.encode_start(text))
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] = MappingProxyType({})
+    ) -> list[int]:
         """The tokens of a conversation up to where the assistant's answer begins.
 
+        **Arguments:** `variables`, of the template, such as `enable_thinking`: texts, numbers and booleans.
         **Raises:** `ValueError` where the model has no chat template, or that refuses the messages."""
         if self.template is None:
             raise ValueError(f"the model {self.name!r} has no chat template; request a completion")
-        self.refuse_early("".join(message["content"] for message in messages))
-        return self.check(self.template.encode(self.tokenizer, messages)[1])
+        texts = [message["content"] for message in messages] + [v for v in variables.values() if isinstance(v, str)]
+        self.refuse_early("".join(texts))
+        return self.check(self.template.encode(self.tokenizer, messages, **variables)[1])
 
     def refuse_early(self, text: str) -> None:
         """**Raises:** `ContextOverflow` for a text whose beginning has more tokens than the context; the rest of it is

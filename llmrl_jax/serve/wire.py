@@ -35,11 +35,12 @@ _READ = frozenset(
     + ("top_k", "min_p", "repetition_penalty")
 )
 IGNORED = frozenset(
-    ("user", "metadata", "store", "service_tier", "safety_identifier", "parallel_tool_calls")
-    + ("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options")
+    ("user", "metadata", "store", "service_tier", "safety_identifier", "parallel_tool_calls", "request_id")
+    + ("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "cache_prompt", "cache_salt", "keep_alive")
 )
 """Fields that do not change the answer."""
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
+    # OpenAI's
     "best_of": (1,),
     "echo": (False,),
     "frequency_penalty": (0,),
@@ -54,8 +55,48 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("none", "auto"),
     "tools": ([],),
     "top_logprobs": (0,),
+    "verbosity": ("medium",),
+    # of other servers, whose clients send them to all
+    "add_generation_prompt": (True,),
+    "add_special_tokens": (),  # `_SPECIAL_TOKENS`
+    "allowed_token_ids": ([],),
+    "bad_words": ([],),
+    "continue_final_message": (False,),
+    "do_sample": (True,),
+    "documents": ([],),
+    "dry_multiplier": (0,),
+    "dynatemp_range": (0,),
+    "early_stopping": (False,),
+    "grammar": ("",),
+    "ignore_eos": (False,),
+    "include_reasoning": (True,),
+    "include_stop_str_in_output": (False,),
+    "kv_transfer_params": ({},),
+    "length_penalty": (1,),
+    "logits_processors": ([],),
+    "min_tokens": (0,),
+    "mirostat": (0,),
+    "mm_processor_kwargs": ({},),
+    "n_probs": (0,),
+    "no_repeat_ngram_size": (0,),
+    "repeat_penalty": (1,),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "separate_reasoning": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "stop_token_ids": ([],),
+    "structured_outputs": ({},),
+    "tfs_z": (1,),
+    "top_a": (0,),
+    "typical_p": (1,),
+    "use_beam_search": (False,),
+    "vllm_xargs": ({},),
+    "xtc_probability": (0,),
 }
 """Fields that are accepted only with values that have no effect."""
+_SPECIAL_TOKENS = {"messages": (False,), "prompt": (True,)}
+"""The values of `add_special_tokens` without effect: a template writes what begins a text."""
 _INSTEAD = {
     "echo": "; /v1/score gives the log-probabilities of a text",
     "best_of": "; request n, and choose",
@@ -63,13 +104,30 @@ _INSTEAD = {
     "response_format": "; llmrl_jax.advice.ask validates a reply and asks again",
 }
 _MESSAGE_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "additional_kwargs": ({},),
     "annotations": ([],),
     "audio": ({},),
     "function_call": ({},),
+    "images": ([],),
+    "partial": (False,),
+    "prefix": (False,),
+    "provider_specific_fields": ({},),
+    "reasoning": ("",),
+    "reasoning_content": ("",),
     "refusal": ("",),
+    "thinking_blocks": ([],),
+    "tool_call_id": ("",),
     "tool_calls": ([],),
 }
 """The same for the fields of a message. Its `name` distinguishes speakers of one role; templates do not show it."""
+_NO_THOUGHTS: dict[str, tuple[Any, ...]] = {
+    "chat_template_kwargs": ({},),
+    "enable_thinking": (False,),
+    "reasoning_effort": ("none",),
+    "reasoning": ({}, {"effort": "none"}, {"enabled": False}),
+    "thinking": ({"type": "disabled"},),
+}
+"""The values of the fields about thoughts with which there are none."""
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 
@@ -101,7 +159,7 @@ def read_completion(
     for prompt in texts:
         check()
         prompts.append(tokens_of(sampler.served, prompt))
-    logprobs = integer(body, "logprobs", -1, 0)
+    logprobs = -1 if body.get("logprobs") is False else integer(body, "logprobs", -1, 0)
     if logprobs > 0:
         raise _unsupported("logprobs", logprobs, (0,), _INSTEAD["top_logprobs"])
     return _request(body, sampler, prompts, "max_tokens", default_tokens, logprobs == 0)
@@ -112,7 +170,7 @@ def read_chat(
 ) -> Request:
     """A body of `/v1/chat/completions`. **Arguments:** `check`, see `read_completion`. **Raises:** `ApiError`, naming
     the field."""
-    _refuse_others(body, sampler.served, {"messages", "max_completion_tokens"})
+    _refuse_others(body, sampler.served, {"messages", "max_completion_tokens", *_NO_THOUGHTS})
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise ApiError(f"messages is {quote(messages)}; a list of at least 1 message is needed", param="messages")
@@ -123,7 +181,8 @@ def read_chat(
         if body.get("max_tokens") not in (None, body[limit]):
             raise ApiError("max_tokens and max_completion_tokens differ; give one of them", param="max_tokens")
     check()
-    tokens = blamed("messages", lambda: sampler.served.encode_chat(said))
+    variables = _variables(body, sampler.served)
+    tokens = blamed("messages", lambda: sampler.served.encode_chat(said, variables))
     return _request(body, sampler, [tokens], limit, default_tokens, boolean(body, "logprobs"))
 
 
@@ -132,7 +191,7 @@ def _request(body, sampler: Sampler, prompts: Sequence[list[int]], limit: str, d
     stop = [] if stop is None else [stop] if isinstance(stop, str) else stop
     if not isinstance(stop, list) or not all(isinstance(s, str) for s in stop):
         raise ApiError(f"stop is {quote(stop)}; a text or a list of texts is needed", param="stop")
-    options: dict[str, Any] = {"n": integer(body, "n", 1, 1), "top_k": integer(body, "top_k", 0, 0)}
+    options: dict[str, Any] = {"n": integer(body, "n", 1, 1), "top_k": max(0, integer(body, "top_k", 0, -1))}
     for name, default_value in (("temperature", 1.0), ("top_p", 1.0), ("min_p", 0.0), ("repetition_penalty", 1.0)):
         options[name] = number(body, name, default_value)
     if 0 < options["temperature"] < EXTREMES["temperature"][0]:
@@ -149,6 +208,7 @@ def _request(body, sampler: Sampler, prompts: Sequence[list[int]], limit: str, d
         asks.append(blamed("", partial(sampler.check, ask)))
     stream = boolean(body, "stream")
     after = body.get("stream_options") or {}
+    after = {name: value for name, value in after.items() if value} if isinstance(after, dict) else after
     if not isinstance(after, dict) or set(after) - {"include_usage", "include_obfuscation"}:
         raise ApiError(f"stream_options is {quote(after)}; only include_usage is known", param="stream_options")
     if after and not stream:
@@ -161,11 +221,74 @@ def _refuse_others(body: Mapping[str, Any], served: Served, own: set[str]) -> No
     for name, value in body.items():
         if value is None or name in _READ or name in own or name in IGNORED:
             continue
-        if name not in _NEUTRAL:
+        neutral = _NEUTRAL.get(name, _NO_THOUGHTS.get(name))
+        if name == "add_special_tokens":
+            neutral = _SPECIAL_TOKENS["messages" if "messages" in own else "prompt"]
+        if neutral is None:
             raise ApiError(f"the field {quote(name)!r} is not known to this server; leave it out", param=quote(name))
-        if not _is_one_of(value, _NEUTRAL[name]):
-            raise _unsupported(name, value, _NEUTRAL[name], _INSTEAD.get(name, ""))
+        if not _is_one_of(value, neutral):
+            raise _unsupported(name, value, neutral, _INSTEAD.get(name, ""))
     check_model(body, served)
+
+
+def _variables(body: Mapping[str, Any], served: Served) -> dict[str, Any]:
+    """The variables of the chat template that a body sets. Without effect, and accepted, are empty and false values of
+    variables that the template does not read, and no thinking where it cannot be turned off.
+
+    **Raises:** `ApiError` for any other variable that the template does not read."""
+    given = body.get("chat_template_kwargs")
+    given = {} if given is None else given
+    if not isinstance(given, dict):
+        raise ApiError(f"chat_template_kwargs is {quote(given)}; an object is needed", param="chat_template_kwargs")
+    params = {"enable_thinking": "enable_thinking"} | {name: f"chat_template_kwargs.{name}" for name in given}
+    if body.get("enable_thinking") is not None:
+        given = {"enable_thinking": boolean(body, "enable_thinking"), **given}
+    template = served.template
+    read = frozenset() if template is None else template.variables - {"messages", *template.specials}
+    effort, field = _effort(body)
+    if effort is not None:
+        if "reasoning_effort" in read:
+            given = {"reasoning_effort": effort, **given}
+        elif effort != "none":
+            raise _unsupported(field, body[field], ("none",), "; the model's chat template does not read it")
+        if effort == "none" and "enable_thinking" in read:
+            given = {"enable_thinking": False, **given}
+    variables = {}
+    for name, value in given.items():
+        param = params.get(name, field)
+        if name in _NEUTRAL:  # of the request, not of the template
+            if value is not None and not _is_one_of(value, _NEUTRAL[name]):
+                raise _unsupported(quote(param), value, _NEUTRAL[name], "")
+        elif name in read:
+            if isinstance(value, dict | list):
+                raise ApiError(f"{quote(param)} is {quote(value)}; a text, a number, true or false is needed",
+                               param=quote(param))  # fmt: skip
+            variables[name] = value
+        elif value:
+            raise ApiError(
+                f"{quote(param)} is {quote(value)}, and the model's chat template does not read {quote(name)!r}; leave "
+                "it out",
+                param=quote(param),
+            )
+    return variables
+
+
+def _effort(body: Mapping[str, Any]) -> tuple[str | None, str]:
+    """How much a body asks the model to think, and the field that says it.
+
+    **Raises:** `ApiError` for another value of `reasoning` or `thinking`."""
+    if (effort := body.get("reasoning_effort")) is not None:
+        if not isinstance(effort, str):
+            raise ApiError(f"reasoning_effort is {quote(effort)}; a text is needed", param="reasoning_effort")
+        return effort, "reasoning_effort"
+    for name in ("reasoning", "thinking"):
+        value, off = body.get(name), _NO_THOUGHTS[name]
+        if value is None or value == {}:
+            continue
+        if not _is_one_of(value, off):
+            raise _unsupported(name, value, off, "; give chat_template_kwargs what the model's template reads")
+        return "none", name
+    return None, ""
 
 
 def _is_one_of(value: Any, neutral: Sequence[Any]) -> bool:
