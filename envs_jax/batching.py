@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
+from envs_jax.tracing import standard_promotion
+
 
 def _rows(size: int, batched: Any, args: Any) -> Any:
     """Arguments that all have a leading axis of this size; `batched` says which of them have it already."""
@@ -29,6 +31,7 @@ def of_one_row(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*args)
 
     @many.def_vmap
+    @standard_promotion
     def _(size, batched, *args):
         args = _rows(size, list(batched), list(args))
         leading = jnp.shape(jax.tree.leaves(args)[0])[:2]
@@ -41,6 +44,7 @@ def of_one_row(function: Callable[..., Any]) -> Callable[..., Any]:
         return jax.tree.map(lambda x: x[0], function(*jax.tree.map(lambda x: x[None], args)))
 
     @one.def_vmap
+    @standard_promotion
     def _(size, batched, *args):
         out = many(*_rows(size, list(batched), list(args)))
         return out, jax.tree.map(lambda _: True, out)

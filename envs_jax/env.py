@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from envs_jax.spaces import Box, Discrete, Space
+from envs_jax.tracing import standard_promotion
 
 
 if TYPE_CHECKING:
@@ -93,8 +94,10 @@ class Environment(Generic[State, Params]):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        if "reset" in vars(cls):
+            cls.reset = standard_promotion(cls.reset)  # type: ignore[method-assign]
         if "step" in vars(cls):
-            cls.step = _checked(cls.step)  # type: ignore[method-assign]
+            cls.step = _checked(standard_promotion(cls.step))  # type: ignore[method-assign]
 
     def _check_action(self, state: Any, action: Any, params: Any) -> None:
         """Check an action of known value. **Raises:** `ValueError` for one outside a discrete space."""

@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from envs_jax import tracing
+
 
 def first_accepted(attempt: Callable[..., tuple[jax.Array, Any]], *args: jax.Array) -> Any:
     """The value of the first accepted attempt; attempts are numbered from 1.
@@ -23,13 +25,14 @@ def first_accepted(attempt: Callable[..., tuple[jax.Array, Any]], *args: jax.Arr
     def search(*args):
         blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(attempt, jnp.int32(1), *args))
         start = (jnp.int32(1), (jnp.bool_(False), blank[1]))
-        return jax.lax.while_loop(
+        return tracing.while_loop(
             lambda carry: ~carry[1][0], lambda carry: (carry[0] + 1, attempt(carry[0], *args)), start
         )[1][1]
 
     batched = jax.custom_batching.custom_vmap(search)
 
     @batched.def_vmap
+    @tracing.standard_promotion
     def rule(size, mapped, *args):
         rows = [a if m else jnp.broadcast_to(a, (size, *jnp.shape(a))) for a, m in zip(args, mapped)]
         tries = jax.vmap(attempt)
@@ -54,7 +57,7 @@ def first_accepted(attempt: Callable[..., tuple[jax.Array, Any]], *args: jax.Arr
 
         none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), blank)
         start = (jnp.ones(size, bool), jnp.ones(size, jnp.int32), none)
-        values = jax.lax.while_loop(lambda carry: jnp.any(carry[0]), body, start)[2]
+        values = tracing.while_loop(lambda carry: jnp.any(carry[0]), body, start)[2]
         return values, jax.tree.map(lambda _: True, values)
 
     return batched(*args)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from envs_jax import spaces
+from envs_jax import spaces, tracing
 from envs_jax.checks import at_least
 from envs_jax.env import Environment, Wrapper, check_numbers, traced
 
@@ -126,6 +126,7 @@ class VectorEnv(Wrapper):
             vector = vector.replace(done=jnp.zeros(self.num_envs, bool))
         return obs, vector
 
+    @tracing.standard_promotion
     def refresh(self, key: jax.Array, state: VectorState, params: Any) -> VectorState:
         """A new pool of prepared episodes; the identity under every other policy."""
         if self.policy != "pool":

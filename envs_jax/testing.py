@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs_jax import spaces
+from envs_jax import spaces, tracing
 from envs_jax.env import Environment, Wrapper
 from envs_jax.resets import ResetPolicy, VectorEnv, VectorState
 
@@ -163,7 +163,7 @@ def play_beside(
         envs = [{**values, "env": after.env} for values, after in made] if len(batches) > 1 else [made[0][0]]
         return made[0][1].replace(pool=state.pool), envs
 
-    state, played = jax.lax.scan(step, state, jnp.arange(steps))
+    state, played = tracing.scan(step, state, jnp.arange(steps))
     return [{"state": state, **played[0]}, *played[1:]]
 
 

@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from envs_jax import tracing
+
 
 STRIDE = 8
 """Steps of a search between two checks for its end: over many worlds a check costs as much as a step. They run in an
@@ -31,7 +33,7 @@ def marked(x: jax.Array, y: jax.Array, mask: jax.Array, width: int) -> jax.Array
     def mark(x, bits):
         column = np.arange(width).reshape(-1, *[1] * (x.ndim - 1))
         none = jnp.zeros((width, *x.shape[1:]), jnp.uint32)
-        return jax.lax.fori_loop(
+        return tracing.fori_loop(
             0, x.shape[0], lambda i, cells: cells | jnp.where(column == x[i], bits[i], np.uint32(0)), none
         )
 
@@ -72,6 +74,7 @@ def worlds_last(search: Callable[..., Any]) -> Callable[..., Any]:
     batched = jax.custom_batching.custom_vmap(search)
 
     @batched.def_vmap
+    @tracing.standard_promotion
     def rule(size, mapped, *args):
         last = [
             jnp.moveaxis(a, 0, -1) if m else jnp.broadcast_to(a[..., None], (*a.shape, size))
@@ -93,9 +96,9 @@ def flood(start: jax.Array, through: jax.Array) -> jax.Array:
 
         def body(carry):
             cells, _ = carry
-            grown = jax.lax.fori_loop(0, STRIDE, step, cells)
+            grown = tracing.fori_loop(0, STRIDE, step, cells)
             return grown, jnp.any(grown != cells)
 
-        return jax.lax.while_loop(lambda carry: carry[1], body, (start, jnp.bool_(True)))[0]
+        return tracing.while_loop(lambda carry: carry[1], body, (start, jnp.bool_(True)))[0]
 
     return worlds_last(search)(start, through)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from envs_jax import tracing
 from envs_jax.babyai.constants import DOOR, DX, DY, OPEN, VIEW, WALL
 from envs_jax.babyai.state import (
     COLOR_MASK,
@@ -89,7 +90,7 @@ def visible(clear: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         return ahead, far, near
 
     none = jnp.zeros_like(clear[0])
-    _, far, near = jax.lax.fori_loop(0, VIEW, row, (jnp.full_like(none, 1 << AGENT_I), none, none))
+    _, far, near = tracing.fori_loop(0, VIEW, row, (jnp.full_like(none, 1 << AGENT_I), none, none))
     return far, near
 
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from envs_jax import tracing
 from envs_jax.clevr.constants import ACTIONS, AXES, BALLS, DIRECTIONS, GREEN, HIGH, LOW, RADIUS
 from envs_jax.clevr.env import ClevrRobot
 from envs_jax.clevr.goals import GATHER, LINE, MOST, PUSH
@@ -66,7 +67,7 @@ def _push(there: Layouts, action: jax.Array) -> Layouts:
             moved_x[j], moved_y[j] = moved_x[j] - deep * (1 - share) * dx, moved_y[j] - deep * (1 - share) * dy
         return _inside(jnp.stack(moved_x), jnp.stack(moved_y))
 
-    return jax.lax.fori_loop(0, 3, part, there)
+    return tracing.fori_loop(0, 3, part, there)
 
 
 def _inside(x: jax.Array, y: jax.Array) -> Layouts:

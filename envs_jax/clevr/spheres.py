@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from envs_jax import tracing
 from envs_jax.clevr.constants import BALLS, PUSHER_RADIUS, PUSHER_Z, RADIUS
 from envs_jax.clevr.equations import equations
 from envs_jax.physics.interface import Physics
@@ -123,6 +124,7 @@ class PhysicsSpheres(Physics):
             return many(bits[None], ctrl[None])[0]
 
         @one.def_vmap
+        @tracing.standard_promotion
         def batch(size: int, batched: Any, bits: jax.Array, ctrl: jax.Array) -> tuple[jax.Array, bool]:
             bits, ctrl = (
                 x if has else jnp.broadcast_to(x, (size, *x.shape))
@@ -153,7 +155,7 @@ class PhysicsSpheres(Physics):
             return (place, pose, pusher + self.equations.pause * velocity.pusher, velocity, start), None
 
         carry: Any = (place, pose, qpos[-2:], bodies(qvel), bodies(start))
-        carry, _ = jax.lax.scan(step, carry, None, length=self.frame_skip)
+        carry, _ = tracing.scan(step, carry, None, length=self.frame_skip)
         place, pose, pusher, velocity, acceleration = carry
 
         def flat(x: Bodies) -> jax.Array:
@@ -191,7 +193,7 @@ class PhysicsSpheres(Physics):
         upper = np.arange(BALLS)[:, None] < np.arange(BALLS + 1)
         aside = np.array([1.0, 0.0, 0.0])[:, None, None, None] * np.where(upper, 1.0, -1.0)[..., None]
         planes = [
-            (np.broadcast_to(-n[:, None, None], place.shape), jnp.tensordot(n, place, 1) + c)
+            (np.broadcast_to(-n[:, None, None], place.shape), jnp.tensordot(n, place, 1, precision=jax.lax.Precision.HIGHEST) + c)
             for n, c in zip(np.array(self.equations.normals), self.equations.offsets, strict=True)
         ]
 
@@ -279,7 +281,7 @@ class PhysicsSpheres(Physics):
                 return (count + 1, to, low, high, *at(to))
 
             one = jnp.ones_like(square)
-            return jax.lax.while_loop(goes_on, closer, (jnp.int32(0), one, 0 * one, 4 * one, *at(one)))[1]
+            return tracing.while_loop(goes_on, closer, (jnp.int32(0), one, 0 * one, 4 * one, *at(one)))[1]
 
         def goes_on(s: Any) -> jax.Array:
             return (s[0] < self.equations.iterations) & ~jnp.all(s[-1])
@@ -296,7 +298,7 @@ class PhysicsSpheres(Physics):
         edges = self._edges(c, start)
         gradient, acting, pushed = slope(start, edges)
         begun = (jnp.int32(0), start, edges, gradient, acting, pushed, small(gradient))
-        _, found, _, _, _, pushed, _ = jax.lax.while_loop(goes_on, improve, begun)
+        _, found, _, _, _, pushed, _ = tracing.while_loop(goes_on, improve, begun)
         return found, pushed
 
     def _direction(self, c: Contacts, acting: jax.Array, gradient: Bodies) -> Bodies:

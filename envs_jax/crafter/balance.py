@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt8, UInt32
 
+from envs_jax import tracing
 from envs_jax.crafter import constants as c
 from envs_jax.crafter.chunks import chunk_of
 from envs_jax.crafter.state import cell_of, distance, kind_of, word
@@ -110,13 +111,13 @@ def balance(
         return start + block, jax.tree.map(lambda x, y: x.at[index].set(y, mode="drop"), state, new)
 
     state = Balanced(slots, used, touched, jnp.zeros(rows, jnp.int32))
-    return jax.lax.while_loop(lambda carry: carry[0] < number, some, (jnp.int32(0), state))[1]
+    return tracing.while_loop(lambda carry: carry[0] < number, some, (jnp.int32(0), state))[1]
 
 
 def _closed(slots: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Slots `[R, S]` without gaps, in order, and the number of objects, int32 `[R]`."""
     alive = kind_of(slots) > 0
-    count, ranks = jax.lax.scan(lambda n, row: (n + row, n), jnp.zeros(slots.shape[0], jnp.int32), alive.T)
+    count, ranks = tracing.scan(lambda n, row: (n + row, n), jnp.zeros(slots.shape[0], jnp.int32), alive.T)
     place = jnp.where(alive, ranks.T, slots.shape[1])
     rows = jnp.arange(slots.shape[0])[:, None]
     return jnp.zeros_like(slots).at[rows, place].set(slots, mode="drop", unique_indices=True), count
@@ -186,7 +187,7 @@ def _balance_kind(
     cell = _random_cells(appears, dice[:, 1], rule, material, space)
     taken = _occupied(appears, cell, slots)
     appears &= ~taken & (distance(cell, player[:, None]) >= rule.spawn_distance)
-    _, ranks = jax.lax.scan(lambda n, x: (n + x, n), state.used, appears.T)
+    _, ranks = tracing.scan(lambda n, x: (n + x, n), state.used, appears.T)
     to = jnp.where(appears, ranks.T, most)
     new = word(cell, rule.kind, c.HEALTH_OF[rule.kind], 0)
     slots = slots.at[row, to].set(new, mode="drop")
@@ -214,7 +215,7 @@ def _by_events(flags: jax.Array, function, fill: int) -> jax.Array:
         return start + EVENTS, out.at[index].set(values.astype(jnp.int32), mode="drop")
 
     out = jnp.full(size, fill, jnp.int32)
-    return jax.lax.while_loop(lambda x: x[0] < number, some, (jnp.int32(0), out))[1].reshape(flags.shape)
+    return tracing.while_loop(lambda x: x[0] < number, some, (jnp.int32(0), out))[1].reshape(flags.shape)
 
 
 def _random_cells(flags: jax.Array, dice: jax.Array, rule: Rule, material: jax.Array, space: jax.Array) -> jax.Array:

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int, UInt8, UInt32
 
+from envs_jax import tracing
 from envs_jax.crafter import constants as c
 from envs_jax.crafter.chunks import chunk_bits, chunk_of
 from envs_jax.crafter.state import cell_of, counter_of, distance, health_of, kind_of, word, xy
@@ -203,7 +204,7 @@ def _resolve(
         opened=jnp.full((OPENED, rows), -2, jnp.int16),
         lost=zeros,
     )
-    return jax.lax.fori_loop(0, longest, lambda k, loop: _turn(k, before, loop), loop)
+    return tracing.fori_loop(0, longest, lambda k, loop: _turn(k, before, loop), loop)
 
 
 _FLY, _GROW, _SHOOT = (
@@ -220,7 +221,7 @@ def _only_if(happens: jax.Array, function: Callable[[_Loop], _Loop], loop: _Loop
     def parts(loop: _Loop) -> tuple[jax.Array, ...]:
         return tuple(getattr(loop, name) for name in changed)
 
-    new = jax.lax.cond(happens, lambda: parts(function(loop)), lambda: parts(loop))
+    new = tracing.cond(happens, lambda: parts(function(loop)), lambda: parts(loop))
     return loop._replace(**dict(zip(changed, new)))
 
 
@@ -256,7 +257,7 @@ def _after(near: jax.Array, acts: jax.Array, loop: _Loop, player: jax.Array, lon
     rows = near.shape[1]
     bits = jnp.zeros(rows, jnp.uint32)
     empty = _After(jnp.zeros(near.shape, jnp.uint32), jnp.zeros(rows, jnp.int32), bits, bits)
-    return jax.lax.fori_loop(0, longest, one, empty)
+    return tracing.fori_loop(0, longest, one, empty)
 
 
 def take_turns(
@@ -297,7 +298,7 @@ def take_turns(
         damage=loop.struck + after.attacks * jnp.where(asleep, 7, 2),
         lost=loop.lost + jnp.maximum(count - NEAR_SLOTS, 0),
     )
-    return jax.lax.cond(jnp.any(loop.arrows > 0), lambda: _with_arrows(result, loop), lambda: result)
+    return tracing.cond(jnp.any(loop.arrows > 0), lambda: _with_arrows(result, loop), lambda: result)
 
 
 def _with_arrows(after: Creatures, loop: _Loop) -> Creatures:

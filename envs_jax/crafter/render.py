@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, UInt8, UInt32
 
+from envs_jax import tracing
 from envs_jax.crafter import constants as c
 from envs_jax.crafter.tiles import GRID, Tiles, tiles as tiles_of
 
@@ -110,7 +111,7 @@ def _pixels(
     world = _rows(tiles.cells, cells.T, unit)
     # A loop of one turn, or of none in full daylight: its result is computed once, not again for each byte.
     dim = (daylight < 1) | sleeping
-    _, world = jax.lax.while_loop(
+    _, world = tracing.while_loop(
         lambda carry: carry[0],
         lambda carry: (jnp.zeros_like(carry[0]), _lit(carry[1], daylight, sleeping, key, unit)),
         (dim, world),

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, UInt32
 
+from envs_jax import tracing
 from envs_jax.crafter import constants as c
 from envs_jax.crafter.state import cell_of, counter_of, kind_of, xy
 
@@ -62,7 +63,7 @@ def compacted(slots: jax.Array, wanted: jax.Array) -> tuple[jax.Array, jax.Array
     def rank(count, row):
         return count + row, jnp.where(row, count, NEAR_SLOTS)
 
-    count, ranks = jax.lax.scan(rank, jnp.zeros(slots.shape[1], jnp.int32), wanted)
+    count, ranks = tracing.scan(rank, jnp.zeros(slots.shape[1], jnp.int32), wanted)
     near = jnp.zeros((NEAR_SLOTS, slots.shape[1]), slots.dtype)
     columns = jnp.broadcast_to(jnp.arange(slots.shape[1]), slots.shape)
     near = near.at[ranks, columns].set(slots, mode="drop", unique_indices=True)
@@ -145,4 +146,4 @@ def wishes_of(near: jax.Array, bits: jax.Array, player: jax.Array, longest: jax.
     def one(k, wishes):
         return wishes.at[k].set(_packed(_wish(near[k], bits[:, k], player)))
 
-    return jax.lax.fori_loop(0, longest, one, jnp.zeros(near.shape, jnp.uint32))
+    return tracing.fori_loop(0, longest, one, jnp.zeros(near.shape, jnp.uint32))

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from envs_jax import tracing
 from envs_jax.checks import nearest
 from envs_jax.housekeep.apartment import KEYS, RECEPTACLES
 from envs_jax.housekeep.constants import ABSENT, SLOTS, WIDTH
@@ -95,7 +96,7 @@ def draw(key: jax.Array, objects: jax.Array, misplaced: jax.Array, preferences: 
 
     blank = jnp.zeros(places, jnp.int32), jnp.zeros(len(spots), bool), jnp.asarray(allowed)
     items = wrong, present, by_place.reshape(SLOTS, -1), by_spot.reshape(SLOTS, -1)
-    _, (category, spot) = jax.lax.scan(put, blank, items)
+    _, (category, spot) = tracing.scan(put, blank, items)
     pose = jnp.minimum((numbers[2] * (len(cells) * 4)).astype(jnp.int32), len(cells) * 4 - 1)
     return Start(category, spot, jnp.asarray(cells)[pose // 4], pose % 4)
 

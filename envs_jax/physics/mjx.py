@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import jaxlib
 import numpy as np
 
+from envs_jax import tracing
 from envs_jax.physics.interface import Physics, require
 
 
@@ -80,7 +81,7 @@ class PhysicsMjx(Physics):
             data = self._blank.replace(qpos=qpos, qvel=qvel, act=act, qacc_warmstart=warmstart, ctrl=ctrl)
             data = data.replace(mocap_pos=mocap.reshape(self.model.nmocap, 3))
             with _explained():
-                data = jax.lax.fori_loop(0, self.frame_skip, lambda _, d: self._mjx.step(self._compiled, d), data)
+                data = tracing.fori_loop(0, self.frame_skip, lambda _, d: self._mjx.step(self._compiled, d), data)
                 readable = self._mjx.forward(self._compiled, data) if self.read else data
             after, seen = self._result(data, self.moment(state, {}), readable, look, args)
             return jnp.where(going, after, state), seen

@@ -22,6 +22,7 @@ import optax
 from flax import struct
 from jaxtyping import Array, Bool, Float
 
+from envs_jax import tracing
 from llmrl_jax.agents.language import LanguagePolicy, over_steps
 
 
@@ -48,7 +49,7 @@ def outcomes(success: Bool[Array, "T N"], ended: Bool[Array, "T N"], estimate: F
         return after, after
 
     start = (estimate, jnp.zeros(estimate.shape, bool))
-    return Outcome(*jax.lax.scan(back, start, (success, ended), reverse=True)[1])
+    return Outcome(*tracing.scan(back, start, (success, ended), reverse=True)[1])
 
 
 @dataclass(frozen=True)

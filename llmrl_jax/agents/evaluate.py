@@ -13,6 +13,7 @@ import numpy as np
 from flax import struct
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
+from envs_jax import tracing
 from envs_jax.env import Environment
 from envs_jax.resets import select
 from llmrl_jax.agents.play import Rows, Step, advance, begin, policy_actor
@@ -74,6 +75,7 @@ def make_evaluator(
     lanes = min(lanes, episodes)
     estimate = getattr(policy, "estimate", None)
 
+    @tracing.default_types
     def start(policy_params: Any, frozen: Any, key: jax.Array, greedy: jax.Array) -> tuple[Rows, _Loop]:
         actor = policy_actor(policy, policy_params, frozen, greedy)
         keys = jax.vmap(lambda i: jax.random.split(jax.random.fold_in(key, i)))(jnp.arange(episodes))
@@ -82,6 +84,7 @@ def make_evaluator(
         blank = Episodes(*(jnp.zeros(episodes, kind) for kind in (bool, jnp.float32, jnp.int32, jnp.int32)))
         return starts, _Loop(first, jnp.int32(lanes), _rows_of(starts, first), blank)
 
+    @tracing.default_types
     def play(
         policy_params: Any, frozen: Any, greedy: jax.Array, starts: Rows, loop: _Loop, steps: jax.Array
     ) -> tuple[_Loop, jax.Array]:
@@ -104,7 +107,7 @@ def make_evaluator(
         def unfinished(taken: tuple[jax.Array, _Loop]) -> jax.Array:
             return (taken[0] < steps) & ~jnp.all(taken[1].rows.over)
 
-        loop = jax.lax.while_loop(unfinished, step, (jnp.int32(0), loop))[1]
+        loop = tracing.while_loop(unfinished, step, (jnp.int32(0), loop))[1]
         return loop, loop.begun - lanes
 
     @functools.cache
@@ -113,6 +116,7 @@ def make_evaluator(
         return jax.jit(start, out_shardings=home), jax.jit(play, donate_argnums=4, out_shardings=home)
 
     @jax.jit
+    @tracing.default_types
     def estimates(policy_params: Any, frozen: Any, starts: Rows) -> jax.Array:
         assert estimate is not None
         groups = jnp.arange(-(-episodes // lanes) * lanes).reshape(-1, lanes)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, Key
 
+from envs_jax import tracing
 from envs_jax.babyai.bot.expert import expert_action
 from envs_jax.env import Environment, innermost
 from envs_jax.resets import VectorEnv
@@ -56,6 +57,7 @@ class NoisyExpert:
         action = jnp.where(jax.random.bernoulli(noise_key, self.noise, best.shape), other, best)
         return self.envs.step(step_key, state, action, self.env_params)
 
+    @tracing.default_types
     def play(self, keys: Key[Array, " T"], pool_key: jax.Array, obs: Any, state: Any) -> tuple[Any, Any]:
         """Take `T` steps in every copy, one key per step, and renew the pool.
 
@@ -67,5 +69,5 @@ class NoisyExpert:
             obs, state, *_ = self.step(key, state)
             return (obs, state), None
 
-        (obs, state), _ = jax.lax.scan(step, (obs, state), keys)
+        (obs, state), _ = tracing.scan(step, (obs, state), keys)
         return obs, self.envs.refresh(pool_key, state, self.env_params)

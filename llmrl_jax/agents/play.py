@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Int, Key
 
+from envs_jax import tracing
 from envs_jax.env import Environment
 from envs_jax.resets import select
 from llmrl_jax.agents.contract import Player
@@ -87,6 +88,7 @@ def policy_actor(policy: Player, params: Any, frozen: Any, greedy: Any) -> Actor
     return Actor(act, policy.initial_carry)
 
 
+@tracing.default_types
 def begin(
     env: Environment, env_params: Any, actor: Actor, reset_keys: Key[Array, " B"], step_keys: Key[Array, " B"]
 ) -> Rows:
@@ -97,6 +99,7 @@ def begin(
     return Rows(step_keys, blank, obs, state, actor.initial_carry(count), jnp.zeros(count, bool))
 
 
+@tracing.default_types
 def advance(
     env: Environment, env_params: Any, actor: Actor, rows: Rows, max_steps: int | None = None, *, hold: bool = True
 ) -> tuple[Rows, Step]:
@@ -120,6 +123,7 @@ def advance(
     return Rows(rows.key, t, obs, state, carry, rows.over | ended), step
 
 
+@tracing.default_types
 def watch(
     env: Environment,
     env_params: Any,
@@ -141,4 +145,4 @@ def watch(
         after, step = advance(env, env_params, actor, rows, max_steps, hold=hold)
         return after, {"live": ~rows.over, **see(rows, step)}
 
-    return jax.lax.scan(one, rows, None, steps)
+    return tracing.scan(one, rows, None, steps)

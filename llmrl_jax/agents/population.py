@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int, Key
 
+from envs_jax import tracing
 from envs_jax.env import Environment
 from llmrl_jax.agents.contract import VectorPolicy
 from llmrl_jax.agents.play import Actor, Rows, advance, begin
@@ -103,7 +104,7 @@ def make_population_evaluator(
             rows, step = advance(env, env_params, actor, before, limit)
             return rows, jnp.where(before.over, returns, returns + step.reward)
 
-        rows, returns = jax.lax.while_loop(lambda loop: jnp.sum(~loop[0].over) > left, step, (rows, returns))
+        rows, returns = tracing.while_loop(lambda loop: jnp.sum(~loop[0].over) > left, step, (rows, returns))
         lengths = rows.t
         if left:
             chosen = jnp.argsort(rows.over)[:left]  # stable: unfinished rows come first
@@ -113,6 +114,7 @@ def make_population_evaluator(
         return returns, lengths
 
     @jax.jit
+    @tracing.default_types
     def evaluate(params: Float[Array, "..."], keys: Key[Array, "..."]) -> Evaluation:
         if params.ndim != 2 or params.shape[1] != policy.num_params:
             raise ValueError(

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from envs_jax.tracing import default_types
 from llmrl_jax.lm.config import LlamaConfig
 from llmrl_jax.lm.lora import LoRAConfig
 
@@ -46,6 +47,7 @@ class Leaf:
         """Whether the first axis is that of the layers, each of which is a separate tensor in Hugging Face's files."""
         return "{}" in (self.hf or "")
 
+    @default_types
     def make(self, key: jax.Array, dtype: Any) -> jax.Array:
         """An initial value."""
         if self.init == "normal":

@@ -16,6 +16,7 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Float, Int
 
+from envs_jax import tracing
 from envs_jax.text import Phrasebook
 from llmrl_jax.lm import declare
 from llmrl_jax.lm.layers import AnyArray, Source, attend, project
@@ -165,6 +166,7 @@ class Bert(nn.Module):
         """The shape and dtype of every parameter, by collection, without allocating any."""
         return {"params": declare.abstract(declare_bert(self.config, self.pooler), self.param_dtype)}
 
+    @tracing.default_types
     def __call__(
         self,
         tokens: Int[AnyArray, "B S"],
@@ -189,7 +191,7 @@ class Bert(nn.Module):
         x = x + (types[0] if token_types is None else types[token_types])
         x = layer_norm(x.astype(self.dtype), tables["norm"], config.layer_norm_eps)
         real = jnp.arange(steps) < jnp.asarray(lengths)[:, None]
-        x, _ = jax.lax.scan(lambda x, params: (self._layer(x, real[:, None, :], params), None), x, self._layers)
+        x, _ = tracing.scan(lambda x, params: (self._layer(x, real[:, None, :], params), None), x, self._layers)
         return BertOutput(x, jnp.tanh(project(x[:, 0], "dense", self._pooler, None, 1.0)) if self.pooler else None)
 
     def _layer(self, x: jax.Array, mask: jax.Array, params: Mapping) -> jax.Array:
@@ -249,6 +251,7 @@ class SentenceEncoder:
         how = f"{self.pooling}{', normalised' if self.normalize else ''}"
         return f"SentenceEncoder({self.name!r}, {self.dim} wide, {how}, at most {self.max_length} tokens)"
 
+    @tracing.default_types
     def apply(
         self,
         variables: Any,
@@ -274,6 +277,7 @@ class SentenceEncoder:
         # The bound is inside the square root, so that the gradient of a zero row is zero, not NaN.
         return vector * jax.lax.rsqrt(jnp.maximum(jnp.square(vector).sum(-1, keepdims=True), 1e-24))
 
+    @tracing.default_types
     def frame(
         self, tokens: Int[AnyArray, "B S"], lengths: Int[AnyArray, "B"]
     ) -> tuple[Int[Array, "B T"], Int[Array, "B"]]:
@@ -327,12 +331,14 @@ def phrase_table(encoder: TextEncoder, phrases: Phrasebook | Sequence[str]) -> F
     return jnp.asarray(encoder.encode_texts(phrases.phrases if isinstance(phrases, Phrasebook) else phrases))
 
 
+@tracing.default_types
 def look_up(table: Float[AnyArray, "P D"], caption: Int[AnyArray, "*B C"]) -> Float[Array, "*B C D"]:
     """The embedding of each phrase of a caption, zeros for -1; inside jit."""
     ids = jnp.asarray(caption)
     return jnp.where(ids[..., None] >= 0, jnp.take(jnp.asarray(table), jnp.maximum(ids, 0), axis=0), 0.0)
 
 
+@tracing.default_types
 def summed(table: Float[AnyArray, "P D"], caption: Int[AnyArray, "*B C"]) -> Float[Array, "*B D"]:
     """The sum of the embeddings of a caption's phrases; -1 is no phrase.
 
@@ -345,4 +351,4 @@ def summed(table: Float[AnyArray, "P D"], caption: Int[AnyArray, "*B C"]) -> Flo
         return total + rows.at[index.astype(jnp.int32) + 1].get(mode="promise_in_bounds"), None
 
     start = jnp.zeros((*caption.shape[:-1], table.shape[1]), rows.dtype)
-    return jax.lax.scan(add, start, jnp.moveaxis(jnp.asarray(caption), -1, 0), unroll=4)[0]
+    return tracing.scan(add, start, jnp.moveaxis(jnp.asarray(caption), -1, 0), unroll=4)[0]

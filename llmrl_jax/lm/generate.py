@@ -14,6 +14,7 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from envs_jax import tracing
 from llmrl_jax.lm.cache import Branches, Cache, Prefix
 from llmrl_jax.lm.model import AnyArray, Llama
 from llmrl_jax.lm.sampling import SamplingConfig, draw, log_prob, process
@@ -153,6 +154,7 @@ def stream(
     return results()
 
 
+@tracing.default_types
 def _prepare(model, tokens, lengths, key, config, stops, rows) -> tuple[SamplingConfig, dict[str, Any], jax.Array]:
     """The static and traced options, and a key per row. Raises all errors that can be detected before compiling."""
     limit, vocab = model.config.max_position_embeddings, model.config.vocab_size
@@ -165,8 +167,10 @@ def _prepare(model, tokens, lengths, key, config, stops, rows) -> tuple[Sampling
         )
     if lengths.shape != (batch,):
         raise ValueError(f"lengths have shape {lengths.shape}; one for each of {batch} prompts is needed")
-    if not isinstance(lengths, jax.core.Tracer) and not (1 <= np.min(lengths) and np.max(lengths) <= prompt):
-        raise ValueError(f"lengths are {np.asarray(lengths)}; they must lie between 1 and the padded {prompt}")
+    if not isinstance(lengths, jax.core.Tracer):
+        numbers = np.asarray(lengths)  # of an array itself NumPy's functions are operations of a surrounding trace
+        if not (1 <= numbers.min() and numbers.max() <= prompt):
+            raise ValueError(f"lengths are {numbers}; they must lie between 1 and the padded {prompt}")
     check_tokens(tokens, lengths, vocab)
     if config.stop_tokens is None:
         eos = model.config.eos_token_id
@@ -197,6 +201,7 @@ def _prepare(model, tokens, lengths, key, config, stops, rows) -> tuple[Sampling
     return fixed, traced, key
 
 
+@tracing.default_types
 def read_prefix(model, variables, tokens: Int[AnyArray, "P"]) -> Prefix:
     """Compute the tokens that all prompts of later batches begin with."""
     cache = Cache.create(model.config, 1, tokens.shape[0], model.dtype)
@@ -204,6 +209,7 @@ def read_prefix(model, variables, tokens: Int[AnyArray, "P"]) -> Prefix:
     return Prefix.create(tokens, read.cache)
 
 
+@tracing.default_types
 def read_prompts(model, variables, tokens, lengths, prefix=None) -> tuple[Float[Array, "B 1 V"], Cache]:
     """The first half of `generate`, in one program for any options of sampling and any length of the continuations.
 
@@ -217,6 +223,7 @@ def read_prompts(model, variables, tokens, lengths, prefix=None) -> tuple[Float[
     return read.logits, read.cache
 
 
+@tracing.default_types
 def start(model, fixed, traced, stops, tokens, lengths, keys, logits, cache, prefix=None) -> State:
     """The state with the first token of every continuation.
 
@@ -252,6 +259,7 @@ def start(model, fixed, traced, stops, tokens, lengths, keys, logits, cache, pre
     return _append(config, stops, state, jnp.broadcast_to(logits, (batch, count, logits.shape[-1])))
 
 
+@tracing.default_types
 def _begin(model, fixed, variables, traced, stops, tokens, lengths, keys) -> State:
     """Compute the prompts and draw the first token of every continuation."""
     logits, cache = read_prompts(model, variables, tokens, lengths)
@@ -295,6 +303,7 @@ def _append(config: SamplingConfig, stops: StopStrings | None, state: State, log
     )
 
 
+@tracing.default_types
 def advance(model, fixed, variables, traced, stops, state: State, until) -> State:
     """Continue until every continuation has ended or has `until` tokens."""
     config = dataclasses.replace(fixed, **traced)
@@ -309,10 +318,11 @@ def advance(model, fixed, variables, traced, stops, state: State, until) -> Stat
         logits = model.apply(variables, hidden, method=Llama.head)
         return _append(config, stops, dataclasses.replace(state, branches=branches), logits)
 
-    return jax.lax.while_loop(goes_on, body, state)
+    return tracing.while_loop(goes_on, body, state)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
+@tracing.default_types
 def _generate(model, fixed, variables, traced, stops, tokens, lengths, keys) -> Generation:
     state = _begin(model, fixed, variables, traced, stops, tokens, lengths, keys)
     return advance(model, fixed, variables, traced, stops, state, fixed.max_new_tokens).out

@@ -14,6 +14,7 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Float, Int
 
+from envs_jax import tracing
 from llmrl_jax.lm import declare, narrow
 from llmrl_jax.lm.cache import UNROLLED, Branches, Cache, Prefix
 from llmrl_jax.lm.config import LlamaConfig
@@ -106,6 +107,7 @@ class Llama(nn.Module):
         dtypes = {"params": self.param_dtype, "lora": jnp.float32}
         return {name: declare.abstract(tree, dtypes[name]) for name, tree in self.declared().items()}
 
+    @tracing.default_types
     def __call__(
         self,
         tokens: Int[AnyArray, "B S"],
@@ -186,6 +188,7 @@ class Llama(nn.Module):
         hidden = rms_norm(x, self._norm["scale"], self.config.rms_norm_eps)
         return LMOutput(self.head(hidden) if logits else None, hidden, extended)
 
+    @tracing.default_types
     def tree(
         self,
         tokens: Int[AnyArray, "B S"],
@@ -263,6 +266,7 @@ class Llama(nn.Module):
         stacked = (self._layers, self._adapters)
         return tuple(layer_slice(stacked, i) for i in range(count)) if count <= UNROLLED else None
 
+    @tracing.default_types
     def decode(
         self,
         tokens: Int[AnyArray, "B n"],
@@ -337,10 +341,11 @@ class Llama(nn.Module):
             prompts = (branches.prompt_keys, branches.prompt_values, *shared)
             count = jnp.arange(self.config.num_hidden_layers)
             scanned = (count, self._layers, self._adapters, prompts, self._slides)
-            (x, keys, values), _ = jax.lax.scan(step, (x, keys, values), scanned)
+            (x, keys, values), _ = tracing.scan(step, (x, keys, values), scanned)
         hidden = rms_norm(x, self._norm["scale"], self.config.rms_norm_eps)
         return hidden, dataclasses.replace(branches, keys=keys, values=values, index=index + 1)
 
+    @tracing.default_types
     def head(self, hidden: Float[Array, "*b D"]) -> Float[Array, "*b V"]:
         """Logits of hidden states, float32."""
         tied = self.config.tie_word_embeddings
@@ -355,6 +360,7 @@ class Llama(nn.Module):
             return jnp.einsum("...d,vd->...v", hidden, kernel, preferred_element_type=jnp.float32)
         return jnp.einsum("...d,dv->...v", hidden, kernel, preferred_element_type=jnp.float32)
 
+    @tracing.default_types
     def embed(self, tokens: Int[AnyArray, "*b"]) -> Float[Array, "*b D"]:
         """The embeddings of tokens."""
         return self._placed(jnp.asarray(self._embed_tokens["embedding"])[tokens].astype(self.dtype))
@@ -438,7 +444,7 @@ class Llama(nn.Module):
             return jax.checkpoint(run, prevent_cse=False, policy=jax.checkpoint_policies.save_only_these_names(KEPT))
 
         if not written:
-            carry, kept = jax.lax.scan(step(), carry, stacked, unroll=self.unroll or 1)
+            carry, kept = tracing.scan(step(), carry, stacked, unroll=self.unroll or 1)
             return (carry if pick is None else (pick_carry or pick)(carry)), kept
         outs = []
         for i in range(count):

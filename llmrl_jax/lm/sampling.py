@@ -12,6 +12,8 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from envs_jax import tracing
+
 
 NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
 """The options that may be traced, with their neutral values."""
@@ -140,7 +142,7 @@ def nucleus(probs: Float[Array, "*b V"], p: float | Array) -> Float[Array, "*b 1
         return jnp.where(enough, low, middle + 1), jnp.where(enough, middle, high)
 
     largest = jax.lax.bitcast_convert_type(probs.max(-1, keepdims=True), jnp.int32)
-    _, border = jax.lax.fori_loop(0, 31, halve, (jnp.zeros_like(largest), largest))
+    _, border = tracing.fori_loop(0, 31, halve, (jnp.zeros_like(largest), largest))
     # At 1 nothing may be removed, although the sum of all the others may reach 1 by rounding.
     return jnp.where(p < 1, jax.lax.bitcast_convert_type(border, jnp.float32), 0.0)
 
@@ -163,12 +165,12 @@ def largest(values: Float[Array, "B n V"], k: Int[Array, "B 1 1"]) -> Float[Arra
 
     whole = jnp.iinfo(jnp.int32)
     bounds = jnp.full_like(order[..., :1], whole.min), jnp.full_like(order[..., :1], whole.max)
-    return jax.lax.bitcast_convert_type(ordered(jax.lax.fori_loop(0, 32, halve, bounds)[0]), jnp.float32)
+    return jax.lax.bitcast_convert_type(ordered(tracing.fori_loop(0, 32, halve, bounds)[0]), jnp.float32)
 
 
 def _where_any(asked: Bool[Array, "*b"], change: Callable[[jax.Array], jax.Array], logits: jax.Array) -> jax.Array:
     """The changed logits if some row asks for it; otherwise the change is not computed."""
-    return jax.lax.cond(jnp.any(asked), change, lambda x: x, logits)
+    return tracing.cond(jnp.any(asked), change, lambda x: x, logits)
 
 
 def truncate(logits: Float[Array, "B n V"], config: SamplingConfig) -> Float[Array, "B n V"]:
@@ -234,7 +236,7 @@ def draw(
         return drawn()
     greedy = _per_row(config.temperature)[..., 0] == 0
     zeros = jnp.zeros(best.shape, jnp.float32)
-    tokens, log_probs = jax.lax.cond(jnp.all(greedy), lambda: (best, zeros), drawn)
+    tokens, log_probs = tracing.cond(jnp.all(greedy), lambda: (best, zeros), drawn)
     return jnp.where(greedy, best, tokens), jnp.where(greedy, zeros, log_probs)
 
 

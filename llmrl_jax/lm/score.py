@@ -12,6 +12,7 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
+from envs_jax import tracing
 from llmrl_jax.core.checks import nearest
 from llmrl_jax.lm.cache import Branches, Cache
 from llmrl_jax.lm.candidates import Candidates
@@ -129,6 +130,7 @@ def _masked(scores: Scores, mask: Any) -> Scores:
     return scores.replace(**ruled)
 
 
+@tracing.default_types
 def score(
     model: Llama,
     variables: Any,
@@ -233,7 +235,7 @@ def _score_sorted(
 
     @jax.checkpoint
     def one(group):
-        return jax.lax.switch(jnp.searchsorted(np.asarray(sizes), jnp.max(group[1])), branches, group)
+        return tracing.switch(jnp.searchsorted(np.asarray(sizes), jnp.max(group[1])), branches, group)
 
     order = jnp.argsort(lengths)
     groups = jax.tree.map(lambda x: jnp.asarray(x)[order].reshape(-1, rows, *x.shape[1:]), (tokens, lengths))
@@ -274,13 +276,14 @@ def _score_branches(
     normaliser = jnp.broadcast_to(jax.nn.logsumexp(first, axis=-1)[:, None], (batch, count))
     raw, norms = first[:, read[0]][..., None], normaliser[..., None]
     if steps:
-        _, later = jax.lax.scan(step, branches, (read[:-1], predicted))
+        _, later = tracing.scan(step, branches, (read[:-1], predicted))
         raw, norms = (
             jnp.concatenate([a, jnp.moveaxis(b, 0, -1)], axis=-1) for a, b in zip((raw, norms), later, strict=True)
         )
     return _collect(raw, norms, candidates, out.hidden[:, 0])
 
 
+@tracing.default_types
 def score_naive(
     model: Llama,
     variables: Any,

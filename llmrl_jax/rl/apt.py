@@ -83,7 +83,9 @@ def neighbour_distance(
     x: Float[Array, "B D"], others: Float[Array, "M D"], neighbours: int
 ) -> Float[Array, "B neighbours"]:
     """The L2 distances from each row to its nearest rows of `others`, ascending."""
-    squared = jnp.sum(x**2, axis=-1)[:, None] + jnp.sum(others**2, axis=-1) - 2 * x @ others.T
+    # the difference of large numbers: factors rounded to TF32 or bfloat16 would give other neighbours
+    product = jnp.matmul(x, others.T, precision=jax.lax.Precision.HIGHEST)
+    squared = jnp.sum(x**2, axis=-1)[:, None] + jnp.sum(others**2, axis=-1) - 2 * product
     nearest = -jax.lax.top_k(-squared, min(neighbours, others.shape[0]))[0]
     return jnp.sqrt(jnp.maximum(nearest, 0.0))
 

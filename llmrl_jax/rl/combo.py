@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from envs_jax import tracing
 from llmrl_jax.core.checks import COUNT, WIDTH, between, fields_in, in_interval
 from llmrl_jax.rl.cql import proposed, soft_gap
 from llmrl_jax.rl.dynamics import Dynamics
@@ -116,7 +117,7 @@ class COMBO(SoftActorCritic):
         """A step of the model, or once it has had all of its own, one of the critics and the actor."""
         done = context.count - self.config.model_steps
         ring_key, draw_key, model_key, policy_key = jax.random.split(context.key, 4)
-        elite = jax.lax.cond(done == 0, lambda: self.best(trained, context), lambda: trained.extra["elite"])
+        elite = tracing.cond(done == 0, lambda: self.best(trained, context), lambda: trained.extra["elite"])
         trained = trained.replace(extra=trained.extra | {"elite": elite})
         rounds = ((done >= 0) & (done % self.config.rollout_every == 0)).astype(jnp.int32)
 
@@ -125,7 +126,7 @@ class COMBO(SoftActorCritic):
             return self.rolled(trained, ring, context, jax.random.fold_in(ring_key, turn))
 
         # a loop of one turn or none, since the branches of a `cond` would copy the memory in every step
-        ring = jax.lax.fori_loop(0, rounds, round_of, trained.extra["ring"])
+        ring = tracing.fori_loop(0, rounds, round_of, trained.extra["ring"])
         drawn = self.memory.draw(ring, draw_key, self.config.batch_size // 2)
         imagined = self.memory.get(ring, drawn.index)
         without = trained.replace(extra=trained.extra | {"ring": ()})
@@ -139,7 +140,7 @@ class COMBO(SoftActorCritic):
             real = jax.tree.map(lambda x: x[::2], batch)
             return self.policy_step(trained, real, imagined, context, policy_key)
 
-        after, metrics = jax.lax.cond(done < 0, of_model, of_policy, without)
+        after, metrics = tracing.cond(done < 0, of_model, of_policy, without)
         metrics |= {"model_loss": after.extra["model_loss"], "imagined": ring.size.astype(jnp.float32)}
         return after.replace(extra=after.extra | {"ring": ring}), metrics
 
@@ -179,7 +180,7 @@ class COMBO(SoftActorCritic):
             return jnp.where(seen.terminated[:, None], begun(again), seen.next_obs), seen
 
         first, rest = jax.random.split(key)
-        _, steps = jax.lax.scan(play, begun(first), jax.random.split(rest, self.config.horizon))
+        _, steps = tracing.scan(play, begun(first), jax.random.split(rest, self.config.horizon))
         return self.memory.add(ring, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), steps))
 
     # --- the policy ---------------------------------------------------------------------------------------------------

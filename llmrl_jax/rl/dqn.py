@@ -18,6 +18,7 @@ from flax import struct
 from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
+from envs_jax import tracing
 from envs_jax.env import Environment
 from envs_jax.resets import VectorEnv
 from llmrl_jax.parallel import Placement
@@ -275,7 +276,7 @@ class DQN:
             return runner, (seen, played)
 
         runner = with_pool(self.vector, state.runner, pool_key, state.update, config.pool_every)
-        runner, (steps, played) = jax.lax.scan(step, runner, jnp.arange(config.num_steps))
+        runner, (steps, played) = tracing.scan(step, runner, jnp.arange(config.num_steps))
         return runner, steps, played
 
     def _rewarded(
@@ -312,7 +313,7 @@ class DQN:
             return (state.params, state.opt_state, state.replay.priorities, state.bonus), zeros
 
         ready = self.memory.can_sample(state.replay, self.config.learning_starts)
-        return jax.lax.cond(ready, self._learn, wait, state, key)
+        return tracing.cond(ready, self._learn, wait, state, key)
 
     def _learn(self, state: DQNState, key: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
         """`gradient_steps` steps on batches from the memory.
@@ -348,7 +349,7 @@ class DQN:
             return (params, opt_state, priorities, bonus), metrics
 
         carry = (flat.flatten(state.params), flat.flatten_moments(state.opt_state), replay.priorities, state.bonus)
-        (params, opt_state, priorities, bonus), metrics = jax.lax.scan(gradient_step, carry, (keys, batches))
+        (params, opt_state, priorities, bonus), metrics = tracing.scan(gradient_step, carry, (keys, batches))
         learned = (flat.restore(params), flat.restore_moments(opt_state), priorities, bonus)
         nonfinite = jnp.max(metrics.pop("nonfinite"))
         return learned, {name: jnp.mean(x) for name, x in metrics.items()} | {"nonfinite": nonfinite}

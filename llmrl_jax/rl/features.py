@@ -10,7 +10,7 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Float, Int
 
-from envs_jax import spaces
+from envs_jax import spaces, tracing
 
 
 def plane_sizes(space: spaces.Box) -> tuple[int, ...]:
@@ -87,7 +87,7 @@ def summed_rows(
     def add(total, row):
         return total + kernel.at[row].get(mode="fill", fill_value=0), None
 
-    return jax.lax.scan(add, start, rows.T, unroll=2)[0]
+    return tracing.scan(add, start, rows.T, unroll=2)[0]
 
 
 def _forward(kernel, rows, numbers):
@@ -102,7 +102,7 @@ def _backward(kept, gradient):
     def add(total, row):
         return total.at[row].add(gradient, mode="drop"), None
 
-    of_kernel = jax.lax.scan(add, start, rows.T, unroll=2)[0].astype(kernel.dtype)
+    of_kernel = tracing.scan(add, start, rows.T, unroll=2)[0].astype(kernel.dtype)
     return of_kernel, None, (gradient @ kernel[first:].T).astype(numbers.dtype)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import jax
 import jax.numpy as jnp
@@ -12,15 +13,27 @@ import optax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
+from envs_jax import tracing
+
 
 Sums = TypeVar("Sums")
 
 
+@functools.cache
+def _float_fields(kind: type) -> tuple[str, ...]:
+    """The fields of a dataclass that are floats, or that may be: `float | None`, `Annotated[float, ...]`."""
+    hints = get_type_hints(kind)
+    return tuple(f.name for f in dataclasses.fields(kind) if float in (hints[f.name], *get_args(hints[f.name])))
+
+
 def traced_floats(config: Any) -> dict[str, jax.Array]:
     """The float fields of a configuration by name, as float32 `[]`: part of a learner's state, so that they can differ
-    between the rows of a vmap and change without recompilation."""
-    floats = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.type == "float"}
-    return {name: jnp.float32(x) for name, x in floats.items()}
+    between the rows of a vmap and change without recompilation. An optional one is left out where it has no number.
+
+    **Arguments:** `config`, a dataclass; annotations are resolved, whether they are strings or not.
+    **Raises:** `NameError` for an annotation that its module cannot resolve."""
+    values = {name: getattr(config, name) for name in _float_fields(type(config))}
+    return {name: jnp.float32(x) for name, x in values.items() if x is not None and not isinstance(x, str)}
 
 
 def in_parts(tree: Any, count: int, axis: int = 0) -> Any:
@@ -51,7 +64,7 @@ def accumulate(part: Callable[[Any], tuple[Sums, Any]], zero: Sums, parts: Any) 
         sums, apart = part(rows)
         return jax.tree.map(jnp.add, total, sums), apart
 
-    return jax.lax.scan(add, zero, parts)
+    return tracing.scan(add, zero, parts)
 
 
 def clip(grads: Any, limit: Any) -> Any:

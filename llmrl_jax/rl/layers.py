@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from envs_jax import tracing
+
 
 def uniform(fan_in: int) -> Callable:
     """Uniform within `1 / sqrt(fan_in)`: PyTorch's default initialisation of weights and biases."""
@@ -86,7 +88,7 @@ class GRU(nn.Module):
             new = nn.tanh(new_in + nn.sigmoid(reset_in + reset_of) * new_of)
             return jnp.where(count[:, None], (1 - update) * new + update * state, state), None
 
-        return jax.lax.scan(step, jnp.zeros((x.shape[0], self.features)), (inputs, counts))[0]
+        return tracing.scan(step, jnp.zeros((x.shape[0], self.features)), (inputs, counts))[0]
 
 
 class LSTM(nn.Module):
@@ -122,4 +124,4 @@ class LSTM(nn.Module):
             return (hidden, cell), hidden
 
         cuts = jnp.arange(x.shape[0]) % self.truncate == 0
-        return jax.lax.scan(step, carry, (x @ kernel + bias, first, cuts))
+        return tracing.scan(step, carry, (x @ kernel + bias, first, cuts))

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from envs_jax.tracing import default_types
 from llmrl_jax.core.checks import at_least
 
 
@@ -45,6 +46,8 @@ class Exchange:
 
     def __post_init__(self):
         at_least("exchange.every", self.every, 1)
+        for name in ("request", "take"):
+            object.__setattr__(self, name, default_types(getattr(self, name)))
 
 
 @dataclass(frozen=True)
@@ -68,3 +71,7 @@ class Learner:
     """The unit of steps, used as the axis label of learning curves."""
     exchange: Exchange | None = None
     """Requests to the host between updates; None: there are none."""
+
+    def __post_init__(self):
+        for name in ("init", "update"):
+            object.__setattr__(self, name, default_types(getattr(self, name)))

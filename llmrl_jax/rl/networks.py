@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs_jax import spaces
+from envs_jax import spaces, tracing
 from envs_jax.env import Environment
 from llmrl_jax.core.checks import WIDTH, check_choices, fields_in, in_interval, refuse_unread
 from llmrl_jax.rl.distributions import Normal, TanhNormal
@@ -245,11 +245,13 @@ class NetworkPolicy:
         low, high = (jnp.broadcast_to(x, head.shape) for x in (self.low, self.high))
         return TanhNormal(head, log_std, low, high), value, carry
 
+    @tracing.default_types
     def step(self, params, frozen, obs, carry, first):
         obs = jax.tree.map(lambda x: x[None], obs)
         distribution, value, carry = self._apply(params, obs, self.features(obs, 2), carry, first[None])
         return jax.tree.map(lambda x: x[0], distribution), value[0], carry
 
+    @tracing.default_types
     def unroll(self, params, frozen, obs, carry, first):
         distribution, value, _ = self._apply(params, obs, self.features(obs, 2), carry, first)
         return distribution, value

@@ -25,6 +25,7 @@ import optax
 from flax import struct
 from jaxtyping import Array, Int
 
+from envs_jax import tracing
 from llmrl_jax.core.mixing import Source, counts, mixed
 from llmrl_jax.data.transitions import DataError, Transitions
 from llmrl_jax.rl.actors import Scaled
@@ -92,7 +93,7 @@ class Trained:
         """Target networks as copies of their networks where `now`, bool `[]`, else as they were."""
         copies = {name: self.params[name] for name in names}
         old = {name: self.target[name] for name in names}
-        return self.replace(target={**self.target, **jax.lax.cond(now, lambda: copies, lambda: old)})
+        return self.replace(target={**self.target, **tracing.cond(now, lambda: copies, lambda: old)})
 
 
 @struct.dataclass
@@ -116,6 +117,7 @@ class OfflineMethod(Protocol):
         of the configuration."""
         ...
 
+    @tracing.default_types
     def step(self, trained: Trained, batch: Batch, context: Context) -> tuple[Trained, dict[str, jax.Array]]:
         """One gradient step of every network. **Returns:** also metrics, float32 scalars; losses end in `loss`."""
         ...
@@ -184,6 +186,7 @@ class OfflinePolicy:
     def initial_carry(self, batch_size):
         return ()
 
+    @tracing.default_types
     def step(self, params, frozen, obs, carry, first):
         x = self.inputs(frozen, obs)
         distribution: Any = self.method.act(params, x)
@@ -208,6 +211,7 @@ class OfflineLearner(Learner):
     """`(key, frozen, hparams) -> state`: `init`, with what it is made of as arguments."""
 
 
+@tracing.default_types
 def make_offline(
     method: OfflineMethod,
     config: OfflineConfig,
@@ -311,7 +315,7 @@ class Offline:
             return self.method.step(trained, self.read(state.frozen, index), context)
 
         trained = Trained(state.params, state.target, state.opt_state, state.extra)
-        trained, metrics = jax.lax.scan(one, trained, (count, keys[:, 1], drawn))
+        trained, metrics = tracing.scan(one, trained, (count, keys[:, 1], drawn))
         state = state.replace(
             params=trained.params,
             target=trained.target,

@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from envs_jax import tracing
+
 
 ROWS = 2048
 """Rows of a network's input in one part, at most, if the batch can be divided so."""
@@ -73,7 +75,7 @@ def member_means(
 
         size = jax.tree.leaves(members)[0].shape[0]
         zero = (jnp.zeros(size), jax.tree.map(jnp.zeros_like, members))
-        return jax.lax.scan(add, zero, parts)[0]
+        return tracing.scan(add, zero, parts)[0]
 
     def backward(grads, weight):
         return jax.tree.map(lambda g: g * weight.reshape(-1, *[1] * (g.ndim - 1)), grads), None

@@ -16,6 +16,7 @@ import numpy as np
 from flax import struct
 from jax.sharding import Mesh
 
+from envs_jax import tracing
 from envs_jax.env import Environment
 from envs_jax.resets import VectorEnv
 from envs_jax.spaces import Box
@@ -324,6 +325,8 @@ class PPO:
             tree = flat.restore(params)
             return ppo_loss(tree, state.frozen, batch, policy, hparams, config.value_broadcast, self.auxiliary)
 
+        stream = None if self.bonus is None else self.bonus.stream(state.bonus)
+        floor = 0.0 if stream is None else stream.floor
         order = permutations(key, config.epochs, count).reshape(total, count // config.minibatches)
 
         def gradient_step(loop):
@@ -331,7 +334,7 @@ class PPO:
             minibatch = jax.tree.map(lambda x: x.at[:, order[i]].get(mode="promise_in_bounds"), rows)
             if config.normalize_advantages:
                 a = minibatch.advantage
-                minibatch = minibatch.replace(advantage=(a - jnp.mean(a)) / (jnp.std(a) + 1e-8))
+                minibatch = minibatch.replace(advantage=(a - jnp.mean(a)) / jnp.maximum(jnp.std(a) + 1e-8, floor))
             grads, metrics = self._gradient(loss, params, minibatch)
             params, opt_state, norm = descend(optimizer, params, grads, opt_state, learning_rate)
             error, kl = metrics.pop("ratio_error"), metrics["approx_kl"]
@@ -346,7 +349,7 @@ class PPO:
         sums = {name: jnp.float32(0) for name in (*names, "first_ratio_error")}
         params, opt_state = flat.flatten(state.params), flat.flatten_moments(state.opt_state)
         loop = (jnp.int32(0), params, opt_state, state.bonus, sums, jnp.bool(False))
-        loop = jax.lax.while_loop(lambda loop: (loop[0] < total) & ~loop[5], gradient_step, loop)
+        loop = tracing.while_loop(lambda loop: (loop[0] < total) & ~loop[5], gradient_step, loop)
         done, params, opt_state, bonus, sums, _ = loop
         metrics = {name: sums[name] / done for name in names} | {"first_ratio_error": sums["first_ratio_error"]}
         finite = jnp.all(jnp.isfinite(jnp.stack([metrics[name] for name in ("loss", "grad_norm", *learned)])))
@@ -374,7 +377,7 @@ class PPO:
                 return by(self.policy)(params, rows)
             needed = jnp.searchsorted(np.array(list(forms), np.int32), jnp.max(self._sizes(rows)))
             # the choice is outside the gradient, so that nothing is computed again for it
-            return jax.lax.switch(needed, [by(form) for form in forms.values()], params, rows)
+            return tracing.switch(needed, [by(form) for form in forms.values()], params, rows)
 
         if k == 1:
             return part(minibatch)

@@ -11,6 +11,7 @@ HalfCheetah and a batch of 256.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from envs_jax import tracing
 from llmrl_jax.core.checks import COUNT, fields_in
 from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.rl.offline import Context
@@ -43,6 +45,10 @@ class PRDCConfig(TD3BCConfig):
         fields_in(self, "[0, inf)", "beta", prefix=self.prefix)
         fields_in(self, COUNT, "block", prefix=self.prefix)
 
+
+products = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+"""Products of distances, which are differences of large numbers: factors rounded to TF32 or bfloat16 would give other
+neighbours."""
 
 PARTS = 128
 """Steps of a block whose distances are compared one by one, once it is known that the nearest is among them."""
@@ -84,19 +90,19 @@ class PRDC(TD3BC):
             pairs, _, squares = known(jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, start, size), steps))
             squares = jnp.where(start + jnp.arange(size) < count, squares, jnp.inf)
             # the least of every `strip`-th step: a minimum over columns, which is fast where an argmin is not
-            least = (asked @ pairs.T + squares).reshape(len(x), parts, strip).min(axis=1)
+            least = (products(asked, pairs.T) + squares).reshape(len(x), parts, strip).min(axis=1)
             place = jnp.argmin(least, axis=1)
             least = jnp.min(least, axis=1)
             nearer = least < nearest[0]
             return (jnp.where(nearer, least, nearest[0]), jnp.where(nearer, start + place, nearest[1])), None
 
         begin = (jnp.full(len(x), jnp.inf), jnp.zeros(len(x), jnp.int32))
-        least, first = jax.lax.scan(look, begin, jnp.arange(-(-len(steps) // size)))[0]
+        least, first = tracing.scan(look, begin, jnp.arange(-(-len(steps) // size)))[0]
 
         def pick(one, first):
             rows = first + strip * jnp.arange(parts)
             pairs, actions, squares = known(jax.tree.map(lambda leaf: leaf[rows], steps))
-            return actions[jnp.argmin(jnp.where(rows < count, pairs @ one + squares, jnp.inf))]
+            return actions[jnp.argmin(jnp.where(rows < count, products(pairs, one) + squares, jnp.inf))]
 
         nearer = least < best[0]
         found = jnp.where(nearer[:, None], jax.vmap(pick)(asked, first), best[1])

@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from envs_jax import spaces
+from envs_jax import spaces, tracing
 from envs_jax.actions import mask_of
 from envs_jax.env import Environment
 from llmrl_jax.core.checks import refuse_unread
@@ -74,11 +74,13 @@ class NetworkQPolicy:
     def initial_carry(self, batch_size):
         return ()
 
+    @tracing.default_types
     def q(self, params, frozen, obs):
         values: Any = self.network.apply({"params": params}, self.features(obs, 1))
         mask = mask_of(obs)
         return values if mask is None else jnp.where(mask, values, -jnp.inf)
 
+    @tracing.default_types
     def step(self, params, frozen, obs, carry, first):
         q = self.q(params, frozen, obs)
         if self.epsilon is None:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
+from envs_jax import tracing
 from envs_jax.env import Stack
 from llmrl_jax.rl.frames import Frames
 from llmrl_jax.rl.priorities import Priorities
@@ -166,7 +167,7 @@ class Replay:
             return after
         whole = jnp.minimum(before.frames.readable + ended.shape[0], self.length)
         back = (after.next - 1 - jnp.arange(self.capacity) // (self.rows or 1)) % self.length
-        tree = jax.lax.cond(
+        tree = tracing.cond(
             frames.readable < whole,
             lambda tree: self._tree.kept(tree, back < frames.readable),
             lambda tree: tree,

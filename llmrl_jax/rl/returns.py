@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from envs_jax import tracing
+
 
 def _accumulate(x: Float[Array, "T *B"], decay: Float[Array, "T *B"], last: Float[Array, "*B"]) -> Float[Array, "T *B"]:
     """`y[t] = x[t] + decay[t] * y[t + 1]`, with `y[T] = last`."""
@@ -15,7 +17,7 @@ def _accumulate(x: Float[Array, "T *B"], decay: Float[Array, "T *B"], last: Floa
         y = x_t + decay_t * y
         return y, y
 
-    return jax.lax.scan(back, last, (x, decay), reverse=True, unroll=min(16, x.shape[0]))[1]
+    return tracing.scan(back, last, (x, decay), reverse=True, unroll=min(16, x.shape[0]))[1]
 
 
 def gae(

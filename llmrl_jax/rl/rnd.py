@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from envs_jax import tracing
 from llmrl_jax.core.checks import WIDTH, fields_in, in_interval, refuse_unread
 from llmrl_jax.rl.bonus import BonusState, Steps, Stream
 from llmrl_jax.rl.gradient import clipped_adam, descend, traced_floats
@@ -179,7 +180,7 @@ class RND:
             total = decay * total + x
             return total, total
 
-        rows, totals = jax.lax.scan(add, state.rows, novelty)
+        rows, totals = tracing.scan(add, state.rows, novelty)
         return rows, state.whole["novelty"].update(totals)
 
     def _values(self, state: BonusState, params: Any, obs: Any, batch_dims: int) -> Float[Array, "*B"]:

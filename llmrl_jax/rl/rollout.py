@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
+from envs_jax import tracing
 from envs_jax.env import Environment, Wrapper
 from envs_jax.resets import VectorEnv
 from llmrl_jax.parallel import Placement
@@ -103,7 +104,7 @@ def with_pool(env: VectorEnv, runner: Runner, key: jax.Array, update: Int[Array,
 
     if every == 1 or env.policy != "pool":
         return runner.replace(env_state=renewed(runner.env_state))
-    return runner.replace(env_state=jax.lax.cond(update % every == 0, renewed, lambda x: x, runner.env_state))
+    return runner.replace(env_state=tracing.cond(update % every == 0, renewed, lambda x: x, runner.env_state))
 
 
 def unread_of_reset(reset: str) -> tuple[str, ...]:
@@ -154,7 +155,7 @@ def next_values(
         return pending & ~here, jnp.where(here, values, next_value)
 
     shifted = jnp.concatenate([value[1:], jnp.zeros_like(value[:1])])
-    return jax.lax.while_loop(lambda loop: jnp.any(loop[0]), one_round, (open_ended, shifted))[1]
+    return tracing.while_loop(lambda loop: jnp.any(loop[0]), one_round, (open_ended, shifted))[1]
 
 
 def collect(
@@ -210,7 +211,7 @@ def collect(
     keys = jax.vmap(lambda t: jax.random.split(jax.random.fold_in(key, t)))(jnp.arange(num_steps))
     shapes, _, _ = jax.eval_shape(policy.step, params, frozen, runner.obs, runner.carry, runner.first)
     noise = jax.vmap(shapes.noise)(keys[:, 0])
-    after, (rollout, final_obs, carries) = jax.lax.scan(step, runner, (keys[:, 1], noise), unroll=unroll)
+    after, (rollout, final_obs, carries) = tracing.scan(step, runner, (keys[:, 1], noise), unroll=unroll)
     no = jnp.zeros_like(runner.first)
     next_value = next_values(
         lambda obs, carry: policy.step(params, frozen, constrain(obs), constrain(carry), no)[1],

@@ -15,7 +15,7 @@ import numpy as np
 from flax import struct
 from jax.sharding import Mesh
 
-from envs_jax import spaces
+from envs_jax import spaces, tracing
 from envs_jax.env import Environment
 from envs_jax.resets import VectorEnv
 from llmrl_jax.core.checks import COUNT, FROM_0, check_choices, fields_in, refuse_unread
@@ -233,7 +233,7 @@ class SAC:
             seen = Transition(runner.obs, action, reward, info["final_observation"], terminated)
             return runner.replace(env_state=env_state, obs=obs, first=done), (seen, done, episode_info(info))
 
-        return jax.lax.scan(step, state.runner, jnp.arange(config.num_steps))
+        return tracing.scan(step, state.runner, jnp.arange(config.num_steps))
 
     def _learn_when_ready(self, state: SACState, key: jax.Array) -> tuple[Trained, dict[str, jax.Array]]:
         """`gradient_steps` steps once the memory holds enough; before that nothing changes, and metrics are 0."""
@@ -243,7 +243,7 @@ class SAC:
             return Trained(state.params, state.target, state.opt_state), zeros
 
         ready = self.memory.can_sample(state.replay, max(1, self.config.learning_starts))
-        return jax.lax.cond(ready, self._learn, wait, state, key)
+        return tracing.cond(ready, self._learn, wait, state, key)
 
     def _learn(self, state: SACState, key: jax.Array) -> tuple[Trained, dict[str, jax.Array]]:
         def one(trained, key):
@@ -254,7 +254,7 @@ class SAC:
             return self.step(trained, Batch(x, rows.action, rows.reward, y, rows.terminated), step_key, state.hparams)
 
         trained = Trained(state.params, state.target, state.opt_state)
-        trained, metrics = jax.lax.scan(one, trained, jax.random.split(key, self.config.gradient_steps))
+        trained, metrics = tracing.scan(one, trained, jax.random.split(key, self.config.gradient_steps))
         return trained, {name: jnp.mean(x) for name, x in metrics.items()}
 
     def step(

@@ -20,6 +20,7 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
+from envs_jax import tracing
 from llmrl_jax.core.checks import check_choices, fields_in
 from llmrl_jax.rl.bonus import BonusState, Steps
 from llmrl_jax.rl.gradient import traced_floats
@@ -182,7 +183,7 @@ class Shaping:
             total = gamma * total + x
             return total, total
 
-        sums, totals = jax.lax.scan(add, state.rows["sum"], phi)
+        sums, totals = tracing.scan(add, state.rows["sum"], phi)
         moments = state.whole["moments"].update(totals)
         every = jnp.concatenate([state.rows["last"][None], phi]) / jnp.sqrt(moments.var + 1e-8)
         return {"sum": sums, "last": every[-1]}, gamma * every[1:] - every[:-1], moments

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from envs_jax import tracing
 from llmrl_jax.core.checks import COUNT, fields_in
 from llmrl_jax.rl.actors import Critics, DeterministicActor
 from llmrl_jax.rl.offline import Context, Trained
@@ -108,7 +109,7 @@ class TD3BC:
             return trained.replace(extra={"actor_loss": pi_loss, "bc_loss": imitation})
 
         now = (context.count + 1) % self.config.actor_every == 0
-        trained = jax.lax.cond(now, act, lambda trained: trained, trained)
+        trained = tracing.cond(now, act, lambda trained: trained, trained)
         return trained, {"critic_loss": q_loss, "target_mean": jnp.mean(wanted), **trained.extra}
 
     def act(self, params, x):

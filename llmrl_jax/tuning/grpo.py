@@ -18,6 +18,7 @@ from flax import struct
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
+from envs_jax import tracing
 from llmrl_jax.lm import Finish, Llama, SamplingConfig, StopStrings, generate
 from llmrl_jax.lm.quantize import any_quantized
 from llmrl_jax.lm.tokens import check_tokens
@@ -308,7 +309,7 @@ class GRPO:
             params, opt_state, norm = descend(self.optimizer, params, grads, opt_state, self.config.learning_rate)
             return (params, opt_state), metrics | {"loss": loss, "grad_norm": norm}
 
-        (params, opt_state), stacked = jax.lax.scan(step, (state.params, state.opt_state), order)
+        (params, opt_state), stacked = tracing.scan(step, (state.params, state.opt_state), order)
         first = stacked.pop("ratio_error")[0]
         finite = jnp.all(jnp.isfinite(stacked["loss"]) & jnp.isfinite(stacked["grad_norm"]))
         metrics = {name: jnp.mean(x) for name, x in stacked.items()}

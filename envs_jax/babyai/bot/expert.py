@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from envs_jax import tracing
 from envs_jax.babyai.bot.search import facing
 from envs_jax.babyai.cells import around, behind, holds, single, words
 from envs_jax.babyai.constants import (
@@ -69,7 +70,7 @@ def _search(targets, free, movable, position, heading):
         return jnp.where(still & ~forced, goals, grown), forced | still, still & forced
 
     start = (goals, jnp.bool_(False), jnp.bool_(False))
-    poses, forced, stuck = jax.lax.while_loop(searching, body, start)
+    poses, forced, stuck = tracing.while_loop(searching, body, start)
     forward, left, _ = moves(poses, jnp.where(forced, free | movable, free))
     move = jnp.where(forward, FORWARD, jnp.where(left, LEFT, RIGHT))
     return holds(goals, position[0], position[1])[heading], ~stuck, move

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from envs_jax import tracing
 from envs_jax.babyai.cells import STRIDE, around, behind, holds, worlds_last
 from envs_jax.babyai.constants import FORWARD, LEFT, RIGHT, VIEW
 from envs_jax.babyai.view import front
@@ -56,14 +57,14 @@ def first_move(
 
         def body(carry):
             poses, reached, _ = carry
-            grown, reached = jax.lax.fori_loop(0, STRIDE, step, (poses, reached))
+            grown, reached = tracing.fori_loop(0, STRIDE, step, (poses, reached))
             return grown, reached, jnp.any(grown != poses)
 
         def searching(carry):
             _, reached, grew = carry
             return grew & jnp.any(sought & jnp.all(reached == 0, axis=0))
 
-        return jax.lax.while_loop(searching, body, (goals, hits(goals), jnp.bool_(True)))[1]
+        return tracing.while_loop(searching, body, (goals, hits(goals), jnp.bool_(True)))[1]
 
     reached = worlds_last(search)(goals, jnp.any(goals != 0), walkable, position, heading)
     forward, turn_left, turn_right = reached != 0
@@ -100,7 +101,7 @@ def obstacles(target: jax.Array, hidden: jax.Array, movable: jax.Array, near: ja
         cells, grew = carry
         return grew & ~jnp.any(cells & movable & near)
 
-    cells, _ = jax.lax.while_loop(searching, body, (target & hidden, jnp.any(target & hidden)))
+    cells, _ = tracing.while_loop(searching, body, (target & hidden, jnp.any(target & hidden)))
     return cells & movable & near
 
 
@@ -122,9 +123,9 @@ def aside(target: jax.Array, walkable: jax.Array, empty: jax.Array) -> jax.Array
 
         start = target & walkable
         none = jnp.zeros((4, *target.shape), jnp.uint32)
-        return jax.lax.while_loop(
+        return tracing.while_loop(
             lambda carry: jnp.any(carry[1] != 0),
-            lambda carry: jax.lax.fori_loop(0, STRIDE, step, carry),
+            lambda carry: tracing.fori_loop(0, STRIDE, step, carry),
             (start, start, none),
         )[2]
 
@@ -147,13 +148,13 @@ def viewpoints(unseen: jax.Array, clear: jax.Array) -> jax.Array:
         left_right = behind(horizontal, 0) | behind(horizontal, 2)
         return sides | jnp.stack([up_down, left_right]) & clear
 
-    sides = jax.lax.fori_loop(0, ASIDE, sideways, both)
+    sides = tracing.fori_loop(0, ASIDE, sideways, both)
     poses = jnp.concatenate([sides, sides])
 
     def ahead(_, poses):
         return poses | jnp.stack([behind(poses[h], h) for h in range(4)]) & clear
 
-    poses = jax.lax.fori_loop(0, AHEAD - 1, ahead, poses)
+    poses = tracing.fori_loop(0, AHEAD - 1, ahead, poses)
     return poses | jnp.stack([behind(poses[h], h) for h in range(4)])
 
 
@@ -183,7 +184,7 @@ def harmless(empty: jax.Array, open: jax.Array, seen_walls: jax.Array) -> jax.Ar
             carried = ones & change
             return ones ^ change, twos ^ carried, fours | twos & carried, bad
 
-        _, _, fours, bad = jax.lax.fori_loop(0, 8, side, (jnp.zeros_like(empty),) * 4)
+        _, _, fours, bad = tracing.fori_loop(0, 8, side, (jnp.zeros_like(empty),) * 4)
         return empty & ~bad & ~fours
 
     return worlds_last(judge)(empty, open, seen_walls)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from envs_jax import tracing
 from envs_jax.babyai.cells import around, flood, single, words
 from envs_jax.babyai.constants import DOOR, DX, DY, EMPTY, WALL
 from envs_jax.babyai.mission import ANY, LOCATIONS, NO_CLAUSE, PUT_NEXT, SINGLE, Mission
@@ -98,7 +99,7 @@ class Dice:
             place = jnp.argmax(tickets).astype(jnp.int32)
             return jnp.where(np.arange(allowed.shape[0]) == place, -2, tickets), place
 
-        return jax.lax.scan(best, tickets, None, k)[1], jnp.sum(allowed) >= k
+        return tracing.scan(best, tickets, None, k)[1], jnp.sum(allowed) >= k
 
     def among(self, allowed: jax.Array) -> jax.Array:
         """One index, uniform among the allowed, from one word: int32 `[]`; 0 if none is allowed.

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from envs_jax import tracing
 from envs_jax.babyai.constants import CLOSED, COLORS, DOOR, DX, DY, EMPTY, LOCKED, WALL
 from envs_jax.babyai.levels.layout import Dice, Layout, Rooms, fill
 from envs_jax.babyai.state import type_of
@@ -152,7 +153,7 @@ def connect(dice: Dice, rooms: RoomGrid, present, sealed=None) -> jax.Array:
         of_b = jnp.sum(jnp.where(numbers == b, label, 0), dtype=jnp.int32)
         return jnp.where(wanted & (label == of_b), of_a, label)
 
-    label = jax.lax.fori_loop(
+    label = tracing.fori_loop(
         0, count, lambda e, label: join(label, e, jnp.asarray(present)[e]), jnp.asarray(numbers, jnp.int32)
     )
 
@@ -162,7 +163,7 @@ def connect(dice: Dice, rooms: RoomGrid, present, sealed=None) -> jax.Array:
         wanted = jnp.any(label != label[0]) & allowed[edge]
         return join(label, edge, wanted), passage | (wanted & (np.arange(count) == edge))
 
-    return jax.lax.fori_loop(0, count, add, (label, jnp.asarray(present)))[1]
+    return tracing.fori_loop(0, count, add, (label, jnp.asarray(present)))[1]
 
 
 def scatter(dice: Dice, rooms: RoomGrid, room: jax.Array, free: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -20,6 +20,7 @@ import optax
 from flax import struct
 from jaxtyping import Array, Float, Int
 
+from envs_jax import tracing
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import COUNT, fields_in
 from llmrl_jax.rl.shaping import NO_ACTION, Window
@@ -312,7 +313,7 @@ def descend(
             updates, opt_state = optimizer.update(grads, opt_state, params)
             return (optax.apply_updates(params, updates), opt_state), value
 
-        (params, opt_state), losses = jax.lax.scan(step, (params, opt_state), order)
+        (params, opt_state), losses = tracing.scan(step, (params, opt_state), order)
         return params, opt_state, jnp.mean(losses)
 
     opt_state, best, kept, value = optimizer.init(params), -np.inf, params, jnp.float32(0)

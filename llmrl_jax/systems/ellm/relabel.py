@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
+from envs_jax import tracing
 from envs_jax.env import Wrapper
 from llmrl_jax.data.transitions import FIELDS, Trajectories, Transitions
 from llmrl_jax.systems.ellm.suggested import Suggested
@@ -68,6 +69,6 @@ def relabelled(
             )
             return (after, state), (obs, after, reward, info["earned"])
 
-        return jax.lax.scan(step, (obs, state), jnp.arange(count))[1]
+        return tracing.scan(step, (obs, state), jnp.arange(count))[1]
 
     return jax.vmap(one)(first + jnp.arange(len(episodes)), recorded)

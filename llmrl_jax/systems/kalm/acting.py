@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from envs_jax import tracing
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.agents.evaluate import Episodes
 from llmrl_jax.agents.play import Actor, advance, begin
@@ -72,7 +73,7 @@ def make_player(found: Grounded, level: str, episodes: int, together: int = 64) 
             results = jax.tree.map(lambda old, new: jnp.where(seen.ended, new, old), results, here)
             return (rows.replace(carry=(cache, wanted - seen.reward)), results), None
 
-        (_, results), _ = jax.lax.scan(step, (rows.replace(carry=(cache, wanted)), blank), length=horizon)
+        (_, results), _ = tracing.scan(step, (rows.replace(carry=(cache, wanted)), blank), length=horizon)
         return results
 
     def play(key: jax.Array) -> Episodes:

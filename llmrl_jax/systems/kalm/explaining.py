@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from envs_jax import tracing
 from llmrl_jax.lm import Cache
 from llmrl_jax.systems.kalm import patterns
 from llmrl_jax.systems.kalm.grounded import Grounded
@@ -49,7 +50,7 @@ def explain(found: Grounded, episodes: Episodes, chosen: Sequence[int], most: in
             return (jnp.argmax(out.logits[:, -1], axis=-1).astype(jnp.int32), out.cache), token
 
         first = jnp.argmax(out.logits[:, -1], axis=-1).astype(jnp.int32)
-        return jax.lax.scan(say, (first, out.cache), length=most)[1].T
+        return tracing.scan(say, (first, out.cache), length=most)[1].T
 
     said: list[str] = []
     together, end = min(TOGETHER, len(questions)), found.tokenizer.eos_id

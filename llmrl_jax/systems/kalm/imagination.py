@@ -16,6 +16,7 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Float, Int
 
+from envs_jax import tracing
 from envs_jax.threads import cores
 from llmrl_jax.lm.cache import UNROLLED
 from llmrl_jax.systems.kalm.world_model import Units, WorldModel
@@ -68,7 +69,7 @@ def imagine(
         return (cache, after), (after, action)
 
     first = jnp.asarray(first, jnp.float32)
-    _, found = jax.lax.scan(step, (cache, first), None, length=horizon)
+    _, found = tracing.scan(step, (cache, first), None, length=horizon)
     after, actions = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), found)
     states = jnp.concatenate([first[:, None], after], axis=1)
     rewards, success = label(goals, states, actions)

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from envs_jax import tracing
 from llmrl_jax.agents.population import Evaluator, episode_keys, make_population_evaluator
 from llmrl_jax.core.checks import COUNT, fields_in
 from llmrl_jax.lm import Generation, StopStrings
@@ -371,4 +372,4 @@ def _returns(
     def play() -> Float[Array, " R"]:
         return evaluate(rows[source], keys[source // mine.shape[1]]).mean
 
-    return jax.lax.cond(jnp.any(chosen), play, lambda: jnp.zeros(chosen.shape, jnp.float32)).reshape(mine.shape)
+    return tracing.cond(jnp.any(chosen), play, lambda: jnp.zeros(chosen.shape, jnp.float32)).reshape(mine.shape)

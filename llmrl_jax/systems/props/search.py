@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int, Key
 
+from envs_jax import tracing
 from llmrl_jax.agents.population import Evaluation, Evaluator, episode_keys
 from llmrl_jax.rl.learner import Learner
 from llmrl_jax.systems.props.optimizers.base import Optimizer, centers, finite
@@ -139,7 +140,7 @@ def search(
         state, values = iterate(state)
         return state, (state.value, jnp.mean(values, axis=1))
 
-    state, curves = jax.lax.scan(body, init(key), length=iterations)
+    state, curves = tracing.scan(body, init(key), length=iterations)
     state = closed(optimizer, evaluate, state, episodes)
     return Search(
         best=state.best,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -112,6 +113,22 @@ class Mixed:
 def test_only_floats_are_traced():
     found = traced_floats(Mixed())
     assert set(found) == {"rate", "limit"} and all(x.dtype == jnp.float32 and x.shape == () for x in found.values())
+
+
+@pytest.mark.parametrize("limit, traced", [(2.0, {"rate", "scale", "limit"}), (None, {"rate", "scale"})])
+def test_annotations_are_resolved(limit, traced):
+    """As in a module without `from __future__ import annotations`; an optional float may be none."""
+    fields = [
+        ("rate", float, 0.5),
+        ("count", int, 3),
+        ("limit", float | None, limit),
+        ("scale", Annotated[float, "unit"], 2.0),
+        ("flag", bool, True),
+        ("schedule", str | None, "linear"),
+    ]
+    found = traced_floats(make_dataclass("Plain", fields, frozen=True)())
+    assert set(found) == traced and all(x.dtype == jnp.float32 and x.shape == () for x in found.values())
+    assert float(found["scale"]) == 2.0
 
 
 def test_a_small_tree_is_one_vector_and_back():
