@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import signal
 import sys
 from typing import Annotated
 
@@ -114,4 +115,6 @@ def main(
 if __name__ == "__main__":
     from llmrl_jax.cli import main as cli
 
+    # so that what a benchmark started ends with it
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sys.exit(cli.guard(lambda: tyro.cli(main, prog="python -m benchmarks")))

@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.harness import OURS, REPEATS, Result, Row, aim, compiled, rates, speedup, threads
+from benchmarks.harness import OURS, REPEATS, Result, Row, aim, compiled, fastest, rates, speedup, threads
 from benchmarks.torch_glam import PAIRS, Agent, Worlds
+from benchmarks.torch_peer import COMPILED, compiler_error
 from envs_jax.resets import VectorEnv
 from llmrl_jax import lm
 from llmrl_jax.rl.ppo import PPOState
@@ -23,7 +24,7 @@ from llmrl_jax.rl.ppo_config import GLAM as PUBLISHED
 from llmrl_jax.rl.rollout import collect, with_pool
 from llmrl_jax.systems.glam.build import Glam, build
 from llmrl_jax.systems.glam.config import EMBEDDED, GlamConfig
-from llmrl_jax.systems.glam.presets import GLAM
+from llmrl_jax.systems.glam.presets import GLAM_LORA
 
 
 TITLE = "GLAM's loop: play and whole updates with SmolLM2-135M, compared with the pipeline in torch"
@@ -39,7 +40,12 @@ NAIVE_STEPS = 2
 PEERS = "transformers and peft, eager"
 AT_ONCE = (8, 4)
 """Prompts in a pass of a gradient, of torch at its best: each is measured, and the faster counts."""
+BUILT = (8,)
+"""The same, where the programs are compiled."""
+MULTIPLE = 64
+"""Padded lengths of compiled programs are multiples of this."""
 BEST = "torch, at its best"
+MIXED = "mixed precision"
 NARROW = ("autocast", "bfloat16")
 """Ways of torch to use a processor's matrix units for bfloat16: see `benchmarks.torch_peer`."""
 NARROW_BEST = f"{BEST}, in bfloat16"
@@ -49,7 +55,7 @@ def setting(quick: bool, dtype: Any = "float32") -> GlamConfig:
     """The published prompt and loss; few environments and steps, so that a sample takes seconds."""
     ppo = replace(PUBLISHED, num_envs=8, num_steps=2, epochs=1, minibatches=1, microbatches=4, pool_size=16)
     how = replace(
-        GLAM, env=f"BabyAI-Text/{LEVEL}", model="smollm2-135m", dtype=dtype, score_rows=4, score_widths=8, ppo=ppo
+        GLAM_LORA, env=f"BabyAI-Text/{LEVEL}", model="smollm2-135m", dtype=dtype, score_rows=4, score_widths=8, ppo=ppo
     )
     if not quick:
         return how
@@ -67,6 +73,8 @@ class Side:
     calls: dict[str, Callable[[], dict[str, float]]]
     """Calls by name; each returns seconds by case."""
     note: str = ""
+    narrow: bool = False
+    """Whether products have factors of bfloat16."""
     compile_seconds: dict[str, float] = field(default_factory=dict)
     samples: dict[str, list[float]] = field(default_factory=lambda: {PLAY: [], UPDATE: []})
 
@@ -79,14 +87,15 @@ class Side:
     def row(self, case: str) -> Row:
         times = rates(self.steps, self.samples[case])
         note = self.note if case == UPDATE else self.note.partition(";")[0]  # play has no gradients
-        return Row(case, self.who, "env-steps/s", times, self.compile_seconds.get(case), note)
+        title = case + f", {MIXED}" * self.narrow
+        return Row(title, self.who, "env-steps/s", times, self.compile_seconds.get(case), note)
 
 
 class Ours:
     """The learner of `llmrl glam train`, and its play alone."""
 
-    def __init__(self, glam: Glam, note: str = ""):
-        self.glam, self.ppo, self.note = glam, glam.config.ppo, note
+    def __init__(self, glam: Glam):
+        self.glam, self.ppo = glam, glam.config.ppo
         self.learner = glam.learner()
         self.state: PPOState = self.learner.init(jax.random.key(0))
         lora = self.state.params["lora"]
@@ -132,7 +141,8 @@ class Ours:
 
         calls = {PLAY: lambda: timed(PLAY, one_play), UPDATE: lambda: timed(UPDATE, one_update)}
         took = {PLAY: play_seconds, UPDATE: update_seconds}
-        side = Side(OURS, self.ppo.num_envs * self.ppo.num_steps, calls, self.note, took)
+        narrow = self.glam.config.dtype == "mixed"
+        side = Side(OURS, self.ppo.num_envs * self.ppo.num_steps, calls, narrow=narrow, compile_seconds=took)
         one_update()
         one_play()
         return side
@@ -162,6 +172,7 @@ class Ours:
 
 def notes(glam: Glam, agents: list[Agent], ours: Ours, mixed: Ours, cores: int) -> list[str]:
     """What is measured. **Arguments:** `agents`, in torch, the published pipeline first; `mixed`, ours in it."""
+    unbuilt = f" {compiler_error()}." if compiler_error() else ""
     ppo, lora = ours.ppo, glam.config.lora
     head, most = len(glam.policy.prefix), glam.compiled.max_length
     error, bound = ours.metrics["first_ratio_error"], ours.learner.bounds["first_ratio_error"]
@@ -182,12 +193,10 @@ def notes(glam: Glam, agents: list[Agent], ours: Ours, mixed: Ours, cores: int) 
         f"trains all weights). {naive.ppo.num_envs} environments x {naive.ppo.num_steps} steps, since its passes do "
         "not grow with their number.",
         "torch at its best: all environments in one batch, padded to its longest prompt, the prompts' keys and values "
-        "computed once and repeated for the actions, inference mode, gradients of prompts of similar length. "
-        "`torch.compile` is not used: for prompts of any length, one function of the 30 layers took more than three "
-        "minutes to build for play alone, and programs of single MLPs and norms more than 90 s for an update. Prompts "
-        "padded to a few lengths were not tried; on a processor like this one it makes a step of LoRA of one length 8 "
-        "to 33% faster in float32 and 43 to 46% in bfloat16 (`language_model`, `mixed_precision`), so ratios to torch "
-        "at its best are too high by up to that, for the part of an update that is its gradient step.",
+        "computed once and repeated for the actions, inference mode, gradients of prompts of similar length. The rows "
+        f"with `torch.compile` pad to multiples of {MULTIPLE} tokens, and compile the MLP and the norms of a layer for "
+        "each length and number of prompts; one program of a layer or of all layers was not tried: it depends on the "
+        f"cache of keys and values. The fastest row counts.{unbuilt}",
         "Mixed precision is `--dtype mixed`: float32 but for the factors of products with weights, which are bfloat16. "
         "torch's counterparts are `torch.autocast` to bfloat16 over float32 weights, and base weights of bfloat16; "
         "both are at its best otherwise. Their log-probabilities of actions are within 1 of those in float32. "
@@ -195,14 +204,16 @@ def notes(glam: Glam, agents: list[Agent], ours: Ours, mixed: Ours, cores: int) 
     ]
 
 
-def torch_side(who: str, agent: Agent, note: str) -> Side:
-    """An agent in torch: play is a part of its update, timed there."""
+def torch_side(who: str, agent: Agent, note: str, built: float | None = None) -> Side:
+    """An agent in torch: play is a part of its update, timed there. **Arguments:** `built`, seconds of compilation."""
 
     def call() -> dict[str, float]:
         took = agent.update()
         return {PLAY: took.rollout, UPDATE: took.whole}
 
-    return Side(who, agent.ppo.num_envs * agent.ppo.num_steps, {UPDATE: call}, note)
+    took = {} if built is None else {UPDATE: built}
+    steps, narrow = agent.ppo.num_envs * agent.ppo.num_steps, who == NARROW_BEST
+    return Side(who, steps, {UPDATE: call}, note, narrow, took)
 
 
 def run(quick: bool = False) -> Result:
@@ -238,28 +249,36 @@ def run(quick: bool = False) -> Result:
 
         # passes of a few sequences: its speed does not depend on the number of environments
         naive = agent(replace(ppo, num_envs=2, num_steps=NAIVE_STEPS), shared=False)
-        bests = [agent(ppo, shared=True, at_once=count) for count in AT_ONCE]
-        sides = [ours.side(), torch_side("torch, as published", naive, PEERS)]
-        for count, best in zip(AT_ONCE, bests, strict=True):
-            sides.append(torch_side(BEST, best, f"{PEERS}; gradients of {count} prompts at a time"))
-        ours.check([naive, *bests])
-        mixed = Ours(build(setting(quick, "mixed")), "mixed precision")
-        narrow = [(k, n, agent(ppo, shared=True, at_once=n, kind=k)) for k in NARROW for n in AT_ONCE]
-        sides.append(mixed.side())
-        for kind, count, one in narrow:
-            sides.append(torch_side(NARROW_BEST, one, f"{PEERS}, {kind}; gradients of {count} prompts at a time"))
-        ours.check([one for _, _, one in narrow], 1.0)  # log-probabilities of up to eight tokens through 30 layers
+        mixed = Ours(build(setting(quick, "mixed")))
+        sides = [ours.side(), mixed.side(), torch_side("torch, as published", naive, PEERS)]
+        multiple = 512 if quick else MULTIPLE
+        exact: list[Agent] = [naive]
+        narrowed: list[Agent] = []
+        for kind in ("float32", *NARROW):
+            who, agents, how = NARROW_BEST, narrowed, f"{PEERS}, {kind}"
+            if kind == "float32":
+                who, agents, how = BEST, exact, PEERS
+            for count in AT_ONCE:
+                agents.append(agent(ppo, shared=True, at_once=count, kind=kind))
+                sides.append(torch_side(who, agents[-1], f"{how}; gradients of {count} prompts at a time"))
+            for count in () if compiler_error() else BUILT:
+                one = agent(ppo, shared=True, at_once=count, kind=kind, multiple=multiple, builds=True)
+                took = one.build(glam.compiled.max_length)
+                agents.append(one)
+                how = how.replace("eager", COMPILED)
+                sides.append(torch_side(who, one, f"{how}; gradients of {count} prompts at a time", took))
+        ours.check(exact)
+        ours.check(narrowed, 1.0)  # log-probabilities of up to eight tokens through 30 layers
         for _ in range(REPEATS):
             for side in sides:
                 side.sample()
     rows = [side.row(case) for case in (PLAY, UPDATE) for side in sides]
     bars = []
     for case, aims in BARS.items():
-        by = {who: [row for row in rows if row.case == case and row.who == who] for who in {row.who for row in rows}}
-        exact, narrowed = by[OURS]
-        pairs = (("", exact, "torch, as published", aims[0]), ("", exact, BEST, aims[1]))
-        pairs += ((" in mixed precision", narrowed, NARROW_BEST, aims[1]),)
-        for how, mine, who, bar in pairs:
-            ratio = speedup([mine], by[who])
-            bars.append(f"{case}{how}: {ratio:.2f} times {who} {aim(ratio, bar)}")
-    return Result(rows, bars, notes(glam, [naive, *bests], ours, mixed, cores))
+        narrow = f"{case}, {MIXED}"
+        pairs = ((case, "torch, as published", aims[0]), (case, BEST, aims[1]), (narrow, NARROW_BEST, aims[1]))
+        for title, who, bar in pairs:
+            mine, theirs = ([row for row in rows if (row.case, row.who) == (title, x)] for x in (OURS, who))
+            ratio, best = speedup(mine, theirs), fastest(theirs)
+            bars.append(f"{title}: {ratio:.2f} times {who} ({best.note}) {aim(ratio, bar)}")
+    return Result(rows, bars, notes(glam, exact, ours, mixed, cores))

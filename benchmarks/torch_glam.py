@@ -121,6 +121,8 @@ class Agent:
     As published (`shared` false) every action string is a sequence of its own, prompt and action, in passes of `PAIRS`
     sequences, and a gradient is computed prompt by prompt. At its best (`shared`) all prompts are one batch, whose keys
     and values are computed once and repeated for the actions, and a gradient takes `at_once` prompts of similar length.
+    With a `multiple` above 1 prompts have few lengths, and with `builds` the MLP and the norms of a layer are compiled
+    for each of them: one program serves all layers.
     """
 
     def __init__(
@@ -135,9 +137,12 @@ class Agent:
         shared: bool,
         at_once: int = 1,
         kind: str = "float32",
+        multiple: int = 1,
+        builds: bool = False,
     ):
         """**Arguments:** `folders`, of the base and of the adapters; `value`, the parameters of our value head (with
-        sigmoids); `encode`, from a prompt's text to tokens; `kind`, as in `torch_peer.Torch`."""
+        sigmoids); `encode`, from a prompt's text to tokens; `kind`, as in `torch_peer.Torch`; `multiple`, of which
+        padded lengths are; `builds`, whether to use `torch.compile` (`build` then makes its programs)."""
         import warnings
 
         import peft
@@ -162,7 +167,7 @@ class Agent:
         self.learnt = [p for p in (*self.model.parameters(), *self.value.parameters()) if p.requires_grad]
         betas = (ppo.adam_b1, ppo.adam_b2)
         self.optimizer = torch.optim.Adam(self.learnt, lr=ppo.learning_rate, betas=betas, eps=ppo.adam_eps)
-        self.worlds, self.encode, self.ppo, self.at_once = worlds, encode, ppo, at_once
+        self.worlds, self.encode, self.ppo, self.at_once, self.multiple = worlds, encode, ppo, at_once, multiple
         self.how = lambda: torch.autocast("cpu", torch.bfloat16, enabled=kind == "autocast")
         self.actions = [list(c) for c in candidates.sequences]
         self.width = candidates.width
@@ -171,10 +176,27 @@ class Agent:
         self.scores = self.shared if shared else self.naive
         self.tokens: list[int] = []
         """The lengths of the prompts of all updates."""
+        if builds:
+            for layer in self.trunk.layers:
+                for part in (layer.mlp, layer.input_layernorm, layer.post_attention_layernorm):
+                    part.compile(dynamic=False)
+
+    def build(self, longest: int) -> float:
+        """Play and gradients once for each padded length up to that of `longest` tokens. **Returns:** the seconds."""
+        self.torch._dynamo.config.recompile_limit = 64
+        started = time.perf_counter()
+        rows = self.torch.zeros(self.at_once)
+        for length in range(self.multiple, longest + self.multiple, self.multiple):
+            prompts = [[3] * length] * len(self.worlds.envs)
+            with self.torch.inference_mode():
+                self.scores(prompts)
+            self.loss(prompts[:1] * self.at_once, rows.long(), rows, rows, rows, rows).backward()
+        self.optimizer.zero_grad()
+        return time.perf_counter() - started
 
     def _padded(self, rows: Sequence[Tokens]) -> tuple[Any, Any]:
         """Rows padded on the left, and their mask."""
-        longest = max(map(len, rows))
+        longest = -(-max(map(len, rows)) // self.multiple) * self.multiple
         tokens = self.torch.tensor([[0] * (longest - len(row)) + row for row in rows])
         return tokens, self.torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
 

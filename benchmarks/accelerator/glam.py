@@ -33,8 +33,8 @@ UPDATE = "the rollout, and per epoch and step twice as much again: forward, and 
 
 
 def settings_of(tiny: bool) -> GlamConfig:
-    """GLAM's published settings, for fewer steps and one epoch; the demo's world for a tiny run."""
-    config = presets.DEMO if tiny else presets.GLAM
+    """GLAM's published settings with adapters, for fewer steps and one epoch; the demo's world for a tiny run."""
+    config = presets.DEMO if tiny else presets.GLAM_LORA
     sizes = (4, 2, 2) if tiny else (32, 8, 4)
     shorter: dict[str, Any] = dict(zip(("num_envs", "num_steps", "minibatches"), sizes))
     ppo = replace(config.ppo, **shorter, epochs=1, microbatches=1, pool_size=8 if tiny else 256)
