@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import jax
 import pytest
+import yaml
 from jax.experimental.compilation_cache import compilation_cache
 
 from llmrl_jax.cli.main import main
@@ -243,3 +244,23 @@ def test_wrong_input_is_one_line_and_a_remedy(tmp_path, capsys):
     assert "16 / 3" in capsys.readouterr().err
     assert main(["glam", "train", *FLAGS, "--run.out", str(tmp_path), "--mesh", "data=8"]) == 2
     assert "--ppo.num-envs 4" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "tune", "rate"),
+    [
+        ((), "full", 1e-6),
+        (("--preset", "glam"), "full", 1e-6),
+        (("--preset", "glam-lora"), "lora", 1e-4),
+        (("--preset", "glam", "--tune", "lora"), "lora", 1e-4),
+        (("--tune", "lora"), "lora", 1e-4),
+        (("--preset", "glam-lora", "--tune", "full"), "full", 1e-6),
+        (("--tune", "lora", "--ppo.learning-rate", "3e-4"), "lora", 3e-4),
+        (("--preset", "glam-code"), "full", 1e-6),
+    ],
+    ids=str,
+)
+def test_the_learning_rate_follows_the_kind_of_tuning(flags, tune, rate, capsys):
+    assert main(["glam", "train", *flags, "--print-config"]) == 0
+    config = yaml.safe_load(capsys.readouterr().out)["glam"]
+    assert (config["tune"], float(config["ppo"]["learning_rate"])) == (tune, rate)

@@ -26,7 +26,7 @@ from llmrl_jax.parallel import make_mesh, shardings
 from llmrl_jax.rl.learner import Learner
 from llmrl_jax.rl.ppo import make_ppo
 from llmrl_jax.systems.glam.config import EMBEDDED, EmbeddedConfig, GlamConfig
-from llmrl_jax.systems.glam.prompt import GlamPrompt, glam_prompt
+from llmrl_jax.systems.glam.prompt import GlamPrompt, check_observed, glam_prompt
 from llmrl_jax.systems.glam.rewrites import EXTRA_ACTIONS, ExtraActions, check_done
 
 
@@ -85,9 +85,10 @@ def with_actions(env: Environment, n: int) -> Environment:
 def make_world(config: GlamConfig) -> tuple[Environment, Any]:
     """The wrapped environment of a configuration, not batched, and its parameters.
 
-    **Raises:** `KeyError` for an unknown id, `TypeError` for an environment without text.
+    **Raises:** `KeyError` for an unknown id, `TypeError` for an environment without a text or a goal.
     """
     env, params = envs_jax.make(config.env)
+    check_observed(env)
     return prompted(EpisodeStatistics(with_actions(env, config.num_actions)), config), params
 
 

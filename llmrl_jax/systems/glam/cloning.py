@@ -72,8 +72,8 @@ PUBLISHED = CloningConfig(
 weight decay, a cosine schedule after 1% of warm-up; gradient clipping is not documented."""
 
 PRESETS: dict[str, tuple[GlamConfig, CloningConfig]] = {
-    "bc": (replace(GLAM, tune="full"), PUBLISHED),
-    "bc-lora": (GLAM, PUBLISHED),
+    "bc": (GLAM, PUBLISHED),
+    "bc-lora": (replace(GLAM, tune="lora"), PUBLISHED),
     "bc-demo": (
         replace(DEMO, tune="full"),
         CloningConfig(pairs=20_000, epochs=2.0, sft=SFTConfig(batch_size=32, learning_rate=3e-3, warmup=0.1)),

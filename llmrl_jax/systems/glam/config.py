@@ -92,7 +92,8 @@ class GlamConfig:
     """How actions are chosen: `scoring`, by the probabilities of the action strings; `heads`, by an MLP over the
     prompt's hidden state with one logit per action (the ablations AFlan, NPAE and NPA)."""
     tune: Literal["lora", "full"] = "lora"
-    """`lora`: train adapters on a frozen base; `full`: train all weights, as in the paper."""
+    """`full`: train all weights, as in the paper; `lora`: train adapters on a frozen base, which needs a learning rate
+    about 100 times as large."""
     lora: LoRAConfig = field(default_factory=LoRAConfig)
     """The adapters, if `tune` is `lora`."""
     quantize: Literal["none", "int8", "nf4"] = "none"

@@ -13,20 +13,22 @@ from llmrl_jax.systems.glam.config import GlamConfig
 from llmrl_jax.systems.glam.prior import PriorConfig
 
 
-GLAM = GlamConfig(ppo=ppo_config.GLAM)
-"""The published values, except for the differences listed in `docs/systems/glam.md`."""
+GLAM = GlamConfig(tune="full", ppo=ppo_config.GLAM)
+"""The published values, except for the differences listed in `docs/systems/glam.md`: all weights, by Adam at 1e-6."""
+
+GLAM_LORA = replace(GLAM, tune="lora", ppo=replace(ppo_config.GLAM, learning_rate=1e-4))
+"""The same with adapters, which 1e-6 would hardly move; the paper does not train any."""
 
 GLAM_CODE = replace(
     GLAM,
-    tune="full",
     scoring="raw_logits",
     candidate_space="separate",
     ppo=replace(ppo_config.GLAM, value_broadcast="glam", bootstrap_truncation=False),
 )
 """The released code, quirks included (glam reference, section 3)."""
 
-NPE = replace(GLAM, tune="full", init="embeddings")
-AFLAN = replace(GLAM, tune="full", policy="heads")
+NPE = replace(GLAM, init="embeddings")
+AFLAN = replace(GLAM, policy="heads")
 NPAE = replace(AFLAN, init="embeddings")
 NPA = replace(AFLAN, init="random")
 """The ablations, by the paper's names (glam reference, section 1.1): no pretraining except for the embeddings (NPE), an
@@ -86,6 +88,7 @@ DEMO_STEPS = 40 * 64 * 32
 
 PRESETS: dict[str, GlamConfig] = {
     "glam": GLAM,
+    "glam-lora": GLAM_LORA,
     "glam-code": GLAM_CODE,
     "demo": DEMO,
     "aflan": AFLAN,
@@ -95,6 +98,9 @@ PRESETS: dict[str, GlamConfig] = {
     "symbolic": SYMBOLIC,
     "drrn": DRRN,
 }
+
+OF_TUNING = {"full": "glam", "lora": "glam-lora"}
+"""The published values for each kind of tuning, whose learning rates differ."""
 
 OF_AGENT = {"llm": "glam", "symbolic": "symbolic", "drrn": "drrn"}
 """The default preset of each agent."""

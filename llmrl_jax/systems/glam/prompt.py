@@ -103,6 +103,17 @@ class GlamPrompt:
         return jax.vmap(lambda obs: compiled(self.slots(obs)))
 
 
+def check_observed(env: Environment) -> None:
+    """**Raises** `TypeError` for an environment without what GLAM's prompt consists of."""
+    parts = getattr(env.observation_space(env.default_params), "spaces", {})
+    if missing := [name for name in ("text", "mission") if name not in parts]:
+        raise TypeError(
+            f"{env.id!r} has no {' and '.join(map(repr, missing))} to observe: GLAM's prompt states a goal (its "
+            "'mission') and describes what is seen (its 'text'). It plays the ids that begin with BabyAI-Text/ (`llmrl "
+            "envs list BabyAI-Text`); `llmrl ellm` plays Crafter and Housekeep, `llmrl rl` worlds without text"
+        )
+
+
 def glam_prompt(
     env: Environment,
     actions: Sequence[str] | None = None,
@@ -130,10 +141,8 @@ def glam_prompt(
         language = getattr(inner, "language", "english")
     if language not in WORDINGS:
         raise ValueError(f"no prompt in {language!r}{nearest(language, list(WORDINGS))}; english or french")
-    observation = env.observation_space(env.default_params)
-    parts = getattr(observation, "spaces", {})
-    if "text" not in parts or "mission" not in parts:
-        raise TypeError(f"{env.id!r} has no text; the ids of text worlds begin with BabyAI-Text/")
+    check_observed(env)
+    parts = getattr(env.observation_space(env.default_params), "spaces", {})
     at_least("history", history, 1)
     if "actions" in parts and parts["actions"].shape[-1] + 1 != history:
         kept = parts["actions"].shape[-1] + 1

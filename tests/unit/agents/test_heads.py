@@ -158,7 +158,7 @@ def test_the_published_ablations():
         "npe": ("embeddings", "scoring"),
     }
     for name in ("aflan", "npae", "npa", "npe"):
-        assert replace(PRESETS[name], tune="lora", init="pretrained", policy="scoring") == GLAM
+        assert replace(PRESETS[name], init="pretrained", policy="scoring") == GLAM
 
 
 def test_bad_input():

@@ -278,6 +278,10 @@ def test_the_published_values():
     assert (ppo.clip_eps, ppo.entropy_coef, ppo.value_loss_coef, ppo.max_grad_norm) == (0.2, 0.01, 0.5, 0.5)
     assert (GLAM.reward_scale, GLAM.history, GLAM.num_actions, GLAM.value_width) == (20.0, 3, 6, 1024)
     assert not ppo.normalize_advantages and ppo.bootstrap_truncation
+    assert GLAM.tune == "full"
+    lora = PRESETS["glam-lora"]
+    assert (lora.tune, lora.ppo.learning_rate) == ("lora", 1e-4)
+    assert replace(lora, tune="full", ppo=ppo) == GLAM, "nothing else differs"
     code = PRESETS["glam-code"]
     assert code.scoring == "raw_logits" and code.tune == "full" and code.ppo.value_broadcast == "glam"
     assert not code.ppo.bootstrap_truncation and code.candidate_space == "separate"
@@ -302,8 +306,19 @@ def test_sizes_that_do_not_fit_are_refused_before_anything_is_built():
         build(replace(TINY, embedded=replace(TINY.embedded, heads=3)))
     with pytest.raises(ValueError, match="there is room for 10"):
         build(replace(TINY, max_prompt=10))
-    with pytest.raises(TypeError, match="BabyAI-GoToObjS4-v0 has no text"):
-        build(replace(TINY, env="BabyAI-GoToObjS4-v0"))
+
+
+@pytest.mark.parametrize(
+    ("env", "missing"),
+    [
+        ("BabyAI-GoToObjS4-v0", "BabyAI-GoToObjS4-v0' has no 'text'"),
+        ("CrafterText-v1", "CrafterText-v1' has no 'mission'"),
+        ("CartPole-v1", "CartPole-v1' has no 'text' and 'mission'"),
+    ],
+)
+def test_worlds_without_a_goal_or_a_text_are_refused(env, missing):
+    with pytest.raises(TypeError, match=f"{missing}.*BabyAI-Text/.*llmrl envs list BabyAI-Text"):
+        build(replace(TINY, env=env))
 
 
 def test_a_prompt_longer_than_the_models_positions_is_refused(tmp_path):

@@ -12,14 +12,18 @@ from llmrl_jax.systems.glam import presets
 from llmrl_jax.systems.glam.settings import TrainConfig
 
 
-PRESET_HELP = """Starting point: `glam` (published values), `glam-code` (with the released code's quirks), `demo`; the
+PRESET_HELP = """Starting point: `glam` (published values: all weights, learning rate 1e-6), `glam-lora` (adapters,
+1e-4; `--tune lora` or `full` selects between these two), `glam-code` (with the released code's quirks), `demo`; the
 ablations `aflan`, `npae`, `npa`, `npe`; the baselines `symbolic` and `drrn`. Where none is named, that of the agent."""
 
 
 def start(get: Get) -> TrainConfig:
-    """The settings of the given preset, or of the agent's default preset."""
-    agent = get("agent") or "llm"
-    return TrainConfig(glam=presets.preset(get("preset") or presets.OF_AGENT.get(agent, "glam")))
+    """The settings of the given preset, or of the agent's default preset. Of the published values, those for the given
+    kind of tuning."""
+    name = get("preset") or presets.OF_AGENT.get(get("agent") or "llm", "glam")
+    if name in presets.OF_TUNING.values():
+        name = presets.OF_TUNING.get(get("tune") or "", name)
+    return TrainConfig(glam=presets.preset(name))
 
 
 FREQUENT = (

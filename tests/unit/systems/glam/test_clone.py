@@ -194,7 +194,7 @@ def test_what_cannot_be_cloned_is_refused(tmp_path, capsys):
         "--demos a.parquet --from runs/b": "give one of them",
         "--greedy": "--greedy is True, but a run without --from does not read it",
         "--tune lora": "take --tune full",
-        "--env BabyAI-GoTo-v0": "has no text",
+        "--env BabyAI-GoTo-v0": "has no 'text'",
     }.items():
         assert main([*run, *flags.split()]) == 2, flags
         assert said in capsys.readouterr().err
