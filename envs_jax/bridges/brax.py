@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -22,6 +21,7 @@ from envs_jax import spaces
 from envs_jax.bridges.arrays import narrow
 from envs_jax.checks import at_least, nearest
 from envs_jax.env import Environment
+from envs_jax.extras import require
 from envs_jax.physics.render import Painter
 
 
@@ -54,15 +54,8 @@ def _quiet() -> Iterator[None]:
 
 def _brax() -> Any:
     """`brax.envs`. **Raises:** `ModuleNotFoundError` if brax, or one of its dependencies, is not installed."""
-    try:
-        with _quiet():
-            return importlib.import_module("brax.envs")
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"the bridge to brax needs brax, and {error.name} is missing: install the extra `control` "
-            "(`pip install 'llmrl-jax[control]'`), or brax alone",
-            name=error.name,
-        ) from error
+    with _quiet():
+        return require("the bridge to brax", "control", "brax.envs")
 
 
 def _space(shape: Any) -> spaces.Space:

@@ -12,7 +12,6 @@ whose files overwrite those of pygame-ce, which minigrid installs; both still im
 from __future__ import annotations
 
 import functools
-import importlib
 from typing import Any
 
 import jax
@@ -23,6 +22,7 @@ from envs_jax import spaces
 from envs_jax.bridges.arrays import narrow
 from envs_jax.checks import at_least, nearest
 from envs_jax.env import Environment
+from envs_jax.extras import require
 
 
 NAMES = [f"Craftax-{which}{kind}-v1" for which in ("Classic-", "") for kind in ("Symbolic", "Pixels")]
@@ -33,15 +33,8 @@ TILE = 16
 
 def _craftax(module: str) -> Any:
     """A module of the package. **Raises:** `ModuleNotFoundError` if craftax, or a dependency, is not installed."""
-    try:
-        importlib.import_module("craftax")
-        return importlib.import_module(f"craftax.{module}")
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"the bridge to craftax needs craftax, and {error.name} is missing: install the extra `craftax` "
-            "(`pip install 'llmrl-jax[craftax]'`), or craftax alone",
-            name=error.name,
-        ) from error
+    require("the bridge to craftax", "craftax", "craftax")
+    return require("the bridge to craftax", "craftax", f"craftax.{module}")
 
 
 class FromCraftax(Environment):

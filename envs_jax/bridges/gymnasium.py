@@ -14,17 +14,14 @@ import envs_jax
 from envs_jax import spaces
 from envs_jax.checks import at_least
 from envs_jax.env import Environment
+from envs_jax.extras import missing
 from envs_jax.resets import VectorEnv
 
 
 try:
     import gymnasium
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        "the bridge to Gymnasium needs gymnasium: install the extra `reference` (`pip install "
-        "'llmrl-jax[reference]'`), or gymnasium alone",
-        name="gymnasium",
-    ) from error
+    raise missing("the bridge to Gymnasium", "reference", "gymnasium") from error
 
 TextMode = Literal["strings", "ids"]
 """Missions and texts as Python strings, or as captions: arrays of phrase ids, padded with -1."""

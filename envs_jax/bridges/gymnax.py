@@ -6,7 +6,6 @@ gymnax is imported at the first call, not with this module: its import initialis
 from __future__ import annotations
 
 import functools
-import importlib
 import importlib.metadata
 from typing import Any
 
@@ -20,6 +19,7 @@ from envs_jax import spaces
 from envs_jax.bridges.arrays import narrow
 from envs_jax.checks import nearest
 from envs_jax.env import Environment
+from envs_jax.extras import require
 
 
 @struct.dataclass
@@ -36,14 +36,7 @@ class GymnaxState:
 
 def _gymnax() -> Any:
     """The package. **Raises:** `ImportError` if it, or a dependency, is not installed, or is older than 1.0."""
-    try:
-        package = importlib.import_module("gymnax")
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"the bridge to gymnax needs gymnax 1.0 and six, and {error.name} is missing: install the extra `control` "
-            "(`pip install 'llmrl-jax[control]'`), or both alone",
-            name=error.name,
-        ) from error
+    package = require("the bridge to gymnax", "control", "gymnax")
     version = importlib.metadata.version("gymnax")
     if int(version.partition(".")[0]) < 1:
         raise ImportError(f"the bridge to gymnax needs version 1.0 or newer (six values a step), not {version}")

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs_jax import spaces
+from envs_jax import extras, spaces
 from envs_jax.checks import at_least
 from envs_jax.clevr import instructions, layouts, rules, scene
 from envs_jax.clevr.constants import (
@@ -242,8 +242,8 @@ def _compiled(model: Any, threads: int | None) -> Physics:
         return PhysicsCompiled(model, TIME_STEPS, threads)
     except ImportError as error:
         raise RuntimeError(
-            f"backend='numba' needs Numba ({error}): install the extra `clevr` (`pip install 'llmrl-jax[clevr]'`), or "
-            "use backend='c'"
+            f"backend='numba' needs Numba ({error}), of the extra `clevr`: {extras.install('clevr')}; or use "
+            "backend='c'"
         ) from error
     except Exception as error:
         raise RuntimeError(
@@ -263,7 +263,7 @@ def goal_vector(balls: jax.Array, goal: jax.Array) -> jax.Array:
     ball, place, reference = goal[1:].reshape(MOST, 3).T
     where = balls.reshape(BALLS, 2)
     one, two = (jax.nn.one_hot(x, BALLS) for x in (ball, reference))  # zeros for -1
-    parts = [one, jax.nn.one_hot(place, len(PLACES)), two, (one - two) @ where]
+    parts = [one, jax.nn.one_hot(place, len(PLACES)), two, jnp.matmul(one - two, where, precision="highest")]
     return jnp.concatenate([balls, jax.nn.one_hot(goal[0], PUSH + 1), jnp.concatenate(parts, -1).reshape(-1)])
 
 

@@ -65,7 +65,7 @@ class Equations(NamedTuple):
 def equations(model: Any) -> Equations:
     """The numbers of a model, that of `envs_jax.clevr.scene.load`. **Raises:** `ModuleNotFoundError` without mujoco;
     `ValueError` for a model of another scene."""
-    mujoco = require("mujoco")
+    mujoco = require("mujoco", "clevr")
     sizes = [RADIUS] * BALLS + [PUSHER_RADIUS]
     if model.ngeom != PLANES + len(sizes) or not np.allclose(model.geom_size[PLANES:, 0], sizes):
         raise ValueError(

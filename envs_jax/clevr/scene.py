@@ -62,7 +62,7 @@ def xml() -> str:
 
 def load() -> Any:
     """The compiled model, a `mujoco.MjModel`. **Raises:** `ModuleNotFoundError` without mujoco."""
-    return require("mujoco").MjModel.from_xml_string(xml())
+    return require("mujoco", "clevr").MjModel.from_xml_string(xml())
 
 
 def balls_of(xp: Any, qpos: Any) -> Any:

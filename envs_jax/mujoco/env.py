@@ -16,6 +16,7 @@ from flax import struct
 from envs_jax import spaces
 from envs_jax.checks import at_least
 from envs_jax.env import Environment
+from envs_jax.extras import missing
 from envs_jax.physics.c import PhysicsC
 from envs_jax.physics.interface import Backend, Moment, Physics, load_model
 from envs_jax.physics.mjx import PhysicsMjx
@@ -33,9 +34,7 @@ def _model_path(xml_file: str) -> Path:
         return Path(xml_file)
     package = importlib.util.find_spec("gymnasium")
     if package is None or package.origin is None:
-        raise ModuleNotFoundError(
-            f"{xml_file} is a model of Gymnasium's: install gymnasium, or pass `xml_file` a path", name="gymnasium"
-        )
+        raise missing(f"{xml_file}, a model of Gymnasium's,", "control", "gymnasium", otherwise="name a file")
     return Path(package.origin).parent / "envs" / "mujoco" / "assets" / xml_file
 
 

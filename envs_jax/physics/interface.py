@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import importlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
+
+from envs_jax import extras
 
 
 Backend = Literal["auto", "c", "mjx"]
@@ -50,15 +51,9 @@ class Moment:
     """`[..., nmocap, 3]`, the positions of the mocap bodies, in the order of their ids."""
 
 
-def require(module: str) -> Any:
+def require(module: str, extra: str = "control") -> Any:
     """Import `mujoco` or a part of it. **Raises** `ModuleNotFoundError`, naming the extra, if it is missing."""
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"this world needs {module}: install the extra `control` (`pip install 'llmrl-jax[control]'`)",
-            name=error.name,
-        ) from error
+    return extras.require("this world", extra, module)
 
 
 def load_model(xml_file: str | Path) -> Any:

@@ -16,6 +16,7 @@ from llmrl_jax.agents.demonstrations import Episode, See
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import nearest
 from llmrl_jax.core.files import new_draft
+from llmrl_jax.data.parquet import arrow
 
 
 Keep = Literal["successes", "failures", "all"]
@@ -109,16 +110,6 @@ class Demonstration:
     """float32 `[T]`."""
 
 
-def _parquet() -> Any:
-    try:
-        from pyarrow import parquet
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "demonstrations are parquet, which needs pyarrow: pip install 'llmrl-jax[data]'"
-        ) from error
-    return parquet
-
-
 def _schema() -> Any:
     import pyarrow as pa
 
@@ -145,9 +136,7 @@ def write_demos(
     end of an episode (0: after the last episode).
     **Raises:** `ModuleNotFoundError` without pyarrow; `FileExistsError`; `ValueError` for another file extension.
     """
-    parquet, path = _parquet(), Path(path)
-    import pyarrow as pa
-
+    (pa, parquet), path = arrow(), Path(path)
     if path.suffix != ".parquet":
         raise ValueError(f"{path} does not end in .parquet, which is what demonstrations are")
     if path.exists():
@@ -226,7 +215,7 @@ def read_demos(path: str | Path) -> tuple[dict[str, Any], Iterator[Demonstration
     **Raises:** `FileNotFoundError`; `DemosError` for a file without these metadata, or with a column missing or of
     another type; and, while reading, for an episode with missing steps.
     """
-    parquet, path = _parquet(), Path(path)
+    (_, parquet), path = arrow(), Path(path)
     if not path.is_file():
         here = sorted(p.name for p in path.parent.glob("*.parquet")) if path.parent.is_dir() else []
         raise FileNotFoundError(f"there is no file of demonstrations {path}{nearest(path.name, here)}")

@@ -16,6 +16,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from envs_jax.extras import require
 from llmrl_jax.core.checks import nearest
 from llmrl_jax.core.files import new_draft
 from llmrl_jax.data import imagine_bench
@@ -229,8 +230,4 @@ def _hdf5(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
 
 
 def _h5py() -> Any:
-    try:
-        import h5py
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("hdf5 needs h5py: pip install 'llmrl-jax[data]'") from error
-    return h5py
+    return require("an hdf5 file", "data", "h5py")

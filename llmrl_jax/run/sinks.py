@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from envs_jax.extras import missing
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.files import write_whole
 from llmrl_jax.run.config import RunConfig
@@ -119,7 +120,7 @@ def check_packages(config: RunConfig) -> None:
         (config.wandb, "--run.wandb", "wandb"),
     ):
         if given and importlib.util.find_spec(package) is None:
-            raise ModuleNotFoundError(f"{flag} needs {package}: pip install 'llmrl-jax[track]', or leave it out")
+            raise missing(flag, "track", package, otherwise="leave it out")
 
 
 def open_trackers(folder: Path, config: RunConfig, full_config: Any, update: int) -> Sinks:

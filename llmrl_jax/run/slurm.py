@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from envs_jax.extras import require
 from llmrl_jax.core.checks import at_least, fields_at_least
 from llmrl_jax.core.files import expanded
 from llmrl_jax.run.asked import flag
@@ -191,12 +192,7 @@ def submit(config: SlurmConfig, args: Sequence[str], parsed: Iterable[Any] = ())
     **Raises:** `ModuleNotFoundError` without submitit, `FileNotFoundError` without SLURM, `ValueError` for options that
     sbatch rejects.
     """
-    try:
-        import submitit
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError(
-            "submitting to SLURM needs submitit: pip install 'llmrl_jax[slurm]' (in a checkout: '.[slurm]')"
-        ) from None
+    submitit: Any = require("submitting to SLURM", "slurm", "submitit")
     if missing := [tool for tool in ("sbatch", "srun") if not shutil.which(tool)]:
         raise FileNotFoundError(f"{' and '.join(missing)} not found: submit from a machine with SLURM's commands")
     job, name = make_job(config, args, parsed)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from envs_jax.extras import missing
 from llmrl_jax.serve.answers import Answer, model_body, score_body
 from llmrl_jax.serve.body import read_body
 from llmrl_jax.serve.engine import Engine
@@ -63,7 +64,7 @@ class Limits:
 
 def needs_extra(error: ModuleNotFoundError) -> ModuleNotFoundError:
     """The error for a missing extra, with the command that installs it."""
-    return ModuleNotFoundError(f"serving needs {error.name}, of the extra: pip install 'llmrl_jax[serve]'")
+    return missing("serving", "serve", error.name or "starlette")
 
 
 def make_app(

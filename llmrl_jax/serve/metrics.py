@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from envs_jax.extras import missing
 from llmrl_jax.serve.errors import ApiError
 
 
@@ -78,7 +79,7 @@ def make_metrics(engine: Engine) -> Metrics | None:
 def page(metrics: Metrics | None) -> tuple[bytes, str]:
     """The page of metrics. **Raises:** `ApiError` if the extra is missing."""
     if metrics is None:
-        raise ApiError("metrics need prometheus-client, of the extra: pip install 'llmrl_jax[serve]'", 501)
+        raise ApiError(str(missing("this page", "serve", "prometheus_client")), 501)
     return metrics.text()
 
 

@@ -116,19 +116,17 @@ def version_of(name: str) -> str:
 
 
 def extras() -> dict[str, list[str]]:
-    """The extras of this library, `pip install llmrl-jax[NAME]`, with their requirements that are not met."""
-    from packaging.requirements import Requirement
+    """The extras of this library, with their requirements that are not met."""
+    from envs_jax.extras import requirements
 
-    missing: dict[str, list[str]] = {}
-    for line in importlib.metadata.requires("llmrl-jax") or ():
-        needed = Requirement(line)
-        for extra in re.findall(r"extra == ['\"]([\w-]+)['\"]", str(needed.marker or "")):
-            lacking = missing.setdefault(extra, [])
-            if needed.marker is None or needed.marker.evaluate({"extra": extra}):
-                version = version_of(needed.name)
-                if not version or not needed.specifier.contains(version, prereleases=True):
-                    lacking.append(f"{needed.name}{needed.specifier}")
-    return missing
+    return {
+        extra: [
+            f"{needed.name}{needed.specifier}"
+            for needed in listed
+            if not (version := version_of(needed.name)) or not needed.specifier.contains(version, prereleases=True)
+        ]
+        for extra, listed in requirements().items()
+    }
 
 
 def models() -> dict[str, Any]:
@@ -197,7 +195,7 @@ def traps(facts: Mapping[str, Any]) -> list[str]:
     flags = os.environ.get("XLA_FLAGS", "")
     listed = []
     if not jax:
-        listed.append("jax is not installed: pip install llmrl-jax")
+        listed.append("jax is not installed: pip install jax")
     elif jax < OLDEST_JAX or jax[:2] > NEWEST_JAX:
         listed.append(f"jax {known['jax']} is not among the supported versions, 0.10.2 to 0.12")
     if jax and jaxlib and jax[:3] < jaxlib[:3]:

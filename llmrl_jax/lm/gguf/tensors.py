@@ -12,6 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from envs_jax.extras import require
 from llmrl_jax.lm.config import LlamaConfig
 from llmrl_jax.lm.gguf.file import BLOCKS, Entry, Header, read_header
 from llmrl_jax.lm.tensors import Spec, TensorSource, all_finite, empty
@@ -127,13 +128,7 @@ class GGUFTensors(TensorSource):
 
 
 def _decoder() -> Any:
-    try:
-        import gguf
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "quantised GGUF files are decoded by the package gguf: pip install 'llmrl-jax[gguf]'", name=error.name
-        ) from None
-    return gguf
+    return require("a quantised GGUF file", "gguf", "gguf")
 
 
 def _decode(raw: np.ndarray, kind: str) -> np.ndarray:

@@ -260,7 +260,7 @@ def test_a_file_that_is_none_of_ours_is_named(world, tmp_path, monkeypatch):
         read_demos(tmp_path / "text.parquet")
     assert list(COLUMNS) == table.column_names
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ModuleNotFoundError, match=r"llmrl-jax\[data\]"):
+    with pytest.raises(ModuleNotFoundError, match=r"pyarrow, of the extra `data`"):
         read_demos(whole)
 
 

@@ -208,7 +208,7 @@ def test_no_slurm_and_no_submitit(capsys, monkeypatch, tmp_path):
     assert "sbatch and srun not found" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "submitit", None)
     assert cli.main([*SFT, "--slurm.nodes", "2"]) == 2
-    assert "pip install 'llmrl_jax[slurm]'" in capsys.readouterr().err
+    assert "submitit, of the extra `slurm`" in capsys.readouterr().err
 
 
 def test_a_refusal_of_sbatch_is_told(cluster, capsys):

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from envs_jax.extras import install
 from llmrl_jax import lm
 from llmrl_jax.chat.keys import read_key
 from llmrl_jax.cli import main as cli
@@ -140,7 +141,7 @@ def test_an_extra_that_is_missing_is_found_before_the_model_is_loaded(monkeypatc
             assert cli.main(["serve", "--model", "tiny", "--port", "0"]) == 2
         errors = capfd.readouterr().err
         assert (
-            f"serving needs {name}, of the extra: pip install 'llmrl_jax[serve]'" in errors and errors.count("\n") == 1
+            f"serving needs {name}, of the extra `serve`: {install('serve')}" in errors and errors.count("\n") == 1
         )
 
 
@@ -403,7 +404,7 @@ def test_the_command(served, tmp_path, capfd, monkeypatch):
 
 def test_without_the_extra(engine, monkeypatch):
     monkeypatch.setitem(sys.modules, "starlette.applications", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'llmrl_jax\[serve\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"of the extra `serve`"):
         make_app(engine)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     with pytest.raises(ModuleNotFoundError, match="serving needs uvicorn"), background(None):

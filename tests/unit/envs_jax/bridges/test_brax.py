@@ -43,7 +43,7 @@ def reacher(envs):
 
 def test_without_brax_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "brax.envs", None)
-    with pytest.raises(ModuleNotFoundError, match="brax.envs is missing: install the extra `control`"):
+    with pytest.raises(ModuleNotFoundError, match="brax.envs, of the extra `control`"):
         envs_jax.make("brax/reacher")
     assert not any(id.startswith("brax") for id in envs_jax.ids())
 

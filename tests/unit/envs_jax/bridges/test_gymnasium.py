@@ -218,6 +218,6 @@ def test_without_gymnasium_the_error_says_what_to_install(monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", refuse)
     monkeypatch.delitem(sys.modules, "envs_jax.bridges.gymnasium")
-    with pytest.raises(ModuleNotFoundError, match=r"llmrl-jax\[reference\]") as caught:
+    with pytest.raises(ModuleNotFoundError, match=r"gymnasium, of the extra `reference`") as caught:
         importlib.import_module("envs_jax.bridges.gymnasium")
     assert caught.value.name == "gymnasium"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -305,8 +307,8 @@ def test_missing_files_and_packages(monkeypatch):
         envs_jax.make("Hopper-v5", frameskip=2)
     with pytest.raises(FileNotFoundError, match="hoper.xml"):
         envs_jax.make("Hopper-v5", xml_file="hoper.xml")
-    monkeypatch.setattr(physics_module.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ModuleNotFoundError, match="install gymnasium"):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ModuleNotFoundError, match="gymnasium, of the extra `control`"):
         envs_jax.make("Hopper-v5")
     with pytest.raises(ModuleNotFoundError, match="the extra `control`"):
         physics_module.require("mujoco.missing")
