@@ -34,10 +34,11 @@ class Windows:
     time: Int[np.ndarray, " B"]
     """The step of the episode at which the window begins."""
     episode: Int[np.ndarray, " B"]
-    goes_on: Bool[np.ndarray, " B"]
-    """Whether the last observation is not that of a terminal state."""
+    followed: Bool[np.ndarray, " B"]
+    """Whether a step of the episode follows the last observation. None follows a terminal state; what would follow a
+    truncation is unknown."""
     to_come: Float[np.ndarray, " B"]
-    """Discounted sum of the rewards after the last observation."""
+    """Discounted sum of the rewards after the last observation; 0 if no step follows."""
     earned: Float[np.ndarray, " B"]
     """Discounted sum of the rewards from the first step of the window on."""
 
@@ -120,15 +121,15 @@ class Collected:
         places = (first + episode)[:, None] + np.arange(actions + 1)
         end = time + actions
         last = self.starts[episode] + end
-        over = end == self.lengths[episode]
+        followed = end < self.lengths[episode]
         to_come = self.to_come(gamma)
         return Windows(
             obs=jax.tree.map(lambda x: x[places], self.obs),
             action=self.action[steps],
             time=time,
             episode=episode,
-            goes_on=~(over & self.terminated[last - 1]),
-            to_come=np.where(over, 0.0, to_come[np.minimum(last, len(to_come) - 1)]).astype(np.float32),
+            followed=followed,
+            to_come=np.where(followed, to_come[np.minimum(last, len(to_come) - 1)], 0.0).astype(np.float32),
             earned=np.where(time == self.lengths[episode], 0.0, to_come[np.minimum(first, len(to_come) - 1)]).astype(
                 np.float32
             ),

@@ -17,7 +17,7 @@ import numpy as np
 from scipy import stats
 
 from llmrl_jax.advice.sandbox import Program, SandboxError, admit_many, code_block
-from llmrl_jax.chat import BudgetExceeded, ChatRequest, Message
+from llmrl_jax.chat import BudgetExceeded, ChatRequest, Message, strip_thinking
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.files import write_whole
 from llmrl_jax.run.folder import write_summary
@@ -61,9 +61,10 @@ class Candidate:
 
 
 def correlation(values: np.ndarray, windows: Windows) -> float:
-    """Spearman's rank correlation of potentials and the rewards to come; 0 where either is constant. Windows that end
-    in a terminal state are left out: no reward follows, and shaping takes 0 for their potential."""
-    values, to_come = values[windows.goes_on], windows.to_come[windows.goes_on]
+    """Spearman's rank correlation of potentials and the rewards to come; 0 where either is constant. Windows that no
+    step follows are left out: shaping takes 0 for the potential of a terminal state, and the rewards after a truncation
+    are unknown."""
+    values, to_come = values[windows.followed], windows.to_come[windows.followed]
     if not len(values) or np.ptp(values) == 0 or np.ptp(to_come) == 0:
         return 0.0
     with warnings.catch_warnings():
@@ -122,7 +123,7 @@ class Writing:
     @property
     def comparable(self) -> bool:
         """Whether rewards follow some of the windows by which programs are compared, and not all equally."""
-        to_come = self.tests.to_come[self.tests.goes_on]
+        to_come = self.tests.to_come[self.tests.followed]
         return bool(len(to_come) and np.ptp(to_come))
 
     def judge(self, candidate: Candidate, program: Program) -> str:
@@ -156,7 +157,8 @@ class Writing:
                 if not reason:
                     continue
                 candidate.refused, candidate.source = reason, reply
-                again = (*messages, Message("assistant", reply), Message("user", prompts.code_repair(reason)))
+                said = Message("assistant", strip_thinking(reply) or "(no text)")
+                again = (*messages, said, Message("user", prompts.code_repair(reason)))
                 refused.append((i, again))
             if repair == config.repairs or not refused:
                 return

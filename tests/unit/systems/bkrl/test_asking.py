@@ -15,6 +15,7 @@ from llmrl_jax.run.chat_model import ChatConfig
 from llmrl_jax.run.config import BaseRunConfig
 from llmrl_jax.systems.bkrl import collected, preferences, presets, prompts
 from llmrl_jax.systems.bkrl.asking import asking, read_data
+from llmrl_jax.systems.bkrl.collected import Collected
 from llmrl_jax.systems.bkrl.config import CodeRun, GoalsRun, PreferRun, TrainRun, WindowConfig
 from llmrl_jax.systems.bkrl.preferences import Answer, ask, draw, of_answers, statistics
 from llmrl_jax.systems.bkrl.programs import correlation
@@ -227,14 +228,31 @@ def test_data_of_another_world_are_refused(data):
 
 def test_rank_correlation():
     windows = played().sample(np.random.default_rng(0), 64, 2)
-    windows = replace(windows, to_come=np.arange(64, dtype=np.float32))
+    windows = replace(windows, to_come=np.arange(64, dtype=np.float32), followed=np.ones(64, bool))
     assert correlation(np.arange(64.0) ** 3, windows) == pytest.approx(1)
     assert correlation(-np.arange(64.0), windows) == pytest.approx(-1)
     assert correlation(np.ones(64), windows) == 0
     # after a terminal state there is nothing, whatever the potential says of it: shaping takes 0 there
     over = np.arange(64) % 4 == 0
-    ended = replace(windows, goes_on=~over, to_come=np.where(over, 0, windows.to_come))
+    ended = replace(windows, followed=~over, to_come=np.where(over, 0, windows.to_come))
     assert correlation(np.where(over, 1e3, np.arange(64.0)), ended) == pytest.approx(1)
+
+
+def test_rank_correlation_leaves_the_end_of_a_truncated_episode_out():
+    """By hand, with gamma 0.5: three steps that terminate, two that are cut. Windows of one step are followed by the
+    rewards 0.5, 1, (none), 4, (unknown). With a 0 for the last one it would be 1 - 6 * 12 / (4 * 15) = -0.2."""
+    data = Collected(
+        obs={"x": np.arange(7)},
+        action=np.zeros(5, np.int32),
+        reward=np.array([0, 0, 1, 2, 4], np.float32),
+        terminated=np.array([0, 0, 1, 0, 0], bool),
+        truncated=np.array([0, 0, 0, 0, 1], bool),
+        digest="",
+    )
+    windows = data.at([0, 0, 0, 1, 1], [0, 1, 2, 0, 1], 1, gamma=0.5)
+    assert windows.to_come.tolist() == [0.5, 1, 0, 4, 0]
+    assert correlation(np.array([1.0, 2, 9, 3, 50]), windows) == pytest.approx(1)
+    assert correlation(np.array([1.0, 2, 9, -3, 50]), windows) == pytest.approx(-0.5)
 
 
 def test_asking_goes_on_where_the_budget_was_spent(data, tmp_path, monkeypatch):
