@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 from llmrl_jax.advice.schema import build, check_schema, schema_of, validate
 from llmrl_jax.chat.errors import ChatError, UnparsedReply
 from llmrl_jax.chat.protocol import ChatModel, ChatReply, ChatRequest, Message, outcomes_of
+from llmrl_jax.chat.thinking import strip_thinking
 
 
 T = TypeVar("T")
@@ -39,9 +40,9 @@ def ask(
 ) -> list[Parsed[T]]:
     """Ask, parse, and ask again if a reply cannot be parsed.
 
-    The failed reply and the parser's error are appended to the conversation, so a repeated request is a new one for a
-    cache too, and a replay repeats the repairs. An empty reply, which may be caused by `max_tokens`, is a failure like
-    any other.
+    The failed reply, without its thoughts, and the parser's error are appended to the conversation, so a repeated
+    request is a new one for a cache too, and a replay repeats the repairs. An empty reply, which may be caused by
+    `max_tokens`, is a failure like any other.
 
     **Arguments:** `requests`, of one sample each; `parse`, which takes a reply's text and raises `ValueError` if it
     cannot be parsed: a `JsonParser`, or any function; `repairs`, how often to ask again.
@@ -65,7 +66,8 @@ def ask(
             except ValueError as error:
                 outcomes[i] = UnparsedReply(_describe(outcome, error, tried + 1))
                 again[i] = waiting[i].then(
-                    Message("assistant", outcome.text or "(no text)"), Message("user", REPAIR.format(error=error))
+                    Message("assistant", strip_thinking(outcome.text) or "(no text)"),
+                    Message("user", REPAIR.format(error=error)),
                 )
         waiting = again
         if not waiting:
@@ -88,8 +90,9 @@ def _describe(reply: ChatReply, error: ValueError, tried: int) -> str:
 class JsonParser(Generic[T]):
     """A parser of one JSON value with a known schema in a reply.
 
-    Models put JSON into fences, write reasoning before it, and correct themselves. So every JSON value in the text is
-    checked, from the last to the first, those in fences before the others, and the first that fits is returned.
+    Models put JSON into fences, write reasoning before it, and correct themselves. So every JSON value in the text
+    without its thoughts (`strip_thinking`) is checked, from the last to the first, those in fences before the others,
+    and the first that fits is returned.
 
     **Arguments:** `shape`, a dataclass (`schema_of`), of which `__call__` then makes an instance, or a JSON schema
     (`validate`), for a plain value; `name`, for servers that require one.
@@ -118,7 +121,7 @@ class JsonParser(Generic[T]):
     def __call__(self, text: str) -> T:
         """Parse a reply. **Raises:** `ValueError` about its last JSON value if none fits."""
         problem: ValueError | None = None
-        for value in reversed(json_values(text)):
+        for value in reversed(json_values(strip_thinking(text))):
             try:
                 validate(value, self.schema)
                 return value if self._kind is None else build(self._kind, value)

@@ -6,7 +6,7 @@ budget. `openai` is imported and files are opened only on use.
 
 from llmrl_jax.chat.budget import Budget, Budgeted, Spent
 from llmrl_jax.chat.cache import Cached, CacheMode
-from llmrl_jax.chat.client import OpenAIChat, ServerConfig
+from llmrl_jax.chat.client import OpenAIChat, ServerConfig, check_server
 from llmrl_jax.chat.costs import Price, cost, load_prices
 from llmrl_jax.chat.errors import (
     BadReply,
@@ -23,6 +23,7 @@ from llmrl_jax.chat.jsonl import export_jsonl, import_jsonl, read_jsonl
 from llmrl_jax.chat.protocol import ChatModel, ChatReply, ChatRequest, Choice, Message, Usage
 from llmrl_jax.chat.recorder import Recorder
 from llmrl_jax.chat.scripted import ScriptedAdviser
+from llmrl_jax.chat.thinking import strip_thinking
 
 
 __all__ = [
@@ -51,9 +52,11 @@ __all__ = [
     "TimedOut",
     "UnparsedReply",
     "Usage",
+    "check_server",
     "cost",
     "export_jsonl",
     "import_jsonl",
     "load_prices",
     "read_jsonl",
+    "strip_thinking",
 ]

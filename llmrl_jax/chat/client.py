@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from llmrl_jax.chat.errors import ChatError, ContextExceeded, ServerError, TimedOut
+from llmrl_jax.chat.errors import ChatError, ServerError, TimedOut
 from llmrl_jax.chat.keys import read_key
 from llmrl_jax.chat.protocol import ChatReply, ChatRequest, settle
-from llmrl_jax.chat.wire import from_wire, quote, redact, retry_after, to_wire
+from llmrl_jax.chat.wire import adapted, from_wire, redact, refusal, retry_after, to_wire
 
 
 _OPENAI_HOST = "api.openai.com"
@@ -51,8 +51,12 @@ class ServerConfig:
     """Maximum seconds between attempts. If a server asks for more, the request fails and says so."""
     split: bool = False
     """Ask for one sample at a time, for servers that ignore `n` (Ollama, llama.cpp)."""
+    send_stop: bool = False
+    """Send stop strings to the server. It saves the tokens after them, for a model that does not end its answers
+    itself; it ends the replies of a model that thinks within its thoughts. Replies are cut at stop strings anyway."""
     token_limit: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
-    """The server's name of the token limit; OpenAI's reasoning models need the second."""
+    """The server's name of the token limit. OpenAI's reasoning models know the second only, which is sent after a
+    server refused the first."""
 
     def __post_init__(self) -> None:
         url = urlsplit(self.base_url)
@@ -70,6 +74,17 @@ class ServerConfig:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {low}")
         if not self.timeout > 0:
             raise ValueError(f"timeout is {self.timeout}; it must be a positive number of seconds")
+
+
+def check_server(config: ServerConfig) -> str:
+    """What a server's client needs, before work that asks it later.
+
+    **Returns:** the key; empty if there is none. **Raises:** `ModuleNotFoundError` without the extra `api`;
+    `ValueError` if the key is missing."""
+    from envs_jax.extras import require
+
+    require("a model on a server", "api", "openai", "tenacity")
+    return read_key(_key_variable(config), f"for {config.base_url}")
 
 
 class OpenAIChat:
@@ -110,44 +125,30 @@ class OpenAIChat:
         """Answer a batch (`ChatModel.complete`), `concurrency` requests at a time over all callers."""
         if not requests:
             return []
-        groups = [self._parts(request) for request in requests]
         with self._lock:
             if self._session is None:
                 self._session = _Session(self.config, self._sleep)
             session = self._session
-        flat = session.run([part for group in groups for part in group])
-        outcomes: list[ChatReply | ChatError] = []
-        for group in groups:
-            taken, flat = flat[: len(group)], flat[len(group) :]
-            failed = [part for part in taken if isinstance(part, ChatError)]
-            whole = [part for part in taken if isinstance(part, ChatReply)]
-            if failed:  # the parts of a split request that succeeded are billed, but useless without the rest
-                failed[0].lost = sum(part.lost for part in taken) + len(whole)
-            outcomes.append(failed[0] if failed else ChatReply.join(whole))
-        return settle(outcomes)
-
-    def _parts(self, request: ChatRequest) -> list[ChatRequest]:
-        if not self.config.split:
-            return [request]
-        return [replace(request, n=1, sample=request.sample + i) for i in range(request.n)]
+        return settle(session.run(requests))
 
 
 class _Session:
     """A thread with an event loop, a client, and a slot for each concurrent request."""
 
     def __init__(self, config: ServerConfig, sleep: Callable[[float], Awaitable[Any]] | None):
-        try:
-            import openai
-            import tenacity
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError("asking a server needs the extra: pip install 'llmrl-jax[api]'") from error
+        self._key = check_server(config)
         import asyncio
+
+        import openai
+        import tenacity
 
         self._asyncio, self._openai, self._tenacity = asyncio, openai, tenacity
         self._config = config
-        self._key = read_key(_key_variable(config), f"for {config.base_url}")
         self._sleep = sleep or asyncio.sleep
         self._slots = asyncio.Semaphore(config.concurrency)
+        # Fields that are not sent: by configuration, and those that the server refused (`adapted`).
+        self._without: set[str] = {"max_tokens"} if config.token_limit == "max_completion_tokens" else set()
+        self._without |= {field for field, sent in (("n", not config.split), ("stop", config.send_stop)) if not sent}
         self._loop = asyncio.new_event_loop()
         self._client = openai.AsyncOpenAI(
             api_key=self._key or "none",  # the package requires one; servers without keys ignore it
@@ -178,13 +179,33 @@ class _Session:
             raise
 
     async def _one(self, request: ChatRequest) -> ChatReply | ChatError:
+        if request.n > 1 and "n" in self._without:
+            return await self._one_by_one(request)
+        outcome = await self._whole(request)
+        if request.n > 1 and isinstance(outcome, ServerError) and outcome.unsupported == "n":
+            return await self._one_by_one(request)
+        return outcome
+
+    async def _one_by_one(self, request: ChatRequest) -> ChatReply | ChatError:
+        """The samples of a request, each asked for by one of its own."""
+        parts = [replace(request, n=1, sample=request.sample + i) for i in range(request.n)]
+        outcomes = await self._asyncio.gather(*map(self._whole, parts))
+        failed = [part for part in outcomes if isinstance(part, ChatError)]
+        whole = [part for part in outcomes if isinstance(part, ChatReply)]
+        if not failed:
+            return ChatReply.join(whole)
+        # The parts that succeeded are billed, but useless without the rest.
+        failed[0].lost = sum(part.lost for part in outcomes) + len(whole)
+        return failed[0]
+
+    async def _whole(self, request: ChatRequest) -> ChatReply | ChatError:
         lost, tried = 0, 0
 
         async def attempt() -> ChatReply:
             nonlocal lost, tried
             tried += 1
             try:
-                return await self._attempt(request)
+                return await self._adapting(request)
             except ServerError as error:
                 lost += error.lost
                 raise
@@ -206,11 +227,26 @@ class _Session:
                     transient=error.transient,
                     retry_after=error.retry_after,
                     lost=lost,
+                    unsupported=error.unsupported,
                 )
 
-    async def _attempt(self, request: ChatRequest) -> ChatReply:
+    async def _adapting(self, request: ChatRequest) -> ChatReply:
+        """An attempt, repeated without the fields that the server refuses if the request's meaning allows it."""
+        while True:
+            without = frozenset(self._without)
+            if request.n > 1 and "n" in without:  # refused since this request began to wait
+                raise ServerError("n is refused", unsupported="n")
+            try:
+                return await self._attempt(request, without)
+            except ServerError as error:
+                fewer = adapted(error.unsupported, request, without)
+                if fewer is None:
+                    raise
+                self._without |= fewer
+
+    async def _attempt(self, request: ChatRequest, without: frozenset[str]) -> ChatReply:
         openai, limit = self._openai, self._config.timeout
-        body, extra = to_wire(self.name, request, self._config.token_limit)
+        body, extra = to_wire(self.name, request, without)
         started = time.monotonic()
         # `from None` below: openai's errors contain the request with its headers, which may contain the key.
         try:
@@ -237,15 +273,8 @@ class _Session:
         return self._config.model
 
     def _refusal(self, error: Any) -> ServerError:
-        status, code = int(error.status_code), getattr(error, "code", None)
-        wait = retry_after(error.response.headers)
-        # An account without credit answers 429 like a busy server, and waiting does not help.
-        transient = (status in (408, 409, 429) or status >= 500) and code != "insufficient_quota"
-        said = f"status {status}: {quote(redact(str(error.message), self._key))}"
-        if status in (401, 403):
-            said += f"; the key is read from {_key_variable(self._config) or 'no variable (set key_variable)'}"
-        kind = ContextExceeded if code == "context_length_exceeded" else ServerError
-        return kind(said, status=status, transient=transient, retry_after=wait)
+        said = error.body or str(error.message)
+        return refusal(said, int(error.status_code), retry_after(error.response.headers), self._key)
 
     def _worth_another(self, error: BaseException) -> bool:
         if not isinstance(error, ServerError) or not error.transient:
@@ -260,7 +289,12 @@ class _Session:
         return min(doubled, self._config.longest_wait) * random.uniform(0.75, 1.0)
 
     def _explain(self, error: ServerError, tried: int) -> str:
-        text = f"{self.name} at {self._config.base_url}: {error} (attempt {tried} of {self._config.attempts})"
+        text = f"{self.name} at {self._config.base_url}: {error}"
+        if error.status in (401, 403):
+            text += f"; the key is read from {_key_variable(self._config) or 'no variable (set key_variable)'}"
+        if error.unsupported in ("temperature", "top_p"):
+            text += f"; set {error.unsupported} to None, the server's default (--chat.temperature -1)"
+        text += f" (attempt {tried} of {self._config.attempts})"
         if error.transient and not self._worth_another(error):
             text += (
                 f"; the server asks to wait {error.retry_after:g} s, longer than "

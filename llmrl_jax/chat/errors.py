@@ -27,12 +27,15 @@ class ServerError(ChatError):
         transient: bool = False,
         retry_after: float | None = None,
         lost: int = 0,
+        unsupported: str = "",
     ):
         super().__init__(message)
         self.status = status
         self.transient = transient
         self.retry_after = retry_after
         self.lost = lost
+        self.unsupported = unsupported
+        """The field of the request that the server says the model does not accept; empty if it says none."""
 
 
 class TimedOut(ServerError):

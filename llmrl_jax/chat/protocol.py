@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Protocol, runtime_checkable
 
 from llmrl_jax.chat.errors import ChatError
+from llmrl_jax.chat.thinking import cut_at_stop
 
 
 ROLES = ("system", "user", "assistant")
@@ -72,7 +73,7 @@ class ChatRequest:
     seed: int | None = None
     """Seed of sample 0; the others' seeds are derived from it and their index. None: no seed is sent."""
     stop: tuple[str, ...] = ()
-    """Strings that end a sample; they are not part of it."""
+    """Strings that end a sample; they are not part of it. Thoughts do not count (`chat.thinking.cut_at_stop`)."""
     n: int = 1
     """Number of samples."""
     sample: int = 0
@@ -132,6 +133,13 @@ class Usage:
     cached_tokens: int = 0
     """Prompt tokens in the server's own cache; some servers bill them at a lower price."""
 
+    @classmethod
+    def read(cls, prompt: Any, completion: Any, cached: Any = 0) -> Usage | None:
+        """Counts of a server or a file; None if one is missing or no count, since the usage is then unknown."""
+        if not _is_count(prompt) or not _is_count(completion):
+            return None
+        return cls(prompt, completion, cached if _is_count(cached) else 0)
+
     @property
     def total(self) -> int:
         """Prompt and completion tokens."""
@@ -156,6 +164,11 @@ class Choice:
     """The log-probability of each text of the request's `guided_choice`, as replies; empty without it, and where the
     model does not say."""
 
+    def cut(self, stop: Sequence[str]) -> Choice:
+        """The choice up to the first stop string of its answer (`chat.thinking.cut_at_stop`)."""
+        text = cut_at_stop(self.text, stop)
+        return self if text == self.text else replace(self, text=text, finish_reason="stop")
+
     def to_json(self) -> dict[str, Any]:
         """The choice as JSON values, without `scores` if there are none."""
         data = {"text": self.text, "finish_reason": self.finish_reason}
@@ -177,7 +190,7 @@ class ChatReply:
     model: str
     """The model's name in the server's answer, which may be more exact than the requested one."""
     usage: Usage | None = None
-    """The tokens billed for these samples when they were first drawn; None if the server does not report them."""
+    """The tokens billed for these samples when they were first drawn; None if the server does not report them all."""
     fingerprint: str | None = None
     """The server's identifier of its weights and configuration (`system_fingerprint`)."""
     seconds: float = 0.0
@@ -241,7 +254,8 @@ class ChatReply:
         values = _known(cls, data)
         values["choices"] = tuple(map(Choice.from_json, data["choices"]))
         if values.get("usage") is not None:
-            values["usage"] = Usage(**_known(Usage, values["usage"]))
+            counts = _known(Usage, values["usage"])
+            values["usage"] = Usage.read(*(counts.get(f.name) for f in fields(Usage)))
         return cls(**values)
 
 
@@ -299,6 +313,10 @@ def sample_key(model: str, request: ChatRequest, sample: int, namespace: str = "
     data = {**request.to_json(), "model": model, "sample": sample, "namespace": namespace, "format": FORMAT}
     del data["n"]
     return hashlib.sha256(canonical(data).encode()).hexdigest()
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _known(cls: type, data: Any) -> dict[str, Any]:

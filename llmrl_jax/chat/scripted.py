@@ -40,6 +40,5 @@ class ScriptedAdviser(ABC):
         for sample in range(request.sample, request.sample + request.n):
             seed = hashlib.sha256(sample_key(self.name, request, sample).encode()).digest()
             text = self.advise(request.messages, random.Random(seed))
-            ends = [at for at in map(text.find, request.stop) if at >= 0]
-            choices.append(Choice(text[: min(ends, default=len(text))]))
+            choices.append(Choice(text).cut(request.stop))
         return ChatReply(tuple(choices), model=self.name, usage=Usage())

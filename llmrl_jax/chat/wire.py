@@ -8,10 +8,10 @@ import json
 import math
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from llmrl_jax.chat.errors import BadReply
+from llmrl_jax.chat.errors import BadReply, ContextExceeded, ServerError
 from llmrl_jax.chat.protocol import ChatReply, ChatRequest, Choice, Usage
 
 
@@ -28,12 +28,18 @@ def sample_seed(seed: int, sample: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}/{sample}".encode()).digest()[:4]) >> 1
 
 
-def to_wire(model: str, request: ChatRequest, token_limit: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The arguments of openai's `create`, and the additional fields of the body."""
+LIMITS = ("max_tokens", "max_completion_tokens")
+"""The names of the token limit; OpenAI's reasoning models know the second only."""
+
+
+def to_wire(model: str, request: ChatRequest, without: Collection[str] = ()) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arguments of openai's `create`, and the additional fields of the body.
+
+    **Arguments:** `without`, fields that the model does not accept (`adapted`)."""
     body: dict[str, Any] = {
         "model": model,
         "messages": [{"role": m.role, "content": m.content} for m in request.messages],
-        token_limit: request.max_tokens,
+        _token_limit(without): request.max_tokens,
     }
     for name in ("temperature", "top_p"):
         if getattr(request, name) is not None:
@@ -44,64 +50,159 @@ def to_wire(model: str, request: ChatRequest, token_limit: str) -> tuple[dict[st
         body["seed"] = sample_seed(request.seed, request.sample)
     if request.stop:
         body["stop"] = list(request.stop)
-    return body, dict(request.extra)
+    return {name: value for name, value in body.items() if name not in without or name in LIMITS}, dict(request.extra)
 
 
-def _count(data: Mapping[str, Any], name: str) -> int:
-    value = data.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise BadReply(f"usage.{name} is {value!r}, not a number of tokens")
-    return value
+def _token_limit(without: Collection[str]) -> str:
+    """The name of the token limit that is still allowed; the first if both are refused."""
+    return next((name for name in LIMITS if name not in without), LIMITS[0])
 
 
-def _usage(data: Any) -> Usage | None:
-    if data is None:
-        return None
-    if not isinstance(data, dict):
-        raise BadReply(f"usage is {quote(data)}, not an object")
-    details = data.get("prompt_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    known = cached if isinstance(cached, int) else 0
-    return Usage(_count(data, "prompt_tokens"), _count(data, "completion_tokens"), known)
+def adapted(field: str, request: ChatRequest, without: Collection[str]) -> set[str] | None:
+    """The fields to leave out after a server refused one, if the request then has the same meaning; None otherwise.
+
+    Without `stop`, replies are cut here. Without `seed`, draws cannot be repeated, as on servers that ignore it. The
+    token limit has a second name. Without `n`, samples are drawn one at a time. `temperature` and `top_p` may be left
+    out at 1, the servers' default."""
+    same = {
+        "stop": True,
+        "seed": True,
+        "n": request.n > 1,
+        "temperature": request.temperature == 1,
+        "top_p": request.top_p == 1,
+    }
+    usable = same.get(field, False) if field not in LIMITS else not set(LIMITS) - {field} <= set(without)
+    return {*without, field} if usable and field not in without else None
 
 
-def _choice(data: Any) -> Choice:
+def _choice(data: Any, stop: Sequence[str]) -> Choice:
     message = data.get("message") if isinstance(data, dict) else None
-    if not isinstance(message, dict) or not isinstance(message.get("content"), str | None):
+    content = _text(message.get("content")) if isinstance(message, dict) else None
+    if content is None:
         raise BadReply(f"a choice has no message with a text in content: {quote(data)}")
-    # null if a filter removed it, or if reasoning used up max_tokens: an empty text, explained by finish_reason
     reason = data.get("finish_reason")
-    text = (message.get("content") or "").encode("utf-8", "replace").decode()  # JSON can spell half a character
-    return Choice(text, reason if isinstance(reason, str) else "unknown")
+    text = content.encode("utf-8", "replace").decode()  # JSON can spell half a character
+    if any(message.get(name) for name in ("reasoning_content", "reasoning")):
+        text = text.lstrip()  # what separated the answer from the thoughts
+    return Choice(text, reason if isinstance(reason, str) else "unknown").cut(stop)
+
+
+def _text(content: Any) -> str | None:
+    """The text of a message; None for another structure.
+
+    Null if a filter removed it, or if reasoning used up max_tokens: an empty text, explained by finish_reason. A list
+    of parts, as Mistral's reasoning models answer, has the thoughts in parts of their own."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
+        return None
+    texts = [part.get("text") for part in content if part.get("type") in ("text", "output_text")]
+    return "".join(texts) if texts and all(isinstance(text, str) for text in texts) else None
 
 
 def from_wire(body: bytes, request: ChatRequest, model: str, seconds: float) -> ChatReply:
-    """The reply of a chat completion's body, checked.
+    """The reply of a chat completion's body, checked. A usage that is incomplete is unknown; the text is kept.
 
-    **Raises:** `BadReply`, with the field and the problem; `transient` if the bytes are not JSON, since a second
-    attempt may succeed, unlike with a server of another format.
+    **Raises:** `BadReply`, with the field and the problem; `transient` if the bytes are not JSON or there is no choice,
+    since a second attempt may succeed, unlike with a server of another format. `ServerError` (`refusal`) for an error
+    in the body, which gateways send with the status 200.
     """
     try:
         data = json.loads(body)
     except (ValueError, RecursionError):
         text = quote(body.decode("utf-8", "replace"))
         raise BadReply(f"the answer is not JSON: {text}", transient=True, lost=1) from None
-    choices = data.get("choices") if isinstance(data, dict) else None
+    if not isinstance(data, dict):
+        raise BadReply(f"the answer has no list of choices: {quote(data)}")
+    if error := data.get("error") or (data if data.get("object") == "error" else None):
+        raise refusal(error)
+    choices = data.get("choices")
     if not isinstance(choices, list):
         raise BadReply(f"the answer has no list of choices: {quote(data)}")
+    for choice in choices:
+        if isinstance(choice, dict) and (choice.get("error") or choice.get("finish_reason") == "error"):
+            failed = refusal(choice.get("error") or {"message": "finish_reason is 'error'", "code": 502})
+            failed.lost = 1
+            raise failed
     if len(choices) != request.n:
-        remedy = "; set split=True, which asks for one sample at a time" if request.n > 1 else ""
-        raise BadReply(f"{request.n} samples were asked for and {len(choices)} came{remedy}")
+        remedy = "; set split=True, which asks for one sample at a time" if request.n > 1 and choices else ""
+        missing = not choices
+        raise BadReply(
+            f"{request.n} samples were asked for and {len(choices)} came{remedy}", transient=missing, lost=int(missing)
+        )
     if all(isinstance(c, dict) and isinstance(c.get("index"), int) for c in choices):
         choices = sorted(choices, key=lambda c: c["index"])
-    said, print_ = data.get("model"), data.get("system_fingerprint")
+    said, print_, usage = data.get("model"), data.get("system_fingerprint"), data.get("usage")
+    usage = usage if isinstance(usage, dict) else {}
+    details = usage.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else 0
     return ChatReply(
-        choices=tuple(_choice(c) for c in choices),
+        choices=tuple(_choice(c, request.stop) for c in choices),
         model=said if isinstance(said, str) and said else model,
-        usage=_usage(data.get("usage")),
+        usage=Usage.read(usage.get("prompt_tokens"), usage.get("completion_tokens"), cached),
         fingerprint=print_ if isinstance(print_, str) else None,
         seconds=seconds,
     )
+
+
+_TRANSIENT_CODES = re.compile(r"rate.?limit|overloaded|server.?error|timeout|timed.?out|unavailable", re.IGNORECASE)
+_UNSUPPORTED = re.compile(
+    r"unsupported|not support|n't support|not accept|not permitted|not allowed|unrecogni[sz]ed|unknown|unexpected",
+    re.IGNORECASE,
+)
+_FIELD = re.compile(
+    r"(?<![\w-])(?:(?<=['\"`])n(?=['\"`])|stop|seed|temperature|top_p|max_tokens|max_completion_tokens)(?![\w-])"
+)
+
+
+def refusal(error: Any, status: int | None = None, wait: float | None = None, key: str = "") -> ServerError:
+    """The error that a server's error object describes.
+
+    **Arguments:** `error`, the object, or a text; `status`, of the answer; None: 200, and the object's code decides as
+    a status does, where it is one, or its name; `wait`, seconds that the server asks to wait; `key`, taken out of the
+    text.
+    """
+    data: Mapping[str, Any] = error if isinstance(error, Mapping) else {"message": error}
+    code, kind = data.get("code"), data.get("type")
+    names = [name for name in (code, kind) if isinstance(name, str)]
+    if status is None:
+        numbers = [int(x) for x in (code, data.get("status"), data.get("status_code")) if _is_status(x)]
+        status = numbers[0] if numbers else None
+        # an error without a number has a name at best
+        transient = status is None and any(map(_TRANSIENT_CODES.search, names))
+        said = f"an error in the answer{'' if status is None else f', code {status}'}: "
+    else:
+        transient, said = False, f"status {status}: "
+    if status is not None:
+        transient = status in (408, 409, 429) or status >= 500
+    message = data.get("message")
+    text = message if isinstance(message, str) and message else quote(data)
+    metadata = data.get("metadata")
+    if isinstance(metadata, Mapping) and isinstance(metadata.get("raw"), str):  # a gateway quotes its provider
+        text += f" ({metadata['raw']})"
+    return (ContextExceeded if "context_length_exceeded" in names else ServerError)(
+        said + quote(redact(text, key)),
+        status=status,
+        # An account without credit answers 429 like a busy server, and waiting does not help.
+        transient=transient and "insufficient_quota" not in names,
+        retry_after=wait,
+        unsupported=_unsupported(data, text) if status in (400, 422, None) else "",
+    )
+
+
+def _is_status(code: Any) -> bool:
+    return (isinstance(code, int) and not isinstance(code, bool)) or (isinstance(code, str) and code.isdecimal())
+
+
+def _unsupported(data: Mapping[str, Any], text: str) -> str:
+    """The field of a request that an error says is not accepted: OpenAI's `param`, else the first in the text."""
+    code, param = data.get("code"), data.get("param")
+    if code not in ("unsupported_parameter", "unsupported_value") and not _UNSUPPORTED.search(text):
+        return ""
+    field = _FIELD.search(f"'{param}'" if isinstance(param, str) and param else text)
+    return field[0] if field else ""
 
 
 def retry_after(headers: Mapping[str, str], now: float | None = None) -> float | None:

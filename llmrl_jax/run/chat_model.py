@@ -12,7 +12,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llmrl_jax.chat import Budget, Budgeted, Cached, CacheMode, ChatModel, OpenAIChat, Recorder, ServerConfig, Spent
+from llmrl_jax.chat import (
+    Budget,
+    Budgeted,
+    Cached,
+    CacheMode,
+    ChatModel,
+    OpenAIChat,
+    Recorder,
+    ServerConfig,
+    Spent,
+    check_server,
+)
 from llmrl_jax.core.checks import COUNT, FROM_0, fields_in
 from llmrl_jax.core.config import FREE
 
@@ -46,8 +57,12 @@ class ChatConfig:
     """Number of concurrent requests."""
     split: bool = field(default=False, metadata=FREE)
     """Request one sample at a time, for servers that ignore `n` (Ollama, llama.cpp)."""
+    send_stop: bool = field(default=False, metadata=FREE)
+    """Send stop strings to the server, which saves the tokens after them. Only for a model that does not think and
+    does not end its answers itself; replies are cut at stop strings anyway."""
     token_limit: str = field(default="max_tokens", metadata=FREE)
-    """The server's name of the limit: `max_tokens`, or `max_completion_tokens` for OpenAI's reasoning models."""
+    """The server's name of the limit: `max_tokens`, or `max_completion_tokens` for OpenAI's reasoning models, which is
+    also sent after a server refused the first."""
     cache: str = field(default="", metadata=FREE)
     """SQLite file of replies, which several runs may share; empty: one in the run's folder."""
     cache_mode: CacheMode = field(default="write", metadata=FREE)
@@ -74,6 +89,28 @@ class ChatConfig:
     def remote(self) -> bool:
         """Whether the model is on a server."""
         return self.model != SCRIPTED and not self.model.startswith(LOCAL)
+
+    @property
+    def server(self) -> ServerConfig:
+        """The server and model, and the limits of requests, of a remote model."""
+        return ServerConfig(
+            self.model,
+            self.base_url,
+            key_variable=self.key_variable,
+            concurrency=self.concurrency,
+            split=self.split,
+            send_stop=self.send_stop,
+            token_limit=self.token_limit,  # type: ignore[arg-type]
+        )
+
+    def check_usable(self) -> None:
+        """Check that the model can be asked, before work that needs its answers.
+
+        **Raises:** what `check` raises; `ModuleNotFoundError` without the extra of servers, `ValueError` without the
+        server's key, where requests may be sent."""
+        self.check()
+        if self.remote and self.cache_mode != "replay":
+            check_server(self.server)
 
     def check(self) -> None:
         """**Raises** `ValueError` for incompatible settings, naming the remedy."""
@@ -116,9 +153,9 @@ def make_chat(config: ChatConfig, adviser: ChatModel, folder: str | Path) -> Cha
 
     **Arguments:** `config`; `adviser`, the model of `scripted`; `folder`, the run's, which holds the record
     (`chat.jsonl`) and, unless `config` names another, the cache (`chat.sqlite`).
-    **Raises:** `ValueError` for incompatible settings, naming the remedy, before any request.
+    **Raises:** what `ChatConfig.check_usable` raises, before any request.
     """
-    config.check()
+    config.check_usable()
     folder = Path(folder)
     remote = config.remote
     cache = Path(config.cache) if config.cache else folder / "chat.sqlite"
@@ -131,16 +168,7 @@ def make_chat(config: ChatConfig, adviser: ChatModel, folder: str | Path) -> Cha
     asked: ChatModel
     close = _nothing
     if remote:
-        asked = server = OpenAIChat(
-            ServerConfig(
-                config.model,
-                config.base_url,
-                key_variable=config.key_variable,
-                concurrency=config.concurrency,
-                split=config.split,
-                token_limit=config.token_limit,  # type: ignore[arg-type]
-            )
-        )
+        asked = server = OpenAIChat(config.server)
         close = server.close
     elif config.model == SCRIPTED:
         return Chat(Recorder(Budgeted(adviser, budget), record), budget)  # a cache would save nothing

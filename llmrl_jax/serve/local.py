@@ -12,8 +12,18 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from llmrl_jax.chat import ChatError, ChatReply, ChatRequest, Choice, ContextExceeded, ServerError, Usage
+from llmrl_jax.chat import (
+    ChatError,
+    ChatReply,
+    ChatRequest,
+    Choice,
+    ContextExceeded,
+    ServerError,
+    Usage,
+    strip_thinking,
+)
 from llmrl_jax.chat.protocol import CHOICES, settle
+from llmrl_jax.chat.thinking import opens_thinking
 from llmrl_jax.chat.wire import to_wire
 from llmrl_jax.lm.cache import Prefix
 from llmrl_jax.serve.errors import ApiError
@@ -62,6 +72,7 @@ class LocalLlama:
         self._sampler, self._wide = Sampler(served, max_batch), Sampler(served, WIDER * max_batch)
         self._scorer = Scorer(served, max_batch, self._sampler.programs)
         self._lock = threading.Lock()
+        self._opening = self._opened()
 
     @classmethod
     def load(cls, path_or_id: str | Path, *, max_batch: int = 16, name: str = "", **options: Any) -> LocalLlama:
@@ -69,13 +80,39 @@ class LocalLlama:
         return cls(Served.load(path_or_id, **options), max_batch=max_batch, name=name)
 
     def complete(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
-        """Answer a batch (`ChatModel.complete`)."""
+        """Answer a batch (`ChatModel.complete`). Stop strings end answers, not thoughts: a sample that ended within its
+        thoughts is drawn again without them."""
+        stops = [not self._opening and bool(request.stop) for request in requests]
+        unstopped = [dataclasses.replace(request, stop=()) for request in requests]
+        outcomes = self._outcomes([r if stop else u for r, u, stop in zip(requests, unstopped, stops)])
+        again = [i for i, stop in enumerate(stops) if stop and _ended_in_thoughts(outcomes[i])]
+        for i, outcome in zip(again, self._outcomes([unstopped[i] for i in again]) if again else ()):
+            outcomes[i] = outcome
+        return settle([self._whole(outcome, request) for outcome, request in zip(outcomes, requests)])
+
+    def _opened(self) -> str:
+        """The tag with which the template begins thoughts before every answer; empty if it does not."""
+        try:
+            prompt = self.served.template.render([{"role": "user", "content": "."}], add_generation_prompt=True)  # type: ignore[union-attr]
+        except ValueError:  # it asks for other messages
+            return ""
+        return opens_thinking(prompt)
+
+    def _whole(self, outcome: ChatReply | ChatError, request: ChatRequest) -> ChatReply | ChatError:
+        """A reply up to its stop strings, with the tag that its prompt ended with: parsers of replies look for it."""
+        if isinstance(outcome, ChatError) or CHOICES in request.extra:
+            return outcome
+        choices = (dataclasses.replace(c, text=self._opening + c.text).cut(request.stop) for c in outcome.choices)
+        return dataclasses.replace(outcome, choices=tuple(choices))
+
+    def _outcomes(self, requests: Sequence[ChatRequest]) -> list[ChatReply | ChatError]:
+        """The outcome of each request."""
         asks: list[Ask] = []
         outcomes: list[ChatReply | ChatError] = []
         places: list[int] = []
         chosen: list[tuple[int, Ask, list[str]]] = []
         for i, request in enumerate(requests):
-            body, extra = to_wire(self.served.name, request, "max_tokens")
+            body, extra = to_wire(self.served.name, request)
             texts = extra.pop(CHOICES, None)
             try:
                 read = read_chat({**body, **extra}, self._sampler, request.max_tokens).asks
@@ -106,7 +143,7 @@ class LocalLlama:
                     )
             for i, reply in self._choose(chosen):
                 outcomes[i] = reply
-        return settle(outcomes)
+        return outcomes
 
     def _choices(self, texts: Any, n: int) -> list[str]:
         """The texts of a `guided_choice`. **Raises:** `ApiError`."""
@@ -152,6 +189,13 @@ class LocalLlama:
         slots = self._wide.max_batch * sum(map(ladder.length, tokens))
         wide = slots * slot * jnp.dtype(model.dtype).itemsize <= WIDER_BYTES
         return self._wide if wide else self._sampler, prefix
+
+
+def _ended_in_thoughts(outcome: ChatReply | ChatError) -> bool:
+    """Whether a sample of a reply ended before its answer began."""
+    return isinstance(outcome, ChatReply) and any(
+        c.finish_reason == "stop" and bool(c.text) and not strip_thinking(c.text) for c in outcome.choices
+    )
 
 
 def _without(ask: Ask, tokens: int) -> Ask:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from llmrl_jax.advice.sandbox.errors import SandboxError
+from llmrl_jax.chat.thinking import strip_thinking
 
 
 _FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([\w+-]*)[^\n]*$", re.MULTILINE)
@@ -12,11 +13,12 @@ _PYTHON = ("python", "py", "python3")
 
 
 def code_block(reply: str) -> str:
-    """The one Python block of a reply, between lines of three backquotes; a block without a language counts only if no
-    block is marked as Python.
+    """The one Python block of a reply without its thoughts, between lines of three backquotes; a block without a
+    language counts only if no block is marked as Python.
 
     **Raises:** `SandboxError` if there is none, more than one, or one without an end.
     """
+    reply = strip_thinking(reply)
     blocks: list[tuple[str, str]] = []
     at = 0
     while opening := _FENCE.search(reply, at):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from llmrl_jax.chat import strip_thinking
 from llmrl_jax.systems.bkrl.worlds import World
 
 
@@ -126,9 +127,9 @@ def preference_pair(first: str, second: str, thoughts: bool = True) -> str:
 
 
 def read_preference(reply: str) -> float | None:
-    """1 if B is better, 0 if A is, 0.5 for a tie; None if the reply does not say it after [Rank], or says several
-    things."""
-    found = _RANK.search(reply)
+    """1 if B is better, 0 if A is, 0.5 for a tie; None if the reply, without its thoughts, does not say it after
+    [Rank], or says several things."""
+    found = _RANK.search(strip_thinking(reply))
     answers = set()
     for left, sign, right in _ANSWER.findall(found[1] if found else ""):
         if left == right:
@@ -171,8 +172,8 @@ def goal_window(said: str, known: Sequence[str]) -> str:
 
 
 def read_goals(reply: str) -> list[str]:
-    """The goals of a reply: its lines that begin with "- ", without repetition, and without those that have characters
-    that cannot be printed (a half of a surrogate pair has no UTF-8)."""
-    lines = (line.strip() for line in reply.splitlines())
+    """The goals of a reply without its thoughts: lines that begin with "- ", without repetition, and without those that
+    have characters that cannot be printed (a half of a surrogate pair has no UTF-8)."""
+    lines = (line.strip() for line in strip_thinking(reply).splitlines())
     goals = (line[2:].strip() for line in lines if line.startswith("- "))
     return list(dict.fromkeys(goal for goal in goals if goal and goal.isprintable()))

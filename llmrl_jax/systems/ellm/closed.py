@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
-from llmrl_jax.chat import BudgetExceeded, ChatModel, ChatRequest, Message, ScriptedAdviser
+from llmrl_jax.chat import BudgetExceeded, ChatModel, ChatReply, ChatRequest, Message, ScriptedAdviser, strip_thinking
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.files import write_whole
 from llmrl_jax.systems.ellm.facts import ClosedFacts
@@ -24,7 +24,7 @@ from llmrl_jax.systems.ellm.pairs import answers_as_goals
 
 _SHOTS = (("dirty spoon", "chair", "No"), ("mixing bowl", "dishwasher", "Yes"), ("clean sock", "drawer", "Yes"))
 TOKENS = 16
-"""The most tokens of an answer: its first word decides."""
+"""The most tokens of an answer: its first word decides. Models that think before it are asked again with more."""
 FILE = "judgements.json"
 """The answers of a run, in its folder: a resumed run reads them instead of asking again."""
 
@@ -42,15 +42,15 @@ def closed_form(item: str, place: str) -> str:
     )
 
 
-def request(item: str, place: str, sampling: Mapping[str, Any]) -> ChatRequest:
-    """The request about one object and one place, of which at most `TOKENS` tokens are generated."""
-    options = {**sampling, "max_tokens": min(sampling.get("max_tokens", TOKENS), TOKENS)}
+def request(item: str, place: str, sampling: Mapping[str, Any], tokens: int = TOKENS) -> ChatRequest:
+    """The request about one object and one place, of which at most `tokens` tokens are generated."""
+    options = {**sampling, "max_tokens": min(sampling.get("max_tokens", tokens), tokens)}
     return ChatRequest((Message("user", closed_form(item, place)),), stop=("\n\n",), **options)
 
 
 def read_yes(reply: str) -> bool | None:
-    """Whether a reply says yes; None if its first word is neither yes nor no."""
-    first = re.match(r"\W*(\w+)", reply)
+    """Whether a reply says yes; None if the first word after its thoughts is neither yes nor no."""
+    first = re.match(r"\W*(\w+)", strip_thinking(reply))
     word = first[1].lower() if first else ""
     return {"yes": True, "no": False}.get(word)
 
@@ -101,7 +101,9 @@ def ask_matrix(
     error.
 
     The published code compares the probabilities of the tokens Yes and No; servers do not all report these, so here a
-    probability is the share of `samples` answers.
+    probability is the share of `samples` answers. Answers that `TOKENS` cut before they could be read, as those of a
+    model that thinks, are asked for again with the `max_tokens` of `sampling`; once that helped, all others are asked
+    for with as many from the start, and once it did not, none is asked for again.
 
     **Arguments:** `chat`; `items`, `N` objects; `places`, `R`; `sampling`, options of requests; `samples`, per pair;
     `threshold`, share of yes above which a pair is suggested, 0 to 1.
@@ -112,10 +114,23 @@ def ask_matrix(
         raise ValueError(f"threshold is {threshold}; a share from 0 to 1 is needed")
     answers: list[list[bool | None]] = []
     total = len(items) * len(places)
+    most = int(sampling.get("max_tokens", TOKENS))  # type: ignore[call-overload]
+    tokens, longer = TOKENS, most > TOKENS
+
+    def ask(questions: Sequence[tuple[str, str]], tokens: int) -> list[ChatReply]:
+        asked = {**sampling, "n": samples}
+        return chat.complete([request(item, place, asked, tokens) for item, place in questions])
+
     with doing(f"asking {chat.name}", total, "questions") as activity:
         for item in items:
             try:
-                replies = chat.complete([request(item, place, {**sampling, "n": samples}) for place in places])
+                replies = ask([(item, place) for place in places], tokens)
+                if longer and (cut := [i for i, reply in enumerate(replies) if _cut_early(reply)]):
+                    for i, reply in zip(cut, ask([(item, places[i]) for i in cut], most)):
+                        replies[i] = reply
+                    longer = False
+                    if any(read_yes(choice.text) is not None for i in cut for choice in replies[i].choices):
+                        tokens = most
             except BudgetExceeded as error:
                 replied = len(answers) + sum(not isinstance(x, Exception) for x in error.outcomes)
                 raise BudgetExceeded(
@@ -130,6 +145,11 @@ def ask_matrix(
     share = (yes / np.maximum(known, 1)).reshape(shape)
     unreadable = sum(answer is None for row in answers for answer in row)
     return Judged(share > threshold, share, (known > 0).reshape(shape), unreadable)
+
+
+def _cut_early(reply: ChatReply) -> bool:
+    """Whether the token limit cut a sample before its answer could be read."""
+    return any(choice.finish_reason == "length" and read_yes(choice.text) is None for choice in reply.choices)
 
 
 def judge(

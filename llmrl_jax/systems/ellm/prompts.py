@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from llmrl_jax.chat import ChatRequest, Message
+from llmrl_jax.chat import ChatRequest, Message, strip_thinking
 from llmrl_jax.core.checks import nearest
 
 
@@ -93,13 +93,14 @@ def _read_examples(path: Path) -> list[Shot]:
 
 
 def read_goals(reply: str, how: Parse = "lines") -> list[str] | None:
-    """The goals in a reply: distinct, in small letters, in their order; None for a reply that cannot be read.
+    """The goals in a reply without its thoughts: distinct, in small letters, in their order; None for a reply that
+    cannot be read.
 
     `lines`: every bulleted or numbered line is a goal, without Markdown's `*` and `_` around it; other lines are
     ignored; a reply without one cannot be read.
     `paper`: as the published code, every line must start with a dash, and every dash separates goals.
     """
-    lines = reply.strip().splitlines()
+    lines = strip_thinking(reply).splitlines()
     while lines and lines[-1].strip() in ('"""', "```", "'''"):
         lines.pop()
     if how == "paper":

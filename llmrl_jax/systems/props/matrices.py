@@ -7,8 +7,9 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
+from llmrl_jax.chat import strip_thinking
 from llmrl_jax.systems.props.history import Format
-from llmrl_jax.systems.props.parser import NUMBER, Grammar, Problem, Reading, parse, strip_thinking
+from llmrl_jax.systems.props.parser import NUMBER, Grammar, Problem, Reading, parse
 from llmrl_jax.systems.props.policies import Policy
 
 

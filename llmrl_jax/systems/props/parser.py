@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from llmrl_jax.chat import strip_thinking
 from llmrl_jax.systems.props.history import Format
 from llmrl_jax.systems.props.policies import Policy
 
@@ -25,8 +26,6 @@ LARGEST = float(np.finfo(np.float32).max)
 NAMED = 5
 """Maximum number of parameters, or problems, listed in one sentence."""
 
-_THINKING = re.compile(r"<think>.*", re.DOTALL | re.IGNORECASE)
-_CLOSING = re.compile(r"</think>", re.IGNORECASE)
 _LABEL = re.compile(r"[\s>#*`-]*(?:\d{1,4}[.)][\s*`]*)?(?:[A-Za-z][A-Za-z ]{0,40}\d{0,4}\s*:[\s*`]*)?")
 _TARGET = re.compile(r"params\s*\[\s*(-?\d{1,9})\s*\]\s*[:=]\s*", re.IGNORECASE)
 NUMBER = re.compile(r"[+-]?(?:(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d{1,9})?|nan|inf(?:inity)?)(?![\w.])", re.IGNORECASE)
@@ -122,12 +121,6 @@ _CHOICES = {
     "repeated": Literal["reject", "keep"],
     "compat": Literal["", "paper"],
 }
-
-
-def strip_thinking(text: str) -> str:
-    """The reply without the text in `<think>` tags; the opening or the closing tag may be missing."""
-    ends = [match.end() for match in _CLOSING.finditer(text)]
-    return _THINKING.sub("", text[ends[-1] :] if ends else text).strip()
 
 
 def parse(text: str, grammar: Grammar, seen: Collection[tuple[str, ...]] = (), form: Format | None = None) -> Reading:

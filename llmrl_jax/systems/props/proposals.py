@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from llmrl_jax.advice.structured import REPAIR
-from llmrl_jax.chat import ChatError, ChatModel, ChatReply, ChatRequest, ContextExceeded, Message
+from llmrl_jax.chat import ChatError, ChatModel, ChatReply, ChatRequest, ContextExceeded, Message, strip_thinking
 from llmrl_jax.chat.protocol import outcomes_of
 from llmrl_jax.core.checks import fields_at_least
 from llmrl_jax.systems.props.history import Row, Trajectory
@@ -101,7 +101,7 @@ class Answer:
     reading: Reading
     """The last reply if it has no problems; else the reply with the most accepted proposals."""
     messages: tuple[Message, ...]
-    """The messages from the request's last one on, including the last reply."""
+    """The messages from the request's last one on, including the last reply without its thoughts."""
     record: Record
 
 
@@ -137,7 +137,7 @@ def ask_until_read(
             reading = parses[i](outcome.text)
             readings[i].append(reading)
             attempts[i].append(_attempt(outcome, reading))
-            ended[i] = answered[i].then(Message("assistant", outcome.text or "(no text)"))
+            ended[i] = answered[i].then(Message("assistant", strip_thinking(outcome.text) or "(no text)"))
             if reading.problems:
                 waiting[i] = ended[i].then(Message("user", again(reading)))
         if not waiting:

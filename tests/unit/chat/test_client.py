@@ -10,6 +10,8 @@ import pytest
 
 from llmrl_jax.chat import (
     BadReply,
+    Budget,
+    Budgeted,
     Cached,
     ChatReply,
     ChatRequest,
@@ -20,7 +22,7 @@ from llmrl_jax.chat import (
     TimedOut,
     Usage,
 )
-from tests.chat_server import answer, ask, completion, cut, drip, say, send, silent, status
+from tests.chat_server import KEY, answer, ask, completion, cut, drip, say, send, silent, status
 
 
 pytest.importorskip("openai", reason="needs the extra api")
@@ -40,7 +42,7 @@ def test_what_is_sent_and_what_comes_back(server, chat):
         n=2,
         extra={"top_k": 5},
     )
-    (reply,) = chat().complete([request])
+    (reply,) = chat(send_stop=True).complete([request])
     assert server.seen[0][0] == "/v1/chat/completions"
     assert server.bodies[0] == {
         "model": "tiny",
@@ -149,12 +151,11 @@ def test_an_unreadable_body_is_tried_again(server, chat):
     [
         ({}, "no list of choices"),
         ([], "no list of choices"),
-        ({"error": {"message": "quota"}}, "no list of choices.*quota"),
-        ({"choices": []}, "1 samples were asked for and 0 came"),
+        ({"detail": "quota"}, "no list of choices.*quota"),
+        ({"choices": [{"message": {"content": "a"}}] * 2}, "1 samples were asked for and 2 came"),
         ({"choices": [{"text": "old format"}]}, "no message with a text in content"),
         ({"choices": [{"message": {"content": [{"type": "text"}]}}]}, "no message with a text"),
-        ({"choices": [{"message": {"content": "x"}}], "usage": []}, "usage is"),
-        ({"choices": [{"message": {"content": "x"}}], "usage": {"prompt_tokens": -1}}, "usage.prompt_tokens is -1"),
+        ({"choices": [{"message": {"content": [{"type": "image_url"}]}}]}, "no message with a text"),
     ],
 )
 def test_an_answer_of_another_shape_is_named(server, chat, data, match):
@@ -217,3 +218,182 @@ def test_a_server_that_is_not_there_is_named(chat, waits):
     with pytest.raises(ServerError, match=f"{port}/v1: the server cannot be reached.*attempt 2 of 2") as caught:
         chat(base_url=f"http://127.0.0.1:{port}/v1", attempts=2).complete([ask()])
     assert caught.value.lost == 0 and len(waits) == 1
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        None, {}, [], "many", {"prompt_tokens": None, "completion_tokens": None, "total_tokens": None},
+        {"total_tokens": 5}, {"prompt_tokens": 3}, {"prompt_tokens": 3, "completion_tokens": -1},
+        {"prompt_tokens": 3.5, "completion_tokens": 2}, {"prompt_tokens": True, "completion_tokens": 2},
+        {"prompt_tokens": "3", "completion_tokens": "2"},
+    ],
+)  # fmt: skip
+def test_a_reply_with_incomplete_usage_is_a_reply(server, chat, tmp_path, usage):
+    """Its text was paid for: it is stored, and a budget counts its maximum, 5 + 16 bytes of prompt and 7 tokens."""
+    server.always = answer(completion({}) | {"usage": usage})
+    budget = Budget(tokens=100)
+    cached = Cached(Budgeted(chat(), budget), tmp_path / "c")
+    for _ in range(2):
+        (reply,) = cached.complete([ask("Which", max_tokens=7)])
+        assert reply.text == "reply 0" and reply.usage is None
+    assert len(server.seen) == 1 and budget.spent.tokens == 28
+
+
+@pytest.mark.parametrize("details", [None, [], {}, {"cached_tokens": None}, {"cached_tokens": -1}])
+def test_unknown_counts_of_cached_tokens_are_none(server, chat, details):
+    counts = {"prompt_tokens": 3, "completion_tokens": 2, "prompt_tokens_details": details}
+    server.always = answer(completion({}) | {"usage": counts})
+    assert chat().complete([ask()])[0].usage == Usage(3, 2, 0)
+
+
+def _failed_choice(**fields):
+    choice = {"index": 0, "message": {"role": "assistant", "content": "half a"}, "finish_reason": "error"}
+    return {"choices": [choice | fields], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}
+
+
+@pytest.mark.parametrize(
+    ("data", "lost"),
+    [
+        ({"choices": None, "error": {"message": "Provider returned error", "code": 429}}, 0),
+        ({"id": "g", "error": {"message": "temporarily overloaded", "code": 502}}, 0),
+        ({"error": {"message": "overloaded", "code": "503"}}, 0),
+        ({"error": {"message": "slow down", "code": "rate_limit_exceeded"}}, 0),
+        ({"error": {"message": "Overloaded", "type": "overloaded_error"}}, 0),
+        ({"object": "error", "message": "busy", "code": 503}, 0),
+        ({"choices": [], "error": {"message": "slow down", "code": 429}}, 0),
+        (_failed_choice(error={"message": "upstream", "code": 502}), 1),
+        (_failed_choice(), 1),
+        ({"choices": []}, 1),
+    ],
+)
+def test_a_transient_error_in_an_answer_is_tried_again(server, chat, data, lost):
+    server.faults = [answer(data)]
+    (reply,) = chat().complete([ask()])
+    assert reply.text == "reply 0" and len(server.seen) == 2 and reply.lost == lost
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        ({"error": {"message": "no such model", "code": 400}}, 400),
+        ({"error": {"message": "no such model", "code": "404"}}, 404),
+        ({"error": {"message": "no such model", "code": "model_not_found"}}, None),
+        ({"error": "no such model"}, None),
+        ({"error": {"message": "no such model", "code": 429, "type": "insufficient_quota"}}, 429),
+        ({"error": {"metadata": {"raw": "no such model"}, "message": "Provider returned error", "code": 400}}, 400),
+        (_failed_choice(error={"message": "no such model", "code": 400}), 400),
+    ],
+)
+def test_other_errors_in_an_answer_are_final(server, chat, waits, data, code):
+    server.always = answer(data)
+    with pytest.raises(ServerError, match="no such model") as caught:
+        chat().complete([ask()])
+    assert len(server.seen) == 1 and waits == [] and caught.value.status == code
+
+
+def test_errors_in_answers_have_the_kinds_of_statuses(server, chat, monkeypatch):
+    monkeypatch.setenv("SOME_KEY", KEY)
+    server.always = answer({"error": {"message": "9000 tokens", "code": "context_length_exceeded"}})
+    with pytest.raises(ContextExceeded):
+        chat().complete([ask()])
+    server.always = answer({"error": {"message": f"bad key {KEY}", "code": 401}})
+    with pytest.raises(ServerError, match=r"bad key \[key\]; the key is read from SOME_KEY") as caught:
+        chat(key_variable="SOME_KEY").complete([ask()])
+    assert caught.value.status == 401
+
+
+def test_stop_strings_are_applied_here(server, chat):
+    """A server that obeyed them would end a reply within its thoughts."""
+    text = "<think>\na cow.\n\nwater.\n</think>\n\n- Drink water\n\nYou see a cow."
+    server.always = lambda handler, body: send(handler, 200, completion(body, text))
+    (reply,) = chat().complete([ask(stop=("\n\n",))])
+    assert "stop" not in server.bodies[0]
+    assert reply.choices == (Choice("<think>\na cow.\n\nwater.\n</think>\n\n- Drink water"),)
+
+
+def test_thoughts_in_parts_and_fields_are_left_out(server, chat):
+    def message(**fields):
+        return answer({"choices": [{"message": fields, "finish_reason": "stop"}]})
+
+    thinking = {"type": "thinking", "thinking": [{"type": "text", "text": "- no"}]}
+    server.faults = [
+        message(content=[thinking, {"type": "text", "text": "- Drink"}, {"type": "text", "text": " water"}]),
+        message(content="\n\n- Drink water\n\nmore", reasoning_content="a cow."),
+    ]
+    for _ in range(2):
+        assert chat().complete([ask(stop=("\n\n",))])[0].text == "- Drink water"
+
+
+def _unsupported(field, message="Unsupported parameter: '{}' is not supported with this model."):
+    error = {"message": message.format(field), "param": field, "code": "unsupported_parameter"}
+    return lambda handler, body: (status(400, error) if field in body else say)(handler, body)
+
+
+@pytest.mark.parametrize(
+    ("field", "request_", "left"),
+    [
+        ("stop", ask(stop=("a",)), {"max_tokens", "temperature"}),
+        ("seed", ask(seed=3), {"max_tokens", "temperature"}),
+        ("max_tokens", ask(), {"max_completion_tokens", "temperature"}),
+        ("temperature", ask(), {"max_tokens"}),
+        ("top_p", ask(top_p=1.0), {"max_tokens", "temperature"}),
+        ("n", ask(n=3), {"max_tokens", "temperature"}),
+    ],
+)
+def test_fields_that_a_model_refuses_are_left_out(server, chat, waits, field, request_, left):
+    """Where the request means the same without them; the server is asked once whether it takes them."""
+    server.always = _unsupported(field)
+    client = chat(send_stop=True)
+    for _ in range(2):
+        (reply,) = client.complete([request_])
+        assert len(reply.choices) == request_.n and reply.lost == 0 and waits == []
+    assert [field in body for body in server.bodies] == [True] + [False] * (2 * request_.n)
+    assert set(server.bodies[-1]) == {"model", "messages"} | left
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        {"message": "m does not support parameters: ['stop'], for this model"},
+        {"message": "Argument not supported on this model: stop", "code": 400},
+        {"detail": [{"type": "extra_forbidden", "loc": ["body", "stop"], "msg": "Extra inputs are not permitted"}]},
+        "Unrecognized request argument supplied: stop",
+    ],
+)
+@pytest.mark.parametrize("code", [200, 400, 422])
+def test_refusals_in_other_words(server, chat, code, error):
+    refuse = lambda handler, body: send(handler, code, {"error": error})  # noqa: E731
+    server.always = lambda handler, body: (refuse if "stop" in body else say)(handler, body)
+    assert chat(send_stop=True).complete([ask(stop=("z",))])[0].text == "reply 0" and len(server.seen) == 2
+
+
+@pytest.mark.parametrize(("field", "request_"), [("temperature", ask(temperature=0.5)), ("top_p", ask(top_p=0.9))])
+def test_a_field_that_changes_the_meaning_is_not_left_out(server, chat, field, request_):
+    server.always = _unsupported(field, "'{}' does not support 0.5. Only the default (1) value is supported.")
+    with pytest.raises(ServerError, match=f"set {field} to None") as caught:
+        chat().complete([request_])
+    assert caught.value.unsupported == field and len(server.seen) == 1
+
+
+def test_a_model_that_refuses_several_fields(server, chat):
+    def picky(handler, body):
+        for field in ("max_tokens", "stop", "n", "seed"):
+            if field in body:
+                return _unsupported(field)(handler, body)
+        return say(handler, body)
+
+    server.always = picky
+    (reply,) = chat(send_stop=True, concurrency=2).complete([ask(stop=("z",), seed=1, n=2)])
+    assert len(reply.choices) == 2
+    assert set(server.bodies[-1]) == {"model", "messages", "temperature", "max_completion_tokens"}
+    server.always = lambda handler, body: status(400, {"message": "max_tokens: max_completion_tokens unsupported"})(
+        handler, body
+    )
+    with pytest.raises(ServerError, match="unsupported"):
+        chat().complete([ask()])
+    server.seen.clear()
+    server.always = status(400, {"message": "max_tokens is too large: this model supports at most 4096"})
+    with pytest.raises(ServerError, match="too large"):
+        chat().complete([ask()])
+    assert len(server.seen) == 1

@@ -22,11 +22,13 @@ from llmrl_jax.chat import (
     Cached,
     ChatReply,
     ChatRequest,
+    Choice,
     ContextExceeded,
     Message,
     Recorder,
     ServerError,
     read_jsonl,
+    strip_thinking,
 )
 from llmrl_jax.chat.protocol import outcomes_of
 from llmrl_jax.chat.wire import sample_seed
@@ -507,3 +509,42 @@ def test_empty_and_strange_prompts(served):
     with pytest.raises(ServerError, match="users first"):
         LocalLlama(refusing, name="x").complete([ask()])
     assert LocalLlama(refusing, name="x").complete([]) == []
+
+
+def test_stop_strings_end_answers_and_not_thoughts(served, monkeypatch):
+    """A sample that ended within its thoughts, or right after, is drawn again without stop strings."""
+    texts = {
+        "thinks": "<think>\na cow\n\nwater\n</think>\n\n- Drink water\n\nYou see",
+        "brief": "<think></think>\n\n- Eat",
+        "plain": "- Drink water\n\nYou see",
+    }
+    asked = []
+
+    def outcomes(self, requests):
+        asked.append([bool(request.stop) for request in requests])
+        replies = [ChatReply((Choice(texts[r.messages[0].content]).cut(()),), "tiny") for r in requests]
+        cut = [
+            reply.text[: min((at for s in r.stop if (at := reply.text.find(s)) >= 0), default=None)]
+            for r, reply in zip(requests, replies)
+        ]
+        return [dataclasses.replace(reply, choices=(Choice(text),)) for reply, text in zip(replies, cut)]
+
+    monkeypatch.setattr(LocalLlama, "_outcomes", outcomes)
+    replies = LocalLlama(served).complete([ask(name, stop=("\n\n",)) for name in texts])
+    assert asked == [[True] * 3, [False] * 2]
+    assert [reply.text for reply in replies] == [
+        texts["thinks"][: -len("\n\nYou see")],
+        texts["brief"],
+        "- Drink water",
+    ]
+
+
+def test_thoughts_that_the_template_opens_begin_with_its_tag(served, llama):
+    """Parsers of replies look for it; stop strings are then looked for in the answer only."""
+    opened = dataclasses.replace(served, template=ChatTemplate(TEMPLATE.replace(">{%", "><think>\n{%"), {}))
+    model = LocalLlama(opened, max_batch=8)
+    (reply,) = model.complete([ask(stop=("a", "e"), temperature=0.0)])
+    assert reply.text.startswith("<think>") and reply.usage.completion_tokens == 12
+    assert strip_thinking(reply.text) == ""
+    (reply,) = model.complete([ask(extra={"guided_choice": ["red", "blue"]}, seed=None)])
+    assert reply.text in ("red", "blue")

@@ -130,3 +130,35 @@ def test_housekeep_takes_the_matrix():
     rows = rng.sample(range(shape[0]), 2)
     found = closed.ask_matrix(Judge(), [env.object_names[i] for i in rows], env.receptacle_names, {})
     assert found.yes.shape == (2, shape[1]) and found.yes.dtype == params.suggestions.dtype
+
+
+class Thinker(Judge):
+    """A judge that thinks for 17 tokens before each answer."""
+
+    def __init__(self, thinks=True):
+        super().__init__()
+        self.thinks, self.limits = thinks, []
+
+    def complete(self, requests):
+        self.limits.append([request.max_tokens for request in requests])
+        return [ChatReply(tuple(self.cut(r, i) for i in range(r.n)), model=self.name) for r in requests]
+
+    def cut(self, request, sample):
+        if request.max_tokens < 17:
+            return Choice("<think>Yes? " if self.thinks else "Well, it depends", "length")
+        return Choice(f"<think>No?</think>\n\n{self.say(request, sample)}" if self.thinks else "It depends on it")
+
+
+def test_a_judge_that_thinks_is_given_the_tokens():
+    """The first object is asked about again, the others with the longer limit at once."""
+    items, places = ("fork", "kite", "frog"), ("kitchen floor", "fridge")
+    judge = Thinker()
+    found = closed.ask_matrix(judge, items, places, {"max_tokens": 200}, samples=2)
+    assert judge.limits == [[16, 16], [200, 200], [200, 200], [200, 200]]
+    assert found.yes.tolist() == [[False, True], [True, False], [False, True]] and found.unreadable == 0
+    short = Thinker()
+    assert closed.ask_matrix(short, items, places, {"max_tokens": 12}).unreadable == 6
+    assert short.limits == [[12, 12]] * 3
+    vague = Thinker(thinks=False)
+    assert closed.ask_matrix(vague, items, places, {"max_tokens": 200}).unreadable == 6
+    assert vague.limits == [[16, 16], [200, 200], [16, 16], [16, 16]]

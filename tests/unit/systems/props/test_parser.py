@@ -9,7 +9,7 @@ import pytest
 
 from llmrl_jax.systems.props.history import Format
 from llmrl_jax.systems.props.matrices import find_matrices, parse_matrix, render_matrix
-from llmrl_jax.systems.props.parser import Grammar, UnreadProposals, parse, strip_thinking
+from llmrl_jax.systems.props.parser import Grammar, UnreadProposals, parse
 from llmrl_jax.systems.props.policies import Policy
 
 
@@ -150,7 +150,6 @@ def test_policies_for_range_and_decimals():
 def test_the_explanation_is_kept():
     reading = read("Let me see.\nparams[0]: 1; params[1]: 2; params[2]: 3\nThe second grows.", THREE)
     assert reading.explanation == "Let me see.\nThe second grows."
-    assert strip_thinking("a <THINK>b</think> c") == "c" and strip_thinking("a <think> b") == "a"
 
 
 def test_the_released_parser_is_an_option():
