@@ -105,7 +105,7 @@ def asking(config: Any, command: str, adviser: Callable[[World], ChatModel]) -> 
     **Raises:** what `read_data` raises; `ValueError` for a run that is continued with other settings, and `DataError`
     with other data.
     """
-    config.chat.check()
+    config.chat.check_usable()
     env = make_world(config.windows.env)
     world = world_of(env)
     data = read_data(config.windows, env)

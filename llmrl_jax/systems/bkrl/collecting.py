@@ -13,6 +13,7 @@ import numpy as np
 from envs_jax.env import Environment
 from llmrl_jax.agents.play import begin, policy_actor, watch
 from llmrl_jax.core.activity import doing
+from llmrl_jax.data.parquet import arrow
 from llmrl_jax.parallel import make_mesh
 from llmrl_jax.rl.ppo import make_ppo
 from llmrl_jax.rl.rnd import RND
@@ -87,8 +88,10 @@ def make_player(env: Environment, policy: Any, episodes: int) -> Callable[[Any, 
 def collect(config: CollectRun) -> RunResult:
     """Train an agent that seeks novelty, and write its episodes to `collected/` in the run's folder.
 
-    **Returns:** how the training ended. **Raises:** what `world_of` and `llmrl_jax.run.loop.train` raise.
+    **Returns:** how the training ended. **Raises:** `ModuleNotFoundError` without pyarrow; what `world_of` and
+    `llmrl_jax.run.loop.train` raise.
     """
+    arrow()
     agent, env = config.agent, make_world(config.agent.env)
     names = seen_parts(env, world_of(env).family)
     written: Any = env.observation_space(env.default_params)

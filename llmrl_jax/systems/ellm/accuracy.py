@@ -139,7 +139,7 @@ def accuracy(config: AccuracyRun, states: tuple[Ellm, Met] | None = None) -> dic
     `load_run` and the chat model raise."""
     goals = config.ellm.goals
     shots = choose_shots(goals.shots, goals.examples)
-    config.chat.check()
+    config.chat.check_usable()
     facts = facts_of(make_env(config.ellm))
     if isinstance(facts, ClosedFacts):
         return closed_accuracy(config, facts)

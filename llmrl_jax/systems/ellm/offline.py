@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from llmrl_jax.agents.random import RandomPolicy
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import refuse_unread
-from llmrl_jax.data.parquet import read_parquet, write_parquet
+from llmrl_jax.data.parquet import arrow, read_parquet, write_parquet
 from llmrl_jax.data.transitions import DataError, Trajectories, Transitions, to_trajectories
 from llmrl_jax.lm.encoder_names import resolved
 from llmrl_jax.parallel import Placement
@@ -61,8 +60,7 @@ def collect(config: CollectRun) -> dict[str, Any]:
 
     **Returns:** the contents of `buffer.json`. **Raises:** what `build` and `load_run` raise; `ModuleNotFoundError`
     without pyarrow; `ValueError` for a world whose play cannot be relabelled."""
-    if find_spec("pyarrow") is None:
-        raise ModuleNotFoundError("recorded steps are parquet, which needs pyarrow: pip install 'llmrl-jax[data]'")
+    arrow()
     made, policy, weights, env_params = _player(config)
     _check_world(made)
     world = recorder(made)

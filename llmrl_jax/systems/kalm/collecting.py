@@ -17,7 +17,7 @@ from llmrl_jax.agents.schedule import Played, Programs, played
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.files import write_whole
-from llmrl_jax.data.parquet import read_parquet, write_parquet
+from llmrl_jax.data.parquet import arrow, read_parquet, write_parquet
 from llmrl_jax.data.transitions import DataError, Trajectories, Transitions, to_trajectories
 from llmrl_jax.rl.offline_data import actions_of
 from llmrl_jax.run.folder import opened, write_summary
@@ -116,8 +116,10 @@ def _transitions(one: Played) -> Transitions:
 def collect(config: CollectRun) -> dict[str, Any]:
     """Play, or take episodes over from a file, and write `episodes.parquet` to the run's folder.
 
-    **Returns:** the summary. **Raises:** for a file, what `converting.taken_over` raises.
+    **Returns:** the summary. **Raises:** `ModuleNotFoundError` without pyarrow; for a file, what
+    `converting.taken_over` raises.
     """
+    arrow()
     world = world_of(config.world)
     if config.file:
         return _take_over(config, world)

@@ -25,6 +25,7 @@ from llmrl_jax.systems.props.finetune import (
     make_settings,
 )
 from llmrl_jax.systems.props.settings import FinetuneRun
+from llmrl_jax.systems.props.tasks import get
 from llmrl_jax.tuning import ChatTemplate, Prompts, make_grpo, make_reward_evaluation, pad_prompts
 
 
@@ -112,6 +113,8 @@ def finetune(config: FinetuneRun) -> Path:
     """Fine-tune, and write the adapter and the summary into the run's folder. **Returns:** that folder."""
     if not config.model:
         raise ValueError("the model is missing: give --model, a folder, a GGUF file, a hub id or smollm2-135m")
+    for name in (*config.data.tasks, *config.data.held_out_tasks):
+        get(name).make()  # a missing package is named before the model is loaded and any task is played
     folder = lm.locate(config.model)
     tokenizer, shape = load_tokenizer(folder), lm.read_config(folder)
     config, template = with_template(config, folder)

@@ -44,11 +44,16 @@ def run_searches(config: PropsRun) -> int:
     """Run the configured searches, and write the run to its folder.
 
     **Returns:** the exit code: 0, or 1 if a search ended with an error.
-    **Raises:** `ValueError` for incompatible settings, before anything is written.
+    **Raises:** `ValueError` for incompatible settings, `ModuleNotFoundError` for a missing extra, before anything is
+    written.
     """
     tasks = chosen_tasks(config.tasks)
     config.search.templates.check()
     config.chat.check()
+    if config.search.asks:
+        config.chat.check_usable()
+    for task in tasks:
+        task.make()
     with opened(config.run, "props") as folder:
         return _run_in(folder, config, tasks)
 
@@ -113,7 +118,8 @@ def _search_all(studies: Sequence[Study], config: PropsRun, request: StopRequest
             print(f"{name}: stopped: {summary['stopped']}", flush=True)
         if study.done:
             final = "nothing" if summary["final"] is None else f"{summary['final']:.2f}"
-            print(f"{name}: best {summary['value']:.2f}, in fresh episodes {final}", flush=True)
+            chance = f" (random actions {summary['random']:.2f})" if "random" in summary else ""
+            print(f"{name}: best {summary['value']:.2f}, in fresh episodes {final}{chance}", flush=True)
         configs.save_config(summary, study.folder / RESULT)
         return summary
 
@@ -151,11 +157,11 @@ def finish(
     for study in studies:
         draw_parameters(study.folder, study.log, study.task.title)
     draw_curves(folder / "curves.png", {s.folder.name: s.log for s in studies}, [s.task for s in studies])
-    rows = [["task", "seed", "best while searching", "in fresh episodes (+- standard error)", "episodes", "steps"]]
+    header = ["task", "seed", "best while searching", "in fresh episodes (+- standard error)", "random actions there"]
+    rows = [[*header, "episodes", "steps"]]
     for r in results:
-        error = "" if r.get("final_standard_error") is None else f" +- {r['final_standard_error']:.2f}"
-        final = "" if r["final"] is None else f"{r['final']:.2f}{error}"
-        rows.append([r["task"], str(r["seed"]), f"{r['value']:.2f}", final, str(r["episodes"]), str(r["steps"])])
+        found = (_mean_text(r, name) for name in ("final", "random"))
+        rows.append([r["task"], str(r["seed"]), f"{r['value']:.2f}", *found, str(r["episodes"]), str(r["steps"])])
     print(text_table(rows))
     values: dict[str, Any] = {
         "method": config.search.method,
@@ -171,6 +177,14 @@ def finish(
     if stopped and unfinished:
         return 0  # a requested stop: a requeued job continues, even if one search had ended early
     return int(any(r["stopped"] for r in results) or not filmed)
+
+
+def _mean_text(result: dict[str, Any], name: str) -> str:
+    """A mean return of a result and its standard error, if there is one; empty without a mean."""
+    if result.get(name) is None:
+        return ""
+    error = result.get(f"{name}_standard_error")
+    return f"{result[name]:.2f}" + ("" if error is None else f" +- {error:.2f}")
 
 
 def _film(studies: Sequence[Study], results: Sequence[dict[str, Any]]) -> bool:

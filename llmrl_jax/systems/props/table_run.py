@@ -84,7 +84,10 @@ def make_table(config: TableConfig) -> int:
             raise ValueError(f"there is no method {method!r}{nearest(method, known)} (there are {', '.join(known)})")
     tasks = chosen_tasks(config.tasks)
     check_writable(config.page, "--page", folder=True)
-    _rows(config.page)  # raises errors before anything is written
+    # errors are raised before anything is written
+    earlier = _rows(config.page)
+    pairs = [(task, method) for task in tasks for method in config.methods]
+    _check_packages([pair for pair in pairs if config.again or not _is_measured(earlier, _asked(config, *pair))])
     work = open_folder(config.run, "props-table")
     with contextlib.ExitStack() as stack:
         for folder in sorted({config.page.resolve(), work.resolve()}):  # two tables in one folder would lose rows
@@ -96,9 +99,8 @@ def make_table(config: TableConfig) -> int:
         measured = False
         for task in tasks:
             for method in config.methods:
-                asked = {"task": task.name, "method": method, "seed": config.run.seed, "seeds": config.seeds}
-                asked |= {"budget": config.budget, "final_episodes": config.final_episodes}
-                if any(row.items() >= asked.items() for row in rows):
+                asked = _asked(config, task, method)
+                if _is_measured(rows, asked):
                     continue
                 with doing(f"{task.name}, {method}"):
                     measurements = None if request.name else _measured(task, asked, config.workers, work, request)
@@ -114,6 +116,24 @@ def make_table(config: TableConfig) -> int:
             _write_page(config.page, rows)
             print(f"all of it is measured already (--again measures once more); the page is {config.page / PAGE}")
     return 0
+
+
+def _asked(config: TableConfig, task: Task, method: str) -> dict[str, Any]:
+    """What a row of the record has in common with the settings."""
+    asked = {"task": task.name, "method": method, "seed": config.run.seed, "seeds": config.seeds}
+    return asked | {"budget": config.budget, "final_episodes": config.final_episodes}
+
+
+def _is_measured(rows: Sequence[dict[str, Any]], asked: dict[str, Any]) -> bool:
+    return any(row.items() >= asked.items() for row in rows)
+
+
+def _check_packages(measurements: Sequence[tuple[Task, str]]) -> None:
+    """**Raises** `ModuleNotFoundError` for a package that a task or a method lacks."""
+    policies = {task.name: task.make()[2] for task, _ in measurements}
+    for task, method in measurements:
+        if method in NUMERIC:
+            make_numeric(method, policies[task.name])
 
 
 def _rows(page: Path) -> list[dict[str, Any]]:

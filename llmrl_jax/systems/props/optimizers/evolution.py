@@ -13,6 +13,7 @@ import optax
 from flax import struct
 from jaxtyping import Array, Float
 
+from envs_jax.extras import require
 from llmrl_jax.core.checks import above, at_least, between
 from llmrl_jax.systems.props.optimizers.base import Bounds, bounded
 from llmrl_jax.systems.props.policies import Policy
@@ -24,13 +25,8 @@ def default_population(num_params: int) -> int:
 
 
 def _algorithms() -> Any:
-    try:
-        import evosax.algorithms
-    except ImportError as error:
-        raise ImportError(
-            "CMA-ES and OpenAI-ES need evosax; install the extra `evolution` (pip install 'llmrl-jax[evolution]')"
-        ) from error
-    return evosax.algorithms
+    """evosax's, which a method needs from the start. **Raises:** `ModuleNotFoundError`."""
+    return require("an evolution strategy (cma-es, openai-es)", "evolution", "evosax.algorithms")
 
 
 @struct.dataclass
@@ -97,6 +93,7 @@ class CMAES(_Evosax):
     def __post_init__(self):
         at_least(f"{self.name}: population", self.population or 1, 1)
         above(f"{self.name}: std", self.std or 1, 0)
+        _algorithms()
 
     @cached_property
     def strategy(self):
@@ -132,6 +129,7 @@ class OpenES(_Evosax):
             raise ValueError(
                 f"{self.name}: population is {self.population}; an even number is needed, for mirrored pairs"
             )
+        _algorithms()
 
     @cached_property
     def strategy(self):

@@ -1,0 +1,77 @@
+"""Extras that are not installed: every command that will need one says so before it works or writes anything."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+
+import pytest
+
+from llmrl_jax.cli.main import main
+
+
+SERVER = ("--chat.model", "gpt-4o", "--chat.base-url", "https://api.openai.com/v1")
+GOALS = ("--suggester", "chat", *SERVER)
+
+DATA = ("data", "pyarrow")
+API = ("api", "openai", "tenacity")
+COMMANDS = {
+    "bkrl collect": DATA,
+    "ellm collect": DATA,
+    "kalm collect": DATA,
+    "glam clone": DATA,
+    "envs demos BabyAI-GoToLocal-v0 --out {out}/demos.parquet": DATA,
+    f"props run {' '.join(SERVER)}": API,
+    f"ellm pretrain {' '.join(GOALS)}": API,
+    f"ellm accuracy {' '.join(SERVER)}": API,
+    f"bkrl code --data {{out}} {' '.join(SERVER)}": API,
+    f"bkrl prefer --data {{out}} {' '.join(SERVER)}": API,
+    f"bkrl goals --data {{out}} {' '.join(SERVER)}": API,
+    "props run --method cma_es": ("evolution", "evosax"),
+    "props table --methods cma_es --tasks nim": ("evolution", "evosax"),
+    "props run --tasks nim swimmer": ("control", "gymnasium"),
+    "props table --methods ars --tasks nim swimmer": ("control", "gymnasium"),
+    "props finetune --model {out} --tasks nim swimmer": ("control", "gymnasium"),
+    "kalm collect --world clevr": ("clevr", "mujoco"),
+    "serve --model {out}": ("serve", "starlette", "uvicorn"),
+}
+
+
+def hide(monkeypatch, names):
+    """As if packages were not installed: they can be neither imported nor located."""
+    real = importlib.util.find_spec
+    for module in [module for module in sys.modules if module.partition(".")[0] in names]:
+        monkeypatch.setitem(sys.modules, module, None)
+    for name in names:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name.partition(".")[0] in names else real(name, *a)
+    )
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_missing_extra_is_named_first(command, monkeypatch, tmp_path, capsys):
+    extra, *modules = COMMANDS[command]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-test-0123456789")
+    hide(monkeypatch, modules)
+    assert main(command.format(out=tmp_path).split()) == 2
+    error = capsys.readouterr().err
+    assert f"of the extra `{extra}`: pip install" in error and any(name in error for name in modules)
+    assert error.count("\n") == 1
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize("command", ["props run", "ellm pretrain --suggester chat", "bkrl code --data nothing"])
+def test_a_missing_key_is_named_first(command, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    assert main([*command.split(), *SERVER]) == 2
+    assert "OPENAI_API_KEY is empty" in capsys.readouterr().err
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_a_method_that_asks_no_model_needs_no_server(monkeypatch, tmp_path):
+    hide(monkeypatch, ["openai"])
+    small = "--method ars --tasks nim --iterations 2 --episodes 2 --final-episodes 2".split()
+    assert main(["props", "run", *small, *SERVER, "--run.out", str(tmp_path)]) == 0
