@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from envs_jax.extras import require
 from llmrl_jax.core.checks import nearest
 from llmrl_jax.core.files import new_draft
 from llmrl_jax.data.columns import SPOKEN, Columns, Loaded, from_columns, renamed, to_columns
@@ -23,12 +24,7 @@ ROW_GROUP = 65_536
 
 def arrow() -> tuple[Any, Any]:
     """pyarrow and its reader of parquet. **Raises:** `ModuleNotFoundError`, with what to install."""
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("parquet needs pyarrow: pip install 'llmrl-jax[data]'") from error
-    return pyarrow, parquet
+    return require("a parquet file", "data", "pyarrow"), require("a parquet file", "data", "pyarrow.parquet")
 
 
 def write_parquet(

@@ -76,7 +76,10 @@ def learn_offline(config: OfflineRun) -> RunResult:
 
 
 def _settled(config: Any) -> Any:
-    """The settings with the encoder that `auto` stands for, so that a run that is resumed elsewhere keeps it."""
+    """The settings with the encoder that `auto` stands for, so that a run that is resumed elsewhere keeps it; a chat
+    model that suggests goals can be asked."""
+    if config.ellm.suggester == "chat":
+        config.chat.check_usable()
     return dataclasses.replace(config, ellm=dataclasses.replace(config.ellm, encoder=resolved(config.ellm.encoder)))
 
 

@@ -16,6 +16,7 @@ from llmrl_jax.agents.babyai_demonstrations import babyai_steps, read_demos, tex
 from llmrl_jax.agents.demonstrations import play_episodes
 from llmrl_jax.agents.evaluate import make_evaluator
 from llmrl_jax.core.files import replacing
+from llmrl_jax.data.parquet import arrow
 from llmrl_jax.parallel.hosts import gather
 from llmrl_jax.run import info
 from llmrl_jax.run.folder import begin, check_folder, opened, write_summary
@@ -128,6 +129,7 @@ def clone(config: CloneRun) -> RunResult:
     `llmrl_jax.run.loop.train` raise.
     """
     check(config.glam, usual(config.glam))
+    arrow()
     if config.demos:
         read_demos(config.demos)  # errors in the file are raised before anything is created
     check_folder(config.run)

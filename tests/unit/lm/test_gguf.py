@@ -557,7 +557,7 @@ def test_without_the_package(saved, tmp_path, monkeypatch):
     quantised = file_of(tmp_path / "q", CONFIG, saved(CONFIG), kind="Q8_0")
     monkeypatch.setitem(sys.modules, "gguf", None)
     lm.load(path)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'llmrl-jax\[gguf\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"gguf, of the extra `gguf`"):
         lm.load(quantised)
 
 
