@@ -13,6 +13,7 @@ import numpy as np
 from llmrl_jax.core.checks import nearest
 from llmrl_jax.core.files import new_draft, replacing
 from llmrl_jax.data.columns import SPOKEN, Columns, Loaded, from_columns, renamed, to_columns
+from llmrl_jax.data.foreign import completed
 from llmrl_jax.data.transitions import DataError, Trajectories, Transitions
 
 
@@ -47,7 +48,8 @@ def write_arrays(
 def read_arrays(path: str | Path, names: Mapping[str, str] | None = None) -> Loaded:
     """Read files written by `write_arrays`, or other files of arrays with these columns.
 
-    **Arguments:** `path`, an `.npz` file, or a folder of `.npy` files; `names`, our column -> its name in the file.
+    **Arguments:** `path`, an `.npz` file, or a folder of `.npy` files; `names`, our column -> its name in the file of
+    another library, whose columns are completed (`llmrl_jax.data.foreign`).
     **Raises:** `FileNotFoundError`; `DataError` for Python objects, which need a pickle, and for data that
     `from_columns` refuses.
     """
@@ -60,7 +62,10 @@ def read_arrays(path: str | Path, names: Mapping[str, str] | None = None) -> Loa
     else:
         columns = _archive(path)
     strings = {name: columns.pop(STRINGS + name) for name in SPOKEN if STRINGS + name in columns}
-    return from_columns(renamed(columns, names), str(path), {name: tuple(map(str, x)) for name, x in strings.items()})
+    texts = {name: tuple(map(str, x)) for name, x in strings.items()}
+    if names is not None:
+        columns = completed(renamed(columns, names), str(path))
+    return from_columns(columns, str(path), texts)
 
 
 def _archive(path: Path) -> Columns:

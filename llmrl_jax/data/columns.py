@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,14 +69,18 @@ def to_columns(data: Transitions | Trajectories, strings: Mapping[str, Sequence[
 
 
 def from_columns(
-    columns: Mapping[str, np.ndarray], where: str, strings: Mapping[str, Sequence[str]] | None = None
+    columns: Mapping[str, np.ndarray],
+    where: str,
+    strings: Mapping[str, Sequence[str]] | None = None,
+    present: Iterable[str] = (),
 ) -> Loaded:
     """Columns as arrays on the device: `Trajectories` if there is a column `length`, else `Transitions`.
 
     Columns with other names are ignored. `float64`, `int64` and `uint64` become types of the device (`NARROWED`).
 
     **Arguments:** `columns`; `where`, their name in messages; `strings`, the strings of columns that hold indices of
-    strings. A column of strings (`text`, `goal`) becomes indices of its sorted strings.
+    strings, a column of strings (`text`, `goal`) becomes indices of its sorted strings; `present`, the names of all
+    columns of the file, for messages (default: those of `columns`).
     **Raises:** `DataError` for a missing column, a wrong number of rows, a wrong type, NaN or infinity, a `next_obs`
     that differs in form from `obs`, and episodes without an end.
     """
@@ -91,7 +95,7 @@ def from_columns(
             known[name] = tuple(map(str, values))
             column = index.reshape(column.shape).astype(np.int32)
         used[name] = _narrow(column, name, where)
-    _check(used, where)
+    _check(used, where, present or columns)
     parts = {name: _nested(used, name) for name in FIELDS}
     if "length" not in used:
         return Loaded(Transitions(**parts), known)
@@ -101,7 +105,8 @@ def from_columns(
 
 
 def renamed(columns: Mapping[str, Any], names: Mapping[str, str] | None) -> dict[str, Any]:
-    """Columns by our names. **Arguments:** `names`, our name -> the name in `columns`, for columns that differ.
+    """Columns by our names. **Arguments:** `names`, our name -> the name in `columns`, for columns that differ: a whole
+    name, or what comes before its first dot.
 
     **Raises:** `DataError` for a column that is there under both names.
     """
@@ -109,7 +114,7 @@ def renamed(columns: Mapping[str, Any], names: Mapping[str, str] | None) -> dict
     found: dict[str, Any] = {}
     for name, column in columns.items():
         head, *rest = name.split(".")
-        known = ".".join([ours.get(head, head), *rest])
+        known = ours[name] if name in ours else ".".join([ours.get(head, head), *rest])
         if known in found:
             raise DataError(f"the data have {known!r} twice, also as {name!r}: leave one of them out")
         found[known] = column
@@ -155,12 +160,16 @@ def _narrow(column: np.ndarray, name: str, where: str) -> np.ndarray:
     return narrow
 
 
-def _check(columns: Columns, where: str) -> None:
+def _check(columns: Columns, where: str, present: Iterable[str] = ()) -> None:
     heads = {name.partition(".")[0] for name in columns}
     missing = [name for name in REQUIRED if name not in heads]
     if missing:
-        hint = nearest(missing[0], sorted(columns)) or f"; it has {', '.join(sorted(columns)) or 'no column'}"
-        raise DataError(f"{where} has no {', '.join(missing)}{hint} (`names` says what columns are called there)")
+        there = sorted(present or columns)
+        hint = nearest(missing[0], sorted(set(there) - set(REQUIRED)))
+        raise DataError(
+            f"{where} has no {', '.join(missing)}{hint}; it has {', '.join(there)[:300] or 'no column'} (name columns "
+            "with --data-names OURS=THEIRS, in Python `names`)"
+        )
     both = sorted(name for name in columns if name.partition(".")[0] in columns and "." in name)
     if both:
         raise DataError(f"{where} has {both[0]} beside {both[0].partition('.')[0]}; one of them is needed")

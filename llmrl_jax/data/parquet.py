@@ -13,6 +13,7 @@ from envs_jax.extras import require
 from llmrl_jax.core.checks import nearest
 from llmrl_jax.core.files import new_draft
 from llmrl_jax.data.columns import SPOKEN, Columns, Loaded, from_columns, renamed, to_columns
+from llmrl_jax.data.foreign import completed
 from llmrl_jax.data.transitions import FIELDS, DataError, Trajectories, Transitions, episode_lengths, to_transitions
 
 
@@ -63,7 +64,8 @@ def write_parquet(
 def read_parquet(path: str | Path, names: Mapping[str, str] | None = None) -> Loaded:
     """Read a file written by `write_parquet`, or another file with these columns, as `Transitions`.
 
-    **Arguments:** `path`; `names`, our column -> its name in the file.
+    **Arguments:** `path`; `names`, our column -> its name in the file of another library, whose columns are completed
+    (`llmrl_jax.data.foreign`).
     **Raises:** `ModuleNotFoundError` without pyarrow; `FileNotFoundError`; `DataError` for a file that is not parquet,
     lists of unequal lengths, missing values, incomplete episodes, and data that `from_columns` refuses.
     """
@@ -89,7 +91,9 @@ def read_parquet(path: str | Path, names: Mapping[str, str] | None = None) -> Lo
             columns[name], strings[name] = _numbers(array, meta.get("strings", {}).get(name))
         else:
             columns[name] = _array(pa, array, meta.get("shapes", {}).get(name), where)
-    loaded = from_columns(columns, str(path), strings)
+    if names is not None:
+        columns = completed(columns, str(path))
+    loaded = from_columns(columns, str(path), strings, table.column_names)
     if "episode" in columns and "step" in columns:
         _check_episodes(columns, str(path))
     return loaded

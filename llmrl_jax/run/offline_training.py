@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -14,6 +15,7 @@ from envs_jax import spaces
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import refuse_unread
+from llmrl_jax.data.foreign import parse_names
 from llmrl_jax.data.reading import read_data
 from llmrl_jax.data.transitions import DataError, Trajectories, Transitions, to_transitions
 from llmrl_jax.rl.networks import with_one_hots
@@ -43,8 +45,9 @@ def make_parts(config: Any) -> tuple[Any, Any, Any, Any]:
         env, space = EpisodeStatistics(env), env.action_space(env_params)
         features = with_one_hots(env.observation_space(env_params))
     with doing("reading the data"):
-        data = read_steps(config.data)
-        imagined = read_steps(config.imagined) if config.imagined else None
+        names = parse_names(config.data_names)
+        data = read_steps(config.data, names)
+        imagined = read_steps(config.imagined, names) if config.imagined else None
     if env is not None:
         check_world(data, env.observation_space(env_params), config.env)
     if imagined is not None:
@@ -56,9 +59,9 @@ def make_parts(config: Any) -> tuple[Any, Any, Any, Any]:
     return env, env_params, learner.policy, learner
 
 
-def read_steps(path: str) -> Transitions:
-    """The steps of a file, without their texts and goals. **Raises:** what `read_data` raises."""
-    data = read_data(path).data
+def read_steps(path: str, names: Mapping[str, str]) -> Transitions:
+    """The steps of a file, without their texts and goals. **Arguments** and **Raises:** see `read_data`."""
+    data = read_data(path, names).data
     steps = to_transitions(data) if isinstance(data, Trajectories) else data
     return steps.replace(text=(), goal=())
 

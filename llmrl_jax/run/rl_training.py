@@ -74,8 +74,11 @@ class OfflineRun(RLRun):
     steps: int = field(default=1_000_000, metadata=FREE)
     """Gradient steps, rounded up to whole updates."""
     data: str = field(default="", metadata=FREE)
-    """Recorded steps: a .parquet or .npz file, or a folder of .npy files, with columns named as llmrl_jax writes them
-    or as D4RL does. A run is continued with the same ones."""
+    """Recorded steps: a .parquet, .npz or .hdf5 file, or a folder of .npy files, with columns named as llmrl_jax writes
+    them or as D4RL does; Minari's, robomimic's and d3rlpy's .hdf5. A run is continued with the same ones."""
+    data_names: str = field(default="", metadata=FREE)
+    """Names of columns in the files of `data` and `imagined` that are neither ours nor D4RL's, as OURS=THEIRS with
+    commas: obs=observation.state,reward=next.reward."""
     imagined: str = field(default="", metadata=FREE)
     """More such steps, as a model imagined them, of which half of every batch is then made."""
 

@@ -13,6 +13,7 @@ from llmrl_jax.cli.main import main
 from llmrl_jax.core.config import load_config
 from llmrl_jax.data.arrays import write_arrays
 from llmrl_jax.data.columns import D4RL_NAMES
+from llmrl_jax.data.foreign import parse_names
 from llmrl_jax.data.reading import read_data
 from llmrl_jax.data.transitions import Transitions, to_trajectories
 from llmrl_jax.rl.registry import OFFLINE
@@ -77,6 +78,15 @@ def test_columns_may_have_the_names_of_d4rl(tmp_path, file):
     jax.tree.map(np.testing.assert_array_equal, read_data(tmp_path / "theirs.npz").data, steps())
 
 
+def test_columns_may_have_other_names(tmp_path, file, capsys):
+    theirs = {"obs": "observation.state", "reward": "next.reward", "terminated": "dones"}
+    columns = {theirs.get(k, k): x for k, x in dict(np.load(file)).items()}
+    np.savez(tmp_path / "theirs.npz", **columns)
+    names = ",".join(f"{k}={x}" for k, x in theirs.items())
+    jax.tree.map(np.testing.assert_array_equal, read_data(tmp_path / "theirs.npz", parse_names(names)).data, steps())
+    assert main(command(tmp_path, tmp_path / "theirs.npz", *TINY, "--steps", "2", "--data-names", names)) == 0
+
+
 def test_every_algorithm_has_settings_with_its_name():
     for name in OFFLINE:
         made = rl_training.settings_class(name)()
@@ -92,10 +102,12 @@ def test_every_algorithm_has_settings_with_its_name():
         (["--data", "{}/none.npz"], "there are no data at"),
         (
             ["--data", "{}/steps.csv"],
-            "ends in .csv; a .parquet, .npz, .npy or .h5 file, or a folder",
+            "ends in .csv; a .parquet, .npz, .npy, .h5 or .hdf5 file, or a folder",
         ),
         (["--data", "{}/pickled.npz"], "obs holds Python objects, as a pickle"),
-        (["--data", "{}/short.npz"], "has no next_obs"),
+        (["--data", "{}/short.npz"], "has no truncated (D4RL: timeouts) and no next_obs"),
+        (["--data", "{}/dones.npz"], "has no terminated; it has action, dones, next_obs, obs, reward, truncated"),
+        (["--data-names", "observations=obs"], "write obs=observations"),
         (["--data", "{}/nan.npz"], "obs[3, 0] is nan; a finite number is needed"),
         (["--data", "{}/ragged.npz"], "truncated has the shape [59], but reward has [60]"),
         (["--data", "{}/wide.npz"], "action 0 of step 2 of the data is 3; from -1 to 1 is needed"),
@@ -125,7 +137,8 @@ def test_the_command_line_says_what_is_wrong(options, message, tmp_path, capsys,
     for name, change in changed.items():
         if any(name in option for option in options):
             np.savez(tmp_path / f"{name}.npz", **{**columns, **change})
-    np.savez(tmp_path / "short.npz", **{k: x for k, x in columns.items() if k != "next_obs"})
+    np.savez(tmp_path / "short.npz", **{k: x for k, x in columns.items() if k not in ("next_obs", "truncated")})
+    np.savez(tmp_path / "dones.npz", **{{"terminated": "dones"}.get(k, k): x for k, x in columns.items()})
     line = command(tmp_path, file, "--steps", "1", *(option.format(tmp_path) for option in options))
     assert main(line) == 2
     errors = capsys.readouterr().err

@@ -195,8 +195,8 @@ def changed(**columns):
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"reward": None}, r"X has no reward; it has .*\(`names` says"),
-        ({"reward": None, "rewards": np.zeros(6)}, "X has no reward; it has"),
+        ({"reward": None}, r"X has no reward; it has .*--data-names"),
+        ({"reward": None, "rewards": np.zeros(6)}, "X has no reward; did you mean 'rewards'"),
         ({"terminated": None, "truncated": None}, "X has no terminated, truncated"),
         ({"action": np.zeros(5, np.int32)}, r"X: action has the shape \[5\], but reward has \[6\]"),
         ({"reward": np.zeros((6, 1), np.float32)}, r"X: reward has the shape \[6, 1\]; \[steps\] is needed"),
