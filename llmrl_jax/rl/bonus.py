@@ -66,9 +66,9 @@ class Stream:
     episodic: bool = struct.field(pytree_node=False, default=False)
     """Whether their returns stop at the end of an episode; otherwise they continue into the next episode."""
     floor: float = struct.field(pytree_node=False, default=0.1)
-    """The smallest standard deviation by which the summed advantages are divided, where they are normalised. Rewards of
-    novelty are scaled to returns with a deviation of 1 over the whole run. Once novelty is gone, advantages are noise
-    of far smaller deviation: normalised to 1, it would drive the policy to arbitrary actions."""
+    """Times `coef`, the smallest standard deviation by which the summed advantages are divided, where they are
+    normalised. Rewards of novelty are scaled to returns with a deviation of 1 over the whole run. Once novelty is gone,
+    advantages are noise of far smaller deviation: normalised to 1, it would drive the policy to arbitrary actions."""
 
 
 class Bonus(Protocol):

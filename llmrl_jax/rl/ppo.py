@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jax.sharding import Mesh
+from jaxtyping import Array, Float
 
 from envs_jax import tracing
 from envs_jax.env import Environment
@@ -85,6 +86,11 @@ class Batch:
 
 LOSS_METRICS = ("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
 """The metrics of `ppo_loss` whose means over the gradient steps are reported."""
+
+
+def normalized(advantage: Float[Array, "*B"], floor: float | jax.Array = 0.0) -> Float[Array, "*B"]:
+    """Advantages with mean 0 and standard deviation 1, or less: a deviation below `floor` is divided by `floor`."""
+    return (advantage - jnp.mean(advantage)) / jnp.maximum(jnp.std(advantage) + 1e-8, floor)
 
 
 def ppo_loss(
@@ -326,15 +332,14 @@ class PPO:
             return ppo_loss(tree, state.frozen, batch, policy, hparams, config.value_broadcast, self.auxiliary)
 
         stream = None if self.bonus is None else self.bonus.stream(state.bonus)
-        floor = 0.0 if stream is None else stream.floor
+        floor = 0.0 if stream is None else stream.floor * stream.coef
         order = permutations(key, config.epochs, count).reshape(total, count // config.minibatches)
 
         def gradient_step(loop):
             i, params, opt_state, bonus, sums, _ = loop
             minibatch = jax.tree.map(lambda x: x.at[:, order[i]].get(mode="promise_in_bounds"), rows)
             if config.normalize_advantages:
-                a = minibatch.advantage
-                minibatch = minibatch.replace(advantage=(a - jnp.mean(a)) / jnp.maximum(jnp.std(a) + 1e-8, floor))
+                minibatch = minibatch.replace(advantage=normalized(minibatch.advantage, floor))
             grads, metrics = self._gradient(loss, params, minibatch)
             params, opt_state, norm = descend(optimizer, params, grads, opt_state, learning_rate)
             error, kl = metrics.pop("ratio_error"), metrics["approx_kl"]

@@ -58,7 +58,8 @@ class PPOConfig:
     adam_eps: float = 1e-5
     """Adam's epsilon."""
     normalize_advantages: bool = True
-    """Whether advantages are normalised to mean 0 and standard deviation 1 within each minibatch."""
+    """Whether advantages are normalised to mean 0 and standard deviation 1 within each minibatch. With a bonus of
+    novelty, its noise is not scaled up: they are divided by at least 0.1 of its scale (`rl.bonus.Stream.floor`)."""
     target_kl: float = math.inf
     """An update stops after a minibatch whose approximate KL exceeds this, in nats; inf: off."""
     reset: Literal["pool", "always", "optimistic"] = "pool"

@@ -72,7 +72,7 @@ class Ellm:
         """
         config, goals = self.config, self.config.goals
         asks = config.suggester == "chat" and not isinstance(self.facts, ClosedFacts)
-        bonus = Collected(goals.at_once) if asks else self._novelty()
+        bonus = Collected(goals.at_once) if asks else self.novelty()
         if config.learner == "ppo":
             learner = make_ppo(config.ppo, self.env, self.env_params, self.policy, self.mesh, bonus=bonus)
         else:
@@ -83,8 +83,8 @@ class Ellm:
         asker = Asker(self.facts, self.encoder, chat, sampling or {}, goals.per_state, goals.parse, shots)
         return dataclasses.replace(learner, exchange=exchange(asker, goals.exchange_every))
 
-    def _novelty(self) -> Bonus | None:
-        """The bonus of the settings."""
+    def novelty(self) -> Bonus | None:
+        """The bonus of the settings, if any."""
         config, features = self.config, novelty_features(self.inputs, self.env.stacked)
         if config.bonus == "apt":
             return APT(self.facts.actions, config.apt, features)

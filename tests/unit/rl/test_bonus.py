@@ -18,7 +18,7 @@ from llmrl_jax.rl.dqn import make_dqn
 from llmrl_jax.rl.dqn_config import DQNConfig
 from llmrl_jax.rl.moments import Moments
 from llmrl_jax.rl.networks import NetworkPolicy
-from llmrl_jax.rl.ppo import make_ppo
+from llmrl_jax.rl.ppo import make_ppo, normalized
 from llmrl_jax.rl.ppo_config import PPOConfig
 from llmrl_jax.rl.q_network import NetworkQPolicy
 from llmrl_jax.rl.rnd import RND, RNDConfig, masked_mean
@@ -86,6 +86,19 @@ def test_advantages_of_a_stream_by_hand():
 
 def replace_ends(played):
     return played.replace(terminated=jnp.zeros_like(played.terminated), truncated=played.terminated)
+
+
+@pytest.mark.parametrize(
+    ("advantage", "floor", "expected"),
+    [
+        ([3.0, 1.0], 0.1, [1, -1]),  # a deviation of 1
+        ([0.03, 0.01], 0.1, [0.1, -0.1]),  # of 0.01, less than the floor: divided by 0.1
+        ([0.03, 0.01], 0.0, [1, -1]),  # without a bonus
+        ([0.0, 0.0], 0.0, [0, 0]),
+    ],
+)
+def test_advantages_are_not_scaled_up_beyond_a_floor(advantage, floor, expected):
+    np.testing.assert_allclose(normalized(jnp.array(advantage), floor), expected, rtol=1e-5)
 
 
 # --- random network distillation --------------------------------------------------------------------------------------
