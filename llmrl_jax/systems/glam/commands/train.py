@@ -83,9 +83,11 @@ def demo(
         episodes: Held-out episodes for each evaluation, before and after.
         run: Settings of the run's folder, checkpoints and logs.
     """
+    from llmrl_jax.core.checks import STEPS, in_interval
     from llmrl_jax.run.folder import check_folder
     from llmrl_jax.systems.glam.demo import prior_then_ppo
 
     check_folder(run)
-    prior_then_ppo(presets.DEMO, presets.DEMO_PRIOR, steps, run, episodes=episodes, command="glam-demo")
+    in_interval("steps", steps, STEPS)
+    prior_then_ppo(presets.demo(steps), presets.DEMO_PRIOR, steps, run, episodes=episodes, command="glam-demo")
     return 0

@@ -1,0 +1,93 @@
+"""The demo, `llmrl glam demo`, with several seeds: success before and after RL, sampled and greedy, and seconds.
+
+    python experiments/glam_demo.py
+
+Every seed is a process of its own with an empty compilation cache, as a user's first run is. `<out>/demo.json` has the
+figures, the settings and the machine; `experiments/results/glam_demo` has those of the defaults, and README the figures
+of seed 0.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from commands import command
+
+from llmrl_jax.core import config as configs
+from llmrl_jax.core.files import write_whole
+from llmrl_jax.run import info
+from llmrl_jax.run.flags import parse
+from llmrl_jax.systems.glam.presets import DEMO_PRIOR, DEMO_STEPS, demo
+
+
+RATES = ("random", "before", "after", "after_greedy")
+FIGURES = ("steps", "steps_per_second", "rl_seconds", "imitation_seconds", "compile_seconds", "total_seconds")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """The demo with several seeds."""
+
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    """Seeds, one run of the demo each."""
+    out: str = "runs/glam_demo"
+    """Folder of the runs and of the results."""
+
+
+def settings() -> dict[str, Any]:
+    """The settings that decide the demo's figures."""
+    return {"steps": DEMO_STEPS, "glam": configs.to_json(demo(DEMO_STEPS)), "prior": configs.to_json(DEMO_PRIOR)}
+
+
+def play(seed: int, out: Path) -> dict[str, Any]:
+    """Run the demo with one seed, if it has not been run. **Returns:** its row of the record."""
+    name = f"seed-{seed}"
+    summary = out / name / "summary.json"
+    if not summary.exists():
+        program = [sys.executable, "-m", "llmrl_jax", "glam", "demo", "--run.seed", str(seed)]
+        subprocess.run(
+            [*program, "--run.name", name, "--run.out", str(out), "--run.progress", "off"],
+            env={**os.environ, "LLMRL_COMPILATION_CACHE": "off"},
+            check=True,
+        )
+    result = json.loads(summary.read_text())
+    rates = {
+        when: [round(result[when][bound], 3) for bound in ("success", "success_low", "success_high")] for when in RATES
+    }
+    return {
+        "seed": seed,
+        **rates,
+        **{figure: result[figure] for figure in FIGURES},
+        "peak_memory_gib": result["peak_memory_gib"],
+        "load_average": result["machine"]["load_average"],
+    }
+
+
+def main() -> None:
+    """Run all seeds and write the record."""
+    x = parse(Experiment, description=__doc__)
+    out = Path(x.out)
+    record = {
+        "command": command(Path(__file__).name, x),
+        "date": datetime.date.today().isoformat(),
+        **info.stamp("experiments"),
+        "machine": info.machine(),
+        "success": "[rate, low, high] of held-out episodes, Wilson's 95% interval",
+        "episodes": 1000,
+        "settings": settings(),
+        "seeds": [play(seed, out) for seed in x.seeds],
+    }
+    write_whole(out / "demo.json", json.dumps(record, indent=1) + "\n")
+    for row in record["seeds"]:
+        print(f"seed {row['seed']}: " + ", ".join(f"{when} {row[when]}" for when in RATES))
+
+
+if __name__ == "__main__":
+    main()
