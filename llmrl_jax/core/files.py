@@ -61,8 +61,8 @@ def write_whole(path: str | Path, content: str | bytes) -> None:
 def check_writable(path: str | Path, name: str, *, folder: bool = False) -> None:
     """Check, before long work, that a file or folder can be written; nothing is created.
 
-    **Arguments:** `path`; folders above it may be missing; `name`, the option that names it, for the message;
-    `folder`, whether it is a folder.
+    **Arguments:** `path`; folders above it may be missing: every command creates those of the files that it writes;
+    `name`, the option that names it, for the message; `folder`, whether it is a folder.
     **Raises:** `NotADirectoryError`, `IsADirectoryError` or `PermissionError`, naming the option and the path.
     """
     path = expanded(path)

@@ -69,7 +69,7 @@ def test_mission_text_and_picture_are_shown(capsys):
 
 
 def test_the_moving_picture_is_the_worlds_own_pictures(capsys, tmp_path):
-    path = tmp_path / "game.gif"
+    path = tmp_path / "new" / "folder" / "game.gif"  # created, as by every command that writes a file
     code, out, _ = call(capsys, GRID, "--actions", "turn left,turn left,turn right", "--gif", str(path))
     assert code == 0 and f"wrote {path}" in out
     env, params = envs_jax.make(GRID)
@@ -92,13 +92,15 @@ def test_the_moving_picture_is_the_worlds_own_pictures(capsys, tmp_path):
     [
         (("Debug-Match-v0", "--gif", "a.gif"), "has no picture"),
         ((GAME, "--picture", "colour"), "has no picture"),
-        (("CartPole-v1", "--gif", "a.png"), "a name that ends in .gif is needed"),
+        (("CartPole-v1", "--gif", "new/a.png"), "a name that ends in .gif is needed"),
         (("Debug-Aim-v0", "--actions", "1"), "cannot be played by keys"),
     ],
 )
-def test_what_cannot_be_played_or_drawn(capsys, args, message):
+def test_what_cannot_be_played_or_drawn(capsys, args, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     code, out, err = call(capsys, *args)
     assert code == 2 and message in err and "episode" not in out
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_terminal_is_redrawn_and_the_end_of_an_episode_stays(capsys):

@@ -107,7 +107,7 @@ def play(
         picture: How to draw the state: colour (24-bit terminal), ascii, off; auto: colour on a terminal.
         max_steps: Steps after which to stop; 0: none.
         actions: Actions to take instead of reading input, comma-separated, by name, key or number ("go forward, 2, r").
-        gif: File for an animation of the game.
+        gif: File for an animation of the game; missing folders above it are created.
     """
     from llmrl_jax.cli.play import Game, has_picture, typed
 
@@ -136,7 +136,7 @@ def demos(
     Args:
         id: Id of a level, as in `llmrl envs list BabyAI`; options after a question mark (`describe=faithful` and
             `language=french` change the wording of the text).
-        out: The file to write, .parquet.
+        out: The file to write, .parquet; missing folders above it are created.
         episodes: Episodes to play.
         seed: Seed of the episodes.
         keep: Which episodes to write: successes, failures, all.

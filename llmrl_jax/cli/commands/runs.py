@@ -86,6 +86,7 @@ def compare(
         bar: The value for the steps to first reach it, averaged over ten lines of metrics; by default 0.8 for
             success, and none for other metrics.
         out: File for the learning curves, which must not exist; by default `compare.png`, or `compare-2.png` and so on.
+            Missing folders above it are created.
         json: Print the results as JSON.
     """
     from llmrl_jax.cli.kinds import loaded
