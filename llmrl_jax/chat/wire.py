@@ -167,14 +167,12 @@ def refusal(error: Any, status: int | None = None, wait: float | None = None, ke
     data: Mapping[str, Any] = error if isinstance(error, Mapping) else {"message": error}
     code, kind = data.get("code"), data.get("type")
     names = [name for name in (code, kind) if isinstance(name, str)]
+    said = f"status {status}: "
     if status is None:
         numbers = [int(x) for x in (code, data.get("status"), data.get("status_code")) if _is_status(x)]
         status = numbers[0] if numbers else None
-        # an error without a number has a name at best
-        transient = status is None and any(map(_TRANSIENT_CODES.search, names))
         said = f"an error in the answer{'' if status is None else f', code {status}'}: "
-    else:
-        transient, said = False, f"status {status}: "
+    transient = any(map(_TRANSIENT_CODES.search, names))  # of an error with a name at best
     if status is not None:
         transient = status in (408, 409, 429) or status >= 500
     message = data.get("message")
@@ -193,7 +191,8 @@ def refusal(error: Any, status: int | None = None, wait: float | None = None, ke
 
 
 def _is_status(code: Any) -> bool:
-    return (isinstance(code, int) and not isinstance(code, bool)) or (isinstance(code, str) and code.isdecimal())
+    """Whether an error's code is a status; providers have codes of their own, such as 1302."""
+    return (isinstance(code, int) or (isinstance(code, str) and code.isdecimal())) and 400 <= int(code) < 600
 
 
 def _unsupported(data: Mapping[str, Any], text: str) -> str:

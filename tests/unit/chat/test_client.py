@@ -280,6 +280,7 @@ def test_a_transient_error_in_an_answer_is_tried_again(server, chat, data, lost)
         ({"error": {"message": "no such model", "code": "404"}}, 404),
         ({"error": {"message": "no such model", "code": "model_not_found"}}, None),
         ({"error": "no such model"}, None),
+        ({"error": {"message": "no such model", "code": 1302}}, None),
         ({"error": {"message": "no such model", "code": 429, "type": "insufficient_quota"}}, 429),
         ({"error": {"metadata": {"raw": "no such model"}, "message": "Provider returned error", "code": 400}}, 400),
         (_failed_choice(error={"message": "no such model", "code": 400}), 400),
