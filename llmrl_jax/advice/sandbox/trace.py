@@ -117,6 +117,8 @@ def inspect(jaxpr: ClosedJaxpr, source: str, limits: Limits) -> tuple[int, int]:
             if size > limits.elements or len(shape) > limits.dimensions:
                 reason = f"an array of shape {tuple(shape)} has {size:,} elements; at most {limits.elements:,}, and "
                 raise SandboxError(f"{reason}{limits.dimensions} dimensions, are allowed", line, source)
+        if name == "integer_pow" and not isinstance(eqn.params["y"], int):  # JAX checks it while it compiles
+            raise SandboxError(f"the exponent of integer_pow is {eqn.params['y']}; an integer is needed", line, source)
         work += work_of(eqn)
         if equations > limits.equations:
             raise SandboxError(f"it becomes more than {limits.equations:,} operations; use fewer loops")
