@@ -77,7 +77,8 @@ def adapted(field: str, request: ChatRequest, without: Collection[str]) -> set[s
 
 def _choice(data: Any, stop: Sequence[str]) -> Choice:
     message = data.get("message") if isinstance(data, dict) else None
-    content = _text(message.get("content")) if isinstance(message, dict) else None
+    message = message if isinstance(message, dict) else {"content": ()}
+    content = _text(message.get("content"))
     if content is None:
         raise BadReply(f"a choice has no message with a text in content: {quote(data)}")
     reason = data.get("finish_reason")
@@ -169,8 +170,8 @@ def refusal(error: Any, status: int | None = None, wait: float | None = None, ke
     names = [name for name in (code, kind) if isinstance(name, str)]
     said = f"status {status}: "
     if status is None:
-        numbers = [int(x) for x in (code, data.get("status"), data.get("status_code")) if _is_status(x)]
-        status = numbers[0] if numbers else None
+        codes = (_status(x) for x in (code, data.get("status"), data.get("status_code")))
+        status = next((number for number in codes if number), None)
         said = f"an error in the answer{'' if status is None else f', code {status}'}: "
     transient = any(map(_TRANSIENT_CODES.search, names))  # of an error with a name at best
     if status is not None:
@@ -190,9 +191,10 @@ def refusal(error: Any, status: int | None = None, wait: float | None = None, ke
     )
 
 
-def _is_status(code: Any) -> bool:
-    """Whether an error's code is a status; providers have codes of their own, such as 1302."""
-    return (isinstance(code, int) or (isinstance(code, str) and code.isdecimal())) and 400 <= int(code) < 600
+def _status(code: Any) -> int:
+    """The status that an error's code is; 0 for another code, as providers have of their own, such as 1302."""
+    number = int(code) if isinstance(code, int) or (isinstance(code, str) and code.isdecimal()) else 0
+    return number if 400 <= number < 600 else 0
 
 
 def _unsupported(data: Mapping[str, Any], text: str) -> str:
