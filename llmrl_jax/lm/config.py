@@ -323,23 +323,22 @@ def _check_effects(config: Mapping[str, Any]) -> None:
         if any(x not in only for x in (value if isinstance(value, list) else [value])):
             allowed = " or ".join(map(repr, only or (None,)))
             raise ValueError(f"config field {name} is {value!r}; only {allowed} is implemented")
-    heads, width = config.get("num_attention_heads"), config.get("hidden_size")
-    if not (isinstance(heads, int) and isinstance(width, int) and heads > 0):
+    heads: Any = config.get("num_attention_heads")
+    width: Any = config.get("hidden_size")
+    sizes = (heads, width, config.get("head_dim") or 1)
+    if not all(isinstance(x, int) and x > 0 for x in sizes):
         return  # reported by `_check_values`
-    size = config.get("head_dim") or width / heads
-    interval = config.get("no_rope_layer_interval") if not config.get("no_rope_layers") else None
-    for name, value, only in (
-        (
-            "attention_multiplier",
-            config.get("attention_multiplier"),
-            size**-0.5 if isinstance(size, int | float) else 1,
-        ),
-        ("query_pre_attn_scalar", config.get("query_pre_attn_scalar"), size),
-        ("dim_model_base", config.get("dim_model_base"), width),
-        ("no_rope_layer_interval", interval, 0),
-    ):
-        if value is not None and not (isinstance(value, int | float) and math.isclose(value, only, rel_tol=1e-6)):
-            raise ValueError(f"config field {name} is {value!r}; only {only:g} is implemented")
+    size: float = config.get("head_dim") or width / heads
+    equal: dict[str, float] = {
+        "attention_multiplier": size**-0.5, "query_pre_attn_scalar": size, "dim_model_base": width,
+        "no_rope_layer_interval": 0,
+    }  # fmt: skip
+    for name, number in equal.items():
+        value = config.get(name)
+        if value is None or name == "no_rope_layer_interval" and config.get("no_rope_layers"):
+            continue
+        if not isinstance(value, int | float) or not math.isclose(value, number, rel_tol=1e-6):
+            raise ValueError(f"config field {name} is {value!r}; only {number:g} is implemented")
 
 
 def _listed(config: Mapping[str, Any], name: str) -> list[Any]:

@@ -176,7 +176,8 @@ def _joined(parts: Sequence[Header]) -> Header:
     """The header of a split model: the first part's metadata, and all tensors.
 
     **Raises:** `ValueError` for a file that is another part than its name says, or of another model."""
-    count, tensors = len(parts), {}
+    count = len(parts)
+    tensors: dict[str, Entry] = {}
     for i, part in enumerate(parts):
         place = part.get(_NUMBER, int), part.get(_COUNT, int)
         if place != (i, count):

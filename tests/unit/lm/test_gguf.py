@@ -484,7 +484,7 @@ def test_odd_metadata_that_are_needed_are_named(extra, message, saved, bpe, tmp_
 def test_an_unknown_architecture_type_and_tensor(saved, tmp_path):
     tensors = saved(CONFIG)
     path = file_of(tmp_path, CONFIG, tensors, arch="qwen4")
-    with pytest.raises(ValueError, match=r"'qwen4' is not supported; did you mean 'qwen\d'.*supported: llama"):
+    with pytest.raises(ValueError, match=r"'qwen4' is not supported \(supported: llama, mistral, qwen2, qwen3\)$"):
         lm.load(path)
     path = file_of(tmp_path, CONFIG, tensors | {"blk.0.attn_rot_embd.weight": np.ones((4, 4), np.float32)})
     with pytest.raises(ValueError, match="the tensor blk.0.attn_rot_embd.weight, which a 'llama' model would not"):
@@ -511,7 +511,7 @@ def test_an_unknown_architecture_type_and_tensor(saved, tmp_path):
     [
         ({"tokenizer__ggml__model": "bert"}, "tokenizer 'bert' is not supported"),
         ({"tokenizer__ggml__model": None}, "lack the field tokenizer.ggml.model"),
-        ({"tokenizer__ggml__pre": "smolm"}, "'smolm', whose words are not known; did you mean 'smollm'"),
+        ({"tokenizer__ggml__pre": "smolm"}, "'smolm', whose words are not known .known: "),
         ({"tokenizer__ggml__pre": None}, "lack the field tokenizer.ggml.pre"),
         ({"tokenizer__ggml__merges": ["a b c"]}, "the merge 'a b c' is not of two tokens"),
         ({"tokenizer__ggml__merges": ["zz qq"]}, "no tokenizer: .*out of vocabulary"),
