@@ -195,8 +195,8 @@ def notes(glam: Glam, agents: list[Agent], ours: Ours, mixed: Ours, cores: int) 
         "torch at its best: all environments in one batch, padded to its longest prompt, the prompts' keys and values "
         "computed once and repeated for the actions, inference mode, gradients of prompts of similar length. The rows "
         f"with `torch.compile` pad to multiples of {MULTIPLE} tokens, and compile the MLP and the norms of a layer for "
-        "each length and number of prompts; one program of a layer or of all layers was not tried: it depends on the "
-        f"cache of keys and values. The fastest row counts.{unbuilt}",
+        "each length and number of prompts, in programs that serve all layers; attention and the cache of keys and "
+        f"values stay eager. The fastest row counts.{unbuilt}",
         "Mixed precision is `--dtype mixed`: float32 but for the factors of products with weights, which are bfloat16. "
         "torch's counterparts are `torch.autocast` to bfloat16 over float32 weights, and base weights of bfloat16; "
         "both are at its best otherwise. Their log-probabilities of actions are within 1 of those in float32. "

@@ -45,8 +45,9 @@ def rows(name: str, config: lm.LlamaConfig, horizon: int, ways: int) -> tuple[li
     ones = jnp.ones(STATE)
     units, size = Units(0 * ones, ones, 0.1 * ones), piece_of(model, TOGETHER)
 
-    def never(goal: Any, state: Any, after: Any, action: Any) -> tuple[Any, Any]:
-        return after[:, 0], jnp.zeros(after.shape[0], bool)
+    def never(goals: Any, states: Any, actions: Any) -> tuple[Any, Any]:
+        after = states[:, 1:, 0]
+        return after, jnp.zeros(after.shape, bool)
 
     def play(variables: Any, tokens: Any, first: Any) -> Any:
         lengths, goals = jnp.full(len(tokens), PROMPT), jnp.zeros((len(tokens), 1))

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import importlib
 import json
+import math
 import os
 import re
 import signal
@@ -388,6 +390,18 @@ def committed_records() -> dict[str, dict]:
 def test_the_records_of_the_page_are_of_one_commit():
     commits = {record.get("commit") for record in committed_records().values()}
     assert len(commits) == 1 and re.fullmatch(r"[0-9a-f]{12}", commits.pop() or "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", program.ORDER)
+def test_every_benchmark_runs_at_small_sizes(name):
+    """The libraries of peers in their own environments, and torch, where they are installed."""
+    try:
+        result = importlib.import_module(f"benchmarks.{name}").run(quick=True)
+    except (FileNotFoundError, ImportError) as error:
+        pytest.skip(str(error))
+    assert all(row.samples and min(row.samples) > 0 for row in result.rows if not math.isnan(row.median))
+    assert any(row.who == OURS for row in result.rows)
 
 
 def test_records_are_of_benchmarks_that_exist():
