@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -82,6 +83,12 @@ def check_numbers(env: Environment, space: Space, action: Any, ignored: np.ndarr
     raise ValueError(f"the action of {env.id or type(env).__name__} is {action}; {needed} is needed")
 
 
+def _of(kind: type[Environment], attributes: Mapping[str, Any]) -> Environment:
+    made = object.__new__(kind)
+    vars(made).update(attributes)
+    return made
+
+
 class Environment(Generic[State, Params]):
     """One world, as a set of pure functions; holds only static facts (sizes, tables, names).
 
@@ -91,6 +98,18 @@ class Environment(Generic[State, Params]):
     """
 
     id: str = ""
+    maker: tuple[Callable[..., Environment], tuple[Any, ...]] | None = None
+    """The function and the arguments that build it again when it is unpickled, as in another process: its parts may be
+    functions and compiled models, which cannot be pickled. None: they can. Set by `envs_jax.make`."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return vars(self).get("maker") or super().__reduce_ex__(protocol)
+
+    def __copy__(self) -> Environment:
+        return _of(type(self), vars(self))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Environment:
+        return copy.copy(self) if self.maker else _of(type(self), copy.deepcopy(vars(self), memo))
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

@@ -182,4 +182,11 @@ def make(id: str, **kwargs: Any) -> tuple[Environment, Any]:
     env = build(**{**registered.kwargs, **options})
     if "id" not in vars(env):
         env.id = id
+    if registered.entry_point.startswith("envs_jax."):  # another package may be registered in this process only
+        env.maker = _made, (id, kwargs)
     return env, env.default_params
+
+
+def _made(id: str, options: dict[str, Any]) -> Environment:
+    """The world of `make`, for copies in other processes."""
+    return make(id, **options)[0]

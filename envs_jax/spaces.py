@@ -23,6 +23,12 @@ class Space:
         raise NotImplementedError
 
 
+def _numbers(bound: Any, shape: tuple[int, ...]) -> Any:
+    """A bound as an array of a shape: of NumPy, unless it is traced, as bounds that depend on traced parameters are."""
+    xp: Any = jnp if isinstance(bound, jax.core.Tracer) else np
+    return xp.broadcast_to(xp.asarray(bound), shape)
+
+
 @dataclass(frozen=True)
 class Discrete(Space):
     """The integers `0 .. n - 1`, as an int32 scalar."""
@@ -52,17 +58,18 @@ class Box(Space):
     dtype: Any = np.float32
 
     def sample(self, key):
-        low, high = (np.broadcast_to(np.asarray(b), self.shape) for b in (self.low, self.high))
+        low, high = (_numbers(b, self.shape) for b in (self.low, self.high))
         if np.issubdtype(np.dtype(self.dtype), np.integer):
             draw = jax.random.randint(key, self.shape, low.astype(np.int32), high.astype(np.int32) + 1, jnp.int32)
             return draw.astype(self.dtype)
         if np.dtype(self.dtype) == np.bool_:
             return jax.random.bernoulli(key, jnp.float32(0.5), self.shape)
-        finite = np.isfinite(low) & np.isfinite(high)
+        xp: Any = jnp if isinstance(low, jax.Array) or isinstance(high, jax.Array) else np
+        finite = xp.isfinite(low) & xp.isfinite(high)
         uniform = jax.random.uniform(key, self.shape, jnp.float32)
         normal = jax.random.normal(jax.random.fold_in(key, 1), self.shape, jnp.float32)
-        low_, high_ = np.where(finite, low, 0.0), np.where(finite, high, 1.0)
-        low, high, start, width = (np.asarray(x, np.float32) for x in (low, high, low_, high_ - low_))
+        low_, high_ = xp.where(finite, low, 0.0), xp.where(finite, high, 1.0)
+        low, high, start, width = (x.astype(np.float32) for x in (low, high, low_, high_ - low_))
         return jnp.where(finite, start + uniform * width, jnp.clip(normal, low, high)).astype(self.dtype)
 
     def contains(self, x):
@@ -101,8 +108,8 @@ def stack(space: Space, n: int) -> Space:
         return Box(0, space.n - 1, (n,), space.dtype)
     if isinstance(space, Box):
         shape = (n, *space.shape)
-        low, high = (np.broadcast_to(np.asarray(b), space.shape) for b in (space.low, space.high))
-        return Box(np.broadcast_to(low, shape), np.broadcast_to(high, shape), shape, space.dtype)
+        low, high = (_numbers(_numbers(b, space.shape), shape) for b in (space.low, space.high))
+        return Box(low, high, shape, space.dtype)
     raise TypeError(f"cannot stack {space!r}")
 
 
@@ -118,6 +125,7 @@ def join(rows: Sequence[Space]) -> Space:
     boxes = [box for box in (stack(row, 1) for row in rows) if isinstance(box, Box)]
     if len(boxes) < len(rows) or len({(box.shape, np.dtype(box.dtype)) for box in boxes}) > 1:
         raise ValueError(f"spaces that differ in more than their bounds cannot be joined: {', '.join(map(repr, rows))}")
-    low = np.concatenate([np.broadcast_to(box.low, box.shape) for box in boxes])
-    high = np.concatenate([np.broadcast_to(box.high, box.shape) for box in boxes])
+    lows, highs = ([_numbers(getattr(box, side), box.shape) for box in boxes] for side in ("low", "high"))
+    xp: Any = jnp if any(isinstance(b, jax.Array) for b in (*lows, *highs)) else np
+    low, high = xp.concatenate(lows), xp.concatenate(highs)
     return Box(low, high, low.shape, boxes[0].dtype)

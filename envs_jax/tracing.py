@@ -25,7 +25,7 @@ def standard_promotion(function: Function) -> Function:
 
     @functools.wraps(function)
     def scoped(*args, **kwargs):
-        config = jax.config
+        config: Any = jax.config
         if config.jax_numpy_rank_promotion == "allow" and config.jax_numpy_dtype_promotion == "standard":
             return function(*args, **kwargs)
         with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
@@ -40,17 +40,22 @@ def default_types(function: Function) -> Function:
     Under `jax_enable_x64` numbers without a dtype would have 64 bits, and draws without one other values. 64-bit arrays
     among the arguments become 32-bit ones, as they are without the setting.
     """
-    function = standard_promotion(function)
 
     @functools.wraps(function)
     def narrow(*args, **kwargs):
-        if not jax.config.jax_enable_x64:
-            return function(*args, **kwargs)
-        args, kwargs = jax.tree.map(_in_32_bits, (args, kwargs))
-        with jax.enable_x64(False):
-            return function(*args, **kwargs)
+        return call_with_default_types(function, *args, **kwargs)
 
     return narrow  # type: ignore[return-value]
+
+
+def call_with_default_types(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """`function(*args, **kwargs)` as by `default_types`."""
+    function = standard_promotion(function)
+    if not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
+        return function(*args, **kwargs)
+    args, kwargs = jax.tree.map(_in_32_bits, (args, kwargs))
+    with jax.enable_x64(False):
+        return function(*args, **kwargs)
 
 
 WIDE = {np.dtype(f"{kind}64"): np.dtype(f"{kind}32") for kind in ("int", "uint", "float")}
@@ -66,8 +71,7 @@ def _in_32_bits(x: Any) -> Any:
 def _varying(x: Any) -> frozenset[str]:
     """The axes of a `shard_map` over which a value differs between devices."""
     aval = x if isinstance(x, jax.ShapeDtypeStruct) else jax.typeof(x)
-    kind = getattr(aval, "manual_axis_type", None)  # `vma` before jax 0.10
-    return getattr(aval, "vma", frozenset()) if kind is None else kind.varying
+    return aval.manual_axis_type.varying
 
 
 def _vary(tree: Any, like: Any) -> Any:
@@ -78,6 +82,25 @@ def _vary(tree: Any, like: Any) -> Any:
         return jax.lax.pcast(x, axes, to="varying") if axes else x
 
     return jax.tree.map(vary, tree, like)
+
+
+def _same_structure(a: Any, b: Any) -> bool:
+    one: Any = jax.tree.structure(a)
+    return one == jax.tree.structure(b)
+
+
+def cotangents(gradients: Any, primals: Any) -> Any:
+    """The gradients of a rule of `jax.custom_vjp`, with the types that `jax.shard_map` demands: that of an argument
+    that all devices share is summed over them, as by JAX's own rules.
+
+    **Arguments:** `gradients`, a tree of arrays; `primals`, the arguments, a tree of the same structure.
+    """
+
+    def settle(gradient, x):
+        axes = tuple(sorted(_varying(gradient) - _varying(x)))
+        return jax.lax.psum(gradient, axes) if axes else gradient
+
+    return _vary(jax.tree.map(settle, gradients, primals), primals)
 
 
 def _in_shard_map() -> bool:
@@ -94,7 +117,7 @@ def _carry(body: Callable[[Any], Any], init: Any) -> Any:
         return init
     while True:
         after = jax.eval_shape(body, init)
-        if jax.tree.structure(after) != jax.tree.structure(init):
+        if not _same_structure(after, init):
             return init  # which `jax.lax` refuses with its own message
         varied = _vary(init, after)
         if all(x is y for x, y in zip(jax.tree.leaves(varied), jax.tree.leaves(init))):
@@ -143,7 +166,7 @@ def _alike(branches: Sequence[Callable[..., Any]], operands: Sequence[Any]) -> S
     if not _in_shard_map():
         return branches
     results = [jax.eval_shape(branch, *operands) for branch in branches]
-    if any(jax.tree.structure(result) != jax.tree.structure(results[0]) for result in results):
+    if not all(_same_structure(result, results[0]) for result in results):
         return branches  # which `jax.lax` refuses with its own message
 
     def varied(branch):

@@ -87,6 +87,11 @@ class _World:
     """`(seed, params) -> (obs, state)`."""
     step: Callable[..., Any]
     """`(seed, time, state, action, params)` -> the six values."""
+    made: tuple[str, tuple[tuple[str, Any], ...], int]
+    """The arguments of `_shared`: what a copy in another process is made of, since programs cannot be pickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _of, self.made
 
     def space(self, text: str, params: Any) -> gymnasium.Space:
         """The space of one world's observations."""
@@ -112,19 +117,21 @@ def _shared(id: str, options: tuple[tuple[str, Any], ...], num_envs: int) -> _Wo
         key = jax.random.fold_in(jax.random.split(jax.random.key(seed))[1], time)
         return played.step(key, state, action, params)
 
-    return _World(env, params, text_spaces(env, params), reset, step)
+    return _World(env, params, text_spaces(env, params), reset, step, (id, options, num_envs))
+
+
+def _of(id: str, options: tuple[tuple[str, Any], ...], num_envs: int) -> _World:
+    try:
+        hash(options)
+    except TypeError:
+        return _shared.__wrapped__(id, options, num_envs)
+    return _shared(id, options, num_envs)
 
 
 def _world(id: str, options: Mapping[str, Any], num_envs: int, text: str, render_mode: str | None) -> _World:
     if text not in TextMode.__args__:  # type: ignore[attr-defined]
         raise ValueError(f"text is {text!r}; it is 'strings' or 'ids'")
-    key = tuple(sorted(options.items()))
-    try:
-        hash(key)
-    except TypeError:
-        world = _shared.__wrapped__(id, key, num_envs)
-    else:
-        world = _shared(id, key, num_envs)
+    world = _of(id, tuple(sorted(options.items())), num_envs)
     if render_mode not in (None, *_render_modes(world.env)):
         raise ValueError(
             f"{id} cannot be rendered as {render_mode!r}; its modes are {[None, *_render_modes(world.env)]}"

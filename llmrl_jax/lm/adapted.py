@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from envs_jax.tracing import cotangents
 from llmrl_jax.lm.quantize import Quantized
 
 
@@ -66,7 +67,7 @@ def _backward(scale: float, kept: Any, dy: tuple[jax.Array, ...]) -> tuple[Any, 
     low = jnp.split(_outer(x, jnp.concatenate([scale * (d @ q.T) for d, q in zip(dy, b, strict=True)], -1)), ends, 1)
     down = jnp.split(x @ jnp.concatenate(a, 1), ends, -1)
     up = tuple(scale * _outer(u, d) for u, d in zip(down, dy, strict=True))
-    return dx, tuple(_outer(x, d) for d in dy), tuple(low), up
+    return cotangents((dx, tuple(_outer(x, d) for d in dy), tuple(low), up), kept)
 
 
 def _outer(x: Float[Array, "*b i"], y: Float[Array, "*b o"]) -> Float[Array, "i o"]:

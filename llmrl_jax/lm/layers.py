@@ -11,6 +11,7 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
+from envs_jax.tracing import cotangents
 from llmrl_jax.lm import narrow
 from llmrl_jax.lm.adapted import added, summed, sums_first
 from llmrl_jax.lm.quantize import Quantized, matmul
@@ -237,7 +238,7 @@ def _attended_backward(saved: Any, change: jax.Array) -> tuple[Any, ...]:
     d_query = _product_of("bkrt,bkth->bkrh", d_score, key).astype(query.dtype)
     d_key = _product_of("bkrt,bkrh->bkth", d_score, query).astype(key.dtype)
     d_value = _product_of("bkrt,bkrh->bkth", weight.astype(value.dtype), narrow).astype(value.dtype)
-    return d_query, d_key, d_value, None
+    return *cotangents((d_query, d_key, d_value), saved[:3]), None
 
 
 def _where(mask: Any, scores: Any, other: Any) -> Any:

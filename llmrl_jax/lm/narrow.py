@@ -17,6 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from envs_jax.tracing import cotangents
+
 
 AnyArray = Array | np.ndarray
 Matrices = tuple[Float[AnyArray, "_ _"], ...]
@@ -70,7 +72,7 @@ def _rows_forward(factors: Any, x: Any, w: Any) -> tuple[jax.Array, Any]:
 
 def _rows_backward(factors: Any, kept: Any, dy: jax.Array) -> tuple[jax.Array, jax.Array]:
     x, w = kept
-    return dot(dy, w, factors).astype(x.dtype), _outer(dy, x, factors).astype(w.dtype)
+    return cotangents((dot(dy, w, factors).astype(x.dtype), _outer(dy, x, factors).astype(w.dtype)), kept)
 
 
 with_rows.defvjp(_rows_forward, _rows_backward)
@@ -122,7 +124,8 @@ def _backward(factors: Any, scale: float, kept: Any, dy: Sequence[jax.Array]) ->
         down = jnp.split(dot(x, every, factors), ends, -1)
         up = tuple(scale * _outer(u, d, factors) for u, d in zip(down, dy, strict=False))
     typed = lambda new, old: tuple(n.astype(o.dtype) for n, o in zip(new, old, strict=True))  # noqa: E731
-    return dx.astype(x.dtype), typed([_outer(x, d, factors) for d in dy], kernels), typed(low, a), typed(up, b)
+    full = typed([_outer(x, d, factors) for d in dy], kernels)
+    return cotangents((dx.astype(x.dtype), full, typed(low, a), typed(up, b)), kept)
 
 
 adapted.defvjp(_forward, _backward)

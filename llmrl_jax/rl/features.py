@@ -103,7 +103,10 @@ def _backward(kept, gradient):
         return total.at[row].add(gradient, mode="drop"), None
 
     of_kernel = tracing.scan(add, start, rows.T, unroll=2)[0].astype(kernel.dtype)
-    return of_kernel, None, (gradient @ kernel[first:].T).astype(numbers.dtype)
+    of_kernel, of_numbers = tracing.cotangents(
+        (of_kernel, (gradient @ kernel[first:].T).astype(numbers.dtype)), (kernel, numbers)
+    )
+    return of_kernel, None, of_numbers
 
 
 summed_rows.defvjp(_forward, _backward)

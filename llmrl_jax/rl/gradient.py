@@ -32,7 +32,8 @@ def traced_floats(config: Any) -> dict[str, jax.Array]:
 
     **Arguments:** `config`, a dataclass; annotations are resolved, whether they are strings or not.
     **Raises:** `NameError` for an annotation that its module cannot resolve."""
-    values = {name: getattr(config, name) for name in _float_fields(type(config))}
+    kind: Any = type(config)
+    values = {name: getattr(config, name) for name in _float_fields(kind)}
     return {name: jnp.float32(x) for name, x in values.items() if x is not None and not isinstance(x, str)}
 
 

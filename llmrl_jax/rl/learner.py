@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 import jax
 import numpy as np
 
-from envs_jax.tracing import default_types
+from envs_jax.tracing import call_with_default_types
 from llmrl_jax.core.checks import at_least
+
+
+def _with_default_types(parts: Any, *names: str) -> None:
+    """Let functions of a dataclass run with JAX's default types. They can be pickled if they could be before."""
+    for name in names:
+        function = getattr(parts, name)
+        scoped: Any = functools.partial(call_with_default_types, function)
+        scoped.__name__ = getattr(function, "__name__", name)  # of compiled programs
+        object.__setattr__(parts, name, scoped)
 
 
 @dataclass(frozen=True)
@@ -46,8 +55,7 @@ class Exchange:
 
     def __post_init__(self):
         at_least("exchange.every", self.every, 1)
-        for name in ("request", "take"):
-            object.__setattr__(self, name, default_types(getattr(self, name)))
+        _with_default_types(self, "request", "take")
 
 
 @dataclass(frozen=True)
@@ -65,7 +73,7 @@ class Learner:
     """From a state to the next, with metrics: float32 scalars, nan if an update has nothing to report."""
     steps_per_update: int
     """Steps per update: environment steps over all environments, or steps in the unit of `unit`."""
-    bounds: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    bounds: Mapping[str, float] = field(default_factory=dict)
     """Metric -> the largest value of a valid update; a run stops above it."""
     unit: str = "environment steps"
     """The unit of steps, used as the axis label of learning curves."""
@@ -73,5 +81,4 @@ class Learner:
     """Requests to the host between updates; None: there are none."""
 
     def __post_init__(self):
-        for name in ("init", "update"):
-            object.__setattr__(self, name, default_types(getattr(self, name)))
+        _with_default_types(self, "init", "update")

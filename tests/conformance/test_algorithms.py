@@ -9,42 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import envs_jax
-from envs_jax.wrappers import EpisodeStatistics
-from llmrl_jax.rl.networks import NetworkConfig
 from llmrl_jax.rl.registry import ALGORITHMS, algorithm
 from llmrl_jax.run.chunk import must_be_finite
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.run.loop import train
-
-
-SMALL = {
-    "num_envs": 4,
-    "num_steps": 6,
-    "batch_size": 8,
-    "replay_size": 48,
-    "minibatches": 2,
-    "pool_size": 4,
-    "epochs": 2,
-    "gradient_steps": 2,
-    "learning_starts": 0,
-}
-"""Sizes, where an algorithm has them."""
-
-
-def learner_of(name):
-    """The learner of an algorithm with its default settings, made small, in a world whose episodes time out."""
-    env, params = envs_jax.make("Debug-Aim-v0" if name == "sac" else "Debug-Match-v0")
-    env, found = EpisodeStatistics(env), algorithm(name)
-    names = {f.name for f in dataclasses.fields(found.config)}
-    config = dataclasses.replace(found.config(), **{n: x for n, x in SMALL.items() if n in names})
-    policy = found.policy(env, params, NetworkConfig(hidden=(8,)), config)
-    return found.make(config, env, params, policy, None)
+from tests.conformance.subjects import online
 
 
 @pytest.fixture(scope="module", params=sorted(ALGORITHMS))
 def learner(request):
-    made = learner_of(request.param)
+    made = online(request.param)
     return dataclasses.replace(made, init=jax.jit(made.init))  # compiled once for all runs
 
 

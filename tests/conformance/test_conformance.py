@@ -11,6 +11,7 @@ import envs_jax
 from envs_jax import testing
 from envs_jax.env import Environment
 from envs_jax.spaces import Box, Discrete
+from tests.conformance.subjects import first_of_each_kind
 
 
 SMALL = [*envs_jax.ids("CartPole"), *envs_jax.ids("Debug-"), "MountainCarContinuous-v0", "FrozenLake-v1"]
@@ -31,16 +32,6 @@ LARGE = [
     "Housekeep-Macro-v0",
     "CrafterText-v1?image=gray&frames=4&pixels=36",
 ]
-
-
-def first_of_each_kind():
-    """The ids of which none before is built by the same code: sizes and counts left out, text looked at once."""
-    found = {}
-    for id in envs_jax.ids():
-        spec = envs_jax.registry.spec(id)
-        text = spec.kwargs.get("text", False)
-        found.setdefault((spec.entry_point, text or spec.kwargs.get("level")), id)
-    return list(found.values())
 
 
 KINDS = first_of_each_kind()
