@@ -164,10 +164,10 @@ def _check(columns: Columns, where: str, present: Iterable[str] = ()) -> None:
     heads = {name.partition(".")[0] for name in columns}
     missing = [name for name in REQUIRED if name not in heads]
     if missing:
-        there = sorted(present or columns)
-        hint = nearest(missing[0], sorted(set(there) - set(REQUIRED)))
+        every = sorted(present or columns)
+        hint = nearest(missing[0], sorted(set(every) - set(REQUIRED)))
         raise DataError(
-            f"{where} has no {', '.join(missing)}{hint}; it has {', '.join(there)[:300] or 'no column'} (name columns "
+            f"{where} has no {', '.join(missing)}{hint}; it has {', '.join(every)[:300] or 'no column'} (name columns "
             "with --data-names OURS=THEIRS, in Python `names`)"
         )
     both = sorted(name for name in columns if name.partition(".")[0] in columns and "." in name)
