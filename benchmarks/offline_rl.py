@@ -72,7 +72,7 @@ def data(count: int, discrete: bool) -> dict[str, np.ndarray]:
 
 
 def learner_of(name: str, count: int, discrete: bool, steps: int) -> tuple[OfflineLearner, Offline]:
-    """Ours, with the defaults and a batch of 256."""
+    """Ours, with the defaults and a batch of 256; discrete BC and BCQ penalise what d3rlpy 2.8.1 does."""
     arrays = {k: jnp.asarray(v) for k, v in data(count, discrete).items()}
     no = jnp.zeros(count, bool)
     x, action, ends = arrays["x"], arrays["action"], arrays["timeouts"]
@@ -80,6 +80,8 @@ def learner_of(name: str, count: int, discrete: bool, steps: int) -> tuple[Offli
     actions = ActionKind(ACTIONS) if discrete else ActionKind.box(-1.0, 1.0, ACTIONS)
     entry = algorithm(name.partition(",")[0])
     config = dataclasses.replace(entry.config(), batch_size=BATCH, gradient_steps=steps)
+    if discrete and hasattr(config, "beta_on"):
+        config = dataclasses.replace(config, beta_on="log_probs")
     method = entry.make(config, actions)
     return make_offline(method, config, made, actions), Offline(method, config)
 

@@ -19,8 +19,11 @@ from llmrl_jax.run.spelling import names_of, names_of_command
 
 ANYWHERE = {"--help", "--help-all", "--debug", "--version", "--hosts.help", "--slurm.help"}
 """Flags of no command in particular."""
-OTHERS = {"--no-deps", "--gpus-per-task", "--ntasks-per-node", "--cpus-per-task", "--field.option"}
-"""Flags of pip and SLURM, and an example."""
+OTHERS = {
+    *("--no-deps", "--gpus-per-task", "--ntasks-per-node", "--cpus-per-task", "--field.option", "--merge"),
+    *("--no-optional-locks", "--error-unmatch", "--abbrev", "--format", "--porcelain"),
+}
+"""Flags of pip, SLURM, llama.cpp and git, and an example."""
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9.-]*[a-z0-9](?![\w\0-]|\.(?:[*\0]|$))")
 
 

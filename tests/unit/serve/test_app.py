@@ -74,7 +74,8 @@ def test_a_conversation_is_what_the_local_model_says(client, served, url):
     ]
     os.environ["SERVE_TEST_KEY"] = KEY
     try:
-        with OpenAIChat(ServerConfig("our/tiny", url, key_variable="SERVE_TEST_KEY", attempts=1)) as remote:
+        config = ServerConfig("our/tiny", url, key_variable="SERVE_TEST_KEY", attempts=1, send_stop=True)
+        with OpenAIChat(config) as remote:
             theirs = remote.complete(requests)
             with pytest.raises(
                 ServerError,
