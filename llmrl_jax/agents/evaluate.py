@@ -1,4 +1,5 @@
-"""Held-out episodes of a policy: whole episodes from fresh resets, greedy or sampled, on the device."""
+"""Held-out episodes of a policy: whole episodes from fresh resets, greedy or sampled, on the device; and those of
+random actions, beside which every evaluation is read."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from envs_jax import tracing
 from envs_jax.env import Environment
 from envs_jax.resets import select
 from llmrl_jax.agents.play import Rows, Step, advance, begin, policy_actor
+from llmrl_jax.agents.random import RandomPolicy, random_policy
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import at_least
 
@@ -57,7 +59,7 @@ class _Loop:
 
 
 def make_evaluator(
-    env: Environment, env_params: Any, policy: Any, *, episodes: int, lanes: int = 128
+    env: Environment, env_params: Any, policy: Any, *, episodes: int, lanes: int = 128, max_steps: int | None = None
 ) -> Callable[..., Episodes]:
     """Build `evaluate(policy_params, frozen, key, *, greedy) -> Episodes` of NumPy arrays.
 
@@ -65,7 +67,8 @@ def make_evaluator(
     `policy`, see `llmrl_jax.agents.contract.Player`; `episodes`, their number; `lanes`, how many are played at once:
     when one ends, the next starts in its lane, so that lanes wait for the longest episode only at the end. `greedy`:
     the mode of the distribution instead of a sample; one compiled program plays either way. It runs in chunks of about
-    `CHUNK_SECONDS`, between which the activity (`llmrl_jax.core.activity`) counts the episodes.
+    `CHUNK_SECONDS`, between which the activity (`llmrl_jax.core.activity`) counts the episodes. `max_steps`: steps
+    after which an episode is truncated, besides the environment's own limit.
 
     Episode `i` uses only `fold_in(key, i)`, for any number of lanes.
     **Raises:** `ValueError` if `episodes` or `lanes` is below 1.
@@ -93,7 +96,7 @@ def make_evaluator(
         def step(taken: tuple[jax.Array, _Loop]) -> tuple[jax.Array, _Loop]:
             t, loop = taken
             # rows that are over are refilled, or not read
-            rows, step = advance(env, env_params, actor, loop.rows, hold=False)
+            rows, step = advance(env, env_params, actor, loop.rows, max_steps, hold=False)
             place = jnp.where(
                 step.ended, loop.episode, episodes
             )  # the index of other rows is out of range, and dropped
@@ -143,6 +146,27 @@ def make_evaluator(
             return jax.device_get(results)
 
     return evaluate
+
+
+def play_random(
+    env: Environment,
+    env_params: Any,
+    key: jax.Array,
+    *,
+    episodes: int,
+    num_actions: int | None = None,
+    max_steps: int | None = None,
+) -> Episodes:
+    """Episodes of uniformly random actions, with the starts of `make_evaluator` for the same key.
+
+    **Arguments:** as for `make_evaluator`; `num_actions`, the number of discrete actions that the compared agent has,
+    by default all of the environment's.
+    **Raises:** `ValueError` for actions without a uniform distribution, see `random_policy`.
+    """
+    policy = RandomPolicy(num_actions) if num_actions else random_policy(env.action_space(env_params))
+    play = make_evaluator(env, env_params, policy, episodes=episodes, max_steps=max_steps)
+    with doing("random actions"):
+        return play((), (), key, greedy=False)
 
 
 def _home(weights: Any) -> Sharding:

@@ -52,11 +52,17 @@ class RandomBox(_Chance):
         return Uniform(low, high), jnp.zeros(rows), carry
 
 
+def drawable(space: Space) -> bool:
+    """Whether actions of a space have a uniform distribution: a discrete space, or a box with finite bounds."""
+    finite = isinstance(space, Box) and bool(np.all(np.isfinite(space.low)) and np.all(np.isfinite(space.high)))
+    return isinstance(space, Discrete) or finite
+
+
 def random_policy(space: Space) -> RandomPolicy | RandomBox:
     """The random agent of a space of actions. **Raises:** `ValueError` for a space that is neither discrete nor a box
     with finite bounds."""
     if isinstance(space, Discrete):
         return RandomPolicy(space.n)
-    if isinstance(space, Box) and np.all(np.isfinite(space.low)) and np.all(np.isfinite(space.high)):
+    if isinstance(space, Box) and drawable(space):
         return RandomBox(space)
     raise ValueError(f"actions are {space}; numbers from 0 on, or a box with finite bounds, can be drawn at random")

@@ -4,7 +4,8 @@ An algorithm is an `OfflineMethod`, one file each (`bc`, `iql`, `td3_bc`, `awac`
 networks, and a gradient step on a batch. All else is here. `make_offline` makes an `OfflineLearner` of a method and
 data, which `llmrl_jax.run.loop.train` runs as any other learner:
 
-* Batches are drawn on the device, uniformly with replacement. With imagined data exactly half of every batch is real.
+* Batches are drawn on the device, uniformly with replacement. With imagined data exactly half of every batch is real;
+  several sets of imagined data have equal parts of the other half.
 * A time-out bootstraps, a terminal state does not: targets are `r + gamma (1 - terminated) V(s')`.
 * Observations are arrays, or dicts of which all parts are flattened; the part `instruction`, an int32, indexes a table
   of sentence vectors, so that no step stores a text.
@@ -15,6 +16,7 @@ data, which `llmrl_jax.run.loop.train` runs as any other learner:
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -49,8 +51,6 @@ from llmrl_jax.rl.offline_data import (
 )
 
 
-SHARES = (1, 1)
-"""Real to imagined steps in a batch."""
 ADAM = optax.scale_by_adam()
 """Adam with b1 0.9, b2 0.999, eps 1e-8, as all references have it."""
 
@@ -135,8 +135,8 @@ class Frozen:
     """What no update changes."""
 
     given: tuple[Transitions, ...]
-    """Prepared data (`llmrl_jax.rl.offline_data.prepared`): real steps, and imagined ones if there are any. Checkpoints
-    do not hold it. Acting does not read it: `replace(given=())`."""
+    """Prepared data (`llmrl_jax.rl.offline_data.prepared`): real steps, and sets of imagined ones. Checkpoints do not
+    hold it. Acting does not read it: `replace(given=())`."""
     table: Any
     """Sentence vectors by instruction, float32 `[K, E]`; `()`: no instructions."""
     mean: jax.Array
@@ -218,7 +218,7 @@ def make_offline(
     data: Transitions,
     actions: ActionKind,
     *,
-    imagined: Transitions | None = None,
+    imagined: Transitions | Sequence[Transitions] | None = None,
     features: Features | None = None,
     table: Any = (),
 ) -> OfflineLearner:
@@ -226,26 +226,28 @@ def make_offline(
 
     **Arguments:** `method`, of the registry's `make`; `config`; `data`, real steps, whose observations are arrays or
     dicts of them; `actions`, see `llmrl_jax.rl.offline_data.actions_of`; `imagined`, steps of the same form, of which
-    half of every batch is then made; `features`, from observations without their instruction, and the number 1 of their
-    batch axes, to `[B, n]` (default: all parts flattened, in the order of their names); `table`, float32 `[K, E]`, the
-    vectors whose rows `obs["instruction"]` numbers.
+    half of every batch is then made, or several sets of them, with equal parts of this half; `features`, from
+    observations without their instruction, and the number 1 of their batch axes, to `[B, n]` (default: all parts
+    flattened, in the order of their names); `table`, float32 `[K, E]`, the vectors whose rows `obs["instruction"]`
+    numbers.
     **Returns:** the learner. Its metrics are those of the method, means over the gradient steps.
     **Raises:** `DataError` for data with numbers that are not finite, of another width or kind than `actions`, with
-    instructions that the table lacks, or imagined data of another form; `ValueError` for a batch that cannot be halved.
+    instructions that the table lacks, or imagined data of another form; `ValueError` for a batch that cannot be
+    divided.
     """
     if not isinstance(table, tuple):
         table = jnp.asarray(table, jnp.float32)
     check_data(data, actions, table, "the data")
-    if imagined is not None:
-        check_same_form(data, imagined, "the imagined data")
-        check_data(imagined, actions, table, "the imagined data")
-        counts(config.batch_size, SHARES)
+    others = [] if imagined is None else [imagined] if isinstance(imagined, Transitions) else list(imagined)
+    for other in others:
+        check_same_form(data, other, "the imagined data")
+        check_data(other, actions, table, "the imagined data")
+    counts(config.batch_size, shares_of(1 + len(others)))
     shape = vectors(jax.tree.map(lambda x: x[:1], data.obs), features).shape
     if len(shape) != 2:
         raise DataError(f"features have the shape {list(shape[1:])}; one axis is needed")
     mean, std = moments(data, features) if config.normalize else (jnp.zeros(shape[1]), jnp.ones(shape[1]))
-    sets = [data] if imagined is None else [data, imagined]
-    given = tuple(prepared(steps, actions, features, mean, std) for steps in sets)
+    given = tuple(prepared(steps, actions, features, mean, std) for steps in (data, *others))
     offline, hparams = Offline(method, config), traced_floats(config)
     frozen = Frozen(given, table, mean, std, tuple(jnp.int32(len(steps)) for steps in given))
     return OfflineLearner(
@@ -259,6 +261,11 @@ def make_offline(
         hparams=hparams,
         start=offline.start,
     )
+
+
+def shares_of(sets: int) -> tuple[int, ...]:
+    """The shares of a batch of a number of sets: real steps have half of it if there are imagined ones."""
+    return (max(1, sets - 1), *(1,) * (sets - 1))
 
 
 def drawn_from(size: jax.Array) -> Source:
@@ -282,16 +289,17 @@ class Offline:
         )
 
     def draw(self, frozen: Frozen, key: jax.Array) -> Int[Array, " B"]:
-        """The indices of a batch; with imagined data its first half are of real steps, its second of imagined ones."""
+        """The indices of a batch; with imagined data its first half are of real steps, its second of imagined ones, set
+        after set."""
         sources, rows = [drawn_from(size) for size in frozen.sizes], self.config.batch_size
-        return sources[0](key, rows) if len(sources) == 1 else mixed(key, rows, sources, SHARES)
+        return sources[0](key, rows) if len(sources) == 1 else mixed(key, rows, sources, shares_of(len(sources)))
 
     def read(self, frozen: Frozen, index: Int[Array, " B"]) -> Batch:
         """The batch of drawn indices."""
         if len(frozen.given) == 1:
             return batch_of(frozen.given[0].take(index), frozen.table)
-        halves = jnp.split(index, [counts(self.config.batch_size, SHARES)[0]])
-        parts = [steps.take(half) for steps, half in zip(frozen.given, halves)]
+        ends = itertools.accumulate(counts(self.config.batch_size, shares_of(len(frozen.given))))
+        parts = [steps.take(some) for steps, some in zip(frozen.given, jnp.split(index, list(ends)[:-1]))]
         return batch_of(jax.tree.map(lambda *x: jnp.concatenate(x), *parts), frozen.table)
 
     def batch(self, frozen: Frozen, key: jax.Array) -> Batch:

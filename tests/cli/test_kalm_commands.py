@@ -14,6 +14,7 @@ import envs_jax
 from envs_jax.clevr import to_published
 from envs_jax.metaworld.instructions import NAMES
 from llmrl_jax.cli.main import main
+from llmrl_jax.core import config as configs
 from llmrl_jax.data.masked import read_published, to_masked, write_masked
 from llmrl_jax.data.parquet import read_parquet, write_parquet
 from llmrl_jax.data.transitions import DataError
@@ -22,6 +23,8 @@ from llmrl_jax.systems.kalm import collecting, grounded, imagining, testing
 from llmrl_jax.systems.kalm.commands import GROUND, IMAGINE, TEST, TRAIN
 from llmrl_jax.systems.kalm.converting import metaworld_goals
 from llmrl_jax.systems.kalm.datasets import get_dataset
+from llmrl_jax.systems.kalm.testing import play_random, rates
+from llmrl_jax.systems.kalm.training import sentence_table
 from llmrl_jax.systems.kalm.worlds import LEVELS, level_of, world_of
 from tests.compile_cache import cached_in
 
@@ -62,9 +65,8 @@ def test_recorded_episodes_begin_and_end_as_they_should(out):
         np.testing.assert_array_equal(after[e, : length - 1], state[e, 1:length])
         goal = np.asarray(data.obs["goal"])[e, 0]
         np.testing.assert_array_equal(world.instructions.goals[int(data.obs["instruction"][e, 0])], goal)
-        _, success = world.rules("real")(
-            goal, state[e, :length], after[e, :length], np.asarray(data.action)[e, :length]
-        )
+        states = np.concatenate([state[e, :length], after[e, length - 1 : length]])
+        _, success = world.rules("real")(goal, states, np.asarray(data.action)[e, :length])
         np.testing.assert_array_equal(success, np.asarray(data.terminated)[e, :length])
 
 
@@ -161,15 +163,39 @@ def test_imagined_episodes_are_what_an_agent_learns_from(out, level, tmp_path, c
     args = ["--data", str(out / "recorded"), "--imagined", str(out / f"imagined-{level}"), "--encoder", "hashed"]
     small = "--steps 4 --bc.gradient-steps 2 --bc.batch-size 8 --bc.hidden 8 --levels real --eval-episodes 4".split()
     assert main(["kalm", "train", *args, *small, *QUIET, *here, "--run.name", "agent"]) == 0
-    assert "real      success" in capsys.readouterr().out
+    shown = capsys.readouterr().out
     tested = json.loads(next((out / "agent").glob("eval-*.json")).read_text())
+    chance = rates(play_random(world, ["real"], 4, 0))
+    assert tested["random"] == configs.to_json(chance) and tested["seed"] == 0
+    line = next(line for line in shown.splitlines() if line.startswith("real "))
+    assert all(f"{found['real']:.3f} [{found['real_low']:.3f}" in line for found in (tested, chance))
     assert tested["episodes"] == 4 and 0 <= tested["real_low"] <= tested["real"] <= tested["real_high"] <= 1
     # the checkpoint plays the same episodes, under the published name of the level
     assert main(["kalm", "test", str(out / "agent"), "--level", "baseline", "--episodes", "4"]) == 0
     again = json.loads((out / "agent" / "test.json").read_text())
-    assert {name: again[name] for name in ("real", "real_low", "real_return")} == {
-        name: tested[name] for name in ("real", "real_low", "real_return")
+    assert {name: again[name] for name in ("real", "real_low", "real_return", "random")} == {
+        name: tested[name] for name in ("real", "real_low", "real_return", "random")
     }
+
+
+def test_an_agent_learns_from_several_levels_with_the_words_of_the_grounded_model(out, capsys):
+    args = ["--data", str(out / "recorded"), "--run.out", str(out), "--grounded", str(out / "model")]
+    for level in ("rephrase", "easy"):
+        size = ["--level", level, "--episodes", "3", "--together", "3", "--run.name", f"few-{level}"]
+        assert main(["kalm", "imagine", *args, *size]) == 0
+    both = ",".join(str(out / f"few-{level}") for level in ("rephrase", "easy"))
+    args = ["--data", str(out / "recorded"), "--imagined", both, "--encoder", str(out / "model"), "--run.out", str(out)]
+    small = "--steps 4 --bc.gradient-steps 2 --bc.batch-size 8 --bc.hidden 8 --levels easy --eval-episodes 4".split()
+    assert main(["kalm", "train", *args, *small, *QUIET, "--run.name", "reader"]) == 0
+    _, made, (state,), _ = testing.load_agents(out / "reader")
+    hashed = sentence_table(made.world, "hashed")
+    vectors = grounded.sentence_vectors(grounded.load(out / "model"), made.world.instructions.texts)
+    np.testing.assert_array_equal(state.frozen.table, np.concatenate([hashed, vectors], axis=1))
+    sets = [collecting.read(out / f"few-{level}", imagined=True)[2] for level in ("rephrase", "easy")]
+    assert [int(size) for size in state.frozen.sizes[1:]] == [int(np.sum(data.length)) for data in sets]
+    odd = ["--bc.batch-size", "10", "--run.name", "odd"]
+    assert main(["kalm", "train", *args, *small[:4], *odd]) != 0
+    assert "cannot be mixed 2:1:1; choose a multiple of 4" in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_agents_learn_in_one_program_and_the_first_records_episodes(out, capsys):
@@ -188,7 +214,7 @@ def test_agents_learn_in_one_program_and_the_first_records_episodes(out, capsys)
     assert main(["kalm", "train", *args, *small, "--seeds", "2"]) == 0
     tested = json.loads(next((out / "cloned").glob("eval-*.json")).read_text())
     assert tested["easy"] == np.mean(tested["easy_agents"]) and len(tested["easy_agents"]) == 2
-    assert "agents " + ", ".join(f"{rate:.3f}" for rate in tested["easy_agents"]) in capsys.readouterr().out
+    assert "(" + ", ".join(f"{rate:.3f}" for rate in tested["easy_agents"]) + ")" in capsys.readouterr().out
     assert main(["kalm", "test", str(out / "cloned"), "--levels", "easy", "--episodes", "64"]) == 0
     again = json.loads((out / "cloned" / "test.json").read_text())
     assert again["easy_agents"] == tested["easy_agents"] and again["easy_low"] == tested["easy_low"]
@@ -245,6 +271,7 @@ def test_a_grounded_model_acts_and_one_with_returns_cannot_imagine(out, capsys):
         assert main(["kalm", "test", str(out / name), *size]) == 0
         tested = json.loads((out / name / "test.json").read_text())
         assert tested["episodes"] == 3 and round(tested["easy"] * 3, 9) in (0, 1, 2, 3)
+        assert tested["random"] == configs.to_json(rates(play_random(world_of("clevr"), ["easy"], 3, 0)))
     args = ["--grounded", str(out / "returns"), "--data", str(out / "recorded"), "--run.out", str(out)]
     assert main(["kalm", "imagine", *args, "--run.name", "wrong"]) != 0
     assert "so that it can act" in capsys.readouterr().err.replace("\n", " ")

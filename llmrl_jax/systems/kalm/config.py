@@ -195,7 +195,8 @@ class TrainRun:
     data: str = field(default="", metadata=FREE)
     """Folder of a run of `llmrl kalm collect`."""
     imagined: str = field(default="", metadata=FREE)
-    """Folder of a run of `llmrl kalm imagine`, of which half of every batch is then made."""
+    """Folder of a run of `llmrl kalm imagine`, of which half of every batch is then made; several, with commas, have
+    equal parts of this half."""
     successes: bool = False
     """Learn only from those imagined episodes that reach their goal by the world's rules, and not from all: behaviour
     cloning copies the others too."""
@@ -203,7 +204,8 @@ class TrainRun:
     """Levels of the test."""
     encoder: str = AUTO
     """Sentence encoder of the instructions: `auto`, MiniLM if it is installed (`make minilm`), else the hashed encoder,
-    which knows equal words only; `hashed`; a name, folder or hub id as in `llmrl lm`. Published: BERT."""
+    which knows equal words only; `hashed`; a name, folder or hub id as in `llmrl lm`; the folder of a run of `llmrl
+    kalm ground`: the last hidden states of the grounded model, beside the hashed words. Published: BERT."""
     steps: int = field(default=500_000, metadata=FREE)
     """Gradient steps, rounded up to whole updates."""
     eval_episodes: int = field(default=500, metadata=FREE)
@@ -226,6 +228,11 @@ class TrainRun:
     def hyper(self) -> Any:
         """The algorithm's configuration."""
         return getattr(self, self.agent)
+
+    @property
+    def imagined_runs(self) -> tuple[str, ...]:
+        """The folders of `imagined`."""
+        return tuple(folder for folder in self.imagined.split(",") if folder)
 
 
 @functools.cache

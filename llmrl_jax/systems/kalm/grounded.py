@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from jax.sharding import Mesh
 from safetensors.numpy import load_file, save_file
 
 from llmrl_jax import lm
+from llmrl_jax.core.activity import doing
 from llmrl_jax.core.files import replacing
 from llmrl_jax.data.transitions import DataError
 from llmrl_jax.lm.narrow import computed
@@ -132,6 +134,37 @@ def save(
         }
         (draft / ABOUT).write_text(json.dumps(about, indent=1) + "\n")
     return out / FOLDER
+
+
+def is_run(folder: str | Path) -> bool:
+    """Whether a folder is a run with a grounded model."""
+    return (Path(folder) / FOLDER / ABOUT).is_file()
+
+
+TOGETHER = 256
+"""Sentences that are read at once."""
+
+
+def sentence_vectors(found: Grounded, texts: Sequence[str]) -> np.ndarray:
+    """Vectors of sentences, float32 `[N, D]`: the mean of the last hidden states over the words, as the model reads
+    them before it acts, each component with mean 0 and deviation 1 over the sentences."""
+    tokens, lengths = patterns.prompts(texts, found.tokenizer)
+    variables = {name: x for name, x in found.variables.items() if name != "slots"}
+
+    @jax.jit
+    def read(variables: Any, tokens: Any, lengths: Any) -> jax.Array:
+        out: Any = found.model.llama.apply(variables, tokens, lengths=lengths, logits=False)
+        valid = (jnp.arange(tokens.shape[1]) < lengths[:, None])[..., None]
+        return jnp.sum(jnp.where(valid, out.hidden.astype(jnp.float32), 0.0), axis=1) / lengths[:, None]
+
+    parts = []
+    with doing("reading sentences with the grounded model", len(texts), "sentences") as activity:
+        for start in range(0, len(texts), TOGETHER):
+            rows = np.arange(start, start + TOGETHER) % len(texts)  # one shape, and one program
+            parts.append(np.asarray(read(variables, tokens[rows], lengths[rows])))
+            activity.done = min(start + TOGETHER, len(texts))
+    vectors = np.concatenate(parts)[: len(texts)]
+    return (vectors - vectors.mean(0)) / np.maximum(vectors.std(0), 1e-6)
 
 
 def load(run: str | Path) -> Grounded:

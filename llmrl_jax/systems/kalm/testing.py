@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,12 +14,13 @@ import numpy as np
 
 from envs_jax.env import innermost
 from envs_jax.wrappers import EpisodeStatistics
+from llmrl_jax.agents import evaluate as evaluating
 from llmrl_jax.agents.evaluate import Episodes, make_evaluator
-from llmrl_jax.agents.random import random_policy
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import COUNT, check_seed, in_interval
 from llmrl_jax.run.checkpoint import Checkpoints
+from llmrl_jax.run.report.figures import text_table
 from llmrl_jax.run.report.statistics import mean_rate, wilson
 from llmrl_jax.run.resumption import saved_updates
 from llmrl_jax.run.rl_training import RLRun, make as make_rl, settings_class as rl_settings_class
@@ -26,9 +28,11 @@ from llmrl_jax.systems.kalm import grounded
 from llmrl_jax.systems.kalm.acting import make_player
 from llmrl_jax.systems.kalm.config import GroundRun, TrainRun, settings_class
 from llmrl_jax.systems.kalm.training import Made, make
-from llmrl_jax.systems.kalm.worlds import LEVELS, World, level_of
+from llmrl_jax.systems.kalm.worlds import LEVELS, World, level_of, world_of
 
 
+RANDOM = "random"
+"""Random actions, in results."""
 HELD_OUT = 0xCA1
 """Folded into the seed for test episodes."""
 
@@ -52,39 +56,48 @@ def rates(*agents: Mapping[str, Episodes]) -> dict[str, Any]:
     return found
 
 
+def judged(world: World, agents: Sequence[Mapping[str, Episodes]], episodes: int, seed: int) -> dict[str, Any]:
+    """The rates of agents, see `rates`, and those of random actions in the same episodes, as `random`.
+
+    **Arguments:** `agents`, the episodes of each; `episodes`, of each level; `seed`, of the episodes.
+    """
+    return {**rates(*agents), RANDOM: rates(play_random(world, list(agents[0]), episodes, seed))}
+
+
 def show(found: Mapping[str, Any], levels: Sequence[str]) -> None:
-    """Print rates."""
+    """Print rates beside those of random actions."""
+    rows = [["success", "agent", RANDOM]]
     for level in levels:
         own = ", ".join(f"{rate:.3f}" for rate in found.get(f"{level}_agents", ()))
-        print(
-            f"{level:<9} success {found[level]:.3f} [{found[level + '_low']:.3f}, {found[level + '_high']:.3f}]"
-            + (f"  agents {own}" if own else "")
-        )
+        rows.append([level, _interval(found, level) + (f" ({own})" if own else ""), _interval(found[RANDOM], level)])
+    print(text_table(rows))
+
+
+def _interval(found: Mapping[str, Any], level: str) -> str:
+    return f"{found[level]:.3f} [{found[level + '_low']:.3f}, {found[level + '_high']:.3f}]"
 
 
 def play(made: Made, agents: Sequence[Any], levels: Sequence[str], episodes: int, seed: int) -> list[dict]:
     """Each agent's episodes of levels, with its greedy actions. **Arguments:** `agents`, their states."""
     played: list[dict[str, Episodes]] = [{} for _ in agents]
     for level in levels:
-        run = _player(made.world, level, made.policy, episodes, seed, greedy=True)
+        env = EpisodeStatistics(made.world.make(level))
+        run = make_evaluator(env, env.default_params, made.policy, episodes=episodes)
         for one, state in zip(played, agents, strict=True):
-            one[level] = run(state.params, state.frozen.replace(given=()))
+            one[level] = run(state.params, state.frozen.replace(given=()), test_key(seed), greedy=True)
     return played
 
 
 def play_random(world: World, levels: Sequence[str], episodes: int, seed: int) -> dict[str, Episodes]:
-    """Episodes of levels with random actions: the floor."""
-    actions = world.make(LEVELS[0])
-    policy = random_policy(actions.action_space(actions.default_params))
-    return {level: _player(world, level, policy, episodes, seed, greedy=False)((), ()) for level in levels}
+    """Episodes of levels with random actions, which begin as those of agents do."""
+    return {level: _random(world.name, level, episodes, seed) for level in levels}
 
 
-def _player(
-    world: World, level: str, policy: Any, episodes: int, seed: int, *, greedy: bool
-) -> Callable[[Any, Any], Episodes]:
-    env = EpisodeStatistics(world.make(level))
-    run = make_evaluator(env, env.default_params, policy, episodes=episodes)
-    return lambda params, frozen: run(params, frozen, test_key(seed), greedy=greedy)
+@functools.cache
+def _random(world: str, level: str, episodes: int, seed: int) -> Episodes:
+    # once for all agents of a process: it depends on no agent
+    env = EpisodeStatistics(world_of(world).make(level))
+    return evaluating.play_random(env, env.default_params, test_key(seed), episodes=episodes)
 
 
 def load_agents(folder: Path) -> tuple[TrainRun, Made, list[Any], int]:
@@ -168,9 +181,10 @@ def check_kind(folder: Path, *wanted: str) -> str:
 def test_run(
     folder: Path, *, levels: Sequence[str] = LEVELS, episodes: int = 500, together: int = 64, seed: int = 0
 ) -> dict[str, Any]:
-    """Play an agent on levels, print its success, and write `test.json` to its folder. **Returns:** its contents.
+    """Play an agent on levels, print its success beside that of random actions, and write `test.json` to its folder.
 
     **Arguments:** `folder`, of a run; `episodes`, of each level; `together`, those that a grounded model plays at once.
+    **Returns:** the contents of the file.
     **Raises:** `ValueError` for an unknown level, numbers out of range, and a run of another command;
     `FileNotFoundError`; what `load_agents` and `grounded.load` raise.
     """
@@ -181,11 +195,12 @@ def test_run(
     kind = check_kind(folder, TrainRun.KIND, GroundRun.KIND)
     if kind == TrainRun.KIND:
         _, made, agents, update = load_agents(folder)
-        played = play(made, agents, levels, episodes, seed)
+        played, world = play(made, agents, levels, episodes, seed), made.world
     else:
         found, update = grounded.load(folder), -1
+        world = found.world
         played = [{level: make_player(found, level, episodes, together)(test_key(seed)) for level in levels}]
-    results = {"seed": seed, "episodes": episodes, **rates(*played)}
+    results = {"seed": seed, "episodes": episodes, **judged(world, played, episodes, seed)}
     results |= {"update": update} if update >= 0 else {}
     show(results, levels)
     configs.save_config(results, folder / "test.json")

@@ -13,12 +13,13 @@ import numpy as np
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.activity import doing
 from llmrl_jax.data.transitions import DataError, Trajectories, Transitions, to_transitions
-from llmrl_jax.lm.encoder_names import make_encoder, resolved
+from llmrl_jax.lm.encoder_names import HASHED, make_encoder, resolved
 from llmrl_jax.rl.offline import OfflineLearner, OfflinePolicy, make_offline, member, several
 from llmrl_jax.rl.offline_data import actions_of
 from llmrl_jax.rl.registry import algorithm
 from llmrl_jax.run.folder import opened, write_summary
 from llmrl_jax.run.loop import RunResult, train as run_training
+from llmrl_jax.systems.kalm import grounded
 from llmrl_jax.systems.kalm.collecting import read
 from llmrl_jax.systems.kalm.config import TrainRun
 from llmrl_jax.systems.kalm.worlds import GOAL, LEVELS, STATE, World
@@ -53,11 +54,27 @@ def state_of(obs: Any, batch_dims: int = 1) -> jax.Array:
 
 def sentence_table(world: World, encoder: str) -> np.ndarray:
     """The vectors of all sentences, float32 `[I, E]`, of length `sqrt(E)`: of length 1, as encoders give them, their
-    components would be too small beside the state's for a network to learn from."""
+    components would be too small beside the state's for a network to learn from. **Arguments:** `encoder`, see
+    `TrainRun.encoder`.
+
+    **Raises:** what `make_encoder` and `grounded.load` raise; `DataError` for a model of another world.
+    """
+    if grounded.is_run(encoder):
+        return _grounded_table(world, encoder)
     made = make_encoder(encoder)
     with doing(f"embedding {len(world.instructions.texts)} sentences with {made.name}"):
         table = np.asarray(made.encode_texts(world.instructions.texts), np.float32)
     return table * np.sqrt(np.float32(table.shape[1]))
+
+
+def _grounded_table(world: World, run: str) -> np.ndarray:
+    """The vectors of a grounded model, beside those of the hashed words: the model has learned what words of the data
+    mean, but words that it cannot tell apart may mean different things, as those of levels that no data show."""
+    found = grounded.load(run)
+    if found.world.name != world.name:
+        raise DataError(f"{run} was grounded in {found.world.name!r}, and the data are of {world.name!r}")
+    vectors = grounded.sentence_vectors(found, world.instructions.texts)
+    return np.concatenate([sentence_table(world, HASHED), vectors], axis=1)
 
 
 def steps_of(data: Trajectories) -> Transitions:
@@ -100,9 +117,7 @@ def make(config: TrainRun) -> Made:
         raise ValueError("data is empty: give the --data folder of `llmrl kalm collect`")
     with doing("reading the data"):
         world, _, data = read(config.data)
-        imagined = None
-        if config.imagined:
-            imagined = steps_of(imagined_of(config.imagined, world, successes=config.successes))
+        imagined = [steps_of(imagined_of(folder, world, successes=config.successes)) for folder in config.imagined_runs]
     env = world.make(LEVELS[0])
     steps = steps_of(data)
     actions = actions_of(steps, env.action_space(env.default_params), env.id)
@@ -122,6 +137,7 @@ def train(config: TrainRun) -> RunResult:
     """
     config = type(config)(**{**vars(config), "encoder": resolved(config.encoder)})  # a run goes on with its own
     made = make(config)
+    imagined = ", ".join(Path(folder).name for folder in config.imagined_runs)
     with opened(config.run, f"kalm-{config.agent}") as folder:
         result = run_training(
             made.program,
@@ -129,14 +145,16 @@ def train(config: TrainRun) -> RunResult:
             num_updates=-(-config.steps // made.learner.steps_per_update),
             full_config=config,
             folder=folder,
-            title=f"{config.agent}, {Path(config.imagined).name or 'no imagined episodes'}",
+            title=f"{config.agent}, {imagined or 'no imagined episodes'}",
         )
         values: dict[str, Any] = {"steps": result.steps, **result.facts("gradient steps")}
         if not result.stopped:
             from llmrl_jax.systems.kalm import testing  # which loads what this module makes
 
             agents = made.agents(result.state)
-            found = testing.rates(*testing.play(made, agents, config.levels, config.eval_episodes, config.run.seed))
+            episodes, seed = config.eval_episodes, config.run.seed
+            played = testing.play(made, agents, config.levels, episodes, seed)
+            found = testing.judged(made.world, played, episodes, seed)
             about = {
                 "agent": config.agent,
                 "imagined": config.imagined,

@@ -14,7 +14,7 @@ from envs_jax.spaces import Box, Discrete
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.agents import demonstrations, evaluate
 from llmrl_jax.agents.contract import Baseline
-from llmrl_jax.agents.evaluate import make_evaluator
+from llmrl_jax.agents.evaluate import make_evaluator, play_random
 from llmrl_jax.agents.play import Actor, advance, begin
 from llmrl_jax.agents.population import episode_keys, make_population_evaluator
 from llmrl_jax.agents.recording import make_recorder, record_episode
@@ -162,6 +162,26 @@ def test_a_policy_without_an_estimate_gives_none():
         estimate = None
 
     assert make_evaluator(SEEN, None, Silent(), episodes=2)(PARAMS, (), KEY, greedy=True).estimate is None
+
+
+def test_random_actions_beside_a_plain_loop():
+    """The starts of the evaluator; the actions of the agent alone; and an end after three steps."""
+    for actions, most in ((None, None), (1, 3)):
+        played = play_random(SEEN, None, KEY, episodes=9, num_actions=actions, max_steps=most)
+        count = actions or SEEN.action_space(None).n
+        for i in range(9):
+            reset_key, step_key = jax.random.split(jax.random.fold_in(KEY, i))
+            reset, step, _ = programs()
+            obs, state = reset(reset_key, None)
+            total, length, over = 0.0, 0, False
+            while not over:
+                act_key, world_key = jax.random.split(jax.random.fold_in(step_key, length))
+                action = Categorical(jnp.zeros((1, count))).sample(act_key)[0]
+                obs, state, reward, terminated, truncated, info = step(world_key, state, action, None)
+                total, length = total + float(reward), length + 1
+                over = bool(terminated | truncated) or length == most
+            assert (played.episode_length[i], played.episode_return[i]) == (length, pytest.approx(total, abs=1e-5))
+    assert set(played.episode_length.tolist()) == {3}  # action 0 alone goes nowhere
 
 
 def test_evaluation_needs_an_episode():

@@ -76,6 +76,18 @@ def test_half_of_every_batch_is_imagined():
     assert len(np.unique(np.asarray(batches.obs[:, 4:]).round(5))) > 97  # not always the same imagined ones
 
 
+def test_sets_of_imagined_steps_have_equal_parts_of_half_a_batch():
+    """However different their sizes are: 4, 2 and 2 of 8."""
+    real, *others = (steps(size, reward=jnp.full(size, float(size))) for size in (5, 97, 3))
+    learner = make_offline(Seen(), SEEN, real, WIDE, imagined=others)
+    offline, state = Offline(Seen(), SEEN), learner.init(jax.random.key(0))
+    batches = jax.jit(jax.vmap(lambda key: offline.batch(state.frozen, key)))(jax.random.split(jax.random.key(1), 20))
+    np.testing.assert_array_equal(batches.reward, np.tile([5, 5, 5, 5, 97, 97, 3, 3], (20, 1)))
+    assert len(np.unique(np.asarray(batches.obs[:, 4:6]).round(5))) > 97
+    with pytest.raises(ValueError, match="a batch of 6 cannot be mixed 2:1:1; choose a multiple of 4"):
+        make_offline(Seen(), replace(SEEN, batch_size=6), real, WIDE, imagined=others)
+
+
 def test_what_is_learned_does_not_depend_on_how_steps_are_grouped():
     """Two updates of three gradient steps, and six updates of one, draw the same batches."""
     totals = []
