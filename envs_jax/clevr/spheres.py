@@ -193,7 +193,7 @@ class PhysicsSpheres(Physics):
         upper = np.arange(BALLS)[:, None] < np.arange(BALLS + 1)
         aside = np.array([1.0, 0.0, 0.0])[:, None, None, None] * np.where(upper, 1.0, -1.0)[..., None]
         planes = [
-            (np.broadcast_to(-n[:, None, None], place.shape), jnp.tensordot(n, place, 1, precision=jax.lax.Precision.HIGHEST) + c)
+            (np.broadcast_to(-n[:, None, None], place.shape), jnp.tensordot(n, place, 1, precision="highest") + c)
             for n, c in zip(np.array(self.equations.normals), self.equations.offsets, strict=True)
         ]
 

@@ -99,7 +99,7 @@ class Acrobot(Environment[AcrobotState, AcrobotParams]):
         return speed_1, speed_2, change_1, change_2
 
     def step(self, key, state, action, params):
-        torque = (action - 1) * params.torque
+        torque = jnp.asarray(action - 1, jnp.float32) * params.torque
         if self.torque_noise_max:
             bound = self.torque_noise_max
             torque = torque + jax.random.uniform(key, (), jnp.float32, -bound, bound)

@@ -215,7 +215,7 @@ class Corridor(Environment[DebugState, DebugParams]):
         return (
             self._observe(cell),
             state,
-            there.astype(jnp.float32) - self.COST * onward,
+            there.astype(jnp.float32) - self.COST * onward.astype(jnp.float32),
             there,
             ~there & (state.time >= params.length),
             {"success": there},

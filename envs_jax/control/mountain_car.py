@@ -110,7 +110,7 @@ class MountainCar(_Valley):
         return MountainCarParams(goal_velocity=self.goal_velocity)
 
     def step(self, key, state, action, params):
-        state, terminated, truncated = self._drive(state, action - 1, params)
+        state, terminated, truncated = self._drive(state, jnp.asarray(action - 1, jnp.float32), params)
         return state.physics, state, jnp.float32(-1), terminated, truncated, {}
 
     def action_space(self, params):

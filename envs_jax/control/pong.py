@@ -82,9 +82,9 @@ class Pong(Environment[PongState, PongParams]):
     def step(self, key, state, action, params):
         own, other, x, y, dx, dy = (state.game[i] for i in range(6))
         lowest = HEIGHT - PADDLE_HEIGHT
-        move = jnp.where(action == 0, -1.0, jnp.where(action == 1, 1.0, 0.0))
+        move = jnp.where(action == 0, -1.0, jnp.where(action == 1, 1.0, 0.0)).astype(jnp.float32)
         own = jnp.clip(own + move * params.paddle_speed, 0, lowest)
-        follow = jnp.where(other + PADDLE_HEIGHT / 2 < y, 1.0, -1.0)
+        follow = jnp.where(other + PADDLE_HEIGHT / 2 < y, 1.0, -1.0).astype(jnp.float32)
         other = jnp.clip(other + follow * params.paddle_speed, 0, lowest)
 
         x, y = x + dx, y + dy

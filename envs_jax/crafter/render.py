@@ -90,7 +90,7 @@ def _lit(
     shown = []
     for channel, night, tint in zip(clear, noisy, NIGHT):
         faded = (luma + np.float32(0.4) * (night - luma)).astype(jnp.int32)
-        night_channel = 0.5 * faded + np.float32(0.5 * tint)
+        night_channel = np.float32(0.5) * faded + np.float32(0.5 * tint)
         shown.append((daylight * channel + (1 - daylight) * night_channel).astype(jnp.int32))
     gray = _luma(shown)
     asleep = [(gray + tint) >> 1 for tint in SLEEP]

@@ -114,8 +114,8 @@ def _wish(near: jax.Array, bits: jax.Array, player: jax.Array) -> Wish:
     # skeletons step back from a player nearby, else shoot, come closer or wander: one number decides which
     retreats = skeleton & (away <= 3)
     back_x, back_y = _toward(-dx, -dy, axis < 0.6)
-    shoot = jnp.where(away <= 5, 0.5, 0.0)
-    come = jnp.where(away <= 8, 0.3, 0.0) * (1 - shoot) + shoot
+    shoot = jnp.where(away <= 5, 0.5, 0.0).astype(jnp.float32)
+    come = jnp.where(away <= 8, 0.3, 0.0).astype(jnp.float32) * (1 - shoot) + shoot
     wander = 0.2 * (1 - come) + come
     shoots = skeleton & (chance < shoot)
     comes = skeleton & ~shoots & (chance < come)

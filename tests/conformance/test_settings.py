@@ -90,6 +90,10 @@ def test_worlds_trace(id, setting):
         assert types(jax.eval_shape(play, jax.random.key(0))) == types(plain)
 
 
+CHEAP = ("CartPole-v1", "MountainCar-v0", "Pendulum-v1", "Acrobot-v1", "NavigationTrack-v0", "Pong-v0", "Taxi-v3")
+"""Worlds that compile in a second; beside toy text and the debug worlds, which are like them."""
+
+
 def over_devices(function: Callable[..., Any], *, rows: Any, out: Any = None) -> Callable[..., Any]:
     """A function of rows under `jax.shard_map` as it is by default, over two devices, beside an axis unused."""
     auto = (jax.sharding.AxisType.Auto,) * 2
@@ -118,6 +122,16 @@ def test_rows_of_shard_map_are_those_of_vmap(id):
     reset = jax.vmap(lambda key: env.reset(key, params)[0])
     whole, split = jax.jit(reset)(keys), over_devices(reset, rows=rows)(keys)
     jax.tree.map(np.testing.assert_array_equal, split, whole)
+
+
+@pytest.mark.parametrize("id", [id if id in CHEAP else pytest.param(id, marks=pytest.mark.slow) for id in KINDS])
+def test_worlds_play_the_same_under_x64(id):
+    """Bit for bit."""
+    narrow = jax.jit(steps(id))(jax.random.key(1))
+    with jax.enable_x64(True):
+        wide = jax.jit(steps(id))(jax.random.key(1))
+    for x, y in zip(jax.tree.leaves(narrow), jax.tree.leaves(wide), strict=True):
+        np.testing.assert_array_equal(bits(x), bits(y))
 
 
 def program(function: Callable[..., Any], *args: Any) -> str:
