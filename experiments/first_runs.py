@@ -41,6 +41,8 @@ class Experiment:
 
     system: Literal["kalm", "bkrl"] = "kalm"
     """The system."""
+    prefix: str = ""
+    """What starts each command, as `taskset -c 0`."""
     out: str = "runs/first_runs"
     """Folder of the runs and of the results."""
 
@@ -60,10 +62,10 @@ def commands_of(system: str, text: str) -> list[str]:
     return chosen[0]
 
 
-def timed(line: str, folder: Path) -> dict[str, Any]:
+def timed(line: str, folder: Path, prefix: str) -> dict[str, Any]:
     """Run a command in a folder. **Returns:** it, and its seconds: by the clock, and of all processors."""
     before, began = os.times(), time.monotonic()
-    program = [sys.executable, "-m", "llmrl_jax", *shlex.split(line)[1:]]
+    program = [*shlex.split(prefix), sys.executable, "-m", "llmrl_jax", *shlex.split(line)[1:]]
     subprocess.run(program, cwd=folder, env={**os.environ, "LLMRL_COMPILATION_CACHE": "off"}, check=True)
     after = os.times()
     spent = after.children_user + after.children_system - before.children_user - before.children_system
@@ -97,9 +99,9 @@ def main() -> None:
     folder.mkdir(parents=True)
     lines = commands_of(x.system, README.read_text())
     stamp, machine = info.stamp("experiments"), info.machine()
-    ran = [timed(line, folder) for line in lines]
+    ran = [timed(line, folder, x.prefix) for line in lines]
     record = {
-        "command": command(Path(__file__).name, x),
+        "command": command(Path(__file__).name, x, ("out", "prefix")),
         "date": datetime.date.today().isoformat(),
         **stamp,
         "machine": machine,
