@@ -34,7 +34,7 @@ def _is_misspelled(name: str, right: str) -> bool:
     """Whether one edit for every four characters, at most 3, makes `right` of `name`, or its beginning."""
     limit = min(3, max(1, max(len(name), len(right)) // 4))
     whole, start = _edits(name, right)
-    return whole <= limit or len(name) >= 4 and start <= min(limit, len(name) // 4 - 1)
+    return whole <= limit or len(name) >= 3 and start <= min(limit, max(0, len(name) // 4 - 1))
 
 
 def _edits(name: str, right: str) -> tuple[int, int]:
