@@ -19,6 +19,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import jax
@@ -251,7 +252,7 @@ def make_offline(
     offline, hparams = Offline(method, config), traced_floats(config)
     frozen = Frozen(given, table, mean, std, tuple(jnp.int32(len(steps)) for steps in given))
     return OfflineLearner(
-        lambda key: offline.start(key, frozen, hparams),
+        partial(offline.start, frozen=frozen, hparams=hparams),
         offline.update,
         config.gradient_steps,
         unit="gradient steps",

@@ -16,7 +16,8 @@ import tyro
 import envs_jax
 from envs_jax.env import Environment
 from envs_jax.wrappers import EpisodeStatistics
-from llmrl_jax.agents.evaluate import Episodes, make_evaluator
+from llmrl_jax.agents.evaluate import Episodes, make_evaluator, play_random
+from llmrl_jax.agents.random import drawable
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.checks import COUNT, STEPS, fields_in
 from llmrl_jax.core.config import FREE
@@ -30,6 +31,9 @@ from llmrl_jax.run.folder import opened, write_summary
 from llmrl_jax.run.loop import RunResult, train as run_training
 from llmrl_jax.run.report.statistics import mean_interval, wilson
 
+
+RANDOM = "random"
+"""Random actions, among the ways of acting."""
 
 ALGO_HELP = f"Algorithm: {', '.join(sorted(ALGORITHMS))}; on recorded steps: {', '.join(sorted(OFFLINE))}."
 
@@ -137,19 +141,31 @@ def evaluation(made: Made, episodes: int) -> Callable[[Any, jax.Array], dict[str
     """
     assert made.env is not None
     play = make_evaluator(made.env, made.env_params, made.policy, episodes=episodes)
-    succeeds = "success" in step_info(made.env, made.env_params)
+    succeeds = _succeeds(made)
 
     def evaluate(state: Any, key: jax.Array) -> dict[str, float]:
         metrics: dict[str, float] = {}
         for name, greedy in (("sampled", False), ("greedy", True)):
-            outcome = play(state.params, state.frozen, key, greedy=greedy)
-            metrics |= {f"{name}/{what}": value for what, value in _summary(outcome, succeeds).items()}
+            metrics |= _summary(name, play(state.params, state.frozen, key, greedy=greedy), succeeds)
         return metrics
 
     return evaluate
 
 
-def _summary(episodes: Episodes, succeeds: bool) -> dict[str, float]:
+def random_evaluation(made: Made, episodes: int, key: jax.Array) -> dict[str, float]:
+    """The summary of random actions in the episodes that `evaluation` plays with the same key, named as its summary is;
+    empty where actions have no uniform distribution."""
+    assert made.env is not None
+    if not drawable(made.env.action_space(made.env_params)):
+        return {}
+    return _summary(RANDOM, play_random(made.env, made.env_params, key, episodes=episodes), _succeeds(made))
+
+
+def _succeeds(made: Made) -> bool:
+    return "success" in step_info(made.env, made.env_params)  # type: ignore[arg-type]
+
+
+def _summary(way: str, episodes: Episodes, succeeds: bool) -> dict[str, float]:
     known = {
         "episode_return": mean_interval(episodes.episode_return),
         "episode_length": mean_interval(episodes.episode_length),
@@ -157,12 +173,12 @@ def _summary(episodes: Episodes, succeeds: bool) -> dict[str, float]:
     if succeeds:
         known["success"] = wilson(int(np.sum(episodes.success)), int(np.size(episodes.success)))
     ends = (("", "mean"), ("_low", "low"), ("_high", "high"))
-    return {f"{name}{end}": float(getattr(x, part)) for name, x in known.items() for end, part in ends}
+    return {f"{way}/{name}{end}": float(getattr(x, part)) for name, x in known.items() for end, part in ends}
 
 
 def train(config: RLRun) -> RunResult:
-    """Train, evaluate greedy and sampled actions, and write the run to its folder, with `eval-UPDATE.json`. An offline
-    run without a world is not evaluated.
+    """Train, evaluate greedy and sampled actions beside random ones, and write the run to its folder, with
+    `eval-UPDATE.json`. An offline run without a world is not evaluated.
 
     **Arguments:** `config`, an instance of `settings_class(algo)`.
     **Returns:** how it ended. **Raises:** what `make` and `llmrl_jax.run.loop.train` raise.
@@ -183,7 +199,7 @@ def train(config: RLRun) -> RunResult:
         values: dict[str, Any] = {"steps": result.steps, **result.facts()}
         if evaluate is not None and not result.stopped:
             key = jax.random.fold_in(jax.random.key(config.run.seed), 0x4E1D)  # held-out episodes
-            metrics = evaluate(result.state, key)
+            metrics = evaluate(result.state, key) | random_evaluation(made, config.eval_episodes, key)
             values |= metrics
             about = {"update": result.update, "env": config.env, "episodes": config.eval_episodes}
             configs.save_config({**about, **metrics}, folder / f"eval-{result.update}.json")
@@ -195,9 +211,9 @@ def train(config: RLRun) -> RunResult:
 
 
 def table(found: dict[str, float], episodes: int) -> str:
-    """The results of `evaluation` as a table, with a line for each way of acting."""
+    """The results of `evaluation` and `random_evaluation` as a table, with a line for each way of acting."""
     lines = [f"{episodes} held-out episodes each, with 95% intervals:"]
-    for way in ("sampled", "greedy"):
+    for way in ("sampled", "greedy", *([RANDOM] if f"{RANDOM}/episode_return" in found else [])):
         cells = [f"{way:<8}"]
         for name, label in (("episode_return", "return"), ("episode_length", "length"), ("success", "success")):
             if f"{way}/{name}" in found:

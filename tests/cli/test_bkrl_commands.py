@@ -101,6 +101,8 @@ def test_ppo_learns_with_a_potential(whole, out):
     assert json.loads((out / "whole" / "summary.json").read_text())["potential_model"] == model
     found = json.loads((out / "whole" / "eval-4.json").read_text())["agent"]
     assert 0 <= found["greedy/success_low"] <= found["greedy/success"] <= found["greedy/success_high"] <= 1
+    assert found["random/success_low"] <= found["random/success"] <= found["random/success_high"]
+    assert {line.split()[0] for line in (out / "said.txt").read_text().splitlines()} >= {"sampled", "greedy", "random"}
 
 
 @pytest.mark.slow

@@ -62,7 +62,9 @@ def test_a_run_leaves_everything_in_its_folder(run, capsys):
     assert summary["steps"] == 96 and summary["suggestions"]["asked"] > 0 and summary["suggestions"]["malformed"] == 0
     assert summary["chat"]["calls"] == summary["suggestions"]["asked"]
     assert (run / "chat.jsonl").exists() and len(lines(run)) == 6
-    found = json.loads((run / "eval-6.json").read_text())["agent"]
+    written = json.loads((run / "eval-6.json").read_text())
+    found, chance = written["agent"], written["random"]
+    assert chance.keys() == found.keys() and summary["random"] == chance
     assert found["episodes"] == 4 and 0 <= found["achievements"] <= 3
     assert {"score", "unlocked/collect_wood", "suggested/good", "paid/nonsensical"} <= set(found)
 

@@ -13,6 +13,7 @@ import pytest
 import yaml
 from jax.experimental.compilation_cache import compilation_cache
 
+from llmrl_jax.agents.evaluate import play_random
 from llmrl_jax.cli.main import main
 from llmrl_jax.core import activity
 from llmrl_jax.core.config import save_config
@@ -22,6 +23,7 @@ from llmrl_jax.run.loop import RunResult
 from llmrl_jax.systems.glam import demo as _glam_prior, training
 from llmrl_jax.systems.glam.prior import PriorConfig
 from llmrl_jax.systems.glam.reading import ReadingConfig
+from llmrl_jax.systems.glam.runs import HELD_OUT
 from llmrl_jax.systems.glam.settings import TrainConfig
 from tests.glam import TINY
 
@@ -124,11 +126,16 @@ def test_evaluation_reports_both_ways_of_acting_with_intervals(run, capsys, monk
     assert written["greedy"]["success_low"] <= written["greedy"]["success"] <= written["greedy"]["success_high"]
     assert (run / "episode.gif").stat().st_size > 1000 and f"The episode is in {run / 'episode.gif'}" in said
     written.pop("kind", None)
+    key = jax.random.fold_in(jax.random.key(0), HELD_OUT)
+    agent = loaded[1]
+    count = agent.config.num_actions
+    chance = play_random(agent.env, agent.env_params, key, episodes=12, num_actions=count)
+    assert written["random"]["success"] == chance.success.mean() and "\nrandom" in said
     rates = {True: written["greedy"], False: written["sampled"]}
     monkeypatch.setattr(training, "evaluation", lambda agent, episodes: lambda state, key, greedy: rates[greedy])
     assert main(["glam", "eval", str(run), "--episodes", "12", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
-    assert printed["sampled"] == written["sampled"] and printed["greedy"] == written["greedy"]
+    assert all(printed[way] == written[way] for way in ("sampled", "greedy", "random"))
     assert (printed["run"], printed["episodes"], printed["update"]) == (str(run), 12, written["update"])
 
 

@@ -44,6 +44,11 @@ def test_a_run_its_pictures_and_its_resumption(tmp_path, capsys, monkeypatch):
     summary = json.loads((folder / "summary.json").read_text())
     assert [s["task"] for s in summary["searches"]] == ["nim", "nim", "cartpole", "cartpole"]
     assert all(s["candidates"] == 4 and s["episodes"] == 8 for s in summary["searches"])
+    # nim pays -1, 0 or 1; cartpole is cut off after 20 steps, and random actions keep it up for a while
+    chance = [s["random"] for s in summary["searches"]]
+    assert all(-1 <= x <= 1 for x in chance[:2]) and all(8 <= x <= 20 for x in chance[2:])
+    table = next(line for line in said.splitlines() if line.startswith("cartpole ") and "+-" in line)
+    assert f"{chance[2]:.2f} +- {summary['searches'][2]['random_standard_error']:.2f}" in table
     for file in ("curves.png", "nim-0/parameters.png", "nim-0/episode.gif", "cartpole-1/log.jsonl", "chat.jsonl"):
         assert (folder / file).stat().st_size > 0
     with monkeypatch.context() as patched:  # what is finished is not judged once more

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 
+import jax
 import pytest
 
+import envs_jax
+from envs_jax.wrappers import EpisodeStatistics
+from llmrl_jax.agents.evaluate import play_random
 from llmrl_jax.cli.main import main
 from llmrl_jax.core.config import load_config
 from llmrl_jax.rl.dqn_config import DQNConfig
@@ -34,6 +38,11 @@ def test_a_run_is_kept_evaluated_and_resumed(tmp_path, capsys):
     assert (config.KIND, config.algo, config.hyper.gamma, config.network.dueling) == ("rl train", "dqn", 0.5, True)
     found = json.loads((folder / "eval-2.json").read_text())
     assert found["greedy/episode_return_low"] <= found["greedy/episode_return"] <= found["greedy/episode_return_high"]
+    env, env_params = envs_jax.make("Taxi-v3")
+    key = jax.random.fold_in(jax.random.key(0), 0x4E1D)
+    chance = play_random(EpisodeStatistics(env), env_params, key, episodes=6)
+    assert found["random/episode_return"] == pytest.approx(chance.episode_return.mean())
+    assert f"\nrandom    return {chance.episode_return.mean():.2f} [" in out
     assert main(["rl", "train", "--run.resume", str(folder), "--steps", "48"]) == 0
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["update"] for line in lines] == [1, 2, 3] and (folder / "eval-3.json").exists()

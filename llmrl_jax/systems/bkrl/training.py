@@ -17,7 +17,7 @@ from llmrl_jax.rl.rnd import RND
 from llmrl_jax.rl.shaping import OfObservation, Shaping
 from llmrl_jax.run.folder import opened, write_summary
 from llmrl_jax.run.loop import RunResult, train as run_training
-from llmrl_jax.run.rl_training import Made, evaluation
+from llmrl_jax.run.rl_training import Made, evaluation, random_evaluation, table
 from llmrl_jax.systems.bkrl import collected, manifest as manifests
 from llmrl_jax.systems.bkrl.agent import make_features, make_policy, make_world, playable, seen_parts
 from llmrl_jax.systems.bkrl.artifacts import load_potential
@@ -69,7 +69,7 @@ def make_potential(config: TrainRun, env: Environment) -> Any:
 
 
 def train(config: TrainRun) -> RunResult:
-    """Train, evaluate, and write the run to its folder, with `eval-UPDATE.json`.
+    """Train, evaluate beside random actions, and write the run to its folder, with `eval-UPDATE.json`.
 
     **Returns:** how it ended. **Raises:** what `make` and `llmrl_jax.run.loop.train` raise.
     """
@@ -92,16 +92,12 @@ def train(config: TrainRun) -> RunResult:
         )
         values |= {"steps": result.steps, **result.facts()}
         if not result.stopped:
-            found = evaluate(result.state, jax.random.fold_in(jax.random.key(config.run.seed), HELD_OUT))
+            key = jax.random.fold_in(jax.random.key(config.run.seed), HELD_OUT)
+            found = evaluate(result.state, key) | random_evaluation(made, config.eval_episodes, key)
             about = {"update": result.update, "env": config.agent.env, "alg": config.alg, "seed": config.run.seed}
             configs.save_config({**about, "agent": found}, folder / f"eval-{result.update}.json")
             values |= found
-            what = "success" if "greedy/success" in found else "episode_return"
-            print(
-                f"{config.eval_episodes} held-out episodes: {what.removeprefix('episode_')} "
-                f"{found[f'greedy/{what}']:.3f} [{found[f'greedy/{what}_low']:.3f}, "
-                f"{found[f'greedy/{what}_high']:.3f}] greedy, {found[f'sampled/{what}']:.3f} with drawn actions"
-            )
+            print(table(found, config.eval_episodes))
         write_summary(folder, values)
     print(f"{result.steps} steps at {result.steps_per_second:.0f} steps/s; everything is in {result.folder}")
     return result

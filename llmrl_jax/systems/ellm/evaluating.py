@@ -54,12 +54,11 @@ def evaluate(
     play = evaluation.make_player(made.env, made.facts, made.policy, episodes)
     alone = made.facts.fixed_start and made.config.suggester != "uniform"  # random goals make episodes differ
     greedy = evaluation.make_player(made.env, made.facts, made.policy, 1) if alone and episodes > 1 else play
-    chance = evaluation.make_player(made.env, made.facts, RandomPolicy(made.facts.actions), episodes)
     params = state.runner.env_params
     found = {
         "agent": play(state.params, state.frozen, params, key),
         "greedy": greedy(state.params, state.frozen, params, key, greedy=True),
-        "random": chance((), (), params, key),
+        "random": evaluation.play_random(made.env, made.facts, params, key, episodes),
     }
     summaries = {name: evaluation.summarise(made.facts, played) for name, played in found.items()}
     results: dict[str, Any] = {"update": update, "env": made.config.env, "seed": seed, **summaries}

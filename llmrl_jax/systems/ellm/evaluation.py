@@ -13,6 +13,7 @@ import numpy as np
 
 from envs_jax.env import Environment
 from llmrl_jax.agents.play import Rows, Step, begin, policy_actor, watch
+from llmrl_jax.agents.random import RandomPolicy
 from llmrl_jax.core.activity import doing
 from llmrl_jax.parallel import Placement
 from llmrl_jax.run.leaves import mesh_of
@@ -104,6 +105,13 @@ def make_player(env: Environment, facts: WorldFacts, policy: Any, episodes: int)
         )
 
     return play
+
+
+def play_random(env: Environment, facts: WorldFacts, env_params: Any, key: jax.Array, episodes: int) -> Played:
+    """Episodes of random actions, with the starts of `make_player` for the same key."""
+    play = make_player(env, facts, RandomPolicy(facts.actions), episodes)
+    with doing("random actions"):
+        return play((), (), env_params, key)
 
 
 def _committed(tree: Any) -> Any:

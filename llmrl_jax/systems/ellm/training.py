@@ -261,16 +261,22 @@ def _asked(made: Ellm, state: Any, chat: Chat | None, folder: Path) -> dict[str,
 
 def _evaluated(
     config: Any, made: Ellm, result: RunResult, evaluate: Callable[..., dict[str, float]], folder: Path
-) -> dict[str, float]:
-    """Held-out episodes at the end of a run, printed and written."""
+) -> dict[str, Any]:
+    """Held-out episodes at the end of a run, of the agent and of random actions, printed and written."""
     key = jax.random.fold_in(jax.random.key(config.run.seed), HELD_OUT)
     found = evaluate(result.state, key)
+    params = result.state.runner.env_params
+    played = evaluation.play_random(made.env, made.facts, params, key, config.eval_episodes)
+    chance = evaluation.summarise(made.facts, played)
     about = {"update": result.update, "env": made.config.env, "seed": config.run.seed}
-    configs.save_config({**about, "agent": found}, folder / f"eval-{result.update}.json")
+    configs.save_config({**about, "agent": found, "random": chance}, folder / f"eval-{result.update}.json")
     which = "episodes from the start of training" if made.facts.fixed_start else "held-out episodes"
     print(f"{config.eval_episodes} {which}, with 95% intervals:")
-    print(evaluation.report({"agent": found}, made.facts))
+    print(evaluation.report({"agent": found, "random": chance}, made.facts))
     if isinstance(config, Downstream):
-        low, high = found["episode_return_low"], found["episode_return_high"]
-        print(f"reward of the task {config.task!r}: {found['episode_return']:.2f} [{low:.2f}, {high:.2f}] per episode")
-    return found
+        own, other = (
+            f"{x['episode_return']:.2f} [{x['episode_return_low']:.2f}, {x['episode_return_high']:.2f}]"
+            for x in (found, chance)
+        )
+        print(f"reward of the task {config.task!r}: {own} per episode, of random actions {other}")
+    return {**found, "random": chance}

@@ -27,7 +27,7 @@ from llmrl_jax.systems.glam.build import Glam, build
 from llmrl_jax.systems.glam.cloning import PRESETS, UNREAD, Taught, check, policy_weights, taught
 from llmrl_jax.systems.glam.config import EMBEDDED, GlamConfig
 from llmrl_jax.systems.glam.prior import save_prior
-from llmrl_jax.systems.glam.runs import HELD_OUT, load_run, success_table, summarise, task_names
+from llmrl_jax.systems.glam.runs import HELD_OUT, load_run, random_evaluation, success_table, summarise, task_names
 from llmrl_jax.systems.glam.settings import CloneRun
 from llmrl_jax.tuning import Packed, make_evaluation, make_sft, pack
 
@@ -197,7 +197,10 @@ def _finish(
     if not result.stopped:
         values |= {"written": _write(folder, config, glam, result.state), "after": judge(result.state)}
         if before:
+            key = jax.random.fold_in(jax.random.key(config.run.seed), HELD_OUT)
+            values["random"] = random_evaluation(glam, config.eval_episodes, key)
             rates = {f"{when}, {way}": summary for when in ("before", "after") for way, summary in values[when].items()}
+            rates["random actions"] = values["random"]
             print(success_table(rates, task_names(glam)))
         print(f"The model is {folder / 'model'}, for `llmrl glam train --model` and `llmrl glam test --model`")
     write_summary(folder, values)

@@ -29,6 +29,7 @@ from llmrl_jax.systems.glam.reading import ReadingConfig, reading_rows
 from llmrl_jax.systems.glam.runs import (
     HELD_OUT,
     evaluation,
+    random_evaluation,
     success_table,
     task_names,
     updates_of,
@@ -259,7 +260,12 @@ def _rl(
         "stopped": result.stopped,
     }
     write_summary(folder, summary)
-    rows = {"before RL": judged["before"], "after RL": judged["after"], "after RL, greedy": judged["after_greedy"]}
+    rows = {
+        "random actions": judged["random"],
+        "before RL": judged["before"],
+        "after RL": judged["after"],
+        "after RL, greedy": judged["after_greedy"],
+    }
     print(success_table(rows, task_names(agent)))
     print(f"{result.steps} steps of RL at {result.steps_per_second:.0f} steps/s; pictures and numbers are in {folder}")
     return summary
@@ -274,8 +280,8 @@ def _improve(
 ) -> tuple[RunResult, dict[str, dict[str, float]]]:
     """PPO, evaluated on the same held-out episodes every time.
 
-    **Returns:** the result of the run, and the evaluations before, after, and after with greedy actions; no evaluations
-    if a signal stopped it."""
+    **Returns:** the result of the run, and the evaluations of random actions, before, after, and after with greedy
+    actions; no evaluations if a signal stopped it."""
     run, learner = config.run, agent.learner()
     key, judge = _held_out_key(run), evaluation(agent, episodes)
     judged: dict[int, dict[str, float]] = {}
@@ -300,4 +306,6 @@ def _improve(
     # a resumed run has no initial evaluation: the same initial weights are drawn again
     before = judged[0] if 0 in judged else judge(learner.init(jax.random.key(run.seed)), key)
     after = judged[result.update] if result.update in judged else judge(result.state, key)
-    return result, {"before": before, "after": after, "after_greedy": judge(result.state, key, greedy=True)}
+    chance = random_evaluation(agent, episodes, key)
+    after_greedy = judge(result.state, key, greedy=True)
+    return result, {"random": chance, "before": before, "after": after, "after_greedy": after_greedy}

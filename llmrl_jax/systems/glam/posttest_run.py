@@ -244,9 +244,10 @@ def give_tests(
     out: Path = Path("runs/tests"),
     json: bool = False,
 ) -> list[Tested]:
-    """Run the tests with all agents, print the tables, and draw the figure.
+    """Run the tests with all agents and with random actions, print the tables, and draw the figure.
 
-    **Arguments:** `runs`, folders; `names`, of tests (`chosen_tests`); the others as in `llmrl glam test`.
+    **Arguments:** `runs`, folders; `names`, of tests (`chosen_tests`); `random`, whether random actions need no other
+    agent beside them; the others as in `llmrl glam test`.
     **Returns:** the agents with their results. **Raises:** `ValueError` if there is nothing to test, or for
     incompatible options.
     """
@@ -258,8 +259,10 @@ def give_tests(
     in_interval("episodes", episodes, COUNT)
     at_least("checkpoint", checkpoint, -1)
     check_seed("seed", seed)
-    if model or random or bot or len(runs) > 1:  # else all goes into the folder of the run
+    if model or random or bot or len(runs) > 1:
         check_writable(out, "--out", folder=True)
+    else:
+        out = runs[0] / "test"
     chosen = chosen_tests(names, variants)
     key = jax.random.fold_in(jax.random.key(seed), HELD_OUT)
     asked = {"seed": seed, "episodes": episodes}
@@ -275,7 +278,7 @@ def give_tests(
     base = replace(base, env=env or base.env)
     makers = (
         (bool(model), lambda: _zero_shot(replace(base, model=model), out, key, asked)),
-        (random, lambda: _chance(base, out, key, asked)),
+        (True, lambda: _chance(base, out, key, asked)),
         (bot, lambda: _bot(base, out, key, asked)),
     )
     for wanted, make in makers:
@@ -284,7 +287,7 @@ def give_tests(
             take(agent, play, chosen, reuse, report)
             agents.append(agent)
     groups = runs_compared.by_settings(agents)
-    path = draw_tests(groups, (out if len(agents) > 1 else agents[0].folder / "test") / "tests.png")
+    path = draw_tests(groups, out / "tests.png")
     if json:
         print(as_json.text({"episodes": episodes, "agents": [outcomes(group) for group in groups], "figure": path}))
     else:

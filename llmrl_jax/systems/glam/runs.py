@@ -10,7 +10,7 @@ import jax
 
 from llmrl_jax.agents.competence import calibration
 from llmrl_jax.agents.contract import Agent
-from llmrl_jax.agents.evaluate import Episodes, make_evaluator
+from llmrl_jax.agents.evaluate import Episodes, make_evaluator, play_random
 from llmrl_jax.agents.recording import record_episode
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.activity import doing
@@ -59,6 +59,14 @@ def evaluation(agent: Agent, episodes: int) -> Callable[..., dict[str, float]]:
         return summarise(run(state.params, state.frozen, key, greedy=greedy), task_names(agent))
 
     return evaluate
+
+
+def random_evaluation(agent: Agent, episodes: int, key: jax.Array) -> dict[str, float]:
+    """The summary of random actions, among those that the agent has, in the episodes that `evaluation` plays with the
+    same key."""
+    actions = agent.config.num_actions
+    played = play_random(agent.env, agent.env_params, key, episodes=episodes, num_actions=actions)
+    return summarise(played, task_names(agent))
 
 
 def updates_of(learner: Any, steps: int) -> int:

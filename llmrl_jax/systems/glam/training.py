@@ -18,6 +18,7 @@ from llmrl_jax.systems.glam.runs import (
     HELD_OUT,
     evaluation,
     load_run,
+    random_evaluation,
     success_table,
     task_names,
     updates_of,
@@ -62,12 +63,13 @@ def evaluate(
     gif: bool = False,
     json: bool = False,
 ) -> dict[str, dict[str, float]]:
-    """Evaluate a run's checkpoint on held-out episodes, print the results, and write `eval-UPDATE.json`.
+    """Evaluate a run's checkpoint on held-out episodes beside random actions, print the results, and write
+    `eval-UPDATE.json`.
 
-    **Arguments:** `folder`, the run's; `episodes`, each for sampled and greedy actions; `checkpoint`, by update number
-    (-1: newest); `seed`, of the episodes; `gif`, whether to also write an episode; `json`, whether to
-    print the results as JSON.
-    **Returns:** success, return and length for `sampled` and `greedy` actions.
+    **Arguments:** `folder`, the run's; `episodes`, each for sampled, greedy and random actions; `checkpoint`, by update
+    number (-1: newest); `seed`, of the episodes; `gif`, whether to also write an episode; `json`, whether to print the
+    results as JSON.
+    **Returns:** success, return and length for `sampled`, `greedy` and `random` actions.
     **Raises:** `ValueError` for numbers out of range; what `load_run` raises.
     """
     in_interval("episodes", episodes, COUNT)
@@ -77,6 +79,7 @@ def evaluate(
     key = jax.random.fold_in(jax.random.key(seed), HELD_OUT)
     play = evaluation(agent, episodes)
     summaries = {name: play(state, key, greedy) for name, greedy in (("sampled", False), ("greedy", True))}
+    summaries["random"] = random_evaluation(agent, episodes, key)
     written = folder / f"eval-{update}.json"
     results = {"update": update, "env": config.glam.env, "seed": seed, **summaries}
     configs.save_config(results, written)

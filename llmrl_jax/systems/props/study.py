@@ -13,7 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from llmrl_jax.agents.population import episode_keys, make_population_evaluator
+from envs_jax.wrappers import EpisodeStatistics
+from llmrl_jax.agents.evaluate import play_random
+from llmrl_jax.agents.population import episode_keys, make_population_evaluator, step_limit
+from llmrl_jax.agents.random import drawable
 from llmrl_jax.chat import ChatModel
 from llmrl_jax.core.files import append_line, write_whole
 from llmrl_jax.systems.props.config import PropsConfig, make_optimizer
@@ -300,20 +303,45 @@ class Study:
         return {**values, "final": None}
 
     def judge(self) -> dict[str, Any]:
-        """The result with the best policy's returns in fresh episodes, as JSON values, for tables."""
+        """The result with the best policy's returns in fresh episodes, and those of random actions there, as JSON
+        values, for tables."""
         values = self.unjudged()
         if self.result.params is None:
             return values
-        keys = episode_keys(jax.random.fold_in(self.key, 0x7FFFFFFF), self.config.final_episodes)
+        keys = episode_keys(self._fresh, self.config.final_episodes)
         played = jax.device_get(self.evaluate(jnp.asarray([self.result.params], jnp.float32), keys))
         returns = np.asarray(played.returns, np.float64)[0]
         return {
             **values,
-            "final": float(returns.mean()),
-            "final_standard_error": float(returns.std(ddof=1) / np.sqrt(returns.size)) if returns.size > 1 else None,
+            **_mean("final", returns),
             "final_episodes": int(returns.size),
             "final_length": float(np.mean(played.lengths)),
+            **self._random(),
         }
+
+    def _random(self) -> dict[str, Any]:
+        """The return of random actions in the fresh episodes; empty where actions have no uniform distribution."""
+        if not drawable(self.env.action_space(self.env_params)):
+            return {}
+        played = play_random(
+            EpisodeStatistics(self.env),
+            self.env_params,
+            self._fresh,
+            episodes=self.config.final_episodes,
+            max_steps=step_limit(self.env, self.env_params, self.arm.max_steps),
+        )
+        return _mean("random", np.asarray(played.episode_return, np.float64))
+
+    @property
+    def _fresh(self) -> jax.Array:
+        """The key of the fresh episodes, in which results are judged."""
+        return jax.random.fold_in(self.key, 0x7FFFFFFF)
+
+
+def _mean(name: str, returns: np.ndarray) -> dict[str, float | None]:
+    """A mean return and its standard error (None for a single episode), under a name."""
+    error = float(returns.std(ddof=1) / np.sqrt(returns.size)) if returns.size > 1 else None
+    return {name: float(returns.mean()), f"{name}_standard_error": error}
 
 
 def _to_json(trajectory: Trajectory) -> list[Any]:

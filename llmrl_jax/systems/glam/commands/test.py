@@ -23,18 +23,18 @@ def test(
     out: Path = Path("runs/tests"),
     json: bool = False,
 ) -> None:
-    """Run GLAM's post-training tests: other words, actions, levels and French, sampled and greedy, compared with the
-    paper.
+    """Run GLAM's post-training tests: other words, actions, levels and French, sampled and greedy, beside random
+    actions and compared with the paper.
 
     Writes the published `test/<env>/return_per_episode/*.npy` and `tests.json` into the folder of each run, and a
-    figure, `tests.png`, into the run's `test/`, or into `out` for several agents. Runs that differ only in their seed
-    share a row and a bar.
+    figure, `tests.png`, into the run's `test/`, or into `out` for several runs and other agents. Runs that differ only
+    in their seed share a row and a bar.
 
     Args:
         runs: Folders of runs, `runs/NAME`.
         model: Also a model without RL training (zero-shot, or from `llmrl glam clone`): a folder or hub id. Its prompts
             are those of the first run, or of the preset.
-        random: Also an agent that acts uniformly at random.
+        random: Test random actions even if nothing else is tested; they are played beside every other agent.
         bot: Also BabyAI's bot, which plans from the part of the grid it has seen.
         preset: Without a run: the preset of the prompts and actions (default: glam).
         env: Environment of tests without one of their own; empty: the run's training environment, or the preset's.

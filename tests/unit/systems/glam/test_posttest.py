@@ -339,8 +339,10 @@ def test_the_command_from_two_seeds_to_the_picture(tmp_path, capsys, monkeypatch
 
     monkeypatch.setattr(posttest_run, "run_tests", nothing)
     tyro.cli(give, args=[str(tmp_path / "s1"), *asked, "--reuse"])
-    assert "1 more seed" not in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "1 more seed" not in said and "random, 8 episodes each" in said
     assert (tmp_path / "s1" / "test" / "tests.png").exists()
+    assert (tmp_path / "s1" / "test" / "random" / "test" / "tests.json").exists()
 
 
 def test_what_cannot_be_tested_is_refused(tmp_path):
