@@ -328,7 +328,7 @@ def test_greedy_episodes_of_a_fixed_start_are_one(monkeypatch, tmp_path, capsys)
     """They are copies of each other, so that an interval over them would have no width."""
     fixed = {id: facts_of(envs_jax.make(id)[0]).fixed_start for id in ("Housekeep-v0", "Housekeep-v0?episode=8")}
     assert list(fixed.values()) == [False, True]
-    _, facts = world()
+    env, facts = world()
     assert facts.fixed_start
 
     def make_player(env, facts, policy, episodes):
@@ -348,7 +348,7 @@ def test_greedy_episodes_of_a_fixed_start_are_one(monkeypatch, tmp_path, capsys)
         (replace(CONFIG, suggester="uniform"), facts, 5),  # goals differ
         (CONFIG, replace(facts, fixed_start=False), 5),
     ):
-        made = draft(Ellm, {"config": config, "env": None, "facts": start, "policy": None})
+        made = draft(Ellm, {"config": config, "env": env, "facts": start, "policy": None})
         monkeypatch.setattr(evaluating, "load_run", lambda *_, made=made: (None, made, state, 3))
         found = evaluating.evaluate(tmp_path, episodes=5)
         assert [found[name]["episodes"] for name in ("agent", "greedy", "random")] == [5, wanted, 5]
