@@ -113,5 +113,5 @@ def test_a_server_without_the_client_of_prometheus(served, monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with serving(served) as url:
         status, _, answer = post(url, "/metrics", None)
-        assert status == 501 and "prometheus-client" in answer["error"]["message"]
+        assert status == 501 and "prometheus_client" in answer["error"]["message"]
         assert post(url, "/v1/models", None)[0] == 200

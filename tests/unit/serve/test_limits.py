@@ -140,9 +140,7 @@ def test_an_extra_that_is_missing_is_found_before_the_model_is_loaded(monkeypatc
             missing.setattr("llmrl_jax.serve.served.Served.load", None)
             assert cli.main(["serve", "--model", "tiny", "--port", "0"]) == 2
         errors = capfd.readouterr().err
-        assert (
-            f"serving needs {name}, of the extra `serve`: {install('serve')}" in errors and errors.count("\n") == 1
-        )
+        assert f"serving needs {name}, of the extra `serve`: {install('serve')}" in errors and errors.count("\n") == 1
 
 
 def test_a_text_that_is_still_read_holds_nobody_up(served, monkeypatch, caplog):

@@ -118,7 +118,7 @@ def test_ratios_begin_at_one_and_the_base_is_where_it_was(variables, temperature
 def test_no_key_of_an_update_is_used_twice(variables):
     """Nor is one the parent of another: over three epochs of two updates, with the keys that sampling derives."""
     learner = make_grpo(replace(SMALL, prompts=1), LORA, variables, PROMPTS, first_is_blue)
-    grpo, key = learner.update.__self__, jax.random.key(0)
+    grpo, key = learner.update.args[0].__self__, jax.random.key(0)
     fold = jax.vmap(jax.random.fold_in, (None, 0))
 
     @jax.jit

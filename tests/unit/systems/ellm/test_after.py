@@ -83,8 +83,8 @@ def test_subgoals_need_several_steps(after):
 
 
 def test_a_chat_model_is_refused(after):
-    chat = ChatConfig(model="m", temperature=0.1, max_tokens=200)
-    with pytest.raises(ValueError, match="^--chat.model is m, but a single task"):
+    chat = ChatConfig(model="m", base_url="http://127.0.0.1:1/v1", temperature=0.1, max_tokens=200)
+    with pytest.raises(ValueError, match="^--chat.model is m, --chat.base-url is .*, but a single task"):
         after(CHAT, chat=chat)
     assert after(CHAT, chat=chat, run=RunConfig(name="b", resume=True)).chat == chat, "a resumed run keeps its settings"
 
