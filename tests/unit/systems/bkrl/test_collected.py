@@ -30,7 +30,7 @@ def test_windows_by_hand():
     windows = data.at([0, 0, 1], [0, 1, 0], 2, gamma=0.5)
     assert windows.obs["x"].tolist() == [[0, 1, 2], [1, 2, 3], [10, 11, 12]]
     assert windows.action.tolist() == [[5, 6], [6, 7], [8, 9]]
-    # the first window is followed by the reward 1; the second by nothing, the third by what nobody knows
+    # the first window is followed by the reward 1; the second by nothing, the third by unknown rewards
     assert windows.to_come.tolist() == [1, 0, 0]
     assert windows.followed.tolist() == [True, False, False]
     assert windows.earned.tolist() == [0.25, 0.5, 4]  # from their first step on
