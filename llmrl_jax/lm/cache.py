@@ -11,12 +11,24 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Float, Int
 
+from envs_jax.tracing import platform
 from llmrl_jax.lm.config import LlamaConfig
 
 
 UNROLLED = 4
-"""Models of up to so many layers are unrolled (in forward passes, unless `Llama.unroll` says otherwise). They decode
-from an array of keys and one of values for each layer, and from weights of its own, which are then there twice."""
+"""Models of up to so many layers are unrolled (in forward passes, unless `Llama.unroll` says otherwise), and decode as
+`decodes_apart` says."""
+
+
+def decodes_apart(layers: int) -> bool:
+    """Whether a model of so many layers decodes from weights, keys and values of each layer's own, made once before
+    the loop over tokens: the weights are then there twice.
+
+    On GPUs every model does. From a stack XLA would copy each weight, key and value before the product that reads it:
+    three times the traffic, of which decoding consists. A TPU reads weights inside the stack.
+    """
+    return layers <= UNROLLED or platform() == "gpu"
+
 
 Layers = Any
 """A stacked array `[L, ...]`, or a tuple with an array for each layer."""
@@ -83,8 +95,8 @@ class Prefix:
 class Branches:
     """`n` continuations of each of `B` prompts, up to `T` tokens each. The shared prompt is stored once.
 
-    Arrays are stacked over layers, or, in models of few layers, a tuple has one for each (`UNROLLED`): a layer then
-    reads its own where it is, and not a copy of a part of the stack.
+    Arrays are stacked over layers, or a tuple has one for each (`decodes_apart`): a layer then reads its own where it
+    is, and not a copy of a part of the stack.
 
     The heads' axis is before the tokens' here: decoding reads all tokens of a head at every step, and with the layout
     of `Cache` it would transpose them each time. The tokens of keys come last: a query's product with them then takes a
@@ -119,7 +131,7 @@ class Branches:
         that come after the `prefix`."""
         layers, batch, _, heads, size = prompts.keys.shape
         empty = jnp.zeros((layers, batch * count, heads, capacity, size), prompts.keys.dtype)
-        apart: Any = tuple if layers <= UNROLLED else lambda x: x
+        apart: Any = tuple if decodes_apart(layers) else lambda x: x
         return Branches(
             prompt_keys=apart(jnp.moveaxis(prompts.keys, 2, -1)),
             prompt_values=apart(prompts.values.swapaxes(2, 3)),

@@ -19,7 +19,8 @@ from jaxtyping import Array, Float, Int
 from envs_jax import tracing
 from envs_jax.text import Phrasebook
 from llmrl_jax.lm import declare
-from llmrl_jax.lm.layers import AnyArray, Source, attend, project
+from llmrl_jax.lm.attention import Source, attend
+from llmrl_jax.lm.layers import AnyArray, project
 from llmrl_jax.lm.tokens import FastTokenizer
 
 

@@ -16,25 +16,18 @@ from jaxtyping import Array, Float, Int
 
 from envs_jax import tracing
 from llmrl_jax.lm import declare, narrow
-from llmrl_jax.lm.cache import UNROLLED, Branches, Cache, Prefix
+from llmrl_jax.lm.attention import KEEP, Attention, Source, attend, check_attention, windowed, within
+from llmrl_jax.lm.cache import UNROLLED, Branches, Cache, Prefix, decodes_apart
 from llmrl_jax.lm.config import LlamaConfig
-from llmrl_jax.lm.layers import (
-    KEPT,
-    Source,
-    attend,
-    gated_mlp,
-    layer_slice,
-    project,
-    projections,
-    rms_norm,
-    windowed,
-    within,
-)
+from llmrl_jax.lm.layers import WIDE, gated_mlp, join, joined, layer_slice, project, projections, rms_norm
 from llmrl_jax.lm.lora import LoRAConfig, rescale
 from llmrl_jax.lm.quantize import Quantized, any_quantized, check_shapes, matmul
 from llmrl_jax.lm.rope import rotate, rotations
 from llmrl_jax.parallel.partition import constrain
 
+
+ATTENDING = ("q_proj", "k_proj", "v_proj")
+"""The matrices of a block of attention that read its input."""
 
 AnyArray = Array | np.ndarray
 Angles = tuple[jax.Array, jax.Array]
@@ -73,8 +66,11 @@ class Llama(nn.Module):
     """Recompute each layer's activations in the backward pass: less memory, a third more time."""
     unroll: int | None = None
     """Layers per step of the scan. The number of layers or more unrolls it fully; None does so for up to 4 layers."""
+    attention: Attention = "auto"
+    """How attention is computed: see `llmrl_jax.lm.attention`."""
 
     def setup(self):
+        check_attention(self.attention)
         for name, tree in declare.declare(self.config).items():
             value: Any = self.get_variable("params", name)
             if any_quantized(value):  # flax would compare codes and scales with the floats that `init` makes
@@ -125,10 +121,11 @@ class Llama(nn.Module):
 
         **Arguments:** `tokens`; `lengths`, of right-padded rows; or `positions`, for any padding, with -1 at pads;
         neither means full rows from position 0 (or after the tokens in the `cache`); `segments`, with `positions`:
-        tokens attend only to those of their own segment, so that a row may hold several texts; `cache`, to read and
-        extend; `prefix`, with a cache: tokens before all rows, which positions do not count; `at`, indices in `[0, S)`
-        of the tokens whose hidden states and logits are returned; `logits`, whether to compute them; `embeddings`, what
-        the first layer reads in place of `embed(tokens)`, so that a place can hold something else than a token.
+        tokens attend only to those of their own segment, so that a row may hold several texts, whose positions rise;
+        `cache`, to read and extend; `prefix`, with a cache: tokens before all rows, which positions do not count; `at`,
+        indices in `[0, S)` of the tokens whose hidden states and logits are returned; `logits`, whether to compute
+        them; `embeddings`, what the first layer reads in place of `embed(tokens)`, so that a place can hold something
+        else than a token.
         **Returns:** `LMOutput`. States of padded tokens are undefined.
         """
         if lengths is not None and positions is not None:
@@ -149,14 +146,18 @@ class Llama(nn.Module):
             key_positions = extended.positions
         if positions is None:
             # Padding is on the right, so a causal mask hides it from every token.
-            mask = steps[:, None] >= steps
             near = self._near(where, where, tokens.shape[1])
+            mask = None if near is None else steps[:, None] >= steps
         else:
             mask = (key_positions[:, None] >= 0) & (key_positions[:, None] <= positions[:, :, None])
             if segments is not None:
                 mask &= jnp.asarray(segments)[:, None] == jnp.asarray(segments)[:, :, None]
             where = positions
             near = self._near(where, key_positions)
+        causal = cache is None and (positions is None or segments is not None)
+        numbers = None
+        if segments is not None and near is None:
+            numbers = jnp.where(jnp.asarray(positions) >= 0, jnp.asarray(segments), -1)
         before = 0 if prefix is None else prefix.size
         angles = rotations(self.config, before + where)
         near_prefix = self._near(before + where, jnp.arange(before)[None])
@@ -172,7 +173,8 @@ class Llama(nn.Module):
                 )
             kept = None if cache is None else (keys, values)
             sources = (keys.astype(self.dtype), values.astype(self.dtype))
-            read = [Source(sources[0], sources[1], windowed(mask, near, slides))]
+            seen = windowed(mask, near, slides)
+            read = [Source(sources[0], sources[1], seen, causal=causal, segments=numbers)]
             if prefix is not None:
                 read.append(Source(kv[2], kv[3], windowed(None, near_prefix, slides), "kth"))
             return self._finish(x, params, lora, angles, read, pick), kept
@@ -260,11 +262,27 @@ class Llama(nn.Module):
         return rms_norm(x, self._norm["scale"], self.config.rms_norm_eps)
 
     def each_layer(self) -> tuple[Any, ...] | None:
-        """The weights and adapters of each layer, for `decode` in a loop; None in models of more than a few layers,
-        which would need their memory twice."""
+        """The weights and adapters of each layer, for `decode` in a loop; None where it reads them from the stack.
+
+        Off CPUs, matrices that read the same input become one, unless they are quantised or their columns are split
+        over devices: a token takes fewer and larger products.
+        """
         count = self.config.num_hidden_layers
-        stacked = (self._layers, self._adapters)
-        return tuple(layer_slice(stacked, i) for i in range(count)) if count <= UNROLLED else None
+        if not decodes_apart(count):
+            return None
+        split = jax.sharding.get_abstract_mesh().shape.get("tensor", 1) > 1
+        layers = [layer_slice((self._layers, self._adapters), i) for i in range(count)]
+        if tracing.platform() == "cpu" or split or any_quantized(self._layers):
+            return tuple(layers)
+        return tuple(self._joined(*layer) for layer in layers)
+
+    @staticmethod
+    def _joined(params: Any, lora: Any) -> tuple[Any, Any]:
+        lora = lora or {}
+        blocks = {"self_attn": ATTENDING, "mlp": WIDE}
+        pairs = {block: joined(names, params[block], lora.get(block)) for block, names in blocks.items()}
+        adapters = {block: own for block, (_, own) in pairs.items() if own}
+        return {**params, **{block: own for block, (own, _) in pairs.items()}}, {**lora, **adapters} or None
 
     @tracing.default_types
     def decode(
@@ -278,8 +296,8 @@ class Llama(nn.Module):
 
         The continuations of a prompt are queries of one attention over its keys, which are read once for all of them.
         The layers are scanned independently of `unroll`, with the cache in the carry: a step writes one slot in place.
-        (Unrolled, XLA copies each layer's weights out of the stack at every step: half the speed.) Small models, whose
-        cache has an array for each layer, are unrolled; `layers` spares them that.
+        (Unrolled, XLA on a CPU copies each layer's weights out of the stack at every step: half the speed.) If the
+        cache has an array for each layer (`decodes_apart`), they are unrolled; `layers` spares them the copies.
 
         **Arguments:** `embeddings`, what the first layer reads in place of `embed(tokens)`; `layers`, what
         `each_layer` returns, computed outside of the loop over tokens.
@@ -308,7 +326,7 @@ class Llama(nn.Module):
                 for old, n, start in zip(own, new, at, strict=True)
             ]
 
-        def finish(x, params, lora, prompts, slides, keys, values):
+        def finish(x, params, lora, prompts, slides, keys, values, query=None):
             seen = [windowed(m, n, slides) for m, n in zip((*masks, None), near, strict=True)]
             sources = [
                 Source(prompts[0], prompts[1], seen[0], "bkth", "bkht"),
@@ -316,7 +334,7 @@ class Llama(nn.Module):
             ]
             if prefix is not None:
                 sources.append(Source(prompts[2], prompts[3], seen[2], "kth"))
-            return self._finish(x, params, lora, angles, sources, None)
+            return self._finish(x, params, lora, angles, sources, None, query)
 
         def step(carry, layer):
             x, *own = carry
@@ -333,9 +351,10 @@ class Llama(nn.Module):
             weights: Any = layers or self.each_layer()
             for i, pair in enumerate(zip(keys, values, strict=True)):
                 (params, lora), behind, slides = weights[i], layer_slice(shared, i), layer_slice(self._slides, i)
-                pairs.append(written(pair, *self._keys_values(x, params, lora, angles)))
+                query, key, value = self._read(x, params, lora, angles)
+                pairs.append(written(pair, key, value))
                 prompts = (branches.prompt_keys[i], branches.prompt_values[i], *behind)
-                x = finish(x, params, lora, prompts, slides, *pairs[-1])
+                x = finish(x, params, lora, prompts, slides, *pairs[-1], query)
             keys, values = map(tuple, zip(*pairs, strict=True))
         else:
             prompts = (branches.prompt_keys, branches.prompt_values, *shared)
@@ -402,25 +421,41 @@ class Llama(nn.Module):
         keys, values = projections(x, ("k_proj", "v_proj"), params["self_attn"], own, self._scale, factors=self.factors)
         return rotate(self._normed(keys, params, "k_norm"), *angles), values
 
+    def _read(self, x, params, lora, angles: Angles):
+        """The queries (None: `_finish` computes them), keys and values of a layer, whose matrices may be `joined`."""
+        block, name = params["self_attn"], join(ATTENDING)
+        if name not in block:
+            return None, *self._keys_values(x, params, lora, angles)
+        own, size = (lora or {}).get("self_attn"), self.config.size
+        x = rms_norm(x, params["input_layernorm"]["scale"], self.config.rms_norm_eps)
+        heads = project(x, name, block, own, self._scale, factors=self.factors)
+        heads = heads.reshape(*heads.shape[:-1], -1, size)
+        count, kv = self.config.num_attention_heads, self.config.kv_heads
+        query, key, value = jnp.split(heads, (count, count + kv), -2)
+        query, key = self._normed(query, params, "q_norm"), self._normed(key, params, "k_norm")
+        return rotate(query, *angles), rotate(key, *angles), value
+
     def _normed(self, heads: jax.Array, params: Any, name: str) -> jax.Array:
         """Queries or keys after Qwen3's norm of each head; unchanged in other families."""
         if not self.config.qk_norm:
             return heads
         return rms_norm(heads, params["self_attn"][name]["scale"], self.config.rms_norm_eps)
 
-    def _finish(self, x, params, lora, angles: Angles, sources: list[Source], pick: Callable | None):
+    def _finish(self, x, params, lora, angles: Angles, sources: list[Source], pick: Callable | None, query=None):
         """The rest of a layer, for all its tokens or for those that `pick` selects along axis 1."""
         if pick is not None:
             x, angles = pick(x), (pick(angles[0]), pick(angles[1]))
+            sources = [s.dense() for s in sources]
             masks = [s.mask if s.mask is None or s.mask.ndim == 3 else s.mask[None] for s in sources]
             masks = [m if m is None else pick(m) for m in masks]
             sources = [s._replace(mask=m) for s, m in zip(sources, masks, strict=True)]
         own, eps = lora or {}, self.config.rms_norm_eps
-        normed = rms_norm(x, params["input_layernorm"]["scale"], eps)
         block, adapters = params["self_attn"], own.get("self_attn")
-        query = project(normed, "q_proj", block, adapters, self._scale, factors=self.factors)
-        query = rotate(self._normed(query, params, "q_norm"), *angles)
-        out = project(attend(query, sources), "o_proj", block, adapters, self._scale, 2, self.factors)
+        if query is None:
+            normed = rms_norm(x, params["input_layernorm"]["scale"], eps)
+            query = project(normed, "q_proj", block, adapters, self._scale, factors=self.factors)
+            query = rotate(self._normed(query, params, "q_norm"), *angles)
+        out = project(attend(query, sources, self.attention), "o_proj", block, adapters, self._scale, 2, self.factors)
         x = x + out
         normed = rms_norm(x, params["post_attention_layernorm"]["scale"], eps)
         wide = gated_mlp(normed, params["mlp"], own.get("mlp"), self._scale, self.factors)
@@ -441,7 +476,7 @@ class Llama(nn.Module):
             run = partial(body, pick=pick)
             if self.remat:
                 return jax.checkpoint(run, prevent_cse=written)
-            return jax.checkpoint(run, prevent_cse=False, policy=jax.checkpoint_policies.save_only_these_names(KEPT))
+            return jax.checkpoint(run, prevent_cse=False, policy=KEEP)
 
         if not written:
             carry, kept = tracing.scan(step(), carry, stacked, unroll=self.unroll or 1)

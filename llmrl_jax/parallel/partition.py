@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,6 +112,33 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
         divides = over and size % math.prod(mesh.shape[a] for a in over) == 0
         parts.append(over if divides else PartitionSpec.UNCONSTRAINED)
     return jax.lax.with_sharding_constraint(x, PartitionSpec(*parts))
+
+
+def on_each_device(function: Callable, axes: Sequence[tuple[str | None, ...]], out: tuple[str | None, ...]) -> Callable:
+    """A function of arrays that runs on each device's part, under the mesh of `jax.set_mesh`; else the function.
+
+    For kernels, which the compiler cannot split. Dimensions that the mesh does not divide are whole on every device.
+
+    **Arguments:** `axes`, the logical axes of the first dimensions of each argument; `out`, those of the result.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return function
+
+    def spec(shape: tuple[int, ...], names: tuple[str | None, ...]) -> PartitionSpec:
+        parts: list[Any] = []
+        for size, name in zip(shape, names, strict=False):
+            over = tuple(a for a in RULES[name] if mesh.shape.get(a, 1) > 1) if name else ()
+            parts.append(over if over and size % math.prod(mesh.shape[a] for a in over) == 0 else None)
+        return PartitionSpec(*parts)
+
+    def split(*arrays: jax.Array) -> Any:
+        specs = tuple(spec(x.shape, names) for x, names in zip(arrays, axes, strict=True))
+        found = jax.eval_shape(function, *arrays)
+        run = jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=spec(found.shape, out), check_vma=False)
+        return run(*arrays)
+
+    return split
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from envs_jax.tracing import tracing_for
 from llmrl_jax.lm import Llama, LlamaConfig, LoRAConfig, WordTokenizer
 from llmrl_jax.lm.cache import UNROLLED
 from llmrl_jax.lm.generate import Finish, generate, stream
@@ -314,3 +315,20 @@ def test_what_cannot_be_done_is_refused_before_compiling(variables):
         run(how=dataclasses.replace(SAMPLED, temperature=jnp.ones(2)))
     with pytest.raises(ValueError, match="every is 0"):
         stream(MODEL, None, TOKENS, LENGTHS, KEY, SAMPLED, every=0)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_decoding_from_joined_matrices_gives_the_same_continuations(family):
+    """As on a GPU: matrices of each layer's own, and one for all that read the same input."""
+    config = dataclasses.replace(CONFIG, num_hidden_layers=6, model_type=family)
+    model = Llama(config, lora=LoRAConfig(rank=2, targets=("q_proj", "v_proj", "up_proj", "down_proj")))
+    variables = random_variables(model)
+    how = SamplingConfig(12, samples=2)
+    expected = generate(model, variables, TOKENS, LENGTHS, KEY, how)
+    with tracing_for("gpu"):
+        layers = model.apply(variables, method=Llama.each_layer)
+        kernel = layers[0][0]["self_attn"]["q_proj+k_proj+v_proj"]["kernel"]
+        assert len(layers) == 6 and kernel.shape == (16, 4 * 6 + 2 * 2 * 6)
+        found = generate(model, variables, TOKENS, LENGTHS, KEY, how)
+    np.testing.assert_array_equal(found.tokens, expected.tokens)
+    np.testing.assert_allclose(found.log_probs, expected.log_probs, atol=2e-5)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llmrl_jax.lm.layers import Source, attend
+from llmrl_jax.lm.attention import Source, attend
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])

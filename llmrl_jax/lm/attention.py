@@ -1,0 +1,348 @@
+"""Attention over keys and values of one or several sources, in the form that suits the device.
+
+One interface, four forms of the same sum. `saved` keeps the weights of the softmax for the backward pass: fastest on a
+CPU. `recomputed` keeps two numbers a row and computes the weights once more: on an accelerator, moving scores is most
+of a step. `cudnn` and `splash` are kernels of NVIDIA GPUs and of TPUs that never write a score.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from envs_jax.checks import nearest
+from envs_jax.tracing import cotangents, platform
+from llmrl_jax.lm.layers import KEPT, AnyArray, kept
+from llmrl_jax.parallel.partition import on_each_device
+
+
+Attention = Literal["auto", "saved", "recomputed", "cudnn", "splash"]
+"""`auto` is `saved` on a CPU; on a GPU `cudnn`, on a TPU `splash`, where they can do it, else `recomputed`."""
+
+
+class Source(NamedTuple):
+    """Keys and values that queries attend to. Without a batch axis they are shared by all rows, without repetition."""
+
+    key: Float[Array, "*b t k h"]
+    value: Float[Array, "*b t k h"]
+    mask: Bool[Array, "*b q t"] | None
+    """The keys that each query sees; None means all, or, if `causal`, those up to its own place."""
+    axes: str | None = None
+    """The order of the axes: b rows, r rows of single queries (each with its own keys), t tokens, k heads, h. None: as
+    above."""
+    key_axes: str | None = None
+    """That of the keys. None: the same."""
+    causal: bool = False
+    """Queries and keys are the same tokens, and no query sees a later one: a promise, which `mask` keeps too."""
+    segments: Int[Array, "b t"] | None = None
+    """If causal: the mask is that of equal numbers, for kernels that take numbers and no mask."""
+
+    @property
+    def order(self) -> str:
+        """`axes`, never None."""
+        return self.axes or ("btkh" if self.key.ndim == 4 else "tkh")
+
+    @property
+    def key_order(self) -> str:
+        """`key_axes`, never None."""
+        return self.key_axes or self.order
+
+    @property
+    def seen(self) -> Bool[Array, "*b q t"] | None:
+        """The mask with what `causal` adds to it; None: all keys."""
+        if self.mask is not None or not self.causal:
+            return self.mask
+        steps = jnp.arange(self.key.shape[self.key_order.index("t")])
+        return steps[:, None] >= steps
+
+    def dense(self) -> Source:
+        """The same with all that is seen in the mask, of which some queries may then be picked."""
+        return self._replace(mask=self.seen, causal=False, segments=None)
+
+
+def within(window: int, queries: Int[AnyArray, "b q"], keys: Int[AnyArray, "c t"]) -> Bool[Array, "d q t"]:
+    """Whether a key is among the last `window` positions up to and including the query's; `d` is `b` or `c`."""
+    return jnp.asarray(keys)[:, None, :] > jnp.asarray(queries)[:, :, None] - window
+
+
+def windowed(mask: jax.Array | None, near: jax.Array | None, slides: Any) -> jax.Array | None:
+    """A mask restricted to the keys `near`, in layers with `slides` (None: in all layers)."""
+    if near is None:
+        return mask
+    near = near if slides is None else near | ~jnp.asarray(slides)
+    return near if mask is None else mask & near
+
+
+KEEP = jax.checkpoint_policies.save_from_both_policies(
+    jax.checkpoint_policies.save_only_these_names(KEPT),
+    lambda primitive, *_, **__: primitive.name.startswith("dot_product_attention_fwd"),
+)
+"""What the gradient of a layer keeps from the forward pass: what is `kept`, and what cuDNN's backward pass reads."""
+
+
+def check_attention(form: str) -> None:
+    """**Raises** `ValueError` for an unknown form of attention, with the nearest."""
+    known = list(get_args(Attention))
+    if form not in known:
+        raise ValueError(f"there is no attention {form!r}{nearest(form, known)} (known: {', '.join(known)})")
+
+
+def form_of(form: Attention, query: Float[Array, "b q n h"], source: Source) -> str:
+    """The form that attention over one source takes: `form`, or the best of the device for `auto`."""
+    if form != "auto":
+        return form
+    device = platform()
+    if device == "cpu":
+        return "saved"
+    if device == "gpu" and not cannot_cudnn(query, source):
+        return "cudnn"
+    if device == "tpu" and not cannot_splash(query, source):
+        return "splash"
+    return "recomputed"
+
+
+def cannot_cudnn(query: Float[Array, "b q n h"], source: Source) -> str:
+    """Why cuDNN's attention cannot compute this; empty if it can.
+
+    Its heads have up to 128 numbers, a multiple of 8, of 16 bits. With a mask, jax before 0.11.2 also writes the
+    mask's gradient, as large as all scores.
+    """
+    size, dtype = query.shape[-1], query.dtype
+    if dtype not in (jnp.bfloat16, jnp.float16):
+        return f"it computes in bfloat16 or float16, not in {dtype.name}"
+    if size % 8 or size > 128:
+        return f"its heads have a multiple of 8 and at most 128 numbers, not {size}"
+    if source.mask is not None and jax.__version_info__ < (0, 11, 2):
+        return f"a mask needs jax 0.11.2, this is {jax.__version__}"
+    return ""
+
+
+def cannot_splash(query: Float[Array, "b q n h"], source: Source) -> str:
+    """Why splash attention cannot compute this; empty if it can: causal, of at least 128 tokens or a multiple."""
+    if not source.causal or (source.mask is not None and source.segments is None):
+        return "its mask is causal, by segments at most"
+    if query.shape[1] % 128:
+        return f"its rows have a multiple of 128 tokens, not {query.shape[1]}"
+    return ""
+
+
+def attend(query: Float[Array, "b q n h"], sources: list[Source], form: Attention = "auto") -> Float[Array, "b q n h"]:
+    """Softmax attention over the union of several sources; scores and sums are float32.
+
+    Heads are grouped: query head `n` reads key head `n // (N / K)` through one product, so keys and values are not
+    repeated over a group's heads or, for a source without a batch axis, over rows.
+
+    **Arguments:** `form`, how it is computed if there is one source, in the first order of axes; several are always
+    computed by products whose weights the backward pass keeps.
+    """
+    b, q, n, h = query.shape
+    kv = sources[0].value.shape[sources[0].order.index("k")]
+    if len(sources) == 1 and sources[0].order == sources[0].key_order == "btkh":
+        source, form = sources[0], form_of(form, query, sources[0])
+        if form in FUSED:
+            return FUSED[form](query, source).astype(query.dtype)
+    grouped = (query * h**-0.5).reshape(b, q, kv, n // kv, h)
+    if len(sources) == 1 and sources[0].order == sources[0].key_order == "btkh":
+        key, value, mask = source.key, source.value, source.seen
+        mask = jnp.ones((1, 1, key.shape[1]), bool) if mask is None else mask
+        rows = jnp.moveaxis(grouped, 2, 1).reshape(b, kv, q * (n // kv), h)
+        attended = _attended if form == "saved" else _recomputed
+        found: Any = attended(
+            rows, jnp.moveaxis(key, 2, 1), jnp.moveaxis(value, 2, 1), mask if mask.ndim == 3 else mask[None]
+        )
+        out: Any = found.reshape(b, kv, q, n // kv, h)
+        return jnp.moveaxis(out, 1, 2).reshape(b, q, n, h).astype(query.dtype)
+    return _over_sources(query, grouped, sources)
+
+
+def _over_sources(query: Any, grouped: Any, sources: list[Source]) -> Any:
+    """`attend` over any sources, of queries `[b, q, k, g, h]` grouped by the head that they read."""
+    (b, q, n, h), kv = query.shape, grouped.shape[2]
+    scores = []
+    for source in sources:
+        # the order of axes in which the product leaves them: another would move all scores once more
+        if "r" in source.order:
+            s = _product_of(f"rkgh,{source.key_order}->rkgt", grouped.reshape(b * q, *grouped.shape[2:]), source.key)
+            s = jnp.moveaxis(s.reshape(b, q, *s.shape[1:]), 1, 2)
+        else:
+            s = _product_of(f"bqkgh,{source.key_order}->bkqgt", grouped, source.key)
+        if (seen := source.seen) is not None:
+            mask = seen[None] if seen.ndim == 2 else seen
+            s = jnp.where(mask[:, None, :, None], s, jnp.finfo(jnp.float32).min)
+        scores.append(s)
+    top = jax.lax.stop_gradient(jnp.max(jnp.stack([s.max(-1) for s in scores]), axis=0))[..., None]
+    weights = [kept(jnp.exp(s - top)) for s in scores]
+    total: Any = sum(w.sum(-1) for w in weights)
+    out = 0.0
+    for weight, source in zip(weights, sources, strict=True):
+        weight = weight.astype(query.dtype)
+        if "r" in source.order:
+            weight = jnp.moveaxis(weight, 2, 1).reshape(b * q, kv, n // kv, -1)
+            part = _product_of(f"rkgt,{source.order}->rkgh", weight, source.value)
+            out = out + jnp.moveaxis(part.reshape(b, q, *part.shape[1:]), 1, 2)
+        else:
+            out = out + _product_of(f"bkqgt,{source.order}->bkqgh", weight, source.value)
+    out = kept(out) / total[..., None]
+    return jnp.moveaxis(out, 1, 2).reshape(b, q, n, h).astype(query.dtype)
+
+
+@jax.custom_vjp
+def _attended(
+    query: Float[Array, "b k r h"],
+    key: Float[Array, "b k t h"],
+    value: Float[Array, "b k t h"],
+    mask: Bool[Array, "m p t"],
+) -> Float[Array, "b k r h"]:
+    """Attention over one source, whose rows `r` are the queries and, within each, the heads of a group.
+
+    Its gradient is written out: two passes over the scores, where that of the operations has about ten. Axes are such
+    that a product has one that it sums over: XLA would move the scores of several on a CPU.
+    """
+    return _attended_forward(query, key, value, mask)[0]
+
+
+def _attended_forward(query: Any, key: Any, value: Any, mask: Any) -> tuple[Any, Any]:
+    s = _product_of("bkrh,bkth->bkrt", query, key)
+    s = _where(mask, s, jnp.finfo(jnp.float32).min)
+    weight = kept(jnp.exp(s - jnp.max(s, axis=-1, keepdims=True)))
+    total = jnp.sum(weight, axis=-1, keepdims=True)
+    out = kept(_product_of("bkrt,bkth->bkrh", weight.astype(query.dtype), value)) / total
+    return out, (query, key, value, mask, weight, total, out)
+
+
+def _attended_backward(saved: Any, change: jax.Array) -> tuple[Any, ...]:
+    query, key, value, mask, weight, total, out = saved
+    narrow = (change / total).astype(value.dtype)
+    own = jnp.sum(narrow * out, axis=-1, keepdims=True)
+    d_score = weight * (_product_of("bkrh,bkth->bkrt", narrow, value) - own)
+    d_score = _where(mask, d_score, 0.0).astype(query.dtype)  # a row that sees no key has weights, and no gradient
+    d_query = _product_of("bkrt,bkth->bkrh", d_score, key).astype(query.dtype)
+    d_key = _product_of("bkrt,bkrh->bkth", d_score, query).astype(key.dtype)
+    d_value = _product_of("bkrt,bkrh->bkth", weight.astype(value.dtype), narrow).astype(value.dtype)
+    return *cotangents((d_query, d_key, d_value), saved[:3]), None
+
+
+_attended.defvjp(_attended_forward, _attended_backward)
+
+
+@jax.custom_vjp
+def _recomputed(
+    query: Float[Array, "b k r h"],
+    key: Float[Array, "b k t h"],
+    value: Float[Array, "b k t h"],
+    mask: Bool[Array, "m p t"],
+) -> Float[Array, "b k r h"]:
+    """`_attended` that keeps, in place of its weights, the maximum and the total of each row."""
+    return _recomputed_forward(query, key, value, mask)[0]
+
+
+def _recomputed_forward(query: Any, key: Any, value: Any, mask: Any) -> tuple[Any, Any]:
+    s = _masked_scores(query, key, mask)
+    top = kept(jnp.max(s, axis=-1, keepdims=True))
+    weight = jnp.exp(s - top)
+    total = kept(jnp.sum(weight, axis=-1, keepdims=True))
+    out = kept(_product_of("bkrt,bkth->bkrh", weight.astype(query.dtype), value)) / total
+    return out, (query, key, value, mask, top, total, out)
+
+
+def _recomputed_backward(saved: Any, change: jax.Array) -> tuple[Any, ...]:
+    query, key, value, mask, top, total, out = saved
+    weight = jnp.exp(_masked_scores(query, key, mask) - top)
+    narrow = (change / total).astype(value.dtype)
+    own = jnp.sum(narrow * out, axis=-1, keepdims=True)
+    d_score = weight * (_product_of("bkrh,bkth->bkrt", narrow, value) - own)
+    d_score = jnp.where(_by_row(mask, query.shape[2]), d_score, 0.0).astype(query.dtype)
+    d_query = _product_of("bkrt,bkth->bkrh", d_score, key).astype(query.dtype)
+    d_key = _product_of("bkrt,bkrh->bkth", d_score, query).astype(key.dtype)
+    d_value = _product_of("bkrt,bkrh->bkth", weight.astype(value.dtype), narrow).astype(value.dtype)
+    return *cotangents((d_query, d_key, d_value), saved[:3]), None
+
+
+_recomputed.defvjp(_recomputed_forward, _recomputed_backward)
+
+
+def _masked_scores(query: Any, key: Any, mask: Any) -> Any:
+    return jnp.where(
+        _by_row(mask, query.shape[2]), _product_of("bkrh,bkth->bkrt", query, key), jnp.finfo(jnp.float32).min
+    )
+
+
+def _by_row(mask: Any, rows: int) -> Any:
+    """The mask `[m, 1, r, t]` of each row: of a query and one head of its group. An axis of its own for the heads, as
+    in `_where`, makes a TPU write the mask for all of them."""
+    return jnp.repeat(mask, rows // mask.shape[1] if mask.shape[1] > 1 else 1, axis=1)[:, None]
+
+
+def _cudnn(query: Float[Array, "b q n h"], source: Source) -> Float[Array, "b q n h"]:
+    """cuDNN's fused attention. **Raises:** `ValueError` if it cannot compute this, saying why."""
+    if reason := cannot_cudnn(query, source):
+        raise ValueError(f"attention cudnn cannot compute this: {reason}; choose auto or recomputed")
+    key, value, mask = source.key, source.value, source.mask
+    queries, keys = query.shape[1], key.shape[1]
+    more = (queries % 2, keys % 2)  # with a mask, both counts have to be even
+    if mask is not None:
+        mask = mask if mask.ndim == 3 else mask[None]
+        mask = jnp.broadcast_to(mask, (mask.shape[0], queries, keys))
+        mask = jnp.pad(mask, ((0, 0), (0, more[0]), (0, more[1])))[:, None]
+        query = jnp.pad(query, ((0, 0), (0, more[0]), (0, 0), (0, 0)))
+        key, value = (jnp.pad(x, ((0, 0), (0, more[1]), (0, 0), (0, 0))) for x in (key, value))
+    out = jax.nn.dot_product_attention(query, key, value, mask=mask, is_causal=source.causal, implementation="cudnn")
+    return kept(out[:, :queries])
+
+
+def _splash(query: Float[Array, "b q n h"], source: Source) -> Float[Array, "b q n h"]:
+    """The fused attention of jax for TPUs. **Raises:** `ValueError` if it cannot compute this, saying why."""
+    if reason := cannot_splash(query, source):
+        raise ValueError(f"attention splash cannot compute this: {reason}; choose auto or recomputed")
+    from jax.experimental.pallas.ops.tpu.splash_attention import (
+        splash_attention_kernel as splash,
+        splash_attention_mask as masks,
+    )
+
+    (b, q, n, h), kv = query.shape, source.key.shape[2]
+    group, block = n // kv, next(size for size in (512, 256, 128) if q % size == 0)
+    sizes = splash.BlockSizes(
+        block_q=block,
+        block_kv=block,
+        block_kv_compute=block,
+        block_q_dkv=block,
+        block_kv_dkv=block,
+        block_kv_dkv_compute=block,
+        block_q_dq=block,
+        block_kv_dq=block,
+    )
+    kernel = splash.make_splash_mqa_single_device(
+        masks.MultiHeadMask([masks.CausalMask((q, q))] * group), block_sizes=sizes, residual_checkpoint_name=KEPT
+    )
+    numbers = jnp.zeros((b, q), jnp.int32) if source.segments is None else source.segments.astype(jnp.int32)
+
+    def row(query, key, value, numbers):
+        return jax.vmap(kernel, (0, 0, 0, None))(query, key, value, splash.SegmentIds(numbers, numbers))
+
+    def rows(query, key, value, numbers):
+        """Queries `[b, k, g, q, h]`, keys and values `[b, k, q, h]`."""
+        return jax.vmap(row)(query, key, value, numbers)
+
+    grouped = jnp.moveaxis((query * h**-0.5).reshape(b, q, kv, group, h), 1, 3)
+    keys, values = (jnp.moveaxis(x, 1, 2) for x in (source.key, source.value))
+    heads, tokens = ("batch", "kv_heads"), ("batch", None)
+    out = kept(on_each_device(rows, (heads, heads, heads, tokens), heads)(grouped, keys, values, numbers))
+    return jnp.moveaxis(out, 3, 1).reshape(b, q, n, h)
+
+
+FUSED = {"cudnn": _cudnn, "splash": _splash}
+"""Form -> the function of a kernel that writes no scores."""
+
+
+def _where(mask: Any, scores: Any, other: Any) -> Any:
+    """The scores where the mask, which is one for all queries or has one for each, is true."""
+    rows = scores.shape[2]
+    apart = scores.reshape(*scores.shape[:2], mask.shape[1], rows // max(mask.shape[1], 1), scores.shape[3])
+    return jnp.where(mask[:, None, :, None], apart, other).reshape(scores.shape)
+
+
+def _product_of(axes: str, a: jax.Array, b: jax.Array) -> jax.Array:
+    return jnp.einsum(axes, a, b, preferred_element_type=jnp.float32)

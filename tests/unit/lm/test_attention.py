@@ -1,0 +1,134 @@
+"""The forms of attention agree, in values and gradients, and say what they cannot compute."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from llmrl_jax import lm
+from llmrl_jax.lm import attention
+from llmrl_jax.lm.attention import Source, attend
+
+
+CONFIG = lm.LlamaConfig(40, 16, 24, 2, 4, 2, 6, max_position_embeddings=64)
+B, T, N, K, H = 2, 128, 4, 2, 8
+
+
+def arrays(seed: int = 0, dtype=jnp.float32, tokens: int = T):
+    keys = jax.random.split(jax.random.key(seed), 4)
+    query, change = (jax.random.normal(k, (B, tokens, N, H), dtype) for k in keys[:2])
+    key, value = (jax.random.normal(k, (B, tokens, K, H), dtype) for k in keys[2:])
+    return query, key, value, change
+
+
+def sources(key, value) -> dict[str, Source]:
+    """Everything that one source can be."""
+    steps, tokens = jnp.arange(key.shape[1]), key.shape[1]
+    causal = steps[:, None] >= steps
+    numbers = jnp.stack([steps // 50, jnp.where(steps < tokens - 30, 0, -1)])
+    parts = causal & (numbers[:, None] == numbers[:, :, None])
+    lengths = jnp.array([tokens, 60])[:, None, None]
+    return {
+        "all": Source(key, value, None),
+        "causal": Source(key, value, None, causal=True),
+        "segments": Source(key, value, parts, causal=True, segments=numbers),
+        "padded keys": Source(key, value, steps[None, None] < lengths),
+        "one mask": Source(key, value, causal),
+    }
+
+
+def exact(query, source: Source):
+    """Attention as it is defined, in float64."""
+    query, key, value = (np.asarray(x, np.float64) for x in (query, source.key, source.value))
+    key, value = (np.repeat(x, N // K, axis=2) for x in (key, value))
+    scores = np.einsum("bqnh,btnh->bnqt", query, key) / np.sqrt(H)
+    if (seen := source.seen) is not None:
+        mask = np.asarray(seen)
+        scores = np.where(mask[:, None] if mask.ndim == 3 else mask, scores, -1e30)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return np.einsum("bnqt,btnh->bqnh", weights / weights.sum(-1, keepdims=True), value)
+
+
+@pytest.mark.parametrize("kind", ["all", "causal", "segments", "padded keys", "one mask"])
+def test_forms_that_write_scores_agree_with_the_definition_and_with_each_other(kind):
+    query, key, value, change = arrays()
+
+    def out(form, query, key, value):
+        return attend(query, [sources(key, value)[kind]], form)
+
+    expected = exact(query, sources(key, value)[kind])
+    grads = {}
+    for form in ("saved", "recomputed"):
+        found, pull = jax.vjp(partial(out, form), query, key, value)
+        np.testing.assert_allclose(found, expected, atol=2e-6)
+        grads[form] = pull(change)
+    for saved, recomputed in zip(grads["saved"], grads["recomputed"], strict=True):
+        np.testing.assert_allclose(recomputed, saved, atol=2e-5)
+
+
+@pytest.mark.parametrize("kind", ["causal", "segments"])
+def test_the_fused_kernel_of_tpus_agrees_with_the_definition(kind, monkeypatch):
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+
+    make = splash.make_splash_mqa_single_device
+    monkeypatch.setattr(splash, "make_splash_mqa_single_device", partial(make, interpret=True))
+    query, key, value, change = arrays()
+
+    def out(form, query, key, value):
+        return attend(query, [sources(key, value)[kind]], form)
+
+    found, pull = jax.vjp(partial(out, "splash"), query, key, value)
+    np.testing.assert_allclose(found, exact(query, sources(key, value)[kind]), atol=2e-6)
+    _, reference = jax.vjp(partial(out, "saved"), query, key, value)
+    for a, b in zip(pull(change), reference(change), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-4)
+
+
+def test_picked_queries_keep_what_they_see():
+    _, key, value, _ = arrays()
+    for source in sources(key, value).values():
+        dense = source.dense()
+        assert not dense.causal and dense.segments is None
+        assert (dense.mask is None) == (source.seen is None)
+    np.testing.assert_array_equal(
+        sources(key, value)["causal"].dense().mask, np.tril(np.ones((T, T), bool))
+    )
+
+
+@pytest.mark.parametrize(
+    ("platform", "dtype", "tokens", "kind", "form"),
+    [
+        ("cpu", "bfloat16", T, "causal", "saved"),
+        ("gpu", "bfloat16", T, "causal", "cudnn"),
+        ("gpu", "float16", T, "all", "cudnn"),
+        ("gpu", "float32", T, "causal", "recomputed"),
+        ("tpu", "float32", T, "causal", "splash"),
+        ("tpu", "bfloat16", T, "segments", "splash"),
+        ("tpu", "bfloat16", T, "padded keys", "recomputed"),
+        ("tpu", "bfloat16", 100, "causal", "recomputed"),
+    ],
+)
+def test_each_device_has_its_form(monkeypatch, platform, dtype, tokens, kind, form):
+    monkeypatch.setattr(attention, "platform", lambda: platform)
+    query, key, value, _ = arrays(dtype=jnp.dtype(dtype), tokens=tokens)
+    assert attention.form_of("auto", query, sources(key, value)[kind]) == form
+    assert attention.form_of("saved", query, sources(key, value)[kind]) == "saved"
+
+
+def test_what_a_kernel_cannot_compute_is_refused_by_name(monkeypatch):
+    query, key, value, _ = arrays()
+    with pytest.raises(ValueError, match="float32.*recomputed"):
+        attend(query, [sources(key, value)["causal"]], "cudnn")
+    with pytest.raises(ValueError, match="causal.*recomputed"):
+        attend(query, [sources(key, value)["padded keys"]], "splash")
+    monkeypatch.setattr(jax, "__version_info__", (0, 11, 1))
+    narrow = arrays(dtype=jnp.bfloat16)
+    assert "0.11.2" in attention.cannot_cudnn(narrow[0], sources(*narrow[1:3])["segments"])
+    monkeypatch.setattr(jax, "__version_info__", (0, 11, 2))
+    assert not attention.cannot_cudnn(narrow[0], sources(*narrow[1:3])["segments"])
+    with pytest.raises(ValueError, match="saved"):
+        lm.Llama(CONFIG, attention="save").init(jax.random.key(0), jnp.zeros((1, 2), jnp.int32))  # type: ignore[arg-type]
