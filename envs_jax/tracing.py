@@ -1,10 +1,12 @@
 """Programs that trace under each of JAX's settings: loops inside `jax.shard_map`, 64-bit numbers, and NumPy's promotion
-of dtypes and ranks where a process forbids it."""
+of dtypes and ranks where a process forbids it; and the platform that a program is traced for."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import jax
@@ -13,6 +15,29 @@ import numpy as np
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+_PLATFORM: ContextVar[str | None] = ContextVar("_PLATFORM", default=None)
+
+
+def platform() -> str:
+    """The platform that programs are traced for, `cpu`, `gpu` or `tpu`: that of `tracing_for`, else of the default
+    device. What depends on the device is to ask here, so that it is right for devices that are absent too."""
+    return _PLATFORM.get() or jax.default_backend()
+
+
+@contextlib.contextmanager
+def tracing_for(platform: str) -> Iterator[None]:
+    """In this context programs are traced for a platform, whose devices may be absent; nothing can be run for it.
+
+    JAX's caches, which do not know of the platform, are cleared at both ends.
+    """
+    token = _PLATFORM.set(platform)
+    jax.clear_caches()
+    try:
+        yield
+    finally:
+        _PLATFORM.reset(token)
+        jax.clear_caches()
 
 
 def standard_promotion(function: Function) -> Function:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs_jax import extras, spaces
+from envs_jax import extras, spaces, tracing
 from envs_jax.checks import at_least
 from envs_jax.clevr import instructions, layouts, rules, scene
 from envs_jax.clevr.constants import (
@@ -101,7 +101,7 @@ class ClevrRobot(Environment[State, Params]):
         """The physics, created at first use: until then no device is initialised."""
         backend: str = self.backend
         if backend == "auto":
-            backend = {"cpu": "c", "gpu": "jax"}.get(jax.default_backend(), "mjx")
+            backend = {"cpu": "c", "gpu": "jax"}.get(tracing.platform(), "mjx")
             if backend == "c" and importlib.util.find_spec("numba"):
                 try:
                     return _compiled(self.model, self.threads)
@@ -112,7 +112,7 @@ class ClevrRobot(Environment[State, Params]):
         if backend == "mjx":
             return PhysicsMjx(self.model, TIME_STEPS, line_search=LINE_SEARCH)
         if backend == "jax":
-            if (device := jax.default_backend()) not in ("cpu", "gpu"):
+            if (device := tracing.platform()) not in ("cpu", "gpu"):
                 raise ValueError(f"backend='jax' computes in float64, which a {device} lacks: use 'mjx' or 'c'")
             return PhysicsSpheres(self.model, TIME_STEPS)
         return PhysicsC(self.model, TIME_STEPS, threads=self.threads)

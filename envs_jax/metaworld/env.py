@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs_jax import spaces
+from envs_jax import spaces, tracing
 from envs_jax.checks import at_least, nearest
 from envs_jax.env import Environment
 from envs_jax.metaworld import experts, poses, scene
@@ -90,7 +90,7 @@ class MetaWorld(Environment[State, Params]):
     @property
     def _on_device(self) -> bool:
         may = self.backend == "auto" and self._geometry != "stock"
-        return self.backend == "mjx" or (may and jax.default_backend() != "cpu")
+        return self.backend == "mjx" or (may and tracing.platform() != "cpu")
 
     @cached_property
     def model(self) -> Any:

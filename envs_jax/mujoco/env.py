@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from envs_jax import spaces
+from envs_jax import spaces, tracing
 from envs_jax.checks import at_least
 from envs_jax.env import Environment
 from envs_jax.extras import missing
@@ -110,7 +110,7 @@ class MujocoEnv(Environment[MujocoState, Any]):
         """The physics, created at first use: until then no device is initialised."""
         backend = self.backend
         if backend == "auto":
-            backend = "c" if jax.default_backend() == "cpu" else "mjx"
+            backend = "c" if tracing.platform() == "cpu" else "mjx"
         if backend == "mjx":
             return PhysicsMjx(self.model, self.frame_skip, self.read)
         return PhysicsC(self.model, self.frame_skip, self.read, self.threads)

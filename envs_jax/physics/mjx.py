@@ -36,7 +36,7 @@ def compiler_options() -> dict[str, bool]:
     below 0.11 can turn them off. Later ones reject the option, and abort if it is in `XLA_FLAGS`.
     """
     version = tuple(map(int, jaxlib.__version__.split(".")[:2]))
-    return {"xla_cpu_use_fusion_emitters": False} if version < (0, 11) and jax.default_backend() == "cpu" else {}
+    return {"xla_cpu_use_fusion_emitters": False} if version < (0, 11) and tracing.platform() == "cpu" else {}
 
 
 class PhysicsMjx(Physics):

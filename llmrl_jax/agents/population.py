@@ -90,7 +90,7 @@ def make_population_evaluator(
     """
     limit = step_limit(env, env_params, max_steps)
     if gathers is None:
-        gathers = 2 if jax.default_backend() == "cpu" else 0
+        gathers = 2 if tracing.platform() == "cpu" else 0
     at_least("gathers", gathers, 0)
 
     def play(params: jax.Array, rows: Rows, returns: jax.Array, gathers: int) -> tuple[jax.Array, jax.Array]:

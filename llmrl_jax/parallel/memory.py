@@ -7,6 +7,8 @@ from typing import Any
 
 import jax
 
+from envs_jax import tracing
+
 
 def available(copies: int = 1) -> int | None:
     """Bytes for arrays of which `copies` devices hold equal parts, on this machine; None if that is unknown.
@@ -17,7 +19,7 @@ def available(copies: int = 1) -> int | None:
     known = [limit for limit in limits if limit]
     if known and len(known) == len(limits):
         return min(known) * min(copies, len(known))
-    if jax.default_backend() != "cpu" or "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
+    if tracing.platform() != "cpu" or "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
         return None
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 

@@ -66,7 +66,7 @@ class Symbols:
         """`vector() @ kernel`. On a CPU it is the sum of the rows of the kernel at the ones, which is several times
         faster, with a gradient that adds to these rows only; the sums differ by rounding. Elsewhere, where a product is
         fast and a hundred small operations in sequence are not, it is the product of matrices."""
-        if jax.default_backend() != "cpu":
+        if tracing.platform() != "cpu":
             return self.vector() @ kernel
         return summed_rows(kernel, self.rows(), self.numbers)
 

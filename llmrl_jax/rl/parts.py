@@ -26,7 +26,7 @@ def parts_of(batch: int, each: int) -> int:
 
     **Arguments:** `batch`, its rows; `each`, inputs of the network for each of them.
     """
-    if jax.default_backend() != "cpu":
+    if tracing.platform() != "cpu":
         return 1
     return next(n for n in range(1, batch + 1) if batch % n == 0 and (batch // n * each <= ROWS or n == batch))
 

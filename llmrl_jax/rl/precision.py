@@ -15,6 +15,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
+from envs_jax import tracing
+
 
 RATIO_BOUNDS = {"float32": 1e-5, "tensorfloat32": 0.0625, "float16": 0.125, "bfloat16": 1.0}
 """Precision of matrix products -> the largest `ratio_error` of a correct program.
@@ -66,7 +68,7 @@ def matmul_precision(dtype: Any, platform: str | None = None) -> str:
     name = jnp.dtype(dtype).name
     if name != "float32":
         return name if name in RATIO_BOUNDS else "float32"
-    platform = platform or jax.default_backend()
+    platform = platform or tracing.platform()
     if platform == "cpu":
         return name
     chosen = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
@@ -77,7 +79,7 @@ def matmul_precision(dtype: Any, platform: str | None = None) -> str:
 
 def platform_of(mesh: Mesh | None) -> str:
     """The platform of a mesh's devices; without a mesh, of the default device."""
-    return jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
+    return tracing.platform() if mesh is None else mesh.devices.flat[0].platform
 
 
 def ratio_bound(policy: Any, mesh: Mesh | None, density: bool = False) -> float:

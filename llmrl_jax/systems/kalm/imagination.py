@@ -81,7 +81,7 @@ def imagine(
 def piece_of(model: WorldModel, together: int) -> int:
     """How many of the episodes that are imagined at the same time one program has: on a CPU `PIECE` for a model of few
     layers, else all of them."""
-    small = model.llama.config.num_hidden_layers <= UNROLLED and jax.default_backend() == "cpu"
+    small = model.llama.config.num_hidden_layers <= UNROLLED and tracing.platform() == "cpu"
     return min(together, PIECE) if small else together
 
 
