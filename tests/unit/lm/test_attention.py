@@ -94,9 +94,7 @@ def test_picked_queries_keep_what_they_see():
         dense = source.dense()
         assert not dense.causal and dense.segments is None
         assert (dense.mask is None) == (source.seen is None)
-    np.testing.assert_array_equal(
-        sources(key, value)["causal"].dense().mask, np.tril(np.ones((T, T), bool))
-    )
+    np.testing.assert_array_equal(sources(key, value)["causal"].dense().mask, np.tril(np.ones((T, T), bool)))
 
 
 @pytest.mark.parametrize(

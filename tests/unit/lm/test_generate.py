@@ -120,7 +120,7 @@ def test_a_shared_prefix_gives_what_whole_prompts_give(variables, window):
     state = advance(model, fixed, variables, traced, None, state, 3)
     rest = advance(model, fixed, variables, traced, None, state.rows(np.array([2, 0])), 8).out
     np.testing.assert_array_equal(rest.tokens, np.asarray(want.tokens)[[2, 0]])
-    np.testing.assert_allclose(rest.log_probs, np.asarray(want.log_probs)[[2, 0]], atol=2e-5)
+    np.testing.assert_allclose(rest.log_probs, np.asarray(want.log_probs)[[2, 0]], atol=5e-5)
     other = advance(model, fixed, variables, traced, None, state.rows(np.array([1, 1])), 8).out
     np.testing.assert_array_equal(other.tokens, np.asarray(want.tokens)[[1, 1]])
 
@@ -144,7 +144,7 @@ def test_every_option_at_once_gives_the_distribution_it_says(variables):
         seen[[*TOKENS[b, : LENGTHS[b]], *out.tokens[b, n, :t]]] = True
         one = process(jnp.asarray(logits[b, n, t])[None, None], jnp.asarray(seen)[None, None], config)
         want = jax.nn.log_softmax(one)[0, 0, out.tokens[b, n, t]]
-        np.testing.assert_allclose(out.sampled_log_probs[b, n, t], want, atol=2e-5)
+        np.testing.assert_allclose(out.sampled_log_probs[b, n, t], want, atol=5e-5)
 
 
 def test_draws_follow_the_distribution(variables):
@@ -331,4 +331,4 @@ def test_decoding_from_joined_matrices_gives_the_same_continuations(family):
         assert len(layers) == 6 and kernel.shape == (16, 4 * 6 + 2 * 2 * 6)
         found = generate(model, variables, TOKENS, LENGTHS, KEY, how)
     np.testing.assert_array_equal(found.tokens, expected.tokens)
-    np.testing.assert_allclose(found.log_probs, expected.log_probs, atol=2e-5)
+    np.testing.assert_allclose(found.log_probs, expected.log_probs, atol=5e-5)
