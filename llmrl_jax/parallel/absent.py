@@ -133,13 +133,8 @@ class Target:
     @contextlib.contextmanager
     def context(self) -> Iterator[None]:
         """The context in which programs are traced and compiled for the target."""
-        cached = jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]
-        with tracing.tracing_for(self.facts.platform), _gpu_is_cuda():
-            jax.config.update("jax_enable_compilation_cache", False)  # it would keep what no device can load
-            try:
-                yield
-            finally:
-                jax.config.update("jax_enable_compilation_cache", cached)
+        with tracing.tracing_for(self.facts.platform), _gpu_is_cuda(), _uncached():
+            yield
 
 
 # --- the compilers ----------------------------------------------------------------------------------------------------
@@ -210,3 +205,18 @@ def _gpu_is_cuda() -> Iterator[None]:
         yield
     finally:
         xla_bridge.canonicalize_platform = known
+
+
+@contextlib.contextmanager
+def _uncached() -> Iterator[None]:
+    """Without the cache of compiled programs on disk: no device here could load them."""
+    from jax.experimental.compilation_cache import compilation_cache
+
+    before = jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()  # JAX asks once whether there is a cache
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", before)
+        compilation_cache.reset_cache()
