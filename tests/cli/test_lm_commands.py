@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -217,3 +218,40 @@ def test_fit_as_json_has_the_numbers_of_the_table(capsys, monkeypatch):
     assert (printed["total"], printed["fits"], printed["advice"]) == (9 << 30, False, ["--remat saves 1 GiB"])
     assert cli.main(["lm", "fit", "--model", "m"]) == 1
     assert f"{size(printed['total'])}\n" in capsys.readouterr().out
+
+
+def test_fit_compares_two_results_and_compiles_nothing(tmp_path, capsys, monkeypatch):
+    from llmrl_jax.run.memory import fit
+    from llmrl_jax.run.memory.config import FitConfig
+
+    results = [
+        fit.Fit(FitConfig("m", remat=on), {"program": (n, None)}, 1, 1, "d", None, 2.0)
+        for on, n in ((False, 4), (True, 3))
+    ]
+    monkeypatch.setattr(fit, "fit", lambda config: results.pop(0))
+    paths = [str(tmp_path / name) for name in ("a.json", "b.json")]
+    for path in paths:
+        cli.main(["lm", "fit", "--model", "m", "--json"])
+        Path(path).write_text(capsys.readouterr().out)
+    assert cli.main(["lm", "fit", "--json", "--compare", *paths]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert rows["memory"] == [4, 3]
+    assert cli.main(["lm", "fit", "--compare", *paths]) == 0
+    assert "0.75" in capsys.readouterr().out
+    assert cli.main(["lm", "fit", "--compare", paths[0]]) != 0
+    assert "two files" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--target", "v5q:2x4"], "did you mean"),
+        (["--workload", "dqn", "--target", "v5e:2x4", "--mesh", "data=4"], "match them"),
+        (["--target", "v5e:2x4", "--devices", "8"], "give one of them"),
+        (["--workload", "dqn", "--target", "v5e:2x4x2"], "has the form v5e:4x4"),
+        ([], "--model takes"),
+    ],
+)
+def test_fit_names_what_is_wrong_with_a_target(capsys, options, message):
+    assert cli.main(["lm", "fit", *options]) != 0
+    assert message in " ".join(capsys.readouterr().err.split())

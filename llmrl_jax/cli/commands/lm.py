@@ -134,15 +134,21 @@ def generate(
 def fit(config: FitConfig) -> int:
     """Compute whether a model fits: memory per device, compiled ahead of time from its config.json, without allocating.
 
-    The exit code is 1 if it does not fit."""
+    With --target also for TPUs and GPUs that are absent, and how long a step takes there by the roofline of each
+    kernel. The exit code is 1 if it does not fit."""
+    if config.compare:
+        return _compare(config)
     from llmrl_jax.run.memory.advice import advice
+    from llmrl_jax.run.memory.config import LANGUAGE
     from llmrl_jax.run.memory.fit import fit as measure
 
+    if config.workload not in LANGUAGE:
+        from llmrl_jax.cli.workloads import fit as measure
     result = measure(config)
     if config.json:
         from llmrl_jax.run.report import as_json
 
-        helps = advice(result) if result.fits is False and config.advise else []
+        helps = advice(result) if result.fits is False and config.advise and config.workload in LANGUAGE else []
         print(as_json.text(result.facts() | {"advice": helps}))
         return int(result.fits is False)
     print(result.table())
@@ -150,11 +156,21 @@ def fit(config: FitConfig) -> int:
     print(f"Compiled in {result.seconds:.0f} s. Activations are what XLA plans for {platform}; other devices differ.")
     if result.fits is not False:
         return 0
-    if config.advise:
+    if config.advise and config.workload in LANGUAGE:
         lines = advice(result)
         print("What helps:" if lines else "No knob helps: take more or larger devices (--mesh), or a smaller model.")
         print("\n".join(lines))
     return 1
+
+
+def _compare(config: FitConfig) -> int:
+    from llmrl_jax.run.memory.compare import compare, table
+    from llmrl_jax.run.report import as_json
+
+    first, second = config.compare
+    rows = compare((first, second))
+    print(as_json.text(rows) if config.json else table(rows, (first, second)))
+    return 0
 
 
 def convert(

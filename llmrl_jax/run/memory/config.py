@@ -7,7 +7,14 @@ from typing import ClassVar, Literal
 
 from llmrl_jax import lm
 from llmrl_jax.core.checks import COUNT, FROM_0, fields_in
+from llmrl_jax.parallel.absent import Target
 from llmrl_jax.run.memory.sizes import parse_bytes
+
+
+LANGUAGE = ("sft", "grpo", "score", "generate")
+"""Workloads of a language model alone."""
+OF_A_MODEL = (*LANGUAGE, "glam", "kalm-ground", "kalm-imagine")
+"""Workloads that need a model's architecture."""
 
 
 @dataclass(frozen=True)
@@ -16,13 +23,26 @@ class FitConfig:
 
     KIND: ClassVar[str] = "lm fit"
 
-    model: str
-    """A model folder, its config.json, a GGUF file, a Hugging Face hub id, or smollm2-135m. No weights are read."""
-    workload: Literal["sft", "grpo", "score", "generate"] = "sft"
+    model: str = ""
+    """A model folder, its config.json, a GGUF file, a Hugging Face hub id, or smollm2-135m. No weights are read. Only
+    workloads without a language model (ellm, bkrl, offline, ppo, dqn, world) go without."""
+    workload: Literal[
+        "sft", "grpo", "score", "generate",
+        "glam", "ellm", "bkrl", "kalm-ground", "kalm-imagine", "offline", "ppo", "dqn", "world",
+    ] = "sft"  # fmt: skip
     """A step of fine-tuning or of GRPO as `llmrl lm` runs it; `score`: the gradient of a batch of scored prompts, as
-    in PPO's minibatches (without the critic); `generate`: sampling."""
+    in PPO's minibatches (without the critic); `generate`: sampling; glam to dqn: an update of the system or algorithm
+    with its default settings; kalm-imagine: imagined episodes; `world`: random actions in a world alone."""
     batch_size: int = 16
-    """Rows per step: texts (sft), prompts (grpo, score, generate)."""
+    """Rows per step: texts (sft), prompts (grpo, score, generate), environments, imagined episodes, or transitions of a
+    gradient step (offline)."""
+    steps: int = 0
+    """Systems, ppo, dqn, world: steps of an update in every environment; offline: gradient steps of an update;
+    kalm-imagine: steps of an episode. 0: the default."""
+    env: str = ""
+    """glam, ellm, ppo, dqn, world: the world, one of `llmrl envs list`. Empty: the default."""
+    algo: str = "iql"
+    """offline: the algorithm, one of `llmrl rl train --algo`."""
     length: int = 512
     """Tokens per row of text, or of the longest prompt."""
     new_tokens: int = 128
@@ -51,6 +71,9 @@ class FitConfig:
     """Type of the matrices of a frozen base, instead of `param_dtype`."""
     remat: bool = False
     """Recompute activations in the backward pass."""
+    target: str = ""
+    """Compile for devices that are absent, as v5e:2x4, v5p:4x4x4, v6e:4x4 (TPUs), h100:8 or h200:1 (GPUs), with the
+    compiler that they have (extras aot-tpu, aot-cuda). Also predicts the time. Empty: for this machine's devices."""
     mesh: str = ""
     """Devices by axis, as in `data=4,fsdp=2`. Empty: one device."""
     devices: int = 0
@@ -60,7 +83,9 @@ class FitConfig:
     advise: bool = True
     """If the workload does not fit: compile again with each option that saves memory, and print those that help."""
     json: bool = False
-    """Print the results as JSON, in bytes."""
+    """Print the results as JSON, in bytes and seconds."""
+    compare: tuple[str, ...] = ()
+    """Two files with results of --json: print what differs, and compile nothing."""
 
     def __post_init__(self):
         fields_in(self, COUNT, "batch_size", "length", "new_tokens", "samples", "candidates", "candidate_tokens")
@@ -70,8 +95,15 @@ class FitConfig:
         self._check_parts()
         if self.quantize != "none" and self.trains and self.tune == "full":
             raise ValueError(f"quantize {self.quantize} needs a frozen base: choose --tune lora")
+        fields_in(self, FROM_0, "steps")
         if self.memory:
             parse_bytes(self.memory)
+        if self.target:
+            Target.parse(self.target)
+            if self.devices:
+                raise ValueError("--target compiles for absent devices, --devices for simulated ones: give one of them")
+        if self.compare and len(self.compare) != 2:
+            raise ValueError(f"compare takes two files, not {len(self.compare)}")
 
     def _check_parts(self) -> None:
         """**Raises:** `ValueError` for a step that `microbatches` or `head_chunk` does not divide."""
@@ -89,4 +121,9 @@ class FitConfig:
     @property
     def trains(self) -> bool:
         """Whether the workload has a gradient and an optimiser."""
-        return self.workload != "generate"
+        return self.workload not in ("generate", "kalm-imagine", "world")
+
+    @property
+    def adapts(self) -> bool:
+        """Whether the trained parameters are adapters of a frozen base."""
+        return self.tune == "lora" and self.trains and self.workload in OF_A_MODEL

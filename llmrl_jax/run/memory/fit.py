@@ -6,9 +6,11 @@ of each part, and the compiler the memory of the program itself.
 
 from __future__ import annotations
 
+import contextlib
+import re
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,10 @@ from llmrl_jax.core.files import expanded
 from llmrl_jax.core.packaged import LANGUAGE_MODELS
 from llmrl_jax.lm.tensors import read_json
 from llmrl_jax.parallel import MeshSpec
+from llmrl_jax.parallel.absent import Target
 from llmrl_jax.run.memory.config import FitConfig
 from llmrl_jax.run.memory.programs import PROGRAMS, declared_size, held, setting
+from llmrl_jax.run.memory.roofline import Prediction
 from llmrl_jax.run.memory.sizes import count, parse_bytes, size
 
 
@@ -41,6 +45,8 @@ class Fit:
     """Memory of a device, in bytes; None if unknown."""
     seconds: float
     """Seconds for tracing and compiling."""
+    prediction: Prediction | None = None
+    """The time of a step; None without a target, or if the compiler refuses the program."""
 
     @property
     def total(self) -> int:
@@ -55,8 +61,9 @@ class Fit:
     def facts(self) -> dict[str, Any]:
         """The numbers of the table, in bytes, as JSON values."""
         parts = {name: {"per_device": part, "one_copy": whole} for name, (part, whole) in self.parts.items()}
-        names = ("parameters", "trained", "devices", "total", "memory", "fits", "seconds")
-        return {name: getattr(self, name) for name in names} | {"parts": parts}
+        names = ("parameters", "trained", "devices", "total", "memory", "fits", "seconds", "prediction")
+        settings = {f.name: getattr(self.config, f.name) for f in fields(self.config) if f.name not in NO_SETTINGS}
+        return {name: getattr(self, name) for name in names} | {"parts": parts, "settings": settings}
 
     def table(self) -> str:
         """The parts, their sum, and the verdict."""
@@ -71,7 +78,11 @@ class Fit:
         lines.append(f"{'device memory':<{width}}  {size(self.memory):>10}")
         share = self.total / self.memory
         verdict = "It does not fit" if not self.fits else "It fits" if share <= 0.9 else "It fits, barely"
-        return "\n".join([*lines, "", f"{verdict}: {share:.0%} of the memory."])
+        lines += ["", f"{verdict}: {share:.0%} of the memory."]
+        return "\n".join([*lines, "", *self.prediction.lines()] if self.prediction else lines)
+
+
+NO_SETTINGS = ("json", "compare", "advise", "memory")
 
 
 def _title(fit: Fit) -> str:
@@ -82,13 +93,15 @@ def _title(fit: Fit) -> str:
         "grpo": f"a step on {c.batch_size} prompts of {c.length} tokens, {max(2, c.samples)} x {c.new_tokens} new",
         "score": f"the gradient of {c.batch_size} prompts of {c.length} tokens, {c.candidates} candidates each",
         "generate": f"{c.batch_size} prompts of {c.length} tokens, {c.samples} x {c.new_tokens} new",
-    }[c.workload]
+    }.get(c.workload, f"rows: {c.batch_size}" + (f", steps: {c.steps}" if c.steps else ""))
     return f"{count(fit.parameters)} parameters{trained}; {c.workload}: {what}; on {fit.devices}"
 
 
 def read_shape(model: str) -> lm.LlamaConfig:
     """A model's architecture, from a folder, a GGUF file, a config.json, a packaged model's name or a hub id (only
     config.json is fetched)."""
+    if not model:
+        raise ValueError("no model is given: --model takes a folder, a config.json, a GGUF file or a hub id")
     path = expanded(model)
     if path.is_dir() or path.is_file() and path.suffix != ".json" or model.lower() in LANGUAGE_MODELS:
         return lm.read_config(model)
@@ -116,8 +129,16 @@ def _fetch(model: str) -> Path:
 def find_devices(config: FitConfig) -> list[jax.Device]:
     """The devices to compile for; simulated ones are created if jax has not initialized its devices yet.
 
-    **Raises:** `ValueError` if there are too few, with the remedy.
+    **Raises:** `ValueError` if there are too few, with the remedy; for a target, see `Target.devices`.
     """
+    needed = MeshSpec.parse(config.mesh).size
+    if config.target:
+        target = Target.parse(config.target)
+        if config.mesh and needed != target.size:
+            raise ValueError(
+                f"the mesh {config.mesh} has {needed} devices, the target {target} {target.size}: match them"
+            )
+        return target.devices()
     if config.devices:
         try:
             jax.config.update("jax_num_cpu_devices", config.devices)
@@ -131,7 +152,7 @@ def find_devices(config: FitConfig) -> list[jax.Device]:
                 f"JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count={config.devices}"
             )
         return present[: config.devices]
-    present, needed = jax.devices(), MeshSpec.parse(config.mesh).size
+    present = jax.devices()
     if needed > len(present):
         raise ValueError(
             f"the mesh {config.mesh} needs {needed} devices, {len(present)} are present; --devices {needed} simulates "
@@ -156,23 +177,69 @@ def fit(config: FitConfig) -> Fit:
 
 def compiled_fit(config: FitConfig, shape: lm.LlamaConfig, devices: list[jax.Device]) -> Fit:
     """`fit` of a model with a known architecture, on given devices."""
+
+    def build() -> Built:
+        s = setting(config, shape, devices)
+        numbers = declared_size(s.model)
+        trained = numbers.get("lora", numbers["params"]) if config.trains else 0
+        return Built(numbers["params"], trained, lambda: PROGRAMS[config.workload](s))
+
+    return measured(config, devices, build)
+
+
+@dataclass(frozen=True)
+class Built:
+    """A program that is to be compiled."""
+
+    parameters: int
+    trained: int
+    compile: Callable[[], tuple[Any, dict[str, Any]]]
+    """Returns the program, and the arrays that a device keeps, by part."""
+
+
+def measured(config: FitConfig, devices: Sequence[jax.Device], build: Callable[[], Built]) -> Fit:
+    """The memory of a program on given devices, and for a target its predicted time.
+
+    **Arguments:** `build`, checks the workload and returns its program; it is called in the target's context.
+    """
     started = time.monotonic()
-    s = setting(config, shape, devices)
-    with doing(f"compiling {config.workload}"):
-        program, kept = PROGRAMS[config.workload](s)
-    parts = _parts(config, kept, program.memory_analysis())
-    used = devices[:1] if s.mesh is None else list(s.mesh.devices.flat)
+    target = Target.parse(config.target) if config.target else None
+    used = list(devices)[: MeshSpec.parse(config.mesh).size if config.mesh else 1]
     place = f"{len(used)} x {used[0].device_kind} ({used[0].platform})"
-    numbers = declared_size(s.model)
+    prediction = None
+    with target.context() if target else contextlib.nullcontext():
+        built = build()
+        try:
+            with doing(f"compiling {config.workload}"):
+                program, kept = built.compile()
+        except jax.errors.JaxRuntimeError as error:
+            parts = _refused(error)
+        else:
+            parts = _parts(config, kept, program.memory_analysis())
+            if target:
+                chunk = config.workload not in ("score", "generate", "kalm-imagine", "world")
+                prediction = Prediction.of(program.as_text(), target.facts, once=int(chunk))
+    memory = target.facts.memory if target else device_memory(used)
     return Fit(
         config=config,
         parts=parts,
-        parameters=numbers["params"],
-        trained=numbers.get("lora", numbers["params"]) if config.trains else 0,
+        parameters=built.parameters,
+        trained=built.trained,
         devices=f"{place}, {MeshSpec.parse(config.mesh)}" if config.mesh else place,
-        memory=parse_bytes(config.memory) if config.memory else device_memory(used),
+        memory=parse_bytes(config.memory) if config.memory else memory,
         seconds=time.monotonic() - started,
+        prediction=prediction,
     )
+
+
+def _refused(error: Exception) -> dict[str, tuple[int, int | None]]:
+    """`Fit.parts` of a program that a compiler refuses, since it does not fit: the sum, which is all that it says.
+
+    **Raises:** any other error of a compiler."""
+    needs = re.search(r"(?:[Uu]sed|required[^()]*\() ?([\d.]+)([KMGT])", str(error))
+    if "RESOURCE_EXHAUSTED" not in str(error) or needs is None:
+        raise error
+    return {"needed, as the compiler says": (parse_bytes(f"{needs[1]}{needs[2]}iB"), None)}
 
 
 def _parts(config: FitConfig, kept: Mapping[str, Any], stats: Any) -> dict[str, tuple[int, int | None]]:
@@ -181,7 +248,7 @@ def _parts(config: FitConfig, kept: Mapping[str, Any], stats: Any) -> dict[str, 
     if jax.tree.leaves(kept["base"]):
         parts["frozen parameters" if config.trains else "parameters"] = held(kept["base"])
     if "trained" in kept:
-        parts["adapters" if config.tune == "lora" else "parameters"] = held(kept["trained"])
+        parts["adapters" if config.adapts else "parameters"] = held(kept["trained"])
         parts["optimiser"] = held(kept["optimiser"])
     parts["data and counters"] = held(kept["data"])
     temporary = stats.temp_size_in_bytes

@@ -1,0 +1,339 @@
+"""Workloads of `llmrl lm fit` beyond language models alone: an update of every system, of ppo and dqn, and worlds.
+
+Each is built as its command builds it, from shapes and with the default settings, and compiled ahead of time. To add
+one: a function from a `Setting` to `Parts`, and a line in `WORKLOADS`.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+
+import envs_jax
+from llmrl_jax import lm
+from llmrl_jax.parallel import batch_sharding, make_mesh, shardings
+from llmrl_jax.run.chunk import make_chunk
+from llmrl_jax.run.memory.config import FitConfig
+from llmrl_jax.run.memory.fit import Built, Fit, find_devices, measured, read_shape
+from llmrl_jax.run.memory.programs import place_like, placed
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The options, and where arrays are: a `Placement` of shapes, which answers with shardings."""
+
+    config: FitConfig
+    mesh: Mesh | None
+    one: Sharding
+    """Without a mesh: the device."""
+
+    def rows(self, tree: Any, axis: int = 0) -> Any:
+        """For every leaf the sharding with an axis split over the devices."""
+        where = self.one if self.mesh is None else batch_sharding(self.mesh, axis)
+        return jax.tree.map(lambda _: where, tree)
+
+    def whole(self, tree: Any) -> Any:
+        """For every leaf the sharding of a copy on every device."""
+        where = self.one if self.mesh is None else NamedSharding(self.mesh, PartitionSpec())
+        return jax.tree.map(lambda _: where, tree)
+
+    def collections(self, llama: lm.Llama, tree: Any) -> Any:
+        """`whole`, but collections of a language model (`params`, `lora`) split as the mesh says."""
+        found = self.whole(tree)
+        if self.mesh is None or not isinstance(tree, dict):
+            return found
+        shapes, axes = llama.abstract(), llama.logical_axes()
+        return found | {name: shardings(shapes[name], axes[name], self.mesh) for name in tree if name in shapes}
+
+    def options(self, settings: Any, rows: str = "num_envs", steps: str = "num_steps") -> Any:
+        """Settings of a learner with the batch size and the steps that are asked for."""
+        asked = {rows: self.config.batch_size} | ({steps: self.config.steps} if self.config.steps else {})
+        return replace(settings, **asked)
+
+    def refuse_mesh(self) -> None:
+        """**Raises:** `ValueError` if a mesh is asked for, of a workload that is compiled for one device."""
+        if self.mesh is not None:
+            raise ValueError(f"the workload {self.config.workload} is compiled for one device: leave --mesh out")
+
+
+Parts = tuple[Any, Any, Any]
+"""A learner, or a function; its state as shapes, or a tuple of its arguments; the shardings of that."""
+
+
+def fit(config: FitConfig) -> Fit:
+    """The memory of a workload, and for a target the time of an update; as `llmrl_jax.run.memory.fit.fit`.
+
+    **Raises:** what `find_devices` and the builders of the system raise."""
+    devices = find_devices(config)
+    mesh = make_mesh(config.mesh, devices) if config.mesh else None
+    setting = Setting(config, mesh, SingleDeviceSharding(devices[0]))
+
+    def build() -> Built:
+        learner, shapes, places = WORKLOADS[config.workload](setting)
+        arguments = placed(shapes, places)
+        if isinstance(shapes, tuple):
+            return Built(_size(shapes[0]), 0, partial(_function, learner, arguments))
+        frozen = _size(shapes.frozen) if config.adapts else 0
+        return Built(_size(shapes.params) + frozen, _size(shapes.params), partial(_update, learner, arguments))
+
+    return measured(config, devices, build)
+
+
+def _size(tree: Any) -> int:
+    """Numbers in a tree of floating-point arrays."""
+    return sum(x.size for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating))
+
+
+def _update(learner: Any, state: Any) -> tuple[Any, dict[str, Any]]:
+    rest, frozen = state.replace(frozen=()), state.frozen
+    kept = jax.tree.map(lambda x: x.sharding, rest)
+    jitted = jax.jit(make_chunk(learner, 1), donate_argnums=0, out_shardings=(kept, None))
+    compiled = jitted.lower(rest, frozen, np.int32(1)).compile()
+    optimiser = getattr(state, "opt_state", ())
+    return compiled, {
+        "base": frozen,
+        "trained": state.params,
+        "optimiser": optimiser,
+        "data": rest.replace(params=(), **({"opt_state": ()} if hasattr(state, "opt_state") else {})),
+    }
+
+
+def _function(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Any, dict[str, Any]]:
+    compiled = jax.jit(function).lower(*arguments).compile()
+    return compiled, {"base": arguments[0], "data": arguments[1:]}
+
+
+def _key() -> Any:
+    return jax.eval_shape(lambda: jax.random.key(0))
+
+
+def _played(s: Setting, learner: Any, state: Any) -> Parts:
+    """A learner that acts in environments, with the shardings that it gives its state."""
+    from llmrl_jax.rl import bonus
+    from llmrl_jax.rl.rollout import place
+
+    places = s.whole(state).replace(runner=place(state.runner, s), bonus=bonus.place(state.bonus, s))
+    if hasattr(state, "replay"):
+        memory = learner.update.args[0].__self__.memory
+        places = places.replace(replay=memory.place(state.replay, s.rows, s.whole))
+    return learner, state, places
+
+
+# --- reinforcement learning -------------------------------------------------------------------------------------------
+
+
+def _algorithm(s: Setting) -> Parts:
+    """`llmrl rl train --algo ppo` or `dqn`."""
+    from envs_jax.wrappers import EpisodeStatistics
+    from llmrl_jax.rl.networks import NetworkConfig
+    from llmrl_jax.rl.registry import algorithm
+
+    entry = algorithm(s.config.workload)
+    env, params = envs_jax.make(s.config.env or "CartPole-v1")
+    env, hyper = EpisodeStatistics(env), s.options(entry.config())
+    policy = entry.policy(env, params, NetworkConfig(), hyper)
+    state = jax.eval_shape(entry.make(hyper, env, params, policy, None).init, _key())
+    return _played(s, entry.make(hyper, env, params, policy, s.mesh), state)
+
+
+OBSERVED, ACTED, RECORDED = 17, 6, 10_000
+"""Offline: numbers of an observation and of an action, as HalfCheetah's, and recorded steps if `rows` does not say."""
+
+
+def _offline(s: Setting) -> Parts:
+    """`llmrl rl train --algo iql` and the like, on recorded steps of the size of HalfCheetah's."""
+    from llmrl_jax.data.transitions import Transitions
+    from llmrl_jax.rl.offline import make_offline
+    from llmrl_jax.rl.offline_data import ActionKind
+    from llmrl_jax.rl.registry import OFFLINE, algorithm, spelled
+
+    s.refuse_mesh()
+    name = spelled(s.config.algo)
+    if name not in OFFLINE:
+        raise ValueError(f"algo is {s.config.algo}; the workload offline has {', '.join(sorted(OFFLINE))}")
+    discrete, count = name.startswith("discrete"), s.config.rows or RECORDED
+    seen = np.random.default_rng(0).standard_normal((count, OBSERVED), np.float32)
+    action = (
+        np.arange(count) % ACTED if discrete else np.tile(np.linspace(-0.9, 0.9, ACTED, dtype=np.float32), (count, 1))
+    )
+    no, reward = np.zeros(count, bool), np.zeros(count, np.float32)
+    steps = Transitions(*map(jnp.asarray, (seen, action, reward, seen, no, np.arange(1, count + 1) % 1000 == 0)))
+    actions = ActionKind(ACTED) if discrete else ActionKind.box(-1.0, 1.0, ACTED)
+    entry = algorithm(name)
+    config = s.options(entry.config(), "batch_size", "gradient_steps")
+    learner = make_offline(entry.make(config, actions), config, steps, actions)
+    state = jax.eval_shape(learner.init, _key())
+    state = state.replace(frozen=jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state.frozen))
+    return learner, state, s.whole(state)
+
+
+def _world(s: Setting) -> Parts:
+    """Random actions in a world, `steps` of them in each environment."""
+    env, params = envs_jax.make(s.config.env or "BabyAI-GoToLocal-v0")
+    count = s.config.batch_size
+    vector, space = envs_jax.VectorEnv(env, count, policy="pool", pool_size=64), env.action_space(params)
+    _, state = jax.eval_shape(vector.reset, _key(), params)
+
+    def play(state, key):
+        def step(carry, key):
+            state, total = carry
+            act, move = jax.random.split(key)
+            actions = jax.vmap(space.sample)(jax.random.split(act, count))
+            obs, state, reward, terminated, truncated, _ = vector.step(move, state, actions, params)
+            seen = [*jax.tree.leaves(obs), reward, terminated, truncated]
+            return (state, total + sum(jnp.sum(x.astype(jnp.float32)) for x in seen)), None
+
+        return jax.lax.scan(step, (state, jnp.float32(0)), jax.random.split(key, s.config.steps or 64))[0]
+
+    places = s.whole(state).replace(env=s.rows(state.env))
+    return play, (state, _key()), (places, s.whole(_key()))
+
+
+# --- systems ----------------------------------------------------------------------------------------------------------
+
+
+def _glam(s: Setting) -> Parts:
+    """GLAM's PPO: play and learning of a language model of the given shape, with a token for each word."""
+    from llmrl_jax.lm.tokens import WordTokenizer
+    from llmrl_jax.rl.rollout import place
+    from llmrl_jax.systems.glam import presets
+    from llmrl_jax.systems.glam.build import build, make_world
+    from llmrl_jax.systems.glam.prompt import glam_prompt
+
+    c = s.config
+    preset = presets.GLAM_LORA if c.tune == "lora" else presets.GLAM
+    ppo = s.options(replace(preset.ppo, microbatches=c.microbatches))
+    played = ppo.num_envs * ppo.num_steps
+    most = max(1, played // (preset.ppo.num_envs * preset.ppo.num_steps // preset.ppo.minibatches))  # as large as usual
+    ppo = replace(ppo, minibatches=next(n for n in range(most, 0, -1) if played % n == 0))
+    config = replace(preset, env=c.env or preset.env, ppo=ppo, remat=c.remat, dtype=c.dtype, quantize=c.quantize)
+    if c.tune == "lora":
+        config = replace(config, lora=c.lora)
+    with tempfile.TemporaryDirectory() as folder:
+        env, _ = make_world(config)
+        template = glam_prompt(env, env.action_names, history=config.history, list_actions=config.list_actions)
+        WordTokenizer.from_prompt(template.prompt, template.actions).save(Path(folder))
+        (Path(folder) / "config.json").write_text(json.dumps(read_shape(c.model).to_hf()), encoding="utf-8")
+        config = replace(config, model=folder, init="random")
+        state = jax.eval_shape(build(config).learner().init, _key())
+        built = build(config, s.mesh)
+    llama = built.policy.model
+    params, frozen = s.collections(llama, state.params), s.collections(llama, state.frozen)
+    moments = place_like(state.opt_state, state.params, params, jax.tree.leaves(s.whole(0))[0])
+    places = s.whole(state).replace(params=params, frozen=frozen, opt_state=moments, runner=place(state.runner, s))
+    return built.learner(), state, places
+
+
+def _ellm(s: Setting) -> Parts:
+    """ELLM's agent in Crafter, with goals by rules."""
+    from llmrl_jax.systems.ellm.build import build
+    from llmrl_jax.systems.ellm.config import EllmConfig
+
+    config = EllmConfig(encoder="hashed")
+    config = replace(config, env=s.config.env or config.env, dqn=s.options(config.dqn))
+    bare = build(config)
+    return _played(s, replace(bare, mesh=s.mesh).learner(), jax.eval_shape(bare.learner().init, _key()))
+
+
+def _bkrl(s: Setting) -> Parts:
+    """The agent of `llmrl bkrl train`, with the potential's place taken by a constant."""
+    from llmrl_jax.systems.bkrl.config import TrainRun
+    from llmrl_jax.systems.bkrl.training import make
+
+    s.refuse_mesh()
+    config = TrainRun()
+    agent = replace(config.agent, ppo=s.options(config.agent.ppo))
+    learner = make(replace(config, agent=replace(agent, env=s.config.env or agent.env))).learner
+    return _played(s, learner, jax.eval_shape(learner.init, _key()))
+
+
+STATE, ACTIONS, EPISODE = 10, 40, 50
+"""KALM: numbers of a state, actions and most steps of an episode, as in CLEVR-Robot."""
+
+
+def _grounding(s: Setting) -> Parts:
+    """A step of `llmrl kalm ground` on rows of `length` places."""
+    from llmrl_jax.systems.kalm.config import GroundRun
+    from llmrl_jax.systems.kalm.grounding import make_grounding
+    from llmrl_jax.systems.kalm.patterns import Episodes, Rows
+    from llmrl_jax.systems.kalm.world_model import WorldModel
+
+    c, run = s.config, GroundRun()
+    count = max(c.rows, c.batch_size)
+    places = np.zeros((count, c.length), np.int32)
+    rows = Rows(
+        tokens=places, kind=places.astype(np.int8), index=places, before=places, learn=places > 0, positions=places,
+        segments=places, spoken=places[:, : min(32, c.length)],
+    )  # fmt: skip
+    first, steps = np.zeros(1, np.int64), np.full(1, EPISODE)
+    states = np.linspace(0, 1, (EPISODE + 1) * STATE, dtype=np.float32).reshape(EPISODE + 1, STATE)
+    episodes = Episodes(states, np.zeros(EPISODE, np.int32), first, first, steps)
+    llama = _llama(s, c.lora if c.tune == "lora" else None)
+    shapes = llama.abstract()
+    model = WorldModel.around(llama, episodes, ACTIONS)
+    config = replace(run.sft, batch_size=c.batch_size, microbatches=c.microbatches)
+
+    def make(variables: Any, mesh: Mesh | None) -> Any:
+        return make_grounding(config, run.weights, model, variables, rows, episodes, 1000, mesh)
+
+    state = jax.eval_shape(lambda v, key: make(v, None).init(key), shapes, _key())
+    params = s.collections(llama, state.params)
+    frozen = {**s.whole(state.frozen), "base": s.collections(llama, state.frozen["base"])}
+    moments = place_like(state.opt_state, state.params, params, jax.tree.leaves(s.whole(0))[0])
+    return make(shapes, s.mesh), state, s.whole(state).replace(params=params, frozen=frozen, opt_state=moments)
+
+
+def _imagining(s: Setting) -> Parts:
+    """Imagined episodes of `llmrl kalm imagine`, after instructions of `length` tokens."""
+    from llmrl_jax.systems.kalm.imagination import imagine
+    from llmrl_jax.systems.kalm.world_model import Slots, Units, WorldModel
+
+    c, llama = s.config, _llama(s, None)
+    model = WorldModel(llama, Slots(llama.config.hidden_size, STATE, ACTIONS, True))
+    shapes = {"params": llama.abstract()["params"]}
+    variables = shapes | {"slots": jax.eval_shape(model.init_slots, _key(), shapes)}
+    ones = jnp.ones(STATE)
+    units = Units(0 * ones, ones, 0.1 * ones)
+
+    def label(goals, states, actions):
+        return states[:, 1:, 0], jnp.zeros(actions.shape[:2], bool)
+
+    def play(variables, tokens, first):
+        lengths, goals = jnp.full(c.batch_size, c.length), jnp.zeros((c.batch_size, 1))
+        return imagine(model, variables, units, tokens, lengths, first, goals, label, c.steps or EPISODE)
+
+    given = (
+        jax.ShapeDtypeStruct((c.batch_size, c.length), jnp.int32),
+        jax.ShapeDtypeStruct((c.batch_size, STATE), jnp.float32),
+    )
+    return play, (variables, *given), (s.collections(llama, variables), *s.rows(given))
+
+
+def _llama(s: Setting, lora: lm.LoRAConfig | None) -> lm.Llama:
+    c, dtype = s.config, jnp.dtype(s.config.dtype)
+    kept = jnp.dtype(jnp.float32) if c.trains and lora is None else dtype
+    return lm.Llama(read_shape(c.model), lora=lora, dtype=dtype, param_dtype=kept, remat=c.remat)
+
+
+WORKLOADS: dict[str, Callable[[Setting], Parts]] = {
+    "glam": _glam,
+    "ellm": _ellm,
+    "bkrl": _bkrl,
+    "kalm-ground": _grounding,
+    "kalm-imagine": _imagining,
+    "offline": _offline,
+    "ppo": _algorithm,
+    "dqn": _algorithm,
+    "world": _world,
+}
+"""Name -> function that builds the workload, in the context of the target."""

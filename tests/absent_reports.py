@@ -1,0 +1,44 @@
+"""Reports of `llmrl lm fit --target`, as a process of its own: the compilers read the environment once, when loaded.
+
+    python tests/absent_reports.py '[{"workload": "dqn", "target": "v5e:2x4"}]'
+
+prints a JSON list with the report of each, or its error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+
+ROOT = Path(__file__).parent.parent
+
+
+def reports(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The reports of several options of `llmrl lm fit`."""
+    left_out = ("XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR")
+    kept = {name: value for name, value in os.environ.items() if name not in left_out}
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, __file__, json.dumps(cases)]
+    done = subprocess.run(command, env=kept | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def report(case: dict[str, Any]) -> dict[str, Any]:
+    from llmrl_jax.cli.workloads import fit as fit_system
+    from llmrl_jax.run.memory.config import LANGUAGE, FitConfig
+    from llmrl_jax.run.memory.fit import fit
+
+    config = FitConfig(**case)
+    return (fit if config.workload in LANGUAGE else fit_system)(config).facts()
+
+
+if __name__ == "__main__":
+    from llmrl_jax.run.report import as_json
+
+    print(json.dumps([as_json.values(report(case)) for case in json.loads(sys.argv[1])]))
