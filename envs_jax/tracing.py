@@ -15,6 +15,11 @@ import numpy as np
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+def platform() -> str:
+    """The platform for which programs are traced: `cpu`, `gpu` or `tpu`."""
+    return jax.default_backend()
+
+
 def standard_promotion(function: Function) -> Function:
     """A function that runs under JAX's default rules for mixed dtypes and ranks, whatever the process has set.
 

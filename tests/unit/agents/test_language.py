@@ -249,6 +249,9 @@ def test_what_all_prompts_share_is_computed_once_and_changes_nothing():
     learner = glam.learner()
     _, metrics = jax.jit(lambda key: learner.update(learner.init(key)))(jax.random.key(0))
     assert float(metrics["first_ratio_error"]) < 1e-5
+    assert float(metrics["sampling_near_one"]) == 1
+    # of the first gradient step alone: later ones have moved
+    assert 0 <= float(metrics["sampling_kl"]) < 1e-10 < float(metrics["approx_kl"])
 
 
 def test_gradients_by_length_are_the_same_gradients():
