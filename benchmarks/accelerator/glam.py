@@ -55,7 +55,7 @@ class Program:
 
     def __init__(self, config: GlamConfig):
         self.config, self.glam = config, build(config)
-        ppo = (config.ppo, self.glam.env, self.glam.env_params, self.glam.policy)
+        ppo = (self.glam.ppo, self.glam.env, self.glam.env_params, self.glam.policy)
         self.ppo = PPO(*ppo, Placement(None), None, None)
         self.state = self.ppo.init(jax.random.key(0))
         self.steps = config.ppo.num_envs * config.ppo.num_steps

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from envs_jax.actions import mask_of
 from llmrl_jax.lm import Candidates, Llama, Scores, ValueHead, score
-from llmrl_jax.parallel import shardings
+from llmrl_jax.parallel import Placement, shardings
 from llmrl_jax.rl.distributions import Categorical
 from llmrl_jax.rl.policy import over_offered
 
@@ -74,7 +74,8 @@ class LanguagePolicy:
     stop_competence_gradient: bool = False
     """Whether this head's gradient stops at the shared trunk."""
     rows: int = 0
-    """Number of prompts scored at once, if it divides the batch; 0: all. On a CPU, small groups fit into the cache."""
+    """Number of prompts scored at once, if it divides the batch; 0: all. On a CPU, small groups fit into the cache.
+    With `widths` on a mesh, a multiple of the devices over which rows are split."""
     widths: tuple[int, ...] = ()
     """Padded lengths; each group of `rows` uses the shortest that fits it, see `llmrl_jax.lm.score`."""
     longest: int | None = None
@@ -128,21 +129,19 @@ class LanguagePolicy:
         shared = len(self.prefix)
         tokens, lengths = tokens[:, shared : self.longest], lengths - shared
         widths = [width - shared for width in self.widths if width > shared]
-        rows = min(self.rows, len(tokens)) or None
-        if rows and len(tokens) % rows:
+        rows, shards = min(self.rows, len(tokens)) or None, Placement(self.mesh).row_devices
+        if rows and (len(tokens) % rows or widths and rows % shards):
             rows = None
-        return score(
-            self.model, variables, tokens, lengths, candidates, self.prefix, mask=mask, rows=rows, widths=widths
-        )
+        grouped: Any = {"rows": rows, "widths": widths, "shards": shards}
+        return score(self.model, variables, tokens, lengths, candidates, self.prefix, mask=mask, **grouped)
 
     def sizes(self, obs: Any) -> Int[Array, " B"]:
         """The length of each prompt, see `llmrl_jax.rl.policy.SizedPolicy`."""
         return self.prompts(obs)[1]
 
     def forms(self, rows: int) -> Mapping[int, LanguagePolicy]:
-        """A policy for each of `widths` and one for all lengths; none where groups of `rows` choose for themselves, and
-        on a mesh, where rows would move between devices."""
-        if not self.widths or rows > self.rows or self.mesh is not None:
+        """A policy for each of `widths` and one for all lengths; none where groups of `rows` choose for themselves."""
+        if not self.widths or rows > self.rows:
             return {}
         plain = replace(self, widths=(), rows=0)
         widths = [width for width in sorted(self.widths) if width > len(self.prefix)]

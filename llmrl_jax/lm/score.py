@@ -20,6 +20,7 @@ from llmrl_jax.lm.config import LlamaConfig
 from llmrl_jax.lm.declare import projections
 from llmrl_jax.lm.model import AnyArray, Llama
 from llmrl_jax.lm.tokens import check_tokens
+from llmrl_jax.parallel import constrain
 
 
 Form = Literal["auto", "tree", "branches", "naive"]
@@ -143,6 +144,7 @@ def score(
     form: str = "auto",
     rows: int | None = None,
     widths: Sequence[int] = (),
+    shards: int = 1,
 ) -> Scores:
     """Score every candidate as a continuation of every prompt.
 
@@ -159,11 +161,12 @@ def score(
     the speed if activations then fit the cache; the backward pass recomputes each group's forward pass. None computes
     all at once; `widths`, with `rows`: padded lengths shorter than `S`. Prompts are sorted by length, and each group is
     padded to the shortest sufficient width, so that the work depends on the mean length instead of the longest; each
-    width is compiled separately. At most `rows` prompts are one group. Sorting moves rows between the devices of a
-    mesh: do not use it there.
+    width is compiled separately. At most `rows` prompts are one group; `shards`, with `widths`: the number of equal
+    parts of the batch, in its order, within which prompts are sorted. On a mesh it is the number of devices over which
+    rows are split: each has as many rows of every group as the others, and no row leaves its device.
     **Returns:** `Scores`.
     **Raises:** `ValueError` if prompt and candidate exceed the model's positions, a token is not in its vocabulary, or
-    `rows` or `widths` do not fit the batch.
+    `rows`, `widths` or `shards` do not fit the batch.
     """
     _check(model, tokens, lengths, prefix, candidates)
     batch = tokens.shape[0]
@@ -172,7 +175,8 @@ def score(
             raise ValueError(
                 f"the mask is {mask.shape}, but there are {batch} prompts and {len(candidates)} candidates"
             )
-        scores = score(model, variables, tokens, lengths, candidates, prefix, form=form, rows=rows, widths=widths)
+        grouped: Any = {"rows": rows, "widths": widths, "shards": shards}
+        scores = score(model, variables, tokens, lengths, candidates, prefix, form=form, **grouped)
         return _masked(scores, mask)
     if form == "auto":
         form = choose_form(model.config, tokens.shape[1], candidates, len(prefix))
@@ -185,7 +189,7 @@ def score(
         if rows < 1 or batch % rows:
             raise ValueError(f"rows is {rows}, which does not divide a batch of {batch}")
         if widths:
-            return _score_sorted(model, variables, tokens, lengths, candidates, prefix, rows, widths, form)
+            return _score_sorted(model, variables, tokens, lengths, candidates, prefix, rows, widths, shards, form)
         # Every group takes strided rows of the batch, so that rows stay on their devices of a mesh.
         groups = jax.tree.map(lambda x: x.reshape(rows, -1, *x.shape[1:]).swapaxes(0, 1), (tokens, lengths))
         one = jax.checkpoint(lambda group: score(model, variables, group[0], group[1], candidates, prefix, form=form))
@@ -220,10 +224,13 @@ def _score_sorted(
     prefix: Sequence[int],
     rows: int,
     widths: Sequence[int],
+    shards: int,
     form: str,
 ) -> Scores:
     """`score` in groups of prompts of similar length, each padded to the shortest sufficient width."""
     batch, longest = tokens.shape
+    if rows % shards:
+        raise ValueError(f"shards is {shards}, which does not divide groups of {rows} rows")
     if min(widths) < 1 or max(widths) > longest:
         raise ValueError(f"widths are {tuple(widths)}; they must lie between 1 and the prompts' {longest}")
     sizes = sorted({*widths, longest})
@@ -235,13 +242,30 @@ def _score_sorted(
 
     @jax.checkpoint
     def one(group):
-        return tracing.switch(jnp.searchsorted(np.asarray(sizes), jnp.max(group[1])), branches, group)
+        return tracing.switch(group[2], branches, group[:2])
 
-    order = jnp.argsort(lengths)
-    groups = jax.tree.map(lambda x: jnp.asarray(x)[order].reshape(-1, rows, *x.shape[1:]), (tokens, lengths))
-    scores = jax.lax.map(one, groups)
-    back = jnp.argsort(order)
-    return jax.tree.map(lambda x: x.reshape(batch, *x.shape[2:])[back], scores)
+    def ordered(x, order):
+        """Rows of each shard in an order. `x`, `[shards, batch / shards, ...]`."""
+        return jnp.take_along_axis(x, order.reshape(*order.shape, *[1] * (x.ndim - 2)), axis=1)
+
+    def grouped(x):
+        """From the rows of each shard in order to groups, with equally many rows of every shard."""
+        x = x.reshape(shards, batch // rows, rows // shards, *x.shape[2:]).swapaxes(0, 1)
+        return constrain(x.reshape(-1, rows, *x.shape[3:]), None, "batch", *[None] * (x.ndim - 3))
+
+    def apart(x):
+        """The inverse of `grouped`."""
+        x = x.reshape(batch // rows, shards, rows // shards, *x.shape[2:]).swapaxes(0, 1)
+        return x.reshape(shards, batch // shards, *x.shape[3:])
+
+    order = jnp.argsort(jnp.reshape(lengths, (shards, -1)), axis=1)
+    groups = jax.tree.map(
+        lambda x: grouped(ordered(jnp.reshape(x, (shards, -1, *x.shape[1:])), order)), (tokens, lengths)
+    )
+    needed = jnp.searchsorted(np.asarray(sizes), jnp.max(groups[1], axis=1))
+    scores = jax.lax.map(one, (*groups, needed))
+    back = jnp.argsort(order, axis=1)
+    return jax.tree.map(lambda x: ordered(apart(x), back).reshape(batch, *x.shape[2:]), scores)
 
 
 def _behind(prefix: Sequence[int], tokens: Any, lengths: Any) -> tuple[Any, Any]:

@@ -36,7 +36,8 @@ class Policy(Protocol):
 
     Rows are independent: the outputs of a row do not depend on the other rows of the batch. `step` and `unroll` agree:
     the first minibatch's probability ratio is 1 up to rounding, and every run checks it. A policy that does not compute
-    in float32 has an attribute `dtype`, which sets the bound (`llmrl_jax.rl.precision`).
+    in float32, or in several, has an attribute `dtype`, which sets the bound; learners then report `sampling_metrics`
+    too (`llmrl_jax.rl.precision`).
     """
 
     @property

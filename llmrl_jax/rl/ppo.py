@@ -37,7 +37,7 @@ from llmrl_jax.rl.learner import Learner
 from llmrl_jax.rl.networks import network_policy
 from llmrl_jax.rl.policy import Auxiliary, Policy
 from llmrl_jax.rl.ppo_config import PPOConfig, check
-from llmrl_jax.rl.precision import ratio_bound, ratio_error
+from llmrl_jax.rl.precision import SAMPLING_METRICS, compares_sampling, ratio_bound, ratio_error, sampling_metrics
 from llmrl_jax.rl.registry import Algorithm
 from llmrl_jax.rl.returns import gae
 from llmrl_jax.rl.rollout import Rollout, Runner, collect, episode_metrics, place, start, task_names, with_pool
@@ -106,7 +106,8 @@ def ppo_loss(
     the auxiliary.
 
     **Returns:** the loss, and a dict of float32 scalars: its terms, `approx_kl` (Schulman's `ratio - 1 - log ratio`),
-    `clip_fraction`, and `ratio_error`, the largest `max(ratio, 1 / ratio) - 1`.
+    `clip_fraction`, `ratio_error`, the largest `max(ratio, 1 / ratio) - 1`, and, of a policy that states its `dtype`,
+    `sampling_metrics` (`llmrl_jax.rl.precision`).
     """
     carry = jax.tree.map(lambda x: x[0], batch.carry)
     seen = (params, frozen, batch.obs, carry, batch.first)
@@ -128,11 +129,11 @@ def ppo_loss(
 
     entropy = jnp.mean(distribution.entropy())
     loss = policy_loss + hparams["value_loss_coef"] * value_loss - hparams["entropy_coef"] * entropy
-    beside = {}
+    beside = sampling_metrics(log_ratio) if compares_sampling(policy) else {}
     if auxiliary is not None:
         auxiliary_loss = auxiliary.loss(prediction, batch.target)
         loss += auxiliary.coef * auxiliary_loss
-        beside = {f"{auxiliary.name}_loss": auxiliary_loss}
+        beside |= {f"{auxiliary.name}_loss": auxiliary_loss}
     return loss, {
         **beside,
         "loss": loss,
@@ -166,7 +167,9 @@ def make_ppo(
     `first_ratio_error` (`ratio_error` of the first minibatch, bounded as in `llmrl_jax.rl.precision`: by 1e-5 for
     discrete actions where matrix products are in float32, as on a CPU; by more for continuous actions, for rows padded
     to several lengths, and for the products of fewer bits that GPUs and TPUs use by default), `nonfinite` (1 if a loss
-    or gradient was not finite, bounded by 0), those of `episode_metrics`, and those of the auxiliary and the bonus.
+    or gradient was not finite, bounded by 0), those of `episode_metrics`, and those of the auxiliary and the bonus. A
+    policy that states its `dtype`, as a language model, adds `sampling_kl` and `sampling_near_one` over the first
+    minibatch (`llmrl_jax.rl.precision.sampling_metrics`).
     Episode returns are sums of the environment's rewards, without the bonus.
     **Raises:** `ValueError` if sizes do not divide (the arithmetic is shown) or an option is out of range.
     """
@@ -342,8 +345,9 @@ class PPO:
                 minibatch = minibatch.replace(advantage=normalized(minibatch.advantage, floor))
             grads, metrics = self._gradient(loss, params, minibatch)
             params, opt_state, norm = descend(optimizer, params, grads, opt_state, learning_rate)
-            error, kl = metrics.pop("ratio_error"), metrics["approx_kl"]
-            metrics |= {"grad_norm": norm, "first_ratio_error": jnp.where(i == 0, error, 0.0)}
+            first = {of_first[name]: jnp.where(i == 0, metrics.pop(name), 0.0) for name in of_first}
+            kl = metrics["approx_kl"]
+            metrics |= {"grad_norm": norm} | first
             bonus, own = self._learn_bonus(bonus, minibatch.steps, jax.random.fold_in(bonus_key, i))
             sums = jax.tree.map(jnp.add, sums, metrics | own)
             return i + 1, params, opt_state, bonus, sums, kl > hparams["target_kl"]
@@ -351,12 +355,16 @@ class PPO:
         names = [*LOSS_METRICS, "grad_norm", *([] if self.auxiliary is None else [f"{self.auxiliary.name}_loss"])]
         learned = list(jax.eval_shape(self._learn_bonus, state.bonus, rows.steps, bonus_key)[1])
         names += learned
-        sums = {name: jnp.float32(0) for name in (*names, "first_ratio_error")}
+        # metrics of the first minibatch, by their names in the loss
+        of_first = {"ratio_error": "first_ratio_error"}
+        if compares_sampling(self.policy):
+            of_first |= {name: name for name in SAMPLING_METRICS}
+        sums = {name: jnp.float32(0) for name in (*names, *of_first.values())}
         params, opt_state = flat.flatten(state.params), flat.flatten_moments(state.opt_state)
         loop = (jnp.int32(0), params, opt_state, state.bonus, sums, jnp.bool(False))
         loop = tracing.while_loop(lambda loop: (loop[0] < total) & ~loop[5], gradient_step, loop)
         done, params, opt_state, bonus, sums, _ = loop
-        metrics = {name: sums[name] / done for name in names} | {"first_ratio_error": sums["first_ratio_error"]}
+        metrics = {name: sums[name] / done for name in names} | {name: sums[name] for name in of_first.values()}
         finite = jnp.all(jnp.isfinite(jnp.stack([metrics[name] for name in ("loss", "grad_norm", *learned)])))
         metrics |= {"gradient_steps": done, "nonfinite": ~finite}
         return flat.restore(params), flat.restore_moments(opt_state), bonus, metrics

@@ -13,7 +13,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
+
+from envs_jax import tracing
 
 from envs_jax import tracing
 
@@ -50,6 +52,45 @@ def ratio_error(log_ratio: Float[Array, "*B"]) -> Float[Array, ""]:
     **Arguments:** `log_ratio`, `log r` in nats.
     """
     return jnp.expm1(jnp.max(jnp.abs(log_ratio)))
+
+
+NEAR_ONE = (0.999, 1.002)
+"""The range of ratios that `sampling_near_one` counts."""
+
+SAMPLING_METRICS = ("sampling_kl", "sampling_near_one")
+"""The names of `sampling_metrics`."""
+
+
+def sampling_metrics(log_ratio: Float[Array, "*B"], weight: Any = None) -> dict[str, Float[Array, ""]]:
+    """Agreement of the policy that sampled with the policy that learns, before its first gradient step. The two have
+    the same parameters, so only rounding and errors of the program separate them.
+
+    **Arguments:** `log_ratio`, for each sampled action or token its log-probability under the learner minus that at
+    sampling, in nats; `weight`, in the shape of `log_ratio`, of each in the means, with a sum of 1, or less for a part
+    of a batch, whose metrics are added; 0 excludes an entry. None: all have the same.
+    **Returns:** float32 scalars. `sampling_kl`: an estimate of KL(sampler || learner) in nats, the mean of
+    `r - 1 - log r` for the ratio `r`. It is the estimator k3 of Schulman, "Approximating KL divergence"
+    (http://joschu.net/blog/kl-approx.html, 2020): unbiased like the mean of `-log r`, never negative, and of much
+    lower variance for ratios near 1. `sampling_near_one`: the share whose ratio lies in `NEAR_ONE`.
+    """
+
+    def mean(x):
+        return jnp.mean(x) if weight is None else jnp.sum(jnp.where(weight > 0, weight * x, 0.0))
+
+    low, high = NEAR_ONE
+    ratio = jnp.exp(log_ratio)
+    near: Bool[Array, "*B"] = (ratio >= low) & (ratio <= high)
+    # expm1, since r - 1 loses all digits of a ratio this near 1
+    return {
+        "sampling_kl": mean(jnp.expm1(log_ratio) - log_ratio),
+        "sampling_near_one": mean(near.astype(jnp.float32)),
+    }
+
+
+def compares_sampling(policy: Any) -> bool:
+    """Whether a learner reports `sampling_metrics` of a policy: those that state the `dtype` in which they compute do,
+    as language models."""
+    return hasattr(policy, "dtype")
 
 
 _SEVERAL_PASSES = ("TF32_TF32_F32_X3", "BF16_BF16_F32_X6", "BF16_BF16_F32_X9")

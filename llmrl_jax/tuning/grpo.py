@@ -25,7 +25,14 @@ from llmrl_jax.lm.tokens import check_tokens
 from llmrl_jax.parallel import Placement
 from llmrl_jax.rl.gradient import accumulate, descend, in_parts
 from llmrl_jax.rl.learner import Learner
-from llmrl_jax.rl.precision import RATIO_BOUNDS, matmul_precision, platform_of, ratio_error
+from llmrl_jax.rl.precision import (
+    RATIO_BOUNDS,
+    SAMPLING_METRICS,
+    matmul_precision,
+    platform_of,
+    ratio_error,
+    sampling_metrics,
+)
 from llmrl_jax.rl.shuffle import permutations
 from llmrl_jax.tuning.grpo_config import GRPOConfig, check
 from llmrl_jax.tuning.loss import token_log_probs
@@ -118,6 +125,7 @@ def grpo_loss(
         "approx_kl": jnp.sum(jnp.where(real, ratio - 1 - log_ratio, 0.0)) / tokens,
         "clip_fraction": jnp.sum(jnp.where(real, ratio != clipped, False)) / tokens,
         "ratio_error": ratio_error(log_ratio),
+        **sampling_metrics(log_ratio, jnp.where(real, 1 / tokens, 0.0)),
     }
     if config.kl_coef:
         towards = jnp.where(real, samples.reference - log_prob, 0.0)
@@ -150,6 +158,9 @@ def make_grpo(
     rows) and `nonfinite` (bounded by 0). Where matrix products have fewer bits (`llmrl_jax.rl.precision`), the rounding
     of these two differs: the old log-probabilities are computed on whole rows too, `first_ratio_error` has the bound of
     that precision, and `sampling_gap` is the largest difference to the log-probabilities of sampling, in nats.
+    `sampling_kl` and `sampling_near_one` (`llmrl_jax.rl.precision.sampling_metrics`) compare a token's probability at
+    sampling with that before the first gradient step: over the first minibatch, or over all tokens where the old
+    log-probabilities are computed on whole rows.
     **Raises:** `ValueError` if sizes do not divide, an option is out of range, or a token is not in the model's
     vocabulary.
     """
@@ -247,7 +258,9 @@ class GRPO:
         if not self.exact:
             whole = _in_parts(self.model, variables, samples, config, self.microbatch)
             real = jnp.arange(config.max_new_tokens) < samples.lengths[:, None]
-            gap = {"sampling_gap": jnp.max(jnp.where(real, jnp.abs(whole - samples.log_prob), 0.0))}
+            log_ratio = jnp.where(real, whole - samples.log_prob, 0.0)
+            gap = {"sampling_gap": jnp.max(jnp.abs(log_ratio))}
+            gap |= sampling_metrics(log_ratio, jnp.where(real, 1 / jnp.sum(samples.lengths), 0.0))
             samples = samples.replace(log_prob=whole)
         if config.kl_coef:
             base = state.frozen["base"]
@@ -310,10 +323,13 @@ class GRPO:
             return (params, opt_state), metrics | {"loss": loss, "grad_norm": norm}
 
         (params, opt_state), stacked = tracing.scan(step, (state.params, state.opt_state), order)
-        first = stacked.pop("ratio_error")[0]
+        first = {"first_ratio_error": stacked.pop("ratio_error")[0]}
+        agreement = {name: stacked.pop(name)[0] for name in SAMPLING_METRICS}
+        if self.exact:  # else the ratios are to whole rows, and `_play` compares with sampling
+            first |= agreement
         finite = jnp.all(jnp.isfinite(stacked["loss"]) & jnp.isfinite(stacked["grad_norm"]))
         metrics = {name: jnp.mean(x) for name, x in stacked.items()}
-        return params, opt_state, metrics | {"first_ratio_error": first, "nonfinite": ~finite}
+        return params, opt_state, metrics | first | {"nonfinite": ~finite}
 
     def _gradient(self, params: Any, frozen: Any, batch: Samples) -> tuple[jax.Array, dict[str, jax.Array], Any]:
         """The loss, its metrics and the gradient of a minibatch, in microbatches."""

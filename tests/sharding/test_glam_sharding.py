@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import jax
 import numpy as np
 import pytest
 
+from llmrl_jax.rl.precision import LENGTHS_BOUND
 from llmrl_jax.systems.glam.build import build
 from llmrl_jax.systems.glam.config import EmbeddedConfig
 from llmrl_jax.systems.glam.presets import DEMO
@@ -57,6 +59,37 @@ def test_a_mesh_changes_nothing_but_the_speed(alone):
     assert kernel.addressable_shards[0].data.size < kernel.size
     rows = state.runner.obs["text"]
     assert rows.addressable_shards[0].data.shape[0] < rows.shape[0]
+
+
+SORTED = replace(CONFIG, score_rows=8, score_widths=4, ppo=replace(CONFIG.ppo, microbatches=8))
+"""Groups of one prompt for each of eight devices: two in play, eight in a minibatch."""
+
+
+def test_lengths_by_group_on_eight_devices_change_nothing_but_the_speed(alone):
+    """The same play and update as with one length on one device, in one program, and every row stays on its device."""
+    one, _, expected = alone
+    glam = build(replace(SORTED, mesh="data=8"))
+    learner = glam.learner()
+    state = learner.init(jax.random.key(7))
+    step = jax.jit(glam.policy.scores)
+    program = step.lower(state.params, state.frozen, state.runner.obs).compile()
+    moved = re.findall(r"= (\S+) (all-gather|all-to-all|collective-permute|all-reduce)\(", program.as_text())
+    assert moved == [("s32[2]{0}", "all-reduce")], "the longest prompt of each group, and nothing else"
+    sizes = np.asarray(glam.policy.sizes(state.runner.obs))
+    assert len(set(np.searchsorted(glam.policy.widths, sizes))) > 1, "several lengths are in use"
+    assert len(glam.policy.forms(8)) == 4, "learning chooses lengths too"
+    kept = jax.tree.map(lambda x: x.sharding, state)
+    update = jax.jit(learner.update, out_shardings=(kept, None))
+    after, metrics = update(state)
+    assert metrics["first_ratio_error"] <= learner.bounds["first_ratio_error"] == LENGTHS_BOUND
+    for name in ("success", "episode_return", "episode_length", "episodes"):
+        assert np.array_equal(metrics[name], expected[name], equal_nan=True), name
+    for name in ("policy_loss", "value_loss", "entropy", "grad_norm"):
+        assert metrics[name] == pytest.approx(expected[name], abs=2e-5), name
+    for a, b in zip(jax.tree.leaves(after.params), jax.tree.leaves(one.params), strict=True):
+        assert np.allclose(np.asarray(a), np.asarray(b), atol=2e-4)
+    update(after)
+    assert update._cache_size() == 1
 
 
 def test_a_mesh_that_does_not_divide_the_environments_is_refused():

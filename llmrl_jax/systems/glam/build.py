@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -21,10 +22,13 @@ from llmrl_jax.agents.competence import Competence
 from llmrl_jax.agents.heads import ActionHead, HeadsPolicy
 from llmrl_jax.agents.language import LanguagePolicy, ScoringPolicy
 from llmrl_jax.lm.narrow import computed
+from llmrl_jax.lm.score import costs
 from llmrl_jax.lm.tokens import WordTokenizer, load_tokenizer
-from llmrl_jax.parallel import make_mesh, shardings
+from llmrl_jax.parallel import Placement, make_mesh, shardings
 from llmrl_jax.rl.learner import Learner
 from llmrl_jax.rl.ppo import make_ppo
+from llmrl_jax.rl.ppo_config import PPOConfig
+from llmrl_jax.rl.precision import platform_of
 from llmrl_jax.systems.glam.config import EMBEDDED, EmbeddedConfig, GlamConfig
 from llmrl_jax.systems.glam.prompt import GlamPrompt, check_observed, glam_prompt
 from llmrl_jax.systems.glam.rewrites import EXTRA_ACTIONS, ExtraActions, check_done
@@ -48,7 +52,18 @@ class Glam:
         """PPO on the policy, and on its prediction of success if it makes one."""
         coef = self.config.competence_coef
         auxiliary = Competence(self.policy, coef) if coef else None
-        return make_ppo(self.config.ppo, self.env, self.env_params, self.policy, self.mesh, auxiliary)
+        return make_ppo(self.ppo, self.env, self.env_params, self.policy, self.mesh, auxiliary)
+
+    @property
+    def ppo(self) -> PPOConfig:
+        """The learner's settings: with groups of a size that was chosen (`grouping`), microbatches are such groups."""
+        ppo = self.config.ppo
+        part, over = divmod(ppo.num_envs * ppo.num_steps, ppo.minibatches * ppo.microbatches)
+        chosen = self.policy.widths and not self.config.score_rows
+        # the published bug compares the values of a whole microbatch: its size changes what is learned
+        if not chosen or over or part % self.policy.rows or ppo.value_broadcast == "glam":
+            return ppo
+        return replace(ppo, microbatches=ppo.microbatches * part // self.policy.rows)
 
 
 class FirstActions(OtherActions):
@@ -126,7 +141,6 @@ def build(config: GlamConfig, mesh: jax.sharding.Mesh | None = None) -> Glam:
     """
     if mesh is None and config.mesh:
         mesh = make_mesh(config.mesh)
-    config.check_widths(meshed=mesh is not None)
     env, env_params = make_world(config)
     template = glam_prompt(env, env.action_names, history=config.history, list_actions=config.list_actions)
     make_model = _embedded_model if config.model == EMBEDDED else _given_model
@@ -194,6 +208,8 @@ def _policy(
     mesh: jax.sharding.Mesh | None,
 ) -> LanguagePolicy:
     head = lm.ValueHead(config.value_width, config.value_activation)
+    candidates = candidates_of(template, compiled)
+    rows, widths = grouping(config, mesh, model.config, compiled.max_length, candidates)
     shared: dict[str, Any] = {
         "model": model,
         "prompts": template.batched(compiled),
@@ -203,14 +219,14 @@ def _policy(
         "stop_value_gradient": config.stop_value_gradient,
         "competence_head": head if config.competence_coef else None,
         "stop_competence_gradient": config.stop_competence_gradient,
-        "rows": config.score_rows,
-        "widths": paddings(compiled.max_length, config.score_widths),
+        "rows": rows,
+        "widths": widths,
         "mesh": mesh,
     }
     if config.policy == "heads":
         actions = ActionHead(len(template.actions), config.value_width, config.value_activation)
         return HeadsPolicy(action_head=actions, **shared)
-    return ScoringPolicy(candidates=candidates_of(template, compiled), scoring=config.scoring, **shared)
+    return ScoringPolicy(candidates=candidates, scoring=config.scoring, **shared)
 
 
 def candidates_of(template: GlamPrompt, compiled: CompiledPrompt) -> lm.Candidates:
@@ -239,6 +255,56 @@ def longest_answer(tokenizer: Tokenizer, template: GlamPrompt) -> int:
 def paddings(longest: int, count: int) -> tuple[int, ...]:
     """`count - 1` evenly spaced padded lengths below the longest prompt."""
     return tuple(-(-longest * k // count) for k in range(1, count))
+
+
+WIDTHS = 4
+"""Padded lengths on accelerators. In GLAM's task, 4 lengths compute 0.65 of the tokens of one length in play and 0.58
+in learning, 8 lengths 0.58 and 0.52; each length is compiled by itself."""
+
+GROUP = 16
+"""The least number of prompts in a group, where the batches allow it. A pass of 30 layers has about 700 kernels, whose
+launches take a GPU 1 ms; the products of 16 prompts of 250 tokens take several with 135M parameters."""
+
+GROUP_PER_DEVICE = 2
+"""The same for each device of a mesh: with 500 tokens a TPU is bound by operations, not by reading weights."""
+
+WORK = 1e11
+"""Multiply-adds, for each device, of a pass over a batch of play that is worth dividing. They take about as long as
+the launches of a pass."""
+
+
+def grouping(
+    config: GlamConfig, mesh: jax.sharding.Mesh | None, sizes: lm.LlamaConfig, longest: int, candidates: lm.Candidates
+) -> tuple[int, tuple[int, ...]]:
+    """How many prompts are scored at once, and the lengths to which they are padded, by the device.
+
+    With several lengths, and unless `score_rows` names it, the size of a group divides the batches of play and of
+    learning, so that both compute groups of the same size: other shapes would round in another way. It is about a
+    quarter of the batch of play and at least `GROUP`.
+
+    **Arguments:** `config`; `mesh`; `sizes`, of the model; `longest`, tokens of the longest prompt; `candidates`.
+    **Returns:** `rows` and `widths` of `LanguagePolicy`.
+    **Raises:** `ValueError` for groups that the devices do not divide.
+    """
+    ppo, devices, count = config.ppo, Placement(mesh).row_devices, config.score_widths
+    if not count:
+        work = ppo.num_envs * costs(sizes, longest, candidates)["tree"] / devices
+        count = 1 if platform_of(mesh) == "cpu" or work < WORK else WIDTHS
+    if count == 1:
+        return config.score_rows, ()
+    if config.score_rows:
+        if config.score_rows % devices:
+            raise ValueError(
+                f"score_rows is {config.score_rows}, a group of prompts that {devices} devices share: give a multiple "
+                f"of {devices}, or --score-widths 1"
+            )
+        return config.score_rows, paddings(longest, count)
+    part = ppo.num_envs * ppo.num_steps // (ppo.minibatches * ppo.microbatches)
+    common = math.gcd(ppo.num_envs, part)
+    most = max(GROUP, GROUP_PER_DEVICE * devices, ppo.num_envs // 4)
+    rows = max((n for n in range(devices, min(most, common) + 1, devices) if common % n == 0), default=0)
+    # small groups of batches that have no common divisor would cost more than padding does
+    return (rows, paddings(longest, count)) if rows >= min(GROUP // 2, ppo.num_envs) else (0, ())
 
 
 def _adapters(config: GlamConfig) -> lm.LoRAConfig | None:

@@ -130,13 +130,14 @@ class GlamConfig:
     """Compute dtype of the model; trained weights, log-probabilities and losses are always float32. `mixed`: float32,
     with the factors of products with weights rounded to bfloat16 (see docs/language-model.md, Precision)."""
     score_rows: int = 0
-    """Number of prompts scored at once, if it divides the batch; 0: all. On a CPU, groups of 16 fit into the cache and
-    run twice as fast; on an accelerator, use 0."""
-    score_widths: int = 1
+    """Number of prompts scored at once, if it divides the batch. On a CPU, groups of 16 fit into the cache and run
+    twice as fast. 0: all with one length; with several, a size that suits play and learning."""
+    score_widths: int = 0
     """Number of padded lengths, evenly spaced up to the longest prompt. Prompts are sorted by length, and each group of
     `score_rows` uses the shortest length that fits it. More lengths: less computation on padding, longer
     compilation. If microbatches (`ppo.microbatches`) have at most `score_rows` prompts, they are sorted by length
-    instead, and the gradient does not repeat the forward pass."""
+    instead, and the gradient does not repeat the forward pass; with `score_rows` 0, microbatches are groups of that
+    size. 1: all prompts have the longest length. 0: by device, 1 on a CPU and for small models, else 4."""
     remat: bool = False
     """Recompute activations in the backward pass: slower, but uses far less memory."""
     mesh: str = field(default="", metadata={"resume": "free"})  # `llmrl_jax.core.config.FREE`, a layer above
@@ -155,12 +156,11 @@ class GlamConfig:
         fields_in(self, COUNT, "num_actions")
         fields_in(self, "[1, 256]", "history")
         fields_in(self, WIDTH, "value_width")
-        fields_in(self, "[1, 64]", "score_widths")
+        fields_in(self, "[0, 64]", "score_widths")
         fields_in(self, FROM_0, "max_prompt", "score_rows")
         fields_in(self, "[0, inf)", "competence_coef")
         fields_in(self, "(0, inf)", "reward_scale")
         check_choices(self, but=("agent",))  # `make_agent` names the nearest
-        self.check_widths(meshed=bool(self.mesh))
         if self.quantize != "none" and self.tune == "full":
             raise ValueError(
                 f"quantize is {self.quantize}, which freezes the base: take --tune lora, or leave --quantize out"
@@ -169,12 +169,3 @@ class GlamConfig:
             refuse_unread(self, ("stop_competence_gradient",), "an agent without --competence-coef")
         if self.policy == "heads":
             refuse_unread(self, ("scoring",), "--policy heads")
-
-    def check_widths(self, meshed: bool) -> None:
-        """**Arguments:** `meshed`, whether a mesh is used.
-        **Raises:** `ValueError` if `score_widths` is above 1 with a mesh or without `score_rows`."""
-        if self.score_widths > 1 and (meshed or not self.score_rows):
-            raise ValueError(
-                f"score_widths is {self.score_widths}, which sorts prompts into groups of --score-rows: that needs "
-                "--score-rows above 0 and no mesh; leave --score-widths out"
-            )

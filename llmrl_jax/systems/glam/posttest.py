@@ -266,7 +266,7 @@ def _language(glam: Glam, test: PostTest) -> Trial:
     changed: dict[str, Any] = {
         "prompts": template.batched(compiled),
         "prefix": shared_prefix(compiled),
-        "widths": paddings(compiled.max_length, config.score_widths),
+        "widths": paddings(compiled.max_length, len(policy.widths) + 1),
     }
     if isinstance(policy, ScoringPolicy):
         changed["candidates"] = candidates_of(template, compiled)

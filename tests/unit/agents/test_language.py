@@ -9,17 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from envs_jax import tracing
 from envs_jax.babyai.bot.expert import expert_action
 from envs_jax.env import innermost
 from llmrl_jax.agents.language import action_logits
 from llmrl_jax.core.config import from_json
-from llmrl_jax.lm import Scores
+from llmrl_jax.lm import Candidates, Llama, LlamaConfig, Scores
+from llmrl_jax.parallel import make_mesh
 from llmrl_jax.rl.distributions import Categorical
 from llmrl_jax.rl.precision import RATIO_BOUNDS, ratio_bound
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.run.loop import RunResult
 from llmrl_jax.systems.glam import demo as _glam_prior
-from llmrl_jax.systems.glam.build import build, make_world
+from llmrl_jax.systems.glam.build import build, grouping, make_world, paddings
 from llmrl_jax.systems.glam.presets import GLAM, PRESETS, preset
 from llmrl_jax.systems.glam.prior import PriorConfig, make_prior, save_prior
 from tests.glam import FULL, TINY, observations, program, weights
@@ -210,7 +212,7 @@ def test_what_was_interrupted_ends_with_the_same_summary(tmp_path):
 
 
 def test_paddings_by_length_change_no_score():
-    """`score_widths` is speed alone, and refused where it cannot work."""
+    """`score_widths` is speed alone."""
     plain, sorted_ = (build(replace(TINY, score_rows=2, score_widths=n)) for n in (1, 3))
     assert len(sorted_.policy.widths) == 2 and plain.policy.widths == ()
     obs = observations()
@@ -218,10 +220,68 @@ def test_paddings_by_length_change_no_score():
     expected = jax.jit(plain.policy.scores)(params, frozen, obs)
     found = jax.jit(sorted_.policy.scores)(params, frozen, obs)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), found, expected)
-    with pytest.raises(ValueError, match="score_widths is 3, which sorts prompts into groups of --score-rows"):
-        build(replace(TINY, score_rows=0, score_widths=3))
-    with pytest.raises(ValueError, match="score_widths is 0"):
-        build(replace(TINY, score_widths=0))
+    with pytest.raises(ValueError, match="score_widths is -1"):
+        build(replace(TINY, score_widths=-1))
+
+
+ABOUT_135M = LlamaConfig(49152, 576, 1536, 30, 9, 3, max_position_embeddings=2048)
+ACTIONS = Candidates([[5, 6], [5, 7], [8, 9, 10], [11], [12], [13]])
+
+
+@pytest.mark.parametrize(
+    ("platform", "changes", "rows", "lengths"),
+    [
+        ("cpu", {}, 0, 1),
+        ("gpu", {}, 16, 4),  # divides 32 prompts of play and minibatches of 64; at least 16
+        ("tpu", {"num_envs": 256}, 64, 4),  # a quarter of play
+        ("gpu", {"num_envs": 24}, 12, 4),  # minibatches of 48: the largest common divisor up to 16
+        ("gpu", {"num_envs": 31}, 0, 1),  # no size but 1 and 31 divides both
+        ("gpu", {"num_envs": 1, "minibatches": 1}, 0, 1),  # less work than the launches of a pass
+    ],
+)
+def test_the_device_chooses_groups_and_lengths(monkeypatch, platform, changes, rows, lengths):
+    monkeypatch.setattr(tracing, "platform", lambda: platform)
+    config = replace(GLAM, ppo=replace(GLAM.ppo, **changes))
+    assert grouping(config, None, ABOUT_135M, 498, ACTIONS) == (rows, paddings(498, lengths))
+
+
+def test_play_and_learning_compute_groups_of_one_size(monkeypatch):
+    """Of any other size, a device may round sums in another order."""
+    shapes, tree = set(), Llama.tree
+
+    def spied(self, tokens, *others):
+        shapes.add(tokens.shape)
+        return tree(self, tokens, *others)
+
+    monkeypatch.setattr(Llama, "tree", spied)
+
+    def traced(count):
+        glam = build(replace(TINY, score_widths=count, ppo=replace(TINY.ppo, num_envs=8, minibatches=1)))
+        learner = glam.learner()
+        state = jax.eval_shape(learner.init, jax.random.key(0))
+        shapes.clear()
+        jax.eval_shape(learner.update, state)
+        return glam.policy.widths, glam.compiled.max_length, set(shapes)
+
+    widths, longest, found = traced(3)
+    assert len(widths) == 2 and found == {(8, width) for width in (*widths, longest)}
+    assert traced(1)[2] == {(8, longest), (32, longest)}, "else batches of play and minibatches"
+
+
+def test_options_name_groups_and_lengths(monkeypatch):
+    def chosen(mesh=None, **options):
+        return grouping(replace(GLAM, **options), mesh, ABOUT_135M, 498, ACTIONS)
+
+    assert paddings(498, 4) == (125, 249, 374)
+    assert chosen(score_widths=2) == (16, (249,))  # a CPU too
+    assert chosen(score_rows=8) == (8, ()) and chosen(score_rows=8, score_widths=2) == (8, (249,))
+    monkeypatch.setattr(tracing, "platform", lambda: "gpu")
+    assert chosen(score_widths=1) == (0, ()) and chosen(score_rows=8) == (8, paddings(498, 4))
+    mesh = make_mesh("data=8")
+    assert chosen(mesh) == (0, ()), "the mesh's devices are CPUs"
+    assert chosen(mesh, score_widths=2) == (16, (249,))
+    with pytest.raises(ValueError, match="score_rows is 12, .* that 8 devices share: give a multiple of 8"):
+        chosen(mesh, score_rows=12, score_widths=2)
 
 
 def test_what_all_prompts_share_is_computed_once_and_changes_nothing():
@@ -249,6 +309,9 @@ def test_what_all_prompts_share_is_computed_once_and_changes_nothing():
     learner = glam.learner()
     _, metrics = jax.jit(lambda key: learner.update(learner.init(key)))(jax.random.key(0))
     assert float(metrics["first_ratio_error"]) < 1e-5
+    assert float(metrics["sampling_near_one"]) == 1
+    # of the first gradient step alone: later ones have moved
+    assert 0 <= float(metrics["sampling_kl"]) < 1e-10 < float(metrics["approx_kl"])
 
 
 def test_gradients_by_length_are_the_same_gradients():
@@ -256,6 +319,10 @@ def test_gradients_by_length_are_the_same_gradients():
     ppo = replace(TINY.ppo, microbatches=2)
     plain, sized = (replace(TINY, ppo=ppo, score_rows=n, score_widths=4 if n else 1) for n in (0, 4))
     policy = program(sized).policy
+    chosen = build(replace(TINY, score_widths=4))
+    assert chosen.policy.rows == 4 and chosen.ppo == ppo and program(plain).ppo == ppo, "one size, in play and learning"
+    bug = build(replace(TINY, score_widths=4, ppo=replace(TINY.ppo, value_broadcast="glam")))
+    assert bug.ppo.microbatches == 1, "which compares values of one microbatch"
     assert [form.longest for form in policy.forms(4).values()] == [*sorted(policy.widths), None]
     assert not policy.forms(5) and not program(plain).policy.forms(4)
 

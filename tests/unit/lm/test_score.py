@@ -214,10 +214,14 @@ def test_widths_follow_the_lengths(variables):
     )
     found = [traced.lower().compile()(variables) for traced in (plain, sorted_)]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=5e-5), *found)
+    apart = jax.jit(lambda v: run(v, rows=4, widths=(1, 4), shards=2)[1])(variables)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=5e-5), apart, found[0][0][1])
     text = str(sorted_.jaxpr)
     assert "cond" in text and "i32[2,4]" in text and "i32[2,4]" not in str(plain.jaxpr)
     with pytest.raises(ValueError, match=r"\(0, 4\); they must lie between 1 and the prompts' 9"):
         run(variables, rows=2, widths=(0, 4))
+    with pytest.raises(ValueError, match="shards is 4, which does not divide groups of 2 rows"):
+        run(variables, rows=2, widths=(4,), shards=4)
 
 
 def test_a_prompt_that_does_not_fit_is_refused(variables):

@@ -22,9 +22,11 @@ from llmrl_jax.rl.precision import (
     DENSITY_BOUND,
     LENGTHS_BOUND,
     RATIO_BOUNDS,
+    SAMPLING_METRICS,
     matmul_precision,
     ratio_bound,
     ratio_error,
+    sampling_metrics,
 )
 
 
@@ -48,6 +50,29 @@ from llmrl_jax.rl.precision import (
 def test_the_precision_of_products(dtype, platform, option, precision):
     with jax.default_matmul_precision(option) if option else nullcontext():
         assert matmul_precision(jnp.dtype(dtype), platform) == precision
+
+
+def test_sampling_metrics_by_hand():
+    ratios = np.array([0.9985, 0.9995, 1.0015, 1.003])
+    terms = ratios - 1 - np.log(ratios)
+    log_ratio = jnp.log(jnp.asarray(ratios, jnp.float32))
+    found = sampling_metrics(log_ratio)
+    assert tuple(found) == SAMPLING_METRICS
+    assert float(found["sampling_kl"]) == pytest.approx(terms.mean(), rel=1e-3)
+    assert float(found["sampling_near_one"]) == 0.5
+    # rows of unequal weight, of which one is left out although it has no ratio
+    weight = jnp.array([0.5, 0.25, 0.25, 0.0])
+    found = sampling_metrics(log_ratio.at[3].set(jnp.nan), weight)
+    assert float(found["sampling_kl"]) == pytest.approx((2 * terms[0] + terms[1] + terms[2]) / 4, rel=1e-3)
+    assert float(found["sampling_near_one"]) == 0.5
+
+
+@pytest.mark.parametrize("log_ratio", [-1e-4, 1e-5])
+def test_the_kl_of_ratios_very_near_one_is_no_rounding(log_ratio):
+    """In float32 a ratio minus 1 has an error of 6e-8, more than all of this KL."""
+    found = sampling_metrics(jnp.full(3, log_ratio, jnp.float32))
+    assert float(found["sampling_kl"]) == pytest.approx(log_ratio**2 / 2, rel=0.1, abs=0)
+    assert float(found["sampling_near_one"]) == 1
 
 
 def test_the_bound_of_a_policy():

@@ -96,6 +96,12 @@ def test_the_loss_by_hand(variables, aggregate, third, gain):
     # two ratios are outside; whether the loss takes the clipped one depends on the advantage
     assert float(metrics["clip_fraction"]) == pytest.approx(2 / 3)
     assert float(metrics["ratio_error"]) == pytest.approx(1.0, abs=1e-4)
+    ratios = np.array([1.1, 2, third])
+    assert float(metrics["sampling_kl"]) == pytest.approx((ratios - 1 - np.log(ratios)).mean(), abs=1e-4)
+    assert float(metrics["sampling_near_one"]) == 0
+    near = jnp.array([[a + 0.0012, b], [c + 0.0005, 0.0]])  # ratios 0.9988, 1, 0.9995
+    _, metrics = jax.jit(lambda s: grpo_loss(FULL, variables, s, config, 2, 3))(samples.replace(log_prob=near))
+    assert float(metrics["sampling_near_one"]) == pytest.approx(2 / 3)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
@@ -107,6 +113,7 @@ def test_ratios_begin_at_one_and_the_base_is_where_it_was(variables, temperature
     state, metrics = update(state)
     assert float(metrics["first_ratio_error"]) < 1e-4
     assert abs(float(metrics["kl_to_base"])) < 1e-6 and float(metrics["nonfinite"]) == 0
+    assert float(metrics["sampling_kl"]) < 1e-8 and float(metrics["sampling_near_one"]) == pytest.approx(1)
     assert 1 <= float(metrics["length"]) <= 3 and 0 <= float(metrics["unfinished"]) <= 1
     for _ in range(5):
         state, metrics = update(state)
@@ -150,6 +157,9 @@ def test_in_bfloat16_the_ratio_is_of_whole_passes():
     _, metrics = jax.jit(learner.update)(learner.init(jax.random.key(0)))
     assert 0 < float(metrics["sampling_gap"]) < 0.5
     assert float(metrics["first_ratio_error"]) < 0.1 * float(metrics["sampling_gap"])
+    # these compare with sampling, not with what was read whole
+    assert 0 < float(metrics["sampling_kl"]) < float(metrics["sampling_gap"])
+    assert 0 < float(metrics["sampling_near_one"]) < 1
 
 
 def test_microbatches_and_chunks_change_memory_only(variables):
