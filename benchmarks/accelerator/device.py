@@ -24,14 +24,14 @@ def products(size: int) -> Measured:
     def chain(x: jax.Array, y: jax.Array) -> jax.Array:
         return jax.lax.fori_loop(0, TIMES, lambda _, x: x @ y, x)
 
-    times, took, _ = clocked(chain, first, second)
+    times, took, *_ = clocked(chain, first, second)
     return Measured(times, took, TIMES, "products", flop=2.0 * size**3 * TIMES, flop_formula="2 n^3 per product")
 
 
 def passes(numbers: int) -> Measured:
     """`TIMES` passes that read an array and write another of its size."""
     x = jnp.zeros(numbers, dtype())
-    times, took, _ = clocked(lambda x: jax.lax.fori_loop(0, TIMES, lambda _, x: x + 1, x), x)
+    times, took, *_ = clocked(lambda x: jax.lax.fori_loop(0, TIMES, lambda _, x: x + 1, x), x)
     bytes_ = 2.0 * x.nbytes * TIMES
     return Measured(times, took, TIMES, "passes", bytes=bytes_, bytes_formula="bytes read plus bytes written")
 
