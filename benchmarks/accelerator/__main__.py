@@ -63,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--out", type=Path, help="folder of the results; default: benchmarks/results/accelerator")
     made.add_argument("--model", default="", help="a model folder or GGUF file, for the part glam (default: random)")
     made.add_argument("--here", action="store_true", help="measure in this process, without a limit of time")
-    # what a process that measures is told by the one that started it
+    # what a process passes to the one that measures for it
     made.add_argument("--budget", nargs=2, type=float, metavar=("START", "END"), help=argparse.SUPPRESS)
     made.add_argument("--command", default="", help=argparse.SUPPRESS)
     return made

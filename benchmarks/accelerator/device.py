@@ -40,5 +40,5 @@ def cases(settings: Settings) -> Iterator[Case]:
     """Matrix products and copies."""
     size, numbers = (128, 1 << 16) if settings.tiny else (8192, 1 << 30)
     shape = {"dtype": dtype().name}
-    yield Case(f"products of {size} x {size} matrices", shape | {"n": size}, partial(products, size))
-    yield Case(f"passes over {numbers:,} numbers", shape | {"numbers": numbers}, partial(passes, numbers))
+    yield Case(f"products of {size} x {size} matrices", shape | {"n": size}, partial(products, size), expected=5)
+    yield Case(f"passes over {numbers:,} numbers", shape | {"numbers": numbers}, partial(passes, numbers), expected=5)

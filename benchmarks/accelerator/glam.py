@@ -31,6 +31,8 @@ from llmrl_jax.systems.glam.prompt import glam_prompt
 
 
 ROLLOUT = "as the part scoring, for every step and once more per environment, for the values after the last step"
+UPDATE_S = 25.0
+"""Seconds that a compiled update is expected to take, with its repetitions."""
 REPORTED = ("loss", "grad_norm", "approx_kl", "nonfinite")
 """Metrics of an update that are recorded, beside those of the ratio of the two probabilities of an action."""
 UPDATE = "the rollout, and per epoch and step twice as much again: forward, and backward without the base's gradients"
@@ -149,6 +151,7 @@ def cases(settings: Settings) -> Iterator[Case]:
         first = dict([next(iter(models.items()))])
         yield from of_models(first, replace(config, ppo=settings_of(False, 256).ppo), AFTER)
         yield from of_models(models, padded(config), BEFORE)
+    program_of.cache_clear()  # other parts need its memory
 
 
 def of_models(models: dict[str, lm.LlamaConfig | None], config: GlamConfig, attention: str) -> Iterator[Case]:
@@ -159,7 +162,8 @@ def of_models(models: dict[str, lm.LlamaConfig | None], config: GlamConfig, atte
     sizes |= {"score_rows": config.score_rows, "score_widths": config.score_widths}
     for name, shape in models.items():
         sized = described(lm.read_config(config.model) if shape is None else shape) | sizes
-        for what in ("rollout", "update"):
-            case = f"{name}, {what} of {ppo.num_envs} environments x {ppo.num_steps} steps"
-            case += ", as before" * (attention == BEFORE)
-            yield Case(case, sized, partial(measure, config, attention, shape, what == "update"))
+        which = f"of {ppo.num_envs} environments x {ppo.num_steps} steps" + ", as before" * (attention == BEFORE)
+        rollout, update = f"{name}, rollout {which}", f"{name}, update {which}"
+        yield Case(rollout, sized, partial(measure, config, attention, shape, False))
+        # compiled with the rollout
+        yield Case(update, sized, partial(measure, config, attention, shape, True), expected=UPDATE_S, after=rollout)

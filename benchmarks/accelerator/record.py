@@ -42,11 +42,11 @@ PARTS = {
 }
 """The parts by name, the most important first; each is a module here with a function `cases(settings)`."""
 
-SHARES = dict(zip(PARTS, (28, 20, 26, 10, 8, 4, 2, 2)))
+SHARES = dict(zip(PARTS, (26, 18, 34, 8, 6, 4, 2, 2)))
 """The share of all time that each part gets, in hundredths; what one leaves, the next ones have."""
 
-EXPECTED_S = 20.0
-"""Seconds that a case is expected to take while none has been measured."""
+EXPECTED_S = 15.0
+"""Seconds that a case is expected to take while none of its part has been measured."""
 LONG_S = 2.0
 """Seconds of a call from which on fewer calls are made."""
 NO_TIME = "no time"
@@ -116,6 +116,10 @@ class Case:
     shape: dict[str, Any]
     """Sizes, dtype and options, for the record."""
     measure: Callable[[], Measured]
+    expected: float = 0.0
+    """Seconds that it takes, compilation included; 0: as the longest of its part so far."""
+    after: str = ""
+    """The name of the case that compiles for both, without which this one is not begun."""
 
 
 class Skipped(Exception):
@@ -336,16 +340,18 @@ def status_of(cases: Sequence[dict[str, Any]]) -> str:
     return NO_TIME if NO_TIME in found else "skipped" if found == {"skipped"} else "ok"
 
 
-def expected_seconds(value: dict[str, Any]) -> float:
-    """How long the next case of a part will take: as the longest one so far, compilation included."""
-    took = [case["took_seconds"] for case in value["cases"] if case["status"] in ("ok", "failed")]
-    return max(took, default=EXPECTED_S)
+def expected_seconds(case: Case, value: dict[str, Any]) -> float:
+    """How long a case will take, compilation included: as the longest one of its part so far, if it does not say."""
+    took = [old["took_seconds"] for old in value["cases"] if old["status"] in ("ok", "failed")]
+    return case.expected or max(took, default=EXPECTED_S)
 
 
-def outrun(value: dict[str, Any], until: float) -> str:
-    """Why the next case of a part is not begun; empty if it is."""
-    expected, left = expected_seconds(value), max(0.0, until - time.time())
-    return f"{left:.0f} s are left, and a case here takes about {expected:.0f} s" if left < expected else ""
+def outrun(case: Case, value: dict[str, Any], until: float) -> str:
+    """Why a case is not begun; empty if it is."""
+    if case.after and case.after not in [old["case"] for old in value["cases"] if old["status"] != NO_TIME]:
+        return f"it goes with {case.after!r}"
+    expected, left = expected_seconds(case, value), max(0.0, until - time.time())
+    return f"{left:.0f} s are left, and this takes about {expected:.0f} s" if left < expected else ""
 
 
 @contextlib.contextmanager
@@ -389,7 +395,7 @@ def run_part(name: str, settings: Settings, out: Path, until: float = math.inf, 
         for case in module.cases(settings):
             if case.name in measured:
                 continue
-            if bounded and (why := outrun(value, until)):
+            if bounded and (why := outrun(case, value, until)):
                 put(value, unmeasured(case, NO_TIME, why))
             else:
                 save(running={"case": case.name, "shape": case.shape, "started": time.time()})
