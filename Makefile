@@ -23,7 +23,7 @@ help:
 	@echo "make test      lint, types, imports, and the tests, in under 20 minutes on two cores"
 	@echo "make test-all  the same with the slow tests, torch, peft, SmolLM2 and MiniLM"
 	@echo "make bench     our speed beside that of others; results in benchmarks/results/ and docs/benchmarks.md"
-	@echo "make bench-accelerator  training, decoding, scoring, GLAM and worlds on a GPU or TPU (docs/scaling.md)"
+	@echo "make bench-accelerator  training, decoding, GLAM, worlds and scoring on a GPU or TPU, in 8 minutes (docs/scaling.md)"
 	@echo "make lint      ruff, import-linter, mypy"
 	@echo "make docs      the documentation, in site/"
 	@echo "make clean     remove what was built; distclean: the virtual environments too"

@@ -53,7 +53,34 @@ def install(extra: str) -> str:
     packages = requirements().get(extra)
     if not packages:
         return f"pip install '.[{extra}]' in a checkout of {DISTRIBUTION}"
-    return " ".join(["pip install", *(shlex.quote(f"{needed.name}{needed.specifier}") for needed in packages)])
+    return " ".join(["pip install", *(shlex.quote(named(needed)) for needed in packages)])
+
+
+def named(needed: Requirement) -> str:
+    """A requirement as pip takes it, without its marker: `jax[cuda13]>=0.10.2`."""
+    inner = f"[{','.join(sorted(needed.extras))}]" if needed.extras else ""
+    return f"{needed.name}{inner}{needed.specifier}"
+
+
+def inside(needed: Requirement) -> list[Requirement]:
+    """What the extras of a requirement need, such as the plugin of `jax[cuda13]`; empty if its package is absent."""
+    from packaging.requirements import Requirement
+
+    try:
+        lines = importlib.metadata.requires(needed.name) or [] if needed.extras else []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    given = {extra.lower() for extra in needed.extras}
+    return [
+        inner
+        for inner in map(Requirement, lines)
+        if given & set(_extras_of(inner)) and any(inner.marker.evaluate({"extra": extra}) for extra in given)
+    ]
+
+
+def _extras_of(needed: Requirement) -> list[str]:
+    """The extras that a requirement belongs to."""
+    return re.findall(r"extra == ['\"]([\w-]+)['\"]", str(needed.marker or ""))
 
 
 def requirements() -> dict[str, list[Requirement]]:
@@ -66,7 +93,7 @@ def requirements() -> dict[str, list[Requirement]]:
     except importlib.metadata.PackageNotFoundError:
         return {}
     for needed in map(Requirement, lines):
-        for extra in re.findall(r"extra == ['\"]([\w-]+)['\"]", str(needed.marker or "")):
+        for extra in _extras_of(needed):
             part = listed.setdefault(extra, [])
             if needed.marker is None or needed.marker.evaluate({"extra": extra}):
                 part.append(needed)

@@ -36,7 +36,7 @@ def measure(config: lm.LlamaConfig, batch: int, prompt: int, new: int) -> Measur
         return out.tokens, out.log_probs
 
     first, prompt_compile = compiled(begin, variables, tokens)
-    times, took, _ = clocked(loop, variables, first(variables, tokens))
+    times, took, _, temporary = clocked(loop, variables, first(variables, tokens))
     read = counts.decoding_bytes(config, batch, prompt, new, dtype().itemsize)
     return Measured(
         times,
@@ -48,14 +48,16 @@ def measure(config: lm.LlamaConfig, batch: int, prompt: int, new: int) -> Measur
         facts={
             "prompt_compile_seconds": prompt_compile,
             "milliseconds_per_step": 1e3 * statistics.median(times) / (new - 1),
+            "bytes_per_step": read / (new - 1),
+            "temporary_bytes": temporary,
         },
     )
 
 
 def cases(settings: Settings) -> Iterator[Case]:
-    """Batches of 1 and 64 for each shape."""
-    shapes = {"tiny": TINY} if settings.tiny else SHAPES
-    batches, prompt, new = ((1, 3), 8, 4) if settings.tiny else ((1, 64), 256, 128)
+    """Batches of 64 and 1 for each shape."""
+    shapes = {"tiny": TINY} if settings.tiny else {name: SHAPES[name] for name in ("1B", "7B", "135M")}
+    batches, prompt, new = ((3, 1), 8, 4) if settings.tiny else ((64, 1), 256, 128)
     for name, config in shapes.items():
         for batch in batches:
             sizes = {"batch": batch, "prompt": prompt, "new_tokens": new, "dtype": dtype().name}

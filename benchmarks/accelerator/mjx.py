@@ -1,9 +1,9 @@
-"""MuJoCo's physics on the device: environment steps per second with random actions."""
+"""MuJoCo's physics on the device, our program of it and MJX: environment steps per second with random actions."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -17,19 +17,21 @@ from envs_jax.metaworld.scene import check
 from envs_jax.physics.mjx import compiler_options
 
 
-NEEDED = {"mujoco": "mujoco", "mujoco.mjx": "mujoco-mjx", "gymnasium": "gymnasium"}
-"""The modules that MJX and the models of its tasks are read from, and their packages."""
+PACKAGES = {"mujoco": "mujoco", "mujoco.mjx": "mujoco-mjx", "gymnasium": "gymnasium", "numba": "numba"}
+"""The modules that worlds are stepped with, or their models are read from, and their packages."""
 
 
-def missing() -> list[str]:
-    """The packages that are not installed."""
-    here = {name: importlib.util.find_spec(name) is not None for name in ("mujoco", "gymnasium")}
+def need(*modules: str) -> None:
+    """**Raises** `Skipped` where modules are not installed."""
+    here = {name: importlib.util.find_spec(name) is not None for name in PACKAGES if "." not in name}
     here["mujoco.mjx"] = here["mujoco"] and importlib.util.find_spec("mujoco.mjx") is not None
-    return [package for name, package in NEEDED.items() if not here[name]]
+    if absent := [PACKAGES[name] for name in modules if not here[name]]:
+        raise Skipped(f"not installed: {', '.join(absent)}")
 
 
 def measure(id: str, num_envs: int, steps: int) -> Measured:
     """A rollout of random actions from resets; every observation is added up."""
+    need("mujoco", "mujoco.mjx", "gymnasium")
     env: Any
     env, params = envs_jax.make(id, physics="mjx")
     space = env.action_space(params)
@@ -47,51 +49,57 @@ def measure(id: str, num_envs: int, steps: int) -> Measured:
 
         return jax.lax.scan(body, (state, jnp.float32(0)), jax.random.split(play_key, steps))[0][1]
 
-    times, took, _ = clocked(rollout, jax.random.key(0), compiler_options=compiler_options())
+    times, took, *_ = clocked(rollout, jax.random.key(0), compiler_options=compiler_options())
     return Measured(times, took, num_envs * steps, "environment steps", facts={"frame_skip": env.frame_skip})
 
 
-def with_resets(sample: Callable[[], tuple[list[float], float]], num_envs: int, steps: int, unit: str) -> Measured:
-    """What a world's own benchmark measures: random actions, and new episodes from a pool where others end."""
-    rates, took = sample()
-    return Measured([num_envs * steps / rate for rate in rates], took, num_envs * steps, unit)
+def pushes(backend: str, num_envs: int, steps: int) -> Measured:
+    """CLEVR-Robot by the program of its own benchmark: random actions, and new episodes from a pool where others
+    end."""
+    need(*{"jax": ("mujoco",), "mjx": ("mujoco", "mujoco.mjx"), "numba": ("mujoco", "numba")}[backend])
+    rates, took = clevr.measure(backend, num_envs, steps)
+    return Measured([num_envs * steps / rate for rate in rates], took, num_envs * steps, "macro-actions")
 
 
-def robots() -> Iterator[Case]:
-    """CLEVR-Robot on its programs, the host's too, and Meta-World's reach where its scene can be loaded, with the sizes
-    of their own benchmarks, and more worlds."""
-    rows = clevr.ACCELERATOR_ROWS
-    backends = [("jax", rows), ("jax", 32768), ("mjx", rows)]
-    if importlib.util.find_spec("numba"):
-        backends.append(("numba", rows))
-    else:
-        print(f"  {clevr.ID}?backend=numba is left out: Numba is not installed", flush=True)
-    for backend, num_envs in backends:
-        steps, id = 10, f"{clevr.ID}?backend={backend}"
-        sample = partial(clevr.measure, backend, num_envs, steps)
-        what = partial(with_resets, sample, num_envs, steps, "macro-actions")
-        shape = {"env": id, "envs": num_envs, "steps": steps}
-        yield Case(f"{id}, {num_envs} environments x {steps} macro-actions", shape, what)
-    num_envs, steps, id = metaworld.ACCELERATOR_ROWS, 20, "MetaWorld/reach-v3"
+def reaching(num_envs: int, steps: int) -> Measured:
+    """Meta-World's reach on MJX by the program of its own benchmark."""
+    need("mujoco", "mujoco.mjx")
     try:
         check("reach", "proxy")
     except ImportError as error:  # the package is absent, or of another version
-        print(f"  {id} is left out: {error}", flush=True)
-        return
-    sample = partial(metaworld.measure, id, num_envs, steps, backend="mjx")
-    shape = {"env": id, "envs": num_envs, "steps": steps, "geometry": "proxy"}
-    what = partial(with_resets, sample, num_envs, steps, "control steps")
-    yield Case(f"{id}, {num_envs} environments x {steps} control steps", shape, what)
+        raise Skipped(str(error)) from None
+    rates, took = metaworld.measure(REACH, num_envs, steps, backend="mjx")
+    return Measured([num_envs * steps / rate for rate in rates], took, num_envs * steps, "control steps")
+
+
+REACH = "MetaWorld/reach-v3"
+ROWS = clevr.ACCELERATOR_ROWS
+PUSHES = [("jax", ROWS, 4), ("mjx", ROWS, 2), ("jax", 4 * ROWS, 4), ("numba", ROWS, 4)]
+"""CLEVR-Robot's programs, in float64 and on MJX, and the host's: backend, environments, macro-actions."""
 
 
 def cases(settings: Settings) -> Iterator[Case]:
-    """HalfCheetah, whose episodes do not end before their time limit, and the robots' worlds, which a tiny run leaves
-    out, since a CPU compiles them for minutes. **Raises** `Skipped` without MJX."""
-    if absent := missing():
-        raise Skipped(f"not installed: {', '.join(absent)}; the extra `control` has them")
-    sizes = [("InvertedPendulum-v5", 2, 2)] if settings.tiny else [("HalfCheetah-v5", n, 50) for n in (1024, 8192)]
+    """CLEVR-Robot's own program first. HalfCheetah's episodes do not end before their time limit. A tiny run leaves the
+    robots on MJX out, since a CPU compiles them for minutes. What lacks a package is skipped."""
+    clevrs = [("jax", 4, 1)] if settings.tiny else PUSHES
+    sizes = [("InvertedPendulum-v5", 2, 2)] if settings.tiny else [("HalfCheetah-v5", n, 50) for n in (8192, 1024)]
+
+    def robot(backend: str, num_envs: int, steps: int) -> Case:
+        id = f"{clevr.ID}?backend={backend}"
+        shape = {"env": id, "envs": num_envs, "steps": steps}
+        what = partial(pushes, backend, num_envs, steps)
+        return Case(f"{id}, {num_envs} environments x {steps} macro-actions", shape, what)
+
+    first, *others = clevrs
+    yield robot(*first)
     for id, num_envs, steps in sizes:
         shape = {"env": id, "envs": num_envs, "steps": steps}
         yield Case(f"{id}, {num_envs} environments x {steps} steps", shape, partial(measure, id, num_envs, steps))
+    for backend in others:
+        yield robot(*backend)
     if not settings.tiny:
-        yield from robots()
+        num_envs, steps = metaworld.ACCELERATOR_ROWS, 20
+        shape = {"env": REACH, "envs": num_envs, "steps": steps, "geometry": "proxy"}
+        yield Case(
+            f"{REACH}, {num_envs} environments x {steps} control steps", shape, partial(reaching, num_envs, steps)
+        )

@@ -23,16 +23,19 @@ def measure(config: lm.LlamaConfig, batch: int, prompt: int) -> Measured:
     model = model_of(config)
     tokens = jnp.asarray(np.random.default_rng(0).integers(3, config.vocab_size, (batch, prompt)), jnp.int32)
     args = (drawn(model), tokens, jnp.full(batch, prompt, jnp.int32))
-    times, took, _ = clocked(lambda v, t, n: lm.score(model, v, t, n, ACTIONS).sum, *args)
+    times, took, _, temporary = clocked(lambda v, t, n: lm.score(model, v, t, n, ACTIONS).sum, *args)
     flop = batch * counts.scoring_flop(config, prompt, ACTIONS)
     form = lm.choose_form(config, prompt, ACTIONS)
-    return Measured(times, took, batch, "prompts", flop, counts.SCORING, facts={"form": form})
+    return Measured(
+        times, took, batch, "prompts", flop, counts.SCORING, facts={"form": form, "temporary_bytes": temporary}
+    )
 
 
 def cases(settings: Settings) -> Iterator[Case]:
     """One batch for each shape."""
     batch, prompt = (2, 12) if settings.tiny else (BATCH, PROMPT)
-    for name, config in {"tiny": TINY}.items() if settings.tiny else SHAPES.items():
+    shapes = {"tiny": TINY} if settings.tiny else {name: SHAPES[name] for name in ("1B", "135M", "7B")}
+    for name, config in shapes.items():
         sizes = {"batch": batch, "prompt": prompt, "actions": len(ACTIONS), "dtype": dtype().name}
         case = f"{name}, batch {batch}, {len(ACTIONS)} actions under {prompt} tokens"
         yield Case(case, described(config) | sizes, partial(measure, config, batch, prompt))

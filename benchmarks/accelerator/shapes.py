@@ -34,6 +34,15 @@ def model_of(config: lm.LlamaConfig, **options: Any) -> lm.Llama:
     return lm.Llama(config, dtype=dtype(), param_dtype=dtype(), **options)
 
 
+BEFORE, AFTER = "saved", "auto"
+"""Attention by plain products, which was all there was, and the device's best: values of `lm.Llama.attention`."""
+
+
+def attending(form: str) -> dict[str, str]:
+    """The option of `lm.Llama` for a form of attention; none where the model has one form."""
+    return {"attention": form} if hasattr(lm.Llama, "attention") else {}
+
+
 def drawn(model: lm.Llama) -> dict[str, Any]:
     """Random base weights, drawn on the device: `{"params": ...}`."""
     blank = model.clone(lora=None)

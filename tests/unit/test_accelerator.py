@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -53,7 +54,7 @@ def test_a_case_states_its_shares_of_the_peak_where_it_is_known():
     assert value["per_second"] == {"median": 4.0, "min": 2.0, "max": 8.0} and value["compile_seconds"] == 0.5
     assert value["flop"] == {"per_call": 6e12, "formula": "f", "per_second": 3e12, "mfu": 0.25}
     assert value["bytes"] == {"per_call": 3e9, "formula": "b", "per_second": 1.5e9, "share": 0.5}
-    assert record.line(value).endswith("4 tokens/s, 3 TFLOP/s, 1.5 GB/s, 25.0% of peak, 50.0% of peak")
+    assert record.line(value).endswith("4 tokens/s, 2000 ms, 3 TFLOP/s, 1.5 GB/s, 25.0% of peak, 50.0% of peak")
     unknown = record.attempt(case, None)
     assert unknown["flop"]["mfu"] is None and unknown["bytes"]["share"] is None and "peak" not in record.line(unknown)
 
@@ -78,22 +79,24 @@ def test_every_part_runs_at_tiny_size(tmp_path, capsys, monkeypatch):
         value = json.loads((tmp_path / f"{name}.json").read_text())
         assert (value["name"], value["size"], value["error"] is None) == (name, "tiny", value["status"] == "ok")
         assert f"{name}: {PARTS[name]}" in printed
-        if value["status"] != "ok":
-            assert (name, value["status"]) == ("mjx", "skipped") and "not installed" in value["error"]
-            continue
         where = value["conditions"]
         assert where["platform"] == "cpu" and where["peak_flops"] is None and where["versions"]["jax"]
         assert where["commit"] == "0123456789ab"
         for case in value["cases"]:
+            if case["status"] == "skipped":
+                assert name == "mjx" and "not installed" in case["error"]
+                continue
             assert spread(case["seconds"]) and spread(case["per_second"]) and len(case["seconds"]["samples"]) >= 5
             assert case["compile_seconds"] > 0 and case["amount"] > 0 and case["shape"]
     cases = {name: json.loads((tmp_path / f"{name}.json").read_text())["cases"] for name in PARTS}
-    (training,) = cases["train_mfu"]
+    training, chunked = cases["train_mfu"]
+    assert (training["shape"]["head_chunk"], chunked["shape"]["head_chunk"]) == (0, 8)
+    assert training["facts"]["loss"] == pytest.approx(chunked["facts"]["loss"], rel=1e-4)
     sizes = training["shape"]
     assert sizes["dtype"] == "float32" and sizes["matmul_params"] == 2 * (32 * 96 + 3 * 32 * 64) + 32 * 512
     assert training["flop"]["per_call"] == 4 * sizes["matmul_params"] * 4 * 16 and training["flop"]["mfu"] is None
     assert training["facts"]["flop_with_attention"]["per_call"] > training["flop"]["per_call"]
-    alone, together = (case["bytes"]["per_call"] for case in cases["decode"])
+    together, alone = (case["bytes"]["per_call"] for case in cases["decode"])
     assert alone == 3 * 4 * sizes["matmul_params"] + (9 + 10 + 11) * 2 * 2 * 2 * 8 * 4 < together
     rollout, update = cases["glam"]
     assert rollout["flop"]["per_call"] < update["flop"]["per_call"] and update["facts"]["metrics"]["nonfinite"] == 0
@@ -113,7 +116,6 @@ def test_committed_records_name_their_commit():
 
 def test_nothing_is_measured_for_a_record_without_a_commit(tmp_path, monkeypatch):
     monkeypatch.setattr(info, "commit", lambda *folders: None)
-    monkeypatch.setattr(program, "backend", lambda: "gpu")
     with pytest.raises(RuntimeError, match=info.COMMIT):
         program.main(["--out", str(tmp_path / "results")])
     assert not (tmp_path / "results").exists()
@@ -147,32 +149,177 @@ def test_a_part_that_fails_says_so_and_the_others_run(tmp_path, monkeypatch, cap
     assert "one that fails" in capsys.readouterr().out
 
 
-def apart(tmp_path: Path, script: str, limit_s: float) -> tuple[str, dict]:
-    def command(name, settings, out):
-        return [sys.executable, "-c", f"import json, os, pathlib, time\npath = {str(out / 'device.json')!r}\n{script}"]
+class Stubs:
+    """Parts of cases that are measured in other processes, by a script: each process writes a line when it starts."""
 
-    status = program.run_apart("device", TINY, tmp_path, limit_s, command)
-    return status, json.loads((tmp_path / "device.json").read_text())
+    SCRIPT = """
+import os, sys, time
+from types import SimpleNamespace
+from benchmarks.accelerator import record
+from benchmarks.accelerator.__main__ import main
+record.EXPECTED_S = 0.0
+def measured():
+    return record.Measured([1.0] * 5, 0.0, 1, "things")
+def hang():
+    time.sleep(60)
+def die():
+    os._exit(9)
+def cases(settings):
+    for name, measure in CASES:
+        yield record.Case(name, {"n": 1}, measure)
+for name in ("first", "second"):
+    record.PARTS[name] = "a part"
+    sys.modules["benchmarks.accelerator." + name] = SimpleNamespace(cases=cases if name == "first" else OTHER)
+sys.exit(main(sys.argv[1:]))
+"""
+
+    def __init__(self, tmp_path: Path, monkeypatch, cases: str, other: str = "cases"):
+        for name in ("first", "second"):
+            monkeypatch.setitem(PARTS, name, "a part")
+        self.out, self.script = tmp_path, self.SCRIPT.replace("CASES", cases).replace("OTHER", other)
+        self.begun = 0
+
+    def run(self, seconds: float, limit_s: float = 60) -> dict[str, dict]:
+        """**Returns:** the JSON of both parts."""
+        start = time.time()
+        settings = Settings("tiny", command="the command", limit_s=limit_s, run=start)
+
+        def command(*args):
+            self.begun += 1
+            python, _, _, *words = program.command_of(*args)
+            return [python, "-c", self.script, *words]
+
+        budget = record.Budget(start, start + seconds)
+        self.statuses = program.run_apart(["first", "second"], settings, self.out, budget, command)
+        return {name: json.loads((self.out / f"{name}.json").read_text()) for name in ("first", "second")}
 
 
-def test_a_part_that_hangs_or_dies_keeps_what_it_had_measured(tmp_path):
-    begin = "pathlib.Path(path).write_text(json.dumps({'name': 'device', 'status': 'running', 'cases': [1]}))\n"
-    status, value = apart(tmp_path, begin + "time.sleep(60)", 2)
-    assert status == value["status"] == "timeout" and value["cases"] == [1] and value["error"].endswith("after 2 s")
-    status, value = apart(tmp_path, begin + "os._exit(9)", 60)
-    assert status == value["status"] == "failed" and value["cases"] == [1] and "ended with 9" in value["error"]
-    status, value = apart(tmp_path, "os._exit(3)", 60)  # what the last run wrote is gone
-    assert status == "failed" and value["cases"] == [] and value["title"] == PARTS["device"]
+def statuses(value: dict) -> dict[str, str]:
+    return {case["case"]: case["status"] for case in value["cases"]}
 
 
-def test_what_cannot_be_measured_is_refused(monkeypatch, capsys):
+@pytest.mark.heavy
+def test_a_case_that_hangs_or_dies_is_recorded_and_the_others_are_measured(tmp_path, monkeypatch):
+    others = "lambda settings: [record.Case('z', {'n': 1}, measured)]"
+    cases = "[('a', measured), ('b', hang), ('c', measured), ('d', die), ('e', measured)]"
+    stubs = Stubs(tmp_path, monkeypatch, cases, others)
+    read = stubs.run(600, limit_s=2)
+    expected = {"a": "ok", "b": "timeout", "c": "ok", "d": "failed", "e": "ok"}
+    assert statuses(read["first"]) == expected and statuses(read["second"]) == {"z": "ok"} and stubs.begun == 3
+    assert stubs.statuses == {"first": "failed", "second": "ok"} and read["first"]["running"] is None
+    errors = [case["error"] for case in read["first"]["cases"] if "error" in case]
+    assert errors == ["it was stopped after 2 s", "its process ended with 9"]
+    assert read["first"]["conditions"]["command"] == "the command"
+
+
+@pytest.mark.heavy
+def test_what_another_run_measured_is_measured_again_and_a_part_that_cannot_be_listed_fails(tmp_path, monkeypatch):
+    stubs = Stubs(tmp_path, monkeypatch, "[('a', measured)]", other="lambda settings: die()")
+    old = {"run": 1.0, "status": "ok", "cases": [{"case": "a", "status": "ok", "of": "another run"}]}
+    (tmp_path / "first.json").write_text(json.dumps(old))
+    read = stubs.run(600)
+    assert statuses(read["first"]) == {"a": "ok"} and "of" not in read["first"]["cases"][0]
+    assert read["second"]["status"] == "failed" and read["second"]["error"] == "its process ended with 9"
+    assert stubs.begun == 2
+
+
+@pytest.mark.heavy
+def test_all_ends_when_the_time_is_over(tmp_path, monkeypatch):
+    stubs = Stubs(tmp_path, monkeypatch, "[('a', hang), ('b', measured)]")
+    start = time.time()
+    read = stubs.run(6)
+    assert 5.9 < time.time() - start < 6 + program.CLOSING_S
+    assert statuses(read["first"])["a"] == "timeout" and read["first"]["status"] == "failed"
+    assert read["second"]["status"] == record.NO_TIME == stubs.statuses["second"]
+
+
+def part_of(*names: str):
+    """A part with these cases."""
+
+    def cases(settings):
+        for name in names:
+            yield Case(name, {}, lambda: Measured([1.0] * 5, 0.0, 1, "things"))
+
+    return SimpleNamespace(cases=cases)
+
+
+class Clock:
+    """The time, which an attempt of a case moves by `took` seconds."""
+
+    def __init__(self, monkeypatch, took: float):
+        self.now, self.ran = 1000.0, []
+
+        def attempt(case, peak):
+            self.now += took
+            self.ran.append(case.name)
+            return {"case": case.name, "status": "ok", "shape": {}, "took_seconds": took} | DONE
+
+        monkeypatch.setattr(record.time, "time", lambda: self.now)
+        monkeypatch.setattr(record, "attempt", attempt)
+
+
+DONE = {"per_second": {"median": 1.0}, "seconds": {"median": 1.0}, "unit": "things"}
+
+
+def test_a_part_gets_its_share_of_the_time_and_what_is_left_goes_to_what_it_had_no_time_for(tmp_path, monkeypatch):
+    for name, part in (("long", part_of(*"abcdefgh")), ("short", part_of("x"))):
+        monkeypatch.setitem(PARTS, name, "a part")
+        monkeypatch.setitem(record.SHARES, name, 50)
+        monkeypatch.setitem(sys.modules, f"benchmarks.accelerator.{name}", part)
+    clock = Clock(monkeypatch, 10.0)
+    settings = Settings("tiny", limit_s=100.0, run=1000.0)
+    budget = record.Budget(1000.0, 1075.0)
+    assert budget.slices(["long", "short"]) == {"long": 1037.5, "short": 1075.0}
+    found = record.run_parts(["long", "short"], settings, tmp_path, budget)
+    # three in half of the time (after them 7.5 s are left), then the other part, then what fits into the rest
+    assert clock.ran == ["a", "b", "c", "x", "d", "e", "f"] and clock.now <= budget.end
+    assert found == {"long": record.NO_TIME, "short": "ok"}
+    value = record.read("long", settings, tmp_path)
+    assert [case["status"] for case in value["cases"]] == ["ok"] * 6 + [record.NO_TIME] * 2
+    assert value["cases"][-1]["error"] == "5 s are left, and this takes about 10 s"
+
+
+def test_a_case_is_not_begun_without_the_one_that_compiles_for_it(tmp_path, monkeypatch):
+    def cases(settings):
+        yield Case("a", {}, lambda: None, expected=30)
+        yield Case("b", {}, lambda: None, expected=5, after="a")
+        yield Case("c", {}, lambda: None, expected=5)
+
+    monkeypatch.setitem(PARTS, "pairs", "a part")
+    monkeypatch.setitem(sys.modules, "benchmarks.accelerator.pairs", SimpleNamespace(cases=cases))
+    clock = Clock(monkeypatch, 4.0)
+    settings = Settings("tiny", limit_s=100.0, run=1000.0)
+    assert record.run_part("pairs", settings, tmp_path, 1020.0, 1100.0) == record.NO_TIME and clock.ran == ["c"]
+    assert record.run_part("pairs", settings, tmp_path, 1100.0, 1100.0) == "ok" and clock.ran == ["c", "a", "b"]
+
+
+def test_shares_are_of_all_time():
+    assert list(record.SHARES) == list(PARTS) and sum(record.SHARES.values()) == 100
+
+
+def test_long_calls_are_repeated_less_often(monkeypatch):
+    took = iter([9.0, 0.5, 0.5, 0.5, 0.5, 0.5, 9.0] + [3.0] * 4)
+    now = [0.0]
+
+    def call():
+        now[0] += next(took)
+
+    monkeypatch.setattr(record.time, "perf_counter", lambda: now[0])
+    assert record.seconds(call) == [0.5] * 3
+    took = iter([0.5] * 6)
+    assert record.seconds(call) == [0.5] * 5
+
+
+def test_what_cannot_be_measured_is_refused(tmp_path, monkeypatch, capsys):
     with pytest.raises(ValueError, match="no part 'trian_mfu'; did you mean 'train_mfu'"):
         program.main(["trian_mfu"])
-    with pytest.raises(ValueError, match="limit_s"):
-        program.main(["--limit-s", "0"])
-    monkeypatch.setattr(program, "backend", lambda: "cpu")
+    for name in ("--limit-s", "--minutes"):
+        with pytest.raises(ValueError, match=name.strip("-").replace("-", "_")):
+            program.main([name, "0"])
+    monkeypatch.setenv(info.COMMIT, "0123456789ab")
     with pytest.raises(ValueError, match="no accelerator here: --size tiny"):
-        program.main(["device"])
+        program.main(["device", "--here", "--out", str(tmp_path / "results")])
+    assert not (tmp_path / "results").exists()
     with pytest.raises(SystemExit):
         program.main(["--help"])
     printed = capsys.readouterr().out
@@ -195,7 +342,7 @@ def test_what_was_measured_on_a_gpu_is_what_the_page_says():
     for file in files:
         part = json.loads(file.read_text())
         assert part["size"] == "full" and part["conditions"]["platform"] == "gpu"
-        for case in part["cases"]:
+        for case in (case for case in part["cases"] if case["status"] == "ok"):
             row = f"| `{part['name']}` | {case['case']} | {case['per_second']['median']:,.0f} {case['unit']}/s |"
             count += row in page
             shares = [case.get("flop", {}).get("mfu"), case.get("bytes", {}).get("share")]

@@ -39,6 +39,19 @@ LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 """Where Linux says who gets large pages: all programs, those that ask, or none."""
 PROCESSOR = Path("/proc/cpuinfo")
 """Where Linux lists what the processor can do."""
+DRIVER, PCI = Path("/proc/driver/nvidia/version"), Path("/sys/bus/pci/devices")
+"""Where Linux names NVIDIA's driver, and the devices on the bus."""
+DRIVERS = {"jax-cuda13-plugin": 580, "jax-cuda12-plugin": 525}
+"""The oldest driver of each of jax's plugins for NVIDIA GPUs, by jax's own documentation."""
+PLUGINS = (*DRIVERS, "libtpu")
+TPUS = {"0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076"}
+"""PCI numbers of TPUs from v3 on, those that jax looks for."""
+FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
+"""How much of a GPU's memory jax takes at its start; the second is the older name."""
+PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
+PRECISION = "JAX_DEFAULT_MATMUL_PRECISION"
+SETTINGS = (*FRACTIONS, PREALLOCATE, "XLA_PYTHON_CLIENT_ALLOCATOR", PRECISION, "JAX_PLATFORMS", "XLA_FLAGS")
+"""Environment variables of jax and XLA that matter."""
 
 
 def doctor(json: bool = False) -> None:
@@ -101,6 +114,31 @@ def devices() -> list[dict[str, Any]]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def accelerator() -> dict[str, Any]:
+    """NVIDIA's driver, TPUs on the bus, jax's plugins for them, and what the environment sets."""
+    return {
+        "driver": driver(),
+        "tpus": tpus(),
+        "plugins": {name: version for name in PLUGINS if (version := version_of(name))},
+        "settings": {name: os.environ[name] for name in SETTINGS if os.environ.get(name)},
+    }
+
+
+def driver() -> str | None:
+    """The version of NVIDIA's driver; None without one, or where it is not shown."""
+    try:
+        found = re.search(r"Kernel Module\D*(?:x86_64|aarch64)?\s+(\d+\.[\d.]+)", DRIVER.read_text())
+    except OSError:
+        return None
+    return found[1] if found else None
+
+
+def tpus() -> int:
+    """The number of TPUs on the bus."""
+    ids = [[(path / name).read_text().strip() for name in ("vendor", "device")] for path in PCI.glob("*")]
+    return sum(vendor == "0x1ae0" and device in TPUS for vendor, device in ids)
+
+
 def versions() -> dict[str, str]:
     """The versions of installed packages that matter."""
     known = {name: version_of(name) for name in PACKAGES}
@@ -117,12 +155,12 @@ def version_of(name: str) -> str:
 
 def extras() -> dict[str, list[str]]:
     """The extras of this library, with their requirements that are not met."""
-    from envs_jax.extras import requirements
+    from envs_jax.extras import inside, requirements
 
     return {
         extra: [
             f"{needed.name}{needed.specifier}"
-            for needed in listed
+            for needed in [part for whole in listed for part in (whole, *inside(whole))]
             if not (version := version_of(needed.name)) or not needed.specifier.contains(version, prereleases=True)
         ]
         for extra, listed in requirements().items()
@@ -175,6 +213,7 @@ def disk() -> dict[str, int]:
 LOOKS: Mapping[str, Callable[[], Any]] = {
     "machine": machine,
     "devices": devices,
+    "accelerator": accelerator,
     "versions": versions,
     "extras": extras,
     "models": models,
@@ -209,8 +248,8 @@ def traps(facts: Mapping[str, Any]) -> list[str]:
             f"{name}={os.environ[name]}" for name in ("JAX_PLATFORMS", "XLA_FLAGS") if os.environ.get(name)
         )
         listed.append(f"jax finds no device{f' (with {said})' if said else ''}: see devices above")
-    elif all(device["platform"] == "cpu" for device in facts["devices"]) and Path("/dev/nvidia0").exists():
-        listed.append('an NVIDIA GPU is here, but jax sees only the CPU: pip install "jax[cuda12]"')
+    if isinstance(found := facts["accelerator"], dict) and "error" not in found:
+        listed += of_accelerators(found, facts["devices"], known.get("jaxlib", ""))
     if known.get("gymnax") and not version_of("six"):
         listed.append("gymnax imports six, which is not installed: pip install six")
     if version_of("metaworld") and mujoco >= (3, 17):
@@ -225,10 +264,79 @@ def traps(facts: Mapping[str, Any]) -> list[str]:
     return listed
 
 
+def of_accelerators(found: Mapping[str, Any], devices: Any, jaxlib: str) -> list[str]:
+    """Known causes for which jax does not see a GPU or TPU, or fails there, each with its remedy."""
+    listed, settings, plugins = [], found["settings"], found["plugins"]
+    if all(name in settings for name in FRACTIONS):
+        listed.append(f"{' and '.join(FRACTIONS)} are both set, which jax refuses: take the second out")
+    for name, version in plugins.items():
+        # libtpu has versions of its own
+        if name in DRIVERS and jaxlib and numbers(version)[:3] != numbers(jaxlib)[:3]:
+            listed.append(f"{name} {version} is not of jaxlib {jaxlib}: {install(name[4:10])}")
+    blind = isinstance(devices, list) and all(device["platform"] == "cpu" for device in devices)
+    if not blind:
+        return listed
+    gpu = bool(found["driver"]) or Path("/dev/nvidia0").exists()
+    here = "an NVIDIA GPU is here" if gpu else f"{found['tpus']} TPUs are here" if found["tpus"] else ""
+    if not here:
+        return listed
+    if settings.get("JAX_PLATFORMS") == "cpu":
+        return [*listed, f"{here}, which JAX_PLATFORMS=cpu hides: take it out"]
+    remedy = for_gpu(found) if gpu else "" if "libtpu" in plugins else install("tpu")
+    return [*listed, f"{here}, but jax sees only the CPU: {remedy or 'another process may hold it'}"]
+
+
+def for_gpu(found: Mapping[str, Any]) -> str:
+    """What makes jax see an NVIDIA GPU."""
+    oldest, driver = min(DRIVERS.values()), found["driver"]
+    series = numbers(driver)[0] if driver else max(DRIVERS.values())
+    if series < oldest:
+        return f"its driver {driver} is older than {oldest}: update it"
+    plugin = next(name for name, needed in DRIVERS.items() if series >= needed)
+    installed = [name for name in DRIVERS if name in found["plugins"]]
+    if not any(series >= DRIVERS[name] for name in installed):
+        older = (
+            f"{installed[0]} needs a driver from {DRIVERS[installed[0]]} on, this is {driver}: " if installed else ""
+        )
+        return older + install(plugin[4:10])
+    if os.environ.get("LD_LIBRARY_PATH"):
+        return "LD_LIBRARY_PATH may put other CUDA libraries before those of jax's packages: unset it"
+    return f"{installed[0]} did not start; JAX_PLATFORMS=cuda shows why"
+
+
+def install(extra: str) -> str:
+    """The command that installs an extra."""
+    from envs_jax.extras import install
+
+    return install(extra)
+
+
+def for_accelerators(facts: Mapping[str, Any]) -> list[str]:
+    """The settings that the devices want, if they are GPUs or TPUs."""
+    devices = facts["devices"]
+    kind, set_here = devices[0]["platform"], facts["accelerator"].get("settings", {})
+    found = []
+    if PRECISION not in set_here:
+        short = {"gpu": "TF32", "tpu": "bfloat16"}.get(kind, "fewer bits")
+        found.append(
+            f"--dtype bfloat16 for language models; products of float32 are rounded to {short} here unless "
+            f"{PRECISION}=highest"
+        )
+    if kind == "gpu" and not set_here.keys() & {*FRACTIONS, PREALLOCATE}:
+        found.append(
+            f"jax takes three quarters of a GPU's memory: {FRACTIONS[0]}=0.9 for one large model, "
+            f"{PREALLOCATE}=false for several processes on one GPU"
+        )
+    if len(devices) > 1:
+        found.append(f"--mesh data={len(devices)} trains on all {len(devices)} devices; `llmrl lm fit` says what fits")
+    return found
+
+
 def hints(facts: Mapping[str, Any]) -> list[str]:
-    """What would make programs faster here, each with what it gained where it was measured."""
+    """What would make programs faster here, each with what it gained where it was measured; on GPUs and TPUs, the
+    settings that they want."""
     if any(device["platform"] != "cpu" for device in facts["devices"]):
-        return []
+        return for_accelerators(facts)
     found = []
     library, version = platform.libc_ver()
     # this tunable came with glibc 2.35
@@ -293,6 +401,14 @@ def _devices(found: list[dict[str, Any]]) -> str:
     )
 
 
+def _accelerator(f: Mapping[str, Any]) -> str:
+    driver = [f"NVIDIA's driver {f['driver']}"] if f["driver"] else []
+    chips = [f"{f['tpus']} TPUs"] if f["tpus"] else []
+    plugins = [f"{name} {version}" for name, version in f["plugins"].items()]
+    settings = [f"{name}={value}" for name, value in f["settings"].items()]
+    return ", ".join([*driver, *chips, *plugins, *settings]) or "no driver, plugin or setting"
+
+
 def _extras(missing: Mapping[str, list[str]]) -> str:
     whole = [name for name, lacking in missing.items() if not lacking]
     # all that is lacking does not fit on one screen; --json has it
@@ -328,6 +444,7 @@ def _cache(f: Mapping[str, Any]) -> str:
 LINES: Mapping[str, Callable[[Any], str]] = {
     "machine": _machine,
     "devices": _devices,
+    "accelerator": _accelerator,
     "versions": lambda known: ", ".join(f"{name} {version}" for name, version in known.items()),
     "extras": _extras,
     "models": _models,
