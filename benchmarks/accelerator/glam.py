@@ -69,7 +69,9 @@ class Program:
         self.config, self.glam = config, build(config)
         policy = self.glam.policy
         self.policy = replace(policy, model=policy.model.clone(**attending(attention)))
-        ppo = (config.ppo, self.glam.env, self.glam.env_params, self.policy)
+        # with the microbatches that suit the groups of prompts, where these are chosen
+        settings = getattr(self.glam, "ppo", config.ppo)
+        ppo = (settings, self.glam.env, self.glam.env_params, self.policy)
         self.ppo = PPO(*ppo, Placement(None), None, None)
         self.state = self.ppo.init(jax.random.key(0))
         self.steps = config.ppo.num_envs * config.ppo.num_steps
@@ -130,7 +132,12 @@ def measure(config: GlamConfig, attention: str, sizes: lm.LlamaConfig | None, wh
     """A rollout, or an update if `whole`."""
     program = program_of(config, attention, sizes)
     times, took, result, temporary = called(*program.programs[whole].result(), program.state)
-    facts: dict[str, Any] = {"padded_prompt": program.glam.compiled.max_length, "temporary_bytes": temporary}
+    facts: dict[str, Any] = {
+        "padded_prompt": program.glam.compiled.max_length,
+        "group": program.policy.rows,
+        "shorter_lengths": list(program.policy.widths),
+        "temporary_bytes": temporary,
+    }
     if whole:
         facts |= {"metrics": {name: float(x) for name, x in result[2].items()}}
     flop, formula = program.flop()[whole], UPDATE if whole else ROLLOUT
