@@ -292,6 +292,8 @@ def test_a_case_is_not_begun_without_the_one_that_compiles_for_it(tmp_path, monk
     settings = Settings("tiny", limit_s=100.0, run=1000.0)
     assert record.run_part("pairs", settings, tmp_path, 1020.0, 1100.0) == record.NO_TIME and clock.ran == ["c"]
     assert record.run_part("pairs", settings, tmp_path, 1100.0, 1100.0) == "ok" and clock.ran == ["c", "a", "b"]
+    stopped = {"cases": [{"case": "a", "status": "timeout", "took_seconds": 1.0}]}
+    assert record.outrun(Case("b", {}, lambda: None, after="a"), stopped, 2000.0)
 
 
 def test_cases_of_the_full_size_are_named_apart():
