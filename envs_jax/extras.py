@@ -74,7 +74,9 @@ def inside(needed: Requirement) -> list[Requirement]:
     return [
         inner
         for inner in map(Requirement, lines)
-        if given & set(_extras_of(inner)) and any(inner.marker.evaluate({"extra": extra}) for extra in given)
+        if inner.marker is not None
+        and given & set(_extras_of(inner))
+        and any(inner.marker.evaluate({"extra": extra}) for extra in given)
     ]
 
 

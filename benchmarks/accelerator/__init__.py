@@ -1,1 +1,1 @@
-"""Measurements on an accelerator, in parts of less than eight minutes: `python -m benchmarks.accelerator`."""
+"""Measurements on an accelerator, within eight minutes: `python -m benchmarks.accelerator`."""

@@ -130,7 +130,12 @@ def measure(config: GlamConfig, attention: str, sizes: lm.LlamaConfig | None, wh
     """A rollout, or an update if `whole`."""
     program = program_of(config, attention, sizes)
     times, took, result, temporary = called(*program.programs[whole].result(), program.state)
-    facts: dict[str, Any] = {"padded_prompt": program.glam.compiled.max_length, "temporary_bytes": temporary}
+    facts: dict[str, Any] = {
+        "padded_prompt": program.glam.compiled.max_length,
+        "group": program.policy.rows,
+        "shorter_lengths": list(program.policy.widths),
+        "temporary_bytes": temporary,
+    }
     if whole:
         facts |= {"metrics": {name: float(x) for name, x in result[2].items()}}
     flop, formula = program.flop()[whole], UPDATE if whole else ROLLOUT

@@ -348,7 +348,7 @@ def expected_seconds(case: Case, value: dict[str, Any]) -> float:
 
 def outrun(case: Case, value: dict[str, Any], until: float) -> str:
     """Why a case is not begun; empty if it is."""
-    if case.after and case.after not in [old["case"] for old in value["cases"] if old["status"] != NO_TIME]:
+    if case.after and case.after not in [old["case"] for old in value["cases"] if old["status"] in ("ok", "failed")]:
         return f"it goes with {case.after!r}"
     expected, left = expected_seconds(case, value), max(0.0, until - time.time())
     return f"{left:.0f} s are left, and this takes about {expected:.0f} s" if left < expected else ""

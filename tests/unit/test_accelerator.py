@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import subprocess
@@ -291,6 +292,23 @@ def test_a_case_is_not_begun_without_the_one_that_compiles_for_it(tmp_path, monk
     settings = Settings("tiny", limit_s=100.0, run=1000.0)
     assert record.run_part("pairs", settings, tmp_path, 1020.0, 1100.0) == record.NO_TIME and clock.ran == ["c"]
     assert record.run_part("pairs", settings, tmp_path, 1100.0, 1100.0) == "ok" and clock.ran == ["c", "a", "b"]
+    stopped = {"cases": [{"case": "a", "status": "timeout", "took_seconds": 1.0}]}
+    assert record.outrun(Case("b", {}, lambda: None, after="a"), stopped, 2000.0)
+
+
+def test_cases_of_the_full_size_are_named_apart():
+    listed = {}
+    for name in PARTS:
+        part = importlib.import_module(f"benchmarks.accelerator.{name}")
+        listed[name] = list(part.cases(Settings("full")))
+        names = [case.name for case in listed[name]]
+        assert len(set(names)) == len(names) > 0
+        assert all(case.after == "" or case.after in names[: names.index(case.name)] for case in listed[name])
+    before, after, *_ = listed["train_mfu"]
+    # one pair differs in what is compared alone
+    changed = {key for key, value in before.shape.items() if after.shape[key] != value}
+    assert changed <= {"attention", "head_chunk"} and "head_chunk" in changed
+    assert [case.name.split(",")[0] for case in listed["decode"]] == ["1B", "1B", "7B", "7B", "135M", "135M"]
 
 
 def test_shares_are_of_all_time():
