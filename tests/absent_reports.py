@@ -16,6 +16,11 @@ from typing import Any
 
 
 ROOT = Path(__file__).parent.parent
+SHAPE = {
+    "model_type": "llama", "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 1024, "tie_word_embeddings": True,
+}  # fmt: skip
+"""A tiny model."""
 
 
 def reports(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:

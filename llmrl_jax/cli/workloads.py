@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 
 import envs_jax
 from llmrl_jax import lm
-from llmrl_jax.parallel import batch_sharding, make_mesh, shardings
+from llmrl_jax.parallel import Placement, batch_sharding, make_mesh, shardings
 from llmrl_jax.run.chunk import make_chunk
 from llmrl_jax.run.memory.config import FitConfig
 from llmrl_jax.run.memory.fit import Built, Fit, find_devices, measured, read_shape
@@ -29,12 +29,11 @@ from llmrl_jax.run.memory.programs import place_like, placed
 
 
 @dataclass(frozen=True)
-class Setting:
-    """The options, and where arrays are: a `Placement` of shapes, which answers with shardings."""
+class Setting(Placement):
+    """The options, and where arrays are: a placement of shapes, which answers with shardings."""
 
-    config: FitConfig
-    mesh: Mesh | None
-    one: Sharding
+    config: FitConfig = field(default_factory=FitConfig)
+    one: Sharding | None = None
     """Without a mesh: the device."""
 
     def rows(self, tree: Any, axis: int = 0) -> Any:
@@ -76,7 +75,7 @@ def fit(config: FitConfig) -> Fit:
     **Raises:** what `find_devices` and the builders of the system raise."""
     devices = find_devices(config)
     mesh = make_mesh(config.mesh, devices) if config.mesh else None
-    setting = Setting(config, mesh, SingleDeviceSharding(devices[0]))
+    setting = Setting(mesh, config, SingleDeviceSharding(devices[0]))
 
     def build() -> Built:
         learner, shapes, places = WORKLOADS[config.workload](setting)

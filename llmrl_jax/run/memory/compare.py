@@ -54,7 +54,7 @@ def _read(path: str) -> dict[str, Any]:
 
 def table(rows: Mapping[str, tuple[Any, Any]], names: tuple[str, str]) -> str:
     """The differences as a table, with the second value as a multiple of the first."""
-    cells = [("", *names, "ratio")]
+    cells: list[tuple[str, ...]] = [("", *names, "ratio")]
     for name, pair in rows.items():
         a, b = pair
         numbers = all(isinstance(x, int | float) and not isinstance(x, bool) for x in pair)
@@ -71,8 +71,10 @@ def _text(name: str, value: Any) -> str:
     shown: Callable[[Any], str] = str
     if value is None:
         return "-"
-    if isinstance(value, bool) or isinstance(value, str):
-        return str(value).lower() if isinstance(value, bool) else value or "-"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return value or "-"
     if name == "seconds":
         shown = milliseconds
     elif name == "share":

@@ -323,16 +323,16 @@ class _Module:
 
     def _constant(self, i: _Instruction | None, loop: _Instruction, outside: str) -> int | None:
         """The value of an instruction of a condition, perhaps an element of the loop's start that is a constant."""
-        if i is None or i.integer is not None:
-            return i and i.integer
-        if i.op != "get-tuple-element":
+        if i is None:
             return None
+        if i.op != "get-tuple-element":
+            return i.integer
         known = self.computations[outside]
         start = known.get(loop.operands[0])
         element = known.get(start.operands[_index(i)]) if start is not None and start.op == "tuple" else None
         while element is not None and element.op in ("copy", "bitcast", "convert"):
             element = known.get(element.operands[0])
-        return element and element.integer
+        return None if element is None else element.integer
 
     def _step(self, loop: _Instruction, counter: _Instruction | None) -> int:
         """By how much the counter of a loop grows in a run: 1 unless an addition is plain to see."""
@@ -352,9 +352,9 @@ class _Module:
                 return None
             a, b = (known.get(name) for name in i.operands)
             for x, y in ((a, b), (b, a)):
-                inner = added(x, depth + 1) if y is not None and y.integer is not None else None
-                if inner is not None:
-                    return inner + y.integer
+                more, inner = None if y is None else y.integer, added(x, depth + 1)
+                if more is not None and inner is not None:
+                    return inner + more
             return None
 
         return added(known.get(root.operands[_index(counter)]), 0) or 1

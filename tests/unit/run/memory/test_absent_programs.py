@@ -5,13 +5,9 @@ import json
 
 import pytest
 
-from tests.absent_reports import reports
+from tests.absent_reports import SHAPE, reports
 
 
-SHAPE = {
-    "model_type": "llama", "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 1024, "tie_word_embeddings": True,
-}  # fmt: skip
 LANGUAGE = {"length": 32, "new_tokens": 8, "dtype": "bfloat16"}
 QUICK = [
     {"workload": "sft", **LANGUAGE},
@@ -71,6 +67,14 @@ def test_updates_compile_and_neither_call_the_host_nor_compute_in_float64(target
 @pytest.mark.parametrize("target", TARGETS)
 def test_updates_of_systems_do_too(target, model):
     check(SLOW, target, model)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+def test_clevrs_program_is_float64_on_a_gpu_and_another_on_a_tpu(target, model):
+    """It shows also that `float64` can be other than 0."""
+    (found,) = reports([{"workload": "world", "env": "CLEVR-Robot-v0", "batch_size": 8, "steps": 1, "target": target}])
+    assert (found["prediction"]["float64"] > 0) == (target == "h100:1")
 
 
 @tpu
