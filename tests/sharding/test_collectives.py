@@ -38,7 +38,7 @@ ROWS, WIDTH = 56, 64
 SHAPE = lm.LlamaConfig(80, WIDTH, 128, 2, 8, 8, max_position_embeddings=128)
 
 
-def fitted(workload: str, **options: Any):
+def fitted(workload: Any, **options: Any):
     """A program of `llmrl lm fit`."""
 
     def program(mesh: str):

@@ -64,9 +64,9 @@ def preferences() -> Any:
 
 
 def merging() -> Any:
-    model = Llama(LlamaConfig(8, 8, 8, 1, 2, 1), lora=LoRAConfig(rank=2))
-    variables = random_variables(model)
-    return lambda v: merge(v["params"], v["lora"], model.lora), (variables,)
+    lora = LoRAConfig(rank=2)
+    variables = random_variables(Llama(LlamaConfig(8, 8, 8, 1, 2, 1), lora=lora))
+    return lambda v: merge(v["params"], v["lora"], lora), (variables,)
 
 
 EXACT = {
