@@ -3,7 +3,8 @@ product asks for the highest precision."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -37,6 +38,11 @@ def rounded(function: Callable[..., Any], kind: str) -> Callable[..., Any]:
                 out = run(params["jaxpr"] if name in ("jit", "pjit") else params["call_jaxpr"], given)
             elif name == "scan":
                 out = scan(params, given)
+            elif name == "while":
+                out = loop(params, given)
+            elif name == "cond":
+                branches = [functools.partial(run, branch) for branch in params["branches"]]
+                out = jax.lax.switch(given[0], branches, given[1:])
             else:
                 out = equation.primitive.bind(*given, **params)
             outs = out if equation.primitive.multiple_results else [out]
@@ -54,6 +60,12 @@ def rounded(function: Callable[..., Any], kind: str) -> Callable[..., Any]:
         after, ys = jax.lax.scan(body, start, xs, params["length"])
         return [*after, *ys]
 
+    def loop(params: Any, given: list[Any]) -> list[Any]:
+        tests, steps = params["cond_nconsts"], params["body_nconsts"]
+        tested, fixed, start = given[:tests], given[tests : tests + steps], given[tests + steps :]
+        goes_on = lambda carry: run(params["cond_jaxpr"], [*tested, *carry])[0]  # noqa: E731
+        return jax.lax.while_loop(goes_on, lambda carry: run(params["body_jaxpr"], [*fixed, *carry]), start)
+
     def call(*args: Any) -> Any:
         jaxpr, shape = jax.make_jaxpr(function, return_shape=True)(*args)
         return jax.tree.unflatten(jax.tree.structure(shape), run(jaxpr, jax.tree.leaves(args)))
@@ -65,3 +77,15 @@ def is_exact(equation: Any) -> bool:
     """Whether a product asks for the highest precision of both factors."""
     precision = equation.params["precision"]
     return precision is not None and all(p == jax.lax.Precision.HIGHEST for p in precision)
+
+
+def products(jaxpr: Any) -> Iterator[Any]:
+    """Every product of float32 matrices in a program, inside calls, loops and branches too."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name in ("dot_general", "conv_general_dilated"):
+            if all(x.aval.dtype == jnp.float32 for x in equation.invars):
+                yield equation
+        for inner in jax.tree.leaves(equation.params, is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")):
+            inner = getattr(inner, "jaxpr", inner)
+            if hasattr(inner, "eqns"):
+                yield from products(inner)

@@ -68,6 +68,14 @@ def _space(shape: Any) -> spaces.Space:
     return spaces.Box(low, high, tuple(shape.shape), np.dtype(shape.dtype))
 
 
+@contextlib.contextmanager
+def _single_precision() -> Iterator[None]:
+    """float32 throughout: brax steps only arrays of the width that its models were loaded with, and accelerators would
+    round the factors of the physics' products to TF32 or bfloat16, by default."""
+    with jax.enable_x64(False), jax.default_matmul_precision("highest"):
+        yield
+
+
 class FromBrax(Environment[BraxState, BraxParams]):
     """A brax world under our interface: its `reset` and `step`, with our own time limit.
 
@@ -103,12 +111,12 @@ class FromBrax(Environment[BraxState, BraxParams]):
         return BraxParams(max_steps=self.max_steps)
 
     def reset(self, key, params):
-        with jax.enable_x64(False):  # brax steps only arrays of the width that its models were loaded with
+        with _single_precision():
             state = narrow(self.env.reset(jax.random.key_data(key)))
         return state.obs, BraxState(state, jnp.int32(0))
 
     def step(self, key, state, action, params):
-        with jax.enable_x64(False):
+        with _single_precision():
             # brax's worlds mutate the dicts of the state passed to them: the map makes new ones
             after = narrow(self.env.step(jax.tree.map(lambda x: x, state.env), action))
         time = state.time + 1

@@ -29,6 +29,14 @@ def _explained() -> Iterator[None]:
         ) from error
 
 
+@contextlib.contextmanager
+def _single_precision() -> Iterator[None]:
+    """float32 throughout: under `jax_enable_x64`, MJX mixes float32 with float64, and fails; and accelerators would
+    round the factors of its products to TF32 or bfloat16, by default. Contacts amplify what is lost."""
+    with jax.enable_x64(False), jax.default_matmul_precision("highest"):
+        yield
+
+
 def compiler_options() -> dict[str, bool]:
     """The `compiler_options` that `jax.jit(f, compiler_options=...)` needs if `f` steps MJX: empty on an accelerator.
 
@@ -44,8 +52,8 @@ class PhysicsMjx(Physics):
 
     Two things differ from C: numbers are float32, so trajectories diverge when contacts amplify the difference; and
     fields are always read at the state that a step reaches, whereas C MuJoCo leaves those of the last stage of its
-    Runge-Kutta integrator, or of the last time step, unless it is `fresh`. `jax_enable_x64` is disabled in here: under
-    it, MJX mixes float32 with float64, and fails.
+    Runge-Kutta integrator, or of the last time step, unless it is `fresh`. Products of matrices have float32 factors on
+    every device, whatever the process sets, and `jax_enable_x64` is disabled in here.
 
     On a CPU, give the `jit` around it `compiler_options()`, or use C, which is even faster.
     """
@@ -56,7 +64,7 @@ class PhysicsMjx(Physics):
         **Raises:** `ModuleNotFoundError` without mujoco-mjx, `RuntimeError` for a model that it cannot compute."""
         super().__init__(model, frame_skip, read)
         self._mjx = require("mujoco.mjx")
-        with _explained(), jax.enable_x64(False), jax.ensure_compile_time_eval():  # this may be the trace of a step
+        with _explained(), _single_precision(), jax.ensure_compile_time_eval():  # this may be the trace of a step
             compiled = self._mjx.put_model(model)
             option = compiled.opt.replace(ls_iterations=line_search or compiled.opt.ls_iterations)
             self._compiled = compiled.replace(opt=option)
@@ -65,7 +73,7 @@ class PhysicsMjx(Physics):
 
     def begin(self, qpos, qvel, look, *args, mocap=None):
         qpos, qvel, mocap = self._checked(qpos, qvel, mocap)
-        with jax.enable_x64(False):
+        with _single_precision():
             with _explained():
                 data = self._blank.replace(qpos=qpos, qvel=qvel, mocap_pos=mocap)
                 data = self._mjx.forward(self._compiled, data)
@@ -73,7 +81,7 @@ class PhysicsMjx(Physics):
 
     def advance(self, state, ctrl, going, look, *args, edit=None):
         nq, nv = self.model.nq, self.model.nv
-        with jax.enable_x64(False):
+        with _single_precision():
             qpos, qvel, act, warmstart, mocap = jnp.split(state, np.cumsum([nq, nv, self.model.na, nv]))
             if edit is not None:
                 qpos, qvel, *moved = edit(jnp, self.moment(state, {}), *args)

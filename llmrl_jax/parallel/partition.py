@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -97,21 +96,33 @@ def batch_sharding(mesh: Mesh, axis: int = 0, size: int | None = None) -> NamedS
     return NamedSharding(mesh, PartitionSpec(*([None] * axis), over))
 
 
-def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
-    """Constrain the sharding of `x` by its logical axes, under the mesh of `jax.set_mesh`; else the identity.
-
-    Dimensions that the mesh does not divide are left to the compiler: an activation may have any size, unlike a
-    parameter.
+def _mesh_of(x: Any) -> Any:
+    """The mesh over which the rules split `x`: that of its type, which every array computed from arrays on a mesh has,
+    else that of `jax.set_mesh`; None outside of a mesh, and inside `jax.shard_map`, where each device has its own `x`.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or any(name not in mesh.shape for axis in axes if axis for name in RULES[axis]):
+    there = jax.typeof(x).sharding.mesh if isinstance(x, jax.core.Tracer) else None
+    mesh = jax.sharding.get_abstract_mesh() if there is None or there.empty else there
+    ruled = {name for over in RULES.values() for name in over}
+    return None if mesh.empty or mesh.manual_axes or not ruled <= set(mesh.axis_names) else mesh
+
+
+def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
+    """Constrain the sharding of `x` by its logical axes, on the mesh of the arrays that it is computed from; without a
+    mesh the identity.
+
+    The mesh is a part of the type of a traced array, so a program that reads sharded weights needs no context: nothing
+    that calls a model can forget it. Dimensions that the mesh does not divide are left to the compiler: an activation
+    may have any size, unlike a parameter.
+    """
+    mesh = _mesh_of(x)
+    if mesh is None:
         return x
     parts: list[Any] = []
     for size, axis in zip(x.shape, axes, strict=True):
         over = tuple(a for a in RULES[axis] if mesh.shape[a] > 1) if axis else ()
         divides = over and size % math.prod(mesh.shape[a] for a in over) == 0
         parts.append(over if divides else PartitionSpec.UNCONSTRAINED)
-    return jax.lax.with_sharding_constraint(x, PartitionSpec(*parts))
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*parts)))
 
 
 def on_each_device(function: Callable, axes: Sequence[tuple[str | None, ...]], out: tuple[str | None, ...]) -> Callable:
@@ -174,9 +185,3 @@ class Placement:
             return x if there else put(x, replicated(mesh))
 
         return jax.tree.map(settle, tree)
-
-    def context(self) -> contextlib.AbstractContextManager[Any]:
-        """The context in which an update is traced, so that `constrain` finds the mesh."""
-        if self.mesh is None:
-            return contextlib.nullcontext()
-        return jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh)

@@ -158,8 +158,8 @@ class DQN:
         truncated = flag if self.config.n_step > 1 else ()
         step = jax.eval_shape(lambda: Transition(obs, action, reward, obs, flag, truncated))
         self._check_room(step)
-        with self.placement.context():  # inside jit, so that no device ever holds the whole memory
-            replay = jax.jit(lambda: self._placed(self.memory.init(step)))()
+        # Inside jit, so that no device ever holds the whole memory
+        replay = jax.jit(lambda: self._placed(self.memory.init(step)))()
         counters = self.placement.whole((hparams, run_key, jnp.int32(0)))
         first = self.placement.whole(FirstReward.start()) if self.config.epsilon_after_reward else ()
         state = DQNState(params, frozen, target, opt_state, replay, place(runner, self.placement), *counters)
@@ -186,50 +186,47 @@ class DQN:
 
     def update(self, state: DQNState) -> tuple[DQNState, dict[str, jax.Array]]:
         """Play, store the steps, take gradient steps, update the target network."""
-        with self.placement.context():
-            pool_key, play_key, learn_key = jax.random.split(jax.random.fold_in(state.key, state.update), 3)
-            runner, steps, played = self._play(state, pool_key, play_key)
-            state, steps, report = self._rewarded(state, steps, played)
-            replay = self._placed(self.memory.add(state.replay, steps, played.done))
-            (params, opt_state, priorities, bonus), metrics = self._learn_when_ready(
-                state.replace(replay=replay), learn_key
-            )
-            metrics |= {
-                **report,
-                "entropy": jnp.mean(played.entropy),
-                "value_mean": jnp.mean(played.value),
-                "replay_size": self.memory.held(replay),
-                **({"epsilon": self._epsilon(state)} if self.config.acting == "epsilon" else {}),
-                **episode_metrics(played.info, played.done, self.task_names),
-            }
-            state = state.replace(
-                params=params,
-                target=self._followed(state, params),
-                opt_state=opt_state,
-                replay=self._placed(replay.replace(priorities=priorities)),
-                runner=place(runner, self.placement),
-                update=state.update + 1,
-                bonus=bonuses.place(bonus, self.placement),
-            )
-            return state, {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()}
+        pool_key, play_key, learn_key = jax.random.split(jax.random.fold_in(state.key, state.update), 3)
+        runner, steps, played = self._play(state, pool_key, play_key)
+        state, steps, report = self._rewarded(state, steps, played)
+        replay = self._placed(self.memory.add(state.replay, steps, played.done))
+        (params, opt_state, priorities, bonus), metrics = self._learn_when_ready(
+            state.replace(replay=replay), learn_key
+        )
+        metrics |= {
+            **report,
+            "entropy": jnp.mean(played.entropy),
+            "value_mean": jnp.mean(played.value),
+            "replay_size": self.memory.held(replay),
+            **({"epsilon": self._epsilon(state)} if self.config.acting == "epsilon" else {}),
+            **episode_metrics(played.info, played.done, self.task_names),
+        }
+        state = state.replace(
+            params=params,
+            target=self._followed(state, params),
+            opt_state=opt_state,
+            replay=self._placed(replay.replace(priorities=priorities)),
+            runner=place(runner, self.placement),
+            update=state.update + 1,
+            bonus=bonuses.place(bonus, self.placement),
+        )
+        return state, {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()}
 
     def filled(self, state: DQNState, steps: Transition) -> DQNState:
         """The state with recorded steps in its memory, leaves `[T, N, ...]`, rewards as they are learned from."""
-        with self.placement.context():
-            ended = steps.terminated | steps.truncated
-            steps = steps if self.config.n_step > 1 else steps.replace(truncated=())
-            return state.replace(replay=self._placed(self.memory.add(state.replay, steps, ended)))
+        ended = steps.terminated | steps.truncated
+        steps = steps if self.config.n_step > 1 else steps.replace(truncated=())
+        return state.replace(replay=self._placed(self.memory.add(state.replay, steps, ended)))
 
     def learn(self, state: DQNState) -> tuple[DQNState, dict[str, jax.Array]]:
         """An update without play: gradient steps on the memory as it is, and the target network. For a memory that was
         filled from recorded steps."""
-        with self.placement.context():
-            learn_key = jax.random.split(jax.random.fold_in(state.key, state.update), 3)[2]
-            (params, opt_state, priorities, bonus), metrics = self._learn(state, learn_key)
-            replay = self._placed(state.replay.replace(priorities=priorities))
-            target = self._followed(state, params)
-            state = state.replace(params=params, target=target, opt_state=opt_state, replay=replay, bonus=bonus)
-            return state.replace(update=state.update + 1), metrics
+        learn_key = jax.random.split(jax.random.fold_in(state.key, state.update), 3)[2]
+        (params, opt_state, priorities, bonus), metrics = self._learn(state, learn_key)
+        replay = self._placed(state.replay.replace(priorities=priorities))
+        target = self._followed(state, params)
+        state = state.replace(params=params, target=target, opt_state=opt_state, replay=replay, bonus=bonus)
+        return state.replace(update=state.update + 1), metrics
 
     def _placed(self, replay: Ring) -> Ring:
         return self.memory.place(replay, self.placement.rows, self.placement.whole)

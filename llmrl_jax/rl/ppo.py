@@ -216,29 +216,26 @@ class PPO:
 
     def update(self, state: PPOState) -> tuple[PPOState, dict[str, jax.Array]]:
         """Rollout, advantages, gradient steps."""
-        with self.placement.context():
-            key = jax.random.fold_in(state.key, state.update)
-            pool_key, play_key, shuffle_key = jax.random.split(key, 3)
-            bonus_key = jax.random.fold_in(key, bonuses.INIT)
-            runner, rollout = self._play(state, pool_key, play_key)
-            target = (
-                () if self.auxiliary is None else self.auxiliary.targets(state.params, state.frozen, rollout, runner)
-            )
-            batch = self._batch(rollout, target, state.hparams)
-            report: dict[str, jax.Array] = {}
-            if self.bonus is not None:
-                state, batch, report = self._with_bonus(state, rollout, batch, runner.obs)
-            rows = self.placement.whole(self._rows(batch))
-            params, opt_state, bonus, metrics = self._learn(state, rows, shuffle_key, bonus_key)
-            metrics |= self._report(rollout, batch) | report
-            state = state.replace(
-                params=params,
-                opt_state=opt_state,
-                runner=place(runner, self.placement),
-                update=state.update + 1,
-                bonus=bonuses.place(bonus, self.placement),
-            )
-            return state, {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()}
+        key = jax.random.fold_in(state.key, state.update)
+        pool_key, play_key, shuffle_key = jax.random.split(key, 3)
+        bonus_key = jax.random.fold_in(key, bonuses.INIT)
+        runner, rollout = self._play(state, pool_key, play_key)
+        target = () if self.auxiliary is None else self.auxiliary.targets(state.params, state.frozen, rollout, runner)
+        batch = self._batch(rollout, target, state.hparams)
+        report: dict[str, jax.Array] = {}
+        if self.bonus is not None:
+            state, batch, report = self._with_bonus(state, rollout, batch, runner.obs)
+        rows = self.placement.whole(self._rows(batch))
+        params, opt_state, bonus, metrics = self._learn(state, rows, shuffle_key, bonus_key)
+        metrics |= self._report(rollout, batch) | report
+        state = state.replace(
+            params=params,
+            opt_state=opt_state,
+            runner=place(runner, self.placement),
+            update=state.update + 1,
+            bonus=bonuses.place(bonus, self.placement),
+        )
+        return state, {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()}
 
     # --- play ---------------------------------------------------------------------------------------------------------
 

@@ -83,7 +83,9 @@ class RandomPotential:
 
     def encode(self, params: Any, obs: Any) -> Float[Array, " B"]:
         flat = [obs[name].reshape(obs[name].shape[0], -1).astype(jnp.float32) for name in self.reads]
-        return jnp.tanh(jnp.concatenate(flat, axis=1) @ params["hidden"] + params["shift"]) @ params["out"]
+        # the reward is a difference of two values: highest precision, so that both are the same on every device
+        hidden = jnp.matmul(jnp.concatenate(flat, axis=1), params["hidden"], precision=jax.lax.Precision.HIGHEST)
+        return jnp.matmul(jnp.tanh(hidden + params["shift"]), params["out"], precision=jax.lax.Precision.HIGHEST)
 
     def value(self, params: Any, window: Window) -> Float[Array, " B"]:
         return window.features[:, -1]

@@ -169,7 +169,8 @@ class Scorer(nn.Module):
         self.key, self.query, self.value = _Dense(self.width), nn.Dense(self.width), nn.Dense(1)
 
     def encoded(self, vector: Float[Array, "*B W"]) -> Encoded:
-        return Encoded(vector, vector @ self._first())
+        # Highest precision: `_normed` subtracts the mean's part of this product, which rounded factors would leave.
+        return Encoded(vector, jnp.matmul(vector, self._first(), precision=jax.lax.Precision.HIGHEST))
 
     def _first(self) -> Float[Array, "W V"]:
         """The first layer's weights, with those of the normalization before it."""

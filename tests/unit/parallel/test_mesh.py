@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from llmrl_jax.parallel import MeshSpec, batch_sharding, constrain, initialize, make_mesh, replicated, shardings
 
@@ -79,6 +79,23 @@ def test_constraints_act_under_a_mesh_only():
         assert spread.addressable_shards[0].data.shape == (2, 3)
         odd = jax.jit(lambda a: constrain(a * 2, "batch", None))(jnp.ones((3, 3)))
         assert odd.shape == (3, 3)
+
+
+def test_constraints_find_the_mesh_of_the_arrays():
+    """Without `jax.set_mesh`, through loops and gradients; inside `jax.shard_map` each device has its own array."""
+    mesh = make_mesh("data=2,fsdp=2")
+    weights = jax.device_put(jnp.ones((4, 4)), NamedSharding(mesh, PartitionSpec("fsdp")))
+
+    def spread(w, x):
+        return jax.lax.scan(lambda x, _: (constrain(jnp.sin(x @ w), "batch", None), None), x, None, 2)[0]
+
+    made = jax.jit(spread)(weights, jnp.ones((8, 4)))
+    assert made.addressable_shards[0].data.shape == (2, 4)
+    text = jax.jit(jax.grad(lambda w: spread(w, jnp.ones((8, 4))).sum())).lower(weights).as_text()
+    assert text.count("sharding_constraint") >= 2  # of the values, and of their gradients
+    rows = PartitionSpec(("data", "fsdp"))
+    own = jax.shard_map(lambda x: constrain(2 * x, "batch", None), mesh=mesh, in_specs=rows, out_specs=rows)
+    assert own(jnp.ones((8, 4))).sum() == 64
 
 
 def test_starting_hosts_needs_all_or_nothing():
