@@ -146,10 +146,11 @@ def fit(config: FitConfig) -> int:
         from llmrl_jax.cli.workloads import fit as measure
     result = measure(config)
     if config.json:
+        from llmrl_jax.run.info import commit
         from llmrl_jax.run.report import as_json
 
         helps = advice(result) if result.fits is False and config.advise and config.workload in LANGUAGE else []
-        print(as_json.text(result.facts() | {"advice": helps}))
+        print(as_json.text({"commit": commit(), **result.facts(), "advice": helps}))
         return int(result.fits is False)
     print(result.table())
     platform = result.devices.rpartition("(")[2].partition(")")[0]

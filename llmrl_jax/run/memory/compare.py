@@ -15,7 +15,7 @@ from llmrl_jax.run.memory.sizes import size
 def compare(paths: tuple[str, str]) -> dict[str, tuple[Any, Any]]:
     """What differs between two reports: name -> the two values; None where a report has none.
 
-    Numbers of the program (`total`, `parts`, `seconds`, `bytes`, collectives, ...) are all there, also equal ones;
+    Numbers of the program (memory, time, bytes, collectives, ...) are all there, also equal ones; the commit and
     settings only if they differ.
     **Raises:** `FileNotFoundError`, or `ValueError` for a file that is no report.
     """
@@ -24,7 +24,7 @@ def compare(paths: tuple[str, str]) -> dict[str, tuple[Any, Any]]:
 
 def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """`compare` of two reports that have been read."""
-    one, other = a.get("settings", {}), b.get("settings", {})
+    one, other = ({"commit": report.get("commit"), **report.get("settings", {})} for report in (a, b))
     rows = {n: (one.get(n), other.get(n)) for n in [*one, *(set(other) - set(one))] if one.get(n) != other.get(n)}
     left, right = _numbers(a), _numbers(b)
     return rows | {name: (left.get(name), right.get(name)) for name in [*left, *(n for n in right if n not in left)]}

@@ -98,7 +98,10 @@ def report(total, seconds, **settings):
 def test_two_reports_are_compared_number_by_number(tmp_path):
     a, b = report(1 << 30, 0.2, mesh="", remat=False), report(3 << 29, 0.1, mesh="data=8", remat=False)
     b["prediction"]["collectives"] = {"all-reduce": {"count": 2, "bytes": 4096}}
+    assert "commit" not in differences(a, b)
+    a, b = {"commit": "aaaaaaa", **a}, {"commit": "bbbbbbb", **b}
     rows = differences(a, b)
+    assert rows["commit"] == ("aaaaaaa", "bbbbbbb")
     assert rows["mesh"] == ("", "data=8")
     assert "remat" not in rows
     assert rows["memory"] == (1 << 30, 3 << 29)
