@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from llmrl_jax.core.checks import nearest
@@ -123,6 +125,48 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
         divides = over and size % math.prod(mesh.shape[a] for a in over) == 0
         parts.append(over if divides else PartitionSpec.UNCONSTRAINED)
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*parts)))
+
+
+def gathered(tree: Any, logical_axes: Any) -> Any:
+    """The weights of a layer for its products, inside jit: each whole on every device, but for what `tensor` splits.
+
+    Left to itself, the compiler for TPUs makes as many products as there are devices of one with weights over `fsdp`,
+    and sends the parts of the weights around. Gathered first, they take one. Gradients are summed to the devices that
+    hold the weights. Without a mesh, or without `fsdp`, the identity.
+
+    **Arguments:** `tree`; `logical_axes`, for each of its leaves in their order a tuple with a name or None per
+    dimension.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    names = jax.tree.leaves(logical_axes, is_leaf=lambda x: isinstance(x, tuple))
+    return jax.tree.unflatten(structure, [_whole(x, axes) for x, axes in zip(leaves, names, strict=True)])
+
+
+def _whole(x: Any, axes: tuple[str | None, ...]) -> Any:
+    mesh = _mesh_of(x)
+    if mesh is None or mesh.shape["fsdp"] == 1:
+        return x
+    split = NamedSharding(mesh, _spec("weights", x.shape, axes, mesh, RULES))
+    whole = NamedSharding(mesh, _spec("weights", x.shape, axes, mesh, {**RULES, "embed": ()}))
+    if not jnp.issubdtype(x.dtype, jnp.inexact):  # codes of quantised weights, which have no gradient
+        return jax.lax.with_sharding_constraint(x, whole)
+    return _gather(whole, split, x)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _gather(whole: NamedSharding, split: NamedSharding, x: jax.Array) -> jax.Array:
+    return jax.lax.with_sharding_constraint(x, whole)
+
+
+def _gather_forward(whole: NamedSharding, split: NamedSharding, x: jax.Array) -> tuple[jax.Array, None]:
+    return _gather(whole, split, x), None
+
+
+def _gather_backward(whole: NamedSharding, split: NamedSharding, _: None, dx: jax.Array) -> tuple[jax.Array]:
+    return (jax.lax.with_sharding_constraint(dx, split),)
+
+
+_gather.defvjp(_gather_forward, _gather_backward)
 
 
 @dataclass(frozen=True)
