@@ -115,7 +115,8 @@ def cannot_cudnn(query: Float[Array, "b q n h"], source: Source) -> str:
         return f"it computes in bfloat16 or float16, not in {dtype.name}"
     if size % 8 or size > 128:
         return f"its heads have a multiple of 8 and at most 128 numbers, not {size}"
-    if source.mask is not None and jax.__version_info__ < (0, 11, 2):
+    masked = source.mask is not None or (not source.causal and source.key.shape[1] % 2)
+    if masked and jax.__version_info__ < (0, 11, 2):
         return f"a mask needs jax 0.11.2, this is {jax.__version__}"
     return ""
 
@@ -282,13 +283,15 @@ def _cudnn(query: Float[Array, "b q n h"], source: Source) -> Float[Array, "b q 
         raise ValueError(f"attention cudnn cannot compute this: {reason}; choose auto or recomputed")
     key, value, mask = source.key, source.value, source.mask
     queries, keys = query.shape[1], key.shape[1]
-    more = (queries % 2, keys % 2)  # with a mask, both counts have to be even
+    more = (queries % 2, keys % 2)  # both counts have to be even
+    if keys % 2 and mask is None and not source.causal:
+        mask = jnp.ones((1, 1, keys), bool)
     if mask is not None:
         mask = mask if mask.ndim == 3 else mask[None]
         mask = jnp.broadcast_to(mask, (mask.shape[0], queries, keys))
         mask = jnp.pad(mask, ((0, 0), (0, more[0]), (0, more[1])))[:, None]
-        query = jnp.pad(query, ((0, 0), (0, more[0]), (0, 0), (0, 0)))
-        key, value = (jnp.pad(x, ((0, 0), (0, more[1]), (0, 0), (0, 0))) for x in (key, value))
+    query = jnp.pad(query, ((0, 0), (0, more[0]), (0, 0), (0, 0)))
+    key, value = (jnp.pad(x, ((0, 0), (0, more[1]), (0, 0), (0, 0))) for x in (key, value))
     out = jax.nn.dot_product_attention(query, key, value, mask=mask, is_causal=source.causal, implementation="cudnn")
     return kept(out[:, :queries])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -12,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
+from flax.core import unfreeze
 from jaxtyping import Array, Float, Int
 
 from envs_jax import tracing
@@ -21,9 +23,9 @@ from llmrl_jax.lm.cache import UNROLLED, Branches, Cache, Prefix, decodes_apart
 from llmrl_jax.lm.config import LlamaConfig
 from llmrl_jax.lm.layers import WIDE, gated_mlp, join, joined, layer_slice, project, projections, rms_norm
 from llmrl_jax.lm.lora import LoRAConfig, rescale
-from llmrl_jax.lm.quantize import Quantized, any_quantized, check_shapes, matmul
+from llmrl_jax.lm.quantize import Quantized, any_quantized, check_shapes, logical_axes as quantized_axes, matmul
 from llmrl_jax.lm.rope import rotate, rotations
-from llmrl_jax.parallel.partition import constrain
+from llmrl_jax.parallel.partition import constrain, gathered, mesh_of
 
 
 ATTENDING = ("q_proj", "k_proj", "v_proj")
@@ -270,7 +272,8 @@ class Llama(nn.Module):
         count = self.config.num_hidden_layers
         if not decodes_apart(count):
             return None
-        split = jax.sharding.get_abstract_mesh().shape.get("tensor", 1) > 1
+        mesh = mesh_of(jax.tree.leaves(self._layers)[0])
+        split = mesh is not None and mesh.shape["tensor"] > 1
         layers = [layer_slice((self._layers, self._adapters), i) for i in range(count)]
         if tracing.platform() == "cpu" or split or any_quantized(self._layers):
             return tuple(layers)
@@ -469,6 +472,14 @@ class Llama(nn.Module):
         wide = gated_mlp(normed, params["mlp"], own.get("mlp"), self._scale, self.factors)
         return constrain(x + wide, "batch", None, None)
 
+    @property
+    def _layer_axes(self) -> Any:
+        """The logical axes of the weights and adapters of one layer."""
+        axes = {name: tree["layers"] for name, tree in self.logical_axes().items()}
+        of_weights = quantized_axes(axes["params"], unfreeze(self._layers))
+        stacked = [of_weights, None if self._adapters is None else axes["lora"]]
+        return jax.tree.map(lambda names: names[1:], stacked, is_leaf=lambda x: isinstance(x, tuple))
+
     def _layers_run(self, body, carry, kv, pick, pick_carry=None):
         """Run `body(carry, (params, lora, kv, slides), pick)` over the layers; `slides`, if layers differ in it, is
         whether the window applies to a layer.
@@ -480,8 +491,15 @@ class Llama(nn.Module):
         stacked = (self._layers, self._adapters, kv, self._slides)
         written = self.unroll >= count if self.unroll is not None else count <= UNROLLED
 
+        def layered(carry, layer, pick):
+            # For few tokens, as in decoding, products with the split weights are smaller than the weights.
+            tokens = math.prod(jax.tree.leaves(carry)[0].shape[:-1])
+            if 2 * tokens >= self.config.hidden_size:
+                layer = (*gathered(layer[:2], self._layer_axes), *layer[2:])
+            return body(carry, layer, pick)
+
         def step(pick=None):
-            run = partial(body, pick=pick)
+            run = partial(layered, pick=pick)
             if self.remat:
                 return jax.checkpoint(run, prevent_cse=written)
             return jax.checkpoint(run, prevent_cse=False, policy=KEEP)

@@ -2,7 +2,7 @@
 
 from llmrl_jax.parallel.hosts import initialize
 from llmrl_jax.parallel.mesh import AXES, MeshSpec, make_mesh
-from llmrl_jax.parallel.partition import RULES, Placement, batch_sharding, constrain, replicated, shardings
+from llmrl_jax.parallel.partition import RULES, Placement, batch_sharding, constrain, gathered, replicated, shardings
 
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "Placement",
     "batch_sharding",
     "constrain",
+    "gathered",
     "initialize",
     "make_mesh",
     "replicated",

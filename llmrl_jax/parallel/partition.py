@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from llmrl_jax.core.checks import nearest
@@ -96,7 +98,7 @@ def batch_sharding(mesh: Mesh, axis: int = 0, size: int | None = None) -> NamedS
     return NamedSharding(mesh, PartitionSpec(*([None] * axis), over))
 
 
-def _mesh_of(x: Any) -> Any:
+def mesh_of(x: Any) -> Any:
     """The mesh over which the rules split `x`: that of its type, which every array computed from arrays on a mesh has,
     else that of `jax.set_mesh`; None outside of a mesh, and inside `jax.shard_map`, where each device has its own `x`.
     """
@@ -114,7 +116,7 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
     that calls a model can forget it. Dimensions that the mesh does not divide are left to the compiler: an activation
     may have any size, unlike a parameter.
     """
-    mesh = _mesh_of(x)
+    mesh = mesh_of(x)
     if mesh is None:
         return x
     parts: list[Any] = []
@@ -126,17 +128,14 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
 
 
 def on_each_device(function: Callable, axes: Sequence[tuple[str | None, ...]], out: tuple[str | None, ...]) -> Callable:
-    """A function of arrays that runs on each device's part, under the mesh of `jax.set_mesh`; else the function.
+    """A function that runs on each device's part of its arguments, where these are on a mesh; else the function.
 
     For kernels, which the compiler cannot split. Dimensions that the mesh does not divide are whole on every device.
 
     **Arguments:** `axes`, the logical axes of the first dimensions of each argument; `out`, those of the result.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty:
-        return function
 
-    def spec(shape: tuple[int, ...], names: tuple[str | None, ...]) -> PartitionSpec:
+    def spec(mesh: Any, shape: tuple[int, ...], names: tuple[str | None, ...]) -> PartitionSpec:
         parts: list[Any] = []
         for size, name in zip(shape, names, strict=False):
             over = tuple(a for a in RULES[name] if mesh.shape.get(a, 1) > 1) if name else ()
@@ -144,12 +143,56 @@ def on_each_device(function: Callable, axes: Sequence[tuple[str | None, ...]], o
         return PartitionSpec(*parts)
 
     def split(*arrays: jax.Array) -> Any:
-        specs = tuple(spec(x.shape, names) for x, names in zip(arrays, axes, strict=True))
-        found = jax.eval_shape(function, *arrays)
-        run = jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=spec(found.shape, out), check_vma=False)
-        return run(*arrays)
+        mesh = mesh_of(arrays[0])
+        if mesh is None:
+            return function(*arrays)
+        parts = tuple(spec(mesh, x.shape, names) for x, names in zip(arrays, axes, strict=True))
+        whole = spec(mesh, jax.eval_shape(function, *arrays).shape, out)
+        return jax.shard_map(function, mesh=mesh, in_specs=parts, out_specs=whole, check_vma=False)(*arrays)
 
     return split
+
+
+def gathered(tree: Any, logical_axes: Any) -> Any:
+    """The weights of a layer for its products, inside jit: each whole on every device, but for what `tensor` splits.
+
+    Left to itself, the compiler for TPUs makes as many products as there are devices of one with weights over `fsdp`,
+    and sends the parts of the weights around. Gathered first, they take one. Gradients are summed to the devices that
+    hold the weights. Without a mesh, or without `fsdp`, the identity.
+
+    **Arguments:** `tree`; `logical_axes`, for each of its leaves in their order a tuple with a name or None per
+    dimension.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    names = jax.tree.leaves(logical_axes, is_leaf=lambda x: isinstance(x, tuple))
+    return jax.tree.unflatten(structure, [_whole(x, axes) for x, axes in zip(leaves, names, strict=True)])
+
+
+def _whole(x: Any, axes: tuple[str | None, ...]) -> Any:
+    mesh = mesh_of(x)
+    if mesh is None or mesh.shape["fsdp"] == 1:
+        return x
+    split = NamedSharding(mesh, _spec("weights", x.shape, axes, mesh, RULES))
+    whole = NamedSharding(mesh, _spec("weights", x.shape, axes, mesh, {**RULES, "embed": ()}))
+    if not jnp.issubdtype(x.dtype, jnp.inexact):  # codes of quantised weights, which have no gradient
+        return jax.lax.with_sharding_constraint(x, whole)
+    return _gather(whole, split, x)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _gather(whole: NamedSharding, split: NamedSharding, x: jax.Array) -> jax.Array:
+    return jax.lax.with_sharding_constraint(x, whole)
+
+
+def _gather_forward(whole: NamedSharding, split: NamedSharding, x: jax.Array) -> tuple[jax.Array, None]:
+    return _gather(whole, split, x), None
+
+
+def _gather_backward(whole: NamedSharding, split: NamedSharding, _: None, dx: jax.Array) -> tuple[jax.Array]:
+    return (jax.lax.with_sharding_constraint(dx, split),)
+
+
+_gather.defvjp(_gather_forward, _gather_backward)
 
 
 @dataclass(frozen=True)

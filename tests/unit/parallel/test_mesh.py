@@ -7,7 +7,16 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from llmrl_jax.parallel import MeshSpec, batch_sharding, constrain, initialize, make_mesh, replicated, shardings
+from llmrl_jax.parallel import (
+    MeshSpec,
+    batch_sharding,
+    constrain,
+    gathered,
+    initialize,
+    make_mesh,
+    replicated,
+    shardings,
+)
 
 
 def test_specifications_are_read():
@@ -96,6 +105,23 @@ def test_constraints_find_the_mesh_of_the_arrays():
     rows = PartitionSpec(("data", "fsdp"))
     own = jax.shard_map(lambda x: constrain(2 * x, "batch", None), mesh=mesh, in_specs=rows, out_specs=rows)
     assert own(jnp.ones((8, 4))).sum() == 64
+
+
+def test_weights_are_gathered_over_fsdp_and_their_gradients_are_not():
+    mesh = make_mesh("fsdp=4,tensor=2")
+    over = NamedSharding(mesh, PartitionSpec("fsdp", "tensor"))
+    tree = {"w": jax.device_put(jnp.ones((4, 4)), over), "codes": jax.device_put(jnp.ones((4, 4), jnp.int8), over)}
+    axes = {"w": ("embed", "mlp"), "codes": ("embed", "mlp")}
+    for x in jax.tree.leaves(jax.jit(lambda t: gathered(t, axes))(tree)):
+        assert x.addressable_shards[0].data.shape == (4, 2)
+
+    def total(w):
+        return jnp.sum(gathered(tree | {"w": w}, axes)["w"] ** 2)
+
+    grad = jax.jit(jax.grad(total))(tree["w"])
+    assert grad.addressable_shards[0].data.shape == (1, 2) and float(grad.sum()) == 32
+    alone = {"w": jnp.ones((4, 4))}
+    assert gathered(alone, axes["w"])["w"] is alone["w"]
 
 
 def test_starting_hosts_needs_all_or_nothing():
