@@ -17,8 +17,6 @@ from jaxtyping import Array, Bool, Float
 
 from envs_jax import tracing
 
-from envs_jax import tracing
-
 
 RATIO_BOUNDS = {"float32": 1e-5, "tensorfloat32": 0.0625, "float16": 0.125, "bfloat16": 1.0}
 """Precision of matrix products -> the largest `ratio_error` of a correct program.
