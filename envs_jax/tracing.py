@@ -40,11 +40,6 @@ def tracing_for(platform: str) -> Iterator[None]:
         jax.clear_caches()
 
 
-def platform() -> str:
-    """The platform for which programs are traced: `cpu`, `gpu` or `tpu`."""
-    return jax.default_backend()
-
-
 def standard_promotion(function: Function) -> Function:
     """A function that runs under JAX's default rules for mixed dtypes and ranks, whatever the process has set.
 
