@@ -142,15 +142,15 @@ def attend(query: Float[Array, "b q n h"], sources: list[Source], form: Attentio
     b, q, n, h = query.shape
     kv = sources[0].value.shape[sources[0].order.index("k")]
     if len(sources) == 1 and sources[0].order == sources[0].key_order == "btkh":
-        source, form = sources[0], form_of(form, query, sources[0])
-        if form in FUSED:
-            return FUSED[form](query, source).astype(query.dtype)
+        source, chosen = sources[0], form_of(form, query, sources[0])
+        if chosen in FUSED:
+            return FUSED[chosen](query, source).astype(query.dtype)
     grouped = (query * h**-0.5).reshape(b, q, kv, n // kv, h)
     if len(sources) == 1 and sources[0].order == sources[0].key_order == "btkh":
         key, value, mask = source.key, source.value, source.seen
         mask = jnp.ones((1, 1, key.shape[1]), bool) if mask is None else mask
         rows = jnp.moveaxis(grouped, 2, 1).reshape(b, kv, q * (n // kv), h)
-        attended = _attended if form == "saved" else _recomputed
+        attended = _attended if chosen == "saved" else _recomputed
         found: Any = attended(
             rows, jnp.moveaxis(key, 2, 1), jnp.moveaxis(value, 2, 1), mask if mask.ndim == 3 else mask[None]
         )
@@ -177,7 +177,7 @@ def _over_sources(query: Any, grouped: Any, sources: list[Source]) -> Any:
     top = jax.lax.stop_gradient(jnp.max(jnp.stack([s.max(-1) for s in scores]), axis=0))[..., None]
     weights = [kept(jnp.exp(s - top)) for s in scores]
     total: Any = sum(w.sum(-1) for w in weights)
-    out = 0.0
+    out: Any = 0.0
     for weight, source in zip(weights, sources, strict=True):
         weight = weight.astype(query.dtype)
         if "r" in source.order:

@@ -139,7 +139,7 @@ def join(names: Sequence[str]) -> str:
     return "+".join(names)
 
 
-def joined(names: Sequence[str], params: Mapping, lora: Mapping | None) -> tuple[dict, dict | None]:
+def joined(names: Sequence[str], params: Mapping, lora: Mapping | None) -> tuple[Mapping, Mapping | None]:
     """Matrices of one input, side by side as one of the name `join(names)`, with their adapters: for decoding, where
     every product is a program's launch and a read of `x`. The outputs are those of `projections`, in a row.
 

@@ -360,9 +360,10 @@ class Llama(nn.Module):
             for i, pair in enumerate(zip(keys, values, strict=True)):
                 (params, lora), behind, slides = weights[i], layer_slice(shared, i), layer_slice(self._slides, i)
                 query, key, value = self._read(x, params, lora, angles)
-                pairs.append(written(pair, key, value))
+                new = written(pair, key, value)
+                pairs.append(new)
                 prompts = (branches.prompt_keys[i], branches.prompt_values[i], *behind)
-                x = finish(x, params, lora, prompts, slides, *pairs[-1], query)
+                x = finish(x, params, lora, prompts, slides, new[0], new[1], query)
             keys, values = map(tuple, zip(*pairs, strict=True))
         else:
             prompts = (branches.prompt_keys, branches.prompt_values, *shared)

@@ -247,7 +247,7 @@ def _score_sorted(
     def ordered(x, order):
         """Rows of each shard in an order. `x`, `[shards, batch / shards, ...]`."""
         if shards == 1:  # the same rows, by the gather of earlier versions: sums after it keep their bits
-            return x[0][order[0]][None]
+            return jnp.asarray(x)[0][order[0]][None]
         return jnp.take_along_axis(x, order.reshape(*order.shape, *[1] * (x.ndim - 2)), axis=1)
 
     def grouped(x):

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from llmrl_jax.core.checks import nearest
 from llmrl_jax.parallel.hosts import put
@@ -30,7 +30,7 @@ RULES: Rules = {
 """Logical axis -> mesh axes. An axis without a name (None) is never split."""
 
 
-def _spec(path: str, shape: tuple[int, ...], axes: Any, mesh: Mesh, rules: Rules) -> PartitionSpec:
+def _spec(path: str, shape: tuple[int, ...], axes: Any, mesh: Mesh | AbstractMesh, rules: Rules) -> PartitionSpec:
     if not isinstance(axes, tuple) or len(axes) != len(shape):
         raise ValueError(f"{path} has shape {shape}, its logical axes are {axes!r}; give a name or None per dimension")
     parts: list[Any] = []
