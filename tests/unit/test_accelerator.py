@@ -354,7 +354,7 @@ def test_a_copied_tree_needs_no_package_of_the_command_line():
 
 def test_what_was_measured_on_a_gpu_is_what_the_page_says():
     page = (ROOT / "docs" / "scaling.md").read_text()
-    files = sorted((ROOT / "benchmarks" / "results" / "accelerator").glob("*.json"))
+    files = sorted((ROOT / "benchmarks" / "results" / "accelerator").rglob("*.json"))
     assert {file.stem for file in files} <= set(PARTS)
     count = 0
     for file in files:

@@ -61,6 +61,7 @@ DEMO = GlamConfig(
     value_activation="relu",
     reward_scale=1.0,
     score_rows=32,
+    score_widths=1,
     lora=LoRAConfig(
         rank=8, alpha=16.0, targets=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     ),
