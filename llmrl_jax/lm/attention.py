@@ -108,8 +108,10 @@ def cannot_cudnn(query: Float[Array, "b q n h"], source: Source) -> str:
     """Why cuDNN's attention cannot compute this; empty if it can.
 
     Its heads have up to 128 numbers, a multiple of 8, of 16 bits. With a mask, jax before 0.11.2 also writes the
-    mask's gradient, as large as all scores.
+    mask's gradient, as large as all scores. It is compiled on the GPU, so not for one that is absent.
     """
+    if jax.default_backend() != "gpu":
+        return "it is compiled where there is a GPU"
     size, dtype = query.shape[-1], query.dtype
     if dtype not in (jnp.bfloat16, jnp.float16):
         return f"it computes in bfloat16 or float16, not in {dtype.name}"

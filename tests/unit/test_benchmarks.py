@@ -386,7 +386,6 @@ def committed_records() -> dict[str, dict]:
     }
 
 
-@pytest.mark.xfail(strict=True, reason="the records are older than this rule: remove the mark with the new ones")
 def test_the_records_of_the_page_are_of_one_commit():
     commits = {record.get("commit") for record in committed_records().values()}
     assert len(commits) == 1 and re.fullmatch(r"[0-9a-f]{12}", commits.pop() or "")

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from envs_jax.tracing import tracing_for
 from llmrl_jax import lm
 from llmrl_jax.lm import attention
 from llmrl_jax.lm.attention import Source, attend
@@ -111,7 +112,7 @@ def test_picked_queries_keep_what_they_see():
     ],
 )
 def test_each_device_has_its_form(monkeypatch, platform, dtype, tokens, kind, form):
-    monkeypatch.setattr(attention, "platform", lambda: platform)
+    monkeypatch.setattr(jax, "default_backend", lambda: platform)
     query, key, value, _ = arrays(dtype=jnp.dtype(dtype), tokens=tokens)
     assert attention.form_of("auto", query, sources(key, value)[kind]) == form
     assert attention.form_of("saved", query, sources(key, value)[kind]) == "saved"
@@ -119,6 +120,9 @@ def test_each_device_has_its_form(monkeypatch, platform, dtype, tokens, kind, fo
 
 def test_what_a_kernel_cannot_compute_is_refused_by_name(monkeypatch):
     query, key, value, _ = arrays()
+    with tracing_for("gpu"):
+        assert attention.form_of("auto", query.astype(jnp.bfloat16), sources(key, value)["causal"]) == "recomputed"
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     with pytest.raises(ValueError, match="float32.*recomputed"):
         attend(query, [sources(key, value)["causal"]], "cudnn")
     with pytest.raises(ValueError, match="causal.*recomputed"):
