@@ -35,11 +35,12 @@ def reports(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def report(case: dict[str, Any]) -> dict[str, Any]:
+    from llmrl_jax.cli.workload_config import WorkloadConfig
     from llmrl_jax.cli.workloads import fit as fit_system
-    from llmrl_jax.run.memory.config import LANGUAGE, FitConfig
+    from llmrl_jax.run.memory.config import LANGUAGE
     from llmrl_jax.run.memory.fit import fit
 
-    config = FitConfig(**case)
+    config = WorkloadConfig(**case)
     return (fit if config.workload in LANGUAGE else fit_system)(config).facts()
 
 

@@ -31,8 +31,8 @@ from llmrl_jax.systems.glam.prompt import glam_prompt
 
 
 ROLLOUT = (
-    "as the part scoring, for every step and once more per environment, for the values after the last step; every prompt "
-    "at the longest length, of which groups sorted by length compute a part"
+    "as the part scoring, for every step and once more per environment, for the values after the last step; every "
+    "prompt at the longest length, of which groups sorted by length compute a part"
 )
 UPDATE_S = 25.0
 """Seconds that a compiled update is expected to take, with its repetitions."""

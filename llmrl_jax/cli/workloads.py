@@ -20,10 +20,11 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 import envs_jax
+from envs_jax import tracing
 from llmrl_jax import lm
+from llmrl_jax.cli.workload_config import WorkloadConfig
 from llmrl_jax.parallel import Placement, batch_sharding, make_mesh, shardings
 from llmrl_jax.run.chunk import make_chunk
-from llmrl_jax.run.memory.config import FitConfig
 from llmrl_jax.run.memory.fit import Built, Fit, find_devices, measured, read_shape
 from llmrl_jax.run.memory.programs import place_like, placed
 
@@ -32,7 +33,7 @@ from llmrl_jax.run.memory.programs import place_like, placed
 class Setting(Placement):
     """The options, and where arrays are: a placement of shapes, which answers with shardings."""
 
-    config: FitConfig = field(default_factory=FitConfig)
+    config: WorkloadConfig = field(default_factory=WorkloadConfig)
     one: Sharding | None = None
     """Without a mesh: the device."""
 
@@ -69,7 +70,7 @@ Parts = tuple[Any, Any, Any]
 """A learner, or a function; its state as shapes, or a tuple of its arguments; the shardings of that."""
 
 
-def fit(config: FitConfig) -> Fit:
+def fit(config: WorkloadConfig) -> Fit:
     """The memory of a workload, and for a target the time of an update; as `llmrl_jax.run.memory.fit.fit`.
 
     **Raises:** what `find_devices` and the builders of the system raise."""
@@ -192,7 +193,7 @@ def _world(s: Setting) -> Parts:
             seen = [*jax.tree.leaves(obs), reward, terminated, truncated]
             return (state, total + sum(jnp.sum(x.astype(jnp.float32)) for x in seen)), None
 
-        return jax.lax.scan(step, (state, jnp.float32(0)), jax.random.split(key, s.config.steps or 64))[0]
+        return tracing.scan(step, (state, jnp.float32(0)), jax.random.split(key, s.config.steps or 64))[0]
 
     places = s.whole(state).replace(env=s.rows(state.env))
     return play, (state, _key()), (places, s.whole(_key()))

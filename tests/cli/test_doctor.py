@@ -43,7 +43,7 @@ def call(capsys, *args: str) -> tuple[int, str, str]:
 
 def test_one_screen(capsys):
     code, out, err = call(capsys)
-    assert code == 0 and err == "" and len(out.splitlines()) <= 24
+    assert code == 0 and err == "" and len(out.splitlines()) <= 30
     assert max(map(len, out.splitlines())) <= 100
     assert f"llmrl_jax {__version__}" in out and "8 x NVIDIA H100 (gpu, 80.0 GiB each)" in out
     assert [line.split()[0] for line in out.splitlines() if line[2] != " "][:8] == list(doctor.LOOKS)

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 import tyro
 
+from llmrl_jax.cli.workload_config import WorkloadConfig
 from llmrl_jax.run.flags import command
-from llmrl_jax.run.memory.config import FitConfig
 from llmrl_jax.run.tune.settings import GrpoRun, Quantize, TuneConfig
 
 
@@ -130,8 +130,8 @@ def generate(
         print(continuation)
 
 
-@command(FitConfig)
-def fit(config: FitConfig) -> int:
+@command(WorkloadConfig)
+def fit(config: WorkloadConfig) -> int:
     """Compute whether a model fits: memory per device, compiled ahead of time from its config.json, without allocating.
 
     With --target also for TPUs and GPUs that are absent, and how long a step takes there by the roofline of each
@@ -140,11 +140,15 @@ def fit(config: FitConfig) -> int:
         return _compare(config)
     from llmrl_jax.run.memory.advice import advice
     from llmrl_jax.run.memory.config import LANGUAGE
-    from llmrl_jax.run.memory.fit import fit as measure
 
-    if config.workload not in LANGUAGE:
-        from llmrl_jax.cli.workloads import fit as measure
-    result = measure(config)
+    if config.workload in LANGUAGE:
+        from llmrl_jax.run.memory.fit import fit as of_a_model
+
+        result = of_a_model(config)
+    else:
+        from llmrl_jax.cli.workloads import fit as of_a_system
+
+        result = of_a_system(config)
     if config.json:
         from llmrl_jax.run.info import commit
         from llmrl_jax.run.report import as_json
@@ -164,7 +168,7 @@ def fit(config: FitConfig) -> int:
     return 1
 
 
-def _compare(config: FitConfig) -> int:
+def _compare(config: WorkloadConfig) -> int:
     from llmrl_jax.run.memory.compare import compare, table
     from llmrl_jax.run.report import as_json
 

@@ -6,15 +6,13 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from llmrl_jax import lm
-from llmrl_jax.core.checks import COUNT, FROM_0, fields_in
+from llmrl_jax.core.checks import COUNT, FROM_0, fields_in, nearest
 from llmrl_jax.parallel.absent import Target
 from llmrl_jax.run.memory.sizes import parse_bytes
 
 
 LANGUAGE = ("sft", "grpo", "score", "generate")
 """Workloads of a language model alone."""
-OF_A_MODEL = (*LANGUAGE, "glam", "kalm-ground", "kalm-imagine")
-"""Workloads that need a model's architecture."""
 
 
 @dataclass(frozen=True)
@@ -23,26 +21,16 @@ class FitConfig:
 
     KIND: ClassVar[str] = "lm fit"
 
+    WORKLOADS: ClassVar[tuple[str, ...]] = LANGUAGE
+    """The workloads of this class."""
+
     model: str = ""
-    """A model folder, its config.json, a GGUF file, a Hugging Face hub id, or smollm2-135m. No weights are read. Only
-    workloads without a language model (ellm, bkrl, offline, ppo, dqn, world) go without."""
-    workload: Literal[
-        "sft", "grpo", "score", "generate",
-        "glam", "ellm", "bkrl", "kalm-ground", "kalm-imagine", "offline", "ppo", "dqn", "world",
-    ] = "sft"  # fmt: skip
+    """A model folder, its config.json, a GGUF file, a Hugging Face hub id, or smollm2-135m. No weights are read."""
+    workload: str = "sft"
     """A step of fine-tuning or of GRPO as `llmrl lm` runs it; `score`: the gradient of a batch of scored prompts, as
-    in PPO's minibatches (without the critic); `generate`: sampling; glam to dqn: an update of the system or algorithm
-    with its default settings; kalm-imagine: imagined episodes; `world`: random actions in a world alone."""
+    in PPO's minibatches (without the critic); `generate`: sampling."""
     batch_size: int = 16
-    """Rows per step: texts (sft), prompts (grpo, score, generate), environments, imagined episodes, or transitions of a
-    gradient step (offline)."""
-    steps: int = 0
-    """Systems, ppo, dqn, world: steps of an update in every environment; offline: gradient steps of an update;
-    kalm-imagine: steps of an episode. 0: the default."""
-    env: str = ""
-    """glam, ellm, ppo, dqn, world: the world, one of `llmrl envs list`. Empty: the default."""
-    algo: str = "iql"
-    """offline: the algorithm, one of `llmrl rl train --algo`."""
+    """Rows per step: texts (sft), prompts (grpo, score, generate)."""
     length: int = 512
     """Tokens per row of text, or of the longest prompt."""
     new_tokens: int = 128
@@ -88,6 +76,9 @@ class FitConfig:
     """Two files with results of --json: print what differs, and compile nothing."""
 
     def __post_init__(self):
+        if self.workload not in self.WORKLOADS:
+            close = nearest(self.workload, list(self.WORKLOADS))
+            raise ValueError(f"there is no workload {self.workload!r}{close} (known: {', '.join(self.WORKLOADS)})")
         fields_in(self, COUNT, "batch_size", "length", "new_tokens", "samples", "candidates", "candidate_tokens")
         fields_in(self, COUNT, "microbatches")
         fields_in(self, FROM_0, "rows", "head_chunk")
@@ -95,7 +86,6 @@ class FitConfig:
         self._check_parts()
         if self.quantize != "none" and self.trains and self.tune == "full":
             raise ValueError(f"quantize {self.quantize} needs a frozen base: choose --tune lora")
-        fields_in(self, FROM_0, "steps")
         if self.memory:
             parse_bytes(self.memory)
         if self.target:
@@ -118,12 +108,27 @@ class FitConfig:
             if size % self.head_chunk:
                 raise ValueError(f"head_chunk is {self.head_chunk}; it must divide {what}, {size}")
 
+    def described(self) -> str:
+        """The sizes of the workload in words."""
+        rows, prompts = f"{self.batch_size} rows", f"{self.batch_size} prompts of {self.length} tokens"
+        return {
+            "sft": f"a step on {rows} of {self.length} tokens",
+            "grpo": f"a step on {prompts}, {max(2, self.samples)} x {self.new_tokens} new",
+            "score": f"the gradient of {prompts}, {self.candidates} candidates each",
+            "generate": f"{prompts}, {self.samples} x {self.new_tokens} new",
+        }.get(self.workload, rows)
+
     @property
     def trains(self) -> bool:
         """Whether the workload has a gradient and an optimiser."""
-        return self.workload not in ("generate", "kalm-imagine", "world")
+        return self.workload != "generate"
 
     @property
     def adapts(self) -> bool:
         """Whether the trained parameters are adapters of a frozen base."""
-        return self.tune == "lora" and self.trains and self.workload in OF_A_MODEL
+        return self.tune == "lora" and self.trains
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the program is that of a run, a loop over as many updates as it is told."""
+        return self.workload not in ("score", "generate")

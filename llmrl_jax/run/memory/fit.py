@@ -88,13 +88,7 @@ NO_SETTINGS = ("json", "compare", "advise", "memory")
 def _title(fit: Fit) -> str:
     c = fit.config
     trained = f", {count(fit.trained)} trained" if c.trains else ""
-    what = {
-        "sft": f"a step on {c.batch_size} rows of {c.length} tokens",
-        "grpo": f"a step on {c.batch_size} prompts of {c.length} tokens, {max(2, c.samples)} x {c.new_tokens} new",
-        "score": f"the gradient of {c.batch_size} prompts of {c.length} tokens, {c.candidates} candidates each",
-        "generate": f"{c.batch_size} prompts of {c.length} tokens, {c.samples} x {c.new_tokens} new",
-    }.get(c.workload, f"rows: {c.batch_size}" + (f", steps: {c.steps}" if c.steps else ""))
-    return f"{count(fit.parameters)} parameters{trained}; {c.workload}: {what}; on {fit.devices}"
+    return f"{count(fit.parameters)} parameters{trained}; {c.workload}: {c.described()}; on {fit.devices}"
 
 
 def read_shape(model: str) -> lm.LlamaConfig:
@@ -213,12 +207,11 @@ def measured(config: FitConfig, devices: Sequence[jax.Device], build: Callable[[
             with doing(f"compiling {config.workload}"):
                 program, kept = built.compile()
         except jax.errors.JaxRuntimeError as error:
-            parts = _refused(error)
+            parts = refused_parts(error)
         else:
             parts = _parts(config, kept, program.memory_analysis())
             if target:
-                chunk = config.workload not in ("score", "generate", "kalm-imagine", "world")
-                prediction = Prediction.of(program.as_text(), target.facts, once=int(chunk))
+                prediction = Prediction.of(program.as_text(), target.facts, once=int(config.repeats))
     memory = target.facts.memory if target else device_memory(used)
     return Fit(
         config=config,
@@ -232,7 +225,7 @@ def measured(config: FitConfig, devices: Sequence[jax.Device], build: Callable[[
     )
 
 
-def _refused(error: Exception) -> dict[str, tuple[int, int | None]]:
+def refused_parts(error: Exception) -> dict[str, tuple[int, int | None]]:
     """`Fit.parts` of a program that a compiler refuses, since it does not fit: the sum, which is all that it says.
 
     **Raises:** any other error of a compiler."""

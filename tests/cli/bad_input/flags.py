@@ -78,7 +78,7 @@ GLAMS = (
     Row("too many actions", f"{GLAM} --num-actions 12", "--num-actions is 12, but .* has 7 actions: turn left"),
     Row("NaN rewards", f"{GLAM} --reward-scale nan", "--reward-scale is nan; a number is needed"),
     Row("no rewards", f"{GLAM} --reward-scale 0", "--reward-scale is 0.0; above 0 is needed"),
-    Row("a hundred widths", f"{GLAM} --score-widths 100", "--score-widths is 100; from 1 to 64 is needed"),
+    Row("a hundred widths", f"{GLAM} --score-widths 100", "--score-widths is 100; from 0 to 64 is needed"),
     Row("heads that do not divide", f"{GLAM} --embedded.hidden-size 12", "--embedded.hidden-size is 12; a multiple of "
         r"twice --embedded.heads \(4\) is needed"),
     Row("a billion layers", f"{GLAM} --embedded.layers 1e9", "--embedded.layers is 1000000000; from 1 to 1000"),

@@ -64,7 +64,8 @@ CHANGED = replace(DRRN, history=2, drrn=DRRNConfig(embedding_dim=16), dqn=replac
 def test_an_old_configuration_is_read():
     assert from_json(GlamConfig, before(CHANGED)) == CHANGED == from_json(GlamConfig, to_json(CHANGED))
     kept = load_config(TrainConfig, ROOT / "experiments/results/mixed/drrn-0/config.json")
-    assert kept.glam == replace(DRRN, env=kept.glam.env)
+    # as it was made, when no number of widths meant the device's
+    assert kept.glam == replace(DRRN, env=kept.glam.env, score_widths=1)
 
 
 @pytest.mark.parametrize("config", [CHANGED, GlamConfig()])

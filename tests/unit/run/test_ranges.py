@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import tyro
 
+from llmrl_jax.cli.workload_config import WorkloadConfig
 from llmrl_jax.rl.registry import ALGORITHMS, OFFLINE
-from llmrl_jax.run.memory.config import FitConfig
 from llmrl_jax.run.rl_training import settings_class
 from llmrl_jax.run.settings import blank, checked, draft
 from llmrl_jax.run.tune.settings import GrpoRun, TuneConfig
@@ -22,7 +22,8 @@ from llmrl_jax.systems.props.settings import FinetuneRun, PropsRun, TableConfig
 
 
 COMMANDS = {
-    "lm sft": TuneConfig, "lm grpo": GrpoRun, "lm fit": FitConfig, "glam train": TrainConfig, "glam clone": CloneRun,
+    "lm sft": TuneConfig, "lm grpo": GrpoRun, "lm fit": WorkloadConfig, "glam train": TrainConfig,
+    "glam clone": CloneRun,
     "props run": PropsRun, "props table": TableConfig, "props finetune": FinetuneRun,
     "ellm pretrain": PretrainRun, "ellm accuracy": AccuracyRun, "ellm answers": AnswersRun,
     **{f"rl train {algo}": settings_class(algo) for algo in sorted([*ALGORITHMS, *OFFLINE])},

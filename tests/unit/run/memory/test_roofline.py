@@ -6,7 +6,7 @@ import pytest
 
 from llmrl_jax.parallel.absent import KINDS, Kind
 from llmrl_jax.run.memory.compare import compare, differences, table
-from llmrl_jax.run.memory.fit import _refused
+from llmrl_jax.run.memory.fit import refused_parts
 from llmrl_jax.run.memory.hlo import Kernel
 from llmrl_jax.run.memory.roofline import Prediction, seconds
 from tests.hlo_texts import LOOP, REST
@@ -71,15 +71,15 @@ def test_the_h200_is_predicted_as_it_was_measured():
         ("Used 900.5M of 16M vmem", int(900.5 * 2**20)),
     ],
 )
-def test_the_sum_of_a_program_that_is_refused(said, bytes):
-    assert list(_refused(RuntimeError(f"RESOURCE_EXHAUSTED: {said}")).values()) == [(bytes, None)]
+def test_the_sum_of_a_program_that_isrefused_parts(said, bytes):
+    assert list(refused_parts(RuntimeError(f"RESOURCE_EXHAUSTED: {said}")).values()) == [(bytes, None)]
 
 
 def test_other_errors_of_a_compiler_stay_errors():
     with pytest.raises(RuntimeError, match="INTERNAL"):
-        _refused(RuntimeError("INTERNAL: Used 21.90G"))
+        refused_parts(RuntimeError("INTERNAL: Used 21.90G"))
     with pytest.raises(RuntimeError, match="no number"):
-        _refused(RuntimeError("RESOURCE_EXHAUSTED: no number"))
+        refused_parts(RuntimeError("RESOURCE_EXHAUSTED: no number"))
 
 
 def report(total, seconds, **settings):
@@ -117,7 +117,7 @@ def test_two_reports_are_compared_number_by_number(tmp_path):
     assert lines["all-reduce: bytes"][-3] == "-"
 
 
-def test_other_files_are_refused(tmp_path):
+def test_other_files_arerefused_parts(tmp_path):
     for content, said in (("{", "is no report"), ("[]", "no total")):
         (tmp_path / "x.json").write_text(content)
         with pytest.raises(ValueError, match=said):

@@ -5,18 +5,19 @@ import typing
 
 import pytest
 
+from llmrl_jax.cli.workload_config import WorkloadConfig
 from llmrl_jax.cli.workloads import WORKLOADS, fit
-from llmrl_jax.run.memory.config import LANGUAGE, FitConfig
+from llmrl_jax.run.memory.config import LANGUAGE
 from tests.absent_reports import SHAPE
 
 
 def test_every_workload_has_a_program():
-    names = typing.get_args(typing.get_type_hints(FitConfig)["workload"])
+    names = typing.get_args(typing.get_type_hints(WorkloadConfig)["workload"])
     assert set(names) == {*LANGUAGE, *WORKLOADS}
 
 
 def test_an_update_of_ppo_holds_its_network_its_moments_and_half_of_the_environments():
-    one, two = (fit(FitConfig(workload="ppo", batch_size=8, steps=4, mesh=mesh)) for mesh in ("", "data=2"))
+    one, two = (fit(WorkloadConfig(workload="ppo", batch_size=8, steps=4, mesh=mesh)) for mesh in ("", "data=2"))
     trained = one.trained
     assert trained == one.parameters == two.trained > 1000
     assert one.parts["parameters"] == (4 * trained, 4 * trained)
@@ -28,18 +29,18 @@ def test_an_update_of_ppo_holds_its_network_its_moments_and_half_of_the_environm
 
 
 def test_offline_steps_hold_the_recorded_ones():
-    found = fit(FitConfig(workload="offline", algo="td3+bc", batch_size=16, steps=2, rows=500))
+    found = fit(WorkloadConfig(workload="offline", algo="td3+bc", batch_size=16, steps=2, rows=500))
     frozen, _ = found.parts["frozen parameters"]
     assert 500 * 4 * (17 + 6 + 1 + 17) <= frozen < 500 * 4 * (17 + 6 + 1 + 17) + 500 * 16
     for options, message in (({"algo": "ppo"}, "workload offline has awac"), ({"mesh": "data=2"}, "leave --mesh out")):
         with pytest.raises(ValueError, match=message):
-            fit(FitConfig(workload="offline", **options))
+            fit(WorkloadConfig(workload="offline", **options))
 
 
 def test_imagined_episodes_read_the_model_that_they_are_given(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(SHAPE))
     options = {"model": str(tmp_path / "config.json"), "batch_size": 4, "length": 8, "steps": 2}
-    found = fit(FitConfig(workload="kalm-imagine", **options))
+    found = fit(WorkloadConfig(workload="kalm-imagine", **options))
     assert found.trained == 0
     slots = 64 * (10 + 1) + 40 * 64 + 10 * (64 + 1) + 40 * (64 + 1)  # in: states, actions; out: states, actions
     assert found.parts["parameters"][0] == 4 * found.parameters

@@ -1,0 +1,67 @@
+"""The options of `llmrl lm fit`: `FitConfig` with workloads of systems, of algorithms, and of worlds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+from llmrl_jax.core.checks import FROM_0, fields_in
+from llmrl_jax.run.memory.config import LANGUAGE, FitConfig
+
+
+Workload = Literal[
+    "sft", "grpo", "score", "generate",
+    "glam", "ellm", "bkrl", "kalm-ground", "kalm-imagine", "offline", "ppo", "dqn", "world",
+]  # fmt: skip
+OF_A_MODEL = (*LANGUAGE, "glam", "kalm-ground", "kalm-imagine")
+"""Workloads that need a model's architecture."""
+ONCE = ("score", "generate", "kalm-imagine", "world")
+"""Workloads that are no update in a run's loop."""
+
+
+@dataclass(frozen=True)
+class WorkloadConfig(FitConfig):
+    """The workload and its devices."""
+
+    WORKLOADS: ClassVar[tuple[str, ...]] = get_args(Workload)
+
+    model: str = ""
+    """A model folder, its config.json, a GGUF file, a Hugging Face hub id, or smollm2-135m. No weights are read. Only
+    workloads without a language model (ellm, bkrl, offline, ppo, dqn, world) go without."""
+    workload: Workload = "sft"
+    """A step of fine-tuning or of GRPO as `llmrl lm` runs it; `score`: the gradient of a batch of scored prompts, as
+    in PPO's minibatches (without the critic); `generate`: sampling; glam to dqn: an update of the system or algorithm
+    with its default settings; kalm-imagine: imagined episodes; `world`: random actions in a world alone."""
+    batch_size: int = 16
+    """Rows per step: texts (sft), prompts (grpo, score, generate), environments, imagined episodes, or transitions of a
+    gradient step (offline)."""
+    steps: int = 0
+    """Systems, ppo, dqn, world: steps of an update in every environment; offline: gradient steps of an update;
+    kalm-imagine: steps of an episode. 0: the default."""
+    env: str = ""
+    """glam, ellm, ppo, dqn, world: the world, one of `llmrl envs list`. Empty: the default."""
+    algo: str = "iql"
+    """offline: the algorithm, one of `llmrl rl train --algo`."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        fields_in(self, FROM_0, "steps")
+
+    def described(self) -> str:
+        """The sizes of the workload in words."""
+        return super().described() + (f", {self.steps} steps" if self.steps else "")
+
+    @property
+    def trains(self) -> bool:
+        """Whether the workload has a gradient and an optimiser."""
+        return self.workload not in ("generate", "kalm-imagine", "world")
+
+    @property
+    def adapts(self) -> bool:
+        """Whether the trained parameters are adapters of a frozen base."""
+        return super().adapts and self.workload in OF_A_MODEL
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the program is that of a run, a loop over as many updates as it is told."""
+        return self.workload not in ONCE
