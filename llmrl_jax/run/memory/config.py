@@ -130,5 +130,5 @@ class FitConfig:
 
     @property
     def repeats(self) -> bool:
-        """Whether the program is that of a run, a loop over as many updates as it is told."""
+        """Whether the program is that of a run, a loop over any number of updates."""
         return self.workload not in ("score", "generate")

@@ -16,6 +16,7 @@ import pytest
 
 from llmrl_jax import lm
 from llmrl_jax.cli.commands import lm as _fit
+from llmrl_jax.cli.workload_config import WorkloadConfig
 from llmrl_jax.parallel import batch_sharding, make_mesh, shardings
 from llmrl_jax.run.chunk import make_chunk
 from llmrl_jax.run.memory import advice, sizes
@@ -139,7 +140,7 @@ def test_the_verdict(model, capsys, monkeypatch):
         return made[0]
 
     monkeypatch.setitem(PROGRAMS, "score", once)  # three measurements of one program
-    config = FitConfig(model, "score", batch_size=4, length=8, advise=False)
+    config = WorkloadConfig(model, "score", batch_size=4, length=8, advise=False)
     found = fit(config)
     assert found.fits is None and "give --memory" in found.table()
     just = replace(found, memory=found.total)
