@@ -121,4 +121,5 @@ def test_rows_stay_on_their_devices(name):
     assert "all-gather" in kinds, "the weights are not split"
     more = split.memory_analysis().temp_size_in_bytes - whole.memory_analysis().temp_size_in_bytes
     copy = sum(x.size for x in jax.tree.leaves(lm.Llama(SHAPE).abstract()["params"])) * 4
-    assert more <= 2 * copy, f"{name}: {more} bytes more than over data; all weights, which XLA may gather, take {copy}"
+    # play, the forward pass and the backward pass each gather them, and two layers are not in a loop
+    assert more <= 3 * copy, f"{name}: {more} bytes more than over data; all weights, which XLA may gather, take {copy}"
