@@ -84,9 +84,9 @@ def check_numbers(env: Environment, space: Space, action: Any, ignored: np.ndarr
 
 
 def _of(kind: type[Environment], attributes: Mapping[str, Any]) -> Environment:
-    made = object.__new__(kind)
-    vars(made).update(attributes)
-    return made
+    world = object.__new__(kind)
+    vars(world).update(attributes)
+    return world
 
 
 class Environment(Generic[State, Params]):

@@ -70,13 +70,13 @@ def inside(needed: Requirement) -> list[Requirement]:
         lines = importlib.metadata.requires(needed.name) or [] if needed.extras else []
     except importlib.metadata.PackageNotFoundError:
         return []
-    given = {extra.lower() for extra in needed.extras}
+    requested = {extra.lower() for extra in needed.extras}
     return [
         inner
         for inner in map(Requirement, lines)
         if inner.marker is not None
-        and given & set(_extras_of(inner))
-        and any(inner.marker.evaluate({"extra": extra}) for extra in given)
+        and requested & set(_extras_of(inner))
+        and any(inner.marker.evaluate({"extra": extra}) for extra in requested)
     ]
 
 

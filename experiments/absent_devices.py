@@ -109,8 +109,8 @@ def compiled(x: Experiment, shape: str, workload: str, target: str, config: Path
     except subprocess.TimeoutExpired:
         return case | {"error": f"not compiled in {x.limit_s} s"}
     if done.returncode not in (0, 1) or not done.stdout.lstrip().startswith("{"):
-        said = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit code {done.returncode}"]
-        return case | {"error": said[-1]}
+        lines = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit code {done.returncode}"]
+        return case | {"error": lines[-1]}
     result = json.loads(done.stdout)
     result["settings"].pop("model")  # a path
     return case | {"machine": info.stamp("experiments")} | result
@@ -128,8 +128,8 @@ def table(results: list[dict[str, Any]]) -> str:
             continue
         c, p = r["settings"], r["prediction"]
         where = ", ".join(filter(None, (c["target"], c["mesh"])))
-        what = f"{c['workload']}, {c['batch_size']} rows"
-        start = f"| {r['shape']} | {what} | {where} | {size(r['total'])}"
+        case = f"{c['workload']}, {c['batch_size']} rows"
+        start = f"| {r['shape']} | {case} | {where} | {size(r['total'])}"
         if not p:
             lines.append(f"{start}: does not fit | | | | | |")
             continue

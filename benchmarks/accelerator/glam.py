@@ -107,8 +107,8 @@ class Program:
         """An update. **Returns:** all that it changes, and its metrics of the gradient steps: among them how far the
         probabilities of play are from those of the first gradient step."""
         after, metrics = self.ppo.update(state)
-        kept = {name: x for name, x in metrics.items() if name in REPORTED or "ratio" in name or "sampling" in name}
-        return after.params, after.opt_state, kept
+        reported = {name: x for name, x in metrics.items() if name in REPORTED or "ratio" in name or "sampling" in name}
+        return after.params, after.opt_state, reported
 
     def flop(self) -> tuple[float, float]:
         """Operations of a rollout and of an update."""

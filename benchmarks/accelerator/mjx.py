@@ -87,8 +87,8 @@ def cases(settings: Settings) -> Iterator[Case]:
     def robot(backend: str, num_envs: int, steps: int) -> Case:
         id = f"{clevr.ID}?backend={backend}"
         shape = {"env": id, "envs": num_envs, "steps": steps}
-        what = partial(pushes, backend, num_envs, steps)
-        return Case(f"{id}, {num_envs} environments x {steps} macro-actions", shape, what)
+        measurement = partial(pushes, backend, num_envs, steps)
+        return Case(f"{id}, {num_envs} environments x {steps} macro-actions", shape, measurement)
 
     first, *others = clevrs
     yield robot(*first)

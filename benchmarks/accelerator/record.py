@@ -82,9 +82,10 @@ class Budget:
     def slices(self, names: Sequence[str]) -> dict[str, float]:
         """When each part's share of the time ends."""
         shares = [SHARES.get(name, 1) for name in names]
-        whole = self.end - self.start
+        duration = self.end - self.start
         return {
-            name: self.start + whole * so_far / sum(shares) for name, so_far in zip(names, itertools.accumulate(shares))
+            name: self.start + duration * so_far / sum(shares)
+            for name, so_far in zip(names, itertools.accumulate(shares))
         }
 
 
@@ -176,13 +177,13 @@ def seconds(call: Callable[[], Any]) -> list[float]:
     """The duration of each of `REPEATS` calls after one for warm-up, including the wait for results; of three calls,
     if one takes longer than `LONG_S`."""
     times: list[float] = []
-    wanted = REPEATS
-    while len(times) <= wanted:
+    repeats = REPEATS
+    while len(times) <= repeats:
         started = time.perf_counter()
         jax.block_until_ready(call())
         times.append(time.perf_counter() - started)
         if times[-1] > LONG_S:
-            wanted = 3
+            repeats = 3
     return times[1:]
 
 
@@ -334,10 +335,10 @@ def put(value: dict[str, Any], entry: dict[str, Any]) -> None:
 def status_of(cases: Sequence[dict[str, Any]]) -> str:
     """The status of a part: `failed` if a case failed or was stopped, else `no time` if one was not begun, else
     `skipped` if all were, else `ok`."""
-    found = {case["status"] for case in cases}
-    if found & {"failed", "timeout"}:
+    statuses = {case["status"] for case in cases}
+    if statuses & {"failed", "timeout"}:
         return "failed"
-    return NO_TIME if NO_TIME in found else "skipped" if found == {"skipped"} else "ok"
+    return NO_TIME if NO_TIME in statuses else "skipped" if statuses == {"skipped"} else "ok"
 
 
 def expected_seconds(case: Case, value: dict[str, Any]) -> float:

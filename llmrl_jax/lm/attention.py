@@ -142,23 +142,22 @@ def attend(query: Float[Array, "b q n h"], sources: list[Source], form: Attentio
     computed by products whose weights the backward pass keeps.
     """
     b, q, n, h = query.shape
-    kv = sources[0].value.shape[sources[0].order.index("k")]
-    if len(sources) == 1 and sources[0].order == sources[0].key_order == "btkh":
-        source, chosen = sources[0], form_of(form, query, sources[0])
-        if chosen in FUSED:
-            return FUSED[chosen](query, source).astype(query.dtype)
+    source = sources[0]
+    kv = source.value.shape[source.order.index("k")]
     grouped = (query * h**-0.5).reshape(b, q, kv, n // kv, h)
-    if len(sources) == 1 and sources[0].order == sources[0].key_order == "btkh":
-        key, value, mask = source.key, source.value, source.seen
-        mask = jnp.ones((1, 1, key.shape[1]), bool) if mask is None else mask
-        rows = jnp.moveaxis(grouped, 2, 1).reshape(b, kv, q * (n // kv), h)
-        attended = _attended if chosen == "saved" else _recomputed
-        found: Any = attended(
-            rows, jnp.moveaxis(key, 2, 1), jnp.moveaxis(value, 2, 1), mask if mask.ndim == 3 else mask[None]
-        )
-        out: Any = found.reshape(b, kv, q, n // kv, h)
-        return jnp.moveaxis(out, 1, 2).reshape(b, q, n, h).astype(query.dtype)
-    return _over_sources(query, grouped, sources)
+    if len(sources) > 1 or not source.order == source.key_order == "btkh":
+        return _over_sources(query, grouped, sources)
+    chosen = form_of(form, query, source)
+    if chosen in FUSED:
+        return FUSED[chosen](query, source).astype(query.dtype)
+    key, value, mask = source.key, source.value, source.seen
+    mask = jnp.ones((1, 1, key.shape[1]), bool) if mask is None else mask
+    rows = jnp.moveaxis(grouped, 2, 1).reshape(b, kv, q * (n // kv), h)
+    attended = _attended if chosen == "saved" else _recomputed
+    out: Any = attended(
+        rows, jnp.moveaxis(key, 2, 1), jnp.moveaxis(value, 2, 1), mask if mask.ndim == 3 else mask[None]
+    )
+    return jnp.moveaxis(out.reshape(b, kv, q, n // kv, h), 1, 2).reshape(b, q, n, h).astype(query.dtype)
 
 
 def _over_sources(query: Any, grouped: Any, sources: list[Source]) -> Any:
@@ -217,15 +216,22 @@ def _attended_forward(query: Any, key: Any, value: Any, mask: Any) -> tuple[Any,
 
 
 def _attended_backward(saved: Any, change: jax.Array) -> tuple[Any, ...]:
-    query, key, value, mask, weight, total, out = saved
+    *inputs, mask, weight, total, out = saved
+    return _gradients(inputs, lambda scores: _where(mask, scores, 0.0), weight, total, out, change)
+
+
+def _gradients(inputs: Any, masked: Any, weight: Any, total: Any, out: Any, change: jax.Array) -> tuple[Any, ...]:
+    """The gradients of query, key, value and mask, from the softmax's weights before they are divided by their
+    `total`."""
+    query, key, value = inputs
     narrow = (change / total).astype(value.dtype)
     own = jnp.sum(narrow * out, axis=-1, keepdims=True)
     d_score = weight * (_product_of("bkrh,bkth->bkrt", narrow, value) - own)
-    d_score = _where(mask, d_score, 0.0).astype(query.dtype)  # a row that sees no key has weights, and no gradient
+    d_score = masked(d_score).astype(query.dtype)  # a row that sees no key has weights, and no gradient
     d_query = _product_of("bkrt,bkth->bkrh", d_score, key).astype(query.dtype)
     d_key = _product_of("bkrt,bkrh->bkth", d_score, query).astype(key.dtype)
     d_value = _product_of("bkrt,bkrh->bkth", weight.astype(value.dtype), narrow).astype(value.dtype)
-    return *cotangents((d_query, d_key, d_value), saved[:3]), None
+    return *cotangents((d_query, d_key, d_value), tuple(inputs)), None
 
 
 _attended.defvjp(_attended_forward, _attended_backward)
@@ -252,16 +258,11 @@ def _recomputed_forward(query: Any, key: Any, value: Any, mask: Any) -> tuple[An
 
 
 def _recomputed_backward(saved: Any, change: jax.Array) -> tuple[Any, ...]:
-    query, key, value, mask, top, total, out = saved
+    *inputs, mask, top, total, out = saved
+    query, key, _ = inputs
     weight = jnp.exp(_masked_scores(query, key, mask) - top)
-    narrow = (change / total).astype(value.dtype)
-    own = jnp.sum(narrow * out, axis=-1, keepdims=True)
-    d_score = weight * (_product_of("bkrh,bkth->bkrt", narrow, value) - own)
-    d_score = jnp.where(_by_row(mask, query.shape[2]), d_score, 0.0).astype(query.dtype)
-    d_query = _product_of("bkrt,bkth->bkrh", d_score, key).astype(query.dtype)
-    d_key = _product_of("bkrt,bkrh->bkth", d_score, query).astype(key.dtype)
-    d_value = _product_of("bkrt,bkrh->bkth", weight.astype(value.dtype), narrow).astype(value.dtype)
-    return *cotangents((d_query, d_key, d_value), saved[:3]), None
+    seen = _by_row(mask, query.shape[2])
+    return _gradients(inputs, lambda scores: jnp.where(seen, scores, 0.0), weight, total, out, change)
 
 
 _recomputed.defvjp(_recomputed_forward, _recomputed_backward)

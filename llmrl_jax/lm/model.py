@@ -285,12 +285,7 @@ class Llama(nn.Module):
         parts = {"self_attn": ATTENDING, "mlp": WIDE}
         pairs = {block: joined(names, params[block], lora.get(block)) for block, names in parts.items()}
         adapters = {block: own for block, (_, own) in pairs.items() if own}
-        blocks = {block: own for block, (own, _) in pairs.items()}
-        out = blocks["self_attn"]["o_proj"]
-        # one axis to sum over, the last: else XLA writes all products of a single row, or the matrix once more a token
-        flat = {**out, "kernel": out["kernel"].reshape(-1, out["kernel"].shape[-1]).T}
-        blocks["self_attn"] = {**blocks["self_attn"], "o_proj": flat}
-        return {**params, **blocks}, {**lora, **adapters} or None
+        return {**params, **{block: own for block, (own, _) in pairs.items()}}, {**lora, **adapters} or None
 
     @tracing.default_types
     def decode(
@@ -465,10 +460,7 @@ class Llama(nn.Module):
             query = project(normed, "q_proj", block, adapters, self._scale, factors=self.factors)
             query = rotate(self._normed(query, params, "q_norm"), *angles)
         out = attend(query, sources, self.attention)
-        fan_in, last = 2, block["o_proj"]
-        if join(ATTENDING) in block:
-            fan_in, out, last = 1, out.reshape(*out.shape[:-2], -1), {**last, "kernel": last["kernel"].T}
-        x = x + project(out, "o_proj", {"o_proj": last}, adapters, self._scale, fan_in, self.factors)
+        x = x + project(out, "o_proj", block, adapters, self._scale, 2, self.factors)
         normed = rms_norm(x, params["post_attention_layernorm"]["scale"], eps)
         wide = gated_mlp(normed, params["mlp"], own.get("mlp"), self._scale, self.factors)
         return constrain(x + wide, "batch", None, None)
