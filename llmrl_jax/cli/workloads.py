@@ -216,7 +216,15 @@ def _glam(s: Setting) -> Parts:
     played = ppo.num_envs * ppo.num_steps
     most = max(1, played // (preset.ppo.num_envs * preset.ppo.num_steps // preset.ppo.minibatches))  # as large as usual
     ppo = replace(ppo, minibatches=next(n for n in range(most, 0, -1) if played % n == 0))
-    config = replace(preset, env=c.env or preset.env, ppo=ppo, remat=c.remat, dtype=c.dtype, quantize=c.quantize)
+    config = replace(
+        preset,
+        env=c.env or preset.env,
+        ppo=ppo,
+        remat=c.remat,
+        attention=c.attention,
+        dtype=c.dtype,
+        quantize=c.quantize,
+    )
     if c.tune == "lora":
         config = replace(config, lora=c.lora)
     with tempfile.TemporaryDirectory() as folder:
@@ -322,7 +330,7 @@ def _imagining(s: Setting) -> Parts:
 def _llama(s: Setting, lora: lm.LoRAConfig | None) -> lm.Llama:
     c, dtype = s.config, jnp.dtype(s.config.dtype)
     kept = jnp.dtype(jnp.float32) if c.trains and lora is None else dtype
-    return lm.Llama(read_shape(c.model), lora=lora, dtype=dtype, param_dtype=kept, remat=c.remat)
+    return lm.Llama(read_shape(c.model), lora=lora, dtype=dtype, param_dtype=kept, remat=c.remat, attention=c.attention)
 
 
 WORKLOADS: dict[str, Callable[[Setting], Parts]] = {
