@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
 
@@ -38,6 +38,12 @@ class PretrainRun:
     def __post_init__(self):
         fields_in(self, STEPS, "steps")
         fields_in(self, COUNT, "eval_episodes")
+
+    def experiment(self) -> Any:
+        """What the run trains, and how it is judged: an `llmrl_jax.run.experiment.Experiment`."""
+        from llmrl_jax.systems.ellm.training import experiment
+
+        return experiment(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,6 +194,12 @@ class OfflineRun:
     def __post_init__(self):
         fields_in(self, STEPS, "steps")
         fields_in(self, COUNT, "eval_episodes")
+
+    def experiment(self) -> Any:
+        """What the run trains, and how it is judged: an `llmrl_jax.run.experiment.Experiment`."""
+        from llmrl_jax.systems.ellm.training import experiment
+
+        return experiment(self)
 
 
 AGENTS = {kind.KIND: kind for kind in (PretrainRun, OfflineRun)}

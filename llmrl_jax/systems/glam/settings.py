@@ -39,6 +39,12 @@ class TrainConfig:
         fields_in(self, STEPS, "steps")
         fields_in(self, COUNT, "eval_episodes")
 
+    def experiment(self) -> Any:
+        """What the run trains, and how it is judged: an `llmrl_jax.run.experiment.Experiment`."""
+        from llmrl_jax.systems.glam.training import make
+
+        return make(self)
+
 
 @dataclass(frozen=True)
 class CloneRun:
