@@ -60,11 +60,6 @@ class Setting(Placement):
         asked = {rows: self.config.batch_size} | ({steps: self.config.steps} if self.config.steps else {})
         return replace(settings, **asked)
 
-    def refuse_mesh(self) -> None:
-        """**Raises:** `ValueError` if a mesh is asked for, of a workload that is compiled for one device."""
-        if self.mesh is not None:
-            raise ValueError(f"the workload {self.config.workload} is compiled for one device: leave --mesh out")
-
 
 Parts = tuple[Any, Any, Any]
 """A learner, or a function; its state as shapes, or a tuple of its arguments; the shardings of that."""
@@ -157,7 +152,8 @@ def _offline(s: Setting) -> Parts:
     from llmrl_jax.rl.offline_data import ActionKind
     from llmrl_jax.rl.registry import OFFLINE, algorithm, spelled
 
-    s.refuse_mesh()
+    if s.mesh is not None:
+        raise ValueError("the workload offline is compiled for one device: leave --mesh out")
     name = spelled(s.config.algo)
     if name not in OFFLINE:
         raise ValueError(f"algo is {s.config.algo}; the workload offline has {', '.join(sorted(OFFLINE))}")
@@ -258,11 +254,10 @@ def _bkrl(s: Setting) -> Parts:
     from llmrl_jax.systems.bkrl.config import TrainRun
     from llmrl_jax.systems.bkrl.training import make
 
-    s.refuse_mesh()
     config = TrainRun()
-    agent = replace(config.agent, ppo=s.options(config.agent.ppo))
-    learner = make(replace(config, agent=replace(agent, env=s.config.env or agent.env))).learner
-    return _played(s, learner, jax.eval_shape(learner.init, _key()))
+    agent = replace(config.agent, env=s.config.env or config.agent.env, ppo=s.options(config.agent.ppo))
+    config = replace(config, agent=agent)
+    return _played(s, make(config, s.mesh).learner, jax.eval_shape(make(config).learner.init, _key()))
 
 
 STATE, ACTIONS, EPISODE = 10, 40, 50

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from envs_jax.env import Environment
 from llmrl_jax.parallel import make_mesh
@@ -34,9 +35,10 @@ SCALED_BY = 4096
 """Windows by which a random potential is scaled."""
 
 
-def make(config: TrainRun) -> Experiment:
+def make(config: TrainRun, mesh: Mesh | None = None) -> Experiment:
     """The world, the agent and the learner; the world reports its episodes.
 
+    **Arguments:** `config`; `mesh`, instead of `config.agent.mesh`.
     **Raises:** `ValueError` for options that do not fit together; `ArtifactError` for a potential of another world."""
     agent, env = config.agent, make_world(config.agent.env)
     seen = seen_parts(env, world_of(env).family)
@@ -50,7 +52,8 @@ def make(config: TrainRun) -> Experiment:
     if config.alg == "rnd":
         space: Any = world.observation_space(world.default_params)
         bonus = RND(agent.rnd, make_features(space, seen, flat=not agent.rnd.channels))
-    mesh = make_mesh(agent.mesh) if agent.mesh else None
+    if mesh is None and agent.mesh:
+        mesh = make_mesh(agent.mesh)
     params = world.default_params
     learner = make_ppo(agent.ppo, world, params, policy, mesh, bonus=bonus)
     x = evaluated(Experiment(config, learner, policy, world, params))

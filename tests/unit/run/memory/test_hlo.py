@@ -1,6 +1,7 @@
 """The reader of HLO text on programs of a few lines, against numbers computed by hand."""
 
-from llmrl_jax.run.memory.hlo import arrays, nbytes, read
+from llmrl_jax.run.memory.hlo import read
+from llmrl_jax.run.memory.hlo_text import arrays, nbytes
 from tests.hlo_texts import LOOP, REST, SLICES
 
 
