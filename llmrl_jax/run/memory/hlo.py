@@ -42,8 +42,8 @@ class Kernel:
     op: str
     loop: str
     """The loops around it with their trip counts, outermost first; empty outside of loops."""
-    times: int
-    """How often it runs."""
+    times: float
+    """How often it runs: of the alternatives of a branch each equally often."""
     flops: float
     """Operations of the products in it, in one run."""
     bytes: float
@@ -62,7 +62,7 @@ class Collective:
 
     op: str
     loop: str
-    times: int
+    times: float
     bytes: float
     """Bytes in one run on one device: of the larger of its operands and results."""
     result: str
@@ -82,7 +82,8 @@ class Contents:
     wide: Counter[str]
     """Instructions with 64-bit floating-point results, by type."""
     unknown: int
-    """Loops and branches whose number of runs the text does not say; each counts once."""
+    """Loops and branches whose number of runs the text does not say: a loop counts once, the alternatives of a branch
+    together."""
 
 
 def read(text: str) -> Contents:
@@ -122,8 +123,8 @@ class _Counting:
         return Contents(found.kernels, found.collectives, found.arrays, found.callbacks, found.wide, unknown)
 
     def _scheduled(
-        self, computation: str, times: int, loop: str, known: bool
-    ) -> Iterator[tuple[str, Instruction, int, str, bool]]:
+        self, computation: str, times: float, loop: str, known: bool
+    ) -> Iterator[tuple[str, Instruction, float, str, bool]]:
         """Every instruction that is run by itself, with its computation, how often it runs, and its loops."""
         for i in self.computations.get(computation, {}).values():
             if i.op == "while":
@@ -137,8 +138,9 @@ class _Counting:
             if i.op == "conditional":
                 several = re.search(r"branch_computations=\{([^}]*)\}", i.attributes)
                 branches = re.findall(r"%?([\w.\-]+)", several[1]) if several else []
-                for branch in branches or i.named("true_computation", "false_computation"):
-                    yield from self._scheduled(branch, times, loop, True)
+                branches = branches or i.named("true_computation", "false_computation")
+                for branch in branches:
+                    yield from self._scheduled(branch, times / len(branches), loop, True)
             elif i.op == "call":
                 for body in i.calls:
                     yield from self._scheduled(body, times, loop, True)
@@ -149,7 +151,7 @@ class _Counting:
         channels: dict[str, int],
         computation: str,
         i: Instruction,
-        times: int,
+        times: float,
         loop: str,
     ) -> None:
         known = self.computations[computation]
