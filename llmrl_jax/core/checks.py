@@ -5,18 +5,20 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import lru_cache
 from operator import attrgetter
-from types import SimpleNamespace
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from types import SimpleNamespace, UnionType
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
-from envs_jax.checks import above, at_least, between, fields_at_least, nearest
+from envs_jax.checks import above, at_least, between, fields_at_least, nearest, needed
 
 
 __all__ = [
-    "COUNT", "EPOCHS", "FROM_0", "STEPS", "WIDTH", "above", "at_least", "between", "check_choices", "check_seed",
-    "fields_at_least", "fields_in", "in_interval", "nearest", "option", "refuse_nan", "refuse_unread",
+    "COUNT", "EPOCHS", "FROM_0", "STEPS", "WIDTH", "Checked", "Epochs", "FiniteFloat", "Fraction", "FractionBelowOne",
+    "In", "NonNegativeFloat", "NonNegativeInt", "PositiveFloat", "PositiveInt", "PositiveOrInf", "Steps", "Width",
+    "above", "at_least", "between", "bound", "check_fields", "check_seed", "fields_at_least", "in_interval", "nearest",
+    "option", "refuse_unread",
 ]  # fmt: skip
 
 MAX_SEED = 2**32 - 1
@@ -53,19 +55,64 @@ def _ends(interval: str) -> tuple[float, float, bool, bool]:
     return low, high, match[1] == "(", match[4] == ")"
 
 
-def fields_in(config: Any, interval: str, *names: str, prefix: str = "", remedy: str = "") -> None:
-    """Check that attributes of one object lie in an interval; NaN lies in none.
+@dataclasses.dataclass(frozen=True)
+class In:
+    """The bound of a configuration field, beside its type: `gamma: Annotated[float, In("[0, 1]")] = 0.99`.
 
-    **Arguments:** `interval`, as mathematics writes it: `[0, 1]`, `(0, 1]`, `[1, inf)`; `[0, inf]` includes infinity;
-    `prefix`, before the name of each in the message; `remedy`, what else the user can do, without a full stop.
-    **Raises:** `ValueError`, "ppo.gamma is 2.0; from 0 to 1 is needed".
-    """
-    for name in names:
-        in_interval(prefix + name, getattr(config, name), interval, remedy=remedy)
+    `Checked` checks it, and the help text of the option shows it. Inside a tuple it bounds every element."""
+
+    interval: str
+    """As mathematics writes it: `[0, 1]`, `(0, 1]`, `[1, inf)`; `[0, inf]` includes infinity. NaN lies in none."""
+    remedy: str = ""
+    """What else the user can do, without a full stop."""
+
+    @property
+    def ends(self) -> tuple[float, float, bool, bool]:
+        """The lowest and the highest value, and whether each is excluded."""
+        return _ends(self.interval)
+
+    @property
+    def help(self) -> str:
+        """The bound for a help text, "from 0 to 1"; empty where it is no news: finite, at least 0, at least 1."""
+        low, high, open_low, open_high = self.ends
+        if high >= 2**20:
+            plain = low in (0, 1) and not open_low or low == -math.inf
+            return "" if plain else f"{'above' if open_low else 'at least'} {low}"
+        return needed(low, high, open_low, open_high)
+
+
+PositiveInt = Annotated[int, In(COUNT)]
+NonNegativeInt = Annotated[int, In(FROM_0)]
+Steps = Annotated[int, In(STEPS)]
+Epochs = Annotated[float, In(EPOCHS)]
+Width = Annotated[int, In(WIDTH)]
+FiniteFloat = Annotated[float, In("(-inf, inf)")]
+NonNegativeFloat = Annotated[float, In("[0, inf)")]
+PositiveFloat = Annotated[float, In("(0, inf)")]
+PositiveOrInf = Annotated[float, In("(0, inf]")]
+Fraction = Annotated[float, In("[0, 1]")]
+FractionBelowOne = Annotated[float, In("[0, 1)")]
+
+
+class Checked:
+    """Base class of configurations, which are dataclasses: when one is made, its fields are checked.
+
+    Checked are the bounds (`In`) and the values of a `Literal`, which the command line refuses and Python does not, and
+    that no number is NaN. A subclass with a `__post_init__` of its own calls this one first.
+
+    **Raises:** `ValueError`, "ppo.gamma is 2.0; from 0 to 1 is needed"."""
+
+    PREFIX: ClassVar[str] = ""
+    """Before the names of the fields in messages: the usual name of the part in a whole, and a dot ("ppo.")."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, lambda name: f"{self.PREFIX}{name}")
 
 
 def in_interval(name: str, value: Any, interval: str, *, remedy: str = "") -> None:
-    """Check that a number lies in an interval; see `fields_in`."""
+    """Check that a number lies in an interval; see `In`.
+
+    **Raises:** `ValueError`, "ppo.gamma is 2.0; from 0 to 1 is needed"."""
     low, high, open_low, open_high = _ends(interval)
     if high == math.inf and not open_high and value == high:
         return
@@ -80,44 +127,62 @@ def in_interval(name: str, value: Any, interval: str, *, remedy: str = "") -> No
 
 
 @lru_cache
-def _literals(kind: Any) -> dict[str, tuple[Any, ...]]:
-    """The values of each field of a class whose annotation is a `Literal`, or one of several types that are."""
-    found = {}
-    for name, hint in get_type_hints(kind).items():
-        literals = [part for part in (hint, *get_args(hint)) if get_origin(part) is Literal]
-        if literals:
-            others = [None] if type(None) in get_args(hint) else []
-            found[name] = (*(value for part in literals for value in get_args(part)), *others)
-    return found
+def _rules(kind: Any) -> tuple[tuple[str, In | None, tuple[Any, ...], bool], ...]:
+    """The fields of a dataclass: name, bound, values of a `Literal` (empty: any), and whether strings are allowed where
+    there is a bound."""
+    hints = get_type_hints(kind, include_extras=True)
+    rules = []
+    for f in dataclasses.fields(kind):
+        parts = list(_parts(hints[f.name]))
+        choices = tuple(value for part in parts if get_origin(part) is Literal for value in get_args(part))
+        others = (None,) if choices and type(None) in parts else ()
+        rules.append((f.name, bound(hints[f.name]), (*choices, *others), str in parts))
+    return tuple(rules)
 
 
-def check_choices(config: Any, prefix: str = "", but: tuple[str, ...] = ()) -> None:
-    """Check the fields of a dataclass that are annotated as a `Literal`: the command line refuses other values, Python
-    does not.
+def _parts(hint: Any) -> Iterator[Any]:
+    """A type, or the types of a union, without what is annotated."""
+    if get_origin(hint) is Annotated:
+        hint = get_args(hint)[0]
+    if get_origin(hint) in (Union, UnionType):
+        for part in get_args(hint):
+            yield from _parts(part)
+    else:
+        yield hint
 
-    **Arguments:** `prefix`, before the name of each in the message; `but`, fields that are checked elsewhere.
-    **Raises:** `ValueError`, "ppo.schedule is 'lin'; one of constant, linear is needed".
-    """
-    kind: Any = type(config)
-    for name, choices in _literals(kind).items():
+
+def bound(hint: Any) -> In | None:
+    """The bound in an annotation, also in a union or a tuple; None without one."""
+    if get_origin(hint) is Literal:
+        return None
+    inside = [x for x in getattr(hint, "__metadata__", ()) if isinstance(x, In)]
+    return next(filter(None, (*inside, *map(bound, get_args(hint)))), None)
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """A value, or the elements of a tuple or list, at any depth."""
+    if isinstance(value, (tuple, list)):
+        for element in value:
+            yield from _leaves(element)
+    else:
+        yield value
+
+
+def check_fields(config: Any, spell: Callable[[str], str]) -> None:
+    """Check the fields of a dataclass as `Checked` does; its parts, which are dataclasses, check themselves.
+
+    **Arguments:** `spell`, from a field to its name in the message: `ppo.gamma`, or `--ppo.gamma`.
+    **Raises:** `ValueError`."""
+    for name, limits, choices, strings in _rules(type(config)):
         value = getattr(config, name)
-        if name not in but and value not in choices:
+        if choices and value not in choices:
             known = ", ".join(str(choice) if choice != "" else "''" for choice in choices)
-            raise ValueError(f"{prefix}{name} is {value!r}; one of {known} is needed")
-
-
-def refuse_nan(config: Any, prefix: str = "") -> None:
-    """Refuse NaN in any field of a dataclass, its parts included: no option has a use for it.
-
-    **Arguments:** `prefix`, before the name of the field in the message, including a dot.
-    **Raises:** `ValueError`, "ppo.gamma is nan; a number is needed".
-    """
-    for f in dataclasses.fields(config):
-        value = getattr(config, f.name, None)
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            refuse_nan(value, f"{prefix}{f.name}.")
-        elif any(isinstance(x, float) and math.isnan(x) for x in (value if isinstance(value, tuple) else (value,))):
-            raise ValueError(f"{prefix}{f.name} is {value}; a number is needed")
+            raise ValueError(f"{spell(name)} is {value!r}; one of {known} is needed")
+        for element in _leaves(value):
+            if isinstance(element, float) and math.isnan(element):
+                raise ValueError(f"{spell(name)} is {value}; a number is needed")
+            if limits and element is not None and not (strings and isinstance(element, str)):
+                in_interval(spell(name), element, limits.interval, remedy=limits.remedy)
 
 
 def option(name: str) -> str:
