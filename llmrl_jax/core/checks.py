@@ -73,10 +73,10 @@ class In:
 
     @property
     def help(self) -> str:
-        """The bound for a help text, "from 0 to 1"; empty where it is no news: finite, at least 0, at least 1."""
+        """The bound for a help text, "from 0 to 1"; empty where it is no news: finite, at least -1, 0 or 1."""
         low, high, open_low, open_high = self.ends
-        if high >= 2**20:
-            plain = low in (0, 1) and not open_low or low == -math.inf
+        if high >= 10**6:
+            plain = low in (-1, 0, 1) and not open_low or low == -math.inf
             return "" if plain else f"{'above' if open_low else 'at least'} {low}"
         return needed(low, high, open_low, open_high)
 

@@ -29,7 +29,6 @@ class AWACConfig(OfflineConfig):
 
     NAME: ClassVar[str] = "awac"
     batch_size: PositiveInt = 1024
-    """Steps of a batch; with imagined data half of them are real, half imagined."""
     actor_learning_rate: NonNegativeFloat = 3e-4
     """Step size of the actor's Adam."""
     critic_learning_rate: NonNegativeFloat = 3e-4

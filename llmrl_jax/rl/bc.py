@@ -33,7 +33,6 @@ class BCConfig(OfflineConfig):
 
     NAME: ClassVar[str] = "bc"
     batch_size: PositiveInt = 100
-    """Steps of a batch; with imagined data half of them are real, half imagined."""
     learning_rate: NonNegativeFloat = 1e-3
     """Step size of Adam."""
     beta: NonNegativeFloat = 0.5

@@ -34,7 +34,6 @@ class BCQConfig(OfflineConfig):
 
     NAME: ClassVar[str] = "bcq"
     batch_size: PositiveInt = 100
-    """Steps of a batch; with imagined data half of them are real, half imagined."""
     actor_learning_rate: NonNegativeFloat = 1e-3
     """Step size of the Adam of the network that moves actions."""
     critic_learning_rate: NonNegativeFloat = 1e-3

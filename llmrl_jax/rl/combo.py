@@ -45,7 +45,6 @@ class COMBOConfig(OfflineConfig):
     hidden: tuple[Width, ...] = (256, 256, 256)
     """Widths of the dense layers of actor and critics."""
     normalize: bool = True
-    """Whether features are normalised by their mean and deviation over the real data."""
     actor_learning_rate: NonNegativeFloat = 1e-4
     """Step size of the actor's Adam."""
     critic_learning_rate: NonNegativeFloat = 3e-4

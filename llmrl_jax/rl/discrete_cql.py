@@ -28,7 +28,6 @@ class DiscreteCQLConfig(OfflineConfig):
 
     NAME: ClassVar[str] = "discrete_cql"
     batch_size: PositiveInt = 32
-    """Steps of a batch; with imagined data half of them are real, half imagined."""
     learning_rate: NonNegativeFloat = 6.25e-5
     """Step size of Adam."""
     gamma: Fraction = 0.99

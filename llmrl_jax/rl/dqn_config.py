@@ -10,7 +10,6 @@ from jax.sharding import Mesh
 
 from envs_jax.env import Environment
 from llmrl_jax.core.checks import (
-    Checked,
     Fraction,
     FractionBelowOne,
     NonNegativeFloat,
@@ -21,19 +20,16 @@ from llmrl_jax.core.checks import (
     refuse_unread,
 )
 from llmrl_jax.parallel import RULES, Placement
-from llmrl_jax.rl.rollout import check_statistics, unread_of_reset
+from llmrl_jax.rl.rollout import RolloutConfig, check_statistics
 
 
 @dataclass(frozen=True)
-class DQNConfig(Checked):
+class DQNConfig(RolloutConfig):
     """Hyper-parameters. Floats are traced (`state.hparams`): they can differ between the rows of a vmap."""
 
     PREFIX: ClassVar[str] = "dqn."
 
-    num_envs: PositiveInt = 16
-    """Environments played at once; over a mesh, a multiple of its data x fsdp devices."""
     num_steps: PositiveInt = 4
-    """Steps per environment and update."""
     gradient_steps: PositiveInt = 4
     """Gradient steps per update."""
     batch_size: PositiveInt = 128
@@ -99,15 +95,6 @@ class DQNConfig(Checked):
     """With `replay` prioritized: exponent of the importance weights, 0 (no correction) to 1 (full)."""
     bootstrap_truncation: bool = True
     """Whether to bootstrap from the last observation of a time-out; False treats it as terminal, as GLAM does."""
-    reset: Literal["pool", "always", "optimistic"] = "pool"
-    """How episodes restart, see `envs_jax.VectorEnv`."""
-    pool_size: PositiveInt = 256
-    """Episodes in the pool, with `reset` pool."""
-    pool_every: PositiveInt = 1
-    """Updates between renewals of the pool, with `reset` pool. Where an episode is expensive to prepare, as in Crafter,
-    about as many steps as the pool's episodes last."""
-    reset_ratio: PositiveInt = 16
-    """Environments per fresh episode and step, with `reset` optimistic; divides num_envs."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -136,7 +123,7 @@ class DQNConfig(Checked):
             refuse_unread(self, ("target_tau", "share_encoder"), "--dqn.target-every 0", prefix="dqn.")
         if self.target_steps:
             refuse_unread(self, ("target_every",), "--dqn.target-steps above 0", prefix="dqn.")
-        refuse_unread(self, unread_of_reset(self.reset), f"--dqn.reset {self.reset}", prefix="dqn.")
+        self.refuse_unread_resets()
 
     @property
     def has_target(self) -> bool:

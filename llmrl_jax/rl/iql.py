@@ -34,7 +34,6 @@ class IQLConfig(OfflineConfig):
 
     NAME: ClassVar[str] = "iql"
     normalize: bool = True
-    """Whether features are normalised by their mean and deviation over the real data."""
     learning_rate: NonNegativeFloat = 3e-4
     """Step size of Adam, for all networks."""
     actor_decay_steps: NonNegativeInt = 1_000_000

@@ -10,7 +10,6 @@ from jax.sharding import Mesh
 
 from envs_jax.env import Environment
 from llmrl_jax.core.checks import (
-    Checked,
     Fraction,
     FractionBelowOne,
     In,
@@ -22,19 +21,15 @@ from llmrl_jax.core.checks import (
 )
 from llmrl_jax.parallel import RULES, Placement
 from llmrl_jax.rl.policy import Policy
-from llmrl_jax.rl.rollout import check_statistics, unread_of_reset
+from llmrl_jax.rl.rollout import RolloutConfig, check_statistics
 
 
 @dataclass(frozen=True)
-class PPOConfig(Checked):
+class PPOConfig(RolloutConfig):
     """Hyper-parameters. Floats are traced (`state.hparams`): they can differ between the rows of a vmap."""
 
     PREFIX: ClassVar[str] = "ppo."
 
-    num_envs: PositiveInt = 16
-    """Environments played at once; over a mesh, a multiple of its data x fsdp devices."""
-    num_steps: PositiveInt = 64
-    """Steps per environment and update."""
     unroll: PositiveInt = 1
     """Steps unrolled per iteration of the rollout's loop: slightly faster for very cheap steps, slower to compile."""
     epochs: PositiveInt = 4
@@ -74,15 +69,6 @@ class PPOConfig(Checked):
     novelty, its noise is not scaled up: they are divided by at least 0.1 of its scale (`rl.bonus.Stream.floor`)."""
     target_kl: Annotated[float, In("[0, inf]")] = math.inf
     """An update stops after a minibatch whose approximate KL exceeds this, in nats; inf: off."""
-    reset: Literal["pool", "always", "optimistic"] = "pool"
-    """How episodes restart, see `envs_jax.VectorEnv`."""
-    pool_size: PositiveInt = 256
-    """Episodes in the pool, with `reset` pool."""
-    pool_every: PositiveInt = 1
-    """Updates between renewals of the pool, with `reset` pool. Where an episode is expensive to prepare, as in Crafter,
-    about as many steps as the pool's episodes last."""
-    reset_ratio: PositiveInt = 16
-    """Environments per fresh episode and step, with `reset` optimistic; divides num_envs."""
     bootstrap_truncation: bool = True
     """Whether to bootstrap from the last observation of a time-out; False treats it as terminal, as GLAM does."""
     value_broadcast: Literal["off", "glam"] = "off"
@@ -112,7 +98,7 @@ def check(config: PPOConfig, env: Environment, env_params: Any, policy: Policy, 
     """
     if config.schedule == "linear" and config.schedule_updates < 1:
         raise ValueError("ppo.schedule is linear; it needs ppo.schedule_updates, the update at which it reaches zero")
-    refuse_unread(config, unread_of_reset(config.reset), f"--ppo.reset {config.reset}", prefix="ppo.")
+    config.refuse_unread_resets()
     if config.schedule == "constant":
         refuse_unread(config, ("schedule_updates",), "--ppo.schedule constant", prefix="ppo.")
     rows, what = config.num_envs, f"ppo.num_envs {config.num_envs}"

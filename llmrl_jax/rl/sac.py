@@ -7,7 +7,7 @@ batches from the replay memory. The first `learning_starts` steps are uniform ra
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,6 @@ from envs_jax import spaces, tracing
 from envs_jax.env import Environment
 from envs_jax.resets import VectorEnv
 from llmrl_jax.core.checks import (
-    Checked,
     Fraction,
     NonNegativeFloat,
     NonNegativeInt,
@@ -36,28 +35,25 @@ from llmrl_jax.rl.offline_data import ActionKind, Batch, Features
 from llmrl_jax.rl.registry import Algorithm
 from llmrl_jax.rl.replay import Replay, Ring, Transition
 from llmrl_jax.rl.rollout import (
+    RolloutConfig,
     Runner,
     check_statistics,
     episode_info,
     episode_metrics,
     start,
     task_names,
-    unread_of_reset,
     with_pool,
 )
 from llmrl_jax.rl.soft import SoftActorCritic
 
 
 @dataclass(frozen=True)
-class SACConfig(Checked):
+class SACConfig(RolloutConfig):
     """Hyper-parameters. Floats are traced (`state.hparams`)."""
 
     PREFIX: ClassVar[str] = "sac."
 
-    num_envs: PositiveInt = 16
-    """Environments played at once."""
     num_steps: PositiveInt = 1
-    """Steps per environment and update."""
     gradient_steps: PositiveInt = 16
     """Gradient steps per update; as many as num_envs times num_steps is the usual one per step."""
     batch_size: PositiveInt = 256
@@ -79,18 +75,11 @@ class SACConfig(Checked):
     """Step size of the Adam of the entropy's weight."""
     initial_temperature: PositiveFloat = 1.0
     """First weight of the entropy; it is adapted so that the entropy is minus the number of action values."""
-    reset: Literal["pool", "always", "optimistic"] = "pool"
-    """How episodes restart, see `envs_jax.VectorEnv`."""
-    pool_size: PositiveInt = 256
-    """Episodes in the pool, with `reset` pool."""
     pool_every: PositiveInt = 16
-    """Updates between renewals of the pool, with `reset` pool."""
-    reset_ratio: PositiveInt = 16
-    """Environments per fresh episode and step, with `reset` optimistic; divides num_envs."""
 
     def __post_init__(self):
         super().__post_init__()
-        refuse_unread(self, unread_of_reset(self.reset), f"--sac.reset {self.reset}", prefix="sac.")
+        self.refuse_unread_resets()
         for what, needed in (
             ("an update", self.num_envs * self.num_steps),
             ("sac.learning_starts", self.learning_starts),

@@ -28,7 +28,6 @@ class TD3BCConfig(OfflineConfig):
 
     NAME: ClassVar[str] = "td3_bc"
     normalize: bool = True
-    """Whether features are normalised by their mean and deviation over the real data."""
     actor_learning_rate: NonNegativeFloat = 3e-4
     """Step size of the actor's Adam."""
     critic_learning_rate: NonNegativeFloat = 3e-4
