@@ -15,10 +15,10 @@ from envs_jax.checks import above, at_least, between, fields_at_least, nearest, 
 
 
 __all__ = [
-    "COUNT", "EPOCHS", "FROM_0", "STEPS", "WIDTH", "Checked", "Epochs", "FiniteFloat", "Fraction", "FractionBelowOne",
-    "In", "NonNegativeFloat", "NonNegativeInt", "PositiveFloat", "PositiveInt", "PositiveOrInf", "Steps", "Width",
-    "above", "at_least", "between", "bound", "check_fields", "check_seed", "fields_at_least", "in_interval", "nearest",
-    "option", "refuse_unread",
+    "COUNT", "EPOCHS", "FROM_0", "STEPS", "WIDTH", "Checked", "Epochs", "FiniteFloat", "Fraction",
+    "FractionBelowOne", "In", "Needs", "NonNegativeFloat", "NonNegativeInt", "PositiveFloat", "PositiveInt",
+    "PositiveOrInf", "Steps", "Width", "above", "at_least", "between", "bound", "check_fields", "check_seed",
+    "fields_at_least", "in_interval", "nearest", "option", "refuse_unread",
 ]  # fmt: skip
 
 MAX_SEED = 2**32 - 1
@@ -81,6 +81,17 @@ class In:
         return needed(low, high, open_low, open_high)
 
 
+@dataclasses.dataclass(frozen=True)
+class Needs:
+    """Beside the type of a field that only some values of another field read, both of one class:
+    `pool_size: Annotated[int, Needs("reset", "pool")]`. `Checked` refuses to change it with other values."""
+
+    field: str
+    """The other field."""
+    value: Any = None
+    """Its value that reads this one; None: any but an empty one or 0."""
+
+
 PositiveInt = Annotated[int, In(COUNT)]
 NonNegativeInt = Annotated[int, In(FROM_0)]
 Steps = Annotated[int, In(STEPS)]
@@ -97,8 +108,9 @@ FractionBelowOne = Annotated[float, In("[0, 1)")]
 class Checked:
     """Base class of configurations, which are dataclasses: when one is made, its fields are checked.
 
-    Checked are the bounds (`In`) and the values of a `Literal`, which the command line refuses and Python does not, and
-    that no number is NaN. A subclass with a `__post_init__` of its own calls this one first.
+    Checked are the bounds (`In`), the values of a `Literal`, which the command line refuses and Python does not, that
+    no number is NaN, and that no option is changed that nothing reads (`Needs`). A subclass with a `__post_init__` of
+    its own calls this one first.
 
     **Raises:** `ValueError`, "ppo.gamma is 2.0; from 0 to 1 is needed"."""
 
@@ -173,7 +185,8 @@ def check_fields(config: Any, spell: Callable[[str], str]) -> None:
 
     **Arguments:** `spell`, from a field to its name in the message: `ppo.gamma`, or `--ppo.gamma`.
     **Raises:** `ValueError`."""
-    for name, limits, choices, strings in _rules(type(config)):
+    kind: Any = type(config)
+    for name, limits, choices, strings in _rules(kind):
         value = getattr(config, name)
         if choices and value not in choices:
             known = ", ".join(str(choice) if choice != "" else "''" for choice in choices)
@@ -183,6 +196,22 @@ def check_fields(config: Any, spell: Callable[[str], str]) -> None:
                 raise ValueError(f"{spell(name)} is {value}; a number is needed")
             if limits and element is not None and not (strings and isinstance(element, str)):
                 in_interval(spell(name), element, limits.interval, remedy=limits.remedy)
+    for need, names in _needs(kind).items():
+        value = getattr(config, need.field)
+        if not (value if need.value is None else value == need.value):
+            who = f"a run without {spell(need.field)}" if need.value is None else f"{spell(need.field)} {value}"
+            refuse_unread(config, names, who, spell=spell)
+
+
+@lru_cache
+def _needs(kind: Any) -> dict[Needs, list[str]]:
+    """The fields of a dataclass by what they need."""
+    needs: dict[Needs, list[str]] = {}
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        for need in getattr(hint, "__metadata__", ()):
+            if isinstance(need, Needs):
+                needs.setdefault(need, []).append(name)
+    return needs
 
 
 def option(name: str) -> str:
@@ -191,14 +220,21 @@ def option(name: str) -> str:
 
 
 def refuse_unread(
-    config: Any, unread: Iterable[str], who: str, *, usual: Any = None, remedy: str = "", prefix: str = ""
+    config: Any,
+    unread: Iterable[str],
+    who: str,
+    *,
+    usual: Any = None,
+    remedy: str = "",
+    prefix: str = "",
+    spell: Callable[[str], str] = option,
 ) -> None:
     """Refuse options that were changed although nothing reads them.
 
     **Arguments:** `config`, a dataclass; `unread`, the dotted names of its fields that `who` does not read (a nested
     configuration means all of its fields); `who`, such as "the agent random"; `usual`, the unchanged values (None: the
-    defaults of the class); `remedy`, what else the user can do, without a full stop; `prefix`, the prefix of the names
-    on the command line, including a dot.
+    defaults of the class); `remedy`, what else the user can do, without a full stop; `prefix`, before the
+    names, including a dot; `spell`, from a name to that in the message.
     **Raises:** `ValueError`, "--warmup is 3, but the method ars does not read it; leave it out", with every such option
     and its value.
     """
@@ -210,7 +246,7 @@ def refuse_unread(
         for name, value in _changed(attrgetter(field)(config), attrgetter(field)(usual), field)
     ]
     if changed:
-        listed = ", ".join(f"{option(prefix + name)} is {value}" for name, value in changed)
+        listed = ", ".join(f"{spell(prefix + name)} is {value}" for name, value in changed)
         them = "it" if len(changed) == 1 else "them"
         more = f" ({remedy})" if remedy else ""
         raise ValueError(f"{listed}, but {who} does not read {them}; leave {them} out{more}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from jax.sharding import Mesh
 
@@ -12,6 +12,7 @@ from envs_jax.env import Environment
 from llmrl_jax.core.checks import (
     Fraction,
     FractionBelowOne,
+    Needs,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -73,32 +74,35 @@ class DQNConfig(RolloutConfig):
     acting: Literal["epsilon", "softmax"] = "epsilon"
     """How actions are drawn: `epsilon`, the best one, or a random one with probability epsilon; `softmax`, with
     probabilities proportional to exp(value / temperature)."""
-    epsilon_start: Fraction = 1.0
+    epsilon_start: Annotated[Fraction, Needs("acting", "epsilon")] = 1.0
     """With `acting` epsilon: the initial probability of a random action."""
-    epsilon_end: Fraction = 0.05
+    epsilon_end: Annotated[Fraction, Needs("acting", "epsilon")] = 0.05
     """With `acting` epsilon: the final probability of a random action."""
-    epsilon_steps: PositiveInt = 50_000
+    epsilon_steps: Annotated[PositiveInt, Needs("acting", "epsilon")] = 50_000
     """With `acting` epsilon: environment steps over which it falls linearly."""
-    epsilon_after_reward: bool = False
+    epsilon_after_reward: Annotated[bool, Needs("acting", "epsilon")] = False
     """With `acting` epsilon: whether it falls from the first update after which the rewards of training sum to 1 or
     more, instead of from the start."""
-    guide_fraction: Fraction = 0.5
+    guide_fraction: Annotated[Fraction, Needs("acting", "epsilon")] = 0.5
     """With a guide, as in `llmrl ellm explore`: the fraction of random actions that the guide chooses."""
-    temperature: PositiveFloat = 1.0
+    temperature: Annotated[PositiveFloat, Needs("acting", "softmax")] = 1.0
     """With `acting` softmax: the temperature, in units of value."""
     replay: Literal["uniform", "prioritized"] = "uniform"
     """How stored steps are drawn: `prioritized`, in proportion to (|TD error| + 1e-6) ** priority_alpha, with the
     importance weights of the paper."""
-    priority_alpha: Fraction = 0.6
+    priority_alpha: Annotated[Fraction, Needs("replay", "prioritized")] = 0.6
     """With `replay` prioritized: 0 draws uniformly, 1 in proportion to the error."""
-    priority_beta: Fraction = 0.4
+    priority_beta: Annotated[Fraction, Needs("replay", "prioritized")] = 0.4
     """With `replay` prioritized: exponent of the importance weights, 0 (no correction) to 1 (full)."""
     bootstrap_truncation: bool = True
     """Whether to bootstrap from the last observation of a time-out; False treats it as terminal, as GLAM does."""
 
     def __post_init__(self):
         super().__post_init__()
-        self._refuse_unread()
+        if not self.has_target:
+            refuse_unread(self, ("target_tau", "share_encoder"), "--dqn.target-every 0", prefix="dqn.")
+        if self.target_steps:
+            refuse_unread(self, ("target_every",), "--dqn.target-steps above 0", prefix="dqn.")
         steps, what = self.num_envs * self.num_steps, f"num_envs {self.num_envs} x num_steps {self.num_steps}"
         if steps > self.capacity:
             raise ValueError(
@@ -111,19 +115,6 @@ class DQNConfig(RolloutConfig):
                     f"dqn.{name} is {getattr(self, name)}, but the memory holds {most} steps{per}: raise "
                     f"dqn.replay_size, which is {self.replay_size}, or lower dqn.{name}"
                 )
-
-    def _refuse_unread(self) -> None:
-        """**Raises** `ValueError` for options that were changed although the chosen modes do not read them."""
-        epsilon = ("epsilon_start", "epsilon_end", "epsilon_steps", "epsilon_after_reward", "guide_fraction")
-        acting = {"epsilon": ("temperature",), "softmax": epsilon}[self.acting]
-        refuse_unread(self, acting, f"--dqn.acting {self.acting}", prefix="dqn.")
-        if self.replay == "uniform":
-            refuse_unread(self, ("priority_alpha", "priority_beta"), "--dqn.replay uniform", prefix="dqn.")
-        if not self.has_target:
-            refuse_unread(self, ("target_tau", "share_encoder"), "--dqn.target-every 0", prefix="dqn.")
-        if self.target_steps:
-            refuse_unread(self, ("target_every",), "--dqn.target-steps above 0", prefix="dqn.")
-        self.refuse_unread_resets()
 
     @property
     def has_target(self) -> bool:

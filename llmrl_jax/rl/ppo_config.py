@@ -13,11 +13,11 @@ from llmrl_jax.core.checks import (
     Fraction,
     FractionBelowOne,
     In,
+    Needs,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
     PositiveOrInf,
-    refuse_unread,
 )
 from llmrl_jax.parallel import RULES, Placement
 from llmrl_jax.rl.policy import Policy
@@ -46,7 +46,7 @@ class PPOConfig(RolloutConfig):
     """Step size of Adam."""
     schedule: Literal["constant", "linear"] = "constant"
     """Whether the learning rate stays constant or falls linearly to zero over `schedule_updates`."""
-    schedule_updates: NonNegativeInt = 0
+    schedule_updates: Annotated[NonNegativeInt, Needs("schedule", "linear")] = 0
     """Updates after which a linear schedule reaches zero; used with `schedule` linear only."""
     clip_eps: NonNegativeFloat = 0.2
     """Distance of the probability ratio from 1 beyond which the policy loss is clipped."""
@@ -98,9 +98,6 @@ def check(config: PPOConfig, env: Environment, env_params: Any, policy: Policy, 
     """
     if config.schedule == "linear" and config.schedule_updates < 1:
         raise ValueError("ppo.schedule is linear; it needs ppo.schedule_updates, the update at which it reaches zero")
-    config.refuse_unread_resets()
-    if config.schedule == "constant":
-        refuse_unread(config, ("schedule_updates",), "--ppo.schedule constant", prefix="ppo.")
     rows, what = config.num_envs, f"ppo.num_envs {config.num_envs}"
     if not policy.recurrent:
         rows, what = rows * config.num_steps, f"{what} x ppo.num_steps {config.num_steps} = {rows * config.num_steps}"

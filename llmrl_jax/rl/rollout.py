@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 from envs_jax import tracing
 from envs_jax.env import Environment, Wrapper
 from envs_jax.resets import VectorEnv
-from llmrl_jax.core.checks import Checked, PositiveInt, refuse_unread
+from llmrl_jax.core.checks import Checked, Needs, PositiveInt
 from llmrl_jax.parallel import Placement
 from llmrl_jax.rl.policy import Auxiliary, Policy, QPolicy
 
@@ -29,19 +29,13 @@ class RolloutConfig(Checked):
     """Steps per environment and update."""
     reset: Literal["pool", "always", "optimistic"] = "pool"
     """How episodes restart, see `envs_jax.VectorEnv`."""
-    pool_size: PositiveInt = 256
+    pool_size: Annotated[PositiveInt, Needs("reset", "pool")] = 256
     """Episodes in the pool, with `reset` pool."""
-    pool_every: PositiveInt = 1
+    pool_every: Annotated[PositiveInt, Needs("reset", "pool")] = 1
     """Updates between renewals of the pool, with `reset` pool. Where an episode is expensive to prepare, as in Crafter,
     about as many steps as the pool's episodes last."""
-    reset_ratio: PositiveInt = 16
+    reset_ratio: Annotated[PositiveInt, Needs("reset", "optimistic")] = 16
     """Environments per fresh episode and step, with `reset` optimistic; divides num_envs."""
-
-    def refuse_unread_resets(self) -> None:
-        """**Raises** `ValueError` for options of other ways to reset than `reset`."""
-        readers = {"pool_size": "pool", "pool_every": "pool", "reset_ratio": "optimistic"}
-        unread = [name for name, reader in readers.items() if reader != self.reset]
-        refuse_unread(self, unread, f"--{self.PREFIX}reset {self.reset}", prefix=self.PREFIX)
 
 
 @struct.dataclass

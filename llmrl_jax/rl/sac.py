@@ -7,7 +7,7 @@ batches from the replay memory. The first `learning_starts` steps are uniform ra
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from envs_jax.env import Environment
 from envs_jax.resets import VectorEnv
 from llmrl_jax.core.checks import (
     Fraction,
+    Needs,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -75,11 +76,10 @@ class SACConfig(RolloutConfig):
     """Step size of the Adam of the entropy's weight."""
     initial_temperature: PositiveFloat = 1.0
     """First weight of the entropy; it is adapted so that the entropy is minus the number of action values."""
-    pool_every: PositiveInt = 16
+    pool_every: Annotated[PositiveInt, Needs("reset", "pool")] = 16
 
     def __post_init__(self):
         super().__post_init__()
-        self.refuse_unread_resets()
         for what, needed in (
             ("an update", self.num_envs * self.num_steps),
             ("sac.learning_starts", self.learning_starts),

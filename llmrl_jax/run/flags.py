@@ -3,11 +3,11 @@
 A new command needs a configuration with a kind, a function, and the decorator `command`:
 
     @dataclass(frozen=True)
-    class TrainConfig:
+    class TrainConfig(Checked):                             # checks the bounds of fields
         KIND: ClassVar[str] = "rl train"        # the command's full name, written into config.json
         algo: str = "ppo"
         "The docstring under a field is the help text of its flag."
-        steps: int = field(default=1_000_000, metadata=FREE)    # FREE: a resumed run may change it
+        steps: Steps = field(default=1_000_000, metadata=FREE)  # from 1; FREE: a resumed run may change it
         run: RunConfig = field(default_factory=RunConfig)       # BaseRunConfig without a training loop
 
     @command(TrainConfig)

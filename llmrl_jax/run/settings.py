@@ -159,11 +159,16 @@ def checked(config: Any, path: str = "", flag: str = "") -> Any:
         return config
     kind = type(config)
     hints = hints_of(kind)
+
+    def flag_of(name: str) -> str:
+        field, _, inner = name.partition(".")
+        return option(dotted(dotted(flag, shown(hints[field], field)), inner))
+
     values = {
         f.name: checked(getattr(config, f.name), dotted(path, f.name), dotted(flag, shown(hints[f.name], f.name)))
         for f in dataclasses.fields(config)
         if f.init
     }
-    check_fields(config, lambda name: option(dotted(flag, shown(hints[name], name))))
+    check_fields(config, flag_of)
     with spelled(lambda: names_of(kind, path, flag)):
         return kind(**values)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
 
-from llmrl_jax.core.checks import Checked, Fraction, In, NonNegativeInt, PositiveInt, Steps, refuse_unread
+from llmrl_jax.core.checks import Checked, Fraction, In, Needs, NonNegativeInt, PositiveInt, Steps, refuse_unread
 from llmrl_jax.core.config import FREE
 from llmrl_jax.lm.encoder_names import AUTO
 from llmrl_jax.rl.networks import NetworkConfig
@@ -200,9 +200,9 @@ class GoalsRun(Checked):
     texts: Literal["phrases", "whole"] = "phrases"
     """How texts are embedded: `phrases`, the sum of the embeddings of their phrases, which tables on the device give
     exactly; `whole`, as one text, to whose potential a network is fitted."""
-    distilled: PositiveInt = 20_000
+    distilled: Annotated[PositiveInt, Needs("texts", "whole")] = 20_000
     """With texts `whole`: windows that the network is fitted to."""
-    model: PreferenceModelConfig = field(default_factory=PreferenceModelConfig)
+    model: Annotated[PreferenceModelConfig, Needs("texts", "whole")] = field(default_factory=PreferenceModelConfig)
     """With texts `whole`: the network."""
     run: BaseRunConfig = field(default_factory=BaseRunConfig)
 
@@ -210,5 +210,3 @@ class GoalsRun(Checked):
         super().__post_init__()
         if self.windows.window < 2:
             raise ValueError("window is 1; situations of goals need at least 2 actions: what led there, and the last")
-        if self.texts == "phrases":
-            refuse_unread(self, ("distilled", "model"), "--texts phrases")

@@ -9,6 +9,7 @@ from llmrl_jax.core.checks import (
     Checked,
     FractionBelowOne,
     In,
+    Needs,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
@@ -75,7 +76,7 @@ class EllmConfig(Checked):
     threshold: Annotated[float, In("[-1, 1)", "no cosine exceeds 1: take 0.99 for an exact match")] = 0.99
     """Cosine similarity of a caption and a goal above which the goal is reached. At 0.99 only
     captions with the same words reach a goal."""
-    fixed: tuple[str, ...] = ()
+    fixed: Annotated[tuple[str, ...], Needs("suggester", "fixed")] = ()
     """With suggester `fixed`: the goals, by the names of actions."""
     intrinsic: NonNegativeFloat = 1.0
     """Weight of the reward for goals."""
@@ -84,7 +85,7 @@ class EllmConfig(Checked):
     gate: Gate = "effect"
     """Which actions can reach goals: `effect`, those that had their effect; `lenient`, the published flag: also any
     action whose noun is what the player faces or holds; `none`, all."""
-    uniform_goals: PositiveInt = 10
+    uniform_goals: Annotated[PositiveInt, Needs("suggester", "uniform")] = 10
     """With suggester `uniform`: goals drawn per step."""
     extrinsic: NonNegativeFloat = 0.0
     """Weight of the world's own reward, which is added to that for goals."""
@@ -107,25 +108,28 @@ class EllmConfig(Checked):
     lenient."""
     mesh: str = field(default="", metadata={"resume": "free"})  # `llmrl_jax.core.config.FREE`, a layer above
     """Devices by axis, as in `data=4`: environments are split over `data` and `fsdp`. Empty: one device."""
-    goals: ChatGoals = field(default_factory=ChatGoals)
+    goals: Annotated[ChatGoals, Needs("suggester", "chat")] = field(default_factory=ChatGoals)
     """With suggester `chat`, in Crafter."""
-    judge: Judge = field(default_factory=Judge)
+    judge: Annotated[Judge, Needs("suggester", "chat")] = field(default_factory=Judge)
     """With suggester `chat`, in Housekeep."""
     network: BranchConfig = field(default_factory=BranchConfig)
     dqn: DQNConfig = field(default_factory=DQNConfig)
     """With learner `dqn`."""
     ppo: PPOConfig = field(default_factory=PPOConfig)
     """With learner `ppo`."""
-    rnd: RNDConfig = field(default_factory=RNDConfig)
+    rnd: Annotated[RNDConfig, Needs("bonus", "rnd")] = field(default_factory=RNDConfig)
     """With bonus `rnd`."""
-    noveld: NovelDConfig = field(default_factory=NovelDConfig)
+    noveld: Annotated[NovelDConfig, Needs("bonus", "noveld")] = field(default_factory=NovelDConfig)
     """With bonus `noveld`."""
-    apt: APTConfig = field(default_factory=APTConfig)
+    apt: Annotated[APTConfig, Needs("bonus", "apt")] = field(default_factory=APTConfig)
     """With bonus `apt`."""
 
     def __post_init__(self):
         super().__post_init__()
-        self._refuse_unread()
+        if self.suggester == "none":
+            refuse_unread(self, ("threshold", "once", "intrinsic", "gate"), "--suggester none")
+        if self.compat == "paper":
+            refuse_unread(self, ("gate",), "--compat paper, whose gate is lenient,")
         if self.suggester == "fixed" and not self.fixed:
             raise ValueError("suggester is fixed, but fixed is empty: name its goals, as in --fixed 'chop tree'")
         goals = self.suggester != "none" and self.intrinsic
@@ -136,17 +140,3 @@ class EllmConfig(Checked):
             )
         if self.suggester == "chat" and self.bonus != "none":
             raise ValueError(f"bonus is {self.bonus}, which does not combine with --suggester chat: leave --bonus out")
-
-    def _refuse_unread(self) -> None:
-        """**Raises** `ValueError` for options that were changed although nothing reads them."""
-        readers = {"uniform": ("uniform_goals",), "chat": ("goals", "judge"), "fixed": ("fixed",)}
-        for name, options in readers.items():
-            if self.suggester != name:
-                refuse_unread(self, options, f"--suggester {self.suggester}")
-        for name in ("rnd", "noveld", "apt"):
-            if self.bonus != name:
-                refuse_unread(self, (name,), f"--bonus {self.bonus}")
-        if self.suggester == "none":
-            refuse_unread(self, ("threshold", "once", "intrinsic", "gate"), "--suggester none")
-        if self.compat == "paper":
-            refuse_unread(self, ("gate",), "--compat paper, whose gate is lenient,")

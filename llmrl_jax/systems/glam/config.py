@@ -11,12 +11,12 @@ from llmrl_jax.agents.language import Scoring
 from llmrl_jax.core.checks import (
     Checked,
     In,
+    Needs,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     Width,
-    refuse_unread,
 )
 from llmrl_jax.core.config import to_json
 from llmrl_jax.lm import LoRAConfig
@@ -120,7 +120,7 @@ class GlamConfig(Checked):
     candidate_space: Literal["healed", "separate"] = "healed"
     """Tokenisation of the space between prompt and action: `healed`, as part of the action, as tokenizers expect;
     `separate`, as part of the prompt, with the action tokenised separately (compatible with the released code)."""
-    scoring: Scoring = "sum"
+    scoring: Annotated[Scoring, Needs("policy", "scoring")] = "sum"
     """How scores become action logits: `sum` of token log-probabilities, `mean` per token, `per_word`, or the released
     code's `raw_logits` or `max_normalised`."""
     value_width: Width = 1024
@@ -131,7 +131,7 @@ class GlamConfig(Checked):
     """Stop the critic's gradient at the language model."""
     competence_coef: NonNegativeFloat = 0.0
     """Loss coefficient of a head that predicts from each prompt whether the goal will be reached; 0: no such head."""
-    stop_competence_gradient: bool = False
+    stop_competence_gradient: Annotated[bool, Needs("competence_coef")] = False
     """Stop the competence head's gradient at the language model."""
     reward_scale: PositiveFloat = 20.0
     """Factor applied to the environment's reward before learning."""
@@ -167,7 +167,3 @@ class GlamConfig(Checked):
             raise ValueError(
                 f"quantize is {self.quantize}, which freezes the base: take --tune lora, or leave --quantize out"
             )
-        if not self.competence_coef:
-            refuse_unread(self, ("stop_competence_gradient",), "an agent without --competence-coef")
-        if self.policy == "heads":
-            refuse_unread(self, ("scoring",), "--policy heads")

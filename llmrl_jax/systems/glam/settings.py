@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 import tyro
 
-from llmrl_jax.core.checks import Checked, In, NonNegativeInt, PositiveInt, Steps, refuse_unread
+from llmrl_jax.core.checks import Checked, In, Needs, NonNegativeInt, PositiveInt, Steps
 from llmrl_jax.core.config import FREE
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.systems.glam import cloning, presets
@@ -50,9 +50,9 @@ class CloneRun(Checked):
     and they are saved as `demos.parquet`."""
     from_run: Annotated[str, tyro.conf.arg(name="from")] = ""
     """Folder of a run of `llmrl glam train`, whose agent's successful episodes are imitated; empty: the bot's."""
-    checkpoint: Annotated[int, In("[-1, inf)")] = -1
+    checkpoint: Annotated[int, In("[-1, inf)"), Needs("from_run")] = -1
     """With `from`: the checkpoint, by update number; -1: the newest."""
-    greedy: bool = False
+    greedy: Annotated[bool, Needs("from_run")] = False
     """With `from`: the agent takes its most likely actions instead of sampling."""
     episodes: PositiveInt = 100_000
     """Maximum number of episodes played to generate demonstrations."""
@@ -65,5 +65,3 @@ class CloneRun(Checked):
         super().__post_init__()
         if self.demos and self.from_run:
             raise ValueError(f"--demos is {self.demos} and --from is {self.from_run}: give one of them")
-        if not self.from_run:
-            refuse_unread(self, ("greedy", "checkpoint"), "a run without --from")

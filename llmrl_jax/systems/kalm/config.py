@@ -8,7 +8,18 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
 
-from llmrl_jax.core.checks import Checked, Epochs, Fraction, In, PositiveInt, Steps, Width, nearest, refuse_unread
+from llmrl_jax.core.checks import (
+    Checked,
+    Epochs,
+    Fraction,
+    In,
+    Needs,
+    PositiveInt,
+    Steps,
+    Width,
+    nearest,
+    refuse_unread,
+)
 from llmrl_jax.core.config import FREE
 from llmrl_jax.lm.encoder_names import AUTO
 from llmrl_jax.lm.lora import LoRAConfig
@@ -98,7 +109,7 @@ class GroundRun(Checked):
     factors of products with weights rounded to bfloat16."""
     tune: Literal["lora", "full"] = "full"
     """Train adapters of a frozen base, or all weights, as published; slots and their heads are always trained."""
-    lora: LoRAConfig = field(default_factory=LoRAConfig)
+    lora: Annotated[LoRAConfig, Needs("tune", "lora")] = field(default_factory=LoRAConfig)
     """The adapters, with `--tune lora`."""
     states: Literal["changes", "absolute"] = "changes"
     """What the head of states predicts: the change from the state before, or the state, as published."""
@@ -135,8 +146,6 @@ class GroundRun(Checked):
             raise ValueError("patterns has no rollout, without which nothing can be imagined: add it")
         if not self.held_out:
             refuse_unread(self, ("run.eval_every",), "--held-out 0")
-        if self.tune == "full":
-            refuse_unread(self, ("lora",), "--tune full")
         if self.model == EMBEDDED:
             refuse_unread(self, ("init",), "--model embedded")
             if self.tune == "lora":
@@ -195,7 +204,7 @@ class TrainRun(Checked):
     imagined: str = field(default="", metadata=FREE)
     """Folder of a run of `llmrl kalm imagine`, of which half of every batch is then made; several, with commas, have
     equal parts of this half."""
-    successes: bool = False
+    successes: Annotated[bool, Needs("imagined")] = False
     """Learn only from those imagined episodes that reach their goal by the world's rules, and not from all: behaviour
     cloning copies the others too."""
     levels: tuple[str, ...] = field(default=LEVELS, metadata=FREE)
@@ -216,8 +225,6 @@ class TrainRun(Checked):
     def __post_init__(self):
         super().__post_init__()
         refuse_unread(self, ("run.eval_every",), "kalm train", remedy="it tests once, at the end")
-        if not self.imagined:
-            refuse_unread(self, ("successes",), "an agent that learns from recorded episodes alone")
         object.__setattr__(self, "agent", spelled(self.agent))
         object.__setattr__(self, "levels", tuple(level_of(level) for level in self.levels))
 

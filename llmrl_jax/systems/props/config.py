@@ -14,6 +14,7 @@ from llmrl_jax.core.checks import (
     Checked,
     FiniteFloat,
     In,
+    Needs,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
@@ -94,7 +95,7 @@ class ReplyConfig(Checked):
     """Number of retries, each with the reasons of the failure sent to the model; published: 5 attempts in total."""
     on_failure: OnFailure = "skip"
     """Action after the last retry: `skip` the iteration, `repeat` a policy, or `stop`. Each is logged."""
-    repeat: Repeat = "best"
+    repeat: Annotated[Repeat, Needs("on_failure", "repeat")] = "best"
     """The policy that `repeat` evaluates again: the `best`, or the `last`, as in the fine-tuning repository; `legacy`
     always uses the last."""
     failures: NonNegativeInt = 10
@@ -107,11 +108,6 @@ class ReplyConfig(Checked):
         """The options that are set, as keyword arguments of `Grammar`."""
         named = ("beyond", "finer", "repeated", "take", "compat")
         return {name: value for name in named if (value := getattr(self, name)) is not None}
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.on_failure != "repeat":
-            refuse_unread(self, ("repeat",), f"--reply.on-failure {self.on_failure}", prefix="reply.")
 
 
 @dataclass(frozen=True)
@@ -213,7 +209,7 @@ class PropsConfig(Checked):
     """Evaluate the policies of one iteration on the same episodes (common random numbers)."""
     polish: str = ""
     """Numeric method that refines every proposal, e.g. `cma_es`; empty: none."""
-    polish_rounds: PositiveInt = 5
+    polish_rounds: Annotated[PositiveInt, Needs("polish")] = 5
     """Rounds of `polish` after each proposal."""
     population: PositiveInt = 5
     """For `evollm`: policies per generation."""
@@ -221,11 +217,11 @@ class PropsConfig(Checked):
     """For `evollm`: parameters per question; 0: all."""
     use_replay_buffer: bool = False
     """For `legacy`: show steps of an episode (the replay buffer)."""
-    buffer_rows: PositiveInt = 100
+    buffer_rows: Annotated[PositiveInt, Needs("use_replay_buffer")] = 100
     """Number of steps shown from the replay buffer."""
-    buffer_episodes: NonNegativeInt = 0
+    buffer_episodes: Annotated[NonNegativeInt, Needs("use_replay_buffer")] = 0
     """Use only the last this many episodes of an evaluation; 0: all. Published as `max_traj_count`."""
-    buffer_steps: NonNegativeInt = 0
+    buffer_steps: Annotated[NonNegativeInt, Needs("use_replay_buffer")] = 0
     """Use only the last this many steps of an episode; 0: all. Published as `max_traj_length`."""
     reset_llm_conversation: bool = False
     """For `legacy`: clear the conversation before every question."""
@@ -236,10 +232,6 @@ class PropsConfig(Checked):
     def __post_init__(self):
         super().__post_init__()
         refuse_unread(self, UNREAD[self.method], f"the method {self.method}")
-        if not self.polish:
-            refuse_unread(self, ("polish_rounds",), "a search without --polish")
-        if not self.use_replay_buffer:
-            refuse_unread(self, _BUFFER, "a search without --use-replay-buffer")
         if self.reply.compat == "paper":
             checked = ("proposals", "reply.beyond", "reply.finer", "reply.repeated")
             remedy = "that is the released parser, which takes one proposal and checks no number"

@@ -113,7 +113,6 @@ OPTIONS = (
     Row("a seed of words", f"{NAMED} --run.seed x", "--run.seed: 'x' is not a whole number"),
     Row("an empty seed", f"{NAMED} --run.seed ''", "--run.seed: '' is not a whole number"),
     Row("steps of 100 bits", f"{NAMED} --steps 1e30", "--steps: '1e30' is too large; at most 9223372036854775807"),
-    Row("a budget of nan", f"{NAMED} --run.max-seconds nan", "--run.max-seconds is nan; "),
     Row("unknown progress", f"{NAMED} --run.progress x", "'x' for argument '--run.progress'.*'auto', 'bar', 'lines'"),
     Row("the best of no metric", f"{NAMED} --run.best los", "--run.best is los, .* did you mean 'loss'",
         compiles=STARTS),

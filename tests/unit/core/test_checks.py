@@ -13,6 +13,7 @@ from llmrl_jax.core.checks import (
     WIDTH,
     Checked,
     In,
+    Needs,
     PositiveInt,
     Width,
     check_fields,
@@ -150,12 +151,36 @@ def test_fields_inside_their_bounds():
     Part(gamma=1, rows=None, widths=(), rate=-math.inf, rates=(math.inf,), scale="auto", schedule=None)
 
 
+@dataclass(frozen=True)
+class Play(Checked):
+    PREFIX: ClassVar[str] = "x."
+
+    reset: Literal["pool", "always"] = "pool"
+    pool_size: Annotated[PositiveInt, Needs("reset", "pool")] = 8
+    path: str = ""
+    inner: Annotated[Inner, Needs("path")] = field(default_factory=Inner)
+
+
+def test_an_option_that_nothing_reads_is_refused():
+    assert Play(reset="always").pool_size == 8 and Play(pool_size=3, path="a", inner=Inner(2)).inner.num_envs == 2
+    with pytest.raises(ValueError, match="^x.pool_size is 3, but x.reset always does not read it; leave it out$"):
+        Play(reset="always", pool_size=3)
+    with pytest.raises(ValueError, match="^x.inner.num_envs is 2, but a run without x.path does not read it; "):
+        Play(inner=Inner(2))
+    with pytest.raises(ValueError, match="^x.pool_size is 0; at least 1 is needed$"):
+        Play(pool_size=0)
+    unchecked = Play()
+    object.__setattr__(unchecked, "inner", Inner(2))
+    with pytest.raises(ValueError, match="^--inner.num-envs is 2, but a run without --path does not read it; "):
+        check_fields(unchecked, option)
+
+
 def test_what_a_help_text_says_of_a_bound():
     for interval, text in (("[0, 1]", "from 0 to 1"), ("(0, 0.5)", "above 0 and below 0.5"), ("(0, inf]", "above 0")):
         assert In(interval).help == text
     for interval in (COUNT, WIDTH, "[0, inf)", "(-inf, inf)"):
         assert In(interval).help == ""
-    assert In("[-1, inf)").help == "at least -1"
+    assert In("[2, inf)").help == "at least 2"
 
 
 def test_seeds_are_those_that_differ():

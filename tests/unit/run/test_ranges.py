@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from llmrl_jax.cli import main as cli
-from llmrl_jax.core.checks import In, bound, check_fields
+from llmrl_jax.core.checks import In, Needs, bound, check_fields
 from llmrl_jax.rl.registry import ALGORITHMS, OFFLINE
 from llmrl_jax.run import rl_training
 from llmrl_jax.run.settings import blank, checked, draft
@@ -68,6 +68,16 @@ def nested(hint: Any, value: Any) -> Any:
         inner = nested(parts[0], value)
         return (inner,) * (1 if typing.get_args(hint)[-1] is Ellipsis else len(parts))
     return nested(parts[0], value) if parts else value
+
+
+def reading(owner: type, name: str) -> Any:
+    """The default settings of a class, unchecked, with what a field needs to be read."""
+    config = blank(owner)
+    for need in getattr(hints_of(owner)[name], "__metadata__", ()):
+        if isinstance(need, Needs):
+            usual = getattr(config, need.field)
+            config = changed(config, need.field, type(usual)(1) if need.value is None else need.value)
+    return config
 
 
 def outside(limits: In, whole: bool) -> list[float]:
@@ -135,7 +145,20 @@ def test_values_outside_are_refused_by_python_too(bounds):
 def test_the_ends_of_bounds_are_accepted(bounds):
     for _, owner, name, *_, hint in bounds:
         for value in inside(bound(hint)):
-            check_fields(changed(blank(owner), name, nested(hint, value)), str)
+            check_fields(changed(reading(owner, name), name, nested(hint, value)), str)
+
+
+def test_what_an_option_needs_is_a_value_of_another():
+    needs = {
+        (owner, name)
+        for kind in settings().values()
+        for owner in {owner for owner, *_ in fields(kind)}
+        for name, hint in hints_of(owner).items()
+        if any(isinstance(need, Needs) for need in getattr(hint, "__metadata__", ()))
+    }
+    assert len(needs) > 10
+    for owner, name in needs:
+        check_fields(reading(owner, name), str)
 
 
 def test_other_values_than_those_of_a_literal_are_refused():
