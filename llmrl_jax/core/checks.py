@@ -83,13 +83,14 @@ class In:
 
 @dataclasses.dataclass(frozen=True)
 class Needs:
-    """Beside the type of a field that only some values of another field read, both of one class:
-    `pool_size: Annotated[int, Needs("reset", "pool")]`. `Checked` refuses to change it with other values."""
+    """A condition beside the type of a field, without which nothing reads it: `pool_size: Annotated[int,
+    Needs("reset", "pool")]` is read where `reset` is "pool". Elsewhere `Checked` refuses values other than the default.
+    """
 
     field: str
-    """The other field."""
+    """Another field of the same class."""
     value: Any = None
-    """Its value that reads this one; None: any but an empty one or 0."""
+    """Its value; None: any except an empty one, False or 0."""
 
 
 PositiveInt = Annotated[int, In(COUNT)]
@@ -226,19 +227,19 @@ def refuse_unread(
     *,
     usual: Any = None,
     remedy: str = "",
-    prefix: str = "",
-    spell: Callable[[str], str] = option,
+    spell: Callable[[str], str] | None = None,
 ) -> None:
     """Refuse options that were changed although nothing reads them.
 
     **Arguments:** `config`, a dataclass; `unread`, the dotted names of its fields that `who` does not read (a nested
     configuration means all of its fields); `who`, such as "the agent random"; `usual`, the unchanged values (None: the
-    defaults of the class); `remedy`, what else the user can do, without a full stop; `prefix`, before the
-    names, including a dot; `spell`, from a name to that in the message.
+    defaults of the class); `remedy`, what else the user can do, without a full stop; `spell`, from a field to its name
+    in the message (None: its flag, with the class's `PREFIX`).
     **Raises:** `ValueError`, "--warmup is 3, but the method ars does not read it; leave it out", with every such option
     and its value.
     """
     unread = tuple(unread)
+    spell = spell or (lambda name: option(f"{getattr(config, 'PREFIX', '')}{name}"))
     usual = _defaults(config, {name.partition(".")[0] for name in unread}) if usual is None else usual
     changed = [
         (name, value)
@@ -246,7 +247,7 @@ def refuse_unread(
         for name, value in _changed(attrgetter(field)(config), attrgetter(field)(usual), field)
     ]
     if changed:
-        listed = ", ".join(f"{spell(prefix + name)} is {value}" for name, value in changed)
+        listed = ", ".join(f"{spell(name)} is {value}" for name, value in changed)
         them = "it" if len(changed) == 1 else "them"
         more = f" ({remedy})" if remedy else ""
         raise ValueError(f"{listed}, but {who} does not read {them}; leave {them} out{more}")

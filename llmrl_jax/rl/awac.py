@@ -49,7 +49,7 @@ class AWAC:
     def __init__(self, config: AWACConfig, actions: ActionKind):
         self.config, self.actions = config, actions
         if actions.discrete:
-            refuse_unread(config, ["action_samples"], "awac with discrete actions", prefix=config.PREFIX)
+            refuse_unread(config, ["action_samples"], "awac with discrete actions")
             self.actor: Any = CategoricalActor(actions.width, config.hidden, config.activation)
         else:
             self.actor = GaussianActor(actions.width, config.hidden, config.activation, -6.0, 0.0, sigmoid=True)

@@ -57,7 +57,7 @@ class BC:
 
     def __init__(self, config: BCConfig, actions: ActionKind):
         if not actions.discrete:
-            refuse_unread(config, ["beta", "beta_on"], "bc with continuous actions", prefix=config.PREFIX)
+            refuse_unread(config, ["beta", "beta_on"], "bc with continuous actions")
         self.beta_on: BetaOn = config.beta_on
         kind = CategoricalActor if actions.discrete else DeterministicActor
         self.actor: Any = kind(actions.width, config.hidden, config.activation)

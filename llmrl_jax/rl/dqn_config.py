@@ -100,9 +100,9 @@ class DQNConfig(RolloutConfig):
     def __post_init__(self):
         super().__post_init__()
         if not self.has_target:
-            refuse_unread(self, ("target_tau", "share_encoder"), "--dqn.target-every 0", prefix="dqn.")
+            refuse_unread(self, ("target_tau", "share_encoder"), "--dqn.target-every 0")
         if self.target_steps:
-            refuse_unread(self, ("target_every",), "--dqn.target-steps above 0", prefix="dqn.")
+            refuse_unread(self, ("target_every",), "--dqn.target-steps above 0")
         steps, what = self.num_envs * self.num_steps, f"num_envs {self.num_envs} x num_steps {self.num_steps}"
         if steps > self.capacity:
             raise ValueError(

@@ -260,7 +260,7 @@ def network_policy(env: Environment, env_params: Any, network: NetworkConfig, co
 
     **Raises:** `TypeError` for an action space without a network, `ValueError` for options that it does not read.
     """
-    refuse_unread(network, ["dueling"], "an actor-critic", prefix="network.")
+    refuse_unread(network, ["dueling"], "an actor-critic")
     return NetworkPolicy(
         env.action_space(env_params),
         hidden=network.hidden,

@@ -55,8 +55,8 @@ class RNDConfig(Checked):
     extrinsic_coef: NonNegativeFloat = 2.0
     """Weight of the environment's advantages."""
     update_proportion: Annotated[float, In("(0, 1]")] = 0.25
-    """Fraction of the steps of a minibatch that the predictor learns from; the default is the
-    paper's for 128 environments."""
+    """Fraction of the steps of a minibatch that the predictor learns from; the default is the paper's for 128
+    environments."""
     value_coef: NonNegativeFloat = 0.5
     """Weight of the loss of the value function of novelty."""
     obs_clip: PositiveFloat = 5.0
@@ -144,7 +144,7 @@ class RND:
 
     def check_one_reward(self) -> None:
         who = "a learner with one value function (DQN)"
-        refuse_unread(self.config, ("critic_hidden", "value_coef", "episodic"), who, prefix=self.config.PREFIX)
+        refuse_unread(self.config, ("critic_hidden", "value_coef", "episodic"), who)
 
     def _normal(self, state: BonusState, x: jax.Array) -> jax.Array:
         return state.whole["obs"].normalize(x, state.whole["hparams"]["obs_clip"])

@@ -120,7 +120,7 @@ def sac_policy(env: Environment, env_params: Any, network: NetworkConfig, config
     **Raises:** `ValueError` for actions that are not a float vector with finite bounds, or options that it does not
     read.
     """
-    refuse_unread(network, ["channels", "memory", "dueling"], "sac", prefix="network.")
+    refuse_unread(network, ["channels", "memory", "dueling"], "sac")
     space = env.action_space(env_params)
     box = isinstance(space, spaces.Box) and len(space.shape) == 1 and np.issubdtype(space.dtype, np.floating)
     if not box or not np.all(np.isfinite(space.low) & np.isfinite(space.high)):  # type: ignore[attr-defined]

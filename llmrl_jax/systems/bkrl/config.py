@@ -39,7 +39,7 @@ class AgentConfig:
     """Devices by axis, as in `data=4`: environments are split over `data` and `fsdp`. Empty: one device."""
 
     def __post_init__(self):
-        refuse_unread(self.network, ["dueling", "memory"], "BK-RL's actor-critic", prefix="network.")
+        refuse_unread(self.network, ["dueling", "memory"], "BK-RL's actor-critic")
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class TrainRun(Checked):
             refuse_unread(self, ("shaping",), f"--alg {self.alg}")
         if self.alg == "none":  # the world's reward has the same weight as with a potential
             unread = ("coef", "compat")
-            refuse_unread(self.shaping, unread, f"--alg {self.alg}", prefix=self.shaping.PREFIX, usual=SHAPING)
+            refuse_unread(self.shaping, unread, f"--alg {self.alg}", usual=SHAPING)
         if self.alg != "rnd" and self.agent.rnd != RNDConfig():  # the published presets have these
             refuse_unread(self.agent, ("rnd",), f"--alg {self.alg}")
 

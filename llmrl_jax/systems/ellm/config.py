@@ -74,8 +74,8 @@ class EllmConfig(Checked):
     """The source of goals: `oracle`, rules with access to the state; `chat`, a chat model (`chat.model`); `novelty`,
     all actions; `uniform`, actions at random; `fixed`, always those of `fixed`; `none`."""
     threshold: Annotated[float, In("[-1, 1)", "no cosine exceeds 1: take 0.99 for an exact match")] = 0.99
-    """Cosine similarity of a caption and a goal above which the goal is reached. At 0.99 only
-    captions with the same words reach a goal."""
+    """Cosine similarity of a caption and a goal above which the goal is reached. At 0.99 only captions with the
+    same words reach a goal."""
     fixed: Annotated[tuple[str, ...], Needs("suggester", "fixed")] = ()
     """With suggester `fixed`: the goals, by the names of actions."""
     intrinsic: NonNegativeFloat = 1.0

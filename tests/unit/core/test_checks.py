@@ -56,8 +56,8 @@ def test_every_changed_option_is_named_with_its_value():
         refuse_unread(both, ("num_actions", "inner"), "x")
     with pytest.raises(ValueError, match=r"--inner.num-envs is 8, but x does not read it; leave it out \(take y\)"):
         refuse_unread(Outer(), ("inner",), "x", usual=replace(both, num_actions=0), remedy="take y")
-    with pytest.raises(ValueError, match=r"--glam.mesh is data=2"):
-        refuse_unread(Outer(mesh="data=2"), ("mesh",), "x", prefix="glam.")
+    with pytest.raises(ValueError, match=r"--x.rate is 2.0, but y does"):
+        refuse_unread(Part(rate=2.0), ("rate",), "y")
 
 
 def test_a_configuration_may_check_itself_while_it_is_made():

@@ -148,6 +148,11 @@ def test_the_ends_of_bounds_are_accepted(bounds):
             check_fields(changed(reading(owner, name), name, nested(hint, value)), str)
 
 
+def test_the_prefix_of_a_part_is_that_of_its_flags(bounds):
+    for _, owner, name, _, flag, _ in bounds:
+        assert f".{flag}".endswith(f".{owner.PREFIX}{name}" if owner.PREFIX else name), f"{owner}: {flag}"
+
+
 def test_what_an_option_needs_is_a_value_of_another():
     needs = {
         (owner, name)
