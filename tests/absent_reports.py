@@ -2,7 +2,7 @@
 
     python tests/absent_reports.py '[{"workload": "dqn", "target": "v5e:2x4"}]'
 
-prints a JSON list with the report of each, or its error.
+prints a JSON list with the report of each, and its program as text.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def report(case: dict[str, Any]) -> dict[str, Any]:
     from llmrl_jax.run.memory.fit import fit
 
     config = WorkloadConfig(**case)
-    return (fit if config.workload in LANGUAGE else fit_system)(config).facts()
+    found = (fit if config.workload in LANGUAGE else fit_system)(config)
+    return found.facts() | {"program": found.program and found.program.as_text()}
 
 
 if __name__ == "__main__":

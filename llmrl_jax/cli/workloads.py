@@ -60,11 +60,6 @@ class Setting(Placement):
         asked = {rows: self.config.batch_size} | ({steps: self.config.steps} if self.config.steps else {})
         return replace(settings, **asked)
 
-    def refuse_mesh(self) -> None:
-        """**Raises:** `ValueError` if a mesh is asked for, of a workload that is compiled for one device."""
-        if self.mesh is not None:
-            raise ValueError(f"the workload {self.config.workload} is compiled for one device: leave --mesh out")
-
 
 Parts = tuple[Any, Any, Any]
 """A learner, or a function; its state as shapes, or a tuple of its arguments; the shardings of that."""
@@ -157,7 +152,8 @@ def _offline(s: Setting) -> Parts:
     from llmrl_jax.rl.offline_data import ActionKind
     from llmrl_jax.rl.registry import OFFLINE, algorithm, spelled
 
-    s.refuse_mesh()
+    if s.mesh is not None:
+        raise ValueError("the workload offline is compiled for one device: leave --mesh out")
     name = spelled(s.config.algo)
     if name not in OFFLINE:
         raise ValueError(f"algo is {s.config.algo}; the workload offline has {', '.join(sorted(OFFLINE))}")
@@ -216,7 +212,15 @@ def _glam(s: Setting) -> Parts:
     played = ppo.num_envs * ppo.num_steps
     most = max(1, played // (preset.ppo.num_envs * preset.ppo.num_steps // preset.ppo.minibatches))  # as large as usual
     ppo = replace(ppo, minibatches=next(n for n in range(most, 0, -1) if played % n == 0))
-    config = replace(preset, env=c.env or preset.env, ppo=ppo, remat=c.remat, dtype=c.dtype, quantize=c.quantize)
+    config = replace(
+        preset,
+        env=c.env or preset.env,
+        ppo=ppo,
+        remat=c.remat,
+        attention=c.attention,
+        dtype=c.dtype,
+        quantize=c.quantize,
+    )
     if c.tune == "lora":
         config = replace(config, lora=c.lora)
     with tempfile.TemporaryDirectory() as folder:
@@ -250,11 +254,10 @@ def _bkrl(s: Setting) -> Parts:
     from llmrl_jax.systems.bkrl.config import TrainRun
     from llmrl_jax.systems.bkrl.training import make
 
-    s.refuse_mesh()
     config = TrainRun()
-    agent = replace(config.agent, ppo=s.options(config.agent.ppo))
-    learner = make(replace(config, agent=replace(agent, env=s.config.env or agent.env))).learner
-    return _played(s, learner, jax.eval_shape(learner.init, _key()))
+    agent = replace(config.agent, env=s.config.env or config.agent.env, ppo=s.options(config.agent.ppo))
+    config = replace(config, agent=agent)
+    return _played(s, make(config, s.mesh).learner, jax.eval_shape(make(config).learner.init, _key()))
 
 
 STATE, ACTIONS, EPISODE = 10, 40, 50
@@ -322,7 +325,7 @@ def _imagining(s: Setting) -> Parts:
 def _llama(s: Setting, lora: lm.LoRAConfig | None) -> lm.Llama:
     c, dtype = s.config, jnp.dtype(s.config.dtype)
     kept = jnp.dtype(jnp.float32) if c.trains and lora is None else dtype
-    return lm.Llama(read_shape(c.model), lora=lora, dtype=dtype, param_dtype=kept, remat=c.remat)
+    return lm.Llama(read_shape(c.model), lora=lora, dtype=dtype, param_dtype=kept, remat=c.remat, attention=c.attention)
 
 
 WORKLOADS: dict[str, Callable[[Setting], Parts]] = {

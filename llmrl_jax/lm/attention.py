@@ -31,8 +31,8 @@ class Source(NamedTuple):
     mask: Bool[Array, "*b q t"] | None
     """The keys that each query sees; None means all, or, if `causal`, those up to its own place."""
     axes: str | None = None
-    """The order of the axes: b rows, r rows of single queries (each with its own keys), t tokens, k heads, h. None: as
-    above."""
+    """The order of the axes: b rows, r rows of single queries (each with its own keys), t tokens, k heads, h; c is k
+    and h in one. None: as above."""
     key_axes: str | None = None
     """That of the keys. None: the same."""
     causal: bool = False
@@ -143,7 +143,7 @@ def attend(query: Float[Array, "b q n h"], sources: list[Source], form: Attentio
     """
     b, q, n, h = query.shape
     source = sources[0]
-    kv = source.value.shape[source.order.index("k")]
+    kv = source.value.shape[-1] // h if "c" in source.order else source.value.shape[source.order.index("k")]
     grouped = (query * h**-0.5).reshape(b, q, kv, n // kv, h)
     if len(sources) > 1 or not source.order == source.key_order == "btkh":
         return _over_sources(query, grouped, sources)
@@ -166,7 +166,9 @@ def _over_sources(query: Any, grouped: Any, sources: list[Source]) -> Any:
     scores = []
     for source in sources:
         # the order of axes in which the product leaves them: another would move all scores once more
-        if "r" in source.order:
+        if "c" in source.order:
+            s = _merged_scores(grouped, source)
+        elif "r" in source.order:
             s = _product_of(f"rkgh,{source.key_order}->rkgt", grouped.reshape(b * q, *grouped.shape[2:]), source.key)
             s = jnp.moveaxis(s.reshape(b, q, *s.shape[1:]), 1, 2)
         else:
@@ -179,16 +181,61 @@ def _over_sources(query: Any, grouped: Any, sources: list[Source]) -> Any:
     weights = [kept(jnp.exp(s - top)) for s in scores]
     total: Any = sum(w.sum(-1) for w in weights)
     out: Any = 0.0
+    merged: dict[bool, Any] = {}  # sums over the columns of all heads, by whether each query has a row of its own
     for weight, source in zip(weights, sources, strict=True):
         weight = weight.astype(query.dtype)
-        if "r" in source.order:
+        if "c" in source.order:
+            alone = "r" in source.order and q > 1
+            merged[alone] = merged.get(alone, 0.0) + _merged_sums(weight, source, alone)
+        elif "r" in source.order:
             weight = jnp.moveaxis(weight, 2, 1).reshape(b * q, kv, n // kv, -1)
             part = _product_of(f"rkgt,{source.order}->rkgh", weight, source.value)
             out = out + jnp.moveaxis(part.reshape(b, q, *part.shape[1:]), 1, 2)
         else:
             out = out + _product_of(f"bkqgt,{source.order}->bkqgh", weight, source.value)
+    for alone, wide in merged.items():
+        out = out + _of_own_head(wide, (b, kv, q, n // kv, h), alone)
     out = kept(out) / total[..., None]
     return jnp.moveaxis(out, 1, 2).reshape(b, q, n, h).astype(query.dtype)
+
+
+def _heads_of(rows: int, heads: int, size: int, dtype: Any) -> tuple[jax.Array, jax.Array]:
+    """For `rows` queries, those of each head in succession, against columns of all heads: which columns are those of a
+    row's head, `[rows, heads size]`, and copies of its numbers for every head, `[size, heads size]`."""
+    mine = jnp.repeat(jnp.repeat(jnp.eye(heads, dtype=dtype), rows // heads, axis=0), size, axis=1)
+    return mine, jnp.tile(jnp.eye(size, dtype=dtype), heads)
+
+
+def _merged_scores(grouped: Any, source: Source) -> Any:
+    """The scores `[b, k, q, g, t]` of queries `[b, q, k, g, h]` over keys whose heads lie side by side.
+
+    Each query is filled up with zeros for the other heads: one product for all of them, of rows as wide as a tile, in
+    place of one for each head. The zeros change no sum.
+    """
+    b, q, k, g, h = grouped.shape
+    alone = "r" in source.order
+    rows = grouped.reshape(b * q, 1, k, g, h) if alone else grouped
+    rows = jnp.moveaxis(rows, 1, 2).reshape(rows.shape[0], -1, h)
+    mine, copies = _heads_of(rows.shape[1], k, h, rows.dtype)
+    wide = jnp.einsum("bxh,hc->bxc", rows, copies, precision=jax.lax.Precision.HIGHEST) * mine
+    s = _product_of("bxc,btc->bxt", wide, source.key)
+    return jnp.moveaxis(s.reshape(b, q, k, g, -1), 1, 2) if alone else s.reshape(b, k, q, g, -1)
+
+
+def _merged_sums(weight: Any, source: Source, alone: bool) -> Any:
+    """Sums of values whose heads lie side by side, for all heads, by weights `[b, k, q, g, t]`: `[b, (k q g), (k h)]`;
+    if each query has a row of its own, `[(b q), (k g), (k h)]`."""
+    b, k, q, g, t = weight.shape
+    rows = jnp.moveaxis(weight, 2, 1).reshape(b * q, k * g, t) if alone else weight.reshape(b, k * q * g, t)
+    return _product_of("bxt,btc->bxc", rows, source.value)
+
+
+def _of_own_head(wide: Any, sizes: tuple[int, ...], alone: bool) -> Any:
+    """Of `_merged_sums` those of each query's own head: `[b, k, q, g, h]`, which are `sizes`."""
+    b, k, q, g, h = sizes
+    mine, copies = _heads_of(wide.shape[1], k, h, wide.dtype)
+    part = jnp.einsum("bxc,hc->bxh", wide * mine, copies, precision=jax.lax.Precision.HIGHEST)
+    return jnp.moveaxis(part.reshape(b, q, k, g, h), 1, 2) if alone else part.reshape(sizes)
 
 
 @jax.custom_vjp

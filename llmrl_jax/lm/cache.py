@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from envs_jax.tracing import platform
 from llmrl_jax.lm.config import LlamaConfig
+from llmrl_jax.parallel.partition import mesh_of
 
 
 UNROLLED = 4
@@ -28,6 +29,17 @@ def decodes_apart(layers: int) -> bool:
     three times the traffic, of which decoding consists. A TPU reads weights inside the stack.
     """
     return layers <= UNROLLED or platform() == "gpu"
+
+
+def merges_heads(layers: int, x: jax.Array) -> bool:
+    """Whether a model of so many layers decodes from keys and values whose heads lie side by side, one row a token.
+
+    On TPUs models that decode from a stack do, unless heads are split over devices (those of `x`, keys or values): a
+    tile there has 128 columns, of which a head of 64 numbers would fill half, and a slot that is written is a row.
+    """
+    mesh = mesh_of(x)
+    split = mesh is not None and mesh.shape["tensor"] > 1
+    return platform() == "tpu" and not decodes_apart(layers) and not split
 
 
 Layers = Any
@@ -101,6 +113,8 @@ class Branches:
     The heads' axis is before the tokens' here: decoding reads all tokens of a head at every step, and with the layout
     of `Cache` it would transpose them each time. The tokens of keys come last: a query's product with them then takes a
     third or less of the time on a CPU, which has a fast product only for rows times columns.
+
+    Or heads lie side by side (`merges_heads`): all four are `[L, rows, tokens, K h]`.
     """
 
     prompt_keys: Layers
@@ -130,14 +144,24 @@ class Branches:
         """`count` empty continuations for up to `capacity` tokens, after right-padded prompts of `lengths` tokens
         that come after the `prefix`."""
         layers, batch, _, heads, size = prompts.keys.shape
-        empty = jnp.zeros((layers, batch * count, heads, capacity, size), prompts.keys.dtype)
-        apart: Any = tuple if decodes_apart(layers) else lambda x: x
+        dtype = prompts.keys.dtype
+        if merges_heads(layers, prompts.keys):
+            empty = jnp.zeros((layers, batch * count, capacity, heads * size), dtype)
+            behind = tuple(x.reshape(*x.shape[:3], heads * size) for x in (prompts.keys, prompts.values))
+            arrays: Any = (*behind, empty, empty)
+        else:
+            empty = jnp.zeros((layers, batch * count, heads, capacity, size), dtype)
+            behind = (jnp.moveaxis(prompts.keys, 2, -1), prompts.values.swapaxes(2, 3))
+            arrays = (*behind, empty.swapaxes(-1, -2), empty)
+        if decodes_apart(layers):
+            arrays = map(tuple, arrays)
+        prompt_keys, prompt_values, keys, values = arrays
         return Branches(
-            prompt_keys=apart(jnp.moveaxis(prompts.keys, 2, -1)),
-            prompt_values=apart(prompts.values.swapaxes(2, 3)),
+            prompt_keys=prompt_keys,
+            prompt_values=prompt_values,
             lengths=jnp.asarray(lengths, jnp.int32),
-            keys=apart(empty.swapaxes(-1, -2)),
-            values=apart(empty),
+            keys=keys,
+            values=values,
             index=jnp.zeros((), jnp.int32),
             prefix=prefix,
         )
@@ -146,6 +170,11 @@ class Branches:
     def apart(self) -> bool:
         """Whether there is an array for each layer."""
         return isinstance(self.keys, tuple)
+
+    @property
+    def merged(self) -> bool:
+        """Whether heads lie side by side."""
+        return not self.apart and self.keys.ndim == 4
 
     @property
     def capacities(self) -> tuple[int, int]:

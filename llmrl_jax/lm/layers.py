@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
+from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array
 
 from llmrl_jax.lm import narrow
@@ -167,6 +168,11 @@ def joined(names: Sequence[str], params: Mapping, lora: Mapping | None) -> tuple
             rank += len(part)
         column += kernel.shape[1]
     return {**rest, join(names): one}, {**others, join(names): {"a": jnp.concatenate(a, 1), "b": b}}
+
+
+def as_it_is(x: jax.Array) -> jax.Array:
+    """`x` in memory in the order of its axes, the last one fastest, wherever the compiler would choose another."""
+    return with_layout_constraint(x, Layout(tuple(range(x.ndim))))
 
 
 def layer_slice(tree: Any, index: int) -> Any:

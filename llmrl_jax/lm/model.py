@@ -21,11 +21,11 @@ from llmrl_jax.lm import declare, narrow
 from llmrl_jax.lm.attention import KEEP, Attention, Source, attend, check_attention, windowed, within
 from llmrl_jax.lm.cache import UNROLLED, Branches, Cache, Prefix, decodes_apart
 from llmrl_jax.lm.config import LlamaConfig
-from llmrl_jax.lm.layers import WIDE, gated_mlp, join, joined, layer_slice, project, projections, rms_norm
+from llmrl_jax.lm.layers import WIDE, as_it_is, gated_mlp, join, joined, layer_slice, project, projections, rms_norm
 from llmrl_jax.lm.lora import LoRAConfig, rescale
 from llmrl_jax.lm.quantize import Quantized, any_quantized, check_shapes, logical_axes as quantized_axes, matmul
 from llmrl_jax.lm.rope import rotate, rotations
-from llmrl_jax.parallel.partition import constrain, gathered, mesh_of
+from llmrl_jax.parallel.partition import constrain, gathered, mesh_of, on_each_device
 
 
 ATTENDING = ("q_proj", "k_proj", "v_proj")
@@ -317,27 +317,36 @@ class Llama(nn.Module):
         longest = first + prompt.size + own.size
         places = (first + prompt[None], before + own, jnp.arange(first)[None])
         near = [self._near(before + index, keys, longest) for keys in places]
+        few = self._few(tokens.size)
 
         def written(own, key, value, *layer):
             """The cache with a key and a value in it: that of one layer, or the stack, with the number of the layer."""
+            if few:
+                key, value = (constrain(x, "batch", None, "kv_heads", None) for x in (key, value))
             key, value = (x.reshape(-1, *x.shape[2:]) for x in (key, value))
-            new: Any = (key[..., None], value[:, :, None])
+            if branches.merged:
+                new: Any = tuple(x.reshape(len(x), 1, -1) for x in (key, value))
+                at: Any = [(*layer, 0, index, 0)] * 2
+            else:
+                new, at = (key[..., None], value[:, :, None]), ((*layer, 0, 0, 0, index), (*layer, 0, 0, index, 0))
             new = tuple(n[None] for n in new) if layer else new
-            at: Any = ((*layer, 0, 0, 0, index), (*layer, 0, 0, index, 0))
-            return [
+            pair = [
                 jax.lax.dynamic_update_slice(old, n.astype(old.dtype), start)
                 for old, n, start in zip(own, new, at, strict=True)
             ]
+            if not branches.merged:
+                return pair
+            # Else a TPU's compiler makes tokens the first axis, and transposes the cache for every product.
+            return [on_each_device(as_it_is, [(None, "batch")], (None, "batch"))(x) for x in pair]
 
         def finish(x, params, lora, prompts, slides, keys, values, query=None):
             seen = [windowed(m, n, slides) for m, n in zip((*masks, None), near, strict=True)]
-            sources = [
-                Source(prompts[0], prompts[1], seen[0], "bkth", "bkht"),
-                Source(keys, values, seen[1], "rkth", "rkht"),
-            ]
+            orders = ("btc", "btc"), ("rtc", "rtc")
+            orders = orders if branches.merged else (("bkth", "bkht"), ("rkth", "rkht"))
+            sources = [Source(prompts[0], prompts[1], seen[0], *orders[0]), Source(keys, values, seen[1], *orders[1])]
             if prefix is not None:
                 sources.append(Source(prompts[2], prompts[3], seen[2], "kth"))
-            return self._finish(x, params, lora, angles, sources, None, query)
+            return self._finish(x, params, lora, angles, sources, None, query, few)
 
         def step(carry, layer):
             x, *own = carry
@@ -347,7 +356,8 @@ class Llama(nn.Module):
             return (finish(x, params, lora, prompts, slides, keys, values), *own), None
 
         shared = () if prefix is None else (prefix.keys, prefix.values)
-        x = self.embed(tokens) if embeddings is None else self._placed(jnp.asarray(embeddings, self.dtype))
+        x = self.embed(tokens) if embeddings is None else jnp.asarray(embeddings, self.dtype)
+        x = self._placed(x, few)
         keys, values = branches.keys, branches.values
         if branches.apart:
             pairs = []
@@ -389,8 +399,15 @@ class Llama(nn.Module):
         return self._placed(jnp.asarray(self._embed_tokens["embedding"])[tokens].astype(self.dtype))
 
     @staticmethod
-    def _placed(x: jax.Array) -> jax.Array:
-        return constrain(x, "batch", None, None) if x.ndim == 3 else x
+    def _placed(x: jax.Array, few: bool = False) -> jax.Array:
+        """The residual stream: rows over devices, or, for few rows, its numbers over those that split the weights."""
+        if x.ndim != 3:
+            return x
+        return constrain(x, "few", None, "embed") if few else constrain(x, "batch", None, None)
+
+    def _few(self, tokens: int) -> bool:
+        """Whether so many tokens, the activations of a step, are smaller than the weights that `fsdp` splits."""
+        return 2 * tokens < self.config.hidden_size
 
     @staticmethod
     def _take(x: jax.Array, at: Int[AnyArray, "B N"]) -> jax.Array:
@@ -445,7 +462,9 @@ class Llama(nn.Module):
             return heads
         return rms_norm(heads, params["self_attn"][name]["scale"], self.config.rms_norm_eps)
 
-    def _finish(self, x, params, lora, angles: Angles, sources: list[Source], pick: Callable | None, query=None):
+    def _finish(
+        self, x, params, lora, angles: Angles, sources: list[Source], pick: Callable | None, query=None, few=False
+    ):
         """The rest of a layer, for all its tokens or for those that `pick` selects along axis 1."""
         if pick is not None:
             x, angles = pick(x), (pick(angles[0]), pick(angles[1]))
@@ -459,11 +478,15 @@ class Llama(nn.Module):
             normed = rms_norm(x, params["input_layernorm"]["scale"], eps)
             query = project(normed, "q_proj", block, adapters, self._scale, factors=self.factors)
             query = rotate(self._normed(query, params, "q_norm"), *angles)
+        if few:
+            query = constrain(query, "batch", None, "heads", None)
         out = attend(query, sources, self.attention)
+        if few:
+            out = constrain(out, "few", None, "heads", None)
         x = x + project(out, "o_proj", block, adapters, self._scale, 2, self.factors)
         normed = rms_norm(x, params["post_attention_layernorm"]["scale"], eps)
         wide = gated_mlp(normed, params["mlp"], own.get("mlp"), self._scale, self.factors)
-        return constrain(x + wide, "batch", None, None)
+        return self._placed(x + wide, few)
 
     @property
     def _layer_axes(self) -> Any:
@@ -485,9 +508,8 @@ class Llama(nn.Module):
         written = self.unroll >= count if self.unroll is not None else count <= UNROLLED
 
         def layered(carry, layer, pick):
-            # For few tokens, as in decoding, products with the split weights are smaller than the weights.
             tokens = math.prod(jax.tree.leaves(carry)[0].shape[:-1])
-            if 2 * tokens >= self.config.hidden_size:
+            if not self._few(tokens):
                 layer = (*gathered(layer[:2], self._layer_axes), *layer[2:])
             return body(carry, layer, pick)
 

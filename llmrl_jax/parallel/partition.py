@@ -20,6 +20,7 @@ Rules = Mapping[str, tuple[str, ...]]
 
 RULES: Rules = {
     "batch": ("data", "fsdp"),
+    "few": ("data",),
     "layers": (),
     "embed": ("fsdp",),
     "vocab": ("tensor",),
@@ -27,7 +28,8 @@ RULES: Rules = {
     "kv_heads": ("tensor",),
     "mlp": ("tensor",),
 }
-"""Logical axis -> mesh axes. An axis without a name (None) is never split."""
+"""Logical axis -> mesh axes. An axis without a name (None) is never split. `few` are the rows of a batch so small that
+the weights over `fsdp` stay where they are: each device has all rows, and adds up its part of every product."""
 
 
 def _spec(path: str, shape: tuple[int, ...], axes: Any, mesh: Mesh | AbstractMesh, rules: Rules) -> PartitionSpec:

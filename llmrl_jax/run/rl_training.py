@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import dataclass, field, make_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -14,22 +14,21 @@ import numpy as np
 import tyro
 
 import envs_jax
-from envs_jax.env import Environment
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.agents.evaluate import Episodes, make_evaluator, play_random
 from llmrl_jax.agents.random import drawable
-from llmrl_jax.core import config as configs
 from llmrl_jax.core.checks import Checked, PositiveInt, Steps
 from llmrl_jax.core.config import FREE
 from llmrl_jax.parallel import make_mesh
-from llmrl_jax.rl.learner import Learner
 from llmrl_jax.rl.networks import NetworkConfig
 from llmrl_jax.rl.registry import ALGORITHMS, OFFLINE, algorithm, spelled
 from llmrl_jax.rl.rollout import step_info
+from llmrl_jax.run import experiment as experiments
 from llmrl_jax.run.config import RunConfig
-from llmrl_jax.run.folder import opened, write_summary
-from llmrl_jax.run.loop import RunResult, train as run_training
+from llmrl_jax.run.experiment import Experiment
+from llmrl_jax.run.folder import opened
 from llmrl_jax.run.report.statistics import mean_interval, wilson
+from llmrl_jax.run.result import RunResult
 
 
 RANDOM = "random"
@@ -66,6 +65,10 @@ class RLRun(Checked):
     def hyper(self) -> Any:
         """The algorithm's configuration."""
         return getattr(self, self.algo)
+
+    def experiment(self) -> Experiment:
+        """What the run trains, and how it is judged."""
+        return make(self)
 
 
 @dataclass(frozen=True)
@@ -105,42 +108,49 @@ def settings_class(algo: str) -> type[RLRun]:
     )
 
 
-@dataclass(frozen=True)
-class Made:
-    """The objects that a run's settings describe."""
-
-    env: Environment | None
-    """None: an offline run without a world."""
-    env_params: Any
-    policy: Any
-    learner: Learner
-
-
-def make(config: RLRun) -> Made:
-    """The world, the policy and the learner of a run.
+def make(config: RLRun) -> Experiment:
+    """The environment, the policy and the learner of a run, and its evaluation, if there is an environment.
 
     **Raises:** `KeyError` for unknown names; `ValueError` or `TypeError` for a world that the algorithm cannot play, or
     options that do not fit together; what `llmrl_jax.run.offline_training.make_parts` raises.
     """
+    where = config.env or Path(getattr(config, "data", "")).stem
+    about = {"title": f"{config.algo} {where}", "about": {"env": config.env}}
     if isinstance(config, OfflineRun):
         from llmrl_jax.run.offline_training import make_parts
 
-        return Made(*make_parts(config))
+        env, env_params, policy, learner = make_parts(config)
+        x = Experiment(config, learner, policy, env, env_params, unit="gradient steps", **about)
+        return x if env is None else evaluated(x)
     env, env_params = envs_jax.make(config.env)
     env, entry = EpisodeStatistics(env), algorithm(config.algo)
     policy = entry.policy(env, env_params, config.network, config.hyper)
     mesh = make_mesh(config.mesh) if config.mesh else None
-    return Made(env, env_params, policy, entry.make(config.hyper, env, env_params, policy, mesh))
+    learner = entry.make(config.hyper, env, env_params, policy, mesh)
+    return evaluated(Experiment(config, learner, policy, env, env_params, **about))
 
 
-def evaluation(made: Made, episodes: int) -> Callable[[Any, jax.Array], dict[str, float]]:
+def evaluated(x: Experiment) -> Experiment:
+    """An experiment with the evaluation of an environment without text: return, length and success."""
+    players = functools.cache(functools.partial(evaluation, x))  # compiled once for each number of episodes
+
+    def evaluate(state: Any, key: jax.Array, episodes: int) -> dict[str, float]:
+        return players(episodes)(state, key) | random_evaluation(x, episodes, key)
+
+    def during(state: Any, key: jax.Array) -> dict[str, float]:
+        return players(x.config.eval_episodes)(state, key)
+
+    return replace(x, evaluate=evaluate, during=during, report=table)
+
+
+def evaluation(x: Experiment, episodes: int) -> Callable[[Any, jax.Array], dict[str, float]]:
     """`(state, key) -> summary` of held-out episodes, greedy and sampled, by one compiled program.
 
     Return, length and success (if the world reports it) have the bounds of their 95% intervals.
     """
-    assert made.env is not None
-    play = make_evaluator(made.env, made.env_params, made.policy, episodes=episodes)
-    succeeds = _succeeds(made)
+    assert x.env is not None
+    play = make_evaluator(x.env, x.env_params, x.policy, episodes=episodes)
+    succeeds = _succeeds(x)
 
     def evaluate(state: Any, key: jax.Array) -> dict[str, float]:
         metrics: dict[str, float] = {}
@@ -151,17 +161,17 @@ def evaluation(made: Made, episodes: int) -> Callable[[Any, jax.Array], dict[str
     return evaluate
 
 
-def random_evaluation(made: Made, episodes: int, key: jax.Array) -> dict[str, float]:
+def random_evaluation(x: Experiment, episodes: int, key: jax.Array) -> dict[str, float]:
     """The summary of random actions in the episodes that `evaluation` plays with the same key, named as its summary is;
     empty where actions have no uniform distribution."""
-    assert made.env is not None
-    if not drawable(made.env.action_space(made.env_params)):
+    assert x.env is not None
+    if not drawable(x.env.action_space(x.env_params)):
         return {}
-    return _summary(RANDOM, play_random(made.env, made.env_params, key, episodes=episodes), _succeeds(made))
+    return _summary(RANDOM, play_random(x.env, x.env_params, key, episodes=episodes), _succeeds(x))
 
 
-def _succeeds(made: Made) -> bool:
-    return "success" in step_info(made.env, made.env_params)  # type: ignore[arg-type]
+def _succeeds(x: Experiment) -> bool:
+    return "success" in step_info(x.env, x.env_params)  # type: ignore[arg-type]
 
 
 def _summary(way: str, episodes: Episodes, succeeds: bool) -> dict[str, float]:
@@ -182,31 +192,9 @@ def train(config: RLRun) -> RunResult:
     **Arguments:** `config`, an instance of `settings_class(algo)`.
     **Returns:** how it ended. **Raises:** what `make` and `llmrl_jax.run.loop.train` raise.
     """
-    made = make(config)
-    evaluate = None if made.env is None else evaluation(made, config.eval_episodes)
-    where = config.env or Path(getattr(config, "data", "")).stem
-    with opened(config.run, f"{config.algo}-{where}".replace("/", "-")) as folder:
-        result = run_training(
-            made.learner,
-            config.run,
-            num_updates=-(-config.steps // made.learner.steps_per_update),
-            evaluate=evaluate if config.run.eval_every else None,
-            full_config=config,
-            folder=folder,
-            title=f"{config.algo} {where}",
-        )
-        values: dict[str, Any] = {"steps": result.steps, **result.facts()}
-        if evaluate is not None and not result.stopped:
-            key = jax.random.fold_in(jax.random.key(config.run.seed), 0x4E1D)  # held-out episodes
-            metrics = evaluate(result.state, key) | random_evaluation(made, config.eval_episodes, key)
-            values |= metrics
-            about = {"update": result.update, "env": config.env, "episodes": config.eval_episodes}
-            configs.save_config({**about, **metrics}, folder / f"eval-{result.update}.json")
-            print(table(metrics, config.eval_episodes))
-        write_summary(folder, values)
-    unit = "gradient steps" if isinstance(config, OfflineRun) else "steps"
-    print(f"{result.steps} {unit} at {result.steps_per_second:.0f} {unit}/s; everything is in {result.folder}")
-    return result
+    x = make(config)
+    with opened(config.run, x.title.replace(" ", "-").replace("/", "-")) as folder:
+        return experiments.train(x, folder)
 
 
 def table(found: dict[str, float], episodes: int) -> str:

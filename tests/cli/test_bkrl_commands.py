@@ -23,6 +23,7 @@ from llmrl_jax.systems.bkrl.worlds import world_of
 from tests.bkrl_world import CRAFTER, crafter_played, world
 from tests.chat_server import completion, send
 from tests.compile_cache import cached_in
+from tests.evaluated import check_eval_and_play
 
 
 pytest_plugins = ("tests.chat_server",)
@@ -93,7 +94,7 @@ def whole(preferred, out):
     return args
 
 
-def test_ppo_learns_with_a_potential(whole, out):
+def test_ppo_learns_with_a_potential(whole, out, capsys):
     rows = metrics.read(out / "whole" / "metrics.jsonl")
     assert len(rows) == 4 and rows[-1]["shaping_std"] > 0
     model = json.loads((out / "preferred" / "potential.json").read_text())["manifest"]["model"]
@@ -103,6 +104,7 @@ def test_ppo_learns_with_a_potential(whole, out):
     assert 0 <= found["greedy/success_low"] <= found["greedy/success"] <= found["greedy/success_high"] <= 1
     assert found["random/success_low"] <= found["random/success"] <= found["random/success_high"]
     assert {line.split()[0] for line in (out / "said.txt").read_text().splitlines()} >= {"sampled", "greedy", "random"}
+    check_eval_and_play(out / "whole", capsys)
 
 
 @pytest.mark.slow

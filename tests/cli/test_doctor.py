@@ -239,15 +239,17 @@ def test_accelerators_get_the_settings_that_they_want(monkeypatch, capsys):
     def hinted(devices, **settings: str) -> list[str]:
         return doctor.hints({**SOUND, "devices": devices, "accelerator": {**NO_ACCELERATOR, "settings": settings}})
 
-    precision, memory, mesh = hinted(GPUS)
+    precision, memory, attention, mesh = hinted(GPUS)
+    assert "cuDNN" in attention and "0.11.2" in attention
     assert "--dtype bfloat16" in precision and "TF32" in precision and "--mesh data=8" in mesh
     assert all(f"{name}=" in memory for name in (doctor.FRACTIONS[0], doctor.PREALLOCATE))
-    assert hinted(GPUS[:1]) == [precision, memory]
+    assert hinted(GPUS[:1]) == [precision, memory, attention]
     for name in (*doctor.FRACTIONS, doctor.PREALLOCATE):
-        assert hinted(GPUS[:1], **{name: "0.5"}) == [precision]
-    assert hinted(GPUS[:1], JAX_DEFAULT_MATMUL_PRECISION="highest") == [memory]
+        assert hinted(GPUS[:1], **{name: "0.5"}) == [precision, attention]
+    assert hinted(GPUS[:1], JAX_DEFAULT_MATMUL_PRECISION="highest") == [memory, attention]
     on_tpu = hinted(TPUS)
-    assert len(on_tpu) == 2 and "rounded to bfloat16" in on_tpu[0] and "--mesh data=4" in on_tpu[1]
+    assert len(on_tpu) == 3 and "rounded to bfloat16" in on_tpu[0] and "splash" in on_tpu[1]
+    assert "--mesh data=4" in on_tpu[2]
     monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "0.9")
     out = call(capsys)[1]
     assert "accelerator XLA_CLIENT_MEM_FRACTION=0.9" in " ".join(out.split()) and "--mesh data=8" in out

@@ -16,6 +16,7 @@ from llmrl_jax.run.checkpoint import Checkpoints
 from llmrl_jax.systems.ellm import prompts
 from llmrl_jax.systems.ellm.runs import load_run
 from tests.compile_cache import cached_in
+from tests.evaluated import check_eval_and_play
 
 
 SMALL = (
@@ -105,7 +106,7 @@ def test_evaluation_with_single_goals(run, capsys):
 
 
 @pytest.mark.parametrize("tune", ["linear", pytest.param("critic", marks=pytest.mark.slow)])
-def test_finetuning_trains_a_part(run, tune):
+def test_finetuning_trains_a_part(run, tune, capsys):
     out, name = run.parent, f"tuned-{tune}"
     args = f"--from {run} --task wood --tune {tune} --steps 64 --run.name {name} --run.out {out} --run.progress off"
     assert main(["ellm", "finetune", *args.split(), "--run.checkpoint-every", "2", "--eval-episodes", "4"]) == 0
@@ -116,6 +117,7 @@ def test_finetuning_trains_a_part(run, tune):
     assert main(["ellm", "finetune", *more]) == 0
     assert json.loads((out / name / "summary.json").read_text())["steps"] == 96
     assert json.loads((out / name / "config.json").read_text())["ellm"] == config["ellm"]
+    check_eval_and_play(out / name, capsys)
 
 
 def test_learning_from_recorded_play(run, capsys):
@@ -131,6 +133,7 @@ def test_learning_from_recorded_play(run, capsys):
     assert main(["ellm", "offline", *buffer, *shlex.split(args), *end]) == 0
     said = capsys.readouterr().out
     assert "4 episodes, 48 steps; their goals now pay" in said and "4 gradient steps" in said
+    check_eval_and_play(out / "learned", capsys)
     config, _, state, update = load_run(out / "learned")
     assert update == 4 and config.ellm.dqn.replay_size == 48 == int(state.replay.size)
     assert config.ellm.suggester == "fixed" and config.ellm.env == "Yard-v0"
@@ -145,6 +148,7 @@ def test_exploring_with_a_guide(run, capsys):
     args = f"--from {run} --task table --subgoals --steps 64 --run.name explored --run.out {out} --run.progress off"
     assert main(["ellm", "explore", *args.split(), "--eval-episodes", "4"]) == 0
     assert json.loads((out / "explored" / "summary.json").read_text())["steps"] == 64
+    check_eval_and_play(out / "explored", capsys)
     assert main(["ellm", "explore", *args.replace("explored", "other").split(), "--intrinsic", "0.5"]) == 2
     assert "--intrinsic is 0.5, but a single task" in capsys.readouterr().err and not (out / "other").exists()
 

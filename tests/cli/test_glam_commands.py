@@ -23,7 +23,7 @@ from llmrl_jax.run.loop import RunResult
 from llmrl_jax.systems.glam import demo as _glam_prior, training
 from llmrl_jax.systems.glam.prior import PriorConfig
 from llmrl_jax.systems.glam.reading import ReadingConfig
-from llmrl_jax.systems.glam.runs import HELD_OUT
+from llmrl_jax.systems.glam.runs import HELD_OUT, load_run
 from llmrl_jax.systems.glam.settings import TrainConfig
 from tests.glam import TINY
 
@@ -113,8 +113,7 @@ def test_a_run_of_other_settings_is_refused_by_name(run, capsys):
 
 
 def test_evaluation_reports_both_ways_of_acting_with_intervals(run, capsys, monkeypatch):
-    loaded = training.load_run(run, -1)
-    monkeypatch.setattr(training, "load_run", lambda folder, checkpoint: loaded)
+    loaded = load_run(run, -1)
     for name, value in (("FIRST", 0.0), ("EVERY", 0.0), ("TICK", 0.001)):  # every look of the display is a line
         monkeypatch.setattr(activity, name, value)
     assert main(["glam", "eval", str(run), "--episodes", "12", "--gif"]) == 0
@@ -124,7 +123,7 @@ def test_evaluation_reports_both_ways_of_acting_with_intervals(run, capsys, monk
     assert "sampled" in said and "greedy" in said and "12 episodes each" in said
     written = json.loads(next(run.glob("eval-*.json")).read_text())
     assert written["greedy"]["success_low"] <= written["greedy"]["success"] <= written["greedy"]["success_high"]
-    assert (run / "episode.gif").stat().st_size > 1000 and f"The episode is in {run / 'episode.gif'}" in said
+    assert (run / "episode.gif").stat().st_size > 1000 and str(run / "episode.gif") in said
     written.pop("kind", None)
     key = jax.random.fold_in(jax.random.key(0), HELD_OUT)
     agent = loaded[1]

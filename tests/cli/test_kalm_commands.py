@@ -27,6 +27,7 @@ from llmrl_jax.systems.kalm.testing import play_random, rates
 from llmrl_jax.systems.kalm.training import sentence_table
 from llmrl_jax.systems.kalm.worlds import LEVELS, level_of, world_of
 from tests.compile_cache import cached_in
+from tests.evaluated import check_eval_and_play
 
 
 SMALL = "--embedded.hidden-size 16 --embedded.layers 1 --embedded.heads 2 --embedded.intermediate-size 16".split()
@@ -170,6 +171,7 @@ def test_imagined_episodes_are_what_an_agent_learns_from(out, level, tmp_path, c
     line = next(line for line in shown.splitlines() if line.startswith("real "))
     assert all(f"{found['real']:.3f} [{found['real_low']:.3f}" in line for found in (tested, chance))
     assert tested["episodes"] == 4 and 0 <= tested["real_low"] <= tested["real"] <= tested["real_high"] <= 1
+    check_eval_and_play(out / "agent", capsys)
     # the checkpoint plays the same episodes, under the published name of the level
     assert main(["kalm", "test", str(out / "agent"), "--level", "baseline", "--episodes", "4"]) == 0
     again = json.loads((out / "agent" / "test.json").read_text())

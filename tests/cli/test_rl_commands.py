@@ -10,11 +10,12 @@ import pytest
 import envs_jax
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.agents.evaluate import play_random
+from llmrl_jax.cli.loading import load, settings_of
 from llmrl_jax.cli.main import main
 from llmrl_jax.core.config import load_config
 from llmrl_jax.rl.dqn_config import DQNConfig
 from llmrl_jax.rl.registry import ALGORITHMS
-from llmrl_jax.run import rl_training
+from llmrl_jax.run import evaluation, rl_training
 
 
 SMALL = {
@@ -26,6 +27,10 @@ SMALL = {
 def command(algo, env, *options):
     base = ["rl", "train", "--algo", algo, "--env", env, "--network.hidden", "8", "--eval-episodes", "6"]
     return [*base, *SMALL[algo].split(), "--run.progress", "off", "--run.log-every", "1", *options]
+
+
+def play(folder):
+    return evaluation.play(folder, settings_of(folder))
 
 
 def test_a_run_is_kept_evaluated_and_resumed(tmp_path, capsys):
@@ -46,6 +51,20 @@ def test_a_run_is_kept_evaluated_and_resumed(tmp_path, capsys):
     assert main(["rl", "train", "--run.resume", str(folder), "--steps", "48"]) == 0
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["update"] for line in lines] == [1, 2, 3] and (folder / "eval-3.json").exists()
+    at_end = (folder / "eval-3.json").read_text()
+    capsys.readouterr()
+    assert main(["eval", str(folder), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert (folder / "eval-3.json").read_text() == at_end, "as many episodes as the run's own evaluation, the same"
+    assert printed["update"] == 3 and printed["greedy/episode_return"] == json.loads(at_end)["greedy/episode_return"]
+    assert main(["eval", str(folder), "--checkpoint", "7"]) == 2
+    assert "no checkpoint of update 7" in capsys.readouterr().err
+    episode = play(folder)
+    out = capsys.readouterr().out
+    assert f"{episode.length} steps, return {episode.reward.sum():g}" in out and out.count("step ") == episode.length
+    loaded = load(folder)
+    actions, _ = loaded.act(jax.tree.map(lambda x: x[:-1], episode.obs))
+    assert loaded.update == 3 and (actions == episode.action).all()
     assert main(["rl", "train", "--run.resume", str(folder), "--dqn.gamma", "0.9"]) == 2
     assert "dqn.gamma: 0.5 -> 0.9" in capsys.readouterr().err
 

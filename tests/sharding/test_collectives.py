@@ -1,8 +1,8 @@
-"""What the devices of a mesh send to one another, in the compiled programs of every learner with a language model.
+"""What the devices of a mesh send to one another, in the compiled programs of every learner.
 
-Over `fsdp` weights are gathered where they are used, and the rows of a batch stay on their devices. If instead the
-activations of the whole batch were summed over the devices, the results would be the same, and every device would hold
-all rows.
+Over `fsdp` weights are gathered where they are used, and the rows of a batch stay on their devices, as they do over
+`data`. If instead the activations of the whole batch were summed over the devices, the results would be the same, and
+every device would hold all rows.
 """
 
 from __future__ import annotations
@@ -14,13 +14,23 @@ import jax
 import numpy as np
 import pytest
 
+import envs_jax
 from llmrl_jax import lm
+from llmrl_jax.cli.workload_config import WorkloadConfig
+from llmrl_jax.cli.workloads import fit
 from llmrl_jax.lm.tokens import WordTokenizer
 from llmrl_jax.parallel import make_mesh, shardings
+from llmrl_jax.rl.branches import BranchConfig
+from llmrl_jax.rl.dqn import make_dqn
+from llmrl_jax.rl.dqn_config import DQNConfig
+from llmrl_jax.rl.q_network import NetworkQPolicy
 from llmrl_jax.run.chunk import compile_chunk
+from llmrl_jax.run.memory import hlo
 from llmrl_jax.run.memory.config import FitConfig
 from llmrl_jax.run.memory.programs import PROGRAMS, setting
-from llmrl_jax.systems.glam.build import build
+from llmrl_jax.systems.ellm.build import build as build_ellm
+from llmrl_jax.systems.ellm.config import EllmConfig
+from llmrl_jax.systems.glam.build import build as build_glam
 from llmrl_jax.systems.glam.config import EmbeddedConfig
 from llmrl_jax.systems.glam.presets import DEMO
 from llmrl_jax.systems.kalm import patterns
@@ -29,12 +39,13 @@ from llmrl_jax.systems.kalm.patterns import Episodes
 from llmrl_jax.systems.kalm.world_model import WorldModel
 from llmrl_jax.tuning import Packed, SFTConfig
 from llmrl_jax.tuning.sft import sft_loss
-from tests.collectives import activations, collectives
+from tests.contents import activations, gradient, repeated_rows
+from tests.ellm_world import Yard
 from tests.lm_random import random_variables
 
 
-ROWS, WIDTH = 56, 64
-"""Rows of every batch, of which no other size is a multiple, and the smallest width of an activation."""
+ROWS, WIDTH = 104, 64
+"""Rows of every batch, a multiple of 13, as no size of a model is, and the smallest width of an activation."""
 SHAPE = lm.LlamaConfig(80, WIDTH, 128, 2, 8, 8, max_position_embeddings=128)
 
 
@@ -47,6 +58,11 @@ def fitted(workload: Any, **options: Any):
         return PROGRAMS[workload](setting(config, SHAPE, jax.devices()))[0]
 
     return program
+
+
+def quick(*names: str, of: dict[str, Any]) -> list[Any]:
+    """The programs, all but some marked as slow."""
+    return [name if name in names else pytest.param(name, marks=pytest.mark.slow) for name in of]
 
 
 def placed(model: lm.Llama, mesh: str) -> Any:
@@ -94,11 +110,11 @@ def glam(mesh: str):
         mesh=mesh,
         ppo=replace(DEMO.ppo, num_envs=ROWS, num_steps=2, minibatches=2, microbatches=1, epochs=1, pool_size=8),
     )
-    learner = build(config).learner()
+    learner = build_glam(config).learner()
     return compile_chunk(learner, learner.init(jax.random.key(0)), 1)[0]
 
 
-PROGRAM = {
+LANGUAGE = {
     "sft": fitted("sft"),
     "sft of all weights": fitted("sft", tune="full"),
     "sft with remat": fitted("sft", remat=True, head_chunk=16),
@@ -111,15 +127,63 @@ PROGRAM = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PROGRAM)
-def test_rows_stay_on_their_devices(name):
-    split, whole = PROGRAM[name]("fsdp=8"), PROGRAM[name]("data=8")
+@pytest.mark.parametrize("name", quick("sft", "grpo", of=LANGUAGE))
+def test_weights_move_and_rows_stay(name):
+    split, whole = LANGUAGE[name]("fsdp=8"), LANGUAGE[name]("data=8")
     for program in (split, whole):
-        assert not activations(program, ROWS, WIDTH), name
-    kinds = {one.kind for one in collectives(split)}
+        contents = hlo.read(program.as_text())
+        assert not activations(contents, ROWS, WIDTH), name
+        assert not repeated_rows(contents, ROWS), name
+    kinds = {one.op for one in hlo.read(split.as_text()).collectives}
     assert "all-gather" in kinds, "the weights are not split"
     more = split.memory_analysis().temp_size_in_bytes - whole.memory_analysis().temp_size_in_bytes
     copy = sum(x.size for x in jax.tree.leaves(lm.Llama(SHAPE).abstract()["params"])) * 4
     # play, the forward pass and the backward pass each gather them, and two layers are not in a loop
     assert more <= 3 * copy, f"{name}: {more} bytes more than over data; all weights, which XLA may gather, take {copy}"
+
+
+# --- networks, of which every device has a copy -----------------------------------------------------------------------
+
+
+DQN = DQNConfig(
+    num_envs=ROWS, num_steps=2, gradient_steps=2, batch_size=ROWS, replay_size=20 * ROWS, n_step=2, pool_size=8
+)
+
+
+def fitted_system(workload: Any):
+    """The update of `llmrl lm fit`, with the number of its parameters."""
+
+    def program(mesh: str):
+        report = fit(WorkloadConfig(workload=workload, batch_size=ROWS, steps=4, mesh=mesh))
+        return report.program, report.trained
+
+    return program
+
+
+def of_learner(learner: Any):
+    state = learner.init(jax.random.key(0))
+    return compile_chunk(learner, state, 1)[0], sum(x.size for x in jax.tree.leaves(state.params))
+
+
+def dqn(mesh: str):
+    env, params = envs_jax.make("Debug-Catch-v0")
+    policy = NetworkQPolicy(env.action_space(params).n, hidden=(WIDTH,))
+    return of_learner(make_dqn(DQN, envs_jax.wrappers.EpisodeStatistics(env), params, policy, make_mesh(mesh)))
+
+
+def ellm(mesh: str):
+    config = EllmConfig(encoder="hashed", network=BranchConfig(width=WIDTH, head_hidden=()), dqn=DQN, mesh=mesh)
+    return of_learner(build_ellm(config, Yard()).learner())
+
+
+NETWORK = {"ppo": fitted_system("ppo"), "dqn": dqn, "ellm": ellm, "bkrl": fitted_system("bkrl")}
+
+
+@pytest.mark.parametrize("mesh", ["data=8", pytest.param("data=2,fsdp=4", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", quick("ppo", "dqn", "ellm", of=NETWORK))
+def test_each_device_learns_from_its_rows(name, mesh):
+    program, trained = NETWORK[name](mesh)
+    contents = hlo.read(program.as_text())
+    assert not activations(contents, ROWS, WIDTH)
+    assert not repeated_rows(contents, ROWS)
+    assert gradient(contents) >= trained, "the gradient is not that of a part on each device"

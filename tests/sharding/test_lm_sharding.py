@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llmrl_jax.lm import Candidates, Llama, LlamaConfig, LoRAConfig, score
+from llmrl_jax.lm import Candidates, Llama, LlamaConfig, LoRAConfig, SamplingConfig, generate, score
 from llmrl_jax.parallel import batch_sharding, make_mesh, shardings
+from llmrl_jax.run.memory import hlo
 from tests.lm_random import random_variables
 
 
@@ -61,3 +64,26 @@ def test_each_device_holds_its_part(variables):
     assert held(placed["params"]) == (whole - norms) // 4 + norms
     logits = jax.jit(lambda v, t: model.apply(v, t).logits)(placed, jnp.asarray(TOKENS))
     np.testing.assert_allclose(logits, model.apply(variables, TOKENS).logits, atol=5e-5)
+
+
+@pytest.mark.parametrize("spec", ["fsdp=8", "data=2,fsdp=4", "fsdp=4,tensor=2"])
+def test_decoding_a_few_rows_leaves_the_weights_where_they_are(spec):
+    """Each device adds up its part of a product: rows are exchanged at every token, and never a matrix."""
+    model = Llama(LlamaConfig(32, 64, 128, 5, 4, 2, max_position_embeddings=32))
+    variables, how = random_variables(model), SamplingConfig(6)
+    expected = generate(model, variables, TOKENS, LENGTHS, jax.random.key(2), how)
+    mesh = make_mesh(spec)
+    placed = jax.device_put(variables, shardings(model.abstract(), model.logical_axes(), mesh))
+    rows = batch_sharding(mesh, size=8)
+    tokens, lengths = jax.device_put(TOKENS, rows), jax.device_put(LENGTHS, rows)
+
+    def sampled(variables, tokens, lengths):
+        return generate(model, variables, tokens, lengths, jax.random.key(2), how)
+
+    program = jax.jit(sampled).lower(placed, tokens, lengths).compile()
+    got = program(placed, tokens, lengths)
+    np.testing.assert_array_equal(got.tokens, expected.tokens)
+    np.testing.assert_allclose(got.log_probs, expected.log_probs, atol=5e-5)
+    exchanges = [x for x in hlo.read(program.as_text()).collectives if "Llama.decode" in x.source]
+    largest = max(math.prod(shape) * 4 for x in exchanges for _, shape, _ in hlo.arrays(x.result))
+    assert largest <= 8 * 128 * 4 < min(64 * 64, 64 * 32) * 4, "numbers of all rows, less than the least matrix"

@@ -204,6 +204,10 @@ def cache() -> dict[str, Any]:
     }
 
 
+MASKS = (0, 11, 2)
+"""The first jax whose cuDNN attention takes a mask without writing its gradient (`lm.attention.cannot_cudnn`)."""
+
+
 def disk() -> dict[str, int]:
     """Free bytes where runs are written, in the temporary folder and at home."""
     places = {"here": Path.cwd(), "temporary": Path(os.environ.get("TMPDIR", "/tmp")), "home": Path.home()}
@@ -327,6 +331,14 @@ def for_accelerators(facts: Mapping[str, Any]) -> list[str]:
             f"jax takes three quarters of a GPU's memory: {FRACTIONS[0]}=0.9 for one large model, "
             f"{PREALLOCATE}=false for several processes on one GPU"
         )
+    if kind == "gpu":
+        masked = numbers(facts["versions"].get("jax", "")) >= MASKS
+        found.append(
+            "--attention auto is cuDNN's kernel, in bfloat16 and float16"
+            + ("" if masked else ", for rows without padding; with a mask it needs jax 0.11.2, and recomputes scores")
+        )
+    elif kind == "tpu":
+        found.append("--attention auto is splash attention, for rows of 128, 256, ... tokens; others recompute scores")
     if len(devices) > 1:
         found.append(f"--mesh data={len(devices)} trains on all {len(devices)} devices; `llmrl lm fit` says what fits")
     return found

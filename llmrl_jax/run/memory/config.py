@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from llmrl_jax import lm
 from llmrl_jax.core.checks import Checked, In, NonNegativeInt, PositiveInt, nearest
+from llmrl_jax.lm.attention import Attention
 from llmrl_jax.parallel.absent import Target
 from llmrl_jax.run.memory.sizes import parse_bytes
 
@@ -59,6 +60,8 @@ class FitConfig(Checked):
     """Type of the matrices of a frozen base, instead of `param_dtype`."""
     remat: bool = False
     """Recompute activations in the backward pass."""
+    attention: Attention = "auto"
+    """How attention is computed; `auto` is by device."""
     target: str = ""
     """Compile for devices that are absent, as v5e:2x4, v5p:4x4x4, v6e:4x4 (TPUs), h100:8 or h200:1 (GPUs), with the
     compiler that they have (extras aot-tpu, aot-cuda). Also predicts the time. Empty: for this machine's devices."""

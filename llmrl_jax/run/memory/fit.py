@@ -10,7 +10,7 @@ import contextlib
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,8 @@ class Fit:
     """Seconds for tracing and compiling."""
     prediction: Prediction | None = None
     """The time of a step; None without a target, or if the compiler refuses the program."""
+    program: jax.stages.Compiled | None = field(default=None, repr=False)
+    """The compiled program; None if the compiler refuses it."""
 
     @property
     def total(self) -> int:
@@ -200,7 +202,7 @@ def measured(config: FitConfig, devices: Sequence[jax.Device], build: Callable[[
     target = Target.parse(config.target) if config.target else None
     used = list(devices)[: MeshSpec.parse(config.mesh).size if config.mesh else 1]
     place = f"{len(used)} x {used[0].device_kind} ({used[0].platform})"
-    prediction = None
+    prediction = program = None
     with target.context() if target else contextlib.nullcontext():
         built = build()
         try:
@@ -222,6 +224,7 @@ def measured(config: FitConfig, devices: Sequence[jax.Device], build: Callable[[
         memory=parse_bytes(config.memory) if config.memory else memory,
         seconds=time.monotonic() - started,
         prediction=prediction,
+        program=program,
     )
 
 

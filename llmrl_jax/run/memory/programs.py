@@ -124,7 +124,7 @@ def _model(config: FitConfig, shape: lm.LlamaConfig) -> lm.Llama:
     if config.param_dtype != "same":
         kept = jnp.dtype(config.param_dtype)
     adapted = config.lora if config.tune == "lora" and config.trains else None
-    return lm.Llama(shape, lora=adapted, dtype=dtype, param_dtype=kept, remat=config.remat)
+    return lm.Llama(shape, lora=adapted, dtype=dtype, param_dtype=kept, remat=config.remat, attention=config.attention)
 
 
 def _variables(config: FitConfig, model: lm.Llama, mesh: Mesh | None, whole: Sharding) -> Any:

@@ -55,7 +55,8 @@ class Prediction:
     float64: int
     """Instructions with 64-bit floating-point results."""
     unknown: int
-    """Loops of an unknown number of runs, and branches: each is counted once, a branch with all alternatives."""
+    """Loops of an unknown number of runs, and branches: a loop is counted once, of the alternatives of a branch each
+    equally often."""
 
     @staticmethod
     def of(text: str, kind: Kind, once: int = 0) -> Prediction:
@@ -116,13 +117,16 @@ class Prediction:
             lines.append("largest exchanges")
         for c in self.exchanged:
             name = _short(c["source"] or c["result"], 50)
-            lines.append(f"  {size(int(c['bytes'])):>10}  {c['op']}, {c['count']} times: {name}")
+            lines.append(f"  {size(int(c['bytes'])):>10}  {c['op']}, {c['count']:g} times: {name}")
         if self.callbacks:
             lines.append(f"It calls the host: {', '.join(f'{n} x {name}' for name, n in self.callbacks.items())}.")
         if self.float64:
             lines.append(f"{self.float64} instructions are float64, which a TPU lacks and a GPU computes slowly.")
         if self.unknown:
-            lines.append(f"{self.unknown} loops and branches run an unknown number of times; each is counted once.")
+            lines.append(
+                f"{self.unknown} loops and branches run an unknown number of times: a loop is counted once, of the "
+                "alternatives of a branch each equally often."
+            )
         return lines
 
 

@@ -40,7 +40,7 @@ def load_base(config: Tuned, folder: Path) -> tuple[lm.Llama, dict[str, Any], Me
     # updates of 1e-5 would be rounded away in bfloat16
     kept = jnp.dtype(jnp.float32) if config.tune == "full" else how["dtype"]
     model, variables = lm.load(folder, mesh=mesh, dtype=kept, lora=adapters, quantize=kind)
-    return model.clone(remat=config.remat, **how), variables, mesh
+    return model.clone(remat=config.remat, attention=config.attention, **how), variables, mesh
 
 
 def with_template(config: C, folder: Path) -> tuple[C, ChatTemplate | None]:

@@ -10,6 +10,7 @@ from typing import ClassVar, Literal
 from llmrl_jax import lm
 from llmrl_jax.core.checks import Checked, Epochs, PositiveInt
 from llmrl_jax.core.config import FREE
+from llmrl_jax.lm.attention import Attention
 from llmrl_jax.lm.narrow import Computed
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.tuning import GRPOConfig, SFTConfig
@@ -36,6 +37,9 @@ class Tuned(Checked):
     float32, with the factors of products with weights rounded to bfloat16."""
     remat: bool = False
     """Recompute activations in the backward pass: slower, but with far less memory."""
+    attention: Attention = "auto"
+    """How attention is computed: `auto` takes cuDNN's kernel on GPUs and splash attention on TPUs where they can, else
+    `recomputed` scores, and on a CPU `saved` ones."""
     mesh: str = field(default="", metadata=FREE)
     """Devices by axis, as in `data=4,fsdp=2`. Empty: one device."""
     date: str = ""

@@ -106,6 +106,12 @@ class TrainRun(Checked):
         if self.alg != "rnd" and self.agent.rnd != RNDConfig():  # the published presets have these
             refuse_unread(self.agent, ("rnd",), f"--alg {self.alg}")
 
+    def experiment(self) -> Any:
+        """What the run trains, and how it is judged: an `llmrl_jax.run.experiment.Experiment`."""
+        from llmrl_jax.systems.bkrl.training import make
+
+        return make(self)
+
 
 @dataclass(frozen=True)
 class WindowConfig(Checked):

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from envs_jax.env import Environment
-from llmrl_jax.core import config as configs
 from llmrl_jax.parallel import make_mesh
 from llmrl_jax.rl.ppo import make_ppo
 from llmrl_jax.rl.rnd import RND
 from llmrl_jax.rl.shaping import OfObservation, Shaping
-from llmrl_jax.run.folder import opened, write_summary
-from llmrl_jax.run.loop import RunResult, train as run_training
-from llmrl_jax.run.rl_training import Made, evaluation, random_evaluation, table
+from llmrl_jax.run import experiment as experiments
+from llmrl_jax.run.experiment import Experiment
+from llmrl_jax.run.folder import opened
+from llmrl_jax.run.result import RunResult
+from llmrl_jax.run.rl_training import evaluated, table
 from llmrl_jax.systems.bkrl import collected, manifest as manifests
 from llmrl_jax.systems.bkrl.agent import make_features, make_policy, make_world, playable, seen_parts
 from llmrl_jax.systems.bkrl.artifacts import load_potential
@@ -32,9 +35,10 @@ SCALED_BY = 4096
 """Windows by which a random potential is scaled."""
 
 
-def make(config: TrainRun) -> Made:
+def make(config: TrainRun, mesh: Mesh | None = None) -> Experiment:
     """The world, the agent and the learner; the world reports its episodes.
 
+    **Arguments:** `config`; `mesh`, instead of `config.agent.mesh`.
     **Raises:** `ValueError` for options that do not fit together; `ArtifactError` for a potential of another world."""
     agent, env = config.agent, make_world(config.agent.env)
     seen = seen_parts(env, world_of(env).family)
@@ -48,9 +52,20 @@ def make(config: TrainRun) -> Made:
     if config.alg == "rnd":
         space: Any = world.observation_space(world.default_params)
         bonus = RND(agent.rnd, make_features(space, seen, flat=not agent.rnd.channels))
-    mesh = make_mesh(agent.mesh) if agent.mesh else None
+    if mesh is None and agent.mesh:
+        mesh = make_mesh(agent.mesh)
     params = world.default_params
-    return Made(world, params, policy, make_ppo(agent.ppo, world, params, policy, mesh, bonus=bonus))
+    learner = make_ppo(agent.ppo, world, params, policy, mesh, bonus=bonus)
+    x = evaluated(Experiment(config, learner, policy, world, params))
+    judge: Any = x.evaluate
+    return replace(
+        x,
+        evaluate=lambda state, key, episodes: {"agent": judge(state, key, episodes)},
+        report=lambda results, episodes: table(results["agent"], episodes),
+        about={"env": agent.env, "alg": config.alg},
+        held_out=HELD_OUT,
+        shown={"success": "success", "episode_length": "length", "entropy": "entropy"},
+    )
 
 
 def make_potential(config: TrainRun, env: Environment) -> Any:
@@ -73,31 +88,11 @@ def train(config: TrainRun) -> RunResult:
 
     **Returns:** how it ended. **Raises:** what `make` and `llmrl_jax.run.loop.train` raise.
     """
-    made = make(config)
-    evaluate = evaluation(made, config.eval_episodes)
+    x = make(config)
     with opened(config.run, f"bkrl-{config.alg}") as folder:
-        values: dict[str, Any] = {}
+        facts: dict[str, Any] = {}
         if config.potential:
             manifest = manifests.keep(folder, config.potential)
-            values["potential_model"] = manifest.model
+            facts["potential_model"] = manifest.model
             print(f"{manifest.kind}, by {manifest.model}: the potential in {config.potential}")
-        result = run_training(
-            made.learner,
-            config.run,
-            num_updates=-(-config.steps // made.learner.steps_per_update),
-            evaluate=evaluate if config.run.eval_every else None,
-            full_config=config,
-            folder=folder,
-            shown={"success": "success", "episode_length": "length", "entropy": "entropy"},
-        )
-        values |= {"steps": result.steps, **result.facts()}
-        if not result.stopped:
-            key = jax.random.fold_in(jax.random.key(config.run.seed), HELD_OUT)
-            found = evaluate(result.state, key) | random_evaluation(made, config.eval_episodes, key)
-            about = {"update": result.update, "env": config.agent.env, "alg": config.alg, "seed": config.run.seed}
-            configs.save_config({**about, "agent": found}, folder / f"eval-{result.update}.json")
-            values |= found
-            print(table(found, config.eval_episodes))
-        write_summary(folder, values)
-    print(f"{result.steps} steps at {result.steps_per_second:.0f} steps/s; everything is in {result.folder}")
-    return result
+        return experiments.train(x, folder, facts=lambda _: facts)

@@ -66,7 +66,8 @@ def evaluate(
         results["goals"] = sweep(made, state, wanted, key, episodes)
     written = folder / f"eval-{update}.json"
     configs.save_config(results, written)
-    video = _film(made, state, key, folder) if gif else None
+    weights = (state.params, state.frozen, params)
+    video = film_episode(made, weights, key, folder / "episode.gif") if gif else None
     if json:
         files = {"file": written} | ({"gif": video} if video else {})
         print(as_json.text({"run": folder, "episodes": episodes, **results, **files}))
@@ -130,12 +131,15 @@ def sweep_table(found: dict[str, dict[str, dict[str, float]]]) -> str:
     return text_table(rows)
 
 
-def _film(made: Ellm, state: Any, key: jax.Array, folder: Path) -> Path:
-    """A GIF of the first episode, with captions and goals also where the agent sees none. **Returns:** the file,
-    `episode.gif`."""
-    env, params = made.env, state.runner.env_params
+def film_episode(made: Ellm, weights: tuple[Any, Any, Any], key: jax.Array, path: Path) -> Path:
+    """Write a GIF of the first episode, with captions and goals also where the agent sees none.
+
+    **Arguments:** `weights`, of the policy, its frozen part, and the environment's parameters.
+    """
+    params, frozen, env_params = weights
+    env = made.env
     if not env.captions and texts_of(env.unwrapped):
         env = make_world(replace(made.config, observe=f"{made.config.observe}+text"), make_env(made.config))[0]  # type: ignore[arg-type]
     with doing("recording an episode"):
-        played = film.record(env, params, made.policy, state.params, state.frozen, jax.random.fold_in(key, 0))
-    return film.write(env, params, played, folder / "episode.gif")
+        played = film.record(env, env_params, made.policy, params, frozen, jax.random.fold_in(key, 0))
+    return film.write(env, env_params, played, path)

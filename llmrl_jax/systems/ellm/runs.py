@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from llmrl_jax.core import config as configs
-from llmrl_jax.core.activity import doing
-from llmrl_jax.core.checks import at_least, refuse_unread
-from llmrl_jax.run.checkpoint import Checkpoints
-from llmrl_jax.run.resumption import saved_updates
+from llmrl_jax.core.checks import refuse_unread
+from llmrl_jax.run.experiment import HELD_OUT as HELD_OUT, check_saved, kind_of_run, restore
 from llmrl_jax.systems.ellm.build import Ellm, build
 from llmrl_jax.systems.ellm.config import EllmConfig
 from llmrl_jax.systems.ellm.settings import AGENTS, OfflineRun, PretrainRun
-
-
-HELD_OUT = 0x4E1D
-"""Folded into the seed for held-out episodes."""
 
 
 def load_run(folder: Path, checkpoint: int = -1) -> tuple[PretrainRun | OfflineRun, Ellm, Any, int]:
@@ -29,32 +20,11 @@ def load_run(folder: Path, checkpoint: int = -1) -> tuple[PretrainRun | OfflineR
     its update.
 
     **Raises:** `FileNotFoundError` for a missing run or checkpoint; `ValueError` for a run of another command."""
-    at_least("checkpoint", checkpoint, -1)
-    file = folder / "config.json"
-    if not file.exists():
-        raise FileNotFoundError(f"there is no run in {folder}: it has no config.json")
-    kind = json.loads(file.read_text()).get("kind", "")
-    if kind not in AGENTS:
-        wanted = " or ".join(f"llmrl {name}" for name in AGENTS)
-        raise ValueError(f"{folder} is a run of llmrl {kind or '(unknown)'}; one of {wanted} is needed")
-    config: Any = configs.load_config(AGENTS[kind], file)
-    saved = saved_updates(folder)
-    if not saved or checkpoint >= 0 and checkpoint not in saved:
-        which = f"of update {checkpoint} " if checkpoint >= 0 else ""
-        has = f"it has {', '.join(map(str, saved))}: choose one with --checkpoint" if saved else "the run saved none"
-        raise FileNotFoundError(f"there is no checkpoint {which}in {folder / 'checkpoints'}; {has}")
+    kind = kind_of_run(folder, *AGENTS)
+    config: Any = configs.load_config(AGENTS[kind], folder / "config.json")
+    check_saved(folder, checkpoint)
     made = build(config.ellm)
-    with doing(f"{folder.name}: compiling and computing the initial state"):
-        state = made.learner().init(jax.random.key(config.run.seed))
-    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
-    fresh = state.frozen
-    del state  # its memory is needed for the loaded state
-    with (
-        doing(f"{folder.name}: reading the checkpoint"),
-        Checkpoints(folder, config=config, read_only=True) as checkpoints,
-    ):
-        state, update = checkpoints.restore(like, None if checkpoint < 0 else checkpoint, fresh)
-    return config, made, state, update
+    return config, made, *restore(folder, config, made.learner(), checkpoint)
 
 
 def refuse_other_settings(given: EllmConfig, usual: EllmConfig, of_run: EllmConfig, read: Collection[str] = ()) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
 
@@ -34,6 +34,12 @@ class PretrainRun(Checked):
     eval_episodes: PositiveInt = field(default=100, metadata=FREE)
     """Held-out episodes per evaluation: at the end, and every `run.eval_every` updates."""
     run: RunConfig = field(default_factory=lambda: RunConfig(log_every=50, checkpoint_every=1000))
+
+    def experiment(self) -> Any:
+        """What the run trains, and how it is judged: an `llmrl_jax.run.experiment.Experiment`."""
+        from llmrl_jax.systems.ellm.training import experiment
+
+        return experiment(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,6 +164,12 @@ class OfflineRun(Checked):
     eval_episodes: PositiveInt = field(default=100, metadata=FREE)
     """Held-out episodes per evaluation, which are played: at the end, and every `run.eval_every` updates."""
     run: RunConfig = field(default_factory=lambda: RunConfig(log_every=50, checkpoint_every=1000))
+
+    def experiment(self) -> Any:
+        """What the run trains, and how it is judged: an `llmrl_jax.run.experiment.Experiment`."""
+        from llmrl_jax.systems.ellm.training import experiment
+
+        return experiment(self)
 
 
 AGENTS = {kind.KIND: kind for kind in (PretrainRun, OfflineRun)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,21 +12,22 @@ from urllib.parse import parse_qsl
 import jax
 
 from llmrl_jax.chat import ChatError
-from llmrl_jax.core import config as configs
 from llmrl_jax.core.checks import nearest, refuse_unread
 from llmrl_jax.lm.encoder_names import resolved
 from llmrl_jax.rl.learner import Learner
+from llmrl_jax.run import experiment as experiments
 from llmrl_jax.run.chat_model import Chat, make_chat
-from llmrl_jax.run.folder import begin, opened, write_summary
-from llmrl_jax.run.loop import RunResult, train as run_training
-from llmrl_jax.systems.ellm import evaluation, offline
+from llmrl_jax.run.experiment import Experiment
+from llmrl_jax.run.folder import begin, opened
+from llmrl_jax.run.result import RunResult
+from llmrl_jax.systems.ellm import evaluating, evaluation, offline
 from llmrl_jax.systems.ellm.build import Ellm, build
 from llmrl_jax.systems.ellm.closed import ScriptedJudge, judged_counts, judged_line, judgements, with_judged
 from llmrl_jax.systems.ellm.config import EllmConfig
 from llmrl_jax.systems.ellm.facts import ClosedFacts, WorldFacts
 from llmrl_jax.systems.ellm.goals import COUNTS
 from llmrl_jax.systems.ellm.pretrained import Guide, Pretrained
-from llmrl_jax.systems.ellm.runs import HELD_OUT, load_run
+from llmrl_jax.systems.ellm.runs import load_run
 from llmrl_jax.systems.ellm.scripted import ScriptedSuggester
 from llmrl_jax.systems.ellm.settings import Downstream, ExploreRun, FinetuneRun, OfflineRun, PretrainRun
 
@@ -45,20 +47,41 @@ def pretrain(config: PretrainRun) -> RunResult:
 
 def finetune(config: FinetuneRun) -> RunResult:
     """Train a pretrained agent further. **Returns** and **Raises:** as `pretrain`, and what `load_run` raises."""
+    return _train(*_finetuned(config), "ellm-finetune")
+
+
+def _finetuned(config: FinetuneRun) -> tuple[FinetuneRun, Ellm]:
     config, before, state = _after(config)
     made = build(config.ellm)
     frozen = _same_tables(made, before, state)
     policy = Pretrained(made.policy, state.params, frozen, config.tune, config.reinit, config.value)
-    return _train(config, dataclasses.replace(made, policy=policy), "ellm-finetune")
+    return config, dataclasses.replace(made, policy=policy)
 
 
 def explore(config: ExploreRun) -> RunResult:
     """Train a new agent, of whose random actions a pretrained one chooses a part. **Returns** and **Raises:** as
     `finetune`."""
+    config, made, guide = _guided(config)
+    return _train(config, made, "ellm-explore", guide)
+
+
+def _guided(config: ExploreRun) -> tuple[ExploreRun, Ellm, Guide]:
     config, before, state = _after(config)
     made = build(config.ellm)
-    guide = Guide(before.policy, state.params, _same_tables(made, before, state))
-    return _train(config, made, "ellm-explore", guide)
+    return config, made, Guide(before.policy, state.params, _same_tables(made, before, state))
+
+
+def experiment(config: Any) -> Experiment:
+    """What a run of `pretrain`, `finetune`, `explore` or `offline` trains, without its chat model, and how it is
+    judged. **Raises:** what these raise."""
+    guide = None
+    if isinstance(config, FinetuneRun):
+        config, made = _finetuned(config)
+    elif isinstance(config, ExploreRun):
+        config, made, guide = _guided(config)
+    else:
+        made = build(config.ellm)
+    return _experiment(config, made, made.learner(guide=guide), guide)
 
 
 def learn_offline(config: OfflineRun) -> RunResult:
@@ -185,38 +208,50 @@ def _same_tables(made: Ellm, before: Ellm, state: Any) -> Any:
     return state.frozen
 
 
+def _experiment(config: Any, made: Ellm, learner: Learner, guide: Any = None) -> Experiment:
+    @functools.cache
+    def player(episodes: int) -> Callable[..., evaluation.Played]:
+        return evaluation.make_player(made.env, made.facts, made.policy, episodes)
+
+    def variables(_: Any, state: Any) -> tuple[Any, Any, Any]:
+        return state.params, _own(state.frozen, guide), state.runner.env_params
+
+    def agent(state: Any, key: jax.Array, episodes: int) -> dict[str, float]:
+        return evaluation.summarise(made.facts, player(episodes)(*variables(None, state), key))
+
+    def evaluate(state: Any, key: jax.Array, episodes: int) -> dict[str, Any]:
+        own = agent(state, key, episodes)
+        played = evaluation.play_random(made.env, made.facts, state.runner.env_params, key, episodes)
+        return {"agent": own, "random": evaluation.summarise(made.facts, played)}
+
+    return Experiment(
+        config,
+        learner,
+        made.policy,
+        made.env,
+        evaluate=evaluate,
+        report=lambda results, episodes: _report(config, made, results, episodes),
+        during=lambda state, key: agent(state, key, config.eval_episodes),
+        about={"env": made.config.env},
+        variables=variables,
+        film=lambda state, key, path: evaluating.film_episode(made, variables(None, state), key, path),
+        shown=made.facts.shown | SHOWN,
+        unit="steps" if learner.unit == "environment steps" else learner.unit,
+    )
+
+
 def _train(config: Any, made: Ellm, command: str, guide: Any = None, learner: Learner | None = None) -> RunResult:
-    play = evaluation.make_player(made.env, made.facts, made.policy, config.eval_episodes)
-
-    def evaluate(state: Any, key: jax.Array) -> dict[str, float]:
-        played = play(state.params, _own(state.frozen, guide), state.runner.env_params, key)
-        return evaluation.summarise(made.facts, played)
-
     with opened(config.run, command) as folder:
         chat = _chat(config, made, folder)
         made = _judged(config, made, chat, folder)
         if learner is None:
             learner = made.learner(chat.model if chat else None, config.chat.sampling, guide)
+        x = _experiment(config, made, learner, guide)
         try:
-            result = run_training(
-                learner,
-                config.run,
-                num_updates=-(-config.steps // learner.steps_per_update),
-                evaluate=evaluate if config.run.eval_every else None,
-                full_config=config,
-                folder=folder,
-                shown=made.facts.shown | SHOWN,
-            )
+            return experiments.train(x, folder, facts=lambda result: _asked(made, result.state, chat, folder))
         finally:
             if chat:
                 chat.close()
-        values = {"steps": result.steps, **result.facts(), **_asked(made, result.state, chat, folder)}
-        if not result.stopped:
-            values |= _evaluated(config, made, result, evaluate, folder)
-        write_summary(folder, values)
-    unit = "steps" if learner.unit == "environment steps" else learner.unit
-    print(f"{result.steps} {unit} at {result.steps_per_second:.0f} steps/s; everything is in {result.folder}")
-    return result
 
 
 def _own(frozen: Any, guide: Any) -> Any:
@@ -259,24 +294,14 @@ def _asked(made: Ellm, state: Any, chat: Chat | None, folder: Path) -> dict[str,
     return {"suggestions": numbers, "chat": {"calls": spent.calls, "tokens": spent.tokens, "usd": spent.usd}}
 
 
-def _evaluated(
-    config: Any, made: Ellm, result: RunResult, evaluate: Callable[..., dict[str, float]], folder: Path
-) -> dict[str, Any]:
-    """Held-out episodes at the end of a run, of the agent and of random actions, printed and written."""
-    key = jax.random.fold_in(jax.random.key(config.run.seed), HELD_OUT)
-    found = evaluate(result.state, key)
-    params = result.state.runner.env_params
-    played = evaluation.play_random(made.env, made.facts, params, key, config.eval_episodes)
-    chance = evaluation.summarise(made.facts, played)
-    about = {"update": result.update, "env": made.config.env, "seed": config.run.seed}
-    configs.save_config({**about, "agent": found, "random": chance}, folder / f"eval-{result.update}.json")
+def _report(config: Any, made: Ellm, results: dict[str, Any], episodes: int) -> str:
+    """Results of held-out episodes, of the agent and of random actions, as text."""
     which = "episodes from the start of training" if made.facts.fixed_start else "held-out episodes"
-    print(f"{config.eval_episodes} {which}, with 95% intervals:")
-    print(evaluation.report({"agent": found, "random": chance}, made.facts))
+    lines = [f"{episodes} {which}, with 95% intervals:", evaluation.report(results, made.facts)]
     if isinstance(config, Downstream):
         own, other = (
             f"{x['episode_return']:.2f} [{x['episode_return_low']:.2f}, {x['episode_return_high']:.2f}]"
-            for x in (found, chance)
+            for x in (results["agent"], results["random"])
         )
-        print(f"reward of the task {config.task!r}: {own} per episode, of random actions {other}")
-    return {**found, "random": chance}
+        lines.append(f"reward of the task {config.task!r}: {own} per episode, of random actions {other}")
+    return "\n".join(lines)

@@ -163,7 +163,9 @@ def _embedded_model(
     compiled = template.compile(tokenizer, config.max_prompt or None, heal=config.candidate_space == "healed")
     longest = compiled.max_length * (2 if config.embedded.spare_words else 1)
     sizes = embedded_config(config.embedded, tokenizer, longest + 16)
-    model = lm.Llama(sizes, lora=_adapters(config), remat=config.remat, **computed(config.dtype))
+    model = lm.Llama(
+        sizes, lora=_adapters(config), remat=config.remat, attention=config.attention, **computed(config.dtype)
+    )
     return tokenizer, compiled, model, partial(_drawn_base, model.clone(lora=None), mesh, _quantized(config))
 
 
@@ -189,7 +191,9 @@ def _given_model(
     how = computed(config.dtype)
     # trained weights stay float32, since updates of 1e-6 would be lost to rounding
     kept = jnp.dtype(jnp.float32) if config.tune == "full" else how["dtype"]
-    model = lm.Llama(sizes, lora=_adapters(config), param_dtype=kept, remat=config.remat, **how)
+    model = lm.Llama(
+        sizes, lora=_adapters(config), param_dtype=kept, remat=config.remat, attention=config.attention, **how
+    )
     blank, kind = model.clone(lora=None), _quantized(config)
     base: dict[str, Base] = {
         "pretrained": partial(_loaded_base, config.model, mesh, kept, kind),

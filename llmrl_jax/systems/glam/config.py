@@ -20,6 +20,7 @@ from llmrl_jax.core.checks import (
 )
 from llmrl_jax.core.config import to_json
 from llmrl_jax.lm import LoRAConfig
+from llmrl_jax.lm.attention import Attention
 from llmrl_jax.lm.narrow import Computed
 from llmrl_jax.rl.dqn_config import DQNConfig
 from llmrl_jax.rl.ppo_config import PPOConfig
@@ -149,6 +150,9 @@ class GlamConfig(Checked):
     size. 1: all prompts have the longest length. 0: by device, 1 on a CPU and for small models, else 4."""
     remat: bool = False
     """Recompute activations in the backward pass: slower, but uses far less memory."""
+    attention: Attention = "auto"
+    """How attention is computed: `auto` takes cuDNN's kernel on GPUs and splash attention on TPUs where they can, else
+    `recomputed` scores, and on a CPU `saved` ones."""
     mesh: str = field(default="", metadata={"resume": "free"})  # `llmrl_jax.core.config.FREE`, a layer above
     """Device mesh, e.g. `data=4,fsdp=2`: environments are sharded over `data`, weights over `fsdp` and `tensor`. Empty:
     one device."""

@@ -246,7 +246,7 @@ def _rl(
         print(f"The run stands at step {result.steps}; {_again(folder)}.")
         return {"stopped": result.stopped}
     print(f"3/3  {episodes} held-out episodes, before and after", flush=True)
-    write_gif(agent, result.state, jax.random.fold_in(_held_out_key(config.run), 1), folder)
+    write_gif(agent, result.state, jax.random.fold_in(_held_out_key(config.run), 1), folder / "episode.gif")
     summary = {
         "env": config.glam.env,
         "prior": prior,

@@ -13,18 +13,12 @@ from llmrl_jax.agents.contract import Agent
 from llmrl_jax.agents.evaluate import Episodes, make_evaluator, play_random
 from llmrl_jax.agents.recording import record_episode
 from llmrl_jax.core import config as configs
-from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import at_least
-from llmrl_jax.run.checkpoint import Checkpoints
+from llmrl_jax.run.experiment import HELD_OUT as HELD_OUT, check_saved, kind_of_run, restore
 from llmrl_jax.run.report import statistics as stats
 from llmrl_jax.run.report.episode import write_episode
-from llmrl_jax.run.resumption import saved_updates
 from llmrl_jax.systems.glam.agents import make_agent
 from llmrl_jax.systems.glam.settings import TrainConfig
-
-
-HELD_OUT = 0x4E1D
-"""Folded into the seed for held-out episodes."""
 
 
 def summarise(episodes: Episodes, tasks: Sequence[str]) -> dict[str, float]:
@@ -79,27 +73,11 @@ def load_run(folder: Path, checkpoint: int) -> tuple[TrainConfig, Any, Any, int]
     (-1: the newest) and its update.
 
     **Raises:** `FileNotFoundError` for a missing run or checkpoint."""
-    at_least("checkpoint", checkpoint, -1)
-    if not (folder / "config.json").exists():
-        raise FileNotFoundError(f"there is no run in {folder}: it has no config.json")
+    kind_of_run(folder)
     config = configs.load_config(TrainConfig, folder / "config.json")
-    saved = saved_updates(folder)
-    if not saved or checkpoint >= 0 and checkpoint not in saved:
-        which = f"of update {checkpoint} " if checkpoint >= 0 else ""
-        has = f"it has {', '.join(map(str, saved))}: choose one with --checkpoint" if saved else "the run saved none"
-        raise FileNotFoundError(f"there is no checkpoint {which}in {folder / 'checkpoints'}; {has}")
+    check_saved(folder, checkpoint)
     agent = make_agent(config.glam)
-    with doing(f"{folder.name}: compiling and computing the initial state"):
-        state = agent.learner().init(jax.random.key(config.run.seed))
-    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
-    fresh = state.frozen
-    del state  # its memory is needed for the loaded state
-    with (
-        doing(f"{folder.name}: reading the checkpoint"),
-        Checkpoints(folder, config=config, read_only=True) as checkpoints,
-    ):
-        state, update = checkpoints.restore(like, None if checkpoint < 0 else checkpoint, fresh)
-    return config, agent, state, update
+    return config, agent, *restore(folder, config, agent.learner(), checkpoint)
 
 
 ESTIMATES = {"estimate": "estimated before", "brier": "Brier score", "calibration_error": "calibration error"}
@@ -126,13 +104,12 @@ def success_table(found: Mapping[str, Mapping[str, float]], tasks: Sequence[str]
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
 
 
-def write_gif(agent: Agent, state: Any, key: jax.Array, folder: Path) -> Path:
-    """Write a GIF of an episode of at least five steps, or of the fifth episode if the first four are shorter.
-    **Returns:** the file, `episode.gif` in the folder."""
+def write_gif(agent: Agent, state: Any, key: jax.Array, path: Path) -> Path:
+    """Write a GIF of an episode of at least five steps, or of the fifth episode if the first four are shorter."""
     for i in range(5):
         frames, success = record_episode(
             agent.env, agent.env_params, agent.policy, state.params, state.frozen, jax.random.fold_in(key, i)
         )
         if len(frames) > 5:
             break
-    return write_episode(folder / "episode.gif", agent.env, frames, success)
+    return write_episode(path, agent.env, frames, success)

@@ -35,6 +35,12 @@ class TrainConfig(Checked):
     """Held-out episodes per evaluation during training (see `run.eval_every`)."""
     run: RunConfig = field(default_factory=RunConfig)
 
+    def experiment(self) -> Any:
+        """What the run trains, and how it is judged: an `llmrl_jax.run.experiment.Experiment`."""
+        from llmrl_jax.systems.glam.training import make
+
+        return make(self)
+
 
 @dataclass(frozen=True)
 class CloneRun(Checked):

@@ -2,29 +2,45 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
+from typing import Any
 
 import jax
 
 from llmrl_jax.core import config as configs
-from llmrl_jax.core.checks import COUNT, check_seed, in_interval
-from llmrl_jax.core.files import check_writable
-from llmrl_jax.run.folder import opened, write_summary
-from llmrl_jax.run.loop import RunResult, train as run_training
-from llmrl_jax.run.report import as_json
+from llmrl_jax.run import evaluation as run_evaluation, experiment as experiments
+from llmrl_jax.run.experiment import Experiment, kind_of_run
+from llmrl_jax.run.folder import opened
+from llmrl_jax.run.result import RunResult
 from llmrl_jax.systems.glam.agents import make_agent
 from llmrl_jax.systems.glam.config import EMBEDDED
-from llmrl_jax.systems.glam.runs import (
-    HELD_OUT,
-    evaluation,
-    load_run,
-    random_evaluation,
-    success_table,
-    task_names,
-    updates_of,
-    write_gif,
-)
+from llmrl_jax.systems.glam.runs import evaluation, random_evaluation, success_table, task_names, write_gif
 from llmrl_jax.systems.glam.settings import TrainConfig
+
+
+def make(config: TrainConfig) -> Experiment:
+    """The agent of a run, with its environment, learner and evaluation. **Raises:** what `make_agent` raises."""
+    agent = make_agent(config.glam)
+    players = functools.cache(functools.partial(evaluation, agent))  # compiled once for each number of episodes
+
+    def evaluate(state: Any, key: jax.Array, episodes: int) -> dict[str, dict[str, float]]:
+        play = players(episodes)
+        summaries = {name: play(state, key, greedy) for name, greedy in (("sampled", False), ("greedy", True))}
+        return {**summaries, "random": random_evaluation(agent, episodes, key)}
+
+    return Experiment(
+        config,
+        agent.learner(),
+        agent.policy,
+        agent.env,
+        agent.env_params,
+        evaluate=evaluate,
+        report=lambda results, episodes: success_table(results, task_names(agent)),
+        during=lambda state, key: players(config.eval_episodes)(state, key),
+        about={"env": config.glam.env},
+        film=lambda state, key, path: write_gif(agent, state, key, path),
+    )
 
 
 def train(config: TrainConfig) -> RunResult:
@@ -38,59 +54,16 @@ def train(config: TrainConfig) -> RunResult:
             "note: the embedded model is drawn at random, and adapters hardly make up for that: give --model, a folder "
             "or hub id, or --tune full"
         )
-    agent = make_agent(config.glam)
-    learner = agent.learner()
+    x = make(config)
     with opened(config.run, "glam") as folder:
-        result = run_training(
-            learner,
-            config.run,
-            num_updates=updates_of(learner, config.steps),
-            evaluate=evaluation(agent, config.eval_episodes) if config.run.eval_every else None,
-            full_config=config,
-            folder=folder,
-        )
-        write_summary(folder, {"steps": result.steps, **result.facts()})
-    print(f"{result.steps} steps at {result.steps_per_second:.0f} steps/s; everything is in {result.folder}")
-    return result
+        return experiments.train(x, folder, at_end=False)
 
 
-def evaluate(
-    folder: Path,
-    *,
-    episodes: int = 1000,
-    checkpoint: int = -1,
-    seed: int = 0,
-    gif: bool = False,
-    json: bool = False,
-) -> dict[str, dict[str, float]]:
-    """Evaluate a run's checkpoint on held-out episodes beside random actions, print the results, and write
-    `eval-UPDATE.json`.
+def evaluate(folder: Path, **options: Any) -> dict[str, dict[str, float]]:
+    """Evaluate a checkpoint of a run of `llmrl glam train`: see `llmrl_jax.run.evaluation.evaluate`.
 
-    **Arguments:** `folder`, the run's; `episodes`, each for sampled, greedy and random actions; `checkpoint`, by update
-    number (-1: newest); `seed`, of the episodes; `gif`, whether to also write an episode; `json`, whether to print the
-    results as JSON.
     **Returns:** success, return and length for `sampled`, `greedy` and `random` actions.
-    **Raises:** `ValueError` for numbers out of range; what `load_run` raises.
     """
-    in_interval("episodes", episodes, COUNT)
-    check_seed("seed", seed)
-    check_writable(folder, "the run's folder", folder=True)
-    config, agent, state, update = load_run(folder, checkpoint)
-    key = jax.random.fold_in(jax.random.key(seed), HELD_OUT)
-    play = evaluation(agent, episodes)
-    summaries = {name: play(state, key, greedy) for name, greedy in (("sampled", False), ("greedy", True))}
-    summaries["random"] = random_evaluation(agent, episodes, key)
-    written = folder / f"eval-{update}.json"
-    results = {"update": update, "env": config.glam.env, "seed": seed, **summaries}
-    configs.save_config(results, written)
-    film = write_gif(agent, state, key, folder) if gif else None
-    if json:
-        files = {"file": written} | ({"gif": film} if film else {})
-        print(as_json.text({"run": folder, "episodes": episodes, **results, **files}))
-        return summaries
-    print(f"{folder}, checkpoint of update {update}, {config.glam.env}, {episodes} episodes each")
-    print(success_table(summaries, task_names(agent)))
-    print(f"The results are in {written}")
-    if film:
-        print(f"The episode is in {film}")
-    return summaries
+    kind_of_run(folder)
+    config = configs.load_config(TrainConfig, folder / "config.json")
+    return run_evaluation.evaluate(folder, config, **{"episodes": 1000, **options})

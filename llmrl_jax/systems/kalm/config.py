@@ -233,6 +233,12 @@ class TrainRun(Checked):
         """The algorithm's configuration."""
         return getattr(self, self.agent)
 
+    def experiment(self) -> Any:
+        """What the run trains, and how it is judged: an `llmrl_jax.run.experiment.Experiment`."""
+        from llmrl_jax.systems.kalm.training import experiment
+
+        return experiment(self)
+
     @property
     def imagined_runs(self) -> tuple[str, ...]:
         """The folders of `imagined`."""

@@ -17,12 +17,10 @@ from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.agents import evaluate as evaluating
 from llmrl_jax.agents.evaluate import Episodes, make_evaluator
 from llmrl_jax.core import config as configs
-from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import COUNT, check_seed, in_interval
-from llmrl_jax.run.checkpoint import Checkpoints
+from llmrl_jax.run.experiment import check_saved, kind_of_run, restore
 from llmrl_jax.run.report.figures import text_table
 from llmrl_jax.run.report.statistics import mean_rate, wilson
-from llmrl_jax.run.resumption import saved_updates
 from llmrl_jax.run.rl_training import RLRun, make as make_rl, settings_class as rl_settings_class
 from llmrl_jax.systems.kalm import grounded
 from llmrl_jax.systems.kalm.acting import make_player
@@ -56,48 +54,54 @@ def rates(*agents: Mapping[str, Episodes]) -> dict[str, Any]:
     return found
 
 
-def judged(world: World, agents: Sequence[Mapping[str, Episodes]], episodes: int, seed: int) -> dict[str, Any]:
+def judged(world: World, agents: Sequence[Mapping[str, Episodes]], episodes: int, key: jax.Array) -> dict[str, Any]:
     """The rates of agents, see `rates`, and those of random actions in the same episodes, as `random`.
 
-    **Arguments:** `agents`, the episodes of each; `episodes`, of each level; `seed`, of the episodes.
+    **Arguments:** `agents`, the episodes of each; `episodes`, of each level; `key`, theirs.
     """
-    return {**rates(*agents), RANDOM: rates(play_random(world, list(agents[0]), episodes, seed))}
+    chance = {level: _random(world.name, level, episodes, _bits(key)) for level in agents[0]}
+    return {**rates(*agents), RANDOM: rates(chance)}
 
 
-def show(found: Mapping[str, Any], levels: Sequence[str]) -> None:
-    """Print rates beside those of random actions."""
+def table(found: Mapping[str, Any], levels: Sequence[str]) -> str:
+    """Rates beside those of random actions."""
     rows = [["success", "agent", RANDOM]]
     for level in levels:
         own = ", ".join(f"{rate:.3f}" for rate in found.get(f"{level}_agents", ()))
         rows.append([level, _interval(found, level) + (f" ({own})" if own else ""), _interval(found[RANDOM], level)])
-    print(text_table(rows))
+    return text_table(rows)
 
 
 def _interval(found: Mapping[str, Any], level: str) -> str:
     return f"{found[level]:.3f} [{found[level + '_low']:.3f}, {found[level + '_high']:.3f}]"
 
 
-def play(made: Made, agents: Sequence[Any], levels: Sequence[str], episodes: int, seed: int) -> list[dict]:
+def play(made: Made, agents: Sequence[Any], levels: Sequence[str], episodes: int, key: jax.Array) -> list[dict]:
     """Each agent's episodes of levels, with its greedy actions. **Arguments:** `agents`, their states."""
     played: list[dict[str, Episodes]] = [{} for _ in agents]
     for level in levels:
         env = EpisodeStatistics(made.world.make(level))
         run = make_evaluator(env, env.default_params, made.policy, episodes=episodes)
         for one, state in zip(played, agents, strict=True):
-            one[level] = run(state.params, state.frozen.replace(given=()), test_key(seed), greedy=True)
+            one[level] = run(state.params, state.frozen.replace(given=()), key, greedy=True)
     return played
 
 
 def play_random(world: World, levels: Sequence[str], episodes: int, seed: int) -> dict[str, Episodes]:
     """Episodes of levels with random actions, which begin as those of agents do."""
-    return {level: _random(world.name, level, episodes, seed) for level in levels}
+    return {level: _random(world.name, level, episodes, _bits(test_key(seed))) for level in levels}
+
+
+def _bits(key: jax.Array) -> tuple[int, ...]:
+    return tuple(jax.random.key_data(key).tolist())
 
 
 @functools.cache
-def _random(world: str, level: str, episodes: int, seed: int) -> Episodes:
+def _random(world: str, level: str, episodes: int, bits: tuple[int, ...]) -> Episodes:
     # once for all agents of a process: it depends on no agent
     env = EpisodeStatistics(world_of(world).make(level))
-    return evaluating.play_random(env, env.default_params, test_key(seed), episodes=episodes)
+    key = jax.random.wrap_key_data(jnp.asarray(bits, jnp.uint32))
+    return evaluating.play_random(env, env.default_params, key, episodes=episodes)
 
 
 def load_agents(folder: Path) -> tuple[TrainRun, Made, list[Any], int]:
@@ -109,22 +113,8 @@ def load_agents(folder: Path) -> tuple[TrainRun, Made, list[Any], int]:
     config = configs.load_config(settings_class(saved["agent"]), folder / "config.json")
     check_saved(folder)
     made = make(config)
-    state, update = _restored(folder, config, made.program)
+    state, update = restore(folder, config, made.program)
     return config, made, made.agents(state), update
-
-
-def check_saved(folder: Path) -> None:
-    """**Raises** `FileNotFoundError` for a run without a checkpoint."""
-    if not saved_updates(folder):
-        raise FileNotFoundError(f"there is no checkpoint in {folder / 'checkpoints'}: finish the run first")
-
-
-def _restored(folder: Path, config: Any, learner: Any) -> tuple[Any, int]:
-    """The state of a run's newest checkpoint, and its update."""
-    with doing(f"{folder.name}: reading the checkpoint"):
-        state = learner.init(jax.random.key(config.run.seed))
-        with Checkpoints(folder, config=config, read_only=True) as checkpoints:
-            return checkpoints.restore(state, None, state.frozen)
 
 
 def greedy_of(folder: str | Path, world: World) -> Callable[[Any, Any], jax.Array]:
@@ -134,7 +124,7 @@ def greedy_of(folder: str | Path, world: World) -> Callable[[Any, Any], jax.Arra
     **Raises:** `ValueError` for a run of another command or world; what `load_agents` raises.
     """
     folder = Path(folder)
-    if check_kind(folder, TrainRun.KIND, RLRun.KIND) == RLRun.KIND:
+    if kind_of_run(folder, TrainRun.KIND, RLRun.KIND) == RLRun.KIND:
         return _of_rl_run(folder, world)
     _, made, (state, *_), _ = load_agents(folder)
     if made.world.name != world.name:
@@ -157,7 +147,7 @@ def _of_rl_run(folder: Path, world: World) -> Callable[[Any, Any], jax.Array]:
     seen, policy = made.env.unwrapped.observe, made.policy  # type: ignore[attr-defined]
     if jax.tree.leaves(policy.initial_carry(1)):
         raise ValueError(f"{folder} has a policy with memory, and episodes are collected without: train another one")
-    state, _ = _restored(folder, config, made.learner)
+    state, _ = restore(folder, config, made.learner)
 
     def act(obs: Any, env_state: Any) -> jax.Array:
         mine = jax.vmap(lambda one: seen(innermost(one)))(env_state)
@@ -165,17 +155,6 @@ def _of_rl_run(folder: Path, world: World) -> Callable[[Any, Any], jax.Array]:
         return policy.step(state.params, state.frozen, mine, (), jnp.zeros(count, bool))[0].mode()
 
     return act
-
-
-def check_kind(folder: Path, *wanted: str) -> str:
-    """The command that made a run. **Raises:** `FileNotFoundError` without a run; `ValueError` for another command."""
-    if not (folder / "config.json").is_file():
-        raise FileNotFoundError(f"there is no run in {folder}: it has no config.json")
-    kind = json.loads((folder / "config.json").read_text()).get("kind", "")
-    if kind not in wanted:
-        named = " or ".join(f"llmrl {name}" for name in wanted)
-        raise ValueError(f"{folder} is a run of llmrl {kind or '(unknown)'}; one of {named} is needed")
-    return kind
 
 
 def test_run(
@@ -192,16 +171,16 @@ def test_run(
     in_interval("together", together, COUNT)
     check_seed("seed", seed)
     levels = [level_of(level) for level in levels]
-    kind = check_kind(folder, TrainRun.KIND, GroundRun.KIND)
+    kind = kind_of_run(folder, TrainRun.KIND, GroundRun.KIND)
     if kind == TrainRun.KIND:
         _, made, agents, update = load_agents(folder)
-        played, world = play(made, agents, levels, episodes, seed), made.world
+        played, world = play(made, agents, levels, episodes, test_key(seed)), made.world
     else:
         found, update = grounded.load(folder), -1
         world = found.world
         played = [{level: make_player(found, level, episodes, together)(test_key(seed)) for level in levels}]
-    results = {"seed": seed, "episodes": episodes, **judged(world, played, episodes, seed)}
+    results = {"seed": seed, "episodes": episodes, **judged(world, played, episodes, test_key(seed))}
     results |= {"update": update} if update >= 0 else {}
-    show(results, levels)
+    print(table(results, levels))
     configs.save_config(results, folder / "test.json")
     return results

@@ -10,15 +10,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from llmrl_jax.core import config as configs
+from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.core.activity import doing
 from llmrl_jax.data.transitions import DataError, Trajectories, Transitions, to_transitions
 from llmrl_jax.lm.encoder_names import HASHED, make_encoder, resolved
 from llmrl_jax.rl.offline import OfflineLearner, OfflinePolicy, make_offline, member, several
 from llmrl_jax.rl.offline_data import actions_of
 from llmrl_jax.rl.registry import algorithm
-from llmrl_jax.run.folder import opened, write_summary
-from llmrl_jax.run.loop import RunResult, train as run_training
+from llmrl_jax.run import experiment as experiments
+from llmrl_jax.run.experiment import Experiment
+from llmrl_jax.run.folder import opened
+from llmrl_jax.run.result import RunResult
 from llmrl_jax.systems.kalm import grounded
 from llmrl_jax.systems.kalm.collecting import read
 from llmrl_jax.systems.kalm.config import TrainRun
@@ -130,42 +132,44 @@ def make(config: TrainRun) -> Made:
     return Made(world, learner, config.seeds)
 
 
+def experiment(config: TrainRun) -> Experiment:
+    """What a run trains, and its test on all levels. **Raises:** what `make` raises."""
+    from llmrl_jax.systems.kalm import testing  # which loads what this module makes
+
+    made = make(config)
+
+    def evaluate(state: Any, key: jax.Array, episodes: int) -> dict[str, Any]:
+        played = testing.play(made, made.agents(state), config.levels, episodes, key)
+        return testing.judged(made.world, played, episodes, key)
+
+    def variables(x: Experiment, state: Any) -> tuple[Any, Any, Any]:
+        first = made.agents(state)[0]
+        return first.params, first.frozen.replace(given=()), x.env_params
+
+    env = EpisodeStatistics(made.world.make(config.levels[0]))
+    imagined = ", ".join(Path(folder).name for folder in config.imagined_runs)
+    return Experiment(
+        config,
+        made.program,
+        made.policy,
+        env,
+        env.default_params,
+        evaluate=evaluate,
+        report=lambda results, episodes: testing.table(results, config.levels),
+        about={"agent": config.agent, "imagined": config.imagined, "successes": config.successes},
+        held_out=testing.HELD_OUT,
+        variables=variables,
+        title=f"{config.agent}, {imagined or 'no imagined episodes'}",
+        unit="gradient steps",
+    )
+
+
 def train(config: TrainRun) -> RunResult:
     """Train, test, and write the run to its folder, with `eval-UPDATE.json`.
 
     **Returns:** how it ended. **Raises:** what `make` and `llmrl_jax.run.loop.train` raise.
     """
     config = type(config)(**{**vars(config), "encoder": resolved(config.encoder)})  # a run goes on with its own
-    made = make(config)
-    imagined = ", ".join(Path(folder).name for folder in config.imagined_runs)
+    x = experiment(config)
     with opened(config.run, f"kalm-{config.agent}") as folder:
-        result = run_training(
-            made.program,
-            config.run,
-            num_updates=-(-config.steps // made.learner.steps_per_update),
-            full_config=config,
-            folder=folder,
-            title=f"{config.agent}, {imagined or 'no imagined episodes'}",
-        )
-        values: dict[str, Any] = {"steps": result.steps, **result.facts("gradient steps")}
-        if not result.stopped:
-            from llmrl_jax.systems.kalm import testing  # which loads what this module makes
-
-            agents = made.agents(result.state)
-            episodes, seed = config.eval_episodes, config.run.seed
-            played = testing.play(made, agents, config.levels, episodes, seed)
-            found = testing.judged(made.world, played, episodes, seed)
-            about = {
-                "agent": config.agent,
-                "imagined": config.imagined,
-                "successes": config.successes,
-                "seed": config.run.seed,
-            }
-            configs.save_config(
-                {**about, "episodes": config.eval_episodes, **found}, folder / f"eval-{result.update}.json"
-            )
-            values |= found
-            testing.show(found, config.levels)
-        write_summary(folder, values)
-    print(f"{result.steps} gradient steps at {result.steps_per_second:.0f}/s; everything is in {result.folder}")
-    return result
+        return experiments.train(x, folder)

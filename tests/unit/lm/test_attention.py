@@ -71,6 +71,24 @@ def test_forms_that_write_scores_agree_with_the_definition_and_with_each_other(k
         np.testing.assert_allclose(recomputed, saved, atol=2e-5)
 
 
+@pytest.mark.parametrize("queries", [1, 3])
+def test_heads_side_by_side_give_what_heads_apart_give(queries):
+    """Decoding on TPUs: keys and values `[rows, tokens, heads size]`, of prompts and of each row of single queries."""
+    query, key, value, _ = arrays(tokens=8)
+    own_key, own_value = (x.reshape(-1, 5, K, H)[: B * queries] for x in arrays(1, tokens=20)[1:3])
+    masks = jnp.arange(8)[None, None] < jnp.array([8, 3])[:, None, None], jnp.arange(5)[None] <= 2
+
+    def out(orders, change):
+        pairs = [(change(k), change(v)) for k, v in ((key, value), (own_key, own_value))]
+        return attend(query[:, :queries], [Source(*p, m, *o) for p, m, o in zip(pairs, masks, orders, strict=True)])
+
+    apart = out([("btkh", "btkh"), ("rtkh", "rtkh")], lambda x: x)
+    merged = out([("btc", "btc"), ("rtc", "rtc")], lambda x: x.reshape(*x.shape[:2], K * H))
+    np.testing.assert_allclose(merged, apart, atol=1e-6)
+    # the other heads' zeros are not what makes it so
+    assert np.abs(np.asarray(merged - attend(query[:, :queries], [Source(key, value, masks[0])]))).max() > 0.01
+
+
 @pytest.mark.parametrize("kind", ["causal", "segments"])
 def test_the_fused_kernel_of_tpus_agrees_with_the_definition(kind, monkeypatch):
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash

@@ -15,7 +15,7 @@ from scipy import stats
 
 from envs_jax.tracing import tracing_for
 from llmrl_jax.lm import Llama, LlamaConfig, LoRAConfig, WordTokenizer
-from llmrl_jax.lm.cache import UNROLLED
+from llmrl_jax.lm.cache import UNROLLED, Branches, Cache
 from llmrl_jax.lm.generate import Finish, generate, stream
 from llmrl_jax.lm.sampling import SamplingConfig, process
 from llmrl_jax.lm.stops import StopStrings
@@ -329,6 +329,21 @@ def test_decoding_from_joined_matrices_gives_the_same_continuations(family):
         layers = model.apply(variables, method=Llama.each_layer)
         kernel = layers[0][0]["self_attn"]["q_proj+k_proj+v_proj"]["kernel"]
         assert len(layers) == 6 and kernel.shape == (16, 4 * 6 + 2 * 2 * 6)
+        found = generate(model, variables, TOKENS, LENGTHS, KEY, how)
+    np.testing.assert_array_equal(found.tokens, expected.tokens)
+    np.testing.assert_allclose(found.log_probs, expected.log_probs, atol=5e-5)
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+def test_decoding_from_heads_side_by_side_gives_the_same_continuations(samples):
+    """As on a TPU: keys and values have a row a token, in the order of their axes in memory."""
+    model = Llama(dataclasses.replace(CONFIG, num_hidden_layers=6))
+    variables = random_variables(model)
+    how = SamplingConfig(12, samples=samples)
+    expected = generate(model, variables, TOKENS, LENGTHS, KEY, how)
+    with tracing_for("tpu"):
+        branches = Branches.create(Cache.create(model.config, 3, 9), LENGTHS, samples, 12)
+        assert branches.merged and branches.keys.shape == (6, 3 * samples, 12, 2 * 6)
         found = generate(model, variables, TOKENS, LENGTHS, KEY, how)
     np.testing.assert_array_equal(found.tokens, expected.tokens)
     np.testing.assert_allclose(found.log_probs, expected.log_probs, atol=5e-5)

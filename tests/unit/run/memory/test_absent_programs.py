@@ -1,17 +1,22 @@
 """Programs compiled for devices that are absent, of tiny shapes: what each does not contain."""
 
+import functools
 import importlib.util
 import json
 
 import pytest
 
+from llmrl_jax.run.memory import hlo
 from tests.absent_reports import SHAPE, reports
+from tests.contents import activations, decoding_loops, gradient, score_arrays, weight_copies
 
 
+LENGTH, ROWS = 384, 3
+"""Tokens of a row of text, and rows that decode: no other size is a multiple of them (`tests.contents`)."""
 LANGUAGE = {"length": 32, "new_tokens": 8, "dtype": "bfloat16"}
 QUICK = [
-    {"workload": "sft", **LANGUAGE},
-    {"workload": "generate", **LANGUAGE},
+    {"workload": "sft", **LANGUAGE, "length": LENGTH},
+    {"workload": "generate", **LANGUAGE, "batch_size": ROWS},
     {"workload": "dqn", "steps": 2},
     {"workload": "ppo", "steps": 2},
     {"workload": "offline", "steps": 2, "rows": 1000, "batch_size": 32},
@@ -43,12 +48,24 @@ TARGETS = [pytest.param("v5e:2x4", marks=tpu), pytest.param("h100:1", marks=gpu)
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     path = tmp_path_factory.mktemp("shape") / "config.json"
-    path.write_text(json.dumps(SHAPE))
+    path.write_text(json.dumps(SHAPE | {"num_hidden_layers": 5}))  # one layer more than those that are unrolled
     return str(path)
 
 
-def check(cases, target, model):
-    for case, report in zip(cases, reports([{"model": model, "batch_size": 8, "target": target, **c} for c in cases])):
+@pytest.fixture(scope="module")
+def compiled(model):
+    """The reports of cases for a target, compiled once."""
+
+    @functools.cache
+    def of(target, slow=False):
+        cases = [{"model": model, "batch_size": 8, "target": target, **c} for c in (SLOW if slow else QUICK)]
+        return {case["workload"]: report for case, report in zip(cases, reports(cases))}
+
+    return of
+
+
+def check(compiled):
+    for case, report in compiled.items():
         found = report["prediction"]
         assert report["fits"], case
         assert found["callbacks"] == {}, case
@@ -59,14 +76,35 @@ def check(cases, target, model):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_updates_compile_and_neither_call_the_host_nor_compute_in_float64(target, model):
-    check(QUICK, target, model)
+def test_updates_compile_and_neither_call_the_host_nor_compute_in_float64(target, compiled):
+    check(compiled(target))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
-def test_updates_of_systems_do_too(target, model):
-    check(SLOW, target, model)
+def test_updates_of_systems_do_too(target, compiled):
+    check(compiled(target, slow=True))
+
+
+def reads_weights(contents):
+    """Whether products of a decoding loop read the weights: its operations are those of all of them, for each row."""
+    layer = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128
+    loops = decoding_loops(contents)
+    return sum(k.flops * k.times for k in contents.kernels if k.loop in loops) >= 2 * ROWS * 8 * (5 * layer + 512 * 64)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_decoding_copies_no_weight(target, compiled):
+    """A GPU reads an array of each layer's, a TPU the stack."""
+    contents = hlo.read(compiled(target)["generate"]["program"])
+    assert reads_weights(contents)
+    assert weight_copies(contents, ROWS, 64 * 32) == []
+
+
+@tpu
+def test_fused_attention_writes_no_scores(compiled):
+    contents = hlo.read(compiled("v5e:2x4")["sft"]["program"])
+    assert score_arrays(contents, LENGTH) == []
 
 
 @pytest.mark.slow
@@ -77,15 +115,38 @@ def test_clevrs_program_is_float64_on_a_gpu_and_another_on_a_tpu(target, model):
     assert (found["prediction"]["float64"] > 0) == (target == "h100:1")
 
 
+MESH_ROWS, WIDTH = 104, 64
+"""Rows over eight devices, a multiple of 13 as no size of a model is, and the smallest width of an activation."""
+
+
 @tpu
-def test_over_data_only_gradients_are_exchanged(model):
+def test_only_gradients_are_exchanged_over_data_and_weights_over_fsdp(model):
     shared = {"model": model, "workload": "sft", "target": "v5e:2x4", "dtype": "bfloat16", "length": 32}
-    one, eight = reports([{**shared, "batch_size": 1}, {**shared, "batch_size": 8, "mesh": "data=8"}])
+    meshes = ({"batch_size": 13}, *({"batch_size": MESH_ROWS, "mesh": mesh} for mesh in ("data=8", "fsdp=8")))
+    one, data, fsdp = reports([{**shared, **mesh} for mesh in meshes])
     assert one["prediction"]["collectives"] == {}
-    assert set(eight["prediction"]["collectives"]) == {"all-reduce"}
-    adapters = eight["parts"]["adapters"]["per_device"]
-    assert eight["prediction"]["collectives"]["all-reduce"]["bytes"] < 2 * adapters
-    assert eight["devices"].startswith("8 x TPU")
+    assert set(data["prediction"]["collectives"]) == {"all-reduce"}
+    adapters = data["parts"]["adapters"]["per_device"]
+    assert data["prediction"]["collectives"]["all-reduce"]["bytes"] < 2 * adapters
+    assert data["devices"].startswith("8 x TPU")
+    weights = hlo.read(fsdp["program"])
+    assert activations(weights, MESH_ROWS, WIDTH) == []
+    base = fsdp["parts"]["frozen parameters"]
+    assert sum(c.bytes * c.times for c in weights.collectives if c.op == "all-gather") >= base["one_copy"]
+    assert 7 * base["per_device"] < base["one_copy"]
+
+
+@tpu
+@pytest.mark.slow
+def test_no_system_exchanges_activations(model):
+    language = {"model": model, "mesh": "fsdp=8", **LANGUAGE}
+    cases = [{"workload": name, "mesh": "data=8", "steps": 4} for name in ("ppo", "dqn", "ellm", "bkrl")]
+    cases += [{"workload": "grpo", **language}, {"workload": "glam", "steps": 4, **language}]
+    for case, report in zip(cases, reports([{"batch_size": MESH_ROWS, "target": "v5e:2x4", **c} for c in cases])):
+        contents = hlo.read(report["program"])
+        assert activations(contents, MESH_ROWS, WIDTH) == [], case
+        if case["mesh"] == "data=8":
+            assert gradient(contents) >= report["trained"], case
 
 
 @tpu

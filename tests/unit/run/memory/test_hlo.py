@@ -1,6 +1,7 @@
 """The reader of HLO text on programs of a few lines, against numbers computed by hand."""
 
-from llmrl_jax.run.memory.hlo import arrays, nbytes, read
+from llmrl_jax.run.memory.hlo import read
+from llmrl_jax.run.memory.hlo_text import arrays, nbytes
 from tests.hlo_texts import LOOP, REST, SLICES
 
 
@@ -72,3 +73,28 @@ def test_collectives_callbacks_and_products_of_other_kinds():
     flops = {k.name: k.flops for k in contents.kernels}
     assert flops["conv"] == flops["gemm"] == 2 * 16 * 8 * 5
     assert flops["conv2"] == 2 * 2 * 8 * 5 * (7 * 3 - 2)  # the two taps on padding do nothing
+
+
+def test_the_alternatives_of_a_branch_run_equally_often():
+    text = """HloModule m
+
+%small (x: f32[4,8]) -> f32[4,8] {
+  %x = f32[4,8]{1,0} parameter(0)
+  ROOT %n = f32[4,8]{1,0} negate(%x)
+}
+
+%large (y: f32[4,8]) -> f32[4,8] {
+  %y = f32[4,8]{1,0} parameter(0)
+  %e = f32[4,8]{1,0} exponential(%y)
+  ROOT %f = f32[4,8]{1,0} negate(%e)
+}
+
+ENTRY %main (i: s32[], a: f32[4,8]) -> f32[4,8] {
+  %i = s32[] parameter(0)
+  %a = f32[4,8]{1,0} parameter(1)
+  ROOT %c = f32[4,8]{1,0} conditional(%i, %a, %a), branch_computations={%small, %large}
+}
+"""
+    contents = read(text)
+    assert {kernel.name: kernel.times for kernel in contents.kernels} == {"n": 0.5, "e": 0.5, "f": 0.5}
+    assert contents.unknown == 1

@@ -1,0 +1,65 @@
+"""Runs of any kind, from their folder alone."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmrl_jax.cli import kinds
+from llmrl_jax.run.experiment import Experiment, check_saved, kind_of_run, restore
+
+
+def settings_of(folder: str | Path) -> Any:
+    """The settings of a run whose policy acts in an environment, with `experiment()`.
+
+    **Raises:** `FileNotFoundError` without a run; `ValueError` for a run of another kind.
+    """
+    folder = Path(folder)
+    kind_of_run(folder)
+    file = folder / "config.json"
+    values = json.loads(file.read_text(encoding="utf-8"))
+    config = kinds.loaded(values, file)
+    if not hasattr(config, "experiment"):
+        kind = kinds.kind_of(values) or "(unknown)"
+        raise ValueError(f"{folder} is a run of llmrl {kind}, which trains no policy that acts in an environment")
+    return config
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A run: what it trains, and the state of a checkpoint."""
+
+    experiment: Experiment
+    state: Any
+    update: int
+    """That of the checkpoint."""
+
+    def act(self, obs: Any, carry: Any = (), first: Any = None) -> tuple[Any, Any]:
+        """The most likely actions of the policy, for a batch of observations.
+
+        **Arguments:** `obs`, leaves `[B, ...]`; `carry`, of a policy with memory, what the call before returned, or
+        `experiment.policy.initial_carry(B)`; `first`, bool `[B]`, whether an episode begins (None: nowhere).
+        **Returns:** the actions, leaves `[B, ...]`, and the carry.
+        """
+        import jax
+        import jax.numpy as jnp
+
+        params, frozen, _ = self.experiment.variables(self.experiment, self.state)
+        rows = jax.tree.leaves(obs)[0].shape[0]
+        first = jnp.zeros(rows, bool) if first is None else first
+        distribution, _, carry = self.experiment.policy.step(params, frozen, obs, carry, first)
+        return distribution.mode(), carry
+
+
+def load(folder: str | Path, checkpoint: int = -1) -> Loaded:
+    """A run's experiment with the state of a checkpoint, by update number (-1: the newest).
+
+    **Raises:** as `settings_of`; `FileNotFoundError` for a missing checkpoint.
+    """
+    folder = Path(folder)
+    config = settings_of(folder)
+    check_saved(folder, checkpoint)
+    x = config.experiment()
+    return Loaded(x, *restore(folder, config, x.learner, checkpoint))
