@@ -33,6 +33,7 @@ Size = Literal["tiny", "full"]
 PARTS = {
     "train_mfu": "LoRA training of 1B-, 135M- and 7B-shaped models: share of peak operations (MFU)",
     "decode": "decoding with the same shapes, batches of 1 and 64: share of peak bandwidth",
+    "agreement": "probabilities of play beside those of the first gradient step, by dtype and excess precision",
     "glam": "GLAM's rollout and update, 135M and 1B shapes, or the model of --model",
     "mjx": "CLEVR-Robot in float64, HalfCheetah, CLEVR-Robot and Meta-World on MJX: environment steps",
     "worlds": "Crafter and BabyAI, with and without text: environment steps",
@@ -42,7 +43,7 @@ PARTS = {
 }
 """The parts by name, the most important first; each is a module here with a function `cases(settings)`."""
 
-SHARES = dict(zip(PARTS, (26, 18, 34, 8, 6, 4, 2, 2)))
+SHARES = dict(zip(PARTS, (25, 17, 6, 32, 8, 5, 3, 2, 2)))
 """The share of all time that each part gets, in hundredths; what one leaves, the next ones have."""
 
 EXPECTED_S = 15.0

@@ -24,7 +24,7 @@ from envs_jax import tracing
 from llmrl_jax import lm
 from llmrl_jax.cli.workload_config import WorkloadConfig
 from llmrl_jax.parallel import Placement, batch_sharding, make_mesh, shardings
-from llmrl_jax.run.chunk import make_chunk
+from llmrl_jax.run.chunk import jit_chunk
 from llmrl_jax.run.memory.fit import Built, Fit, find_devices, measured, read_shape
 from llmrl_jax.run.memory.programs import place_like, placed
 
@@ -91,9 +91,9 @@ def _size(tree: Any) -> int:
 
 def _update(learner: Any, state: Any) -> tuple[Any, dict[str, Any]]:
     rest, frozen = state.replace(frozen=()), state.frozen
-    kept = jax.tree.map(lambda x: x.sharding, rest)
-    jitted = jax.jit(make_chunk(learner, 1), donate_argnums=0, out_shardings=(kept, None))
-    compiled = jitted.lower(rest, frozen, np.int32(1)).compile()
+    compiled = (
+        jit_chunk(learner, jax.tree.map(lambda x: x.sharding, rest), 1).lower(rest, frozen, np.int32(1)).compile()
+    )
     optimiser = getattr(state, "opt_state", ())
     return compiled, {
         "base": frozen,

@@ -77,6 +77,8 @@ class Learner:
     """Metric -> the largest value of a valid update; a run stops above it."""
     unit: str = "environment steps"
     """The unit of steps, used as the axis label of learning curves."""
+    compiler_options: Mapping[str, bool] = field(default_factory=dict)
+    """XLA's options for the program of updates, `jax.jit(update, compiler_options=...)`: a run compiles with them."""
     exchange: Exchange | None = None
     """Requests to the host between updates; None: there are none."""
 

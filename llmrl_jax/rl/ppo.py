@@ -37,7 +37,14 @@ from llmrl_jax.rl.learner import Learner
 from llmrl_jax.rl.networks import network_policy
 from llmrl_jax.rl.policy import Auxiliary, Policy
 from llmrl_jax.rl.ppo_config import PPOConfig, check
-from llmrl_jax.rl.precision import SAMPLING_METRICS, compares_sampling, ratio_bound, ratio_error, sampling_metrics
+from llmrl_jax.rl.precision import (
+    SAMPLING_METRICS,
+    compares_sampling,
+    exact_rounding,
+    ratio_bound,
+    ratio_error,
+    sampling_metrics,
+)
 from llmrl_jax.rl.registry import Algorithm
 from llmrl_jax.rl.returns import gae
 from llmrl_jax.rl.rollout import Rollout, Runner, collect, episode_metrics, place, start, task_names, with_pool
@@ -178,7 +185,8 @@ def make_ppo(
     steps_per_update = config.num_envs * config.num_steps
     density = isinstance(env.action_space(env_params), Box)
     bounds = {"first_ratio_error": ratio_bound(policy, mesh, density), "nonfinite": 0.0}
-    return Learner(ppo.init, ppo.update, steps_per_update, bounds)
+    options = exact_rounding(getattr(policy, "dtype", jnp.float32))
+    return Learner(ppo.init, ppo.update, steps_per_update, bounds, compiler_options=options)
 
 
 class PPO:

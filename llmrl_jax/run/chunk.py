@@ -45,13 +45,23 @@ def make_chunk(learner: Any, capacity: int) -> Callable:
     return chunk
 
 
+def jit_chunk(learner: Any, places: Any, capacity: int) -> Any:
+    """`make_chunk` as a run compiles it.
+
+    **Arguments:** `places`, the shardings of the state without its frozen part.
+    """
+    options = dict(learner.compiler_options)
+    return jax.jit(
+        make_chunk(learner, capacity), donate_argnums=0, out_shardings=(places, None), compiler_options=options
+    )
+
+
 def compile_chunk(learner: Any, state: Any, capacity: int) -> tuple[Any, float]:
     """Compile `make_chunk` for a state, whose shardings are kept. **Returns:** the program, and the compile time in
     seconds."""
     started = time.monotonic()
     rest, frozen = state.replace(frozen=()), state.frozen
-    kept = jax.tree.map(lambda x: x.sharding, rest)
-    jitted = jax.jit(make_chunk(learner, capacity), donate_argnums=0, out_shardings=(kept, None))
+    jitted = jit_chunk(learner, jax.tree.map(lambda x: x.sharding, rest), capacity)
     # Restored arrays are committed to their devices, new ones are not, and XLA's cache would have a program for each.
     placed = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), (rest, frozen))
     with doing("compiling the update"):

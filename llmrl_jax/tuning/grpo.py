@@ -28,6 +28,7 @@ from llmrl_jax.rl.learner import Learner
 from llmrl_jax.rl.precision import (
     RATIO_BOUNDS,
     SAMPLING_METRICS,
+    exact_rounding,
     matmul_precision,
     platform_of,
     ratio_error,
@@ -179,7 +180,9 @@ def make_grpo(
     exact = precision == "float32"  # in which sampling token by token and passes over whole rows agree
     grpo = GRPO(config, model, variables, prompts, reward, stops, Placement(mesh), take, exact)
     bounds = {"nonfinite": 0.0, "first_ratio_error": 1e-4 if exact else RATIO_BOUNDS[precision]}
-    return Learner(grpo.init, grpo.update, rows, bounds, unit="answers")
+    return Learner(
+        grpo.init, grpo.update, rows, bounds, unit="answers", compiler_options=exact_rounding(model.precision)
+    )
 
 
 class GRPO:

@@ -51,6 +51,10 @@ class TinyLearner:
         return {"ratio_error": 1e-5}
 
     @property
+    def compiler_options(self):
+        return {}
+
+    @property
     def optimizer(self):
         return optax.adam(self.learning_rate)
 

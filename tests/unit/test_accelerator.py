@@ -102,6 +102,12 @@ def test_every_part_runs_at_tiny_size(tmp_path, capsys, monkeypatch):
     rollout, update = cases["glam"]
     assert rollout["flop"]["per_call"] < update["flop"]["per_call"] and update["facts"]["metrics"]["nonfinite"] == 0
     assert update["facts"]["metrics"]["first_ratio_error"] < 1e-5
+    exact, excess = (
+        [case["facts"] for case in cases["agreement"] if case["shape"]["excess_precision"] is x] for x in (False, True)
+    )
+    assert len(exact) == len(excess) == 2  # actions that were scored, and tokens that were drawn
+    assert all(facts["ratio_error"] < 1e-6 and facts["sampling_near_one"] == 1 for facts in exact)
+    assert all(facts["ratio_error"] > 1e-4 and facts["sampling_kl"] > 0 for facts in excess)
 
 
 UNSTAMPED = ("device", "glam", "mjx", "train_mfu")

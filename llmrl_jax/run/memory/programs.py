@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 from llmrl_jax import lm
 from llmrl_jax.lm.quantize import quantize, quantized_shardings
 from llmrl_jax.parallel import batch_sharding, make_mesh, shardings
-from llmrl_jax.run.chunk import make_chunk
+from llmrl_jax.run.chunk import jit_chunk
 from llmrl_jax.run.memory.config import FitConfig
 from llmrl_jax.tuning import GRPOConfig, Packed, Prompts, SFTConfig, make_grpo, make_sft
 
@@ -163,9 +163,9 @@ def _learner_state(s: Setting, make: Callable[[Any, Any], Any], data: Any) -> An
 def _compile_learner(learner: Any, state: Any) -> tuple[Any, dict[str, Any]]:
     """The compiled chunk of updates of a run, and the arrays kept between chunks."""
     rest, frozen = state.replace(frozen=()), state.frozen
-    places = jax.tree.map(lambda x: x.sharding, rest)
-    jitted = jax.jit(make_chunk(learner, 1), donate_argnums=0, out_shardings=(places, None))
-    compiled = jitted.lower(rest, frozen, np.int32(1)).compile()
+    compiled = (
+        jit_chunk(learner, jax.tree.map(lambda x: x.sharding, rest), 1).lower(rest, frozen, np.int32(1)).compile()
+    )
     data = {name: value for name, value in frozen.items() if name != "base"}
     kept = {
         "base": frozen["base"],

@@ -17,7 +17,7 @@ from llmrl_jax.core.config import from_json
 from llmrl_jax.lm import Candidates, Llama, LlamaConfig, Scores
 from llmrl_jax.parallel import make_mesh
 from llmrl_jax.rl.distributions import Categorical
-from llmrl_jax.rl.precision import RATIO_BOUNDS, ratio_bound
+from llmrl_jax.rl.precision import RATIO_BOUNDS, exact_rounding, ratio_bound
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.run.loop import RunResult
 from llmrl_jax.systems.glam import demo as _glam_prior
@@ -55,7 +55,10 @@ def test_weights_that_are_trained_are_float32(tiny, batch, tmp_path):
 
 
 def test_mixed_precision_is_the_models_and_bounds_the_first_ratio_as_bfloat16_does():
-    policy = build(replace(TINY, dtype="mixed")).policy
+    glam = build(replace(TINY, dtype="mixed"))
+    policy = glam.policy
+    assert glam.learner().compiler_options == exact_rounding(jnp.bfloat16)
+    assert build(TINY).learner().compiler_options == {}
     assert (policy.model.dtype, policy.model.factors) == (jnp.float32, jnp.bfloat16)
     assert ratio_bound(policy, None) == RATIO_BOUNDS["bfloat16"]
 

@@ -23,6 +23,7 @@ from llmrl_jax.rl.precision import (
     LENGTHS_BOUND,
     RATIO_BOUNDS,
     SAMPLING_METRICS,
+    exact_rounding,
     matmul_precision,
     ratio_bound,
     ratio_error,
@@ -73,6 +74,11 @@ def test_the_kl_of_ratios_very_near_one_is_no_rounding(log_ratio):
     found = sampling_metrics(jnp.full(3, log_ratio, jnp.float32))
     assert float(found["sampling_kl"]) == pytest.approx(log_ratio**2 / 2, rel=0.1, abs=0)
     assert float(found["sampling_near_one"]) == 1
+
+
+def test_programs_of_16_bits_are_compiled_without_excess_precision():
+    off = {"xla_allow_excess_precision": False}
+    assert [exact_rounding(dtype) for dtype in (jnp.float32, jnp.bfloat16, jnp.float16)] == [{}, off, off]
 
 
 def test_the_bound_of_a_policy():

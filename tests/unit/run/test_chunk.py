@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from llmrl_jax.rl.precision import exact_rounding
 from llmrl_jax.run import chunk
 from tests.resume.tiny import TinyLearner
 
@@ -34,3 +35,26 @@ def test_an_update_is_traced_once_and_a_restored_state_finds_its_program(monkeyp
     assert lowered[0].as_text() == lowered[1].as_text()
     after, rows = program(state.replace(frozen=()), state.frozen, jnp.int32(2))
     assert int(after.update) == 2 and jnp.isfinite(rows["loss"]).tolist() == [True, True, False, False]
+
+
+def rounding(x):
+    """What rounding a square to bfloat16 changes: nothing, if XLA leaves the rounding out."""
+    return (x * x).astype(jnp.float32) - jnp.square(x.astype(jnp.float32))
+
+
+class Rounding(TinyLearner):
+    """Reports `rounding` of a third."""
+
+    compiler_options = exact_rounding(jnp.bfloat16)
+
+    def update(self, state):
+        state, metrics = super().update(state)
+        return state, metrics | {"rounding": rounding((state.update / 3).astype(jnp.bfloat16))}
+
+
+def test_a_run_compiles_its_updates_with_the_options_of_the_learner():
+    learner = Rounding()
+    state = jax.jit(learner.init)(jax.random.key(0))
+    program, _ = chunk.compile_chunk(learner, state, 1)
+    _, rows = program(state.replace(frozen=()), state.frozen, jnp.int32(1))
+    assert rows["rounding"][0] == rounding(jnp.bfloat16(1 / 3)) < -1e-4

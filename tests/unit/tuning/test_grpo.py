@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from llmrl_jax.lm import Llama, LlamaConfig, LoRAConfig, WordTokenizer, declare
+from llmrl_jax.rl.precision import RATIO_BOUNDS
 from llmrl_jax.tuning import GRPOConfig, Prompts, make_grpo, make_reward_evaluation, pad_prompts, text_reward
 from llmrl_jax.tuning.grpo import Samples, advantages, grpo_loss, policy_log_probs
 
@@ -146,17 +147,21 @@ def test_no_key_of_an_update_is_used_twice(variables):
 
 
 def test_in_bfloat16_the_ratio_is_of_whole_passes():
-    """Sampling token by token rounds apart from reading rows whole: the loss compares what was read whole. (A model as
-    narrow as the others here rounds alike.)"""
+    """Where XLA leaves roundings out, sampling token by token rounds otherwise than reading rows whole, and the loss
+    compares what was read whole. Without excess precision the two agree. (So does a model as narrow as the others.)"""
     config = replace(CONFIG, hidden_size=64, intermediate_size=128)
     params = jax.jit(Llama(config).init)(jax.random.key(1), jnp.zeros((1, 1), jnp.int32))["params"]
     variables = {"params": params | {"lm_head": {"kernel": 12 * params["lm_head"]["kernel"]}}}
     model = Llama(config, dtype=jnp.bfloat16, lora=LORA.lora)
     learner = make_grpo(replace(SMALL, microbatches=1), model, variables, PROMPTS, first_is_blue)
-    assert learner.bounds["first_ratio_error"] == 1.0
-    _, metrics = jax.jit(learner.update)(learner.init(jax.random.key(0)))
-    assert 0 < float(metrics["sampling_gap"]) < 0.5
-    assert float(metrics["first_ratio_error"]) < 0.1 * float(metrics["sampling_gap"])
+    assert learner.bounds["first_ratio_error"] == RATIO_BOUNDS["bfloat16"]
+    state = learner.init(jax.random.key(0))
+    _, metrics = jax.jit(learner.update, compiler_options=dict(learner.compiler_options))(state)
+    assert float(metrics["sampling_gap"]) < 1e-5 and float(metrics["first_ratio_error"]) < 1e-5
+    assert float(metrics["sampling_kl"]) < 1e-10 and float(metrics["sampling_near_one"]) == pytest.approx(1)
+    _, metrics = jax.jit(learner.update)(state)
+    assert 1e-4 < float(metrics["sampling_gap"]) < 0.5
+    assert float(metrics["first_ratio_error"]) < 1e-5
     # these compare with sampling, not with what was read whole
     assert 0 < float(metrics["sampling_kl"]) < float(metrics["sampling_gap"])
     assert 0 < float(metrics["sampling_near_one"]) < 1
